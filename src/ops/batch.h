@@ -1,0 +1,53 @@
+// batch.h -- everything that changes from step to step, in device memory.
+//
+// A batch is T rows (tokens) of S sequences. The rows of one sequence stand together, in this order:
+//   certain rows    consecutive positions that follow what the sequence's slot and cells hold; they are kept
+//   uncertain rows  drafted tokens, a forest: `parent` is the row (inside the batch) of the token before it, or -1
+//                   when it follows the last certain row (or, without certain rows, what the slot holds)
+// Parents come before children. A chain is the forest in which each uncertain row's parent is the row before it.
+//
+// A row writes its K and V to its `cell`, an index into the sequence's cells: cell c lives in block
+// block_table[s][c / kBlockTokens] at c % kBlockTokens. A certain row's cell is its position. Uncertain rows get
+// the cells after `context[s]`, in row order, since siblings share a position.
+// A certain row sees cells 0 .. position. An uncertain row sees cells 0 .. context[s]-1, its ancestors and itself.
+//
+// A sequence whose first row is certain with position 0 starts from the zero state: nobody clears slots.
+// All arrays belong to the engine and stay unchanged while the step runs.
+#pragma once
+
+#include <cstdint>
+
+namespace braid {
+
+inline constexpr int32_t kBlockTokens = 32;
+
+struct Batch {
+  int32_t tokens = 0;     // T
+  int32_t sequences = 0;  // S
+  int32_t outputs = 0;    // rows whose logits are wanted
+
+  // [T]
+  const int32_t* token = nullptr;
+  const int32_t* position = nullptr;
+  const int32_t* cell = nullptr;
+  const int32_t* sequence = nullptr;  // index into the arrays of [S]
+  const int32_t* parent = nullptr;    // -1 in certain rows and roots
+
+  // [S]
+  const int32_t* first_row = nullptr;
+  const int32_t* rows = nullptr;     // all rows of the sequence in this batch
+  const int32_t* certain = nullptr;  // how many of them are certain
+  const int32_t* context = nullptr;  // cells below the first uncertain row: positions held after the certain rows
+  const int32_t* slot = nullptr;     // recurrent-state slot
+
+  // [S, blocks_per_sequence]: physical block of each logical block
+  const int32_t* block_table = nullptr;
+  int32_t blocks_per_sequence = 0;
+
+  // [outputs]: batch rows, ascending
+  const int32_t* output_row = nullptr;
+
+  const int32_t* blocks_of(int32_t s) const { return block_table + int64_t{s} * blocks_per_sequence; }
+};
+
+}  // namespace braid

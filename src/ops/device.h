@@ -1,0 +1,109 @@
+// device.h -- memory and time of one device; arithmetic is ops.h.
+//
+// A device is made once, gives out all memory at start, loads the weights into its own layout, and then only runs
+// ops. One thread (the engine's) calls it. Work is queued in call order; synchronize() waits for it (the CPU and
+// the reference run at once).
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/result.h"
+#include "ops/state.h"
+#include "ops/tensor.h"
+
+namespace braid {
+
+class Ops;
+
+// Device memory with one owner; freed with the object. 64-byte aligned at least, zero-filled.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(void* data, size_t size_bytes, void (*release)(void*, size_t))
+      : data_(data), size_bytes_(size_bytes), release_(release) {}
+  Buffer(Buffer&& other) noexcept { swap(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~Buffer() {
+    if (data_ != nullptr) release_(data_, size_bytes_);
+  }
+  void* data() const { return data_; }
+  size_t size_bytes() const { return size_bytes_; }
+
+ private:
+  void swap(Buffer& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_bytes_, other.size_bytes_);
+    std::swap(release_, other.release_);
+  }
+  void* data_ = nullptr;
+  size_t size_bytes_ = 0;
+  void (*release_)(void*, size_t) = nullptr;
+};
+
+// How quantized weights meet activations on a CPU. f32 is exact up to f32 rounding; i8 and i16 round activations
+// per 32 values (docs/numerics.md has the measured errors). Float weights always use f32 activations.
+enum class Activations : uint8_t { i8, i16, f32 };
+
+struct DeviceOptions {
+  int threads = 0;  // 0: one per physical core of the affinity mask, at most the cgroup quota
+  Activations activations = Activations::i8;
+  int32_t max_tokens = 512;  // largest batch the workspaces are sized for
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  // "cpu (avx2, 2 threads)", for people.
+  virtual std::string description() const = 0;
+  virtual int threads() const { return 1; }
+
+  // Zero-filled memory. Error: exhausted.
+  virtual Result<Buffer> allocate(size_t size_bytes, const char* label) = 0;
+
+  // Brings weights into the device's layout: sets device_data and device_bytes of each. After a weight is copied,
+  // `done` is called with its file bytes (not for tables that are read from the file), so that the caller can
+  // release the pages and show progress. Errors: unsupported (a type this device cannot use), exhausted.
+  using WeightDone = std::function<void(const Weight&)>;
+  virtual Status load_weights(std::span<Weight* const> weights, const WeightDone& done) = 0;
+
+  // Bytes load_weights will take for `weight` (memory plan).
+  virtual size_t weight_bytes(const Weight& weight) const = 0;
+
+  // Tile width of recurrent states on this device (state.h).
+  virtual int32_t state_tile_columns(const DeltaShape& shape) const { return shape.value_dim; }
+
+  // Sizes the workspaces of the ops. Called once, after load_weights and before the first op, with the largest
+  // step the engine will make. Returns the bytes taken. Errors: exhausted.
+  struct WorkspaceNeeds {
+    int32_t max_tokens = 512;
+    int32_t max_sequences = 1;
+    int32_t max_context = 4096;  // cells of one sequence
+    int64_t max_width = 0;       // widest activation row that goes into a product
+    int32_t max_heads = 0;       // query heads
+    int32_t head_dim = 0;
+    DeltaShape delta;            // the widest, or zeros
+    int32_t experts = 0;
+    int32_t experts_used = 0;
+    int64_t expert_width = 0;    // widest of routed and shared expert
+    int64_t model_width = 0;
+  };
+  virtual Result<size_t> reserve_workspaces(const WorkspaceNeeds& needs) = 0;
+
+  virtual void synchronize() = 0;
+  virtual Ops& ops() = 0;
+};
+
+// Plain loops with double accumulation: the specification of every op.
+std::unique_ptr<Device> make_ref_device(const DeviceOptions& options);
+// The CPU of this machine. Errors: unsupported (no path for this processor).
+Result<std::unique_ptr<Device>> make_cpu_device(const DeviceOptions& options);
+
+}  // namespace braid

@@ -1,0 +1,73 @@
+// tensor.h -- views of numbers on a device, and the weights of a model.
+//
+// Nothing here owns activations: a Tensor points into a Buffer (device.h) that was taken at start.
+// Shapes are row-major, slowest first. A weight matrix W [n, k] has n output and k input features, rows of k
+// contiguous elements as in the GGUF file ({k, n} there); y[n] = sum_k W[n][k] x[k].
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "base/check.h"
+#include "gguf/types.h"
+
+namespace braid {
+
+// What travels between ops: f32 on the CPU and in the reference, bf16 or f16 on a GPU.
+enum class DType : uint8_t { f32, f16, bf16, i32 };
+
+constexpr size_t size_bytes(DType type) {
+  return type == DType::f32 || type == DType::i32 ? 4 : 2;
+}
+
+// A matrix view [rows, cols] with `stride` elements from row to row. data == nullptr: no tensor.
+struct Tensor {
+  void* data = nullptr;
+  DType type = DType::f32;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t stride = 0;
+
+  explicit operator bool() const { return data != nullptr; }
+
+  float* f32(int64_t row = 0) const {
+    BRAID_CHECK(type == DType::f32);
+    return static_cast<float*>(data) + row * stride;
+  }
+  // The first `count` rows.
+  Tensor top(int64_t count) const {
+    BRAID_CHECK(count <= rows);
+    Tensor t = *this;
+    t.rows = count;
+    return t;
+  }
+  // The first `count` rows, reshaped to `width` columns (contiguous rows of `width`); needs count * width
+  // elements of capacity.
+  Tensor shaped(int64_t count, int64_t width) const {
+    BRAID_CHECK(count * width <= rows * stride);
+    return Tensor{data, type, count, width, width};
+  }
+};
+
+// One weight matrix, or a stack of `experts` matrices of the same shape. Described once by the model; the device
+// that loads it chooses its own layout (Device::load_weights) and keeps it in `device_data`.
+struct Weight {
+  std::string name;                   // tensor name in the file, for messages
+  GgmlType type = GgmlType::f32;      // element format in the file
+  int64_t n = 0;                      // output features (rows)
+  int64_t k = 0;                      // input features (columns)
+  int64_t experts = 1;
+  std::span<const std::byte> file;    // [experts][n][row of k] as in the file; valid as long as the file
+  std::span<const float> scales;      // {}: 1; else one factor (or one per expert) that multiplies the product
+  bool is_table = false;              // rows are looked up by embed()
+  bool is_product = true;             // used by linear() / moe_ffn() / logits()
+
+  const void* device_data = nullptr;  // the device's layout; owned by the device
+  size_t device_bytes = 0;            // bytes of that layout (what one full read moves)
+
+  explicit operator bool() const { return n > 0; }
+};
+
+}  // namespace braid
