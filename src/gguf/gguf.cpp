@@ -205,6 +205,9 @@ Result<std::vector<float>> GgufFile::get_f32s(std::string_view key) const {
 }
 
 namespace {
+// A scalar costs memory per layer, and the number of layers comes from the file too.
+constexpr size_t kMaxLayers = 1 << 16;
+
 // Brings an array to `count` values, or says that it is too short.
 template <typename T, typename Wrong>
 Result<std::vector<T>> cut_to(std::vector<T> values, size_t count, Wrong wrong) {
@@ -216,6 +219,8 @@ Result<std::vector<T>> cut_to(std::vector<T> values, size_t count, Wrong wrong) 
 }  // namespace
 
 Result<std::vector<uint32_t>> GgufFile::get_u32_each(std::string_view key, size_t count) const {
+  if (count > kMaxLayers)
+    return wrong(key, fmt::format("is asked for {} layers, more than {}", count, kMaxLayers));
   const GgufValue* value = find(key);
   if (value != nullptr && value->is_array()) {
     BRAID_ASSIGN(auto values, get_u32s(key));
@@ -226,6 +231,8 @@ Result<std::vector<uint32_t>> GgufFile::get_u32_each(std::string_view key, size_
 }
 
 Result<std::vector<float>> GgufFile::get_f32_each(std::string_view key, size_t count) const {
+  if (count > kMaxLayers)
+    return wrong(key, fmt::format("is asked for {} layers, more than {}", count, kMaxLayers));
   const GgufValue* value = find(key);
   if (value != nullptr && value->is_array()) {
     BRAID_ASSIGN(auto values, get_f32s(key));
