@@ -55,11 +55,12 @@ struct Tensor {
 // that loads it chooses its own layout (Device::load_weights) and keeps it in `device_data`.
 struct Weight {
   std::string name;                   // tensor name in the file, for messages
-  GgmlType type = GgmlType::f32;      // element format in the file
+  GgmlType type = GgmlType::F32;      // element format in the file
   int64_t n = 0;                      // output features (rows)
   int64_t k = 0;                      // input features (columns)
   int64_t experts = 1;
   std::span<const std::byte> file;    // [experts][n][row of k] as in the file; valid as long as the file
+  size_t expert_stride_bytes = 0;     // from one expert's matrix to the next; 0: they follow each other
   std::span<const float> scales;      // {}: 1; else one factor (or one per expert) that multiplies the product
   bool is_table = false;              // rows are looked up by embed()
   bool is_product = true;             // used by linear() / moe_ffn() / logits()
@@ -68,6 +69,16 @@ struct Weight {
   size_t device_bytes = 0;            // bytes of that layout (what one full read moves)
 
   explicit operator bool() const { return n > 0; }
+
+  size_t file_row_bytes() const {
+    return static_cast<size_t>(k) / block_elems(type) * block_bytes(type);
+  }
+  // Rows of one expert as in the file. Files that fuse gate and up interleave two stacks: always read through this.
+  std::span<const std::byte> expert_file(int64_t expert) const {
+    const size_t matrix_bytes = static_cast<size_t>(n) * file_row_bytes();
+    const size_t stride_bytes = expert_stride_bytes != 0 ? expert_stride_bytes : matrix_bytes;
+    return file.subspan(static_cast<size_t>(expert) * stride_bytes, matrix_bytes);
+  }
 };
 
 }  // namespace braid
