@@ -1,0 +1,61 @@
+// ref_linear.cpp -- products with weights and row look-ups: the reference.
+#include <cstring>
+
+#include "gguf/blocks.h"
+#include "ops/ref/ref_math.h"
+#include "ops/ref/ref_ops.h"
+
+namespace braid {
+
+void RefOps::embed(Tensor y, const Weight& table, const Batch& batch) {
+  BRAID_CHECK(table.is_table && y.cols == table.k && y.rows >= batch.tokens);
+  const size_t row_bytes = table.file.size() / static_cast<size_t>(table.n);
+  for (int32_t t = 0; t < batch.tokens; ++t) {
+    const int32_t token = batch.token[t];
+    BRAID_CHECK(token >= 0 && token < table.n);
+    decode_row(table.type, table.file.data() + row_bytes * static_cast<size_t>(token), y.f32(t), table.k);
+  }
+}
+
+void RefOps::linear(std::span<const LinearPart> parts, Tensor x) {
+  for (const LinearPart& part : parts) {
+    const Weight& w = *part.w;
+    BRAID_CHECK(w.device_data != nullptr && w.experts == 1);
+    BRAID_CHECK(w.k == x.cols && part.y.cols == w.n && part.y.rows >= x.rows);
+    BRAID_CHECK((part.tail == Tail::silu_mul) == (part.up != nullptr));
+    if (part.up != nullptr) BRAID_CHECK(part.up->n == w.n && part.up->k == w.k);
+    for (int64_t t = 0; t < x.rows; ++t) {
+      const float* input = x.f32(t);
+      float* output = part.y.f32(t);
+      for (int64_t row = 0; row < w.n; ++row) {
+        const double p = ref::product(w, 0, row, input);
+        switch (part.tail) {
+          case Tail::store:
+            output[row] = static_cast<float>(p);
+            break;
+          case Tail::add:
+            output[row] = static_cast<float>(output[row] + p);
+            break;
+          case Tail::silu_mul:
+            output[row] = static_cast<float>(ref::silu(p) * ref::product(*part.up, 0, row, input));
+            break;
+        }
+      }
+    }
+  }
+}
+
+void RefOps::gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) {
+  BRAID_CHECK(y.cols == x.cols && y.rows >= count);
+  for (int32_t i = 0; i < count; ++i) {
+    BRAID_CHECK(rows[i] >= 0 && rows[i] < x.rows);
+    std::memcpy(y.f32(i), x.f32(rows[i]), static_cast<size_t>(x.cols) * sizeof(float));
+  }
+}
+
+void RefOps::logits(Tensor logits, const Weight& w, Tensor x) {
+  const LinearPart part{&w, nullptr, logits, Tail::store};
+  linear({&part, 1}, x);
+}
+
+}  // namespace braid

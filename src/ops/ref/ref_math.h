@@ -1,0 +1,46 @@
+// ref_math.h -- the few functions the reference ops share. All in double.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "ops/tensor.h"
+
+namespace braid::ref {
+
+inline double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+inline double silu(double x) { return x / (1.0 + std::exp(-x)); }
+inline double softplus(double x) { return x > 20 ? x : std::log1p(std::exp(x)); }
+
+// sum a[i] b[i]. Eight partial sums: the order is fixed, and goldens of a whole model stay affordable.
+inline double dot(const float* a, const float* b, int64_t count) {
+  double lane[8] = {};
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    for (int64_t j = 0; j < 8; ++j) lane[j] += double{a[i + j]} * double{b[i + j]};
+  }
+  double sum = 0;
+  for (; i < count; ++i) sum += double{a[i]} * double{b[i]};
+  for (double part : lane) sum += part;
+  return sum;
+}
+
+// 1 / sqrt(mean(x^2) + eps)
+inline double inverse_rms(const float* x, int64_t count, double eps) {
+  return 1.0 / std::sqrt(dot(x, x, count) / static_cast<double>(count) + eps);
+}
+
+// Row r of expert e of a loaded weight, f32 [k].
+inline const float* weight_row(const Weight& w, int64_t expert, int64_t row) {
+  return static_cast<const float*>(w.device_data) + (expert * w.n + row) * w.k;
+}
+inline double weight_scale(const Weight& w, int64_t expert) {
+  if (w.scales.empty()) return 1.0;
+  return w.scales.size() == 1 ? w.scales[0] : w.scales[static_cast<size_t>(expert)];
+}
+// (W_expert x)[row], scaled.
+inline double product(const Weight& w, int64_t expert, int64_t row, const float* x) {
+  return weight_scale(w, expert) * dot(weight_row(w, expert, row), x, w.k);
+}
+
+}  // namespace braid::ref

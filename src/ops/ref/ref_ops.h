@@ -1,0 +1,71 @@
+// ref_ops.h -- the reference device: every op of ops.h as plain loops.
+//
+// It is the specification that other devices are tested against, so it prefers the formula over speed: sums are
+// double, results are rounded to f32 once, when they are stored. It is not a fallback for users.
+// Weights are decoded to f32 when they are loaded; rows of tables are decoded from the file when they are asked for.
+// Recurrent states have one tile per head: [key_dim][value_dim].
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ops/device.h"
+#include "ops/ops.h"
+
+namespace braid {
+
+class RefOps final : public Ops {
+ public:
+  // ref_linear.cpp
+  void embed(Tensor y, const Weight& table, const Batch& batch) override;
+  void linear(std::span<const LinearPart> parts, Tensor x) override;
+  void gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) override;
+  void logits(Tensor logits, const Weight& w, Tensor x) override;
+
+  // ref_norm.cpp
+  void add_norm(Tensor y, Tensor residual, Tensor x, const float* weight, float eps) override;
+  void rope_table(Tensor table, const RopeParams& rope, const Batch& batch) override;
+
+  // ref_attention.cpp
+  void qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table, const AttentionWeights& w,
+                          const AttentionParams& params, const KvLayer& kv, const Batch& batch) override;
+  void attention(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
+                 const Batch& batch) override;
+  void kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) override;
+  void block_copy(const KvLayer& kv, int32_t dst, int32_t src) override;
+
+  // ref_delta.cpp
+  void delta_advance(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
+                     const Batch& batch) override;
+  void delta_peek(Tensor o, DeltaJournal& journal, const DeltaInputs& in, const DeltaWeights& w,
+                  const DeltaLayer& layer, const Batch& batch) override;
+  void delta_commit(const DeltaLayer& layer, const DeltaJournal& journal,
+                    std::span<const AcceptedPath> paths) override;
+  void state_copy(const DeltaLayer& layer, int32_t dst, int32_t src) override;
+
+  // ref_moe.cpp
+  void moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) override;
+  void moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) override;
+};
+
+class RefDevice final : public Device {
+ public:
+  explicit RefDevice(const DeviceOptions& options) : options_(options) {}
+
+  std::string description() const override { return "reference"; }
+  Result<Buffer> allocate(size_t size_bytes, const char* label) override;
+  Status load_weights(std::span<Weight* const> weights, const WeightDone& done) override;
+  size_t weight_bytes(const Weight& weight) const override;
+  Result<size_t> reserve_workspaces(const WorkspaceNeeds& needs) override;
+  void synchronize() override {}
+  Ops& ops() override { return ops_; }
+
+ private:
+  DeviceOptions options_;
+  RefOps ops_;
+  std::vector<std::vector<float>> decoded_;  // [weight][experts * n * k]
+};
+
+}  // namespace braid

@@ -1,0 +1,73 @@
+// jinja.h -- chat templates: a Jinja template is parsed once and rendered many times.
+//
+// The dialect is the one published chat templates are written for: Jinja 2 with trim_blocks and lstrip_blocks,
+// no autoescape, loop controls, a `generation` block, a JSON-exact `tojson`, raise_exception and strftime_now.
+// It is not a general Jinja: there is no include, import, extends, block or with, and filters such as map and
+// select give lists, not generators.
+//
+// Templates and the values they see come from outside, so both are hostile: parsing bounds size and nesting,
+// rendering bounds steps, nesting, memory, output and time. Nothing here throws, and no template can make a
+// render outlive its limits by more than one bounded string operation.
+//
+// A Template is immutable; any number of threads may render it at once.
+#pragma once
+
+#include <cstdint>
+#include <ctime>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/result.h"
+
+namespace braid::jinja {
+
+struct Limits {
+  uint64_t max_steps = 10'000'000;                   // syntax nodes evaluated + elements and KiB touched
+  uint32_t max_recursion = 200;                      // macro, caller() and loop() calls inside each other
+  uint64_t max_output_bytes = uint64_t{64} << 20;    // of the rendered text
+  uint64_t max_memory_bytes = uint64_t{512} << 20;   // of all values alive in one render, at most 2 GiB
+  uint64_t max_wall_ms = 2000;                       // 0: not limited
+};
+
+struct RenderOptions {
+  Limits limits;
+  std::optional<std::tm> now;  // clock of strftime_now; without it the local time at the call
+};
+
+struct RenderStats {
+  uint64_t steps = 0;
+  uint64_t memory_bytes = 0;
+};
+
+// Variables by name. The JSON values are read in place and must outlive the call.
+using Variables = std::vector<std::pair<std::string, const nlohmann::ordered_json*>>;
+
+struct Ast;
+
+class Template {
+ public:
+  // Syntax errors name the template line. Unknown filters and tests are errors only when they are reached.
+  static Result<Template> parse(std::string_view text);
+
+  // `context` is an object: one variable per key. The message of raise_exception comes back word for word;
+  // every other error starts with "template line N: ". A limit gives ErrorKind::exhausted.
+  Result<std::string> render(const nlohmann::ordered_json& context, const RenderOptions& options = {},
+                             RenderStats* stats = nullptr) const;
+  Result<std::string> render(const Variables& variables, const RenderOptions& options = {},
+                             RenderStats* stats = nullptr) const;
+
+  // True if the template reads a variable of this name anywhere.
+  bool mentions(std::string_view variable) const;
+
+ private:
+  explicit Template(std::shared_ptr<const Ast> ast) : ast_(std::move(ast)) {}
+
+  std::shared_ptr<const Ast> ast_;
+};
+
+}  // namespace braid::jinja

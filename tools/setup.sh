@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Installs what braid needs to build, and nothing that is there already. Debian 12 and Ubuntu 24.04.
+# Usage: tools/setup.sh [--dev]     --dev adds what the fuzz run and the format check need
+set -euo pipefail
+
+packages=(g++ cmake ninja-build pkg-config libhwy-dev nlohmann-json3-dev libpcre2-dev libcli11-dev
+  libspdlog-dev libfmt-dev libxxhash-dev libgtest-dev)
+if [ "${1:-}" = "--dev" ]; then
+  packages+=(clang-14 libclang-rt-14-dev clang-format-14)
+fi
+
+missing=()
+for package in "${packages[@]}"; do
+  status=$(dpkg-query -W -f='${Status}' "$package" 2>/dev/null || true)
+  [ "$status" = "install ok installed" ] || missing+=("$package")
+done
+[ ${#missing[@]} -eq 0 ] && exit 0
+
+if ! command -v apt-get >/dev/null; then
+  echo "tools/setup.sh: this is not a Debian or Ubuntu system; please install by hand: ${missing[*]}" >&2
+  exit 1
+fi
+as_root=()
+if [ "$(id -u)" -ne 0 ]; then
+  command -v sudo >/dev/null || { echo "tools/setup.sh: needs root or sudo to install: ${missing[*]}" >&2; exit 1; }
+  as_root=(sudo)
+fi
+echo "installing: ${missing[*]}"
+"${as_root[@]}" apt-get update -qq
+DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
