@@ -12,12 +12,13 @@ namespace {
 
 // sum[] += factor * down(silu(gate x) * up x) of one expert. The inner activation is f32, as everything that
 // travels between products.
-void add_expert(std::vector<double>& sum, double factor, const Weight& gate, const Weight& up, const Weight& down,
-                int64_t expert, const float* x) {
+void add_expert(std::vector<double>& sum, double factor, const Weight& gate, const Weight& up,
+                const Weight& down, int64_t expert, const float* x) {
   BRAID_CHECK(gate.n == up.n && gate.k == up.k && down.k == gate.n && down.n == gate.k);
   std::vector<float> inner(static_cast<size_t>(gate.n));
   for (int64_t i = 0; i < gate.n; ++i) {
-    inner[i] = static_cast<float>(ref::silu(ref::product(gate, expert, i, x)) * ref::product(up, expert, i, x));
+    inner[i] =
+        static_cast<float>(ref::silu(ref::product(gate, expert, i, x)) * ref::product(up, expert, i, x));
   }
   for (int64_t i = 0; i < down.n; ++i) sum[i] += factor * ref::product(down, expert, i, inner.data());
 }
@@ -52,7 +53,8 @@ void RefOps::moe_route(Tensor ids, Tensor weights, Tensor logits, const RoutePar
 
 void RefOps::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) {
   BRAID_CHECK(y.cols == w.down->n && x.cols == w.gate->k && y.rows >= x.rows);
-  BRAID_CHECK(ids.type == DType::i32 && ids.rows >= x.rows && weights.rows >= x.rows && ids.cols == weights.cols);
+  BRAID_CHECK(ids.type == DType::i32 && ids.rows >= x.rows && weights.rows >= x.rows &&
+              ids.cols == weights.cols);
   std::vector<double> sum(static_cast<size_t>(y.cols));
   std::vector<int64_t> order(static_cast<size_t>(ids.cols));
   for (int64_t t = 0; t < x.rows; ++t) {
@@ -66,7 +68,8 @@ void RefOps::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWe
       add_expert(sum, weights.f32(t)[j], *w.gate, *w.up, *w.down, expert[j], input);
     }
     if (w.shared_gate != nullptr) {
-      const double scale = w.shared_scale == nullptr ? 1.0 : ref::sigmoid(ref::dot(w.shared_scale, input, x.cols));
+      const double scale =
+          w.shared_scale == nullptr ? 1.0 : ref::sigmoid(ref::dot(w.shared_scale, input, x.cols));
       add_expert(sum, scale, *w.shared_gate, *w.shared_up, *w.shared_down, 0, input);
     }
     float* output = y.f32(t);

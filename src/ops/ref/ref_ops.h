@@ -1,8 +1,8 @@
 // ref_ops.h -- the reference device: every op of ops.h as plain loops.
 //
-// It is the specification that other devices are tested against, so it prefers the formula over speed: sums are
-// double, results are rounded to f32 once, when they are stored. It is not a fallback for users.
-// Weights are decoded to f32 when they are loaded; rows of tables are decoded from the file when they are asked for.
+// It is the specification that other devices are tested against, so it prefers the formula over speed: sums
+// are double, results are rounded to f32 once, when they are stored. It is not a fallback for users. Weights
+// are decoded to f32 when they are loaded; rows of tables are decoded from the file when they are asked for.
 // Recurrent states have one tile per head: [key_dim][value_dim].
 #pragma once
 
@@ -29,8 +29,9 @@ class RefOps final : public Ops {
   void rope_table(Tensor table, const RopeParams& rope, const Batch& batch) override;
 
   // ref_attention.cpp
-  void qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table, const AttentionWeights& w,
-                          const AttentionParams& params, const KvLayer& kv, const Batch& batch) override;
+  void qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
+                          const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
+                          const Batch& batch) override;
   void attention(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
                  const Batch& batch) override;
   void kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) override;

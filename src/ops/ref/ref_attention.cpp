@@ -1,0 +1,203 @@
+// ref_attention.cpp -- rotated keys and values in cells, and softmax over the cells a row sees: the
+// reference.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "ops/ref/ref_formats.h"
+#include "ops/ref/ref_math.h"
+#include "ops/ref/ref_ops.h"
+
+namespace braid {
+
+namespace {
+
+void store_row(KvFormat format, std::byte* dst, const float* src, int64_t count) {
+  if (format == KvFormat::f32) {
+    std::memcpy(dst, src, static_cast<size_t>(count) * sizeof(float));
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const uint16_t bits = format == KvFormat::f16 ? f32_to_f16(src[i]) : f32_to_bf16(src[i]);
+    std::memcpy(dst + i * 2, &bits, sizeof bits);
+  }
+}
+
+void load_row(KvFormat format, float* dst, const std::byte* src, int64_t count) {
+  if (format == KvFormat::f32) {
+    std::memcpy(dst, src, static_cast<size_t>(count) * sizeof(float));
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, src + i * 2, sizeof bits);
+    dst[i] = format == KvFormat::f16 ? f16_to_f32(bits) : bf16_to_f32(bits);
+  }
+}
+
+struct CellAddress {
+  int32_t block;
+  int32_t in_block;
+};
+
+CellAddress address_of(const KvLayer& kv, const Batch& batch, int32_t sequence, int32_t cell) {
+  BRAID_CHECK(cell >= 0 && cell / kBlockTokens < batch.blocks_per_sequence);
+  const int32_t block = batch.blocks_of(sequence)[cell / kBlockTokens];
+  BRAID_CHECK(block >= 0 && block < kv.blocks);
+  return {block, cell % kBlockTokens};
+}
+
+// out = rope(x / rms(x) * norm); the first `dims` values are rotated in pairs (i, i + dims / 2).
+void norm_and_rotate(float* out, const float* x, const float* norm, float eps, int64_t head_dim,
+                     const float* rope, int64_t dims) {
+  const double inverse = ref::inverse_rms(x, head_dim, eps);
+  std::vector<double> y(static_cast<size_t>(head_dim));
+  for (int64_t i = 0; i < head_dim; ++i) y[i] = x[i] * inverse * norm[i];
+  for (int64_t i = 0; i < dims / 2; ++i) {
+    const double cosine = rope[2 * i];
+    const double sine = rope[2 * i + 1];
+    const double a = y[i];
+    const double b = y[i + dims / 2];
+    y[i] = a * cosine - b * sine;
+    y[i + dims / 2] = a * sine + b * cosine;
+  }
+  for (int64_t i = 0; i < head_dim; ++i) out[i] = static_cast<float>(y[i]);
+}
+
+struct Visible {
+  int32_t cell;
+  int32_t position;
+};
+
+// The cells row t sees, in position order.
+std::vector<Visible> visible_cells(const Batch& batch, int32_t t, int32_t window) {
+  const int32_t s = batch.sequence[t];
+  const int32_t own = batch.position[t];
+  const bool certain = t - batch.first_row[s] < batch.certain[s];
+  std::vector<Visible> seen;
+  const int32_t committed = certain ? own + 1 : batch.context[s];
+  for (int32_t cell = 0; cell < committed; ++cell) seen.push_back({cell, cell});
+  if (!certain) {
+    std::vector<Visible> path;
+    for (int32_t row = t; row >= 0; row = batch.parent[row])
+      path.push_back({batch.cell[row], batch.position[row]});
+    seen.insert(seen.end(), path.rbegin(), path.rend());
+  }
+  if (window > 0) std::erase_if(seen, [&](const Visible& v) { return v.position <= own - window; });
+  return seen;
+}
+
+// All K or V rows of one KV head of one sequence, f32 [cells][head_dim].
+struct HeadCache {
+  std::vector<float> k;
+  std::vector<float> v;
+
+  HeadCache(const KvLayer& kv, const Batch& batch, int32_t sequence, int32_t head, int32_t cells)
+      : k(static_cast<size_t>(cells) * kv.shape.head_dim), v(k.size()) {
+    const int64_t head_dim = kv.shape.head_dim;
+    for (int32_t cell = 0; cell < cells; ++cell) {
+      const CellAddress at = address_of(kv, batch, sequence, cell);
+      load_row(kv.shape.k_format, k.data() + cell * head_dim, kv.k_row(at.block, head, at.in_block),
+               head_dim);
+      load_row(kv.shape.v_format, v.data() + cell * head_dim, kv.v_row(at.block, head, at.in_block),
+               head_dim);
+    }
+  }
+};
+
+// o = softmax(scale * q . K) V over the visible cells.
+void attend(float* o, const float* q, const std::vector<Visible>& seen, const HeadCache& cache, double scale,
+            int64_t head_dim) {
+  std::vector<double> score(seen.size());
+  double largest = -INFINITY;
+  for (size_t i = 0; i < seen.size(); ++i) {
+    score[i] = scale * ref::dot(q, cache.k.data() + seen[i].cell * head_dim, head_dim);
+    largest = std::max(largest, score[i]);
+  }
+  std::vector<double> sum(static_cast<size_t>(head_dim), 0.0);
+  double total = 0;
+  for (size_t i = 0; i < seen.size(); ++i) {
+    const double weight = std::exp(score[i] - largest);
+    const float* v = cache.v.data() + seen[i].cell * head_dim;
+    total += weight;
+    for (int64_t j = 0; j < head_dim; ++j) sum[j] += weight * v[j];
+  }
+  for (int64_t j = 0; j < head_dim; ++j) o[j] = static_cast<float>(sum[j] / total);
+}
+
+}  // namespace
+
+void RefOps::qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
+                                const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
+                                const Batch& batch) {
+  const int64_t head_dim = kv.shape.head_dim;
+  const int64_t query_stride = head_dim * (params.gated ? 2 : 1);
+  BRAID_CHECK(q.cols == params.heads * head_dim && qg.cols == params.heads * query_stride);
+  BRAID_CHECK(k.cols == kv.shape.kv_heads * head_dim && v.cols == k.cols && rope_table.cols <= head_dim);
+  std::vector<float> row(static_cast<size_t>(head_dim));
+  for (int32_t t = 0; t < batch.tokens; ++t) {
+    const float* rope = rope_table.f32(t);
+    for (int32_t h = 0; h < params.heads; ++h) {
+      norm_and_rotate(q.f32(t) + h * head_dim, qg.f32(t) + h * query_stride, w.q_norm, w.eps, head_dim, rope,
+                      rope_table.cols);
+    }
+    const CellAddress at = address_of(kv, batch, batch.sequence[t], batch.cell[t]);
+    for (int32_t h = 0; h < kv.shape.kv_heads; ++h) {
+      norm_and_rotate(row.data(), k.f32(t) + h * head_dim, w.k_norm, w.eps, head_dim, rope, rope_table.cols);
+      store_row(kv.shape.k_format, kv.k_row(at.block, h, at.in_block), row.data(), head_dim);
+      store_row(kv.shape.v_format, kv.v_row(at.block, h, at.in_block), v.f32(t) + h * head_dim, head_dim);
+    }
+  }
+}
+
+void RefOps::attention(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
+                       const Batch& batch) {
+  const int64_t head_dim = kv.shape.head_dim;
+  BRAID_CHECK(q.cols == params.heads * head_dim && o.cols == q.cols && params.heads % kv.shape.kv_heads == 0);
+  if (params.gated) BRAID_CHECK(qg.cols == 2 * q.cols);
+  const int32_t group = params.heads / kv.shape.kv_heads;
+  for (int32_t s = 0; s < batch.sequences; ++s) {
+    int32_t cells = 0;
+    const int32_t end = batch.first_row[s] + batch.rows[s];
+    for (int32_t t = batch.first_row[s]; t < end; ++t) cells = std::max(cells, batch.cell[t] + 1);
+    for (int32_t kv_head = 0; kv_head < kv.shape.kv_heads && cells > 0; ++kv_head) {
+      const HeadCache cache(kv, batch, s, kv_head, cells);
+      for (int32_t t = batch.first_row[s]; t < end; ++t) {
+        const std::vector<Visible> seen = visible_cells(batch, t, params.window);
+        for (int32_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+          float* out = o.f32(t) + h * head_dim;
+          attend(out, q.f32(t) + h * head_dim, seen, cache, params.scale, head_dim);
+          if (!params.gated) continue;
+          const float* gate = qg.f32(t) + (2 * h + 1) * head_dim;
+          for (int64_t i = 0; i < head_dim; ++i) out[i] = static_cast<float>(out[i] * ref::sigmoid(gate[i]));
+        }
+      }
+    }
+  }
+}
+
+void RefOps::kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) {
+  for (const CellMove& move : moves) {
+    BRAID_CHECK(move.from > move.to);
+    const CellAddress from = address_of(kv, batch, move.sequence, move.from);
+    const CellAddress to = address_of(kv, batch, move.sequence, move.to);
+    const size_t k_bytes = static_cast<size_t>(kv_row_bytes(kv.shape.k_format, kv.shape.head_dim));
+    const size_t v_bytes = static_cast<size_t>(kv_row_bytes(kv.shape.v_format, kv.shape.head_dim));
+    for (int32_t h = 0; h < kv.shape.kv_heads; ++h) {
+      std::memcpy(kv.k_row(to.block, h, to.in_block), kv.k_row(from.block, h, from.in_block), k_bytes);
+      std::memcpy(kv.v_row(to.block, h, to.in_block), kv.v_row(from.block, h, from.in_block), v_bytes);
+    }
+  }
+}
+
+void RefOps::block_copy(const KvLayer& kv, int32_t dst, int32_t src) {
+  BRAID_CHECK(dst >= 0 && dst < kv.blocks && src >= 0 && src < kv.blocks);
+  if (dst == src) return;
+  const int64_t k_bytes = kv.shape.k_block_bytes();
+  const int64_t v_bytes = kv.shape.v_block_bytes();
+  std::memcpy(kv.k + dst * k_bytes, kv.k + src * k_bytes, static_cast<size_t>(k_bytes));
+  std::memcpy(kv.v + dst * v_bytes, kv.v + src * v_bytes, static_cast<size_t>(v_bytes));
+}
+
+}  // namespace braid
