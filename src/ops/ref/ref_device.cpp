@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "ops/ref/ref_formats.h"
+#include "gguf/blocks.h"
 #include "ops/ref/ref_ops.h"
 
 namespace braid {

@@ -1,7 +1,7 @@
 // ref_linear.cpp -- products with weights and row look-ups: the reference.
 #include <cstring>
 
-#include "ops/ref/ref_formats.h"
+#include "gguf/blocks.h"
 #include "ops/ref/ref_math.h"
 #include "ops/ref/ref_ops.h"
 
