@@ -1,0 +1,56 @@
+// blocks.h -- the building blocks of a layer, as straight-line functions over Ops.
+//
+// A block reads `normed` [T, E] and adds its result to `residual` [T, E]. Intermediate rows live in scratch
+// tensors with room for the largest batch, taken at start; blocks run one after the other, so their scratch
+// may overlap.
+#pragma once
+
+#include "model/model.h"
+#include "model/weights.h"
+#include "ops/ops.h"
+
+namespace braid {
+
+struct AttentionScratch {
+  Tensor qg;        // [T, 2 H Dh]
+  Tensor k;         // [T, Hkv Dh]
+  Tensor v;         // [T, Hkv Dh]
+  Tensor q;         // [T, H Dh]
+  Tensor attended;  // [T, H Dh]
+};
+
+struct DeltaScratch {
+  Tensor qkv;    // [T, C]
+  Tensor z;      // [T, Hv Dv]
+  Tensor alpha;  // [T, Hv]
+  Tensor beta;   // [T, Hv]
+  Tensor out;    // [T, Hv Dv]
+};
+
+struct MlpScratch {
+  Tensor hidden;  // [T, F]
+};
+
+struct MoeScratch {
+  Tensor logits;   // [T, Nx]
+  Tensor ids;      // [T, Kx] i32
+  Tensor weights;  // [T, Kx]
+};
+
+// Gated attention with partial rope over the paged cache. `rope` [T, dims] is this step's table.
+void attention_block(Ops& ops, Tensor residual, Tensor normed, Tensor rope, const AttentionBlock& w,
+                     const AttentionParams& params, const KvLayer& kv, const AttentionScratch& scratch,
+                     const Batch& batch);
+
+// Gated delta rule. `journal` is null unless the batch has uncertain rows.
+void delta_block(Ops& ops, Tensor residual, Tensor normed, const DeltaBlock& w, const DeltaLayer& layer,
+                 DeltaJournal* journal, const DeltaScratch& scratch, const Batch& batch);
+
+// down(silu(gate x) * up x).
+void mlp_block(Ops& ops, Tensor residual, Tensor normed, const MlpBlock& w, const MlpScratch& scratch);
+
+// Routed experts and the shared one. scratch.ids and scratch.weights hold the choice afterwards.
+void moe_block(Ops& ops, Tensor residual, Tensor normed, const MoeBlock& w, const RouteParams& params,
+               const MoeScratch& scratch);
+
+}  // namespace braid

@@ -1,0 +1,14 @@
+// mlp.cpp -- dense feed-forward: silu(gate x) * up x in one product op, then down.
+#include "model/blocks.h"
+
+namespace braid {
+
+void mlp_block(Ops& ops, Tensor residual, Tensor normed, const MlpBlock& w, const MlpScratch& scratch) {
+  const Tensor hidden = scratch.hidden.top(normed.rows);
+  const LinearPart in[] = {{&w.gate, &w.up, hidden, Tail::silu_mul}};
+  ops.linear(in, normed);
+  const LinearPart out[] = {{&w.down, nullptr, residual, Tail::add}};
+  ops.linear(out, hidden);
+}
+
+}  // namespace braid

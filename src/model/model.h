@@ -1,0 +1,92 @@
+// model.h -- one loaded model: from a batch of tokens to hidden rows and logits.
+//
+// Life: open() reads and checks the file, nothing is loaded; load() brings the weights to a device and takes
+// the memory of the activations; forward() runs every layer over a batch; logits() multiplies rows that
+// forward() left with the output matrix. Sequences' memory (KV blocks, state slots) belongs to the caller.
+//
+// A model is a straight line of blocks (blocks.h) over Ops: no graph, no callbacks except the Observer, which
+// tests and tools use to look inside. One thread calls it. The file must outlive the model.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "gguf/gguf.h"
+#include "model/config.h"
+#include "model/weights.h"
+#include "ops/batch.h"
+#include "ops/device.h"
+#include "ops/ops.h"
+#include "ops/state.h"
+
+namespace braid {
+
+// The bytes of all sequences, as a step sees them. Layers of a kind in trunk order.
+struct SequenceMemory {
+  std::span<const KvLayer> kv;        // [attention layers]
+  std::span<const DeltaLayer> delta;  // [delta layers]
+  std::span<DeltaJournal> journals;   // [delta layers]; may be empty if no batch has uncertain rows
+};
+
+// Looks at a step from inside. The device is synchronized before each call; tensors are valid during the
+// call.
+class Observer {
+ public:
+  virtual ~Observer() = default;
+  // residual [T, E] after the feed-forward of `layer`.
+  virtual void layer_output(int32_t layer, Tensor residual, const Batch& batch) {}
+  // ids [T, used] i32 and weights [T, used] chosen by the router of `layer`, heaviest first.
+  virtual void experts(int32_t layer, Tensor ids, Tensor weights, const Batch& batch) {}
+};
+
+struct ModelOptions {
+  bool with_mtp = true;  // describe and load the MTP head if the file has one
+};
+
+class Model {
+ public:
+  // Errors: unsupported (unknown architecture or a variant of a known one), corrupt.
+  static Result<std::unique_ptr<Model>> open(const GgufFile& file, const ModelOptions& options = {});
+  virtual ~Model() = default;
+
+  const ModelConfig& config() const { return config_; }
+  ModelWeights& weights() { return weights_; }
+
+  // Bytes of activations for the largest step.
+  virtual size_t activation_bytes(int32_t max_tokens, int32_t max_outputs) const = 0;
+  // What the device's workspaces must fit, apart from sequences and context.
+  virtual Device::WorkspaceNeeds workspace_needs(int32_t max_tokens) const = 0;
+  // Multiplications and additions of one token without attention scores, head included.
+  virtual int64_t flops_per_token() const = 0;
+
+  // Once. Errors: exhausted, unsupported.
+  virtual Status load(Device& device, int32_t max_tokens, int32_t max_outputs,
+                      const ModelWeights::Progress& progress = nullptr) = 0;
+
+  // Runs all layers over the batch and keeps the normed hidden rows of batch.output_row.
+  // `has_uncertain`: the batch has uncertain rows somewhere (known to the host, as it shapes the launch).
+  virtual void forward(const Batch& batch, const SequenceMemory& memory, bool has_uncertain) = 0;
+
+  // logits [count, V] of output rows first .. first + count of the last forward().
+  virtual void logits(Tensor logits, int32_t first, int32_t count) = 0;
+
+  // Normed hidden rows [outputs, E] of the last forward().
+  virtual Tensor output_hidden() const = 0;
+
+  // Null: nobody looks.
+  void observe(Observer* observer) { observer_ = observer; }
+
+ protected:
+  ModelConfig config_;
+  ModelWeights weights_;
+  Observer* observer_ = nullptr;
+};
+
+// Architecture names that open() knows.
+std::vector<std::string> known_architectures();
+
+}  // namespace braid

@@ -1,0 +1,19 @@
+// moe.cpp -- mixture of experts: router, choice, routed experts and the shared one.
+#include "model/blocks.h"
+
+namespace braid {
+
+void moe_block(Ops& ops, Tensor residual, Tensor normed, const MoeBlock& w, const RouteParams& params,
+               const MoeScratch& scratch) {
+  const int64_t rows = normed.rows;
+  const Tensor logits = scratch.logits.top(rows);
+  const Tensor ids = scratch.ids.top(rows);
+  const Tensor weights = scratch.weights.top(rows);
+
+  const LinearPart router[] = {{&w.router, nullptr, logits}};
+  ops.linear(router, normed);
+  ops.moe_route(ids, weights, logits, params);
+  ops.moe_ffn(residual, normed, ids, weights, w.view());
+}
+
+}  // namespace braid
