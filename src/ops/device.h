@@ -89,7 +89,7 @@ class Device {
     int64_t max_width = 0;       // widest activation row that goes into a product
     int32_t max_heads = 0;       // query heads
     int32_t head_dim = 0;
-    DeltaShape delta;            // the widest, or zeros
+    DeltaShape delta = {};       // the widest, or zeros
     int32_t experts = 0;
     int32_t experts_used = 0;
     int64_t expert_width = 0;    // widest of routed and shared expert
