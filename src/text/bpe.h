@@ -1,10 +1,11 @@
-// bpe.h -- byte-level byte-pair encoding of one piece of text: the byte alphabet, the merge table, the merging.
+// bpe.h -- byte-level byte-pair encoding of one piece of text: the byte alphabet, the merge table, the
+// merging.
 //
 // Not here: cutting text into pieces (tokenizer_split.h), special tokens and ids of the file (tokenizer.h).
 //
-// Merging joins, again and again, the adjacent pair of lowest rank, the leftmost of equals, until no pair has a
-// rank. A heap of candidate pairs finds it: n bytes cost O(n log n), whatever they are. A candidate is not removed
-// when one of its halves is merged away; it is recognised as stale when it comes up.
+// Merging joins, again and again, the adjacent pair of lowest rank, the leftmost of equals, until no pair has
+// a rank. A heap of candidate pairs finds it: n bytes cost O(n log n), whatever they are. A candidate is not
+// removed when one of its halves is merged away; it is recognised as stale when it comes up.
 //
 // Symbols are numbers: a token's own id, or, for texts that only merges mention, a number above all ids.
 #pragma once
@@ -83,15 +84,15 @@ class BpeMerger {
   };
   struct Candidate {
     uint32_t rank;
-    int32_t left;      // index of the left symbol: equal ranks go from left to right
-    int32_t left_id;   // what stood there when the candidate was made
+    int32_t left;     // index of the left symbol: equal ranks go from left to right
+    int32_t left_id;  // what stood there when the candidate was made
     int32_t right_id;
   };
 
-  void merge_short(const MergeTable& table, const std::array<int32_t, 256>& byte_symbols, std::string_view piece,
-                   std::vector<int32_t>& out);
-  void merge_long(const MergeTable& table, const std::array<int32_t, 256>& byte_symbols, std::string_view piece,
-                  std::vector<int32_t>& out);
+  void merge_short(const MergeTable& table, const std::array<int32_t, 256>& byte_symbols,
+                   std::string_view piece, std::vector<int32_t>& out);
+  void merge_long(const MergeTable& table, const std::array<int32_t, 256>& byte_symbols,
+                  std::string_view piece, std::vector<int32_t>& out);
 
   std::vector<Symbol> symbols_;
   std::vector<Candidate> candidates_;  // a binary heap, smallest (rank, left) first

@@ -2,10 +2,10 @@
 //
 // Not here: stop strings and parsing of the text; they work on what this gives out.
 //
-// What is given out is well-formed UTF-8. A character whose bytes come in several tokens is given out with the last
-// of them. Bytes that can no longer become a character are replaced by U+FFFD, one for each maximal subpart, the
-// rule that Python's and the web's decoders follow; what is still incomplete at the end becomes one U+FFFD. So all
-// parts joined equal the whole output decoded at once, however it was cut into tokens.
+// What is given out is well-formed UTF-8. A character whose bytes come in several tokens is given out with
+// the last of them. Bytes that can no longer become a character are replaced by U+FFFD, one for each maximal
+// subpart, the rule that Python's and the web's decoders follow; what is still incomplete at the end becomes
+// one U+FFFD. So all parts joined equal the whole output decoded at once, however it was cut into tokens.
 #pragma once
 
 #include <cstdint>

@@ -18,8 +18,8 @@ constexpr size_t kMaxSpecialBytes = 1024;
 // Tokens and merges that a file may have, so that symbol numbers stay within 32 bits.
 constexpr size_t kMaxTokens = size_t{1} << 28;
 
-// Pieces that were merged lately. Each piece has one place, decided by its hash, and the newest keeps it: the size
-// is fixed, and a text made to collide costs speed only.
+// Pieces that were merged lately. Each piece has one place, decided by its hash, and the newest keeps it: the
+// size is fixed, and a text made to collide costs speed only.
 class PieceCache {
  public:
   PieceCache() : entries_(kEntries) {}
@@ -33,10 +33,13 @@ class PieceCache {
   };
   static bool fits(std::string_view piece) { return piece.size() <= sizeof(Entry::bytes); }
 
-  Entry& place(std::string_view piece) { return entries_[std::hash<std::string_view>{}(piece) & (kEntries - 1)]; }
+  Entry& place(std::string_view piece) {
+    return entries_[std::hash<std::string_view>{}(piece) & (kEntries - 1)];
+  }
 
   static bool holds(const Entry& entry, std::string_view piece) {
-    return entry.length_bytes == piece.size() && std::memcmp(entry.bytes.data(), piece.data(), piece.size()) == 0;
+    return entry.length_bytes == piece.size() &&
+           std::memcmp(entry.bytes.data(), piece.data(), piece.size()) == 0;
   }
 
   static void keep(Entry& entry, std::string_view piece, std::span<const int32_t> ids) {
@@ -69,14 +72,16 @@ std::optional<char> byte_of_text(std::string_view text) {
 
 Status check_sizes(const VocabularyData& data) {
   if (data.model != "gpt2") {
-    return Error{ErrorKind::unsupported, fmt::format("The tokenizer model \"{}\" is not supported: braid reads "
-                                                     "byte-level BPE vocabularies (\"gpt2\").",
-                                                     data.model.substr(0, 64))};
+    return Error{ErrorKind::unsupported,
+                 fmt::format("The tokenizer model \"{}\" is not supported: braid reads "
+                             "byte-level BPE vocabularies (\"gpt2\").",
+                             data.model.substr(0, 64))};
   }
   if (data.tokens.empty()) return Error{ErrorKind::corrupt, "The vocabulary has no tokens."};
   if (data.tokens.size() > kMaxTokens || data.merges.size() > kMaxTokens) {
-    return Error{ErrorKind::corrupt, fmt::format("The vocabulary has {} tokens and {} merges, more than braid counts.",
-                                                 data.tokens.size(), data.merges.size())};
+    return Error{ErrorKind::corrupt,
+                 fmt::format("The vocabulary has {} tokens and {} merges, more than braid counts.",
+                             data.tokens.size(), data.merges.size())};
   }
   if (!data.types.empty() && data.types.size() < data.tokens.size()) {
     return Error{ErrorKind::corrupt, fmt::format("The vocabulary has {} tokens but only {} token types.",
@@ -92,7 +97,8 @@ Status complete(VocabularyData& data) {
   for (size_t id = 0; id < count; ++id) {
     int32_t& type = data.types[id];
     if (type < static_cast<int32_t>(TokenType::undefined) || type > static_cast<int32_t>(TokenType::byte)) {
-      return Error{ErrorKind::corrupt, fmt::format("Token {} has the type {}, which does not exist.", id, type)};
+      return Error{ErrorKind::corrupt,
+                   fmt::format("Token {} has the type {}, which does not exist.", id, type)};
     }
     if (type == static_cast<int32_t>(TokenType::undefined)) type = static_cast<int32_t>(TokenType::normal);
     if (data.tokens[id].empty()) {
@@ -100,12 +106,13 @@ Status complete(VocabularyData& data) {
       type = static_cast<int32_t>(TokenType::unused);
     }
   }
-  for (auto* role : {&data.bos, &data.eos, &data.eot, &data.eom, &data.unknown, &data.separator, &data.padding,
-                     &data.mask, &data.fim_prefix, &data.fim_suffix, &data.fim_middle, &data.fim_padding,
-                     &data.fim_repository, &data.fim_separator}) {
+  for (auto* role : {&data.bos, &data.eos, &data.eot, &data.eom, &data.unknown, &data.separator,
+                     &data.padding, &data.mask, &data.fim_prefix, &data.fim_suffix, &data.fim_middle,
+                     &data.fim_padding, &data.fim_repository, &data.fim_separator}) {
     if (*role && (**role < 0 || static_cast<size_t>(**role) >= count)) {
-      spdlog::warn("A special token id of the file, {}, lies outside its vocabulary of {} tokens and is ignored.",
-                   **role, count);
+      spdlog::warn(
+          "A special token id of the file, {}, lies outside its vocabulary of {} tokens and is ignored.",
+          **role, count);
       role->reset();
     }
   }
@@ -118,7 +125,8 @@ Result<TokenIndex> index_of(const VocabularyData& data) {
   for (size_t id = 0; id < data.tokens.size(); ++id) {
     const auto [place, is_new] = index.emplace(data.tokens[id], static_cast<int32_t>(id));
     if (!is_new) {
-      return Error{ErrorKind::corrupt, fmt::format("Tokens {} and {} have the same text.", place->second, id)};
+      return Error{ErrorKind::corrupt,
+                   fmt::format("Tokens {} and {} have the same text.", place->second, id)};
     }
   }
   return index;
@@ -130,8 +138,9 @@ Result<SpecialFinder> finder_of(const VocabularyData& data) {
     const auto type = static_cast<TokenType>(data.types[id]);
     if (type != TokenType::control && type != TokenType::user_defined && type != TokenType::unknown) continue;
     if (data.tokens[id].size() > kMaxSpecialBytes) {
-      return Error{ErrorKind::unsupported, fmt::format("Special token {} has a text of {} bytes; at most {} are supported.",
-                                                       id, data.tokens[id].size(), kMaxSpecialBytes)};
+      return Error{ErrorKind::unsupported,
+                   fmt::format("Special token {} has a text of {} bytes; at most {} are supported.", id,
+                               data.tokens[id].size(), kMaxSpecialBytes)};
     }
     specials.push_back({data.tokens[id], static_cast<int32_t>(id), type == TokenType::user_defined});
   }
@@ -178,9 +187,10 @@ Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 Tokenizer::~Tokenizer() = default;
 
-Tokenizer::Tokenizer(VocabularyData data, TokenIndex index, std::vector<int32_t> end_ids, SpecialFinder specials,
-                     Splitter splitter, bool ignore_merges)
-    : data_(std::move(data)),  // moving a vector leaves the strings where they are, and so the views of the index
+Tokenizer::Tokenizer(VocabularyData data, TokenIndex index, std::vector<int32_t> end_ids,
+                     SpecialFinder specials, Splitter splitter, bool ignore_merges)
+    : data_(std::move(
+          data)),  // moving a vector leaves the strings where they are, and so the views of the index
       index_(std::move(index)),
       end_ids_(std::move(end_ids)),
       specials_(std::move(specials)),
@@ -196,15 +206,18 @@ Result<Tokenizer> Tokenizer::create(VocabularyData data) {
   BRAID_TRY(complete(data));
   BRAID_ASSIGN(const SplitKind kind, split_kind(data.pre, data.laguna_breaks_at_line_feed_only));
   if (kind == SplitKind::fallback) {
-    spdlog::warn("The file does not name its pre-tokenizer; text may be cut differently from how the model learned it.");
+    spdlog::warn(
+        "The file does not name its pre-tokenizer; text may be cut differently from how the model learned "
+        "it.");
   }
   BRAID_ASSIGN(TokenIndex index, index_of(data));
   std::vector<int32_t> end_ids = resolve_special_tokens(data, index);
   BRAID_ASSIGN(SpecialFinder specials, finder_of(data));
   BRAID_ASSIGN(Splitter splitter, Splitter::create(kind));
-  // Of the supported families only llama-bpe takes whole tokens unmerged, and only it starts texts with bos unasked.
-  Tokenizer tokenizer(std::move(data), std::move(index), std::move(end_ids), std::move(specials), std::move(splitter),
-                      kind == SplitKind::llama3);
+  // Of the supported families only llama-bpe takes whole tokens unmerged, and only it starts texts with bos
+  // unasked.
+  Tokenizer tokenizer(std::move(data), std::move(index), std::move(end_ids), std::move(specials),
+                      std::move(splitter), kind == SplitKind::llama3);
   BRAID_TRY(tokenizer.load_merges());
   tokenizer.load_pieces();
   return tokenizer;
@@ -229,7 +242,8 @@ Status Tokenizer::load_merges() {
     const std::string_view merge = data_.merges[rank];
     const size_t space = merge.find(' ', 1);
     if (space == std::string_view::npos || space + 1 == merge.size()) {
-      return Error{ErrorKind::corrupt, fmt::format("Merge {} of the vocabulary does not consist of two parts.", rank)};
+      return Error{ErrorKind::corrupt,
+                   fmt::format("Merge {} of the vocabulary does not consist of two parts.", rank)};
     }
     const std::string_view left = merge.substr(0, space);
     const std::string_view right = merge.substr(space + 1);
@@ -286,7 +300,8 @@ std::string_view Tokenizer::piece(int32_t id, SpecialText special) const {
   const TokenType kind = type(id);
   if (kind == TokenType::unused) return {};
   if (special == SpecialText::hide && (kind == TokenType::control || kind == TokenType::unknown)) return {};
-  return std::string_view(piece_bytes_).substr(piece_offsets_[id], piece_offsets_[id + 1] - piece_offsets_[id]);
+  return std::string_view(piece_bytes_)
+      .substr(piece_offsets_[id], piece_offsets_[id + 1] - piece_offsets_[id]);
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> ids, SpecialText special) const {
@@ -297,8 +312,9 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, SpecialText special)
 
 Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text, EncodeOptions options) const {
   if (text.size() > kMaxTextBytes) {
-    return Error{ErrorKind::invalid_argument, fmt::format("The text has {} bytes; at most {} can be tokenized at once.",
-                                                          text.size(), kMaxTextBytes)};
+    return Error{ErrorKind::invalid_argument,
+                 fmt::format("The text has {} bytes; at most {} can be tokenized at once.", text.size(),
+                             kMaxTextBytes)};
   }
   std::vector<int32_t> out;
   if (options.add_special && add_bos_) out.push_back(*data_.bos);
@@ -316,8 +332,10 @@ Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text, EncodeOpti
 }
 
 Result<std::vector<int32_t>> Tokenizer::encode_rendered(std::string_view prompt) const {
-  if (add_bos_ && prompt.starts_with(data_.tokens[*data_.bos])) prompt.remove_prefix(data_.tokens[*data_.bos].size());
-  if (add_eos_ && prompt.ends_with(data_.tokens[*data_.eos])) prompt.remove_suffix(data_.tokens[*data_.eos].size());
+  if (add_bos_ && prompt.starts_with(data_.tokens[*data_.bos]))
+    prompt.remove_prefix(data_.tokens[*data_.bos].size());
+  if (add_eos_ && prompt.ends_with(data_.tokens[*data_.eos]))
+    prompt.remove_suffix(data_.tokens[*data_.eos].size());
   return encode(prompt, {.add_special = true, .parse_special = true});
 }
 
@@ -331,7 +349,8 @@ Status Tokenizer::append_raw(std::string_view raw, Workspace& workspace, std::ve
                          [&](std::string_view piece) { return append_piece(piece, workspace, out); });
 }
 
-Status Tokenizer::append_piece(std::string_view piece, Workspace& workspace, std::vector<int32_t>& out) const {
+Status Tokenizer::append_piece(std::string_view piece, Workspace& workspace,
+                               std::vector<int32_t>& out) const {
   if (piece.size() > kMaxPieceBytes) {
     return Error{ErrorKind::invalid_argument,
                  fmt::format("The text has {} bytes without a word boundary; at most {} can be tokenized.",
@@ -372,8 +391,9 @@ Status Tokenizer::append_symbols(Workspace& workspace, std::vector<int32_t>& out
       } else if (data_.unknown) {
         out.push_back(*data_.unknown);
       } else {
-        return Error{ErrorKind::invalid_argument,
-                     fmt::format("The model's vocabulary has no token for the byte 0x{:02X} of the text.", byte)};
+        return Error{
+            ErrorKind::invalid_argument,
+            fmt::format("The model's vocabulary has no token for the byte 0x{:02X} of the text.", byte)};
       }
     }
   }

@@ -2,8 +2,10 @@
 //
 // Not here: chat templates (chat.h), text that arrives in steps (detokenizer.h).
 //
-// Encoding  special tokens are cut out first (tokenizer_special.h), the rest is repaired to well-formed UTF-8, cut
-//           into pieces (tokenizer_split.h) and merged (bpe.h). A byte of ill-formed UTF-8 becomes one U+FFFD.
+// Encoding  special tokens are cut out first (tokenizer_special.h), the rest is repaired to well-formed
+// UTF-8, cut
+//           into pieces (tokenizer_split.h) and merged (bpe.h). A byte of ill-formed UTF-8 becomes one
+//           U+FFFD.
 // Decoding  gives bytes. A single token may hold part of a character.
 // Cost      O(n log n) in the text for any text; repeated pieces come out of a cache of fixed size.
 // Threads   one Tokenizer serves any number of threads.
@@ -37,23 +39,24 @@ enum class SpecialText { hide, show };
 
 class Tokenizer {
  public:
-  // Fails with one sentence when the vocabulary contradicts itself or needs what braid does not have. Special ids
-  // outside the vocabulary are dropped with a warning.
+  // Fails with one sentence when the vocabulary contradicts itself or needs what braid does not have. Special
+  // ids outside the vocabulary are dropped with a warning.
   static Result<Tokenizer> create(VocabularyData data);
 
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
   ~Tokenizer();
 
-  // Fails for texts above kMaxTextBytes, for one piece above kMaxPieceBytes, and for a byte that the vocabulary
-  // cannot spell when it has no unknown token.
+  // Fails for texts above kMaxTextBytes, for one piece above kMaxPieceBytes, and for a byte that the
+  // vocabulary cannot spell when it has no unknown token.
   Result<std::vector<int32_t>> encode(std::string_view text, EncodeOptions options = {}) const;
 
-  // A prompt that a template rendered: its special tokens are recognised, and a begin or end token that both the
-  // template and the model's settings add stands there once.
+  // A prompt that a template rendered: its special tokens are recognised, and a begin or end token that both
+  // the template and the model's settings add stands there once.
   Result<std::vector<int32_t>> encode_rendered(std::string_view prompt) const;
 
-  // Bytes of a token; empty for an id outside the vocabulary, for fillers, and for control tokens that are hidden.
+  // Bytes of a token; empty for an id outside the vocabulary, for fillers, and for control tokens that are
+  // hidden.
   std::string_view piece(int32_t id, SpecialText special = SpecialText::hide) const;
 
   std::string decode(std::span<const int32_t> ids, SpecialText special = SpecialText::hide) const;
@@ -106,10 +109,11 @@ class Tokenizer {
 
   MergeTable merges_{0};
   std::array<int32_t, 256> byte_symbols_{};
-  std::vector<std::string> extra_symbols_;  // bytes of symbols that are no tokens; symbol - size() is the index
+  std::vector<std::string>
+      extra_symbols_;  // bytes of symbols that are no tokens; symbol - size() is the index
 
-  std::string piece_bytes_;                // all pieces end to end
-  std::vector<uint64_t> piece_offsets_;    // size() + 1
+  std::string piece_bytes_;              // all pieces end to end
+  std::vector<uint64_t> piece_offsets_;  // size() + 1
 
   std::unique_ptr<WorkspacePool> workspaces_;
 };

@@ -9,13 +9,30 @@
 namespace braid {
 namespace {
 
-// Texts that end a generation whatever the file says of their type. The order decides which one is taken for the
-// end of turn when the file names none.
+// Texts that end a generation whatever the file says of their type. The order decides which one is taken for
+// the end of turn when the file names none.
 constexpr std::string_view kEndTexts[] = {
-    "<|eot_id|>",   "<|im_end|>",   "<|end|>",    "<end_of_turn>", "<EOT>",    "_<EOT>",
-    "[EOT]",        "<|return|>",   "<|call|>",   "<|flush|>",     "<|calls|>", "<end_of_utterance>",
-    "<turn|>",      "<｜end▁of▁sentence｜>",       "<|endoftext|>", "</s>",     "<|eom_id|>",
-    "[EOS]",        "<|end_of_text|>",            "<eos>",         "<|tool_response>",
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<end_of_utterance>",
+    "<turn|>",
+    "<｜end▁of▁sentence｜>",
+    "<|endoftext|>",
+    "</s>",
+    "<|eom_id|>",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<eos>",
+    "<|tool_response>",
 };
 
 // Harmony markers frame visible output: they are text, not control.
@@ -25,7 +42,8 @@ constexpr std::string_view kFimPrefix[] = {"<|fim_prefix|>", "<fim-prefix>", "<f
 constexpr std::string_view kFimSuffix[] = {"<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<SUF>"};
 constexpr std::string_view kFimMiddle[] = {"<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<MID>"};
 constexpr std::string_view kFimPadding[] = {"<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>"};
-constexpr std::string_view kFimRepository[] = {"<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"};
+constexpr std::string_view kFimRepository[] = {"<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>",
+                                               "<reponame>"};
 constexpr std::string_view kFimSeparator[] = {"<|file_sep|>"};
 
 std::optional<int32_t> find(const TokenIndex& index, std::string_view text) {
@@ -78,7 +96,8 @@ std::vector<int32_t> resolve_special_tokens(VocabularyData& data, const TokenInd
 }
 
 SpecialFinder::SpecialFinder(std::vector<Special> specials) : specials_(std::move(specials)) {
-  std::sort(specials_.begin(), specials_.end(), [](const Special& a, const Special& b) { return a.text < b.text; });
+  std::sort(specials_.begin(), specials_.end(),
+            [](const Special& a, const Special& b) { return a.text < b.text; });
   by_first_byte_.fill({0, 0});
   for (size_t index = 0; index < specials_.size(); ++index) {
     BRAID_CHECK(!specials_[index].text.empty());
@@ -88,8 +107,8 @@ SpecialFinder::SpecialFinder(std::vector<Special> specials) : specials_(std::mov
   }
 }
 
-// The specials that stand somewhere in the text, in the order in which they are to be cut out. Walks down the sorted
-// list from every position as one would down a tree.
+// The specials that stand somewhere in the text, in the order in which they are to be cut out. Walks down the
+// sorted list from every position as one would down a tree.
 std::vector<size_t> SpecialFinder::present_in(std::string_view text, bool parse_special) const {
   std::vector<bool> seen(specials_.size());
   std::vector<size_t> present;
@@ -106,11 +125,13 @@ std::vector<size_t> SpecialFinder::present_in(std::string_view text, bool parse_
       if (low == high || position + depth >= text.size()) break;
       const uint8_t byte = static_cast<uint8_t>(text[position + depth]);
       const auto begin = specials_.begin();
-      const auto byte_of = [depth](const Special& special) { return static_cast<uint8_t>(special.text[depth]); };
-      const auto first = std::partition_point(begin + low, begin + high,
-                                              [&](const Special& special) { return byte_of(special) < byte; });
-      const auto last =
-          std::partition_point(first, begin + high, [&](const Special& special) { return byte_of(special) == byte; });
+      const auto byte_of = [depth](const Special& special) {
+        return static_cast<uint8_t>(special.text[depth]);
+      };
+      const auto first = std::partition_point(
+          begin + low, begin + high, [&](const Special& special) { return byte_of(special) < byte; });
+      const auto last = std::partition_point(
+          first, begin + high, [&](const Special& special) { return byte_of(special) == byte; });
       low = first - begin;
       high = last - begin;
     }

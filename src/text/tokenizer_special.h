@@ -17,8 +17,8 @@ namespace braid {
 
 using TokenIndex = std::unordered_map<std::string_view, int32_t>;
 
-// Gives roles by text where the file gives none: end of turn, and the tokens for filling in the middle. Sets the
-// types of tokens whose text says what they are. Returns the ids that end a generation, ascending.
+// Gives roles by text where the file gives none: end of turn, and the tokens for filling in the middle. Sets
+// the types of tokens whose text says what they are. Returns the ids that end a generation, ascending.
 // REQUIRES: ids given in `data` are below the number of tokens; types are as many as tokens.
 std::vector<int32_t> resolve_special_tokens(VocabularyData& data, const TokenIndex& index);
 
@@ -29,14 +29,15 @@ struct Fragment {
   int32_t id;
 };
 
-// Finds special tokens in text. Longer texts go first, over the whole prompt: a shorter one matches only in what
-// the longer ones left; among equals in length the smaller id goes first; one token matches from left to right.
+// Finds special tokens in text. Longer texts go first, over the whole prompt: a shorter one matches only in
+// what the longer ones left; among equals in length the smaller id goes first; one token matches from left to
+// right.
 class SpecialFinder {
  public:
   struct Special {
-    std::string text;       // not empty; no two are equal
+    std::string text;  // not empty; no two are equal
     int32_t id;
-    bool matches_always;    // also where special tokens are to be read as plain text
+    bool matches_always;  // also where special tokens are to be read as plain text
   };
 
   explicit SpecialFinder(std::vector<Special> specials);
@@ -47,8 +48,8 @@ class SpecialFinder {
  private:
   std::vector<size_t> present_in(std::string_view text, bool parse_special) const;
 
-  std::vector<Special> specials_;                              // sorted by text
-  std::array<std::pair<size_t, size_t>, 256> by_first_byte_;   // ranges of specials_
+  std::vector<Special> specials_;                             // sorted by text
+  std::array<std::pair<size_t, size_t>, 256> by_first_byte_;  // ranges of specials_
 };
 
 }  // namespace braid

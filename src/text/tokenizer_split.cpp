@@ -1,7 +1,7 @@
 // tokenizer_split.cpp -- see tokenizer_split.h.
 //
-// White space is spelled out instead of \s: PCRE2's \s also holds U+180E, which left that category in Unicode 6.3
-// and is not white space to any published tokenizer.
+// White space is spelled out instead of \s: PCRE2's \s also holds U+180E, which left that category in
+// Unicode 6.3 and is not white space to any published tokenizer.
 #include "text/tokenizer_split.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -16,7 +16,8 @@ namespace {
 
 #define BRAID_SPACE R"(\t-\r \x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})"
 #define BRAID_CONTRACTION R"('[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
-// Runs of white space: up to the last line end; else all but the last one, which opens the next word; else all.
+// Runs of white space: up to the last line end; else all but the last one, which opens the next word; else
+// all.
 #define BRAID_SPACE_RUNS \
   "[" BRAID_SPACE "]*[\\r\\n]+|[" BRAID_SPACE "]+(?![^" BRAID_SPACE "])|[" BRAID_SPACE "]+"
 
@@ -24,15 +25,14 @@ constexpr const char* kGpt2 =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^)" BRAID_SPACE R"(\p{L}\p{N}]+)"
     "|[" BRAID_SPACE "]+(?![^" BRAID_SPACE "])|[" BRAID_SPACE "]+";
 
-constexpr const char* kLlama3 = BRAID_CONTRACTION
-    R"(|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^)" BRAID_SPACE R"(\p{L}\p{N}]+[\r\n]*|)" BRAID_SPACE_RUNS;
+constexpr const char* kLlama3 = BRAID_CONTRACTION R"(|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^)" BRAID_SPACE
+                                                  R"(\p{L}\p{N}]+[\r\n]*|)" BRAID_SPACE_RUNS;
 
-constexpr const char* kQwen2 = BRAID_CONTRACTION
-    R"(|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^)" BRAID_SPACE R"(\p{L}\p{N}]+[\r\n]*|)" BRAID_SPACE_RUNS;
+constexpr const char* kQwen2 = BRAID_CONTRACTION R"(|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^)" BRAID_SPACE
+                                                 R"(\p{L}\p{N}]+[\r\n]*|)" BRAID_SPACE_RUNS;
 
-constexpr const char* kQwen35 = BRAID_CONTRACTION
-    R"(|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^)" BRAID_SPACE
-    R"(\p{L}\p{M}\p{N}]+[\r\n]*|)" BRAID_SPACE_RUNS;
+constexpr const char* kQwen35 = BRAID_CONTRACTION R"(|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^)" BRAID_SPACE
+                                                  R"(\p{L}\p{M}\p{N}]+[\r\n]*|)" BRAID_SPACE_RUNS;
 
 #undef BRAID_SPACE
 #undef BRAID_CONTRACTION
@@ -47,7 +47,8 @@ std::string pcre2_message(int code) {
   return reinterpret_cast<const char*>(text.data());
 }
 
-// First byte of the run of line ends (\n or \r\n) that holds the next \n at or after `begin`; size if there is none.
+// First byte of the run of line ends (\n or \r\n) that holds the next \n at or after `begin`; size if there
+// is none.
 size_t line_end_run(std::string_view text, size_t begin) {
   const size_t line_feed = text.find('\n', begin);
   if (line_feed == std::string_view::npos) return text.size();
@@ -74,12 +75,15 @@ Result<SplitKind> split_kind(std::string_view pre, bool laguna_breaks_at_line_fe
   if (pre == "qwen35") return SplitKind::qwen35;
   if (pre == "llama-bpe" || pre == "llama3" || pre == "llama-v3") return SplitKind::llama3;
   if (pre == "gpt-2") return SplitKind::gpt2;
-  if (pre == "laguna") return laguna_breaks_at_line_feed_only ? SplitKind::laguna_line_feed : SplitKind::laguna;
+  if (pre == "laguna")
+    return laguna_breaks_at_line_feed_only ? SplitKind::laguna_line_feed : SplitKind::laguna;
   if (pre.empty() || pre == "default") return SplitKind::fallback;
-  return Error{ErrorKind::unsupported,
-               fmt::format("The tokenizer's pre-tokenizer \"{}\" is unknown to braid (known: qwen2, qwen35, llama-bpe, "
-                           "gpt-2, laguna).",
-                           pre.substr(0, 64))};
+  return Error{
+      ErrorKind::unsupported,
+      fmt::format(
+          "The tokenizer's pre-tokenizer \"{}\" is unknown to braid (known: qwen2, qwen35, llama-bpe, "
+          "gpt-2, laguna).",
+          pre.substr(0, 64))};
 }
 
 void Splitter::CodeDeleter::operator()(pcre2_real_code_8* code) const { pcre2_code_free(code); }
@@ -102,14 +106,16 @@ Status Splitter::add_stage(std::string_view pattern, bool covers_all) {
   const uint32_t options = PCRE2_UTF | PCRE2_UCP | (covers_all ? PCRE2_ANCHORED : 0);
   Stage stage;
   stage.covers_all = covers_all;
-  stage.code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), options, &error,
-                                 &error_offset, nullptr));
+  stage.code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), options,
+                                 &error, &error_offset, nullptr));
   if (!stage.code) {
-    return Error{ErrorKind::unsupported, fmt::format("This machine's PCRE2 library refuses a pre-tokenizer pattern at "
-                                                     "character {}: {}.",
-                                                     error_offset, pcre2_message(error))};
+    return Error{ErrorKind::unsupported,
+                 fmt::format("This machine's PCRE2 library refuses a pre-tokenizer pattern at "
+                             "character {}: {}.",
+                             error_offset, pcre2_message(error))};
   }
-  // Where machine code is not possible (no generator, no executable memory) the interpreter does the same, slower.
+  // Where machine code is not possible (no generator, no executable memory) the interpreter does the same,
+  // slower.
   stage.jit = pcre2_jit_compile(stage.code.get(), PCRE2_JIT_COMPLETE) == 0;
   stages_.push_back(std::move(stage));
   return {};
@@ -159,7 +165,8 @@ Status Splitter::split(std::string_view text, Scratch& scratch, const Sink& sink
   return {};
 }
 
-Status Splitter::split_stage(size_t stage_index, std::string_view text, Scratch& scratch, const Sink& sink) const {
+Status Splitter::split_stage(size_t stage_index, std::string_view text, Scratch& scratch,
+                             const Sink& sink) const {
   if (text.empty()) return {};
   if (stage_index == stages_.size()) return sink(text);
   const Stage& stage = stages_[stage_index];
@@ -171,17 +178,17 @@ Status Splitter::split_stage(size_t stage_index, std::string_view text, Scratch&
   const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
   size_t begin = 0;
   while (begin < text.size()) {
-    const int found =
-        stage.jit ? pcre2_jit_match(stage.code.get(), subject, text.size(), begin, 0, scratch.match_, scratch.context_)
-                  : pcre2_match(stage.code.get(), subject, text.size(), begin, PCRE2_NO_UTF_CHECK, scratch.match_,
-                                scratch.context_);
+    const int found = stage.jit ? pcre2_jit_match(stage.code.get(), subject, text.size(), begin, 0,
+                                                  scratch.match_, scratch.context_)
+                                : pcre2_match(stage.code.get(), subject, text.size(), begin,
+                                              PCRE2_NO_UTF_CHECK, scratch.match_, scratch.context_);
     if (found == PCRE2_ERROR_NOMATCH) {
       BRAID_CHECK(!stage.covers_all);
       return pass_on(begin, text.size());
     }
     if (found < 0) {
-      return Error{ErrorKind::exhausted, fmt::format("The text could not be cut into pieces at byte {}: {}.", begin,
-                                                     pcre2_message(found))};
+      return Error{ErrorKind::exhausted, fmt::format("The text could not be cut into pieces at byte {}: {}.",
+                                                     begin, pcre2_message(found))};
     }
     // With nested stages the inner ones overwrite the offsets, so they are read first.
     const PCRE2_SIZE* offsets = pcre2_get_ovector_pointer(scratch.match_);

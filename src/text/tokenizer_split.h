@@ -2,9 +2,10 @@
 //
 // Not here: special tokens (tokenizer_special.h), which are cut out before, and merging (bpe.h).
 //
-// A published tokenizer defines its pieces by regular expressions, applied in stages: each stage cuts the pieces of
-// the stage before, and what its expression leaves unmatched is a piece too. PCRE2 runs them, compiled to machine
-// code where the platform allows it. Always true: the pieces are not empty and, joined, give the text back.
+// A published tokenizer defines its pieces by regular expressions, applied in stages: each stage cuts the
+// pieces of the stage before, and what its expression leaves unmatched is a piece too. PCRE2 runs them,
+// compiled to machine code where the platform allows it. Always true: the pieces are not empty and, joined,
+// give the text back.
 //
 // Every expression is linear in the text for any text, and a match limit stands behind that promise.
 #pragma once
@@ -28,9 +29,9 @@ enum class SplitKind {
   llama3,
   qwen2,
   qwen35,
-  laguna,              // line ends \n and \r\n start a piece, then qwen2
-  laguna_line_feed,    // runs of \n are pieces, then qwen2
-  fallback,            // the file names no pre-tokenizer
+  laguna,            // line ends \n and \r\n start a piece, then qwen2
+  laguna_line_feed,  // runs of \n are pieces, then qwen2
+  fallback,          // the file names no pre-tokenizer
 };
 
 // The kind for a name, or an Error of kind unsupported for a name that braid does not know.
@@ -57,8 +58,8 @@ class Splitter {
 
   static Result<Splitter> create(SplitKind kind);
 
-  // Hands the pieces of `text` to `sink` from left to right. May be called from many threads, each with its own
-  // scratch. REQUIRES: text is well-formed UTF-8.
+  // Hands the pieces of `text` to `sink` from left to right. May be called from many threads, each with its
+  // own scratch. REQUIRES: text is well-formed UTF-8.
   Status split(std::string_view text, Scratch& scratch, const Sink& sink) const;
 
  private:
@@ -68,7 +69,8 @@ class Splitter {
   struct Stage {
     std::unique_ptr<pcre2_real_code_8, CodeDeleter> code;
     bool jit = false;
-    bool covers_all = false;  // some alternative matches at every position: no gaps, and no search for a match
+    bool covers_all =
+        false;  // some alternative matches at every position: no gaps, and no search for a match
   };
 
   Splitter() = default;

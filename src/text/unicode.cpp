@@ -1,5 +1,5 @@
-// unicode.cpp -- see unicode.h. The decoder follows Unicode's table 3-7, where only the second byte of a sequence
-// has a range that depends on the first.
+// unicode.cpp -- see unicode.h. The decoder follows Unicode's table 3-7, where only the second byte of a
+// sequence has a range that depends on the first.
 #include "text/unicode.h"
 
 #include <cstring>
@@ -42,7 +42,8 @@ Utf8Step utf8_step(std::string_view text) {
 
   char32_t code_point = lead & (0x7F >> length);
   for (int index = 1; index < length; ++index) {
-    if (static_cast<size_t>(index) == text.size()) return {Utf8Kind::incomplete, index, kReplacementCharacter};
+    if (static_cast<size_t>(index) == text.size())
+      return {Utf8Kind::incomplete, index, kReplacementCharacter};
     const uint8_t byte = byte_at(text, index);
     if (byte < low || byte > high) return {Utf8Kind::ill_formed, index, kReplacementCharacter};
     code_point = (code_point << 6) | (byte & 0x3F);
@@ -53,7 +54,8 @@ Utf8Step utf8_step(std::string_view text) {
 }
 
 void append_utf8(std::string& out, char32_t code_point) {
-  if (code_point > 0x10FFFF || (code_point >= 0xD800 && code_point < 0xE000)) code_point = kReplacementCharacter;
+  if (code_point > 0x10FFFF || (code_point >= 0xD800 && code_point < 0xE000))
+    code_point = kReplacementCharacter;
   const auto put = [&out](char32_t byte) { out.push_back(static_cast<char>(byte)); };
   if (code_point < 0x80) {
     put(code_point);

@@ -2,10 +2,11 @@
 //
 // Not here: character classes (PCRE2 knows them, see tokenizer_split.h), normalisation, case.
 //
-// Well-formed means Unicode's table 3-7: no surrogates, no overlong forms, nothing above U+10FFFF. There are two
-// ways to repair ill-formed bytes, and they differ in how many U+FFFD a broken sequence becomes:
-//   each_byte         one per byte that starts no well-formed sequence: what published tokenizers feed their models
-//   maximal_subpart   one per longest prefix of a well-formed sequence: what the web and Python do for readers
+// Well-formed means Unicode's table 3-7: no surrogates, no overlong forms, nothing above U+10FFFF. There are
+// two ways to repair ill-formed bytes, and they differ in how many U+FFFD a broken sequence becomes:
+//   each_byte         one per byte that starts no well-formed sequence: what published tokenizers feed their
+//   models maximal_subpart   one per longest prefix of a well-formed sequence: what the web and Python do for
+//   readers
 #pragma once
 
 #include <cstddef>
@@ -26,8 +27,8 @@ enum class Utf8Kind {
 
 struct Utf8Step {
   Utf8Kind kind;
-  int length_bytes;      // bytes of the sequence, or of its maximal subpart: at least 1
-  char32_t code_point;   // U+FFFD unless complete
+  int length_bytes;     // bytes of the sequence, or of its maximal subpart: at least 1
+  char32_t code_point;  // U+FFFD unless complete
 };
 
 // Looks at the first bytes of `text`, which is not empty.

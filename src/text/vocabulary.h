@@ -9,6 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "base/result.h"
+#include "gguf/gguf.h"
+
 namespace braid {
 
 // The numbers that files use for the kind of a token.
@@ -23,11 +26,11 @@ enum class TokenType : int32_t {
 };
 
 struct VocabularyData {
-  std::string model = "gpt2";            // only byte-level BPE ("gpt2") is supported
-  std::string pre;                       // name of the pre-tokenizer; empty when the file names none
-  std::vector<std::string> tokens;       // index = id; byte alphabet for normal tokens, literal text for the rest
-  std::vector<int32_t> types;            // TokenType per token; empty: all normal
-  std::vector<std::string> merges;       // "left right", index = rank
+  std::string model = "gpt2";       // only byte-level BPE ("gpt2") is supported
+  std::string pre;                  // name of the pre-tokenizer; empty when the file names none
+  std::vector<std::string> tokens;  // index = id; byte alphabet for normal tokens, literal text for the rest
+  std::vector<int32_t> types;       // TokenType per token; empty: all normal
+  std::vector<std::string> merges;  // "left right", index = rank
 
   std::optional<int32_t> bos, eos, eot, eom, unknown, separator, padding, mask;
   std::optional<int32_t> fim_prefix, fim_suffix, fim_middle, fim_padding, fim_repository, fim_separator;
@@ -38,5 +41,10 @@ struct VocabularyData {
   // line feed and nowhere else, as in engines that read these files first.
   bool laguna_breaks_at_line_feed_only = false;
 };
+
+// Copies the tokenizer keys out of a model file. Only the model's name and the tokens have to be there. A
+// special id that is no number in range counts as absent, with a warning; any other key of the wrong type is
+// an Error.
+Result<VocabularyData> read_vocabulary(const GgufFile& file);
 
 }  // namespace braid
