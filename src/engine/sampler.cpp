@@ -1,0 +1,218 @@
+// sampler.cpp -- see sampler.h.
+#include "engine/sampler.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace braid {
+namespace {
+
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+
+bool better(const Candidate& a, const Candidate& b) {
+  return a.probability != b.probability ? a.probability > b.probability : a.id < b.id;
+}
+
+// Index of the largest number; ties to the lowest; -1 when there is none above minus infinity.
+int32_t largest(std::span<const float> logits) {
+  int32_t best = -1;
+  float value = kNever;
+  for (size_t i = 0; i < logits.size(); ++i)
+    if (logits[i] > value) {
+      value = logits[i];
+      best = static_cast<int32_t>(i);
+    }
+  return best;
+}
+
+Error out_of_range(const char* name, double value, const char* range) {
+  return {ErrorKind::invalid_argument, fmt::format("{} {:g} is not {}", name, value, range)};
+}
+
+}  // namespace
+
+Status validate(const SamplingParams& p, int64_t vocabulary) {
+  // Written so that NaN fails.
+  if (!(p.temperature >= 0 && p.temperature <= 100))
+    return out_of_range("temperature", p.temperature, "between 0 and 100");
+  if (!(p.top_p >= 0 && p.top_p <= 1)) return out_of_range("top-p", p.top_p, "between 0 and 1");
+  if (!(p.min_p >= 0 && p.min_p <= 1)) return out_of_range("min-p", p.min_p, "between 0 and 1");
+  if (!(p.repetition_penalty > 0 && p.repetition_penalty <= 10))
+    return out_of_range("repetition penalty", p.repetition_penalty, "above 0 and at most 10");
+  if (!(std::abs(p.presence_penalty) <= 100))
+    return out_of_range("presence penalty", p.presence_penalty, "between -100 and 100");
+  if (!(std::abs(p.frequency_penalty) <= 100))
+    return out_of_range("frequency penalty", p.frequency_penalty, "between -100 and 100");
+  for (const auto& [id, bias] : p.logit_bias) {
+    if (id < 0 || id >= vocabulary)
+      return Error{ErrorKind::invalid_argument,
+                   fmt::format("logit bias for token {}: the vocabulary has {} tokens", id, vocabulary)};
+    if (std::isnan(bias)) return out_of_range("logit bias", bias, "a number");
+  }
+  return {};
+}
+
+double uniform(uint64_t seed, uint64_t n) {
+  // A bijective mixer (SplitMix64's constants) over a counter: no state to carry, any draw can be repeated.
+  const auto mix = [](uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+  };
+  const uint64_t bits = mix(mix(seed) + (n + 1) * 0x9e3779b97f4a7c15u);
+  return static_cast<double>(bits >> 11) * 0x1p-53;
+}
+
+Sampler::Sampler(const SamplingParams& params, std::span<const int32_t> prompt) : params_(params) {
+  if (params_.repetition_penalty == 1.0f || params_.penalty_last_n == 0) return;
+  if (params_.penalty_last_n > 0) {
+    const size_t kept = std::min(prompt.size(), static_cast<size_t>(params_.penalty_last_n));
+    prompt = prompt.last(kept);
+    history_.assign(prompt.begin(), prompt.end());
+  }
+  for (const int32_t id : prompt) ++in_window_[id];
+}
+
+void Sampler::accept(int32_t id) {
+  if (params_.presence_penalty != 0 || params_.frequency_penalty != 0) ++generated_[id];
+  if (params_.repetition_penalty == 1.0f || params_.penalty_last_n == 0) return;
+  ++in_window_[id];
+  if (params_.penalty_last_n < 0) return;
+  history_.push_back(id);
+  if (history_.size() > static_cast<size_t>(params_.penalty_last_n)) {
+    const auto leaving = in_window_.find(history_[history_.size() - 1 - params_.penalty_last_n]);
+    if (--leaving->second == 0) in_window_.erase(leaving);
+  }
+}
+
+bool Sampler::changes_logits() const {
+  return !params_.logit_bias.empty() || !in_window_.empty() || !generated_.empty();
+}
+
+void Sampler::apply_bias_and_penalties(std::span<float> logits) const {
+  for (const auto& [id, bias] : params_.logit_bias) {
+    float& logit = logits[static_cast<size_t>(id)];
+    logit = bias <= -100.0f ? kNever : logit + bias;
+  }
+  for (const auto& [id, count] : in_window_) {
+    float& logit = logits[static_cast<size_t>(id)];
+    logit = logit > 0 ? logit / params_.repetition_penalty : logit * params_.repetition_penalty;
+  }
+  for (const auto& [id, count] : generated_)
+    logits[static_cast<size_t>(id)] -=
+        params_.presence_penalty + params_.frequency_penalty * static_cast<float>(count);
+}
+
+void Sampler::distribution(std::span<const float> logits, SamplerScratch& scratch) const {
+  scratch.candidates.clear();
+  if (changes_logits()) {
+    scratch.logits.assign(logits.begin(), logits.end());
+    apply_bias_and_penalties(scratch.logits);
+    logits = scratch.logits;
+  }
+  const int32_t best = largest(logits);
+  if (best < 0) return;
+  const double top = logits[static_cast<size_t>(best)];
+  if (params_.temperature == 0 || !std::isfinite(top)) {
+    scratch.candidates.push_back({best, 1.0});
+    return;
+  }
+  collect(logits, scratch.candidates);
+  for (Candidate& x : scratch.candidates)
+    x.probability = std::exp((x.probability - top) / static_cast<double>(params_.temperature));
+  truncate(scratch.candidates);
+}
+
+// The top_k candidates (all without top-k), with their logits as `probability` for now.
+void Sampler::collect(std::span<const float> logits, std::vector<Candidate>& c) const {
+  const size_t limit = params_.top_k > 0 ? static_cast<size_t>(params_.top_k) : logits.size();
+  size_t i = 0;
+  for (; i < logits.size() && c.size() < limit; ++i)
+    if (logits[i] > kNever) c.push_back({static_cast<int32_t>(i), logits[i]});
+  if (i == logits.size()) return;
+  // Later ids must beat the worst kept one: a heap with the worst on top. One comparison for nearly all of
+  // them.
+  std::make_heap(c.begin(), c.end(), better);
+  for (; i < logits.size(); ++i) {
+    if (!(logits[i] > c.front().probability)) continue;
+    std::pop_heap(c.begin(), c.end(), better);
+    c.back() = {static_cast<int32_t>(i), logits[i]};
+    std::push_heap(c.begin(), c.end(), better);
+  }
+  std::sort(c.begin(), c.end(), better);
+}
+
+void Sampler::truncate(std::vector<Candidate>& c) const {
+  double total = 0;
+  for (const Candidate& x : c) total += x.probability;
+  if (params_.top_p < 1) {
+    // The smallest set of most probable tokens that reaches top_p: sorted only as far as it is needed.
+    const double wanted = params_.top_p * total;
+    double sum = 0;
+    size_t kept = 0;
+    size_t sorted = 0;
+    while (kept < c.size() && (kept == 0 || sum < wanted)) {
+      if (kept == sorted) {
+        sorted = std::min(c.size(), std::max<size_t>(64, sorted * 8));
+        std::partial_sort(c.begin() + static_cast<std::ptrdiff_t>(kept),
+                          c.begin() + static_cast<std::ptrdiff_t>(sorted), c.end(), better);
+      }
+      sum += c[kept++].probability;
+    }
+    c.resize(kept);
+  }
+  if (params_.min_p > 0) {
+    double top = 0;
+    for (const Candidate& x : c) top = std::max(top, x.probability);
+    std::erase_if(c, [&](const Candidate& x) { return x.probability < params_.min_p * top; });
+  }
+  total = 0;
+  for (const Candidate& x : c) total += x.probability;
+  for (Candidate& x : c) x.probability /= total;
+}
+
+int32_t Sampler::next(std::span<const float> logits, SamplerScratch& scratch) {
+  if (params_.temperature == 0 && !changes_logits()) return largest(logits);
+  distribution(logits, scratch);
+  const auto& c = scratch.candidates;
+  if (c.empty()) return -1;
+  if (params_.temperature == 0) return c[0].id;
+  const double u = uniform(params_.seed, draws_++);
+  double sum = 0;
+  for (const Candidate& x : c) {
+    sum += x.probability;
+    if (u < sum) return x.id;
+  }
+  return c.back().id;  // the sum fell short of 1 by rounding
+}
+
+float log_probability(std::span<const float> logits, int32_t id) {
+  const int32_t best = largest(logits);
+  if (best < 0) return std::numeric_limits<float>::quiet_NaN();
+  const double top = logits[static_cast<size_t>(best)];
+  double sum = 0;
+  for (const float x : logits) sum += std::exp(x - top);
+  return static_cast<float>(logits[static_cast<size_t>(id)] - top - std::log(sum));
+}
+
+std::vector<std::pair<int32_t, float>> top_log_probabilities(std::span<const float> logits, int32_t count) {
+  std::vector<int32_t> ids(logits.size());
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i);
+  const auto kept = std::min(ids.size(), static_cast<size_t>(std::max(count, 0)));
+  std::partial_sort(
+      ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(kept), ids.end(),
+      [&](int32_t a, int32_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; });
+  std::vector<std::pair<int32_t, float>> out;
+  if (kept == 0) return out;
+  const double top = logits[static_cast<size_t>(ids[0])];
+  double sum = 0;
+  for (const float x : logits) sum += std::exp(x - top);
+  for (size_t i = 0; i < kept; ++i)
+    out.emplace_back(ids[i], static_cast<float>(logits[static_cast<size_t>(ids[i])] - top - std::log(sum)));
+  return out;
+}
+
+}  // namespace braid

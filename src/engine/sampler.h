@@ -1,0 +1,88 @@
+// sampler.h -- from a row of logits to the next token.
+//
+// Order: bias -> penalties -> (temperature 0: largest logit, ties to the lowest id) -> temperature -> top-k
+// -> top-p
+// -> min-p -> draw. Every truncation keeps at least the most probable token.
+//
+// One uniform number per drawn token, a function of seed and count alone: the same seed and logits give the
+// same tokens, however the work was cut into steps. Probabilities are computed in double.
+//
+// A Sampler belongs to one sequence and knows its history: next() proposes, accept() makes a token part of
+// the history. Scratch memory may be shared between samplers of one thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/result.h"
+
+namespace braid {
+
+struct SamplingParams {
+  float temperature = 1.0f;         // 0: greedy
+  int32_t top_k = 20;               // <= 0: off
+  float top_p = 0.95f;              // 1: off; 0: the most probable token
+  float min_p = 0.0f;               // 0: off
+  float repetition_penalty = 1.0f;  // > 1 makes tokens of prompt and answer less likely; 1: off
+  int32_t penalty_last_n = -1;      // how many of the last tokens repetition_penalty sees; -1: all
+  float presence_penalty = 0.0f;    // subtracted once from tokens already generated
+  float frequency_penalty = 0.0f;   // subtracted per earlier generation
+  std::vector<std::pair<int32_t, float>> logit_bias;  // added to raw logits; <= -100: never
+  uint64_t seed = 0;
+};
+
+// Errors: invalid_argument, with the name of the value and its range.
+Status validate(const SamplingParams& params, int64_t vocabulary);
+
+// The n-th uniform number in [0, 1) of a seed.
+double uniform(uint64_t seed, uint64_t n);
+
+struct Candidate {
+  int32_t id = 0;
+  double probability = 0;
+};
+
+struct SamplerScratch {
+  std::vector<float> logits;
+  std::vector<Candidate> candidates;
+};
+
+class Sampler {
+ public:
+  Sampler() = default;
+  Sampler(const SamplingParams& params, std::span<const int32_t> prompt);
+
+  // The next token. -1 when no logit is a number. Consumes one random number unless greedy.
+  int32_t next(std::span<const float> logits, SamplerScratch& scratch);
+
+  // `id` was generated: it is history now.
+  void accept(int32_t id);
+
+  // scratch.candidates = the distribution next() draws from (sum 1, order unspecified but deterministic).
+  // Greedy: one candidate. Empty when no logit is a number.
+  void distribution(std::span<const float> logits, SamplerScratch& scratch) const;
+
+  const SamplingParams& params() const { return params_; }
+
+ private:
+  bool changes_logits() const;
+  void apply_bias_and_penalties(std::span<float> logits) const;
+  void collect(std::span<const float> logits, std::vector<Candidate>& c) const;
+  void truncate(std::vector<Candidate>& c) const;
+
+  SamplingParams params_;
+  uint64_t draws_ = 0;
+  std::vector<int32_t> history_;                    // prompt and answer; only kept for a finite window
+  std::unordered_map<int32_t, int32_t> in_window_;  // id -> occurrences that repetition_penalty sees
+  std::unordered_map<int32_t, int32_t> generated_;  // id -> occurrences in the answer
+};
+
+// log softmax of row[id].
+float log_probability(std::span<const float> logits, int32_t id);
+// The `count` most probable ids with their log probabilities, best first (ties: lowest id).
+std::vector<std::pair<int32_t, float>> top_log_probabilities(std::span<const float> logits, int32_t count);
+
+}  // namespace braid
