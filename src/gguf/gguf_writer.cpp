@@ -1,0 +1,298 @@
+// gguf_writer.cpp -- encodes keys as they are set, lays tensors out when the file is written.
+#include "gguf/gguf_writer.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+#include "base/checked.h"
+
+namespace braid {
+
+namespace {
+
+template <typename T>
+void append(std::vector<std::byte>& out, T value) {
+  const auto* bytes = reinterpret_cast<const std::byte*>(&value);
+  out.insert(out.end(), bytes, bytes + sizeof(T));
+}
+
+void append_string(std::vector<std::byte>& out, std::string_view text) {
+  append(out, static_cast<uint64_t>(text.size()));
+  const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
+  out.insert(out.end(), bytes, bytes + text.size());
+}
+
+bool holds_arrays(const GgufValue& value) {
+  return value.is_array() && value.elem_type == GgufValueType::ARRAY;
+}
+
+// A value as it stands in a file, after its type.
+std::vector<std::byte> encoded(const GgufValue& value) {
+  std::vector<std::byte> bytes;
+  if (value.is_array()) {
+    append(bytes, static_cast<uint32_t>(value.elem_type));
+    append(bytes, value.count);
+  } else if (value.type == GgufValueType::STRING) {
+    append(bytes, static_cast<uint64_t>(value.bytes.size()));
+  }
+  bytes.insert(bytes.end(), value.bytes.begin(), value.bytes.end());
+  return bytes;
+}
+
+uint64_t align_up(uint64_t value, uint64_t unit) { return (value + unit - 1) & ~(unit - 1); }
+
+Status write_zeros(const ByteSink& sink, uint64_t count) {
+  static constexpr std::byte kZeros[4096] = {};
+  for (; count > 0;) {
+    const uint64_t now = std::min<uint64_t>(count, sizeof(kZeros));
+    BRAID_TRY(sink({kZeros, now}));
+    count -= now;
+  }
+  return {};
+}
+
+// A file that disappears unless it is finished.
+class TemporaryFile {
+ public:
+  explicit TemporaryFile(std::string final_path)
+      : final_path_(std::move(final_path)), path_(fmt::format("{}.{}.part", final_path_, ::getpid())) {}
+  ~TemporaryFile() {
+    if (fd_ >= 0) ::close(fd_);
+    if (created_) ::unlink(path_.c_str());
+  }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+
+  Status create() {
+    fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (fd_ < 0) return failed("cannot create");
+    created_ = true;
+    return {};
+  }
+
+  Status write(std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      const ssize_t done = ::write(fd_, bytes.data(), bytes.size());
+      if (done < 0 && errno == EINTR) continue;
+      if (done < 0) return failed("cannot write");
+      bytes = bytes.subspan(static_cast<size_t>(done));
+    }
+    return {};
+  }
+
+  Status finish() {
+    const int fd = std::exchange(fd_, -1);
+    if (::close(fd) != 0) return failed("cannot write");
+    if (::rename(path_.c_str(), final_path_.c_str()) != 0) return failed("cannot rename to its final name");
+    created_ = false;
+    return {};
+  }
+
+ private:
+  Status failed(const char* what) const {
+    const int code = errno;
+    const ErrorKind kind = code == ENOSPC || code == EDQUOT ? ErrorKind::exhausted : ErrorKind::io;
+    return Error{kind, fmt::format("{}: {}: {}", path_, what, std::strerror(code))};
+  }
+
+  std::string final_path_;
+  std::string path_;
+  int fd_ = -1;
+  bool created_ = false;
+};
+
+}  // namespace
+
+void GgufWriter::set(std::string_view key, GgufValueType type, std::vector<std::byte> bytes) {
+  BRAID_CHECK(!key.empty() && key.size() <= 65535 && key.find('\0') == std::string_view::npos);
+  const auto at = std::find_if(keys_.begin(), keys_.end(), [&](const Key& k) { return k.name == key; });
+  if (at != keys_.end()) {
+    at->type = type;
+    at->bytes = std::move(bytes);
+  } else {
+    keys_.push_back({std::string(key), type, std::move(bytes)});
+  }
+}
+
+template <typename T>
+void GgufWriter::set_scalar(std::string_view key, GgufValueType type, T value) {
+  std::vector<std::byte> bytes;
+  append(bytes, value);
+  set(key, type, std::move(bytes));
+}
+
+template <typename T>
+void GgufWriter::set_array(std::string_view key, GgufValueType elem_type, std::span<const T> values) {
+  std::vector<std::byte> bytes;
+  append(bytes, static_cast<uint32_t>(elem_type));
+  append(bytes, static_cast<uint64_t>(values.size()));
+  for (const T& value : values) {
+    if constexpr (std::is_same_v<T, std::string_view>) {
+      append_string(bytes, value);
+    } else {
+      append(bytes, value);
+    }
+  }
+  set(key, GgufValueType::ARRAY, std::move(bytes));
+}
+
+void GgufWriter::set_u8(std::string_view key, uint8_t value) { set_scalar(key, GgufValueType::U8, value); }
+void GgufWriter::set_i8(std::string_view key, int8_t value) { set_scalar(key, GgufValueType::I8, value); }
+void GgufWriter::set_u16(std::string_view key, uint16_t value) { set_scalar(key, GgufValueType::U16, value); }
+void GgufWriter::set_i16(std::string_view key, int16_t value) { set_scalar(key, GgufValueType::I16, value); }
+void GgufWriter::set_u32(std::string_view key, uint32_t value) { set_scalar(key, GgufValueType::U32, value); }
+void GgufWriter::set_i32(std::string_view key, int32_t value) { set_scalar(key, GgufValueType::I32, value); }
+void GgufWriter::set_u64(std::string_view key, uint64_t value) { set_scalar(key, GgufValueType::U64, value); }
+void GgufWriter::set_i64(std::string_view key, int64_t value) { set_scalar(key, GgufValueType::I64, value); }
+void GgufWriter::set_f32(std::string_view key, float value) { set_scalar(key, GgufValueType::F32, value); }
+void GgufWriter::set_f64(std::string_view key, double value) { set_scalar(key, GgufValueType::F64, value); }
+void GgufWriter::set_bool(std::string_view key, bool value) {
+  set_scalar(key, GgufValueType::BOOL, static_cast<uint8_t>(value ? 1 : 0));
+}
+
+void GgufWriter::set_string(std::string_view key, std::string_view value) {
+  std::vector<std::byte> bytes;
+  append_string(bytes, value);
+  set(key, GgufValueType::STRING, std::move(bytes));
+}
+
+void GgufWriter::set_strings(std::string_view key, std::span<const std::string_view> values) {
+  set_array(key, GgufValueType::STRING, values);
+}
+void GgufWriter::set_u32s(std::string_view key, std::span<const uint32_t> values) {
+  set_array(key, GgufValueType::U32, values);
+}
+void GgufWriter::set_i32s(std::string_view key, std::span<const int32_t> values) {
+  set_array(key, GgufValueType::I32, values);
+}
+void GgufWriter::set_f32s(std::string_view key, std::span<const float> values) {
+  set_array(key, GgufValueType::F32, values);
+}
+
+void GgufWriter::set_value(std::string_view key, const GgufValue& value) {
+  BRAID_CHECK(!holds_arrays(value));
+  set(key, value.type, encoded(value));
+}
+
+void GgufWriter::copy_metadata(const GgufFile& file) {
+  BRAID_CHECK(keys_.empty());  // so that unique keys stay unique without a search for each
+  for (const GgufEntry& entry : file.entries()) {
+    if (!holds_arrays(entry.value))
+      keys_.push_back({std::string(entry.key), entry.value.type, encoded(entry.value)});
+  }
+}
+
+void GgufWriter::remove(std::string_view key) {
+  std::erase_if(keys_, [&](const Key& k) { return k.name == key; });
+}
+
+bool GgufWriter::has(std::string_view key) const {
+  return std::any_of(keys_.begin(), keys_.end(), [&](const Key& k) { return k.name == key; });
+}
+
+uint64_t GgufWriter::alignment() const {
+  for (const Key& key : keys_) {
+    if (key.name != "general.alignment") continue;
+    BRAID_CHECK(key.type == GgufValueType::U32);
+    uint32_t value = 0;
+    std::memcpy(&value, key.bytes.data(), 4);
+    BRAID_CHECK(value >= 8 && value <= 1 << 20 && (value & (value - 1)) == 0);
+    return value;
+  }
+  return 32;
+}
+
+void GgufWriter::add_tensor(std::string_view name, GgmlType type, uint32_t n_dims,
+                            const std::array<uint64_t, 4>& ne,
+                            std::function<Status(const ByteSink&)> produce) {
+  BRAID_CHECK(!name.empty() && name.size() <= 63 && n_dims <= 4);
+  std::optional<uint64_t> size = row_bytes(type, ne[0]);
+  for (uint32_t i = 0; i < 4; ++i) {
+    BRAID_CHECK(ne[i] >= 1 && (i < n_dims || ne[i] == 1));
+    if (i > 0 && size) size = checked_mul(*size, ne[i]);
+  }
+  BRAID_CHECK(size.has_value());
+  tensors_.push_back({std::string(name), type, n_dims, ne, *size, std::move(produce)});
+}
+
+void GgufWriter::add_tensor(std::string_view name, GgmlType type, uint32_t n_dims,
+                            const std::array<uint64_t, 4>& ne, std::span<const std::byte> data) {
+  add_tensor(name, type, n_dims, ne, [data](const ByteSink& sink) { return sink(data); });
+  BRAID_CHECK(tensors_.back().size_bytes == data.size());
+}
+
+// Everything before the data, padded.
+std::vector<std::byte> GgufWriter::header() const {
+  std::vector<std::byte> out;
+  for (const char c : {'G', 'G', 'U', 'F'}) out.push_back(static_cast<std::byte>(c));
+  append(out, uint32_t{3});
+  append(out, static_cast<uint64_t>(tensors_.size()));
+  append(out, static_cast<uint64_t>(keys_.size()));
+  for (const Key& key : keys_) {
+    append_string(out, key.name);
+    append(out, static_cast<uint32_t>(key.type));
+    out.insert(out.end(), key.bytes.begin(), key.bytes.end());
+  }
+  const uint64_t unit = alignment();
+  uint64_t offset = 0;
+  for (const Tensor& tensor : tensors_) {
+    append_string(out, tensor.name);
+    append(out, tensor.n_dims);
+    for (uint32_t i = 0; i < tensor.n_dims; ++i) append(out, tensor.ne[i]);
+    append(out, static_cast<uint32_t>(tensor.type));
+    append(out, offset);
+    offset += align_up(tensor.size_bytes, unit);
+  }
+  out.resize(align_up(out.size(), unit));
+  return out;
+}
+
+uint64_t GgufWriter::file_bytes() const {
+  const uint64_t unit = alignment();
+  uint64_t total = header().size();
+  for (const Tensor& tensor : tensors_) total += align_up(tensor.size_bytes, unit);
+  return total;
+}
+
+Status GgufWriter::write_to(const ByteSink& sink) const {
+  const uint64_t unit = alignment();
+  BRAID_TRY(sink(header()));
+  for (const Tensor& tensor : tensors_) {
+    uint64_t written = 0;
+    BRAID_TRY(tensor.produce([&](std::span<const std::byte> bytes) {
+      written += bytes.size();
+      BRAID_CHECK(written <= tensor.size_bytes);
+      return sink(bytes);
+    }));
+    BRAID_CHECK(written == tensor.size_bytes);
+    BRAID_TRY(write_zeros(sink, align_up(written, unit) - written));
+  }
+  return {};
+}
+
+Status GgufWriter::write_file(const std::string& path) const {
+  TemporaryFile file(path);
+  BRAID_TRY(file.create());
+  BRAID_TRY(write_to([&](std::span<const std::byte> bytes) { return file.write(bytes); }));
+  return file.finish();
+}
+
+std::vector<std::byte> GgufWriter::to_bytes() const {
+  std::vector<std::byte> out;
+  out.reserve(file_bytes());
+  const Status status = write_to([&](std::span<const std::byte> bytes) {
+    out.insert(out.end(), bytes.begin(), bytes.end());
+    return Status();
+  });
+  BRAID_CHECK(status.ok());
+  return out;
+}
+
+}  // namespace braid
