@@ -29,8 +29,9 @@ uint64_t CacheSizes::journal_bytes(const ModelConfig& config) const {
 Status SequenceCache::allocate(Device& device, const ModelConfig& config, const CacheSizes& sizes) {
   BRAID_ASSIGN(kv_memory_, device.allocate(sizes.kv_bytes(config), "KV blocks"));
   BRAID_ASSIGN(slot_memory_, device.allocate(sizes.slot_bytes(config), "state slots"));
-  if (sizes.journal_rows > 0)
+  if (sizes.journal_rows > 0) {
     BRAID_ASSIGN(journal_memory_, device.allocate(sizes.journal_bytes(config), "journals"));
+  }
 
   const KvShape shape = kv_shape(config, sizes);
   auto* kv = static_cast<std::byte*>(kv_memory_.data());

@@ -1,0 +1,142 @@
+// engine.h -- the one loop that moves every generation forward.
+//
+//   plan     the scheduler picks sequences and how far each goes
+//   propose  the drafter may add uncertain tokens (the engine without speculation has no drafter)
+//   forward  the model runs once over everything
+//   judge    sampler and verifier: what survives, what comes next
+//   commit   accepted paths become state, cells move, sequences advance
+//   settle   events to clients; finished sequences release everything at once
+//
+// create() takes all memory from one plan; afterwards nothing on the device is allocated. The engine runs in
+// its caller's thread: submit(), cancel() and step() are called from one thread (a Sink may call the first
+// two).
+//
+//   BRAID_ASSIGN(auto file, GgufFile::open(path));
+//   BRAID_ASSIGN(auto engine, Engine::create(file, {}));
+//   BRAID_ASSIGN(RequestId id, engine->submit(std::move(request), sink));
+//   engine->run_until_idle();
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "engine/cache.h"
+#include "engine/plan.h"
+#include "engine/request.h"
+#include "engine/scheduler.h"
+#include "engine/step_batch.h"
+#include "gguf/gguf.h"
+#include "model/model.h"
+#include "ops/device.h"
+
+namespace braid {
+
+struct EngineOptions {
+  int32_t context_tokens = 0;   // per sequence; 0: what the model was made for, less if memory is short
+  int32_t max_sequences = 1;    // running at the same time
+  int32_t ubatch_tokens = 512;  // prompt tokens of one step
+  int32_t max_drafts = 0;       // uncertain tokens of one sequence in one step; 0: no speculation
+  KvFormat k_format = KvFormat::f16;
+  KvFormat v_format = KvFormat::f16;
+  std::string device = "cpu";  // or "ref"
+  int threads = 0;             // 0: the device chooses
+  Activations activations = Activations::i8;
+  bool with_mtp = true;
+  uint64_t memory_limit_bytes = 0;  // 0: what the machine has available
+  ModelWeights::Progress progress;  // while weights load
+};
+
+struct EngineStats {
+  uint64_t steps = 0;
+  uint64_t rows = 0;         // tokens run through the model
+  uint64_t prompt_rows = 0;  // of them, prompt tokens
+  uint64_t generated = 0;    // tokens reported or ended by
+  uint64_t drafted = 0;
+  uint64_t accepted = 0;
+  double forward_ms = 0;
+  double judge_ms = 0;
+};
+
+class Engine {
+ public:
+  // Errors: corrupt, unsupported (the file), exhausted (does not fit: with numbers), invalid_argument
+  // (options). The file must outlive the engine.
+  static Result<std::unique_ptr<Engine>> create(const GgufFile& file, const EngineOptions& options);
+
+  // The plan that create() would make, without loading anything.
+  static Result<MemoryPlan> plan_memory(const GgufFile& file, const EngineOptions& options);
+
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Queues a request; `sink` must live until its finished(). Errors: invalid_argument (empty, longer than the
+  // context, token outside the vocabulary, sampling values).
+  Result<RequestId> submit(Request request, Sink& sink);
+
+  // Takes effect in the next step; unknown ids are ignored (the request may just have ended).
+  void cancel(RequestId id);
+
+  // One turn. False when there was nothing to do.
+  bool step();
+  void run_until_idle();
+  bool idle() const { return scheduler_->idle(); }
+
+  const ModelConfig& config() const { return model_->config(); }
+  const MemoryPlan& memory() const { return plan_; }
+  const EngineStats& stats() const { return stats_; }
+  const Device& device() const { return *device_; }
+  Model& model() { return *model_; }
+  int32_t context_tokens() const { return plan_.context_tokens; }
+  int32_t ubatch_tokens() const { return options_.ubatch_tokens; }
+  // Bytes of weights one decoding step reads.
+  uint64_t step_read_bytes() { return model_->weights().step_read_bytes(model_->config()); }
+
+  // Speculation; null: none. Needs max_drafts > 0. The drafter must outlive the engine or be replaced.
+  void set_drafter(Drafter* drafter);
+  // Looks inside the model's steps (tests, tools); null: nobody.
+  void observe(Observer* observer) { model_->observe(observer); }
+
+  // Stops the program if the books do not balance.
+  void check() const { scheduler_->check(); }
+
+ private:
+  Engine() = default;
+  Status open(const GgufFile& file, const EngineOptions& options);
+  Status load();
+
+  void propose(Plan& plan);
+  Verdict judge(const PlanItem& item);
+  void judge_path(const PlanItem& item, Verdict& verdict);
+  void report_scores(const PlanItem& item);
+  void commit(const Batch& batch, const Plan& plan, std::span<const Verdict> verdicts);
+  void settle(const Plan& plan, std::span<Verdict> verdicts);
+  void finish(std::unique_ptr<Sequence> sequence, Finished end);
+  // Logits of output row `output`; at least `together` rows from it on are valid until the next call.
+  std::span<const float> logits_row(int32_t output, int32_t together);
+
+  EngineOptions options_;
+  std::unique_ptr<Device> device_;  // outlives everything that holds its memory
+  std::unique_ptr<Model> model_;
+  MemoryPlan plan_;
+  CacheSizes sizes_;
+  SequenceCache cache_;
+  Buffer logits_memory_;
+  Tensor logits_;             // [logit rows, V]
+  int32_t logits_first_ = 0;  // output rows that logits_ holds now
+  int32_t logits_count_ = 0;
+  int32_t outputs_ = 0;   // of the current step
+  int32_t max_rows_ = 0;  // of a step
+
+  std::unique_ptr<Scheduler> scheduler_;
+  std::unique_ptr<StepBatch> batch_;
+  Drafter* drafter_ = nullptr;
+  SamplerScratch scratch_;
+  EngineStats stats_;
+  RequestId next_id_ = 1;
+};
+
+}  // namespace braid

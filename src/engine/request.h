@@ -1,0 +1,78 @@
+// request.h -- what a client asks of the engine and what it hears back. Token ids only: text belongs
+// elsewhere.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/sampler.h"
+
+namespace braid {
+
+using RequestId = uint64_t;
+
+struct Request {
+  std::vector<int32_t> prompt;  // at least one token, fewer than the context holds
+  SamplingParams sampling;
+  int32_t max_tokens = -1;        // tokens to generate; -1: until the context is full; 0: only run the prompt
+  std::vector<int32_t> stop_ids;  // end the answer; not reported as tokens
+  int32_t top_logprobs = -1;      // -1: no log probabilities; 0: of the token alone; n: of the n best as well
+
+  // Perplexity and tests: receives the logits row of each prompt position from score_from on, in order, as
+  // the prompt is run. Row p is the prediction of token p + 1. The row is valid during the call.
+  std::function<void(int32_t position, std::span<const float> logits)> score;
+  int32_t score_from = 0;
+};
+
+struct TokenEvent {
+  int32_t id = 0;
+  float logprob = 0;                           // natural log, raw distribution; if asked for
+  std::vector<std::pair<int32_t, float>> top;  // best first; if asked for
+};
+
+enum class FinishReason : uint8_t { stop, length, cancelled, error };
+const char* finish_reason_name(FinishReason reason);
+
+struct Usage {
+  int32_t prompt_tokens = 0;
+  int32_t cached_tokens = 0;     // of the prompt, not computed again
+  int32_t generated_tokens = 0;  // the stop token included
+};
+
+struct Timings {
+  double queue_ms = 0;       // submit to first work
+  double prompt_ms = 0;      // first work to first token (or end of the prompt)
+  double generation_ms = 0;  // first token to last
+
+  double prompt_tok_s(const Usage& usage) const {
+    return prompt_ms > 0 ? 1e3 * (usage.prompt_tokens - usage.cached_tokens) / prompt_ms : 0;
+  }
+  double generation_tok_s(const Usage& usage) const {
+    return generation_ms > 0 ? 1e3 * (usage.generated_tokens - 1) / generation_ms : 0;
+  }
+};
+
+struct Finished {
+  FinishReason reason = FinishReason::stop;
+  std::optional<int32_t> stop_id;  // the stop token, if one ended the answer
+  std::string error;               // if reason is error
+  Usage usage;
+  Timings timings;
+};
+
+// Called on the engine's thread, between its steps; must not block for long. May call submit() and cancel().
+class Sink {
+ public:
+  virtual ~Sink() = default;
+  virtual void token(RequestId id, const TokenEvent& event) = 0;
+  virtual void progress(RequestId id, int32_t prompt_done, int32_t prompt_total) {}
+  // The last call for this id.
+  virtual void finished(RequestId id, const Finished& event) = 0;
+};
+
+}  // namespace braid

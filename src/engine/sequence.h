@@ -1,0 +1,92 @@
+// sequence.h -- one running generation: its tokens, its memory, and how far it is; and what one step does
+// with it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+#include "engine/blocks.h"
+#include "engine/request.h"
+#include "engine/sampler.h"
+
+namespace braid {
+
+using Clock = std::chrono::steady_clock;
+
+// Always true between steps, for a running sequence:
+//   held < tokens.size(): there is something to run;  held == tokens.size() - 1 once the prompt is done
+//   positions [0, held) are in the KV cells and in the state slot;  blocks.size() == blocks_for(held)
+struct Sequence {
+  RequestId id = 0;
+  Request request;
+  Sink* sink = nullptr;
+
+  std::vector<int32_t> tokens;  // prompt, then what was generated
+  int32_t held = 0;             // tokens whose K, V and state change are in memory
+  BlockTable blocks;
+  int32_t slot = -1;
+  int32_t reserved_blocks = 0;  // promised to it at admission, so that it never runs short
+  Sampler sampler;
+  bool cancelled = false;
+
+  Clock::time_point submitted;
+  Clock::time_point started;
+  Clock::time_point first_token;
+  Clock::time_point last_token;
+
+  int32_t prompt_tokens() const { return static_cast<int32_t>(request.prompt.size()); }
+  int32_t generated() const { return static_cast<int32_t>(tokens.size()) - prompt_tokens(); }
+  int32_t pending() const { return static_cast<int32_t>(tokens.size()) - held; }
+};
+
+// A drafted token. `parent` is an index into the drafts of the same item, -1: follows the last certain token.
+struct Draft {
+  int32_t token = 0;
+  int32_t parent = -1;
+};
+
+// What one step does for one sequence: run `certain` tokens from `held` on, then the drafts.
+struct PlanItem {
+  Sequence* sequence = nullptr;
+  int32_t certain = 0;
+  std::vector<Draft> drafts;  // parents before children; only when the certain rows end the known tokens
+
+  // Filled by StepBatch.
+  int32_t first_row = 0;     // in the batch
+  int32_t first_output = 0;  // in the batch's outputs
+  int32_t outputs = 0;       // the last of the certain rows, then all drafts
+  bool wants_next = false;   // the last certain row and the drafts decide what comes next
+
+  int32_t rows() const { return certain + static_cast<int32_t>(drafts.size()); }
+};
+
+struct Plan {
+  std::vector<PlanItem> items;
+  int32_t rows() const {
+    int32_t sum = 0;
+    for (const PlanItem& item : items) sum += item.rows();
+    return sum;
+  }
+};
+
+// What survived of an item and what comes next.
+struct Verdict {
+  std::vector<TokenEvent> events;  // to report, in order
+  std::vector<int32_t> next;       // new tokens of the sequence: accepted drafts, then one of its own
+  std::vector<int32_t> accepted;   // indices into drafts, a path from the root
+  bool finished = false;
+  Finished end;
+};
+
+// Adds uncertain tokens to a plan; hears what became of them. The engine without speculation has none.
+class Drafter {
+ public:
+  virtual ~Drafter() = default;
+  // May add drafts to items whose `wants_next` is set, at most `budget` in all.
+  virtual void propose(Plan& plan, int32_t budget) = 0;
+  // Called after the sequences have been brought up to date; verdicts[i] belongs to plan.items[i].
+  virtual void observe(const Plan& plan, std::span<const Verdict> verdicts) = 0;
+};
+
+}  // namespace braid
