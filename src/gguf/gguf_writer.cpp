@@ -17,16 +17,20 @@ namespace braid {
 
 namespace {
 
+void append_bytes(std::vector<std::byte>& out, const void* from, size_t count) {
+  const size_t at = out.size();
+  out.resize(at + count);
+  if (count > 0) std::memcpy(out.data() + at, from, count);
+}
+
 template <typename T>
 void append(std::vector<std::byte>& out, T value) {
-  const auto* bytes = reinterpret_cast<const std::byte*>(&value);
-  out.insert(out.end(), bytes, bytes + sizeof(T));
+  append_bytes(out, &value, sizeof(T));
 }
 
 void append_string(std::vector<std::byte>& out, std::string_view text) {
   append(out, static_cast<uint64_t>(text.size()));
-  const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
-  out.insert(out.end(), bytes, bytes + text.size());
+  append_bytes(out, text.data(), text.size());
 }
 
 bool holds_arrays(const GgufValue& value) {
@@ -42,7 +46,7 @@ std::vector<std::byte> encoded(const GgufValue& value) {
   } else if (value.type == GgufValueType::STRING) {
     append(bytes, static_cast<uint64_t>(value.bytes.size()));
   }
-  bytes.insert(bytes.end(), value.bytes.begin(), value.bytes.end());
+  append_bytes(bytes, value.bytes.data(), value.bytes.size());
   return bytes;
 }
 
@@ -231,14 +235,14 @@ void GgufWriter::add_tensor(std::string_view name, GgmlType type, uint32_t n_dim
 // Everything before the data, padded.
 std::vector<std::byte> GgufWriter::header() const {
   std::vector<std::byte> out;
-  for (const char c : {'G', 'G', 'U', 'F'}) out.push_back(static_cast<std::byte>(c));
+  append_bytes(out, "GGUF", 4);
   append(out, uint32_t{3});
   append(out, static_cast<uint64_t>(tensors_.size()));
   append(out, static_cast<uint64_t>(keys_.size()));
   for (const Key& key : keys_) {
     append_string(out, key.name);
     append(out, static_cast<uint32_t>(key.type));
-    out.insert(out.end(), key.bytes.begin(), key.bytes.end());
+    append_bytes(out, key.bytes.data(), key.bytes.size());
   }
   const uint64_t unit = alignment();
   uint64_t offset = 0;
@@ -288,7 +292,7 @@ std::vector<std::byte> GgufWriter::to_bytes() const {
   std::vector<std::byte> out;
   out.reserve(file_bytes());
   const Status status = write_to([&](std::span<const std::byte> bytes) {
-    out.insert(out.end(), bytes.begin(), bytes.end());
+    append_bytes(out, bytes.data(), bytes.size());
     return Status();
   });
   BRAID_CHECK(status.ok());
