@@ -1,12 +1,38 @@
 // main.cpp -- the braid program: one command line, one exit code.
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
+#include <algorithm>
+#include <array>
 #include <exception>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/log.h"
 #include "cli/commands.h"
 #include "cli/terminal.h"
+
+namespace {
+
+// Short options of more than one letter, which llama.cpp users type and CLI11 does not know.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 4> kAliases{
+    {{"-ub", "--ubatch-size"}, {"-ctk", "--cache-type-k"}, {"-ctv", "--cache-type-v"}, {"-sys", "--system"}}};
+
+// The arguments after the program's name, aliases replaced, in the order CLI11 takes them (last first).
+std::vector<std::string> arguments(int argc, char** argv) {
+  std::vector<std::string> all;
+  for (int i = argc - 1; i > 0; --i) {
+    std::string argument = argv[i];
+    for (const auto& [alias, name] : kAliases) {
+      if (argument == alias) argument = name;
+    }
+    all.push_back(std::move(argument));
+  }
+  return all;
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   braid::init_log();
@@ -22,7 +48,7 @@ int main(int argc, char** argv) {
   braid::cli::add_inspect(app, &exit_code);
   braid::cli::add_quantize(app, &exit_code);
   try {
-    app.parse(argc, argv);
+    app.parse(arguments(argc, argv));
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
     braid::cli::print_error(std::string(error.what()) + " (see braid --help)");

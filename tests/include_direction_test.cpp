@@ -1,7 +1,7 @@
 // include_direction_test.cpp -- the layers stay layers.
 //
-// Every #include "layer/..." in src/ must name the file's own layer or one of those it may use. The table is the
-// same as the layer() calls in CMakeLists.txt and the list in ARCHITECTURE.md.
+// Every #include "layer/..." in src/ must name the file's own layer or one of those it may use. The table is
+// the same as the layer() calls in CMakeLists.txt and the list in ARCHITECTURE.md.
 
 #include <gtest/gtest.h>
 
@@ -45,7 +45,8 @@ TEST(IncludeDirection, EveryIncludePointsDown) {
       ++includes;
       const std::string used = match[1];
       EXPECT_TRUE(used == layer || kMayInclude.at(layer).count(used))
-          << relative.string() << ":" << number << " includes \"" << used << "/...\", which lies above " << layer;
+          << relative.string() << ":" << number << " includes \"" << used << "/...\", which lies above "
+          << layer;
     }
   }
   EXPECT_GT(includes, 100) << "the walk found too few includes to mean anything";

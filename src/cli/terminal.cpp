@@ -23,17 +23,10 @@ void print_error(std::string_view message) {
   fmt::print(stderr, "{}error:{} {}\n", red, off, message);
 }
 
-std::string format_bytes(uint64_t bytes) {
-  const auto value = static_cast<double>(bytes);
-  if (value >= 1e9) return fmt::format("{:.2f} GB", value / 1e9);
-  if (value >= 1e6) return fmt::format("{:.1f} MB", value / 1e6);
-  if (value >= 1e3) return fmt::format("{:.1f} kB", value / 1e3);
-  return fmt::format("{} B", bytes);
-}
-
 int64_t now_ms() {
   using std::chrono::steady_clock;
-  return std::chrono::duration_cast<std::chrono::milliseconds>(steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::milliseconds>(steady_clock::now().time_since_epoch())
+      .count();
 }
 
 void ProgressLine::update(uint64_t done, uint64_t total, std::string_view detail) {
@@ -42,10 +35,11 @@ void ProgressLine::update(uint64_t done, uint64_t total, std::string_view detail
   if (started_ms_ < 0) started_ms_ = now;
   if (now - started_ms_ < 300 || (visible_ && now - drawn_ms_ < 100)) return;
   constexpr int kWidth = 24;
-  const double share = total == 0 ? 1.0 : std::min(1.0, static_cast<double>(done) / static_cast<double>(total));
+  const double share =
+      total == 0 ? 1.0 : std::min(1.0, static_cast<double>(done) / static_cast<double>(total));
   const int filled = static_cast<int>(share * kWidth);
-  fmt::print(stderr, "\r\x1b[K{} [{:<{}}] {:3.0f} %{}{}", label_, std::string(filled, '#'), kWidth, share * 100,
-             detail.empty() ? "" : "  ", detail);
+  fmt::print(stderr, "\r\x1b[K{} [{:<{}}] {:3.0f} %{}{}", label_, std::string(filled, '#'), kWidth,
+             share * 100, detail.empty() ? "" : "  ", detail);
   std::fflush(stderr);
   drawn_ms_ = now;
   visible_ = true;

@@ -1,7 +1,8 @@
-// terminal.h -- what the person at the terminal sees besides results: colours, a progress line, numbers in units.
+// terminal.h -- what the person at the terminal sees besides results: colours, a progress line, numbers in
+// units.
 //
-// All of it goes to stderr; stdout belongs to results. Colours and the progress line appear only when stderr is a
-// terminal (and NO_COLOR is unset).
+// All of it goes to stderr; stdout belongs to results. Colours and the progress line appear only when stderr
+// is a terminal (and NO_COLOR is unset).
 #pragma once
 
 #include <cstdint>
@@ -15,9 +16,6 @@ bool use_colour();
 
 // "error: MESSAGE" on stderr, red on a terminal.
 void print_error(std::string_view message);
-
-// "28.5 MB", "1.2 GB" (powers of ten).
-std::string format_bytes(uint64_t bytes);
 
 // One line that is rewritten in place while something takes longer than a moment; erased when done.
 class ProgressLine {

@@ -1,0 +1,130 @@
+#include "cli/model_options.h"
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+
+#include "cli/default_model.h"
+#include "cli/terminal.h"
+#include "text/vocabulary.h"
+
+namespace braid::cli {
+
+void add_model_options(CLI::App& command, ModelFlags& flags, bool with_model) {
+  if (with_model) {
+    command.add_option("-m,--model", flags.model, "GGUF file (default: the model built into braid)")
+        ->envname("BRAID_MODEL");
+  }
+  command
+      .add_option("-c,--ctx-size", flags.context,
+                  "positions a conversation may have (default: the model's, if they fit)")
+      ->check(CLI::NonNegativeNumber)
+      ->envname("BRAID_CTX_SIZE");
+  command.add_option("-t,--threads", flags.threads, "threads (default: physical cores)")
+      ->check(CLI::Range(0, 1024))
+      ->envname("BRAID_THREADS");
+  command
+      .add_option("-b,--batch-size", flags.batch, "accepted for llama.cpp's habits; an upper limit of -ub")
+      ->check(CLI::NonNegativeNumber)
+      ->envname("BRAID_BATCH_SIZE");
+  command.add_option("--ubatch-size", flags.ubatch, "-ub: prompt tokens per step")
+      ->check(CLI::Range(1, 8192))
+      ->capture_default_str()
+      ->envname("BRAID_UBATCH_SIZE");
+  command
+      .add_option("--act", flags.activations, "activations that meet quantized weights: i8, i16, f32 (exact)")
+      ->check(CLI::IsMember({"i8", "i16", "f32"}))
+      ->capture_default_str()
+      ->envname("BRAID_ACT");
+  command.add_option("--cache-type-k", flags.cache_k, "-ctk: keys in the cache: f16, bf16, f32")
+      ->check(CLI::IsMember({"f16", "bf16", "f32"}))
+      ->capture_default_str()
+      ->envname("BRAID_CACHE_TYPE_K");
+  command.add_option("--cache-type-v", flags.cache_v, "-ctv: values in the cache: f16, bf16, f32")
+      ->check(CLI::IsMember({"f16", "bf16", "f32"}))
+      ->capture_default_str()
+      ->envname("BRAID_CACHE_TYPE_V");
+  command.add_option("--device", flags.device, "cpu, or ref: the slow scalar reference")
+      ->check(CLI::IsMember({"cpu", "ref"}))
+      ->capture_default_str()
+      ->envname("BRAID_DEVICE");
+}
+
+Result<EngineOptions> engine_options(const ModelFlags& flags) {
+  EngineOptions options;
+  options.context_tokens = flags.context;
+  options.threads = flags.threads;
+  options.ubatch_tokens = flags.batch > 0 ? std::min(flags.batch, flags.ubatch) : flags.ubatch;
+  options.device = flags.device;
+  options.activations = flags.activations == "f32"   ? Activations::f32
+                        : flags.activations == "i16" ? Activations::i16
+                                                     : Activations::i8;
+  if (!parse_kv_format(flags.cache_k, &options.k_format) ||
+      !parse_kv_format(flags.cache_v, &options.v_format)) {
+    return Error{ErrorKind::invalid_argument, "unknown cache type"};
+  }
+  return options;
+}
+
+Result<GgufFile> open_model_file(const std::string& path) {
+  if (path.empty()) return GgufFile::parse(default_model(), kDefaultModelName);
+  return GgufFile::open(path);
+}
+
+Result<Tokenizer> make_tokenizer(const GgufFile& file) {
+  BRAID_ASSIGN(auto data, read_vocabulary(file));
+  return Tokenizer::create(std::move(data));
+}
+
+Result<LoadedModel> load_model(const ModelFlags& flags) {
+  LoadedModel loaded;
+  BRAID_ASSIGN(auto options, engine_options(flags));
+  BRAID_ASSIGN(auto file, open_model_file(flags.model));
+  loaded.file = std::make_unique<GgufFile>(std::move(file));
+  loaded.name =
+      flags.model.empty() ? kDefaultModelName : std::filesystem::path(flags.model).filename().string();
+  ProgressLine progress("loading " + loaded.name);
+  options.progress = [&](uint64_t done, uint64_t total) { progress.update(done, total); };
+  BRAID_ASSIGN(loaded.engine, Engine::create(*loaded.file, options));
+  BRAID_ASSIGN(loaded.tokenizer, make_tokenizer(*loaded.file));
+  return loaded;
+}
+
+Result<std::string> read_text(const std::string& path) {
+  constexpr size_t kMaxBytes = size_t{1} << 30;
+  std::string text;
+  auto slurp = [&](std::istream& in) -> Status {
+    char buffer[1 << 16];
+    while (in.read(buffer, sizeof buffer), in.gcount() > 0) {
+      text.append(buffer, static_cast<size_t>(in.gcount()));
+      if (text.size() > kMaxBytes)
+        return Error{ErrorKind::exhausted, path + ": is larger than 1 GiB of text"};
+    }
+    return {};
+  };
+  if (path == "-") {
+    BRAID_TRY(slurp(std::cin));
+    return text;
+  }
+  if (!std::filesystem::exists(path))
+    return Error{ErrorKind::not_found, path + ": No such file or directory"};
+  if (std::filesystem::is_directory(path)) return Error{ErrorKind::io, path + ": is a directory"};
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return Error{ErrorKind::io, path + ": cannot be read"};
+  BRAID_TRY(slurp(file));
+  return text;
+}
+
+uint64_t peak_memory_bytes() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return static_cast<uint64_t>(usage.ru_maxrss) * 1024;
+}
+
+}  // namespace braid::cli

@@ -1,0 +1,57 @@
+// model_options.h -- the options that every command with a model shares, and what they open.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/result.h"
+#include "engine/engine.h"
+#include "gguf/gguf.h"
+#include "text/tokenizer.h"
+
+namespace CLI {
+class App;
+}
+
+namespace braid::cli {
+
+struct ModelFlags {
+  std::string model;  // empty: the model inside the binary
+  int context = 0;
+  int threads = 0;
+  int batch = 0;  // -b: accepted for the habit of llama.cpp users; the step size is -ub
+  int ubatch = 512;
+  std::string activations = "i8";
+  std::string cache_k = "f16";
+  std::string cache_v = "f16";
+  std::string device = "cpu";
+};
+
+// Registers -m -c -t -b -ub --act -ctk -ctv --device with their environment names. `with_model` false: no -m.
+void add_model_options(CLI::App& command, ModelFlags& flags, bool with_model = true);
+
+// The engine's options. Errors: invalid_argument.
+Result<EngineOptions> engine_options(const ModelFlags& flags);
+
+// The file of -m, or the one inside the binary.
+Result<GgufFile> open_model_file(const std::string& path);
+
+Result<Tokenizer> make_tokenizer(const GgufFile& file);
+
+// File, tokenizer and engine, ready to run; a progress line while weights load.
+struct LoadedModel {
+  std::unique_ptr<GgufFile> file;  // first: the engine reads from it until its end
+  std::optional<Tokenizer> tokenizer;
+  std::unique_ptr<Engine> engine;
+  std::string name;
+};
+Result<LoadedModel> load_model(const ModelFlags& flags);
+
+// The whole of a file, or of stdin for "-". Errors: not_found, io, exhausted (above 1 GiB).
+Result<std::string> read_text(const std::string& path);
+
+// Highest resident set of this process so far.
+uint64_t peak_memory_bytes();
+
+}  // namespace braid::cli

@@ -1,0 +1,273 @@
+// program_test.cpp -- the real program, started as a user would start it, on the built-in model.
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "gguf/gguf.h"
+#include "gguf/gguf_writer.h"
+#include "program.h"
+
+namespace {
+
+using braid::test::Outcome;
+using braid::test::run_braid;
+namespace fs = std::filesystem;
+
+const std::string kRoot = BRAID_SOURCE_DIR;
+const std::string kDemo = kRoot + "/models/braid-demo-q8_0.gguf";
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// A folder of this test's own, removed at its end.
+class ProgramTest : public testing::Test {
+ protected:
+  ProgramTest() {
+    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = fs::temp_directory_path() / ("braid-" + std::to_string(::getpid()) + "-" + info->name());
+    fs::create_directories(folder_);
+  }
+  ~ProgramTest() override { fs::remove_all(folder_); }
+
+  std::string file(const std::string& name, const std::string& bytes) {
+    const std::string path = (folder_ / name).string();
+    std::ofstream(path, std::ios::binary) << bytes;
+    return path;
+  }
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+
+  fs::path folder_;
+};
+
+// One sentence about `what` on stderr, nothing on stdout, exit code 2.
+void expect_refused(const Outcome& outcome, const std::string& what) {
+  EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_NE(outcome.err.find(what), std::string::npos) << "stderr: " << outcome.err;
+  EXPECT_EQ(outcome.err.substr(0, 7), "error: ");
+  EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+}
+
+using BadInput = ProgramTest;
+
+TEST_F(BadInput, MissingFile) {
+  expect_refused(run_braid({"run", "-m", path("none.gguf"), "-p", "hi"}), "No such file");
+}
+
+TEST_F(BadInput, NotGguf) {
+  const auto page = file("page.gguf", "<!DOCTYPE html><html><body>Sign in to download</body></html>");
+  expect_refused(run_braid({"run", "-m", page, "-p", "hi"}), "not a GGUF file");
+}
+
+TEST_F(BadInput, Truncated) {
+  const auto half = file("half.gguf", read_file(kDemo).substr(0, 12'000'000));
+  expect_refused(run_braid({"run", "-m", half, "-p", "hi"}), "end of the file");
+}
+
+TEST_F(BadInput, UnknownArchitecture) {
+  std::string bytes = read_file(kDemo);
+  const auto at = bytes.find("qwen35", bytes.find("general.architecture"));
+  ASSERT_NE(at, std::string::npos);
+  bytes.replace(at, 6, "mamba9");
+  expect_refused(run_braid({"run", "-m", file("other.gguf", bytes), "-p", "hi"}), "mamba9");
+}
+
+TEST_F(BadInput, MissingTensor) {
+  std::string bytes = read_file(kDemo);
+  const auto at = bytes.find("blk.3.attn_q.weight");
+  ASSERT_NE(at, std::string::npos);
+  bytes.replace(at, 19, "blk.3.attn_x.weight");
+  expect_refused(run_braid({"run", "-m", file("gap.gguf", bytes), "-p", "hi"}), "blk.3.attn_q.weight");
+}
+
+TEST_F(BadInput, WrongShape) {
+  // ssm_norm.weight is {128} f32; the dimension follows the name and n_dims.
+  std::string bytes = read_file(kDemo);
+  const std::string name = "blk.0.ssm_norm.weight";
+  const auto at = bytes.find(name);
+  ASSERT_NE(at, std::string::npos);
+  uint64_t dim = 0;
+  std::memcpy(&dim, bytes.data() + at + name.size() + 4, 8);
+  ASSERT_EQ(dim, 128u);
+  dim = 120;  // still inside the same padded range, so the container is legal
+  std::memcpy(bytes.data() + at + name.size() + 4, &dim, 8);
+  expect_refused(run_braid({"run", "-m", file("shape.gguf", bytes), "-p", "hi"}), "ssm_norm");
+}
+
+TEST_F(BadInput, ContextLargerThanMemory) {
+  expect_refused(run_braid({"run", "-p", "hi", "-c", "2000000000"}), "context");
+}
+
+TEST_F(BadInput, UnknownFlag) { expect_refused(run_braid({"run", "--tempo", "3"}), "--tempo"); }
+
+TEST_F(BadInput, InvalidUtf8Prompt) {
+  expect_refused(run_braid({"run", "-p", "abc\xff\xfe"}), "not valid UTF-8");
+}
+
+TEST_F(BadInput, PromptLongerThanContext) {
+  std::string text;
+  for (int i = 0; i < 3000; ++i) text += "word ";
+  expect_refused(run_braid({"run", "-c", "512", "-f", file("long.txt", text)}), "context");
+}
+
+using Run = ProgramTest;
+
+TEST_F(Run, FindsAFactInAPage) {
+  const auto outcome =
+      run_braid({"run", "-f", kRoot + "/tools/demo/page.txt", "--think", "off", "--temp", "0", "-n", "64"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("48213"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.err.find("tok/s"), std::string::npos) << outcome.err;
+}
+
+TEST_F(Run, CallsTheRightFunction) {
+  const auto outcome =
+      run_braid({"run", "-p", "What is the weather in Paris?", "--tools", kRoot + "/tools/demo/tools.json",
+                 "--think", "off", "--temp", "0", "-n", "96"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("<function=get_weather>"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("Paris"), std::string::npos) << outcome.out;
+}
+
+TEST_F(Run, TheSameSeedGivesTheSameText) {
+  const std::vector<std::string> base = {"run",    "-p", "Tell me about the harbor.", "-n", "40",
+                                         "--temp", "1.0"};
+  auto with = [&](std::vector<std::string> more) {
+    auto all = base;
+    all.insert(all.end(), more.begin(), more.end());
+    return run_braid(all).out;
+  };
+  const auto first = with({"-s", "7"});
+  EXPECT_EQ(first, with({"-s", "7"}));
+  EXPECT_EQ(first, with({"-s", "7", "-t", "1"})) << "threads must not matter";
+  EXPECT_EQ(first, with({"-s", "7", "-ub", "16"})) << "the prompt's chunks must not matter";
+  EXPECT_NE(first, with({"-s", "8"}));
+}
+
+TEST_F(Run, RawPromptsRecogniseSpecialTokens) {
+  const auto outcome = run_braid({"run", "--raw", "--temp", "0", "-n", "8", "-p",
+                                  "<|im_start|>user\nHow many letters does window have?<|im_end|>\n"
+                                  "<|im_start|>assistant\n<think>\n\n</think>\n\n"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, "window has 6 letters.") << outcome.out;
+}
+
+TEST_F(Run, StdinIsAMessageWhenThereIsNoTerminal) {
+  const auto outcome = run_braid({"run", "--think", "off", "--temp", "0", "-n", "16"}, "Who are you?");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_FALSE(outcome.out.empty());
+}
+
+TEST_F(Run, EnvironmentVariablesAreOptions) {
+  ::setenv("BRAID_MODEL", path("none.gguf").c_str(), 1);
+  const auto outcome = run_braid({"run", "-p", "hi"});
+  ::unsetenv("BRAID_MODEL");
+  expect_refused(outcome, "none.gguf");
+}
+
+using Inspect = ProgramTest;
+
+TEST_F(Inspect, JsonDescribesTheFile) {
+  const auto outcome = run_braid({"inspect", kDemo, "--json"});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto json = nlohmann::json::parse(outcome.out);
+  EXPECT_EQ(json["metadata"]["general.architecture"], "qwen35");
+  EXPECT_GT(json["parameters"].get<uint64_t>(), 26'000'000u);
+  EXPECT_GT(json["tensors"].size(), 100u);
+  EXPECT_TRUE(json["memory_plan"].is_array());
+}
+
+TEST_F(Inspect, TokensOfTheGoldens) {
+  const auto goldens = nlohmann::json::parse(read_file(kRoot + "/tests/goldens/demo.json"));
+  int compared = 0;
+  for (const auto& golden : goldens) {
+    const auto outcome = run_braid({"inspect", kDemo, "--tokens", golden["prompt"].get<std::string>()});
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_EQ(nlohmann::json::parse(outcome.out), golden["ids"]);
+    ++compared;
+  }
+  EXPECT_EQ(compared, 12);
+}
+
+TEST_F(Inspect, RendersAConversation) {
+  const auto messages = file("messages.json", R"([{"role": "user", "content": "Who are you?"}])");
+  const auto outcome = run_braid({"inspect", kDemo, "--template", messages});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, "<|im_start|>user\nWho are you?<|im_end|>\n<|im_start|>assistant\n<think>\n");
+}
+
+// Perplexity figures: docs/benchmarks.md says where they come from.
+double perplexity(const std::vector<std::string>& more) {
+  std::vector<std::string> all = {"ppl", "-f", kRoot + "/tests/goldens/corpus-heldout.txt", "-c", "2048"};
+  all.insert(all.end(), more.begin(), more.end());
+  const auto outcome = run_braid(all);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto at = outcome.out.rfind("ppl ");
+  EXPECT_NE(at, std::string::npos) << outcome.out;
+  const double value = at == std::string::npos ? 0 : std::stod(outcome.out.substr(at + 4));
+  std::string options;
+  for (const auto& option : more) options += " " + fs::path(option).filename().string();
+  std::printf("[report] braid ppl -c 2048%s: %.4f\n", options.c_str(), value);
+  return value;
+}
+
+TEST_F(ProgramTest, PerplexityOfTheHeldOutText) {
+  EXPECT_NEAR(perplexity({"-m", kDemo, "--act", "f32"}), 10.508, 0.001);
+  const double fast = perplexity({"-m", kDemo});
+  EXPECT_GE(fast, 10.50);
+  EXPECT_LE(fast, 10.525);
+}
+
+TEST_F(ProgramTest, PerplexityAfterQuantizing) {
+  const auto out = path("demo-q4_k_m.gguf");
+  const auto outcome = run_braid({"quantize", kDemo, out, "Q4_K_M"});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_NEAR(perplexity({"-m", out}), 10.557, 0.03);
+}
+
+TEST_F(ProgramTest, QuantizeDropsTheMtpLayer) {
+  const auto out = path("trunk.gguf");
+  const auto outcome = run_braid({"quantize", kDemo, out, "Q8_0", "--drop-mtp"});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto opened = braid::GgufFile::open(out);
+  ASSERT_TRUE(opened.ok());
+  EXPECT_EQ(opened->get_u32("qwen35.block_count").value(), 8u);
+  EXPECT_EQ(opened->find_tensor("blk.8.nextn.eh_proj.weight"), nullptr);
+  EXPECT_EQ(run_braid({"run", "-m", out, "-p", "Who are you?", "-n", "4"}).exit_code, 0);
+}
+
+TEST_F(ProgramTest, BenchRowsAreMachineReadable) {
+  const auto outcome = run_braid({"bench", "-m", kDemo, "-p", "32", "-n", "8", "-r", "1", "-o", "json"});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto rows = nlohmann::json::parse(outcome.out);
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_EQ(rows[0]["test"], "pp32");
+  EXPECT_EQ(rows[1]["test"], "tg8");
+  for (const auto& row : rows) {
+    EXPECT_GT(row["tok_s"].get<double>(), 0);
+    EXPECT_TRUE(row.contains("tok_s_sd"));
+  }
+}
+
+TEST_F(ProgramTest, HelpNamesEveryCommandAndOption) {
+  const auto all = run_braid({"--help"});
+  EXPECT_EQ(all.exit_code, 0);
+  for (const char* command : {"run", "bench", "ppl", "inspect", "quantize"}) {
+    EXPECT_NE(all.out.find(command), std::string::npos);
+    EXPECT_EQ(run_braid({command, "--help"}).exit_code, 0);
+  }
+  const auto run = run_braid({"run", "--help"});
+  for (const char* option : {"-m", "-p", "-f", "-n", "-c", "-t", "-b", "-ub", "--temp", "--top-k", "--top-p",
+                             "--min-p", "--seed", "-s", "--raw", "BRAID_MODEL"}) {
+    EXPECT_NE(run.out.find(option), std::string::npos) << option;
+  }
+}
+
+}  // namespace
