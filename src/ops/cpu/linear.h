@@ -51,8 +51,9 @@ class Products {
   void embed(Tensor y, const Weight& table, const Batch& batch);
   void moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w);
 
+  struct Impl;  // linear_impl.h
+
  private:
-  struct Impl;
   explicit Products(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

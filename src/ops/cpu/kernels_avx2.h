@@ -1,0 +1,25 @@
+// kernels_avx2.h -- the functions that products.cpp puts into the AVX2 table; see products.h for what they
+// do.
+#pragma once
+
+#include "ops/cpu/products.h"
+
+namespace braid::cpu::avx2 {
+
+void w8_few(const Job& job);
+void w8_many(const Job& job);
+void w4k_few(const Job& job);
+void w4k_many(const Job& job);
+void w5k_few(const Job& job);
+void w5k_many(const Job& job);
+void w6k_few(const Job& job);
+void w6k_many(const Job& job);
+void f32_rows(const Job& job);
+void f16_rows(const Job& job);
+void bf16_rows(const Job& job);
+template <Layout L>
+void decoded_rows(const Job& job);
+void quantize(const QuantizeJob& job);
+void silu_mul(float* y, const float* gate, const float* up, int64_t n);
+
+}  // namespace braid::cpu::avx2

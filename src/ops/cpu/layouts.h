@@ -1,0 +1,97 @@
+// layouts.h -- how weights lie in memory for the product kernels, and how activations meet them.
+//
+// A row group is 16 consecutive output rows; its tiles follow each other over k. A quad is 4 consecutive k:
+// byte 4 r + j of 64 belongs to row r, element j, so that one load holds whole quads and every lane is one
+// output row. Every layout is a permutation of the file's bits with widened scales; nothing is quantized
+// again. Rows beyond n and k beyond the matrix are zero with scale 0.
+//
+// This header is read by sources compiled for one instruction set: no inline functions of the standard
+// library.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace braid::cpu {
+
+inline constexpr int kGroupRows = 16;
+inline constexpr int kBlockK = 256;  // activations are cut into blocks of 256 k, each of 8 sub-blocks of 32
+inline constexpr int kSubBlocks = kBlockK / 32;
+
+enum class Layout : uint8_t {
+  w8,    // Q8_0
+  w4k,   // Q4_K
+  w5k,   // Q5_K
+  w6k,   // Q6_K
+  f32,   // [k][16] f32
+  f16,   // [k][16] f16
+  bf16,  // [k / 2][16][2] bf16
+  raw,   // everything else: the 16 rows as in the file, one after the other
+};
+inline constexpr int kLayouts = 8;
+
+// 64 k; code + 128, so that the integer sum of a sub-block starts at -128 x (sum of activation codes).
+struct alignas(64) W8 {
+  uint16_t d[2][16];  // f16, of each 32 k
+  uint8_t q[16][64];  // [quad]
+};
+// 256 k in 8 groups of 32. Low nibble: group 2 j, high nibble: group 2 j + 1.
+struct alignas(64) W4K {
+  uint16_t d[16], dmin[16];
+  uint8_t scale[8][16], min[8][16];
+  uint8_t q[4][8][64];  // [pair of groups][quad]
+};
+// As W4K; h holds the fifth bits of one zmm of codes each: bit i of h[group][quad] belongs to byte i.
+struct alignas(64) W5K {
+  uint16_t d[16], dmin[16];
+  uint8_t scale[8][16], min[8][16];
+  uint64_t h[8][8];
+  uint8_t q[4][8][64];
+};
+// 256 k in 16 groups of 16; codes 0..63 (value + 32).
+struct alignas(64) W6K {
+  uint16_t d[16], pad[16];
+  int8_t scale[16][16];
+  uint8_t low[8][4][64];  // [pair of groups][quad]: low nibble group 2 j, high nibble group 2 j + 1
+  uint8_t high[16][64];   // [group]: 2-bit field i is bits 4..5 of quad i
+};
+static_assert(sizeof(W8) == 1088 && sizeof(W4K) == 2368 && sizeof(W5K) == 2880 && sizeof(W6K) == 3392);
+
+// --- Activations
+// ---------------------------------------------------------------------------------------------- Rows of x,
+// quantized per 32 k to int8 (d = max / 127) or int16 (d = max / 32512), in blocks of 256 k: [k / 256][row]
+// of the parts below; k beyond the matrix is zero with d 0. Which parts are filled depends on the kernels
+// that will read them.
+struct alignas(32) ActHead {
+  float d[kSubBlocks];
+  float dsum[kSubBlocks];         // d * (sum of codes)
+  int32_t sum[kSubBlocks];        // sums of codes per 32 k
+  int16_t sum16[2 * kSubBlocks];  // per 16 k (int8 only)
+};
+struct alignas(32) ActCodes {
+  int8_t q[kBlockK];
+};
+// code = 16 high + low, low -8..7, high -8..8: products of unsigned bytes with either plane can be added over
+// 8 quads in 16 bits.
+struct alignas(32) ActNibbles {
+  int8_t high[kBlockK];
+  int8_t low[kBlockK];
+};
+// Codes as int16, elements 0 2 1 3 of each quad: even and odd bytes of a weight quad become two pairs.
+struct alignas(32) ActWide {
+  int16_t q[kBlockK];
+};
+
+enum : uint8_t { kNeedsCodes = 1, kNeedsNibbles = 2, kNeedsWide = 4, kNeedsFloat = 8 };
+
+struct ActView {
+  int64_t rows = 0;  // stride between blocks of 256 k
+  const ActHead* head = nullptr;
+  const ActCodes* codes = nullptr;
+  const ActNibbles* nibbles = nullptr;
+  const ActWide* wide = nullptr;
+  const float* x = nullptr;  // unquantized rows
+  int64_t x_stride = 0;
+};
+
+}  // namespace braid::cpu

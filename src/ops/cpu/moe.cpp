@@ -1,0 +1,239 @@
+// moe.cpp -- routing, and the products of experts.
+//
+// moe_ffn sorts (row, expert) pairs by expert into slots: the rows of an expert stand together, experts
+// ascend. Region 1 quantizes x once per row and fills hidden[slot] = silu(gate x) * up x, rows addressed
+// through the slots' list; the shared expert's rows follow after the slots. Region 2 quantizes hidden and
+// adds the down products: one worker owns a row group of y for all experts, so that a row's sum runs in
+// expert order whatever the batch.
+
+#include "ops/cpu/moe.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "ops/cpu/linear.h"
+#include "ops/cpu/linear_impl.h"
+
+namespace braid::cpu {
+namespace {
+
+constexpr int64_t kStaticRows = 8;  // rows of a step up to which work is shared out statically
+
+void route_row(int32_t* ids, float* weights, const float* logits, const RouteParams& params) {
+  // The softmax over all experts, renormalised over the chosen ones, is the softmax over the chosen ones.
+  for (int32_t j = 0; j < params.used; j++) {
+    int32_t best = -1;
+    for (int32_t e = 0; e < params.experts; e++) {
+      const bool taken = std::find(ids, ids + j, e) != ids + j;
+      if (!taken && (best < 0 || logits[e] > logits[best])) best = e;
+    }
+    ids[j] = best;
+  }
+  double sum = 0;
+  for (int32_t j = 0; j < params.used; j++) sum += std::exp(double{logits[ids[j]]} - double{logits[ids[0]]});
+  for (int32_t j = 0; j < params.used; j++) {
+    weights[j] = static_cast<float>(std::exp(double{logits[ids[j]]} - double{logits[ids[0]]}) / sum);
+  }
+}
+
+float sigmoid_dot(const float* a, const float* b, int64_t n) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; i++) sum += double{a[i]} * double{b[i]};
+  return static_cast<float>(1.0 / (1.0 + std::exp(-sum)));
+}
+
+const int32_t* ids_row(const Tensor& ids, int64_t row) {
+  BRAID_CHECK(ids.type == DType::i32);
+  return static_cast<const int32_t*>(ids.data) + row * ids.stride;
+}
+
+}  // namespace
+
+void moe_route(ThreadPool& pool, Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) {
+  BRAID_CHECK(params.used >= 1 && params.used <= params.experts && logits.cols == params.experts);
+  BRAID_CHECK(ids.type == DType::i32 && ids.rows >= logits.rows && weights.rows >= logits.rows);
+  const auto rows = [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; t++) {
+      route_row(static_cast<int32_t*>(ids.data) + t * ids.stride, weights.f32(t), logits.f32(t), params);
+    }
+  };
+  if (logits.rows < 4) {
+    const FlushDenormals flush;
+    rows(0, logits.rows);
+    return;
+  }
+  pool.run([&](int worker) {
+    const auto [begin, end] = pool.share(logits.rows, worker);
+    rows(begin, end);
+  });
+}
+
+namespace {
+
+// What moe_ffn's second region adds: y[token of slot] += weight of slot * (down product).
+struct DownSum {
+  const Products::Impl& impl;
+  Tensor y;
+  int64_t shared_slot = 0;  // first slot of the shared expert's rows
+
+  // The products of row group g for one expert's slots, added to y.
+  void add(const Piece& piece, const ActView& view, int worker, int64_t g) const {
+    for (int64_t row = 0; row < piece.rows; row += kChunkRows) {
+      const int64_t rows = std::min(kChunkRows, piece.rows - row);
+      const auto& mine = impl.workers[static_cast<size_t>(worker)];
+      Job job;
+      job.tiles = piece.w->group(piece.expert, g);
+      job.k = piece.w->k;
+      job.groups = 1;
+      job.group_bytes = piece.w->group_bytes;
+      job.raw_type = static_cast<uint32_t>(piece.w->type);
+      job.act = view;
+      job.first = piece.first + row;
+      job.rows = rows;
+      job.out = mine.out;
+      job.out_stride = kGroupRows;
+      job.scratch = mine.scratch;
+      (piece.rows <= kFewRows ? piece.kernels->few : piece.kernels->many)(job);
+      const int64_t columns = std::min<int64_t>(kGroupRows, piece.n - g * kGroupRows);
+      for (int64_t m = 0; m < rows; m++) {
+        const int64_t slot = piece.first + row + m;
+        const bool shared = slot >= shared_slot;
+        const int64_t token = shared ? slot - shared_slot : impl.slot_token[slot];
+        const float weight = piece.scale * (shared ? impl.shared_weight[token] : impl.slot_weight[slot]);
+        float* to = y.f32(token) + g * kGroupRows;
+        const float* from = mine.out + m * kGroupRows;
+        for (int64_t i = 0; i < columns; i++) to[i] = std::fma(weight, from[i], to[i]);
+      }
+    }
+  }
+};
+
+// Fills slot_token, slot_weight and expert_begin: rows sorted by expert, within an expert by row.
+void sort_slots(Products::Impl& impl, const Tensor& ids, const Tensor& weights, int64_t tokens,
+                int64_t experts) {
+  const int64_t used = ids.cols;
+  int32_t* begin = impl.expert_begin;
+  std::fill_n(begin, experts + 1, 0);
+  for (int64_t t = 0; t < tokens; t++) {
+    for (int64_t j = 0; j < used; j++) {
+      const int32_t e = ids_row(ids, t)[j];
+      BRAID_CHECK(e >= 0 && e < experts);
+      begin[e + 1]++;
+    }
+  }
+  for (int64_t e = 0; e < experts; e++) begin[e + 1] += begin[e];
+  // Placing moves each begin to its end; shifting back restores it.
+  for (int64_t t = 0; t < tokens; t++) {
+    for (int64_t j = 0; j < used; j++) {
+      const int32_t slot = begin[ids_row(ids, t)[j]]++;
+      impl.slot_token[slot] = static_cast<int32_t>(t);
+      impl.slot_weight[slot] = weights.f32(t)[j];
+    }
+  }
+  for (int64_t e = experts; e > 0; e--) begin[e] = begin[e - 1];
+  begin[0] = 0;
+}
+
+}  // namespace
+
+void Products::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) {
+  Impl& impl = *impl_;
+  const int64_t tokens = x.rows, experts = w.gate->experts, slots = tokens * ids.cols;
+  const int64_t width = w.gate->n;
+  const bool has_shared = w.shared_gate != nullptr;
+  const int64_t hidden_width = has_shared ? std::max(width, w.shared_gate->n) : width;
+  BRAID_CHECK(tokens <= impl.max_tokens && slots <= impl.max_slots && experts <= impl.max_experts);
+  BRAID_CHECK(hidden_width <= impl.expert_width && w.gate->k == x.cols && w.down->n == y.cols);
+  sort_slots(impl, ids, weights, tokens, experts);
+
+  // The routed experts' rows and the shared expert's have their own widths, hence their own views of
+  // `hidden`.
+  const Tensor routed_hidden{impl.hidden, DType::f32, slots, width, width};
+  Tensor shared_hidden;
+  if (has_shared) {
+    const int64_t shared_width = w.shared_gate->n;
+    shared_hidden = {impl.hidden + slots * width, DType::f32, tokens, shared_width, shared_width};
+  }
+  int64_t count = 0;
+  uint8_t needs = 0, down_needs = 0;
+  for (int64_t e = 0; e < experts; e++) {
+    const int64_t first = impl.expert_begin[e], rows = impl.expert_begin[e + 1] - first;
+    if (rows == 0) continue;
+    Piece& up = impl.pieces[count] = impl.make_piece(*w.gate, w.up, e);
+    up.tail = Tail::silu_mul;
+    up.y = routed_hidden;
+    up.row = impl.slot_token + first;
+    up.y_first = first;
+    up.rows = rows;
+    Piece& down = impl.down_pieces[count] = impl.make_piece(*w.down, nullptr, e);
+    down.first = first;
+    down.rows = rows;
+    needs |= up.needs();
+    down_needs |= down.needs();
+    count++;
+  }
+  uint8_t shared_down_needs = 0;
+  if (has_shared) {
+    Piece& up = impl.pieces[count] = impl.make_piece(*w.shared_gate, w.shared_up, 0);
+    up.tail = Tail::silu_mul;
+    up.y = shared_hidden;
+    up.rows = tokens;
+    Piece& down = impl.down_pieces[count] = impl.make_piece(*w.shared_down, nullptr, 0);
+    down.rows = tokens;
+    needs |= up.needs();
+    shared_down_needs = down.needs();
+  }
+  const std::span<const Piece> up_pieces(impl.pieces, static_cast<size_t>(count + (has_shared ? 1 : 0)));
+
+  impl.counter.reset();
+  impl.pool.run([&](int worker) {
+    const auto [begin, end] = impl.pool.share(tokens, worker);
+    for (int64_t t = begin; t < end; t++) {
+      if (needs & ~kNeedsFloat) impl.quantize_row(impl.act, x, t, needs);
+      if (has_shared && w.shared_scale != nullptr) {
+        impl.shared_weight[t] = sigmoid_dot(w.shared_scale, x.f32(t), x.cols);
+      } else {
+        impl.shared_weight[t] = 1.0f;
+      }
+    }
+    impl.pool.barrier(worker);
+    const ActView view = impl.act.view(x, needs);
+    if (tokens <= kStaticRows) {
+      impl.run_share(up_pieces, view, worker);
+    } else {
+      impl.run_claimed(up_pieces, view, worker);
+    }
+  });
+
+  const auto down_region = [&](const Tensor& hidden, uint8_t hidden_needs, std::span<const Piece> list,
+                               int64_t shared_slot) {
+    const DownSum sum{impl, y, shared_slot};
+    const int64_t groups = (y.cols + kGroupRows - 1) / kGroupRows;
+    impl.counter.reset();
+    impl.pool.run([&](int worker) {
+      if (hidden_needs & ~kNeedsFloat) {
+        const auto [begin, end] = impl.pool.share(hidden.rows, worker);
+        for (int64_t s = begin; s < end; s++) impl.quantize_row(impl.act, hidden, s, hidden_needs);
+        impl.pool.barrier(worker);
+      }
+      const ActView view = impl.act.view(hidden, hidden_needs);
+      const auto group = [&](int64_t g) {
+        for (const Piece& p : list) sum.add(p, view, worker, g);
+      };
+      if (tokens <= kStaticRows) {
+        const auto [begin, end] = impl.pool.share(groups, worker);
+        for (int64_t g = begin; g < end; g++) group(g);
+      } else {
+        for (int64_t g = impl.counter.claim(); g < groups; g = impl.counter.claim()) group(g);
+      }
+    });
+  };
+  down_region(routed_hidden, down_needs, std::span(impl.down_pieces, static_cast<size_t>(count)),
+              std::numeric_limits<int64_t>::max());
+  if (has_shared) {
+    down_region(shared_hidden, shared_down_needs, std::span(impl.down_pieces + count, 1), 0);
+  }
+}
+
+}  // namespace braid::cpu

@@ -1,0 +1,52 @@
+// products.cpp -- which table of kernels this processor runs.
+
+#include "ops/cpu/products.h"
+
+#include <string_view>
+
+#if defined(__x86_64__)
+#include "ops/cpu/kernels_avx2.h"
+#endif
+
+namespace braid::cpu {
+
+#if defined(__x86_64__)
+const ProductTable& avx2_products() {
+  static const ProductTable table = [] {
+    ProductTable t;
+    t.name = "avx2";
+    const Kernel floats[kLayouts] = {avx2::decoded_rows<Layout::w8>,
+                                     avx2::decoded_rows<Layout::w4k>,
+                                     avx2::decoded_rows<Layout::w5k>,
+                                     avx2::decoded_rows<Layout::w6k>,
+                                     avx2::f32_rows,
+                                     avx2::f16_rows,
+                                     avx2::bf16_rows,
+                                     avx2::decoded_rows<Layout::raw>};
+    for (int i = 0; i < kLayouts; i++) {
+      t.f32[i] = t.i16[i] = t.i8[i] = {floats[i], floats[i], kNeedsFloat, kNeedsFloat};
+    }
+    const auto at = [](Layout layout) { return static_cast<int>(layout); };
+    t.i8[at(Layout::w8)] = {avx2::w8_few, avx2::w8_many, kNeedsNibbles, kNeedsWide};
+    t.i16[at(Layout::w8)] = {avx2::w8_many, avx2::w8_many, kNeedsWide, kNeedsWide};
+    t.quantize = avx2::quantize;
+    t.silu_mul = avx2::silu_mul;
+    return t;
+  }();
+  return table;
+}
+#endif
+
+const ProductTable* choose_products(const char* forced) {
+  const std::string_view name = forced != nullptr ? forced : "";
+  if (name == "scalar") return &scalar_products();
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
+  if (avx2 && (name.empty() || name == "avx2")) return &avx2_products();
+#endif
+  return name.empty() ? &scalar_products() : nullptr;
+}
+
+}  // namespace braid::cpu

@@ -1,0 +1,293 @@
+// repack.cpp -- permuting file rows into tiles, and reading tiles back.
+//
+// Plain loops over elements: a row group is written once at load and read back only by tests and by the exact
+// (float) path of types without a faster decoder.
+
+#include "ops/cpu/repack.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "gguf/blocks.h"
+#include "gguf/half.h"
+
+namespace braid::cpu {
+namespace {
+
+template <typename T>
+T load(const std::byte* p) {
+  T v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+int64_t round_up(int64_t a, int64_t unit) { return (a + unit - 1) / unit * unit; }
+
+void repack_w8(const std::byte* file, size_t row_bytes, int rows, int64_t k, W8* tiles) {
+  const int64_t blocks = k / 32;
+  for (int64_t b = 0; b < round_up(blocks, 2); b++) {
+    W8& tile = tiles[b / 2];
+    uint8_t(*quads)[64] = tile.q + 8 * (b % 2);
+    for (int r = 0; r < kGroupRows; r++) {
+      if (r < rows && b < blocks) {
+        const std::byte* block = file + r * row_bytes + b * 34;
+        std::memcpy(&tile.d[b % 2][r], block, 2);
+        for (int quad = 0; quad < 8; quad++) {
+          const uint32_t codes = load<uint32_t>(block + 2 + 4 * quad) ^ 0x80808080u;
+          std::memcpy(quads[quad] + 4 * r, &codes, 4);
+        }
+      } else {
+        tile.d[b % 2][r] = 0;
+        for (int quad = 0; quad < 8; quad++) std::memset(quads[quad] + 4 * r, 128, 4);
+      }
+    }
+  }
+}
+
+// Bits 0, 8, 16, 24 of four bytes as bits 0..3.
+uint64_t gather_bits(uint32_t bytes) { return (bytes & 0x01010101u) * 0x01020408u >> 24 & 15; }
+
+template <typename Tile>
+void repack_k45(const std::byte* file, size_t row_bytes, int rows, int64_t k, Tile* tiles) {
+  constexpr bool five = sizeof(Tile) == sizeof(W5K);
+  constexpr size_t block_bytes = five ? 176 : 144;
+  for (int64_t b = 0; b < k / 256; b++) {
+    Tile& tile = tiles[b];
+    std::memset(&tile, 0, sizeof tile);
+    for (int r = 0; r < rows; r++) {
+      const std::byte* block = file + r * row_bytes + b * block_bytes;
+      std::memcpy(&tile.d[r], block, 2);
+      std::memcpy(&tile.dmin[r], block + 2, 2);
+      for (int g = 0; g < 8; g++) {
+        const ScaleMin s = unpack_scale_min(reinterpret_cast<const uint8_t*>(block) + 4, g);
+        tile.scale[g][r] = s.scale;
+        tile.min[g][r] = s.min;
+      }
+      const std::byte* codes = block + (five ? 48 : 16);
+      for (int j = 0; j < 4; j++) {
+        for (int quad = 0; quad < 8; quad++) {
+          std::memcpy(tile.q[j][quad] + 4 * r, codes + 32 * j + 4 * quad, 4);
+        }
+      }
+      if constexpr (five) {
+        for (int quad = 0; quad < 8; quad++) {
+          const uint32_t bits = load<uint32_t>(block + 16 + 4 * quad);
+          for (int g = 0; g < 8; g++) tile.h[g][quad] |= gather_bits(bits >> g) << (4 * r);
+        }
+      }
+    }
+  }
+}
+
+void repack_w6k(const std::byte* file, size_t row_bytes, int rows, int64_t k, W6K* tiles) {
+  for (int64_t b = 0; b < k / 256; b++) {
+    W6K& tile = tiles[b];
+    std::memset(&tile, 0, sizeof tile);
+    for (int r = 0; r < rows; r++) {
+      const std::byte* block = file + r * row_bytes + b * 210;
+      std::memcpy(&tile.d[r], block + 208, 2);
+      for (int g = 0; g < 16; g++) tile.scale[g][r] = static_cast<int8_t>(block[192 + g]);
+      for (int g = 0; g < 16; g++) {  // elements 16 g .. 16 g + 15
+        const int half = g / 8, j = g % 8 / 2, within = 16 * (g % 2);
+        for (int quad = 0; quad < 4; quad++) {
+          const int l = within + 4 * quad;
+          const uint32_t low_bytes = load<uint32_t>(block + 64 * half + 32 * (j & 1) + l);
+          const uint32_t low = (j >= 2 ? low_bytes >> 4 : low_bytes) & 0x0f0f0f0fu;
+          const uint32_t high = load<uint32_t>(block + 128 + 32 * half + l) >> (2 * j) & 0x03030303u;
+          uint8_t* low_at = tile.low[g / 2][quad] + 4 * r;
+          uint8_t* high_at = tile.high[g] + 4 * r;
+          const uint32_t new_low =
+              load<uint32_t>(reinterpret_cast<std::byte*>(low_at)) | low << (4 * (g % 2));
+          const uint32_t new_high = load<uint32_t>(reinterpret_cast<std::byte*>(high_at)) | high
+                                                                                                << (2 * quad);
+          std::memcpy(low_at, &new_low, 4);
+          std::memcpy(high_at, &new_high, 4);
+        }
+      }
+    }
+  }
+}
+
+template <typename T>
+void repack_plain(const std::byte* file, size_t row_bytes, int rows, int64_t k, T* tiles) {
+  std::memset(tiles, 0, static_cast<size_t>(k) * kGroupRows * sizeof(T));
+  for (int r = 0; r < rows; r++) {
+    const std::byte* row = file + r * row_bytes;
+    for (int64_t i = 0; i < k; i++) tiles[i * kGroupRows + r] = load<T>(row + i * sizeof(T));
+  }
+}
+
+void repack_bf16(const std::byte* file, size_t row_bytes, int rows, int64_t k, uint16_t* tiles) {
+  std::memset(tiles, 0, static_cast<size_t>(round_up(k, 2)) * kGroupRows * 2);
+  for (int r = 0; r < rows; r++) {
+    const std::byte* row = file + r * row_bytes;
+    for (int64_t i = 0; i < k; i++) {
+      tiles[(i / 2 * kGroupRows + r) * 2 + i % 2] = load<uint16_t>(row + i * 2);
+    }
+  }
+}
+
+void decode_w8(const W8* tiles, int64_t begin, int64_t count, float* panel) {
+  for (int64_t i = 0; i < count; i++) {
+    const int64_t k = begin + i;
+    const W8& tile = tiles[k / 64];
+    const int64_t in_tile = k % 64;
+    for (int r = 0; r < kGroupRows; r++) {
+      const int code = tile.q[in_tile / 4][4 * r + in_tile % 4] - 128;
+      panel[i * kGroupRows + r] = static_cast<float>(code) * f16_to_f32(tile.d[in_tile / 32][r]);
+    }
+  }
+}
+
+template <typename Tile>
+void decode_k45(const Tile& tile, float* panel) {
+  for (int i = 0; i < 256; i++) {
+    const int g = i / 32, quad = i % 32 / 4, element = i % 4;
+    for (int r = 0; r < kGroupRows; r++) {
+      const int byte = tile.q[g / 2][quad][4 * r + element];
+      int code = g % 2 == 1 ? byte >> 4 : byte & 15;
+      if constexpr (sizeof(Tile) == sizeof(W5K)) code += 16 * (tile.h[g][quad] >> (4 * r + element) & 1);
+      const float scale = f16_to_f32(tile.d[r]) * static_cast<float>(tile.scale[g][r]);
+      const float min = f16_to_f32(tile.dmin[r]) * static_cast<float>(tile.min[g][r]);
+      const float product = scale * static_cast<float>(code);
+      panel[i * kGroupRows + r] = product - min;
+    }
+  }
+}
+
+void decode_w6k(const W6K& tile, float* panel) {
+  for (int i = 0; i < 256; i++) {
+    const int g = i / 16, quad = i % 16 / 4, element = i % 4;
+    for (int r = 0; r < kGroupRows; r++) {
+      const int byte = tile.low[g / 2][quad][4 * r + element];
+      const int low = g % 2 == 1 ? byte >> 4 : byte & 15;
+      const int high = tile.high[g][4 * r + element] >> (2 * quad) & 3;
+      const float scale = f16_to_f32(tile.d[r]) * static_cast<float>(tile.scale[g][r]);
+      panel[i * kGroupRows + r] = scale * static_cast<float>(low + 16 * high - 32);
+    }
+  }
+}
+
+void decode_raw(GgmlType type, const std::byte* rows, int64_t k, int64_t begin, int64_t count, float* panel) {
+  const size_t row_bytes = static_cast<size_t>(k) / block_elems(type) * block_bytes(type);
+  const size_t offset = static_cast<size_t>(begin) / block_elems(type) * block_bytes(type);
+  float values[kBlockK];
+  for (int r = 0; r < kGroupRows; r++) {
+    decode_row(type, rows + r * row_bytes + offset, values, count);
+    for (int64_t i = 0; i < count; i++) panel[i * kGroupRows + r] = values[i];
+  }
+}
+
+}  // namespace
+
+Layout layout_of(GgmlType type) {
+  switch (type) {
+    case GgmlType::Q8_0:
+      return Layout::w8;
+    case GgmlType::Q4_K:
+      return Layout::w4k;
+    case GgmlType::Q5_K:
+      return Layout::w5k;
+    case GgmlType::Q6_K:
+      return Layout::w6k;
+    case GgmlType::F32:
+      return Layout::f32;
+    case GgmlType::F16:
+      return Layout::f16;
+    case GgmlType::BF16:
+      return Layout::bf16;
+    default:
+      return Layout::raw;
+  }
+}
+
+size_t group_bytes(Layout layout, GgmlType type, int64_t k) {
+  const auto blocks = static_cast<size_t>(k / kBlockK);
+  const auto columns = static_cast<size_t>(k);
+  const auto padded = [](size_t bytes) { return (bytes + 63) / 64 * 64; };
+  switch (layout) {
+    case Layout::w8:
+      return static_cast<size_t>(round_up(k, 64) / 64) * sizeof(W8);
+    case Layout::w4k:
+      return blocks * sizeof(W4K);
+    case Layout::w5k:
+      return blocks * sizeof(W5K);
+    case Layout::w6k:
+      return blocks * sizeof(W6K);
+    case Layout::f32:
+      return columns * kGroupRows * 4;
+    case Layout::f16:
+      return padded(columns * kGroupRows * 2);
+    case Layout::bf16:
+      return static_cast<size_t>(round_up(k, 2)) * kGroupRows * 2;
+    case Layout::raw:
+      return padded(kGroupRows * (columns / block_elems(type) * block_bytes(type)));
+  }
+  return 0;
+}
+
+void repack_group(Layout layout, GgmlType type, const std::byte* file, size_t row_bytes, int rows, int64_t k,
+                  std::byte* tiles) {
+  BRAID_CHECK(rows >= 1 && rows <= kGroupRows);
+  switch (layout) {
+    case Layout::w8:
+      return repack_w8(file, row_bytes, rows, k, reinterpret_cast<W8*>(tiles));
+    case Layout::w4k:
+      return repack_k45(file, row_bytes, rows, k, reinterpret_cast<W4K*>(tiles));
+    case Layout::w5k:
+      return repack_k45(file, row_bytes, rows, k, reinterpret_cast<W5K*>(tiles));
+    case Layout::w6k:
+      return repack_w6k(file, row_bytes, rows, k, reinterpret_cast<W6K*>(tiles));
+    case Layout::f32:
+      return repack_plain(file, row_bytes, rows, k, reinterpret_cast<uint32_t*>(tiles));
+    case Layout::f16:
+      return repack_plain(file, row_bytes, rows, k, reinterpret_cast<uint16_t*>(tiles));
+    case Layout::bf16:
+      return repack_bf16(file, row_bytes, rows, k, reinterpret_cast<uint16_t*>(tiles));
+    case Layout::raw: {
+      const size_t bytes = static_cast<size_t>(rows) * row_bytes;
+      std::memcpy(tiles, file, bytes);
+      std::memset(tiles + bytes, 0, group_bytes(layout, type, k) - bytes);
+      return;
+    }
+  }
+}
+
+void decode_panel(Layout layout, GgmlType type, const std::byte* tiles, int64_t k, int64_t block,
+                  float* panel) {
+  const int64_t begin = block * kBlockK;
+  const int64_t count = std::min<int64_t>(kBlockK, k - begin);
+  switch (layout) {
+    case Layout::w8:
+      return decode_w8(reinterpret_cast<const W8*>(tiles), begin, count, panel);
+    case Layout::w4k:
+      return decode_k45(reinterpret_cast<const W4K*>(tiles)[block], panel);
+    case Layout::w5k:
+      return decode_k45(reinterpret_cast<const W5K*>(tiles)[block], panel);
+    case Layout::w6k:
+      return decode_w6k(reinterpret_cast<const W6K*>(tiles)[block], panel);
+    case Layout::f32:
+      std::memcpy(panel, tiles + static_cast<size_t>(begin) * kGroupRows * 4,
+                  static_cast<size_t>(count) * kGroupRows * 4);
+      return;
+    case Layout::f16: {
+      const auto* values = reinterpret_cast<const uint16_t*>(tiles) + begin * kGroupRows;
+      for (int64_t i = 0; i < count * kGroupRows; i++) panel[i] = f16_to_f32(values[i]);
+      return;
+    }
+    case Layout::bf16: {
+      const auto* values = reinterpret_cast<const uint16_t*>(tiles) + begin * kGroupRows;
+      for (int64_t i = 0; i < count; i++) {
+        for (int r = 0; r < kGroupRows; r++) {
+          panel[i * kGroupRows + r] = bf16_to_f32(values[(i / 2 * kGroupRows + r) * 2 + i % 2]);
+        }
+      }
+      return;
+    }
+    case Layout::raw:
+      return decode_raw(type, tiles, k, begin, count, panel);
+  }
+}
+
+}  // namespace braid::cpu
