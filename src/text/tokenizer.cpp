@@ -73,18 +73,18 @@ std::optional<char> byte_of_text(std::string_view text) {
 Status check_sizes(const VocabularyData& data) {
   if (data.model != "gpt2") {
     return Error{ErrorKind::unsupported,
-                 fmt::format("The tokenizer model \"{}\" is not supported: braid reads "
-                             "byte-level BPE vocabularies (\"gpt2\").",
+                 fmt::format("the tokenizer model \"{}\" is not supported: braid reads "
+                             "byte-level BPE vocabularies (\"gpt2\")",
                              data.model.substr(0, 64))};
   }
-  if (data.tokens.empty()) return Error{ErrorKind::corrupt, "The vocabulary has no tokens."};
+  if (data.tokens.empty()) return Error{ErrorKind::corrupt, "the vocabulary has no tokens"};
   if (data.tokens.size() > kMaxTokens || data.merges.size() > kMaxTokens) {
     return Error{ErrorKind::corrupt,
-                 fmt::format("The vocabulary has {} tokens and {} merges, more than braid counts.",
+                 fmt::format("the vocabulary has {} tokens and {} merges, more than braid counts",
                              data.tokens.size(), data.merges.size())};
   }
   if (!data.types.empty() && data.types.size() < data.tokens.size()) {
-    return Error{ErrorKind::corrupt, fmt::format("The vocabulary has {} tokens but only {} token types.",
+    return Error{ErrorKind::corrupt, fmt::format("the vocabulary has {} tokens but only {} token types",
                                                  data.tokens.size(), data.types.size())};
   }
   return {};
@@ -98,7 +98,7 @@ Status complete(VocabularyData& data) {
     int32_t& type = data.types[id];
     if (type < static_cast<int32_t>(TokenType::undefined) || type > static_cast<int32_t>(TokenType::byte)) {
       return Error{ErrorKind::corrupt,
-                   fmt::format("Token {} has the type {}, which does not exist.", id, type)};
+                   fmt::format("token {} has the type {}, which does not exist", id, type)};
     }
     if (type == static_cast<int32_t>(TokenType::undefined)) type = static_cast<int32_t>(TokenType::normal);
     if (data.tokens[id].empty()) {
@@ -111,7 +111,7 @@ Status complete(VocabularyData& data) {
                      &data.fim_padding, &data.fim_repository, &data.fim_separator}) {
     if (*role && (**role < 0 || static_cast<size_t>(**role) >= count)) {
       spdlog::warn(
-          "A special token id of the file, {}, lies outside its vocabulary of {} tokens and is ignored.",
+          "a special token id of the file, {}, lies outside its vocabulary of {} tokens and is ignored",
           **role, count);
       role->reset();
     }
@@ -125,8 +125,7 @@ Result<TokenIndex> index_of(const VocabularyData& data) {
   for (size_t id = 0; id < data.tokens.size(); ++id) {
     const auto [place, is_new] = index.emplace(data.tokens[id], static_cast<int32_t>(id));
     if (!is_new) {
-      return Error{ErrorKind::corrupt,
-                   fmt::format("Tokens {} and {} have the same text.", place->second, id)};
+      return Error{ErrorKind::corrupt, fmt::format("tokens {} and {} have the same text", place->second, id)};
     }
   }
   return index;
@@ -139,7 +138,7 @@ Result<SpecialFinder> finder_of(const VocabularyData& data) {
     if (type != TokenType::control && type != TokenType::user_defined && type != TokenType::unknown) continue;
     if (data.tokens[id].size() > kMaxSpecialBytes) {
       return Error{ErrorKind::unsupported,
-                   fmt::format("Special token {} has a text of {} bytes; at most {} are supported.", id,
+                   fmt::format("special token {} has a text of {} bytes; at most {} are supported", id,
                                data.tokens[id].size(), kMaxSpecialBytes)};
     }
     specials.push_back({data.tokens[id], static_cast<int32_t>(id), type == TokenType::user_defined});
@@ -207,8 +206,8 @@ Result<Tokenizer> Tokenizer::create(VocabularyData data) {
   BRAID_ASSIGN(const SplitKind kind, split_kind(data.pre, data.laguna_breaks_at_line_feed_only));
   if (kind == SplitKind::fallback) {
     spdlog::warn(
-        "The file does not name its pre-tokenizer; text may be cut differently from how the model learned "
-        "it.");
+        "the file does not name its pre-tokenizer; text may be cut differently from how the model learned "
+        "it");
   }
   BRAID_ASSIGN(TokenIndex index, index_of(data));
   std::vector<int32_t> end_ids = resolve_special_tokens(data, index);
@@ -243,7 +242,7 @@ Status Tokenizer::load_merges() {
     const size_t space = merge.find(' ', 1);
     if (space == std::string_view::npos || space + 1 == merge.size()) {
       return Error{ErrorKind::corrupt,
-                   fmt::format("Merge {} of the vocabulary does not consist of two parts.", rank)};
+                   fmt::format("merge {} of the vocabulary does not consist of two parts", rank)};
     }
     const std::string_view left = merge.substr(0, space);
     const std::string_view right = merge.substr(space + 1);
@@ -313,7 +312,7 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, SpecialText special)
 Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text, EncodeOptions options) const {
   if (text.size() > kMaxTextBytes) {
     return Error{ErrorKind::invalid_argument,
-                 fmt::format("The text has {} bytes; at most {} can be tokenized at once.", text.size(),
+                 fmt::format("the text has {} bytes; at most {} can be tokenized at once", text.size(),
                              kMaxTextBytes)};
   }
   std::vector<int32_t> out;
@@ -353,7 +352,7 @@ Status Tokenizer::append_piece(std::string_view piece, Workspace& workspace,
                                std::vector<int32_t>& out) const {
   if (piece.size() > kMaxPieceBytes) {
     return Error{ErrorKind::invalid_argument,
-                 fmt::format("The text has {} bytes without a word boundary; at most {} can be tokenized.",
+                 fmt::format("the text has {} bytes without a word boundary; at most {} can be tokenized",
                              piece.size(), kMaxPieceBytes)};
   }
   PieceCache::Entry* place = nullptr;
@@ -393,7 +392,7 @@ Status Tokenizer::append_symbols(Workspace& workspace, std::vector<int32_t>& out
       } else {
         return Error{
             ErrorKind::invalid_argument,
-            fmt::format("The model's vocabulary has no token for the byte 0x{:02X} of the text.", byte)};
+            fmt::format("the model's vocabulary has no token for the byte 0x{:02X} of the text", byte)};
       }
     }
   }

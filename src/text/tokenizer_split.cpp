@@ -81,8 +81,8 @@ Result<SplitKind> split_kind(std::string_view pre, bool laguna_breaks_at_line_fe
   return Error{
       ErrorKind::unsupported,
       fmt::format(
-          "The tokenizer's pre-tokenizer \"{}\" is unknown to braid (known: qwen2, qwen35, llama-bpe, "
-          "gpt-2, laguna).",
+          "the tokenizer's pre-tokenizer \"{}\" is unknown to braid (known: qwen2, qwen35, llama-bpe, "
+          "gpt-2, laguna)",
           pre.substr(0, 64))};
 }
 
@@ -110,8 +110,8 @@ Status Splitter::add_stage(std::string_view pattern, bool covers_all) {
                                  &error, &error_offset, nullptr));
   if (!stage.code) {
     return Error{ErrorKind::unsupported,
-                 fmt::format("This machine's PCRE2 library refuses a pre-tokenizer pattern at "
-                             "character {}: {}.",
+                 fmt::format("this machine's PCRE2 library refuses a pre-tokenizer pattern at "
+                             "character {}: {}",
                              error_offset, pcre2_message(error))};
   }
   // Where machine code is not possible (no generator, no executable memory) the interpreter does the same,
@@ -187,7 +187,7 @@ Status Splitter::split_stage(size_t stage_index, std::string_view text, Scratch&
       return pass_on(begin, text.size());
     }
     if (found < 0) {
-      return Error{ErrorKind::exhausted, fmt::format("The text could not be cut into pieces at byte {}: {}.",
+      return Error{ErrorKind::exhausted, fmt::format("the text could not be cut into pieces at byte {}: {}",
                                                      begin, pcre2_message(found))};
     }
     // With nested stages the inner ones overwrite the offsets, so they are read first.

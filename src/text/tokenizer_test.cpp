@@ -273,27 +273,27 @@ TEST(Tokenizer, BadVocabulariesGetOneSentence) {
   data.model = "llama";
   EXPECT_EQ(
       message(data),
-      "The tokenizer model \"llama\" is not supported: braid reads byte-level BPE vocabularies (\"gpt2\").");
+      "the tokenizer model \"llama\" is not supported: braid reads byte-level BPE vocabularies (\"gpt2\")");
   data = tiny_vocabulary();
   data.tokens.clear();
-  EXPECT_EQ(message(data), "The vocabulary has no tokens.");
+  EXPECT_EQ(message(data), "the vocabulary has no tokens");
   data = tiny_vocabulary();
   data.types.pop_back();
-  EXPECT_EQ(message(data), "The vocabulary has 256 tokens but only 255 token types.");
+  EXPECT_EQ(message(data), "the vocabulary has 256 tokens but only 255 token types");
   data = tiny_vocabulary();
   data.types[7] = 9;
-  EXPECT_EQ(message(data), "Token 7 has the type 9, which does not exist.");
+  EXPECT_EQ(message(data), "token 7 has the type 9, which does not exist");
   data = tiny_vocabulary();
   add_token(data, "a", TokenType::control);
-  EXPECT_EQ(message(data), "Tokens 97 and 256 have the same text.");
+  EXPECT_EQ(message(data), "tokens 97 and 256 have the same text");
   for (const char* merge : {"", "ab", "ab ", " ab"}) {
     data = tiny_vocabulary();
     data.merges = {"a b", merge};
-    EXPECT_EQ(message(data), "Merge 1 of the vocabulary does not consist of two parts.");
+    EXPECT_EQ(message(data), "merge 1 of the vocabulary does not consist of two parts");
   }
   data = tiny_vocabulary();
   add_token(data, std::string(2000, 'x'), TokenType::control);
-  EXPECT_EQ(message(data), "Special token 256 has a text of 2000 bytes; at most 1024 are supported.");
+  EXPECT_EQ(message(data), "special token 256 has a text of 2000 bytes; at most 1024 are supported");
 }
 
 TEST(Tokenizer, SpecialIdsOutsideTheVocabularyAreIgnored) {

@@ -10,7 +10,7 @@ std::optional<int32_t> read_id(const GgufFile& file, std::string_view name) {
   const std::string key = "tokenizer.ggml." + std::string(name) + "_token_id";
   const auto id = file.find_i32(key);
   if (id.ok()) return *id;
-  spdlog::warn("{} It is ignored.", id.error().message);
+  spdlog::warn("{}; it is ignored", id.error().message);
   return std::nullopt;
 }
 
