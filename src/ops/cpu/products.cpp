@@ -29,6 +29,9 @@ const ProductTable& avx2_products() {
     const auto at = [](Layout layout) { return static_cast<int>(layout); };
     t.i8[at(Layout::w8)] = {avx2::w8_few, avx2::w8_many, kNeedsNibbles, kNeedsWide};
     t.i16[at(Layout::w8)] = {avx2::w8_many, avx2::w8_many, kNeedsWide, kNeedsWide};
+    t.i8[at(Layout::w4k)] = {avx2::w4k_few, avx2::w4k_many, kNeedsCodes, kNeedsCodes};
+    t.i8[at(Layout::w5k)] = {avx2::w5k_few, avx2::w5k_many, kNeedsCodes, kNeedsCodes};
+    t.i8[at(Layout::w6k)] = {avx2::w6k_few, avx2::w6k_many, kNeedsCodes, kNeedsCodes};
     t.quantize = avx2::quantize;
     t.silu_mul = avx2::silu_mul;
     return t;

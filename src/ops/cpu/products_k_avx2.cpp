@@ -1,3 +1,463 @@
 // products_k_avx2.cpp -- Q4_K, Q5_K and Q6_K weights on AVX2.
+//
+// Codes are unsigned and small, so vpmaddubsw sums of several quads fit 16 bits: all 8 of a group for 4 bits
+// (at most 30,480), 4 for 5 bits, 2 for 6 bits. One vpmaddwd with the group's integer scale, instead of with
+// ones, then widens the sums and multiplies them: the scale costs nothing. What is left per 32 k are one
+// conversion and one FMA, and one FMA for the minimum.
+//
+//   few rows   tiles are unpacked in registers, one or two activation rows at a time
+//   many rows  256 k of a row group are unpacked to bytes once (4 KB, stays in L1), four rows at a time
+// Both make the same exact integers and the same float operations in the same order.
+
 #include "ops/cpu/products_avx2.h"
-namespace braid::cpu::avx2 {}  // namespace braid::cpu::avx2
+
+namespace braid::cpu::avx2 {
+namespace {
+
+constexpr int64_t kAheadBytes = 4608;
+
+BRAID_INLINE void prefetch(const void* p) {
+  _mm_prefetch(static_cast<const char*>(p) + kAheadBytes, _MM_HINT_T0);
+}
+
+// --- Unpacking
+// --------------------------------------------------------------------------------------------------
+
+// Codes of one quad of group g, rows 8 * half .. 8 * half + 7.
+BRAID_INLINE __m256i codes_of(const W4K& tile, int g, int quad, int half) {
+  const __m256i x = load256(tile.q[g >> 1][quad] + 32 * half);
+  return _mm256_and_si256((g & 1) != 0 ? _mm256_srli_epi16(x, 4) : x, _mm256_set1_epi8(15));
+}
+BRAID_INLINE __m256i codes_of(const W5K& tile, int g, int quad, int half) {
+  const __m256i x = load256(tile.q[g >> 1][quad] + 32 * half);
+  const __m256i low = _mm256_and_si256((g & 1) != 0 ? _mm256_srli_epi16(x, 4) : x, _mm256_set1_epi8(15));
+  // Byte i gets the byte that holds bit i, then that bit is tested.
+  const __m256i spread = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1,  //
+                                          2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3);
+  const __m256i bit = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201ull));
+  const __m256i word = _mm256_set1_epi32(reinterpret_cast<const int32_t*>(&tile.h[g][quad])[half]);
+  const __m256i tested = _mm256_and_si256(_mm256_shuffle_epi8(word, spread), bit);
+  const __m256i set = _mm256_and_si256(_mm256_cmpeq_epi8(tested, bit), _mm256_set1_epi8(16));
+  return _mm256_or_si256(low, set);
+}
+// `high` is the group's 2-bit fields of the same rows.
+BRAID_INLINE __m256i codes_of(const W6K& tile, __m256i high, int g, int quad, int half) {
+  const __m256i x = load256(tile.low[g >> 1][quad] + 32 * half);
+  const __m256i low = _mm256_and_si256((g & 1) != 0 ? _mm256_srli_epi16(x, 4) : x, _mm256_set1_epi8(15));
+  const __m256i field = quad == 0   ? _mm256_slli_epi16(high, 4)
+                        : quad == 1 ? _mm256_slli_epi16(high, 2)
+                        : quad == 2 ? high
+                                    : _mm256_srli_epi16(high, 2);
+  return _mm256_or_si256(low, _mm256_and_si256(field, _mm256_set1_epi8(0x30)));
+}
+
+// Unsigned bytes of 8 rows as (s, s) words or as one 32-bit integer per row.
+BRAID_INLINE __m256i double_words(const uint8_t* scale, int half) {
+  const __m256i rows = _mm256_broadcastsi128_si256(load128(scale));
+  const __m256i order = _mm256_setr_epi8(0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3, -1,  //
+                                         4, -1, 4, -1, 5, -1, 5, -1, 6, -1, 6, -1, 7, -1, 7, -1);
+  return half == 0 ? _mm256_shuffle_epi8(rows, order)
+                   : _mm256_shuffle_epi8(_mm256_srli_si256(rows, 8), order);
+}
+BRAID_INLINE __m256 bytes_to_float(const uint8_t* bytes, int half) {
+  const __m256i rows = _mm256_broadcastsi128_si256(load128(bytes));
+  const __m256i order = _mm256_setr_epi8(0, -1, -1, -1, 1, -1, -1, -1, 2, -1, -1, -1, 3, -1, -1, -1,  //
+                                         4, -1, -1, -1, 5, -1, -1, -1, 6, -1, -1, -1, 7, -1, -1, -1);
+  return _mm256_cvtepi32_ps(half == 0 ? _mm256_shuffle_epi8(rows, order)
+                                      : _mm256_shuffle_epi8(_mm256_srli_si256(rows, 8), order));
+}
+// Signed scales of W6K: (s, s) words of one group, and (s of group 2 sub, s of group 2 sub + 1).
+BRAID_INLINE __m256i interleaved(const int8_t* a, const int8_t* b, int half) {
+  const __m128i x = load128(a), y = load128(b);
+  return _mm256_cvtepi8_epi16(half == 0 ? _mm_unpacklo_epi8(x, y) : _mm_unpackhi_epi8(x, y));
+}
+
+// --- Q4_K and Q5_K, few rows
+// ------------------------------------------------------------------------------------
+
+template <int M, typename Tile>
+BRAID_INLINE void group_45(const Tile& tile, int g, const ActCodes* const* x, const ActHead* const* head,
+                           __m256 (*f)[2], __m256 (*mins)[2]) {
+  constexpr bool five = sizeof(Tile) == sizeof(W5K);
+  __m256i s[M][2], t[M][2];
+#pragma GCC unroll 8
+  for (int quad = 0; quad < 8; quad++) {
+    const __m256i w0 = codes_of(tile, g, quad, 0), w1 = codes_of(tile, g, quad, 1);
+    if ((g & 1) == 0) prefetch(tile.q[g >> 1][quad]);
+#pragma GCC unroll 2
+    for (int m = 0; m < M; m++) {
+      const int8_t* q = x[m]->q + 32 * g + 4 * quad;
+      if (quad == 0) {
+        set_quad(s[m][0], s[m][1], w0, w1, q);
+      } else if (five && quad == 4) {
+        set_quad(t[m][0], t[m][1], w0, w1, q);
+      } else if (five && quad > 4) {
+        add_quad(t[m][0], t[m][1], w0, w1, q);
+      } else {
+        add_quad(s[m][0], s[m][1], w0, w1, q);
+      }
+    }
+  }
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; half++) {
+    const __m256i scale = double_words(tile.scale[g], half);
+    const __m256 min = bytes_to_float(tile.min[g], half);
+#pragma GCC unroll 2
+    for (int m = 0; m < M; m++) {
+      __m256i sum = _mm256_madd_epi16(s[m][half], scale);
+      if constexpr (five) sum = _mm256_add_epi32(sum, _mm256_madd_epi16(t[m][half], scale));
+      f[m][half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_broadcast_ss(head[m]->d + g), f[m][half]);
+      mins[m][half] = _mm256_fmadd_ps(min, _mm256_broadcast_ss(head[m]->dsum + g), mins[m][half]);
+    }
+  }
+}
+
+template <int M, typename Tile>
+void few_45(const Job& job, const Tile* tile, int64_t m0, float* out) {
+  __m256 acc[M][2];
+  for (int m = 0; m < M; m++) acc[m][0] = acc[m][1] = _mm256_setzero_ps();
+  const int64_t blocks = job.k / kBlockK;
+  for (int64_t b = 0; b < blocks; b++, tile++) {
+    const ActCodes* x[M];
+    const ActHead* head[M];
+    __m256 f[M][2], mins[M][2];
+    for (int m = 0; m < M; m++) {
+      const int64_t at = b * job.act.rows + job_row(job, m0 + m);
+      x[m] = job.act.codes + at;
+      head[m] = job.act.head + at;
+      f[m][0] = f[m][1] = mins[m][0] = mins[m][1] = _mm256_setzero_ps();
+    }
+#pragma GCC unroll 1
+    for (int g = 0; g < 8; g += 2) {
+      group_45<M>(tile[0], g, x, head, f, mins);
+      group_45<M>(tile[0], g | 1, x, head, f, mins);
+    }
+    for (int half = 0; half < 2; half++) {
+      const __m256 d = load_half8(tile->d + 8 * half), dmin = load_half8(tile->dmin + 8 * half);
+      for (int m = 0; m < M; m++) {
+        acc[m][half] = _mm256_fmadd_ps(d, f[m][half], acc[m][half]);
+        acc[m][half] = _mm256_fnmadd_ps(dmin, mins[m][half], acc[m][half]);
+      }
+    }
+  }
+  for (int m = 0; m < M; m++) {
+    _mm256_storeu_ps(out + (m0 + m) * job.out_stride, acc[m][0]);
+    _mm256_storeu_ps(out + (m0 + m) * job.out_stride + 8, acc[m][1]);
+  }
+}
+
+// --- Q6_K, few rows
+// -----------------------------------------------------------------------------------------------
+
+// 32 k of 8 rows.
+template <int M>
+BRAID_INLINE void sub_6(const W6K& tile, int sub, int half, const ActCodes* const* x,
+                        const ActHead* const* head, __m256 (*f)[2]) {
+  __m256i sum[M];
+  const __m256i both = interleaved(tile.scale[2 * sub], tile.scale[2 * sub + 1], half);
+  for (int m = 0; m < M; m++) {
+    const __m256i sums = _mm256_set1_epi32(*reinterpret_cast<const int32_t*>(head[m]->sum16 + 2 * sub));
+    sum[m] = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_slli_epi32(_mm256_madd_epi16(both, sums), 5));
+  }
+#pragma GCC unroll 2
+  for (int odd = 0; odd < 2; odd++) {
+    const int g = 2 * sub + odd;
+    const __m256i high = load256(tile.high[g] + 32 * half);
+    const __m256i scale = interleaved(tile.scale[g], tile.scale[g], half);
+#pragma GCC unroll 2
+    for (int quad = 0; quad < 4; quad += 2) {
+      const __m256i w0 = codes_of(tile, high, g, quad, half), w1 = codes_of(tile, high, g, quad + 1, half);
+#pragma GCC unroll 2
+      for (int m = 0; m < M; m++) {
+        const auto* q = reinterpret_cast<const int32_t*>(x[m]->q + 32 * sub + 16 * odd + 4 * quad);
+        const __m256i p = _mm256_add_epi16(_mm256_maddubs_epi16(w0, _mm256_set1_epi32(q[0])),
+                                           _mm256_maddubs_epi16(w1, _mm256_set1_epi32(q[1])));
+        sum[m] = _mm256_add_epi32(sum[m], _mm256_madd_epi16(p, scale));
+      }
+    }
+  }
+  for (int m = 0; m < M; m++) {
+    f[m][half] =
+        _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[m]), _mm256_broadcast_ss(head[m]->d + sub), f[m][half]);
+  }
+}
+
+template <int M>
+void few_6(const Job& job, const W6K* tile, int64_t m0, float* out) {
+  __m256 acc[M][2];
+  for (int m = 0; m < M; m++) acc[m][0] = acc[m][1] = _mm256_setzero_ps();
+  const int64_t blocks = job.k / kBlockK;
+  for (int64_t b = 0; b < blocks; b++, tile++) {
+    const ActCodes* x[M];
+    const ActHead* head[M];
+    __m256 f[M][2];
+    for (int m = 0; m < M; m++) {
+      const int64_t at = b * job.act.rows + job_row(job, m0 + m);
+      x[m] = job.act.codes + at;
+      head[m] = job.act.head + at;
+      f[m][0] = f[m][1] = _mm256_setzero_ps();
+    }
+#pragma GCC unroll 1
+    for (int sub = 0; sub < 8; sub++) {
+      for (int i = 0; i < 4; i++) prefetch(tile->low[sub][i]);
+      for (int i = 0; i < 2; i++) prefetch(tile->high[2 * sub + i]);
+      sub_6<M>(*tile, sub, 0, x, head, f);
+      sub_6<M>(*tile, sub, 1, x, head, f);
+    }
+    for (int half = 0; half < 2; half++) {
+      const __m256 d = load_half8(tile->d + 8 * half);
+      for (int m = 0; m < M; m++) acc[m][half] = _mm256_fmadd_ps(d, f[m][half], acc[m][half]);
+    }
+  }
+  for (int m = 0; m < M; m++) {
+    _mm256_storeu_ps(out + (m0 + m) * job.out_stride, acc[m][0]);
+    _mm256_storeu_ps(out + (m0 + m) * job.out_stride + 8, acc[m][1]);
+  }
+}
+
+// --- Many rows
+// ----------------------------------------------------------------------------------------------------
+
+// 256 k of a row group, unpacked.
+struct alignas(64) Panel {
+  uint8_t q[8][8][2][32];    // [32 k][quad][rows 0-7, 8-15]
+  int16_t scale[16][2][16];  // (s, s) words; groups of 32 (8 of them) or of 16
+  int16_t both[8][2][16];    // W6K: 32 * (s of the first 16, s of the second)
+  float min[8][16];
+  float d[16], dmin[16];
+};
+static_assert(sizeof(Panel) <= kScratchBytes);
+
+void load_factors(const uint16_t* from, float* to) {
+  _mm256_store_ps(to, load_half8(from));
+  _mm256_store_ps(to + 8, load_half8(from + 8));
+}
+
+template <typename Tile>
+void unpack_45(const Tile& tile, Panel* panel) {
+  for (int j = 0; j < 4; j++) {
+    for (int half = 0; half < 2; half++) {
+      for (int quad = 0; quad < 8; quad++) {
+        store256(panel->q[2 * j][quad][half], codes_of(tile, 2 * j, quad, half));
+        store256(panel->q[2 * j + 1][quad][half], codes_of(tile, 2 * j | 1, quad, half));
+      }
+      for (int g = 2 * j; g < 2 * j + 2; g++) {
+        store256(panel->scale[g][half], double_words(tile.scale[g], half));
+        _mm256_store_ps(panel->min[g] + 8 * half, bytes_to_float(tile.min[g], half));
+      }
+    }
+  }
+  load_factors(tile.d, panel->d);
+  load_factors(tile.dmin, panel->dmin);
+}
+
+void unpack_6(const W6K& tile, Panel* panel) {
+  for (int half = 0; half < 2; half++) {
+    for (int g = 0; g < 16; g++) {
+      const __m256i high = load256(tile.high[g] + 32 * half);
+      uint8_t(*q)[2][32] = panel->q[g >> 1] + 4 * (g & 1);
+      store256(q[0][half], codes_of(tile, high, g, 0, half));
+      store256(q[1][half], codes_of(tile, high, g, 1, half));
+      store256(q[2][half], codes_of(tile, high, g, 2, half));
+      store256(q[3][half], codes_of(tile, high, g, 3, half));
+      store256(panel->scale[g][half], interleaved(tile.scale[g], tile.scale[g], half));
+    }
+    for (int sub = 0; sub < 8; sub++) {
+      const __m256i both = interleaved(tile.scale[2 * sub], tile.scale[2 * sub + 1], half);
+      store256(panel->both[sub][half], _mm256_slli_epi16(both, 5));
+    }
+  }
+  load_factors(tile.d, panel->d);
+}
+void unpack(const W4K& tile, Panel* panel) { unpack_45(tile, panel); }
+void unpack(const W5K& tile, Panel* panel) { unpack_45(tile, panel); }
+void unpack(const W6K& tile, Panel* panel) { unpack_6(tile, panel); }
+
+// sums[m] += the group's scaled integer sums, as floats times the activation's scale.
+BRAID_INLINE void add_scaled(float* f, __m256i sum, const float* d) {
+  _mm256_store_ps(f, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_broadcast_ss(d), _mm256_load_ps(f)));
+}
+
+template <int M, typename Tile>
+void panel_45(const Panel& panel, const ActCodes* const* x, const ActHead* const* head, float* const* out) {
+  constexpr bool five = sizeof(Tile) == sizeof(W5K);
+  alignas(32) float f[M][16] = {};
+  alignas(32) int32_t first[M][16];
+  for (int g = 0; g < 8; g++) {
+#pragma GCC unroll 2
+    for (int part = 0; part < (five ? 2 : 1); part++) {
+      constexpr int quads = five ? 4 : 8;
+      __m256i s[M][2];
+#pragma GCC unroll 8
+      for (int i = 0; i < quads; i++) {
+        const int quad = part * quads + i;
+        const __m256i w0 = load256(panel.q[g][quad][0]), w1 = load256(panel.q[g][quad][1]);
+#pragma GCC unroll 4
+        for (int m = 0; m < M; m++) {
+          const int8_t* q = x[m]->q + 32 * g + 4 * quad;
+          if (i == 0) {
+            set_quad(s[m][0], s[m][1], w0, w1, q);
+          } else {
+            add_quad(s[m][0], s[m][1], w0, w1, q);
+          }
+        }
+      }
+      const __m256i scale0 = load256(panel.scale[g][0]), scale1 = load256(panel.scale[g][1]);
+      if constexpr (five) {
+        // The two halves of a group must become one integer before it is rounded to float.
+        for (int m = 0; m < M; m++) {
+          const __m256i a = _mm256_madd_epi16(s[m][0], scale0), b = _mm256_madd_epi16(s[m][1], scale1);
+          if (part == 0) {
+            store256(first[m], a);
+            store256(first[m] + 8, b);
+          } else {
+            add_scaled(f[m], _mm256_add_epi32(a, load256(first[m])), head[m]->d + g);
+            add_scaled(f[m] + 8, _mm256_add_epi32(b, load256(first[m] + 8)), head[m]->d + g);
+          }
+        }
+      } else {
+#pragma GCC unroll 4
+        for (int m = 0; m < M; m++) {
+          add_scaled(f[m], _mm256_madd_epi16(s[m][0], scale0), head[m]->d + g);
+          add_scaled(f[m] + 8, _mm256_madd_epi16(s[m][1], scale1), head[m]->d + g);
+        }
+      }
+    }
+  }
+  for (int half = 0; half < 2; half++) {
+    const __m256 d = _mm256_load_ps(panel.d + 8 * half), dmin = _mm256_load_ps(panel.dmin + 8 * half);
+    for (int m = 0; m < M; m++) {
+      __m256 mins = _mm256_setzero_ps();
+#pragma GCC unroll 8
+      for (int g = 0; g < 8; g++) {
+        mins = _mm256_fmadd_ps(_mm256_load_ps(panel.min[g] + 8 * half),
+                               _mm256_broadcast_ss(head[m]->dsum + g), mins);
+      }
+      __m256 acc = _mm256_fmadd_ps(d, _mm256_load_ps(f[m] + 8 * half), _mm256_loadu_ps(out[m] + 8 * half));
+      _mm256_storeu_ps(out[m] + 8 * half, _mm256_fnmadd_ps(dmin, mins, acc));
+    }
+  }
+}
+
+// sum += scale * (two quads), 8 rows.
+BRAID_INLINE void add_two_quads(__m256i& sum, __m256i w0, __m256i w1, __m256i scale, const int8_t* quads) {
+  __m256i x, t;
+  asm("vpbroadcastd %[a], %[x]\n\t"
+      "vpmaddubsw %[x], %[w0], %[t]\n\t"
+      "vpbroadcastd %[b], %[x]\n\t"
+      "vpmaddubsw %[x], %[w1], %[x]\n\t"
+      "vpaddw %[x], %[t], %[t]\n\t"
+      "vpmaddwd %[t], %[scale], %[t]\n\t"
+      "vpaddd %[t], %[sum], %[sum]"
+      : [sum] "+x"(sum), [x] "=&x"(x), [t] "=&x"(t)
+      : [w0] "x"(w0), [w1] "x"(w1), [scale] "x"(scale), [a] "m"(*reinterpret_cast<const int32_t*>(quads)),
+        [b] "m"(*reinterpret_cast<const int32_t*>(quads + 4)));
+}
+
+template <int M>
+void panel_6(const Panel& panel, const ActCodes* const* x, const ActHead* const* head, float* const* out) {
+#pragma GCC unroll 1
+  for (int half = 0; half < 2; half++) {
+    __m256 f[M];
+    for (int m = 0; m < M; m++) f[m] = _mm256_setzero_ps();
+#pragma GCC unroll 1
+    for (int sub = 0; sub < 8; sub++) {
+      __m256i sum[M];
+      const __m256i both = load256(panel.both[sub][half]);
+#pragma GCC unroll 4
+      for (int m = 0; m < M; m++) {
+        const __m256i sums = _mm256_set1_epi32(*reinterpret_cast<const int32_t*>(head[m]->sum16 + 2 * sub));
+        sum[m] = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_madd_epi16(both, sums));
+      }
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; i++) {
+        const __m256i w0 = load256(panel.q[sub][2 * i][half]), w1 = load256(panel.q[sub][2 * i + 1][half]);
+        const __m256i scale = load256(panel.scale[2 * sub + i / 2][half]);
+#pragma GCC unroll 4
+        for (int m = 0; m < M; m++) add_two_quads(sum[m], w0, w1, scale, x[m]->q + 32 * sub + 8 * i);
+      }
+#pragma GCC unroll 4
+      for (int m = 0; m < M; m++) {
+        f[m] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[m]), _mm256_broadcast_ss(head[m]->d + sub), f[m]);
+      }
+    }
+    const __m256 d = _mm256_load_ps(panel.d + 8 * half);
+    for (int m = 0; m < M; m++) {
+      _mm256_storeu_ps(out[m] + 8 * half, _mm256_fmadd_ps(d, f[m], _mm256_loadu_ps(out[m] + 8 * half)));
+    }
+  }
+}
+
+template <int M, typename Tile>
+BRAID_INLINE void panel_rows(const Panel& panel, const ActCodes* const* x, const ActHead* const* head,
+                             float* const* out) {
+  if constexpr (sizeof(Tile) == sizeof(W6K)) {
+    panel_6<M>(panel, x, head, out);
+  } else {
+    panel_45<M, Tile>(panel, x, head, out);
+  }
+}
+
+template <typename Tile>
+void many(const Job& job) {
+  auto* panel = reinterpret_cast<Panel*>(job.scratch);
+  for (int64_t g = 0; g < job.groups; g++) {
+    const auto* tiles = reinterpret_cast<const Tile*>(job.tiles + static_cast<size_t>(g) * job.group_bytes);
+    for (int64_t m = 0; m < job.rows; m++) {
+      float* out = job.out + m * job.out_stride + 16 * g;
+      _mm256_storeu_ps(out, _mm256_setzero_ps());
+      _mm256_storeu_ps(out + 8, _mm256_setzero_ps());
+    }
+    for (int64_t b = 0; b < job.k / kBlockK; b++) {
+      unpack(tiles[b], panel);
+      for (int64_t m = 0; m < job.rows; m += 4) {
+        const int64_t count = job.rows - m < 4 ? job.rows - m : 4;
+        const ActCodes* x[4];
+        const ActHead* head[4];
+        float* out[4];
+        for (int64_t i = 0; i < count; i++) {
+          const int64_t at = b * job.act.rows + job_row(job, m + i);
+          x[i] = job.act.codes + at;
+          head[i] = job.act.head + at;
+          out[i] = job.out + (m + i) * job.out_stride + 16 * g;
+        }
+        switch (count) {
+          case 4:
+            panel_rows<4, Tile>(*panel, x, head, out);
+            break;
+          case 3:
+            panel_rows<3, Tile>(*panel, x, head, out);
+            break;
+          case 2:
+            panel_rows<2, Tile>(*panel, x, head, out);
+            break;
+          default:
+            panel_rows<1, Tile>(*panel, x, head, out);
+            break;
+        }
+      }
+    }
+  }
+}
+
+template <typename Tile, void (*two)(const Job&, const Tile*, int64_t, float*),
+          void (*one)(const Job&, const Tile*, int64_t, float*)>
+void few(const Job& job) {
+  for (int64_t g = 0; g < job.groups; g++) {
+    const auto* tiles = reinterpret_cast<const Tile*>(job.tiles + static_cast<size_t>(g) * job.group_bytes);
+    int64_t m = 0;
+    for (; m + 2 <= job.rows; m += 2) two(job, tiles, m, job.out + 16 * g);
+    if (m < job.rows) one(job, tiles, m, job.out + 16 * g);
+  }
+}
+
+}  // namespace
+
+void w4k_few(const Job& job) { few<W4K, few_45<2, W4K>, few_45<1, W4K>>(job); }
+void w5k_few(const Job& job) { few<W5K, few_45<2, W5K>, few_45<1, W5K>>(job); }
+void w6k_few(const Job& job) { few<W6K, few_6<2>, few_6<1>>(job); }
+void w4k_many(const Job& job) { many<W4K>(job); }
+void w5k_many(const Job& job) { many<W5K>(job); }
+void w6k_many(const Job& job) { many<W6K>(job); }
+
+}  // namespace braid::cpu::avx2
