@@ -1,9 +1,9 @@
 // jinja.h -- chat templates: a Jinja template is parsed once and rendered many times.
 //
-// The dialect is the one published chat templates are written for: Jinja 2 with trim_blocks and lstrip_blocks,
-// no autoescape, loop controls, a `generation` block, a JSON-exact `tojson`, raise_exception and strftime_now.
-// It is not a general Jinja: there is no include, import, extends, block or with, and filters such as map and
-// select give lists, not generators.
+// The dialect is the one published chat templates are written for: Jinja 2 with trim_blocks and
+// lstrip_blocks, no autoescape, loop controls, a `generation` block, a JSON-exact `tojson`, raise_exception
+// and strftime_now. It is not a general Jinja: there is no include, import, extends, block or with, and
+// filters such as map and select give lists, not generators.
 //
 // Templates and the values they see come from outside, so both are hostile: parsing bounds size and nesting,
 // rendering bounds steps, nesting, memory, output and time. Nothing here throws, and no template can make a
@@ -27,11 +27,11 @@
 namespace braid::jinja {
 
 struct Limits {
-  uint64_t max_steps = 10'000'000;                   // syntax nodes evaluated + elements and KiB touched
-  uint32_t max_recursion = 200;                      // macro, caller() and loop() calls inside each other
-  uint64_t max_output_bytes = uint64_t{64} << 20;    // of the rendered text
-  uint64_t max_memory_bytes = uint64_t{512} << 20;   // of all values alive in one render, at most 2 GiB
-  uint64_t max_wall_ms = 2000;                       // 0: not limited
+  uint64_t max_steps = 10'000'000;                  // syntax nodes evaluated + elements and KiB touched
+  uint32_t max_recursion = 200;                     // macro, caller() and loop() calls inside each other
+  uint64_t max_output_bytes = uint64_t{64} << 20;   // of the rendered text
+  uint64_t max_memory_bytes = uint64_t{512} << 20;  // of all values alive in one render, at most 2 GiB
+  uint64_t max_wall_ms = 2000;                      // 0: not limited
 };
 
 struct RenderOptions {

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -71,8 +72,8 @@ size_t byte_of_char(std::string_view text, size_t index, size_t from_byte) {
 
 bool is_space(uint32_t c) {
   if (c < 0x80) return c == ' ' || (c >= 9 && c <= 13) || (c >= 0x1C && c <= 0x1F);
-  return c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 ||
-         c == 0x202F || c == 0x205F || c == 0x3000;
+  return c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 ||
+         c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
 bool is_word(uint32_t c) {
@@ -227,7 +228,8 @@ size_t find_text(std::string_view text, std::string_view needle, size_t from) {
   if (needle.empty()) return from;
   // memmem is linear in the C libraries we build on; string_view::find is not for needles like "aaaa...b".
   const void* hit = memmem(text.data() + from, text.size() - from, needle.data(), needle.size());
-  return hit == nullptr ? std::string_view::npos : static_cast<size_t>(static_cast<const char*>(hit) - text.data());
+  return hit == nullptr ? std::string_view::npos
+                        : static_cast<size_t>(static_cast<const char*>(hit) - text.data());
 }
 
 std::vector<std::string_view> split_lines(std::string_view text) {
@@ -259,17 +261,15 @@ std::string format_real(double number) {
     if (c >= '0' && c <= '9') digits += c;
   }
   const int count = static_cast<int>(digits.size());
+  const auto zeros = [](int n) { return std::string(static_cast<size_t>(n), '0'); };
   if (exponent < -4 || exponent >= 16) {
-    std::string mantissa = digits.substr(0, 1);
-    if (count > 1) mantissa += "." + digits.substr(1);
-    return fmt::format("{}{}e{}{:02}", sign, mantissa, exponent < 0 ? '-' : '+', std::abs(exponent));
+    if (count > 1) digits.insert(1, ".");
+    return fmt::format("{}{}e{}{:02}", sign, digits, exponent < 0 ? '-' : '+', std::abs(exponent));
   }
-  if (exponent < 0) return sign + "0." + std::string(static_cast<size_t>(-exponent - 1), '0') + digits;
-  if (count <= exponent + 1) {
-    return sign + digits + std::string(static_cast<size_t>(exponent + 1 - count), '0') + ".0";
-  }
-  const size_t whole = static_cast<size_t>(exponent + 1);
-  return sign + digits.substr(0, whole) + "." + digits.substr(whole);
+  if (exponent < 0) return fmt::format("{}0.{}{}", sign, zeros(-exponent - 1), digits);
+  if (count <= exponent + 1) return fmt::format("{}{}{}.0", sign, digits, zeros(exponent + 1 - count));
+  digits.insert(static_cast<size_t>(exponent + 1), ".");
+  return fmt::format("{}{}", sign, digits);
 }
 
 void append_repr(std::string& out, std::string_view text) {
@@ -307,19 +307,34 @@ void append_json_string(std::string& out, std::string_view text, bool ascii_only
     if (byte >= 0x20 && byte != '"' && byte != '\\' && (!ascii_only || byte < 0x7F)) continue;
     out.append(text.substr(run, at - run));
     switch (byte) {
-      case '"': out += "\\\""; break;
-      case '\\': out += "\\\\"; break;
-      case '\n': out += "\\n"; break;
-      case '\r': out += "\\r"; break;
-      case '\t': out += "\\t"; break;
-      case '\b': out += "\\b"; break;
-      case '\f': out += "\\f"; break;
+      case '"':
+        out += "\\\"";
+        break;
+      case '\\':
+        out += "\\\\";
+        break;
+      case '\n':
+        out += "\\n";
+        break;
+      case '\r':
+        out += "\\r";
+        break;
+      case '\t':
+        out += "\\t";
+        break;
+      case '\b':
+        out += "\\b";
+        break;
+      case '\f':
+        out += "\\f";
+        break;
       default: {
         const uint32_t c = decode_char(text, at, &bytes);
         if (c < 0x10000) {
           out += fmt::format("\\u{:04x}", c);
         } else {
-          out += fmt::format("\\u{:04x}\\u{:04x}", 0xD800 + ((c - 0x10000) >> 10), 0xDC00 + ((c - 0x10000) & 0x3FF));
+          out += fmt::format("\\u{:04x}\\u{:04x}", 0xD800 + ((c - 0x10000) >> 10),
+                             0xDC00 + ((c - 0x10000) & 0x3FF));
         }
       }
     }
@@ -334,12 +349,23 @@ std::string escape_html(std::string_view text) {
   out.reserve(text.size() + text.size() / 8);
   for (const char c : text) {
     switch (c) {
-      case '&': out += "&amp;"; break;
-      case '<': out += "&lt;"; break;
-      case '>': out += "&gt;"; break;
-      case '\'': out += "&#39;"; break;
-      case '"': out += "&#34;"; break;
-      default: out += c;
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '\'':
+        out += "&#39;";
+        break;
+      case '"':
+        out += "&#34;";
+        break;
+      default:
+        out += c;
     }
   }
   return out;

@@ -43,7 +43,7 @@ size_t find_text(std::string_view text, std::string_view needle, size_t from = 0
 
 std::vector<std::string_view> split_lines(std::string_view text);  // str.splitlines()
 
-std::string format_real(double number);           // repr(float): 1.0, 1e+20, inf, nan
+std::string format_real(double number);                     // repr(float): 1.0, 1e+20, inf, nan
 void append_repr(std::string& out, std::string_view text);  // repr(str)
 // A JSON string with quotes, as json.dumps writes it.
 void append_json_string(std::string& out, std::string_view text, bool ascii_only);

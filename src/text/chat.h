@@ -1,0 +1,60 @@
+// chat.h -- a conversation to the text a model was trained to continue.
+//
+// The template of the model file decides what the text looks like; this file hands it the variables that
+// templates expect and nothing else. It does not repair conversations: a template may refuse one (two system
+// messages, no user message), and its words come back as the error.
+//
+// A ChatTemplate is immutable; any number of threads may render at once.
+#pragma once
+
+#include <ctime>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+#include "text/jinja.h"
+
+namespace braid {
+
+struct ChatOptions {
+  bool add_generation_prompt = true;    // end with the opening of an assistant turn
+  std::optional<bool> enable_thinking;  // not set: the variable is undefined, the template's default holds
+  // Further variables, an object; they may replace those above but not messages and tools.
+  nlohmann::ordered_json variables = nlohmann::ordered_json::object();
+  jinja::RenderOptions render;
+};
+
+class ChatTemplate {
+ public:
+  // `bos` and `eos` are the texts of the special tokens, empty if the model has none.
+  static Result<ChatTemplate> parse(std::string_view text, std::string bos, std::string eos);
+
+  // The template for files that bring none: <|im_start|> turns, think blocks, XML tool calls.
+  static ChatTemplate built_in(std::string bos, std::string eos);
+
+  // `messages`: an array of objects with role, content, and where they apply reasoning_content, tool_calls
+  // ([{id, type, function: {name, arguments: object}}]), tool_call_id, name.
+  // `tools`: an array of {type: function, function: {name, description, parameters}}; null or empty for none.
+  // Key order survives. Both are read in place and copied nowhere.
+  Result<std::string> render(const nlohmann::ordered_json& messages, const nlohmann::ordered_json& tools,
+                             const ChatOptions& options = {}) const;
+
+  // What was parsed.
+  const std::string& text() const { return text_; }
+  const jinja::Template& program() const { return program_; }
+
+ private:
+  ChatTemplate(jinja::Template program, std::string text, std::string bos, std::string eos)
+      : program_(std::move(program)), text_(std::move(text)), bos_(std::move(bos)), eos_(std::move(eos)) {}
+
+  jinja::Template program_;
+  std::string text_;
+  nlohmann::ordered_json bos_, eos_;
+};
+
+// {"role": role, "content": content}
+nlohmann::ordered_json chat_message(std::string_view role, std::string_view content);
+
+}  // namespace braid
