@@ -1,0 +1,76 @@
+// attention.h -- kernels of attention, over one block of 32 positions at a time.
+//
+// Online softmax: (max, sum, acc) of the positions so far; a block raises max, scales sum and acc by e^(old -
+// new), and adds its own. An empty result has max = kNoScore, sum = 0, acc = 0.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ops/state.h"
+
+namespace braid::cpu {
+
+// Finite, so that e^(max - max) is 1 while nothing has been seen.
+inline constexpr float kNoScore = -1e30f;
+
+// Per-worker scratch and shared partial results that attention needs. `heads` of scratch: of one KV head at
+// most.
+int64_t attention_scratch_floats(int64_t heads, int64_t head_dim);
+int64_t attention_partial_floats(int64_t heads, int64_t head_dim, int64_t max_context, int64_t max_tokens);
+
+// ---- Few rows: lanes are dims.
+
+// A running result of one head: [max, sum, padding to 16][acc head_dim].
+inline constexpr int64_t kPartialHeader = 16;
+inline int64_t partial_floats(int64_t head_dim) { return kPartialHeader + head_dim; }
+
+// `heads` query heads of one row that share a KV head, over positions first .. last-1 of a block.
+struct DecodeBlock {
+  KvFormat k_format = KvFormat::f16;
+  KvFormat v_format = KvFormat::f16;
+  int32_t heads = 0;
+  int32_t head_dim = 0;
+  float scale = 0;
+  const float* q = nullptr;      // [heads][head_dim]
+  const std::byte* k = nullptr;  // [32] rows
+  const std::byte* v = nullptr;
+  int32_t first = 0;
+  int32_t last = 0;
+  float* partials = nullptr;  // [heads] running results
+  int64_t partial_stride = 0;
+};
+void decode_block(const DecodeBlock& block);
+void decode_clear(float* partial, int64_t head_dim);
+// o = merged result of `count` segments, in order, times sigmoid(gate) if there is a gate.
+void decode_finish(float* o, const float* partials, int64_t count, int64_t stride, const float* gate,
+                   int64_t head_dim);
+
+// ---- Many rows: lanes are rows, 16 of them a panel.
+
+inline constexpr int64_t kPanelRows = 16;
+
+// f32 copy of a block of K or V, [32][padded_dim(head_dim)]; the padding spreads a column over the sets of
+// L1.
+inline int64_t padded_dim(int64_t head_dim) { return head_dim + 16; }
+void expand_block(float* out, const std::byte* rows, KvFormat format, int64_t head_dim, int32_t count);
+
+// 16 rows: q and acc [head_dim][16], the rest [16].
+struct Panel {
+  float* q = nullptr;  // times the scale of the scores
+  float* acc = nullptr;
+  float* max = nullptr;
+  float* sum = nullptr;
+  int32_t* position = nullptr;  // of each row; rows that do not exist repeat one that does
+  int32_t first_position = 0;   // smallest
+  int32_t last_position = 0;    // largest
+};
+// Positions begin .. begin+31. window > 0: a row sees only positions above its own - window.
+void panel_block(const Panel& panel, const float* k, const float* v, float* scores, int64_t head_dim,
+                 int32_t begin, int32_t window);
+void panel_clear(const Panel& panel, int64_t head_dim);
+// Column `row` of the panel: q in, and the finished row out (times sigmoid(gate) if there is a gate).
+void panel_set_row(const Panel& panel, int64_t row, const float* q, float scale, int64_t head_dim);
+void panel_get_row(const Panel& panel, int64_t row, float* o, const float* gate, int64_t head_dim);
+
+}  // namespace braid::cpu

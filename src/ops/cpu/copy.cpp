@@ -1,0 +1,66 @@
+// copy.cpp -- ops that move bytes and change none: rows, cells, slots, blocks.
+
+#include <algorithm>
+#include <cstring>
+
+#include "ops/cpu/cpu_ops.h"
+
+namespace braid {
+namespace {
+
+constexpr double kNsPerByte = 0.1;
+
+}  // namespace
+
+void CpuOps::gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) {
+  BRAID_CHECK(y.cols == x.cols && y.rows >= count);
+  const size_t row_bytes = static_cast<size_t>(x.cols) * sizeof(float);
+  split(count, kNsPerByte * static_cast<double>(row_bytes), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+      BRAID_CHECK(rows[i] >= 0 && rows[i] < x.rows);
+      std::memcpy(y.f32(i), x.f32(rows[i]), row_bytes);
+    }
+  });
+}
+
+// One after the other: a later move may read what an earlier one would have overwritten only in the order
+// given.
+void CpuOps::kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) {
+  const size_t k_bytes = static_cast<size_t>(kv_row_bytes(kv.shape.k_format, kv.shape.head_dim));
+  const size_t v_bytes = static_cast<size_t>(kv_row_bytes(kv.shape.v_format, kv.shape.head_dim));
+  for (const CellMove& move : moves) {
+    BRAID_CHECK(move.from > move.to && move.to >= 0 && move.from / kBlockTokens < batch.blocks_per_sequence);
+    const int32_t* blocks = batch.blocks_of(move.sequence);
+    const int32_t from = blocks[move.from / kBlockTokens], to = blocks[move.to / kBlockTokens];
+    BRAID_CHECK(from >= 0 && from < kv.blocks && to >= 0 && to < kv.blocks);
+    for (int32_t h = 0; h < kv.shape.kv_heads; h++) {
+      std::memcpy(kv.k_row(to, h, move.to % kBlockTokens), kv.k_row(from, h, move.from % kBlockTokens),
+                  k_bytes);
+      std::memcpy(kv.v_row(to, h, move.to % kBlockTokens), kv.v_row(from, h, move.from % kBlockTokens),
+                  v_bytes);
+    }
+  }
+}
+
+void CpuOps::state_copy(const DeltaLayer& layer, int32_t dst, int32_t src) {
+  if (dst == src) return;
+  constexpr int64_t kPiece = 4096;
+  const int64_t elements = layer.shape.slot_elements();
+  float* to = layer.slot(dst);
+  const float* from = layer.slot(src);
+  split((elements + kPiece - 1) / kPiece, kNsPerByte * kPiece * sizeof(float),
+        [&](int64_t begin, int64_t end) {
+          const int64_t first = begin * kPiece, last = std::min(elements, end * kPiece);
+          std::memcpy(to + first, from + first, static_cast<size_t>(last - first) * sizeof(float));
+        });
+}
+
+void CpuOps::block_copy(const KvLayer& kv, int32_t dst, int32_t src) {
+  BRAID_CHECK(dst >= 0 && dst < kv.blocks && src >= 0 && src < kv.blocks);
+  if (dst == src) return;
+  const int64_t k_bytes = kv.shape.k_block_bytes(), v_bytes = kv.shape.v_block_bytes();
+  std::memcpy(kv.k + dst * k_bytes, kv.k + src * k_bytes, static_cast<size_t>(k_bytes));
+  std::memcpy(kv.v + dst * v_bytes, kv.v + src * v_bytes, static_cast<size_t>(v_bytes));
+}
+
+}  // namespace braid

@@ -1,0 +1,136 @@
+// cpu_device.cpp -- memory and wiring of the CPU device.
+
+#include "ops/cpu/cpu_device.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include <fmt/format.h>
+#include <hwy/targets.h>
+
+#include "ops/cpu/attention.h"
+#include "ops/cpu/delta.h"
+#include "ops/cpu/moe.h"
+
+namespace braid {
+namespace {
+
+constexpr size_t kHugePageBytes = size_t{2} << 20;
+
+void unmap(void* data, size_t size_bytes) { munmap(data, size_bytes); }
+
+// Pages of zeros that take memory when they are touched; large ones begin at a 2 MiB boundary and ask for
+// huge pages.
+void* map_zeros(size_t size_bytes) {
+  const size_t extra = size_bytes >= kHugePageBytes ? kHugePageBytes : 0;
+  if (size_bytes > SIZE_MAX - extra) return nullptr;
+  void* mapped = mmap(nullptr, size_bytes + extra, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) return nullptr;
+  if (extra == 0) return mapped;
+  std::byte* begin = static_cast<std::byte*>(mapped);
+  const size_t skip = (kHugePageBytes - reinterpret_cast<uintptr_t>(begin) % kHugePageBytes) % kHugePageBytes;
+  if (skip > 0) munmap(begin, skip);
+  if (extra > skip) munmap(begin + skip + size_bytes, extra - skip);
+  madvise(begin + skip, size_bytes, MADV_HUGEPAGE);  // without it the pages are small: slower, not wrong
+  return begin + skip;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<CpuDevice>> CpuDevice::make(const DeviceOptions& options) {
+  // BRAID_CPU=avx2 holds all kernels to that path; the products read the same variable.
+  const char* path = std::getenv("BRAID_CPU");
+  if (path != nullptr && std::strcmp(path, "avx2") == 0) hwy::DisableTargets(HWY_AVX2 - 1);
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  auto pool = std::make_unique<ThreadPool>(options.threads > 0 ? options.threads : usable_cores());
+  BRAID_ASSIGN(auto products, cpu::Products::make(*pool, options.activations));
+  return std::unique_ptr<CpuDevice>(new CpuDevice(std::move(pool), std::move(products)));
+}
+
+std::string CpuDevice::description() const {
+  return fmt::format("cpu ({}, {} thread{})", products_->path(), pool_->size(),
+                     pool_->size() == 1 ? "" : "s");
+}
+
+Result<Buffer> CpuDevice::allocate(size_t size_bytes, const char* label) {
+  constexpr size_t kPage = 4096;
+  const size_t rounded = std::max(kPage, (size_bytes + kPage - 1) / kPage * kPage);
+  void* data = rounded < size_bytes ? nullptr : map_zeros(rounded);
+  if (data == nullptr) {
+    return Error{ErrorKind::exhausted, fmt::format("no memory for {} ({} bytes)", label, size_bytes)};
+  }
+  return Buffer(data, rounded, unmap);
+}
+
+Status CpuDevice::load_weights(std::span<Weight* const> weights, const WeightDone& done) {
+  return products_->load_weights(weights, done);
+}
+
+size_t CpuDevice::weight_bytes(const Weight& weight) const { return products_->weight_bytes(weight); }
+
+int32_t CpuDevice::state_tile_columns(const DeltaShape& shape) const {
+  return cpu::delta_tile_columns(shape.value_dim);
+}
+
+Result<size_t> CpuDevice::reserve_workspaces(const WorkspaceNeeds& needs) {
+  BRAID_ASSIGN(const size_t products_bytes, products_->reserve(needs));
+  BRAID_ASSIGN(const size_t ops_bytes, ops_.reserve(needs));
+  return products_bytes + ops_bytes;
+}
+
+Result<size_t> CpuOps::reserve(const Device::WorkspaceNeeds& needs) {
+  BRAID_CHECK(needs.max_tokens > 0);
+  const int64_t tokens = needs.max_tokens, head_dim = needs.head_dim, heads = needs.max_heads;
+  const DeltaShape& delta = needs.delta;
+  work_ = Scratch();
+  work_.max_tokens = needs.max_tokens;
+  // How many heads share a KV head is not known here: at worst all.
+  work_.worker_floats = std::max(
+      {int64_t{1024}, cpu::attention_scratch_floats(heads, head_dim), cpu::delta_scratch_floats(delta)});
+  work_.partial_floats = cpu::attention_partial_floats(heads, head_dim, needs.max_context, tokens);
+  if (delta.key_heads > 0) {
+    work_.delta_record_floats = delta.key_heads * cpu::delta_record_floats(delta) * tokens;
+    work_.delta_gate_count = delta.value_heads * tokens;
+  }
+  const auto carve = [&](cpu::Carver& carver) {
+    work_.worker.clear();
+    for (int i = 0; i < pool_.size(); i++) {
+      work_.worker.push_back(carver.take<float>(static_cast<size_t>(work_.worker_floats) + 1024));
+    }
+    work_.partials = carver.take<float>(static_cast<size_t>(work_.partial_floats));
+    work_.delta_records = carver.take<float>(static_cast<size_t>(work_.delta_record_floats));
+    work_.delta_gates = carver.take<DeltaGate>(static_cast<size_t>(work_.delta_gate_count));
+  };
+  cpu::Carver count(nullptr);
+  carve(count);
+  BRAID_ASSIGN(work_.memory, cpu::Mapping::make(count.used_bytes()));
+  cpu::Carver take(work_.memory.data());
+  carve(take);
+  work_.histories.resize(static_cast<size_t>(tokens * std::max(1, delta.conv_width)));
+  work_.few_rows.resize(static_cast<size_t>(tokens));
+  work_.few_segments.resize(static_cast<size_t>(tokens));
+  work_.frequencies.resize(static_cast<size_t>(std::max<int64_t>(head_dim, 2) / 2));
+  return work_.memory.size_bytes();
+}
+
+// Products and experts are linear.h's and moe.h's.
+void CpuOps::embed(Tensor y, const Weight& table, const Batch& batch) { products_.embed(y, table, batch); }
+void CpuOps::linear(std::span<const LinearPart> parts, Tensor x) { products_.linear(parts, x); }
+void CpuOps::logits(Tensor logits, const Weight& w, Tensor x) { products_.logits(logits, w, x); }
+void CpuOps::moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) {
+  cpu::moe_route(pool_, ids, weights, logits, params);
+}
+void CpuOps::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) {
+  products_.moe_ffn(y, x, ids, weights, w);
+}
+
+Result<std::unique_ptr<Device>> make_cpu_device(const DeviceOptions& options) {
+  BRAID_ASSIGN(std::unique_ptr<Device> device, CpuDevice::make(options));
+  return device;
+}
+
+}  // namespace braid

@@ -1,0 +1,38 @@
+// cpu_device.h -- this machine's CPU as a device: threads, memory, weights (linear.h) and ops (cpu_ops.h).
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/threads.h"
+#include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/linear.h"
+#include "ops/device.h"
+
+namespace braid {
+
+class CpuDevice final : public Device {
+ public:
+  // Errors: unsupported (no path for this processor).
+  static Result<std::unique_ptr<CpuDevice>> make(const DeviceOptions& options);
+
+  std::string description() const override;
+  int threads() const override { return pool_->size(); }
+  Result<Buffer> allocate(size_t size_bytes, const char* label) override;
+  Status load_weights(std::span<Weight* const> weights, const WeightDone& done) override;
+  size_t weight_bytes(const Weight& weight) const override;
+  int32_t state_tile_columns(const DeltaShape& shape) const override;
+  Result<size_t> reserve_workspaces(const WorkspaceNeeds& needs) override;
+  void synchronize() override {}
+  Ops& ops() override { return ops_; }
+
+ private:
+  CpuDevice(std::unique_ptr<ThreadPool> pool, std::unique_ptr<cpu::Products> products)
+      : pool_(std::move(pool)), products_(std::move(products)), ops_(*pool_, *products_) {}
+
+  std::unique_ptr<ThreadPool> pool_;
+  std::unique_ptr<cpu::Products> products_;
+  CpuOps ops_;
+};
+
+}  // namespace braid

@@ -1,0 +1,92 @@
+// cpu_ops.h -- the ops of this machine's CPU.
+//
+// The engine's thread calls one op after the other. Each is one region on the thread pool, or runs on the
+// caller alone when the work is shorter than waking others would be worth (kSerial...). A result never
+// depends on the number of threads, on the other rows of the batch, nor on how a prompt was cut into steps;
+// attention has two forms that may differ in the last bits (attention.cpp says which row takes which).
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "base/threads.h"
+#include "ops/cpu/scratch.h"
+#include "ops/device.h"
+#include "ops/ops.h"
+
+namespace braid {
+
+namespace cpu {
+class Products;
+}
+
+class CpuOps final : public Ops {
+ public:
+  CpuOps(ThreadPool& pool, cpu::Products& products) : pool_(pool), products_(products) {}
+
+  // Sizes the workspaces (device.h).
+  Result<size_t> reserve(const Device::WorkspaceNeeds& needs);
+
+  // cpu_device.cpp: handed on to linear.h and moe.h
+  void embed(Tensor y, const Weight& table, const Batch& batch) override;
+  void linear(std::span<const LinearPart> parts, Tensor x) override;
+  void logits(Tensor logits, const Weight& w, Tensor x) override;
+  void moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) override;
+  void moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) override;
+
+  // norm.cpp
+  void add_norm(Tensor y, Tensor residual, Tensor x, const float* weight, float eps) override;
+
+  // rope.cpp
+  void rope_table(Tensor table, const RopeParams& rope, const Batch& batch) override;
+  void qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
+                          const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
+                          const Batch& batch) override;
+
+  // attention.cpp
+  void attention(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
+                 const Batch& batch) override;
+
+  // delta_advance.cpp, delta_peek.cpp
+  void delta_advance(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
+                     const Batch& batch) override;
+  void delta_peek(Tensor o, DeltaJournal& journal, const DeltaInputs& in, const DeltaWeights& w,
+                  const DeltaLayer& layer, const Batch& batch) override;
+  void delta_commit(const DeltaLayer& layer, const DeltaJournal& journal,
+                    std::span<const AcceptedPath> paths) override;
+
+  // copy.cpp
+  void gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) override;
+  void kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) override;
+  void state_copy(const DeltaLayer& layer, int32_t dst, int32_t src) override;
+  void block_copy(const KvLayer& kv, int32_t dst, int32_t src) override;
+
+ private:
+  void attend_many(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
+                   const Batch& batch);
+  void attend_few(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
+                  const Batch& batch, int64_t first, int64_t last);
+
+  // f(begin, end) over shares of `count` items of about `item_ns` each: on all threads, or on the caller
+  // alone when that is quicker than a region.
+  template <typename F>
+  void split(int64_t count, double item_ns, F&& f) {
+    if (pool_.size() == 1 || count < 2 || static_cast<double>(count) * item_ns < kWorthARegionNs) {
+      const FlushDenormals flush;
+      f(int64_t{0}, count);
+      return;
+    }
+    pool_.run([&](int worker) {
+      const auto [begin, end] = pool_.share(count, worker);
+      if (begin < end) f(begin, end);
+    });
+  }
+  static constexpr double kWorthARegionNs = 4000;
+
+  ThreadPool& pool_;
+  cpu::Products& products_;
+  Scratch work_;
+  Counter counter_;
+};
+
+}  // namespace braid

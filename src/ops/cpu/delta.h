@@ -1,0 +1,117 @@
+// delta.h -- the pieces of the gated delta rule that advance, peek and commit share.
+//
+// A record holds what one key head with its r = Hv / Hk value heads needs of one row, after convolution, SiLU
+// and l2 norm: [q Dk][k Dk][v r * Dv][k . q, then padding to 16]. Value head h = kh + j * Hk is the j-th of
+// key head kh.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cpu/scratch.h"
+#include "ops/ops.h"
+
+namespace braid::cpu {
+
+inline int64_t delta_record_floats(const DeltaShape& shape) {
+  const int64_t group = shape.value_heads / shape.key_heads;
+  return (2 * shape.key_dim + group * shape.value_dim + 1 + 15) / 16 * 16;
+}
+
+// Tile width of states: 32 where it divides value_dim.
+inline int32_t delta_tile_columns(int32_t value_dim) { return value_dim % 32 == 0 ? 32 : value_dim; }
+
+// Floats of per-worker scratch that delta_advance needs.
+int64_t delta_scratch_floats(const DeltaShape& shape);
+
+// Fills record [rows]. histories [rows][conv_width]: the raw convolution input (all channels) of the row, the
+// row before it, and so on; null before the sequence began.
+struct DeltaPrepare {
+  const DeltaShape* shape = nullptr;
+  const float* conv = nullptr;  // [C][conv_width]
+  int32_t key_head = 0;
+  int32_t rows = 0;
+  const float* const* histories = nullptr;
+  float* records = nullptr;
+};
+void delta_prepare(const DeltaPrepare& args);
+
+// Runs `rows` rows through one tile of a value head's state. o [rows] gets S^T q of the tile's columns.
+struct DeltaTile {
+  float* state = nullptr;  // [key_dim][columns]
+  int64_t key_dim = 0;
+  int64_t columns = 0;
+  bool fresh = false;  // the state is zero, whatever the memory says
+  int32_t rows = 0;
+  const float* records = nullptr;
+  int64_t record_floats = 0;
+  int64_t v_offset = 0;   // of the tile's first column in a record
+  int64_t kq_offset = 0;  // of k . q
+  const DeltaGate* gates = nullptr;
+  float* o = nullptr;  // first column of the tile in row 0
+  int64_t o_stride = 0;
+};
+void delta_advance_tile(const DeltaTile& args);
+
+// a[row] = S^T k, c[row] = S^T q of the stored state for every row.
+struct DeltaRead {
+  const float* state = nullptr;  // [key_dim][columns]
+  int64_t key_dim = 0;
+  int64_t columns = 0;
+  int32_t rows = 0;
+  const float* records = nullptr;
+  int64_t record_floats = 0;
+  float* a = nullptr;
+  float* c = nullptr;
+  int64_t a_stride = 0;
+  int64_t c_stride = 0;
+};
+void delta_read_tile(const DeltaRead& args);
+
+// S = fold S + k d^T (d already divided by the decay) on one tile.
+void delta_update_tile(float* state, int64_t key_dim, int64_t columns, const float* k, const float* d,
+                       float fold);
+
+// o [Dv] = rms(o; norm, eps) * silu(z)
+void delta_gated_norm(float* o, const float* z, const float* norm, float eps, int64_t value_dim);
+
+// The tree's equations for one row and value head. In: d = S^T k, o = S^T q. Out: d and o of ops.h.
+struct DeltaAncestor {
+  const float* k = nullptr;
+  const float* d = nullptr;
+  float since = 0;  // e^{g_row - g_ancestor}
+};
+struct DeltaSolve {
+  int64_t key_dim = 0;
+  int64_t value_dim = 0;
+  const float* q = nullptr;
+  const float* k = nullptr;
+  const float* v = nullptr;
+  float kq = 0;
+  float decay = 0;  // of the slot's state at this row: e^{g_row} * (decay of the slot)
+  float beta = 0;
+  float* d = nullptr;
+  float* o = nullptr;
+};
+// d -= / o += one ancestor's share; call for each, nearest first, between begin and end.
+void delta_solve_begin(const DeltaSolve& args);
+void delta_solve_ancestor(const DeltaSolve& args, const DeltaAncestor& ancestor);
+void delta_solve_end(const DeltaSolve& args);
+
+// Takes the log decay `g` and the stored decay before the row; returns the row's gate.
+DeltaGate delta_gate(float stored_decay, double log_decay, float beta);
+// The decay that the state is stored under after the row.
+inline float stored_decay(const DeltaGate& gate) { return gate.fold ? 1.0f : gate.decay; }
+
+// g of ops.h and beta.
+double delta_log_decay(float alpha, float dt, float a);
+float delta_beta(float beta);
+
+inline float* delta_ring(const DeltaLayer& layer, int32_t slot, int32_t position) {
+  return layer.conv(slot) + position % layer.shape.conv_width * layer.shape.channels();
+}
+// Copies the channels of one key head (q, k, and v of its value heads).
+void delta_copy_channels(const DeltaShape& shape, int32_t key_head, float* dst, const float* src);
+
+void delta_check_shapes(Tensor o, const DeltaInputs& in, const DeltaLayer& layer, const Batch& batch);
+
+}  // namespace braid::cpu

@@ -1,0 +1,135 @@
+// simd-inl.h -- vector helpers that the Highway kernels share. Included once per target (foreach_target.h).
+//
+// Sums over a row use 16 lanes on every target: lane l adds the elements l, l + 16, ... in order, then lanes
+// fold 8, 4, 2, 1. So a row's sum has the same bytes on AVX2, AVX-512 and NEON.
+
+#include <cstddef>
+#include <cstdint>
+
+#include <hwy/highway.h>
+
+#include "ops/state.h"
+
+#if defined(BRAID_OPS_CPU_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef BRAID_OPS_CPU_SIMD_INL_H_
+#undef BRAID_OPS_CPU_SIMD_INL_H_
+#else
+#define BRAID_OPS_CPU_SIMD_INL_H_
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace braid {
+namespace HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using FloatTag = hn::ScalableTag<float>;
+using Floats = hn::Vec<FloatTag>;
+constexpr int64_t kLanes = hn::MaxLanes(FloatTag());
+constexpr int64_t kSumLanes = 16;
+constexpr int64_t kSumVectors = kSumLanes / kLanes;
+static_assert(kSumLanes % kLanes == 0);
+
+HWY_INLINE Floats load(const float* p) { return hn::LoadU(FloatTag(), p); }
+HWY_INLINE void store(Floats v, float* p) { hn::StoreU(v, FloatTag(), p); }
+HWY_INLINE Floats set(float x) { return hn::Set(FloatTag(), x); }
+
+// v[0] + v[n/2], ... folded down to one lane.
+HWY_INLINE float fold(Floats v) {
+  float lanes[kLanes];
+  store(v, lanes);
+  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
+    for (int64_t i = 0; i < half; i++) lanes[i] += lanes[i + half];
+  }
+  return lanes[0];
+}
+
+HWY_INLINE float fold_sum(Floats (&sum)[kSumVectors]) {
+  for (int64_t half = kSumVectors / 2; half > 0; half /= 2) {
+    for (int64_t i = 0; i < half; i++) sum[i] = hn::Add(sum[i], sum[i + half]);
+  }
+  return fold(sum[0]);
+}
+
+// sum a[i] b[i] in the order above; elements beyond a multiple of 16 are added last.
+HWY_INLINE float dot(const float* a, const float* b, int64_t count) {
+  Floats sum[kSumVectors];
+  for (int64_t j = 0; j < kSumVectors; j++) sum[j] = hn::Zero(FloatTag());
+  int64_t i = 0;
+  for (; i + kSumLanes <= count; i += kSumLanes) {
+    for (int64_t j = 0; j < kSumVectors; j++) {
+      sum[j] = hn::MulAdd(load(a + i + j * kLanes), load(b + i + j * kLanes), sum[j]);
+    }
+  }
+  float total = fold_sum(sum);
+  for (; i < count; i++) total += a[i] * b[i];
+  return total;
+}
+
+// e^x, relative error below 3e-7; 0 below -87.3 (and for -inf), e^88 above 88.
+HWY_INLINE Floats exp(Floats x) {
+  const FloatTag d;
+  const hn::RebindToSigned<FloatTag> di;
+  const auto representable = hn::Ge(x, set(-87.3f));
+  x = hn::Min(x, set(88.0f));
+  const Floats n = hn::Round(hn::Mul(x, set(1.44269504088896341f)));
+  Floats r = hn::NegMulAdd(n, set(0.693359375f), x);  // ln 2 in two parts: n times the first is exact
+  r = hn::NegMulAdd(n, set(-2.12194440e-4f), r);
+  Floats p = hn::MulAdd(r, set(1.0f / 720), set(1.0f / 120));
+  p = hn::MulAdd(r, p, set(1.0f / 24));
+  p = hn::MulAdd(r, p, set(1.0f / 6));
+  p = hn::MulAdd(r, p, set(0.5f));
+  p = hn::MulAdd(r, p, set(1.0f));
+  p = hn::MulAdd(r, p, set(1.0f));
+  const auto scale = hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(di, n), hn::Set(di, 127)));
+  return hn::IfThenElseZero(representable, hn::Mul(p, hn::BitCast(d, scale)));
+}
+
+HWY_INLINE Floats sigmoid(Floats x) { return hn::Div(set(1.0f), hn::Add(set(1.0f), exp(hn::Neg(x)))); }
+HWY_INLINE Floats silu(Floats x) { return hn::Div(x, hn::Add(set(1.0f), exp(hn::Neg(x)))); }
+
+// kLanes elements of a cache row from element i.
+template <KvFormat kFormat>
+HWY_INLINE Floats load_kv(const std::byte* row, int64_t i) {
+  if constexpr (kFormat == KvFormat::f32) {
+    return load(reinterpret_cast<const float*>(row) + i);
+  } else if constexpr (kFormat == KvFormat::f16) {
+    const hn::Rebind<hwy::float16_t, FloatTag> dh;
+    return hn::PromoteTo(FloatTag(), hn::LoadU(dh, reinterpret_cast<const hwy::float16_t*>(row) + i));
+  } else {
+    const hn::Rebind<uint16_t, FloatTag> dh;
+    const hn::RebindToUnsigned<FloatTag> du;
+    const auto bits = hn::LoadU(dh, reinterpret_cast<const uint16_t*>(row) + i);
+    return hn::BitCast(FloatTag(), hn::ShiftLeft<16>(hn::PromoteTo(du, bits)));
+  }
+}
+
+// Encodes kLanes values to elements i.. of a cache row, rounding to nearest even.
+template <KvFormat kFormat>
+HWY_INLINE void store_kv(Floats v, std::byte* row, int64_t i) {
+  if constexpr (kFormat == KvFormat::f32) {
+    store(v, reinterpret_cast<float*>(row) + i);
+  } else if constexpr (kFormat == KvFormat::f16) {
+    const hn::Rebind<hwy::float16_t, FloatTag> dh;
+    hn::StoreU(hn::DemoteTo(dh, v), dh, reinterpret_cast<hwy::float16_t*>(row) + i);
+  } else {
+    const hn::Rebind<int16_t, FloatTag> dh;
+    const hn::RebindToSigned<FloatTag> di;
+    const hn::RebindToUnsigned<FloatTag> du;
+    const auto bits = hn::BitCast(du, v);
+    const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
+    const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fff)));
+    const auto quiet = hn::Or(bits, hn::Set(du, 0x400000));  // rounding could turn a NaN into an infinity
+    const auto is_nan = hn::RebindMask(du, hn::IsNaN(v));
+    // The arithmetic shift makes values that fit int16 exactly, so the saturating demotion keeps every bit.
+    const auto high = hn::ShiftRight<16>(hn::BitCast(di, hn::IfThenElse(is_nan, quiet, rounded)));
+    hn::StoreU(hn::DemoteTo(dh, high), dh, reinterpret_cast<int16_t*>(row) + i);
+  }
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace braid
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard per target
