@@ -56,9 +56,9 @@ const Path kPaths[] = {
 };
 
 // What one case produced.
-class Run : public Sink, public Observer {
+class CaseRun : public Sink, public Observer {
  public:
-  explicit Run(const nlohmann::json& golden) : golden_(golden) {}
+  explicit CaseRun(const nlohmann::json& golden) : golden_(golden) {}
 
   void token(RequestId, const TokenEvent& event) override { greedy.push_back(event.id); }
   void finished(RequestId, const Finished& event) override { end = event; }
@@ -107,7 +107,7 @@ struct Totals {
   double logit_error = 0, nll_error = 0;
 };
 
-void compare_greedy(const Path& path, const nlohmann::json& golden, const Run& run, size_t index,
+void compare_greedy(const Path& path, const nlohmann::json& golden, const CaseRun& run, size_t index,
                     Totals& totals) {
   const auto wanted = golden["greedy"].get<std::vector<int32_t>>();
   ASSERT_EQ(run.greedy.size(), wanted.size());
@@ -128,7 +128,7 @@ void compare_greedy(const Path& path, const nlohmann::json& golden, const Run& r
   }
 }
 
-void compare_experts(const Path& path, const nlohmann::json& golden, const Run& run, size_t index,
+void compare_experts(const Path& path, const nlohmann::json& golden, const CaseRun& run, size_t index,
                      Totals& totals) {
   if (!golden.contains("experts")) return;
   // Positions are listed in the order of `logits`, ascending.
@@ -179,7 +179,7 @@ TEST_P(Golden, Agrees) {
       ++skipped;
       continue;
     }
-    Run run(golden);
+    CaseRun run(golden);
     Request request;
     request.prompt = golden["ids"].get<std::vector<int32_t>>();
     request.sampling.temperature = 0;

@@ -1,0 +1,385 @@
+// engine_test.cpp -- however the work is cut, shared, interrupted or guessed ahead, the answers are the same.
+//
+// Small random models on the reference device: its results do not depend on how rows are grouped, so tokens
+// are compared exactly. Greedy logits of random models have margins far above rounding.
+#include "engine/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "model/test_models_test.h"
+
+namespace braid {
+namespace {
+
+using namespace testing_models;
+
+struct Answer {
+  std::vector<int32_t> tokens;
+  std::vector<TokenEvent> events;
+  Finished end;
+  bool done = false;
+};
+
+class Collector : public Sink {
+ public:
+  void token(RequestId id, const TokenEvent& event) override {
+    EXPECT_FALSE(answers[id].done);
+    answers[id].tokens.push_back(event.id);
+    answers[id].events.push_back(event);
+    if (on_token) on_token(id);
+  }
+  void finished(RequestId id, const Finished& event) override {
+    EXPECT_FALSE(answers[id].done);
+    answers[id].end = event;
+    answers[id].done = true;
+  }
+  std::map<RequestId, Answer> answers;
+  std::function<void(RequestId)> on_token;
+};
+
+// An engine with the file it reads from.
+struct Machine {
+  explicit Machine(std::vector<std::byte> bytes_in, EngineOptions options = {}) : bytes(std::move(bytes_in)) {
+    file = std::make_unique<GgufFile>(parsed(bytes));
+    options.device = "ref";
+    if (options.context_tokens == 0) options.context_tokens = 256;
+    options.k_format = options.v_format = KvFormat::f32;
+    auto made = Engine::create(*file, options);
+    EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message);
+    engine = std::move(made).value();
+  }
+  RequestId submit(Request request) {
+    auto id = engine->submit(std::move(request), sink);
+    EXPECT_TRUE(id.ok()) << (id.ok() ? "" : id.error().message);
+    return *id;
+  }
+  void run() {
+    while (engine->step()) engine->check();
+    engine->check();
+  }
+  Answer ask(Request request) {
+    const RequestId id = submit(std::move(request));
+    run();
+    EXPECT_TRUE(sink.answers[id].done);
+    return sink.answers[id];
+  }
+
+  std::vector<std::byte> bytes;
+  std::unique_ptr<GgufFile> file;
+  std::unique_ptr<Engine> engine;
+  Collector sink;
+};
+
+std::vector<int32_t> prompt(int32_t length, int32_t salt = 0) {
+  std::vector<int32_t> ids;
+  for (int32_t i = 0; i < length; ++i) ids.push_back((i * 37 + salt * 101 + i * i * 7 + 5) % 320);
+  return ids;
+}
+
+Request greedy(std::vector<int32_t> ids, int32_t max_tokens) {
+  Request r;
+  r.prompt = std::move(ids);
+  r.sampling.temperature = 0;
+  r.max_tokens = max_tokens;
+  return r;
+}
+
+std::string refusal(Machine& m, const Request& request) {
+  const auto id = m.engine->submit(request, m.sink);
+  return id.ok() ? "" : id.error().message;
+}
+
+TEST(Engine, AnswersDoNotDependOnTheChunksOfThePrompt) {
+  for (const RandomShape& shape : {tiny_dense(), tiny_moe()}) {
+    std::vector<std::vector<int32_t>> answers;
+    for (const int32_t chunk : {1, 7, 32, 64, 200}) {
+      EngineOptions options;
+      options.ubatch_tokens = chunk;
+      Machine m(bytes_of(shape), options);
+      answers.push_back(m.ask(greedy(prompt(70), 20)).tokens);
+    }
+    for (const auto& answer : answers) EXPECT_EQ(answer, answers[0]);
+    EXPECT_EQ(answers[0].size(), 20u);
+  }
+}
+
+TEST(Engine, TogetherIsTheSameAsAlone) {
+  for (const RandomShape& shape : {tiny_dense(), tiny_moe()}) {
+    std::vector<std::vector<int32_t>> alone;
+    for (int32_t i = 0; i < 6; ++i) {
+      Machine m(bytes_of(shape));
+      alone.push_back(m.ask(greedy(prompt(3 + 17 * i, i), 10 + i)).tokens);
+    }
+    EngineOptions options;
+    options.max_sequences = 3;  // the others wait
+    options.ubatch_tokens = 16;
+    Machine m(bytes_of(shape), options);
+    std::vector<RequestId> ids;
+    for (int32_t i = 0; i < 6; ++i) {
+      ids.push_back(m.submit(greedy(prompt(3 + 17 * i, i), 10 + i)));
+      m.engine->step();  // they arrive while others run
+    }
+    m.run();
+    for (size_t i = 0; i < ids.size(); ++i) EXPECT_EQ(m.sink.answers[ids[i]].tokens, alone[i]) << i;
+  }
+}
+
+TEST(Engine, FusedTensorsAreTheSameModel) {
+  const auto split = bytes_of(tiny_moe(), "Q8_0");
+  const auto fused = edited(split, [](GgufWriter&, std::vector<OwnTensor>& t) {
+    fuse(t, {"blk.3.attn_q.weight", "blk.3.attn_k.weight", "blk.3.attn_v.weight"}, "blk.3.attn_qkv.weight");
+    for (int i = 0; i < 4; ++i) {
+      const std::string p = "blk." + std::to_string(i) + ".";
+      fuse(t, {p + "ffn_gate_exps.weight", p + "ffn_up_exps.weight"}, p + "ffn_gate_up_exps.weight");
+    }
+  });
+  Machine a(split), b(fused);
+  EXPECT_EQ(a.ask(greedy(prompt(40), 20)).tokens, b.ask(greedy(prompt(40), 20)).tokens);
+}
+
+TEST(Engine, ScaleCompanionsMultiplyTheirProducts) {
+  const auto plain = bytes_of(tiny_moe());
+  // Twice the scale of half the weights: powers of two, so nothing rounds differently.
+  const auto scaled = edited(plain, [](GgufWriter&, std::vector<OwnTensor>& t) {
+    for (const char* name : {"blk.0.ssm_out", "blk.1.ffn_down_exps", "blk.2.ssm_alpha", "blk.3.attn_k",
+                             "blk.3.ffn_up_shexp", "output"}) {
+      OwnTensor& w = find(t, std::string(name) + ".weight");
+      auto* values = reinterpret_cast<float*>(w.data.data());
+      for (size_t i = 0; i < w.data.size() / 4; ++i) values[i] *= 0.5f;
+      OwnTensor scale{std::string(name) + ".scale", GgmlType::F32, {w.ne[2], 1, 1, 1}, {}};
+      const std::vector<float> twos(w.ne[2], 2.0f);
+      const auto raw = std::as_bytes(std::span(twos));
+      scale.data.assign(raw.begin(), raw.end());
+      t.push_back(std::move(scale));
+    }
+  });
+  Machine a(plain), b(scaled);
+  EXPECT_EQ(a.ask(greedy(prompt(40), 20)).tokens, b.ask(greedy(prompt(40), 20)).tokens);
+}
+
+TEST(Engine, StopsAtStopTokensLengthAndContext) {
+  Machine m(bytes_of(tiny_dense()));
+  const auto free_run = m.ask(greedy(prompt(20), 30));
+  EXPECT_EQ(free_run.end.reason, FinishReason::length);
+  EXPECT_EQ(free_run.end.usage.generated_tokens, 30);
+  EXPECT_EQ(free_run.end.usage.prompt_tokens, 20);
+
+  Request with_stop = greedy(prompt(20), 30);
+  const int32_t stop = free_run.tokens[5];
+  const auto first = std::find(free_run.tokens.begin(), free_run.tokens.end(), stop);
+  with_stop.stop_ids = {stop};
+  const auto stopped = m.ask(with_stop);
+  EXPECT_EQ(stopped.end.reason, FinishReason::stop);
+  EXPECT_EQ(stopped.end.stop_id, stop);
+  EXPECT_EQ(stopped.tokens, std::vector<int32_t>(free_run.tokens.begin(), first));
+
+  const auto full = m.ask(greedy(prompt(250), -1));
+  EXPECT_EQ(full.end.reason, FinishReason::length);
+  EXPECT_EQ(full.tokens.size(), 6u);  // 250 + 6 = the context of 256
+
+  const auto nothing = m.ask(greedy(prompt(250), 0));
+  EXPECT_EQ(nothing.end.reason, FinishReason::length);
+  EXPECT_TRUE(nothing.tokens.empty());
+}
+
+TEST(Engine, CancelReturnsEverythingWithinTwoSteps) {
+  EngineOptions options;
+  options.max_sequences = 2;
+  options.ubatch_tokens = 8;
+  Machine m(bytes_of(tiny_dense()), options);
+  std::vector<RequestId> ids;
+  for (int32_t i = 0; i < 4; ++i) ids.push_back(m.submit(greedy(prompt(50, i), 20)));
+  m.sink.on_token = [&](RequestId id) {
+    if (id == ids[1] && m.sink.answers[id].tokens.size() == 3) m.engine->cancel(id);  // from inside a step
+  };
+  m.engine->step();
+  m.engine->cancel(ids[0]);  // in its prompt
+  m.engine->cancel(ids[3]);  // not begun
+  m.engine->cancel(999);     // nobody
+  m.engine->step();
+  EXPECT_TRUE(m.sink.answers[ids[0]].done);
+  EXPECT_TRUE(m.sink.answers[ids[3]].done);
+  m.run();
+  EXPECT_EQ(m.sink.answers[ids[0]].end.reason, FinishReason::cancelled);
+  EXPECT_EQ(m.sink.answers[ids[1]].end.reason, FinishReason::cancelled);
+  EXPECT_EQ(m.sink.answers[ids[1]].tokens.size(), 3u);
+  EXPECT_EQ(m.sink.answers[ids[2]].end.reason, FinishReason::length);
+  EXPECT_EQ(m.sink.answers[ids[3]].end.reason, FinishReason::cancelled);
+  EXPECT_EQ(m.sink.answers[ids[2]].tokens,
+            Machine(bytes_of(tiny_dense())).ask(greedy(prompt(50, 2), 20)).tokens);
+}
+
+TEST(Engine, TheSameSeedGivesTheSameAnswer) {
+  Machine m(bytes_of(tiny_dense()));
+  const auto ask = [&](uint64_t seed) {
+    Request r = greedy(prompt(10), 30);
+    r.sampling = {};
+    r.sampling.temperature = 2;
+    r.sampling.seed = seed;
+    return m.ask(r).tokens;
+  };
+  EXPECT_EQ(ask(1), ask(1));
+  EXPECT_NE(ask(1), ask(2));
+}
+
+TEST(Engine, ScoresEveryPromptRowInOrderHoweverTheRowsAreCut) {
+  std::vector<std::vector<float>> whole;
+  for (const int32_t chunk : {64, 5}) {
+    EngineOptions options;
+    options.ubatch_tokens = chunk;
+    Machine m(bytes_of(tiny_dense()), options);
+    Request r = greedy(prompt(40), 0);
+    r.score_from = 3;
+    std::vector<std::vector<float>> rows;
+    r.score = [&](int32_t position, std::span<const float> logits) {
+      EXPECT_EQ(position, 3 + static_cast<int32_t>(rows.size()));
+      rows.emplace_back(logits.begin(), logits.end());
+    };
+    m.ask(r);
+    ASSERT_EQ(rows.size(), 37u);
+    if (whole.empty()) {
+      whole = rows;
+    } else {
+      EXPECT_EQ(rows, whole);
+    }
+  }
+}
+
+TEST(Engine, LogProbabilitiesBelongToTheTokens) {
+  Machine m(bytes_of(tiny_dense()));
+  Request r = greedy(prompt(12), 5);
+  r.top_logprobs = 3;
+  const auto answer = m.ask(r);
+  for (const TokenEvent& e : answer.events) {
+    ASSERT_EQ(e.top.size(), 3u);
+    EXPECT_EQ(e.top[0].first, e.id);  // greedy
+    EXPECT_EQ(e.top[0].second, e.logprob);
+    EXPECT_LT(e.logprob, 0);
+    EXPECT_GE(e.top[1].second, e.top[2].second);
+  }
+}
+
+// Knows the true continuation and wraps it in wrong branches; sometimes wrong itself.
+class TreeDrafter : public Drafter {
+ public:
+  explicit TreeDrafter(std::vector<int32_t> truth, int32_t prompt_tokens)
+      : truth_(std::move(truth)), prompt_(prompt_tokens) {}
+
+  void propose(Plan& plan, int32_t budget) override {
+    for (PlanItem& item : plan.items) {
+      if (!item.wants_next) continue;
+      const auto next =
+          static_cast<size_t>(item.sequence->held + item.certain - prompt_);  // index into truth_
+      const auto at = [&](size_t i) { return i < truth_.size() ? truth_[i] : 0; };
+      const int32_t wrong = (at(next) + 1) % 320;
+      //   wrong, true0, (true0 ->) wrong, true1, (true1 ->) true2 or wrong
+      const std::vector<Draft> tree = {{wrong, -1},       {at(next), -1},
+                                       {wrong, 1},        {at(next + 1), 1},
+                                       {at(next + 1), 0}, {round_ % 3 == 0 ? wrong : at(next + 2), 3}};
+      ++round_;
+      const auto count = std::min<size_t>(tree.size(), static_cast<size_t>(std::max(budget, 0)));
+      item.drafts.assign(tree.begin(), tree.begin() + static_cast<std::ptrdiff_t>(count));
+      budget -= static_cast<int32_t>(count);
+    }
+  }
+  void observe(const Plan& plan, std::span<const Verdict> verdicts) override {
+    EXPECT_EQ(plan.items.size(), verdicts.size());
+    for (const Verdict& v : verdicts) accepted += v.accepted.size();
+  }
+  size_t accepted = 0;
+
+ private:
+  std::vector<int32_t> truth_;
+  int32_t prompt_;
+  int round_ = 0;
+};
+
+TEST(Engine, SpeculationChangesNothingButTheNumberOfSteps) {
+  for (const RandomShape& shape : {tiny_dense(), tiny_moe()}) {
+    for (const float temperature : {0.0f, 1.5f}) {
+      Request r = greedy(prompt(29), 40);
+      r.sampling.temperature = temperature;
+      r.sampling.seed = 5;
+      Machine plain(bytes_of(shape));
+      const auto truth = plain.ask(r);
+
+      EngineOptions options;
+      options.max_drafts = 6;
+      Machine m(bytes_of(shape), options);
+      TreeDrafter drafter(truth.tokens, 29);
+      m.engine->set_drafter(&drafter);
+      EXPECT_EQ(m.ask(r).tokens, truth.tokens);
+      EXPECT_GT(drafter.accepted, 20u);
+      EXPECT_LT(m.engine->stats().steps, plain.engine->stats().steps);
+    }
+  }
+}
+
+TEST(Engine, ImpossibleRequestsAreRefusedWithNumbers) {
+  Machine m(bytes_of(tiny_dense()));
+  EXPECT_NE(refusal(m, greedy({}, 1)).find("no tokens"), std::string::npos);
+  EXPECT_NE(refusal(m, greedy(prompt(256), 1)).find("256 tokens"), std::string::npos);
+  EXPECT_NE(refusal(m, greedy({1, 320}, 1)).find("token 320"), std::string::npos);
+  EXPECT_NE(refusal(m, greedy({-1}, 1)).find("token -1"), std::string::npos);
+  Request hot = greedy({1}, 1);
+  hot.sampling.temperature = -1;
+  EXPECT_NE(refusal(m, hot).find("temperature"), std::string::npos);
+  EXPECT_TRUE(m.engine->idle());
+}
+
+TEST(Engine, DamagedWeightsEndTheAnswerWithAnError) {
+  const auto damaged = edited(bytes_of(tiny_dense()), [](GgufWriter&, std::vector<OwnTensor>& t) {
+    auto* values = reinterpret_cast<float*>(find(t, "output_norm.weight").data.data());
+    for (int i = 0; i < 64; ++i) values[i] = NAN;
+  });
+  Machine m(damaged);
+  const auto answer = m.ask(greedy(prompt(5), 5));
+  EXPECT_EQ(answer.end.reason, FinishReason::error);
+  EXPECT_NE(answer.end.error.find("not numbers"), std::string::npos);
+}
+
+std::string creation_error(EngineOptions options) {
+  const auto bytes = bytes_of(tiny_dense());
+  const GgufFile file = parsed(bytes);
+  options.device = options.device == "cpu" ? "ref" : options.device;
+  const auto engine = Engine::create(file, options);
+  return engine.ok() ? "" : engine.error().message;
+}
+
+TEST(Engine, WhatDoesNotFitIsRefusedBeforeLoadingWithWhatWould) {
+  EngineOptions options;
+  options.context_tokens = 4096;
+  options.memory_limit_bytes = 3 << 20;
+  const std::string message = creation_error(options);
+  EXPECT_NE(message.find("4096 tokens"), std::string::npos) << message;
+  EXPECT_NE(message.find("3.0 MiB are available"), std::string::npos) << message;
+
+  options.memory_limit_bytes = 0;
+  options.context_tokens = 4097;
+  EXPECT_NE(creation_error(options).find("4096"), std::string::npos);
+  options.context_tokens = 100;
+  options.max_sequences = 0;
+  EXPECT_NE(creation_error(options), "");
+  options.max_sequences = 1;
+  options.device = "abacus";
+  EXPECT_NE(creation_error(options).find("abacus"), std::string::npos);
+}
+
+TEST(Engine, AnOpenContextTakesWhatTheModelAllows) {
+  const auto bytes = bytes_of(tiny_dense());
+  const GgufFile file = parsed(bytes);
+  EngineOptions options;
+  options.device = "ref";
+  options.memory_limit_bytes = uint64_t{1} << 30;
+  auto plan = Engine::plan_memory(file, options);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->context_tokens, 4096);
+  EXPECT_NE(plan->table().find("KV blocks"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace braid

@@ -1,0 +1,67 @@
+// random_model.h -- files of published shapes with random weights, for measuring speed without a download.
+//
+// The tensors, their types (by the rules of the quantizer's mixes) and the metadata are those of a real file
+// of that shape; the values are noise of a scale that keeps activations finite, and the tokenizer is a toy
+// with the real vocabulary size. The same shape, mix and seed give the same bytes everywhere.
+//
+// Matrices are drawn block by block from a pool of properly encoded blocks, so writing runs at the speed of
+// the disk.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+#include "gguf/gguf_writer.h"
+
+namespace braid {
+
+struct RandomShape {
+  std::string_view name;  // "0.8b"
+  int32_t layers = 0;
+  int64_t width = 0;
+  int32_t heads = 0;
+  int32_t kv_heads = 0;
+  int64_t ffn_width = 0;  // dense; 0 with experts
+  int32_t value_heads = 0;
+  bool tied = false;
+  int32_t experts = 0;
+  int32_t experts_used = 0;
+  int64_t expert_width = 0;
+  int64_t shared_width = 0;
+  // The same in all published sizes.
+  int32_t key_heads = 16;
+  int32_t delta_dim = 128;
+  int32_t head_dim = 256;
+  int32_t rope_dims = 64;
+  int32_t context_length = 262144;
+  int64_t vocabulary = 248320;
+};
+
+std::span<const RandomShape> random_shapes();
+// Null if there is none of that name; the case of letters does not matter.
+const RandomShape* find_random_shape(std::string_view name);
+
+// Elements of all tensors of the shape, the MTP block apart.
+struct RandomParameters {
+  int64_t trunk = 0;
+  int64_t mtp = 0;
+};
+RandomParameters count_parameters(const RandomShape& shape);
+
+struct RandomOptions {
+  std::string mix = "Q4_K_M";  // a name of gguf/quantize.h, or "F32"
+  uint64_t seed = 1;
+  bool with_mtp = false;  // engines that do not know the head refuse files that have it
+  bool fused = false;     // attn_qkv and ffn_gate_up_exps instead of their parts
+  // Called before each tensor with its name and the bytes written so far and in all.
+  std::function<void(std::string_view name, uint64_t done_bytes, uint64_t total_bytes)> progress;
+};
+
+// Ready to be written; tensor bytes are made while writing. Errors: invalid_argument (no such mix).
+Result<GgufWriter> random_model(const RandomShape& shape, const RandomOptions& options);
+
+}  // namespace braid
