@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <unordered_map>
 
 #include "base/log.h"
 #include "text/unicode.h"
@@ -120,12 +121,10 @@ Status complete(VocabularyData& data) {
 }
 
 Result<TokenIndex> index_of(const VocabularyData& data) {
-  TokenIndex index;
-  index.reserve(data.tokens.size());
+  TokenIndex index(data.tokens.size());
   for (size_t id = 0; id < data.tokens.size(); ++id) {
-    const auto [place, is_new] = index.emplace(data.tokens[id], static_cast<int32_t>(id));
-    if (!is_new) {
-      return Error{ErrorKind::corrupt, fmt::format("tokens {} and {} have the same text", place->second, id)};
+    if (const auto other = index.add(data.tokens[id], static_cast<int32_t>(id))) {
+      return Error{ErrorKind::corrupt, fmt::format("tokens {} and {} have the same text", *other, id)};
     }
   }
   return index;
@@ -226,7 +225,7 @@ Result<Tokenizer> Tokenizer::create(VocabularyData data) {
 Status Tokenizer::load_merges() {
   std::unordered_map<std::string, int32_t> extras;
   const auto symbol_of = [&](std::string_view text) {
-    if (const auto found = index_.find(text); found != index_.end()) return found->second;
+    if (const auto found = index_.find(text)) return *found;
     const auto [place, is_new] = extras.emplace(text, size() + static_cast<int32_t>(extra_symbols_.size()));
     if (is_new) extra_symbols_.push_back(from_byte_alphabet(text));
     return place->second;
@@ -237,6 +236,7 @@ Status Tokenizer::load_merges() {
   }
   merges_ = MergeTable(data_.merges.size());
   std::string joined;
+  int32_t likely = 0;  // files list tokens in the order of their merges, so the next one is tried first
   for (size_t rank = 0; rank < data_.merges.size(); ++rank) {
     const std::string_view merge = data_.merges[rank];
     const size_t space = merge.find(' ', 1);
@@ -247,7 +247,9 @@ Status Tokenizer::load_merges() {
     const std::string_view left = merge.substr(0, space);
     const std::string_view right = merge.substr(space + 1);
     joined.assign(left).append(right);
-    merges_.add(symbol_of(left), symbol_of(right), {static_cast<uint32_t>(rank), symbol_of(joined)});
+    const int32_t merged = likely < size() && data_.tokens[likely] == joined ? likely : symbol_of(joined);
+    likely = merged + 1;
+    merges_.add(symbol_of(left), symbol_of(right), {static_cast<uint32_t>(rank), merged});
   }
   data_.merges = {};
   return {};
@@ -287,11 +289,7 @@ TokenType Tokenizer::type(int32_t id) const {
   return static_cast<TokenType>(data_.types[id]);
 }
 
-std::optional<int32_t> Tokenizer::find(std::string_view text) const {
-  const auto found = index_.find(text);
-  if (found == index_.end()) return std::nullopt;
-  return found->second;
-}
+std::optional<int32_t> Tokenizer::find(std::string_view text) const { return index_.find(text); }
 
 bool Tokenizer::is_end(int32_t id) const { return std::binary_search(end_ids_.begin(), end_ids_.end(), id); }
 

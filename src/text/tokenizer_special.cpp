@@ -46,16 +46,10 @@ constexpr std::string_view kFimRepository[] = {"<|fim_repo|>", "<|repo_name|>", 
                                                "<reponame>"};
 constexpr std::string_view kFimSeparator[] = {"<|file_sep|>"};
 
-std::optional<int32_t> find(const TokenIndex& index, std::string_view text) {
-  const auto found = index.find(text);
-  if (found == index.end()) return std::nullopt;
-  return found->second;
-}
-
 template <typename Texts>
 void give_role_by_text(std::optional<int32_t>& role, const TokenIndex& index, const Texts& texts) {
   for (const std::string_view text : texts) {
-    if (!role) role = find(index, text);
+    if (!role) role = index.find(text);
   }
 }
 
@@ -66,13 +60,13 @@ std::vector<int32_t> resolve_special_tokens(VocabularyData& data, const TokenInd
 
   std::set<int32_t> ends;
   for (const std::string_view text : kEndTexts) {
-    if (const auto id = find(index, text)) {
+    if (const auto id = index.find(text)) {
       ends.insert(*id);
       set_type(*id, TokenType::control);
     }
   }
   for (const std::string_view text : kFrameTexts) {
-    if (const auto id = find(index, text)) set_type(*id, TokenType::user_defined);
+    if (const auto id = index.find(text)) set_type(*id, TokenType::user_defined);
   }
 
   give_role_by_text(data.eot, index, kEndTexts);
@@ -90,8 +84,8 @@ std::vector<int32_t> resolve_special_tokens(VocabularyData& data, const TokenInd
   // In these two families a text that ends other models' turns stands in the middle of an answer.
   const auto has = [&](std::string_view text) { return index.contains(text); };
   const bool is_harmony = (has("<|return|>") && has("<|call|>")) || (has("<|calls|>") && has("<|flush|>"));
-  if (is_harmony && has("<|end|>")) ends.erase(*find(index, "<|end|>"));
-  if (has("<|tool_response>") && has("</s>")) ends.erase(*find(index, "</s>"));
+  if (is_harmony && has("<|end|>")) ends.erase(*index.find("<|end|>"));
+  if (has("<|tool_response>") && has("</s>")) ends.erase(*index.find("</s>"));
   return {ends.begin(), ends.end()};
 }
 

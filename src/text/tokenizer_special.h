@@ -8,14 +8,12 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
+#include "text/tokenizer_index.h"
 #include "text/vocabulary.h"
 
 namespace braid {
-
-using TokenIndex = std::unordered_map<std::string_view, int32_t>;
 
 // Gives roles by text where the file gives none: end of turn, and the tokens for filling in the middle. Sets
 // the types of tokens whose text says what they are. Returns the ids that end a generation, ascending.

@@ -12,6 +12,19 @@
 namespace braid {
 namespace {
 
+TEST(TokenIndex, EveryTextIsFoundAndNoOther) {
+  std::vector<std::string> texts;
+  for (int32_t id = 0; id < 3000; ++id) texts.push_back(std::to_string(id * 7));
+  TokenIndex index(texts.size());
+  for (int32_t id = 0; id < 3000; ++id) EXPECT_EQ(index.add(texts[id], id), std::nullopt);
+  EXPECT_EQ(index.add("21", 5000), 3);
+  for (int32_t number = 0; number < 21000; ++number) {
+    const auto expected = number % 7 == 0 ? std::optional(number / 7) : std::nullopt;
+    EXPECT_EQ(index.find(std::to_string(number)), expected);
+  }
+  EXPECT_EQ(TokenIndex(0).find(""), std::nullopt);
+}
+
 using Special = SpecialFinder::Special;
 
 // "raw" stretches as they are, tokens as [id].
@@ -106,8 +119,10 @@ TEST(SpecialTokens, RandomTextsAreCutAsDefined) {
 std::vector<std::string> end_texts(std::vector<std::string> tokens, VocabularyData data = {}) {
   data.tokens = std::move(tokens);
   data.types.assign(data.tokens.size(), static_cast<int32_t>(TokenType::normal));
-  TokenIndex index;
-  for (size_t id = 0; id < data.tokens.size(); ++id) index.emplace(data.tokens[id], static_cast<int32_t>(id));
+  TokenIndex index(data.tokens.size());
+  for (size_t id = 0; id < data.tokens.size(); ++id) {
+    index.add(data.tokens[id], static_cast<int32_t>(id));
+  }
   std::vector<std::string> out;
   for (const int32_t id : resolve_special_tokens(data, index)) out.push_back(data.tokens[id]);
   return out;
