@@ -41,19 +41,23 @@ struct alignas(64) W4K {
   uint8_t scale[8][16], min[8][16];
   uint8_t q[4][8][64];  // [pair of groups][quad]
 };
-// As W4K; h holds the fifth bits of one zmm of codes each: bit i of h[group][quad] belongs to byte i.
+// Codes of 5 and 6 bits leave spare bits in the bytes of their group; the last quads of the group are spread
+// over them. So most codes take one AND to unpack.
+//
+// As W4K, but a group of 32 is 5 lines: line i holds code i in bits 0..4 and spare[i] in bits 5..7;
+// code 5 = spare[0] | (spare[3] & 3) << 3, code 6 = spare[1] | (spare[4] & 3) << 3,
+// code 7 = spare[2] | (spare[3] >> 2) << 3 | (spare[4] >> 2) << 4   (of the quads 0..7 of the group).
 struct alignas(64) W5K {
   uint16_t d[16], dmin[16];
   uint8_t scale[8][16], min[8][16];
-  uint64_t h[8][8];
-  uint8_t q[4][8][64];
+  uint8_t q[8][5][64];  // [group]
 };
-// 256 k in 16 groups of 16; codes 0..63 (value + 32).
+// 256 k in 16 groups of 16; codes 0..63 (value + 32). A group is 3 lines: line i holds code i in bits 0..5
+// and spare[i] in bits 6..7; code 3 = spare[0] | spare[1] << 2 | spare[2] << 4.
 struct alignas(64) W6K {
   uint16_t d[16], pad[16];
-  int8_t scale[16][16];
-  uint8_t low[8][4][64];  // [pair of groups][quad]: low nibble group 2 j, high nibble group 2 j + 1
-  uint8_t high[16][64];   // [group]: 2-bit field i is bits 4..5 of quad i
+  int8_t scale[8][16][2];  // [32 k][row][group of 16]
+  uint8_t q[16][3][64];    // [group]
 };
 static_assert(sizeof(W8) == 1088 && sizeof(W4K) == 2368 && sizeof(W5K) == 2880 && sizeof(W6K) == 3392);
 

@@ -32,6 +32,33 @@ BRAID_INLINE void set_quad(__m256i& s0, __m256i& s1, __m256i w0, __m256i w1, con
       : [s0] "=&x"(s0), [s1] "=&x"(s1)
       : [w0] "x"(w0), [w1] "x"(w1), [a] "m"(*reinterpret_cast<const int32_t*>(quad)));
 }
+// sum += scale * (two quads), 8 rows.
+BRAID_INLINE void add_two_quads(__m256i& sum, __m256i w0, __m256i w1, __m256i scale, const int8_t* quads) {
+  __m256i x, t;
+  asm("vpbroadcastd %[a], %[x]\n\t"
+      "vpmaddubsw %[x], %[w0], %[t]\n\t"
+      "vpbroadcastd %[b], %[x]\n\t"
+      "vpmaddubsw %[x], %[w1], %[x]\n\t"
+      "vpaddw %[x], %[t], %[t]\n\t"
+      "vpmaddwd %[t], %[scale], %[t]\n\t"
+      "vpaddd %[t], %[sum], %[sum]"
+      : [sum] "+x"(sum), [x] "=&x"(x), [t] "=&x"(t)
+      : [w0] "x"(w0), [w1] "x"(w1), [scale] "x"(scale), [a] "m"(*reinterpret_cast<const int32_t*>(quads)),
+        [b] "m"(*reinterpret_cast<const int32_t*>(quads + 4)));
+}
+
+// One register of 8 rows: s += pairs(w, x), and the first quad of a sum.
+BRAID_INLINE void add_one(__m256i& s, __m256i w, const int8_t* quad) {
+  __m256i x;
+  asm("vpbroadcastd %[a], %[x]\n\t"
+      "vpmaddubsw %[x], %[w], %[x]\n\t"
+      "vpaddw %[x], %[s], %[s]"
+      : [s] "+x"(s), [x] "=&x"(x)
+      : [w] "x"(w), [a] "m"(*reinterpret_cast<const int32_t*>(quad)));
+}
+BRAID_INLINE void set_one(__m256i& s, __m256i w, const int8_t* quad) {
+  s = _mm256_maddubs_epi16(w, _mm256_set1_epi32(*reinterpret_cast<const int32_t*>(quad)));
+}
 // The same for words: s += pairs of 16-bit products in 32 bits, x = two words at `pair`.
 BRAID_INLINE void add_pair(__m256i& s0, __m256i& s1, __m256i w0, __m256i w1, const int16_t* pair) {
   __m256i x, t;

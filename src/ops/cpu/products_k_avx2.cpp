@@ -23,93 +23,122 @@ BRAID_INLINE void prefetch(const void* p) {
 // --- Unpacking
 // --------------------------------------------------------------------------------------------------
 
-// Codes of one quad of group g, rows 8 * half .. 8 * half + 7.
-BRAID_INLINE __m256i codes_of(const W4K& tile, int g, int quad, int half) {
-  const __m256i x = load256(tile.q[g >> 1][quad] + 32 * half);
-  return _mm256_and_si256((g & 1) != 0 ? _mm256_srli_epi16(x, 4) : x, _mm256_set1_epi8(15));
+// Codes of the 8 quads of group g, rows 8 * half .. 8 * half + 7.
+BRAID_INLINE void group_codes(const W4K& tile, int g, int half, __m256i* code) {
+  const __m256i low = _mm256_set1_epi8(15);
+#pragma GCC unroll 8
+  for (int quad = 0; quad < 8; quad++) {
+    const __m256i x = load256(tile.q[g >> 1][quad] + 32 * half);
+    code[quad] = _mm256_and_si256((g & 1) != 0 ? _mm256_srli_epi16(x, 4) : x, low);
+  }
 }
-BRAID_INLINE __m256i codes_of(const W5K& tile, int g, int quad, int half) {
-  const __m256i x = load256(tile.q[g >> 1][quad] + 32 * half);
-  const __m256i low = _mm256_and_si256((g & 1) != 0 ? _mm256_srli_epi16(x, 4) : x, _mm256_set1_epi8(15));
-  // Byte i gets the byte that holds bit i, then that bit is tested.
-  const __m256i spread = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1,  //
-                                          2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3);
-  const __m256i bit = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201ull));
-  const __m256i word = _mm256_set1_epi32(reinterpret_cast<const int32_t*>(&tile.h[g][quad])[half]);
-  const __m256i tested = _mm256_and_si256(_mm256_shuffle_epi8(word, spread), bit);
-  const __m256i set = _mm256_and_si256(_mm256_cmpeq_epi8(tested, bit), _mm256_set1_epi8(16));
-  return _mm256_or_si256(low, set);
+BRAID_INLINE void group_codes(const W5K& tile, int g, int half, __m256i* code) {
+  const auto bits = [](int b) { return _mm256_set1_epi8(static_cast<char>(b)); };
+  __m256i x[5];
+#pragma GCC unroll 5
+  for (int i = 0; i < 5; i++) {
+    x[i] = load256(tile.q[g][i] + 32 * half);
+    code[i] = _mm256_and_si256(x[i], bits(31));
+  }
+  // Spare bits lie in 5..7 of each byte; what a 16-bit shift brings in from the neighbour is masked away.
+  code[5] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(x[0], 5), bits(7)),
+                            _mm256_and_si256(_mm256_srli_epi16(x[3], 2), bits(0x18)));
+  code[6] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(x[1], 5), bits(7)),
+                            _mm256_and_si256(_mm256_srli_epi16(x[4], 2), bits(0x18)));
+  code[7] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(x[2], 5), bits(7)),
+                            _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(x[3], 4), bits(8)),
+                                            _mm256_and_si256(_mm256_srli_epi16(x[4], 3), bits(16))));
 }
-// `high` is the group's 2-bit fields of the same rows.
-BRAID_INLINE __m256i codes_of(const W6K& tile, __m256i high, int g, int quad, int half) {
-  const __m256i x = load256(tile.low[g >> 1][quad] + 32 * half);
-  const __m256i low = _mm256_and_si256((g & 1) != 0 ? _mm256_srli_epi16(x, 4) : x, _mm256_set1_epi8(15));
-  const __m256i field = quad == 0   ? _mm256_slli_epi16(high, 4)
-                        : quad == 1 ? _mm256_slli_epi16(high, 2)
-                        : quad == 2 ? high
-                                    : _mm256_srli_epi16(high, 2);
-  return _mm256_or_si256(low, _mm256_and_si256(field, _mm256_set1_epi8(0x30)));
+// Codes of the 4 quads of a group of 16.
+BRAID_INLINE void group_codes(const W6K& tile, int g, int half, __m256i* code) {
+  const auto bits = [](int b) { return _mm256_set1_epi8(static_cast<char>(b)); };
+  __m256i x[3];
+#pragma GCC unroll 3
+  for (int i = 0; i < 3; i++) {
+    x[i] = load256(tile.q[g][i] + 32 * half);
+    code[i] = _mm256_and_si256(x[i], bits(63));
+  }
+  code[3] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(x[0], 6), bits(3)),
+                            _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(x[1], 4), bits(12)),
+                                            _mm256_and_si256(_mm256_srli_epi16(x[2], 2), bits(48))));
 }
 
-// Unsigned bytes of 8 rows as (s, s) words or as one 32-bit integer per row.
+// Shuffles that take bytes of 8 rows out of 16 (both lanes hold all 16): as (s, s) words or as one integer
+// per row.
+BRAID_INLINE __m256i rows_order(int half, int first, int second, int third, int fourth) {
+  // Each of 4 rows per lane: byte = row, or -1 for zero.
+  const __m256i row = _mm256_setr_epi32(0, 0x01010101, 0x02020202, 0x03030303, 0x04040404, 0x05050505,
+                                        0x06060606, 0x07070707);
+  const __m256i taken =
+      _mm256_set1_epi32((first & 255) | (second & 255) << 8 | (third & 255) << 16 | fourth << 24);
+  // Bytes of -1 stay negative: only bits 0..3 are added to.
+  return _mm256_or_si256(taken, _mm256_add_epi8(row, _mm256_set1_epi8(static_cast<char>(8 * half))));
+}
 BRAID_INLINE __m256i double_words(const uint8_t* scale, int half) {
-  const __m256i rows = _mm256_broadcastsi128_si256(load128(scale));
-  const __m256i order = _mm256_setr_epi8(0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3, -1,  //
-                                         4, -1, 4, -1, 5, -1, 5, -1, 6, -1, 6, -1, 7, -1, 7, -1);
-  return half == 0 ? _mm256_shuffle_epi8(rows, order)
-                   : _mm256_shuffle_epi8(_mm256_srli_si256(rows, 8), order);
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load128(scale)), rows_order(half, 0, -1, 0, -1));
 }
 BRAID_INLINE __m256 bytes_to_float(const uint8_t* bytes, int half) {
-  const __m256i rows = _mm256_broadcastsi128_si256(load128(bytes));
-  const __m256i order = _mm256_setr_epi8(0, -1, -1, -1, 1, -1, -1, -1, 2, -1, -1, -1, 3, -1, -1, -1,  //
-                                         4, -1, -1, -1, 5, -1, -1, -1, 6, -1, -1, -1, 7, -1, -1, -1);
-  return _mm256_cvtepi32_ps(half == 0 ? _mm256_shuffle_epi8(rows, order)
-                                      : _mm256_shuffle_epi8(_mm256_srli_si256(rows, 8), order));
+  return _mm256_cvtepi32_ps(
+      _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load128(bytes)), rows_order(half, 0, -1, -1, -1)));
 }
-// Signed scales of W6K: (s, s) words of one group, and (s of group 2 sub, s of group 2 sub + 1).
-BRAID_INLINE __m256i interleaved(const int8_t* a, const int8_t* b, int half) {
-  const __m128i x = load128(a), y = load128(b);
-  return _mm256_cvtepi8_epi16(half == 0 ? _mm_unpacklo_epi8(x, y) : _mm_unpackhi_epi8(x, y));
+// Signed scales of W6K, 8 rows of 32 k: (a, a) and (b, b) words of its two groups, and (a, b).
+struct Scales6 {
+  __m256i a, b, both;
+};
+BRAID_INLINE Scales6 scales_6(const W6K& tile, int sub, int half) {
+  const __m256i pairs = _mm256_broadcastsi128_si256(load128(tile.scale[sub][8 * half]));
+  // To the upper byte of each word, then shifted down with its sign.
+  const __m256i a = _mm256_setr_epi8(-1, 0, -1, 0, -1, 2, -1, 2, -1, 4, -1, 4, -1, 6, -1, 6,  //
+                                     -1, 8, -1, 8, -1, 10, -1, 10, -1, 12, -1, 12, -1, 14, -1, 14);
+  const __m256i b = _mm256_setr_epi8(-1, 1, -1, 1, -1, 3, -1, 3, -1, 5, -1, 5, -1, 7, -1, 7,  //
+                                     -1, 9, -1, 9, -1, 11, -1, 11, -1, 13, -1, 13, -1, 15, -1, 15);
+  const __m256i both = _mm256_setr_epi8(-1, 0, -1, 1, -1, 2, -1, 3, -1, 4, -1, 5, -1, 6, -1, 7,  //
+                                        -1, 8, -1, 9, -1, 10, -1, 11, -1, 12, -1, 13, -1, 14, -1, 15);
+  return {_mm256_srai_epi16(_mm256_shuffle_epi8(pairs, a), 8),
+          _mm256_srai_epi16(_mm256_shuffle_epi8(pairs, b), 8),
+          _mm256_srai_epi16(_mm256_shuffle_epi8(pairs, both), 8)};
 }
 
 // --- Q4_K and Q5_K, few rows
 // ------------------------------------------------------------------------------------
 
+// 32 k of 8 rows.
 template <int M, typename Tile>
-BRAID_INLINE void group_45(const Tile& tile, int g, const ActCodes* const* x, const ActHead* const* head,
-                           __m256 (*f)[2], __m256 (*mins)[2]) {
+BRAID_INLINE void group_45(const Tile& tile, int g, int half, const ActCodes* const* x,
+                           const ActHead* const* head, __m256 (*f)[2], __m256 (*mins)[2]) {
   constexpr bool five = sizeof(Tile) == sizeof(W5K);
-  __m256i s[M][2], t[M][2];
+  __m256i code[8], s[M], t[M];
+  group_codes(tile, g, half, code);
 #pragma GCC unroll 8
   for (int quad = 0; quad < 8; quad++) {
-    const __m256i w0 = codes_of(tile, g, quad, 0), w1 = codes_of(tile, g, quad, 1);
-    if ((g & 1) == 0) prefetch(tile.q[g >> 1][quad]);
 #pragma GCC unroll 2
     for (int m = 0; m < M; m++) {
       const int8_t* q = x[m]->q + 32 * g + 4 * quad;
       if (quad == 0) {
-        set_quad(s[m][0], s[m][1], w0, w1, q);
+        set_one(s[m], code[quad], q);
       } else if (five && quad == 4) {
-        set_quad(t[m][0], t[m][1], w0, w1, q);
+        set_one(t[m], code[quad], q);
       } else if (five && quad > 4) {
-        add_quad(t[m][0], t[m][1], w0, w1, q);
+        add_one(t[m], code[quad], q);
       } else {
-        add_quad(s[m][0], s[m][1], w0, w1, q);
+        add_one(s[m], code[quad], q);
       }
     }
   }
+  const __m256i scale = double_words(tile.scale[g], half);
+  const __m256 min = bytes_to_float(tile.min[g], half);
 #pragma GCC unroll 2
-  for (int half = 0; half < 2; half++) {
-    const __m256i scale = double_words(tile.scale[g], half);
-    const __m256 min = bytes_to_float(tile.min[g], half);
-#pragma GCC unroll 2
-    for (int m = 0; m < M; m++) {
-      __m256i sum = _mm256_madd_epi16(s[m][half], scale);
-      if constexpr (five) sum = _mm256_add_epi32(sum, _mm256_madd_epi16(t[m][half], scale));
-      f[m][half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_broadcast_ss(head[m]->d + g), f[m][half]);
-      mins[m][half] = _mm256_fmadd_ps(min, _mm256_broadcast_ss(head[m]->dsum + g), mins[m][half]);
-    }
+  for (int m = 0; m < M; m++) {
+    __m256i sum = _mm256_madd_epi16(s[m], scale);
+    if constexpr (five) sum = _mm256_add_epi32(sum, _mm256_madd_epi16(t[m], scale));
+    f[m][half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_broadcast_ss(head[m]->d + g), f[m][half]);
+    mins[m][half] = _mm256_fmadd_ps(min, _mm256_broadcast_ss(head[m]->dsum + g), mins[m][half]);
   }
+}
+
+BRAID_INLINE void prefetch_lines(const void* p, int lines) {
+#pragma GCC unroll 8
+  for (int i = 0; i < lines; i++) prefetch(static_cast<const uint8_t*>(p) + 64 * i);
 }
 
 template <int M, typename Tile>
@@ -129,8 +158,16 @@ void few_45(const Job& job, const Tile* tile, int64_t m0, float* out) {
     }
 #pragma GCC unroll 1
     for (int g = 0; g < 8; g += 2) {
-      group_45<M>(tile[0], g, x, head, f, mins);
-      group_45<M>(tile[0], g | 1, x, head, f, mins);
+      if constexpr (sizeof(Tile) == sizeof(W5K)) {
+        prefetch_lines(tile->q[g], 5);
+        prefetch_lines(tile->q[g + 1], 5);
+      } else {
+        prefetch_lines(tile->q[g / 2], 8);
+      }
+      group_45<M>(*tile, g, 0, x, head, f, mins);
+      group_45<M>(*tile, g, 1, x, head, f, mins);
+      group_45<M>(*tile, g | 1, 0, x, head, f, mins);
+      group_45<M>(*tile, g | 1, 1, x, head, f, mins);
     }
     for (int half = 0; half < 2; half++) {
       const __m256 d = load_half8(tile->d + 8 * half), dmin = load_half8(tile->dmin + 8 * half);
@@ -154,28 +191,25 @@ template <int M>
 BRAID_INLINE void sub_6(const W6K& tile, int sub, int half, const ActCodes* const* x,
                         const ActHead* const* head, __m256 (*f)[2]) {
   __m256i sum[M];
-  const __m256i both = interleaved(tile.scale[2 * sub], tile.scale[2 * sub + 1], half);
+  const Scales6 scale = scales_6(tile, sub, half);
+#pragma GCC unroll 2
   for (int m = 0; m < M; m++) {
     const __m256i sums = _mm256_set1_epi32(*reinterpret_cast<const int32_t*>(head[m]->sum16 + 2 * sub));
-    sum[m] = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_slli_epi32(_mm256_madd_epi16(both, sums), 5));
+    sum[m] =
+        _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_slli_epi32(_mm256_madd_epi16(scale.both, sums), 5));
   }
 #pragma GCC unroll 2
   for (int odd = 0; odd < 2; odd++) {
-    const int g = 2 * sub + odd;
-    const __m256i high = load256(tile.high[g] + 32 * half);
-    const __m256i scale = interleaved(tile.scale[g], tile.scale[g], half);
+    __m256i code[4];
+    group_codes(tile, 2 * sub + odd, half, code);
 #pragma GCC unroll 2
-    for (int quad = 0; quad < 4; quad += 2) {
-      const __m256i w0 = codes_of(tile, high, g, quad, half), w1 = codes_of(tile, high, g, quad + 1, half);
-#pragma GCC unroll 2
-      for (int m = 0; m < M; m++) {
-        const auto* q = reinterpret_cast<const int32_t*>(x[m]->q + 32 * sub + 16 * odd + 4 * quad);
-        const __m256i p = _mm256_add_epi16(_mm256_maddubs_epi16(w0, _mm256_set1_epi32(q[0])),
-                                           _mm256_maddubs_epi16(w1, _mm256_set1_epi32(q[1])));
-        sum[m] = _mm256_add_epi32(sum[m], _mm256_madd_epi16(p, scale));
-      }
+    for (int m = 0; m < M; m++) {
+      const int8_t* q = x[m]->q + 32 * sub + 16 * odd;
+      add_two_quads(sum[m], code[0], code[1], odd == 0 ? scale.a : scale.b, q);
+      add_two_quads(sum[m], code[2], code[3], odd == 0 ? scale.a : scale.b, q + 8);
     }
   }
+#pragma GCC unroll 2
   for (int m = 0; m < M; m++) {
     f[m][half] =
         _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[m]), _mm256_broadcast_ss(head[m]->d + sub), f[m][half]);
@@ -199,8 +233,7 @@ void few_6(const Job& job, const W6K* tile, int64_t m0, float* out) {
     }
 #pragma GCC unroll 1
     for (int sub = 0; sub < 8; sub++) {
-      for (int i = 0; i < 4; i++) prefetch(tile->low[sub][i]);
-      for (int i = 0; i < 2; i++) prefetch(tile->high[2 * sub + i]);
+      prefetch_lines(tile->q[2 * sub], 6);
       sub_6<M>(*tile, sub, 0, x, head, f);
       sub_6<M>(*tile, sub, 1, x, head, f);
     }
@@ -235,13 +268,18 @@ void load_factors(const uint16_t* from, float* to) {
 
 template <typename Tile>
 void unpack_45(const Tile& tile, Panel* panel) {
-  for (int j = 0; j < 4; j++) {
-    for (int half = 0; half < 2; half++) {
-      for (int quad = 0; quad < 8; quad++) {
-        store256(panel->q[2 * j][quad][half], codes_of(tile, 2 * j, quad, half));
-        store256(panel->q[2 * j + 1][quad][half], codes_of(tile, 2 * j | 1, quad, half));
-      }
-      for (int g = 2 * j; g < 2 * j + 2; g++) {
+  for (int pair = 0; pair < 4; pair++) {
+#pragma GCC unroll 2
+    for (int odd = 0; odd < 2; odd++) {
+      const int g = 2 * pair + odd;
+      for (int half = 0; half < 2; half++) {
+        __m256i code[8];
+        if (odd == 0) {
+          group_codes(tile, 2 * pair, half, code);
+        } else {
+          group_codes(tile, 2 * pair | 1, half, code);
+        }
+        for (int quad = 0; quad < 8; quad++) store256(panel->q[g][quad][half], code[quad]);
         store256(panel->scale[g][half], double_words(tile.scale[g], half));
         _mm256_store_ps(panel->min[g] + 8 * half, bytes_to_float(tile.min[g], half));
       }
@@ -253,18 +291,16 @@ void unpack_45(const Tile& tile, Panel* panel) {
 
 void unpack_6(const W6K& tile, Panel* panel) {
   for (int half = 0; half < 2; half++) {
-    for (int g = 0; g < 16; g++) {
-      const __m256i high = load256(tile.high[g] + 32 * half);
-      uint8_t(*q)[2][32] = panel->q[g >> 1] + 4 * (g & 1);
-      store256(q[0][half], codes_of(tile, high, g, 0, half));
-      store256(q[1][half], codes_of(tile, high, g, 1, half));
-      store256(q[2][half], codes_of(tile, high, g, 2, half));
-      store256(q[3][half], codes_of(tile, high, g, 3, half));
-      store256(panel->scale[g][half], interleaved(tile.scale[g], tile.scale[g], half));
-    }
     for (int sub = 0; sub < 8; sub++) {
-      const __m256i both = interleaved(tile.scale[2 * sub], tile.scale[2 * sub + 1], half);
-      store256(panel->both[sub][half], _mm256_slli_epi16(both, 5));
+      for (int odd = 0; odd < 2; odd++) {
+        __m256i code[4];
+        group_codes(tile, 2 * sub + odd, half, code);
+        for (int quad = 0; quad < 4; quad++) store256(panel->q[sub][4 * odd + quad][half], code[quad]);
+      }
+      const Scales6 scale = scales_6(tile, sub, half);
+      store256(panel->scale[2 * sub][half], scale.a);
+      store256(panel->scale[2 * sub + 1][half], scale.b);
+      store256(panel->both[sub][half], _mm256_slli_epi16(scale.both, 5));
     }
   }
   load_factors(tile.d, panel->d);
@@ -337,21 +373,6 @@ void panel_45(const Panel& panel, const ActCodes* const* x, const ActHead* const
       _mm256_storeu_ps(out[m] + 8 * half, _mm256_fnmadd_ps(dmin, mins, acc));
     }
   }
-}
-
-// sum += scale * (two quads), 8 rows.
-BRAID_INLINE void add_two_quads(__m256i& sum, __m256i w0, __m256i w1, __m256i scale, const int8_t* quads) {
-  __m256i x, t;
-  asm("vpbroadcastd %[a], %[x]\n\t"
-      "vpmaddubsw %[x], %[w0], %[t]\n\t"
-      "vpbroadcastd %[b], %[x]\n\t"
-      "vpmaddubsw %[x], %[w1], %[x]\n\t"
-      "vpaddw %[x], %[t], %[t]\n\t"
-      "vpmaddwd %[t], %[scale], %[t]\n\t"
-      "vpaddd %[t], %[sum], %[sum]"
-      : [sum] "+x"(sum), [x] "=&x"(x), [t] "=&x"(t)
-      : [w0] "x"(w0), [w1] "x"(w1), [scale] "x"(scale), [a] "m"(*reinterpret_cast<const int32_t*>(quads)),
-        [b] "m"(*reinterpret_cast<const int32_t*>(quads + 4)));
 }
 
 template <int M>

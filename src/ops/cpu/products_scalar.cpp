@@ -50,12 +50,7 @@ float dot_k45(const Tile* tiles, const Job& job, int64_t m, int r) {
     float f = 0, mins = 0;
     for (int g = 0; g < 8; g++) {
       int32_t sum = 0;
-      for (int i = 0; i < 32; i++) {
-        const int byte = tile.q[g / 2][i / 4][4 * r + i % 4];
-        int code = g % 2 == 1 ? byte >> 4 : byte & 15;
-        if constexpr (sizeof(Tile) == sizeof(W5K)) code += 16 * (tile.h[g][i / 4] >> (4 * r + i % 4) & 1);
-        sum += code * code_at(job.act, at, 32 * g + i);
-      }
+      for (int i = 32 * g; i < 32 * g + 32; i++) sum += code_of(tile, i, r) * code_at(job.act, at, i);
       f = std::fma(static_cast<float>(sum * tile.scale[g][r]), head.d[g], f);
       mins = std::fma(static_cast<float>(tile.min[g][r]), head.dsum[g], mins);
     }
@@ -73,12 +68,8 @@ float dot_w6k(const W6K* tiles, const Job& job, int64_t m, int r) {
     float f = 0;
     for (int sub = 0; sub < 8; sub++) {
       int32_t sum = 0;
-      for (int i = 0; i < 32; i++) {
-        const int g = 2 * sub + i / 16, quad = i % 16 / 4;
-        const int byte = tile.low[sub][quad][4 * r + i % 4];
-        const int low = g % 2 == 1 ? byte >> 4 : byte & 15;
-        const int high = tile.high[g][4 * r + i % 4] >> (2 * quad) & 3;
-        sum += tile.scale[g][r] * (low + 16 * high - 32) * code_at(job.act, at, 32 * sub + i);
+      for (int i = 32 * sub; i < 32 * sub + 32; i++) {
+        sum += tile.scale[sub][r][i % 32 / 16] * (code_of(tile, i, r) - 32) * code_at(job.act, at, i);
       }
       f = std::fma(static_cast<float>(sum), job.act.head[at].d[sub], f);
     }

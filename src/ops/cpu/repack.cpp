@@ -45,35 +45,56 @@ void repack_w8(const std::byte* file, size_t row_bytes, int rows, int64_t k, W8*
   }
 }
 
-// Bits 0, 8, 16, 24 of four bytes as bits 0..3.
-uint64_t gather_bits(uint32_t bytes) { return (bytes & 0x01010101u) * 0x01020408u >> 24 & 15; }
-
+// Factors of a Q4_K or Q5_K block, the same in both.
 template <typename Tile>
-void repack_k45(const std::byte* file, size_t row_bytes, int rows, int64_t k, Tile* tiles) {
-  constexpr bool five = sizeof(Tile) == sizeof(W5K);
-  constexpr size_t block_bytes = five ? 176 : 144;
+void repack_factors(const std::byte* block, int r, Tile* tile) {
+  std::memcpy(&tile->d[r], block, 2);
+  std::memcpy(&tile->dmin[r], block + 2, 2);
+  for (int g = 0; g < 8; g++) {
+    const ScaleMin s = unpack_scale_min(reinterpret_cast<const uint8_t*>(block) + 4, g);
+    tile->scale[g][r] = s.scale;
+    tile->min[g][r] = s.min;
+  }
+}
+
+void repack_w4k(const std::byte* file, size_t row_bytes, int rows, int64_t k, W4K* tiles) {
   for (int64_t b = 0; b < k / 256; b++) {
-    Tile& tile = tiles[b];
+    W4K& tile = tiles[b];
     std::memset(&tile, 0, sizeof tile);
     for (int r = 0; r < rows; r++) {
-      const std::byte* block = file + r * row_bytes + b * block_bytes;
-      std::memcpy(&tile.d[r], block, 2);
-      std::memcpy(&tile.dmin[r], block + 2, 2);
-      for (int g = 0; g < 8; g++) {
-        const ScaleMin s = unpack_scale_min(reinterpret_cast<const uint8_t*>(block) + 4, g);
-        tile.scale[g][r] = s.scale;
-        tile.min[g][r] = s.min;
-      }
-      const std::byte* codes = block + (five ? 48 : 16);
+      const std::byte* block = file + r * row_bytes + b * 144;
+      repack_factors(block, r, &tile);
       for (int j = 0; j < 4; j++) {
         for (int quad = 0; quad < 8; quad++) {
-          std::memcpy(tile.q[j][quad] + 4 * r, codes + 32 * j + 4 * quad, 4);
+          std::memcpy(tile.q[j][quad] + 4 * r, block + 16 + 32 * j + 4 * quad, 4);
         }
       }
-      if constexpr (five) {
+    }
+  }
+}
+
+// Four codes travel as the bytes of a word; no shift below crosses a byte because the codes are masked first.
+void repack_w5k(const std::byte* file, size_t row_bytes, int rows, int64_t k, W5K* tiles) {
+  for (int64_t b = 0; b < k / 256; b++) {
+    W5K& tile = tiles[b];
+    std::memset(&tile, 0, sizeof tile);
+    for (int r = 0; r < rows; r++) {
+      const std::byte* block = file + r * row_bytes + b * 176;
+      repack_factors(block, r, &tile);
+      for (int g = 0; g < 8; g++) {
+        uint32_t code[8];
         for (int quad = 0; quad < 8; quad++) {
-          const uint32_t bits = load<uint32_t>(block + 16 + 4 * quad);
-          for (int g = 0; g < 8; g++) tile.h[g][quad] |= gather_bits(bits >> g) << (4 * r);
+          const uint32_t low =
+              load<uint32_t>(block + 48 + 32 * (g / 2) + 4 * quad) >> (4 * (g % 2)) & 0x0f0f0f0fu;
+          const uint32_t high = load<uint32_t>(block + 16 + 4 * quad) >> g & 0x01010101u;
+          code[quad] = low | high << 4;
+        }
+        const uint32_t spare[5] = {code[5] & 0x07070707u, code[6] & 0x07070707u, code[7] & 0x07070707u,
+                                   (code[5] >> 3 & 0x03030303u) | (code[7] >> 3 & 0x01010101u) << 2,
+                                   (code[6] >> 3 & 0x03030303u) | (code[7] >> 4 & 0x01010101u) << 2};
+        for (int i = 0; i < 5; i++) {
+          const uint32_t line = code[i] | spare[i] << 5;
+          std::memcpy(tile.q[g][i] + 4 * r, &line, 4);
         }
       }
     }
@@ -87,22 +108,20 @@ void repack_w6k(const std::byte* file, size_t row_bytes, int rows, int64_t k, W6
     for (int r = 0; r < rows; r++) {
       const std::byte* block = file + r * row_bytes + b * 210;
       std::memcpy(&tile.d[r], block + 208, 2);
-      for (int g = 0; g < 16; g++) tile.scale[g][r] = static_cast<int8_t>(block[192 + g]);
+      for (int g = 0; g < 16; g++) tile.scale[g / 2][r][g % 2] = static_cast<int8_t>(block[192 + g]);
       for (int g = 0; g < 16; g++) {  // elements 16 g .. 16 g + 15
         const int half = g / 8, j = g % 8 / 2, within = 16 * (g % 2);
+        uint32_t code[4];
         for (int quad = 0; quad < 4; quad++) {
           const int l = within + 4 * quad;
           const uint32_t low_bytes = load<uint32_t>(block + 64 * half + 32 * (j & 1) + l);
           const uint32_t low = (j >= 2 ? low_bytes >> 4 : low_bytes) & 0x0f0f0f0fu;
           const uint32_t high = load<uint32_t>(block + 128 + 32 * half + l) >> (2 * j) & 0x03030303u;
-          uint8_t* low_at = tile.low[g / 2][quad] + 4 * r;
-          uint8_t* high_at = tile.high[g] + 4 * r;
-          const uint32_t new_low =
-              load<uint32_t>(reinterpret_cast<std::byte*>(low_at)) | low << (4 * (g % 2));
-          const uint32_t new_high = load<uint32_t>(reinterpret_cast<std::byte*>(high_at)) | high
-                                                                                                << (2 * quad);
-          std::memcpy(low_at, &new_low, 4);
-          std::memcpy(high_at, &new_high, 4);
+          code[quad] = low | high << 4;
+        }
+        for (int i = 0; i < 3; i++) {
+          const uint32_t line = code[i] | (code[3] >> (2 * i) & 0x03030303u) << 6;
+          std::memcpy(tile.q[g][i] + 4 * r, &line, 4);
         }
       }
     }
@@ -143,14 +162,11 @@ void decode_w8(const W8* tiles, int64_t begin, int64_t count, float* panel) {
 template <typename Tile>
 void decode_k45(const Tile& tile, float* panel) {
   for (int i = 0; i < 256; i++) {
-    const int g = i / 32, quad = i % 32 / 4, element = i % 4;
+    const int g = i / 32;
     for (int r = 0; r < kGroupRows; r++) {
-      const int byte = tile.q[g / 2][quad][4 * r + element];
-      int code = g % 2 == 1 ? byte >> 4 : byte & 15;
-      if constexpr (sizeof(Tile) == sizeof(W5K)) code += 16 * (tile.h[g][quad] >> (4 * r + element) & 1);
       const float scale = f16_to_f32(tile.d[r]) * static_cast<float>(tile.scale[g][r]);
       const float min = f16_to_f32(tile.dmin[r]) * static_cast<float>(tile.min[g][r]);
-      const float product = scale * static_cast<float>(code);
+      const float product = scale * static_cast<float>(code_of(tile, i, r));
       panel[i * kGroupRows + r] = product - min;
     }
   }
@@ -158,13 +174,10 @@ void decode_k45(const Tile& tile, float* panel) {
 
 void decode_w6k(const W6K& tile, float* panel) {
   for (int i = 0; i < 256; i++) {
-    const int g = i / 16, quad = i % 16 / 4, element = i % 4;
+    const int g = i / 16;
     for (int r = 0; r < kGroupRows; r++) {
-      const int byte = tile.low[g / 2][quad][4 * r + element];
-      const int low = g % 2 == 1 ? byte >> 4 : byte & 15;
-      const int high = tile.high[g][4 * r + element] >> (2 * quad) & 3;
-      const float scale = f16_to_f32(tile.d[r]) * static_cast<float>(tile.scale[g][r]);
-      panel[i * kGroupRows + r] = scale * static_cast<float>(low + 16 * high - 32);
+      const float scale = f16_to_f32(tile.d[r]) * static_cast<float>(tile.scale[g / 2][r][g % 2]);
+      panel[i * kGroupRows + r] = scale * static_cast<float>(code_of(tile, i, r) - 32);
     }
   }
 }
@@ -180,6 +193,34 @@ void decode_raw(GgmlType type, const std::byte* rows, int64_t k, int64_t begin, 
 }
 
 }  // namespace
+
+int code_of(const W4K& tile, int i, int r) {
+  const int g = i / 32, byte = tile.q[g / 2][i % 32 / 4][4 * r + i % 4];
+  return g % 2 == 1 ? byte >> 4 : byte & 15;
+}
+
+int code_of(const W5K& tile, int i, int r) {
+  const int quad = i % 32 / 4, at = 4 * r + i % 4;
+  const auto& line = tile.q[i / 32];
+  const auto spare = [&](int j) { return line[j][at] >> 5; };
+  switch (quad) {
+    case 5:
+      return spare(0) | (spare(3) & 3) << 3;
+    case 6:
+      return spare(1) | (spare(4) & 3) << 3;
+    case 7:
+      return spare(2) | spare(3) >> 2 << 3 | spare(4) >> 2 << 4;
+    default:
+      return line[quad][at] & 31;
+  }
+}
+
+int code_of(const W6K& tile, int i, int r) {
+  const int quad = i % 16 / 4, at = 4 * r + i % 4;
+  const auto& line = tile.q[i / 16];
+  if (quad < 3) return line[quad][at] & 63;
+  return line[0][at] >> 6 | line[1][at] >> 6 << 2 | line[2][at] >> 6 << 4;
+}
 
 Layout layout_of(GgmlType type) {
   switch (type) {
@@ -234,9 +275,9 @@ void repack_group(Layout layout, GgmlType type, const std::byte* file, size_t ro
     case Layout::w8:
       return repack_w8(file, row_bytes, rows, k, reinterpret_cast<W8*>(tiles));
     case Layout::w4k:
-      return repack_k45(file, row_bytes, rows, k, reinterpret_cast<W4K*>(tiles));
+      return repack_w4k(file, row_bytes, rows, k, reinterpret_cast<W4K*>(tiles));
     case Layout::w5k:
-      return repack_k45(file, row_bytes, rows, k, reinterpret_cast<W5K*>(tiles));
+      return repack_w5k(file, row_bytes, rows, k, reinterpret_cast<W5K*>(tiles));
     case Layout::w6k:
       return repack_w6k(file, row_bytes, rows, k, reinterpret_cast<W6K*>(tiles));
     case Layout::f32:

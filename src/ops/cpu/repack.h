@@ -25,6 +25,11 @@ struct PackedWeight {
   }
 };
 
+// Unsigned code of element i (0..255) of row r of a tile.
+int code_of(const W4K& tile, int i, int r);
+int code_of(const W5K& tile, int i, int r);
+int code_of(const W6K& tile, int i, int r);
+
 Layout layout_of(GgmlType type);
 // Bytes of one row group of k columns.
 size_t group_bytes(Layout layout, GgmlType type, int64_t k);

@@ -1,0 +1,152 @@
+// products_bench.cpp -- speed of the product kernels by layout, rows and threads, beside what the machine can
+// do.
+//
+//   products_bench [types] [rows] [set MiB] [threads]   lists separated by commas; defaults below
+// GOP/s counts 2 N K M; GB/s counts the bytes of the weights as they lie in memory. Each figure is the best
+// of many passes over the whole set of matrices (N x K = 3584 x 1024).
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "base/threads.h"
+#include "gguf/blocks.h"
+#include "ops/cpu/ceilings.h"
+#include "ops/cpu/linear.h"
+
+namespace {
+
+using braid::Activations;
+using braid::GgmlType;
+using braid::Weight;
+
+std::vector<std::string> split(const std::string& list) {
+  std::vector<std::string> out(1);
+  for (const char c : list) {
+    if (c == ',') {
+      out.emplace_back();
+    } else {
+      out.back() += c;
+    }
+  }
+  return out;
+}
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+struct Set {
+  static constexpr int64_t kN = 3584, kK = 1024;
+  std::vector<std::byte> file;
+  std::vector<Weight> weights;
+
+  Set(GgmlType type, size_t set_bytes) {
+    std::vector<float> row(kK);
+    const size_t row_bytes = *braid::row_bytes(type, kK);
+    file.resize(row_bytes * kN);
+    for (size_t i = 0; i < row.size(); i++)
+      row[i] = static_cast<float>((i * 2654435761u >> 7 & 1023)) / 512 - 1;
+    braid::encode_row(type, row.data(), file.data(), kK);
+    for (int64_t r = 1; r < kN; r++) {
+      std::copy_n(file.begin(), row_bytes, file.begin() + r * static_cast<int64_t>(row_bytes));
+    }
+    const size_t count = std::max<size_t>(1, set_bytes / file.size());
+    weights.resize(count);
+    for (Weight& w : weights) {
+      w.type = type;
+      w.n = kN;
+      w.k = kK;
+      w.file = file;
+    }
+  }
+};
+
+void measure(GgmlType type, const std::vector<std::string>& rows_list, size_t set_mib, int threads) {
+  braid::ThreadPool pool(threads);
+  const char* act = std::getenv("BENCH_ACT");
+  const std::string mode = act != nullptr ? act : "i8";
+  auto made = braid::cpu::Products::make(pool, mode == "f32"   ? Activations::f32
+                                               : mode == "i16" ? Activations::i16
+                                                               : Activations::i8);
+  if (!made) {
+    fmt::print("{}\n", made.error().message);
+    return;
+  }
+  braid::cpu::Products& products = **made;
+  Set set(type, set_mib << 20);
+  std::vector<Weight*> pointers;
+  for (Weight& w : set.weights) pointers.push_back(&w);
+  if (const auto status = products.load_weights(pointers, {}); !status) {
+    fmt::print("{}\n", status.error().message);
+    return;
+  }
+  braid::Device::WorkspaceNeeds needs;
+  needs.max_tokens = 512;
+  needs.max_width = Set::kK;
+  if (!products.reserve(needs).ok()) return;
+  std::vector<float> x(512 * Set::kK), y(512 * Set::kN);
+  for (size_t i = 0; i < x.size(); i++) x[i] = static_cast<float>(i * 40503 % 2048) / 1024 - 1;
+  double bytes = 0;
+  for (const Weight& w : set.weights) bytes += static_cast<double>(w.device_bytes);
+  for (const std::string& rows_text : rows_list) {
+    const int64_t rows = std::atoi(rows_text.c_str());
+    const double operations = 2.0 * Set::kN * Set::kK * static_cast<double>(rows);
+    // Large products are timed matrix by matrix, small ones over the whole set.
+    const bool each = rows >= 16;
+    double best = 1e9;
+    const double until = now() + 0.5;
+    while (now() < until) {
+      double start = now();
+      for (Weight& w : set.weights) {
+        const braid::LinearPart part{&w, nullptr, {y.data(), braid::DType::f32, rows, Set::kN, Set::kN}};
+        products.linear(std::span(&part, 1), {x.data(), braid::DType::f32, rows, Set::kK, Set::kK});
+        if (each) {
+          best = std::min(best, now() - start);
+          start = now();
+        }
+      }
+      if (!each) best = std::min(best, (now() - start) / static_cast<double>(set.weights.size()));
+    }
+    fmt::print("{:8} {} threads  set {:4} MiB  M {:4}  {:7.1f} GOP/s  {:6.1f} GB/s\n", type_name(type),
+               threads, set_mib, rows, operations / best * 1e-9,
+               bytes / static_cast<double>(set.weights.size()) / best * 1e-9);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const auto argument = [&](int i, const char* preset) { return split(argc > i ? argv[i] : preset); };
+  const auto types = argument(1, "q8_0,q4_K,q5_K,q6_K,bf16");
+  const auto rows = argument(2, "1,2,4,16,512");
+  const auto sets = argument(3, "24,400");
+  const auto threads = argument(4, "1,2");
+  {
+    braid::ThreadPool pool(braid::usable_cores());
+    const double start = now();
+    const braid::cpu::Ceilings c = braid::cpu::measure_ceilings(pool);
+    fmt::print(
+        "clock {:.2f} GHz; FMA {:.0f} / {:.0f} GFLOP/s; {} {:.0f} / {:.0f} GOP/s; barrier {:.2f} us, region "
+        "{:.2f} us",
+        c.clock_ghz, c.fma_gflops.one_thread, c.fma_gflops.all_threads, c.dot_name, c.dot_gops.one_thread,
+        c.dot_gops.all_threads, c.barrier_us, c.region_us);
+    for (const auto& r : c.reads) {
+      fmt::print("; {} MiB {:.0f} / {:.0f} GB/s", r.size_bytes >> 20, r.gb_per_s.one_thread,
+                 r.gb_per_s.all_threads);
+    }
+    fmt::print("  (1 / {} threads; {:.1f} s)\n", pool.size(), now() - start);
+  }
+  for (const auto& type : types) {
+    const braid::GgmlTypeInfo* info = braid::find_ggml_type(type);
+    if (info == nullptr) continue;
+    for (const auto& set : sets) {
+      for (const auto& t : threads)
+        measure(info->type, rows, static_cast<size_t>(std::atoi(set.c_str())), std::atoi(t.c_str()));
+    }
+  }
+  return 0;
+}
