@@ -20,7 +20,7 @@ bool plain(Runtime& rt, const Value& input, const Arguments& args, Check check) 
 
 // The one argument of a two-sided test.
 const Value& other(Runtime& rt, const Arguments& args) {
-  static const Value kMissing;
+  static const Value kMissing = Value::undefined();
   if (args.positional.size() == 1 && args.named.empty()) return args.positional[0];
   rt.fail("the test takes one argument");
   return kMissing;
