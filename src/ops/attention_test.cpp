@@ -297,6 +297,26 @@ TEST(Attention, OneCellGivesItsValue) {
   }
 }
 
+// Head h reads KV head h / G and is scaled by its own gate, which stands behind its query.
+TEST(Attention, EachHeadReadsItsKvHeadAndItsGate) {
+  const Shape shape{.heads = 6, .kv_heads = 2, .head_dim = 32, .k = KvFormat::f32, .v = KvFormat::f32};
+  for (const DeviceCase& device : plain_devices()) {
+    Random random(33);
+    const TestBatch rows({{0, 1}}, random);
+    Cells cells(device, shape, rows, 1, random);
+    std::vector<float> expected;
+    std::vector<float> qg = random.normals(shape.query_width(), 9.0f);
+    for (int32_t h = 0; h < 6; ++h) {
+      const std::vector<float> value = decode(KvFormat::f32, cells.v_row(rows.batch(), 0, 0, h / 3), 32);
+      const float gate = static_cast<float>(h) - 2.0f;
+      std::fill_n(qg.begin() + (2 * h + 1) * 32, 32, gate);
+      for (float v : value) expected.push_back(v / (1 + std::exp(-gate)));
+    }
+    expect_close(cells.attend(shape, rows.batch(), random.normals(shape.width()), qg), expected, 0, 1e-6,
+                 device.name);
+  }
+}
+
 TEST(Attention, ZeroGateHalvesTheOutput) {
   for (const DeviceCase& device : plain_devices()) {
     Shape gated = kShapes[0];
@@ -427,6 +447,46 @@ TEST(QkNormRopeStore, PositionZeroIsNotRotated) {
     expect_close(values_of(q), expected, 0, 1e-6, device.name);
     expect_same(decode(KvFormat::f32, kv.k_row(rows.batch().block_table[0], 0, 0), 64), values_of(q),
                 device.name);
+  }
+}
+
+// Pairs are (i, i + dims / 2); values beyond dims pass through.
+TEST(QkNormRopeStore, RotatesHalvesOfTheFirstDims) {
+  for (const DeviceCase& device : plain_devices()) {
+    Random random(5);
+    const Shape shape{
+        .heads = 2, .kv_heads = 1, .head_dim = 64, .rope_dims = 32, .k = KvFormat::f32, .v = KvFormat::f32};
+    const TestBatch rows({{1000, 1}}, random);
+    Cells cells(device, shape, rows, 0, random);
+    World& world = cells.world;
+    const Tensor table = world.tensor(1, 32);
+    world.ops().rope_table(table, {32, 1e4}, rows.batch());
+    const Tensor q = world.tensor(1, 128);
+    const Tensor qg = world.tensor(1, 256, random.normals(256));
+    const Tensor k = world.tensor(1, 64, random.normals(64));
+    const std::vector<float> norm = random.normals(64);
+    const float* weight = world.array(norm);
+    world.ops().qk_norm_rope_store(q, qg, k, k, table, {weight, weight, 1e-6f}, shape.params(), cells.kv,
+                                   rows.batch());
+    world.device().synchronize();
+    auto expected = [&](const float* x) {
+      double square = 0;
+      for (int i = 0; i < 64; ++i) square += double{x[i]} * x[i];
+      std::vector<double> y;
+      for (int i = 0; i < 64; ++i) y.push_back(x[i] / std::sqrt(square / 64 + 1e-6) * norm[i]);
+      std::vector<float> out(y.begin(), y.end());
+      for (int i = 0; i < 16; ++i) {
+        const double angle = 1000 * std::pow(1e4, -2.0 * i / 32);
+        out[i] = static_cast<float>(y[i] * std::cos(angle) - y[i + 16] * std::sin(angle));
+        out[i + 16] = static_cast<float>(y[i] * std::sin(angle) + y[i + 16] * std::cos(angle));
+      }
+      return out;
+    };
+    const std::vector<float> actual = values_of(q);
+    expect_close({actual.begin(), actual.begin() + 64}, expected(qg.f32()), 1e-6, 1e-6, device.name);
+    expect_close({actual.begin() + 64, actual.end()}, expected(qg.f32() + 128), 1e-6, 1e-6, device.name);
+    const std::vector<float> key = decode(KvFormat::f32, cells.k_row(rows.batch(), 0, 1000, 0), 64);
+    expect_close(key, expected(k.f32()), 1e-6, 1e-6, device.name);
   }
 }
 

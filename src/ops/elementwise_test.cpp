@@ -47,6 +47,20 @@ TEST(AddNorm, AgreesWithTheReference) {
   }
 }
 
+TEST(AddNorm, DividesTheSumByItsRootMeanSquare) {
+  for (const DeviceCase& device : plain_devices()) {
+    World world(device);
+    world.prepare({}, {.max_width = 4, .model_width = 4});
+    const Tensor y = world.tensor(1, 4);
+    const Tensor residual = world.tensor(1, 4, {1.0f, 2.0f, -2.0f, 4.0f});
+    const float* weight = world.array({1.0f, 2.0f, 1.0f, 0.5f});
+    world.ops().add_norm(y, residual, world.tensor(1, 4, {0.0f, -1.0f, 1.0f, 1.0f}), weight, 2.0f);
+    world.device().synchronize();
+    expect_same(values_of(residual), {1.0f, 1.0f, -1.0f, 5.0f}, device.name);
+    expect_close(values_of(y), {1.0f / 3, 2.0f / 3, -1.0f / 3, 2.5f / 3}, 0, 2e-7, device.name);
+  }
+}
+
 TEST(AddNorm, GivesARowTheSameBytesInAnyCompany) {
   for (const DeviceCase& device : plain_devices()) {
     Random random(5);
@@ -77,7 +91,7 @@ TEST(RopeTable, HoldsCosAndSinOfEveryPair) {
     for (int32_t dims : {2, 32, 64, 128}) {
       Random random(11);
       World world(device);
-      world.prepare({}, {.max_tokens = 64});
+      world.prepare({}, {.max_tokens = 64, .head_dim = 128});
       TestBatch rows({{0, 3}, {100000, 2}, {260000, 1, {-1, 0, 0, -1}}}, random);
       const RopeParams rope{dims, 1e7};
       const Tensor table = world.tensor(rows.tokens(), dims);
@@ -99,7 +113,7 @@ TEST(RopeTable, HasThePublishedFrequencies) {
   for (const DeviceCase& device : plain_devices()) {
     Random random(11);
     World world(device);
-    world.prepare({}, {.max_tokens = 64});
+    world.prepare({}, {.max_tokens = 64, .head_dim = 128});
     TestBatch rows({{1, 1}}, random);
     const Tensor table = world.tensor(1, 64);
     world.ops().rope_table(table, {64, 1e7}, rows.batch());

@@ -162,7 +162,9 @@ Inputs random_inputs(const Shape& shape, int32_t rows, Random& random) {
   return in;
 }
 
-// What moe_ffn adds to 1 in calls of the given row counts.
+constexpr float kStart = 1.0f / 64;
+
+// What moe_ffn adds to a small number in calls of the given row counts.
 std::vector<float> added(const DeviceCase& device, const Shape& shape, const Model& model, const Inputs& in,
                          const std::vector<int32_t>& cuts) {
   Experts experts(device, shape, model);
@@ -172,7 +174,7 @@ std::vector<float> added(const DeviceCase& device, const Shape& shape, const Mod
   const Tensor ids = world.tensor(in.rows, shape.used, DType::i32);
   std::copy(in.ids.begin(), in.ids.end(), static_cast<int32_t*>(ids.data));
   const Tensor y = world.tensor(in.rows, shape.width,
-                                std::vector<float>(static_cast<size_t>(in.rows * shape.width), 1.0f));
+                                std::vector<float>(static_cast<size_t>(in.rows * shape.width), kStart));
   int32_t first = 0;
   for (int32_t rows : cuts) {
     auto part = [&](Tensor t) {
@@ -185,7 +187,7 @@ std::vector<float> added(const DeviceCase& device, const Shape& shape, const Mod
   }
   world.device().synchronize();
   std::vector<float> result = values_of(y);
-  for (float& v : result) v -= 1.0f;
+  for (float& v : result) v -= kStart;
   return result;
 }
 
@@ -254,6 +256,39 @@ TEST(MoeFfn, AgreesWithTheReferenceInAnyCompanyOnAnyThreads) {
         expect_same(added(other, shape, model, in, {1, 1, 43}), actual, other.name);
       }
     }
+  }
+}
+
+// The formula once more, with a shared expert, in the simplest numbers there are.
+TEST(MoeFfn, AddsWeightedExpertsAndTheGatedSharedOne) {
+  const Shape shape{
+      .experts = 4, .used = 2, .width = 32, .expert_width = 32, .shared_width = 32, .with_scales = true};
+  Random random(17);
+  const Model model = random_model(shape, random);
+  const Inputs in{1, random.normals(32), {3, 1}, {0.75f, 0.25f}};
+  auto product = [&](const TestWeight& w, int64_t e, const std::vector<double>& x) {
+    std::vector<double> y(32, 0.0);
+    for (int64_t i = 0; i < 32; ++i) {
+      for (int64_t j = 0; j < 32; ++j) y[i] += w.scales[e] * w.values[(e * 32 + i) * 32 + j] * x[j];
+    }
+    return y;
+  };
+  const std::vector<double> x(in.x.begin(), in.x.end());
+  std::vector<float> expected(32, 0.0f);
+  auto add = [&](double factor, int first, int64_t e) {
+    std::vector<double> inner = product(*model.weights[first], e, x);
+    const std::vector<double> up = product(*model.weights[first + 1], e, x);
+    for (int i = 0; i < 32; ++i) inner[i] = inner[i] / (1 + std::exp(-inner[i])) * up[i];
+    const std::vector<double> y = product(*model.weights[first + 2], e, inner);
+    for (int i = 0; i < 32; ++i) expected[i] += static_cast<float>(factor * y[i]);
+  };
+  add(0.75, 0, 3);
+  add(0.25, 0, 1);
+  double gate = 0;
+  for (int i = 0; i < 32; ++i) gate += x[i] * model.shared_scale[i];
+  add(1 / (1 + std::exp(-gate)), 3, 0);
+  for (const DeviceCase& device : all_devices()) {
+    expect_close(added(device, shape, model, in, {1}), expected, 1e-7, 2e-6, device.name);
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <numeric>
 
@@ -10,13 +11,6 @@
 
 #include "gguf/blocks.h"
 #include "gguf/half.h"
-
-// The CPU device joins the list when it is part of the build.
-#if __has_include("ops/cpu/cpu_device.h")
-#define BRAID_TEST_CPU 1
-#else
-#define BRAID_TEST_CPU 0
-#endif
 
 namespace braid::test {
 
@@ -51,21 +45,31 @@ std::vector<float> Random::normals(int64_t count, float scale) {
 
 // ---- devices ----
 
-DeviceCase reference_device() { return {"reference", true, Activations::f32, 1}; }
+namespace {
+
+// A processor that no CPU path supports tests the reference alone.
+bool cpu_usable() {
+  static const bool usable = make_cpu_device({.threads = 1}).ok();
+  return usable;
+}
+
+}  // namespace
+
+DeviceCase reference_device() { return {.name = "reference", .reference = true}; }
 
 std::vector<DeviceCase> all_devices() {
   std::vector<DeviceCase> devices = {reference_device()};
-  if (BRAID_TEST_CPU) {
-    devices.push_back({"cpu f32", false, Activations::f32, 2});
-    devices.push_back({"cpu i16", false, Activations::i16, 2});
-    devices.push_back({"cpu i8", false, Activations::i8, 2});
+  if (cpu_usable()) {
+    devices.push_back({.name = "cpu f32", .threads = 2});
+    devices.push_back({.name = "cpu i16", .activations = Activations::i16, .threads = 2});
+    devices.push_back({.name = "cpu i8", .activations = Activations::i8, .threads = 2});
   }
   return devices;
 }
 
 std::vector<DeviceCase> plain_devices() {
   std::vector<DeviceCase> devices = {reference_device()};
-  if (BRAID_TEST_CPU) devices.push_back({"cpu", false, Activations::i8, 2});
+  if (cpu_usable()) devices.push_back({.name = "cpu", .activations = Activations::i8, .threads = 2});
   return devices;
 }
 
@@ -90,12 +94,13 @@ World::World(const DeviceCase& device) {
     device_ = make_ref_device(options);
     return;
   }
-#if BRAID_TEST_CPU
+  const char* before = std::getenv("BRAID_CPU");
+  const std::string kept = before != nullptr ? before : "";
+  if (!device.path.empty()) setenv("BRAID_CPU", device.path.c_str(), 1);
   auto made = make_cpu_device(options);
+  if (!device.path.empty()) before != nullptr ? setenv("BRAID_CPU", kept.c_str(), 1) : unsetenv("BRAID_CPU");
   BRAID_CHECK(made.ok());
   device_ = std::move(*made);
-#endif
-  BRAID_CHECK(device_ != nullptr);
 }
 
 void World::prepare(const std::vector<Weight*>& weights, const Device::WorkspaceNeeds& needs) {

@@ -43,6 +43,7 @@ struct DeviceCase {
   bool reference = false;
   Activations activations = Activations::f32;
   int threads = 1;
+  std::string path = {};  // BRAID_CPU while the device is made; empty: as the environment says
 };
 DeviceCase reference_device();
 // The reference, and every other device with each activation format.
