@@ -45,8 +45,8 @@ struct alignas(64) W4K {
 // over them. So most codes take one AND to unpack.
 //
 // As W4K, but a group of 32 is 5 lines: line i holds code i in bits 0..4 and spare[i] in bits 5..7;
-// code 5 = spare[0] | (spare[3] & 3) << 3, code 6 = spare[1] | (spare[4] & 3) << 3,
-// code 7 = spare[2] | (spare[3] >> 2) << 3 | (spare[4] >> 2) << 4   (of the quads 0..7 of the group).
+// code 5 = spare[0] << 2 | spare[3] >> 1, code 6 = spare[1] << 2 | spare[4] >> 1,
+// code 7 = spare[2] << 2 | (spare[3] & 1) << 1 | (spare[4] & 1)   (of the quads 0..7 of the group).
 struct alignas(64) W5K {
   uint16_t d[16], dmin[16];
   uint8_t scale[8][16], min[8][16];

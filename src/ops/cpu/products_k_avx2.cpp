@@ -32,35 +32,39 @@ BRAID_INLINE void group_codes(const W4K& tile, int g, int half, __m256i* code) {
     code[quad] = _mm256_and_si256((g & 1) != 0 ? _mm256_srli_epi16(x, 4) : x, low);
   }
 }
+// Spare bits are masked before they are shifted, so that 16-bit shifts never mix bytes; constants are few
+// because each one takes a register.
 BRAID_INLINE void group_codes(const W5K& tile, int g, int half, __m256i* code) {
   const auto bits = [](int b) { return _mm256_set1_epi8(static_cast<char>(b)); };
+  const __m256i three = bits(0xe0), two = bits(0xc0), one = bits(0x20);
   __m256i x[5];
 #pragma GCC unroll 5
   for (int i = 0; i < 5; i++) {
     x[i] = load256(tile.q[g][i] + 32 * half);
-    code[i] = _mm256_and_si256(x[i], bits(31));
+    code[i] = _mm256_andnot_si256(three, x[i]);
   }
-  // Spare bits lie in 5..7 of each byte; what a 16-bit shift brings in from the neighbour is masked away.
-  code[5] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(x[0], 5), bits(7)),
-                            _mm256_and_si256(_mm256_srli_epi16(x[3], 2), bits(0x18)));
-  code[6] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(x[1], 5), bits(7)),
-                            _mm256_and_si256(_mm256_srli_epi16(x[4], 2), bits(0x18)));
-  code[7] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(x[2], 5), bits(7)),
-                            _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(x[3], 4), bits(8)),
-                                            _mm256_and_si256(_mm256_srli_epi16(x[4], 3), bits(16))));
+  const auto joined = [&](__m256i a, __m256i b) {  // 3 spare bits of a, the upper 2 of b
+    return _mm256_srli_epi16(
+        _mm256_or_si256(_mm256_and_si256(a, three), _mm256_srli_epi16(_mm256_and_si256(b, two), 3)), 3);
+  };
+  code[5] = joined(x[0], x[3]);
+  code[6] = joined(x[1], x[4]);
+  const __m256i last = _mm256_or_si256(_mm256_srli_epi16(_mm256_and_si256(x[3], one), 1),
+                                       _mm256_srli_epi16(_mm256_and_si256(x[4], one), 2));
+  code[7] = _mm256_srli_epi16(_mm256_or_si256(_mm256_and_si256(x[2], three), last), 3);
 }
 // Codes of the 4 quads of a group of 16.
 BRAID_INLINE void group_codes(const W6K& tile, int g, int half, __m256i* code) {
-  const auto bits = [](int b) { return _mm256_set1_epi8(static_cast<char>(b)); };
-  __m256i x[3];
+  const __m256i two = _mm256_set1_epi8(static_cast<char>(0xc0));
+  __m256i spare = _mm256_setzero_si256();
 #pragma GCC unroll 3
   for (int i = 0; i < 3; i++) {
-    x[i] = load256(tile.q[g][i] + 32 * half);
-    code[i] = _mm256_and_si256(x[i], bits(63));
+    const __m256i x = load256(tile.q[g][i] + 32 * half);
+    code[i] = _mm256_andnot_si256(two, x);
+    const __m256i top = _mm256_and_si256(x, two);
+    spare = _mm256_srli_epi16(i == 0 ? top : _mm256_or_si256(spare, top), 2);
   }
-  code[3] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(x[0], 6), bits(3)),
-                            _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(x[1], 4), bits(12)),
-                                            _mm256_and_si256(_mm256_srli_epi16(x[2], 2), bits(48))));
+  code[3] = spare;
 }
 
 // Shuffles that take bytes of 8 rows out of 16 (both lanes hold all 16): as (s, s) words or as one integer
@@ -102,26 +106,23 @@ BRAID_INLINE Scales6 scales_6(const W6K& tile, int sub, int half) {
 // --- Q4_K and Q5_K, few rows
 // ------------------------------------------------------------------------------------
 
-// 32 k of 8 rows.
-template <int M, typename Tile>
-BRAID_INLINE void group_45(const Tile& tile, int g, int half, const ActCodes* const* x,
-                           const ActHead* const* head, __m256 (*f)[2], __m256 (*mins)[2]) {
-  constexpr bool five = sizeof(Tile) == sizeof(W5K);
+// Q5_K, 32 k of 8 rows: the codes of a group take the registers.
+template <int M>
+BRAID_INLINE void group_5(const W5K& tile, int g, int half, const ActCodes* const* x,
+                          const ActHead* const* head, __m256 (*f)[2], __m256 (*mins)[2]) {
   __m256i code[8], s[M], t[M];
   group_codes(tile, g, half, code);
-#pragma GCC unroll 8
-  for (int quad = 0; quad < 8; quad++) {
+#pragma GCC unroll 4
+  for (int quad = 0; quad < 4; quad++) {
 #pragma GCC unroll 2
     for (int m = 0; m < M; m++) {
       const int8_t* q = x[m]->q + 32 * g + 4 * quad;
       if (quad == 0) {
         set_one(s[m], code[quad], q);
-      } else if (five && quad == 4) {
-        set_one(t[m], code[quad], q);
-      } else if (five && quad > 4) {
-        add_one(t[m], code[quad], q);
+        set_one(t[m], code[quad + 4], q + 16);
       } else {
         add_one(s[m], code[quad], q);
+        add_one(t[m], code[quad + 4], q + 16);
       }
     }
   }
@@ -129,8 +130,7 @@ BRAID_INLINE void group_45(const Tile& tile, int g, int half, const ActCodes* co
   const __m256 min = bytes_to_float(tile.min[g], half);
 #pragma GCC unroll 2
   for (int m = 0; m < M; m++) {
-    __m256i sum = _mm256_madd_epi16(s[m], scale);
-    if constexpr (five) sum = _mm256_add_epi32(sum, _mm256_madd_epi16(t[m], scale));
+    const __m256i sum = _mm256_add_epi32(_mm256_madd_epi16(s[m], scale), _mm256_madd_epi16(t[m], scale));
     f[m][half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_broadcast_ss(head[m]->d + g), f[m][half]);
     mins[m][half] = _mm256_fmadd_ps(min, _mm256_broadcast_ss(head[m]->dsum + g), mins[m][half]);
   }
@@ -139,6 +139,74 @@ BRAID_INLINE void group_45(const Tile& tile, int g, int half, const ActCodes* co
 BRAID_INLINE void prefetch_lines(const void* p, int lines) {
 #pragma GCC unroll 8
   for (int i = 0; i < lines; i++) prefetch(static_cast<const uint8_t*>(p) + 64 * i);
+}
+
+// Q4_K, one row: both groups of a byte and both halves of the rows in one pass, so that every line is loaded
+// once and every broadcast serves 16 rows.
+BRAID_INLINE void pair_4(const W4K& tile, int g, const ActCodes& x, const ActHead& head, __m256* f,
+                         __m256* mins) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  __m256i s[2][2];
+#pragma GCC unroll 8
+  for (int quad = 0; quad < 8; quad++) {
+    const uint8_t* q = tile.q[g >> 1][quad];
+    const __m256i x0 = load256(q), x1 = load256(q + 32);
+    const int8_t* a = x.q + 32 * g + 4 * quad;
+    const __m256i low0 = _mm256_and_si256(x0, mask), low1 = _mm256_and_si256(x1, mask);
+    const __m256i high0 = _mm256_and_si256(_mm256_srli_epi16(x0, 4), mask);
+    const __m256i high1 = _mm256_and_si256(_mm256_srli_epi16(x1, 4), mask);
+    if (quad == 0) {
+      set_quad(s[0][0], s[0][1], low0, low1, a);
+      set_quad(s[1][0], s[1][1], high0, high1, a + 32);
+    } else {
+      add_quad(s[0][0], s[0][1], low0, low1, a);
+      add_quad(s[1][0], s[1][1], high0, high1, a + 32);
+    }
+  }
+#pragma GCC unroll 2
+  for (int odd = 0; odd < 2; odd++) {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+      const __m256i sum = _mm256_madd_epi16(s[odd][half], double_words(tile.scale[g + odd], half));
+      f[half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_broadcast_ss(head.d + g + odd), f[half]);
+      mins[half] = _mm256_fmadd_ps(bytes_to_float(tile.min[g + odd], half),
+                                   _mm256_broadcast_ss(head.dsum + g + odd), mins[half]);
+    }
+  }
+}
+
+// Q4_K, two rows: one group, 16 rows.
+BRAID_INLINE void group_4x2(const W4K& tile, int g, const ActCodes* const* x, const ActHead* const* head,
+                            __m256 (*f)[2], __m256 (*mins)[2]) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  __m256i s[2][2];
+#pragma GCC unroll 8
+  for (int quad = 0; quad < 8; quad++) {
+    const uint8_t* q = tile.q[g >> 1][quad];
+    const __m256i x0 = load256(q), x1 = load256(q + 32);
+    const __m256i w0 = _mm256_and_si256((g & 1) != 0 ? _mm256_srli_epi16(x0, 4) : x0, mask);
+    const __m256i w1 = _mm256_and_si256((g & 1) != 0 ? _mm256_srli_epi16(x1, 4) : x1, mask);
+#pragma GCC unroll 2
+    for (int m = 0; m < 2; m++) {
+      const int8_t* a = x[m]->q + 32 * g + 4 * quad;
+      if (quad == 0) {
+        set_quad(s[m][0], s[m][1], w0, w1, a);
+      } else {
+        add_quad(s[m][0], s[m][1], w0, w1, a);
+      }
+    }
+  }
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; half++) {
+    const __m256i scale = double_words(tile.scale[g], half);
+    const __m256 min = bytes_to_float(tile.min[g], half);
+#pragma GCC unroll 2
+    for (int m = 0; m < 2; m++) {
+      const __m256i sum = _mm256_madd_epi16(s[m][half], scale);
+      f[m][half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_broadcast_ss(head[m]->d + g), f[m][half]);
+      mins[m][half] = _mm256_fmadd_ps(min, _mm256_broadcast_ss(head[m]->dsum + g), mins[m][half]);
+    }
+  }
 }
 
 template <int M, typename Tile>
@@ -164,10 +232,17 @@ void few_45(const Job& job, const Tile* tile, int64_t m0, float* out) {
       } else {
         prefetch_lines(tile->q[g / 2], 8);
       }
-      group_45<M>(*tile, g, 0, x, head, f, mins);
-      group_45<M>(*tile, g, 1, x, head, f, mins);
-      group_45<M>(*tile, g | 1, 0, x, head, f, mins);
-      group_45<M>(*tile, g | 1, 1, x, head, f, mins);
+      if constexpr (sizeof(Tile) == sizeof(W5K)) {
+        group_5<M>(*tile, g, 0, x, head, f, mins);
+        group_5<M>(*tile, g, 1, x, head, f, mins);
+        group_5<M>(*tile, g | 1, 0, x, head, f, mins);
+        group_5<M>(*tile, g | 1, 1, x, head, f, mins);
+      } else if constexpr (M == 1) {
+        pair_4(*tile, g, *x[0], *head[0], f[0], mins[0]);
+      } else {
+        group_4x2(*tile, g, x, head, f, mins);
+        group_4x2(*tile, g | 1, x, head, f, mins);
+      }
     }
     for (int half = 0; half < 2; half++) {
       const __m256 d = load_half8(tile->d + 8 * half), dmin = load_half8(tile->dmin + 8 * half);

@@ -89,9 +89,10 @@ void repack_w5k(const std::byte* file, size_t row_bytes, int rows, int64_t k, W5
           const uint32_t high = load<uint32_t>(block + 16 + 4 * quad) >> g & 0x01010101u;
           code[quad] = low | high << 4;
         }
-        const uint32_t spare[5] = {code[5] & 0x07070707u, code[6] & 0x07070707u, code[7] & 0x07070707u,
-                                   (code[5] >> 3 & 0x03030303u) | (code[7] >> 3 & 0x01010101u) << 2,
-                                   (code[6] >> 3 & 0x03030303u) | (code[7] >> 4 & 0x01010101u) << 2};
+        const auto bits = [&](int quad, int shift, uint32_t mask) { return code[quad] >> shift & mask; };
+        const uint32_t spare[5] = {bits(5, 2, 0x07070707u), bits(6, 2, 0x07070707u), bits(7, 2, 0x07070707u),
+                                   bits(5, 0, 0x03030303u) << 1 | bits(7, 1, 0x01010101u),
+                                   bits(6, 0, 0x03030303u) << 1 | bits(7, 0, 0x01010101u)};
         for (int i = 0; i < 5; i++) {
           const uint32_t line = code[i] | spare[i] << 5;
           std::memcpy(tile.q[g][i] + 4 * r, &line, 4);
@@ -205,11 +206,11 @@ int code_of(const W5K& tile, int i, int r) {
   const auto spare = [&](int j) { return line[j][at] >> 5; };
   switch (quad) {
     case 5:
-      return spare(0) | (spare(3) & 3) << 3;
+      return spare(0) << 2 | spare(3) >> 1;
     case 6:
-      return spare(1) | (spare(4) & 3) << 3;
+      return spare(1) << 2 | spare(4) >> 1;
     case 7:
-      return spare(2) | spare(3) >> 2 << 3 | spare(4) >> 2 << 4;
+      return spare(2) << 2 | (spare(3) & 1) << 1 | (spare(4) & 1);
     default:
       return line[quad][at] & 31;
   }
