@@ -17,14 +17,87 @@ namespace {
 
 constexpr int64_t kAheadBytes = 4608;
 
-template <int M>
-void w8_group(const Job& job, const W8* tile, int64_t m0, float* out) {
+// One row times two row groups, so that every broadcast serves 32 rows: the load ports are the limit
+// otherwise. add_one / set_one with the four bytes already in x.
+BRAID_INLINE void add_shared(__m256i& s, __m256i w, __m256i x) {
+  __m256i t;
+  asm("vpmaddubsw %[x], %[w], %[t]\n\tvpaddw %[t], %[s], %[s]"
+      : [s] "+x"(s), [t] "=&x"(t)
+      : [w] "x"(w), [x] "x"(x));
+}
+
+BRAID_INLINE __m256i four_bytes(const int8_t* quad) {
+  return _mm256_set1_epi32(*reinterpret_cast<const int32_t*>(quad));
+}
+
+// acc += the sub-block whose 16-bit sums with the two planes of x are `high` and `low` (8 rows).
+BRAID_INLINE void add_block(__m256& acc, __m256i high, __m256i low, const uint16_t* d, const ActHead& x,
+                            int sub) {
+  const __m256i sixteen = _mm256_set1_epi16(16), one = _mm256_set1_epi16(1);
+  const __m256i start = _mm256_slli_epi32(_mm256_set1_epi32(x.sum[sub]), 7);
+  const __m256i sum = _mm256_add_epi32(_mm256_madd_epi16(high, sixteen), _mm256_madd_epi16(low, one));
+  const __m256 scaled =
+      _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_sub_epi32(sum, start)), _mm256_broadcast_ss(x.d + sub));
+  acc = _mm256_fmadd_ps(scaled, load_half8(d), acc);
+}
+
+// Row groups 0 .. G - 1, one activation row.
+template <int G>
+void one_row(const Job& job, const std::byte* tiles, int64_t m, float* out) {
   const ActView& a = job.act;
-  int64_t row[M];
-  for (int m = 0; m < M; m++) row[m] = job_row(job, m0 + m);
+  const int64_t row = job_row(job, m);
+  __m256 acc[G][2];
+  for (int g = 0; g < G; g++) acc[g][0] = acc[g][1] = _mm256_setzero_ps();
+  const int64_t blocks = (job.k + 31) / 32;
+  for (int64_t b = 0; b < blocks; b++) {
+    const int sub = static_cast<int>(b & 7);
+    const ActNibbles& x = a.nibbles[(b >> 3) * a.rows + row];
+    const ActHead& head = a.head[(b >> 3) * a.rows + row];
+    const W8* tile[G];
+    for (int g = 0; g < G; g++) {
+      tile[g] = reinterpret_cast<const W8*>(tiles + static_cast<size_t>(g) * job.group_bytes) + (b >> 1);
+    }
+    __m256i high[G][2], low[G][2];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+      const __m256i x_high = four_bytes(x.high + 32 * sub + 4 * i),
+                    x_low = four_bytes(x.low + 32 * sub + 4 * i);
+#pragma GCC unroll 2
+      for (int g = 0; g < G; g++) {
+        const uint8_t* q = tile[g]->q[8 * (b & 1) + i];
+        _mm_prefetch(reinterpret_cast<const char*>(q + kAheadBytes), _MM_HINT_T0);
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) {
+          const __m256i w = load256(q + 32 * half);
+          if (i == 0) {
+            high[g][half] = _mm256_maddubs_epi16(w, x_high);
+            low[g][half] = _mm256_maddubs_epi16(w, x_low);
+          } else {
+            add_shared(high[g][half], w, x_high);
+            add_shared(low[g][half], w, x_low);
+          }
+        }
+      }
+    }
+#pragma GCC unroll 2
+    for (int g = 0; g < G; g++) {
+      const uint16_t* d = tile[g]->d[b & 1];
+      add_block(acc[g][0], high[g][0], low[g][0], d, head, sub);
+      add_block(acc[g][1], high[g][1], low[g][1], d + 8, head, sub);
+    }
+  }
+  for (int g = 0; g < G; g++) {
+    _mm256_storeu_ps(out + m * job.out_stride + 16 * g, acc[g][0]);
+    _mm256_storeu_ps(out + m * job.out_stride + 16 * g + 8, acc[g][1]);
+  }
+}
+
+void two_rows(const Job& job, const W8* tile, int64_t m0, float* out) {
+  constexpr int M = 2;
+  const ActView& a = job.act;
+  const int64_t row[M] = {job_row(job, m0), job_row(job, m0 + 1)};
   __m256 acc[M][2];
   for (int m = 0; m < M; m++) acc[m][0] = acc[m][1] = _mm256_setzero_ps();
-  const __m256i sixteen = _mm256_set1_epi16(16), one = _mm256_set1_epi16(1);
   const int64_t blocks = (job.k + 31) / 32;
   for (int64_t b = 0; b < blocks; b++) {
     const int half = static_cast<int>(b & 1), sub = static_cast<int>(b & 7);
@@ -48,18 +121,10 @@ void w8_group(const Job& job, const W8* tile, int64_t m0, float* out) {
       }
     }
     const uint16_t* d = tile[b >> 1].d[half];
-    const __m256 d0 = load_half8(d), d1 = load_half8(d + 8);
 #pragma GCC unroll 2
     for (int m = 0; m < M; m++) {
-      const ActHead& x = a.head[block + row[m]];
-      const __m256i start = _mm256_set1_epi32(x.sum[sub] * 128);
-      const __m256 da = _mm256_broadcast_ss(x.d + sub);
-      const __m256i s0 = _mm256_sub_epi32(
-          _mm256_add_epi32(_mm256_madd_epi16(h[m][0], sixteen), _mm256_madd_epi16(l[m][0], one)), start);
-      const __m256i s1 = _mm256_sub_epi32(
-          _mm256_add_epi32(_mm256_madd_epi16(h[m][1], sixteen), _mm256_madd_epi16(l[m][1], one)), start);
-      acc[m][0] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(s0), da), d0, acc[m][0]);
-      acc[m][1] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(s1), da), d1, acc[m][1]);
+      add_block(acc[m][0], h[m][0], l[m][0], d, a.head[block + row[m]], sub);
+      add_block(acc[m][1], h[m][1], l[m][1], d + 8, a.head[block + row[m]], sub);
     }
   }
   for (int m = 0; m < M; m++) {
@@ -125,12 +190,17 @@ void panel_rows(const Panel& panel, int subs, const ActWide* const* wide, const 
 }  // namespace
 
 void w8_few(const Job& job) {
-  for (int64_t g = 0; g < job.groups; g++) {
-    const auto* tile = reinterpret_cast<const W8*>(job.tiles + static_cast<size_t>(g) * job.group_bytes);
-    int64_t m = 0;
-    for (; m + 2 <= job.rows; m += 2) w8_group<2>(job, tile, m, job.out + 16 * g);
-    if (m < job.rows) w8_group<1>(job, tile, m, job.out + 16 * g);
+  const auto tiles_of = [&](int64_t g) { return job.tiles + static_cast<size_t>(g) * job.group_bytes; };
+  int64_t m = 0;
+  for (; m + 2 <= job.rows; m += 2) {
+    for (int64_t g = 0; g < job.groups; g++) {
+      two_rows(job, reinterpret_cast<const W8*>(tiles_of(g)), m, job.out + 16 * g);
+    }
   }
+  if (m == job.rows) return;
+  int64_t g = 0;
+  for (; g + 2 <= job.groups; g += 2) one_row<2>(job, tiles_of(g), m, job.out + 16 * g);
+  if (g < job.groups) one_row<1>(job, tiles_of(g), m, job.out + 16 * g);
 }
 
 void w8_many(const Job& job) {
