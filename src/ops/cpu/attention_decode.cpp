@@ -115,12 +115,12 @@ HWY_INLINE float soften(float* scores, float scale, int32_t first, int32_t last,
     top = hn::Max(top, s);
   }
   const float largest = hn::GetLane(hn::MaxOfLanes(d, top));
-  const float factor = hn::GetLane(exp(set(header[0] - largest)));
+  const float factor = hn::GetLane(exp_negative(set(header[0] - largest)));
   Floats sum[kSumVectors];
   for (int64_t j = 0; j < kSumVectors; j++) sum[j] = hn::Zero(d);
   for (int64_t p = 0; p < kBlock; p += kSumLanes) {
     for (int64_t j = 0; j < kSumVectors; j++) {
-      const Floats e = exp(hn::Sub(load(scores + p + j * kLanes), set(largest)));
+      const Floats e = exp_negative(hn::Sub(load(scores + p + j * kLanes), set(largest)));
       store(e, scores + p + j * kLanes);
       sum[j] = hn::Add(sum[j], e);
     }
@@ -212,7 +212,7 @@ void finish_here(float* o, const float* partials, int64_t count, int64_t stride,
   float sum = 0;
   for (int64_t s = 0; s < count; s++) {
     const float* partial = partials + s * stride;
-    const float factor = hn::GetLane(exp(set(partial[0] - largest)));
+    const float factor = hn::GetLane(exp_negative(set(partial[0] - largest)));
     const float* acc = partial + cpu::kPartialHeader;
     sum = std::fma(partial[1], factor, sum);
     int64_t i = 0;

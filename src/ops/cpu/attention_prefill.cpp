@@ -97,10 +97,10 @@ HWY_INLINE void soften(const cpu::Panel& panel, float* scores, float* factor, in
     const Floats before = load(panel.max + r * kLanes);
     Floats top = before;
     for (int64_t p = 0; p < kBlock; p++) top = hn::Max(top, load(column + p * kRows));
-    const Floats scaled = exp(hn::Sub(before, top));
+    const Floats scaled = exp_negative(hn::Sub(before, top));
     Floats sum = hn::Mul(load(panel.sum + r * kLanes), scaled);
     for (int64_t p = 0; p < kBlock; p++) {
-      const Floats e = exp(hn::Sub(load(column + p * kRows), top));
+      const Floats e = exp_negative(hn::Sub(load(column + p * kRows), top));
       store(e, column + p * kRows);
       sum = hn::Add(sum, e);
     }

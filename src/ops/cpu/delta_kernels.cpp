@@ -23,8 +23,11 @@
 #include <hwy/highway.h>
 // clang-format on
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+
+#include <hwy/cache_control.h>
 
 #include "ops/cpu/delta.h"
 #include "ops/cpu/simd-inl.h"
@@ -37,32 +40,62 @@ namespace {
 constexpr int64_t kColumns = 32;
 constexpr int64_t kVectors = kColumns / kLanes;
 
-// x[c] = silu(sum_j conv[c][taps - 1 - j] history[j][c])
-void conv_silu(float* x, const float* conv, const float* const* history, int64_t first, int64_t count,
-               int32_t taps) {
+// silu of the convolution of one row's channels first .. first + count - 1; w [4][count], oldest tap first.
+template <int kTaps>
+HWY_INLINE void conv_silu_row(float* x, const float* w, const float* const* history, int64_t first,
+                              int64_t count) {
+  const float* inputs[kTaps];
+  for (int j = 0; j < kTaps; j++) inputs[j] = history[kTaps - 1 - j] + first;
+  for (int64_t i = 0; i < count; i += kLanes) {
+    Floats sum = hn::Mul(load(w + i), load(inputs[0] + i));
+    for (int j = 1; j < kTaps; j++) sum = hn::MulAdd(load(w + j * count + i), load(inputs[j] + i), sum);
+    store(silu(sum), x + i);
+  }
+}
+
+// x[c] = silu(sum_j conv[c][taps - 1 - j] history[j][c]) for `count` channels from `first`, for each row. x
+// of the rows are `stride` apart. Rows are often 4 KB apart, which is one set of L1: channels run inside,
+// rows outside.
+void conv_silu(float* x, int64_t stride, const cpu::DeltaPrepare& args, int64_t first, int64_t count) {
+  constexpr int64_t kPiece = 128;
+  const int32_t taps = args.shape->conv_width;
   int64_t i = 0;
-  if (taps == 4) {
-    conv += first * 4;
-    for (; i + kLanes <= count; i += kLanes) {
+  for (; taps == 4 && i + kLanes <= count;) {
+    const int64_t piece = std::min(kPiece, (count - i) / kLanes * kLanes);
+    float w[4 * kPiece];
+    for (int64_t c = 0; c < piece; c += kLanes) {
       Floats w0, w1, w2, w3;
-      hn::LoadInterleaved4(FloatTag(), conv + i * 4, w0, w1, w2, w3);
-      // Oldest first, as one chain per channel.
-      Floats sum = hn::Zero(FloatTag());
-      if (history[3] != nullptr) sum = hn::Mul(w0, load(history[3] + first + i));
-      if (history[2] != nullptr) sum = hn::MulAdd(w1, load(history[2] + first + i), sum);
-      if (history[1] != nullptr) sum = hn::MulAdd(w2, load(history[1] + first + i), sum);
-      sum = hn::MulAdd(w3, load(history[0] + first + i), sum);
-      store(silu(sum), x + i);
+      hn::LoadInterleaved4(FloatTag(), args.conv + (first + i + c) * 4, w0, w1, w2, w3);
+      store(w0, w + c);
+      store(w1, w + piece + c);
+      store(w2, w + 2 * piece + c);
+      store(w3, w + 3 * piece + c);
     }
-    conv -= first * 4;
+    for (int32_t row = 0; row < args.rows; row++) {
+      const float* const* history = args.histories + int64_t{row} * 4;
+      float* out = x + row * stride + i;
+      if (history[3] != nullptr) {
+        conv_silu_row<4>(out, w, history, first + i, piece);
+      } else if (history[2] != nullptr) {
+        conv_silu_row<3>(out, w + piece, history, first + i, piece);
+      } else if (history[1] != nullptr) {
+        conv_silu_row<2>(out, w + 2 * piece, history, first + i, piece);
+      } else {
+        conv_silu_row<1>(out, w + 3 * piece, history, first + i, piece);
+      }
+    }
+    i += piece;
   }
   for (; i < count; i++) {
-    float sum = 0;
-    for (int32_t j = taps - 1; j >= 0; j--) {
-      if (history[j] != nullptr)
-        sum = std::fma(conv[(first + i) * taps + taps - 1 - j], history[j][first + i], sum);
+    for (int32_t row = 0; row < args.rows; row++) {
+      const float* const* history = args.histories + int64_t{row} * taps;
+      const float* w = args.conv + (first + i) * taps;
+      float sum = 0;
+      for (int32_t j = taps - 1; j >= 0; j--) {
+        if (history[j] != nullptr) sum = std::fma(w[taps - 1 - j], history[j][first + i], sum);
+      }
+      x[row * stride + i] = sum / (1.0f + std::exp(-sum));
     }
-    x[i] = sum / (1.0f + std::exp(-sum));
   }
 }
 
@@ -77,20 +110,18 @@ void prepare_rows(const cpu::DeltaPrepare& args) {
   const int64_t dk = shape.key_dim, dv = shape.value_dim;
   const int64_t group = shape.value_heads / shape.key_heads;
   const int64_t record_floats = cpu::delta_record_floats(shape);
-  for (int32_t i = 0; i < args.rows; i++) {
-    const float* const* history = args.histories + int64_t{i} * shape.conv_width;
-    float* q = args.records + i * record_floats;
+  float* q = args.records;
+  conv_silu(q, record_floats, args, args.key_head * dk, dk);
+  conv_silu(q + dk, record_floats, args, shape.key_width() + args.key_head * dk, dk);
+  for (int64_t j = 0; j < group; j++) {
+    const int64_t first = 2 * shape.key_width() + (args.key_head + j * shape.key_heads) * dv;
+    conv_silu(q + 2 * dk + j * dv, record_floats, args, first, dv);
+  }
+  for (int32_t i = 0; i < args.rows; i++, q += record_floats) {
     float* k = q + dk;
-    float* v = k + dk;
-    conv_silu(q, args.conv, history, args.key_head * dk, dk, shape.conv_width);
-    conv_silu(k, args.conv, history, shape.key_width() + args.key_head * dk, dk, shape.conv_width);
-    for (int64_t j = 0; j < group; j++) {
-      const int64_t first = 2 * shape.key_width() + (args.key_head + j * shape.key_heads) * dv;
-      conv_silu(v + j * dv, args.conv, history, first, dv, shape.conv_width);
-    }
     scale(q, 1.0f / (std::sqrt(dot(q, q, dk) + 1e-6f) * std::sqrt(static_cast<float>(dk))), dk);
     scale(k, 1.0f / std::sqrt(dot(k, k, dk) + 1e-6f), dk);
-    v[group * dv] = dot(k, q, dk);
+    q[2 * dk + group * dv] = dot(k, q, dk);
   }
 }
 
@@ -118,9 +149,14 @@ HWY_INLINE void update_tile32(float* state, int64_t key_dim, const float* k, con
   if constexpr (kNext) {
     for (int64_t j = 0; j < kVectors; j++) a[j] = c[j] = hn::Zero(FloatTag());
   }
+  const float* const next_tile = state + key_dim * kColumns;
   for (int64_t i = 0; i < key_dim; i++, state += kColumns) {
     const Floats ki = set(k[i]);
     Floats k_next_i, q_next_i;
+    if constexpr (!kNext) {  // this tile is done: fetch the one behind it
+      hwy::Prefetch(next_tile + i * kColumns);
+      hwy::Prefetch(next_tile + i * kColumns + kColumns / 2);
+    }
     if constexpr (kNext) {
       k_next_i = set(k_next[i]);
       q_next_i = set(q_next[i]);
@@ -158,10 +194,10 @@ HWY_INLINE void update_tile32_as(Before before, float* state, int64_t key_dim, c
 
 void advance_tile32(const cpu::DeltaTile& t) {
   Floats a[kVectors], c[kVectors], d[kVectors];
-  for (int64_t j = 0; j < kVectors; j++) a[j] = c[j] = hn::Zero(FloatTag());
   const float* q = t.records;
   const float* k = q + t.key_dim;
-  if (!t.fresh) read_tile32(t.state, t.key_dim, k, q, a, c);
+  // A fresh state is read as no keys at all: zeros.
+  read_tile32(t.state, t.fresh ? 0 : t.key_dim, k, q, a, c);
   for (int32_t row = 0; row < t.rows; row++) {
     const DeltaGate& gate = t.gates[row];
     const float* v = q + t.v_offset;

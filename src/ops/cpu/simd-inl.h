@@ -34,15 +34,21 @@ HWY_INLINE Floats load(const float* p) { return hn::LoadU(FloatTag(), p); }
 HWY_INLINE void store(Floats v, float* p) { hn::StoreU(v, FloatTag(), p); }
 HWY_INLINE Floats set(float x) { return hn::Set(FloatTag(), x); }
 
-// v[0] + v[n/2], ... folded down to one lane.
-HWY_INLINE float fold(Floats v) {
-  float lanes[kLanes];
-  store(v, lanes);
-  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
-    for (int64_t i = 0; i < half; i++) lanes[i] += lanes[i + half];
+// Lane i + lane i + half, until one is left.
+template <class D, class V>
+HWY_INLINE float fold_lanes(D d, V v) {
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (hn::MaxLanes(D()) > 4) {
+    const hn::Half<D> half;
+    return fold_lanes(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  } else {
+    v = hn::Add(v, hn::Shuffle1032(v));
+    v = hn::Add(v, hn::Shuffle2301(v));
   }
-  return lanes[0];
+#endif
+  return hn::GetLane(v);
 }
+HWY_INLINE float fold(Floats v) { return fold_lanes(FloatTag(), v); }
 
 HWY_INLINE float fold_sum(Floats (&sum)[kSumVectors]) {
   for (int64_t half = kSumVectors / 2; half > 0; half /= 2) {
@@ -66,12 +72,10 @@ HWY_INLINE float dot(const float* a, const float* b, int64_t count) {
   return total;
 }
 
-// e^x, relative error below 3e-7; 0 below -87.3 (and for -inf), e^88 above 88.
-HWY_INLINE Floats exp(Floats x) {
+// e^x for -87.3 <= x <= 88, relative error below 3e-7.
+HWY_INLINE Floats exp_inside(Floats x) {
   const FloatTag d;
   const hn::RebindToSigned<FloatTag> di;
-  const auto representable = hn::Ge(x, set(-87.3f));
-  x = hn::Min(x, set(88.0f));
   const Floats n = hn::Round(hn::Mul(x, set(1.44269504088896341f)));
   Floats r = hn::NegMulAdd(n, set(0.693359375f), x);  // ln 2 in two parts: n times the first is exact
   r = hn::NegMulAdd(n, set(-2.12194440e-4f), r);
@@ -82,11 +86,18 @@ HWY_INLINE Floats exp(Floats x) {
   p = hn::MulAdd(r, p, set(1.0f));
   p = hn::MulAdd(r, p, set(1.0f));
   const auto scale = hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(di, n), hn::Set(di, 127)));
-  return hn::IfThenElseZero(representable, hn::Mul(p, hn::BitCast(d, scale)));
+  return hn::Mul(p, hn::BitCast(d, scale));
 }
 
-HWY_INLINE Floats sigmoid(Floats x) { return hn::Div(set(1.0f), hn::Add(set(1.0f), exp(hn::Neg(x)))); }
-HWY_INLINE Floats silu(Floats x) { return hn::Div(x, hn::Add(set(1.0f), exp(hn::Neg(x)))); }
+// e^x for x <= 0; 0 below -87.3 (and for -inf).
+HWY_INLINE Floats exp_negative(Floats x) { return hn::IfThenElseZero(hn::Ge(x, set(-87.3f)), exp_inside(x)); }
+
+// 1 + e^-x, for x of any size: a quotient by it is off by less than 1e-38.
+HWY_INLINE Floats sigmoid_divisor(Floats x) {
+  return hn::Add(set(1.0f), exp_inside(hn::Min(set(88.0f), hn::Max(hn::Neg(x), set(-87.3f)))));
+}
+HWY_INLINE Floats sigmoid(Floats x) { return hn::Div(set(1.0f), sigmoid_divisor(x)); }
+HWY_INLINE Floats silu(Floats x) { return hn::Div(x, sigmoid_divisor(x)); }
 
 // kLanes elements of a cache row from element i.
 template <KvFormat kFormat>
