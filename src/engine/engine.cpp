@@ -31,7 +31,9 @@ const char* finish_reason_name(FinishReason reason) {
 Result<RequestId> Engine::submit(Request request, Sink& sink) {
   const auto bad = [](const std::string& message) { return Error{ErrorKind::invalid_argument, message}; };
   if (request.prompt.empty()) return bad("the prompt has no tokens");
-  if (request.prompt.size() >= static_cast<size_t>(context_tokens()))
+  // A request that only runs its prompt needs no room for an answer.
+  const size_t longest = static_cast<size_t>(context_tokens()) - (request.max_tokens == 0 ? 0 : 1);
+  if (request.prompt.size() > longest)
     return bad(fmt::format("the prompt has {} tokens; a context of {} leaves room for {}",
                            request.prompt.size(), context_tokens(), context_tokens() - 1));
   const auto in_vocabulary = [&](int32_t id) { return id >= 0 && id < config().vocabulary; };

@@ -17,7 +17,7 @@ namespace braid {
 using RequestId = uint64_t;
 
 struct Request {
-  std::vector<int32_t> prompt;  // at least one token, fewer than the context holds
+  std::vector<int32_t> prompt;  // at least one token; fewer than the context holds, unless max_tokens is 0
   SamplingParams sampling;
   int32_t max_tokens = -1;        // tokens to generate; -1: until the context is full; 0: only run the prompt
   std::vector<int32_t> stop_ids;  // end the answer; not reported as tokens
