@@ -3,7 +3,6 @@
 #include "ops/cpu/ceilings.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstring>
 
@@ -15,6 +14,8 @@ namespace braid::cpu {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr double kArithmeticSeconds = 0.05, kReadSeconds = 0.12, kWaitSeconds = 0.05;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -43,7 +44,8 @@ double arithmetic(ThreadPool& pool, int threads, double (*kernel)(int)) {
   pool.run([&](int worker) {
     if (worker >= threads) return;
     double& mine = best[static_cast<size_t>(worker) * 16];
-    for (int slice = 0; slice < 400; slice++) {
+    const auto begin = Clock::now();
+    for (int slice = 0; slice < 400 && seconds_since(begin) < kArithmeticSeconds; slice++) {
       const auto start = Clock::now();
       const double operations = kernel(1000);
       mine = std::max(mine, operations / seconds_since(start));
@@ -60,7 +62,9 @@ double read_rate(ThreadPool& pool, int threads, const std::byte* data, size_t si
   const int passes =
       size_bytes > (size_t{100} << 20) ? 1 : 1 + static_cast<int>((size_t{64} << 20) / size_bytes);
   double best = 0;
-  for (int slice = 0; slice < (size_bytes > (size_t{100} << 20) ? 5 : 12); slice++) {
+  const auto begin = Clock::now();
+  for (int slice = 0; slice == 0 || (slice < 40 && seconds_since(begin) < kReadSeconds); slice++) {
+    // > (size_t{100} << 20) ? 5 : 12); slice++) {
     const auto start = Clock::now();
     pool.run([&](int worker) {
       if (worker >= threads) return;
@@ -132,18 +136,18 @@ Ceilings measure_ceilings(ThreadPool& pool) {
                           read_rate(pool, all, data, mib * kMiB, kernels.read) * 1e-9}});
     }
   }
-  std::vector<double> regions(2000), barriers(200);
-  for (double& r : regions) {
+  std::vector<double> regions, barriers;
+  for (const auto begin = Clock::now(); regions.empty() || seconds_since(begin) < kWaitSeconds;) {
     const auto start = Clock::now();
     pool.run([](int) {});
-    r = seconds_since(start) * 1e6;
+    regions.push_back(seconds_since(start) * 1e6);
   }
-  for (double& b : barriers) {
+  for (const auto begin = Clock::now(); barriers.empty() || seconds_since(begin) < kWaitSeconds;) {
     pool.run([&](int worker) {
       pool.barrier(worker);
       const auto start = Clock::now();
       for (int i = 0; i < 100; i++) pool.barrier(worker);
-      if (worker == 0) b = seconds_since(start) * 1e6 / 100;
+      if (worker == 0) barriers.push_back(seconds_since(start) * 1e6 / 100);
     });
   }
   c.region_us = median(&regions);

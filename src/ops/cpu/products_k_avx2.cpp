@@ -435,17 +435,24 @@ void panel_45(const Panel& panel, const ActCodes* const* x, const ActHead* const
       }
     }
   }
+#pragma GCC unroll 2
   for (int half = 0; half < 2; half++) {
-    const __m256 d = _mm256_load_ps(panel.d + 8 * half), dmin = _mm256_load_ps(panel.dmin + 8 * half);
-    for (int m = 0; m < M; m++) {
-      __m256 mins = _mm256_setzero_ps();
+    __m256 mins[M];
 #pragma GCC unroll 8
-      for (int g = 0; g < 8; g++) {
-        mins = _mm256_fmadd_ps(_mm256_load_ps(panel.min[g] + 8 * half),
-                               _mm256_broadcast_ss(head[m]->dsum + g), mins);
+    for (int g = 0; g < 8; g++) {
+      const __m256 min = _mm256_load_ps(panel.min[g] + 8 * half);
+#pragma GCC unroll 4
+      for (int m = 0; m < M; m++) {
+        const __m256 before = g == 0 ? _mm256_setzero_ps() : mins[m];
+        mins[m] = _mm256_fmadd_ps(min, _mm256_broadcast_ss(head[m]->dsum + g), before);
       }
-      __m256 acc = _mm256_fmadd_ps(d, _mm256_load_ps(f[m] + 8 * half), _mm256_loadu_ps(out[m] + 8 * half));
-      _mm256_storeu_ps(out[m] + 8 * half, _mm256_fnmadd_ps(dmin, mins, acc));
+    }
+    const __m256 d = _mm256_load_ps(panel.d + 8 * half), dmin = _mm256_load_ps(panel.dmin + 8 * half);
+#pragma GCC unroll 4
+    for (int m = 0; m < M; m++) {
+      const __m256 acc =
+          _mm256_fmadd_ps(d, _mm256_load_ps(f[m] + 8 * half), _mm256_loadu_ps(out[m] + 8 * half));
+      _mm256_storeu_ps(out[m] + 8 * half, _mm256_fnmadd_ps(dmin, mins[m], acc));
     }
   }
 }
