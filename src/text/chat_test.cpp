@@ -45,7 +45,7 @@ TEST(Chat, VariablesReachTheTemplate) {
       "{{ enable_thinking is defined }}|{{ enable_thinking }}|{{ effort }}",
       "<s>", "</s>");
   ASSERT_TRUE(chat.ok());
-  const Json messages = {chat_message("user", "hi")};
+  const Json messages = Json::array({chat_message("user", "hi")});
   EXPECT_EQ(*chat->render(messages, nullptr), "<s>hi</s>|False|True|False||");
   ChatOptions options;
   options.add_generation_prompt = false;

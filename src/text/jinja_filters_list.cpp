@@ -72,6 +72,11 @@ struct Keyed {
   Value key, item;
 };
 
+bool key_less(Runtime& rt, const Value& a, const Value& b) {
+  // Elements that all lack the attribute are equal; undefined has no order otherwise.
+  return !(a.is_undefined() && b.is_undefined()) && less(rt, a, b);
+}
+
 // Stable merge sort. Safe whatever less() answers: a failing render stops comparing, and mixed types or NaN
 // have no consistent order that std::sort could rely on.
 void sort_keyed(Runtime& rt, std::vector<Keyed>& items, bool reverse) {
@@ -84,7 +89,8 @@ void sort_keyed(Runtime& rt, std::vector<Keyed>& items, bool reverse) {
       for (size_t out = begin; out < end; ++out) {
         bool right = a == middle;
         if (!right && b < end) {
-          right = reverse ? less(rt, items[a].key, items[b].key) : less(rt, items[b].key, items[a].key);
+          right =
+              reverse ? key_less(rt, items[a].key, items[b].key) : key_less(rt, items[b].key, items[a].key);
         }
         spare[out] = right ? items[b++] : items[a++];
       }
@@ -247,6 +253,7 @@ Arguments without_first(const Arguments& args, size_t skip) {
 // map(attribute=, default=) or map('filter', arguments...)
 Value filter_map(Runtime& rt, const Value& input, const Arguments& args) {
   std::vector<Value> out;
+  if (!truthy(input)) return rt.list({});  // none and 0 too, as in Jinja
   if (args.positional.empty()) {
     const Bound bound(rt, "map", args, {"attribute", "default"});
     if (!bound.given(0)) return rt.fail("map needs a filter or an attribute");
@@ -270,6 +277,7 @@ Value filter_map(Runtime& rt, const Value& input, const Arguments& args) {
 
 // select, reject, selectattr and rejectattr: keep the elements for which a test (or truth) is `wanted`.
 Value filtered(Runtime& rt, const Value& input, const Arguments& args, bool by_attribute, bool wanted) {
+  if (!truthy(input)) return rt.list({});  // none and 0 too, as in Jinja
   const size_t first = by_attribute ? 1 : 0;
   if (args.positional.size() < first) return rt.fail("an attribute to select by is missing");
   const AttributePath path(rt, by_attribute ? args.positional[0] : Value::none(), false);

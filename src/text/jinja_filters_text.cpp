@@ -156,6 +156,7 @@ Value filter_round(Runtime& rt, const Value& input, const Arguments& args) {
   if (!input.is_number()) return rt.fail(fmt::format("a {} cannot be rounded", type_name(input)));
   if (precision < -300 || precision > 300) return rt.fail("the precision of round is out of range");
   if (rt.failed()) return {};
+  if (input.is_whole() && method == "common" && precision >= 0) return Value::of(input.whole());
   const double number = input.number();
   if (!std::isfinite(number)) return Value::of(number);
   if (method == "ceil" || method == "floor") {

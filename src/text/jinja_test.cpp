@@ -165,6 +165,13 @@ TEST(Jinja, ListsCanGrowAndHoldThemselves) {
             "ERROR template line 1: a method that would change a dict is not allowed");
 }
 
+TEST(Jinja, WhatDoesNotFitIsUndefinedOrEmpty) {
+  EXPECT_EQ(render("[{{ none[1:] }}{{ 5['a'] }}{{ [1][7] }}{{ 'abc'[9] }}]"), "[]");
+  EXPECT_EQ(render("{{ none | selectattr('x') | list }}{{ none | map('upper') | list }}"), "[][]");
+  EXPECT_EQ(render("{{ [{'a': 1}, {'a': 2}] | sort(attribute='b') }} {{ 7 | round(1) }}"),
+            "[{'a': 1}, {'a': 2}] 7");
+}
+
 // --- cost ---
 
 Json conversation(int messages, size_t bytes_each) {
@@ -222,7 +229,7 @@ ErrorKind kind_of(std::string_view text, const Json& context = Json::object()) {
   if (!parsed.ok()) return parsed.error().kind;
   RenderOptions options;
   options.limits.max_wall_ms = 0;  // what stops these is counted, not timed
-  options.limits.max_memory_bytes = uint64_t{128} << 20;
+  options.limits.max_memory_bytes = uint64_t{40} << 20;
   const auto result = parsed->render(context, options);
   if (result.ok()) {
     ADD_FAILURE() << "rendered " << result->size() << " bytes";
@@ -276,6 +283,15 @@ TEST(JinjaHostile, GrowingValuesRunOutOfMemoryOrOutput) {
   EXPECT_EQ(kind_of("{{ range(9000000000000000000) }}"), ErrorKind::exhausted);
   EXPECT_EQ(kind_of("{% set s = 'a' * 1000000 %}{% for a in range(99) %}{{ s }}{% endfor %}"),
             ErrorKind::exhausted);
+}
+
+TEST(JinjaHostile, OutputHasItsOwnLimit) {
+  RenderOptions options;
+  options.limits.max_output_bytes = 1000;
+  EXPECT_EQ(render("{% for i in range(1000) %}x{% endfor %}", Json::object(), options),
+            std::string(1000, 'x'));
+  EXPECT_EQ(render("{% for i in range(1001) %}x{% endfor %}", Json::object(), options),
+            "ERROR template line 1: the rendered text is longer than allowed");
 }
 
 TEST(JinjaHostile, RecursionIsBounded) {

@@ -453,9 +453,8 @@ bool slice_bound(Runtime& rt, const Value& bound, int64_t size, int64_t low, int
 
 Value get_slice(Runtime& rt, const Value& object, const Value& start, const Value& stop, const Value& step) {
   if (object.is_undefined()) return fail_undefined(rt, object);
-  if (!object.is_sequence() && !object.is_string()) {
-    return rt.fail(fmt::format("a {} cannot be sliced", type_name(object)));
-  }
+  // Like any subscript that does not fit, a slice of a number or of none is undefined.
+  if (!object.is_sequence() && !object.is_string()) return Value::undefined();
   int64_t stride = 1;
   if (!step.is_undefined() && !step.is(Kind::none)) {
     if (!step.is_whole() || step.whole() == 0 || step.whole() == INT64_MIN) return rt.fail("bad slice step");
