@@ -23,7 +23,7 @@ namespace braid {
 namespace {
 
 constexpr int32_t kManyRows = 8;
-constexpr int32_t kTileTokens = 16;
+constexpr int32_t kTileTokens = 32;
 constexpr int32_t kSegment = 512;
 
 // One call of attention.
@@ -155,13 +155,14 @@ void fill_panels(const Attention& call, int32_t first, int32_t tokens, int32_t k
   for (int64_t begin = 0; begin < rows; begin += cpu::kPanelRows) {
     cpu::Panel panel = panel_at(panels, begin / cpu::kPanelRows, call.head_dim);
     cpu::panel_clear(panel, call.head_dim);
+    const float* q[cpu::kPanelRows];
     for (int64_t r = 0; r < cpu::kPanelRows; r++) {
       const int64_t index = std::min(begin + r, rows - 1);
       const int32_t t = first + static_cast<int32_t>(index / call.group);
-      const int64_t head = int64_t{kv_head} * call.group + index % call.group;
-      cpu::panel_set_row(panel, r, call.q.f32(t) + head * call.head_dim, call.params.scale, call.head_dim);
+      q[r] = call.q.f32(t) + (int64_t{kv_head} * call.group + index % call.group) * call.head_dim;
       panel.position[r] = call.batch.position[t];
     }
+    cpu::panel_set_rows(panel, q, call.params.scale, call.head_dim);
   }
 }
 
@@ -186,12 +187,17 @@ void run_tile(const Attention& call, int32_t s, int32_t first, int32_t tokens, i
       cpu::panel_block(panel, scratch.k, scratch.v, scratch.scores, call.head_dim, begin, call.params.window);
     }
   }
-  for (int64_t row = 0; row < rows; row++) {
-    const int32_t t = first + static_cast<int32_t>(row / call.group);
-    const int32_t head = kv_head * call.group + static_cast<int32_t>(row % call.group);
-    const cpu::Panel panel = panel_at(scratch.panels, row / cpu::kPanelRows, call.head_dim);
-    cpu::panel_get_row(panel, row % cpu::kPanelRows, call.o.f32(t) + head * call.head_dim, call.gate(t, head),
-                       call.head_dim);
+  for (int64_t begin = 0; begin < rows; begin += cpu::kPanelRows) {
+    float* out[cpu::kPanelRows] = {};
+    const float* gates[cpu::kPanelRows] = {};
+    for (int64_t r = 0; r < std::min(cpu::kPanelRows, rows - begin); r++) {
+      const int32_t t = first + static_cast<int32_t>((begin + r) / call.group);
+      const int32_t head = kv_head * call.group + static_cast<int32_t>((begin + r) % call.group);
+      out[r] = call.o.f32(t) + head * call.head_dim;
+      gates[r] = call.gate(t, head);
+    }
+    cpu::panel_get_rows(panel_at(scratch.panels, begin / cpu::kPanelRows, call.head_dim), out, gates,
+                        call.head_dim);
   }
 }
 

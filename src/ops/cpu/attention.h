@@ -69,8 +69,9 @@ struct Panel {
 void panel_block(const Panel& panel, const float* k, const float* v, float* scores, int64_t head_dim,
                  int32_t begin, int32_t window);
 void panel_clear(const Panel& panel, int64_t head_dim);
-// Column `row` of the panel: q in, and the finished row out (times sigmoid(gate) if there is a gate).
-void panel_set_row(const Panel& panel, int64_t row, const float* q, float scale, int64_t head_dim);
-void panel_get_row(const Panel& panel, int64_t row, float* o, const float* gate, int64_t head_dim);
+// The 16 rows: q in, and the finished rows out (times sigmoid(gate) if there is a gate; to nowhere where o is
+// null).
+void panel_set_rows(const Panel& panel, const float* const* q, float scale, int64_t head_dim);
+void panel_get_rows(const Panel& panel, float* const* o, const float* const* gates, int64_t head_dim);
 
 }  // namespace braid::cpu

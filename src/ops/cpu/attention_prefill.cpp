@@ -155,18 +155,82 @@ void expand_here(float* out, const std::byte* rows, KvFormat format, int64_t hea
   std::memset(out + count * padded, 0, static_cast<size_t>((kBlock - count) * padded) * sizeof(float));
 }
 
-void get_row_here(const cpu::Panel& panel, int64_t row, float* o, const float* gate, int64_t head_dim) {
-  for (int64_t i = 0; i < head_dim; i++) o[i] = panel.acc[i * kRows + row];
-  const Floats inverse = set(1.0f / panel.sum[row]);
+// Panels and rows change into each other in squares of at most 8 x 8.
+using SquareTag = hn::CappedTag<float, 8>;
+using Square = hn::Vec<SquareTag>;
+constexpr int64_t kSquare = hn::MaxLanes(SquareTag());
+
+// Lane j of v[i] and lane i of v[j] change places.
+HWY_INLINE void transpose(Square (&v)[kSquare]) {
+#if HWY_TARGET != HWY_SCALAR
+  const SquareTag d;
+  const hn::Repartition<double, SquareTag> d2;
+  Square fours[kSquare];  // after two rounds: transposed inside each 4 x 4
+  for (int64_t i = 0; i < kSquare; i += 4) {
+    const auto low01 = hn::BitCast(d2, hn::InterleaveLower(d, v[i], v[i + 1]));
+    const auto high01 = hn::BitCast(d2, hn::InterleaveUpper(d, v[i], v[i + 1]));
+    const auto low23 = hn::BitCast(d2, hn::InterleaveLower(d, v[i + 2], v[i + 3]));
+    const auto high23 = hn::BitCast(d2, hn::InterleaveUpper(d, v[i + 2], v[i + 3]));
+    fours[i] = hn::BitCast(d, hn::InterleaveLower(d2, low01, low23));
+    fours[i + 1] = hn::BitCast(d, hn::InterleaveUpper(d2, low01, low23));
+    fours[i + 2] = hn::BitCast(d, hn::InterleaveLower(d2, high01, high23));
+    fours[i + 3] = hn::BitCast(d, hn::InterleaveUpper(d2, high01, high23));
+  }
+  for (int64_t i = 0; i < 4; i++) {
+    if constexpr (kSquare == 8) {
+      v[i] = hn::ConcatLowerLower(d, fours[i + 4], fours[i]);
+      v[i + 4] = hn::ConcatUpperUpper(d, fours[i + 4], fours[i]);
+    } else {
+      v[i] = fours[i];
+    }
+  }
+#endif
+}
+
+void set_rows_here(const cpu::Panel& panel, const float* const* q, float scale, int64_t head_dim) {
+  const SquareTag d;
   int64_t i = 0;
-  for (; i + kLanes <= head_dim; i += kLanes) {
-    Floats value = hn::Mul(load(o + i), inverse);
-    if (gate != nullptr) value = hn::Mul(value, sigmoid(load(gate + i)));
-    store(value, o + i);
+  for (; i + kSquare <= head_dim; i += kSquare) {
+    for (int64_t row = 0; row < kRows; row += kSquare) {
+      Square v[kSquare];
+      for (int64_t j = 0; j < kSquare; j++) v[j] = hn::Mul(hn::LoadU(d, q[row + j] + i), hn::Set(d, scale));
+      transpose(v);
+      for (int64_t j = 0; j < kSquare; j++) hn::StoreU(v[j], d, panel.q + (i + j) * kRows + row);
+    }
   }
   for (; i < head_dim; i++) {
-    o[i] *= 1.0f / panel.sum[row];
-    if (gate != nullptr) o[i] /= 1.0f + std::exp(-gate[i]);
+    for (int64_t row = 0; row < kRows; row++) panel.q[i * kRows + row] = q[row][i] * scale;
+  }
+}
+
+void get_rows_here(const cpu::Panel& panel, float* const* o, const float* const* gates, int64_t head_dim) {
+  const SquareTag d;
+  float inverse[kRows];
+  for (int64_t row = 0; row < kRows; row++) inverse[row] = 1.0f / panel.sum[row];
+  int64_t i = 0;
+  for (; i + kSquare <= head_dim; i += kSquare) {
+    for (int64_t row = 0; row < kRows; row += kSquare) {
+      Square v[kSquare];
+      for (int64_t j = 0; j < kSquare; j++) {
+        v[j] = hn::Mul(hn::LoadU(d, panel.acc + (i + j) * kRows + row), hn::LoadU(d, inverse + row));
+      }
+      transpose(v);
+      for (int64_t j = 0; j < kSquare; j++) {
+        if (o[row + j] != nullptr) hn::StoreU(v[j], d, o[row + j] + i);
+      }
+    }
+  }
+  for (; i < head_dim; i++) {
+    for (int64_t row = 0; row < kRows; row++) {
+      if (o[row] != nullptr) o[row][i] = panel.acc[i * kRows + row] * inverse[row];
+    }
+  }
+  for (int64_t row = 0; row < kRows; row++) {
+    if (o[row] == nullptr || gates[row] == nullptr) continue;
+    for (i = 0; i + kLanes <= head_dim; i += kLanes) {
+      store(hn::Mul(load(o[row] + i), sigmoid(load(gates[row] + i))), o[row] + i);
+    }
+    for (; i < head_dim; i++) o[row][i] /= 1.0f + std::exp(-gates[row][i]);
   }
 }
 
@@ -180,7 +244,8 @@ namespace braid {
 namespace {
 HWY_EXPORT(panel_block_here);
 HWY_EXPORT(expand_here);
-HWY_EXPORT(get_row_here);
+HWY_EXPORT(set_rows_here);
+HWY_EXPORT(get_rows_here);
 }  // namespace
 
 namespace cpu {
@@ -202,12 +267,12 @@ void panel_clear(const Panel& panel, int64_t head_dim) {
   }
 }
 
-void panel_set_row(const Panel& panel, int64_t row, const float* q, float scale, int64_t head_dim) {
-  for (int64_t i = 0; i < head_dim; i++) panel.q[i * kPanelRows + row] = q[i] * scale;
+void panel_set_rows(const Panel& panel, const float* const* q, float scale, int64_t head_dim) {
+  HWY_DYNAMIC_DISPATCH(set_rows_here)(panel, q, scale, head_dim);
 }
 
-void panel_get_row(const Panel& panel, int64_t row, float* o, const float* gate, int64_t head_dim) {
-  HWY_DYNAMIC_DISPATCH(get_row_here)(panel, row, o, gate, head_dim);
+void panel_get_rows(const Panel& panel, float* const* o, const float* const* gates, int64_t head_dim) {
+  HWY_DYNAMIC_DISPATCH(get_rows_here)(panel, o, gates, head_dim);
 }
 
 }  // namespace cpu
