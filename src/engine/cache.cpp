@@ -1,11 +1,24 @@
 // cache.cpp -- see cache.h. Each kind of memory is one stretch, cut into layers.
 #include "engine/cache.h"
 
+#include <algorithm>
+#include <initializer_list>
+
+#include "base/checked.h"
+
 namespace braid {
 namespace {
 
 KvShape kv_shape(const ModelConfig& config, const CacheSizes& sizes) {
   return {config.kv_heads, config.head_dim, sizes.k_format, sizes.v_format};
+}
+
+// Sizes of a hostile file times a large option may not fit 64 bits: then far more than any memory.
+uint64_t product(std::initializer_list<uint64_t> factors) {
+  constexpr uint64_t kTooMuch = UINT64_MAX / 16;
+  uint64_t out = 1;
+  for (const uint64_t f : factors) out = checked_mul(out, f).value_or(kTooMuch);
+  return std::min(out, kTooMuch);
 }
 
 }  // namespace
@@ -18,12 +31,13 @@ uint64_t CacheSizes::kv_bytes(const ModelConfig& config) const {
 }
 
 uint64_t CacheSizes::slot_bytes(const ModelConfig& config) const {
-  return static_cast<uint64_t>(config.state_bytes()) * static_cast<uint64_t>(slots);
+  return product({static_cast<uint64_t>(config.state_bytes()), static_cast<uint64_t>(slots)});
 }
 
 uint64_t CacheSizes::journal_bytes(const ModelConfig& config) const {
-  return static_cast<uint64_t>(DeltaJournal::elements_per_row(config.delta)) * sizeof(float) *
-         static_cast<uint64_t>(journal_rows) * static_cast<uint64_t>(config.count(LayerKind::delta));
+  return product({static_cast<uint64_t>(DeltaJournal::elements_per_row(config.delta)), sizeof(float),
+                  static_cast<uint64_t>(journal_rows),
+                  static_cast<uint64_t>(config.count(LayerKind::delta))});
 }
 
 Status SequenceCache::allocate(Device& device, const ModelConfig& config, const CacheSizes& sizes) {

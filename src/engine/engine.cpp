@@ -86,6 +86,7 @@ bool Engine::step() {
   model_->forward(batch, cache_.memory(), batch_->has_uncertain());
   device_->synchronize();
   const Clock::time_point computed = Clock::now();
+  const double logits_before_ms = stats_.logits_ms;
 
   outputs_ = batch.outputs;
   logits_count_ = 0;
@@ -94,7 +95,7 @@ bool Engine::step() {
   commit(batch, plan, verdicts);
 
   stats_.forward_ms += ms_between(begin, computed);
-  stats_.judge_ms += ms_between(computed, Clock::now());
+  stats_.judge_ms += ms_between(computed, Clock::now()) - (stats_.logits_ms - logits_before_ms);
   ++stats_.steps;
   stats_.rows += static_cast<uint64_t>(batch.tokens);
   settle(plan, verdicts);
@@ -118,8 +119,10 @@ std::span<const float> Engine::logits_row(int32_t output, int32_t together) {
   if (output < logits_first_ || output + together > logits_first_ + logits_count_) {
     logits_first_ = output;
     logits_count_ = std::min(static_cast<int32_t>(logits_.rows), outputs_ - output);
+    const Clock::time_point begin = Clock::now();
     model_->logits(logits_, logits_first_, logits_count_);
     device_->synchronize();
+    stats_.logits_ms += ms_between(begin, Clock::now());
   }
   return {logits_.f32(output - logits_first_), static_cast<size_t>(logits_.cols)};
 }

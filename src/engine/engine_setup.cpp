@@ -34,13 +34,14 @@ Status check_options(const EngineOptions& o, const ModelConfig& config) {
   return {};
 }
 
-// Rough size of what the ops keep between a product's input and its kernel; the device says the truth later.
+// What the ops keep between a product's input and its kernel, and beside the recurrence: a rough upper bound;
+// the device says the truth when it has taken it.
 uint64_t expected_workspaces(const Device::WorkspaceNeeds& needs, int threads) {
   const auto rows = static_cast<uint64_t>(needs.max_tokens);
-  return rows * static_cast<uint64_t>(needs.max_width) * sizeof(float) +
-         rows * static_cast<uint64_t>(needs.experts_used) *
-             static_cast<uint64_t>(needs.expert_width + needs.model_width) * sizeof(float) +
-         static_cast<uint64_t>(threads) * (uint64_t{1} << 20);
+  const auto row_elements =
+      static_cast<uint64_t>(2 * needs.max_width + 2 * needs.delta.channels() +
+                            needs.experts_used * (2 * needs.expert_width + needs.model_width));
+  return rows * row_elements * sizeof(float) + (static_cast<uint64_t>(threads) << 20);
 }
 
 Result<std::unique_ptr<Device>> make_device(const EngineOptions& options, int32_t max_rows) {

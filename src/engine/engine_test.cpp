@@ -41,11 +41,24 @@ class Collector : public Sink {
   std::function<void(RequestId)> on_token;
 };
 
+EngineOptions on(const char* device) {
+  EngineOptions options;
+  options.device = device;
+  options.threads = 2;
+  options.activations = Activations::f32;
+  return options;
+}
+
+// Tests that run on every device.
+class EngineOn : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Devices, EngineOn, ::testing::Values("ref", "cpu"),
+                         [](const auto& info) { return std::string(info.param); });
+
 // An engine with the file it reads from.
 struct Machine {
-  explicit Machine(std::vector<std::byte> bytes_in, EngineOptions options = {}) : bytes(std::move(bytes_in)) {
+  explicit Machine(std::vector<std::byte> bytes_in, EngineOptions options = on("ref"))
+      : bytes(std::move(bytes_in)) {
     file = std::make_unique<GgufFile>(parsed(bytes));
-    options.device = "ref";
     if (options.context_tokens == 0) options.context_tokens = 256;
     options.k_format = options.v_format = KvFormat::f32;
     auto made = Engine::create(*file, options);
@@ -93,11 +106,11 @@ std::string refusal(Machine& m, const Request& request) {
   return id.ok() ? "" : id.error().message;
 }
 
-TEST(Engine, AnswersDoNotDependOnTheChunksOfThePrompt) {
+TEST_P(EngineOn, AnswersDoNotDependOnTheChunksOfThePrompt) {
   for (const RandomShape& shape : {tiny_dense(), tiny_moe()}) {
     std::vector<std::vector<int32_t>> answers;
     for (const int32_t chunk : {1, 7, 32, 64, 200}) {
-      EngineOptions options;
+      EngineOptions options = on(GetParam());
       options.ubatch_tokens = chunk;
       Machine m(bytes_of(shape), options);
       answers.push_back(m.ask(greedy(prompt(70), 20)).tokens);
@@ -107,14 +120,14 @@ TEST(Engine, AnswersDoNotDependOnTheChunksOfThePrompt) {
   }
 }
 
-TEST(Engine, TogetherIsTheSameAsAlone) {
+TEST_P(EngineOn, TogetherIsTheSameAsAlone) {
   for (const RandomShape& shape : {tiny_dense(), tiny_moe()}) {
     std::vector<std::vector<int32_t>> alone;
     for (int32_t i = 0; i < 6; ++i) {
-      Machine m(bytes_of(shape));
+      Machine m(bytes_of(shape), on(GetParam()));
       alone.push_back(m.ask(greedy(prompt(3 + 17 * i, i), 10 + i)).tokens);
     }
-    EngineOptions options;
+    EngineOptions options = on(GetParam());
     options.max_sequences = 3;  // the others wait
     options.ubatch_tokens = 16;
     Machine m(bytes_of(shape), options);
@@ -128,7 +141,7 @@ TEST(Engine, TogetherIsTheSameAsAlone) {
   }
 }
 
-TEST(Engine, FusedTensorsAreTheSameModel) {
+TEST_P(EngineOn, FusedTensorsAreTheSameModel) {
   const auto split = bytes_of(tiny_moe(), "Q8_0");
   const auto fused = edited(split, [](GgufWriter&, std::vector<OwnTensor>& t) {
     fuse(t, {"blk.3.attn_q.weight", "blk.3.attn_k.weight", "blk.3.attn_v.weight"}, "blk.3.attn_qkv.weight");
@@ -137,11 +150,11 @@ TEST(Engine, FusedTensorsAreTheSameModel) {
       fuse(t, {p + "ffn_gate_exps.weight", p + "ffn_up_exps.weight"}, p + "ffn_gate_up_exps.weight");
     }
   });
-  Machine a(split), b(fused);
+  Machine a(split, on(GetParam())), b(fused, on(GetParam()));
   EXPECT_EQ(a.ask(greedy(prompt(40), 20)).tokens, b.ask(greedy(prompt(40), 20)).tokens);
 }
 
-TEST(Engine, ScaleCompanionsMultiplyTheirProducts) {
+TEST_P(EngineOn, ScaleCompanionsMultiplyTheirProducts) {
   const auto plain = bytes_of(tiny_moe());
   // Twice the scale of half the weights: powers of two, so nothing rounds differently.
   const auto scaled = edited(plain, [](GgufWriter&, std::vector<OwnTensor>& t) {
@@ -157,7 +170,7 @@ TEST(Engine, ScaleCompanionsMultiplyTheirProducts) {
       t.push_back(std::move(scale));
     }
   });
-  Machine a(plain), b(scaled);
+  Machine a(plain, on(GetParam())), b(scaled, on(GetParam()));
   EXPECT_EQ(a.ask(greedy(prompt(40), 20)).tokens, b.ask(greedy(prompt(40), 20)).tokens);
 }
 
@@ -187,7 +200,7 @@ TEST(Engine, StopsAtStopTokensLengthAndContext) {
 }
 
 TEST(Engine, CancelReturnsEverythingWithinTwoSteps) {
-  EngineOptions options;
+  EngineOptions options = on("ref");
   options.max_sequences = 2;
   options.ubatch_tokens = 8;
   Machine m(bytes_of(tiny_dense()), options);
@@ -229,7 +242,7 @@ TEST(Engine, TheSameSeedGivesTheSameAnswer) {
 TEST(Engine, ScoresEveryPromptRowInOrderHoweverTheRowsAreCut) {
   std::vector<std::vector<float>> whole;
   for (const int32_t chunk : {64, 5}) {
-    EngineOptions options;
+    EngineOptions options = on("ref");
     options.ubatch_tokens = chunk;
     Machine m(bytes_of(tiny_dense()), options);
     Request r = greedy(prompt(40), 0);
@@ -298,16 +311,16 @@ class TreeDrafter : public Drafter {
   int round_ = 0;
 };
 
-TEST(Engine, SpeculationChangesNothingButTheNumberOfSteps) {
+TEST_P(EngineOn, SpeculationChangesNothingButTheNumberOfSteps) {
   for (const RandomShape& shape : {tiny_dense(), tiny_moe()}) {
     for (const float temperature : {0.0f, 1.5f}) {
       Request r = greedy(prompt(29), 40);
       r.sampling.temperature = temperature;
       r.sampling.seed = 5;
-      Machine plain(bytes_of(shape));
+      Machine plain(bytes_of(shape), on(GetParam()));
       const auto truth = plain.ask(r);
 
-      EngineOptions options;
+      EngineOptions options = on(GetParam());
       options.max_drafts = 6;
       Machine m(bytes_of(shape), options);
       TreeDrafter drafter(truth.tokens, 29);
