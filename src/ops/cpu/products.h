@@ -83,6 +83,7 @@ struct ProductTable {
 const ProductTable& scalar_products();
 #if defined(__x86_64__)
 const ProductTable& avx2_products();
+const ProductTable& avx512_products();
 #endif
 
 // The fastest table this processor can run; BRAID_CPU=scalar|avx2|avx512 forces one. Null: BRAID_CPU names

@@ -235,7 +235,7 @@ TEST(Kernels, EveryInstructionSetGivesTheBytesOfThePlainLoops) {
         continue;  // random bits hold NaN and huge scales
       for (const Activations activations : {Activations::i8, Activations::i16, Activations::f32}) {
         for (const int64_t k : {block_multiple(type, 32), block_multiple(type, 608), int64_t{1024}}) {
-          for (const int64_t rows : {1, 2, 3, 4, 5, 6, 7, 9, 13}) {
+          for (const int64_t rows : {1, 2, 3, 4, 5, 6, 7, 9, 13, 31}) {
             const int64_t n = 16 + rows;
             const Matrix m(type, n, k, static_cast<uint32_t>(k + rows));
             expect_same(*table, activations, type, n, k, rows,
