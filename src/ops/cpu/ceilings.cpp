@@ -60,11 +60,10 @@ double read_rate(ThreadPool& pool, int threads, const std::byte* data, size_t si
                  void (*read)(const void*, size_t)) {
   const size_t part = size_bytes / static_cast<size_t>(threads) / 512 * 512;
   const int passes =
-      size_bytes > (size_t{100} << 20) ? 1 : 1 + static_cast<int>((size_t{64} << 20) / size_bytes);
+      size_bytes > (size_t{100} << 20) ? 1 : 1 + static_cast<int>((size_t{8} << 20) / size_bytes);
   double best = 0;
   const auto begin = Clock::now();
-  for (int slice = 0; slice == 0 || (slice < 40 && seconds_since(begin) < kReadSeconds); slice++) {
-    // > (size_t{100} << 20) ? 5 : 12); slice++) {
+  for (int slice = 0; slice == 0 || (slice < 1000 && seconds_since(begin) < kReadSeconds); slice++) {
     const auto start = Clock::now();
     pool.run([&](int worker) {
       if (worker >= threads) return;

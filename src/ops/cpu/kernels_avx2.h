@@ -17,6 +17,9 @@ void w6k_many(const Job& job);
 void f32_rows(const Job& job);
 void f16_rows(const Job& job);
 void bf16_rows(const Job& job);
+void f32_few(const Job& job);
+void f16_few(const Job& job);
+void bf16_few(const Job& job);
 template <Layout L>
 void decoded_rows(const Job& job);
 void quantize(const QuantizeJob& job);

@@ -52,7 +52,7 @@ struct Piece {
   }
 };
 
-inline constexpr int64_t kChunkRows = 256;  // rows whose sums are kept in L1 / L2 while weights pass
+inline constexpr int64_t kChunkRows = 128;  // rows whose activations stay in L2 while the row groups of a block pass
 inline constexpr int64_t kFewGroups = 4;    // row groups of one call of a few-row kernel
 
 struct Products::Impl {

@@ -33,6 +33,11 @@ const ProductTable& avx2_products() {
     t.i8[at(Layout::w4k)] = {avx2::w4k_few, avx2::w4k_many, kNeedsCodes, kNeedsCodes};
     t.i8[at(Layout::w5k)] = {avx2::w5k_few, avx2::w5k_many, kNeedsCodes, kNeedsCodes};
     t.i8[at(Layout::w6k)] = {avx2::w6k_few, avx2::w6k_many, kNeedsCodes, kNeedsCodes};
+    for (auto* list : {t.i8, t.i16, t.f32}) {
+      list[at(Layout::f32)].few = avx2::f32_few;
+      list[at(Layout::f16)].few = avx2::f16_few;
+      list[at(Layout::bf16)].few = avx2::bf16_few;
+    }
     t.quantize = avx2::quantize;
     t.silu_mul = avx2::silu_mul;
     return t;

@@ -1,7 +1,12 @@
 // products_float_avx2.cpp -- float weights, and quantized weights decoded to float, times f32 activations.
 //
-// 256 k of a row group are decoded to f32 once (16 KB) and multiplied by all rows, four to six at a time; f32
-// weights are used as they lie. One FMA per product, k ascending.
+// One FMA per product, k ascending.
+//   many rows  256 k of a row group are decoded to f32 once (16 KB) and multiplied by all rows, six at a
+//   time; f32
+//              weights are used as they lie
+//   few rows   float weights are converted in registers; an FMA takes four cycles and two start in each, so
+//   eight
+//              sums run side by side: four row groups of one row, two of two rows, one of three or four
 
 #include "ops/cpu/decode.h"
 #include "ops/cpu/products_avx2.h"
@@ -51,6 +56,113 @@ void decode_bf16(const std::byte* tiles, int64_t begin, int64_t count, float* pa
 void decode_f16(const std::byte* tiles, int64_t begin, int64_t count, float* panel) {
   const auto* q = reinterpret_cast<const uint16_t*>(tiles) + begin * 16;
   for (int64_t i = 0; i < count * 16; i += 8) _mm256_store_ps(panel + i, load_half8(q + i));
+}
+
+// Weights of `step` consecutive k of 16 rows, as [k][rows 0-7, 8-15].
+template <Layout L>
+struct Step;
+template <>
+struct Step<Layout::f32> {
+  static constexpr int k = 1, bytes = 64;
+  static BRAID_INLINE void load(const std::byte* p, __m256 (*w)[2]) {
+    w[0][0] = _mm256_load_ps(reinterpret_cast<const float*>(p));
+    w[0][1] = _mm256_load_ps(reinterpret_cast<const float*>(p) + 8);
+  }
+};
+template <>
+struct Step<Layout::f16> {
+  static constexpr int k = 1, bytes = 32;
+  static BRAID_INLINE void load(const std::byte* p, __m256 (*w)[2]) {
+    w[0][0] = load_half8(reinterpret_cast<const uint16_t*>(p));
+    w[0][1] = load_half8(reinterpret_cast<const uint16_t*>(p) + 8);
+  }
+};
+template <>
+struct Step<Layout::bf16> {
+  static constexpr int k = 2, bytes = 64;
+  static BRAID_INLINE void load(const std::byte* p, __m256 (*w)[2]) {
+    const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+      const __m256i x = load256(p + 32 * half);
+      w[0][half] = _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
+      w[1][half] = _mm256_castsi256_ps(_mm256_and_si256(x, high));
+    }
+  }
+};
+
+constexpr int64_t kAheadBytes = 4096;
+
+// G row groups times M rows, the whole k.
+template <Layout L, int G, int M>
+void few_tile(const Job& job, const std::byte* tiles, int64_t m0, float* out) {
+  using S = Step<L>;
+  const float* x[M];
+  for (int m = 0; m < M; m++) x[m] = job.act.x + job_row(job, m0 + m) * job.act.x_stride;
+  __m256 acc[G][M][2];
+#pragma GCC unroll 4
+  for (int g = 0; g < G; g++) {
+#pragma GCC unroll 4
+    for (int m = 0; m < M; m++) acc[g][m][0] = acc[g][m][1] = _mm256_setzero_ps();
+  }
+  const auto steps = [&](int64_t begin, int count) {
+#pragma GCC unroll 4
+    for (int g = 0; g < G; g++) {
+      const std::byte* p = tiles + static_cast<size_t>(g) * job.group_bytes + begin / S::k * S::bytes;
+      _mm_prefetch(reinterpret_cast<const char*>(p + kAheadBytes), _MM_HINT_T0);
+      __m256 w[S::k][2];
+      S::load(p, w);
+#pragma GCC unroll 2
+      for (int i = 0; i < S::k; i++) {
+        if (i >= count) break;
+#pragma GCC unroll 4
+        for (int m = 0; m < M; m++) {
+          const __m256 v = _mm256_broadcast_ss(x[m] + begin + i);
+          acc[g][m][0] = _mm256_fmadd_ps(w[i][0], v, acc[g][m][0]);
+          acc[g][m][1] = _mm256_fmadd_ps(w[i][1], v, acc[g][m][1]);
+        }
+      }
+    }
+  };
+  int64_t begin = 0;
+  for (; begin + S::k <= job.k; begin += S::k) steps(begin, S::k);
+  if (begin < job.k) steps(begin, static_cast<int>(job.k - begin));
+#pragma GCC unroll 4
+  for (int g = 0; g < G; g++) {
+#pragma GCC unroll 4
+    for (int m = 0; m < M; m++) {
+      _mm256_storeu_ps(out + (m0 + m) * job.out_stride + 16 * g, acc[g][m][0]);
+      _mm256_storeu_ps(out + (m0 + m) * job.out_stride + 16 * g + 8, acc[g][m][1]);
+    }
+  }
+}
+
+template <Layout L, int G, int M>
+void few_groups(const Job& job, int64_t m) {
+  const auto tiles = [&](int64_t g) { return job.tiles + static_cast<size_t>(g) * job.group_bytes; };
+  int64_t g = 0;
+  for (; g + G <= job.groups; g += G) few_tile<L, G, M>(job, tiles(g), m, job.out + 16 * g);
+  for (; g < job.groups; g++) few_tile<L, 1, M>(job, tiles(g), m, job.out + 16 * g);
+}
+
+template <Layout L>
+void few_rows(const Job& job) {
+  for (int64_t m = 0; m < job.rows; m += 4) {
+    switch (job.rows - m) {
+      case 1:
+        few_groups<L, 4, 1>(job, m);
+        break;
+      case 2:
+        few_groups<L, 2, 2>(job, m);
+        break;
+      case 3:
+        few_groups<L, 1, 3>(job, m);
+        break;
+      default:
+        few_groups<L, 1, 4>(job, m);
+        break;
+    }
+  }
 }
 
 template <Layout L>
@@ -113,6 +225,9 @@ void rows_of(const Job& job) {
 void f32_rows(const Job& job) { rows_of<Layout::f32>(job); }
 void f16_rows(const Job& job) { rows_of<Layout::f16>(job); }
 void bf16_rows(const Job& job) { rows_of<Layout::bf16>(job); }
+void f32_few(const Job& job) { few_rows<Layout::f32>(job); }
+void f16_few(const Job& job) { few_rows<Layout::f16>(job); }
+void bf16_few(const Job& job) { few_rows<Layout::bf16>(job); }
 template <Layout L>
 void decoded_rows(const Job& job) {
   rows_of<L>(job);
