@@ -93,6 +93,13 @@ struct Step<Layout::bf16> {
 
 constexpr int64_t kAheadBytes = 4096;
 
+// Not shared between row groups by the compiler, which would spill a sum to keep it.
+BRAID_INLINE __m256 broadcast_again(const float* p) {
+  __m256 v;
+  asm volatile("vbroadcastss %1, %0" : "=x"(v) : "m"(*p));
+  return v;
+}
+
 // G row groups times M rows, the whole k.
 template <Layout L, int G, int M>
 void few_tile(const Job& job, const std::byte* tiles, int64_t m0, float* out) {
@@ -117,7 +124,7 @@ void few_tile(const Job& job, const std::byte* tiles, int64_t m0, float* out) {
         if (i >= count) break;
 #pragma GCC unroll 4
         for (int m = 0; m < M; m++) {
-          const __m256 v = _mm256_broadcast_ss(x[m] + begin + i);
+          const __m256 v = M == 1 ? _mm256_broadcast_ss(x[m] + begin + i) : broadcast_again(x[m] + begin + i);
           acc[g][m][0] = _mm256_fmadd_ps(w[i][0], v, acc[g][m][0]);
           acc[g][m][1] = _mm256_fmadd_ps(w[i][1], v, acc[g][m][1]);
         }
