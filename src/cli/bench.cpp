@@ -7,9 +7,11 @@
 // --fit N: the cost per prompt token as a line c0 + c1 x position, over a prompt of N tokens.
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <memory>
@@ -39,8 +41,16 @@ struct BenchFlags {
   int fit = 0;
   std::string output = "md";
   std::string shape;
+  std::string mix = "Q4_K_M";
   std::string save;
 };
+
+std::string shape_names() {
+  std::string names;
+  for (const RandomShape& shape : random_shapes())
+    names += (names.empty() ? "" : ", ") + std::string(shape.name);
+  return names;
+}
 
 struct Row {
   std::string test;
@@ -203,8 +213,9 @@ Speeds speeds_of(const Row& row, LoadedModel& loaded, const cpu::Ceilings& peaks
   const double bytes = static_cast<double>(loaded.engine->step_read_bytes());
   speeds.gflop_s = static_cast<double>(loaded.engine->model().flops_per_token()) * row.mean() / 1e9;
   if (row.generation) speeds.gb_s = bytes * row.mean() / 1e9;
-  const double memory = row.generation ? speeds.gb_s / peaks.read_gb_s(bytes) : 0;
-  speeds.share = std::max(memory, speeds.gflop_s / peaks.int8_gop_s);
+  const double memory =
+      row.generation ? speeds.gb_s / peaks.read_rate(static_cast<size_t>(bytes)).all_threads : 0;
+  speeds.share = std::max(memory, speeds.gflop_s / peaks.dot_gops.all_threads);
   return speeds;
 }
 
@@ -229,22 +240,45 @@ int fail(const Error& error) {
 }
 
 // --shape: a file of random weights to run; kept if --save names it.
-Result<std::string> make_shape(const BenchFlags& flags, bool* temporary) {
-  *temporary = flags.save.empty();
-  const std::string path = *temporary ? (std::filesystem::temp_directory_path() /
-                                         fmt::format("braid-{}-{}.gguf", flags.shape, ::getpid()))
-                                            .string()
-                                      : flags.save;
+Result<std::string> make_shape(const BenchFlags& flags) {
+  const RandomShape* shape = find_random_shape(flags.shape);
+  if (shape == nullptr) {
+    return Error{ErrorKind::invalid_argument,
+                 fmt::format("--shape {} is not one of {}", flags.shape, shape_names())};
+  }
+  const std::string path = flags.save.empty() ? (std::filesystem::temp_directory_path() /
+                                                 fmt::format("braid-{}-{}.gguf", flags.shape, ::getpid()))
+                                                    .string()
+                                              : flags.save;
   ProgressLine progress("writing random weights");
-  BRAID_TRY(write_random_model(path, flags.shape,
-                               [&](uint64_t done, uint64_t total) { progress.update(done, total); }));
+  RandomOptions options;
+  options.mix = flags.mix;
+  options.progress = [&](std::string_view name, uint64_t done, uint64_t total) {
+    progress.update(done, total, name);
+  };
+  BRAID_ASSIGN(const GgufWriter writer, random_model(*shape, options));
+  BRAID_TRY(writer.write_file(path));
   return path;
 }
 
+// Two lines for people.
+std::string describe(const cpu::Ceilings& peaks, int threads) {
+  std::string text = fmt::format(
+      "this machine, {} threads: clock {:.2f} GHz, f32 {:.0f} GFLOP/s, int8 {:.0f} GOP/s ({}), region {:.2f} "
+      "us, "
+      "barrier {:.2f} us\nreads, GB/s, one thread / all:",
+      threads, peaks.clock_ghz, peaks.fma_gflops.all_threads, peaks.dot_gops.all_threads, peaks.dot_name,
+      peaks.region_us, peaks.barrier_us);
+  for (const auto& read : peaks.reads) {
+    text += fmt::format("  {} MiB {:.0f} / {:.0f}", read.size_bytes >> 20, read.gb_per_s.one_thread,
+                        read.gb_per_s.all_threads);
+  }
+  return text;
+}
+
 int run_bench(BenchFlags flags) {
-  bool temporary = false;
   if (!flags.shape.empty()) {
-    auto path = make_shape(flags, &temporary);
+    auto path = make_shape(flags);
     if (!path.ok()) return fail(path.error());
     flags.model.model = *path;
   }
@@ -255,13 +289,14 @@ int run_bench(BenchFlags flags) {
     flags.model.context = longest + 32;
   }
   auto loaded = load_model(flags.model);
-  if (temporary) std::filesystem::remove(flags.model.model);
+  // The mapping keeps the bytes; nobody else needs the name.
+  if (!flags.shape.empty() && flags.save.empty()) std::filesystem::remove(flags.model.model);
   if (!loaded.ok()) return fail(loaded.error());
 
   ThreadPool pool(loaded->engine->device().threads());
   const cpu::Ceilings peaks = cpu::measure_ceilings(pool);
   const bool json = flags.output == "json";
-  fmt::print(json ? stderr : stdout, "{}\n\n", peaks.summary());
+  fmt::print(json ? stderr : stdout, "{}\n\n", describe(peaks, loaded->engine->device().threads()));
   if (!json) {
     fmt::print(
         "| model | device | test | tok/s | GB/s | GFLOP/s | of peak |\n|---|---|---|---|---|---|---|\n");
@@ -320,9 +355,8 @@ void add_bench(CLI::App& app, int* exit_code) {
   command->add_option("-o,--output", flags->output, "md or json")
       ->check(CLI::IsMember({"md", "json"}))
       ->capture_default_str();
-  std::string shapes;
-  for (const auto& name : random_model_shapes()) shapes += (shapes.empty() ? "" : ", ") + name;
-  command->add_option("--shape", flags->shape, "random weights in a published shape: " + shapes);
+  command->add_option("--shape", flags->shape, "random weights in a published shape: " + shape_names());
+  command->add_option("--mix", flags->mix, "with --shape: the types of its weights")->capture_default_str();
   command->add_option("--save", flags->save, "with --shape: keep the file here, for other engines");
   command->callback([flags, exit_code] { *exit_code = run_bench(*flags); });
 }

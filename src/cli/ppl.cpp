@@ -46,7 +46,7 @@ int run_ppl(PplFlags flags) {
   auto loaded = load_model(flags.model);
   if (!loaded.ok()) return fail(loaded.error());
   Engine& engine = *loaded->engine;
-  const auto ids = loaded->tokenizer->encode(*text, {.add_special = true, .parse_special = false});
+  const auto ids = loaded->tokenizer->encode(*text, {.add_special = true, .parse_special = true});
   if (!ids.ok()) return fail(ids.error());
   const size_t windows = ids->size() / static_cast<size_t>(window);
   if (windows == 0) {
