@@ -1,6 +1,8 @@
 // activations_avx2.cpp -- quantizing activation rows, and silu(gate) * up, on AVX2. The formulas are those of
 // activations.cpp, operation for operation.
 
+#if defined(__x86_64__)
+
 #include "ops/cpu/activations.h"
 #include "ops/cpu/products_avx2.h"
 
@@ -105,3 +107,5 @@ void silu_mul(float* y, const float* gate, const float* up, int64_t n) {
 }
 
 }  // namespace braid::cpu::avx2
+
+#endif

@@ -22,6 +22,8 @@ void f16_few(const Job& job);
 void bf16_few(const Job& job);
 template <Layout L>
 void decoded_rows(const Job& job);
+// decode_tiles (decode.h) with a faster form for the quantized layouts; panel is 32-byte aligned.
+void decode(Layout layout, uint32_t raw_type, const std::byte* tiles, int64_t k, int64_t block, float* panel);
 void quantize(const QuantizeJob& job);
 void silu_mul(float* y, const float* gate, const float* up, int64_t n);
 

@@ -8,7 +8,8 @@
 //   eight
 //              sums run side by side: four row groups of one row, two of two rows, one of three or four
 
-#include "ops/cpu/decode.h"
+#if defined(__x86_64__)
+
 #include "ops/cpu/products_avx2.h"
 
 namespace braid::cpu::avx2 {
@@ -192,7 +193,7 @@ void rows_of(const Job& job) {
       } else if constexpr (L == Layout::bf16) {
         decode_bf16(tiles, begin, count, panel);
       } else {
-        decode_tiles(L, job.raw_type, tiles, job.k, begin / kBlockK, panel);
+        decode(L, job.raw_type, tiles, job.k, begin / kBlockK, panel);
       }
       for (int64_t m = 0; m < job.rows; m += kTile) {
         const int64_t left = job.rows - m;
@@ -246,3 +247,5 @@ template void decoded_rows<Layout::w6k>(const Job&);
 template void decoded_rows<Layout::raw>(const Job&);
 
 }  // namespace braid::cpu::avx2
+
+#endif

@@ -10,6 +10,8 @@
 // vpmovsxbw in the inner loop (two operations, 0.8 a cycle). Both are exact integer sums per 32 k, so they
 // give the same bytes.
 
+#if defined(__x86_64__)
+
 #include "ops/cpu/products_avx2.h"
 
 namespace braid::cpu::avx2 {
@@ -248,3 +250,5 @@ void w8_many(const Job& job) {
 }
 
 }  // namespace braid::cpu::avx2
+
+#endif
