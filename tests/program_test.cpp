@@ -68,7 +68,7 @@ TEST_F(BadInput, NotGguf) {
 
 TEST_F(BadInput, Truncated) {
   const auto half = file("half.gguf", read_file(kDemo).substr(0, 12'000'000));
-  expect_refused(run_braid({"run", "-m", half, "-p", "hi"}), "end of the file");
+  expect_refused(run_braid({"run", "-m", half, "-p", "hi"}), "it is incomplete");
 }
 
 TEST_F(BadInput, UnknownArchitecture) {
@@ -96,7 +96,7 @@ TEST_F(BadInput, WrongShape) {
   uint64_t dim = 0;
   std::memcpy(&dim, bytes.data() + at + name.size() + 4, 8);
   ASSERT_EQ(dim, 128u);
-  dim = 120;  // still inside the same padded range, so the container is legal
+  dim = 121;  // the same number of padded bytes, so the container is legal
   std::memcpy(bytes.data() + at + name.size() + 4, &dim, 8);
   expect_refused(run_braid({"run", "-m", file("shape.gguf", bytes), "-p", "hi"}), "ssm_norm");
 }
@@ -117,9 +117,9 @@ TEST_F(BadInput, PromptLongerThanContext) {
   expect_refused(run_braid({"run", "-c", "512", "-f", file("long.txt", text)}), "context");
 }
 
-using Run = ProgramTest;
+using RunCommand = ProgramTest;
 
-TEST_F(Run, FindsAFactInAPage) {
+TEST_F(RunCommand, FindsAFactInAPage) {
   const auto outcome =
       run_braid({"run", "-f", kRoot + "/tools/demo/page.txt", "--think", "off", "--temp", "0", "-n", "64"});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
@@ -127,7 +127,7 @@ TEST_F(Run, FindsAFactInAPage) {
   EXPECT_NE(outcome.err.find("tok/s"), std::string::npos) << outcome.err;
 }
 
-TEST_F(Run, CallsTheRightFunction) {
+TEST_F(RunCommand, CallsTheRightFunction) {
   const auto outcome =
       run_braid({"run", "-p", "What is the weather in Paris?", "--tools", kRoot + "/tools/demo/tools.json",
                  "--think", "off", "--temp", "0", "-n", "96"});
@@ -136,7 +136,7 @@ TEST_F(Run, CallsTheRightFunction) {
   EXPECT_NE(outcome.out.find("Paris"), std::string::npos) << outcome.out;
 }
 
-TEST_F(Run, TheSameSeedGivesTheSameText) {
+TEST_F(RunCommand, TheSameSeedGivesTheSameText) {
   const std::vector<std::string> base = {"run",    "-p", "Tell me about the harbor.", "-n", "40",
                                          "--temp", "1.0"};
   auto with = [&](std::vector<std::string> more) {
@@ -151,7 +151,7 @@ TEST_F(Run, TheSameSeedGivesTheSameText) {
   EXPECT_NE(first, with({"-s", "8"}));
 }
 
-TEST_F(Run, RawPromptsRecogniseSpecialTokens) {
+TEST_F(RunCommand, RawPromptsRecogniseSpecialTokens) {
   const auto outcome = run_braid({"run", "--raw", "--temp", "0", "-n", "8", "-p",
                                   "<|im_start|>user\nHow many letters does window have?<|im_end|>\n"
                                   "<|im_start|>assistant\n<think>\n\n</think>\n\n"});
@@ -159,22 +159,22 @@ TEST_F(Run, RawPromptsRecogniseSpecialTokens) {
   EXPECT_EQ(outcome.out, "window has 6 letters.") << outcome.out;
 }
 
-TEST_F(Run, StdinIsAMessageWhenThereIsNoTerminal) {
+TEST_F(RunCommand, StdinIsAMessageWhenThereIsNoTerminal) {
   const auto outcome = run_braid({"run", "--think", "off", "--temp", "0", "-n", "16"}, "Who are you?");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_FALSE(outcome.out.empty());
 }
 
-TEST_F(Run, EnvironmentVariablesAreOptions) {
+TEST_F(RunCommand, EnvironmentVariablesAreOptions) {
   ::setenv("BRAID_MODEL", path("none.gguf").c_str(), 1);
   const auto outcome = run_braid({"run", "-p", "hi"});
   ::unsetenv("BRAID_MODEL");
   expect_refused(outcome, "none.gguf");
 }
 
-using Inspect = ProgramTest;
+using InspectCommand = ProgramTest;
 
-TEST_F(Inspect, JsonDescribesTheFile) {
+TEST_F(InspectCommand, JsonDescribesTheFile) {
   const auto outcome = run_braid({"inspect", kDemo, "--json"});
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   const auto json = nlohmann::json::parse(outcome.out);
@@ -184,7 +184,7 @@ TEST_F(Inspect, JsonDescribesTheFile) {
   EXPECT_TRUE(json["memory_plan"].is_array());
 }
 
-TEST_F(Inspect, TokensOfTheGoldens) {
+TEST_F(InspectCommand, TokensOfTheGoldens) {
   const auto goldens = nlohmann::json::parse(read_file(kRoot + "/tests/goldens/demo.json"));
   int compared = 0;
   for (const auto& golden : goldens) {
@@ -196,7 +196,7 @@ TEST_F(Inspect, TokensOfTheGoldens) {
   EXPECT_EQ(compared, 12);
 }
 
-TEST_F(Inspect, RendersAConversation) {
+TEST_F(InspectCommand, RendersAConversation) {
   const auto messages = file("messages.json", R"([{"role": "user", "content": "Who are you?"}])");
   const auto outcome = run_braid({"inspect", kDemo, "--template", messages});
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
