@@ -3,12 +3,13 @@
 // 8-bit codes times 8-bit activations overflow the 16-bit sums of vpmaddubsw, and every way around costs four
 // operations per 32 products. Two of them are used:
 //   few rows   the activation is split into two nibble planes; code + 128 (unsigned) times a plane adds up
-//   over 8
-//              quads in 16 bits, so tiles are multiplied as they lie: 16 * high + low - 128 * sum
+//              over 8 quads in 16 bits, so tiles are multiplied as they lie: 16 * high + low - 128 * sum
 //   many rows  256 k of a row group are widened to words once (8 KB, stays in L1) and multiplied by vpmaddwd
-// What lost: abs / sign before vpmaddubsw (vpsignb competes for the multiply pipes), and widening with
-// vpmovsxbw in the inner loop (two operations, 0.8 a cycle). Both are exact integer sums per 32 k, so they
-// give the same bytes.
+// Both are exact integer sums per 32 k, so they give the same bytes.
+//
+// What lost: abs / sign before vpmaddubsw (vpsignb competes for the multiply pipes); widening with vpmovsxbw
+// in the inner loop (two operations, 0.8 a cycle); a share of the products by FMA, which has a pipe of its
+// own (no faster in any mix).
 
 #if defined(__x86_64__)
 
@@ -19,8 +20,7 @@ namespace {
 
 constexpr int64_t kAheadBytes = 4608;
 
-// One row times two row groups, so that every broadcast serves 32 rows: the load ports are the limit
-// otherwise. add_one / set_one with the four bytes already in x.
+// add_one (products_avx2.h) with the four bytes already in x.
 BRAID_INLINE void add_shared(__m256i& s, __m256i w, __m256i x) {
   __m256i t;
   asm("vpmaddubsw %[x], %[w], %[t]\n\tvpaddw %[t], %[s], %[s]"
@@ -43,7 +43,8 @@ BRAID_INLINE void add_block(__m256& acc, __m256i high, __m256i low, const uint16
   acc = _mm256_fmadd_ps(scaled, load_half8(d), acc);
 }
 
-// Row groups 0 .. G - 1, one activation row.
+// Row groups 0 .. G - 1, one activation row. With two groups every broadcast serves 32 rows: the load ports
+// are the limit otherwise.
 template <int G>
 void one_row(const Job& job, const std::byte* tiles, int64_t m, float* out) {
   const ActView& a = job.act;
