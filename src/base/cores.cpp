@@ -72,7 +72,9 @@ void read_quota_chain(const std::string& root, std::string path, int* limit) {
 
 }  // namespace
 
-std::vector<int> affinity_cpus() {
+namespace {
+
+std::vector<int> read_affinity() {
   std::vector<int> out;
   for (int count = 1024; count <= 1 << 18; count *= 4) {
     cpu_set_t* set = CPU_ALLOC(count);
@@ -88,6 +90,13 @@ std::vector<int> affinity_cpus() {
   }
   if (out.empty()) out.push_back(0);
   return out;
+}
+
+}  // namespace
+
+const std::vector<int>& affinity_cpus() {
+  static const std::vector<int> cpus = read_affinity();
+  return cpus;
 }
 
 std::vector<int> one_per_core(const std::vector<int>& cpus, const std::string& cpu_root) {

@@ -10,8 +10,9 @@
 
 namespace braid {
 
-// CPUs of this thread's affinity mask, ascending; never empty.
-std::vector<int> affinity_cpus();
+// CPUs of the affinity mask when this was first asked (pools pin their callers, so later it may say less),
+// ascending; never empty.
+const std::vector<int>& affinity_cpus();
 
 // The first CPU of `cpus` on each physical core, in order. `cpu_root` is /sys/devices/system/cpu; a CPU whose
 // topology cannot be read counts as a core of its own.

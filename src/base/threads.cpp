@@ -80,14 +80,14 @@ struct Word {
   }
 };
 
-void pin(std::thread& thread, int cpu) {
-  // Being unable to pin costs speed, nothing else.
-  const int count = std::max(cpu + 1, 1024);
+// Being unable to pin costs speed, nothing else.
+void allow(pthread_t thread, const std::vector<int>& cpus) {
+  const int count = std::max(*std::max_element(cpus.begin(), cpus.end()) + 1, 1024);
   cpu_set_t* set = CPU_ALLOC(count);
   if (set == nullptr) return;
   CPU_ZERO_S(CPU_ALLOC_SIZE(count), set);
-  CPU_SET_S(cpu, CPU_ALLOC_SIZE(count), set);
-  pthread_setaffinity_np(thread.native_handle(), CPU_ALLOC_SIZE(count), set);
+  for (const int cpu : cpus) CPU_SET_S(cpu, CPU_ALLOC_SIZE(count), set);
+  pthread_setaffinity_np(thread, CPU_ALLOC_SIZE(count), set);
   CPU_FREE(set);
 }
 
@@ -120,6 +120,18 @@ struct ThreadPool::Impl {
   bool spin = true;
   uint32_t others = 0;  // threads besides the caller
   std::vector<std::thread> workers;
+  int caller_cpu = -1;  // where the thread that calls run() belongs; -1: anywhere
+  pthread_t caller{};   // the thread that was last pinned there
+  bool caller_pinned = false;
+
+  // Left alone, the caller can end up on a worker's CPU, and on a busy machine it stays there: each region
+  // then takes a whole spin, because the one who waits keeps the one who works from running.
+  void pin_caller() {
+    if (caller_cpu < 0 || (caller_pinned && pthread_equal(caller, pthread_self()))) return;
+    caller = pthread_self();
+    caller_pinned = true;
+    allow(caller, {caller_cpu});
+  }
 
   void work(int worker) {
     const FlushDenormals flush;
@@ -142,15 +154,15 @@ ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>()), size_(thr
   const bool roomy = threads <= static_cast<int>(affinity_cpus().size());
   const bool pinned = threads <= static_cast<int>(cores.size());
   impl_->spin = roomy;
-  // The caller stays where it is (unpinned: threads it starts later would inherit its mask); workers take the
-  // others.
+  // The caller stays where it is, workers take the others.
   const int here = sched_getcpu();
   const auto own = std::find(cores.begin(), cores.end(), here);
   if (own != cores.end()) std::rotate(cores.begin(), own, own + 1);
+  if (pinned) impl_->caller_cpu = cores[0];
   impl_->workers.reserve(threads - 1);
   for (int worker = 1; worker < threads; worker++) {
     impl_->workers.emplace_back([impl = impl_.get(), worker] { impl->work(worker); });
-    if (pinned) pin(impl_->workers.back(), cores[worker]);
+    if (pinned) allow(impl_->workers.back().native_handle(), {cores[worker]});
   }
 }
 
@@ -159,12 +171,15 @@ ThreadPool::~ThreadPool() {
   impl_->epoch.value.fetch_add(1, std::memory_order_seq_cst);
   impl_->epoch.wake();
   for (std::thread& worker : impl_->workers) worker.join();
+  if (impl_->caller_pinned && pthread_equal(impl_->caller, pthread_self()))
+    allow(impl_->caller, affinity_cpus());
 }
 
 void ThreadPool::run_erased(void (*call)(void*, int), void* context) {
   const FlushDenormals flush;
   if (size_ == 1) return call(context, 0);
   Impl& impl = *impl_;
+  impl.pin_caller();
   impl.call = call;
   impl.context = context;
   impl.done.value.store(0, std::memory_order_relaxed);

@@ -3,8 +3,9 @@
 // run(f) calls f(worker) on all `size()` workers (the caller is worker 0) and returns when all are done.
 // Inside a region, barrier() makes all workers wait for each other. Workers spin for about half a millisecond
 // between regions, then sleep on a futex: spinning keeps a step's regions within a fraction of a microsecond,
-// sleeping keeps an idle engine from burning cores and survives a shared machine. Workers are pinned; every
-// pool thread flushes denormals to zero, the caller too while it is inside run().
+// sleeping keeps an idle engine from burning cores and survives a shared machine. All are pinned, the
+// caller from its first run() until the pool ends (threads it starts meanwhile inherit its CPU); every pool
+// thread flushes denormals to zero, the caller too while it is inside run().
 //
 // Work is claimed statically by (worker, size()) or, for uneven work, from a Counter.
 // One thread owns a pool and calls run(); regions do not nest. Nothing allocates after construction.

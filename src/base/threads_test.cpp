@@ -3,6 +3,7 @@
 #include "base/threads.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -114,6 +115,24 @@ TEST(ThreadPool, DenormalsAreFlushedInsideARegionOnly) {
   EXPECT_EQ(inside[0], 0.f);
   EXPECT_EQ(inside[1], 0.f);
   EXPECT_GT(tiny * 0.01f, 0.f);
+}
+
+TEST(ThreadPool, TheCallerGetsItsCpusBack) {
+  const auto cpus_here = [] {
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 0;
+  };
+  const int before = cpus_here();
+  const int cores = usable_cores();
+  {
+    ThreadPool pool(2), other(2);  // alive at the same time, as in tests that compare thread counts
+    for (int i = 0; i < 3; i++) {
+      pool.run([](int) {});
+      other.run([](int) {});
+    }
+    EXPECT_EQ(usable_cores(), cores);
+  }
+  EXPECT_EQ(cpus_here(), before);
 }
 
 TEST(ThreadPool, PoolsComeAndGo) {
