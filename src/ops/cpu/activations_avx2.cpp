@@ -16,10 +16,11 @@ BRAID_INLINE float largest(__m256 v) {
   return _mm_cvtss_f32(m);
 }
 
-BRAID_INLINE int32_t sum_of(__m128i v) {  // 4 x i32
-  v = _mm_add_epi32(v, _mm_shuffle_epi32(v, 0x4e));
-  v = _mm_add_epi32(v, _mm_shuffle_epi32(v, 0xb1));
-  return _mm_cvtsi128_si32(v);
+// Of 8 sums of pairs of codes (two for each quad): the sums over even and over odd ones, in the lower half of
+// the result.
+BRAID_INLINE __m128i sum_pairs(__m256i pairs) {
+  const __m128i v = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+  return _mm_add_epi32(v, _mm_shuffle_epi32(v, 0x4e));
 }
 
 // 32 values; x == nullptr: zeros.
@@ -40,15 +41,17 @@ void quantize_sub(const float* x, int sub, const QuantizeJob& job, int64_t at) {
   const __m256i w0 = _mm256_permute4x64_epi64(_mm256_packs_epi32(c[0], c[1]), 0xd8);
   const __m256i w1 = _mm256_permute4x64_epi64(_mm256_packs_epi32(c[2], c[3]), 0xd8);
   const __m256i one = _mm256_set1_epi16(1);
-  const __m256i p0 = _mm256_madd_epi16(w0, one), p1 = _mm256_madd_epi16(w1, one);
-  const int32_t s0 = sum_of(_mm_add_epi32(_mm256_castsi256_si128(p0), _mm256_extracti128_si256(p0, 1)));
-  const int32_t s1 = sum_of(_mm_add_epi32(_mm256_castsi256_si128(p1), _mm256_extracti128_si256(p1, 1)));
+  const __m128i p0 = sum_pairs(_mm256_madd_epi16(w0, one)), p1 = sum_pairs(_mm256_madd_epi16(w1, one));
+  const int32_t s0 = _mm_cvtsi128_si32(p0) + _mm_extract_epi32(p0, 1);
+  const int32_t s1 = _mm_cvtsi128_si32(p1) + _mm_extract_epi32(p1, 1);
   ActHead& head = job.head[at];
   head.d[sub] = d;
   head.sum[sub] = s0 + s1;
   head.dsum[sub] = d * static_cast<float>(s0 + s1);
   head.sum16[2 * sub] = static_cast<int16_t>(s0);
   head.sum16[2 * sub + 1] = static_cast<int16_t>(s1);
+  const __m128i start = _mm_slli_epi32(_mm_sub_epi32(_mm_setzero_si128(), _mm_unpacklo_epi64(p0, p1)), 5);
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(head.start6[2 * sub]), _mm_packs_epi32(start, start));
   if (job.needs & kNeedsWide) {
     const __m256i order = _mm256_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15,  //
                                            0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);

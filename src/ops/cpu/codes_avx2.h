@@ -67,9 +67,9 @@ BRAID_INLINE __m256 bytes_to_float(const uint8_t* bytes, int half) {
   return _mm256_cvtepi32_ps(
       _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load128(bytes)), rows_order(half, 0, -1, -1, -1)));
 }
-// Signed scales of W6K, 8 rows of 32 k: (a, a) and (b, b) words of its two groups, and (a, b).
+// Signed scales of W6K, 8 rows of 32 k: (s, s) words of its two groups.
 struct Scales6 {
-  __m256i a, b, both;
+  __m256i of[2];
 };
 BRAID_INLINE Scales6 scales_6(const W6K& tile, int sub, int half) {
   const __m256i pairs = _mm256_broadcastsi128_si256(load128(tile.scale[sub][8 * half]));
@@ -78,11 +78,8 @@ BRAID_INLINE Scales6 scales_6(const W6K& tile, int sub, int half) {
                                      -1, 8, -1, 8, -1, 10, -1, 10, -1, 12, -1, 12, -1, 14, -1, 14);
   const __m256i b = _mm256_setr_epi8(-1, 1, -1, 1, -1, 3, -1, 3, -1, 5, -1, 5, -1, 7, -1, 7,  //
                                      -1, 9, -1, 9, -1, 11, -1, 11, -1, 13, -1, 13, -1, 15, -1, 15);
-  const __m256i both = _mm256_setr_epi8(-1, 0, -1, 1, -1, 2, -1, 3, -1, 4, -1, 5, -1, 6, -1, 7,  //
-                                        -1, 8, -1, 9, -1, 10, -1, 11, -1, 12, -1, 13, -1, 14, -1, 15);
-  return {_mm256_srai_epi16(_mm256_shuffle_epi8(pairs, a), 8),
-          _mm256_srai_epi16(_mm256_shuffle_epi8(pairs, b), 8),
-          _mm256_srai_epi16(_mm256_shuffle_epi8(pairs, both), 8)};
+  return {{_mm256_srai_epi16(_mm256_shuffle_epi8(pairs, a), 8),
+           _mm256_srai_epi16(_mm256_shuffle_epi8(pairs, b), 8)}};
 }
 
 }  // namespace braid::cpu::avx2

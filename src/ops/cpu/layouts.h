@@ -71,6 +71,9 @@ struct alignas(32) ActHead {
   float dsum[kSubBlocks];         // d * (sum of codes)
   int32_t sum[kSubBlocks];        // sums of codes per 32 k
   int16_t sum16[2 * kSubBlocks];  // per 16 k (int8 only)
+  // -32 times the sums over elements 0 1 and over elements 2 3 of the quads of each 16 k (AVX2, int8 only):
+  // where the 16-bit sums of W6K start.
+  int16_t start6[2 * kSubBlocks][2];
 };
 struct alignas(32) ActCodes {
   int8_t q[kBlockK];

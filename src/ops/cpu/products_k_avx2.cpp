@@ -178,6 +178,14 @@ void few_45(const Job& job, const Tile* tile, int64_t m0, float* out) {
 
 // --- Q6_K, few rows ---
 
+// A group of 16 k: the 16-bit sums of unsigned codes may wrap, but they start at -32 times the sum of their
+// activations, and with code - 32 (-32..31) the sum of 4 quads fits: 8 * 32 * 127 = 32,512.
+BRAID_INLINE __m256i start_6(const ActHead& head, int g) {
+  int32_t both;
+  __builtin_memcpy(&both, head.start6[g], 4);
+  return _mm256_set1_epi32(both);
+}
+
 // 32 k of 8 rows.
 template <int M>
 BRAID_INLINE void sub_6(const W6K& tile, int sub, int half, const ActCodes* const* x,
@@ -185,20 +193,16 @@ BRAID_INLINE void sub_6(const W6K& tile, int sub, int half, const ActCodes* cons
   __m256i sum[M];
   const Scales6 scale = scales_6(tile, sub, half);
 #pragma GCC unroll 2
-  for (int m = 0; m < M; m++) {
-    const __m256i sums = _mm256_set1_epi32(*reinterpret_cast<const int32_t*>(head[m]->sum16 + 2 * sub));
-    sum[m] =
-        _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_slli_epi32(_mm256_madd_epi16(scale.both, sums), 5));
-  }
-#pragma GCC unroll 2
   for (int odd = 0; odd < 2; odd++) {
     __m256i code[4];
     group_codes(tile, 2 * sub + odd, half, code);
 #pragma GCC unroll 2
     for (int m = 0; m < M; m++) {
-      const int8_t* q = x[m]->q + 32 * sub + 16 * odd;
-      add_two_quads(sum[m], code[0], code[1], odd == 0 ? scale.a : scale.b, q);
-      add_two_quads(sum[m], code[2], code[3], odd == 0 ? scale.a : scale.b, q + 8);
+      __m256i s = start_6(*head[m], 2 * sub + odd);
+#pragma GCC unroll 4
+      for (int quad = 0; quad < 4; quad++) add_one(s, code[quad], x[m]->q + 32 * sub + 16 * odd + 4 * quad);
+      const __m256i scaled = _mm256_madd_epi16(s, scale.of[odd]);
+      sum[m] = odd == 0 ? scaled : _mm256_add_epi32(sum[m], scaled);
     }
   }
 #pragma GCC unroll 2
@@ -246,7 +250,6 @@ void few_6(const Job& job, const W6K* tile, int64_t m0, float* out) {
 struct alignas(64) Panel {
   uint8_t q[8][8][2][32];    // [32 k][quad][rows 0-7, 8-15]
   int16_t scale[16][2][16];  // (s, s) words; groups of 32 (8 of them) or of 16
-  int16_t both[8][2][16];    // W6K: 32 * (s of the first 16, s of the second)
   float min[8][16];
   float d[16], dmin[16];
 };
@@ -289,9 +292,8 @@ void unpack_6(const W6K& tile, Panel* panel) {
         for (int quad = 0; quad < 4; quad++) store256(panel->q[sub][4 * odd + quad][half], code[quad]);
       }
       const Scales6 scale = scales_6(tile, sub, half);
-      store256(panel->scale[2 * sub][half], scale.a);
-      store256(panel->scale[2 * sub + 1][half], scale.b);
-      store256(panel->both[sub][half], _mm256_slli_epi16(scale.both, 5));
+      store256(panel->scale[2 * sub][half], scale.of[0]);
+      store256(panel->scale[2 * sub + 1][half], scale.of[1]);
     }
   }
   load_factors(tile.d, panel->d);
@@ -382,18 +384,24 @@ void panel_6(const Panel& panel, const ActCodes* const* x, const ActHead* const*
 #pragma GCC unroll 1
     for (int sub = 0; sub < 8; sub++) {
       __m256i sum[M];
-      const __m256i both = load256(panel.both[sub][half]);
+#pragma GCC unroll 2
+      for (int odd = 0; odd < 2; odd++) {
+        __m256i s[M];
 #pragma GCC unroll 4
-      for (int m = 0; m < M; m++) {
-        const __m256i sums = _mm256_set1_epi32(*reinterpret_cast<const int32_t*>(head[m]->sum16 + 2 * sub));
-        sum[m] = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_madd_epi16(both, sums));
-      }
+        for (int quad = 0; quad < 4; quad++) {
+          const __m256i w = load256(panel.q[sub][4 * odd + quad][half]);
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; i++) {
-        const __m256i w0 = load256(panel.q[sub][2 * i][half]), w1 = load256(panel.q[sub][2 * i + 1][half]);
-        const __m256i scale = load256(panel.scale[2 * sub + i / 2][half]);
+          for (int m = 0; m < M; m++) {
+            if (quad == 0) s[m] = start_6(*head[m], 2 * sub + odd);
+            add_one(s[m], w, x[m]->q + 32 * sub + 16 * odd + 4 * quad);
+          }
+        }
+        const __m256i scale = load256(panel.scale[2 * sub + odd][half]);
 #pragma GCC unroll 4
-        for (int m = 0; m < M; m++) add_two_quads(sum[m], w0, w1, scale, x[m]->q + 32 * sub + 8 * i);
+        for (int m = 0; m < M; m++) {
+          const __m256i scaled = _mm256_madd_epi16(s[m], scale);
+          sum[m] = odd == 0 ? scaled : _mm256_add_epi32(sum[m], scaled);
+        }
       }
 #pragma GCC unroll 4
       for (int m = 0; m < M; m++) {
