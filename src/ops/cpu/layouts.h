@@ -61,11 +61,11 @@ struct alignas(64) W6K {
 };
 static_assert(sizeof(W8) == 1088 && sizeof(W4K) == 2368 && sizeof(W5K) == 2880 && sizeof(W6K) == 3392);
 
-// --- Activations
-// ---------------------------------------------------------------------------------------------- Rows of x,
-// quantized per 32 k to int8 (d = max / 127) or int16 (d = max / 32512), in blocks of 256 k: [k / 256][row]
-// of the parts below; k beyond the matrix is zero with d 0. Which parts are filled depends on the kernels
-// that will read them.
+// --- Activations ---
+
+// Rows of x, quantized per 32 k to int8 (d = max / 127) or int16 (d = max / 32512), in blocks of 256 k:
+// [k / 256][row] of the parts below; k beyond the matrix is zero with d 0. Which parts are filled depends on
+// the kernels that will read them.
 struct alignas(32) ActHead {
   float d[kSubBlocks];
   float dsum[kSubBlocks];         // d * (sum of codes)

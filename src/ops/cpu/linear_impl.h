@@ -52,8 +52,10 @@ struct Piece {
   }
 };
 
-inline constexpr int64_t kChunkRows = 128;  // rows whose activations stay in L2 while the row groups of a block pass
-inline constexpr int64_t kFewGroups = 4;    // row groups of one call of a few-row kernel
+// Rows whose activations stay in L2 while the row groups of a block pass.
+inline constexpr int64_t kChunkRows = 128;
+// Row groups of one call of a few-row kernel.
+inline constexpr int64_t kFewGroups = 4;
 
 struct Products::Impl {
   Impl(ThreadPool& pool_in, Activations activations_in, const ProductTable& table_in)
