@@ -118,11 +118,17 @@ void run_segment(const Attention& call, const Unit& unit, float* partials, int64
       const int32_t index = call.block_of(s, begin);
       block.k = call.kv.k_row(index, unit.kv_head, 0);
       block.v = call.kv.v_row(index, unit.kv_head, 0);
+      // The segment's next block, or the first of the next segment, which somebody will want.
+      const bool more = begin + kBlockTokens < held;
+      const int32_t next = more ? call.block_of(s, begin + kBlockTokens) : 0;
+      block.next_k = more ? call.kv.k_row(next, unit.kv_head, 0) : nullptr;
+      block.next_v = more ? call.kv.v_row(next, unit.kv_head, 0) : nullptr;
     } else {
       std::byte* v = scratch + kBlockTokens * kv_row_bytes(block.k_format, block.head_dim);
       gather_cells(call, unit, begin, begin + block.last, scratch, v);
       block.k = scratch;
       block.v = v;
+      block.next_k = block.next_v = nullptr;
     }
     cpu::decode_block(block);
   }

@@ -35,6 +35,8 @@ struct DecodeBlock {
   const float* q = nullptr;      // [heads][head_dim]
   const std::byte* k = nullptr;  // [32] rows
   const std::byte* v = nullptr;
+  const std::byte* next_k = nullptr;  // the block after this one, to be fetched meanwhile; or null
+  const std::byte* next_v = nullptr;
   int32_t first = 0;
   int32_t last = 0;
   float* partials = nullptr;  // [heads] running results

@@ -1,8 +1,8 @@
 // attention_decode.cpp -- attention of few rows (attention.h): lanes are dims.
 //
-// A block's K rows are converted on the fly and met by up to four query heads at once; two positions share
-// each load of q. Lane sums of 32 positions wait in a buffer and are folded kLanes at a time. Then V: per two
-// vectors of dims, acc of the heads stays in registers for the 32 positions.
+// A block's K rows are converted on the fly and met by up to four query heads at once; three positions
+// share each load of q. Lane sums of 32 positions wait in a buffer and are folded kLanes at a time. Then V:
+// per three vectors of dims, acc of the heads stays in registers for the 32 positions.
 
 // The order of these lines matters.
 // clang-format off
@@ -41,33 +41,54 @@ HWY_INLINE Floats fold_each(Floats (&v)[kLanes]) {
   return v[0];
 }
 
-// scores [kHeads][32] = q . k of positions first .. last-1
-template <int kHeads, KvFormat kFormat>
-HWY_INLINE void score_block(const cpu::DecodeBlock& b, const float* q, float* scores) {
+// Asks for the lines of a run of bytes, into L2: L1 has no room for two blocks of K and V.
+HWY_INLINE void fetch(const std::byte* block, int64_t offset, int64_t size_bytes) {
+  if (block == nullptr) return;
+  for (int64_t i = 0; i < size_bytes; i += 64) __builtin_prefetch(block + offset + i, 0, 2);
+}
+
+// How many positions (of K) or vectors of dims (of V) the heads meet at once: enough sums to keep two FMA
+// units busy for the latency of one, few enough for 16 registers.
+constexpr int together(int heads) { return heads == 4 ? 3 : heads == 2 ? 4 : 8; }
+
+// lanes [kHeads][32][kLanes]: sums of q . k, not yet folded, of positions p .. p + kCount - 1.
+template <int kHeads, int kCount, KvFormat kFormat>
+HWY_INLINE void score_positions(const cpu::DecodeBlock& b, const float* q, int64_t p, float* lanes) {
   const int64_t dim = b.head_dim, row_bytes = kv_row_bytes(kFormat, dim);
-  float lanes[kHeads * kBlock * kLanes];
-  const int64_t begin = b.first / kLanes * kLanes;
-  const int64_t end = (b.last + kLanes - 1) / kLanes * kLanes;
-  for (int64_t p = begin; p < end; p += 2) {
-    const std::byte* k0 = b.k + p * row_bytes;
-    const std::byte* k1 = k0 + row_bytes;
-    Floats sum[kHeads][2];
-    for (int h = 0; h < kHeads; h++) sum[h][0] = sum[h][1] = hn::Zero(FloatTag());
-    for (int64_t i = 0; i < dim; i += kLanes) {
-      const Floats x0 = load_kv<kFormat>(k0, i), x1 = load_kv<kFormat>(k1, i);
-      for (int h = 0; h < kHeads; h++) {
-        const Floats qi = load(q + h * dim + i);
-        sum[h][0] = hn::MulAdd(x0, qi, sum[h][0]);
-        sum[h][1] = hn::MulAdd(x1, qi, sum[h][1]);
-      }
-    }
+  const std::byte* k = b.k + p * row_bytes;
+  fetch(b.next_k, p * row_bytes, kCount * row_bytes);
+  fetch(b.next_v, p * row_bytes, kCount * row_bytes);
+  Floats sum[kHeads][kCount];
+  for (int h = 0; h < kHeads; h++) {
+    for (int j = 0; j < kCount; j++) sum[h][j] = hn::Zero(FloatTag());
+  }
+  for (int64_t i = 0; i < dim; i += kLanes) {
+    Floats x[kCount];
+    for (int j = 0; j < kCount; j++) x[j] = load_kv<kFormat>(k + j * row_bytes, i);
     for (int h = 0; h < kHeads; h++) {
-      store(sum[h][0], lanes + (h * kBlock + p) * kLanes);
-      store(sum[h][1], lanes + (h * kBlock + p + 1) * kLanes);
+      const Floats qi = load(q + h * dim + i);
+      for (int j = 0; j < kCount; j++) sum[h][j] = hn::MulAdd(x[j], qi, sum[h][j]);
     }
   }
   for (int h = 0; h < kHeads; h++) {
-    for (int64_t p = begin; p < end; p += kLanes) {
+    for (int j = 0; j < kCount; j++) store(sum[h][j], lanes + (h * kBlock + p + j) * kLanes);
+  }
+}
+
+// scores [kHeads][32] = q . k of positions first .. last-1
+template <int kHeads, KvFormat kFormat>
+HWY_INLINE void score_block(const cpu::DecodeBlock& b, const float* q, float* scores) {
+  constexpr int kCount = together(kHeads);
+  float lanes[kHeads * kBlock * kLanes];
+  const int64_t begin = b.first / kLanes * kLanes;
+  const int64_t end = (b.last + kLanes - 1) / kLanes * kLanes;
+  int64_t p = begin;
+  for (; end - p >= kCount && (kCount != 3 || end - p != 4); p += kCount)
+    score_positions<kHeads, kCount, kFormat>(b, q, p, lanes);
+  for (; end - p >= 2; p += 2) score_positions<kHeads, 2, kFormat>(b, q, p, lanes);
+  for (; p < end; p++) score_positions<kHeads, 1, kFormat>(b, q, p, lanes);
+  for (int h = 0; h < kHeads; h++) {
+    for (p = begin; p < end; p += kLanes) {
       Floats v[kLanes];
       for (int64_t i = 0; i < kLanes; i++) v[i] = load(lanes + (h * kBlock + p + i) * kLanes);
       store(fold_each(v), scores + h * kBlock + p);
@@ -75,32 +96,44 @@ HWY_INLINE void score_block(const cpu::DecodeBlock& b, const float* q, float* sc
   }
 }
 
-// acc = acc * factor + probabilities . V
+// acc = acc * factor + probabilities . V for kCount vectors of dims from dim i.
+template <int kHeads, int kCount, KvFormat kFormat>
+HWY_INLINE void value_dims(const cpu::DecodeBlock& b, float* partials, const float* factors,
+                           const float* probabilities, int64_t i) {
+  const int64_t row_bytes = kv_row_bytes(kFormat, b.head_dim);
+  Floats acc[kHeads][kCount];
+  for (int h = 0; h < kHeads; h++) {
+    const float* at = partials + h * b.partial_stride + cpu::kPartialHeader + i;
+    for (int j = 0; j < kCount; j++) acc[h][j] = hn::Mul(load(at + j * kLanes), set(factors[h]));
+  }
+  const std::byte* row = b.v + b.first * row_bytes;
+  for (int32_t p = b.first; p < b.last; p++, row += row_bytes) {
+    Floats v[kCount];
+    for (int j = 0; j < kCount; j++) v[j] = load_kv<kFormat>(row, i + j * kLanes);
+    for (int h = 0; h < kHeads; h++) {
+      const Floats weight = set(probabilities[h * kBlock + p]);
+      for (int j = 0; j < kCount; j++) acc[h][j] = hn::MulAdd(weight, v[j], acc[h][j]);
+    }
+  }
+  for (int h = 0; h < kHeads; h++) {
+    float* at = partials + h * b.partial_stride + cpu::kPartialHeader + i;
+    for (int j = 0; j < kCount; j++) store(acc[h][j], at + j * kLanes);
+  }
+}
+
 template <int kHeads, KvFormat kFormat>
 HWY_INLINE void value_block(const cpu::DecodeBlock& b, float* partials, const float* factors,
                             const float* probabilities) {
-  constexpr int kWide = 2;
-  const int64_t dim = b.head_dim, row_bytes = kv_row_bytes(kFormat, dim);
-  for (int64_t i = 0; i < dim; i += kWide * kLanes) {
-    Floats acc[kHeads][kWide];
-    for (int h = 0; h < kHeads; h++) {
-      const float* at = partials + h * b.partial_stride + cpu::kPartialHeader + i;
-      for (int j = 0; j < kWide; j++) acc[h][j] = hn::Mul(load(at + j * kLanes), set(factors[h]));
-    }
-    const std::byte* row = b.v + b.first * row_bytes;
-    for (int32_t p = b.first; p < b.last; p++, row += row_bytes) {
-      Floats v[kWide];
-      for (int j = 0; j < kWide; j++) v[j] = load_kv<kFormat>(row, i + j * kLanes);
-      for (int h = 0; h < kHeads; h++) {
-        const Floats weight = set(probabilities[h * kBlock + p]);
-        for (int j = 0; j < kWide; j++) acc[h][j] = hn::MulAdd(weight, v[j], acc[h][j]);
-      }
-    }
-    for (int h = 0; h < kHeads; h++) {
-      float* at = partials + h * b.partial_stride + cpu::kPartialHeader + i;
-      for (int j = 0; j < kWide; j++) store(acc[h][j], at + j * kLanes);
-    }
+  constexpr int kCount = together(kHeads);
+  const int64_t vectors = b.head_dim / kLanes;
+  int64_t i = 0;
+  for (; vectors - i >= kCount && (kCount != 3 || vectors - i != 4); i += kCount) {
+    value_dims<kHeads, kCount, kFormat>(b, partials, factors, probabilities, i * kLanes);
   }
+  for (; vectors - i >= 2; i += 2) {
+    value_dims<kHeads, 2, kFormat>(b, partials, factors, probabilities, i * kLanes);
+  }
+  for (; i < vectors; i++) value_dims<kHeads, 1, kFormat>(b, partials, factors, probabilities, i * kLanes);
 }
 
 // Turns 32 scores into weights; returns the factor of what was gathered before.
@@ -145,9 +178,19 @@ HWY_INLINE void heads_block(const cpu::DecodeBlock& b, int32_t head) {
 template <KvFormat kKey, KvFormat kValue>
 void all_heads_block(const cpu::DecodeBlock& b) {
   int32_t h = 0;
-  for (; h + 4 <= b.heads; h += 4) heads_block<4, kKey, kValue>(b, h);
-  for (; h + 2 <= b.heads; h += 2) heads_block<2, kKey, kValue>(b, h);
-  for (; h < b.heads; h++) heads_block<1, kKey, kValue>(b, h);
+  cpu::DecodeBlock block = b;
+  while (h < b.heads) {
+    if (b.heads - h >= 4) {
+      heads_block<4, kKey, kValue>(block, h);
+      h += 4;
+    } else if (b.heads - h >= 2) {
+      heads_block<2, kKey, kValue>(block, h);
+      h += 2;
+    } else {
+      heads_block<1, kKey, kValue>(block, h++);
+    }
+    block.next_k = block.next_v = nullptr;  // asking once is enough
+  }
 }
 
 template <KvFormat kKey>
