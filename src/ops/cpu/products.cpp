@@ -7,6 +7,11 @@
 #if defined(__x86_64__)
 #include "ops/cpu/kernels_avx2.h"
 #include "ops/cpu/kernels_avx512.h"
+#elif defined(__aarch64__)
+#include "ops/cpu/kernels_neon.h"
+#if defined(__linux__)
+#include <sys/auxv.h>
+#endif
 #endif
 
 namespace braid::cpu {
@@ -72,6 +77,57 @@ const ProductTable& avx512_products() {
   }();
   return table;
 }
+#elif defined(__aarch64__)
+namespace {
+
+bool has_dotprod() {
+#if defined(__linux__)
+  constexpr unsigned long kDotprod = 1ul << 20;  // HWCAP_ASIMDDP
+  return (getauxval(AT_HWCAP) & kDotprod) != 0;
+#else
+  return false;
+#endif
+}
+
+template <bool kDot>
+ProductTable make_neon(const char* name) {
+  ProductTable t;
+  t.name = name;
+  const Kernel floats[kLayouts] = {neon::decoded_rows<Layout::w8>,
+                                   neon::decoded_rows<Layout::w4k>,
+                                   neon::decoded_rows<Layout::w5k>,
+                                   neon::decoded_rows<Layout::w6k>,
+                                   neon::f32_rows,
+                                   neon::f16_rows,
+                                   neon::bf16_rows,
+                                   neon::decoded_rows<Layout::raw>};
+  for (int i = 0; i < kLayouts; i++) {
+    t.f32[i] = t.i16[i] = t.i8[i] = {floats[i], floats[i], kNeedsFloat, kNeedsFloat};
+  }
+  const auto set = [](Kernels* list, Layout layout, Kernel kernel, uint8_t needs) {
+    list[static_cast<int>(layout)] = {kernel, kernel, needs, needs};
+  };
+  set(t.i8, Layout::w8, neon::w8_rows<kDot>, kNeedsCodes);
+  set(t.i16, Layout::w8, neon::w8_wide_rows<kDot>, kNeedsNibbles);
+  set(t.i8, Layout::w4k, neon::w4k_rows<kDot>, kNeedsCodes);
+  set(t.i8, Layout::w5k, neon::w5k_rows<kDot>, kNeedsCodes);
+  set(t.i8, Layout::w6k, neon::w6k_rows<kDot>, kNeedsCodes);
+  t.quantize = neon::quantize;
+  t.silu_mul = neon::silu_mul;
+  return t;
+}
+
+}  // namespace
+
+const ProductTable& neon_products() {
+  static const ProductTable table = make_neon<false>("neon");
+  return table;
+}
+
+const ProductTable& dotprod_products() {
+  static const ProductTable table = make_neon<true>("dotprod");
+  return table;
+}
 #endif
 
 const ProductTable* choose_products(const char* forced) {
@@ -87,6 +143,9 @@ const ProductTable* choose_products(const char* forced) {
                       __builtin_cpu_supports("avx512vnni");
   if (avx512 && (name.empty() || name == "avx512")) return &avx512_products();
   if (avx2 && (name.empty() || name == "avx2")) return &avx2_products();
+#elif defined(__aarch64__)
+  if (has_dotprod() && (name.empty() || name == "dotprod")) return &dotprod_products();
+  if (name.empty() || name == "neon") return &neon_products();
 #endif
   return name.empty() ? &scalar_products() : nullptr;
 }

@@ -84,10 +84,13 @@ const ProductTable& scalar_products();
 #if defined(__x86_64__)
 const ProductTable& avx2_products();
 const ProductTable& avx512_products();
+#elif defined(__aarch64__)
+const ProductTable& neon_products();
+const ProductTable& dotprod_products();
 #endif
 
-// The fastest table this processor can run; BRAID_CPU=scalar|avx2|avx512 forces one. Null: BRAID_CPU names
-// one that does not exist or cannot run here.
+// The fastest table this processor can run; BRAID_CPU=scalar|avx2|avx512|neon|dotprod forces one. Null:
+// BRAID_CPU names one that does not exist or cannot run here.
 const ProductTable* choose_products(const char* forced);
 
 }  // namespace braid::cpu

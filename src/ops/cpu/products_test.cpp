@@ -202,7 +202,7 @@ struct Call {
 
 std::vector<const ProductTable*> tables() {
   std::vector<const ProductTable*> out;
-  for (const char* name : {"avx2", "avx512", "neon"}) {
+  for (const char* name : {"avx2", "avx512", "neon", "dotprod"}) {
     if (const ProductTable* t = choose_products(name)) out.push_back(t);
   }
   return out;
