@@ -23,7 +23,6 @@ namespace {
 #define BRAID_DOTPROD ""
 #endif
 
-constexpr int kTile = 4;  // activation rows at a time: 16 sums, 4 registers of weights, 4 of activations
 constexpr int kAheadBytes = 4096;
 
 BRAID_INLINE int64_t job_row(const Job& job, int64_t m) {
@@ -86,21 +85,17 @@ BRAID_INLINE float32x4_t load_half4(const uint16_t* p, int r) {
   return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * r)));
 }
 
-// Calls run.template rows<M>(m) for tiles of 4 rows and what is left.
-template <typename Run>
+// Calls run.template rows<M>(m) for tiles of rows: with sdot 4 and what is left; without, products need
+// registers of their own, and 2.
+template <bool kDot, typename Run>
 BRAID_INLINE void for_tiles(int64_t rows, const Run& run) {
   int64_t m = 0;
-  for (; m + kTile <= rows; m += kTile) run.template rows<kTile>(m);
-  switch (rows - m) {
-    case 3:
-      return run.template rows<3>(m);
-    case 2:
-      return run.template rows<2>(m);
-    case 1:
-      return run.template rows<1>(m);
-    default:
-      return;
+  if constexpr (kDot) {
+    for (; m + 4 <= rows; m += 4) run.template rows<4>(m);
+    if (rows - m == 3) return run.template rows<3>(m);
   }
+  for (; m + 2 <= rows; m += 2) run.template rows<2>(m);
+  if (m < rows) run.template rows<1>(m);
 }
 
 // --- Q8_0
@@ -176,7 +171,7 @@ template <bool kDot, bool kWide>
 void rows_8(const Job& job) {
   for (int64_t g = 0; g < job.groups; g++) {
     const auto* tiles = reinterpret_cast<const W8*>(job.tiles + static_cast<size_t>(g) * job.group_bytes);
-    for_tiles(job.rows, Group8<kDot, kWide>{job, tiles, g});
+    for_tiles<kDot>(job.rows, Group8<kDot, kWide>{job, tiles, g});
   }
 }
 
@@ -344,7 +339,7 @@ void rows_k(const Job& job) {
     const auto* tiles = reinterpret_cast<const Tile*>(job.tiles + static_cast<size_t>(g) * job.group_bytes);
     for (int64_t b = 0; b < job.k / kBlockK; b++) {
       unpack(tiles[b], panel);
-      for_tiles(job.rows, BlockK<kDot, Tile>{job, *panel, g, b});
+      for_tiles<kDot>(job.rows, BlockK<kDot, Tile>{job, *panel, g, b});
     }
   }
 }
