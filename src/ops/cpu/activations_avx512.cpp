@@ -23,8 +23,9 @@ BRAID_INLINE void quantize_sub(const float* x, int sub, const QuantizeJob& job, 
   head.d[sub] = d;
   head.sum[sub] = -128 * (s0 + s1);
   head.dsum[sub] = d * static_cast<float>(s0 + s1);
-  head.sum16[2 * sub] = static_cast<int16_t>(s0);
-  head.sum16[2 * sub + 1] = static_cast<int16_t>(s1);
+  auto* start6 = reinterpret_cast<int32_t*>(head.start6);
+  start6[sub] = -32 * s0;
+  start6[kSubBlocks + sub] = -32 * s1;
   const auto store = [](int8_t* to, __m512i first, __m512i second) {
     _mm_store_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(first));
     _mm_store_si128(reinterpret_cast<__m128i*>(to + 16), _mm512_cvtepi32_epi8(second));

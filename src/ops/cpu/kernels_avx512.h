@@ -2,8 +2,9 @@
 // what they do.
 //
 // The parts of an activation buffer mean something else here than in the other tables, whose kernels never
-// see them: ActHead::sum is -128 x (sum of codes), where the sum of a W8 sub-block starts; and for int16
-// codes ActNibbles holds two int8 planes, code = 256 high + low.
+// see them: ActHead::sum is -128 x (sum of codes), where the sum of a W8 sub-block starts; start6 is 16
+// int32, -32 x (sum of codes) of the first 16 k of each sub-block, then of the second, where sums of W6K
+// start; and for int16 codes ActNibbles holds two int8 planes, code = 256 high + low.
 #pragma once
 
 #include "ops/cpu/products.h"

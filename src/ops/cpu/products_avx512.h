@@ -2,9 +2,9 @@
 //
 // One register holds a quad of 16 rows, one vpdpbusd multiplies it with four bytes of one activation row. The
 // pipes that run it also run float multiplies and FMAs; everything else (loads, conversions, shifts) is free
-// beside it, so a kernel is judged by those operations per 32 k and row: 10 for w8, 11 for w4k and w5k, 12
-// for w6k. Activation bytes are broadcast by the instruction that uses them: compilers prefer to keep
-// broadcasts in registers and then spill the sums, so that one instruction is inline assembly.
+// beside it, so a kernel is judged by those operations per 32 k and row: 10 for w8, 11 for the others.
+// Activation bytes are broadcast by the instruction that uses them: compilers prefer to keep broadcasts in
+// registers and then spill the sums, so that one instruction is inline assembly.
 #pragma once
 
 // The header of g++ 12 passes registers that are undefined on purpose (masks of all ones ignore them).
@@ -25,12 +25,6 @@ BRAID_INLINE void dot_quad(__m512i& s, __m512i w, const int8_t* quad) {
   asm("vpdpbusd %[x]%{1to16%}, %[w], %[s]"
       : [s] "+v"(s)
       : [w] "v"(w), [x] "m"(*reinterpret_cast<const int32_t*>(quad)));
-}
-// s += two products per lane: w and the two words at `pair` signed.
-BRAID_INLINE void dot_pair(__m512i& s, __m512i w, const int16_t* pair) {
-  asm("vpdpwssd %[x]%{1to16%}, %[w], %[s]"
-      : [s] "+v"(s)
-      : [w] "v"(w), [x] "m"(*reinterpret_cast<const int32_t*>(pair)));
 }
 
 BRAID_INLINE __m512i load512(const void* p) { return _mm512_load_si512(p); }
@@ -91,8 +85,8 @@ struct SubBlock {
   BRAID_INLINE float d(int m) const { return field<float>(m, offsetof(ActHead, d)); }
   BRAID_INLINE float dsum(int m) const { return field<float>(m, offsetof(ActHead, dsum)); }
   BRAID_INLINE int32_t sum(int m) const { return field<int32_t>(m, offsetof(ActHead, sum)); }
-  BRAID_INLINE const int16_t* sum16(int m) const {
-    return &field<int16_t>(m, offsetof(ActHead, sum16));  // two of them
+  BRAID_INLINE int32_t start6(int m, int half) const {
+    return field<int32_t>(m, offsetof(ActHead, start6) + static_cast<size_t>(half) * kSubBlocks * 4);
   }
   // Four codes; of plane 0 or 1 where there are two.
   BRAID_INLINE const int8_t* quad(int m, int i, int plane = 0) const {

@@ -3,9 +3,10 @@
 //
 // f32, f16 and bf16 weights are converted in registers where they are used; the sums of up to 8 activation
 // rows, or of 4 row groups of one row, stay in registers over the whole k. Other layouts are decoded to f32,
-// 256 k at a time. One FMA per product, k ascending; the activation is broadcast by the FMA that uses it.
+// 256 k at a time, by the decoder of the AVX2 table. One FMA per product, k ascending; the activation is
+// broadcast by the FMA that uses it.
 
-#include "ops/cpu/decode.h"
+#include "ops/cpu/kernels_avx2.h"
 #include "ops/cpu/products_avx512.h"
 
 namespace braid::cpu::avx512 {
@@ -145,7 +146,7 @@ void decoded_rows(const Job& job) {
     const std::byte* tiles = job.tiles + static_cast<size_t>(g) * job.group_bytes;
     for (int64_t begin = 0; begin < job.k; begin += kBlockK) {
       const int64_t count = job.k - begin < kBlockK ? job.k - begin : kBlockK;
-      decode_tiles(L, job.raw_type, tiles, job.k, begin / kBlockK, reinterpret_cast<float*>(job.scratch));
+      avx2::decode(L, job.raw_type, tiles, job.k, begin / kBlockK, reinterpret_cast<float*>(job.scratch));
       for (int64_t m = 0; m < job.rows; m += kTile) {
         float* out = job.out + m * job.out_stride + 16 * g;
         switch (job.rows - m) {

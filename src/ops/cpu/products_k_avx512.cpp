@@ -1,8 +1,7 @@
 // products_k_avx512.cpp -- Q4_K, Q5_K and Q6_K weights on AVX-512 VNNI, with int8 activations.
 //
-// Codes are unsigned and their scaled sums are integers below 2^24, so for Q4_K and Q5_K the scale is applied
-// in float without rounding anything. Q6_K has two scales per 32 k and an offset of 32 in the codes: scales
-// are applied in integers, and one vpdpwssd adds -32 x scale x (sum of activation codes) of both halves.
+// Codes are unsigned; a sum of W6K starts at -32 x (sum of activation codes). Scaled sums are integers of at
+// most 2 x 128 x 16 x 32 x 127 < 2^24, so scales are applied in float without rounding anything.
 //
 //   few rows   the whole k of a row group with the sums in registers, weights prefetched from memory
 //   many rows  256 k of a row group are unpacked to bytes once (4 KB, stays in L1) for all rows, 16 at a time
@@ -72,15 +71,15 @@ BRAID_INLINE void codes_of(const W6K& tile, int sub, bool, __m512i* code) {
   }
 }
 
-// Scales of W6K, 32 k: of its two halves as integers, and words (-32 x first, -32 x second).
+// Scales of W6K, 32 k: of its two halves.
 struct Scales6 {
-  __m512i first, second, both;
+  __m512 first, second;
 };
 BRAID_INLINE Scales6 scales_6(const W6K& tile, int sub) {
   const __m512i pairs =
       _mm512_cvtepi8_epi16(_mm256_load_si256(reinterpret_cast<const __m256i*>(tile.scale[sub])));
-  return {_mm512_srai_epi32(_mm512_slli_epi32(pairs, 16), 16), _mm512_srai_epi32(pairs, 16),
-          _mm512_sub_epi16(_mm512_setzero_si512(), _mm512_slli_epi16(pairs, 5))};
+  return {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(pairs, 16), 16)),
+          _mm512_cvtepi32_ps(_mm512_srai_epi32(pairs, 16))};
 }
 
 // --- 32 k of 16 rows times M activation rows
@@ -114,7 +113,10 @@ BRAID_INLINE void add_6(const __m512i* code, const Scales6& scale, const Sub& x,
     const int count = M - m < 2 ? M - m : 2;
     __m512i s[2][2];
 #pragma GCC unroll 2
-    for (int j = 0; j < count; j++) s[j][0] = s[j][1] = _mm512_setzero_si512();
+    for (int j = 0; j < count; j++) {
+      s[j][0] = _mm512_set1_epi32(x.start6(m + j, 0));
+      s[j][1] = _mm512_set1_epi32(x.start6(m + j, 1));
+    }
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
 #pragma GCC unroll 2
@@ -125,10 +127,9 @@ BRAID_INLINE void add_6(const __m512i* code, const Scales6& scale, const Sub& x,
     }
 #pragma GCC unroll 2
     for (int j = 0; j < count; j++) {
-      __m512i sum = _mm512_mullo_epi32(s[j][0], scale.first);
-      dot_pair(sum, scale.both, x.sum16(m + j));
-      sum = _mm512_add_epi32(sum, _mm512_mullo_epi32(s[j][1], scale.second));
-      f[m + j] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(x.d(m + j)), f[m + j]);
+      const __m512 first = _mm512_mul_ps(_mm512_cvtepi32_ps(s[j][0]), scale.first);
+      const __m512 sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(s[j][1]), scale.second, first);
+      f[m + j] = _mm512_fmadd_ps(sum, _mm512_set1_ps(x.d(m + j)), f[m + j]);
     }
   }
 }
