@@ -1,4 +1,5 @@
-// checked.h -- 64-bit arithmetic on numbers that came from outside: an overflow is an empty result, never a wrap.
+// checked.h -- 64-bit arithmetic on numbers that came from outside: an overflow is an empty result, never a
+// wrap.
 #pragma once
 
 #include <cstdint>

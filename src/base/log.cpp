@@ -8,7 +8,8 @@
 namespace braid {
 
 void init_log() {
-  auto logger = std::make_shared<spdlog::logger>("braid", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+  auto logger =
+      std::make_shared<spdlog::logger>("braid", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
   logger->set_pattern("%^%l%$: %v");
   const char* level = std::getenv("BRAID_LOG");
   logger->set_level(level != nullptr ? spdlog::level::from_str(level) : spdlog::level::warn);

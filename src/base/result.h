@@ -1,8 +1,8 @@
 // result.h -- errors of the world as values.
 //
 // A function that can fail because of a file, a request or a shortage returns Result<T> (or Status when there
-// is nothing to return). An Error carries a kind, for programs, and one sentence a user can act on, which names
-// what was read and where it went wrong. Bugs are not errors: see check.h.
+// is nothing to return). An Error carries a kind, for programs, and one sentence a user can act on, which
+// names what was read and where it went wrong. Bugs are not errors: see check.h.
 #pragma once
 
 #include <optional>
@@ -32,8 +32,8 @@ struct Error {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}        // NOLINT: implicit on purpose
-  Result(Error error) : error_(std::move(error)) {}    // NOLINT: implicit on purpose
+  Result(T value) : value_(std::move(value)) {}      // NOLINT: implicit on purpose
+  Result(Error error) : error_(std::move(error)) {}  // NOLINT: implicit on purpose
 
   bool ok() const { return value_.has_value(); }
   explicit operator bool() const { return ok(); }
@@ -86,18 +86,18 @@ class [[nodiscard]] Status {
 }  // namespace braid
 
 // BRAID_TRY(expr): returns the error of a Status or Result to the caller.
-#define BRAID_TRY(expr)                                  \
-  do {                                                   \
-    if (auto braid_try_ = (expr); !braid_try_.ok()) {    \
-      return braid_try_.error();                         \
-    }                                                    \
+#define BRAID_TRY(expr)                               \
+  do {                                                \
+    if (auto braid_try_ = (expr); !braid_try_.ok()) { \
+      return braid_try_.error();                      \
+    }                                                 \
   } while (0)
 
 // BRAID_ASSIGN(decl, expr): `decl = value` or returns the error to the caller.
 #define BRAID_CONCAT2(a, b) a##b
 #define BRAID_CONCAT(a, b) BRAID_CONCAT2(a, b)
 #define BRAID_ASSIGN(decl, expr) BRAID_ASSIGN_IMPL(BRAID_CONCAT(braid_result_, __LINE__), decl, expr)
-#define BRAID_ASSIGN_IMPL(temp, decl, expr)  \
-  auto temp = (expr);                        \
-  if (!temp.ok()) return temp.error();       \
+#define BRAID_ASSIGN_IMPL(temp, decl, expr) \
+  auto temp = (expr);                       \
+  if (!temp.ok()) return temp.error();      \
   decl = std::move(temp).value()

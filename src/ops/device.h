@@ -1,8 +1,8 @@
 // device.h -- memory and time of one device; arithmetic is ops.h.
 //
-// A device is made once, gives out all memory at start, loads the weights into its own layout, and then only runs
-// ops. One thread (the engine's) calls it. Work is queued in call order; synchronize() waits for it (the CPU and
-// the reference run at once).
+// A device is made once, gives out all memory at start, loads the weights into its own layout, and then only
+// runs ops. One thread (the engine's) calls it. Work is queued in call order; synchronize() waits for it (the
+// CPU and the reference run at once).
 #pragma once
 
 #include <cstddef>
@@ -47,8 +47,9 @@ class Buffer {
   void (*release_)(void*, size_t) = nullptr;
 };
 
-// How quantized weights meet activations on a CPU. f32 is exact up to f32 rounding; i8 and i16 round activations
-// per 32 values (docs/numerics.md has the measured errors). Float weights always use f32 activations.
+// How quantized weights meet activations on a CPU. f32 is exact up to f32 rounding; i8 and i16 round
+// activations per 32 values (docs/numerics.md has the measured errors). Float weights always use f32
+// activations.
 enum class Activations : uint8_t { i8, i16, f32 };
 
 struct DeviceOptions {
@@ -68,9 +69,10 @@ class Device {
   // Zero-filled memory. Error: exhausted.
   virtual Result<Buffer> allocate(size_t size_bytes, const char* label) = 0;
 
-  // Brings weights into the device's layout: sets device_data and device_bytes of each. After a weight is copied,
-  // `done` is called with its file bytes (not for tables that are read from the file), so that the caller can
-  // release the pages and show progress. Errors: unsupported (a type this device cannot use), exhausted.
+  // Brings weights into the device's layout: sets device_data and device_bytes of each. After a weight is
+  // copied, `done` is called with its file bytes (not for tables that are read from the file), so that the
+  // caller can release the pages and show progress. Errors: unsupported (a type this device cannot use),
+  // exhausted.
   using WeightDone = std::function<void(const Weight&)>;
   virtual Status load_weights(std::span<Weight* const> weights, const WeightDone& done) = 0;
 
@@ -80,8 +82,8 @@ class Device {
   // Tile width of recurrent states on this device (state.h).
   virtual int32_t state_tile_columns(const DeltaShape& shape) const { return shape.value_dim; }
 
-  // Sizes the workspaces of the ops. Called once, after load_weights and before the first op, with the largest
-  // step the engine will make. Returns the bytes taken. Errors: exhausted.
+  // Sizes the workspaces of the ops. Called once, after load_weights and before the first op, with the
+  // largest step the engine will make. Returns the bytes taken. Errors: exhausted.
   struct WorkspaceNeeds {
     int32_t max_tokens = 512;
     int32_t max_sequences = 1;
@@ -89,10 +91,10 @@ class Device {
     int64_t max_width = 0;       // widest activation row that goes into a product
     int32_t max_heads = 0;       // query heads
     int32_t head_dim = 0;
-    DeltaShape delta = {};       // the widest, or zeros
+    DeltaShape delta = {};  // the widest, or zeros
     int32_t experts = 0;
     int32_t experts_used = 0;
-    int64_t expert_width = 0;    // widest of routed and shared expert
+    int64_t expert_width = 0;  // widest of routed and shared expert
     int64_t model_width = 0;
   };
   virtual Result<size_t> reserve_workspaces(const WorkspaceNeeds& needs) = 0;

@@ -5,7 +5,8 @@
 // Order     calls run in order; a result may be read by the next op at once, by the host after synchronize().
 // Steps     anything that changes from step to step is read from Batch (device memory), so that a step can be
 //           recorded and replayed.
-// Sums      the order of a reduction over K or over positions is fixed by the op and its shape, never by the number
+// Sums      the order of a reduction over K or over positions is fixed by the op and its shape, never by the
+// number
 //           of other rows or threads.
 // Errors    a wrong shape is a bug and stops the program. Nothing here allocates.
 // Closed    a new op needs a reason in ARCHITECTURE.md.
@@ -48,10 +49,10 @@ struct AttentionWeights {
 };
 
 struct AttentionParams {
-  int32_t heads = 0;    // H
-  float scale = 0;      // multiplies q . k
-  int32_t window = 0;   // > 0: a row sees only positions > its own - window
-  bool gated = true;    // output times sigmoid(gate)
+  int32_t heads = 0;   // H
+  float scale = 0;     // multiplies q . k
+  int32_t window = 0;  // > 0: a row sees only positions > its own - window
+  bool gated = true;   // output times sigmoid(gate)
 };
 
 struct DeltaWeights {
@@ -89,13 +90,14 @@ struct RouteParams {
 };
 
 struct MoeWeights {
-  const Weight* gate = nullptr;  // [Nx][Fe, E]
-  const Weight* up = nullptr;    // [Nx][Fe, E]
-  const Weight* down = nullptr;  // [Nx][E, Fe]
+  const Weight* gate = nullptr;         // [Nx][Fe, E]
+  const Weight* up = nullptr;           // [Nx][Fe, E]
+  const Weight* down = nullptr;         // [Nx][E, Fe]
   const Weight* shared_gate = nullptr;  // [Fs, E]; null: no shared expert
   const Weight* shared_up = nullptr;
   const Weight* shared_down = nullptr;
-  const float* shared_scale = nullptr;  // [E]: the shared expert's output is multiplied by sigmoid(shared_scale . x)
+  const float* shared_scale =
+      nullptr;  // [E]: the shared expert's output is multiplied by sigmoid(shared_scale . x)
 };
 
 class Ops {
@@ -105,28 +107,33 @@ class Ops {
   // y[t] = row token[t] of the table.   y [T, E]
   virtual void embed(Tensor y, const Weight& table, const Batch& batch) = 0;
 
-  // For each part: its product with the same x, then its tail.   x [T, k]; all W have k columns. y may not overlap x.
+  // For each part: its product with the same x, then its tail.   x [T, k]; all W have k columns. y may not
+  // overlap x.
   virtual void linear(std::span<const LinearPart> parts, Tensor x) = 0;
 
-  // residual += x (if x is given); y = residual / sqrt(mean(residual^2) + eps) * weight.   all [T, E], weight [E]
+  // residual += x (if x is given); y = residual / sqrt(mean(residual^2) + eps) * weight.   all [T, E], weight
+  // [E]
   virtual void add_norm(Tensor y, Tensor residual, Tensor x, const float* weight, float eps) = 0;
 
   // table[t][i] = (cos, sin) of position[t] * freq_base^(-2 i / dims), computed in double.   table [T, dims]
   // Once per step, for every attention layer: a layer would spend more on sines than on its scores.
   virtual void rope_table(Tensor table, const RopeParams& rope, const Batch& batch) = 0;
 
-  // qg [T, H, 2, Dh] (query and gate of each head side by side; [T, H, Dh] without gates), k and v [T, KV heads, Dh].
-  // q [T, H * Dh] = rope(rms(query; q_norm)). rope(rms(k; k_norm)) and v are encoded into the row's cell.
-  virtual void qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table, const AttentionWeights& w,
-                                  const AttentionParams& params, const KvLayer& kv, const Batch& batch) = 0;
+  // qg [T, H, 2, Dh] (query and gate of each head side by side; [T, H, Dh] without gates), k and v [T, KV
+  // heads, Dh]. q [T, H * Dh] = rope(rms(query; q_norm)). rope(rms(k; k_norm)) and v are encoded into the
+  // row's cell.
+  virtual void qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
+                                  const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
+                                  const Batch& batch) = 0;
 
-  // o[t, h] = sum_c softmax_c(scale * q[t, h] . K[c]) V[c] over the cells the row sees (batch.h), head h reading KV head
-  // h / G; times sigmoid(gate) if gated. Online softmax in position order, key blocks counted from position 0.
-  // q, o [T, H * Dh]; qg as above.
+  // o[t, h] = sum_c softmax_c(scale * q[t, h] . K[c]) V[c] over the cells the row sees (batch.h), head h
+  // reading KV head h / G; times sigmoid(gate) if gated. Online softmax in position order, key blocks counted
+  // from position 0. q, o [T, H * Dh]; qg as above.
   virtual void attention(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
                          const Batch& batch) = 0;
 
-  // Gated delta rule over the certain rows; the slot is read and written. Per row and value head h, kh = h % Hk:
+  // Gated delta rule over the certain rows; the slot is read and written. Per row and value head h, kh = h %
+  // Hk:
   //   x = silu(conv(qkv))   q, k = l2(x_q) / sqrt(Dk), l2(x_k)   l2(x) = x / sqrt(sum x^2 + 1e-6)   v = x_v
   //   g = a * softplus(alpha + dt)   b = sigmoid(beta)
   //   S = e^g S;  d = b (v - S^T k);  S += k d^T;  o = S^T q;  o = rms(o; norm, eps) * silu(z)
@@ -139,19 +146,20 @@ class Ops {
   virtual void delta_peek(Tensor o, DeltaJournal& journal, const DeltaInputs& in, const DeltaWeights& w,
                           const DeltaLayer& layer, const Batch& batch) = 0;
 
-  // Makes accepted paths part of their slots: S = e^{g_m} S + sum_j e^{g_m - g_j} k_j d_j^T, conv ring moved on.
+  // Makes accepted paths part of their slots: S = e^{g_m} S + sum_j e^{g_m - g_j} k_j d_j^T, conv ring moved
+  // on.
   virtual void delta_commit(const DeltaLayer& layer, const DeltaJournal& journal,
                             std::span<const AcceptedPath> paths) = 0;
 
   // Copies K and V of accepted rows' cells to their final positions.
   virtual void kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) = 0;
 
-  // The `used` largest of softmax(logits) per row, heaviest first (ties: lowest id), weights normalised to sum 1.
-  // ids [T, used] i32, weights [T, used] f32, logits [T, experts]
+  // The `used` largest of softmax(logits) per row, heaviest first (ties: lowest id), weights normalised to
+  // sum 1. ids [T, used] i32, weights [T, used] f32, logits [T, experts]
   virtual void moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) = 0;
 
-  // y[t] += sum_j weights[t, j] down_e(silu(gate_e x) * up_e x), e = ids[t, j], summed in ascending expert id, then the
-  // shared expert.   y, x [T, E]
+  // y[t] += sum_j weights[t, j] down_e(silu(gate_e x) * up_e x), e = ids[t, j], summed in ascending expert
+  // id, then the shared expert.   y, x [T, E]
   virtual void moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) = 0;
 
   // y[i] = x[rows[i]].   y [count, E]

@@ -2,14 +2,15 @@
 //
 // Bytes only. Who holds which block or slot, hashes and checkpoints are bookkeeping of engine/.
 //
-// KV cache, per attention layer: a K pool and a V pool [blocks][kv_heads][kBlockTokens][row of head_dim], each row
-// in its KvFormat. Block 0 .. blocks-1; a block index means the same tokens in every layer.
+// KV cache, per attention layer: a K pool and a V pool [blocks][kv_heads][kBlockTokens][row of head_dim],
+// each row in its KvFormat. Block 0 .. blocks-1; a block index means the same tokens in every layer.
 //
 // Slot of a gated-delta layer:
-//   state  [value_heads][tiles][key_dim][tile_columns] f32, tiles * tile_columns = value_dim. Stored divided by
-//   decay  [value_heads] f32: true state = decay * stored. Decay products gather in it and are folded into the
-//          state when they fall below kFoldBelow, so folding depends on the sequence alone, never on how its tokens
-//          were cut into steps.
+//   state  [value_heads][tiles][key_dim][tile_columns] f32, tiles * tile_columns = value_dim. Stored divided
+//   by decay  [value_heads] f32: true state = decay * stored. Decay products gather in it and are folded into
+//   the
+//          state when they fall below kFoldBelow, so folding depends on the sequence alone, never on how its
+//          tokens were cut into steps.
 //   conv   [conv_width][channels] f32, a ring addressed by position: row p % conv_width holds the raw input
 //          (before convolution and SiLU) of position p. Rows of positions below 0 are never read.
 // tile_columns is the device's choice; value_dim (one tile) is the plain [Dk][Dv] form that ref/ uses.
@@ -38,8 +39,12 @@ struct KvShape {
   KvFormat k_format = KvFormat::f16;
   KvFormat v_format = KvFormat::f16;
 
-  int64_t k_block_bytes() const { return int64_t{kv_heads} * kBlockTokens * kv_row_bytes(k_format, head_dim); }
-  int64_t v_block_bytes() const { return int64_t{kv_heads} * kBlockTokens * kv_row_bytes(v_format, head_dim); }
+  int64_t k_block_bytes() const {
+    return int64_t{kv_heads} * kBlockTokens * kv_row_bytes(k_format, head_dim);
+  }
+  int64_t v_block_bytes() const {
+    return int64_t{kv_heads} * kBlockTokens * kv_row_bytes(v_format, head_dim);
+  }
 };
 
 // The pools of one attention layer.
@@ -66,7 +71,7 @@ struct DeltaShape {
   int32_t value_heads = 0;  // a multiple of key_heads; value head h uses key head h % key_heads
   int32_t key_dim = 0;
   int32_t value_dim = 0;
-  int32_t conv_width = 0;   // taps, 4 in published models
+  int32_t conv_width = 0;  // taps, 4 in published models
 
   int64_t key_width() const { return int64_t{key_heads} * key_dim; }
   int64_t value_width() const { return int64_t{value_heads} * value_dim; }
@@ -101,8 +106,8 @@ struct DeltaLayer {
   }
 };
 
-// What delta_peek keeps of uncertain rows of one layer so that delta_commit can apply an accepted path without
-// running the model again. Indexed by batch row. d and g are those of ops.h (delta_peek).
+// What delta_peek keeps of uncertain rows of one layer so that delta_commit can apply an accepted path
+// without running the model again. Indexed by batch row. d and g are those of ops.h (delta_peek).
 struct DeltaJournal {
   int64_t rows = 0;          // capacity
   float* k = nullptr;        // [rows][key_heads][key_dim] after convolution, SiLU and l2 norm

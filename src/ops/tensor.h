@@ -18,9 +18,7 @@ namespace braid {
 // What travels between ops: f32 on the CPU and in the reference, bf16 or f16 on a GPU.
 enum class DType : uint8_t { f32, f16, bf16, i32 };
 
-constexpr size_t size_bytes(DType type) {
-  return type == DType::f32 || type == DType::i32 ? 4 : 2;
-}
+constexpr size_t size_bytes(DType type) { return type == DType::f32 || type == DType::i32 ? 4 : 2; }
 
 // A matrix view [rows, cols] with `stride` elements from row to row. data == nullptr: no tensor.
 struct Tensor {
@@ -51,29 +49,28 @@ struct Tensor {
   }
 };
 
-// One weight matrix, or a stack of `experts` matrices of the same shape. Described once by the model; the device
-// that loads it chooses its own layout (Device::load_weights) and keeps it in `device_data`.
+// One weight matrix, or a stack of `experts` matrices of the same shape. Described once by the model; the
+// device that loads it chooses its own layout (Device::load_weights) and keeps it in `device_data`.
 struct Weight {
-  std::string name;                   // tensor name in the file, for messages
-  GgmlType type = GgmlType::F32;      // element format in the file
-  int64_t n = 0;                      // output features (rows)
-  int64_t k = 0;                      // input features (columns)
+  std::string name;               // tensor name in the file, for messages
+  GgmlType type = GgmlType::F32;  // element format in the file
+  int64_t n = 0;                  // output features (rows)
+  int64_t k = 0;                  // input features (columns)
   int64_t experts = 1;
-  std::span<const std::byte> file;    // [experts][n][row of k] as in the file; valid as long as the file
-  size_t expert_stride_bytes = 0;     // from one expert's matrix to the next; 0: they follow each other
-  std::span<const float> scales;      // {}: 1; else one factor (or one per expert) that multiplies the product
-  bool is_table = false;              // rows are looked up by embed()
-  bool is_product = true;             // used by linear() / moe_ffn() / logits()
+  std::span<const std::byte> file;  // [experts][n][row of k] as in the file; valid as long as the file
+  size_t expert_stride_bytes = 0;   // from one expert's matrix to the next; 0: they follow each other
+  std::span<const float> scales;    // {}: 1; else one factor (or one per expert) that multiplies the product
+  bool is_table = false;            // rows are looked up by embed()
+  bool is_product = true;           // used by linear() / moe_ffn() / logits()
 
   const void* device_data = nullptr;  // the device's layout; owned by the device
   size_t device_bytes = 0;            // bytes of that layout (what one full read moves)
 
   explicit operator bool() const { return n > 0; }
 
-  size_t file_row_bytes() const {
-    return static_cast<size_t>(k) / block_elems(type) * block_bytes(type);
-  }
-  // Rows of one expert as in the file. Files that fuse gate and up interleave two stacks: always read through this.
+  size_t file_row_bytes() const { return static_cast<size_t>(k) / block_elems(type) * block_bytes(type); }
+  // Rows of one expert as in the file. Files that fuse gate and up interleave two stacks: always read through
+  // this.
   std::span<const std::byte> expert_file(int64_t expert) const {
     const size_t matrix_bytes = static_cast<size_t>(n) * file_row_bytes();
     const size_t stride_bytes = expert_stride_bytes != 0 ? expert_stride_bytes : matrix_bytes;
