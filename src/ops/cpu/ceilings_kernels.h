@@ -15,6 +15,7 @@ struct CeilingKernels {
 CeilingKernels plain_ceilings();
 #if defined(__x86_64__)
 CeilingKernels avx2_ceilings();
+CeilingKernels avx512_ceilings();
 #endif
 
 }  // namespace braid::cpu
