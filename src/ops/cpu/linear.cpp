@@ -269,6 +269,8 @@ void Products::Impl::run_groups(const Piece& piece, const ActView& act_view, int
       float* to = piece.y.f32(piece.y_first + row + m) + g * kGroupRows;
       if (piece.tail == Tail::add) {
         for (int64_t i = 0; i < columns; i++) to[i] += from[i];
+      } else if (columns == kGroupRows) {
+        std::memcpy(to, from, kGroupRows * sizeof(float));  // a known size: no call
       } else {
         std::memcpy(to, from, static_cast<size_t>(columns) * sizeof(float));
       }

@@ -59,17 +59,7 @@ BRAID_INLINE void add_one(__m256i& s, __m256i w, const int8_t* quad) {
 BRAID_INLINE void set_one(__m256i& s, __m256i w, const int8_t* quad) {
   s = _mm256_maddubs_epi16(w, _mm256_set1_epi32(*reinterpret_cast<const int32_t*>(quad)));
 }
-// The same for words: s += pairs of 16-bit products in 32 bits, x = two words at `pair`.
-BRAID_INLINE void add_pair(__m256i& s0, __m256i& s1, __m256i w0, __m256i w1, const int16_t* pair) {
-  __m256i x, t;
-  asm("vpbroadcastd %[a], %[x]\n\t"
-      "vpmaddwd %[x], %[w0], %[t]\n\t"
-      "vpaddd %[t], %[s0], %[s0]\n\t"
-      "vpmaddwd %[x], %[w1], %[x]\n\t"
-      "vpaddd %[x], %[s1], %[s1]"
-      : [s0] "+x"(s0), [s1] "+x"(s1), [x] "=&x"(x), [t] "=&x"(t)
-      : [w0] "x"(w0), [w1] "x"(w1), [a] "m"(*reinterpret_cast<const int32_t*>(pair)));
-}
+// The first pair of words of a sum: s0 = pairs(w0, x), s1 = pairs(w1, x) in 32 bits, x = two words at `pair`.
 BRAID_INLINE void set_pair(__m256i& s0, __m256i& s1, __m256i w0, __m256i w1, const int16_t* pair) {
   asm("vpbroadcastd %[a], %[s1]\n\t"
       "vpmaddwd %[s1], %[w0], %[s0]\n\t"
