@@ -128,8 +128,8 @@ void compare_greedy(const Path& path, const nlohmann::json& golden, const CaseRu
         << "case " << index << ", step " << i << ": " << run.greedy[i] << " instead of " << wanted[i];
     if (margin < path.margin_limit) {
       ++totals.near_ties;
-      std::printf("  near tie: case %zu, step %zu, margin %.4f: %d instead of %d\n", index, i, margin,
-                  run.greedy[i], wanted[i]);
+      std::printf("[report]   near tie: case %zu, step %zu, margin %.4f: %d instead of %d\n", index, i,
+                  margin, run.greedy[i], wanted[i]);
     }
     return;
   }
@@ -206,7 +206,7 @@ TEST_P(Golden, Agrees) {
   }
   const double sum_error = totals.nll_sum / totals.golden_nll_sum - 1;
   std::printf(
-      "  %s: %d cases, %d logit positions (largest error %.2e), nll within %.2e "
+      "[report] goldens %s: %d cases, %d logit positions (largest error %.2e), nll within %.2e "
       "(sum %+.2e), "
       "%d greedy tokens equal, %d near ties, %d divergences, %d expert choices equal, %d moved\n",
       path.name, totals.cases, totals.positions, totals.logit_error, totals.nll_error, sum_error,

@@ -211,6 +211,8 @@ void panel_rows(const Panel& panel, int subs, const ActWide* const* wide, const 
 #pragma GCC unroll 8
       for (int m = 0; m < M; m++) {
         const int16_t* pair = wide[m]->q + 32 * sub + 2 * p;
+        // The next tile's line: with a large k the rows of all blocks do not stay in L2.
+        if (p == 2 * m + 2) _mm_prefetch(reinterpret_cast<const char*>(pair + M * kBlockK), _MM_HINT_T0);
         if (p == 0) {
           set_pair(s[m][0], s[m][1], w0, w1, pair);
         } else if (p == 1 && m == 0) {
