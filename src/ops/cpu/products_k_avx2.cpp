@@ -16,8 +16,9 @@
 namespace braid::cpu::avx2 {
 namespace {
 
-// From memory 1.5 KB ahead reads 15 to 20 % faster than 4.6 KB (Zen 3, 150 MB set, 2 threads: Q6_K 25 -> 31
-// GB/s, Q4_K 26 -> 31); from L3 both are the same within noise. 8 KB, T1 and NTA lose.
+// A compromise: from memory 1.5 KB ahead reads 15 to 20 % faster than 4.6 KB (Zen 3, 150 MB set, 2 threads:
+// Q6_K 25 -> 31 GB/s, Q4_K 26 -> 31; a 0.8B model decodes a third faster), while a model that fits the
+// last-level cache decodes about a fifth slower. Real models do not fit it. 8 KB, T1 and NTA lose.
 constexpr int64_t kAheadBytes = 1536;
 
 BRAID_INLINE void prefetch(const void* p) {
