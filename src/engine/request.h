@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -16,12 +17,30 @@ namespace braid {
 
 using RequestId = uint64_t;
 
+// Which tokens may come next, for answers of a given form. Follows one path of tokens; judged on the engine's
+// thread, so allowed() must be quick. One object per answer.
+class TokenMask {
+ public:
+  virtual ~TokenMask() = default;
+  // Sets bit id % 64 of bits[id / 64] for every allowed id (all bits are clear before). bits [ceil(V / 64)].
+  // At least one must be allowed.
+  virtual void allowed(std::span<uint64_t> bits) = 0;
+  // `token` (an allowed one) follows; takes back the last `tokens` of them.
+  virtual void advance(int32_t token) = 0;
+  virtual void rewind(int32_t tokens) = 0;
+};
+
 struct Request {
   std::vector<int32_t> prompt;  // at least one token; fewer than the context holds, unless max_tokens is 0
   SamplingParams sampling;
   int32_t max_tokens = -1;        // tokens to generate; -1: until the context is full; 0: only run the prompt
   std::vector<int32_t> stop_ids;  // end the answer; not reported as tokens
-  int32_t top_logprobs = -1;      // -1: no log probabilities; 0: of the token alone; n: of the n best as well
+  int32_t priority = 0;           // higher enters first; equal ones in order of arrival
+  // Prompt positions (counts of tokens) worth resuming from: ends of messages. Ascending.
+  std::vector<int32_t> checkpoints;
+  std::string cache_salt;           // prefixes are shared only between requests with the same salt
+  std::shared_ptr<TokenMask> mask;  // null: every token may come
+  int32_t top_logprobs = -1;  // -1: no log probabilities; 0: of the token alone; n: of the n best as well
 
   // Perplexity and tests: receives the logits row of each prompt position from score_from on, in order, as
   // the prompt is run. Row p is the prediction of token p + 1. The row is valid during the call.

@@ -99,6 +99,20 @@ class Device {
   };
   virtual Result<size_t> reserve_workspaces(const WorkspaceNeeds& needs) = 0;
 
+  // Copies between host and device memory, queued behind the ops before them. The host side of to_device may
+  // be reused, and that of to_host read, after synchronize(). On devices that compute in host memory both are
+  // memcpy.
+  virtual void to_device(void* dst, const void* src, size_t size_bytes) = 0;
+  virtual void to_host(void* dst, const void* src, size_t size_bytes) = 0;
+  // Host memory that such copies are fast with (pinned, where that means something). Error: exhausted.
+  virtual Result<Buffer> allocate_host(size_t size_bytes, const char* label) {
+    return allocate(size_bytes, label);
+  }
+  // What travels between ops (tensor.h). The residual stream, router and gate rows and logits are f32 always.
+  virtual DType activation_type() const { return DType::f32; }
+  // The host may read and write allocate()d memory directly.
+  virtual bool computes_in_host_memory() const { return true; }
+
   virtual void synchronize() = 0;
   virtual Ops& ops() = 0;
 };

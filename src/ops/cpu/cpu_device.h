@@ -1,6 +1,7 @@
 // cpu_device.h -- this machine's CPU as a device: threads, memory, weights (linear.h) and ops (cpu_ops.h).
 #pragma once
 
+#include <cstring>
 #include <memory>
 #include <string>
 
@@ -23,6 +24,10 @@ class CpuDevice final : public Device {
   size_t weight_bytes(const Weight& weight) const override;
   int32_t state_tile_columns(const DeltaShape& shape) const override;
   Result<size_t> reserve_workspaces(const WorkspaceNeeds& needs) override;
+  void to_device(void* dst, const void* src, size_t size_bytes) override {
+    std::memcpy(dst, src, size_bytes);
+  }
+  void to_host(void* dst, const void* src, size_t size_bytes) override { std::memcpy(dst, src, size_bytes); }
   void synchronize() override {}
   Ops& ops() override { return ops_; }
 

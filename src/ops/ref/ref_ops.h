@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 #include <vector>
@@ -60,6 +61,10 @@ class RefDevice final : public Device {
   Status load_weights(std::span<Weight* const> weights, const WeightDone& done) override;
   size_t weight_bytes(const Weight& weight) const override;
   Result<size_t> reserve_workspaces(const WorkspaceNeeds& needs) override;
+  void to_device(void* dst, const void* src, size_t size_bytes) override {
+    std::memcpy(dst, src, size_bytes);
+  }
+  void to_host(void* dst, const void* src, size_t size_bytes) override { std::memcpy(dst, src, size_bytes); }
   void synchronize() override {}
   Ops& ops() override { return ops_; }
 
