@@ -56,6 +56,7 @@ struct DeviceOptions {
   int threads = 0;  // 0: one per physical core of the affinity mask, at most the cgroup quota
   Activations activations = Activations::i8;
   int32_t max_tokens = 512;  // largest batch the workspaces are sized for
+  int gpu = 0;               // which one, as the driver counts
 };
 
 class Device {
@@ -115,11 +116,27 @@ class Device {
 
   virtual void synchronize() = 0;
   virtual Ops& ops() = 0;
+
+  // Ok as long as everything asked of the device worked. Ask after synchronize(): an error stays, the work since
+  // the last good answer is worthless, and so is the device. Errors: io.
+  virtual Status health() const { return {}; }
+
+  // Steps that are recorded once and replayed. Between begin_record and end_record ops and copies are kept
+  // instead of run; replay(key) runs what was recorded under `key`: the same ops on the same memory, with what
+  // that memory then holds. Nothing allocates and nobody synchronizes while recording. begin_record is false on
+  // devices without recording, and then nothing changes.
+  virtual bool begin_record() { return false; }
+  virtual Status end_record(uint64_t key) { return {}; }
+  virtual bool has_record(uint64_t key) const { return false; }
+  virtual void replay(uint64_t key) {}
+  virtual void forget_records() {}
 };
 
 // Plain loops with double accumulation: the specification of every op.
 std::unique_ptr<Device> make_ref_device(const DeviceOptions& options);
 // The CPU of this machine. Errors: unsupported (no path for this processor).
 Result<std::unique_ptr<Device>> make_cpu_device(const DeviceOptions& options);
+// An NVIDIA GPU. Errors: unsupported (built without CUDA, no GPU, driver or GPU too old), exhausted.
+Result<std::unique_ptr<Device>> make_cuda_device(const DeviceOptions& options);
 
 }  // namespace braid

@@ -100,6 +100,8 @@ struct MoeWeights {
       nullptr;  // [E]: the shared expert's output is multiplied by sigmoid(shared_scale . x)
 };
 
+inline constexpr int32_t kMostTopK = 128;
+
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -167,6 +169,11 @@ class Ops {
 
   // logits [outputs, V] = x W^T for gathered rows x [outputs, E].
   virtual void logits(Tensor logits, const Weight& w, Tensor x) = 0;
+
+  // Per row of logits [rows, V]: the k = values.cols largest, largest first (ties: lowest id), and the log of the
+  // sum of exp over the row. What a sampler needs of a row without moving it. values [rows, k], ids [rows, k]
+  // i32, log_sum [rows, 1]; k <= kMostTopK and k <= V.
+  virtual void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) = 0;
 
   // dst slot = src slot (checkpoints inside a device).
   virtual void state_copy(const DeltaLayer& layer, int32_t dst, int32_t src) = 0;

@@ -55,6 +55,9 @@ class CpuOps final : public Ops {
   void delta_commit(const DeltaLayer& layer, const DeltaJournal& journal,
                     std::span<const AcceptedPath> paths) override;
 
+  // top_k.cpp
+  void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) override;
+
   // copy.cpp
   void gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) override;
   void kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) override;

@@ -1,5 +1,9 @@
 // ref_linear.cpp -- products with weights and row look-ups: the reference.
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <numeric>
+#include <vector>
 
 #include "gguf/blocks.h"
 #include "ops/ref/ref_math.h"
@@ -56,6 +60,25 @@ void RefOps::gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count)
 void RefOps::logits(Tensor logits, const Weight& w, Tensor x) {
   const LinearPart part{&w, nullptr, logits, Tail::store};
   linear({&part, 1}, x);
+}
+
+void RefOps::top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) {
+  const int64_t k = values.cols;
+  BRAID_CHECK(k > 0 && k <= kMostTopK && k <= logits.cols && ids.cols == k && ids.type == DType::i32);
+  BRAID_CHECK(values.rows >= logits.rows && ids.rows >= logits.rows && log_sum.rows >= logits.rows);
+  std::vector<int32_t> order(static_cast<size_t>(logits.cols));
+  for (int64_t t = 0; t < logits.rows; ++t) {
+    const float* row = logits.f32(t);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return row[a] > row[b]; });
+    for (int64_t j = 0; j < k; ++j) {
+      values.f32(t)[j] = row[order[j]];
+      (static_cast<int32_t*>(ids.data) + t * ids.stride)[j] = order[j];
+    }
+    double sum = 0;
+    for (int64_t i = 0; i < logits.cols; ++i) sum += std::exp(double{row[i]} - row[order[0]]);
+    *log_sum.f32(t) = static_cast<float>(row[order[0]] + std::log(sum));
+  }
 }
 
 }  // namespace braid

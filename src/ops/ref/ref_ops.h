@@ -24,6 +24,7 @@ class RefOps final : public Ops {
   void linear(std::span<const LinearPart> parts, Tensor x) override;
   void gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) override;
   void logits(Tensor logits, const Weight& w, Tensor x) override;
+  void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) override;
 
   // ref_norm.cpp
   void add_norm(Tensor y, Tensor residual, Tensor x, const float* weight, float eps) override;

@@ -1,0 +1,219 @@
+// cuda_device.cu -- memory, copies, health and recorded steps of one GPU (cuda_device.h).
+#include "ops/cuda/cuda_device.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "ops/cuda/device_math.h"
+
+namespace braid {
+namespace {
+
+using cuda::gpu_error;
+
+void release_device(void* data, size_t) { cudaFree(data); }
+void release_host(void* data, size_t) { cudaFreeHost(data); }
+
+__global__ void probe() {}
+
+std::string version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+Error no_gpu(cudaError_t error) {
+  int driver = 0;
+  int runtime = 0;
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&runtime);
+  if (driver == 0)
+    return {ErrorKind::unsupported, "no NVIDIA driver is installed, so there is no GPU to use"};
+  if (driver / 1000 < runtime / 1000) {
+    return {ErrorKind::unsupported, "the NVIDIA driver knows CUDA " + version_text(driver) +
+                                        ", braid was built with CUDA " + version_text(runtime) +
+                                        "; please update the driver"};
+  }
+  return {ErrorKind::unsupported, std::string("no usable NVIDIA GPU: ") + cudaGetErrorString(error)};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& options) {
+  int count = 0;
+  cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess || count == 0) {
+    cudaGetLastError();
+    return no_gpu(error);
+  }
+  if (options.gpu < 0 || options.gpu >= count) {
+    return Error{ErrorKind::unsupported, "there is no GPU " + std::to_string(options.gpu) +
+                                             "; this machine has " + std::to_string(count)};
+  }
+  cudaDeviceProp properties;
+  if (error = cudaSetDevice(options.gpu); error != cudaSuccess) return no_gpu(error);
+  if (error = cudaGetDeviceProperties(&properties, options.gpu); error != cudaSuccess) return no_gpu(error);
+
+  std::unique_ptr<CudaDevice> device(new CudaDevice);
+  cuda::Context& context = device->context_;
+  context.processors = properties.multiProcessorCount;
+  context.capability = properties.major * 10 + properties.minor;
+  context.shared_bytes_per_block = properties.sharedMemPerBlockOptin;
+  context.l2_bytes = static_cast<size_t>(properties.l2CacheSize);
+  if (error = cudaStreamCreateWithFlags(&context.stream, cudaStreamNonBlocking); error != cudaSuccess)
+    return gpu_error(error, "making a stream");
+  // A GPU that this build has no code for shows at the first launch.
+  probe<<<1, 1, 0, context.stream>>>();
+  error = cudaGetLastError();
+  if (error == cudaSuccess) error = cudaStreamSynchronize(context.stream);
+  if (error != cudaSuccess) {
+    return Error{ErrorKind::unsupported,
+                 std::string(properties.name) + " has compute capability " +
+                     std::to_string(properties.major) + "." + std::to_string(properties.minor) +
+                     ", which this build has no code for: " + cudaGetErrorString(error)};
+  }
+  device->description_ = "cuda (" + std::string(properties.name) + ", " +
+                         std::to_string(properties.totalGlobalMem >> 30) + " GiB)";
+  return std::move(device);
+}
+
+CudaDevice::~CudaDevice() {
+  if (context_.stream == nullptr) return;
+  cudaStreamSynchronize(context_.stream);
+  forget_records();
+  weights_.clear();
+  cudaStreamDestroy(context_.stream);
+}
+
+Result<Buffer> CudaDevice::allocate(size_t size_bytes, const char* label) {
+  void* data = nullptr;
+  const size_t rounded = std::max<size_t>(size_bytes, 256);
+  cudaError_t error = cudaMalloc(&data, rounded);
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    size_t free = 0;
+    size_t total = 0;
+    cudaMemGetInfo(&free, &total);
+    return Error{ErrorKind::exhausted, "no GPU memory for " + std::string(label) + ": " +
+                                           std::to_string(size_bytes >> 20) + " MiB wanted, " +
+                                           std::to_string(free >> 20) + " MiB free"};
+  }
+  error = cudaMemsetAsync(data, 0, rounded, context_.stream);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(context_.stream);
+  Buffer buffer(data, size_bytes, release_device);
+  if (error != cudaSuccess) return gpu_error(error, label);
+  return std::move(buffer);
+}
+
+Result<Buffer> CudaDevice::allocate_host(size_t size_bytes, const char* label) {
+  void* data = nullptr;
+  const cudaError_t error = cudaHostAlloc(&data, std::max<size_t>(size_bytes, 64), cudaHostAllocDefault);
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    return Error{ErrorKind::exhausted, "no pinned memory for " + std::string(label) + " (" +
+                                           std::to_string(size_bytes >> 20) + " MiB)"};
+  }
+  std::memset(data, 0, size_bytes);
+  return Buffer(data, size_bytes, release_host);
+}
+
+void CudaDevice::to_device(void* dst, const void* src, size_t size_bytes) {
+  if (size_bytes == 0) return;
+  context_.note(cudaMemcpyAsync(dst, src, size_bytes, cudaMemcpyHostToDevice, context_.stream),
+                "copy to the GPU");
+}
+
+void CudaDevice::to_host(void* dst, const void* src, size_t size_bytes) {
+  if (size_bytes == 0) return;
+  context_.note(cudaMemcpyAsync(dst, src, size_bytes, cudaMemcpyDeviceToHost, context_.stream),
+                "copy from the GPU");
+}
+
+DType CudaDevice::activation_type() const { return cuda::kActType; }
+
+void CudaDevice::synchronize() { context_.note(cudaStreamSynchronize(context_.stream), "running a step"); }
+
+Status CudaDevice::health() const {
+  if (context_.healthy()) return {};
+  return Error{ErrorKind::io, "the GPU failed: " + context_.first_error};
+}
+
+Status CudaDevice::load_weights(std::span<Weight* const> weights, const WeightDone& done) {
+  return cuda::load_weights(*this, context_, weights, done, weights_);
+}
+
+size_t CudaDevice::weight_bytes(const Weight& weight) const { return cuda::planned_bytes(weight); }
+
+// ---- recorded steps ----
+
+bool CudaDevice::begin_record() {
+  return context_.healthy() &&
+         context_.note(cudaStreamBeginCapture(context_.stream, cudaStreamCaptureModeThreadLocal),
+                       "recording a step");
+}
+
+Status CudaDevice::end_record(uint64_t key) {
+  cudaGraph_t graph = nullptr;
+  cudaError_t error = cudaStreamEndCapture(context_.stream, &graph);
+  cudaGraphExec_t exec = nullptr;
+  if (error == cudaSuccess) error = cudaGraphInstantiate(&exec, graph, 0);
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  if (error != cudaSuccess) {
+    context_.note(error, "recording a step");
+    return health();
+  }
+  if (const auto old = records_.find(key); old != records_.end()) cudaGraphExecDestroy(old->second);
+  records_[key] = exec;
+  return health();
+}
+
+void CudaDevice::replay(uint64_t key) {
+  BRAID_CHECK(has_record(key));
+  context_.note(cudaGraphLaunch(records_[key], context_.stream), "replaying a step");
+}
+
+void CudaDevice::forget_records() {
+  for (const auto& [key, exec] : records_) cudaGraphExecDestroy(exec);
+  records_.clear();
+}
+
+// ---- workspaces ----
+
+Result<size_t> CudaOps::reserve(Device& device, const Device::WorkspaceNeeds& needs) {
+  needs_ = needs;
+  const auto rounded = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
+  const size_t attention = rounded(attention_workspace_bytes(context_, needs));
+  const size_t delta = rounded(delta_workspace_bytes(context_, needs));
+  const size_t products = rounded(products_workspace_bytes(context_, needs));
+  const size_t moe = rounded(moe_workspace_bytes(context_, needs));
+  BRAID_ASSIGN(workspace_, device.allocate(attention + delta + products + moe, "workspaces"));
+  BRAID_ASSIGN(stage_device_, device.allocate(kStageSlots * kStageBytes, "staging"));
+  BRAID_ASSIGN(stage_host_, device.allocate_host(kStageSlots * kStageBytes, "staging"));
+  auto* at = static_cast<std::byte*>(workspace_.data());
+  attention_work_ = at;
+  delta_work_ = at + attention;
+  products_work_ = at + attention + delta;
+  moe_work_ = at + attention + delta + products;
+  return workspace_.size_bytes() + stage_device_.size_bytes();
+}
+
+void* CudaOps::stage(const void* data, size_t size_bytes) {
+  BRAID_CHECK(size_bytes <= kStageBytes && stage_host_.data() != nullptr);
+  // The ring turns rarely: waiting for everything is simpler than an event per slot.
+  if (stage_next_ == kStageSlots) {
+    context_.note(cudaStreamSynchronize(context_.stream), "staging");
+    stage_next_ = 0;
+  }
+  const size_t offset = stage_next_++ * kStageBytes;
+  auto* host = static_cast<std::byte*>(stage_host_.data()) + offset;
+  auto* device = static_cast<std::byte*>(stage_device_.data()) + offset;
+  std::memcpy(host, data, size_bytes);
+  context_.note(cudaMemcpyAsync(device, host, size_bytes, cudaMemcpyHostToDevice, context_.stream),
+                "staging");
+  return std::move(device);
+}
+
+Result<std::unique_ptr<Device>> make_cuda_device(const DeviceOptions& options) {
+  BRAID_ASSIGN(std::unique_ptr<Device> device, CudaDevice::make(options));
+  return std::move(device);
+}
+
+}  // namespace braid

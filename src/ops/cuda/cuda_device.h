@@ -1,0 +1,56 @@
+// cuda_device.h -- one NVIDIA GPU: memory, copies, one compute stream, recorded steps. Weights: weights.h.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ops/cuda/context.h"
+#include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/weights.h"
+#include "ops/device.h"
+
+namespace braid {
+
+class CudaDevice final : public Device {
+ public:
+  static Result<std::unique_ptr<CudaDevice>> make(const DeviceOptions& options);
+  ~CudaDevice() override;
+
+  std::string description() const override { return description_; }
+  Result<Buffer> allocate(size_t size_bytes, const char* label) override;
+  Result<Buffer> allocate_host(size_t size_bytes, const char* label) override;
+  Status load_weights(std::span<Weight* const> weights, const WeightDone& done) override;
+  size_t weight_bytes(const Weight& weight) const override;
+  int32_t state_tile_columns(const DeltaShape& shape) const override {
+    return CudaOps::state_tile_columns(shape);
+  }
+  Result<size_t> reserve_workspaces(const WorkspaceNeeds& needs) override {
+    return ops_.reserve(*this, needs);
+  }
+  void to_device(void* dst, const void* src, size_t size_bytes) override;
+  void to_host(void* dst, const void* src, size_t size_bytes) override;
+  DType activation_type() const override;
+  bool computes_in_host_memory() const override { return false; }
+  void synchronize() override;
+  Ops& ops() override { return ops_; }
+  Status health() const override;
+
+  bool begin_record() override;
+  Status end_record(uint64_t key) override;
+  bool has_record(uint64_t key) const override { return records_.count(key) != 0; }
+  void replay(uint64_t key) override;
+  void forget_records() override;
+
+ private:
+  CudaDevice() : ops_(context_) {}
+
+  cuda::Context context_;
+  std::string description_;
+  std::map<uint64_t, cudaGraphExec_t> records_;
+  std::vector<std::unique_ptr<cuda::PackedWeight>> weights_;
+  CudaOps ops_;
+};
+
+}  // namespace braid

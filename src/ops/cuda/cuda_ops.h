@@ -1,0 +1,94 @@
+// cuda_ops.h -- the ops of one GPU.
+//
+// Every op queues kernels on the one compute stream and returns. Batch arrays, activations, pools and small
+// weights are device memory; shapes come from the host. What varies from step to step is read on the device
+// (batch.h says how padded rows look), so that a step can be recorded. An op that takes lists from the host
+// (delta_commit, kv_move) copies them through stage() and cannot be part of a recorded step.
+//
+// Kernels live beside the op they serve; a group of ops sizes its own workspace (..._workspace_bytes) and
+// finds it in its member, zero-filled once.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "ops/cuda/context.h"
+#include "ops/device.h"
+#include "ops/ops.h"
+
+namespace braid {
+
+class CudaOps final : public Ops {
+ public:
+  explicit CudaOps(cuda::Context& context) : context_(context) {}
+
+  // Sizes the workspaces (device.h). Returns bytes.
+  Result<size_t> reserve(Device& device, const Device::WorkspaceNeeds& needs);
+
+  // products*.cu, embed.cu
+  void embed(Tensor y, const Weight& table, const Batch& batch) override;
+  void linear(std::span<const LinearPart> parts, Tensor x) override;
+  void logits(Tensor logits, const Weight& w, Tensor x) override;
+  void gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) override;
+  // top_k.cu
+  void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) override;
+
+  // moe.cu
+  void moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) override;
+  void moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) override;
+
+  // norm.cu
+  void add_norm(Tensor y, Tensor residual, Tensor x, const float* weight, float eps) override;
+
+  // rope.cu
+  void rope_table(Tensor table, const RopeParams& rope, const Batch& batch) override;
+  void qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
+                          const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
+                          const Batch& batch) override;
+
+  // attention*.cu
+  void attention(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
+                 const Batch& batch) override;
+
+  // delta*.cu
+  void delta_advance(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
+                     const Batch& batch) override;
+  void delta_peek(Tensor o, DeltaJournal& journal, const DeltaInputs& in, const DeltaWeights& w,
+                  const DeltaLayer& layer, const Batch& batch) override;
+  void delta_commit(const DeltaLayer& layer, const DeltaJournal& journal,
+                    std::span<const AcceptedPath> paths) override;
+
+  // copies.cu
+  void kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) override;
+  void state_copy(const DeltaLayer& layer, int32_t dst, int32_t src) override;
+  void block_copy(const KvLayer& kv, int32_t dst, int32_t src) override;
+
+  // Tile width of the recurrent state (state.h); delta*.cu.
+  static int32_t state_tile_columns(const DeltaShape& shape);
+
+ private:
+  static size_t attention_workspace_bytes(const cuda::Context& context, const Device::WorkspaceNeeds& needs);
+  static size_t delta_workspace_bytes(const cuda::Context& context, const Device::WorkspaceNeeds& needs);
+  static size_t products_workspace_bytes(const cuda::Context& context, const Device::WorkspaceNeeds& needs);
+  static size_t moe_workspace_bytes(const cuda::Context& context, const Device::WorkspaceNeeds& needs);
+
+  // A copy of host bytes in device memory, queued before the kernels that follow; valid until kStageSlots
+  // more calls. At most kStageBytes. Waits when the slot's last copy is still under way.
+  void* stage(const void* data, size_t size_bytes);
+  static constexpr int kStageSlots = 8;
+  static constexpr size_t kStageBytes = size_t{1} << 20;
+
+  cuda::Context& context_;
+  Device::WorkspaceNeeds needs_;
+  Buffer workspace_;
+  Buffer stage_device_;
+  Buffer stage_host_;
+  int stage_next_ = 0;
+  // Parts of workspace_, 256-byte aligned.
+  std::byte* attention_work_ = nullptr;
+  std::byte* delta_work_ = nullptr;
+  std::byte* products_work_ = nullptr;
+  std::byte* moe_work_ = nullptr;
+};
+
+}  // namespace braid

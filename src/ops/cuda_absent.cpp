@@ -1,0 +1,12 @@
+// cuda_absent.cpp -- what a build without CUDA answers when it is asked for a GPU.
+#ifndef BRAID_HAS_CUDA
+#include "ops/device.h"
+
+namespace braid {
+
+Result<std::unique_ptr<Device>> make_cuda_device(const DeviceOptions&) {
+  return Error{ErrorKind::unsupported, "this braid was built without CUDA, so it cannot use a GPU"};
+}
+
+}  // namespace braid
+#endif
