@@ -1,0 +1,332 @@
+// json_text.cpp -- see json_text.h.
+#include "text/json_text.h"
+
+#include <fmt/format.h>
+
+#include <cstdint>
+
+#include "text/unicode.h"
+
+namespace braid {
+namespace {
+
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
+
+// Length of the number at the start of `text`; 0: none.
+size_t number_bytes(std::string_view text) {
+  size_t at = 0;
+  const auto digits = [&] {
+    const size_t start = at;
+    while (at < text.size() && is_digit(text[at])) ++at;
+    return at > start;
+  };
+  if (at < text.size() && text[at] == '-') ++at;
+  if (at < text.size() && text[at] == '0') {
+    ++at;
+  } else if (!digits()) {
+    return 0;
+  }
+  if (at < text.size() && text[at] == '.') {
+    ++at;
+    if (!digits()) return 0;
+  }
+  if (at < text.size() && (text[at] == 'e' || text[at] == 'E')) {
+    ++at;
+    if (at < text.size() && (text[at] == '+' || text[at] == '-')) ++at;
+    if (!digits()) return 0;
+  }
+  return at;
+}
+
+std::optional<uint32_t> hex(std::string_view text, size_t at, size_t digits) {
+  if (text.size() < at + digits) return std::nullopt;
+  uint32_t value = 0;
+  for (const char c : text.substr(at, digits)) {
+    const int digit = is_digit(c)            ? c - '0'
+                      : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                      : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                             : -1;
+    if (digit < 0) return std::nullopt;
+    value = value << 4 | static_cast<uint32_t>(digit);
+  }
+  return value;
+}
+
+class Reader {
+ public:
+  Reader(std::string_view text, bool python) : text_(text), python_(python) {}
+
+  std::optional<JsonValue> whole() {
+    JsonValue value;
+    if (!read(value, 0)) return std::nullopt;
+    blanks();
+    if (at_ != text_.size()) return std::nullopt;
+    return value;
+  }
+
+ private:
+  void blanks() {
+    while (at_ < text_.size() && is_blank(text_[at_])) ++at_;
+  }
+
+  bool take(char c) {
+    blanks();
+    if (at_ >= text_.size() || text_[at_] != c) return false;
+    ++at_;
+    return true;
+  }
+
+  bool word(std::string_view w) {
+    if (!text_.substr(at_).starts_with(w)) return false;
+    at_ += w.size();
+    return true;
+  }
+
+  bool read(JsonValue& out, int depth) {
+    blanks();
+    if (at_ >= text_.size() || depth > kMaxJsonDepth) return false;
+    const char c = text_[at_];
+    if (c == '{') return object(out, depth);
+    if (c == '[') return array(out, depth, ']');
+    if (c == '(' && python_) return array(out, depth, ')');
+    if (c == '"' || (c == '\'' && python_)) {
+      out.kind = JsonKind::string;
+      if (!string(out.string)) return false;
+      out.text = json_string(out.string);
+      return true;
+    }
+    if (keyword(out)) return true;
+    const size_t length = number_bytes(text_.substr(at_));
+    if (length == 0) return false;
+    out.kind = JsonKind::number;
+    out.text = text_.substr(at_, length);
+    at_ += length;
+    return true;
+  }
+
+  bool keyword(JsonValue& out) {
+    const bool is_null = word("null") || (python_ && word("None"));
+    const bool is_true = !is_null && (word("true") || (python_ && word("True")));
+    const bool is_false = !is_null && !is_true && (word("false") || (python_ && word("False")));
+    if (!is_null && !is_true && !is_false) return false;
+    out.kind = is_null ? JsonKind::null : JsonKind::boolean;
+    out.text = is_null ? "null" : is_true ? "true" : "false";
+    return true;
+  }
+
+  bool array(JsonValue& out, int depth, char close) {
+    ++at_;
+    out.kind = JsonKind::array;
+    out.text = "[";
+    if (take(close)) {
+      out.text += ']';
+      return true;
+    }
+    while (true) {
+      JsonValue element;
+      if (!read(element, depth + 1)) return false;
+      out.text += element.text;
+      if (take(close)) break;
+      if (!take(',')) return false;
+      if (python_ && take(close)) break;
+      out.text += ", ";
+    }
+    out.text += ']';
+    return true;
+  }
+
+  bool object(JsonValue& out, int depth) {
+    ++at_;
+    out.kind = JsonKind::object;
+    bool first = true;
+    while (!take('}')) {
+      if (!first) {
+        if (!take(',')) return false;
+        if (python_ && take('}')) break;
+      }
+      first = false;
+      JsonValue key, value;
+      if (!read(key, depth + 1)) return false;
+      if (key.kind != JsonKind::string) {
+        if (!python_ || key.kind == JsonKind::array || key.kind == JsonKind::object) return false;
+        key.string = key.text;
+      }
+      if (!take(':') || !read(value, depth + 1)) return false;
+      if (depth >= 2) value.members.clear();
+      add(out, std::move(key.string), std::move(value));
+    }
+    out.text = "{";
+    for (const auto& [name, value] : out.members) {
+      if (out.text.size() > 1) out.text += ", ";
+      append_json_string(out.text, name);
+      out.text += ": ";
+      out.text += value.text;
+    }
+    out.text += '}';
+    if (depth >= 2) out.members.clear();
+    return true;
+  }
+
+  static void add(JsonValue& object, std::string name, JsonValue value) {
+    // Large objects are not searched: a repeated key in them is the reader's business.
+    if (object.members.size() <= 1000) {
+      for (auto& [present, old] : object.members) {
+        if (present == name) {
+          old = std::move(value);
+          return;
+        }
+      }
+    }
+    object.members.emplace_back(std::move(name), std::move(value));
+  }
+
+  bool string(std::string& out) {
+    const char quote = text_[at_++];
+    while (at_ < text_.size()) {
+      const char c = text_[at_++];
+      if (c == quote) return true;
+      if (c != '\\') {
+        out += c;
+      } else if (!escape(out)) {
+        return false;
+      }
+    }
+    return false;
+  }
+
+  bool escape(std::string& out) {
+    if (at_ >= text_.size()) return false;
+    const char c = text_[at_++];
+    constexpr std::string_view kLetters = "bfnrt\"\\/", kMeanings = "\b\f\n\r\t\"\\/";
+    if (const size_t i = kLetters.find(c); i != std::string_view::npos && !(python_ && c == '/')) {
+      out += kMeanings[i];
+      return true;
+    }
+    if (c == 'u') return unicode(out, 4);
+    if (!python_) return false;
+    if (c == 'U') return unicode(out, 8);
+    if (c == 'x') return unicode(out, 2);
+    if (c == '\n') return true;
+    if (c == '\'') {
+      out += c;
+    } else if (c == '0') {
+      out += '\0';
+    } else {
+      out += '\\';
+      out += c;
+    }
+    return true;
+  }
+
+  bool unicode(std::string& out, size_t digits) {
+    const auto first = hex(text_, at_, digits);
+    if (!first) return false;
+    at_ += digits;
+    char32_t code = *first;
+    if (code >= 0xD800 && code < 0xDC00 && text_.substr(at_).starts_with("\\u")) {
+      const auto second = hex(text_, at_ + 2, 4);
+      if (second && *second >= 0xDC00 && *second < 0xE000) {
+        at_ += 6;
+        code = 0x10000 + ((code - 0xD800) << 10) + (*second - 0xDC00);
+      }
+    }
+    append_utf8(out, code);  // a surrogate that stands alone becomes U+FFFD
+    return true;
+  }
+
+  std::string_view text_;
+  bool python_;
+  size_t at_ = 0;
+};
+
+}  // namespace
+
+void append_json_escaped(std::string& out, std::string_view text) {
+  size_t plain = 0;  // start of what needs no escape
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto c = static_cast<unsigned char>(text[i]);
+    if (c >= 0x20 && c != '"' && c != '\\') continue;
+    out.append(text, plain, i - plain);
+    plain = i + 1;
+    switch (c) {
+      case '"':
+        out += "\\\"";
+        break;
+      case '\\':
+        out += "\\\\";
+        break;
+      case '\n':
+        out += "\\n";
+        break;
+      case '\r':
+        out += "\\r";
+        break;
+      case '\t':
+        out += "\\t";
+        break;
+      case '\b':
+        out += "\\b";
+        break;
+      case '\f':
+        out += "\\f";
+        break;
+      default:
+        out += fmt::format("\\u{:04x}", c);
+    }
+  }
+  out.append(text, plain, text.size() - plain);
+}
+
+void append_json_string(std::string& out, std::string_view text) {
+  out += '"';
+  append_json_escaped(out, text);
+  out += '"';
+}
+
+std::string json_string(std::string_view text) {
+  std::string out;
+  append_json_string(out, text);
+  return out;
+}
+
+bool is_json_number(std::string_view text) { return !text.empty() && number_bytes(text) == text.size(); }
+
+const JsonValue* JsonValue::find(std::string_view key) const {
+  for (const auto& [name, value] : members) {
+    if (name == key) return &value;
+  }
+  return nullptr;
+}
+
+std::optional<JsonValue> read_json(std::string_view text) { return Reader(text, false).whole(); }
+std::optional<JsonValue> read_python_literal(std::string_view text) { return Reader(text, true).whole(); }
+
+JsonExtent::State JsonExtent::scan(std::string_view text) {
+  for (; at_ < text.size(); ++at_) {
+    const char c = text[at_];
+    if (in_string_) {
+      if (escaped_) {
+        escaped_ = false;
+      } else if (c == '\\') {
+        escaped_ = true;
+      } else if (c == '"') {
+        in_string_ = false;
+      }
+    } else if (c == '"') {
+      in_string_ = true;
+    } else if (c == '{' || c == '[') {
+      ++depth_;
+    } else if (c == '}' || c == ']') {
+      if (--depth_ == 0) {
+        ++at_;
+        return State::complete;
+      }
+    } else if (c == '<') {
+      return State::angle;
+    }
+  }
+  return State::open;
+}
+
+}  // namespace braid
