@@ -9,8 +9,11 @@
 
 #include <fmt/format.h>
 
+#include <map>
+
 #include "gguf/blocks.h"
 #include "gguf/half.h"
+#include "ops/mirror_test.h"
 
 namespace braid::test {
 
@@ -53,13 +56,53 @@ bool cpu_usable() {
   return usable;
 }
 
+// The GPU, or the reason why there is none. BRAID_TEST_DEVICES=gpu leaves the CPU out: a run on a GPU machine
+// need not repeat what any machine can test.
+const DeviceCase* gpu_case() {
+  static const DeviceCase* found = []() -> const DeviceCase* {
+    auto made = make_cuda_device({});
+    if (!made.ok()) {
+      fmt::print("no GPU is tested: {}\n", made.error().message);
+      return nullptr;
+    }
+    return new DeviceCase{.name = "cuda", .gpu = true, .activation_type = (*made)->activation_type()};
+  }();
+  return found;
+}
+bool only_gpu() {
+  const char* devices = std::getenv("BRAID_TEST_DEVICES");
+  return devices != nullptr && std::strcmp(devices, "gpu") == 0;
+}
+
+// Says at the end how many worlds ran on each device.
+class CountWorlds : public ::testing::Environment {
+ public:
+  static std::map<std::string, int>& counts() {
+    static std::map<std::string, int> map;
+    return map;
+  }
+  void TearDown() override {
+    for (const auto& [name, count] : counts()) fmt::print("{} cases ran on {}\n", count, name);
+  }
+};
+[[maybe_unused]] ::testing::Environment* const count_worlds =
+    ::testing::AddGlobalTestEnvironment(new CountWorlds);
+
 }  // namespace
 
 DeviceCase reference_device() { return {.name = "reference", .reference = true}; }
 
+DeviceCase reference_for(const DeviceCase& device) {
+  DeviceCase reference = reference_device();
+  reference.activation_type = device.activation_type;
+  return reference;
+}
+
 std::vector<DeviceCase> all_devices() {
-  std::vector<DeviceCase> devices = {reference_device()};
-  if (cpu_usable()) {
+  std::vector<DeviceCase> devices;
+  if (!only_gpu()) devices.push_back(reference_device());
+  if (gpu_case() != nullptr) devices.push_back(*gpu_case());
+  if (cpu_usable() && !only_gpu()) {
     devices.push_back({.name = "cpu f32", .threads = 2});
     devices.push_back({.name = "cpu i16", .activations = Activations::i16, .threads = 2});
     devices.push_back({.name = "cpu i8", .activations = Activations::i8, .threads = 2});
@@ -68,15 +111,18 @@ std::vector<DeviceCase> all_devices() {
 }
 
 std::vector<DeviceCase> plain_devices() {
-  std::vector<DeviceCase> devices = {reference_device()};
-  if (cpu_usable()) devices.push_back({.name = "cpu", .activations = Activations::i8, .threads = 2});
+  std::vector<DeviceCase> devices;
+  if (!only_gpu()) devices.push_back(reference_device());
+  if (gpu_case() != nullptr) devices.push_back(*gpu_case());
+  if (cpu_usable() && !only_gpu())
+    devices.push_back({.name = "cpu", .activations = Activations::i8, .threads = 2});
   return devices;
 }
 
 std::vector<DeviceCase> other_thread_counts(const DeviceCase& device) {
   std::vector<DeviceCase> others;
   for (int threads : {1, 2, 5}) {
-    if (device.reference || threads == device.threads) continue;
+    if (device.reference || device.gpu || threads == device.threads) continue;
     DeviceCase other = device;
     other.threads = threads;
     other.name += fmt::format(" on {} threads", threads);
@@ -90,8 +136,17 @@ std::vector<DeviceCase> other_thread_counts(const DeviceCase& device) {
 World::World(const DeviceCase& device) {
   const DeviceOptions options{
       .threads = device.threads, .activations = device.activations, .max_tokens = 512};
+  ++CountWorlds::counts()[device.name];
   if (device.reference) {
     device_ = make_ref_device(options);
+    if (device.activation_type != DType::f32)
+      device_ = make_mirror(std::move(device_), device.activation_type);
+    return;
+  }
+  if (device.gpu) {
+    auto made = make_cuda_device(options);
+    BRAID_CHECK(made.ok());
+    device_ = make_mirror(std::move(*made), device.activation_type);
     return;
   }
   const char* before = std::getenv("BRAID_CPU");

@@ -44,9 +44,22 @@ struct DeviceCase {
   Activations activations = Activations::f32;
   int threads = 1;
   std::string path = {};  // BRAID_CPU while the device is made; empty: as the environment says
+  bool gpu = false;
+  DType activation_type = DType::f32;  // what goes into ops is rounded to this
+
+  // What one activation rounded to nearest may be off by, relative to itself.
+  double rounding() const {
+    return activation_type == DType::f16 ? 0x1p-11 : activation_type == DType::bf16 ? 0x1p-8 : 0.0;
+  }
+  // A limit that holds for f32 activations, widened by `roundings` of them.
+  double tolerance(double f32_limit, double roundings = 2) const {
+    return f32_limit + roundings * rounding();
+  }
 };
 DeviceCase reference_device();
-// The reference, and every other device with each activation format.
+// The reference with its inputs rounded as those of `device`.
+DeviceCase reference_for(const DeviceCase& device);
+// The reference, and every other device with each activation format; the GPU if there is one.
 std::vector<DeviceCase> all_devices();
 // The reference and each other device once, for ops that activation formats do not touch.
 std::vector<DeviceCase> plain_devices();
