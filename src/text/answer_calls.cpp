@@ -271,26 +271,25 @@ void AnswerParser::give_back(size_t bytes) {
 }
 
 bool AnswerParser::step_json() {
+  // Too long is decided where the object would have to be complete, so that pieces make no difference.
+  const size_t limit = format_.max_value_bytes;
   JsonExtent::State state = extent_.scan(rest());
   while (state == JsonExtent::State::angle) {
     const std::string_view here = rest().substr(extent_.end());
     if (here.starts_with(kCallClose)) {
-      give_back(extent_.end() + kCallClose.size());
+      give_back(std::min(extent_.end() + kCallClose.size(), limit));
       return true;
     }
-    if (!final_ && kCallClose.starts_with(here)) return false;
+    if (!final_ && kCallClose.starts_with(here)) break;
     extent_.skip();
     state = extent_.scan(rest());
   }
-  if (state == JsonExtent::State::open) {
-    if (rest().size() <= format_.max_value_bytes) return false;
-    give_back(format_.max_value_bytes);
+  const size_t reached = state == JsonExtent::State::complete ? extent_.end() : rest().size();
+  if (reached > limit) {
+    give_back(limit);
     return true;
   }
-  if (extent_.end() > format_.max_value_bytes) {
-    give_back(format_.max_value_bytes);
-    return true;
-  }
+  if (state != JsonExtent::State::complete) return false;
   const auto call = read_json(rest().substr(0, extent_.end()));
   if (!call) {
     give_back(extent_.end());
