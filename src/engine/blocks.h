@@ -1,20 +1,29 @@
-// blocks.h -- who holds which block of the KV cache.
+// blocks.h -- who holds which block of the KV cache, and which blocks can be found again.
 //
 // A block is kBlockTokens consecutive cells of every attention layer. This file counts holders; it never
 // touches device memory (cache.h owns the bytes). A sequence's table lists its blocks in cell order.
 //
+// A full block may be published under the hash of the prefix it ends (hash.h). A published block is never
+// written again; when its last holder lets go it stays findable and waits at the back of the free queue, so
+// the free queue is the cache's least-recently-used list. Blocks that cannot be found again wait at the
+// front. A table lets go of its last block first: a block can be reached only through those before it.
+//
 // Always true, and verified by check():
-//   a block is in the free list exactly when nobody holds it; free + held == total
+//   a block is in the free queue exactly when nobody holds it; free + held == total
 //   holders(b) == number of table entries equal to b
-//   the free list is linked consistently in both directions
+//   hash h is mapped to b exactly when b was published under h; at most one block per hash
+//   the free queue is linked consistently in both directions
 //
 // Used by the engine thread only, hence no locks.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
+#include "engine/hash.h"
 #include "ops/batch.h"
 
 namespace braid {
@@ -29,7 +38,9 @@ class BlockPool {
 
   int32_t total() const { return static_cast<int32_t>(blocks_.size()) - 1; }
   int32_t free() const { return free_; }
+  int32_t published() const { return static_cast<int32_t>(by_hash_.size()); }
   int32_t holders(int32_t block) const { return blocks_[block].holders; }
+  uint64_t evictions() const { return evictions_; }
 
   // Brings `table` to at least `tokens` cells. False, and nothing changed, when blocks are short.
   bool grow(BlockTable& table, int64_t tokens);
@@ -38,9 +49,32 @@ class BlockPool {
   void truncate(BlockTable& table, int64_t tokens);
   void release(BlockTable& table) { truncate(table, 0); }
 
-  // Appends the first `blocks` entries of `from` to the empty table `to`: both hold them now, neither may
-  // write.
-  void share(const BlockTable& from, int32_t blocks, BlockTable& to);
+  // Appends `block` to the table, which holds it from now on (found by find(), or another table's).
+  void share(int32_t block, BlockTable& table);
+
+  // If others hold table[index] too, replaces it by a block of its own and returns the old one, whose bytes
+  // the caller copies; -1 if it was alone already; kNoBlock, and nothing changed, when blocks are short.
+  static constexpr int32_t kNoBlock = -2;
+  int32_t make_private(BlockTable& table, int32_t index);
+
+  // The block that ends the prefix `hash`, if its tokens are those given; -1 if there is none.
+  int32_t find(const PrefixHash& hash, const int32_t* tokens) const;
+  // Makes a full block findable. A prefix that is published already keeps its first block.
+  void publish(int32_t block, const PrefixHash& hash, const int32_t* tokens);
+  // Every published block that nobody holds becomes an ordinary free one.
+  void forget_unheld();
+
+  // Puts the free blocks that cannot be found in ascending order: fresh sequences read memory forwards.
+  // Findable ones keep their age. Cheap enough for whenever nothing runs.
+  void relink();
+
+  // Any order of the free queue is right; tests use a random one.
+  void shuffle_free(const std::function<uint64_t()>& random);
+
+  // Told of each published block whose bytes are about to be reused.
+  void on_evict(std::function<void(const PrefixHash&)> told) { told_of_eviction_ = std::move(told); }
+  // Told of each block that becomes free and unfindable, or is taken anew: tests fill it with poison.
+  void on_unused(std::function<void(int32_t)> told) { told_of_unused_ = std::move(told); }
 
   // Stops the program if the books do not balance. `tables`: all that exist.
   void check(std::span<const BlockTable* const> tables) const;
@@ -48,15 +82,26 @@ class BlockPool {
  private:
   struct Block {
     int32_t holders = 0;
-    int32_t previous = -1;  // in the free list
+    int32_t previous = -1;  // in the free queue
     int32_t next = -1;
+    bool published = false;
+    PrefixHash hash;
   };
   int32_t sentinel() const { return total(); }
   int32_t take();
+  void unlink(int32_t block);
+  void link_before(int32_t block, int32_t next);
   void give_back(int32_t block);
+  void relink_in(const std::vector<int32_t>& order);
+  const int32_t* tokens_of(int32_t block) const { return &tokens_[int64_t{block} * kBlockTokens]; }
 
-  std::vector<Block> blocks_;  // the last one is the sentinel of the free list
+  std::vector<Block> blocks_;    // the last one is the sentinel of the free queue
+  std::vector<int32_t> tokens_;  // [total][kBlockTokens], of published blocks
+  std::unordered_map<PrefixHash, int32_t, PrefixHashKey> by_hash_;
   int32_t free_ = 0;
+  uint64_t evictions_ = 0;
+  std::function<void(const PrefixHash&)> told_of_eviction_;
+  std::function<void(int32_t)> told_of_unused_;
 };
 
 }  // namespace braid

@@ -49,7 +49,7 @@ TEST(BlockPool, RandomProgramsBalance) {
         const size_t j = random() % tables.size();
         if (i == j || !tables[j].empty()) break;
         const auto shared = static_cast<int32_t>(tables[i].size() == 0 ? 0 : random() % tables[i].size());
-        pool.share(tables[i], shared, tables[j]);
+        for (int32_t k = 0; k < shared; ++k) pool.share(tables[i][k], tables[j]);
         tokens[j] = int64_t{shared} * kBlockTokens;
         break;
       }
@@ -66,7 +66,7 @@ TEST(BlockPool, ASharedBlockLivesUntilItsLastHolderLeaves) {
   BlockPool pool(4);
   BlockTable a, b;
   ASSERT_TRUE(pool.grow(a, 64));
-  pool.share(a, 1, b);
+  pool.share(a[0], b);
   EXPECT_EQ(pool.holders(a[0]), 2);
   const int32_t first = a[0];
   pool.release(a);

@@ -41,6 +41,7 @@ uint64_t CacheSizes::journal_bytes(const ModelConfig& config) const {
 }
 
 Status SequenceCache::allocate(Device& device, const ModelConfig& config, const CacheSizes& sizes) {
+  device_ = &device;
   BRAID_ASSIGN(kv_memory_, device.allocate(sizes.kv_bytes(config), "KV blocks"));
   BRAID_ASSIGN(slot_memory_, device.allocate(sizes.slot_bytes(config), "state slots"));
   if (sizes.journal_rows > 0) {
@@ -71,6 +72,75 @@ Status SequenceCache::allocate(Device& device, const ModelConfig& config, const 
     journals_.push_back(j);
   }
   return {};
+}
+
+size_t SequenceCache::state_bytes() const {
+  size_t bytes = 0;
+  for (const DeltaLayer& layer : delta_)
+    bytes += static_cast<size_t>(layer.shape.slot_elements()) * sizeof(float);
+  return bytes;
+}
+
+size_t SequenceCache::block_bytes() const {
+  size_t bytes = 0;
+  for (const KvLayer& kv : kv_)
+    bytes += static_cast<size_t>(kv.shape.k_block_bytes() + kv.shape.v_block_bytes());
+  return bytes;
+}
+
+void SequenceCache::save_state(int32_t slot, std::byte* image) {
+  for (const DeltaLayer& layer : delta_) {
+    const size_t bytes = static_cast<size_t>(layer.shape.slot_elements()) * sizeof(float);
+    device_->to_host(image, layer.slot(slot), bytes);
+    image += bytes;
+  }
+}
+
+void SequenceCache::load_state(int32_t slot, const std::byte* image) {
+  for (const DeltaLayer& layer : delta_) {
+    const size_t bytes = static_cast<size_t>(layer.shape.slot_elements()) * sizeof(float);
+    device_->to_device(layer.slot(slot), image, bytes);
+    image += bytes;
+  }
+}
+
+void SequenceCache::save_block(int32_t block, std::byte* image) {
+  for (const KvLayer& kv : kv_) {
+    device_->to_host(image, kv.k_row(block, 0, 0), static_cast<size_t>(kv.shape.k_block_bytes()));
+    image += kv.shape.k_block_bytes();
+    device_->to_host(image, kv.v_row(block, 0, 0), static_cast<size_t>(kv.shape.v_block_bytes()));
+    image += kv.shape.v_block_bytes();
+  }
+}
+
+void SequenceCache::load_block(int32_t block, const std::byte* image) {
+  for (const KvLayer& kv : kv_) {
+    device_->to_device(kv.k_row(block, 0, 0), image, static_cast<size_t>(kv.shape.k_block_bytes()));
+    image += kv.shape.k_block_bytes();
+    device_->to_device(kv.v_row(block, 0, 0), image, static_cast<size_t>(kv.shape.v_block_bytes()));
+    image += kv.shape.v_block_bytes();
+  }
+}
+
+void SequenceCache::copy_state(int32_t dst_slot, int32_t src_slot) {
+  for (const DeltaLayer& layer : delta_) device_->ops().state_copy(layer, dst_slot, src_slot);
+}
+
+void SequenceCache::copy_block(int32_t dst_block, int32_t src_block) {
+  for (const KvLayer& kv : kv_) device_->ops().block_copy(kv, dst_block, src_block);
+}
+
+// All bits set: not a number in every format.
+void SequenceCache::poison_block(int32_t block) {
+  const std::vector<std::byte> image(block_bytes(), std::byte{0xff});
+  load_block(block, image.data());
+  device_->synchronize();
+}
+
+void SequenceCache::poison_slot(int32_t slot) {
+  const std::vector<std::byte> image(state_bytes(), std::byte{0xff});
+  load_state(slot, image.data());
+  device_->synchronize();
 }
 
 }  // namespace braid

@@ -1,7 +1,8 @@
 // cache.h -- the bytes of all sequences on a device: KV pools, state slots, and the journals of uncertain
-// rows.
+// rows; and their copies in host memory.
 //
-// Taken once at start. Who holds which block or slot is bookkeeping of blocks.h and states.h.
+// Taken once at start. Who holds which block or slot is bookkeeping of blocks.h and states.h; which copies
+// are worth keeping, of checkpoints.h.
 #pragma once
 
 #include <vector>
@@ -24,7 +25,23 @@ struct CacheSizes {
   uint64_t journal_bytes(const ModelConfig& config) const;
 };
 
-class SequenceCache {
+// What the bookkeeping needs done to the bytes. Copies are queued behind the steps before them and ahead of
+// those after them (device.h); an image that was saved may be read by the host after Device::synchronize().
+// The bookkeeping is tested with one that only remembers what was copied where.
+class CacheBytes {
+ public:
+  virtual ~CacheBytes() = default;
+  virtual size_t state_bytes() const = 0;  // of the image of one slot, all layers; 0 without delta layers
+  virtual size_t block_bytes() const = 0;  // of the image of one block, all layers
+  virtual void save_state(int32_t slot, std::byte* image) = 0;
+  virtual void load_state(int32_t slot, const std::byte* image) = 0;
+  virtual void save_block(int32_t block, std::byte* image) = 0;
+  virtual void load_block(int32_t block, const std::byte* image) = 0;
+  virtual void copy_state(int32_t dst_slot, int32_t src_slot) = 0;
+  virtual void copy_block(int32_t dst_block, int32_t src_block) = 0;
+};
+
+class SequenceCache final : public CacheBytes {
  public:
   // Errors: exhausted.
   Status allocate(Device& device, const ModelConfig& config, const CacheSizes& sizes);
@@ -34,7 +51,21 @@ class SequenceCache {
   uint64_t slot_bytes() const { return slot_memory_.size_bytes(); }
   uint64_t journal_bytes() const { return journal_memory_.size_bytes(); }
 
+  size_t state_bytes() const override;
+  size_t block_bytes() const override;
+  void save_state(int32_t slot, std::byte* image) override;
+  void load_state(int32_t slot, const std::byte* image) override;
+  void save_block(int32_t block, std::byte* image) override;
+  void load_block(int32_t block, const std::byte* image) override;
+  void copy_state(int32_t dst_slot, int32_t src_slot) override;
+  void copy_block(int32_t dst_block, int32_t src_block) override;
+
+  // Fills a block or slot that nobody may read with values that spoil any sum they enter (tests).
+  void poison_block(int32_t block);
+  void poison_slot(int32_t slot);
+
  private:
+  Device* device_ = nullptr;
   std::vector<KvLayer> kv_;
   std::vector<DeltaLayer> delta_;
   std::vector<DeltaJournal> journals_;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace braid {
 namespace {
@@ -28,14 +29,14 @@ const char* finish_reason_name(FinishReason reason) {
   return "error";
 }
 
-Result<RequestId> Engine::submit(Request request, Sink& sink) {
+Status Engine::validate(const Request& request) const {
   const auto bad = [](const std::string& message) { return Error{ErrorKind::invalid_argument, message}; };
   if (request.prompt.empty()) return bad("the prompt has no tokens");
   // A request that only runs its prompt needs no room for an answer.
-  const size_t longest = static_cast<size_t>(context_tokens()) - (request.max_tokens == 0 ? 0 : 1);
+  const size_t longest = static_cast<size_t>(most_tokens()) - (request.max_tokens == 0 ? 0 : 1);
   if (request.prompt.size() > longest)
     return bad(fmt::format("the prompt has {} tokens; a context of {} leaves room for {}",
-                           request.prompt.size(), context_tokens(), context_tokens() - 1));
+                           request.prompt.size(), most_tokens(), most_tokens() - 1));
   const auto in_vocabulary = [&](int32_t id) { return id >= 0 && id < config().vocabulary; };
   for (const int32_t id : request.prompt)
     if (!in_vocabulary(id))
@@ -43,7 +44,13 @@ Result<RequestId> Engine::submit(Request request, Sink& sink) {
           fmt::format("token {} of the prompt is outside the vocabulary of {}", id, config().vocabulary));
   if (request.max_tokens < -1)
     return bad(fmt::format("{} tokens to generate is impossible", request.max_tokens));
-  BRAID_TRY(validate(request.sampling, config().vocabulary));
+  if (!std::is_sorted(request.checkpoints.begin(), request.checkpoints.end()))
+    return bad("the checkpoint positions are not in ascending order");
+  return braid::validate(request.sampling, config().vocabulary);
+}
+
+Result<RequestId> Engine::submit(Request request, Sink& sink) {
+  BRAID_TRY(validate(request));
   // Far more than any context; keeps sums of counts inside 32 bits.
   request.max_tokens = std::min(request.max_tokens, context_tokens());
 
@@ -52,6 +59,8 @@ Result<RequestId> Engine::submit(Request request, Sink& sink) {
   sequence->id = id;
   sequence->tokens = request.prompt;
   sequence->sampler = Sampler(request.sampling, request.prompt);
+  std::string seed(reinterpret_cast<const char*>(&fingerprint_), sizeof fingerprint_);
+  sequence->seed = seed_hash(seed + request.cache_salt);
   sequence->request = std::move(request);
   sequence->sink = &sink;
   sequence->submitted = Clock::now();
@@ -77,11 +86,11 @@ bool Engine::step() {
   for (auto& s : scheduler_->remove_cancelled())
     finish(std::move(s), {FinishReason::cancelled, {}, {}, {}, {}});
 
-  Plan plan = scheduler_->plan(Clock::now());
+  const Clock::time_point begin = Clock::now();
+  Plan plan = scheduler_->plan(begin);
   if (plan.items.empty()) return !scheduler_->idle();
   propose(plan);
 
-  const Clock::time_point begin = Clock::now();
   const Batch batch = batch_->fill(plan);
   model_->forward(batch, cache_.memory(), batch_->has_uncertain());
   device_->synchronize();
@@ -92,7 +101,9 @@ bool Engine::step() {
   logits_count_ = 0;
   std::vector<Verdict> verdicts;
   for (const PlanItem& item : plan.items) verdicts.push_back(judge(item));
+  fork(plan, verdicts);
   commit(batch, plan, verdicts);
+  scheduler_->observe(plan, ms_between(begin, Clock::now()));
 
   stats_.forward_ms += ms_between(begin, computed);
   stats_.judge_ms += ms_between(computed, Clock::now()) - (stats_.logits_ms - logits_before_ms);
@@ -109,7 +120,8 @@ void Engine::propose(Plan& plan) {
     Sequence& s = *item.sequence;
     BRAID_CHECK(item.drafts.empty() || item.wants_next);
     BRAID_CHECK(static_cast<int32_t>(item.drafts.size()) <= options_.max_drafts);
-    BRAID_CHECK(scheduler_->blocks().grow(s.blocks, s.held + item.rows()));  // promised at admission
+    // Nobody makes room for guesses.
+    if (!item.drafts.empty() && !scheduler_->grow(s, s.held + item.rows())) item.drafts.clear();
     stats_.drafted += item.drafts.size();
   }
 }
@@ -121,19 +133,27 @@ std::span<const float> Engine::logits_row(int32_t output, int32_t together) {
     logits_count_ = std::min(static_cast<int32_t>(logits_.rows), outputs_ - output);
     const Clock::time_point begin = Clock::now();
     model_->logits(logits_, logits_first_, logits_count_);
+    if (logits_on_host_.data() != nullptr)
+      device_->to_host(
+          logits_on_host_.data(), logits_.data,
+          static_cast<size_t>(logits_count_) * static_cast<size_t>(logits_.cols) * sizeof(float));
     device_->synchronize();
     stats_.logits_ms += ms_between(begin, Clock::now());
   }
-  return {logits_.f32(output - logits_first_), static_cast<size_t>(logits_.cols)};
+  const auto* rows =
+      static_cast<const float*>(logits_on_host_.data() != nullptr ? logits_on_host_.data() : logits_.data);
+  return {rows + int64_t{output - logits_first_} * logits_.cols, static_cast<size_t>(logits_.cols)};
 }
 
 void Engine::report_scores(const PlanItem& item) {
-  const Sequence& s = *item.sequence;
+  Sequence& s = *item.sequence;
   if (!s.request.score) return;
   const int32_t end = std::min(s.held + item.certain, s.prompt_tokens());
   int32_t output = item.first_output;
-  for (int32_t p = std::max(s.held, s.request.score_from); p < end; ++p)
+  // What was reported before a preemption is run again, but not reported again.
+  for (int32_t p = std::max({s.held, s.request.score_from, s.scored}); p < end; ++p)
     s.request.score(p, logits_row(output++, 1));
+  s.scored = std::max(s.scored, end);
 }
 
 Verdict Engine::judge(const PlanItem& item) {
@@ -159,7 +179,7 @@ void Engine::judge_path(const PlanItem& item, Verdict& verdict) {
   while (true) {
     logits_row(last_output, 1 + drafts);  // the whole tree stays together
     const auto row = logits_row(last_output + 1 + node, 1);
-    const int32_t id = s.sampler.next(row, scratch_);
+    const int32_t id = s.sampler.next(request.mask ? masked(row, *request.mask) : row, scratch_);
     if (id < 0) {
       verdict.finished = true;
       verdict.end.reason = FinishReason::error;
@@ -168,6 +188,7 @@ void Engine::judge_path(const PlanItem& item, Verdict& verdict) {
       return;
     }
     s.sampler.accept(id);
+    if (request.mask) request.mask->advance(id);
     verdict.next.push_back(id);
     if (std::find(request.stop_ids.begin(), request.stop_ids.end(), id) != request.stop_ids.end()) {
       verdict.finished = true;
@@ -183,7 +204,7 @@ void Engine::judge_path(const PlanItem& item, Verdict& verdict) {
     }
     const auto made = static_cast<int64_t>(s.generated()) + static_cast<int64_t>(verdict.next.size());
     const bool enough = request.max_tokens >= 0 && made >= request.max_tokens;
-    if (enough || s.prompt_tokens() + made >= context_tokens()) {
+    if (enough || s.prompt_tokens() + made >= most_tokens()) {
       verdict.finished = true;
       verdict.end.reason = FinishReason::length;
       return;
@@ -193,6 +214,36 @@ void Engine::judge_path(const PlanItem& item, Verdict& verdict) {
     if (child == item.drafts.end()) return;
     node = static_cast<int32_t>(child - item.drafts.begin());
     verdict.accepted.push_back(node);
+  }
+}
+
+std::span<const float> Engine::masked(std::span<const float> row, TokenMask& mask) {
+  std::fill(mask_bits_.begin(), mask_bits_.end(), 0);
+  mask.allowed(mask_bits_);
+  for (size_t id = 0; id < row.size(); ++id) {
+    const bool allowed = (mask_bits_[id / 64] >> (id % 64) & 1) != 0;
+    masked_logits_[id] = allowed ? row[id] : -INFINITY;
+  }
+  return masked_logits_;
+}
+
+// Sequences that wait with the prompt of one whose prompt has just been run go on from the same row of
+// logits.
+void Engine::fork(Plan& plan, std::vector<Verdict>& verdicts) {
+  const size_t planned = plan.items.size();
+  for (size_t i = 0; i < planned; ++i) {
+    const PlanItem item = plan.items[i];
+    const Sequence& s = *item.sequence;
+    const bool prompt_done =
+        item.wants_next && item.drafts.empty() && s.held + item.certain == s.prompt_tokens();
+    if (!prompt_done || verdicts[i].end.reason == FinishReason::error) continue;
+    for (Sequence* twin : scheduler_->fork(*item.sequence)) {
+      PlanItem forked = item;
+      forked.sequence = twin;
+      forked.certain = 0;  // nothing of it was run: it holds what the other holds
+      plan.items.push_back(forked);
+      verdicts.push_back(judge(forked));
+    }
   }
 }
 
@@ -231,6 +282,7 @@ void Engine::commit(const Batch& batch, const Plan& plan, std::span<const Verdic
     s.held += item.certain + static_cast<int32_t>(verdict.accepted.size());
     s.tokens.insert(s.tokens.end(), verdict.next.begin(), verdict.next.end());
     scheduler_->blocks().truncate(s.blocks, s.held);
+    scheduler_->committed(s);
   }
   if (drafter_ != nullptr) drafter_->observe(plan, verdicts);
 }
@@ -247,12 +299,15 @@ void Engine::settle(const Plan& plan, std::span<Verdict> verdicts) {
     }
     s.last_token = now;
     for (const TokenEvent& event : verdict.events) s.sink->token(s.id, event);
-    if (verdict.finished) finish(scheduler_->remove(&s), std::move(verdict.end));
+    if (!verdict.finished) continue;
+    const bool keep = verdict.end.reason != FinishReason::error;
+    finish(scheduler_->remove(&s, keep), std::move(verdict.end));
   }
 }
 
 void Engine::finish(std::unique_ptr<Sequence> s, Finished end) {
   end.usage.prompt_tokens = s->prompt_tokens();
+  end.usage.cached_tokens = s->cached;
   end.usage.generated_tokens = s->generated();
   if (s->started != Clock::time_point()) {
     end.timings.queue_ms = ms_between(s->submitted, s->started);

@@ -9,7 +9,7 @@
 //
 // create() takes all memory from one plan; afterwards nothing on the device is allocated. The engine runs in
 // its caller's thread: submit(), cancel() and step() are called from one thread (a Sink may call the first
-// two).
+// two). service.h gives it a thread of its own and may be called from any.
 //
 //   BRAID_ASSIGN(auto file, GgufFile::open(path));
 //   BRAID_ASSIGN(auto engine, Engine::create(file, {}));
@@ -35,10 +35,12 @@
 namespace braid {
 
 struct EngineOptions {
-  int32_t context_tokens = 0;   // per sequence; 0: what the model was made for, less if memory is short
-  int32_t max_sequences = 1;    // running at the same time
-  int32_t ubatch_tokens = 512;  // prompt tokens of one step
-  int32_t max_drafts = 0;       // uncertain tokens of one sequence in one step; 0: no speculation
+  int32_t context_tokens = 0;    // per sequence; 0: what the model was made for, less if memory is short
+  int32_t max_sequences = 1;     // running at the same time
+  int32_t ubatch_tokens = 512;   // prompt tokens a step may always carry
+  int32_t max_batch_tokens = 0;  // all tokens of a step, if that is more; 0: ubatch_tokens
+  double gap_limit = 3.5;        // longest step while others decode, in undisturbed ones (pacer.h); 0: any
+  int32_t max_drafts = 0;        // uncertain tokens of one sequence in one step; 0: no speculation
   KvFormat k_format = KvFormat::f16;
   KvFormat v_format = KvFormat::f16;
   std::string device = "cpu";  // or "ref"
@@ -46,6 +48,15 @@ struct EngineOptions {
   Activations activations = Activations::i8;
   bool with_mtp = true;
   uint64_t memory_limit_bytes = 0;  // 0: what the machine has available
+  uint64_t kv_memory_bytes = 0;     // KV blocks; 0: all contexts at once, less if memory is short
+  int64_t state_memory_bytes = -1;  // checkpoints in host memory; -1: chosen, 0: none
+  int64_t swap_memory_bytes = -1;   // blocks of preempted sequences in host memory; -1: chosen, 0: none
+  bool prefix_cache = true;
+  int32_t checkpoint_interval = -1;  // a checkpoint every so many tokens; -1: chosen, 0: none on the way
+  int32_t checkpoint_spacing = -1;   // at least so many tokens between those of one prompt; -1: chosen
+  Preemption preemption = Preemption::cheaper;
+  bool poison_unused = false;       // tests: memory that nobody may read is filled with what spoils any sum
+  uint64_t shuffle_blocks = 0;      // tests: seed of a random order of free blocks
   ModelWeights::Progress progress;  // while weights load
 };
 
@@ -77,6 +88,8 @@ class Engine {
   // Queues a request; `sink` must live until its finished(). Errors: invalid_argument (empty, longer than the
   // context, token outside the vocabulary, sampling values).
   Result<RequestId> submit(Request request, Sink& sink);
+  // What submit() would refuse. From any thread.
+  Status validate(const Request& request) const;
 
   // Takes effect in the next step; unknown ids are ignored (the request may just have ended).
   void cancel(RequestId id);
@@ -89,6 +102,9 @@ class Engine {
   const ModelConfig& config() const { return model_->config(); }
   const MemoryPlan& memory() const { return plan_; }
   const EngineStats& stats() const { return stats_; }
+  const Scheduler& scheduler() const { return *scheduler_; }
+  // Prompt and answer of one request can have so many tokens.
+  int32_t most_tokens() const { return scheduler_->most_tokens(); }
   const Device& device() const { return *device_; }
   Model& model() { return *model_; }
   int32_t context_tokens() const { return plan_.context_tokens; }
@@ -111,11 +127,16 @@ class Engine {
 
   void propose(Plan& plan);
   Verdict judge(const PlanItem& item);
+  void fork(Plan& plan, std::vector<Verdict>& verdicts);
   void judge_path(const PlanItem& item, Verdict& verdict);
   void report_scores(const PlanItem& item);
   void commit(const Batch& batch, const Plan& plan, std::span<const Verdict> verdicts);
   void settle(const Plan& plan, std::span<Verdict> verdicts);
   void finish(std::unique_ptr<Sequence> sequence, Finished end);
+  Status plan_blocks(const EngineOptions& options);
+  void plan_host_images(const EngineOptions& options);
+  SchedulerLimits scheduler_limits() const;
+  std::span<const float> masked(std::span<const float> row, TokenMask& mask);
   // Logits of output row `output`; at least `together` rows from it on are valid until the next call.
   std::span<const float> logits_row(int32_t output, int32_t together);
 
@@ -125,7 +146,12 @@ class Engine {
   MemoryPlan plan_;
   CacheSizes sizes_;
   SequenceCache cache_;
+  HostImages host_images_;
+  Buffer checkpoint_memory_;
+  Buffer swap_memory_;
   Buffer logits_memory_;
+  Buffer logits_on_host_;     // where the host cannot read the device's memory
+  PrefixHash fingerprint_;    // of everything that cached prefixes depend on
   Tensor logits_;             // [logit rows, V]
   int32_t logits_first_ = 0;  // output rows that logits_ holds now
   int32_t logits_count_ = 0;
@@ -136,6 +162,8 @@ class Engine {
   std::unique_ptr<StepBatch> batch_;
   Drafter* drafter_ = nullptr;
   SamplerScratch scratch_;
+  std::vector<uint64_t> mask_bits_;
+  std::vector<float> masked_logits_;
   EngineStats stats_;
   RequestId next_id_ = 1;
 };

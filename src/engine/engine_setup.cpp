@@ -18,6 +18,8 @@ const char* const kJournals = "journals";
 const char* const kActivations = "activations";
 const char* const kLogits = "logits";
 const char* const kWorkspaces = "workspaces";
+const char* const kCheckpoints = "checkpoints";
+const char* const kSwap = "swap";
 
 Status check_options(const EngineOptions& o, const ModelConfig& config) {
   const auto bad = [](const std::string& message) { return Error{ErrorKind::invalid_argument, message}; };
@@ -29,6 +31,8 @@ Status check_options(const EngineOptions& o, const ModelConfig& config) {
     return bad(fmt::format("{} sequences at a time is not between 1 and 4096", o.max_sequences));
   if (o.ubatch_tokens < 1 || o.ubatch_tokens > 65536)
     return bad(fmt::format("a batch of {} tokens is not between 1 and 65536", o.ubatch_tokens));
+  if (o.max_batch_tokens < 0 || o.max_batch_tokens > 65536)
+    return bad(fmt::format("a step of {} tokens is not between 0 and 65536", o.max_batch_tokens));
   if (o.max_drafts < 0 || o.max_drafts > 1024)
     return bad(fmt::format("{} drafted tokens is not between 0 and 1024", o.max_drafts));
   return {};
@@ -55,6 +59,37 @@ Result<std::unique_ptr<Device>> make_device(const EngineOptions& options, int32_
                fmt::format("unknown device {}; there are cpu and ref", options.device)};
 }
 
+// Half of what the fixed parts leave; the rest stays free: for the page cache, for other programs, for what
+// text and clients need.
+uint64_t spare_bytes(const MemoryPlan& plan) {
+  const uint64_t taken = plan.predicted_bytes();
+  return plan.available_bytes > taken ? (plan.available_bytes - taken) / 2 : 0;
+}
+
+// Everything a cached prefix depends on, apart from its tokens: weights (sampled: all of each small tensor,
+// and both ends of the others), formats, and how the device lays out its states.
+PrefixHash fingerprint_of(const GgufFile& file, const EngineOptions& options, int32_t tile_columns) {
+  constexpr size_t kSampleBytes = 4096;
+  std::string text;
+  const auto add = [&](std::span<const std::byte> bytes) {
+    const PrefixHash h = hash_bytes(bytes.data(), bytes.size());
+    text.append(reinterpret_cast<const char*>(&h), sizeof h);
+  };
+  for (const GgufEntry& e : file.entries()) {
+    text.append(e.key);
+    add(e.value.bytes);
+  }
+  for (const GgufTensor& t : file.tensors()) {
+    text.append(fmt::format("{} {} {} {} {} {}", t.name, static_cast<int>(t.type), t.ne[0], t.ne[1], t.ne[2],
+                            t.ne[3]));
+    add(t.data.first(std::min(t.data.size(), kSampleBytes)));
+    add(t.data.last(std::min(t.data.size(), kSampleBytes)));
+  }
+  text += fmt::format("|{} {} {} {} {} {}", options.device, tile_columns, kv_format_name(options.k_format),
+                      kv_format_name(options.v_format), static_cast<int>(options.activations), kBlockTokens);
+  return seed_hash(text);
+}
+
 }  // namespace
 
 Status Engine::open(const GgufFile& file, const EngineOptions& options) {
@@ -66,7 +101,9 @@ Status Engine::open(const GgufFile& file, const EngineOptions& options) {
   BRAID_TRY(check_options(options, config));
 
   const int32_t per_sequence = 1 + options.max_drafts;
-  max_rows_ = options.ubatch_tokens + (options.max_sequences - 1) * per_sequence + options.max_drafts;
+  max_rows_ = std::max(options.ubatch_tokens + (options.max_sequences - 1) * per_sequence,
+                       options.max_batch_tokens + (options.max_sequences - 1) * options.max_drafts) +
+              options.max_drafts;
   BRAID_ASSIGN(device_, make_device(options, max_rows_));
 
   const auto vocabulary = static_cast<uint64_t>(config.vocabulary);
@@ -91,29 +128,98 @@ Status Engine::open(const GgufFile& file, const EngineOptions& options) {
                 {kWorkspaces, expected_workspaces(model_->workspace_needs(max_rows_), device_->threads())}};
   if (sizes_.journal_rows > 0) plan_.rows.push_back({kJournals, sizes_.journal_bytes(config)});
 
-  // The KV cache takes what the context asks for; an open context what is left, up to the model's own.
-  const auto blocks_of_context = [&](int32_t tokens) {
-    return blocks_for(int64_t{tokens} + options.max_drafts) * options.max_sequences;
-  };
-  plan_.context_tokens = options.context_tokens;
-  if (options.context_tokens == 0) {
-    const uint64_t fixed = plan_.predicted_bytes();
-    // Half of the rest stays free: for the page cache, for other programs, for what text and clients need.
-    const uint64_t left = plan_.available_bytes > fixed ? (plan_.available_bytes - fixed) / 2 : 0;
-    const uint64_t per_token =
-        static_cast<uint64_t>(config.kv_bytes_per_token(options.k_format, options.v_format)) *
-        static_cast<uint64_t>(options.max_sequences);
-    const auto fitting = static_cast<int64_t>(std::min<uint64_t>(left / per_token, 1u << 30));
-    const int64_t wanted = std::max<int64_t>(fitting / kBlockTokens * kBlockTokens, kSmallestContext);
-    plan_.context_tokens = static_cast<int32_t>(std::min<int64_t>(wanted, config.context_length));
+  if (options.state_memory_bytes != 0 && options.prefix_cache) plan_.rows.push_back({kCheckpoints});
+  if (options.swap_memory_bytes != 0) plan_.rows.push_back({kSwap});
+  BRAID_TRY(plan_blocks(options));
+  plan_host_images(options);
+  return {};
+}
+
+// The KV cache takes what the contexts of all sequences ask for, as far as memory goes, and at least one
+// context: sequences that grow at the same time share what there is (scheduler.h).
+Status Engine::plan_blocks(const EngineOptions& options) {
+  const ModelConfig& config = model_->config();
+  CacheSizes one = sizes_;
+  one.blocks = 1;
+  const uint64_t block_bytes = std::max<uint64_t>(one.kv_bytes(config), 1);
+  const auto blocks_of = [&](int32_t tokens) { return blocks_for(int64_t{tokens} + options.max_drafts); };
+
+  const int32_t context = options.context_tokens > 0 ? options.context_tokens : config.context_length;
+  const uint64_t budget = options.kv_memory_bytes > 0 ? options.kv_memory_bytes : spare_bytes(plan_);
+  int64_t blocks =
+      std::min<int64_t>(blocks_of(context) * options.max_sequences,
+                        static_cast<int64_t>(std::min<uint64_t>(budget / block_bytes, INT32_MAX)));
+  if (options.context_tokens > 0) {
+    if (options.kv_memory_bytes > 0 && blocks < blocks_of(context))
+      return Error{ErrorKind::exhausted,
+                   fmt::format("a context of {} tokens needs {} of KV blocks; --kv-memory gives {}", context,
+                               format_bytes(static_cast<uint64_t>(blocks_of(context)) * block_bytes),
+                               format_bytes(options.kv_memory_bytes))};
+    blocks = std::max(blocks, blocks_of(context));  // check_fits() has the last word
+    plan_.context_tokens = context;
+  } else {
+    blocks = std::max(blocks, blocks_of(std::min(kSmallestContext, context)));
+    const int64_t holds = blocks * kBlockTokens - options.max_drafts;
+    plan_.context_tokens = static_cast<int32_t>(std::min<int64_t>(holds, context));
   }
-  const int64_t blocks = blocks_of_context(plan_.context_tokens);
   if (blocks > INT32_MAX)
     return Error{ErrorKind::invalid_argument, fmt::format("{} contexts of {} tokens are too many",
                                                           options.max_sequences, plan_.context_tokens)};
   sizes_.blocks = static_cast<int32_t>(blocks);
-  plan_.rows[1].predicted_bytes = sizes_.kv_bytes(config);
+  plan_.set_predicted(kKvBlocks, sizes_.kv_bytes(config));
   return {};
+}
+
+// Host memory beside the device's: checkpoints of recurrent states, blocks of sequences that made room.
+void Engine::plan_host_images(const EngineOptions& options) {
+  const ModelConfig& config = model_->config();
+  CacheSizes one = sizes_;
+  one.blocks = one.slots = 1;
+  const uint64_t block_bytes = one.kv_bytes(config);
+  const uint64_t image_bytes = one.slot_bytes(config) + block_bytes;
+  const auto count = [&](int64_t asked, uint64_t each, uint64_t chosen) {
+    const uint64_t most = asked < 0 ? spare_bytes(plan_) / 4 / each : static_cast<uint64_t>(asked) / each;
+    return static_cast<int32_t>(std::min<uint64_t>({most, asked < 0 ? chosen : most, 1 << 20}));
+  };
+  if (options.prefix_cache && one.slot_bytes(config) > 0 && options.state_memory_bytes != 0) {
+    // A handful for each who runs: the turns of a conversation.
+    host_images_.checkpoint_count =
+        count(options.state_memory_bytes, image_bytes, std::max(16, 4 * options.max_sequences));
+    plan_.set_predicted(kCheckpoints, static_cast<uint64_t>(host_images_.checkpoint_count) * image_bytes);
+  }
+  if (options.swap_memory_bytes != 0 && block_bytes > 0) {
+    const auto quarter = static_cast<uint64_t>(options.max_sequences > 1 ? sizes_.blocks / 4 : 0);
+    host_images_.swap_count = count(options.swap_memory_bytes, block_bytes, quarter);
+    plan_.set_predicted(kSwap, static_cast<uint64_t>(host_images_.swap_count) * block_bytes);
+  }
+}
+
+SchedulerLimits Engine::scheduler_limits() const {
+  const ModelConfig& config = model_->config();
+  SchedulerLimits limits;
+  limits.context_tokens = plan_.context_tokens;
+  limits.ubatch_tokens = options_.ubatch_tokens;
+  limits.step_tokens = options_.max_batch_tokens;
+  limits.max_drafts = options_.max_drafts;
+  limits.gap_limit = options_.gap_limit;
+  limits.prefix_cache = options_.prefix_cache;
+  limits.recurrent = config.count(LayerKind::delta) > 0;
+  limits.preemption = options_.preemption;
+  // In tokens whose keys and values take the room of one state: copies shall not outgrow what they belong to.
+  const int64_t per_token =
+      std::max<int64_t>(1, config.kv_bytes_per_token(options_.k_format, options_.v_format));
+  const auto state_tokens =
+      static_cast<int32_t>(std::min<int64_t>(config.state_bytes() / per_token, 1 << 20));
+  const auto rounded = [](int32_t tokens) {
+    return (tokens + kBlockTokens - 1) / kBlockTokens * kBlockTokens;
+  };
+  limits.checkpoint_interval = options_.checkpoint_interval >= 0
+                                   ? options_.checkpoint_interval
+                                   : std::clamp(rounded(2 * state_tokens), 1024, 8192);
+  limits.checkpoint_spacing = options_.checkpoint_spacing >= 0
+                                  ? options_.checkpoint_spacing
+                                  : std::clamp(rounded(state_tokens / 8), 64, 512);
+  return limits;
 }
 
 Status Engine::load() {
@@ -130,6 +236,17 @@ Status Engine::load() {
   needs.max_context = plan_.context_tokens + options_.max_drafts;
   BRAID_ASSIGN(const size_t workspace_bytes, device_->reserve_workspaces(needs));
 
+  const size_t block_bytes = cache_.block_bytes();
+  const size_t checkpoint_bytes =
+      static_cast<size_t>(host_images_.checkpoint_count) * (cache_.state_bytes() + block_bytes);
+  const size_t swap_bytes = static_cast<size_t>(host_images_.swap_count) * block_bytes;
+  if (checkpoint_bytes > 0) {
+    BRAID_ASSIGN(checkpoint_memory_, device_->allocate_host(checkpoint_bytes, "checkpoints"));
+  }
+  if (swap_bytes > 0) {
+    BRAID_ASSIGN(swap_memory_, device_->allocate_host(swap_bytes, "swap"));
+  }
+
   plan_.set_actual(kWeights, model_->weights().loaded_bytes());
   plan_.set_actual(kKvBlocks, cache_.kv_bytes());
   plan_.set_actual(kStateSlots, cache_.slot_bytes());
@@ -137,22 +254,39 @@ Status Engine::load() {
   plan_.set_actual(kActivations, model_->activation_bytes(max_rows_, max_rows_));
   plan_.set_actual(kLogits, logits_bytes);
   plan_.set_actual(kWorkspaces, workspace_bytes);
+  plan_.set_actual(kCheckpoints, checkpoint_bytes);
+  plan_.set_actual(kSwap, swap_bytes);
 
-  SchedulerLimits limits;
-  limits.context_tokens = plan_.context_tokens;
-  limits.prompt_budget = options_.ubatch_tokens;
-  limits.max_drafts = options_.max_drafts;
-  scheduler_ = std::make_unique<Scheduler>(limits, sizes_.blocks, sizes_.slots);
+  if (!device_->computes_in_host_memory()) {
+    BRAID_ASSIGN(logits_on_host_, device_->allocate_host(logits_bytes, "logits"));
+  }
+  host_images_.checkpoints = static_cast<std::byte*>(checkpoint_memory_.data());
+  host_images_.swap = static_cast<std::byte*>(swap_memory_.data());
+  scheduler_ =
+      std::make_unique<Scheduler>(scheduler_limits(), sizes_.blocks, sizes_.slots, cache_, host_images_);
+  if (options_.shuffle_blocks != 0) {
+    uint64_t n = 0;
+    scheduler_->blocks().shuffle_free(
+        [&] { return hash_bytes(&n, sizeof n).low ^ ++n * options_.shuffle_blocks; });
+  }
+  if (options_.poison_unused) {
+    scheduler_->blocks().on_unused([this](int32_t block) { cache_.poison_block(block); });
+    scheduler_->slots().on_unused([this](int32_t slot) { cache_.poison_slot(slot); });
+  }
+  mask_bits_.resize(static_cast<size_t>((config.vocabulary + 63) / 64));
+  masked_logits_.resize(static_cast<size_t>(config.vocabulary));
   const auto blocks_per_sequence =
       static_cast<int32_t>(blocks_for(int64_t{plan_.context_tokens} + options_.max_drafts));
-  batch_ = std::make_unique<StepBatch>(max_rows_, options_.max_sequences, blocks_per_sequence);
-  return {};
+  batch_ = std::make_unique<StepBatch>();
+  return batch_->allocate(*device_, max_rows_, options_.max_sequences, blocks_per_sequence);
 }
 
 Result<std::unique_ptr<Engine>> Engine::create(const GgufFile& file, const EngineOptions& options) {
   std::unique_ptr<Engine> engine(new Engine);
   BRAID_TRY(engine->open(file, options));
   BRAID_TRY(engine->plan_.check_fits());
+  engine->fingerprint_ =
+      fingerprint_of(file, options, engine->device_->state_tile_columns(engine->model_->config().delta));
   BRAID_TRY(engine->load());
   return engine;
 }

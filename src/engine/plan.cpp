@@ -101,6 +101,11 @@ uint64_t MemoryPlan::actual_bytes() const {
   return sum;
 }
 
+void MemoryPlan::set_predicted(const std::string& label, uint64_t bytes) {
+  for (MemoryRow& row : rows)
+    if (row.label == label) row.predicted_bytes = bytes;
+}
+
 void MemoryPlan::set_actual(const std::string& label, uint64_t bytes) {
   for (MemoryRow& row : rows)
     if (row.label == label) row.actual_bytes = bytes;

@@ -23,6 +23,7 @@ struct MemoryPlan {
 
   uint64_t predicted_bytes() const;
   uint64_t actual_bytes() const;
+  void set_predicted(const std::string& label, uint64_t bytes);
   void set_actual(const std::string& label, uint64_t bytes);
   // A table for people, a few lines; actual bytes only when there are any.
   std::string table() const;

@@ -38,6 +38,7 @@ struct Request {
   int32_t priority = 0;           // higher enters first; equal ones in order of arrival
   // Prompt positions (counts of tokens) worth resuming from: ends of messages. Ascending.
   std::vector<int32_t> checkpoints;
+  bool use_cache = true;            // take what is known of the prompt, and leave what others may take
   std::string cache_salt;           // prefixes are shared only between requests with the same salt
   std::shared_ptr<TokenMask> mask;  // null: every token may come
   int32_t top_logprobs = -1;  // -1: no log probabilities; 0: of the token alone; n: of the n best as well

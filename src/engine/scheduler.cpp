@@ -1,4 +1,5 @@
-// scheduler.cpp -- see scheduler.h.
+// scheduler.cpp -- the step's plan: who runs, how far, and what happens after. Entering, prefixes and making
+// room are in scheduler_admit.cpp.
 #include "engine/scheduler.h"
 
 #include <algorithm>
@@ -7,18 +8,23 @@
 
 namespace braid {
 
-Scheduler::Scheduler(const SchedulerLimits& limits, int32_t blocks, int32_t slots)
-    : limits_(limits), blocks_(blocks), slots_(slots) {}
-
-int32_t Scheduler::blocks_needed(const Request& request) const {
-  const auto prompt = static_cast<int64_t>(request.prompt.size());
-  const int64_t wanted = request.max_tokens < 0 ? limits_.context_tokens : prompt + request.max_tokens;
-  // Drafts need cells for one step beyond what is kept.
-  const int64_t most = std::min<int64_t>(wanted, limits_.context_tokens) + limits_.max_drafts;
-  return static_cast<int32_t>(blocks_for(most));
+Scheduler::Scheduler(const SchedulerLimits& limits, int32_t blocks, int32_t slots, CacheBytes& bytes,
+                     const HostImages& host)
+    : limits_(limits),
+      bytes_(bytes),
+      blocks_(blocks),
+      slots_(slots),
+      checkpoints_(host.checkpoints, host.checkpoint_count, bytes.state_bytes() + bytes.block_bytes()),
+      swap_images_(host.swap_count),
+      swap_memory_(host.swap),
+      pacer_(limits.gap_limit) {
+  blocks_.on_evict([this](const PrefixHash& prefix) { checkpoints_.drop(prefix); });
 }
 
-void Scheduler::enqueue(std::unique_ptr<Sequence> sequence) { waiting_.push_back(std::move(sequence)); }
+int32_t Scheduler::most_tokens() const {
+  const int64_t all = int64_t{blocks_.total()} * kBlockTokens - limits_.max_drafts;
+  return static_cast<int32_t>(std::clamp<int64_t>(all, 0, limits_.context_tokens));
+}
 
 Sequence* Scheduler::find(RequestId id) {
   for (const auto& s : running_)
@@ -28,53 +34,116 @@ Sequence* Scheduler::find(RequestId id) {
   return nullptr;
 }
 
-void Scheduler::admit(Clock::time_point now) {
-  while (!waiting_.empty() && slots_.free() > 0) {
-    Sequence& s = *waiting_.front();
-    const int32_t needed = blocks_needed(s.request);
-    if (promised_blocks_ + needed > blocks_.total()) return;  // in order: nobody overtakes
-    promised_blocks_ += needed;
-    s.reserved_blocks = needed;
-    s.slot = slots_.take();
-    s.started = now;
-    running_.push_back(std::move(waiting_.front()));
-    waiting_.pop_front();
-  }
+bool Scheduler::add_item(Plan& plan, Sequence& s, int32_t certain) {
+  if (!make_room(s, s.held + certain, plan)) return false;
+  PlanItem item;
+  item.sequence = &s;
+  item.certain = certain;
+  item.wants_next = certain == s.pending() && s.request.max_tokens != 0;
+  plan.items.push_back(std::move(item));
+  return true;
 }
 
 Plan Scheduler::plan(Clock::time_point now) {
   admit(now);
   Plan plan;
-  const auto add = [&](Sequence& s, int32_t certain) {
-    BRAID_CHECK(blocks_.grow(s.blocks, s.held + certain));  // promised at admission
-    PlanItem item;
-    item.sequence = &s;
-    item.certain = certain;
-    item.wants_next = certain == s.pending() && s.request.max_tokens != 0;
-    plan.items.push_back(std::move(item));
-  };
-  for (const auto& s : running_)
-    if (s->generated() > 0) add(*s, s->pending());
-  int32_t budget = limits_.prompt_budget;
-  for (const auto& s : running_) {
-    if (s->generated() > 0 || budget == 0) continue;
-    const int32_t certain = std::min(s->pending(), budget);
+  // By index and in order: making room pushes out sequences behind the one that needs it.
+  for (size_t i = 0; i < running_.size(); ++i) {
+    Sequence& s = *running_[i];
+    if (!s.decoding()) continue;
+    if (add_item(plan, s, 1)) {
+      ++plan.decoding;
+    } else {
+      preempt(s);  // nobody behind it is left
+      --i;
+    }
+  }
+  const int32_t whole = std::max(limits_.ubatch_tokens, limits_.step_tokens - plan.decoding);
+  int32_t budget = pacer_.prompt_tokens(plan.decoding, whole);
+  for (size_t i = 0; i < running_.size() && budget > 0; ++i) {
+    Sequence& s = *running_[i];
+    if (s.decoding()) continue;
+    int32_t certain = std::min(s.pending(), budget);
+    if (const int32_t due = next_checkpoint(s, s.held + 1); due > 0)
+      certain = std::min(certain, due - s.held);
+    if (!add_item(plan, s, certain)) {
+      // What fits without the others; they will make room when they end.
+      const auto cells =
+          static_cast<int32_t>(s.blocks.size() + static_cast<size_t>(blocks_.free())) * kBlockTokens;
+      certain = std::min(certain, cells - s.held);
+      if (certain <= 0 || !add_item(plan, s, certain)) continue;
+    }
+    plan.prompt_tokens += certain;
     budget -= certain;
-    add(*s, certain);
   }
   return plan;
 }
 
-std::unique_ptr<Sequence> Scheduler::remove(Sequence* sequence) {
+// ---- after the step ----
+
+void Scheduler::committed(Sequence& s) {
+  s.extend_hashes();
+  if (limits_.prefix_cache) {
+    for (; s.published < s.held / kBlockTokens; ++s.published)
+      blocks_.publish(s.blocks[s.published], s.hashes[s.published],
+                      &s.tokens[int64_t{s.published} * kBlockTokens]);
+  }
+  if (s.held > 0 && next_checkpoint(s, s.held) == s.held) take_checkpoint(s, false);
+  while (!s.checkpoints.empty() && s.checkpoints.front() <= s.held)
+    s.checkpoints.erase(s.checkpoints.begin());
+}
+
+// The first position from `from` on where a checkpoint is due; 0: none.
+int32_t Scheduler::next_checkpoint(const Sequence& s, int32_t from) const {
+  if (!limits_.prefix_cache || !limits_.recurrent || !s.request.use_cache) return 0;
+  const auto named = std::lower_bound(s.checkpoints.begin(), s.checkpoints.end(), from);
+  const int32_t next = named == s.checkpoints.end() ? 0 : *named;
+  if (limits_.checkpoint_interval == 0) return next;
+  const int32_t every = limits_.checkpoint_interval;
+  const int32_t on_the_way = std::max(1, (from + every - 1) / every) * every;
+  if (on_the_way >= static_cast<int32_t>(s.tokens.size())) return next;
+  return next == 0 ? on_the_way : std::min(next, on_the_way);
+}
+
+void Scheduler::take_checkpoint(Sequence& s, bool pinned) {
+  const int32_t full = s.held / kBlockTokens;
+  const std::span<const int32_t> tail(&s.tokens[int64_t{full} * kBlockTokens],
+                                      static_cast<size_t>(s.held % kBlockTokens));
+  int32_t id = checkpoints_.find_exact(s.prefix(full), tail);
+  if (id >= 0) {
+    checkpoints_.touch(id);
+  } else {
+    id = checkpoints_.take();
+    if (id < 0) return;
+    bytes_.save_state(s.slot, checkpoints_.image(id));
+    if (!tail.empty()) bytes_.save_block(s.blocks[full], checkpoints_.image(id) + bytes_.state_bytes());
+    checkpoints_.put(id, s.prefix(full), tail);
+    ++stats_.checkpoints;
+  }
+  if (!pinned) return;
+  checkpoints_.pin(id);
+  s.resume_checkpoint = id;
+}
+
+std::unique_ptr<Sequence> Scheduler::take_running(const Sequence* sequence) {
   const auto it =
       std::find_if(running_.begin(), running_.end(), [&](const auto& s) { return s.get() == sequence; });
   BRAID_CHECK(it != running_.end());
   std::unique_ptr<Sequence> out = std::move(*it);
   running_.erase(it);
+  return out;
+}
+
+std::unique_ptr<Sequence> Scheduler::remove(Sequence* sequence, bool keep) {
+  std::unique_ptr<Sequence> out = take_running(sequence);
+  // The end of an answer is where the next turn of a conversation goes on.
+  if (keep && limits_.prefix_cache && limits_.recurrent && out->request.use_cache &&
+      out->held >= limits_.checkpoint_spacing)
+    take_checkpoint(*out, false);
   blocks_.release(out->blocks);
   slots_.give_back(out->slot);
   out->slot = -1;
-  promised_blocks_ -= out->reserved_blocks;
+  if (running_.empty()) blocks_.relink();
   return out;
 }
 
@@ -82,13 +151,16 @@ std::vector<std::unique_ptr<Sequence>> Scheduler::remove_cancelled() {
   std::vector<std::unique_ptr<Sequence>> out;
   for (size_t i = 0; i < running_.size();) {
     if (running_[i]->cancelled) {
-      out.push_back(remove(running_[i].get()));
+      out.push_back(remove(running_[i].get(), true));
     } else {
       ++i;
     }
   }
-  for (auto& s : waiting_)
-    if (s->cancelled) out.push_back(std::move(s));
+  for (auto& s : waiting_) {
+    if (!s->cancelled) continue;
+    forget_copies(*s);
+    out.push_back(std::move(s));
+  }
   std::erase(waiting_, nullptr);
   return out;
 }
@@ -96,19 +168,26 @@ std::vector<std::unique_ptr<Sequence>> Scheduler::remove_cancelled() {
 void Scheduler::check() const {
   std::vector<const BlockTable*> tables;
   std::vector<int32_t> slots;
-  int32_t promised = 0;
+  std::vector<int32_t> swapped;
   for (const auto& s : running_) {
     tables.push_back(&s->blocks);
     slots.push_back(s->slot);
-    promised += s->reserved_blocks;
-    BRAID_CHECK(static_cast<int32_t>(s->blocks.size()) <= s->reserved_blocks);
     BRAID_CHECK(s->held < static_cast<int32_t>(s->tokens.size()));
     BRAID_CHECK(static_cast<int64_t>(s->blocks.size()) == blocks_for(s->held));
+    BRAID_CHECK(s->published <= s->held / kBlockTokens);
+    BRAID_CHECK(s->swapped.empty() && s->resume_checkpoint < 0);
+    // What will be written next is nobody else's, or will be copied first (make_room).
+    for (size_t b = static_cast<size_t>(s->held) / kBlockTokens + 1; b < s->blocks.size(); ++b)
+      BRAID_CHECK(blocks_.holders(s->blocks[b]) == 1);
   }
-  for (const auto& s : waiting_) BRAID_CHECK(s->blocks.empty() && s->slot < 0);
-  BRAID_CHECK(promised == promised_blocks_);
+  for (const auto& s : waiting_) {
+    BRAID_CHECK(s->blocks.empty() && s->slot < 0);
+    swapped.insert(swapped.end(), s->swapped.begin(), s->swapped.end());
+  }
   blocks_.check(tables);
   slots_.check(slots);
+  swap_images_.check(swapped);
+  checkpoints_.check();
 }
 
 }  // namespace braid

@@ -1,60 +1,157 @@
-// scheduler.h -- which sequences run, and how far each goes in the next step.
+// scheduler.h -- which sequences run, how far each goes in the next step, and what memory they get for it.
 //
-// Decoding sequences first, one certain token each; then prompts in order of arrival, in chunks, as long as
-// the step's budget of prompt tokens lasts. A sequence is admitted when a slot is free and enough blocks can
-// be promised for all it may ever hold; so a running sequence never runs short.
+// A step carries every decoding sequence (one certain token each), then prompts in order of priority and
+// arrival, in chunks, as long as the step's budget of prompt tokens lasts:
+//   budget  max(ubatch_tokens, step_tokens - decoding), lowered by the pacer (pacer.h) while others decode
+//   chunk   ends at the next position where a checkpoint is due
+//
+// Blocks are given as sequences grow. A sequence enters when a slot is free and its tokens' blocks are too,
+// with one block to spare for everyone who runs. When they run out all the same, the youngest sequence of the
+// lowest priority makes room: its state and perhaps its blocks are copied to the host, it waits in its old
+// place, and goes on later with the same tokens as if nothing had been.
+//
+// A prompt that begins like one that is being computed waits for it (and has a checkpoint set where they
+// part): prefixes are computed once. A prompt equal to one that has just been computed is forked from it.
+//
+// Nobody overtakes except past those who wait for a prefix: the first who finds no room stops the others.
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "engine/blocks.h"
+#include "engine/cache.h"
+#include "engine/checkpoints.h"
+#include "engine/pacer.h"
 #include "engine/sequence.h"
 #include "engine/states.h"
 
 namespace braid {
 
+enum class Preemption : uint8_t { cheaper, recompute, swap };
+
 struct SchedulerLimits {
   int32_t context_tokens = 0;   // positions one sequence may reach
-  int32_t prompt_budget = 512;  // prompt tokens of one step, over all sequences
+  int32_t ubatch_tokens = 512;  // prompt tokens a step may always carry
+  int32_t step_tokens = 0;      // all tokens of a step; 0: ubatch_tokens
   int32_t max_drafts = 0;       // uncertain tokens of one sequence in one step
+  double gap_limit = 3.5;       // longest step while others decode, in undisturbed ones; 0: any
+  bool prefix_cache = true;
+  bool recurrent = true;            // the model has state: a prefix is resumed at checkpoints only
+  int32_t checkpoint_interval = 0;  // a checkpoint every so many tokens; 0: none on the way
+  int32_t checkpoint_spacing = 64;  // checkpoints of one prompt are at least so far apart
+  Preemption preemption = Preemption::cheaper;
 };
+
+struct SchedulerStats {
+  uint64_t preempted = 0;
+  uint64_t swapped = 0;  // of them, with their blocks copied
+  uint64_t forked = 0;
+  uint64_t checkpoints = 0;  // taken
+  uint64_t resumed = 0;      // sequences that began at a checkpoint
+  uint64_t cached_tokens = 0;
+  uint64_t held_back = 0;  // sequences that waited for another's prefix
+};
+
+// Host memory of the scheduler, owned by the caller.
+struct HostImages {
+  std::byte* checkpoints = nullptr;  // [checkpoint_count][state_bytes + block_bytes]
+  int32_t checkpoint_count = 0;
+  std::byte* swap = nullptr;  // [swap_count][block_bytes]
+  int32_t swap_count = 0;
+};
+
+class DiskTier;
 
 class Scheduler {
  public:
-  Scheduler(const SchedulerLimits& limits, int32_t blocks, int32_t slots);
+  Scheduler(const SchedulerLimits& limits, int32_t blocks, int32_t slots, CacheBytes& bytes,
+            const HostImages& host);
 
-  // Blocks that a request may need at most; more than blocks().total() can never run.
-  int32_t blocks_needed(const Request& request) const;
+  // Tokens that one sequence can reach: context_tokens, or what all blocks hold.
+  int32_t most_tokens() const;
 
+  // `sequence` needs tokens, request and seed.
   void enqueue(std::unique_ptr<Sequence> sequence);
   Sequence* find(RequestId id);
   bool idle() const { return waiting_.empty() && running_.empty(); }
 
   // Admits what fits and lays out the next step. Every item's blocks cover its certain rows.
   Plan plan(Clock::time_point now);
+  // The step took so long.
+  void observe(const Plan& plan, double ms) { pacer_.observe(plan.decoding, plan.prompt_tokens, ms); }
 
-  // Takes the sequence out, with everything it holds.
-  std::unique_ptr<Sequence> remove(Sequence* sequence);
+  // After the step: `s` holds more tokens now. Publishes full blocks, takes the checkpoint that is due.
+  void committed(Sequence& s);
+
+  // Before commit, when the prompt of `s` ends in this step without drafts: waiting sequences with the same
+  // prompt, running now with shared blocks and a copy of the state after the prompt.
+  std::vector<Sequence*> fork(Sequence& s);
+
+  // Takes the sequence out, with everything it holds. `keep`: its state is worth a checkpoint.
+  std::unique_ptr<Sequence> remove(Sequence* sequence, bool keep);
   // Those marked cancelled, waiting or running, already removed.
   std::vector<std::unique_ptr<Sequence>> remove_cancelled();
 
+  // Persistent prefixes (disk.h); null: none.
+  void set_disk(DiskTier* disk) { disk_ = disk; }
+
   BlockPool& blocks() { return blocks_; }
+  const BlockPool& blocks() const { return blocks_; }
+  SlotPool& slots() { return slots_; }
+  const CheckpointStore& checkpoints() const { return checkpoints_; }
   std::span<const std::unique_ptr<Sequence>> running() const { return running_; }
+  std::span<const std::unique_ptr<Sequence>> waiting() const { return waiting_; }
+  const SchedulerStats& stats() const { return stats_; }
+  // Makes room in the table for `tokens` cells without pushing anybody out. False if there is none.
+  bool grow(Sequence& s, int32_t tokens) { return blocks_.grow(s.blocks, tokens); }
   // Stops the program if pools and sequences do not balance.
   void check() const;
 
  private:
+  // What is there of a sequence's beginning.
+  struct Hit {
+    int32_t position = 0;         // it can go on from here
+    int32_t checkpoint = -1;      // whose image is the state at `position`; -1: none is needed
+    bool swapped = false;         // the sequence's own copies
+    std::vector<int32_t> blocks;  // full blocks below position; -1: in the sequence's swap images
+  };
+  Hit lookup(const Sequence& s) const;
+  Hit lookup_own(const Sequence& s) const;
+  bool held_back(Sequence& s, int32_t position);
+  bool fits(const Sequence& s, const Hit& hit) const;
+  void enter(std::unique_ptr<Sequence> sequence, const Hit& hit, Clock::time_point now);
+  void restore(Sequence& s, const Hit& hit);
+  void forget_copies(Sequence& s);
+  void plan_checkpoints(Sequence& s);
+  void add_checkpoint(Sequence& s, int32_t position);
+  int32_t next_checkpoint(const Sequence& s, int32_t from) const;
+  void take_checkpoint(Sequence& s, bool pinned);
   void admit(Clock::time_point now);
+  bool make_room(Sequence& s, int32_t tokens, const Plan& plan);
+  bool push_out_one(const Sequence& for_whom, const Plan& plan);
+  void preempt(Sequence& victim);
+  bool swap_out(Sequence& victim);
+  std::unique_ptr<Sequence> take_running(const Sequence* sequence);
+  void insert_waiting(std::unique_ptr<Sequence> sequence);
+  bool add_item(Plan& plan, Sequence& s, int32_t certain);
 
   SchedulerLimits limits_;
+  CacheBytes& bytes_;
   BlockPool blocks_;
   SlotPool slots_;
-  int32_t promised_blocks_ = 0;
-  std::deque<std::unique_ptr<Sequence>> waiting_;
-  std::vector<std::unique_ptr<Sequence>> running_;  // in order of admission
+  CheckpointStore checkpoints_;
+  SlotPool swap_images_;
+  std::byte* swap_memory_;
+  Pacer pacer_;
+  DiskTier* disk_ = nullptr;
+  SchedulerStats stats_;
+  uint64_t next_order_ = 1;
+  std::vector<std::unique_ptr<Sequence>> waiting_;  // by priority, then arrival
+  std::vector<std::unique_ptr<Sequence>> running_;  // by priority, then arrival
 };
 
 }  // namespace braid

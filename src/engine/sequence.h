@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/blocks.h"
+#include "engine/hash.h"
 #include "engine/request.h"
 #include "engine/sampler.h"
 
@@ -15,20 +16,37 @@ namespace braid {
 using Clock = std::chrono::steady_clock;
 
 // Always true between steps, for a running sequence:
-//   held < tokens.size(): there is something to run;  held == tokens.size() - 1 once the prompt is done
+//   held < tokens.size(): there is something to run;  held == tokens.size() - 1 while it decodes
 //   positions [0, held) are in the KV cells and in the state slot;  blocks.size() == blocks_for(held)
+//   hashes has one entry per full block of `tokens`; the first `published` blocks of the table are full
+// A sequence that waits holds no blocks and no slot; one that was preempted keeps its tokens, its sampler and
+// perhaps copies of its memory on the host.
 struct Sequence {
   RequestId id = 0;
   Request request;
   Sink* sink = nullptr;
+  uint64_t order = 0;  // of arrival
 
   std::vector<int32_t> tokens;  // prompt, then what was generated
   int32_t held = 0;             // tokens whose K, V and state change are in memory
   BlockTable blocks;
   int32_t slot = -1;
-  int32_t reserved_blocks = 0;  // promised to it at admission, so that it never runs short
   Sampler sampler;
   bool cancelled = false;
+
+  // Prefix cache.
+  PrefixHash seed;                   // of the empty prefix, for this model and salt
+  std::vector<PrefixHash> hashes;    // [full blocks of tokens]
+  int32_t published = 0;             // blocks of the table that are offered to others already
+  std::vector<int32_t> checkpoints;  // positions where the state is to be kept, ascending, beyond held
+  int32_t cached = 0;                // prompt tokens that were found when it first entered
+  bool was_held_back = false;        // it has waited for another's prefix
+  int32_t scored = 0;                // prompt positions whose logits have been reported
+
+  // While preempted.
+  int32_t resume_checkpoint = -1;  // pinned, at `swapped_held`
+  int32_t swapped_held = 0;
+  std::vector<int32_t> swapped;  // host images of its full blocks; empty: to be found or computed again
 
   Clock::time_point submitted;
   Clock::time_point started;
@@ -38,6 +56,16 @@ struct Sequence {
   int32_t prompt_tokens() const { return static_cast<int32_t>(request.prompt.size()); }
   int32_t generated() const { return static_cast<int32_t>(tokens.size()) - prompt_tokens(); }
   int32_t pending() const { return static_cast<int32_t>(tokens.size()) - held; }
+  bool decoding() const { return generated() > 0 && pending() == 1; }
+  const PrefixHash& prefix(int32_t blocks_before) const {
+    return blocks_before == 0 ? seed : hashes[static_cast<size_t>(blocks_before) - 1];
+  }
+  // One more entry of hashes per block that is full by now.
+  void extend_hashes() {
+    while ((hashes.size() + 1) * kBlockTokens <= tokens.size())
+      hashes.push_back(chain_hash(prefix(static_cast<int32_t>(hashes.size())),
+                                  tokens.data() + hashes.size() * kBlockTokens));
+  }
 };
 
 // A drafted token. `parent` is an index into the drafts of the same item, -1: follows the last certain token.
@@ -63,6 +91,8 @@ struct PlanItem {
 
 struct Plan {
   std::vector<PlanItem> items;
+  int32_t decoding = 0;       // sequences that take one token further
+  int32_t prompt_tokens = 0;  // certain rows of the others
   int32_t rows() const {
     int32_t sum = 0;
     for (const PlanItem& item : items) sum += item.rows();

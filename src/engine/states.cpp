@@ -14,6 +14,7 @@ int32_t SlotPool::take() {
   const int32_t slot = free_.back();
   free_.pop_back();
   held_[slot] = true;
+  if (told_of_unused_) told_of_unused_(slot);
   return slot;
 }
 
@@ -21,6 +22,7 @@ void SlotPool::give_back(int32_t slot) {
   BRAID_CHECK(slot >= 0 && slot < total() && held_[slot]);
   held_[slot] = false;
   free_.push_back(slot);
+  if (told_of_unused_) told_of_unused_(slot);
 }
 
 void SlotPool::check(std::span<const int32_t> slots) const {

@@ -7,86 +7,100 @@
 
 namespace braid {
 
-StepBatch::StepBatch(int32_t max_rows, int32_t max_sequences, int32_t blocks_per_sequence)
-    : max_rows_(max_rows), max_sequences_(max_sequences), blocks_per_sequence_(blocks_per_sequence) {
-  for (auto* v : {&token_, &position_, &cell_, &sequence_, &parent_, &output_row_})
-    v->reserve(static_cast<size_t>(max_rows));
-  for (auto* v : {&first_row_, &rows_, &certain_, &context_, &slot_})
-    v->reserve(static_cast<size_t>(max_sequences));
-  block_table_.resize(static_cast<size_t>(max_sequences) * static_cast<size_t>(blocks_per_sequence));
+Status StepBatch::allocate(Device& device, int32_t max_rows, int32_t max_sequences,
+                           int32_t blocks_per_sequence) {
+  device_ = &device;
+  max_rows_ = max_rows;
+  max_sequences_ = max_sequences;
+  blocks_per_sequence_ = blocks_per_sequence;
+  int64_t elements = 0;
+  for (int a = 0; a < kArrays; ++a) {
+    offset_[a] = elements;
+    int64_t count = a <= output_row ? max_rows : max_sequences;
+    if (a == table) count = int64_t{max_sequences} * blocks_per_sequence;
+    elements += (count + 15) / 16 * 16;
+  }
+  const size_t bytes = static_cast<size_t>(elements) * sizeof(int32_t);
+  BRAID_ASSIGN(host_, device.allocate_host(bytes, "step"));
+  if (!device.computes_in_host_memory()) {
+    BRAID_ASSIGN(memory_, device.allocate(bytes, "step"));
+  }
+  device_base_ = static_cast<const int32_t*>(memory_.data() != nullptr ? memory_.data() : host_.data());
+  return {};
 }
 
-uint64_t StepBatch::bytes() const {
-  return sizeof(int32_t) * (static_cast<uint64_t>(max_rows_) * 6 + static_cast<uint64_t>(max_sequences_) * 5 +
-                            block_table_.size());
-}
-
-void StepBatch::add_row(int32_t token, int32_t position, int32_t cell, int32_t sequence, int32_t parent) {
-  token_.push_back(token);
-  position_.push_back(position);
-  cell_.push_back(cell);
-  sequence_.push_back(sequence);
-  parent_.push_back(parent);
+void StepBatch::add_row(int32_t token_id, int32_t at, int32_t cell_index, int32_t sequence_index,
+                        int32_t parent_row) {
+  const int32_t row = rows_used_++;
+  host(token)[row] = token_id;
+  host(position)[row] = at;
+  host(cell)[row] = cell_index;
+  host(sequence)[row] = sequence_index;
+  host(parent)[row] = parent_row;
 }
 
 Batch StepBatch::fill(Plan& plan) {
-  for (auto* v : {&token_, &position_, &cell_, &sequence_, &parent_, &output_row_, &first_row_, &rows_,
-                  &certain_, &context_, &slot_})
-    v->clear();
   has_uncertain_ = false;
-  BRAID_CHECK(static_cast<int32_t>(plan.items.size()) <= max_sequences_ && plan.rows() <= max_rows_);
+  rows_used_ = 0;
+  int32_t outputs = 0;
+  const auto sequences = static_cast<int32_t>(plan.items.size());
+  BRAID_CHECK(sequences <= max_sequences_ && plan.rows() <= max_rows_);
 
-  for (size_t i = 0; i < plan.items.size(); ++i) {
-    PlanItem& item = plan.items[i];
+  for (int32_t index = 0; index < sequences; ++index) {
+    PlanItem& item = plan.items[index];
     const Sequence& s = *item.sequence;
-    const auto index = static_cast<int32_t>(i);
-    const int32_t context = s.held + item.certain;
-    item.first_row = static_cast<int32_t>(token_.size());
-    item.first_output = static_cast<int32_t>(output_row_.size());
-    for (int32_t p = s.held; p < context; ++p) {
-      const bool scored = s.request.score && p >= s.request.score_from && p < s.prompt_tokens();
-      const bool last = p + 1 == context;
-      if (scored || (last && item.wants_next)) output_row_.push_back(static_cast<int32_t>(token_.size()));
+    const int32_t held_after = s.held + item.certain;
+    item.first_row = rows_used_;
+    item.first_output = outputs;
+    for (int32_t p = s.held; p < held_after; ++p) {
+      const bool scored =
+          s.request.score && p >= std::max(s.request.score_from, s.scored) && p < s.prompt_tokens();
+      const bool last = p + 1 == held_after;
+      if (scored || (last && item.wants_next)) host(output_row)[outputs++] = rows_used_;
       add_row(s.tokens[p], p, p, index, -1);
     }
-    const auto first_draft_row = static_cast<int32_t>(token_.size());
+    const int32_t first_draft_row = rows_used_;
     for (size_t d = 0; d < item.drafts.size(); ++d) {
       const Draft& draft = item.drafts[d];
       BRAID_CHECK(item.wants_next && draft.parent < static_cast<int32_t>(d));
-      const int32_t parent = draft.parent < 0 ? -1 : first_draft_row + draft.parent;
-      const int32_t position = (parent < 0 ? context - 1 : position_[parent]) + 1;
-      output_row_.push_back(static_cast<int32_t>(token_.size()));
-      add_row(draft.token, position, context + static_cast<int32_t>(d), index, parent);
+      const int32_t parent_row = draft.parent < 0 ? -1 : first_draft_row + draft.parent;
+      const int32_t at = (parent_row < 0 ? held_after - 1 : host(position)[parent_row]) + 1;
+      host(output_row)[outputs++] = rows_used_;
+      add_row(draft.token, at, held_after + static_cast<int32_t>(d), index, parent_row);
       has_uncertain_ = true;
     }
-    item.outputs = static_cast<int32_t>(output_row_.size()) - item.first_output;
+    item.outputs = outputs - item.first_output;
 
-    first_row_.push_back(item.first_row);
-    rows_.push_back(item.rows());
-    certain_.push_back(item.certain);
-    context_.push_back(context);
-    slot_.push_back(s.slot);
+    host(first_row)[index] = item.first_row;
+    host(rows)[index] = item.rows();
+    host(certain)[index] = item.certain;
+    host(context)[index] = held_after;
+    host(slot)[index] = s.slot;
     BRAID_CHECK(static_cast<int32_t>(s.blocks.size()) <= blocks_per_sequence_);
-    std::copy(s.blocks.begin(), s.blocks.end(), block_table_.begin() + int64_t{index} * blocks_per_sequence_);
+    std::copy(s.blocks.begin(), s.blocks.end(), host(table) + int64_t{index} * blocks_per_sequence_);
+  }
+  if (memory_.data() != nullptr) {
+    const int64_t used = offset_[table] + int64_t{sequences} * blocks_per_sequence_;
+    device_->to_device(memory_.data(), host_.data(), static_cast<size_t>(used) * sizeof(int32_t));
   }
 
   Batch b;
-  b.tokens = static_cast<int32_t>(token_.size());
-  b.sequences = static_cast<int32_t>(plan.items.size());
-  b.outputs = static_cast<int32_t>(output_row_.size());
-  b.token = token_.data();
-  b.position = position_.data();
-  b.cell = cell_.data();
-  b.sequence = sequence_.data();
-  b.parent = parent_.data();
-  b.first_row = first_row_.data();
-  b.rows = rows_.data();
-  b.certain = certain_.data();
-  b.context = context_.data();
-  b.slot = slot_.data();
-  b.block_table = block_table_.data();
+  b.tokens = rows_used_;
+  b.sequences = sequences;
+  b.outputs = outputs;
+  b.token = on_device(token);
+  b.position = on_device(position);
+  b.cell = on_device(cell);
+  b.sequence = on_device(sequence);
+  b.parent = on_device(parent);
+  b.first_row = on_device(first_row);
+  b.rows = on_device(rows);
+  b.certain = on_device(certain);
+  b.context = on_device(context);
+  b.slot = on_device(slot);
+  b.block_table = on_device(table);
   b.blocks_per_sequence = blocks_per_sequence_;
-  b.output_row = output_row_.data();
+  b.output_row = on_device(output_row);
   return b;
 }
 

@@ -1,31 +1,54 @@
 // step_batch.h -- turns a plan into the arrays of a Batch (ops/batch.h). Sized once, filled every step.
 #pragma once
 
-#include <vector>
-
+#include "base/result.h"
 #include "engine/sequence.h"
 #include "ops/batch.h"
+#include "ops/device.h"
 
 namespace braid {
 
 class StepBatch {
  public:
-  StepBatch(int32_t max_rows, int32_t max_sequences, int32_t blocks_per_sequence);
+  // Errors: exhausted.
+  Status allocate(Device& device, int32_t max_rows, int32_t max_sequences, int32_t blocks_per_sequence);
 
-  // Also sets first_row, first_output and outputs of the plan's items. Valid until the next fill().
+  // Also sets first_row, first_output and outputs of the plan's items. The arrays of the result are in the
+  // device's memory. Valid until the next fill().
   Batch fill(Plan& plan);
   bool has_uncertain() const { return has_uncertain_; }
-  uint64_t bytes() const;
 
  private:
+  // Where each array lies in the one stretch that goes to the device in one copy.
+  enum Array {
+    token,
+    position,
+    cell,
+    sequence,
+    parent,
+    output_row,
+    first_row,
+    rows,
+    certain,
+    context,
+    slot,
+    table,
+    kArrays
+  };
+  int32_t* host(Array a) { return static_cast<int32_t*>(host_.data()) + offset_[a]; }
+  const int32_t* on_device(Array a) const { return device_base_ + offset_[a]; }
   void add_row(int32_t token, int32_t position, int32_t cell, int32_t sequence, int32_t parent);
 
-  int32_t max_rows_;
-  int32_t max_sequences_;
-  int32_t blocks_per_sequence_;
+  Device* device_ = nullptr;
+  int32_t max_rows_ = 0;
+  int32_t max_sequences_ = 0;
+  int32_t blocks_per_sequence_ = 0;
   bool has_uncertain_ = false;
-  std::vector<int32_t> token_, position_, cell_, sequence_, parent_, output_row_;
-  std::vector<int32_t> first_row_, rows_, certain_, context_, slot_, block_table_;
+  int32_t rows_used_ = 0;
+  int64_t offset_[kArrays] = {};
+  Buffer host_;
+  Buffer memory_;  // empty where the device reads host memory
+  const int32_t* device_base_ = nullptr;
 };
 
 }  // namespace braid
