@@ -88,7 +88,8 @@ Scheduler::Hit Scheduler::lookup_own(const Sequence& s) const {
     if (block < 0 && s.swapped.empty()) return hit;
     hit.blocks.push_back(block);
   }
-  hit.position = s.swapped_held;
+  // The part of a last block is in the checkpoint's image, if there is one.
+  hit.position = limits_.recurrent ? s.swapped_held : full * kBlockTokens;
   hit.checkpoint = s.resume_checkpoint;
   hit.swapped = true;
   return hit;
