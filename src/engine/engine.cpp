@@ -50,12 +50,17 @@ Status Engine::validate(const Request& request) const {
 }
 
 Result<RequestId> Engine::submit(Request request, Sink& sink) {
+  const RequestId id = next_id_++;
+  BRAID_TRY(submit_as(id, std::move(request), sink));
+  return id;
+}
+
+Status Engine::submit_as(RequestId id, Request request, Sink& sink) {
   BRAID_TRY(validate(request));
   // Far more than any context; keeps sums of counts inside 32 bits.
   request.max_tokens = std::min(request.max_tokens, context_tokens());
 
   auto sequence = std::make_unique<Sequence>();
-  const RequestId id = next_id_++;
   sequence->id = id;
   sequence->tokens = request.prompt;
   sequence->sampler = Sampler(request.sampling, request.prompt);
@@ -65,7 +70,7 @@ Result<RequestId> Engine::submit(Request request, Sink& sink) {
   sequence->sink = &sink;
   sequence->submitted = Clock::now();
   scheduler_->enqueue(std::move(sequence));
-  return id;
+  return {};
 }
 
 void Engine::cancel(RequestId id) {

@@ -88,11 +88,14 @@ class Engine {
   // Queues a request; `sink` must live until its finished(). Errors: invalid_argument (empty, longer than the
   // context, token outside the vocabulary, sampling values).
   Result<RequestId> submit(Request request, Sink& sink);
+  // The same under an id that the caller keeps unique.
+  Status submit_as(RequestId id, Request request, Sink& sink);
   // What submit() would refuse. From any thread.
   Status validate(const Request& request) const;
 
   // Takes effect in the next step; unknown ids are ignored (the request may just have ended).
   void cancel(RequestId id);
+  void cancel_all() { scheduler_->cancel_all(); }
 
   // One turn. False when there was nothing to do.
   bool step();

@@ -34,6 +34,11 @@ Sequence* Scheduler::find(RequestId id) {
   return nullptr;
 }
 
+void Scheduler::cancel_all() {
+  for (const auto& s : running_) s->cancelled = true;
+  for (const auto& s : waiting_) s->cancelled = true;
+}
+
 bool Scheduler::add_item(Plan& plan, Sequence& s, int32_t certain) {
   if (!make_room(s, s.held + certain, plan)) return false;
   PlanItem item;

@@ -91,6 +91,7 @@ class Scheduler {
   // prompt, running now with shared blocks and a copy of the state after the prompt.
   std::vector<Sequence*> fork(Sequence& s);
 
+  void cancel_all();
   // Takes the sequence out, with everything it holds. `keep`: its state is worth a checkpoint.
   std::unique_ptr<Sequence> remove(Sequence* sequence, bool keep);
   // Those marked cancelled, waiting or running, already removed.
@@ -102,6 +103,7 @@ class Scheduler {
   BlockPool& blocks() { return blocks_; }
   const BlockPool& blocks() const { return blocks_; }
   SlotPool& slots() { return slots_; }
+  const SlotPool& slots() const { return slots_; }
   const CheckpointStore& checkpoints() const { return checkpoints_; }
   std::span<const std::unique_ptr<Sequence>> running() const { return running_; }
   std::span<const std::unique_ptr<Sequence>> waiting() const { return waiting_; }
