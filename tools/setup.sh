@@ -4,7 +4,7 @@
 set -euo pipefail
 
 packages=(g++ cmake ninja-build pkg-config libhwy-dev nlohmann-json3-dev libpcre2-dev libcli11-dev
-  libspdlog-dev libfmt-dev libxxhash-dev libgtest-dev)
+  libspdlog-dev libfmt-dev libxxhash-dev libboost-dev libssl-dev libgtest-dev)
 if [ "${1:-}" = "--dev" ]; then
   packages+=(clang-14 libclang-rt-14-dev clang-format-14)
 fi

@@ -1,0 +1,68 @@
+// api_error.h -- what is wrong with a request, in the words of the API it came through.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/check.h"
+
+namespace braid::server {
+
+using Json = nlohmann::ordered_json;
+
+// Two families of answers: Anthropic's paths, and everything else.
+enum class Family { openai, anthropic };
+
+struct ApiError {
+  int status = 400;
+  std::string type = "invalid_request_error";
+  std::string code = {};   // empty: null
+  std::string param = {};  // path of the field; empty: null
+  std::string message = {};
+  int retry_after_s = 0;        // 0: no Retry-After
+  Json extra = Json::object();  // further members of the error object (OpenAI family)
+
+  // The status in this family: Anthropic's clients know 529 where others say 429 and 503.
+  int status_for(Family family) const;
+  // The whole JSON body.
+  Json body(Family family, std::string_view request_id) const;
+};
+
+ApiError invalid_value(std::string param, std::string message);
+ApiError invalid_type(std::string param, std::string message);
+ApiError missing_field(std::string param);
+ApiError unsupported(std::string param, std::string message);
+ApiError too_long(int64_t prompt_tokens, int64_t context_tokens);
+ApiError internal_error(std::string message);
+
+// A T, or what is wrong with the request.
+template <typename T>
+class [[nodiscard]] ApiResult {
+ public:
+  ApiResult(T value) : value_(std::move(value)) {}         // NOLINT: implicit on purpose
+  ApiResult(ApiError error) : error_(std::move(error)) {}  // NOLINT: implicit on purpose
+
+  bool ok() const { return value_.has_value(); }
+  T& operator*() {
+    BRAID_CHECK(ok());
+    return *value_;
+  }
+  const T& operator*() const {
+    BRAID_CHECK(ok());
+    return *value_;
+  }
+  T* operator->() { return &**this; }
+  const ApiError& error() const {
+    BRAID_CHECK(error_.has_value());
+    return *error_;
+  }
+
+ private:
+  std::optional<T> value_;
+  std::optional<ApiError> error_;
+};
+
+}  // namespace braid::server

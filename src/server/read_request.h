@@ -1,0 +1,70 @@
+// read_request.h -- requests of every API: JSON to Generation. Pure functions.
+//
+// The four readers differ in how a conversation, tools and formats are written; what they share is below
+// them. An error names the field. Unknown fields are ignored at every level.
+#pragma once
+
+#include <set>
+
+#include "server/fields.h"
+#include "server/generation.h"
+
+namespace braid::server {
+
+ApiResult<Generation> read_chat(const Json& body, const ApiLimits& limits);
+ApiResult<Generation> read_completions(const Json& body, const ApiLimits& limits);
+ApiResult<Generation> read_responses(const Json& body, const ApiLimits& limits);
+// `counting`: for count_tokens, where max_tokens is not needed.
+ApiResult<Generation> read_messages(const Json& body, const ApiLimits& limits, bool counting = false);
+
+// ---- Shared by the readers -------------------------------------------------------------------------------
+
+// model, stream, sampling, stops, limits, reasoning, cache: what all APIs call the same or accept as
+// extension.
+void read_common(const Fields& fields, const ApiLimits& limits, Generation& out);
+
+// A list of stop strings, or one.
+void read_stops(const Fields& fields, const char* name, const ApiLimits& limits, Generation& out);
+
+// {type, budget_tokens, display}: Anthropic's form, which others send too.
+void read_thinking(const Fields& fields, Generation& out);
+
+// Adds tools and keeps their names apart.
+class ToolList {
+ public:
+  ToolList(const ApiLimits& limits, Generation& out) : limits_(limits), out_(out) {}
+
+  // `schema` null: no parameters. `identity`: what the tool is called on the wire.
+  void add(const Fields& tool, const Json* schema, const std::string* description, ToolIdentity identity);
+  // A tool that takes free text: a function with the one parameter `input`.
+  void add_custom(const Fields& tool, ToolIdentity identity);
+
+ private:
+  void add(const Fields& tool, Json parameters, const std::string* description, ToolIdentity identity);
+
+  const ApiLimits& limits_;
+  Generation& out_;
+  std::set<std::string> names_;
+};
+
+// The flat name of a tool that is called `name` (and `name_space`) on the wire. Empty: there is none.
+std::optional<std::string> flat_name(const Generation& generation, const std::string& name,
+                                     const std::string& name_space = "");
+
+// Adds an admissible tool; errors when it was not offered.
+void choose_tool(const Fields& fields, const std::string& name, Generation& out);
+// "auto", "none", "required" (and Anthropic's "any"). False: none of them.
+bool choose_mode(const std::string& word, Generation& out);
+// No tools: only auto and none make sense.
+void check_choice(const Fields& fields, Generation& out);
+
+void read_schema(const Fields& format, const char* name, const ApiLimits& limits, Generation& out);
+
+// What stands for an image or a file in the text, or an error.
+std::string media_text(const Fields& part, const char* kind, const ApiLimits& limits);
+
+// Text after the prefix that marks our own opaque texts; empty: not one of ours.
+std::string opaque_text(std::string_view text);
+std::optional<std::string> read_opaque(std::string_view opaque);
+
+}  // namespace braid::server
