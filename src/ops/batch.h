@@ -13,11 +13,12 @@
 // get the cells after `context[s]`, in row order, since siblings share a position. A certain row sees cells 0
 // .. position. An uncertain row sees cells 0 .. context[s]-1, its ancestors and itself.
 //
-// A batch may be padded to a bucket, so that a recorded step fits many batches: rows, sequences and outputs at
-// the end that are none. A padded row has token, cell, sequence and parent -1 and position 0; a padded sequence
-// has rows and certain 0, first_row, context and slot 0, and any block table; a padded output has row -1. Ops
-// write finite numbers or nothing for padded rows (embed writes zeros), and read and write no cell and no slot
-// for them. `tokens`, `sequences` and `outputs` count them. The reference and the CPU take unpadded batches only.
+// A batch may be padded to a bucket, so that a recorded step fits many batches: rows, sequences and outputs
+// at the end that are none. A padded row has token, cell, sequence and parent -1 and position 0; a padded
+// sequence has rows and certain 0, first_row, context and slot 0, and any block table; a padded output has
+// row -1. Ops write finite numbers or nothing for padded rows (embed writes zeros), and read and write no
+// cell and no slot for them. `tokens`, `sequences` and `outputs` count them. The reference and the CPU take
+// unpadded batches only.
 //
 // A sequence whose first row is certain with position 0 starts from the zero state: nobody clears slots.
 // All arrays belong to the engine and stay unchanged while the step runs.
@@ -33,6 +34,9 @@ struct Batch {
   int32_t tokens = 0;     // T
   int32_t sequences = 0;  // S
   int32_t outputs = 0;    // rows whose logits are wanted
+  // A promise of the host, part of the bucket: no sequence has more rows than this. 0: none made. With 1
+  // (plain decoding) a device leaves out the kernels that take many rows of a sequence.
+  int32_t most_rows = 0;
 
   // [T]
   const int32_t* token = nullptr;

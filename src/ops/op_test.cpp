@@ -119,6 +119,23 @@ std::vector<DeviceCase> plain_devices() {
   return devices;
 }
 
+std::vector<DeviceCase> exact_devices() {
+  std::vector<DeviceCase> devices = plain_devices();
+  for (DeviceCase& device : devices) {
+    if (device.gpu) device.name += " with f32 activations";
+    device.activation_type = DType::f32;
+  }
+  return devices;
+}
+
+std::vector<DeviceCase> sequence_devices() {
+  std::vector<DeviceCase> devices = exact_devices();
+  for (const DeviceCase& device : plain_devices()) {
+    if (device.gpu) devices.push_back(device);
+  }
+  return devices;
+}
+
 std::vector<DeviceCase> other_thread_counts(const DeviceCase& device) {
   std::vector<DeviceCase> others;
   for (int threads : {1, 2, 5}) {

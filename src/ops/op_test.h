@@ -63,6 +63,10 @@ DeviceCase reference_for(const DeviceCase& device);
 std::vector<DeviceCase> all_devices();
 // The reference and each other device once, for ops that activation formats do not touch.
 std::vector<DeviceCase> plain_devices();
+// For ops on what sequences own, which take activations of either type: plain_devices() with the GPU twice,
+// with its own activations and with f32; and with f32 alone, where results are compared to closed forms.
+std::vector<DeviceCase> sequence_devices();
+std::vector<DeviceCase> exact_devices();
 // The same device with other thread counts (itself excluded); empty for the reference.
 std::vector<DeviceCase> other_thread_counts(const DeviceCase& device);
 

@@ -78,7 +78,8 @@ struct DeltaShape {
   int64_t channels() const { return 2 * key_width() + value_width(); }  // q | k | v
   int64_t state_elements() const { return int64_t{value_heads} * key_dim * value_dim; }
   int64_t conv_elements() const { return conv_width * channels(); }
-  int64_t slot_elements() const { return state_elements() + value_heads + conv_elements(); }
+  // Rounded up, so that the state of every slot is as well aligned as the first.
+  int64_t slot_elements() const { return (state_elements() + value_heads + conv_elements() + 31) / 32 * 32; }
 };
 
 // The slots of one gated-delta layer: [slots][slot_elements], state then decay then conv.

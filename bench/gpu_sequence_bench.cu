@@ -1,0 +1,364 @@
+// gpu_sequence_bench.cu -- times the GPU ops on what sequences own: delta, attention, norms, at published
+// shapes.
+//
+// Each row is the median of graph replays. A graph holds one call per layer, over as many layers as it takes
+// to leave the L2 cache (at least 320 MB of state or cells), so that a call finds its memory cold, as in a
+// step. Inputs are random. Bytes and flops are counted, not measured; `copy` is a device-to-device copy of
+// this GPU, bytes read and written, and 790 TFLOP/s its measured bf16 product.
+//
+//   gpu_sequence_bench [part of a row's name]
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ops/cuda/sequence_ops.h"
+
+namespace braid {
+namespace {
+
+using cuda::Context;
+
+constexpr double kPeakFlops = 790e12;
+double copy_rate = 0;  // bytes per second
+const char* only = "";
+
+void check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
+  std::exit(1);
+}
+
+__device__ uint32_t mix(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+  return static_cast<uint32_t>(z >> 32);
+}
+template <typename T>
+__global__ void fill_kernel(T* data, int64_t count, float scale, uint64_t seed) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    const uint32_t a = mix(i * 0x9E3779B97F4A7C15u + seed), b = mix(i * 0x9E3779B97F4A7C15u + seed + 77);
+    data[i] = static_cast<T>(scale * ((a >> 8) * 0x1p-23f - 1.0f + (b >> 8) * 0x1p-23f - 1.0f));
+  }
+}
+
+// Device memory of one row of the table.
+class Arena {
+ public:
+  ~Arena() {
+    for (void* p : blocks_) cudaFree(p);
+  }
+  template <typename T>
+  T* take(int64_t count) {
+    void* p = nullptr;
+    check(cudaMalloc(&p, std::max<int64_t>(count, 64) * sizeof(T)), "allocate");
+    check(cudaMemset(p, 0, std::max<int64_t>(count, 64) * sizeof(T)), "clear");
+    blocks_.push_back(p);
+    return static_cast<T*>(p);
+  }
+  template <typename T>
+  T* random(int64_t count, float scale) {
+    T* p = take<T>(count);
+    fill_kernel<<<1024, 256>>>(p, count, scale, ++seed_);
+    return p;
+  }
+  const int32_t* list(const std::vector<int32_t>& values) {
+    int32_t* p = take<int32_t>(std::ssize(values));
+    check(cudaMemcpy(p, values.data(), values.size() * 4, cudaMemcpyHostToDevice), "upload");
+    return p;
+  }
+  Tensor act(int64_t rows, int64_t cols, float scale = 1.0f) {
+    return {random<__half>(rows * cols, scale), DType::f16, rows, cols, cols};
+  }
+  Tensor wide(int64_t rows, int64_t cols, float scale = 1.0f) {
+    return {random<float>(rows * cols, scale), DType::f32, rows, cols, cols};
+  }
+
+ private:
+  std::vector<void*> blocks_;
+  uint64_t seed_ = 0;
+};
+
+// Seconds per call: the median replay of a graph of calls 0 .. calls-1, divided by their number.
+double seconds_per_call(Context& context, int calls, const std::function<void(int)>& call) {
+  call(0);
+  check(cudaStreamSynchronize(context.stream), "warm up");
+  if (!context.healthy()) {
+    std::fprintf(stderr, "%s\n", context.first_error.c_str());
+    std::exit(1);
+  }
+  check(cudaStreamBeginCapture(context.stream, cudaStreamCaptureModeThreadLocal), "record");
+  for (int i = 0; i < calls; ++i) call(i);
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  check(cudaStreamEndCapture(context.stream, &graph), "record");
+  check(cudaGraphInstantiate(&exec, graph, 0), "record");
+  cudaEvent_t begin, end;
+  check(cudaEventCreate(&begin), "event");
+  check(cudaEventCreate(&end), "event");
+  std::vector<float> times;
+  for (int i = 0; i < 12; ++i) {
+    check(cudaEventRecord(begin, context.stream), "event");
+    check(cudaGraphLaunch(exec, context.stream), "replay");
+    check(cudaEventRecord(end, context.stream), "event");
+    check(cudaEventSynchronize(end), "replay");
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, begin, end), "event");
+    if (i >= 2) times.push_back(ms);
+  }
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2] * 1e-3 / calls;
+}
+
+void print_row(const std::string& name, double seconds, double bytes, double flops) {
+  std::printf("%-44s %9.2f us %8.0f GB/s %5.1f %% of copy", name.c_str(), seconds * 1e6,
+              bytes / seconds * 1e-9, 100 * bytes / seconds / copy_rate);
+  if (flops > 0)
+    std::printf(" %7.1f TFLOP/s %5.1f %% of bf16", flops / seconds * 1e-12,
+                100 * flops / seconds / kPeakFlops);
+  std::printf("\n");
+  std::fflush(stdout);
+}
+bool wanted(const std::string& name) { return name.find(only) != std::string::npos; }
+
+struct ModelShape {
+  const char* name;
+  DeltaShape delta;
+  int32_t heads, kv_heads, head_dim;
+  int64_t width;
+};
+const ModelShape kShapes[] = {
+    {"27B", {16, 48, 128, 128, 4}, 24, 4, 256, 5120},
+    {"35B-A3B", {16, 32, 128, 128, 4}, 16, 2, 256, 2048},
+};
+
+// Sequences that hold `past` positions and bring `certain` certain and `nodes` uncertain rows (a chain) each.
+struct Rows {
+  Batch batch;
+  int32_t blocks = 0;
+  Rows(Arena& arena, int32_t sequences, int32_t past, int32_t certain, int32_t nodes) {
+    const int32_t rows = certain + nodes;
+    const int32_t per_sequence = (past + rows + kBlockTokens - 1) / kBlockTokens;
+    blocks = per_sequence * sequences;
+    std::vector<int32_t> position, cell, sequence, parent, first, count, sure, context, slot, table;
+    for (int32_t s = 0; s < sequences; ++s) {
+      first.push_back(s * rows);
+      count.push_back(rows);
+      sure.push_back(certain);
+      context.push_back(past + certain);
+      slot.push_back(s);
+      for (int32_t i = 0; i < rows; ++i) {
+        position.push_back(past + i);
+        cell.push_back(past + i);
+        sequence.push_back(s);
+        parent.push_back(i <= certain ? -1 : s * rows + i - 1);
+      }
+      for (int32_t b = 0; b < per_sequence; ++b) table.push_back(b * sequences + s);  // scattered
+    }
+    batch.tokens = sequences * rows;
+    batch.sequences = sequences;
+    batch.most_rows = rows;
+    batch.token = batch.position = arena.list(position);
+    batch.cell = arena.list(cell);
+    batch.sequence = arena.list(sequence);
+    batch.parent = arena.list(parent);
+    batch.first_row = arena.list(first);
+    batch.rows = arena.list(count);
+    batch.certain = arena.list(sure);
+    batch.context = arena.list(context);
+    batch.slot = arena.list(slot);
+    batch.block_table = arena.list(table);
+    batch.blocks_per_sequence = per_sequence;
+  }
+};
+
+cuda::SequenceWorkspace workspace(Arena& arena, const ModelShape& m, int32_t tokens, int32_t sequences) {
+  Device::WorkspaceNeeds needs;
+  needs.max_tokens = tokens;
+  needs.max_sequences = sequences;
+  needs.max_heads = m.heads;
+  needs.head_dim = m.head_dim;
+  needs.delta = m.delta;
+  return cuda::place_sequence_workspace(arena.take<char>(cuda::sequence_workspace_bytes(needs)), needs);
+}
+
+// certain rows: delta_advance; else delta_peek of `nodes`.
+void delta_row(Context& context, const ModelShape& m, int32_t sequences, int32_t certain, int32_t nodes) {
+  const std::string name = std::string("delta ") + m.name +
+                           (nodes > 0     ? " peek "
+                            : certain > 1 ? " prefill "
+                                          : " step ") +
+                           std::to_string(sequences) + " x " + std::to_string(certain + nodes);
+  if (!wanted(name)) return;
+  Arena arena;
+  const DeltaShape& d = m.delta;
+  const Rows rows(arena, sequences, 1000, certain, nodes);
+  const int64_t slot_bytes = d.slot_elements() * 4;
+  const int layers = static_cast<int>(std::clamp<int64_t>(320'000'000 / (slot_bytes * sequences) + 1, 2, 48));
+  float* states = arena.random<float>(layers * sequences * d.slot_elements(), 0.2f);
+  const auto layer = [&](int i) {
+    return DeltaLayer{d, sequences, 1, states + int64_t{i} * sequences * d.slot_elements()};
+  };
+  // Decays of one, in every slot.
+  const std::vector<float> ones(static_cast<size_t>(d.value_heads), 1.0f);
+  for (int i = 0; i < layers; ++i) {
+    for (int32_t s = 0; s < sequences; ++s) {
+      check(cudaMemcpyAsync(layer(i).decay(s), ones.data(), ones.size() * 4, cudaMemcpyHostToDevice),
+            "decay");
+    }
+  }
+  std::vector<float> a(ones.size());
+  for (size_t h = 0; h < a.size(); ++h) a[h] = -0.02f * static_cast<float>(h + 1);
+  float* a_device = arena.take<float>(std::ssize(a));
+  check(cudaMemcpy(a_device, a.data(), a.size() * 4, cudaMemcpyHostToDevice), "a");
+  const int64_t t = rows.batch.tokens;
+  const DeltaInputs in{arena.act(t, d.channels()), arena.act(t, d.value_width()),
+                       arena.wide(t, d.value_heads), arena.wide(t, d.value_heads)};
+  const DeltaWeights w{arena.random<float>(d.channels() * d.conv_width, 0.5f), a_device,
+                       arena.random<float>(d.value_heads, 1.0f), arena.random<float>(d.value_dim, 1.0f),
+                       1e-6f};
+  const Tensor o = arena.act(t, d.value_width());
+  const auto work = workspace(arena, m, static_cast<int32_t>(t), sequences);
+  DeltaJournal journal{t, arena.take<float>(t * d.key_width()), arena.take<float>(t * d.value_width()),
+                       arena.take<float>(t * d.value_heads), arena.take<float>(t * d.channels())};
+  const double seconds = seconds_per_call(context, layers, [&](int i) {
+    if (nodes > 0) {
+      cuda::delta_peek(context, o, journal, in, w, layer(i), rows.batch);
+    } else {
+      cuda::delta_advance(context, work, o, in, w, layer(i), rows.batch);
+    }
+  });
+  const double state_bytes = 4.0 * d.state_elements() * sequences;
+  const double row_bytes = t * (2.0 * d.channels() + 4.0 * d.value_width());
+  const double ring_bytes = sequences * 4.0 * d.channels() * (3 + std::min(certain, 4));
+  const double journal_bytes = nodes > 0 ? 4.0 * t * DeltaJournal::elements_per_row(d) : 0;
+  const double flops = certain >= 64 ? 14.2e9 * d.value_heads / 48 * t / 2048 : 0;
+  print_row(name, seconds, (nodes > 0 ? 1 : 2) * state_bytes + row_bytes + ring_bytes + journal_bytes, flops);
+}
+
+void attention_row(Context& context, const ModelShape& m, int32_t sequences, int32_t past, int32_t certain,
+                   int32_t nodes) {
+  const std::string name = std::string("attention ") + m.name + " " + std::to_string(sequences) + " x " +
+                           std::to_string(certain + nodes) + " after " + std::to_string(past);
+  if (!wanted(name)) return;
+  Arena arena;
+  const Rows rows(arena, sequences, past, certain, nodes);
+  KvLayer kv;
+  kv.shape = {m.kv_heads, m.head_dim, KvFormat::f16, KvFormat::f16};
+  kv.blocks = rows.blocks;
+  const int64_t pool = kv.shape.k_block_bytes() * rows.blocks;
+  const int layers = static_cast<int>(std::clamp<int64_t>(320'000'000 / (2 * pool) + 1, 2, 40));
+  auto* cells = arena.random<__half>(layers * pool, 1.0f);
+  const int64_t t = rows.batch.tokens;
+  const Tensor q = arena.act(t, int64_t{m.heads} * m.head_dim);
+  const Tensor qg = arena.act(t, int64_t{2} * m.heads * m.head_dim);
+  const Tensor o = arena.act(t, int64_t{m.heads} * m.head_dim);
+  const auto work = workspace(arena, m, static_cast<int32_t>(t), sequences);
+  const AttentionParams params{m.heads, 1.0f / 16, 0, true};
+  const double seconds = seconds_per_call(context, layers, [&](int i) {
+    KvLayer layer = kv;
+    layer.k = reinterpret_cast<std::byte*>(cells + int64_t{i} * pool);
+    layer.v = layer.k + pool;
+    cuda::attention(context, work, o, q, qg, params, layer, rows.batch);
+  });
+  double seen = 0;  // (row, cell) pairs of a sequence
+  for (int32_t i = 0; i < certain + nodes; ++i) seen += past + i + 1;
+  const double flops = 4.0 * m.head_dim * m.heads * seen * sequences;
+  const double bytes =
+      4.0 * m.head_dim * m.kv_heads * (past + certain + nodes) * sequences + 8.0 * t * m.heads * m.head_dim;
+  print_row(name, seconds, bytes, certain + nodes > 1 ? flops : 0);
+}
+
+void small_rows(Context& context, const ModelShape& m, int32_t tokens) {
+  const std::string suffix = std::string(m.name) + " " + std::to_string(tokens) + " rows";
+  Arena arena;
+  if (wanted("norm " + suffix)) {
+    const Tensor residual = arena.wide(tokens, m.width);
+    const Tensor x = arena.act(tokens, m.width);
+    const Tensor y = arena.act(tokens, m.width);
+    const float* weight = arena.random<float>(m.width, 1.0f);
+    const double seconds =
+        seconds_per_call(context, 32, [&](int) { cuda::add_norm(context, y, residual, x, weight, 1e-6f); });
+    print_row("norm " + suffix, seconds, 12.0 * tokens * m.width, 0);
+  }
+  if (wanted("store " + suffix)) {
+    const Rows rows(arena, tokens, 100, 1, 0);
+    KvLayer kv;
+    kv.shape = {m.kv_heads, m.head_dim, KvFormat::f16, KvFormat::f16};
+    kv.blocks = rows.blocks;
+    kv.k = reinterpret_cast<std::byte*>(arena.take<char>(kv.shape.k_block_bytes() * rows.blocks));
+    kv.v = reinterpret_cast<std::byte*>(arena.take<char>(kv.shape.v_block_bytes() * rows.blocks));
+    const int64_t width = int64_t{m.heads} * m.head_dim;
+    const Tensor q = arena.act(tokens, width), qg = arena.act(tokens, 2 * width);
+    const Tensor k = arena.act(tokens, int64_t{m.kv_heads} * m.head_dim),
+                 v = arena.act(tokens, int64_t{m.kv_heads} * m.head_dim);
+    const Tensor table = arena.wide(tokens, 64);
+    const AttentionWeights w{arena.random<float>(m.head_dim, 1.0f), arena.random<float>(m.head_dim, 1.0f),
+                             1e-6f};
+    const AttentionParams params{m.heads, 1.0f / 16, 0, true};
+    const double seconds = seconds_per_call(context, 32, [&](int) {
+      cuda::qk_norm_rope_store(context, q, qg, k, v, table, w, params, kv, rows.batch);
+    });
+    print_row("store " + suffix, seconds, tokens * (4.0 * width + 8.0 * m.kv_heads * m.head_dim), 0);
+  }
+}
+
+void measure_copy(Context& context) {
+  Arena arena;
+  const int64_t bytes = int64_t{2} << 30;
+  char* from = reinterpret_cast<char*>(arena.random<float>(bytes / 4, 1.0f));
+  char* to = arena.take<char>(bytes);
+  const double seconds = seconds_per_call(context, 2, [&](int) {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, context.stream), "copy");
+  });
+  copy_rate = 2.0 * static_cast<double>(bytes) / seconds;
+  print_row("copy", seconds, 2.0 * static_cast<double>(bytes), 0);
+}
+
+int run(int argc, char** argv) {
+  if (argc > 1) only = argv[1];
+  Context context;
+  cudaDeviceProp properties;
+  check(cudaGetDeviceProperties(&properties, 0), "no GPU");
+  context.processors = properties.multiProcessorCount;
+  context.capability = properties.major * 10 + properties.minor;
+  context.shared_bytes_per_block = properties.sharedMemPerBlockOptin;
+  check(cudaStreamCreateWithFlags(&context.stream, cudaStreamNonBlocking), "stream");
+  std::printf("%s\n", properties.name);
+  measure_copy(context);
+  for (const ModelShape& m : kShapes) {
+    for (int32_t sequences : {1, 2, 8, 32, 128}) delta_row(context, m, sequences, 1, 0);
+    delta_row(context, m, 1, 8, 0);
+    delta_row(context, m, 16, 8, 0);
+    delta_row(context, m, 1, 2048, 0);
+    delta_row(context, m, 4, 512, 0);
+    delta_row(context, m, 1, 0, 22);
+    delta_row(context, m, 16, 0, 4);
+    attention_row(context, m, 1, 2047, 1, 0);
+    attention_row(context, m, 1, 32767, 1, 0);
+    attention_row(context, m, 8, 8191, 1, 0);
+    attention_row(context, m, 32, 2047, 1, 0);
+    attention_row(context, m, 128, 1023, 1, 0);
+    attention_row(context, m, 1, 8192, 1, 4);
+    attention_row(context, m, 1, 32768, 0, 22);
+    attention_row(context, m, 1, 0, 2048, 0);
+    attention_row(context, m, 1, 6144, 2048, 0);
+    attention_row(context, m, 1, 0, 8192, 0);
+    for (int32_t tokens : {1, 128, 2048}) small_rows(context, m, tokens);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace braid
+
+int main(int argc, char** argv) { return braid::run(argc, argv); }

@@ -1,0 +1,169 @@
+// attention.cu -- which kernel attends: the fast forms for 16-bit caches and f16 queries
+// (attention_decode.cu, attention_tiles.cu), and here the plain form for everything else.
+//
+// Plain form: a warp per row and head, f32, cells in order, four at a time. Any head width up to 256 that is
+// a multiple of 16, any pair of cache formats. It reads K and V once per query head and has one warp per
+// head: a tool for tests and odd shapes, not for speed.
+#include <algorithm>
+
+#include "ops/cuda/attention_common.h"
+
+namespace braid::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kPlainDim = 256;
+
+__device__ float load_cell(const std::byte* row, KvFormat format, int i) {
+  if (format == KvFormat::f32) return reinterpret_cast<const float*>(row)[i];
+  if (format == KvFormat::f16) return __half2float(reinterpret_cast<const __half*>(row)[i]);
+  return __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(row)[i]);
+}
+
+struct PlainState {
+  float o[kPlainDim / 32];
+  float largest;
+  float total;
+};
+
+// Up to four cells, in order.
+__device__ void take_cells(PlainState& st, const AttentionArgs& a, const float (&q)[kPlainDim / 32], int s,
+                           int kv_head, const int (&cell)[4], int count) {
+  const int lane = threadIdx.x % 32;
+  const KvFormat k_format = a.kv.shape.k_format;
+  const KvFormat v_format = a.kv.shape.v_format;
+  const int64_t k_bytes = a.head_dim * (k_format == KvFormat::f32 ? 4 : 2);
+  const int64_t v_bytes = a.head_dim * (v_format == KvFormat::f32 ? 4 : 2);
+  float score[4];
+  int64_t row[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int at = cell[i < count ? i : 0];
+    const int64_t block =
+        a.batch.block_table[static_cast<int64_t>(s) * a.batch.blocks_per_sequence + at / kBlockTokens];
+    row[i] = (block * a.kv_heads + kv_head) * kBlockTokens + at % kBlockTokens;
+    const std::byte* k = a.kv.k + row[i] * k_bytes;
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < kPlainDim / 32; ++j) {
+      if (lane + 32 * j < a.head_dim) sum = fmaf(q[j], load_cell(k, k_format, lane + 32 * j), sum);
+    }
+    score[i] = sum;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float sum = warp_sum(score[i]) * a.scale;
+    score[i] = i < count ? sum : -INFINITY;
+  }
+  const float top = fmaxf(fmaxf(score[0], score[1]), fmaxf(score[2], score[3]));
+  if (top > st.largest) {
+    const float factor = exp2f(st.largest - top);
+    st.largest = top;
+    st.total *= factor;
+#pragma unroll
+    for (int j = 0; j < kPlainDim / 32; ++j) st.o[j] *= factor;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (i >= count) break;
+    const float p = exp2f(score[i] - st.largest);
+    st.total += p;
+    const std::byte* v = a.kv.v + row[i] * v_bytes;
+#pragma unroll
+    for (int j = 0; j < kPlainDim / 32; ++j) {
+      if (lane + 32 * j < a.head_dim) st.o[j] = fmaf(p, load_cell(v, v_format, lane + 32 * j), st.o[j]);
+    }
+  }
+}
+
+__global__ __launch_bounds__(32 * kWarps) void plain_kernel(const __grid_constant__ AttentionArgs a) {
+  const int t = blockIdx.x;
+  const int head = blockIdx.y * kWarps + threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  const int s = a.batch.sequence[t];
+  if (head >= a.heads || s < 0 || a.batch.rows[s] == 0) return;
+  const int kv_head = head / a.group;
+  float q[kPlainDim / 32];
+#pragma unroll
+  for (int j = 0; j < kPlainDim / 32; ++j) {
+    const int i = lane + 32 * j;
+    q[j] = i < a.head_dim
+               ? load_as(a.q.data, a.q.type, t * a.q.stride + static_cast<int64_t>(head) * a.head_dim + i)
+               : 0.0f;
+  }
+  PlainState st;
+#pragma unroll
+  for (int j = 0; j < kPlainDim / 32; ++j) st.o[j] = 0;
+  st.largest = -INFINITY;
+  st.total = 0;
+  const RowView view = row_view(a, s, t);
+  for (int cell = max(view.low + 1, 0); cell < view.limit; cell += 4) {
+    const int cells[4] = {cell, cell + 1, cell + 2, cell + 3};
+    take_cells(st, a, q, s, kv_head, cells, min(4, view.limit - cell));
+  }
+  for (unsigned long long left = view.mask; left != 0; left &= left - 1) {
+    const int cells[4] = {view.context + __ffsll(static_cast<long long>(left)) - 1, 0, 0, 0};
+    take_cells(st, a, q, s, kv_head, cells, 1);
+  }
+  const float inverse = 1.0f / st.total;
+#pragma unroll
+  for (int j = 0; j < kPlainDim / 32; ++j) {
+    const int i = lane + 32 * j;
+    if (i >= a.head_dim) break;
+    float y = st.o[j] * inverse;
+    if (a.gated) {
+      const int64_t gate = t * a.qg.stride + (2 * static_cast<int64_t>(head) + 1) * a.head_dim + i;
+      y *= 1.0f / (1.0f + expf(-load_as(a.qg.data, a.qg.type, gate)));
+    }
+    store_as(a.o.data, a.o.type, t * a.o.stride + static_cast<int64_t>(head) * a.head_dim + i, y);
+  }
+}
+
+bool multiple_of(const Tensor& t, int64_t elements) {
+  return reinterpret_cast<uintptr_t>(t.data) % (elements * size_bytes(t.type)) == 0 &&
+         t.stride % elements == 0;
+}
+
+}  // namespace
+
+void attention(Context& context, const SequenceWorkspace& work, Tensor o, Tensor q, Tensor qg,
+               const AttentionParams& params, const KvLayer& kv, const Batch& batch) {
+  const int head_dim = kv.shape.head_dim;
+  BRAID_CHECK(q.cols == params.heads * head_dim && o.cols == q.cols && params.heads % kv.shape.kv_heads == 0);
+  BRAID_CHECK(head_dim <= kPlainDim);
+  if (params.gated) BRAID_CHECK(qg.cols == 2 * q.cols);
+  if (batch.tokens == 0 || batch.sequences == 0) return;
+  AttentionArgs args{};
+  args.o = o;
+  args.q = q;
+  args.qg = qg;
+  args.kv = kv;
+  args.batch = batch;
+  args.heads = params.heads;
+  args.kv_heads = kv.shape.kv_heads;
+  args.group = params.heads / kv.shape.kv_heads;
+  args.head_dim = head_dim;
+  args.scale = params.scale * 1.4426950408889634f;
+  args.window = params.window;
+  args.gated = params.gated;
+  // Enough splits to fill the GPU with one sequence.
+  args.most_splits = std::clamp(128 / args.kv_heads, 16, kPartialRows);
+  args.partials = work.partials;
+  args.partial_sums = work.partial_sums;
+  args.counters = work.counters;
+  const bool fast = kv.shape.k_format == kv.shape.v_format && kv.shape.k_format != KvFormat::f32 &&
+                    q.type == kActType && multiple_of(q, 8) && multiple_of(o, 4) &&
+                    batch.sequences <= work.max_sequences &&
+                    params.heads * int64_t{head_dim} <= work.partial_dim;
+  const int32_t most_rows = batch.most_rows > 0 ? batch.most_rows : batch.tokens;
+  if (fast) {
+    // Each form takes the sequences that are its own; one that can have none is not launched.
+    const bool all_few = most_rows == 1 || most_rows * args.group <= 8;
+    if (attention_decode(context, args) && (all_few || attention_tiles(context, args))) return;
+  }
+  const dim3 grid(static_cast<unsigned>(batch.tokens), static_cast<unsigned>(div_up(params.heads, kWarps)));
+  plain_kernel<<<grid, 32 * kWarps, 0, context.stream>>>(args);
+  context.launched("attention");
+}
+
+}  // namespace braid::cuda

@@ -1,0 +1,235 @@
+// attention_common.h -- what the attention kernels share: which cells a row sees, how a step's sequences are
+// cut into items of work, and how partial results of one row are merged.
+//
+// Queries of a KV head are packed: query = token * group + head, token counted from the sequence's first row.
+// Cells are cut into splits of a length that depends on the sequence alone, at multiples of that length, and
+// merged in position order: a row's result does not depend on its company.
+#pragma once
+
+#include "ops/cuda/device_math.h"
+#include "ops/cuda/mma.h"
+#include "ops/cuda/sequence_ops.h"
+
+namespace braid::cuda {
+
+inline constexpr int kPartialRows = 64;  // tokens x splits of a sequence
+inline constexpr int kMaxUncertain = 64;
+
+struct AttentionArgs {
+  Tensor o, q, qg;
+  KvLayer kv;
+  Batch batch;
+  int heads, kv_heads, group, head_dim;
+  float scale;  // times log2(e)
+  int window;
+  bool gated;
+  // Splits: see split_length.
+  int most_splits;
+  float* partials;
+  float* partial_sums;
+  int* counters;
+};
+
+// Sequences whose queries fit one tile of 8 go to the decode kernel, the others to the tile kernel.
+__device__ inline bool few_rows(const AttentionArgs& a, int s) {
+  const int rows = a.batch.rows[s];
+  return rows == 1 || rows * a.group <= 8;
+}
+
+// Cells that a sequence's rows look at: [begin, end).
+struct Span {
+  int begin, end;
+};
+__device__ inline Span span_of(const AttentionArgs& a, int s) {
+  const int certain = a.batch.certain[s];
+  const int context = a.batch.context[s];
+  const int end = context + a.batch.rows[s] - certain;
+  const int begin = a.window > 0 ? max(0, context - certain - a.window + 1) : 0;
+  return {begin, end};
+}
+
+// Length of a split: a power of two, at least `least`, such that a sequence has at most `most` of them.
+__device__ inline int split_length(const Span& span, int least, int most) {
+  if (most < 2) return 1 << 30;
+  int length = least;
+  while (static_cast<int64_t>(length) * (most - 1) < span.end - span.begin) length *= 2;
+  return length;
+}
+__device__ inline int split_count(const Span& span, int length) {
+  return (span.end - 1) / length - span.begin / length + 1;
+}
+// Splits that the workspace has room for.
+__device__ inline int split_limit(const AttentionArgs& a, int rows) {
+  return rows > kPartialRows ? 1 : min(a.most_splits, kPartialRows / rows);
+}
+
+// What one row sees: cells (low, limit), and of the uncertain cells those in `mask`.
+struct RowView {
+  int limit, low, context;
+  unsigned long long mask;
+};
+__device__ inline RowView row_view(const AttentionArgs& a, int s, int t) {
+  const int first = a.batch.first_row[s];
+  const int certain = a.batch.certain[s];
+  const int own = a.batch.position[t];
+  RowView v;
+  v.context = a.batch.context[s];
+  v.low = a.window > 0 ? own - a.window : -1;
+  v.mask = 0;
+  if (t - first < certain) {
+    v.limit = own + 1;
+    return v;
+  }
+  v.limit = v.context;
+  for (int row = t; row >= 0; row = a.batch.parent[row]) {
+    const int node = row - first - certain;
+    if (node >= kMaxUncertain) __trap();
+    if (a.batch.position[row] > v.low) v.mask |= 1ull << node;
+  }
+  return v;
+}
+__device__ inline bool sees(const RowView& v, int cell) {
+  if (cell < v.limit) return cell > v.low;
+  const int node = cell - v.context;
+  return node >= 0 && node < kMaxUncertain && (v.mask >> node & 1) != 0;
+}
+
+// First byte of a cell's K or V row of one head, 16-bit formats.
+__device__ inline const char* cell_address(const void* pool, const AttentionArgs& a, int s, int cell,
+                                           int kv_head, int row_bytes) {
+  const int64_t block =
+      a.batch.block_table[static_cast<int64_t>(s) * a.batch.blocks_per_sequence + cell / kBlockTokens];
+  return static_cast<const char*>(pool) +
+         ((block * a.kv_heads + kv_head) * kBlockTokens + cell % kBlockTokens) * row_bytes;
+}
+
+// One item of work: queries [query, query + queries) of a KV head over the cells [begin, end) of split
+// `split`.
+struct Item {
+  int s, kv_head, tile, split, splits;
+  int begin, end;
+};
+
+// The step's items of one kernel: `Cut` gives tiles and splits of a sequence. All threads of the block call;
+// `starts` [sequences + 1] in shared memory gets the first item of each sequence.
+template <typename Cut>
+__device__ int list_items(const AttentionArgs& a, int* starts, int* scratch, Cut cut) {
+  const int sequences = a.batch.sequences;
+  int base = 0;
+  for (int first = 0; first < sequences; first += static_cast<int>(blockDim.x)) {
+    const int s = first + static_cast<int>(threadIdx.x);
+    int count = 0;
+    if (s < sequences && a.batch.rows[s] > 0) {
+      const int2 c = cut(s);
+      count = a.kv_heads * c.x * c.y;
+    }
+    // Inclusive sum over the block.
+    int sum = count;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const int other = __shfl_up_sync(kFullWarp, sum, offset);
+      if (static_cast<int>(threadIdx.x % 32) >= offset) sum += other;
+    }
+    __syncthreads();
+    if (threadIdx.x % 32 == 31) scratch[threadIdx.x / 32] = sum;
+    __syncthreads();
+    int before = 0, all = 0;
+    for (int w = 0; w < static_cast<int>(blockDim.x / 32); ++w) {
+      if (w < static_cast<int>(threadIdx.x / 32)) before += scratch[w];
+      all += scratch[w];
+    }
+    if (s < sequences) starts[s] = base + before + sum - count;
+    base += all;
+  }
+  if (threadIdx.x == 0) starts[sequences] = base;
+  __syncthreads();
+  return base;
+}
+// The sequence whose items include `item`.
+__device__ inline int sequence_of(const int* starts, int sequences, int item) {
+  int low = 0, high = sequences - 1;
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (starts[middle] <= item) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+// Four outputs of one query: gate and store. `x` is divided by its sum already.
+__device__ inline void store_output(const AttentionArgs& a, int t, int head, int dim, float4 x) {
+  float y[4] = {x.x, x.y, x.z, x.w};
+  const int64_t at = static_cast<int64_t>(head) * a.head_dim + dim;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (a.gated) {
+      const int64_t gate = t * a.qg.stride + (2 * static_cast<int64_t>(head) + 1) * a.head_dim + dim + i;
+      y[i] *= 1.0f / (1.0f + expf(-load_as(a.qg.data, a.qg.type, gate)));
+    }
+  }
+  if (a.o.type == DType::f32) {
+    *reinterpret_cast<float4*>(static_cast<float*>(a.o.data) + t * a.o.stride + at) = {y[0], y[1], y[2],
+                                                                                       y[3]};
+  } else {
+    Act out[4] = {to_act(y[0]), to_act(y[1]), to_act(y[2]), to_act(y[3])};
+    *reinterpret_cast<uint2*>(static_cast<Act*>(a.o.data) + t * a.o.stride + at) =
+        *reinterpret_cast<const uint2*>(out);
+  }
+}
+
+__device__ inline int64_t partial_index(const AttentionArgs& a, int s, int head, int row) {
+  return (static_cast<int64_t>(s) * a.heads + head) * kPartialRows + row;
+}
+
+// Called by all threads when the block's partial results of (s, kv_head, queries) are in memory: the last
+// block to arrive adds up all splits in position order and stores the outputs.
+template <int kHeadDim>
+__device__ void merge_splits(const AttentionArgs& a, int s, int kv_head, int counter, int query0, int queries,
+                             int splits, int* flag) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    *flag = atomicAdd(a.counters + counter, 1) == splits - 1;
+    if (*flag) a.counters[counter] = 0;
+    __threadfence();
+  }
+  __syncthreads();
+  if (!*flag) return;
+  const int tokens = a.batch.rows[s];
+  const int first = a.batch.first_row[s];
+  for (int i = threadIdx.x; i < queries * kHeadDim / 4; i += blockDim.x) {
+    const int query = query0 + i / (kHeadDim / 4);
+    const int dim = i % (kHeadDim / 4) * 4;
+    const int token = query / a.group;
+    const int head = kv_head * a.group + query % a.group;
+    const int64_t base = partial_index(a, s, head, token);
+    float largest = -INFINITY;
+    for (int split = 0; split < splits; ++split) {
+      largest = fmaxf(largest, __ldcg(&a.partial_sums[2 * (base + split * tokens)]));
+    }
+    float total = 0;
+    float4 sum = {0, 0, 0, 0};
+#pragma unroll 4
+    for (int split = 0; split < splits; ++split) {
+      const int64_t row = base + split * tokens;
+      const float2 at = __ldcg(reinterpret_cast<const float2*>(a.partial_sums + 2 * row));
+      const float4 v = __ldcg(reinterpret_cast<const float4*>(a.partials + row * kHeadDim + dim));
+      const float weight = at.x == -INFINITY ? 0.0f : exp2f(at.x - largest);
+      total = fmaf(weight, at.y, total);
+      sum = {fmaf(weight, v.x, sum.x), fmaf(weight, v.y, sum.y), fmaf(weight, v.z, sum.z),
+             fmaf(weight, v.w, sum.w)};
+    }
+    const float inverse = 1.0f / total;
+    store_output(a, first + token, head, dim,
+                 {sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse});
+  }
+}
+
+// attention_decode.cu, attention_tiles.cu: false if the shape has no such kernel.
+bool attention_decode(Context& context, const AttentionArgs& args);
+bool attention_tiles(Context& context, const AttentionArgs& args);
+
+}  // namespace braid::cuda

@@ -1,0 +1,125 @@
+// copies.cu -- rows, cells, blocks and slots that are copied as they are. Bytes moved twice the bytes copied.
+#include <algorithm>
+
+#include "ops/cuda/device_math.h"
+#include "ops/cuda/sequence_ops.h"
+
+namespace braid::cuda {
+namespace {
+
+// ---- kv_move ----
+// A thread owns the same 16 bytes of every cell of its head and takes the moves of a sequence in order, so
+// that a source which an earlier move wrote is read as it then is, without a barrier.
+
+constexpr int kMovesPerLaunch = 240;
+
+struct Moves {
+  KvLayer kv;
+  const int32_t* block_table;
+  int32_t blocks_per_sequence;
+  int32_t count;
+  CellMove move[kMovesPerLaunch];
+};
+
+__global__ void move_kernel(const __grid_constant__ Moves a) {
+  const int head = blockIdx.x / 2;
+  const bool key = blockIdx.x % 2 == 0;
+  // The block takes the run of moves that starts at move[blockIdx.y], if one starts there.
+  const int first = blockIdx.y;
+  const int sequence = a.move[first].sequence;
+  if (first > 0 && a.move[first - 1].sequence == sequence) return;
+  const KvFormat format = key ? a.kv.shape.k_format : a.kv.shape.v_format;
+  const int64_t row_bytes = a.kv.shape.head_dim * (format == KvFormat::f32 ? 4 : 2);
+  std::byte* pool = key ? a.kv.k : a.kv.v;
+  const int32_t* blocks = a.block_table + int64_t{sequence} * a.blocks_per_sequence;
+  const auto row = [&](int cell) {
+    const int64_t index = (int64_t{blocks[cell / kBlockTokens]} * a.kv.shape.kv_heads + head) * kBlockTokens;
+    return pool + (index + cell % kBlockTokens) * row_bytes;
+  };
+  const int64_t piece = int64_t{16} * threadIdx.x;
+  if (piece >= row_bytes) return;
+  for (int i = first; i < a.count && a.move[i].sequence == sequence; ++i) {
+    *reinterpret_cast<uint4*>(row(a.move[i].to) + piece) =
+        *reinterpret_cast<const uint4*>(row(a.move[i].from) + piece);
+  }
+}
+
+// ---- gather_rows ----
+
+template <typename Piece>
+__global__ void gather_kernel(Piece* y, int64_t y_stride, const Piece* x, int64_t x_stride,
+                              const int32_t* rows, int pieces) {
+  const int64_t from = rows[blockIdx.x];
+  for (int i = threadIdx.x; i < pieces; i += blockDim.x)
+    y[blockIdx.x * y_stride + i] = x[from * x_stride + i];
+}
+
+template <typename Piece>
+void gather(Context& context, Tensor y, Tensor x, const int32_t* rows, int32_t count) {
+  const int64_t per_piece = static_cast<int64_t>(sizeof(Piece) / size_bytes(x.type));
+  const int pieces = static_cast<int>(x.cols / per_piece);
+  gather_kernel<<<static_cast<unsigned>(count), std::min(256, div_up(pieces, 32) * 32), 0, context.stream>>>(
+      static_cast<Piece*>(y.data), y.stride / per_piece, static_cast<const Piece*>(x.data),
+      x.stride / per_piece, rows, pieces);
+}
+
+}  // namespace
+
+void kv_move(Context& context, const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) {
+  const int64_t row_bytes = std::max(kv_row_bytes(kv.shape.k_format, kv.shape.head_dim),
+                                     kv_row_bytes(kv.shape.v_format, kv.shape.head_dim));
+  BRAID_CHECK(kv.shape.head_dim % 8 == 0);
+  while (!moves.empty()) {
+    Moves args{kv, batch.block_table, batch.blocks_per_sequence, 0, {}};
+    args.count = static_cast<int32_t>(std::min<size_t>(moves.size(), kMovesPerLaunch));
+    for (int32_t i = 0; i < args.count; ++i) {
+      BRAID_CHECK(moves[i].from > moves[i].to);
+      args.move[i] = moves[i];
+    }
+    moves = moves.subspan(args.count);
+    const dim3 grid(static_cast<unsigned>(2 * kv.shape.kv_heads), static_cast<unsigned>(args.count));
+    move_kernel<<<grid, static_cast<unsigned>(div_up<int64_t>(row_bytes / 16, 32) * 32), 0, context.stream>>>(
+        args);
+    context.launched("kv_move");
+  }
+}
+
+void gather_rows(Context& context, Tensor y, Tensor x, const int32_t* rows, int32_t count) {
+  BRAID_CHECK(y.type == x.type && y.cols == x.cols && y.rows >= count);
+  if (count == 0) return;
+  const auto sixteens = [](const Tensor& t) {
+    return reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && t.stride * size_bytes(t.type) % 16 == 0 &&
+           t.cols * size_bytes(t.type) % 16 == 0;
+  };
+  if (sixteens(x) && sixteens(y)) {
+    gather<uint4>(context, y, x, rows, count);
+  } else if (size_bytes(x.type) == 4) {
+    gather<uint32_t>(context, y, x, rows, count);
+  } else {
+    gather<uint16_t>(context, y, x, rows, count);
+  }
+  context.launched("gather_rows");
+}
+
+void state_copy(Context& context, const DeltaLayer& layer, int32_t dst, int32_t src) {
+  if (dst == src) return;
+  context.note(cudaMemcpyAsync(layer.slot(dst), layer.slot(src),
+                               static_cast<size_t>(layer.shape.slot_elements()) * sizeof(float),
+                               cudaMemcpyDeviceToDevice, context.stream),
+               "state_copy");
+}
+
+void block_copy(Context& context, const KvLayer& kv, int32_t dst, int32_t src) {
+  BRAID_CHECK(dst >= 0 && dst < kv.blocks && src >= 0 && src < kv.blocks);
+  if (dst == src) return;
+  const int64_t k_bytes = kv.shape.k_block_bytes();
+  const int64_t v_bytes = kv.shape.v_block_bytes();
+  context.note(cudaMemcpyAsync(kv.k + dst * k_bytes, kv.k + src * k_bytes, static_cast<size_t>(k_bytes),
+                               cudaMemcpyDeviceToDevice, context.stream),
+               "block_copy");
+  context.note(cudaMemcpyAsync(kv.v + dst * v_bytes, kv.v + src * v_bytes, static_cast<size_t>(v_bytes),
+                               cudaMemcpyDeviceToDevice, context.stream),
+               "block_copy");
+}
+
+}  // namespace braid::cuda

@@ -1,0 +1,701 @@
+// delta_chunk.cu -- long runs of certain rows of the gated delta rule: chunks of 64 tokens on tensor cores.
+//
+// One value head, chunk of n <= 64 tokens, entry state S0 (true, decay applied), G the summed log decay:
+//   A_ij = b_i e^{G_i - G_j} (k_i . k_j)  for j < i      T = (I + A)^-1
+//   R    = b (V - e^G K S0)                              D = T R
+//   O    = e^G Q S0 + P D                                P_ij = e^{G_i - G_j} (q_i . k_j)  for j <= i
+//   S    = e^{G_n} S0 + sum_i e^{G_n - G_i} k_i d_i^T
+// Products take f16 operands and add in f32: q, k are unit vectors, T has entries about 1, S and D of order 1
+// to 100, and f16 keeps 11 bits of them (bf16 would be 8 times worse). G, A and the inverse are f32. Errors
+// against the recurrence: 5e-4 relative. Chunks are cut at absolute multiples of 64, so that a resumed run
+// does the same arithmetic as a cold one; rows that a chunk lacks have k = v = b = g = 0, which changes
+// nothing.
+//
+// Three launches:
+//   prepare  convolution, SiLU, l2 norm of all rows -> q, k, v as f16 [head][row][128]        bound by memory
+//   intra    per (chunk, value head): Gram matrices, T, P, G; and the decay chain of each head
+//   scan     per (sequence, value head): the state through the chunks; gated norm; state and ring written
+//   once
+// 2048 tokens of one sequence of 27B (48 value, 16 key heads): 14 GFLOP (18 us at 790 TFLOP/s), 42 MB of
+// inputs in and 42 MB of f16 rows out (20 us), read again from L2. The chain of 32 dependent chunks is what
+// binds: about 2 us a chunk.
+//
+// scan: a cluster of two blocks shares a head, 64 value columns each, 4 warps of 16 columns; S^T [16, 128] of
+// a warp stays in 64 registers of a lane, as the accumulator of m16n8k16, which is also the layout of an A
+// operand: S K^T, S Q^T, R T^T, D P^T and D K follow from each other without leaving registers. K, Q, V, T, P
+// tiles come through two stages of cp.async. The sums of squares of the norm cross the cluster while S is
+// updated.
+#include <cooperative_groups.h>
+
+#include "ops/cuda/delta_forms.h"
+#include "ops/cuda/mma.h"
+
+namespace braid::cuda {
+namespace {
+
+constexpr int kChunk = 64;
+constexpr int kDim = 128;
+// Chunk tiles of a sequence start at tile first_row * 3 / 64: it has more than kStepRows rows, so its chunks
+// never reach the next sequence's.
+constexpr int kTileShare = 3;
+static_assert(kStepRows >= 48);
+
+struct ChunkArgs {
+  DeltaArgs a;
+  __half* q;  // [Hk][T][128]
+  __half* k;
+  __half* v;        // [Hv][T][128]
+  __half* inverse;  // [tiles][Hv][64][64]
+  __half* scores;
+  float* gates;  // [tiles][Hv][2][64]
+  float* decay;  // [S][Hv]
+  int max_tokens;
+};
+
+__device__ int first_tile(int first_row) {
+  return static_cast<int>(int64_t{first_row} * kTileShare / kChunk);
+}
+__device__ int chunk_count(int position, int rows) {
+  return (position + rows - 1) / kChunk - position / kChunk + 1;
+}
+
+// Rows of one chunk of a sequence.
+struct Chunk {
+  int first;  // batch row
+  int rows;
+  int pad;  // rows that the chunk lacks in front
+};
+__device__ Chunk chunk_at(int first_row, int position, int rows, int index) {
+  const int start = (position / kChunk + index) * kChunk;  // absolute
+  const int begin = max(start, position);
+  const int end = min(start + kChunk, position + rows);
+  return {first_row + begin - position, end - begin, begin - start};
+}
+
+// ---- prepare ----
+// A block is 64 rows of one head of q, k or v: 4 groups of 64 threads, 16 rows each, 2 channels a thread.
+
+__global__ __launch_bounds__(256) void prepare_kernel(const __grid_constant__ ChunkArgs args) {
+  constexpr int kRows = 16;
+  __shared__ float partial[4][2][kRows];
+  const DeltaArgs& a = args.a;
+  const DeltaView& l = a.layer;
+  const int head = blockIdx.y;  // q heads, k heads, v heads
+  const bool value = head >= 2 * l.key_heads;
+  const int group = threadIdx.x / 64;
+  const int channel = head * kDim + threadIdx.x % 64 * 2;
+  const int row0 = blockIdx.x * 64 + group * kRows;
+  float4 tap[2];  // as stored: oldest first
+  for (int c = 0; c < 2; ++c)
+    tap[c] = *reinterpret_cast<const float4*>(a.w.conv + static_cast<int64_t>(channel + c) * 4);
+
+  const auto input = [&](int t) -> float2 {
+    const int64_t at = t * a.in.qkv.stride + channel;
+    if (a.in.qkv.type == DType::f32)
+      return *reinterpret_cast<const float2*>(static_cast<const float*>(a.in.qkv.data) + at);
+    return __half22float2(*reinterpret_cast<const __half2*>(static_cast<const __half*>(a.in.qkv.data) + at));
+  };
+  float2 x[kRows + 3];  // x[i + 3] belongs to row0 + i
+#pragma unroll
+  for (int i = 0; i < kRows + 3; ++i) {
+    const int t = row0 + i - 3;
+    x[i] = t >= 0 && t < a.batch.tokens ? input(t) : float2{0, 0};
+  }
+  float2 y[kRows];
+  float squares[kRows];
+  bool wanted[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const int t = row0 + i;
+    wanted[i] = false;
+    squares[i] = 0;
+    if (t >= a.batch.tokens) continue;
+    const int s = a.batch.sequence[t];
+    if (s < 0) continue;
+    const int first = a.batch.first_row[s];
+    const int certain = a.batch.certain[s];
+    if (certain <= kStepRows || t - first >= certain) continue;
+    wanted[i] = true;
+    float2 sum = {tap[0].w * x[i + 3].x, tap[1].w * x[i + 3].y};
+    const int slot = a.batch.slot[s];
+    const int position = a.batch.position[t];
+#pragma unroll
+    for (int j = 1; j < 4; ++j) {
+      float2 past = x[i + 3 - j];
+      if (t - j < first) {
+        past = {0, 0};
+        if (position - j >= 0) {
+          const float* ring = l.ring(slot, position - j) + channel;
+          past = {ring[0], ring[1]};
+        }
+      }
+      const float w0 = j == 1 ? tap[0].z : j == 2 ? tap[0].y : tap[0].x;
+      const float w1 = j == 1 ? tap[1].z : j == 2 ? tap[1].y : tap[1].x;
+      sum = {fmaf(w0, past.x, sum.x), fmaf(w1, past.y, sum.y)};
+    }
+    y[i] = {exact_silu(sum.x), exact_silu(sum.y)};
+    squares[i] = y[i].x * y[i].x + y[i].y * y[i].y;
+  }
+  if (!value) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) squares[i] = warp_sum(squares[i]);
+    if (threadIdx.x % 32 == 0) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) partial[group][threadIdx.x / 32 % 2][i] = squares[i];
+    }
+  }
+  __syncthreads();
+  __half* out = head < l.key_heads ? args.q + static_cast<int64_t>(head) * args.max_tokens * kDim
+                : !value ? args.k + static_cast<int64_t>(head - l.key_heads) * args.max_tokens * kDim
+                         : args.v + static_cast<int64_t>(head - 2 * l.key_heads) * args.max_tokens * kDim;
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    if (!wanted[i]) continue;
+    const float inverse = value ? 1.0f : 1.0f / sqrtf(partial[group][0][i] + partial[group][1][i] + 1e-6f);
+    *reinterpret_cast<__half2*>(out + static_cast<int64_t>(row0 + i) * kDim + threadIdx.x % 64 * 2) =
+        __floats2half2_rn(y[i].x * inverse, y[i].y * inverse);
+  }
+}
+
+// ---- intra ----
+
+constexpr int kWideStride = kDim + 8;      // halves of a row of 128 in shared memory
+constexpr int kTileStride = kChunk + 8;    // of a row of 64
+constexpr int kSquareStride = kChunk + 4;  // floats
+
+struct IntraShared {
+  __half k[kChunk * kWideStride];
+  __half q[kChunk * kWideStride];
+  float a[kChunk * kSquareStride];
+  float t[kChunk * kSquareStride];
+  float g[kChunk];
+  float beta[kChunk];
+};
+
+// Rows of one head of a chunk into shared memory, zeros where the chunk has none.
+template <int kColumns, int kThreads>
+__device__ void copy_rows(__half* to, int stride, const __half* from, const Chunk& chunk) {
+  constexpr int kPieces = kColumns / 8;
+  for (int i = threadIdx.x; i < kChunk * kPieces; i += kThreads) {
+    const int row = i / kPieces;
+    const int own = row - chunk.pad;
+    const bool valid = own >= 0 && own < chunk.rows;
+    copy16(shared_address(to + row * stride + i % kPieces * 8),
+           from + static_cast<int64_t>(valid ? chunk.first + own : 0) * kDim + i % kPieces * 8, valid);
+  }
+}
+
+// T = (I + A)^-1, A strictly lower: 16 x 16 diagonal blocks by substitution, the others from them.
+__device__ void invert(IntraShared& sh) {
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  {
+    const int base = warp * 16;
+    const int column = lane % 16;
+    float t[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      float sum = i == column ? 1.0f : 0.0f;
+#pragma unroll
+      for (int j = 0; j < i; ++j) sum = fmaf(-sh.a[(base + i) * kSquareStride + base + j], t[j], sum);
+      t[i] = sum;
+    }
+    if (lane < 16) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) sh.t[(base + i) * kSquareStride + base + column] = t[i];
+    }
+  }
+  // Block (i, j), i - j = d: T_ij = -T_ii sum_l A_il T_lj. Its 256 elements by 128 threads; the sum goes
+  // through the block of `t` that it will fill.
+  const int row = threadIdx.x / 8;       // 0..15
+  const int pair = threadIdx.x % 8 * 2;  // 2 columns
+  for (int d = 1; d < 4; ++d) {
+    __syncthreads();
+    for (int j = 0; j + d < 4; ++j) {
+      const int i = j + d;
+      float2 sum = {0, 0};
+      for (int m = j * 16; m < i * 16; ++m) {
+        const float x = sh.a[(i * 16 + row) * kSquareStride + m];
+        const float2 y = *reinterpret_cast<const float2*>(&sh.t[m * kSquareStride + j * 16 + pair]);
+        sum = {fmaf(x, y.x, sum.x), fmaf(x, y.y, sum.y)};
+      }
+      // Above the diagonal nobody looks: a place for the sum, transposed to block (j, i).
+      *reinterpret_cast<float2*>(&sh.t[(j * 16 + row) * kSquareStride + i * 16 + pair]) = sum;
+    }
+    __syncthreads();
+    for (int j = 0; j + d < 4; ++j) {
+      const int i = j + d;
+      float2 sum = {0, 0};
+#pragma unroll
+      for (int m = 0; m < 16; ++m) {
+        const float x = sh.t[(i * 16 + row) * kSquareStride + i * 16 + m];
+        const float2 y =
+            *reinterpret_cast<const float2*>(&sh.t[(j * 16 + m) * kSquareStride + i * 16 + pair]);
+        sum = {fmaf(-x, y.x, sum.x), fmaf(-x, y.y, sum.y)};
+      }
+      *reinterpret_cast<float2*>(&sh.t[(i * 16 + row) * kSquareStride + j * 16 + pair]) = sum;
+    }
+  }
+  __syncthreads();
+}
+
+// The decay beside the state after the last row of a sequence: token by token, as the step form does it.
+__device__ void chain_decay(const ChunkArgs& args, int h, int s) {
+  const DeltaArgs& a = args.a;
+  const int lane = threadIdx.x % 32;
+  const int rows = a.batch.certain[s];
+  if (rows <= kStepRows) return;
+  const int first = a.batch.first_row[s];
+  float decay = a.batch.position[first] == 0 ? 1.0f : a.layer.decay(a.batch.slot[s])[h];
+  for (int begin = 0; begin < rows; begin += 32) {
+    float e = 1.0f;
+    if (begin + lane < rows) {
+      e = expf(log_decay(load_at(a.in.alpha, first + begin + lane, h), a.w.dt[h], a.w.a[h]));
+    }
+    const int count = min(32, rows - begin);
+    for (int i = 0; i < count; ++i) {
+      float before;
+      bool fold;
+      decay = next_decay(decay, __shfl_sync(kFullWarp, e, i), &before, &fold);
+    }
+  }
+  if (lane == 0) args.decay[s * a.layer.value_heads + h] = decay;
+}
+
+__global__ __launch_bounds__(128) void intra_kernel(const __grid_constant__ ChunkArgs args, int tiles) {
+  extern __shared__ __align__(16) char memory[];
+  IntraShared& sh = *reinterpret_cast<IntraShared*>(memory);
+  const DeltaArgs& a = args.a;
+  const DeltaView& l = a.layer;
+  const int h = blockIdx.y;
+  const int key_head = h % l.key_heads;
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  if (blockIdx.x == 0) {  // the first blocks to start: their chains are long
+    for (int s = warp; s < a.batch.sequences; s += 4) chain_decay(args, h, s);
+    return;
+  }
+  const int tile = blockIdx.x - 1;
+  const int t = min(a.batch.tokens, ((tile + 1) * kChunk + kTileShare - 1) / kTileShare) - 1;
+  const int s = a.batch.sequence[t];
+  if (s < 0) return;
+  const int rows = a.batch.certain[s];
+  const int first_row = a.batch.first_row[s];
+  if (rows <= kStepRows) return;
+  const int position = a.batch.position[first_row];
+  const int index = tile - first_tile(first_row);
+  if (index < 0 || index >= chunk_count(position, rows)) return;
+  const Chunk chunk = chunk_at(first_row, position, rows, index);
+
+  const int64_t head_rows = static_cast<int64_t>(key_head) * args.max_tokens * kDim;
+  copy_rows<kDim, 128>(sh.k, kWideStride, args.k + head_rows, chunk);
+  copy_rows<kDim, 128>(sh.q, kWideStride, args.q + head_rows, chunk);
+  commit_copies();
+  if (threadIdx.x < kChunk) {
+    const int own = static_cast<int>(threadIdx.x) - chunk.pad;
+    const bool valid = own >= 0 && own < chunk.rows;
+    const int row = chunk.first + (valid ? own : 0);
+    sh.g[threadIdx.x] = valid ? log_decay(load_at(a.in.alpha, row, h), a.w.dt[h], a.w.a[h]) : 0.0f;
+    sh.beta[threadIdx.x] = valid ? exact_sigmoid(load_at(a.in.beta, row, h)) : 0.0f;
+  }
+  __syncthreads();
+  if (warp == 0) {
+    float low = sh.g[2 * lane];
+    float both = low + sh.g[2 * lane + 1];
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const float other = __shfl_up_sync(kFullWarp, both, offset);
+      if (lane >= offset) both += other;
+    }
+    const float before = both - (low + sh.g[2 * lane + 1]);
+    low = before + low;
+    __syncwarp();
+    sh.g[2 * lane] = low;
+    sh.g[2 * lane + 1] = both;
+  }
+  wait_copies<0>();
+  __syncthreads();
+
+  // Gram matrices: warp w has rows 16 w .. 16 w + 15 and the columns up to its last row.
+  float kk[8][4] = {};
+  float qk[8][4] = {};
+  const uint32_t k_base = shared_address(sh.k);
+  const uint32_t q_base = shared_address(sh.q);
+  const int a_row = warp * 16 + lane % 16;
+#pragma unroll
+  for (int step = 0; step < kDim / 16; ++step) {
+    uint32_t ka[4], qa[4];
+    const uint32_t offset = (a_row * kWideStride + step * 16 + lane / 16 * 8) * 2;
+    load_matrices(ka, k_base + offset);
+    load_matrices(qa, q_base + offset);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      if (n > warp) break;
+      uint32_t b[4];
+      const int row = n * 16 + lane / 16 * 8 + lane % 8;
+      load_matrices(b, k_base + (row * kWideStride + step * 16 + lane / 8 % 2 * 8) * 2);
+      mma(kk[2 * n], ka, b[0], b[1], __half());
+      mma(kk[2 * n + 1], ka, b[2], b[3], __half());
+      mma(qk[2 * n], qa, b[0], b[1], __half());
+      mma(qk[2 * n + 1], qa, b[2], b[3], __half());
+    }
+  }
+  const int64_t matrix = (static_cast<int64_t>(tile) * l.value_heads + h) * kChunk * kChunk;
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = warp * 16 + lane / 4 + 8 * half;
+      const int j = n * 8 + lane % 4 * 2;
+      float p[2] = {0, 0};
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float entry = 0;
+        if (j + c <= i) {
+          const float since = expf(sh.g[i] - sh.g[j + c]);
+          p[c] = since * qk[n][2 * half + c];
+          if (j + c < i) entry = sh.beta[i] * since * kk[n][2 * half + c];
+        }
+        sh.a[i * kSquareStride + j + c] = entry;
+      }
+      *reinterpret_cast<__half2*>(args.scores + matrix + i * kChunk + j) = __floats2half2_rn(p[0], p[1]);
+    }
+  }
+  __syncthreads();
+  invert(sh);
+  for (int i = threadIdx.x; i < kChunk * kChunk / 2; i += 128) {
+    const int row = i / (kChunk / 2);
+    const int column = i % (kChunk / 2) * 2;
+    const float* from = sh.t + row * kSquareStride + column;
+    *reinterpret_cast<__half2*>(args.inverse + matrix + row * kChunk + column) =
+        __floats2half2_rn(column <= row ? from[0] : 0.0f, column + 1 <= row ? from[1] : 0.0f);
+  }
+  float* gates = args.gates + (static_cast<int64_t>(tile) * l.value_heads + h) * 2 * kChunk;
+  if (threadIdx.x < kChunk) {
+    gates[threadIdx.x] = sh.g[threadIdx.x];
+    gates[kChunk + threadIdx.x] = sh.beta[threadIdx.x];
+  }
+}
+
+// ---- scan ----
+
+constexpr int kHalfDim = kDim / 2;        // value columns of a block
+constexpr int kOutStride = kHalfDim + 4;  // floats
+
+struct Stage {
+  __half k[kChunk * kWideStride];
+  __half q[kChunk * kWideStride];
+  __half v[kChunk * kTileStride];
+  __half inverse[kChunk * kTileStride];
+  __half scores[kChunk * kTileStride];
+  float gates[2][kChunk];
+};
+
+struct ScanShared {
+  Stage stage[2];
+  float o[kChunk * kOutStride];
+  float squares[2][2][kChunk];  // [chunk % 2][rank][row]
+};
+
+__device__ void load_stage(const ChunkArgs& args, Stage& stage, int h, int key_head, int column0, int tile,
+                           const Chunk& chunk) {
+  const int64_t key_rows = static_cast<int64_t>(key_head) * args.max_tokens * kDim;
+  copy_rows<kDim, 128>(stage.k, kWideStride, args.k + key_rows, chunk);
+  copy_rows<kDim, 128>(stage.q, kWideStride, args.q + key_rows, chunk);
+  copy_rows<kHalfDim, 128>(stage.v, kTileStride,
+                           args.v + static_cast<int64_t>(h) * args.max_tokens * kDim + column0, chunk);
+  const int64_t matrix = (static_cast<int64_t>(tile) * args.a.layer.value_heads + h) * kChunk * kChunk;
+  for (int i = threadIdx.x; i < kChunk * kChunk / 8; i += 128) {
+    const int row = i / (kChunk / 8);
+    const int column = i % (kChunk / 8) * 8;
+    copy16(shared_address(stage.inverse + row * kTileStride + column), args.inverse + matrix + i * 8, true);
+    copy16(shared_address(stage.scores + row * kTileStride + column), args.scores + matrix + i * 8, true);
+  }
+  const float* gates = args.gates + (static_cast<int64_t>(tile) * args.a.layer.value_heads + h) * 2 * kChunk;
+  if (threadIdx.x < 2 * kChunk / 4)
+    copy16(shared_address(&stage.gates[0][0] + threadIdx.x * 4), gates + threadIdx.x * 4, true);
+}
+
+// C [16, 64] += A [16, 64] B^T, B [64, 64] lower triangular in shared memory: row i of B is column i of B^T.
+__device__ void times_lower(float (&c)[8][4], const uint32_t (&a)[4][4], uint32_t base, int lane) {
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+#pragma unroll
+    for (int n = step; n < 4; ++n) {
+      uint32_t b[4];
+      const int row = n * 16 + lane / 16 * 8 + lane % 8;
+      load_matrices(b, base + (row * kTileStride + step * 16 + lane / 8 % 2 * 8) * 2);
+      mma(c[2 * n], a[step], b[0], b[1], __half());
+      mma(c[2 * n + 1], a[step], b[2], b[3], __half());
+    }
+  }
+}
+
+// One chunk through the state of a warp's 16 columns. Outputs go to `o` [row][column], not yet normalised.
+// `ready` is called between the outputs and the update of the state.
+template <typename Ready>
+__device__ void scan_chunk(float (&state)[16][4], const Stage& st, float* o, int lane, int column,
+                           Ready ready) {
+  const uint32_t k_base = shared_address(st.k);
+  const uint32_t q_base = shared_address(st.q);
+  float ks[8][4] = {};
+  float qs[8][4] = {};
+#pragma unroll
+  for (int step = 0; step < 8; ++step) {
+    const uint32_t a[4] = {pack(state[2 * step][0], state[2 * step][1], __half()),
+                           pack(state[2 * step][2], state[2 * step][3], __half()),
+                           pack(state[2 * step + 1][0], state[2 * step + 1][1], __half()),
+                           pack(state[2 * step + 1][2], state[2 * step + 1][3], __half())};
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const int row = n * 16 + lane / 16 * 8 + lane % 8;
+      const uint32_t offset = (row * kWideStride + step * 16 + lane / 8 % 2 * 8) * 2;
+      uint32_t b[4];
+      load_matrices(b, k_base + offset);
+      mma(ks[2 * n], a, b[0], b[1], __half());
+      mma(ks[2 * n + 1], a, b[2], b[3], __half());
+      load_matrices(b, q_base + offset);
+      mma(qs[2 * n], a, b[0], b[1], __half());
+      mma(qs[2 * n + 1], a, b[2], b[3], __half());
+    }
+  }
+  // R^T = b (V^T - e^G KS), as A operand of the next product; QS takes e^G on the way.
+  const uint32_t v_base = shared_address(st.v);
+  uint32_t r[4][4];
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    uint32_t v[4];  // V^T: columns (values) 0-7 and 8-15 of the warp, tokens 0-7 and 8-15 of the step
+    const int row = step * 16 + lane / 16 * 8 + lane % 8;
+    load_matrices_transposed(v, v_base + (row * kTileStride + column + lane / 8 % 2 * 8) * 2);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int n = 2 * step + half;
+      const int token = n * 8 + lane % 4 * 2;
+      const float2 g = *reinterpret_cast<const float2*>(&st.gates[0][token]);
+      const float2 beta = *reinterpret_cast<const float2*>(&st.gates[1][token]);
+      const float e0 = expf(g.x), e1 = expf(g.y);
+      const float2 low = unpack(v[2 * half], __half());
+      const float2 high = unpack(v[2 * half + 1], __half());
+      r[step][2 * half] = pack(beta.x * (low.x - e0 * ks[n][0]), beta.y * (low.y - e1 * ks[n][1]), __half());
+      r[step][2 * half + 1] =
+          pack(beta.x * (high.x - e0 * ks[n][2]), beta.y * (high.y - e1 * ks[n][3]), __half());
+      qs[n][0] *= e0;
+      qs[n][1] *= e1;
+      qs[n][2] *= e0;
+      qs[n][3] *= e1;
+    }
+  }
+  float d[8][4] = {};
+  times_lower(d, r, shared_address(st.inverse), lane);
+  uint32_t packed[4][4];
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    packed[step][0] = pack(d[2 * step][0], d[2 * step][1], __half());
+    packed[step][1] = pack(d[2 * step][2], d[2 * step][3], __half());
+    packed[step][2] = pack(d[2 * step + 1][0], d[2 * step + 1][1], __half());
+    packed[step][3] = pack(d[2 * step + 1][2], d[2 * step + 1][3], __half());
+  }
+  times_lower(qs, packed, shared_address(st.scores), lane);
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    const int token = n * 8 + lane % 4 * 2;
+    const int at = column + lane / 4;
+    o[token * kOutStride + at] = qs[n][0];
+    o[(token + 1) * kOutStride + at] = qs[n][1];
+    o[token * kOutStride + at + 8] = qs[n][2];
+    o[(token + 1) * kOutStride + at + 8] = qs[n][3];
+  }
+  ready();
+  // S^T = e^{G_n} S^T + (e^{G_n - G} D)^T K
+  const float last = st.gates[0][kChunk - 1];
+  const float whole = expf(last);
+#pragma unroll
+  for (int n = 0; n < 16; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) state[n][i] *= whole;
+  }
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    uint32_t a[4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int n = 2 * step + half;
+      const float2 g = *reinterpret_cast<const float2*>(&st.gates[0][n * 8 + lane % 4 * 2]);
+      const float e0 = expf(last - g.x), e1 = expf(last - g.y);
+      a[2 * half] = pack(e0 * d[n][0], e1 * d[n][1], __half());
+      a[2 * half + 1] = pack(e0 * d[n][2], e1 * d[n][3], __half());
+    }
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {  // 16 keys
+      uint32_t b[4];
+      const int row = step * 16 + lane / 8 % 2 * 8 + lane % 8;
+      load_matrices_transposed(b, k_base + (row * kWideStride + n * 16 + lane / 16 * 8) * 2);
+      mma(state[2 * n], a, b[0], b[1], __half());
+      mma(state[2 * n + 1], a, b[2], b[3], __half());
+    }
+  }
+}
+
+__device__ void store_ring(const DeltaArgs& a, int slot, int first, int rows, int position, int channel,
+                           int count) {
+  for (int c = threadIdx.x; c < 4 * count; c += blockDim.x) {
+    const int row = rows - 4 + c / count;
+    a.layer.ring(slot, position + row)[channel + c % count] =
+        load_at(a.in.qkv, first + row, channel + c % count);
+  }
+}
+
+__global__ __launch_bounds__(128) void scan_kernel(const __grid_constant__ ChunkArgs args) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(16) char memory[];
+  ScanShared& sh = *reinterpret_cast<ScanShared*>(memory);
+  const auto cluster = cooperative_groups::this_cluster();
+  const DeltaArgs& a = args.a;
+  const DeltaView& l = a.layer;
+  const int rank = blockIdx.x % 2;
+  const int h = blockIdx.x / 2;
+  const int s = blockIdx.y;
+  const int rows = a.batch.certain[s];
+  if (rows <= kStepRows) return;
+  const int key_head = h % l.key_heads;
+  const int slot = a.batch.slot[s];
+  const int first_row = a.batch.first_row[s];
+  const int position = a.batch.position[first_row];
+  const int chunks = chunk_count(position, rows);
+  const int tile0 = first_tile(first_row);
+  const int column0 = rank * kHalfDim;
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+
+  load_stage(args, sh.stage[0], h, key_head, column0, tile0, chunk_at(first_row, position, rows, 0));
+  commit_copies();
+  float state[16][4];
+  float* stored =
+      l.state(slot, h) + static_cast<int64_t>(column0 + warp * 16 + lane / 4) * kDim + lane % 4 * 2;
+  const float entry = position == 0 ? 0.0f : l.decay(slot)[h];
+#pragma unroll
+  for (int n = 0; n < 16; ++n) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float2 v = __ldcs(reinterpret_cast<const float2*>(stored + half * 8 * kDim + n * 8));
+      state[n][2 * half] = position == 0 ? 0.0f : entry * v.x;
+      state[n][2 * half + 1] = position == 0 ? 0.0f : entry * v.y;
+    }
+  }
+  cluster.sync();  // both blocks run, and both have read the decay
+
+  float* peer_squares = cluster.map_shared_rank(&sh.squares[0][0][0], rank ^ 1);
+  const float norm0 = a.w.norm[column0 + 2 * lane];
+  const float norm1 = a.w.norm[column0 + 2 * lane + 1];
+  for (int i = 0; i < chunks; ++i) {
+    const Chunk chunk = chunk_at(first_row, position, rows, i);
+    if (i + 1 < chunks) {
+      load_stage(args, sh.stage[(i + 1) % 2], h, key_head, column0, tile0 + i + 1,
+                 chunk_at(first_row, position, rows, i + 1));
+    }
+    commit_copies();
+    wait_copies<1>();
+    __syncthreads();
+    // Scores come without 1 / sqrt(128): it cancels in the norm up to eps, which is scaled instead.
+    scan_chunk(state, sh.stage[i % 2], sh.o, lane, warp * 16, [&] {
+      __syncthreads();
+      for (int row = warp; row < kChunk; row += 4) {
+        const float2 o = *reinterpret_cast<const float2*>(&sh.o[row * kOutStride + 2 * lane]);
+        const float sum = warp_sum(o.x * o.x + o.y * o.y);
+        if (lane == 0) {
+          sh.squares[i % 2][rank][row] = sum;
+          peer_squares[(i % 2 * 2 + rank) * kChunk + row] = sum;
+        }
+      }
+      cluster.barrier_arrive();
+    });
+    cluster.barrier_wait();
+    for (int row = warp; row < kChunk; row += 4) {
+      const int own = row - chunk.pad;
+      if (own < 0 || own >= chunk.rows) continue;
+      const int t = chunk.first + own;
+      const float sum = sh.squares[i % 2][0][row] + sh.squares[i % 2][1][row];
+      const float inverse = 1.0f / sqrtf(sum / kDim + a.w.eps * kDim);
+      const float2 o = *reinterpret_cast<const float2*>(&sh.o[row * kOutStride + 2 * lane]);
+      const int64_t at = static_cast<int64_t>(h) * kDim + column0 + 2 * lane;
+      const float z0 = load_at(a.in.z, t, at), z1 = load_at(a.in.z, t, at + 1);
+      const float y0 = o.x * inverse * norm0 * silu(z0), y1 = o.y * inverse * norm1 * silu(z1);
+      if (a.o.type == DType::f32) {
+        *reinterpret_cast<float2*>(static_cast<float*>(a.o.data) + t * a.o.stride + at) = {y0, y1};
+      } else {
+        Act out[2] = {to_act(y0), to_act(y1)};
+        *reinterpret_cast<uint32_t*>(static_cast<Act*>(a.o.data) + t * a.o.stride + at) =
+            *reinterpret_cast<const uint32_t*>(out);
+      }
+    }
+    __syncthreads();  // the stage and the outputs are free
+  }
+
+  const float decay = args.decay[s * l.value_heads + h];
+  const float inverse = 1.0f / decay;
+#pragma unroll
+  for (int n = 0; n < 16; ++n) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      __stcs(reinterpret_cast<float2*>(stored + half * 8 * kDim + n * 8),
+             float2{state[n][2 * half] * inverse, state[n][2 * half + 1] * inverse});
+    }
+  }
+  if (rank == 0 && threadIdx.x == 0) l.decay(slot)[h] = decay;
+  store_ring(a, slot, first_row, rows, position, l.v_channel(h) + column0, kHalfDim);
+  if (h >= l.key_heads || rank != 0) return;
+  store_ring(a, slot, first_row, rows, position, l.q_channel(key_head), kDim);
+  store_ring(a, slot, first_row, rows, position, l.k_channel(key_head), kDim);
+#endif
+}
+
+}  // namespace
+
+void delta_chunks(Context& context, const SequenceWorkspace& work, const DeltaArgs& args) {
+  const DeltaView& l = args.layer;
+  const Batch& batch = args.batch;
+  BRAID_CHECK(batch.tokens <= work.max_tokens && batch.sequences <= work.max_sequences);
+  const ChunkArgs chunk{args,
+                        static_cast<__half*>(work.chunk_q),
+                        static_cast<__half*>(work.chunk_k),
+                        static_cast<__half*>(work.chunk_v),
+                        static_cast<__half*>(work.chunk_inverse),
+                        static_cast<__half*>(work.chunk_scores),
+                        work.chunk_gates,
+                        work.chunk_decay,
+                        work.max_tokens};
+  const auto heads = static_cast<unsigned>(l.value_heads);
+  const dim3 rows_grid(static_cast<unsigned>(div_up(batch.tokens, 64)),
+                       static_cast<unsigned>(2 * l.key_heads) + heads);
+  prepare_kernel<<<rows_grid, 256, 0, context.stream>>>(chunk);
+  context.launched("delta_prepare");
+
+  const int tiles = static_cast<int>(delta_chunk_tiles(batch.tokens));
+  context.note(
+      cudaFuncSetAttribute(intra_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(IntraShared)),
+      "delta_intra");
+  intra_kernel<<<dim3(static_cast<unsigned>(tiles) + 1, heads), 128, sizeof(IntraShared), context.stream>>>(
+      chunk, tiles);
+  context.launched("delta_intra");
+
+  context.note(
+      cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(ScanShared)),
+      "delta_scan");
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(heads * 2, static_cast<unsigned>(batch.sequences));
+  config.blockDim = dim3(128);
+  config.dynamicSmemBytes = sizeof(ScanShared);
+  config.stream = context.stream;
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = 2;
+  cluster.val.clusterDim.y = 1;
+  cluster.val.clusterDim.z = 1;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  context.note(cudaLaunchKernelEx(&config, scan_kernel, chunk), "delta_scan");
+}
+
+int64_t delta_chunk_tiles(int64_t tokens) { return tokens * kTileShare / kChunk + 4; }
+
+}  // namespace braid::cuda
