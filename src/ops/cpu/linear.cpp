@@ -157,8 +157,8 @@ void Products::Impl::reserve_buffers(Carver& carver, const Device::WorkspaceNeed
   workers.resize(static_cast<size_t>(pool.size()));
   for (Worker& w : workers) {
     w.scratch = carver.take<std::byte>(kScratchBytes);
-    w.out = carver.take<float>(kChunkRows * kGroupRows);
-    w.up = carver.take<float>(kChunkRows * kGroupRows);
+    w.out = carver.take<float>(kChunkRows * kOutStride);
+    w.up = carver.take<float>(kChunkRows * kOutStride);
     w.act.carve(carver, kFewRows * blocks_of(widest));
     carver.take<std::byte>(4096 + 256);  // workers' scratch on different sets of the cache
   }
@@ -237,40 +237,41 @@ void Products::Impl::run_groups(const Piece& piece, const ActView& act_view, int
                                 int64_t g1, int64_t row, int64_t rows) const {
   const Worker& mine = workers[static_cast<size_t>(worker)];
   const bool few = piece.rows <= kFewRows;
-  const int64_t step = few ? kFewGroups : 1;
-  for (int64_t g = g0; g < g1; g += step) {
+  for (int64_t g = g0; g < g1; g += kCallGroups) {
     Job job;
-    job.groups = std::min(step, g1 - g);
+    job.groups = std::min(kCallGroups, g1 - g);
     job.k = piece.w->k;
     job.act = act_view;
     job.row = piece.row != nullptr ? piece.row + row : nullptr;
     job.first = piece.first + row;
     job.rows = rows;
-    job.out_stride = job.groups * kGroupRows;
+    job.out_stride = kOutStride;
     job.scratch = mine.scratch;
-    const auto multiply = [&](const PackedWeight& w, const Kernels& kernels, float* out) {
+    const int64_t width = job.groups * kGroupRows;
+    const auto multiply = [&](const PackedWeight& w, const Kernels& kernels, float scale, float* out) {
       job.tiles = w.group(piece.expert, g);
       job.group_bytes = w.group_bytes;
       job.raw_type = static_cast<uint32_t>(w.type);
       job.out = out;
       (few ? kernels.few : kernels.many)(job);
+      for (int64_t m = 0; scale != 1.0f && m < rows; m++) scale_all(out + m * kOutStride, width, scale);
     };
-    multiply(*piece.w, *piece.kernels, mine.out);
-    const int64_t count = rows * job.out_stride;
-    scale_all(mine.out, count, piece.scale);
+    multiply(*piece.w, *piece.kernels, piece.scale, mine.out);
     if (piece.up != nullptr) {
-      multiply(*piece.up, *piece.up_kernels, mine.up);
-      scale_all(mine.up, count, piece.up_scale);
-      table.silu_mul(mine.out, mine.out, mine.up, count);
+      multiply(*piece.up, *piece.up_kernels, piece.up_scale, mine.up);
+      for (int64_t m = 0; m < rows; m++) {
+        float* const gate = mine.out + m * kOutStride;
+        table.silu_mul(gate, gate, mine.up + m * kOutStride, width);
+      }
     }
-    const int64_t columns = std::min(job.out_stride, piece.n - g * kGroupRows);
+    const int64_t columns = std::min(width, piece.n - g * kGroupRows);
     for (int64_t m = 0; m < rows; m++) {
-      const float* from = mine.out + m * job.out_stride;
+      const float* from = mine.out + m * kOutStride;
       float* to = piece.y.f32(piece.y_first + row + m) + g * kGroupRows;
       if (piece.tail == Tail::add) {
         for (int64_t i = 0; i < columns; i++) to[i] += from[i];
-      } else if (columns == kGroupRows) {
-        std::memcpy(to, from, kGroupRows * sizeof(float));  // a known size: no call
+      } else if (columns == kCallGroups * kGroupRows) {
+        std::memcpy(to, from, kCallGroups * kGroupRows * sizeof(float));  // a known size: no call
       } else {
         std::memcpy(to, from, static_cast<size_t>(columns) * sizeof(float));
       }

@@ -54,8 +54,12 @@ struct Piece {
 
 // Rows whose activations stay in L2 while the row groups of a block pass.
 inline constexpr int64_t kChunkRows = 128;
-// Row groups of one call of a few-row kernel.
-inline constexpr int64_t kFewGroups = 4;
+// Row groups of one call of a kernel, whose results are copied out together: rows of y are often 4 KB apart,
+// so every line of y that a copy touches costs a miss.
+inline constexpr int64_t kCallGroups = 4;
+// From one row of results to the next; odd in lines, so that the rows of a row group spread over all sets of
+// L1.
+inline constexpr int64_t kOutStride = kCallGroups * kGroupRows + kGroupRows;
 
 struct Products::Impl {
   Impl(ThreadPool& pool_in, Activations activations_in, const ProductTable& table_in)
@@ -63,7 +67,7 @@ struct Products::Impl {
 
   struct Worker {
     std::byte* scratch = nullptr;  // of the kernels
-    float* out = nullptr;          // [kChunkRows][16] or [kFewRows][kFewGroups * 16]
+    float* out = nullptr;          // [kChunkRows][kOutStride]
     float* up = nullptr;
     ActBuffer act;  // kFewRows rows, quantized by this worker for itself
   };
