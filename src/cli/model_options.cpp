@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -11,10 +12,51 @@
 #include <iterator>
 
 #include "cli/default_model.h"
+#include "cli/sizes.h"
 #include "cli/terminal.h"
 #include "text/vocabulary.h"
 
 namespace braid::cli {
+
+namespace {
+
+// What requests that run together share.
+void add_sharing_options(CLI::App& command, ModelFlags& flags) {
+  command.add_option("--parallel", flags.parallel, "-np: requests that run at the same time")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str()
+      ->envname("BRAID_PARALLEL");
+  command
+      .add_option("--max-batch-tokens", flags.max_batch_tokens,
+                  "tokens of one step, all requests together (default: -ub)")
+      ->check(CLI::Range(0, 65536))
+      ->envname("BRAID_MAX_BATCH_TOKENS");
+  command
+      .add_option("--kv-memory", flags.kv_memory,
+                  "memory of the KV cache, e.g. 8G (default: what all contexts need, as far as there is)")
+      ->envname("BRAID_KV_MEMORY");
+  command
+      .add_option("--state-memory", flags.state_memory,
+                  "memory of checkpoints of recurrent states, e.g. 2G; 0: none (default: chosen)")
+      ->envname("BRAID_STATE_MEMORY");
+  command
+      .add_option("--checkpoint-interval", flags.checkpoint_interval,
+                  "a checkpoint every so many tokens; 0: only at ends of messages (default: chosen)")
+      ->check(CLI::Range(-1, 1 << 24))
+      ->envname("BRAID_CHECKPOINT_INTERVAL");
+}
+
+// `*bytes` keeps its value if nothing was written.
+template <typename Bytes>
+Status read_size(const char* option, const std::string& text, Bytes* bytes) {
+  if (text.empty()) return {};
+  const auto size = parse_size(text);
+  if (!size.ok()) return Error{size.error().kind, fmt::format("{}: {}", option, size.error().message)};
+  *bytes = static_cast<Bytes>(std::min<uint64_t>(*size, INT64_MAX));
+  return {};
+}
+
+}  // namespace
 
 void add_model_options(CLI::App& command, ModelFlags& flags, bool with_model) {
   if (with_model) {
@@ -54,6 +96,7 @@ void add_model_options(CLI::App& command, ModelFlags& flags, bool with_model) {
       ->check(CLI::IsMember({"cpu", "ref"}))
       ->capture_default_str()
       ->envname("BRAID_DEVICE");
+  add_sharing_options(command, flags);
 }
 
 Result<EngineOptions> engine_options(const ModelFlags& flags) {
@@ -62,6 +105,11 @@ Result<EngineOptions> engine_options(const ModelFlags& flags) {
   options.threads = flags.threads;
   options.ubatch_tokens = flags.batch > 0 ? std::min(flags.batch, flags.ubatch) : flags.ubatch;
   options.device = flags.device;
+  options.max_sequences = flags.parallel;
+  options.max_batch_tokens = flags.max_batch_tokens;
+  options.checkpoint_interval = flags.checkpoint_interval;
+  BRAID_TRY(read_size("--kv-memory", flags.kv_memory, &options.kv_memory_bytes));
+  BRAID_TRY(read_size("--state-memory", flags.state_memory, &options.state_memory_bytes));
   options.activations = flags.activations == "f32"   ? Activations::f32
                         : flags.activations == "i16" ? Activations::i16
                                                      : Activations::i8;
@@ -82,9 +130,10 @@ Result<Tokenizer> make_tokenizer(const GgufFile& file) {
   return Tokenizer::create(std::move(data));
 }
 
-Result<LoadedModel> load_model(const ModelFlags& flags) {
+Result<LoadedModel> load_model(const ModelFlags& flags, const std::function<void(EngineOptions&)>& adjust) {
   LoadedModel loaded;
   BRAID_ASSIGN(auto options, engine_options(flags));
+  if (adjust) adjust(options);
   BRAID_ASSIGN(auto file, open_model_file(flags.model));
   loaded.file = std::make_unique<GgufFile>(std::move(file));
   loaded.name =

@@ -1,6 +1,7 @@
 // model_options.h -- the options that every command with a model shares, and what they open.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,9 +27,16 @@ struct ModelFlags {
   std::string cache_k = "f16";
   std::string cache_v = "f16";
   std::string device = "cpu";
+  int parallel = 1;
+  int max_batch_tokens = 0;
+  int checkpoint_interval = -1;
+  // Sizes as written (sizes.h); empty: chosen.
+  std::string kv_memory;
+  std::string state_memory;
 };
 
-// Registers -m -c -t -b -ub --act -ctk -ctv --device with their environment names. `with_model` false: no -m.
+// Registers -m -c -t -b -ub --act -ctk -ctv --device -np and what memory a server shares, with their
+// environment names. `with_model` false: no -m.
 void add_model_options(CLI::App& command, ModelFlags& flags, bool with_model = true);
 
 // The engine's options. Errors: invalid_argument.
@@ -46,7 +54,9 @@ struct LoadedModel {
   std::unique_ptr<Engine> engine;
   std::string name;
 };
-Result<LoadedModel> load_model(const ModelFlags& flags);
+// `adjust`, if given, has the last word on the options.
+Result<LoadedModel> load_model(const ModelFlags& flags,
+                               const std::function<void(EngineOptions&)>& adjust = nullptr);
 
 // The whole of a file, or of stdin for "-". Errors: not_found, io, exhausted (above 1 GiB).
 Result<std::string> read_text(const std::string& path);
