@@ -30,7 +30,12 @@ Activations kept(const DeviceCase& device, GgmlType type) {
 }
 
 std::vector<float> exact_inputs(Random& random, int64_t rows, int64_t k, Activations activations) {
-  if (activations == Activations::f32) return random.normals(rows * k);
+  if (activations == Activations::f32) {
+    // Numbers that f16 holds, for GPUs; a CPU does not care.
+    std::vector<float> x = random.normals(rows * k);
+    for (float& v : x) v = f16_to_f32(f32_to_f16(v));
+    return x;
+  }
   const int64_t most = activations == Activations::i8 ? 127 : 32512;
   std::vector<float> x(static_cast<size_t>(rows * k));
   for (size_t block = 0; block < x.size(); block += 32) {
@@ -84,16 +89,22 @@ Exact exact_product(const TestWeight& w, int64_t row, const float* x) {
   return sum;
 }
 
-// |y - x W^T| <= tolerance * sum |w x| in every element.
+// |y - x W^T| <= tolerance * sum |w x| in every element. A GPU multiplies with weights rounded to f16 (twice
+// or three times where a scale and a minimum meet): independent errors of 2^-11 each, so their sum is
+// measured against sqrt(sum (w x)^2). Weights that f16 pairs hold keep the tight limit.
 void expect_product(const std::vector<float>& y, const TestWeight& w, const std::vector<float>& x,
-                    double tolerance, const std::string& what) {
+                    double tolerance, const DeviceCase& device, const std::string& note = "") {
+  const std::string what = device.name + note;
+  const bool rounds_weights = device.gpu && !is_float(w.weight.type);
+  if (rounds_weights) tolerance = 4e-3;
   const int64_t rows = std::ssize(x) / w.weight.k;
   ASSERT_EQ(std::ssize(y), rows * w.weight.n);
   double worst = 0;
   int64_t worst_at = 0;
   for (int64_t i = 0; i < rows * w.weight.n; ++i) {
     const Exact exact = exact_product(w, i % w.weight.n, x.data() + i / w.weight.n * w.weight.k);
-    const double error = std::fabs(y[i] - exact.value) / (exact.magnitude + 1e-30);
+    const double size = rounds_weights ? std::sqrt(exact.square) : exact.magnitude;
+    const double error = std::fabs(y[i] - exact.value) / (size + 1e-30);
     if (!(error <= worst)) {
       worst = std::isnan(error) ? INFINITY : error;
       worst_at = i;
@@ -124,7 +135,7 @@ TEST_P(LinearOfType, AgreesWithDecodedWeightsOnRaggedShapes) {
       const int64_t rows = shape == 1 ? 1 : random.between(1, 40);
       const auto w = random_weight(random, GetParam(), n, k, 1, shape == 2);
       const std::vector<float> x = exact_inputs(random, rows, k, kept(device, GetParam()));
-      expect_product(multiply(device, *w, x, {rows}), *w, x, 1e-6, device.name);
+      expect_product(multiply(device, *w, x, {rows}), *w, x, device.gpu ? 2e-6 : 1e-6, device);
     }
   }
 }
@@ -145,7 +156,8 @@ TEST_P(LinearOfType, RoundsActivationsNoMoreThanItsFormat) {
       size += exact.square;
     }
     const Activations activations = kept(device, GetParam());
-    const double limit = activations == Activations::i8    ? 1.5e-2
+    const double limit = device.gpu                        ? 1e-3
+                         : activations == Activations::i8  ? 1.5e-2
                          : activations == Activations::i16 ? 1e-4
                                                            : 3e-6;
     EXPECT_LE(std::sqrt(error / size), limit) << device.name;
@@ -159,7 +171,15 @@ TEST_P(LinearOfType, GivesARowTheSameBytesInAnyCompany) {
     const auto w = random_weight(random, GetParam(), 37, k);
     const std::vector<float> x = random.normals(100 * k);
     const std::vector<float> whole = multiply(device, *w, x, {100});
-    expect_same(multiply(device, *w, x, {1, 3, 16, 1, 1, 2, 4, 8, 5, 7, 33, 19}), whole, device.name);
+    const std::vector<float> pieces = multiply(device, *w, x, {1, 3, 16, 1, 1, 2, 4, 8, 5, 7, 33, 19});
+    if (device.gpu) {  // other row counts cut the sum over k elsewhere
+      float most = 0;
+      for (float v : whole) most = std::max(most, std::fabs(v));
+      expect_close(pieces, whole, 3e-6 * most, 0, device.name);
+      expect_same(multiply(device, *w, x, {100}), whole, device.name + " again");
+      continue;
+    }
+    expect_same(pieces, whole, device.name);
     for (const DeviceCase& other : other_thread_counts(device)) {
       expect_same(multiply(other, *w, x, {100}), whole, other.name);
       expect_same(multiply(other, *w, x, {1, 99}), whole, other.name);
@@ -170,7 +190,7 @@ TEST_P(LinearOfType, GivesARowTheSameBytesInAnyCompany) {
 // Plain loops and vectors take the same steps in the same order.
 TEST_P(LinearOfType, GivesTheBytesOfTheScalarPath) {
   for (const DeviceCase& device : all_devices()) {
-    if (device.reference) continue;
+    if (device.reference || device.gpu) continue;
     Random random(29 + static_cast<uint64_t>(GetParam()));
     const int64_t k = random_width(random, GetParam(), 512);
     const auto w = random_weight(random, GetParam(), 19, k);
@@ -229,9 +249,15 @@ TEST(Linear, ExtremeCodesDoNotSaturate) {
         std::vector<float> x(5 * 512, most);
         std::fill(x.begin() + 512, x.begin() + 3 * 512, -most);
         for (int64_t i = 0; i < 512; ++i) x[4 * 512 + i] = i % 2 == 0 ? most : -most;
-        // Equal terms round alike, up to half an ulp of the sum each; saturation would cost percents.
-        expect_product(multiply(device, *w, x, {5}), *w, x, 512 * 0x1p-24,
-                       device.name + " codes " + std::to_string(code));
+        // Equal terms round alike, up to half an ulp of the sum each; saturation would cost percents. On a
+        // GPU every weight of a row is the same f16, off by the same rounding.
+        const double limit = 512 * 0x1p-24;
+        const std::vector<float> y = multiply(device, *w, x, {5});
+        if (!device.gpu) expect_product(y, *w, x, limit, device, " codes " + std::to_string(code));
+        for (int64_t i = 0; device.gpu && i < std::ssize(y); ++i) {
+          const Exact exact = exact_product(*w, i % 20, x.data() + i / 20 * 512);
+          ASSERT_NEAR(y[i], exact.value, 0x1p-10 * exact.magnitude) << w->weight.name << " codes " << code;
+        }
       }
     }
   }
@@ -297,7 +323,7 @@ TEST(Linear, PartsOfOneInputKeepTheirTails) {
             expected = silu * up.value;
             size = 1.1 * gate.magnitude * std::fabs(up.value) + std::fabs(silu) * up.magnitude;
           }
-          ASSERT_NEAR(y[j], expected, 1.5e-6 * size)
+          ASSERT_NEAR(y[j], expected, (device.gpu ? 1e-3 : 1.5e-6) * size)
               << device.name << " part " << i << " rows " << rows << " at " << j;
         }
       }
@@ -323,7 +349,7 @@ TEST(Linear, HonoursStrides) {
     const LinearPart part{&w->weight, nullptr, narrow_y, Tail::store};
     world.ops().linear({&part, 1}, narrow_x);
     world.device().synchronize();
-    expect_product(values_of(narrow_y), *w, x, 1e-6, device.name);
+    expect_product(values_of(narrow_y), *w, x, 1e-6, device);
     for (int64_t t = 0; t < 6; ++t) {
       for (int64_t i = 21; i < 64; ++i)
         ASSERT_EQ(wide_y.f32(t)[i], 3.0f) << device.name << " wrote beside its output";
@@ -343,7 +369,62 @@ TEST(Logits, AgreeWithDecodedWeights) {
       const Tensor y = world.tensor(3, 1000);
       world.ops().logits(y, w->weight, world.tensor(3, 256, x));
       world.device().synchronize();
-      expect_product(values_of(y), *w, x, 1e-6, device.name);
+      expect_product(values_of(y), *w, x, 1e-6, device);
+    }
+  }
+}
+
+// Long sums, many rows, widths beside every tile: what a GPU cuts into tiles and shares.
+TEST(Linear, AgreesOnLargeShapes) {
+  struct Case {
+    GgmlType type;
+    int64_t n, k, rows;
+  };
+  const Case cases[] = {{GgmlType::Q4_K, 1000, 2048, 1},  {GgmlType::Q4_K, 300, 5120, 9},
+                        {GgmlType::Q4_K, 520, 1024, 130}, {GgmlType::Q6_K, 1030, 1024, 5},
+                        {GgmlType::Q6_K, 257, 2304, 70},  {GgmlType::Q8_0, 999, 1056, 17},
+                        {GgmlType::BF16, 513, 1000, 33},  {GgmlType::F32, 256, 2048, 200}};
+  for (const Case& c : cases) {
+    for (const DeviceCase& device : all_devices()) {
+      if (device.reference || device.activations == Activations::i16) continue;
+      Random random(59);
+      const auto w = random_weight(random, c.type, c.n, c.k);
+      const std::vector<float> x = exact_inputs(random, c.rows, c.k, kept(device, c.type));
+      World world(device);
+      world.prepare({&w->weight}, {.max_tokens = 256, .max_width = c.k});
+      const Tensor y = world.tensor(c.rows, c.n);
+      const LinearPart part{&w->weight, nullptr, y, Tail::store};
+      for (int again = 0; again < 3; ++again) {
+        world.ops().linear({&part, 1}, world.tensor(c.rows, c.k, x));
+        world.device().synchronize();
+        expect_product(values_of(y), *w, x, device.gpu ? 2e-6 : 1e-6, device);
+      }
+    }
+  }
+}
+
+TEST(TopK, AgreesWithTheReference) {
+  for (auto [width, k] : {std::pair{5, 5}, {100, 64}, {4097, 20}, {30000, 128}, {70000, 1}}) {
+    for (const DeviceCase& device : plain_devices()) {
+      Random random(61);
+      std::vector<float> logits = random.normals(3 * width, 8.0f);
+      for (int i = 0; i < width; i += 7) logits[width + i] = 30.0f;  // many ties in the second row
+      auto run = [&](const DeviceCase& d) {
+        World world(d);
+        world.prepare({}, {});
+        const Tensor values = world.tensor(3, k);
+        const Tensor ids = world.tensor(3, k, DType::i32);
+        const Tensor log_sum = world.tensor(3, 1);
+        world.ops().top_k(values, ids, log_sum, world.tensor(3, width, logits));
+        world.device().synchronize();
+        const auto* id = static_cast<const int32_t*>(ids.data);
+        return std::tuple{values_of(values), std::vector<int32_t>(id, id + 3 * k), values_of(log_sum)};
+      };
+      const auto [values, ids, log_sum] = run(device);
+      const auto [expected_values, expected_ids, expected_sum] = run(reference_device());
+      expect_same(values, expected_values, device.name);
+      EXPECT_EQ(ids, expected_ids) << device.name << " width " << width;
+      expect_close(log_sum, expected_sum, 1e-5, 1e-6, device.name);
     }
   }
 }

@@ -38,7 +38,7 @@ TEST(MoeRoute, AgreesWithTheReference) {
         const Routed actual = route(device, logits, experts, used);
         const Routed expected = route(reference_device(), logits, experts, used);
         EXPECT_EQ(actual.ids, expected.ids) << device.name << " " << experts << " experts";
-        expect_close(actual.weights, expected.weights, 1e-12, 2e-6, device.name);
+        expect_close(actual.weights, expected.weights, 1e-12, device.gpu ? 1e-5 : 2e-6, device.name);
         for (const DeviceCase& other : other_thread_counts(device)) {
           const Routed same = route(other, logits, experts, used);
           EXPECT_EQ(same.ids, actual.ids) << other.name;
@@ -87,6 +87,7 @@ struct Shape {
   int64_t expert_width = 256;  // Fe
   int64_t shared_width = 0;    // Fs; 0: no shared expert
   bool with_scales = false;
+  float input = 1.0f;  // scale of x; f16 inner rows end at 65504
 };
 
 struct Model {
@@ -148,7 +149,7 @@ struct Inputs {
 };
 // Skewed: low ids get many rows, some ids none.
 Inputs random_inputs(const Shape& shape, int32_t rows, Random& random) {
-  Inputs in{rows, random.normals(rows * shape.width), {}, {}};
+  Inputs in{rows, random.normals(rows * shape.width, shape.input), {}, {}};
   for (int32_t t = 0; t < rows; ++t) {
     std::vector<int32_t> all(static_cast<size_t>(shape.experts));
     for (int32_t e = 0; e < shape.experts; ++e) all[e] = e;
@@ -233,7 +234,8 @@ const Shape kShapes[] = {
      .width = 128,
      .expert_width = 64,
      .shared_width = 64,
-     .with_scales = true},
+     .with_scales = true,
+     .input = 0.03f},
     {.gate = GgmlType::IQ4_XS, .down = GgmlType::Q5_K, .experts = 4, .used = 1, .shared_width = 256},
 };
 
@@ -244,13 +246,20 @@ TEST(MoeFfn, AgreesWithTheReferenceInAnyCompanyOnAnyThreads) {
     const Inputs in = random_inputs(shape, 45, random);
     const std::vector<float> expected = added(reference_device(), shape, model, in, {45});
     for (const DeviceCase& device : all_devices()) {
-      const double limit = device.activations == Activations::i8    ? 2e-2
+      // A GPU rounds activations, weights and the inner rows to f16.
+      const double limit = device.gpu                               ? 2e-3
+                           : device.activations == Activations::i8  ? 2e-2
                            : device.activations == Activations::i16 ? 2e-4
                                                                     : 2e-6;
       const std::string what = device.name + " " + std::string(type_name(shape.gate));
       const std::vector<float> actual = added(device, shape, model, in, {45});
       expect_relative_rms(actual, expected, limit, what);
-      expect_same(added(device, shape, model, in, {1, 3, 16, 2, 1, 22}), actual, what + " in pieces");
+      const std::vector<float> pieces = added(device, shape, model, in, {1, 3, 16, 2, 1, 22});
+      if (device.gpu) {
+        expect_relative_rms(pieces, actual, 2e-4, what + " in pieces");
+      } else {
+        expect_same(pieces, actual, what + " in pieces");
+      }
       for (const DeviceCase& other : other_thread_counts(device)) {
         expect_same(added(other, shape, model, in, {45}), actual, other.name);
         expect_same(added(other, shape, model, in, {1, 1, 43}), actual, other.name);
@@ -288,7 +297,8 @@ TEST(MoeFfn, AddsWeightedExpertsAndTheGatedSharedOne) {
   for (int i = 0; i < 32; ++i) gate += x[i] * model.shared_scale[i];
   add(1 / (1 + std::exp(-gate)), 3, 0);
   for (const DeviceCase& device : all_devices()) {
-    expect_close(added(device, shape, model, in, {1}), expected, 1e-7, 2e-6, device.name);
+    expect_close(added(device, shape, model, in, {1}), expected, device.gpu ? 1e-5 : 1e-7,
+                 device.tolerance(2e-6, 8), device.name);
   }
 }
 

@@ -184,7 +184,8 @@ Result<size_t> CudaOps::reserve(Device& device, const Device::WorkspaceNeeds& ne
   const size_t delta = rounded(delta_workspace_bytes(context_, needs));
   const size_t products = rounded(products_workspace_bytes(context_, needs));
   const size_t moe = rounded(moe_workspace_bytes(context_, needs));
-  BRAID_ASSIGN(workspace_, device.allocate(attention + delta + products + moe, "workspaces"));
+  const size_t top_k = rounded(cuda::top_k_bytes());
+  BRAID_ASSIGN(workspace_, device.allocate(attention + delta + products + moe + top_k, "workspaces"));
   BRAID_ASSIGN(stage_device_, device.allocate(kStageSlots * kStageBytes, "staging"));
   BRAID_ASSIGN(stage_host_, device.allocate_host(kStageSlots * kStageBytes, "staging"));
   auto* at = static_cast<std::byte*>(workspace_.data());
@@ -192,6 +193,7 @@ Result<size_t> CudaOps::reserve(Device& device, const Device::WorkspaceNeeds& ne
   delta_work_ = at + attention;
   products_work_ = at + attention + delta;
   moe_work_ = at + attention + delta + products;
+  top_k_work_ = moe_work_ + moe;
   return workspace_.size_bytes() + stage_device_.size_bytes();
 }
 

@@ -18,6 +18,10 @@
 
 namespace braid {
 
+namespace cuda {
+size_t top_k_bytes();
+}
+
 class CudaOps final : public Ops {
  public:
   explicit CudaOps(cuda::Context& context) : context_(context) {}
@@ -76,7 +80,7 @@ class CudaOps final : public Ops {
   // more calls. At most kStageBytes. Waits when the slot's last copy is still under way.
   void* stage(const void* data, size_t size_bytes);
   static constexpr int kStageSlots = 8;
-  static constexpr size_t kStageBytes = size_t{1} << 20;
+  static constexpr size_t kStageBytes = size_t{128} << 10;
 
   cuda::Context& context_;
   Device::WorkspaceNeeds needs_;
@@ -89,6 +93,7 @@ class CudaOps final : public Ops {
   std::byte* delta_work_ = nullptr;
   std::byte* products_work_ = nullptr;
   std::byte* moe_work_ = nullptr;
+  std::byte* top_k_work_ = nullptr;
 };
 
 }  // namespace braid

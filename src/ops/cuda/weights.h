@@ -1,24 +1,18 @@
-// weights.h -- weights on the GPU: packed for products, or as in the file for look-ups.
+// weights.h -- bringing weights to the GPU: file bytes through pinned staging, packed there (packed.h).
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
 
-#include "ops/cuda/context.h"
-#include "ops/device.h"
+#include "ops/cuda/packed.h"
 
 namespace braid::cuda {
 
-struct PackedWeight;
-
+// Bytes load_weights takes for `weight`.
 size_t planned_bytes(const Weight& weight);
+
 Status load_weights(Device& device, Context& context, std::span<Weight* const> weights,
                     const Device::WeightDone& done, std::vector<std::unique_ptr<PackedWeight>>& out);
-
-struct PackedWeight {
-  Buffer memory;
-};
 
 }  // namespace braid::cuda

@@ -1,0 +1,314 @@
+// gpu_bench.cpp -- products, experts and top-k on the GPU at the shapes of real models: time, GB/s, TFLOP/s.
+//
+// Method: each row is a recorded step of several calls, replayed and timed as a whole; weights rotate over
+// copies that together are at least 256 MB, so that they come from memory and not from the L2 cache; codes
+// and inputs are random. Best of five. GB/s counts the packed weights that a call must read, once; the share
+// is of a device copy measured in the same run. TFLOP/s counts 2 n k for each row of x.
+//
+//   gpu_bench [filter]     only rows whose name contains the filter
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "gguf/encode.h"
+#include "gguf/half.h"
+#include "ops/device.h"
+#include "ops/ops.h"
+
+namespace braid {
+namespace {
+
+uint64_t next_random() {
+  static uint64_t state = 88172645463325252u;
+  state ^= state << 13;
+  state ^= state >> 7;
+  return state ^= state << 17;
+}
+
+double now_us() {
+  const auto t = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double, std::micro>(t).count();
+}
+
+template <typename T>
+T must(Result<T> result) {
+  if (!result.ok()) {
+    fmt::print("{}\n", result.error().message);
+    std::exit(1);
+  }
+  return std::move(*result);
+}
+
+class Bench {
+ public:
+  explicit Bench(std::string filter) : filter_(std::move(filter)), device_(must(make_cuda_device({}))) {}
+
+  void run() {
+    fmt::print("{}\n", device_->description());
+    Device::WorkspaceNeeds needs;
+    needs.max_tokens = 2048;
+    needs.max_width = 17408;
+    needs.experts = 256;
+    needs.experts_used = 8;
+    needs.expert_width = 512;
+    needs.model_width = 2048;
+    (void)must(device_->reserve_workspaces(needs));
+    measure_copy();
+    fmt::print("{:<34} {:>5} {:>10} {:>8} {:>6} {:>8}\n", "product", "rows", "us", "GB/s", "copy", "TFLOP/s");
+    const std::vector<int64_t> few = {1, 4, 8, 16, 32, 64, 128};
+    const std::vector<int64_t> all = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048};
+    using enum GgmlType;
+    product("27b ffn gate+up q4_K", Q4_K, 17408, 5120, true, all);
+    product("27b ffn down q6_K", Q6_K, 5120, 17408, false, all);
+    product("27b ffn down q4_K", Q4_K, 5120, 17408, false, few);
+    product("27b delta qkv q6_K", Q6_K, 10240, 5120, false, few);
+    product("27b delta qkv q4_K", Q4_K, 10240, 5120, false, few);
+    product("27b delta out q4_K", Q4_K, 5120, 6144, false, all);
+    product("27b alpha q4_K", Q4_K, 48, 5120, false, {1, 128});
+    product("27b attn q+gate q4_K", Q4_K, 12288, 5120, false, {1, 8, 128});
+    product("27b ffn gate+up q8_0", Q8_0, 17408, 5120, true, few);
+    product("27b ffn down bf16", BF16, 5120, 17408, false, {1, 8, 64, 512});
+    product("27b lm_head q6_K", Q6_K, 248320, 5120, false, {1, 8, 32, 128});
+    product("35b delta qkv q4_K", Q4_K, 8192, 2048, false, few);
+    product("35b out q4_K", Q4_K, 2048, 4096, false, few);
+    product("35b router f32", F32, 256, 2048, false, {1, 8, 128, 2048});
+    product("35b lm_head q6_K", Q6_K, 248320, 2048, false, {1, 8, 128});
+    experts("35b experts q4_K/q6_K", Q4_K, Q6_K, {1, 2, 4, 8, 32, 128, 512, 2048});
+    experts("35b experts q4_K/q4_K", Q4_K, Q4_K, {1, 8, 128});
+    top_k();
+    const Status health = device_->health();
+    if (!health.ok()) fmt::print("{}\n", health.error().message);
+  }
+
+ private:
+  bool wanted(const std::string& name) const { return name.find(filter_) != std::string::npos; }
+
+  Tensor tensor(int64_t rows, int64_t cols, DType type, bool random) {
+    const size_t bytes = static_cast<size_t>(rows * cols) * size_bytes(type);
+    buffers_.push_back(must(device_->allocate(bytes, "bench")));
+    if (random) {
+      std::vector<uint8_t> values(bytes);
+      for (int64_t i = 0; i < rows * cols; ++i) {
+        const float x = static_cast<float>(static_cast<double>(next_random() >> 11) * 0x1p-52 - 1.0);
+        const uint16_t half = f32_to_f16(x);
+        if (type == DType::f32) std::memcpy(&values[4 * i], &x, 4);
+        if (type == DType::f16) std::memcpy(&values[2 * i], &half, 2);
+      }
+      device_->to_device(buffers_.back().data(), values.data(), bytes);
+      device_->synchronize();
+    }
+    return Tensor{buffers_.back().data(), type, rows, cols, cols};
+  }
+
+  // Random codes with scales of ordinary size; rows repeat after a few thousand.
+  Weight weight(GgmlType type, int64_t n, int64_t k, int64_t experts) {
+    const size_t row = static_cast<size_t>(k) / block_elems(type) * block_bytes(type);
+    const int64_t rows = n * experts;
+    const int64_t period = std::min<int64_t>(rows, 509);
+    auto& bytes = files_.emplace_back(row * static_cast<size_t>(rows));
+    for (size_t i = 0; i + 8 <= row * period; i += 8) {
+      const uint64_t r = next_random();
+      std::memcpy(&bytes[i], &r, 8);
+    }
+    const size_t block = block_bytes(type);
+    const uint16_t scale = f32_to_f16(0.001f);
+    for (size_t i = 0; i < row * period && block > 4; i += block) {
+      if (type == GgmlType::Q6_K) {
+        std::memcpy(&bytes[i + 208], &scale, 2);
+      } else {
+        std::memcpy(&bytes[i], &scale, 2);
+        if (type == GgmlType::Q4_K) std::memcpy(&bytes[i + 2], &scale, 2);
+      }
+    }
+    if (block <= 4) {  // plain numbers below 2
+      for (size_t i = block - 1; i < row * period; i += block) bytes[i] = (bytes[i] & 0x80) | 0x3c;
+    }
+    for (int64_t r = period; r < rows; r += period) {
+      const auto count = static_cast<size_t>(std::min(period, rows - r));
+      std::memcpy(&bytes[static_cast<size_t>(r) * row], bytes.data(), count * row);
+    }
+    Weight w;
+    w.name = "bench";
+    w.type = type;
+    w.n = n;
+    w.k = k;
+    w.experts = experts;
+    w.file = {reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()};
+    return w;
+  }
+
+  void load(std::vector<Weight>& weights) {
+    std::vector<Weight*> list;
+    size_t bytes = 0;
+    for (Weight& w : weights) {
+      list.push_back(&w);
+      bytes += w.file.size();
+    }
+    const double start = now_us();
+    const Status status = device_->load_weights(list, nullptr);
+    if (!status.ok()) {
+      fmt::print("{}\n", status.error().message);
+      std::exit(1);
+    }
+    loaded_bytes_ += bytes;
+    load_us_ += now_us() - start;
+  }
+
+  // Time of one of `calls` calls that `record` makes.
+  template <typename F>
+  double time_us(int calls, F&& record) {
+    record();  // once by itself: first launches are slow
+    device_->synchronize();
+    const bool recording = device_->begin_record();
+    record();
+    if (recording) {
+      const Status status = device_->end_record(1);
+      if (!status.ok()) {
+        fmt::print("{}\n", status.error().message);
+        std::exit(1);
+      }
+      device_->replay(1);
+    }
+    device_->synchronize();
+    double best = 1e30;
+    for (int round = 0; round < 5; ++round) {
+      const double start = now_us();
+      for (int i = 0; i < 3; ++i) recording ? device_->replay(1) : record();
+      device_->synchronize();
+      best = std::min(best, (now_us() - start) / (3 * calls));
+    }
+    return best;
+  }
+
+  void show(const std::string& name, int64_t rows, double us, double bytes, double flops) {
+    const double rate = bytes / us * 1e-3;
+    fmt::print("{:<34} {:>5} {:>10.2f} {:>8.0f} {:>5.0f}% {:>8.1f}\n", name, rows, us, rate,
+               100 * rate / copy_rate_, flops / us * 1e-6);
+    std::fflush(stdout);
+  }
+
+  void measure_copy() {
+    // A slot of one delta layer is plain memory: its copy is a device copy.
+    const DeltaShape shape{
+        .key_heads = 1, .value_heads = 1024, .key_dim = 512, .value_dim = 512, .conv_width = 4};
+    const int64_t elements = shape.slot_elements();
+    const DeltaLayer layer{shape, 2, 1, tensor(2, elements, DType::f32, false).f32()};
+    const double us = time_us(4, [&] {
+      for (int i = 0; i < 4; ++i) device_->ops().state_copy(layer, i % 2, 1 - i % 2);
+    });
+    copy_rate_ = 2.0 * static_cast<double>(elements) * 4 / us * 1e-3;
+    fmt::print("device copy: {:.0f} GB/s read and written\n", copy_rate_);
+    buffers_.clear();
+  }
+
+  void product(const std::string& name, GgmlType type, int64_t n, int64_t k, bool gated,
+               const std::vector<int64_t>& row_counts) {
+    if (!wanted(name)) return;
+    const Weight one = weight(type, n, k, 1);
+    const int pieces = gated ? 2 : 1;
+    const size_t each = device_->weight_bytes(one) * static_cast<size_t>(pieces);
+    const int copies = static_cast<int>(std::clamp<size_t>((size_t{256} << 20) / each + 1, 2, 24));
+    std::vector<Weight> weights(static_cast<size_t>(copies * pieces), one);
+    load(weights);
+    for (int64_t rows : row_counts) {
+      const bool large = static_cast<double>(n) * k * rows > 2e11;
+      const int calls = large ? 2 : std::max(copies, 16);
+      const Tensor x = tensor(rows, k, device_->activation_type(), true);
+      const Tensor y = tensor(rows, n, n > 200000 ? DType::f32 : device_->activation_type(), false);
+      const double us = time_us(calls, [&] {
+        for (int i = 0; i < calls; ++i) {
+          const Weight* w = &weights[static_cast<size_t>(i % copies * pieces)];
+          const LinearPart part{w, gated ? w + 1 : nullptr, y, gated ? Tail::silu_mul : Tail::store};
+          device_->ops().linear({&part, 1}, x);
+        }
+      });
+      show(name, rows, us, static_cast<double>(each), 2.0 * static_cast<double>(n * k * rows) * pieces);
+      buffers_.clear();
+    }
+    files_.clear();
+  }
+
+  void experts(const std::string& name, GgmlType gate_type, GgmlType down_type,
+               const std::vector<int64_t>& row_counts) {
+    if (!wanted(name)) return;
+    constexpr int64_t kExperts = 256, kUsed = 8, kWidth = 2048, kHidden = 512;
+    std::vector<Weight> weights = {
+        weight(gate_type, kHidden, kWidth, kExperts), weight(gate_type, kHidden, kWidth, kExperts),
+        weight(down_type, kWidth, kHidden, kExperts), weight(gate_type, kHidden, kWidth, 1),
+        weight(gate_type, kHidden, kWidth, 1),        weight(down_type, kWidth, kHidden, 1)};
+    load(weights);
+    const Tensor scale = tensor(1, kWidth, DType::f32, true);
+    const MoeWeights w{&weights[0], &weights[1], &weights[2], &weights[3],
+                       &weights[4], &weights[5], scale.f32()};
+    const double expert_bytes =
+        static_cast<double>(weights[0].device_bytes + weights[1].device_bytes + weights[2].device_bytes) /
+        kExperts;
+    for (int64_t rows : row_counts) {
+      constexpr int kSets = 16;
+      std::vector<Tensor> ids;
+      double touched = 0;
+      for (int set = 0; set < kSets; ++set) {
+        std::vector<int32_t> chosen;
+        std::vector<bool> used(kExperts, false);
+        for (int64_t t = 0; t < rows; ++t) {
+          const size_t first = chosen.size();
+          while (chosen.size() < first + kUsed) {
+            const auto id = static_cast<int32_t>(next_random() >> 20 & 255);
+            if (std::find(chosen.begin() + first, chosen.end(), id) != chosen.end()) continue;
+            chosen.push_back(id);
+            used[id] = true;
+          }
+        }
+        touched += static_cast<double>(std::count(used.begin(), used.end(), true)) + 1;
+        ids.push_back(tensor(rows, kUsed, DType::i32, false));
+        device_->to_device(ids.back().data, chosen.data(), chosen.size() * 4);
+        device_->synchronize();
+      }
+      const Tensor x = tensor(rows, kWidth, device_->activation_type(), true);
+      const Tensor y = tensor(rows, kWidth, DType::f32, false);
+      const Tensor factors = tensor(rows, kUsed, DType::f32, true);
+      const double us = time_us(kSets, [&] {
+        for (const Tensor& chosen : ids) device_->ops().moe_ffn(y, x, chosen, factors, w);
+      });
+      show(name, rows, us, touched / kSets * expert_bytes,
+           2.0 * 3 * static_cast<double>(kWidth * kHidden * rows * (kUsed + 1)));
+    }
+    buffers_.clear();
+    files_.clear();
+  }
+
+  void top_k() {
+    if (!wanted("top_k")) return;
+    for (int64_t rows : {1, 8, 128}) {
+      constexpr int64_t kVocabulary = 248320;
+      const Tensor logits = tensor(rows, kVocabulary, DType::f32, true);
+      const Tensor values = tensor(rows, 64, DType::f32, false);
+      const Tensor ids = tensor(rows, 64, DType::i32, false);
+      const Tensor sum = tensor(rows, 1, DType::f32, false);
+      const double us = time_us(4, [&] {
+        for (int i = 0; i < 4; ++i) device_->ops().top_k(values, ids, sum, logits);
+      });
+      show("top_k 64 of 248320", rows, us, static_cast<double>(rows * kVocabulary * 4), 0);
+      buffers_.clear();
+    }
+    fmt::print("loading: {:.2f} GB at {:.2f} GB/s\n", loaded_bytes_ * 1e-9, loaded_bytes_ / load_us_ * 1e-3);
+  }
+
+  std::string filter_;
+  std::unique_ptr<Device> device_;
+  std::deque<Buffer> buffers_;
+  std::deque<std::vector<uint8_t>> files_;
+  double copy_rate_ = 1;
+  double loaded_bytes_ = 0;
+  double load_us_ = 0;
+};
+
+}  // namespace
+}  // namespace braid
+
+int main(int argc, char** argv) { braid::Bench(argc > 1 ? argv[1] : "").run(); }

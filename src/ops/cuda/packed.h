@@ -1,0 +1,138 @@
+// packed.h -- the form in which weights lie on the GPU, and the arguments of the product kernels.
+//
+// A unit is 32 rows x 256 k; units of a 32-row block follow each other along k, blocks follow each other
+// along n, experts along both. Rows are padded to 32 and k to 256 with zeros. Inside a unit, for r16 = 0, 1
+// (rows 0-15, 16-31), k128 = 0, 1 and half = 0, 1 (rows g and g + 8), lane 4g + c holds 32 consecutive k of
+// one row:
+//   row = 16 r16 + 8 half + g        k = 128 k128 + 32 c + 0 .. 31
+// so that one lane needs one scale where the natural order of an MMA fragment needs four. The fragment's
+// columns are a permutation of k, the same for weights and activations: step s, column 8 h + 2 c + e is k =
+// 32 c + 4 s + 2 h + e. A lane's activations for two steps are then 16 consecutive bytes of the natural
+// order.
+//
+//   format  codes, 16 bytes per lane and (r16, k128, half)                     beside them, per unit
+//   f16     4 x 16 bytes: 32 numbers                                            -
+//   q8      2 x 16 bytes: code + 128; bytes 0 2 | 1 3 of a word are 2 h + e     scale f16 of each 32:
+//   [lane][8] q4k     nibble 4e + 2p + h of word i is k = 8i + 4p + 2h + e                12-bit (scale, min)
+//   [lane][12 B],
+//                                                                               d, dmin [g][4 rows][2] f16
+//   q6k     low 4 bits as q4k; high 2 bits [r16][k128][lane][half][8 B]         scales + 128 of each 16:
+//                                                                               [lane][8][2], d [g][4 rows]
+//                                                                               f16
+// q4k and q6k take the bytes of the file; q8 those of Q8_0. Everything is multiplied by a power of two P per
+// 32-row block, chosen from the block's range, so that scales fit f16 with 24 binades to spare; 1 / P (times
+// the weight's own scale) is applied to the sums. f32 weights are two f16 matrices side by side along k: the
+// rounded number and what the rounding left, 22 bits together.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cuda/context.h"
+#include "ops/cuda/device_math.h"
+#include "ops/device.h"
+
+namespace braid::cuda {
+
+enum class Pack : uint8_t { f16, q8, q4k, q6k };
+inline constexpr int kPacks = 4;
+
+inline constexpr int kUnitRows = 32;
+inline constexpr int kUnitWidth = 256;
+__host__ __device__ constexpr int unit_bytes(Pack pack) {
+  switch (pack) {
+    case Pack::f16:
+      return 16384;
+    case Pack::q8:
+      return 8192 + 512;
+    case Pack::q4k:
+      return 4096 + 384 + 128;
+    case Pack::q6k:
+      return 4096 + 2048 + 512 + 64;
+  }
+  return 0;
+}
+
+// What Weight::device_data points to.
+struct PackedWeight {
+  Pack pack = Pack::f16;
+  int64_t blocks = 0;              // 32-row blocks of one expert
+  int x_units = 0;                 // units along k
+  int units = 0;                   // the same, twice that for f32 weights
+  const uint8_t* data = nullptr;   // [experts][blocks][units]
+  const float* scales = nullptr;   // [experts][blocks]
+  const uint8_t* table = nullptr;  // rows as in the file (or f32), for look-ups
+  GgmlType table_type = GgmlType::F32;
+  size_t table_row_bytes = 0;
+  Buffer memory;
+  Buffer table_memory;
+
+  int64_t expert_bytes() const { return blocks * units * unit_bytes(pack); }
+};
+
+inline const PackedWeight& packed(const Weight& w) {
+  BRAID_CHECK(w.device_data != nullptr);
+  return *static_cast<const PackedWeight*>(w.device_data);
+}
+
+enum class Store : uint8_t {
+  plain,     // y = p
+  add,       // y += p
+  gated,     // y = silu(p) * p_up, both from this launch
+  gate_old,  // y = silu(p) * y: the up product is in y already
+};
+
+// Rows of one weight (and of its up twin when gated) in a launch. Blocks of gate and up alternate.
+struct ProductPart {
+  const uint8_t* units = nullptr;
+  const uint8_t* up_units = nullptr;
+  const float* scales = nullptr;
+  const float* up_scales = nullptr;
+  void* y = nullptr;
+  int64_t y_stride = 0;
+  int rows = 0;
+  int first_block = 0;  // in the launch
+  int expert_blocks = 0;
+  DType y_type = DType::f32;
+  Store store = Store::plain;
+};
+
+// Up to 8 x columns rows of one expert.
+struct ExpertTile {
+  int expert;
+  int first;  // in the list of pairs
+  int count;
+};
+
+inline constexpr int kMostParts = 8;
+struct ProductArgs {
+  ProductPart parts[kMostParts];
+  int part_count = 0;
+  int blocks = 0;  // of all parts
+  int units = 0;
+  int x_units = 0;
+  const Act* x = nullptr;  // rows 16-byte aligned, k a multiple of 8
+  int64_t x_stride = 0;
+  int k = 0;
+  int tokens = 0;
+  float* partials = nullptr;     // [2 * grid][tile]
+  unsigned* counters = nullptr;  // [grid], zero between launches
+  // Experts: the list of tiles replaces the count of tokens.
+  const ExpertTile* tiles = nullptr;
+  const int* tile_count = nullptr;
+  const int* x_row = nullptr;  // row of x of each pair; null: the pair's own
+};
+
+// Column groups (8 rows of x each) a CTA multiplies at once: 1, 2, 4 or 8.
+constexpr int column_groups(int64_t rows) { return rows <= 8 ? 1 : rows <= 16 ? 2 : rows <= 32 ? 4 : 8; }
+
+// Grid and tile limits that size the workspace.
+inline constexpr int kMostTileFloats = 256 * 64;
+inline constexpr int kMostCtasPerProcessor = 2;
+
+void launch_products(Context& context, Pack pack, int groups, const ProductArgs& args);
+void launch_products_f16(Context& context, int groups, const ProductArgs& args);
+void launch_products_q8(Context& context, int groups, const ProductArgs& args);
+void launch_products_q4k(Context& context, int groups, const ProductArgs& args);
+void launch_products_q6k(Context& context, int groups, const ProductArgs& args);
+
+}  // namespace braid::cuda

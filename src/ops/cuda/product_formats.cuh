@@ -1,0 +1,202 @@
+// product_formats.cuh -- from packed units (packed.h) to fragments of f16 weights, two MMA steps at a time.
+//
+// A code in the low mantissa bits of an f16 with exponent 0 is the subnormal number code * 2^-24, exactly; a
+// fused multiply-add with S = scale * P * 2^24 turns a pair of them into weights with one rounding. Codes in
+// bits 4 up are 16 times that and meet S / 16.
+//
+// Each format has: Codes, what a lane loads for one (r16, k128) of rows g and g + 8; Scales, what it derives
+// once for them; fragments(), the A operands of steps 2i and 2i + 1.
+#pragma once
+
+#include "ops/cuda/packed.h"
+
+namespace braid::cuda {
+
+__device__ inline __half2 as_half2(uint32_t bits) { return *reinterpret_cast<const __half2*>(&bits); }
+__device__ inline uint32_t as_bits(__half2 h) { return *reinterpret_cast<const uint32_t*>(&h); }
+__device__ inline __half2 twice(__half h) { return __half2half2(h); }
+__device__ inline uint32_t word_of(const uint4& v, int i) {
+  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+// a[step][4]: rows g, g + 8 of h = 0, then of h = 1.
+struct Fragments {
+  uint32_t a[2][4];
+};
+
+struct FormatF16 {
+  static constexpr Pack kPack = Pack::f16;
+  static constexpr int kWarps = 4;
+  struct Codes {
+    uint4 v[2][4];
+  };
+  struct Scales {};
+  __device__ static void load(Codes& codes, const uint8_t* unit, int lane, int r16, int k128) {
+    const uint4* at = reinterpret_cast<const uint4*>(unit) + (r16 * 2 + k128) * 2 * 4 * 32 + lane;
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) codes.v[half][i] = at[(half * 4 + i) * 32];
+  }
+  __device__ static void scales(Scales&, const uint8_t*, int, int, int) {}
+  __device__ static Fragments fragments(const Codes& codes, const Scales&, int i) {
+    const uint4& low = codes.v[0][i];
+    const uint4& high = codes.v[1][i];
+    return {{{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}}};
+  }
+};
+
+struct FormatQ8 {
+  static constexpr Pack kPack = Pack::q8;
+  static constexpr int kWarps = 8;
+  struct Codes {
+    uint4 v[2][2];
+  };
+  struct Scales {
+    __half2 s[2];
+    __half2 c[2];
+  };
+  __device__ static void load(Codes& codes, const uint8_t* unit, int lane, int r16, int k128) {
+    const uint4* at = reinterpret_cast<const uint4*>(unit) + (r16 * 2 + k128) * 2 * 2 * 32 + lane;
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) codes.v[half][i] = at[(half * 2 + i) * 32];
+  }
+  __device__ static void scales(Scales& out, const uint8_t* unit, int lane, int r16, int k128) {
+    const __half2 d = *reinterpret_cast<const __half2*>(unit + 8192 + lane * 16 + (r16 * 2 + k128) * 4);
+    out.s[0] = twice(__low2half(d));
+    out.s[1] = twice(__high2half(d));
+    const __half2 back = __float2half2_rn(-0x1p-17f);  // -128 * 2^-24
+    for (int half = 0; half < 2; ++half) out.c[half] = __hmul2(out.s[half], back);
+  }
+  __device__ static Fragments fragments(const Codes& codes, const Scales& scales, int i) {
+    Fragments f;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint4& v = codes.v[half][i / 2];
+#pragma unroll
+      for (int p = 0; p < 2; ++p) {
+        const uint32_t w = word_of(v, 2 * (i % 2) + p);
+        f.a[p][half] = as_bits(__hfma2(as_half2(w & 0x00ff00ffu), scales.s[half], scales.c[half]));
+        f.a[p][2 + half] = as_bits(__hfma2(as_half2(w >> 8 & 0x00ff00ffu), scales.s[half], scales.c[half]));
+      }
+    }
+    return f;
+  }
+};
+
+struct FormatQ4K {
+  static constexpr Pack kPack = Pack::q4k;
+  static constexpr int kWarps = 8;
+  struct Codes {
+    uint4 v[2];
+  };
+  struct Scales {
+    __half2 s[2];
+    __half2 s16[2];
+    __half2 c[2];
+  };
+  __device__ static void load(Codes& codes, const uint8_t* unit, int lane, int r16, int k128) {
+    const uint4* at = reinterpret_cast<const uint4*>(unit) + (r16 * 2 + k128) * 2 * 32 + lane;
+    codes.v[0] = at[0];
+    codes.v[1] = at[32];
+  }
+  __device__ static void scales(Scales& out, const uint8_t* unit, int lane, int r16, int k128) {
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(unit + 4096 + lane * 12);
+    const __half2 offset = __float2half2_rn(64.0f);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int field = (r16 * 2 + k128) * 2 + half;
+      uint32_t x;  // [min @10][scale @4] in both halves
+      if (field < 6) {
+        const uint32_t word = words[field / 2];
+        x = __byte_perm(word, 0, field % 2 == 0 ? 0x1010 : 0x3232);
+      } else {
+        const uint32_t a = field == 6 ? words[0] : words[1] >> 16;
+        const uint32_t b = field == 6 ? words[0] >> 16 : words[2];
+        const uint32_t c = field == 6 ? words[1] : words[2] >> 16;
+        x = (a & 15) << 4 | (b & 15) << 8 | (c & 15) << 12;
+        x |= x << 16;
+      }
+      const __half2 d =
+          reinterpret_cast<const __half2*>(unit + 4480 + (lane / 4) * 16)[r16 * 2 + half];  // d, dmin
+      const __half2 scale = __hsub2(as_half2((x & 0x03f003f0u) | 0x54005400u), offset);
+      const __half2 min = __hsub2(as_half2((x >> 6 & 0x03f003f0u) | 0x54005400u), offset);
+      out.s[half] = __hmul2(scale, twice(__low2half(d)));
+      out.s16[half] = __hmul2(out.s[half], __float2half2_rn(0.0625f));
+      out.c[half] = __hmul2(__hmul2(min, twice(__high2half(d))), __float2half2_rn(-0x1p-12f));
+    }
+  }
+  __device__ static Fragments fragments(const Codes& codes, const Scales& scales, int i) {
+    Fragments f;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t w = word_of(codes.v[half], i);
+#pragma unroll
+      for (int p = 0; p < 2; ++p) {
+        const uint32_t x = p == 0 ? w : w >> 8;
+        f.a[p][half] = as_bits(__hfma2(as_half2(x & 0x000f000fu), scales.s[half], scales.c[half]));
+        f.a[p][2 + half] = as_bits(__hfma2(as_half2(x & 0x00f000f0u), scales.s16[half], scales.c[half]));
+      }
+    }
+    return f;
+  }
+};
+
+struct FormatQ6K {
+  static constexpr Pack kPack = Pack::q6k;
+  static constexpr int kWarps = 8;
+  struct Codes {
+    uint4 v[2];
+    uint4 high;  // two words of row g, two of row g + 8
+  };
+  struct Scales {  // [first or last 16][half]
+    __half2 s[2][2];
+    __half2 s16[2][2];
+    __half2 c[2][2];
+  };
+  __device__ static void load(Codes& codes, const uint8_t* unit, int lane, int r16, int k128) {
+    const uint4* at = reinterpret_cast<const uint4*>(unit) + (r16 * 2 + k128) * 2 * 32 + lane;
+    codes.v[0] = at[0];
+    codes.v[1] = at[32];
+    codes.high = reinterpret_cast<const uint4*>(unit + 4096)[(r16 * 2 + k128) * 32 + lane];
+  }
+  __device__ static void scales(Scales& out, const uint8_t* unit, int lane, int r16, int k128) {
+    const uint32_t bytes = *reinterpret_cast<const uint32_t*>(unit + 6144 + lane * 16 + (r16 * 2 + k128) * 4);
+    const __half2 offset = __float2half2_rn(1152.0f);  // 1024 + 128
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const __half d = reinterpret_cast<const __half*>(unit + 6656 + (lane / 4) * 8)[r16 * 2 + half];
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
+        const uint32_t code = __byte_perm(bytes, 0x64646464u, 0x4040 + 0x0101 * (half * 2 + s));
+        const __half2 scale = __hmul2(__hsub2(as_half2(code), offset), twice(d));
+        out.s[s][half] = scale;
+        out.s16[s][half] = __hmul2(scale, __float2half2_rn(0.0625f));
+        out.c[s][half] = __hmul2(scale, __float2half2_rn(-0x1p-19f));  // -32 * 2^-24
+      }
+    }
+  }
+  __device__ static Fragments fragments(const Codes& codes, const Scales& scales, int i) {
+    Fragments f;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t w = word_of(codes.v[half], i);
+      const uint32_t h = word_of(codes.high, half * 2 + i / 2);
+      const int s = i / 2;
+#pragma unroll
+      for (int p = 0; p < 2; ++p) {
+        const uint32_t x = p == 0 ? w : w >> 8;
+        const uint32_t y = i % 2 == 0 ? (p == 0 ? h << 4 : h << 2) : (p == 0 ? h >> 4 : h >> 6);
+        const uint32_t low = (x & 0x000f000fu) | (y & 0x00300030u);
+        const uint32_t high = (x & 0x00f000f0u) | (y & 0x03000300u);
+        f.a[p][half] = as_bits(__hfma2(as_half2(low), scales.s[s][half], scales.c[s][half]));
+        f.a[p][2 + half] = as_bits(__hfma2(as_half2(high), scales.s16[s][half], scales.c[s][half]));
+      }
+    }
+    return f;
+  }
+};
+
+}  // namespace braid::cuda

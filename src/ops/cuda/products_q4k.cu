@@ -1,0 +1,10 @@
+// products_q4k.cu -- the product kernels of one packed format (product_kernel.cuh).
+#include "ops/cuda/product_kernel.cuh"
+
+namespace braid::cuda {
+
+void launch_products_q4k(Context& context, int groups, const ProductArgs& args) {
+  launch_format<FormatQ4K>(context, groups, args);
+}
+
+}  // namespace braid::cuda

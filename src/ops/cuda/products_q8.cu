@@ -1,0 +1,10 @@
+// products_q8.cu -- the product kernels of one packed format (product_kernel.cuh).
+#include "ops/cuda/product_kernel.cuh"
+
+namespace braid::cuda {
+
+void launch_products_q8(Context& context, int groups, const ProductArgs& args) {
+  launch_format<FormatQ8>(context, groups, args);
+}
+
+}  // namespace braid::cuda

@@ -1,0 +1,439 @@
+// weights.cu -- from the bytes of a file to packed units on the GPU (packed.h).
+//
+// A weight travels in chunks of whole 32-row blocks: threads copy the file's bytes (or decode rare types to
+// f32) into pinned memory, the copy engine moves them to a raw buffer on the GPU, one CTA per block packs
+// them. Two chunks are on the way at a time, so the slowest of the three sets the pace: reading the page
+// cache.
+//
+// Packing reads each weight twice (range, then codes) with byte loads; it is far from any roof and far faster
+// than the bus: 5 bytes of traffic in L2 for one byte that came over it.
+#include "ops/cuda/weights.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "base/threads.h"
+#include "gguf/blocks.h"
+#include "ops/cuda/raw_rows.cuh"
+
+namespace braid::cuda {
+namespace {
+
+constexpr size_t kMostChunkBytes = size_t{32} << 20;
+constexpr int kChunks = 3;
+
+Pack pack_of(GgmlType type) {
+  switch (type) {
+    case GgmlType::Q4_K:
+      return Pack::q4k;
+    case GgmlType::Q6_K:
+      return Pack::q6k;
+    case GgmlType::Q8_0:
+    case GgmlType::Q4_0:
+    case GgmlType::Q5_0:
+    case GgmlType::IQ4_NL:
+      return Pack::q8;
+    default:
+      return Pack::f16;
+  }
+}
+
+// The type in which rows reach the GPU.
+GgmlType carried_type(GgmlType type) { return has_raw_rows(type) ? type : GgmlType::F32; }
+size_t carried_row_bytes(const Weight& w) {
+  return has_raw_rows(w.type) ? w.file_row_bytes() : static_cast<size_t>(w.k) * sizeof(float);
+}
+
+PackedWeight shape_of(const Weight& w) {
+  PackedWeight p;
+  p.pack = pack_of(w.type);
+  p.blocks = div_up<int64_t>(w.n, kUnitRows);
+  p.x_units = static_cast<int>(div_up<int64_t>(w.k, kUnitWidth));
+  p.units = w.type == GgmlType::F32 ? 2 * p.x_units : p.x_units;
+  return p;
+}
+size_t product_bytes(const Weight& w) {
+  const PackedWeight p = shape_of(w);
+  const int64_t bytes = w.experts * (p.expert_bytes() + p.blocks * static_cast<int64_t>(sizeof(float)));
+  return static_cast<size_t>(bytes);
+}
+size_t table_bytes(const Weight& w) { return static_cast<size_t>(w.n * w.experts) * carried_row_bytes(w); }
+
+// ---- packing ----
+
+struct PackJob {
+  const uint8_t* raw;  // rows of this chunk
+  size_t row_bytes;
+  GgmlType type;
+  bool split_f32;  // two f16 matrices side by side
+  int rows;        // in the chunk; the last block may be short
+  int k;
+  int units;
+  int x_units;
+  uint8_t* out;  // first block of the chunk
+  float* scales;
+  float own_scale;
+};
+
+__device__ inline uint32_t pair_of(float a, float b) {
+  const __half2 h = __floats2half2_rn(a, b);
+  return *reinterpret_cast<const uint32_t*>(&h);
+}
+__device__ inline unsigned short half_bits(float x) {
+  return __half_as_ushort(to_act(x));  // saturates: a scale without codes may be any number
+}
+
+// Largest magnitude that the codes of this group could stand for.
+__device__ inline float group_range(Pack pack, GgmlType type, const uint8_t* row, int k0, int k) {
+  if (pack == Pack::f16) {
+    float y[32];
+    read_values(type, row, k0, k, y);
+    float most = 0;
+    for (float v : y) most = fmaxf(most, fabsf(v));
+    return most;
+  }
+  Codes codes;
+  read_codes(type, row, k0, codes);
+  const float scale = fmaxf(fabsf(codes.scale[0]), fabsf(codes.scale[1]));
+  const float most = pack == Pack::q4k ? 15 : pack == Pack::q6k ? 32 : 128;
+  return scale * most + fabsf(codes.min);
+}
+
+// P = 2^exponent such that range * P is in [2^top, 2^(top + 1)).
+__device__ inline int power_for(float range, int top) {
+  if (!(range > 0) || isinf(range)) return 0;
+  int exponent;
+  frexpf(range, &exponent);  // range in [2^(exponent - 1), 2^exponent)
+  return min(max(top - (exponent - 1), -100), 100);
+}
+
+template <Pack kPack>
+__device__ void pack_group(const PackJob& job, uint8_t* unit, const uint8_t* row, int u, int r16, int k128,
+                           int half, int lane, float p);
+
+template <>
+__device__ void pack_group<Pack::f16>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u, int r16,
+                                      int k128, int half, int lane, float p) {
+  const int k0 = (u % job.x_units) * kUnitWidth + 128 * k128 + 32 * (lane % 4);
+  float y[32];
+  for (float& v : y) v = 0;
+  if (row != nullptr && k0 < job.k) read_values(job.type, row, k0, job.k, y);
+  for (float& v : y) {
+    v *= p;
+    if (u >= job.x_units) v -= __half2float(to_act(v));
+  }
+  uint4* out = reinterpret_cast<uint4*>(unit) + ((r16 * 2 + k128) * 2 + half) * 4 * 32 + lane;
+  for (int i = 0; i < 4; ++i) {
+    out[i * 32] = make_uint4(pair_of(y[8 * i], y[8 * i + 1]), pair_of(y[8 * i + 2], y[8 * i + 3]),
+                             pair_of(y[8 * i + 4], y[8 * i + 5]), pair_of(y[8 * i + 6], y[8 * i + 7]));
+  }
+}
+
+template <>
+__device__ void pack_group<Pack::q8>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u, int r16,
+                                     int k128, int half, int lane, float p) {
+  const int k0 = u * kUnitWidth + 128 * k128 + 32 * (lane % 4);
+  Codes codes = {};
+  if (row != nullptr && k0 < job.k) read_codes(job.type, row, k0, codes);
+  const int field = (r16 * 2 + k128) * 2 + half;
+  uint4* out = reinterpret_cast<uint4*>(unit) + field * 2 * 32 + lane;
+  for (int i = 0; i < 2; ++i) {
+    uint32_t words[4];
+    for (int w = 0; w < 4; ++w) {
+      const int8_t* c = codes.code + 16 * i + 4 * w;
+      words[w] = static_cast<uint32_t>(c[0] + 128) | static_cast<uint32_t>(c[2] + 128) << 8 |
+                 static_cast<uint32_t>(c[1] + 128) << 16 | static_cast<uint32_t>(c[3] + 128) << 24;
+    }
+    out[i * 32] = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+  reinterpret_cast<unsigned short*>(unit + 8192)[lane * 8 + field] = half_bits(codes.scale[0] * p * 0x1p24f);
+}
+
+// The low nibbles of 32 codes in the order of packed.h.
+__device__ inline uint4 nibbles(const int8_t* code, int offset) {
+  uint32_t words[4];
+  for (int i = 0; i < 4; ++i) {
+    words[i] = 0;
+    for (int e = 0; e < 2; ++e)
+      for (int p = 0; p < 2; ++p)
+        for (int h = 0; h < 2; ++h)
+          words[i] |= static_cast<uint32_t>((code[8 * i + 4 * p + 2 * h + e] + offset) & 15)
+                      << 4 * (4 * e + 2 * p + h);
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+template <>
+__device__ void pack_group<Pack::q4k>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u, int r16,
+                                      int k128, int half, int lane, float p) {
+  const int c = lane % 4;
+  const int k0 = u * kUnitWidth + 128 * k128 + 32 * c;
+  const int field = (r16 * 2 + k128) * 2 + half;
+  Codes codes = {};
+  int scale = 0;
+  int min = 0;
+  float d = 0;
+  float dmin = 0;
+  if (row != nullptr && k0 < job.k) {
+    read_codes(job.type, row, k0, codes);
+    const uint8_t* b = row + static_cast<size_t>(k0 / 256) * 144;
+    scale_min(b + 4, k0 % 256 / 32, scale, min);
+    d = half_at(b);
+    dmin = half_at(b + 2);
+  }
+  reinterpret_cast<uint4*>(unit)[field * 32 + lane] = nibbles(codes.code, 0);
+  // Fields 0-5 are halfwords [min @10][scale @4], fields 6 and 7 live in the spare low nibbles of halfwords
+  // 0-2 and 3-5. Several threads write one halfword, so bits are added to zeroed memory.
+  uint32_t* words = reinterpret_cast<uint32_t*>(unit + 4096 + lane * 12);
+  const uint32_t bits = static_cast<uint32_t>(min) << 6 | static_cast<uint32_t>(scale);
+  const auto add = [&](int halfword, uint32_t value) {
+    atomicOr(words + halfword / 2, value << 16 * (halfword % 2));
+  };
+  if (field < 6) {
+    add(field, bits << 4);
+  } else {
+    for (int i = 0; i < 3; ++i) add(3 * (field - 6) + i, bits >> 4 * i & 15);
+  }
+  if (c == 0 && k128 == 0) {
+    unsigned short* at =
+        reinterpret_cast<unsigned short*>(unit + 4480) + (lane / 4) * 8 + (r16 * 2 + half) * 2;
+    at[0] = half_bits(d * p * 0x1p24f);
+    at[1] = half_bits(dmin * p * 0x1p12f);
+  }
+}
+
+template <>
+__device__ void pack_group<Pack::q6k>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u, int r16,
+                                      int k128, int half, int lane, float p) {
+  const int c = lane % 4;
+  const int k0 = u * kUnitWidth + 128 * k128 + 32 * c;
+  const int field = (r16 * 2 + k128) * 2 + half;
+  Codes codes = {};
+  float d = 0;
+  const uint8_t* b = nullptr;
+  if (row != nullptr && k0 < job.k) {
+    read_codes(job.type, row, k0, codes);
+    b = row + static_cast<size_t>(k0 / 256) * 210;
+    d = half_at(b + 208);
+  }
+  reinterpret_cast<uint4*>(unit)[field * 32 + lane] = nibbles(codes.code, 32);
+  // High bits: word i / 2, 16-bit half e, 2-bit field. Even code words take fields 0 1 2 3, odd ones 4 5 6 7,
+  // as (p, h) = (0,0) (1,0) (0,1) (1,1): one shift then serves both h.
+  uint32_t high[2] = {0, 0};
+  for (int i = 0; i < 4; ++i)
+    for (int e = 0; e < 2; ++e)
+      for (int pair = 0; pair < 2; ++pair)
+        for (int h = 0; h < 2; ++h) {
+          const uint32_t bits =
+              (static_cast<uint32_t>(codes.code[8 * i + 4 * pair + 2 * h + e] + 32) >> 4) & 3;
+          high[i / 2] |= bits << (16 * e + 2 * (4 * (i % 2) + 2 * h + pair));
+        }
+  const int row_pair = r16 * 2 + k128;
+  reinterpret_cast<uint2*>(unit + 4096)[(row_pair * 32 + lane) * 2 + half] = make_uint2(high[0], high[1]);
+  for (int s = 0; s < 2; ++s) {
+    const int group = k0 % 256 / 16 + s;
+    unit[6144 + lane * 16 + field * 2 + s] =
+        b == nullptr ? 128 : static_cast<uint8_t>(static_cast<int8_t>(b[192 + group]) + 128);
+  }
+  if (c == 0 && k128 == 0)
+    reinterpret_cast<unsigned short*>(unit + 6656)[(lane / 4) * 4 + r16 * 2 + half] =
+        half_bits(d * p * 0x1p24f);
+}
+
+// One CTA of 256 threads per 32-row block.
+template <Pack kPack>
+__global__ void __launch_bounds__(256) pack_kernel(const PackJob job) {
+  __shared__ float most[8];
+  const int64_t block = blockIdx.x;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32;
+  const int field = thread / 32;  // (r16, k128, half)
+  const int r16 = field / 4;
+  const int k128 = field / 2 % 2;
+  const int half = field % 2;
+  const int64_t row_index = block * kUnitRows + 16 * r16 + 8 * half + lane / 4;
+  const uint8_t* row = row_index < job.rows ? job.raw + row_index * job.row_bytes : nullptr;
+
+  float range = 0;
+  for (int u = 0; u < job.x_units; ++u) {
+    const int k0 = u * kUnitWidth + 128 * k128 + 32 * (lane % 4);
+    if (row != nullptr && k0 < job.k) range = fmaxf(range, group_range(kPack, job.type, row, k0, job.k));
+  }
+  range = warp_max(range);
+  if (lane == 0) most[field] = range;
+  __syncthreads();
+  for (int i = 0; i < 8; ++i) range = fmaxf(range, most[i]);
+  const int power = power_for(range, kPack == Pack::f16 ? 13 : -7);
+  const float p = ldexpf(1.0f, power);
+  if (thread == 0) job.scales[block] = ldexpf(job.own_scale, -power);
+  for (int u = 0; u < job.units; ++u) {
+    uint8_t* unit = job.out + (block * job.units + u) * unit_bytes(kPack);
+    pack_group<kPack>(job, unit, row, u, r16, k128, half, lane, p);
+  }
+}
+
+void pack_chunk(Context& context, Pack pack, const PackJob& job) {
+  const auto blocks = static_cast<unsigned>(div_up(job.rows, kUnitRows));
+  switch (pack) {
+    case Pack::f16:
+      pack_kernel<Pack::f16><<<blocks, 256, 0, context.stream>>>(job);
+      break;
+    case Pack::q8:
+      pack_kernel<Pack::q8><<<blocks, 256, 0, context.stream>>>(job);
+      break;
+    case Pack::q4k:
+      pack_kernel<Pack::q4k><<<blocks, 256, 0, context.stream>>>(job);
+      break;
+    case Pack::q6k:
+      pack_kernel<Pack::q6k><<<blocks, 256, 0, context.stream>>>(job);
+      break;
+  }
+  context.launched("packing weights");
+}
+
+// ---- the way to the GPU ----
+
+class Loader {
+ public:
+  // Small weights get by with small staging and no helpers: a test loads thousands.
+  Loader(Device& device, Context& context, std::span<Weight* const> weights)
+      : device_(device),
+        context_(context),
+        chunk_bytes_(chunk_for(weights)),
+        pool_(threads_for(chunk_bytes_)) {}
+  ~Loader() {
+    cudaStreamSynchronize(context_.stream);
+    for (cudaEvent_t event : free_) cudaEventDestroy(event);
+  }
+
+  Status start() {
+    BRAID_ASSIGN(pinned_, device_.allocate_host(kChunks * chunk_bytes_, "staging"));
+    BRAID_ASSIGN(raw_, device_.allocate(kChunks * chunk_bytes_, "staging"));
+    for (int i = 0; i < kChunks; ++i) {
+      cudaEvent_t event;
+      const cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+      if (error != cudaSuccess) return gpu_error(error, "making an event");
+      free_.push_back(event);
+    }
+    return {};
+  }
+
+  Status load(const Weight& w, PackedWeight& p) {
+    const size_t row_bytes = carried_row_bytes(w);
+    if (row_bytes * kUnitRows > chunk_bytes_)
+      return Error{ErrorKind::unsupported, "tensor " + w.name + " has rows too long for the GPU loader"};
+    p = shape_of(w);
+    if (w.is_product) {
+      BRAID_ASSIGN(p.memory, device_.allocate(product_bytes(w), w.name.c_str()));
+      p.data = static_cast<uint8_t*>(p.memory.data());
+      p.scales = reinterpret_cast<const float*>(p.data + w.experts * p.expert_bytes());
+    }
+    if (w.is_table) {
+      BRAID_ASSIGN(p.table_memory, device_.allocate(table_bytes(w) + 16, w.name.c_str()));
+      p.table = static_cast<uint8_t*>(p.table_memory.data());
+      p.table_type = carried_type(w.type);
+      p.table_row_bytes = row_bytes;
+    }
+    const auto chunk_rows = static_cast<int64_t>(chunk_bytes_ / row_bytes / kUnitRows * kUnitRows);
+    for (int64_t expert = 0; expert < w.experts; ++expert) {
+      for (int64_t row = 0; row < w.n; row += chunk_rows) {
+        load_rows(w, p, expert, row, std::min(chunk_rows, w.n - row));
+        if (!context_.healthy())
+          return Error{ErrorKind::io, "loading " + w.name + ": " + context_.first_error};
+      }
+    }
+    return {};
+  }
+
+ private:
+  static size_t chunk_for(std::span<Weight* const> weights) {
+    size_t most = size_t{64} << 10;
+    for (const Weight* w : weights) {
+      const auto rows = static_cast<size_t>(div_up<int64_t>(w->n, kUnitRows) * kUnitRows);
+      most = std::max(most, std::min(rows * carried_row_bytes(*w), kMostChunkBytes));
+    }
+    return most;
+  }
+  static int threads_for(size_t chunk_bytes) {
+    return chunk_bytes < kMostChunkBytes / 4 ? 1 : std::max(1, std::min(8, usable_cores()));
+  }
+
+  void load_rows(const Weight& w, const PackedWeight& p, int64_t expert, int64_t row, int64_t rows) {
+    const size_t row_bytes = carried_row_bytes(w);
+    const int slot = next_++ % kChunks;
+    auto* host = static_cast<std::byte*>(pinned_.data()) + slot * chunk_bytes_;
+    auto* raw = static_cast<uint8_t*>(raw_.data()) + slot * chunk_bytes_;
+    if (next_ > kChunks) context_.note(cudaEventSynchronize(free_[slot]), "loading weights");
+    const std::byte* file = w.expert_file(expert).data() + static_cast<size_t>(row) * w.file_row_bytes();
+    pool_.run([&](int worker) {
+      const auto [first, last] = pool_.share(rows, worker);
+      if (has_raw_rows(w.type)) {
+        std::memcpy(host + first * row_bytes, file + first * row_bytes, (last - first) * row_bytes);
+        return;
+      }
+      for (int64_t r = first; r < last; ++r)
+        decode_row(w.type, file + static_cast<size_t>(r) * w.file_row_bytes(),
+                   reinterpret_cast<float*>(host + r * row_bytes), w.k);
+    });
+    device_.to_device(raw, host, static_cast<size_t>(rows) * row_bytes);
+    if (w.is_table) {
+      uint8_t* at = const_cast<uint8_t*>(p.table) + static_cast<size_t>(expert * w.n + row) * row_bytes;
+      context_.note(cudaMemcpyAsync(at, raw, static_cast<size_t>(rows) * row_bytes, cudaMemcpyDeviceToDevice,
+                                    context_.stream),
+                    "loading weights");
+    }
+    if (w.is_product) {
+      const int64_t block = row / kUnitRows;
+      PackJob job;
+      job.raw = raw;
+      job.row_bytes = row_bytes;
+      job.type = carried_type(w.type);
+      job.rows = static_cast<int>(rows);
+      job.k = static_cast<int>(w.k);
+      job.units = p.units;
+      job.x_units = p.x_units;
+      job.out =
+          const_cast<uint8_t*>(p.data) + expert * p.expert_bytes() + block * p.units * unit_bytes(p.pack);
+      job.scales = const_cast<float*>(p.scales) + expert * p.blocks + block;
+      job.own_scale = w.scales.empty()       ? 1.0f
+                      : w.scales.size() == 1 ? w.scales[0]
+                                             : w.scales[static_cast<size_t>(expert)];
+      pack_chunk(context_, p.pack, job);
+    }
+    context_.note(cudaEventRecord(free_[slot], context_.stream), "loading weights");
+  }
+
+  Device& device_;
+  Context& context_;
+  size_t chunk_bytes_;
+  ThreadPool pool_;
+  Buffer pinned_;
+  Buffer raw_;
+  std::vector<cudaEvent_t> free_;
+  int next_ = 0;
+};
+
+}  // namespace
+
+size_t planned_bytes(const Weight& weight) {
+  return (weight.is_product ? product_bytes(weight) : 0) + (weight.is_table ? table_bytes(weight) : 0);
+}
+
+Status load_weights(Device& device, Context& context, std::span<Weight* const> weights,
+                    const Device::WeightDone& done, std::vector<std::unique_ptr<PackedWeight>>& out) {
+  if (weights.empty()) return {};
+  Loader loader(device, context, weights);
+  BRAID_TRY(loader.start());
+  for (Weight* w : weights) {
+    out.push_back(std::make_unique<PackedWeight>());
+    BRAID_TRY(loader.load(*w, *out.back()));
+    w->device_data = out.back().get();
+    w->device_bytes = planned_bytes(*w);
+    if (done) done(*w);
+  }
+  device.synchronize();
+  return device.health();
+}
+
+}  // namespace braid::cuda
