@@ -56,8 +56,9 @@ class Model {
   const ModelConfig& config() const { return config_; }
   ModelWeights& weights() { return weights_; }
 
-  // Bytes of activations for the largest step.
-  virtual size_t activation_bytes(int32_t max_tokens, int32_t max_outputs) const = 0;
+  // Bytes of activations for the largest step on a device with that activation type.
+  virtual size_t activation_bytes(int32_t max_tokens, int32_t max_outputs,
+                                  DType activations = DType::f32) const = 0;
   // What the device's workspaces must fit, apart from sequences and context.
   virtual Device::WorkspaceNeeds workspace_needs(int32_t max_tokens) const = 0;
   // Multiplications and additions of one token without attention scores, head included.

@@ -35,40 +35,43 @@ Result<std::unique_ptr<Model>> Qwen35Model::open(const GgufFile& file, const Mod
   return std::unique_ptr<Model>(std::move(model));
 }
 
-size_t Qwen35Model::place_activations(std::byte* base, int32_t max_tokens, int32_t max_outputs) {
+size_t Qwen35Model::place_activations(std::byte* base, int32_t max_tokens, int32_t max_outputs,
+                                      DType activations) {
+  const DType act = activations;
   const int64_t t = max_tokens;
   const ModelConfig& c = config_;
   Placer common(base, 0);
   residual_ = common.take(t, c.width);
-  normed_ = common.take(t, c.width);
+  normed_ = common.take(t, c.width, act);
   rope_ = common.take(t, c.rope.dims);
   gathered_ = common.take(max_outputs, c.width);
-  hidden_ = common.take(max_outputs, c.width);
+  hidden_ = common.take(max_outputs, c.width, act);
 
   // Blocks run one at a time: their scratch shares one stretch.
   Placer attention(base, common.offset());
   const int64_t head_width = int64_t{c.heads} * c.head_dim;
   const int64_t kv_width = int64_t{c.kv_heads} * c.head_dim;
-  attention_ = {attention.take(t, 2 * head_width), attention.take(t, kv_width), attention.take(t, kv_width),
-                attention.take(t, head_width), attention.take(t, head_width)};
+  attention_ = {attention.take(t, 2 * head_width, act), attention.take(t, kv_width, act),
+                attention.take(t, kv_width, act), attention.take(t, head_width, act),
+                attention.take(t, head_width, act)};
   Placer delta(base, common.offset());
-  delta_ = {delta.take(t, c.delta.channels()), delta.take(t, c.delta.value_width()),
+  delta_ = {delta.take(t, c.delta.channels(), act), delta.take(t, c.delta.value_width(), act),
             delta.take(t, c.delta.value_heads), delta.take(t, c.delta.value_heads),
-            delta.take(t, c.delta.value_width())};
+            delta.take(t, c.delta.value_width(), act)};
   Placer feed_forward(base, common.offset());
   if (c.is_moe()) {
     moe_ = {feed_forward.take(t, c.experts), feed_forward.take(t, c.experts_used, DType::i32),
             feed_forward.take(t, c.experts_used)};
   } else {
-    mlp_ = {feed_forward.take(t, c.ffn_width)};
+    mlp_ = {feed_forward.take(t, c.ffn_width, act)};
   }
   return std::max({attention.offset(), delta.offset(), feed_forward.offset()});
 }
 
-size_t Qwen35Model::activation_bytes(int32_t max_tokens, int32_t max_outputs) const {
+size_t Qwen35Model::activation_bytes(int32_t max_tokens, int32_t max_outputs, DType activations) const {
   Qwen35Model counted;
   counted.config_ = config_;
-  return counted.place_activations(nullptr, max_tokens, max_outputs);
+  return counted.place_activations(nullptr, max_tokens, max_outputs, activations);
 }
 
 Device::WorkspaceNeeds Qwen35Model::workspace_needs(int32_t max_tokens) const {
@@ -105,8 +108,10 @@ Status Qwen35Model::load(Device& device, int32_t max_tokens, int32_t max_outputs
                          const ModelWeights::Progress& progress) {
   BRAID_CHECK(ops_ == nullptr);
   BRAID_TRY(weights_.load(device, progress));
-  BRAID_ASSIGN(activations_, device.allocate(activation_bytes(max_tokens, max_outputs), "activations"));
-  place_activations(static_cast<std::byte*>(activations_.data()), max_tokens, max_outputs);
+  const DType activations = device.activation_type();
+  BRAID_ASSIGN(activations_,
+               device.allocate(activation_bytes(max_tokens, max_outputs, activations), "activations"));
+  place_activations(static_cast<std::byte*>(activations_.data()), max_tokens, max_outputs, activations);
   ops_ = &device.ops();
   device_ = &device;
   return {};
@@ -150,10 +155,7 @@ void Qwen35Model::forward(const Batch& batch, const SequenceMemory& memory, bool
 
 void Qwen35Model::logits(Tensor logits, int32_t first, int32_t count) {
   BRAID_CHECK(first >= 0 && count > 0 && first + count <= last_outputs_);
-  Tensor rows = hidden_;
-  rows.data = hidden_.f32(first);
-  rows.rows = count;
-  ops_->logits(logits.top(count), weights_.head(), rows);
+  ops_->logits(logits.top(count), weights_.head(), hidden_.middle(first, count));
 }
 
 void Qwen35Model::show(int32_t layer, const Batch& batch) {

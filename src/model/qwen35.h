@@ -10,7 +10,7 @@ class Qwen35Model : public Model {
  public:
   static Result<std::unique_ptr<Model>> open(const GgufFile& file, const ModelOptions& options);
 
-  size_t activation_bytes(int32_t max_tokens, int32_t max_outputs) const override;
+  size_t activation_bytes(int32_t max_tokens, int32_t max_outputs, DType activations) const override;
   Device::WorkspaceNeeds workspace_needs(int32_t max_tokens) const override;
   int64_t flops_per_token() const override;
   Status load(Device& device, int32_t max_tokens, int32_t max_outputs,
@@ -21,8 +21,9 @@ class Qwen35Model : public Model {
 
  private:
   // Places every activation in one stretch of memory that starts at `base` (null: only counts). Returns its
-  // bytes.
-  size_t place_activations(std::byte* base, int32_t max_tokens, int32_t max_outputs);
+  // bytes. What travels between ops has type `activations`; the residual stream, gathered rows of it, gate
+  // and router rows and the rope table are f32.
+  size_t place_activations(std::byte* base, int32_t max_tokens, int32_t max_outputs, DType activations);
 
   void show(int32_t layer, const Batch& batch);
 

@@ -330,10 +330,10 @@ size_t ModelWeights::loaded_bytes() {
 
 Status ModelWeights::load(Device& device, const Progress& progress) {
   BRAID_CHECK(file_ != nullptr && vector_memory_.data() == nullptr);
-  // Written by the host in place: both devices of this build compute in host memory.
   BRAID_ASSIGN(vector_memory_, device.allocate(vectors_.size() * sizeof(float), "small weights"));
   auto* values = static_cast<float*>(vector_memory_.data());
-  std::memcpy(values, vectors_.data(), vectors_.size() * sizeof(float));
+  device.to_device(values, vectors_.data(), vectors_.size() * sizeof(float));
+  device.synchronize();
   for (const VectorUse& use : vector_uses_) *use.user = values + use.offset;
   vectors_ = {};
   vector_uses_ = {};

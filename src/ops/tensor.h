@@ -41,6 +41,14 @@ struct Tensor {
     t.rows = count;
     return t;
   }
+  // Rows first .. first + count.
+  Tensor middle(int64_t first, int64_t count) const {
+    BRAID_CHECK(first >= 0 && first + count <= rows);
+    Tensor t = *this;
+    t.data = static_cast<char*>(data) + static_cast<size_t>(first * stride) * size_bytes(type);
+    t.rows = count;
+    return t;
+  }
   // The first `count` rows, reshaped to `width` columns (contiguous rows of `width`); needs count * width
   // elements of capacity.
   Tensor shaped(int64_t count, int64_t width) const {
