@@ -14,6 +14,7 @@
 
 #include "gguf/blocks.h"
 #include "ops/cpu/linear_impl.h"
+#include "ops/cpu/prefetch.h"
 
 namespace braid::cpu {
 namespace {
@@ -133,6 +134,9 @@ Status Products::load_weights(std::span<Weight* const> weights, const Device::We
     if (done) done(*w);
   }
   impl_->weight_memory.push_back(std::move(memory));
+  size_t loaded_bytes = 0;
+  for (const Mapping& m : impl_->weight_memory) loaded_bytes += m.size_bytes();
+  impl_->ahead_bytes = prefetch_distance(loaded_bytes, last_level_cache_bytes("/sys/devices/system/cpu"));
   return {};
 }
 
@@ -246,6 +250,7 @@ void Products::Impl::run_groups(const Piece& piece, const ActView& act_view, int
     job.first = piece.first + row;
     job.rows = rows;
     job.out_stride = kOutStride;
+    job.ahead_bytes = ahead_bytes;
     job.scratch = mine.scratch;
     const int64_t width = job.groups * kGroupRows;
     const auto multiply = [&](const PackedWeight& w, const Kernels& kernels, float scale, float* out) {

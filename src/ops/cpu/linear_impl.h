@@ -77,6 +77,7 @@ struct Products::Impl {
   const ProductTable& table;
   std::vector<Mapping> weight_memory;
   std::deque<PackedWeight> weights;
+  int64_t ahead_bytes = 0;  // prefetch.h
   Mapping workspace;
   std::vector<Worker> workers;
   ActBuffer act;  // all rows of a step

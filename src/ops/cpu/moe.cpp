@@ -93,6 +93,7 @@ struct DownSum {
       job.rows = rows;
       job.out = mine.out;
       job.out_stride = kGroupRows;
+      job.ahead_bytes = impl.ahead_bytes;
       job.scratch = mine.scratch;
       (piece.rows <= kFewRows ? piece.kernels->few : piece.kernels->many)(job);
       const int64_t columns = std::min<int64_t>(kGroupRows, piece.n - g * kGroupRows);

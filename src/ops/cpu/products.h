@@ -37,6 +37,7 @@ struct Job {
   int64_t rows = 0;  // M
   float* out = nullptr;
   int64_t out_stride = 0;
+  int64_t ahead_bytes = 0;       // prefetch weights so far ahead (prefetch.h)
   std::byte* scratch = nullptr;  // kScratchBytes of the calling thread, 64-byte aligned
 };
 inline constexpr size_t kScratchBytes = 32 * 1024;

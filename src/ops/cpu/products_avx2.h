@@ -73,6 +73,14 @@ BRAID_INLINE void store256(void* p, __m256i v) { _mm256_store_si256(static_cast<
 BRAID_INLINE __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
 BRAID_INLINE __m256 load_half8(const uint16_t* p) { return _mm256_cvtph_ps(load128(p)); }
 
+BRAID_INLINE const char* ahead_of(const Job& job, const void* weights) {
+  return static_cast<const char*>(weights) + job.ahead_bytes;
+}
+BRAID_INLINE void prefetch_lines(const char* p, int lines) {
+#pragma GCC unroll 8
+  for (int i = 0; i < lines; i++) _mm_prefetch(p + 64 * i, _MM_HINT_T0);
+}
+
 BRAID_INLINE int64_t job_row(const Job& job, int64_t m) {
   return job.row != nullptr ? job.row[m] : job.first + m;
 }

@@ -92,8 +92,6 @@ struct Step<Layout::bf16> {
   }
 };
 
-constexpr int64_t kAheadBytes = 4096;
-
 // Not shared between row groups by the compiler, which would spill a sum to keep it.
 BRAID_INLINE __m256 broadcast_again(const float* p) {
   __m256 v;
@@ -117,7 +115,7 @@ void few_tile(const Job& job, const std::byte* tiles, int64_t m0, float* out) {
 #pragma GCC unroll 4
     for (int g = 0; g < G; g++) {
       const std::byte* p = tiles + static_cast<size_t>(g) * job.group_bytes + begin / S::k * S::bytes;
-      _mm_prefetch(reinterpret_cast<const char*>(p + kAheadBytes), _MM_HINT_T0);
+      _mm_prefetch(ahead_of(job, p), _MM_HINT_T0);
       __m256 w[S::k][2];
       S::load(p, w);
 #pragma GCC unroll 2

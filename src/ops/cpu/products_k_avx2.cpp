@@ -16,15 +16,6 @@
 namespace braid::cpu::avx2 {
 namespace {
 
-// A compromise: from memory 1.5 KB ahead reads 15 to 20 % faster than 4.6 KB (Zen 3, 150 MB set, 2 threads:
-// Q6_K 25 -> 31 GB/s, Q4_K 26 -> 31; a 0.8B model decodes a third faster), while a model that fits the
-// last-level cache decodes about a fifth slower. Real models do not fit it. 8 KB, T1 and NTA lose.
-constexpr int64_t kAheadBytes = 1536;
-
-BRAID_INLINE void prefetch(const void* p) {
-  _mm_prefetch(static_cast<const char*>(p) + kAheadBytes, _MM_HINT_T0);
-}
-
 // --- Q4_K and Q5_K, few rows ---
 
 // Q5_K, 32 k of 8 rows: the codes of a group take the registers.
@@ -55,11 +46,6 @@ BRAID_INLINE void group_5(const W5K& tile, int g, int half, const ActCodes* cons
     f[m][half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_broadcast_ss(head[m]->d + g), f[m][half]);
     mins[m][half] = _mm256_fmadd_ps(min, _mm256_broadcast_ss(head[m]->dsum + g), mins[m][half]);
   }
-}
-
-BRAID_INLINE void prefetch_lines(const void* p, int lines) {
-#pragma GCC unroll 8
-  for (int i = 0; i < lines; i++) prefetch(static_cast<const uint8_t*>(p) + 64 * i);
 }
 
 // Q4_K, one row: both groups of a byte and both halves of the rows in one pass, so that every line is loaded
@@ -148,10 +134,10 @@ void few_45(const Job& job, const Tile* tile, int64_t m0, float* out) {
 #pragma GCC unroll 1
     for (int g = 0; g < 8; g += 2) {
       if constexpr (sizeof(Tile) == sizeof(W5K)) {
-        prefetch_lines(tile->q[g], 5);
-        prefetch_lines(tile->q[g + 1], 5);
+        prefetch_lines(ahead_of(job, tile->q[g]), 5);
+        prefetch_lines(ahead_of(job, tile->q[g + 1]), 5);
       } else {
-        prefetch_lines(tile->q[g / 2], 8);
+        prefetch_lines(ahead_of(job, tile->q[g / 2]), 8);
       }
       if constexpr (sizeof(Tile) == sizeof(W5K)) {
         group_5<M>(*tile, g, 0, x, head, f, mins);
@@ -232,7 +218,7 @@ void few_6(const Job& job, const W6K* tile, int64_t m0, float* out) {
     }
 #pragma GCC unroll 1
     for (int sub = 0; sub < 8; sub++) {
-      prefetch_lines(tile->q[2 * sub], 6);
+      prefetch_lines(ahead_of(job, tile->q[2 * sub]), 6);
       sub_6<M>(*tile, sub, 0, x, head, f);
       sub_6<M>(*tile, sub, 1, x, head, f);
     }

@@ -5,6 +5,8 @@
 
 #include <cmath>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <random>
 #include <vector>
 
@@ -12,6 +14,7 @@
 #include "gguf/half.h"
 #include "ops/cpu/linear.h"
 #include "ops/cpu/moe.h"
+#include "ops/cpu/prefetch.h"
 #include "ops/cpu/products.h"
 #include "ops/cpu/repack.h"
 #include "ops/cpu/workspace.h"
@@ -148,6 +151,23 @@ TEST(Repack, EveryTypeKeepsItsValuesBitForBit) {
       }
     }
   }
+}
+
+TEST(Prefetch, DistanceFollowsTheLastLevelCache) {
+  const std::filesystem::path root = std::filesystem::temp_directory_path() / "braid_prefetch_test";
+  std::filesystem::remove_all(root);
+  EXPECT_EQ(last_level_cache_bytes(root.string()), 0u);
+  const char* const sizes[] = {"32K", "32K", "512K", "32768K"};
+  for (int i = 0; i < 4; i++) {
+    const auto folder = root / "cpu0" / "cache" / ("index" + std::to_string(i));
+    std::filesystem::create_directories(folder);
+    std::ofstream(folder / "size") << sizes[i] << "\n";
+  }
+  const size_t cache_bytes = last_level_cache_bytes(root.string());
+  EXPECT_EQ(cache_bytes, size_t{32} << 20);
+  EXPECT_EQ(prefetch_distance(size_t{28} << 20, cache_bytes), kAheadInCache);
+  EXPECT_EQ(prefetch_distance(size_t{500} << 20, cache_bytes), kAheadInMemory);
+  std::filesystem::remove_all(root);
 }
 
 // One kernel call with its own buffers.
