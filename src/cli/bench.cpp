@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "base/threads.h"
+#include "cli/bench_serving.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
 #include "cli/model_options.h"
@@ -43,6 +44,7 @@ struct BenchFlags {
   std::string shape;
   std::string mix = "Q4_K_M";
   std::string save;
+  ServingBenchFlags serving;
 };
 
 std::string shape_names() {
@@ -108,6 +110,7 @@ class Bench {
       request.prompt.push_back(static_cast<int32_t>(random() % vocabulary));
     request.max_tokens = generated_tokens;
     request.sampling.temperature = 0;
+    request.use_cache = false;  // every run computes everything
     BenchSink sink;
     sink.start_ms = precise_ms();
     BRAID_TRY(engine.submit(std::move(request), sink));
@@ -282,6 +285,15 @@ int run_bench(BenchFlags flags) {
     if (!path.ok()) return fail(path.error());
     flags.model.model = *path;
   }
+  if (flags.serving.any()) {
+    flags.serving.prompts = flags.prompts;
+    flags.serving.generations = flags.generations;
+    flags.serving.repetitions = flags.repetitions;
+    flags.serving.json = flags.output == "json";
+    const int code = run_serving_bench(flags.model, flags.serving);
+    if (!flags.shape.empty() && flags.save.empty()) std::filesystem::remove(flags.model.model);
+    return code;
+  }
   if (flags.model.context == 0) {
     int longest = flags.fit;
     for (int p : flags.prompts) longest = std::max(longest, p);
@@ -352,6 +364,34 @@ void add_bench(CLI::App& app, int* exit_code) {
       ->capture_default_str();
   command->add_option("--fit", flags->fit, "fit the cost per token over a prompt of this length")
       ->check(CLI::NonNegativeNumber);
+  command
+      ->add_option(
+          "--batch", flags->serving.batches,
+          "numbers of sequences that decode together, comma-separated: prompts of -p, -n tokens each")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 4096));
+  command
+      ->add_option("--shared-prefix", flags->serving.shared_prefix,
+                   "--requests prompts that begin with so many common tokens arrive at once")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--requests", flags->serving.requests, "with --shared-prefix: how many")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  command->add_option("--tail", flags->serving.tail, "with --shared-prefix: tokens of their own")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  command
+      ->add_option("--interference", flags->serving.interference,
+                   "--users decode when a prompt of so many tokens arrives")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--users", flags->serving.users, "with --interference: how many")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  command
+      ->add_option("--gap-limit", flags->serving.gap_limit,
+                   "longest step while others decode, in undisturbed steps; 0: any")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   command->add_option("-o,--output", flags->output, "md or json")
       ->check(CLI::IsMember({"md", "json"}))
       ->capture_default_str();

@@ -11,6 +11,7 @@ class App;
 namespace braid::cli {
 
 void add_run(CLI::App& app, int* exit_code);
+void add_serve(CLI::App& app, int* exit_code);
 void add_inspect(CLI::App& app, int* exit_code);
 void add_ppl(CLI::App& app, int* exit_code);
 void add_quantize(CLI::App& app, int* exit_code);

@@ -130,15 +130,17 @@ void SequenceCache::copy_block(int32_t dst_block, int32_t src_block) {
   for (const KvLayer& kv : kv_) device_->ops().block_copy(kv, dst_block, src_block);
 }
 
-// All bits set: not a number in every format.
+// Large but finite in every format: cells that a row may not see are read by vectors and weighted with zero.
+constexpr std::byte kPoison{0x5b};
+
 void SequenceCache::poison_block(int32_t block) {
-  const std::vector<std::byte> image(block_bytes(), std::byte{0xff});
+  const std::vector<std::byte> image(block_bytes(), kPoison);
   load_block(block, image.data());
   device_->synchronize();
 }
 
 void SequenceCache::poison_slot(int32_t slot) {
-  const std::vector<std::byte> image(state_bytes(), std::byte{0xff});
+  const std::vector<std::byte> image(state_bytes(), kPoison);
   load_state(slot, image.data());
   device_->synchronize();
 }

@@ -39,6 +39,8 @@ class CacheBytes {
   virtual void load_block(int32_t block, const std::byte* image) = 0;
   virtual void copy_state(int32_t dst_slot, int32_t src_slot) = 0;
   virtual void copy_block(int32_t dst_block, int32_t src_block) = 0;
+  // Waits for all that was queued.
+  virtual void synchronize() {}
 };
 
 class SequenceCache final : public CacheBytes {
@@ -59,6 +61,7 @@ class SequenceCache final : public CacheBytes {
   void load_block(int32_t block, const std::byte* image) override;
   void copy_state(int32_t dst_slot, int32_t src_slot) override;
   void copy_block(int32_t dst_block, int32_t src_block) override;
+  void synchronize() override { device_->synchronize(); }
 
   // Fills a block or slot that nobody may read with values that spoil any sum they enter (tests).
   void poison_block(int32_t block);

@@ -24,6 +24,7 @@
 
 #include "base/result.h"
 #include "engine/cache.h"
+#include "engine/disk.h"
 #include "engine/plan.h"
 #include "engine/request.h"
 #include "engine/scheduler.h"
@@ -53,7 +54,9 @@ struct EngineOptions {
   int64_t swap_memory_bytes = -1;   // blocks of preempted sequences in host memory; -1: chosen, 0: none
   bool prefix_cache = true;
   int32_t checkpoint_interval = -1;  // a checkpoint every so many tokens; -1: chosen, 0: none on the way
-  int32_t checkpoint_spacing = -1;   // at least so many tokens between those of one prompt; -1: chosen
+  std::string cache_dir;             // prefixes are kept here too (disk.h); empty: nowhere
+  uint64_t cache_dir_bytes = uint64_t{8} << 30;  // of all files there
+  int32_t checkpoint_spacing = -1;  // at least so many tokens between those of one prompt; -1: chosen
   Preemption preemption = Preemption::cheaper;
   bool poison_unused = false;       // tests: memory that nobody may read is filled with what spoils any sum
   uint64_t shuffle_blocks = 0;      // tests: seed of a random order of free blocks
@@ -109,6 +112,7 @@ class Engine {
   // Prompt and answer of one request can have so many tokens.
   int32_t most_tokens() const { return scheduler_->most_tokens(); }
   const Device& device() const { return *device_; }
+  const DiskTier* disk() const { return disk_.get(); }
   Model& model() { return *model_; }
   int32_t context_tokens() const { return plan_.context_tokens; }
   int32_t ubatch_tokens() const { return options_.ubatch_tokens; }
@@ -138,6 +142,8 @@ class Engine {
   void finish(std::unique_ptr<Sequence> sequence, Finished end);
   Status plan_blocks(const EngineOptions& options);
   void plan_host_images(const EngineOptions& options);
+  Status plan_disk(const EngineOptions& options);
+  DiskKind disk_kind() const;
   SchedulerLimits scheduler_limits() const;
   std::span<const float> masked(std::span<const float> row, TokenMask& mask);
   // Logits of output row `output`; at least `together` rows from it on are valid until the next call.
@@ -152,6 +158,8 @@ class Engine {
   HostImages host_images_;
   Buffer checkpoint_memory_;
   Buffer swap_memory_;
+  Buffer disk_memory_;
+  size_t disk_write_bytes_ = 0;  // of disk_memory_; the rest is for reading
   Buffer logits_memory_;
   Buffer logits_on_host_;     // where the host cannot read the device's memory
   PrefixHash fingerprint_;    // of everything that cached prefixes depend on
@@ -161,6 +169,7 @@ class Engine {
   int32_t outputs_ = 0;   // of the current step
   int32_t max_rows_ = 0;  // of a step
 
+  std::unique_ptr<DiskTier> disk_;  // its threads use disk_memory_
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<StepBatch> batch_;
   Drafter* drafter_ = nullptr;

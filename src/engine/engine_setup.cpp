@@ -20,6 +20,7 @@ const char* const kLogits = "logits";
 const char* const kWorkspaces = "workspaces";
 const char* const kCheckpoints = "checkpoints";
 const char* const kSwap = "swap";
+const char* const kDiskStaging = "disk staging";
 
 Status check_options(const EngineOptions& o, const ModelConfig& config) {
   const auto bad = [](const std::string& message) { return Error{ErrorKind::invalid_argument, message}; };
@@ -132,7 +133,7 @@ Status Engine::open(const GgufFile& file, const EngineOptions& options) {
   if (options.swap_memory_bytes != 0) plan_.rows.push_back({kSwap});
   BRAID_TRY(plan_blocks(options));
   plan_host_images(options);
-  return {};
+  return plan_disk(options);
 }
 
 // The KV cache takes what the contexts of all sequences ask for, as far as memory goes, and at least one
@@ -194,6 +195,31 @@ void Engine::plan_host_images(const EngineOptions& options) {
   }
 }
 
+DiskKind Engine::disk_kind() const {
+  CacheSizes one = sizes_;
+  one.blocks = one.slots = 1;
+  return {fingerprint_, one.slot_bytes(model_->config()), one.kv_bytes(model_->config())};
+}
+
+// Host memory through which prefixes go to the disk and come back.
+Status Engine::plan_disk(const EngineOptions& options) {
+  if (options.cache_dir.empty()) return {};
+  const DiskKind kind = disk_kind();
+  if (kind.state_bytes == 0 || kind.block_bytes == 0)
+    return Error{ErrorKind::unsupported,
+                 "a cache directory needs a model with recurrent and attention layers"};
+  if (!options.prefix_cache || host_images_.checkpoint_count == 0)
+    return Error{ErrorKind::invalid_argument,
+                 "a cache directory needs the prefix cache and memory for checkpoints (--state-memory)"};
+  const int32_t interval = scheduler_limits().checkpoint_interval;
+  const uint64_t good = DiskStaging::write_bytes(
+      kind, std::min(interval > 0 ? interval + options.ubatch_tokens : 8192, plan_.context_tokens));
+  disk_write_bytes_ =
+      std::min(good, std::max(spare_bytes(plan_) / 8, 2 * (kind.state_bytes + kind.block_bytes)));
+  plan_.rows.push_back({kDiskStaging, disk_write_bytes_ + DiskStaging::read_bytes(kind)});
+  return {};
+}
+
 SchedulerLimits Engine::scheduler_limits() const {
   const ModelConfig& config = model_->config();
   SchedulerLimits limits;
@@ -247,6 +273,15 @@ Status Engine::load() {
     BRAID_ASSIGN(swap_memory_, device_->allocate_host(swap_bytes, "swap"));
   }
 
+  if (disk_) {
+    BRAID_CHECK(cache_.state_bytes() == disk_kind().state_bytes && block_bytes == disk_kind().block_bytes);
+    const size_t bytes = disk_write_bytes_ + DiskStaging::read_bytes(disk_kind());
+    BRAID_ASSIGN(disk_memory_, device_->allocate_host(bytes, kDiskStaging));
+    const std::span<std::byte> memory(static_cast<std::byte*>(disk_memory_.data()), bytes);
+    disk_->set_staging({memory.first(disk_write_bytes_), memory.subspan(disk_write_bytes_)});
+    plan_.set_actual(kDiskStaging, bytes);
+  }
+
   plan_.set_actual(kWeights, model_->weights().loaded_bytes());
   plan_.set_actual(kKvBlocks, cache_.kv_bytes());
   plan_.set_actual(kStateSlots, cache_.slot_bytes());
@@ -264,6 +299,7 @@ Status Engine::load() {
   host_images_.swap = static_cast<std::byte*>(swap_memory_.data());
   scheduler_ =
       std::make_unique<Scheduler>(scheduler_limits(), sizes_.blocks, sizes_.slots, cache_, host_images_);
+  scheduler_->set_disk(disk_.get());
   if (options_.shuffle_blocks != 0) {
     uint64_t n = 0;
     scheduler_->blocks().shuffle_free(
@@ -287,6 +323,13 @@ Result<std::unique_ptr<Engine>> Engine::create(const GgufFile& file, const Engin
   BRAID_TRY(engine->plan_.check_fits());
   engine->fingerprint_ =
       fingerprint_of(file, options, engine->device_->state_tile_columns(engine->model_->config().delta));
+  if (!options.cache_dir.empty()) {
+    DiskOptions disk;
+    disk.directory = options.cache_dir;
+    disk.limit_bytes = options.cache_dir_bytes;
+    // Before loading: it may refuse, and its threads shall not inherit the CPU that this one is pinned to.
+    BRAID_ASSIGN(engine->disk_, DiskTier::open(disk, engine->disk_kind()));
+  }
   BRAID_TRY(engine->load());
   return engine;
 }
@@ -297,6 +340,12 @@ Result<MemoryPlan> Engine::plan_memory(const GgufFile& file, const EngineOptions
   return engine.plan_;
 }
 
-Engine::~Engine() = default;
+Engine::~Engine() {
+  if (!disk_) return;
+  // What was kept last is still to be written; a device that failed has nothing worth it.
+  device_->synchronize();
+  if (device_->health().ok()) disk_->all_synchronized();
+  disk_.reset();
+}
 
 }  // namespace braid

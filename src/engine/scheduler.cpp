@@ -5,8 +5,15 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "engine/disk.h"
 
 namespace braid {
+namespace {
+
+// Nobody runs and a prefix is being read: so long until the caller may look for news of its own.
+constexpr std::chrono::milliseconds kDiskPatience(5);
+
+}  // namespace
 
 Scheduler::Scheduler(const SchedulerLimits& limits, int32_t blocks, int32_t slots, CacheBytes& bytes,
                      const HostImages& host)
@@ -50,6 +57,7 @@ bool Scheduler::add_item(Plan& plan, Sequence& s, int32_t certain) {
 }
 
 Plan Scheduler::plan(Clock::time_point now) {
+  if (disk_ != nullptr) promote_from_disk();
   admit(now);
   Plan plan;
   // By index and in order: making room pushes out sequences behind the one that needs it.
@@ -68,25 +76,40 @@ Plan Scheduler::plan(Clock::time_point now) {
   for (size_t i = 0; i < running_.size() && budget > 0; ++i) {
     Sequence& s = *running_[i];
     if (s.decoding()) continue;
-    int32_t certain = std::min(s.pending(), budget);
-    if (const int32_t due = next_checkpoint(s, s.held + 1); due > 0)
-      certain = std::min(certain, due - s.held);
+    int32_t certain = chunk(s, budget);
+    if (certain == 0) continue;
     if (!add_item(plan, s, certain)) {
       // What fits without the others; they will make room when they end.
       const auto cells =
           static_cast<int32_t>(s.blocks.size() + static_cast<size_t>(blocks_.free())) * kBlockTokens;
-      certain = std::min(certain, cells - s.held);
+      certain = chunk(s, std::min(certain, cells - s.held));
       if (certain <= 0 || !add_item(plan, s, certain)) continue;
     }
     plan.prompt_tokens += certain;
     budget -= certain;
   }
+  if (plan.items.empty() && disk_ != nullptr) disk_->wait_for_news(kDiskPatience);
   return plan;
+}
+
+// Prompt tokens of `s` for a step that has room for `budget`. Never one alone, and never so that one alone is
+// left: devices run one row by another form than many (ops/cpu/attention.cpp), and a prompt's bytes shall not
+// depend on how it was cut. Waits for a better step (0) rather than break that, except where steps are too
+// small anyway.
+int32_t Scheduler::chunk(const Sequence& s, int32_t budget) const {
+  const int32_t pending = s.pending();
+  int32_t certain = std::min(pending, budget);
+  if (const int32_t due = next_checkpoint(s, s.held + 2); due > 0 && pending - (due - s.held) >= 2)
+    certain = std::min(certain, due - s.held);
+  if (certain == pending) return certain;
+  if (pending - certain == 1) --certain;
+  return certain >= 2 || limits_.ubatch_tokens < 3 ? std::max(certain, std::min(budget, 1)) : 0;
 }
 
 // ---- after the step ----
 
 void Scheduler::committed(Sequence& s) {
+  if (disk_ != nullptr) disk_->step_synchronized();
   s.extend_hashes();
   if (limits_.prefix_cache) {
     for (; s.published < s.held / kBlockTokens; ++s.published)
@@ -125,7 +148,7 @@ void Scheduler::take_checkpoint(Sequence& s, bool pinned) {
     checkpoints_.put(id, s.prefix(full), tail);
     ++stats_.checkpoints;
   }
-  if (!pinned) return;
+  if (!pinned) return store_on_disk(s);
   checkpoints_.pin(id);
   s.resume_checkpoint = id;
 }

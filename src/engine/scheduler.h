@@ -13,6 +13,8 @@
 // A prompt that begins like one that is being computed waits for it (and has a checkpoint set where they
 // part): prefixes are computed once. A prompt equal to one that has just been computed is forked from it.
 //
+// A prompt whose prefix is on disk (disk.h) waits while it is read into the cache, and then finds it there.
+//
 // Nobody overtakes except past those who wait for a prefix: the first who finds no room stops the others.
 #pragma once
 
@@ -54,6 +56,7 @@ struct SchedulerStats {
   uint64_t resumed = 0;      // sequences that began at a checkpoint
   uint64_t cached_tokens = 0;
   uint64_t held_back = 0;  // sequences that waited for another's prefix
+  uint64_t from_disk = 0;  // prefixes that were brought back into memory
 };
 
 // Host memory of the scheduler, owned by the caller.
@@ -97,7 +100,8 @@ class Scheduler {
   // Those marked cancelled, waiting or running, already removed.
   std::vector<std::unique_ptr<Sequence>> remove_cancelled();
 
-  // Persistent prefixes (disk.h); null: none.
+  // Persistent prefixes (disk.h), with their staging set; null: none. It outlives the last call of plan(),
+  // committed() and remove().
   void set_disk(DiskTier* disk) { disk_ = disk; }
 
   BlockPool& blocks() { return blocks_; }
@@ -130,6 +134,7 @@ class Scheduler {
   void forget_copies(Sequence& s);
   void plan_checkpoints(Sequence& s);
   void add_checkpoint(Sequence& s, int32_t position);
+  int32_t chunk(const Sequence& s, int32_t budget) const;
   int32_t next_checkpoint(const Sequence& s, int32_t from) const;
   void take_checkpoint(Sequence& s, bool pinned);
   void admit(Clock::time_point now);
@@ -140,6 +145,10 @@ class Scheduler {
   std::unique_ptr<Sequence> take_running(const Sequence* sequence);
   void insert_waiting(std::unique_ptr<Sequence> sequence);
   bool add_item(Plan& plan, Sequence& s, int32_t certain);
+  bool awaits_disk(Sequence& s, const Hit& hit);
+  void store_on_disk(const Sequence& s);
+  void promote_from_disk();
+  void promote_checkpoint();
 
   SchedulerLimits limits_;
   CacheBytes& bytes_;

@@ -53,7 +53,8 @@ void Scheduler::insert_waiting(std::unique_ptr<Sequence> s) { insert_in_order(wa
 Scheduler::Hit Scheduler::lookup(const Sequence& s) const {
   Hit hit;
   if (!limits_.prefix_cache || !s.request.use_cache || s.request.score) return hit;
-  const auto most = static_cast<int32_t>(s.tokens.size()) - 1;  // one token at least is run for its logits
+  // The last token is run for its logits, and not alone (chunk()).
+  const auto most = static_cast<int32_t>(s.tokens.size()) - 2;
   std::vector<int32_t> chain;
   for (int32_t depth = 0;; ++depth) {
     const int32_t at = depth * kBlockTokens;
@@ -105,7 +106,7 @@ bool Scheduler::held_back(Sequence& s, int32_t position) {
     const auto own = static_cast<int32_t>(s.tokens.size());
     const auto others = static_cast<int32_t>(other->tokens.size());
     const bool twin = common == own && own == others;  // will be forked from the other
-    int32_t shared = std::min({common, own - 1, others - 1});
+    int32_t shared = std::min({common, own - 2, others - 2});
     if (!limits_.recurrent) shared -= shared % kBlockTokens;
     if (!twin && (shared <= other->held || shared < position + kWorthWaiting)) continue;
     if (!twin) add_checkpoint(*other, shared);
@@ -126,7 +127,7 @@ void Scheduler::add_checkpoint(Sequence& s, int32_t position) {
 void Scheduler::plan_checkpoints(Sequence& s) {
   s.checkpoints.clear();
   if (!limits_.prefix_cache || !limits_.recurrent || !s.request.use_cache || s.generated() > 0) return;
-  const int32_t end = s.prompt_tokens() - 1;
+  const int32_t end = s.prompt_tokens() - 2;
   std::vector<int32_t> wanted;
   for (const int32_t p : s.request.checkpoints)
     if (p > s.held && p <= end && (wanted.empty() || p > wanted.back())) wanted.push_back(p);
@@ -161,6 +162,10 @@ void Scheduler::admit(Clock::time_point now) {
       continue;
     }
     if (!fits(s, hit)) return;  // nobody overtakes
+    if (awaits_disk(s, hit)) {
+      ++i;
+      continue;
+    }
     std::unique_ptr<Sequence> entering = std::move(waiting_[i]);
     waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
     enter(std::move(entering), hit, now);

@@ -2,8 +2,9 @@
 //
 // Two forms, which may differ in the last bits:
 //   many rows  the certain rows of a sequence that has at least kManyRows of them in this step: tiles of
-//   tokens times
-//              the query heads of a KV head (attention_prefill.cpp). Task = (tile, KV head), longest first.
+//              tokens times the query heads of a KV head (attention_prefill.cpp). Task = (tile, KV head),
+//              longest first. The engine never runs a prompt by single rows, so a prompt's bytes do not
+//              depend on how it was cut into steps (engine/scheduler.h).
 //   few rows   all other rows, uncertain ones always: one row at a time (attention_decode.cpp). Task = (row,
 //   KV head
 //              or part of its heads, segment of 512 positions); segments are merged in position order
@@ -22,7 +23,7 @@
 namespace braid {
 namespace {
 
-constexpr int32_t kManyRows = 8;
+constexpr int32_t kManyRows = 2;
 constexpr int32_t kTileTokens = 32;
 constexpr int32_t kSegment = 512;
 

@@ -1,0 +1,30 @@
+// bench_serving.h -- `braid bench` with many requests at once: --batch, --shared-prefix, --interference.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cli/model_options.h"
+
+namespace braid::cli {
+
+struct ServingBenchFlags {
+  std::vector<int> batches;      // --batch: sequences that decode together
+  int shared_prefix = 0;         // --shared-prefix: tokens that --requests prompts begin with
+  int requests = 32;             // --requests
+  int tail = 20;                 // --tail: tokens of each prompt after the shared ones
+  int interference = 0;          // --interference: length of the prompt that arrives
+  int users = 8;                 // --users: sequences that decode when it does
+  double gap_limit = 3.5;        // --gap-limit
+  std::vector<int> prompts;      // -p: for --batch, the first one
+  std::vector<int> generations;  // -n
+  int repetitions = 1;
+  bool json = false;
+
+  bool any() const { return !batches.empty() || shared_prefix > 0 || interference > 0; }
+};
+
+// Prints its tables. Exit code 0, 2 (error) or 130 (interrupted).
+int run_serving_bench(const ModelFlags& model, const ServingBenchFlags& flags);
+
+}  // namespace braid::cli

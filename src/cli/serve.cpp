@@ -1,0 +1,311 @@
+// serve.cpp -- `braid serve`: the model behind the HTTP APIs of OpenAI and Anthropic.
+
+#include <fmt/format.h>
+#include <pthread.h>
+#include <signal.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "base/log.h"
+#include "cli/commands.h"
+#include "cli/generate.h"
+#include "cli/model_options.h"
+#include "cli/terminal.h"
+#include "engine/service.h"
+#include "server/app.h"
+#include "server/engine_backend.h"
+#include "server/http.h"
+#include "server/token_grammar.h"
+
+namespace braid::cli {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+struct ServeFlags {
+  ModelFlags model;
+  SamplingFlags sampling;
+  server::HttpOptions http;
+  server::AppOptions app;
+  std::vector<std::string> aliases;
+  std::vector<std::string> key_files;
+  std::string think = "auto";
+  std::string late_system = "attach";
+  std::string preserve_thinking = "auto";
+  std::string media = "placeholder";
+  double max_body_mb = 32;
+  double drain_timeout_s = 30;
+  double request_timeout_s = 0;
+  double send_timeout_s = 30;
+  double watchdog_s = 60;
+};
+
+int fail(const Error& error) {
+  print_error(error.message);
+  return 2;
+}
+
+// One key a line; empty lines and those that begin with # do not count.
+Status read_keys(const std::vector<std::string>& files, std::vector<std::string>& keys) {
+  for (const std::string& path : files) {
+    BRAID_ASSIGN(const std::string text, read_text(path));
+    size_t found = 0;
+    for (size_t at = 0; at < text.size();) {
+      const size_t end = std::min(text.find('\n', at), text.size());
+      std::string line = text.substr(at, end - at);
+      at = end + 1;
+      line.erase(line.find_last_not_of(" \t\r") + 1);
+      if (line.empty() || line[0] == '#') continue;
+      keys.push_back(std::move(line));
+      ++found;
+    }
+    // An empty file would silently open the server to everybody.
+    if (found == 0) return Error{ErrorKind::invalid_argument, path + ": holds no key"};
+  }
+  return {};
+}
+
+std::string kebab_case(std::string_view name) {
+  std::string out;
+  for (const char c : name) {
+    const auto u = static_cast<unsigned char>(c);
+    if (std::isalnum(u) || c == '.') {
+      out += static_cast<char>(std::tolower(u));
+    } else if (!out.empty() && out.back() != '-') {
+      out += '-';
+    }
+  }
+  while (!out.empty() && out.back() == '-') out.pop_back();
+  return out;
+}
+
+Result<std::vector<std::string>> model_names(const ServeFlags& flags, const LoadedModel& model) {
+  if (!flags.aliases.empty()) return flags.aliases;
+  BRAID_ASSIGN(const auto general, model.file->find_string("general.name"));
+  std::string name = general ? kebab_case(*general) : "";
+  if (name.empty()) name = kebab_case(std::filesystem::path(model.name).stem().string());
+  return std::vector<std::string>{name.empty() ? "braid" : name};
+}
+
+Result<std::shared_ptr<server::ServedModel>> served_model(const ServeFlags& flags, LoadedModel& loaded) {
+  auto model = std::make_shared<server::ServedModel>();
+  BRAID_ASSIGN(model->names, model_names(flags, loaded));
+  BRAID_ASSIGN(model->defaults, sampling_params(flags.sampling, *loaded.file));
+  model->file_name = loaded.name;
+  BRAID_ASSIGN(const auto architecture, loaded.file->find_string("general.architecture"));
+  if (architecture) model->architecture = *architecture;
+  model->trained_context_tokens = loaded.engine->config().context_length;
+  model->tokenizer = std::make_shared<const Tokenizer>(std::move(*loaded.tokenizer));
+  auto chat = make_chat_template(*loaded.file, *model->tokenizer);
+  if (chat.ok()) {
+    model->chat.emplace(std::move(*chat));
+    model->abilities = server::probe_template(*model->chat);
+  } else {
+    spdlog::warn("{}; conversations are refused, completions work", chat.error().message);
+  }
+  model->trie = std::make_shared<const server::TokenTrie>(*model->tokenizer);
+  ServiceOptions service;
+  service.max_queued = flags.app.max_queue + flags.app.limits.max_n;
+  model->backend = server::make_engine_backend(EngineService::start(std::move(loaded.engine), service),
+                                               flags.model.parallel);
+  return model;
+}
+
+// The settings that are not simply copied.
+Status complete(ServeFlags& flags) {
+  BRAID_TRY(read_keys(flags.key_files, flags.app.api_keys));
+  if (flags.http.tls_certificate.empty() != flags.http.tls_key.empty()) {
+    return Error{ErrorKind::invalid_argument, "--tls-cert and --tls-key are needed together"};
+  }
+  flags.app.version = BRAID_VERSION;
+  flags.app.slots = flags.model.parallel;
+  flags.app.max_queue = std::max(flags.app.max_queue, 4 * flags.model.parallel);
+  flags.app.guard_host = flags.http.address.starts_with("127.") || flags.http.address == "::1";
+  flags.app.limits.reject_media = flags.media == "reject";
+  flags.app.request_limit_ms = static_cast<int64_t>(1e3 * flags.request_timeout_s);
+  flags.app.watchdog_ms = static_cast<int64_t>(1e3 * flags.watchdog_s);
+  if (flags.sampling.seed >= 0) flags.app.seed = static_cast<uint64_t>(flags.sampling.seed);
+  flags.http.max_body_bytes = static_cast<size_t>(flags.max_body_mb * (1 << 20));
+  flags.http.send_stall_ms = static_cast<int64_t>(1e3 * flags.send_timeout_s);
+  server::AnswerPolicy& policy = flags.app.policy;
+  policy.thinking = flags.think == "on"    ? server::Thinking::on
+                    : flags.think == "off" ? server::Thinking::off
+                                           : server::Thinking::automatic;
+  policy.late_system = flags.late_system == "merge"    ? server::LateSystem::merge
+                       : flags.late_system == "native" ? server::LateSystem::native
+                                                       : server::LateSystem::attach;
+  if (flags.preserve_thinking != "auto") policy.preserve_thinking = flags.preserve_thinking == "on";
+  return {};
+}
+
+// Waits for SIGTERM or SIGINT, then lets running answers end. A second signal ends the program at once.
+void serve_until_signal(const sigset_t& signals, server::HttpServer& http, server::App& app, double drain_s) {
+  int signal = 0;
+  sigwait(&signals, &signal);
+  spdlog::info("shutting down: {} answers under way, up to {:.0f} s for them (a second signal ends at once)",
+               app.active(), drain_s);
+  std::thread([signals] {
+    int second = 0;
+    sigwait(&signals, &second);
+    std::_Exit(130);
+  }).detach();
+  app.drain();
+  http.drain();
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(drain_s);
+  while (app.active() > 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(20ms);
+  if (app.active() > 0) {
+    app.fail_all({.status = 503,
+                  .type = "unavailable_error",
+                  .code = "shutting_down",
+                  .message = "the server is shutting down"});
+    std::this_thread::sleep_for(200ms);  // for the last events to leave
+  }
+}
+
+int serve(ServeFlags flags) {
+  // Before any thread exists, so that all of them leave these signals to serve_until_signal().
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  if (std::getenv("BRAID_LOG") == nullptr) spdlog::set_level(spdlog::level::info);
+
+  if (const Status status = complete(flags); !status.ok()) return fail(status.error());
+  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);  // loading may be interrupted
+  auto loaded = load_model(flags.model);
+  if (!loaded.ok()) return fail(loaded.error());
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  auto model = served_model(flags, *loaded);
+  if (!model.ok()) return fail(model.error());
+  const std::string name = (*model)->name();
+  const int32_t context = (*model)->backend->context_tokens();
+
+  const auto app = server::App::create(flags.app, std::move(*model));
+  auto http = server::HttpServer::start(flags.http, app->handlers());
+  if (!http.ok()) return fail(http.error());
+  server::HttpServer* listening = http->get();
+  app->count_connections([listening] { return listening->connections(); });
+  const bool ipv6 = flags.http.address.find(':') != std::string::npos;
+  spdlog::info("{} on {}://{}:{}, {} tokens of context, {} at a time{}", name,
+               flags.http.tls_certificate.empty() ? "http" : "https",
+               ipv6 ? "[" + flags.http.address + "]" : flags.http.address, listening->port(), context,
+               flags.model.parallel, flags.app.api_keys.empty() ? "" : ", keys needed");
+  if (!flags.app.guard_host && flags.app.api_keys.empty()) {
+    spdlog::warn("everybody who reaches {} may use this server (--api-key)", flags.http.address);
+  }
+  serve_until_signal(signals, *listening, *app, flags.drain_timeout_s);
+  app->stop();
+  listening->stop();
+  return 0;
+}
+
+void add_access_options(CLI::App& command, ServeFlags& flags) {
+  command.add_option("--host", flags.http.address, "IP address to listen on")
+      ->capture_default_str()
+      ->envname("BRAID_HOST");
+  command.add_option("--port", flags.http.port, "port to listen on; 0: any")
+      ->capture_default_str()
+      ->envname("BRAID_PORT");
+  command.add_option("--api-key", flags.app.api_keys, "a key that clients must send; may be repeated")
+      ->envname("BRAID_API_KEY");
+  command.add_option("--api-key-file", flags.key_files, "file with one key a line");
+  command.add_option("--tls-cert", flags.http.tls_certificate, "certificate chain (PEM); needs --tls-key");
+  command.add_option("--tls-key", flags.http.tls_key, "private key (PEM)");
+  command.add_option("--cors-origin", flags.app.cors_origins,
+                     "an origin whose pages may use the server, or *");
+  command.add_option("--allowed-host", flags.app.allowed_hosts,
+                     "a host name that requests may be addressed to, besides localhost and addresses");
+  command.add_flag("--public-metrics", flags.app.public_metrics, "/metrics needs no key");
+  command.add_flag("--public-models", flags.app.public_models, "/v1/models needs no key");
+  command.add_option("-a,--alias", flags.aliases, "name of the model for clients; may be repeated");
+  command.add_flag("--strict-model", flags.app.strict_model, "refuse requests for other models");
+}
+
+void add_limit_options(CLI::App& command, ServeFlags& flags) {
+  command.add_option("--max-queue", flags.app.max_queue, "requests that may wait (at least 4 per slot)")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  command.add_option("--max-n", flags.app.limits.max_n, "choices of one request")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  command.add_option("--max-body-mb", flags.max_body_mb, "size of a request")
+      ->check(CLI::Range(0.001, 4096.0))
+      ->capture_default_str();
+  command.add_option("--max-connections", flags.http.max_connections, "open connections")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command.add_option("--request-timeout", flags.request_timeout_s, "seconds an answer may take; 0: no limit")
+      ->check(CLI::NonNegativeNumber);
+  command.add_option("--send-timeout", flags.send_timeout_s, "seconds a client may stop reading")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command
+      .add_option("--drain-timeout", flags.drain_timeout_s, "seconds that answers get when the server ends")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command.add_option("--watchdog", flags.watchdog_s, "seconds without progress until /health fails")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+}
+
+void add_answer_options(CLI::App& command, ServeFlags& flags) {
+  command
+      .add_option("-n,--predict", flags.app.policy.default_max_tokens,
+                  "tokens of an answer when the request names none; -1: the rest of the context")
+      ->check(CLI::Range(-1, 1 << 30))
+      ->capture_default_str()
+      ->envname("BRAID_PREDICT");
+  command.add_option("--thinking,--think", flags.think, "auto (the template's default), on, off")
+      ->check(CLI::IsMember({"auto", "on", "off"}))
+      ->capture_default_str()
+      ->envname("BRAID_THINK");
+  command
+      .add_option("--reply-reserve", flags.app.policy.reply_reserve_tokens,
+                  "tokens kept for the visible answer when a client limits the whole")
+      ->check(CLI::Range(0, 1 << 30))
+      ->capture_default_str();
+  command
+      .add_option("--late-system", flags.late_system,
+                  "system messages in mid-conversation: attach, merge, native")
+      ->check(CLI::IsMember({"attach", "merge", "native"}))
+      ->capture_default_str();
+  command
+      .add_option("--preserve-thinking", flags.preserve_thinking, "reasoning of earlier turns: auto, on, off")
+      ->check(CLI::IsMember({"auto", "on", "off"}))
+      ->capture_default_str();
+  command.add_option("--media", flags.media, "images and audio: placeholder or reject")
+      ->check(CLI::IsMember({"placeholder", "reject"}))
+      ->capture_default_str();
+  command.add_flag("--prefill-assistant", flags.app.limits.prefill_assistant,
+                   "chat: a last assistant message is continued");
+}
+
+}  // namespace
+
+void add_serve(CLI::App& app, int* exit_code) {
+  auto flags = std::make_shared<ServeFlags>();
+  flags->model.parallel = 4;
+  auto* command = app.add_subcommand("serve", "Serve the model to OpenAI and Anthropic clients over HTTP");
+  command->footer(
+      "POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages; GET /v1/models, /health, "
+      "/metrics.\n"
+      "SIGTERM lets running answers end; a second one does not. docs/serving.md has the rest.");
+  command->set_config("--config", "", "file with options, one a line: name = value");
+  add_model_options(*command, flags->model);
+  add_sampling_options(*command, flags->sampling);
+  add_access_options(*command, *flags);
+  add_limit_options(*command, *flags);
+  add_answer_options(*command, *flags);
+  command->callback([flags, exit_code] { *exit_code = serve(*flags); });
+}
+
+}  // namespace braid::cli

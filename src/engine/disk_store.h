@@ -1,0 +1,82 @@
+// disk_store.h -- what the disk tier needs of the operating system: a directory whose files appear whole or
+// not at all; and a ring of staging memory.
+//
+// DiskDirectory may be used by two threads. Names are those of its own files only: no path separators.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+
+namespace braid {
+
+constexpr const char* kDiskSuffix = ".braidprefix";
+constexpr const char* kPartialSuffix = ".partial";
+
+enum class DiskRead : uint8_t { ok, gone, damaged };
+
+class DiskDirectory {
+ public:
+  // Makes it (0700) if need be and tries to write into it. Errors: io.
+  static Result<DiskDirectory> open(const std::string& path);
+  DiskDirectory(DiskDirectory&& other) noexcept;
+  DiskDirectory& operator=(DiskDirectory&&) = delete;
+  ~DiskDirectory();
+
+  struct Entry {
+    std::string name;
+    uint64_t bytes = 0;
+    int64_t last_use_ns = 0;
+    bool partial = false;
+  };
+  // Regular files that carry one of our suffixes. Those of other users are not listed.
+  std::vector<Entry> list() const;
+
+  // Temporary files that nobody writes any more. Returns how many went.
+  int remove_leftovers() const;
+
+  // Writes the parts one after the other under a temporary name and gives it its own when all is on the disk.
+  // `stop` is asked between chunks. Errors: io, cancelled; nothing is left behind.
+  Status write(const std::string& name, std::span<const std::span<const std::byte>> parts,
+               const std::function<bool()>& stop) const;
+  // gone: no such file, or the operating system does not let us; damaged: shorter than that.
+  DiskRead read(const std::string& name, uint64_t at, std::span<std::byte> out) const;
+  bool remove(const std::string& name) const;
+  void set_last_use(const std::string& name, int64_t ns) const;
+
+  const std::string& path() const { return path_; }
+
+ private:
+  DiskDirectory(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
+  std::string path_;
+  int fd_ = -1;
+};
+
+// Contiguous pieces of one stretch of memory, given back in the order they were taken.
+class StagingRing {
+ public:
+  StagingRing() = default;
+  explicit StagingRing(std::span<std::byte> memory) : memory_(memory) {}
+  size_t size() const { return memory_.size(); }
+  // Null: no room now. size_bytes > 0.
+  std::byte* take(size_t size_bytes);
+  void give_back_oldest();
+
+ private:
+  struct Range {
+    size_t begin = 0;
+    size_t end = 0;
+  };
+  std::span<std::byte> memory_;
+  std::deque<Range> taken_;
+};
+
+}  // namespace braid

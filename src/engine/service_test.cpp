@@ -1,0 +1,225 @@
+// service_test.cpp -- many clients on many threads, more work than memory, forms that bind the answer.
+#include "engine/service.h"
+
+#include <gtest/gtest.h>
+
+#include <future>
+#include <map>
+#include <random>
+
+#include "model/test_models_test.h"
+
+namespace braid {
+namespace {
+
+using namespace testing_models;
+
+// Hands the end of one answer to whoever waits for it.
+class Waiter : public Sink {
+ public:
+  void token(RequestId, const TokenEvent& event) override { tokens.push_back(event.id); }
+  void finished(RequestId, const Finished& event) override {
+    end = event;
+    done.set_value();
+  }
+  std::vector<int32_t> tokens;
+  Finished end;
+  std::promise<void> done;
+};
+
+struct Fixture {
+  explicit Fixture(EngineOptions options = {}) : bytes(bytes_of(tiny_dense())), file(parsed(bytes)) {
+    options.device = "cpu";
+    options.threads = 1;
+    options.activations = Activations::f32;
+    if (options.context_tokens == 0) options.context_tokens = 256;
+    auto made = Engine::create(file, options);
+    EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message);
+    engine = std::move(made).value();
+  }
+  std::vector<std::byte> bytes;
+  GgufFile file;
+  std::unique_ptr<Engine> engine;
+};
+
+Request request_of(uint64_t n) {
+  std::mt19937_64 random(n);
+  Request r;
+  // Beginnings are shared by every fifth.
+  for (uint64_t i = 0, end = 10 + random() % 90; i < end; ++i)
+    r.prompt.push_back(static_cast<int32_t>(i < 40 ? (i * 13 + n % 5) % 320 : random() % 320));
+  r.max_tokens = static_cast<int32_t>(1 + random() % 40);
+  r.sampling.temperature = n % 3 == 0 ? 0.0f : 1.0f;
+  r.sampling.seed = n;
+  return r;
+}
+
+std::map<uint64_t, std::vector<int32_t>> answers_alone(uint64_t count) {
+  EngineOptions options;
+  options.prefix_cache = false;
+  Fixture fixture(options);
+  std::map<uint64_t, std::vector<int32_t>> out;
+  for (uint64_t n = 0; n < count; ++n) {
+    Waiter waiter;
+    EXPECT_TRUE(fixture.engine->submit(request_of(n), waiter).ok());
+    fixture.engine->run_until_idle();
+    out[n] = waiter.tokens;
+  }
+  return out;
+}
+
+// All of them want to run at once and need a tenth more blocks than there are.
+TEST(Service, TwoHundredRequestsAtElevenTenthsOfThePoolAnswerAsAlone) {
+  constexpr uint64_t kCount = 200;
+  const auto alone = answers_alone(kCount);
+  int64_t blocks = 0;
+  for (uint64_t n = 0; n < kCount; ++n) {
+    const Request r = request_of(n);
+    blocks += blocks_for(static_cast<int64_t>(r.prompt.size()) + r.max_tokens);
+  }
+  EngineOptions options;
+  options.max_sequences = kCount;
+  const Fixture probe;
+  const auto block_bytes =
+      static_cast<uint64_t>(probe.engine->config().kv_bytes_per_token(KvFormat::f16, KvFormat::f16)) *
+      kBlockTokens;
+  options.kv_memory_bytes = block_bytes * static_cast<uint64_t>(blocks * 10 / 11);
+  options.prefix_cache = false;  // sharing would make room
+  Fixture fixture(options);
+  std::vector<std::unique_ptr<Waiter>> waiters;
+  for (uint64_t n = 0; n < kCount; ++n) {
+    waiters.push_back(std::make_unique<Waiter>());
+    ASSERT_TRUE(fixture.engine->submit(request_of(n), *waiters.back()).ok());
+  }
+  while (fixture.engine->step()) fixture.engine->check();
+  for (uint64_t n = 0; n < kCount; ++n) EXPECT_EQ(waiters[n]->tokens, alone.at(n)) << n;
+  const Scheduler& s = fixture.engine->scheduler();
+  EXPECT_EQ(s.blocks().free(), s.blocks().total());
+}
+
+TEST(Service, ClientsOnManyThreads) {
+  constexpr uint64_t kCount = 120;
+  const auto alone = answers_alone(kCount);
+  EngineOptions options;
+  options.max_sequences = 8;
+  Fixture fixture(options);
+  auto service = EngineService::start(std::move(fixture.engine), {});
+  std::vector<std::thread> clients;
+  std::atomic<int> cancelled{0};
+  for (uint64_t c = 0; c < 6; ++c) {
+    clients.emplace_back([&, c] {
+      for (uint64_t n = c; n < kCount; n += 6) {
+        auto waiter = std::make_shared<Waiter>();
+        auto done = waiter->done.get_future();
+        const auto id = service->submit(request_of(n), waiter);
+        ASSERT_TRUE(id.ok());
+        if (n % 7 == 3) service->cancel(*id);
+        done.wait();
+        if (waiter->end.reason == FinishReason::cancelled) {
+          ++cancelled;
+        } else {
+          EXPECT_EQ(waiter->tokens, alone.at(n)) << n;
+        }
+      }
+    });
+  }
+  for (auto& client : clients) client.join();
+  EXPECT_GT(cancelled, 0);
+  service->drain();
+  auto late = std::make_shared<Waiter>();
+  EXPECT_FALSE(service->submit(request_of(0), late).ok());
+}
+
+TEST(Service, StoppingEndsWhatRuns) {
+  Fixture fixture;
+  auto service = EngineService::start(std::move(fixture.engine), {});
+  Request endless = request_of(1);
+  endless.max_tokens = -1;
+  auto waiter = std::make_shared<Waiter>();
+  auto done = waiter->done.get_future();
+  ASSERT_TRUE(service->submit(std::move(endless), waiter).ok());
+  service.reset();
+  done.wait();
+  EXPECT_TRUE(waiter->end.reason == FinishReason::cancelled || waiter->end.reason == FinishReason::length);
+}
+
+TEST(Service, TooManyWaitingAreRefused) {
+  EngineOptions options;
+  Fixture fixture(options);
+  auto service = EngineService::start(std::move(fixture.engine), {.max_queued = 3});
+  std::vector<std::shared_ptr<Waiter>> waiters;
+  std::string refusal;
+  for (int i = 0; i < 50 && refusal.empty(); ++i) {
+    Request endless = request_of(2);
+    endless.max_tokens = -1;
+    endless.use_cache = false;
+    waiters.push_back(std::make_shared<Waiter>());
+    const auto id = service->submit(std::move(endless), waiters.back());
+    if (!id.ok()) refusal = id.error().message;
+  }
+  EXPECT_NE(refusal.find("waiting"), std::string::npos);
+  service.reset();
+}
+
+// Only even tokens, and never the same one twice in a row.
+class EvenMask : public TokenMask {
+ public:
+  void allowed(std::span<uint64_t> bits) override {
+    for (int32_t id = 0; id < 320; id += 2)
+      if (path.empty() || id != path.back()) bits[static_cast<size_t>(id) / 64] |= uint64_t{1} << (id % 64);
+  }
+  void advance(int32_t token) override { path.push_back(token); }
+  void rewind(int32_t tokens) override { path.resize(path.size() - static_cast<size_t>(tokens)); }
+  std::vector<int32_t> path;
+};
+
+TEST(Service, MasksBindTheAnswer) {
+  Fixture fixture;
+  for (const float temperature : {0.0f, 1.5f}) {
+    Request r = request_of(4);
+    r.max_tokens = 30;
+    r.sampling.temperature = temperature;
+    auto mask = std::make_shared<EvenMask>();
+    r.mask = mask;
+    Waiter waiter;
+    ASSERT_TRUE(fixture.engine->submit(std::move(r), waiter).ok());
+    fixture.engine->run_until_idle();
+    ASSERT_EQ(waiter.tokens.size(), 30u);
+    EXPECT_EQ(waiter.tokens, mask->path);
+    for (size_t i = 0; i < waiter.tokens.size(); ++i) {
+      EXPECT_EQ(waiter.tokens[i] % 2, 0);
+      if (i > 0) {
+        EXPECT_NE(waiter.tokens[i], waiter.tokens[i - 1]);
+      }
+    }
+  }
+}
+
+// Ten turns: each computes what is new, and at most what lies between two checkpoints.
+TEST(Service, AConversationComputesOnlyWhatIsNew) {
+  EngineOptions options;
+  options.context_tokens = 4096;
+  Fixture fixture(options);
+  std::mt19937_64 random(3);
+  std::vector<int32_t> conversation;
+  for (int turn = 0; turn < 10; ++turn) {
+    const size_t known = conversation.size();
+    for (int i = 0; i < 250; ++i) conversation.push_back(static_cast<int32_t>(random() % 320));
+    Request r;
+    r.prompt = conversation;
+    r.max_tokens = 60;
+    r.sampling.temperature = 0;
+    const uint64_t before = fixture.engine->stats().prompt_rows;
+    Waiter waiter;
+    ASSERT_TRUE(fixture.engine->submit(std::move(r), waiter).ok());
+    fixture.engine->run_until_idle();
+    const auto computed = static_cast<size_t>(fixture.engine->stats().prompt_rows - before);
+    // The last token of the answer before was never run.
+    EXPECT_LE(computed, conversation.size() - known + 1) << "turn " << turn;
+    EXPECT_EQ(static_cast<size_t>(waiter.end.usage.cached_tokens), conversation.size() - computed);
+    conversation.insert(conversation.end(), waiter.tokens.begin(), waiter.tokens.end());
+  }
+}
+
+}  // namespace
+}  // namespace braid
