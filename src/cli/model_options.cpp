@@ -44,6 +44,13 @@ void add_sharing_options(CLI::App& command, ModelFlags& flags) {
                   "a checkpoint every so many tokens; 0: only at ends of messages (default: chosen)")
       ->check(CLI::Range(-1, 1 << 24))
       ->envname("BRAID_CHECKPOINT_INTERVAL");
+  command
+      .add_option("--cache-dir", flags.cache_dir,
+                  "keep prompts' prefixes in files of this directory, for the next start (default: no)")
+      ->envname("BRAID_CACHE_DIR");
+  command.add_option("--cache-dir-size", flags.cache_dir_size, "of all these files, e.g. 8G")
+      ->capture_default_str()
+      ->envname("BRAID_CACHE_DIR_SIZE");
 }
 
 // `*bytes` keeps its value if nothing was written.
@@ -110,6 +117,8 @@ Result<EngineOptions> engine_options(const ModelFlags& flags) {
   options.checkpoint_interval = flags.checkpoint_interval;
   BRAID_TRY(read_size("--kv-memory", flags.kv_memory, &options.kv_memory_bytes));
   BRAID_TRY(read_size("--state-memory", flags.state_memory, &options.state_memory_bytes));
+  options.cache_dir = flags.cache_dir;
+  BRAID_TRY(read_size("--cache-dir-size", flags.cache_dir_size, &options.cache_dir_bytes));
   options.activations = flags.activations == "f32"   ? Activations::f32
                         : flags.activations == "i16" ? Activations::i16
                                                      : Activations::i8;

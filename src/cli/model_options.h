@@ -33,6 +33,8 @@ struct ModelFlags {
   // Sizes as written (sizes.h); empty: chosen.
   std::string kv_memory;
   std::string state_memory;
+  std::string cache_dir;  // empty: prefixes are not kept on disk
+  std::string cache_dir_size = "8G";
 };
 
 // Registers -m -c -t -b -ub --act -ctk -ctv --device -np and what memory a server shares, with their
