@@ -91,6 +91,7 @@ void Scheduler::promote_checkpoint() {
   if (chain.size() == full && checkpoints_.find_exact(prefix, tail) < 0) {
     const int32_t id = checkpoints_.take();
     if (id >= 0) {
+      bytes_.synchronize();  // the image may have been taken from one whose copy is still on its way
       std::memcpy(checkpoints_.image(id), disk_->load_image(),
                   bytes_.state_bytes() + (tail.empty() ? 0 : bytes_.block_bytes()));
       checkpoints_.put(id, prefix, tail);

@@ -9,11 +9,16 @@
 #include "engine/scheduler.h"
 
 #include <gtest/gtest.h>
+#include <stdlib.h>
 
 #include <fmt/format.h>
 
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <random>
+
+#include "engine/disk.h"
 
 namespace braid {
 namespace {
@@ -35,25 +40,45 @@ class FakeBytes : public CacheBytes {
   size_t state_bytes() const override { return sizeof(uint64_t); }
   size_t block_bytes() const override { return kBlockTokens * sizeof(uint64_t); }
   void save_state(int32_t slot, std::byte* image) override {
-    std::memcpy(image, &states[slot], state_bytes());
+    queue([=, this] { std::memcpy(image, &states[slot], state_bytes()); });
   }
   void load_state(int32_t slot, const std::byte* image) override {
-    std::memcpy(&states[slot], image, state_bytes());
+    queue([=, this] { std::memcpy(&states[slot], image, state_bytes()); });
   }
   void save_block(int32_t block, std::byte* image) override {
-    std::memcpy(image, block_of(block), block_bytes());
+    queue([=, this] { std::memcpy(image, block_of(block), block_bytes()); });
   }
   void load_block(int32_t block, const std::byte* image) override {
-    std::memcpy(block_of(block), image, block_bytes());
+    queue([=, this] { std::memcpy(block_of(block), image, block_bytes()); });
   }
-  void copy_state(int32_t dst, int32_t src) override { states[dst] = states[src]; }
+  void copy_state(int32_t dst, int32_t src) override {
+    queue([=, this] { states[dst] = states[src]; });
+  }
   void copy_block(int32_t dst, int32_t src) override {
-    std::memcpy(block_of(dst), block_of(src), block_bytes());
+    queue([=, this] { std::memcpy(block_of(dst), block_of(src), block_bytes()); });
+  }
+  void poison_block(int32_t block) {
+    queue([=, this] { std::fill_n(block_of(block), kBlockTokens, kPoison); });
+  }
+  void poison_state(int32_t slot) {
+    queue([=, this] { states[slot] = kPoison; });
+  }
+  void synchronize() override {
+    for (const auto& copy : queued) copy();
+    queued.clear();
+  }
+  // Like a device with its own queue: nothing is copied before somebody waits for it, or before the next
+  // step.
+  void queue(std::function<void()> copy) {
+    queued.push_back(std::move(copy));
+    if (!late) synchronize();
   }
 
   uint64_t* block_of(int32_t block) { return &cells[static_cast<size_t>(block) * kBlockTokens]; }
   std::vector<uint64_t> cells;
   std::vector<uint64_t> states;
+  bool late = false;
+  std::vector<std::function<void()>> queued;
 };
 
 struct World {
@@ -64,9 +89,8 @@ struct World {
         scheduler(limits, blocks, slots, bytes,
                   {checkpoint_memory.data(), checkpoints, swap_memory.data(), swap}),
         recurrent(limits.recurrent) {
-    scheduler.blocks().on_unused(
-        [this](int32_t b) { std::fill_n(bytes.block_of(b), kBlockTokens, kPoison); });
-    scheduler.slots().on_unused([this](int32_t s) { bytes.states[s] = kPoison; });
+    scheduler.blocks().on_unused([this](int32_t b) { bytes.poison_block(b); });
+    scheduler.slots().on_unused([this](int32_t s) { bytes.poison_state(s); });
   }
 
   RequestId submit(std::vector<int32_t> prompt, int32_t max_tokens, std::vector<int32_t> hints = {},
@@ -123,6 +147,7 @@ struct World {
     for (auto& s : scheduler.remove_cancelled()) cancelled[s->id] = s->tokens;
     Plan plan = scheduler.plan(Clock::now());
     if (plan.items.empty()) return !scheduler.idle();
+    bytes.synchronize();
     std::vector<Verdict> verdicts(plan.items.size());
     int32_t prompt_tokens = 0;
     for (size_t i = 0; i < plan.items.size(); ++i) {
@@ -141,6 +166,7 @@ struct World {
         forked.certain = 0;
         plan.items.push_back(forked);
         verdicts.emplace_back();
+        bytes.synchronize();
         run_item(forked, verdicts.back());
       }
     }
@@ -392,6 +418,81 @@ TEST(Scheduler, EvictingEverythingChangesSpeedOnly) {
   world.run();
   EXPECT_EQ(world.finished[a], world.finished[b]);
   EXPECT_EQ(world.cached[b], 0);
+}
+
+// Worlds that end at any moment and begin again with what is on disk; copies arrive late, files are damaged
+// and pushed out by a small limit.
+TEST(Scheduler, RestartsFromTheDiskAnswerAsAlone) {
+  namespace fs = std::filesystem;
+  std::string folder = (fs::temp_directory_path() / "braid-disk-XXXXXX").string();
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  std::mt19937_64 random(11);
+  std::vector<std::vector<int32_t>> beginnings;
+  for (int i = 0; i < 4; ++i)
+    beginnings.push_back(tokens_of(random, 100 + static_cast<int32_t>(random() % 150)));
+  uint64_t from_disk = 0, damaged = 0, evicted = 0, answers = 0;
+  for (int life = 0; life < 12; ++life) {
+    const SchedulerLimits limits = small_limits();
+    World world(limits, 17, 5, 6, 10);
+    world.bytes.late = true;
+    DiskOptions options;
+    options.directory = folder;
+    options.limit_bytes = 40000;
+    options.flush_ms = 200;
+    options.minimum_tokens = 40;
+    const DiskKind kind{seed_hash("world"), world.bytes.state_bytes(), world.bytes.block_bytes()};
+    std::vector<std::byte> staging(20000), reading(4 * world.bytes.block_bytes());
+    auto opened = DiskTier::open(options, kind);
+    ASSERT_TRUE(opened.ok());
+    DiskTier& disk = **opened;
+    disk.set_staging({staging, reading});
+    world.scheduler.set_disk(&disk);
+    std::map<RequestId, std::pair<std::vector<int32_t>, int32_t>> asked;
+    for (int operation = 0; operation < 600; ++operation) {
+      if (random() % 12 == 0 && world.scheduler.waiting().size() < 6) {
+        std::vector<int32_t> prompt = beginnings[random() % beginnings.size()];
+        const auto more = tokens_of(random, 1 + static_cast<int32_t>(random() % 40));
+        prompt.insert(prompt.end(), more.begin(), more.end());
+        const auto max_tokens = static_cast<int32_t>(1 + random() % 40);
+        asked[world.submit(prompt, max_tokens)] = {prompt, max_tokens};
+      } else if (random() % 100 == 0 && !asked.empty()) {
+        if (Sequence* s = world.scheduler.find(asked.begin()->first)) s->cancelled = true;
+      } else {
+        world.step();
+      }
+      world.scheduler.check();
+      ASSERT_FALSE(testing::Test::HasFatalFailure()) << "life " << life << ", operation " << operation;
+      for (const auto& [id, tokens] : world.finished) {
+        ASSERT_EQ(tokens, alone(asked.at(id).first, asked.at(id).second, world.scheduler.most_tokens()));
+        beginnings[random() % 4].assign(tokens.begin(),
+                                        tokens.begin() + std::min<std::ptrdiff_t>(280, std::ssize(tokens)));
+        asked.erase(id);
+        ++answers;
+      }
+      world.finished.clear();
+      for (const auto& [id, tokens] : world.cancelled) asked.erase(id);
+      world.cancelled.clear();
+    }
+    from_disk += world.scheduler.stats().from_disk;
+    damaged += disk.stats().failed_loads;
+    evicted += disk.stats().evicted;
+    opened->reset();
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      if (random() % 6 != 0) continue;
+      std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+      const auto at = static_cast<std::streamoff>(entry.file_size() - 1 - random() % 400);
+      file.seekg(at);
+      const int byte = file.get();
+      file.seekp(at);
+      file.put(static_cast<char>(byte ^ 4));
+    }
+  }
+  fs::remove_all(folder);
+  EXPECT_GT(answers, 100u);
+  EXPECT_GT(from_disk, 5u);
+  EXPECT_GT(evicted, 0u);
+  fmt::print("[report] {} answers in 12 lives, {} prefixes from disk, {} loads failed, {} files evicted\n",
+             answers, from_disk, damaged, evicted);
 }
 
 }  // namespace
