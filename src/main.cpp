@@ -46,6 +46,7 @@ int main(int argc, char** argv) {
 
   int exit_code = 0;
   braid::cli::add_run(app, &exit_code);
+  braid::cli::add_serve(app, &exit_code);
   braid::cli::add_bench(app, &exit_code);
   braid::cli::add_ppl(app, &exit_code);
   braid::cli::add_inspect(app, &exit_code);

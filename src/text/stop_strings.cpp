@@ -69,6 +69,7 @@ std::string StopStrings::release(uint64_t until) {
 std::string StopStrings::flush() {
   if (matched_) return {};
   if (!best_) {
+    for (Stop& stop : stops_) stop.state = 0;
     released_bytes_ = seen_bytes_;
     return std::exchange(held_, {});
   }

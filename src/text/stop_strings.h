@@ -21,7 +21,8 @@ class StopStrings {
   // Text that can be given out now. After a match: what stood before it, and nothing ever again.
   std::string push(std::string_view text);
 
-  // The end of the text: what was held back, unless it holds a match.
+  // The end of the text, or of a part of it (matches do not reach over): what was held back, as far as it
+  // comes before a match.
   std::string flush();
 
   // Index of the stop string that was found.

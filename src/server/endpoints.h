@@ -1,0 +1,101 @@
+// endpoints.h -- the App, with what its two source files share.
+#pragma once
+
+#include <atomic>
+#include <boost/asio/thread_pool.hpp>
+#include <mutex>
+#include <random>
+
+#include "server/app.h"
+#include "server/metrics.h"
+#include "server/running_answer.h"
+
+namespace braid::server {
+
+class Endpoints;
+
+struct Route {
+  std::string method;
+  std::string path;  // without /v1
+  void (Endpoints::*handler)(const std::shared_ptr<Exchange>&);
+  bool open = false;    // needs no key
+  bool works = false;   // refused while the server drains
+  bool prefix = false;  // everything below the path too
+};
+
+class Endpoints : public App {
+ public:
+  Endpoints(AppOptions options, std::shared_ptr<const ServedModel> model);
+  ~Endpoints() override;
+
+  HttpHandlers handlers() override;
+  void count_connections(std::function<int()> connections) override { connections_ = std::move(connections); }
+  void drain() override { draining_ = true; }
+  int active() const override;
+  void fail_all(const ApiError& error) override;
+  void stop() override;
+
+ private:
+  using Shared = std::shared_ptr<Exchange>;
+
+  std::optional<HttpAnswer> check(const HttpRequest& request);
+  void handle(const Shared& exchange);
+  Headers headers(const HttpRequest& request) const;
+  const Route* find_route(std::string_view path) const;
+  Family family(const HttpRequest& request) const;
+  HttpAnswer error_answer(const HttpRequest& request, const ApiError& error) const;
+  bool authorized(const HttpRequest& request) const;
+  std::optional<ApiError> host_fault(const HttpRequest& request) const;
+  void log_access(const HttpRequest& request, int status, uint64_t bytes, double ms);
+
+  // Answers. Each reads its request on a worker.
+  void chat(const Shared& exchange);
+  void completions(const Shared& exchange);
+  void responses(const Shared& exchange);
+  void messages(const Shared& exchange);
+  void count_tokens(const Shared& exchange);
+  void input_tokens(const Shared& exchange);
+  void tokenize(const Shared& exchange);
+  void detokenize(const Shared& exchange);
+  void apply_template(const Shared& exchange);
+  // At once.
+  void page(const Shared& exchange);
+  void health(const Shared& exchange);
+  void version(const Shared& exchange);
+  void models(const Shared& exchange);
+  void props(const Shared& exchange);
+  void slots(const Shared& exchange);
+  void metrics(const Shared& exchange);
+  void embeddings(const Shared& exchange);
+  void not_stored(const Shared& exchange);
+
+  using Reader = ApiResult<Generation> (*)(const Json&, const ApiLimits&);
+  void generate(const Shared& exchange, Reader reader);
+  void count(const Shared& exchange, Reader reader, const char* object);
+  // Runs `work` on a worker; an error becomes the answer. 429 when too much waits already.
+  void on_worker(const Shared& exchange, std::function<std::optional<ApiError>()> work);
+
+  std::optional<ApiError> queue_fault() const;
+  std::optional<ApiError> model_fault(const std::string& name) const;
+  void answer_json(const Shared& exchange, const Json& json) const;
+  Json model_json(const std::string& name) const;
+  std::string new_id(const char* prefix);
+  uint64_t random_number();
+
+  AppOptions options_;
+  std::shared_ptr<const ServedModel> model_;
+  std::vector<Route> routes_;
+  Metrics metrics_;
+  std::function<int()> connections_;
+  std::atomic<bool> draining_{false};
+  std::atomic<int> preparing_{0};
+  int64_t started_s_ = 0;
+  boost::asio::thread_pool workers_;
+
+  mutable std::mutex mutex_;
+  std::mt19937_64 random_;                             // guarded by mutex_
+  std::vector<std::weak_ptr<RunningAnswer>> answers_;  // guarded by mutex_
+  std::map<std::string, AnswerReport> reports_;        // guarded by mutex_: of answers whose log line is due
+};
+
+}  // namespace braid::server

@@ -1,0 +1,54 @@
+// engine_backend.cpp -- see engine_backend.h.
+#include "server/engine_backend.h"
+
+#include <algorithm>
+
+namespace braid::server {
+namespace {
+
+class EngineBackend : public Backend {
+ public:
+  EngineBackend(std::unique_ptr<EngineService> service, int32_t slots)
+      : service_(std::move(service)), slots_(slots), context_tokens_(service_->engine().context_tokens()) {}
+
+  Result<RequestId> submit(Request request, std::shared_ptr<Sink> sink) override {
+    return service_->submit(std::move(request), std::move(sink));
+  }
+  void cancel(RequestId id) override { service_->cancel(id); }
+  int32_t context_tokens() const override { return context_tokens_; }
+
+  BackendStats stats() const override {
+    const EngineStatus status = service_->status();
+    BackendStats out;
+    out.running = status.running;
+    out.waiting = std::max(status.waiting, service_->active() - status.running);
+    out.slots = slots_;
+    out.kv_blocks = status.blocks;
+    out.kv_blocks_used = status.blocks - status.free_blocks;
+    out.steps = status.engine.steps;
+    out.prompt_tokens = status.engine.prompt_rows;
+    out.cached_tokens = status.scheduler.cached_tokens;
+    out.generated_tokens = status.engine.generated;
+    out.drafted_tokens = status.engine.drafted;
+    out.accepted_tokens = status.engine.accepted;
+    if (service_->active() > 0) {
+      out.stalled_ms =
+          std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - status.last_progress)
+              .count();
+    }
+    return out;
+  }
+
+ private:
+  std::unique_ptr<EngineService> service_;
+  int32_t slots_;
+  int32_t context_tokens_;
+};
+
+}  // namespace
+
+std::shared_ptr<Backend> make_engine_backend(std::unique_ptr<EngineService> service, int32_t slots) {
+  return std::make_shared<EngineBackend>(std::move(service), slots);
+}
+
+}  // namespace braid::server

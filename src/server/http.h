@@ -1,0 +1,114 @@
+// http.h -- HTTP/1.1 for the server: connections, framing, limits, timeouts. Knows nothing of models or APIs.
+//
+// Every connection is one state machine on one strand: it always has a read in flight, so a client that goes
+// away is noticed at once, also while its request waits or runs. Handlers get an Exchange and may answer from
+// any thread, at any later time, whole or as a stream.
+//
+// Limits hold before memory is taken: request line, header block, number of fields, body, connections, and
+// bytes waiting for a client that does not read. A framing error is answered and the connection closed.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/result.h"
+
+namespace braid::server {
+
+using Headers = std::vector<std::pair<std::string, std::string>>;
+
+struct HttpRequest {
+  std::string id;  // of the request, for logs: req_ + 24 characters, or the client's own
+  std::string method;
+  std::string path;   // normalised: no query, no double or trailing slashes, not decoded
+  std::string query;  // behind '?'
+  Headers headers;
+  std::string body;
+  std::string remote;  // address
+
+  // Empty: no such header. Names are compared without case.
+  std::string_view header(std::string_view name) const;
+};
+
+struct HttpAnswer {
+  int status = 200;
+  std::string content_type = "application/json";
+  std::string body;
+  Headers headers;
+};
+
+// One request and its answer. Thread-safe; calls after the client went away do nothing.
+class Exchange {
+ public:
+  virtual ~Exchange() = default;
+  virtual const HttpRequest& request() const = 0;
+
+  // Either one whole answer,
+  virtual void answer(HttpAnswer answer) = 0;
+  // or a stream: begin, write any number of times, finish.
+  virtual void begin_stream(Headers headers) = 0;
+  virtual void write(std::string bytes) = 0;
+  virtual void finish() = 0;
+  // Ends the connection without the end of the answer.
+  virtual void abort() = 0;
+
+  // `gone` is called once, on the exchange's executor, if the client leaves before the answer is complete.
+  virtual void on_gone(std::function<void()> gone) = 0;
+  // Work posted here never runs at the same time as other work of this exchange.
+  virtual void post(std::function<void()> work) = 0;
+  // Calls `work` after `ms` on the same strand, once; false at once if that is no longer of use.
+  virtual void after(int64_t ms, std::function<void()> work) = 0;
+};
+
+struct HttpOptions {
+  std::string address = "127.0.0.1";
+  uint16_t port = 8080;
+  int threads = 2;
+  std::string tls_certificate, tls_key;  // files; empty: no TLS
+  size_t max_body_bytes = size_t{32} << 20;
+  size_t max_header_bytes = size_t{64} << 10;
+  size_t max_target_bytes = size_t{8} << 10;
+  int max_fields = 200;
+  int max_connections = 4096;
+  size_t max_unsent_bytes = size_t{4} << 20;  // of one client
+  int64_t idle_ms = 75'000, header_ms = 10'000, body_gap_ms = 60'000, send_stall_ms = 30'000;
+};
+
+struct HttpHandlers {
+  // Looks at a request before its body is read. An answer ends the exchange (and the connection, if there is
+  // a body that nobody read).
+  std::function<std::optional<HttpAnswer>(const HttpRequest&)> check;
+  std::function<void(std::shared_ptr<Exchange>)> handle;
+  // The body of an error that this layer found, as JSON.
+  std::function<HttpAnswer(const HttpRequest&, int status, const std::string& code,
+                           const std::string& message)>
+      error;
+  // Headers that every answer gets.
+  std::function<Headers(const HttpRequest&)> headers;
+  // For the access log and metrics, when an answer is complete or given up (status 499).
+  std::function<void(const HttpRequest&, int status, uint64_t bytes, double ms)> done;
+};
+
+class HttpServer {
+ public:
+  // Binds and begins to accept. Errors: io (address in use), not_found, corrupt (certificate).
+  static Result<std::unique_ptr<HttpServer>> start(const HttpOptions& options, HttpHandlers handlers);
+  virtual ~HttpServer() = default;
+
+  virtual uint16_t port() const = 0;
+  virtual int connections() const = 0;
+  // No new connections; idle ones are closed, and each other one after its answer.
+  virtual void drain() = 0;
+  // Closes everything and joins the threads.
+  virtual void stop() = 0;
+};
+
+const char* status_text(int status);
+
+}  // namespace braid::server

@@ -1,0 +1,43 @@
+// prompt.h -- from what a client asks to what the engine runs: rendering, tokens, limits, masks.
+//
+// All work that can fail happens here, before anything is queued and before a stream is opened. Runs on the
+// server's worker threads.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/generation.h"
+#include "server/served_model.h"
+#include "text/answer_parser.h"
+
+namespace braid::server {
+
+struct PreparedAnswer {
+  std::shared_ptr<const Generation> generation;
+  std::vector<Request> requests;    // one per choice: prompt x n + i
+  std::vector<std::string> echoed;  // per choice: what stands before the answer, if it is echoed
+  int64_t prompt_tokens = 0;        // of all prompts, each once
+  bool parsed = true;               // conversations: reasoning and calls are looked for
+  AnswerFormat format;              // if parsed
+  uint64_t seed = 0;
+  double temperature = 1, top_p = 1;  // in force
+};
+
+ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> generation,
+                                         const ServedModel& model, const AnswerPolicy& policy,
+                                         uint64_t random_seed);
+
+// The text that the model continues.
+struct RenderedPrompt {
+  std::string text;
+  std::string
+      stable;  // its beginning that does not depend on the conversation: the list of tools; may be empty
+  bool thinking = true;  // was not switched off
+};
+ApiResult<RenderedPrompt> render_prompt(const Generation& generation, const ServedModel& model,
+                                        const AnswerPolicy& policy);
+ApiResult<std::vector<int32_t>> prompt_tokens(const RenderedPrompt& prompt, const ServedModel& model);
+
+}  // namespace braid::server

@@ -1,0 +1,283 @@
+// test_server_test.h -- for tests: the demo model's text side with a backend that says what a test tells it
+// to.
+#pragma once
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "gguf/gguf.h"
+#include "server/app.h"
+#include "server/token_grammar.h"
+#include "text/vocabulary.h"
+
+namespace braid::server {
+
+// Answers every request with the tokens of a script, on a thread of its own, one request after the other.
+class FakeBackend : public Backend {
+ public:
+  struct Script {
+    std::vector<int32_t> tokens;
+    FinishReason reason = FinishReason::stop;
+    std::optional<int32_t> stop_id;
+    bool wait = false;  // before the end: until release() or cancel()
+  };
+  using Play = std::function<Script(const Request&)>;
+
+  explicit FakeBackend(Play play, int32_t context = 4096) : play_(std::move(play)), context_(context) {
+    thread_ = std::thread([this] { run(); });
+  }
+  ~FakeBackend() override {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    thread_.join();
+  }
+
+  Result<RequestId> submit(Request request, std::shared_ptr<Sink> sink) override {
+    const std::lock_guard lock(mutex_);
+    if (queue_.size() >= max_queued) return Error{ErrorKind::exhausted, "the queue is full"};
+    last = request;
+    queue_.push_back({++ids_, std::move(request), std::move(sink)});
+    wake_.notify_all();
+    return ids_;
+  }
+  void cancel(RequestId id) override {
+    const std::lock_guard lock(mutex_);
+    cancelled.insert(id);
+    wake_.notify_all();
+  }
+  void release() {
+    const std::lock_guard lock(mutex_);
+    released_ = true;
+    wake_.notify_all();
+  }
+  // Waits until `count` requests were cancelled.
+  bool wait_cancelled(size_t count) {
+    std::unique_lock lock(mutex_);
+    return wake_.wait_for(lock, std::chrono::seconds(20), [&] { return cancelled.size() >= count; });
+  }
+  BackendStats stats() const override {
+    const std::lock_guard lock(mutex_);
+    BackendStats out;
+    out.waiting = static_cast<int32_t>(queue_.size());
+    return out;
+  }
+  int32_t context_tokens() const override { return context_; }
+
+  size_t max_queued = 1000;
+  std::set<RequestId> cancelled;  // guarded by mutex_
+  Request last;                   // guarded by mutex_
+
+ private:
+  struct Queued {
+    RequestId id;
+    Request request;
+    std::shared_ptr<Sink> sink;
+  };
+
+  void run() {
+    while (true) {
+      Queued work;
+      {
+        std::unique_lock lock(mutex_);
+        wake_.wait(lock, [&] { return stop_ || !queue_.empty(); });
+        if (stop_) return;
+        work = std::move(queue_.front());
+        queue_.pop_front();
+      }
+      answer(work);
+    }
+  }
+
+  void answer(const Queued& work) {
+    const Script script = play_(work.request);
+    Finished end;
+    end.usage.prompt_tokens = static_cast<int32_t>(work.request.prompt.size());
+    for (const int32_t id : script.tokens) {
+      TokenEvent event;
+      event.id = id;
+      event.logprob = -0.5f;
+      event.top = {{id, -0.5f}};
+      work.sink->token(work.id, event);
+      ++end.usage.generated_tokens;
+    }
+    bool was_cancelled = false;
+    {
+      std::unique_lock lock(mutex_);
+      if (script.wait) wake_.wait(lock, [&] { return stop_ || released_ || cancelled.contains(work.id); });
+      was_cancelled = cancelled.contains(work.id) || stop_;
+    }
+    end.reason = was_cancelled ? FinishReason::cancelled : script.reason;
+    if (!was_cancelled) end.stop_id = script.stop_id;
+    work.sink->finished(work.id, end);
+  }
+
+  Play play_;
+  int32_t context_;
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<Queued> queue_;
+  RequestId ids_ = 0;
+  bool stop_ = false, released_ = false;
+  std::thread thread_;
+};
+
+inline std::shared_ptr<ServedModel> demo_served_model(std::shared_ptr<Backend> backend) {
+  static const auto kFile = GgufFile::open(BRAID_SOURCE_DIR "/models/braid-demo-q8_0.gguf");
+  static const auto kTokenizer =
+      std::make_shared<const Tokenizer>(Tokenizer::create(read_vocabulary(*kFile).value()).value());
+  static const auto kTrie = std::make_shared<const TokenTrie>(*kTokenizer);
+  auto model = std::make_shared<ServedModel>();
+  model->names = {"demo", "second/name"};
+  model->file_name = "demo.gguf";
+  model->tokenizer = kTokenizer;
+  const auto text = kFile->find_string("tokenizer.chat_template");
+  model->chat.emplace(ChatTemplate::parse(**text, "", "<|im_end|>").value());
+  model->abilities = probe_template(*model->chat);
+  model->trie = kTrie;
+  model->backend = std::move(backend);
+  return model;
+}
+
+inline FakeBackend::Script says(const ServedModel& model, const std::string& text) {
+  FakeBackend::Script script;
+  script.tokens = model.tokenizer->encode(text, {.add_special = false, .parse_special = true}).value();
+  script.stop_id = model.tokenizer->end_ids().front();
+  return script;
+}
+
+// A client that sends bytes and reads bytes.
+class Client {
+ public:
+  explicit Client(uint16_t port) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(port);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(::connect(socket_, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  }
+  ~Client() { close(); }
+  void close() {
+    if (socket_ >= 0) ::close(std::exchange(socket_, -1));
+  }
+
+  void send(const std::string& bytes) {
+    for (size_t at = 0; at < bytes.size();) {
+      const ssize_t sent = ::send(socket_, bytes.data() + at, bytes.size() - at, MSG_NOSIGNAL);
+      if (sent <= 0) return;
+      at += static_cast<size_t>(sent);
+    }
+  }
+  // Reads until `text` was seen or the connection ended. What was read is kept.
+  bool read_until(const std::string& text) {
+    while (received.find(text) == std::string::npos) {
+      if (!read_some()) return false;
+    }
+    return true;
+  }
+  void read_all() {
+    while (read_some()) {
+    }
+  }
+
+  struct Answer {
+    int status = 0;
+    std::string head, body;
+    Json json() const { return Json::parse(body, nullptr, false); }
+  };
+  // One whole answer: by length, or by chunks.
+  Answer read_answer() {
+    Answer out;
+    if (!read_until("\r\n\r\n")) return out;
+    const size_t end = received.find("\r\n\r\n") + 4;
+    out.head = received.substr(0, end);
+    received.erase(0, end);
+    out.status = std::stoi(out.head.substr(9, 3));
+    const size_t at = out.head.find("Content-Length: ");
+    if (at != std::string::npos) {
+      const size_t length = std::stoul(out.head.substr(at + 16));
+      while (received.size() < length && read_some()) {
+      }
+      out.body = received.substr(0, length);
+      received.erase(0, length);
+    } else if (out.head.find("chunked") != std::string::npos) {
+      while (read_until("\r\n")) {
+        const size_t line = received.find("\r\n");
+        const size_t length = std::stoul(received.substr(0, line), nullptr, 16);
+        while (received.size() < line + 4 + length && read_some()) {
+        }
+        out.body += received.substr(line + 2, length);
+        received.erase(0, line + 4 + length);
+        if (length == 0) break;
+      }
+    }
+    return out;
+  }
+  Answer ask(const std::string& method, const std::string& path, const std::string& body = "",
+             const std::string& headers = "") {
+    std::string text = method + " " + path + " HTTP/1.1\r\nHost: localhost\r\n" + headers;
+    if (!body.empty()) text += "Content-Length: " + std::to_string(body.size()) + "\r\n";
+    send(text + "\r\n" + body);
+    return read_answer();
+  }
+
+  std::string received;
+
+ private:
+  bool read_some() {
+    pollfd watched{socket_, POLLIN, 0};
+    if (::poll(&watched, 1, 20'000) <= 0) return false;
+    char buffer[16384];
+    const ssize_t count = ::recv(socket_, buffer, sizeof buffer, 0);
+    if (count <= 0) return false;
+    received.append(buffer, static_cast<size_t>(count));
+    return true;
+  }
+
+  int socket_;
+};
+
+// A server on a free port.
+struct TestServer {
+  explicit TestServer(FakeBackend::Play play,
+                      const std::function<void(AppOptions&, HttpOptions&)>& adjust = nullptr,
+                      int32_t context = 4096)
+      : backend(std::make_shared<FakeBackend>(std::move(play), context)), model(demo_served_model(backend)) {
+    AppOptions options;
+    options.version = "test";
+    options.access_log = false;
+    options.policy.thinking = Thinking::off;
+    HttpOptions http_options;
+    http_options.port = 0;
+    if (adjust) adjust(options, http_options);
+    app = App::create(std::move(options), model);
+    auto started = HttpServer::start(http_options, app->handlers());
+    EXPECT_TRUE(started.ok());
+    http = std::move(started).value();
+  }
+  ~TestServer() {
+    backend->release();
+    app->stop();
+    http->stop();
+  }
+  uint16_t port() const { return http->port(); }
+
+  std::shared_ptr<FakeBackend> backend;
+  std::shared_ptr<ServedModel> model;
+  std::unique_ptr<App> app;
+  std::unique_ptr<HttpServer> http;
+};
+
+}  // namespace braid::server
