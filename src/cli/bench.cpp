@@ -216,6 +216,7 @@ Speeds speeds_of(const Row& row, LoadedModel& loaded, const cpu::Ceilings& peaks
   const double bytes = static_cast<double>(loaded.engine->step_read_bytes());
   speeds.gflop_s = static_cast<double>(loaded.engine->model().flops_per_token()) * row.mean() / 1e9;
   if (row.generation) speeds.gb_s = bytes * row.mean() / 1e9;
+  if (peaks.dot_gops.all_threads == 0) return speeds;  // not measured
   const double memory =
       row.generation ? speeds.gb_s / peaks.read_rate(static_cast<size_t>(bytes)).all_threads : 0;
   speeds.share = std::max(memory, speeds.gflop_s / peaks.dot_gops.all_threads);
@@ -305,10 +306,14 @@ int run_bench(BenchFlags flags) {
   if (!flags.shape.empty() && flags.save.empty()) std::filesystem::remove(flags.model.model);
   if (!loaded.ok()) return fail(loaded.error());
 
-  ThreadPool pool(loaded->engine->device().threads());
-  const cpu::Ceilings peaks = cpu::measure_ceilings(pool);
+  // Peaks are those of the processor; a GPU's are measured by its own bench (bench/gpu_bench.cpp).
+  cpu::Ceilings peaks;
   const bool json = flags.output == "json";
-  fmt::print(json ? stderr : stdout, "{}\n\n", describe(peaks, loaded->engine->device().threads()));
+  if (loaded->engine->device().computes_in_host_memory()) {
+    ThreadPool pool(loaded->engine->device().threads());
+    peaks = cpu::measure_ceilings(pool);
+    fmt::print(json ? stderr : stdout, "{}\n\n", describe(peaks, loaded->engine->device().threads()));
+  }
   if (!json) {
     fmt::print(
         "| model | device | test | tok/s | GB/s | GFLOP/s | of peak |\n|---|---|---|---|---|---|---|\n");
@@ -322,9 +327,10 @@ int run_bench(BenchFlags flags) {
     const Speeds speeds = speeds_of(row, *loaded, peaks);
     rows.push_back(to_json(row, *loaded, peaks));
     if (json) return {};
-    fmt::print("| {} | {} | {} | {:.1f} ± {:.1f} | {} | {:.1f} | {:.0f} % |\n", loaded->name,
+    fmt::print("| {} | {} | {} | {:.1f} ± {:.1f} | {} | {:.1f} | {} |\n", loaded->name,
                loaded->engine->device().description(), row.test, row.mean(), row.deviation(),
-               generation ? fmt::format("{:.1f}", speeds.gb_s) : "", speeds.gflop_s, 100 * speeds.share);
+               generation ? fmt::format("{:.1f}", speeds.gb_s) : "", speeds.gflop_s,
+               speeds.share > 0 ? fmt::format("{:.0f} %", 100 * speeds.share) : "");
     std::fflush(stdout);
     return {};
   };

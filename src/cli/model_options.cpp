@@ -99,8 +99,10 @@ void add_model_options(CLI::App& command, ModelFlags& flags, bool with_model) {
       ->check(CLI::IsMember({"f16", "bf16", "f32"}))
       ->capture_default_str()
       ->envname("BRAID_CACHE_TYPE_V");
-  command.add_option("--device", flags.device, "cpu, or ref: the slow scalar reference")
-      ->check(CLI::IsMember({"cpu", "ref"}))
+  command
+      .add_option("--device", flags.device,
+                  "auto (a GPU if there is one), cuda, cpu, or ref: the slow scalar reference")
+      ->check(CLI::IsMember({"auto", "cuda", "cpu", "ref"}))
       ->capture_default_str()
       ->envname("BRAID_DEVICE");
   add_sharing_options(command, flags);

@@ -26,7 +26,7 @@ struct ModelFlags {
   std::string activations = "i8";
   std::string cache_k = "f16";
   std::string cache_v = "f16";
-  std::string device = "cpu";
+  std::string device = "auto";
   int parallel = 1;
   int max_batch_tokens = 0;
   int checkpoint_interval = -1;

@@ -13,6 +13,13 @@ double ms_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double, std::milli>(to - from).count();
 }
 
+// Sequences of a plain decoding step, rounded up so that few records serve all.
+int32_t bucket_of(int32_t sequences, int32_t most) {
+  int32_t step = 1;
+  while (step * 8 <= sequences) step *= 2;
+  return std::min((sequences + step - 1) / step * step, most);
+}
+
 }  // namespace
 
 const char* finish_reason_name(FinishReason reason) {
@@ -56,6 +63,7 @@ Result<RequestId> Engine::submit(Request request, Sink& sink) {
 }
 
 Status Engine::submit_as(RequestId id, Request request, Sink& sink) {
+  BRAID_TRY(health_);
   BRAID_TRY(validate(request));
   // Far more than any context; keeps sums of counts inside 32 bits.
   request.max_tokens = std::min(request.max_tokens, context_tokens());
@@ -96,14 +104,16 @@ bool Engine::step() {
   if (plan.items.empty()) return !scheduler_->idle();
   propose(plan);
 
-  const Batch batch = batch_->fill(plan);
-  model_->forward(batch, cache_.memory(), batch_->has_uncertain());
+  Batch batch = batch_->fill(plan);
+  const int32_t rows = batch.tokens;
+  outputs_ = batch.outputs;
+  run(batch);
   device_->synchronize();
+  if (const Status health = device_->health(); !health.ok()) fail_all(health.error());
+  if (!health_.ok()) return false;
   const Clock::time_point computed = Clock::now();
   const double logits_before_ms = stats_.logits_ms;
 
-  outputs_ = batch.outputs;
-  logits_count_ = 0;
   std::vector<Verdict> verdicts;
   for (const PlanItem& item : plan.items) verdicts.push_back(judge(item));
   fork(plan, verdicts);
@@ -113,9 +123,63 @@ bool Engine::step() {
   stats_.forward_ms += ms_between(begin, computed);
   stats_.judge_ms += ms_between(computed, Clock::now()) - (stats_.logits_ms - logits_before_ms);
   ++stats_.steps;
-  stats_.rows += static_cast<uint64_t>(batch.tokens);
+  stats_.rows += static_cast<uint64_t>(rows);
   settle(plan, verdicts);
   return true;
+}
+
+void Engine::enqueue(const Batch& batch) {
+  batch_->upload(batch);
+  model_->forward(batch, cache_.memory(), batch_->has_uncertain());
+  if (best_rows_ == 0) return;
+  const int32_t rows = batch.outputs;
+  model_->logits(logits_, 0, rows);
+  device_->ops().top_k(best_values_.top(rows), best_ids_.top(rows), best_sums_.top(rows), logits_.top(rows));
+  device_->to_host(best_on_host_.data(), best_memory_.data(), best_on_host_.size_bytes());
+}
+
+// A device with its own memory leaves the best logits of every row on the host. Its plain decoding steps are
+// padded to a bucket, recorded the second time (whatever a kernel sets up once must not be recorded), and
+// replayed from then on.
+void Engine::run(Batch& batch) {
+  logits_count_ = 0;
+  row_held_ = -1;
+  best_rows_ = best_count_ > 0 && batch.outputs <= logits_.rows ? batch.outputs : 0;
+  if (best_rows_ == 0) return enqueue(batch);
+  logits_first_ = 0;
+  logits_count_ = batch.outputs;
+  if (!batch_->plain_decode() || model_->observed()) return enqueue(batch);
+  const int32_t rows = bucket_of(batch.sequences, options_.max_sequences);
+  batch_->pad(batch, rows);
+  const auto key = static_cast<uint64_t>(rows);
+  if (!device_->has_record(key) && !warmed_up_.insert(rows).second && device_->begin_record()) {
+    enqueue(batch);
+    if (const Status recorded = device_->end_record(key); !recorded.ok()) return fail_all(recorded.error());
+  }
+  if (device_->has_record(key)) {
+    device_->replay(key);
+  } else {
+    enqueue(batch);
+  }
+}
+
+// The device is of no use any more: nobody gets another token from it.
+void Engine::fail_all(const Error& error) {
+  health_ = error;
+  for (auto& s : scheduler_->remove_all())
+    finish(std::move(s), {FinishReason::error, {}, error.message, {}, {}});
+}
+
+std::optional<TopLogits> Engine::best_of(int32_t output) const {
+  if (output >= best_rows_) return std::nullopt;
+  const auto* base = static_cast<const float*>(best_on_host_.data());
+  const int64_t values = logits_.rows * best_count_;
+  const auto count = static_cast<size_t>(best_count_);
+  TopLogits top;
+  top.values = {base + int64_t{output} * best_count_, count};
+  top.ids = {reinterpret_cast<const int32_t*>(base + values) + int64_t{output} * best_count_, count};
+  top.log_sum = base[2 * values + output];
+  return top;
 }
 
 void Engine::propose(Plan& plan) {
@@ -138,16 +202,18 @@ std::span<const float> Engine::logits_row(int32_t output, int32_t together) {
     logits_count_ = std::min(static_cast<int32_t>(logits_.rows), outputs_ - output);
     const Clock::time_point begin = Clock::now();
     model_->logits(logits_, logits_first_, logits_count_);
-    if (logits_on_host_.data() != nullptr)
-      device_->to_host(
-          logits_on_host_.data(), logits_.data,
-          static_cast<size_t>(logits_count_) * static_cast<size_t>(logits_.cols) * sizeof(float));
     device_->synchronize();
     stats_.logits_ms += ms_between(begin, Clock::now());
   }
-  const auto* rows =
-      static_cast<const float*>(logits_on_host_.data() != nullptr ? logits_on_host_.data() : logits_.data);
-  return {rows + int64_t{output - logits_first_} * logits_.cols, static_cast<size_t>(logits_.cols)};
+  const auto width = static_cast<size_t>(logits_.cols);
+  float* row = static_cast<float*>(logits_.data) + int64_t{output - logits_first_} * logits_.stride;
+  if (row_on_host_.data() == nullptr) return {row, width};
+  if (row_held_ != output) {
+    device_->to_host(row_on_host_.data(), row, width * sizeof(float));
+    device_->synchronize();
+    row_held_ = output;
+  }
+  return {static_cast<const float*>(row_on_host_.data()), width};
 }
 
 void Engine::report_scores(const PlanItem& item) {
@@ -182,9 +248,19 @@ void Engine::judge_path(const PlanItem& item, Verdict& verdict) {
   const Request& request = s.request;
   int32_t node = -1;
   while (true) {
-    logits_row(last_output, 1 + drafts);  // the whole tree stays together
-    const auto row = logits_row(last_output + 1 + node, 1);
-    const int32_t id = s.sampler.next(request.mask ? masked(row, *request.mask) : row, scratch_);
+    const int32_t output = last_output + 1 + node;
+    // The best logits are enough for most; else the whole row.
+    std::optional<TopLogits> best = best_of(output);
+    if (best && (request.mask || !s.sampler.enough(best_count_) || request.top_logprobs > best_count_))
+      best.reset();
+    std::span<const float> row;
+    if (!best) {
+      logits_row(last_output, 1 + drafts);  // the whole tree stays together
+      row = logits_row(output, 1);
+    }
+    const int32_t id = best           ? s.sampler.next(*best, scratch_)
+                       : request.mask ? s.sampler.next(masked(row, *request.mask), scratch_)
+                                      : s.sampler.next(row, scratch_);
     if (id < 0) {
       verdict.finished = true;
       verdict.end.reason = FinishReason::error;
@@ -204,8 +280,9 @@ void Engine::judge_path(const PlanItem& item, Verdict& verdict) {
     TokenEvent& event = verdict.events.emplace_back();
     event.id = id;
     if (request.top_logprobs >= 0) {
-      event.logprob = log_probability(row, id);
-      event.top = top_log_probabilities(row, request.top_logprobs);
+      event.logprob = best ? log_probability(*best, id) : log_probability(row, id);
+      event.top = best ? top_log_probabilities(*best, request.top_logprobs)
+                       : top_log_probabilities(row, request.top_logprobs);
     }
     const auto made = static_cast<int64_t>(s.generated()) + static_cast<int64_t>(verdict.next.size());
     const bool enough = request.max_tokens >= 0 && made >= request.max_tokens;

@@ -18,6 +18,8 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -124,6 +126,8 @@ class Engine {
   // Looks inside the model's steps (tests, tools); null: nobody.
   void observe(Observer* observer) { model_->observe(observer); }
 
+  // Not ok after the device has failed: every request ends with this error.
+  const Status& health() const { return health_; }
   // Stops the program if the books do not balance.
   void check() const { scheduler_->check(); }
 
@@ -148,6 +152,14 @@ class Engine {
   std::span<const float> masked(std::span<const float> row, TokenMask& mask);
   // Logits of output row `output`; at least `together` rows from it on are valid until the next call.
   std::span<const float> logits_row(int32_t output, int32_t together);
+  // The best of an output row, if the device has found them.
+  std::optional<TopLogits> best_of(int32_t output) const;
+  // Everything from the batch's upload to the best logits: what is recorded for plain decoding.
+  void enqueue(const Batch& batch);
+  void run(Batch& batch);
+  void fail_all(const Error& error);
+  Status allocate_best();
+  Device::WorkspaceNeeds workspace_needs() const;
 
   EngineOptions options_;
   std::unique_ptr<Device> device_;  // outlives everything that holds its memory
@@ -161,10 +173,18 @@ class Engine {
   Buffer disk_memory_;
   size_t disk_write_bytes_ = 0;  // of disk_memory_; the rest is for reading
   Buffer logits_memory_;
-  Buffer logits_on_host_;     // where the host cannot read the device's memory
-  PrefixHash fingerprint_;    // of everything that cached prefixes depend on
-  Tensor logits_;             // [logit rows, V]
-  int32_t logits_first_ = 0;  // output rows that logits_ holds now
+  // Where the host cannot read the device's memory: the best logits of each row, and one whole row.
+  Buffer best_memory_;
+  Tensor best_values_, best_ids_, best_sums_;  // [logit rows, best], [.., best] i32, [.., 1]
+  int32_t best_count_ = 0;
+  int32_t best_rows_ = 0;  // that best_on_host_ holds for the current step
+  Buffer best_on_host_;
+  Buffer row_on_host_;
+  int32_t row_held_ = -1;        // output row in row_on_host_
+  std::set<int32_t> warmed_up_;  // buckets that have run once
+  PrefixHash fingerprint_;       // of everything that cached prefixes depend on
+  Tensor logits_;                // [logit rows, V]
+  int32_t logits_first_ = 0;     // output rows that logits_ holds now
   int32_t logits_count_ = 0;
   int32_t outputs_ = 0;   // of the current step
   int32_t max_rows_ = 0;  // of a step
@@ -177,6 +197,7 @@ class Engine {
   std::vector<uint64_t> mask_bits_;
   std::vector<float> masked_logits_;
   EngineStats stats_;
+  Status health_;
   RequestId next_id_ = 1;
 };
 

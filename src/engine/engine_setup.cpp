@@ -9,6 +9,7 @@ namespace braid {
 namespace {
 
 constexpr int32_t kSmallestContext = 512;
+constexpr int32_t kBestLogits = 64;  // of a row, found by the device: enough for nearly every sampler
 constexpr uint64_t kLogitsBytes = uint64_t{16} << 20;  // rows scored at once; a few rows are always possible
 
 const char* const kWeights = "weights";
@@ -39,14 +40,15 @@ Status check_options(const EngineOptions& o, const ModelConfig& config) {
   return {};
 }
 
-// What the ops keep between a product's input and its kernel, and beside the recurrence: a rough upper bound;
-// the device says the truth when it has taken it.
-uint64_t expected_workspaces(const Device::WorkspaceNeeds& needs, int threads) {
+// What the ops keep beside their operands: the device's word, or a rough upper bound for one that does not
+// know.
+uint64_t expected_workspaces(const Device& device, const Device::WorkspaceNeeds& needs) {
+  if (const size_t known = device.workspace_bytes(needs); known > 0) return known;
   const auto rows = static_cast<uint64_t>(needs.max_tokens);
   const auto row_elements =
       static_cast<uint64_t>(2 * needs.max_width + 2 * needs.delta.channels() +
                             needs.experts_used * (2 * needs.expert_width + needs.model_width));
-  return rows * row_elements * sizeof(float) + (static_cast<uint64_t>(threads) << 20);
+  return rows * row_elements * sizeof(float) + (static_cast<uint64_t>(device.threads()) << 20);
 }
 
 Result<std::unique_ptr<Device>> make_device(const EngineOptions& options, int32_t max_rows) {
@@ -55,16 +57,26 @@ Result<std::unique_ptr<Device>> make_device(const EngineOptions& options, int32_
   device.activations = options.activations;
   device.max_tokens = max_rows;
   if (options.device == "ref") return make_ref_device(device);
-  if (options.device == "cpu") return make_cpu_device(device);
+  if (options.device == "cuda") return make_cuda_device(device);
+  if (options.device == "auto") {
+    if (auto gpu = make_cuda_device(device); gpu.ok()) return gpu;
+  }
+  if (options.device == "cpu" || options.device == "auto") return make_cpu_device(device);
   return Error{ErrorKind::invalid_argument,
-               fmt::format("unknown device {}; there are cpu and ref", options.device)};
+               fmt::format("unknown device {}; there are auto, cuda, cpu and ref", options.device)};
 }
 
-// Half of what the fixed parts leave; the rest stays free: for the page cache, for other programs, for what
-// text and clients need.
+// What the fixed parts leave for KV blocks. Of host memory half stays free: for the page cache, for other
+// programs, for what text and clients need; of a device's own a twentieth.
 uint64_t spare_bytes(const MemoryPlan& plan) {
   const uint64_t taken = plan.predicted_bytes();
-  return plan.available_bytes > taken ? (plan.available_bytes - taken) / 2 : 0;
+  const uint64_t left = plan.available_bytes > taken ? plan.available_bytes - taken : 0;
+  return plan.own_memory ? left / 20 * 19 : left / 2;
+}
+
+// What host memory has to spare for copies.
+uint64_t spare_host_bytes(const MemoryPlan& plan) {
+  return plan.own_memory ? available_memory_bytes() / 2 : spare_bytes(plan);
 }
 
 // Everything a cached prefix depends on, apart from its tokens: weights (sampled: all of each small tensor,
@@ -118,22 +130,34 @@ Status Engine::open(const GgufFile& file, const EngineOptions& options) {
   sizes_.k_format = options.k_format;
   sizes_.v_format = options.v_format;
   const uint64_t logits_bytes = static_cast<uint64_t>(logit_rows) * vocabulary * sizeof(float);
-  plan_.available_bytes =
-      options.memory_limit_bytes != 0 ? options.memory_limit_bytes : available_memory_bytes();
+  plan_.own_memory = !device_->computes_in_host_memory();
+  plan_.available_bytes = plan_.own_memory ? device_->free_bytes() : available_memory_bytes();
+  if (options.memory_limit_bytes != 0) plan_.available_bytes = options.memory_limit_bytes;
   plan_.max_sequences = options.max_sequences;
   plan_.rows = {{kWeights, model_->weights().planned_bytes(*device_)},
                 {kKvBlocks},
                 {kStateSlots, sizes_.slot_bytes(config)},
-                {kActivations, model_->activation_bytes(max_rows_, max_rows_)},
+                {kActivations, model_->activation_bytes(max_rows_, max_rows_, device_->activation_type())},
                 {kLogits, logits_bytes},
-                {kWorkspaces, expected_workspaces(model_->workspace_needs(max_rows_), device_->threads())}};
+                {kWorkspaces, expected_workspaces(*device_, workspace_needs())}};
   if (sizes_.journal_rows > 0) plan_.rows.push_back({kJournals, sizes_.journal_bytes(config)});
 
-  if (options.state_memory_bytes != 0 && options.prefix_cache) plan_.rows.push_back({kCheckpoints});
-  if (options.swap_memory_bytes != 0) plan_.rows.push_back({kSwap});
+  if (options.state_memory_bytes != 0 && options.prefix_cache)
+    plan_.rows.push_back({kCheckpoints, 0, 0, true});
+  if (options.swap_memory_bytes != 0) plan_.rows.push_back({kSwap, 0, 0, true});
   BRAID_TRY(plan_blocks(options));
+  plan_.set_predicted(kWorkspaces, expected_workspaces(*device_, workspace_needs()));
   plan_host_images(options);
   return plan_disk(options);
+}
+
+// For the largest step; before the context is known, for the model's own.
+Device::WorkspaceNeeds Engine::workspace_needs() const {
+  Device::WorkspaceNeeds needs = model_->workspace_needs(max_rows_);
+  const int32_t context = plan_.context_tokens > 0 ? plan_.context_tokens : model_->config().context_length;
+  needs.max_sequences = options_.max_sequences;
+  needs.max_context = context + options_.max_drafts;
+  return needs;
 }
 
 // The KV cache takes what the contexts of all sequences ask for, as far as memory goes, and at least one
@@ -179,7 +203,8 @@ void Engine::plan_host_images(const EngineOptions& options) {
   const uint64_t block_bytes = one.kv_bytes(config);
   const uint64_t image_bytes = one.slot_bytes(config) + block_bytes;
   const auto count = [&](int64_t asked, uint64_t each, uint64_t chosen) {
-    const uint64_t most = asked < 0 ? spare_bytes(plan_) / 4 / each : static_cast<uint64_t>(asked) / each;
+    const uint64_t most =
+        asked < 0 ? spare_host_bytes(plan_) / 4 / each : static_cast<uint64_t>(asked) / each;
     return static_cast<int32_t>(std::min<uint64_t>({most, asked < 0 ? chosen : most, 1 << 20}));
   };
   if (options.prefix_cache && one.slot_bytes(config) > 0 && options.state_memory_bytes != 0) {
@@ -215,7 +240,7 @@ Status Engine::plan_disk(const EngineOptions& options) {
   const uint64_t good = DiskStaging::write_bytes(
       kind, std::min(interval > 0 ? interval + options.ubatch_tokens : 8192, plan_.context_tokens));
   disk_write_bytes_ =
-      std::min(good, std::max(spare_bytes(plan_) / 8, 2 * (kind.state_bytes + kind.block_bytes)));
+      std::min(good, std::max(spare_host_bytes(plan_) / 8, 2 * (kind.state_bytes + kind.block_bytes)));
   plan_.rows.push_back({kDiskStaging, disk_write_bytes_ + DiskStaging::read_bytes(kind)});
   return {};
 }
@@ -257,10 +282,7 @@ Status Engine::load() {
   BRAID_ASSIGN(logits_memory_, device_->allocate(logits_bytes, "logits"));
   logits_.data = logits_memory_.data();
 
-  Device::WorkspaceNeeds needs = model_->workspace_needs(max_rows_);
-  needs.max_sequences = options_.max_sequences;
-  needs.max_context = plan_.context_tokens + options_.max_drafts;
-  BRAID_ASSIGN(const size_t workspace_bytes, device_->reserve_workspaces(needs));
+  BRAID_ASSIGN(const size_t workspace_bytes, device_->reserve_workspaces(workspace_needs()));
 
   const size_t block_bytes = cache_.block_bytes();
   const size_t checkpoint_bytes =
@@ -286,15 +308,13 @@ Status Engine::load() {
   plan_.set_actual(kKvBlocks, cache_.kv_bytes());
   plan_.set_actual(kStateSlots, cache_.slot_bytes());
   plan_.set_actual(kJournals, cache_.journal_bytes());
-  plan_.set_actual(kActivations, model_->activation_bytes(max_rows_, max_rows_));
+  plan_.set_actual(kActivations, model_->activation_bytes(max_rows_, max_rows_, device_->activation_type()));
   plan_.set_actual(kLogits, logits_bytes);
   plan_.set_actual(kWorkspaces, workspace_bytes);
   plan_.set_actual(kCheckpoints, checkpoint_bytes);
   plan_.set_actual(kSwap, swap_bytes);
 
-  if (!device_->computes_in_host_memory()) {
-    BRAID_ASSIGN(logits_on_host_, device_->allocate_host(logits_bytes, "logits"));
-  }
+  if (!device_->computes_in_host_memory()) BRAID_TRY(allocate_best());
   host_images_.checkpoints = static_cast<std::byte*>(checkpoint_memory_.data());
   host_images_.swap = static_cast<std::byte*>(swap_memory_.data());
   scheduler_ =
@@ -315,6 +335,23 @@ Status Engine::load() {
       static_cast<int32_t>(blocks_for(int64_t{plan_.context_tokens} + options_.max_drafts));
   batch_ = std::make_unique<StepBatch>();
   return batch_->allocate(*device_, max_rows_, options_.max_sequences, blocks_per_sequence);
+}
+
+// Where a device with its own memory leaves the best logits of each row, and the host's copies.
+Status Engine::allocate_best() {
+  const int64_t rows = logits_.rows;
+  best_count_ = static_cast<int32_t>(std::min<int64_t>(kBestLogits, logits_.cols));
+  const int64_t values = rows * best_count_;
+  const size_t bytes = static_cast<size_t>(2 * values + rows) * sizeof(float);
+  BRAID_ASSIGN(best_memory_, device_->allocate(bytes, "best logits"));
+  BRAID_ASSIGN(best_on_host_, device_->allocate_host(bytes, "best logits"));
+  BRAID_ASSIGN(row_on_host_,
+               device_->allocate_host(static_cast<size_t>(logits_.cols) * sizeof(float), "logits"));
+  auto* base = static_cast<float*>(best_memory_.data());
+  best_values_ = Tensor{base, DType::f32, rows, best_count_, best_count_};
+  best_ids_ = Tensor{base + values, DType::i32, rows, best_count_, best_count_};
+  best_sums_ = Tensor{base + 2 * values, DType::f32, rows, 1, 1};
+  return {};
 }
 
 Result<std::unique_ptr<Engine>> Engine::create(const GgufFile& file, const EngineOptions& options) {

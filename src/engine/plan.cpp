@@ -91,13 +91,15 @@ std::string format_bytes(uint64_t bytes) {
 
 uint64_t MemoryPlan::predicted_bytes() const {
   uint64_t sum = 0;
-  for (const MemoryRow& row : rows) sum += row.predicted_bytes;
+  for (const MemoryRow& row : rows)
+    if (!own_memory || !row.on_host) sum += row.predicted_bytes;
   return sum;
 }
 
 uint64_t MemoryPlan::actual_bytes() const {
   uint64_t sum = 0;
-  for (const MemoryRow& row : rows) sum += row.actual_bytes;
+  for (const MemoryRow& row : rows)
+    if (!own_memory || !row.on_host) sum += row.actual_bytes;
   return sum;
 }
 
@@ -119,10 +121,13 @@ std::string MemoryPlan::table() const {
   };
   std::string out = taken ? fmt::format("{:<16} {:>12} {:>12}\n", "memory", "predicted", "actual")
                           : fmt::format("{:<16} {:>12}\n", "memory", "predicted");
-  for (const MemoryRow& row : rows) out += line(row.label, row.predicted_bytes, row.actual_bytes);
+  for (const MemoryRow& row : rows)
+    if (!own_memory || !row.on_host) out += line(row.label, row.predicted_bytes, row.actual_bytes);
   out += line("total", predicted_bytes(), actual_bytes());
   if (available_bytes != UINT64_MAX)
     out += fmt::format("{:<16} {:>12}\n", "available", format_bytes(available_bytes));
+  for (const MemoryRow& row : rows)
+    if (own_memory && row.on_host) out += line(row.label + " (host)", row.predicted_bytes, row.actual_bytes);
   return out;
 }
 

@@ -13,11 +13,13 @@ struct MemoryRow {
   std::string label;
   uint64_t predicted_bytes = 0;
   uint64_t actual_bytes = 0;  // 0 until taken
+  bool on_host = false;       // beside a device that has its own memory
 };
 
 struct MemoryPlan {
   std::vector<MemoryRow> rows;
   uint64_t available_bytes = 0;  // what the machine had free when the plan was made
+  bool own_memory = false;       // the device's: rows on the host do not count against it
   int32_t context_tokens = 0;    // per sequence
   int32_t max_sequences = 0;
 

@@ -121,9 +121,32 @@ void Sampler::distribution(std::span<const float> logits, SamplerScratch& scratc
     return;
   }
   collect(logits, scratch.candidates);
-  for (Candidate& x : scratch.candidates)
+  soften(scratch.candidates, top);
+}
+
+// From logits to the distribution that is drawn from.
+void Sampler::soften(std::vector<Candidate>& c, double top) const {
+  for (Candidate& x : c)
     x.probability = std::exp((x.probability - top) / static_cast<double>(params_.temperature));
-  truncate(scratch.candidates);
+  truncate(c);
+}
+
+bool Sampler::enough(int32_t best) const {
+  return !changes_logits() && (params_.temperature == 0 || (params_.top_k > 0 && params_.top_k <= best));
+}
+
+int32_t Sampler::next(const TopLogits& top, SamplerScratch& scratch) {
+  if (top.ids.empty() || !(top.values[0] > kNever)) return -1;
+  if (params_.temperature == 0 || !std::isfinite(top.values[0])) {
+    if (params_.temperature != 0) ++draws_;  // as for a whole row
+    return top.ids[0];
+  }
+  std::vector<Candidate>& c = scratch.candidates;
+  c.clear();
+  for (int32_t i = 0; i < params_.top_k && top.values[i] > kNever; ++i)
+    c.push_back({top.ids[i], top.values[i]});
+  soften(c, top.values[0]);
+  return draw(c);
 }
 
 // The top_k candidates (all without top-k), with their logits as `probability` for now.
@@ -180,6 +203,10 @@ int32_t Sampler::next(std::span<const float> logits, SamplerScratch& scratch) {
   const auto& c = scratch.candidates;
   if (c.empty()) return -1;
   if (params_.temperature == 0) return c[0].id;
+  return draw(c);
+}
+
+int32_t Sampler::draw(const std::vector<Candidate>& c) {
   const double u = uniform(params_.seed, draws_++);
   double sum = 0;
   for (const Candidate& x : c) {
@@ -187,6 +214,19 @@ int32_t Sampler::next(std::span<const float> logits, SamplerScratch& scratch) {
     if (u < sum) return x.id;
   }
   return c.back().id;  // the sum fell short of 1 by rounding
+}
+
+float log_probability(const TopLogits& top, int32_t id) {
+  for (size_t i = 0; i < top.ids.size(); ++i)
+    if (top.ids[i] == id) return top.values[i] - top.log_sum;
+  return std::numeric_limits<float>::quiet_NaN();
+}
+
+std::vector<std::pair<int32_t, float>> top_log_probabilities(const TopLogits& top, int32_t count) {
+  std::vector<std::pair<int32_t, float>> out;
+  for (size_t i = 0; i < std::min(top.ids.size(), static_cast<size_t>(std::max(count, 0))); ++i)
+    out.emplace_back(top.ids[i], top.values[i] - top.log_sum);
+  return out;
 }
 
 float log_probability(std::span<const float> logits, int32_t id) {

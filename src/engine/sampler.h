@@ -45,6 +45,13 @@ struct Candidate {
   double probability = 0;
 };
 
+// The best of a row of logits, as a device found them (ops.h, top_k): best first, ties to the lowest id.
+struct TopLogits {
+  std::span<const float> values;
+  std::span<const int32_t> ids;
+  float log_sum = 0;  // log of the sum of exp over the whole row
+};
+
 struct SamplerScratch {
   std::vector<float> logits;
   std::vector<Candidate> candidates;
@@ -57,6 +64,10 @@ class Sampler {
 
   // The next token. -1 when no logit is a number. Consumes one random number unless greedy.
   int32_t next(std::span<const float> logits, SamplerScratch& scratch);
+
+  // The same from the best logits alone; only if they are enough(): the result is that of the whole row.
+  int32_t next(const TopLogits& top, SamplerScratch& scratch);
+  bool enough(int32_t best) const;
 
   // `id` was generated: it is history now.
   void accept(int32_t id);
@@ -72,6 +83,8 @@ class Sampler {
   void apply_bias_and_penalties(std::span<float> logits) const;
   void collect(std::span<const float> logits, std::vector<Candidate>& c) const;
   void truncate(std::vector<Candidate>& c) const;
+  void soften(std::vector<Candidate>& c, double top) const;
+  int32_t draw(const std::vector<Candidate>& c);
 
   SamplingParams params_;
   uint64_t draws_ = 0;
@@ -80,6 +93,9 @@ class Sampler {
   std::unordered_map<int32_t, int32_t> generated_;  // id -> occurrences in the answer
 };
 
+// The same as below for the best logits of a row; `id` must be among them, and `count` at most as many.
+float log_probability(const TopLogits& top, int32_t id);
+std::vector<std::pair<int32_t, float>> top_log_probabilities(const TopLogits& top, int32_t count);
 // log softmax of row[id].
 float log_probability(std::span<const float> logits, int32_t id);
 // The `count` most probable ids with their log probabilities, best first (ties: lowest id).

@@ -175,6 +175,17 @@ std::unique_ptr<Sequence> Scheduler::remove(Sequence* sequence, bool keep) {
   return out;
 }
 
+std::vector<std::unique_ptr<Sequence>> Scheduler::remove_all() {
+  std::vector<std::unique_ptr<Sequence>> out;
+  while (!running_.empty()) out.push_back(remove(running_.back().get(), false));
+  for (auto& s : waiting_) {
+    forget_copies(*s);
+    out.push_back(std::move(s));
+  }
+  waiting_.clear();
+  return out;
+}
+
 std::vector<std::unique_ptr<Sequence>> Scheduler::remove_cancelled() {
   std::vector<std::unique_ptr<Sequence>> out;
   for (size_t i = 0; i < running_.size();) {

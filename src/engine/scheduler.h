@@ -95,6 +95,8 @@ class Scheduler {
   std::vector<Sequence*> fork(Sequence& s);
 
   void cancel_all();
+  // Everybody, without a look at the device: it has failed.
+  std::vector<std::unique_ptr<Sequence>> remove_all();
   // Takes the sequence out, with everything it holds. `keep`: its state is worth a checkpoint.
   std::unique_ptr<Sequence> remove(Sequence* sequence, bool keep);
   // Those marked cancelled, waiting or running, already removed.

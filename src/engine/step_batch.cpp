@@ -79,12 +79,10 @@ Batch StepBatch::fill(Plan& plan) {
     BRAID_CHECK(static_cast<int32_t>(s.blocks.size()) <= blocks_per_sequence_);
     std::copy(s.blocks.begin(), s.blocks.end(), host(table) + int64_t{index} * blocks_per_sequence_);
   }
-  if (memory_.data() != nullptr) {
-    const int64_t used = offset_[table] + int64_t{sequences} * blocks_per_sequence_;
-    device_->to_device(memory_.data(), host_.data(), static_cast<size_t>(used) * sizeof(int32_t));
-  }
+  plain_decode_ = rows_used_ == sequences && outputs == sequences;
 
   Batch b;
+  for (const PlanItem& item : plan.items) b.most_rows = std::max(b.most_rows, item.rows());
   b.tokens = rows_used_;
   b.sequences = sequences;
   b.outputs = outputs;
@@ -102,6 +100,22 @@ Batch StepBatch::fill(Plan& plan) {
   b.blocks_per_sequence = blocks_per_sequence_;
   b.output_row = on_device(output_row);
   return b;
+}
+
+void StepBatch::upload(const Batch& batch) {
+  if (memory_.data() == nullptr) return;
+  const int64_t used = offset_[table] + int64_t{batch.sequences} * blocks_per_sequence_;
+  device_->to_device(memory_.data(), host_.data(), static_cast<size_t>(used) * sizeof(int32_t));
+}
+
+void StepBatch::pad(Batch& batch, int32_t count) {
+  BRAID_CHECK(plain_decode_ && count >= batch.sequences && count <= max_sequences_ && count <= max_rows_);
+  for (int32_t i = batch.sequences; i < count; ++i) {
+    for (const Array a : {token, cell, sequence, parent, output_row}) host(a)[i] = -1;
+    for (const Array a : {position, first_row, rows, certain, context, slot}) host(a)[i] = 0;
+    std::fill_n(host(table) + int64_t{i} * blocks_per_sequence_, blocks_per_sequence_, 0);
+  }
+  batch.tokens = batch.sequences = batch.outputs = count;
 }
 
 }  // namespace braid

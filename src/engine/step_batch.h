@@ -16,7 +16,13 @@ class StepBatch {
   // Also sets first_row, first_output and outputs of the plan's items. The arrays of the result are in the
   // device's memory. Valid until the next fill().
   Batch fill(Plan& plan);
+  // Sends the arrays to the device (a part of the step that can be recorded: always the same bytes).
+  void upload(const Batch& batch);
   bool has_uncertain() const { return has_uncertain_; }
+  // Every sequence takes one certain row, whose logits are wanted: the step that is repeated most.
+  bool plain_decode() const { return plain_decode_; }
+  // Pads a plain decoding step to `rows` sequences, so that one record serves many.
+  void pad(Batch& batch, int32_t rows);
 
  private:
   // Where each array lies in the one stretch that goes to the device in one copy.
@@ -44,6 +50,7 @@ class StepBatch {
   int32_t max_sequences_ = 0;
   int32_t blocks_per_sequence_ = 0;
   bool has_uncertain_ = false;
+  bool plain_decode_ = false;
   int32_t rows_used_ = 0;
   int64_t offset_[kArrays] = {};
   Buffer host_;

@@ -80,6 +80,7 @@ class Model {
 
   // Null: nobody looks.
   void observe(Observer* observer) { observer_ = observer; }
+  bool observed() const { return observer_ != nullptr; }
 
  protected:
   ModelConfig config_;

@@ -67,6 +67,8 @@ class Device {
   virtual std::string description() const = 0;
   virtual int threads() const { return 1; }
 
+  // Memory that allocate() can still give, on devices with their own.
+  virtual uint64_t free_bytes() const { return UINT64_MAX; }
   // Zero-filled memory. Error: exhausted.
   virtual Result<Buffer> allocate(size_t size_bytes, const char* label) = 0;
 
@@ -98,6 +100,8 @@ class Device {
     int64_t expert_width = 0;  // widest of routed and shared expert
     int64_t model_width = 0;
   };
+  // What it will take, if that is known before; 0: not.
+  virtual size_t workspace_bytes(const WorkspaceNeeds& needs) const { return 0; }
   virtual Result<size_t> reserve_workspaces(const WorkspaceNeeds& needs) = 0;
 
   // Copies between host and device memory, queued behind the ops before them. The host side of to_device may
@@ -117,14 +121,14 @@ class Device {
   virtual void synchronize() = 0;
   virtual Ops& ops() = 0;
 
-  // Ok as long as everything asked of the device worked. Ask after synchronize(): an error stays, the work since
-  // the last good answer is worthless, and so is the device. Errors: io.
+  // Ok as long as everything asked of the device worked. Ask after synchronize(): an error stays, the work
+  // since the last good answer is worthless, and so is the device. Errors: io.
   virtual Status health() const { return {}; }
 
   // Steps that are recorded once and replayed. Between begin_record and end_record ops and copies are kept
-  // instead of run; replay(key) runs what was recorded under `key`: the same ops on the same memory, with what
-  // that memory then holds. Nothing allocates and nobody synchronizes while recording. begin_record is false on
-  // devices without recording, and then nothing changes.
+  // instead of run; replay(key) runs what was recorded under `key`: the same ops on the same memory, with
+  // what that memory then holds. Nothing allocates and nobody synchronizes while recording. begin_record is
+  // false on devices without recording, and then nothing changes.
   virtual bool begin_record() { return false; }
   virtual Status end_record(uint64_t key) { return {}; }
   virtual bool has_record(uint64_t key) const { return false; }

@@ -175,25 +175,37 @@ void CudaDevice::forget_records() {
   records_.clear();
 }
 
+uint64_t CudaDevice::free_bytes() const {
+  size_t free = 0, total = 0;
+  return cudaMemGetInfo(&free, &total) == cudaSuccess ? free : 0;
+}
+
 // ---- workspaces ----
+
+// One after the other, each at a 256-byte boundary.
+CudaOps::WorkspaceParts CudaOps::workspace_parts(const Device::WorkspaceNeeds& needs) const {
+  const auto rounded = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
+  return {rounded(attention_workspace_bytes(context_, needs)),
+          rounded(delta_workspace_bytes(context_, needs)), rounded(products_workspace_bytes(context_, needs)),
+          rounded(moe_workspace_bytes(context_, needs)), rounded(cuda::top_k_bytes())};
+}
+
+size_t CudaOps::workspace_bytes(const Device::WorkspaceNeeds& needs) const {
+  return workspace_parts(needs).sum() + kStageSlots * kStageBytes;
+}
 
 Result<size_t> CudaOps::reserve(Device& device, const Device::WorkspaceNeeds& needs) {
   needs_ = needs;
-  const auto rounded = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
-  const size_t attention = rounded(attention_workspace_bytes(context_, needs));
-  const size_t delta = rounded(delta_workspace_bytes(context_, needs));
-  const size_t products = rounded(products_workspace_bytes(context_, needs));
-  const size_t moe = rounded(moe_workspace_bytes(context_, needs));
-  const size_t top_k = rounded(cuda::top_k_bytes());
-  BRAID_ASSIGN(workspace_, device.allocate(attention + delta + products + moe + top_k, "workspaces"));
+  const WorkspaceParts parts = workspace_parts(needs);
+  BRAID_ASSIGN(workspace_, device.allocate(parts.sum(), "workspaces"));
   BRAID_ASSIGN(stage_device_, device.allocate(kStageSlots * kStageBytes, "staging"));
   BRAID_ASSIGN(stage_host_, device.allocate_host(kStageSlots * kStageBytes, "staging"));
   auto* at = static_cast<std::byte*>(workspace_.data());
   attention_work_ = at;
-  delta_work_ = at + attention;
-  products_work_ = at + attention + delta;
-  moe_work_ = at + attention + delta + products;
-  top_k_work_ = moe_work_ + moe;
+  delta_work_ = at + parts.attention;
+  products_work_ = at + parts.attention + parts.delta;
+  moe_work_ = at + parts.attention + parts.delta + parts.products;
+  top_k_work_ = at + parts.attention + parts.delta + parts.products + parts.moe;
   return workspace_.size_bytes() + stage_device_.size_bytes();
 }
 

@@ -19,6 +19,7 @@ class CudaDevice final : public Device {
   ~CudaDevice() override;
 
   std::string description() const override { return description_; }
+  uint64_t free_bytes() const override;
   Result<Buffer> allocate(size_t size_bytes, const char* label) override;
   Result<Buffer> allocate_host(size_t size_bytes, const char* label) override;
   Status load_weights(std::span<Weight* const> weights, const WeightDone& done) override;
@@ -26,6 +27,7 @@ class CudaDevice final : public Device {
   int32_t state_tile_columns(const DeltaShape& shape) const override {
     return CudaOps::state_tile_columns(shape);
   }
+  size_t workspace_bytes(const WorkspaceNeeds& needs) const override { return ops_.workspace_bytes(needs); }
   Result<size_t> reserve_workspaces(const WorkspaceNeeds& needs) override {
     return ops_.reserve(*this, needs);
   }

@@ -27,6 +27,7 @@ class CudaOps final : public Ops {
   explicit CudaOps(cuda::Context& context) : context_(context) {}
 
   // Sizes the workspaces (device.h). Returns bytes.
+  size_t workspace_bytes(const Device::WorkspaceNeeds& needs) const;
   Result<size_t> reserve(Device& device, const Device::WorkspaceNeeds& needs);
 
   // products*.cu, embed.cu
@@ -71,6 +72,11 @@ class CudaOps final : public Ops {
   static int32_t state_tile_columns(const DeltaShape& shape);
 
  private:
+  struct WorkspaceParts {
+    size_t attention, delta, products, moe, top_k;
+    size_t sum() const { return attention + delta + products + moe + top_k; }
+  };
+  WorkspaceParts workspace_parts(const Device::WorkspaceNeeds& needs) const;
   static size_t attention_workspace_bytes(const cuda::Context& context, const Device::WorkspaceNeeds& needs);
   static size_t delta_workspace_bytes(const cuda::Context& context, const Device::WorkspaceNeeds& needs);
   static size_t products_workspace_bytes(const cuda::Context& context, const Device::WorkspaceNeeds& needs);
