@@ -206,12 +206,6 @@ Layout layout_of(const Device::WorkspaceNeeds& needs) {
   return l;
 }
 
-// Rows of one expert that a tile should hold: most experts should need one tile.
-int groups_for(int64_t pairs, int64_t experts) {
-  const int64_t mean = pairs / std::max<int64_t>(experts, 1);
-  return mean <= 6 ? 1 : mean <= 12 ? 2 : mean <= 28 ? 4 : 8;
-}
-
 }  // namespace
 }  // namespace cuda
 
@@ -249,36 +243,36 @@ void CudaOps::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeW
   const auto at = [&](size_t offset) { return moe_work_ + offset; };
   const Plan plan{reinterpret_cast<ExpertTile*>(at(l.tiles)), reinterpret_cast<int*>(at(l.tile_count)),
                   reinterpret_cast<int*>(at(l.pair_token)), reinterpret_cast<int*>(at(l.place))};
-  const int groups = groups_for(tokens * used, w.gate->experts);
+  const int64_t pairs = tokens * used;
+  const Columns columns = columns_for(context_, rows_per_expert_tile(pairs, w.gate->experts));
   plan_kernel<<<1, kPlanThreads, 0, context_.stream>>>(
       plan, static_cast<const int32_t*>(ids.data), ids.stride, static_cast<int>(tokens),
-      static_cast<int>(used), static_cast<int>(w.gate->experts), 8 * groups);
+      static_cast<int>(used), static_cast<int>(w.gate->experts), columns.count);
   context_.launched("moe plan");
 
   Products products(context_, needs_, products_work_);
   const int64_t hidden_stride = (hidden_width + 7) / 8 * 8;
   const Tensor hidden{at(l.hidden), kActType, tokens * used, hidden_width, hidden_stride};
   const Tensor pair_out{at(l.pair_out), DType::f32, tokens * used, width, width};
-  ProductArgs args = products.args_for(x);
-  args.tiles = plan.tiles;
-  args.tile_count = plan.tile_count;
-  args.x_row = plan.pair_token;
+  ExpertList list{plan.tiles, plan.tile_count, plan.pair_token,
+                  most_expert_tiles(pairs, w.gate->experts, columns.count)};
+  const ProductArgs args = products.args_for(x, columns, &list);
   ProductPart gate = Products::part_for(*w.gate, hidden, Store::gated);
   if (Products::same_form(*w.gate, *w.up)) {
     Products::add_up(gate, *w.up);
-    products.launch(*w.gate, groups, args, {&gate, 1});
+    products.launch(*w.gate, columns, args, {&gate, 1});
   } else {
     const ProductPart up = Products::part_for(*w.up, hidden, Store::plain);
-    products.launch(*w.up, groups, args, {&up, 1});
+    products.launch(*w.up, columns, args, {&up, 1});
     gate.store = Store::gate_old;
-    products.launch(*w.gate, groups, args, {&gate, 1});
+    products.launch(*w.gate, columns, args, {&gate, 1});
   }
-  args.x = static_cast<const Act*>(hidden.data);
-  args.x_stride = hidden_stride;
-  args.x_row = nullptr;
-  args.k = static_cast<int>(hidden_stride);
+  Tensor inner_rows = hidden;
+  inner_rows.cols = hidden_stride;  // zeros, or numbers that meet zero weights
+  list.x_row = nullptr;
+  const ProductArgs inner_args = products.args_for(inner_rows, columns, &list);
   const ProductPart down = Products::part_for(*w.down, pair_out, Store::plain);
-  products.launch(*w.down, groups, args, {&down, 1});
+  products.launch(*w.down, columns, inner_args, {&down, 1});
 
   float* shared_out = nullptr;
   if (w.shared_gate != nullptr) {

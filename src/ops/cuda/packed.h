@@ -10,15 +10,19 @@
 // 32 c + 4 s + 2 h + e. A lane's activations for two steps are then 16 consecutive bytes of the natural
 // order.
 //
-//   format  codes, 16 bytes per lane and (r16, k128, half)                     beside them, per unit
-//   f16     4 x 16 bytes: 32 numbers                                            -
-//   q8      2 x 16 bytes: code + 128; bytes 0 2 | 1 3 of a word are 2 h + e     scale f16 of each 32:
-//   [lane][8] q4k     nibble 4e + 2p + h of word i is k = 8i + 4p + 2h + e                12-bit (scale, min)
-//   [lane][12 B],
-//                                                                               d, dmin [g][4 rows][2] f16
-//   q6k     low 4 bits as q4k; high 2 bits [r16][k128][lane][half][8 B]         scales + 128 of each 16:
-//                                                                               [lane][8][2], d [g][4 rows]
-//                                                                               f16
+// A unit is two halves of 128 k, then what both share; a product kernel loads a half at a time.
+//
+//   format  codes of a half, [r16][half][pieces][lane][16 B]                 beside them
+//   f16     4 pieces: 32 numbers                                              -
+//   q8      2 pieces: code + 128; bytes 0 2 | 1 3 of a word are 2 h + e       scale f16: [lane][r16][half]
+//   q4k     1 piece: nibble 4e + 2p + h of word i is k = 8i + 4p + 2h + e     12-bit (scale, min): [lane][6
+//   B];
+//                                                                             shared: d, dmin [g][4 rows][2]
+//                                                                             f16
+//   q6k     1 piece: low 4 bits as q4k; high 2 bits [r16][lane][half][8 B]    scales + 128 of each 16:
+//   [lane][r16]
+//                                                                             [half][2]; shared: d [g][4
+//                                                                             rows] f16
 // q4k and q6k take the bytes of the file; q8 those of Q8_0. Everything is multiplied by a power of two P per
 // 32-row block, chosen from the block's range, so that scales fit f16 with 24 binades to spare; 1 / P (times
 // the weight's own scale) is applied to the sums. f32 weights are two f16 matrices side by side along k: the
@@ -74,6 +78,22 @@ inline const PackedWeight& packed(const Weight& w) {
   return *static_cast<const PackedWeight*>(w.device_data);
 }
 
+// Bytes of a half of a unit, and of what both halves share.
+__host__ __device__ constexpr int half_bytes(Pack pack) {
+  switch (pack) {
+    case Pack::f16:
+      return 8192;
+    case Pack::q8:
+      return 4096 + 256;
+    case Pack::q4k:
+      return 2048 + 192;
+    case Pack::q6k:
+      return 2048 + 1024 + 256;
+  }
+  return 0;
+}
+__host__ __device__ constexpr int shared_bytes(Pack pack) { return unit_bytes(pack) - 2 * half_bytes(pack); }
+
 enum class Store : uint8_t {
   plain,     // y = p
   add,       // y += p
@@ -110,29 +130,39 @@ struct ProductArgs {
   int blocks = 0;  // of all parts
   int units = 0;
   int x_units = 0;
+  int split = 1;           // warps that share 32 rows, each with every split-th 128 of k
   const Act* x = nullptr;  // rows 16-byte aligned, k a multiple of 8
   int64_t x_stride = 0;
   int k = 0;
   int tokens = 0;
   float* partials = nullptr;     // [2 * grid][tile]
-  unsigned* counters = nullptr;  // [grid], zero between launches
+  unsigned* counters = nullptr;  // [2 * grid], zero between launches
   // Experts: the list of tiles replaces the count of tokens.
   const ExpertTile* tiles = nullptr;
   const int* tile_count = nullptr;
   const int* x_row = nullptr;  // row of x of each pair; null: the pair's own
 };
 
-// Column groups (8 rows of x each) a CTA multiplies at once: 1, 2, 4 or 8.
-constexpr int column_groups(int64_t rows) { return rows <= 8 ? 1 : rows <= 16 ? 2 : rows <= 32 ? 4 : 8; }
-
 // Grid and tile limits that size the workspace.
-inline constexpr int kMostTileFloats = 256 * 64;
-inline constexpr int kMostCtasPerProcessor = 2;
+inline constexpr int kMostTileFloats = 256 * 128;
+inline constexpr int kMostCtasPerProcessor = 1;
 
-void launch_products(Context& context, Pack pack, int groups, const ProductArgs& args);
+// How a launch multiplies: rows of x a CTA takes at once, and the kernel.
+struct Columns {
+  int count = 8;      // 8, 16, 32, 64 with mma.sync; 32, 64, 128 with wgmma
+  bool wide = false;  // wgmma: x must be in the order of units
+};
+// For up to `rows` rows of x of one weight.
+Columns columns_for(const Context& context, int64_t rows);
+
+void launch_products(Context& context, Pack pack, Columns columns, const ProductArgs& args);
 void launch_products_f16(Context& context, int groups, const ProductArgs& args);
 void launch_products_q8(Context& context, int groups, const ProductArgs& args);
 void launch_products_q4k(Context& context, int groups, const ProductArgs& args);
 void launch_products_q6k(Context& context, int groups, const ProductArgs& args);
+void launch_wide_f16(Context& context, int columns, const ProductArgs& args);
+void launch_wide_q8(Context& context, int columns, const ProductArgs& args);
+void launch_wide_q4k(Context& context, int columns, const ProductArgs& args);
+void launch_wide_q6k(Context& context, int columns, const ProductArgs& args);
 
 }  // namespace braid::cuda

@@ -4,8 +4,9 @@
 // fused multiply-add with S = scale * P * 2^24 turns a pair of them into weights with one rounding. Codes in
 // bits 4 up are 16 times that and meet S / 16.
 //
-// Each format has: Codes, what a lane loads for one (r16, k128) of rows g and g + 8; Scales, what it derives
-// once for them; fragments(), the A operands of steps 2i and 2i + 1.
+// Each format has: Codes, what a lane loads for 16 rows (g and g + 8) of half a unit; Scales, what it derives
+// once for them; fragments(), the A operands of steps 2i and 2i + 1. `part` is half a unit, followed by what
+// both halves share.
 #pragma once
 
 #include "ops/cuda/packed.h"
@@ -27,18 +28,19 @@ struct Fragments {
 struct FormatF16 {
   static constexpr Pack kPack = Pack::f16;
   static constexpr int kWarps = 4;
+  static constexpr int kFewWarps = 8;  // for up to 16 rows of x
   struct Codes {
     uint4 v[2][4];
   };
   struct Scales {};
-  __device__ static void load(Codes& codes, const uint8_t* unit, int lane, int r16, int k128) {
-    const uint4* at = reinterpret_cast<const uint4*>(unit) + (r16 * 2 + k128) * 2 * 4 * 32 + lane;
+  __device__ static void load(Codes& codes, const uint8_t* part, int lane, int r16) {
+    const uint4* at = reinterpret_cast<const uint4*>(part) + r16 * 2 * 4 * 32 + lane;
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
       for (int i = 0; i < 4; ++i) codes.v[half][i] = at[(half * 4 + i) * 32];
   }
-  __device__ static void scales(Scales&, const uint8_t*, int, int, int) {}
+  __device__ static void scales(Scales&, const uint8_t*, int, int) {}
   __device__ static Fragments fragments(const Codes& codes, const Scales&, int i) {
     const uint4& low = codes.v[0][i];
     const uint4& high = codes.v[1][i];
@@ -49,6 +51,7 @@ struct FormatF16 {
 struct FormatQ8 {
   static constexpr Pack kPack = Pack::q8;
   static constexpr int kWarps = 8;
+  static constexpr int kFewWarps = 16;  // for up to 16 rows of x
   struct Codes {
     uint4 v[2][2];
   };
@@ -56,15 +59,15 @@ struct FormatQ8 {
     __half2 s[2];
     __half2 c[2];
   };
-  __device__ static void load(Codes& codes, const uint8_t* unit, int lane, int r16, int k128) {
-    const uint4* at = reinterpret_cast<const uint4*>(unit) + (r16 * 2 + k128) * 2 * 2 * 32 + lane;
+  __device__ static void load(Codes& codes, const uint8_t* part, int lane, int r16) {
+    const uint4* at = reinterpret_cast<const uint4*>(part) + r16 * 2 * 2 * 32 + lane;
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
       for (int i = 0; i < 2; ++i) codes.v[half][i] = at[(half * 2 + i) * 32];
   }
-  __device__ static void scales(Scales& out, const uint8_t* unit, int lane, int r16, int k128) {
-    const __half2 d = *reinterpret_cast<const __half2*>(unit + 8192 + lane * 16 + (r16 * 2 + k128) * 4);
+  __device__ static void scales(Scales& out, const uint8_t* part, int lane, int r16) {
+    const __half2 d = *reinterpret_cast<const __half2*>(part + 4096 + lane * 8 + r16 * 4);
     out.s[0] = twice(__low2half(d));
     out.s[1] = twice(__high2half(d));
     const __half2 back = __float2half2_rn(-0x1p-17f);  // -128 * 2^-24
@@ -89,6 +92,7 @@ struct FormatQ8 {
 struct FormatQ4K {
   static constexpr Pack kPack = Pack::q4k;
   static constexpr int kWarps = 8;
+  static constexpr int kFewWarps = 16;  // for up to 16 rows of x
   struct Codes {
     uint4 v[2];
   };
@@ -97,30 +101,26 @@ struct FormatQ4K {
     __half2 s16[2];
     __half2 c[2];
   };
-  __device__ static void load(Codes& codes, const uint8_t* unit, int lane, int r16, int k128) {
-    const uint4* at = reinterpret_cast<const uint4*>(unit) + (r16 * 2 + k128) * 2 * 32 + lane;
+  __device__ static void load(Codes& codes, const uint8_t* part, int lane, int r16) {
+    const uint4* at = reinterpret_cast<const uint4*>(part) + r16 * 2 * 32 + lane;
     codes.v[0] = at[0];
     codes.v[1] = at[32];
   }
-  __device__ static void scales(Scales& out, const uint8_t* unit, int lane, int r16, int k128) {
-    const uint32_t* words = reinterpret_cast<const uint32_t*>(unit + 4096 + lane * 12);
+  __device__ static void scales(Scales& out, const uint8_t* part, int lane, int r16) {
+    const unsigned short* words = reinterpret_cast<const unsigned short*>(part + 2048 + lane * 6);
     const __half2 offset = __float2half2_rn(64.0f);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int field = (r16 * 2 + k128) * 2 + half;
+      const int field = r16 * 2 + half;
       uint32_t x;  // [min @10][scale @4] in both halves
-      if (field < 6) {
-        const uint32_t word = words[field / 2];
-        x = __byte_perm(word, 0, field % 2 == 0 ? 0x1010 : 0x3232);
+      if (field < 3) {
+        x = words[field];
       } else {
-        const uint32_t a = field == 6 ? words[0] : words[1] >> 16;
-        const uint32_t b = field == 6 ? words[0] >> 16 : words[2];
-        const uint32_t c = field == 6 ? words[1] : words[2] >> 16;
-        x = (a & 15) << 4 | (b & 15) << 8 | (c & 15) << 12;
-        x |= x << 16;
+        x = (words[0] & 15u) << 4 | (words[1] & 15u) << 8 | (words[2] & 15u) << 12;
       }
-      const __half2 d =
-          reinterpret_cast<const __half2*>(unit + 4480 + (lane / 4) * 16)[r16 * 2 + half];  // d, dmin
+      x |= x << 16;
+      const __half2 d = reinterpret_cast<const __half2*>(part + half_bytes(kPack) +
+                                                         (lane / 4) * 16)[r16 * 2 + half];  // d, dmin
       const __half2 scale = __hsub2(as_half2((x & 0x03f003f0u) | 0x54005400u), offset);
       const __half2 min = __hsub2(as_half2((x >> 6 & 0x03f003f0u) | 0x54005400u), offset);
       out.s[half] = __hmul2(scale, twice(__low2half(d)));
@@ -147,6 +147,7 @@ struct FormatQ4K {
 struct FormatQ6K {
   static constexpr Pack kPack = Pack::q6k;
   static constexpr int kWarps = 8;
+  static constexpr int kFewWarps = 16;  // for up to 16 rows of x
   struct Codes {
     uint4 v[2];
     uint4 high;  // two words of row g, two of row g + 8
@@ -156,18 +157,19 @@ struct FormatQ6K {
     __half2 s16[2][2];
     __half2 c[2][2];
   };
-  __device__ static void load(Codes& codes, const uint8_t* unit, int lane, int r16, int k128) {
-    const uint4* at = reinterpret_cast<const uint4*>(unit) + (r16 * 2 + k128) * 2 * 32 + lane;
+  __device__ static void load(Codes& codes, const uint8_t* part, int lane, int r16) {
+    const uint4* at = reinterpret_cast<const uint4*>(part) + r16 * 2 * 32 + lane;
     codes.v[0] = at[0];
     codes.v[1] = at[32];
-    codes.high = reinterpret_cast<const uint4*>(unit + 4096)[(r16 * 2 + k128) * 32 + lane];
+    codes.high = reinterpret_cast<const uint4*>(part + 2048)[r16 * 32 + lane];
   }
-  __device__ static void scales(Scales& out, const uint8_t* unit, int lane, int r16, int k128) {
-    const uint32_t bytes = *reinterpret_cast<const uint32_t*>(unit + 6144 + lane * 16 + (r16 * 2 + k128) * 4);
+  __device__ static void scales(Scales& out, const uint8_t* part, int lane, int r16) {
+    const uint32_t bytes = *reinterpret_cast<const uint32_t*>(part + 3072 + lane * 8 + r16 * 4);
     const __half2 offset = __float2half2_rn(1152.0f);  // 1024 + 128
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const __half d = reinterpret_cast<const __half*>(unit + 6656 + (lane / 4) * 8)[r16 * 2 + half];
+      const __half d =
+          reinterpret_cast<const __half*>(part + half_bytes(kPack) + (lane / 4) * 8)[r16 * 2 + half];
 #pragma unroll
       for (int s = 0; s < 2; ++s) {
         const uint32_t code = __byte_perm(bytes, 0x64646464u, 0x4040 + 0x0101 * (half * 2 + s));

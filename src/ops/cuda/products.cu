@@ -4,6 +4,7 @@
 
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/packed.h"
+#include "ops/cuda/product_pipeline.cuh"
 #include "ops/cuda/products.h"
 
 namespace braid {
@@ -14,21 +15,70 @@ namespace cuda {
 
 // Rows that cp.async can read: 16-byte aligned, zeros behind the end.
 __global__ void pad_rows(Act* to, int64_t to_stride, const Act* from, int64_t from_stride, int cols) {
+  wait_for_previous();
   const int64_t row = blockIdx.x;
   for (int i = threadIdx.x; i < to_stride; i += blockDim.x)
     to[row * to_stride + i] = i < cols ? from[row * from_stride + i] : __float2half(0.0f);
 }
 
-void launch_products(Context& context, Pack pack, int groups, const ProductArgs& args) {
+// Rows as the wide kernels' shared memory holds them, zeros behind the end of k: [tile of `columns` rows][128
+// k] [64 of them][row][64 k in the order of units (packed.h), 16-byte pieces exchanged by row % 8]. One block
+// per row of a tile; with a list of expert tiles, rows that no pair has are left alone. A thread makes 16
+// bytes of four pairs that lie 64 bytes apart; a warp's reads and writes cover the same 512 bytes.
+__global__ void order_rows(Act* to, int units, int columns, const Act* from, int64_t from_stride, int cols,
+                           const ExpertTile* tiles, const int* tile_count, const int* x_row) {
+  wait_for_previous();
+  const int tile = static_cast<int>(blockIdx.x) / columns;
+  const int own = static_cast<int>(blockIdx.x) % columns;
+  int64_t row = blockIdx.x;
+  if (tiles != nullptr) {
+    if (tile >= *tile_count || own >= tiles[tile].count) return;
+    row = tiles[tile].first + own;
+    if (x_row != nullptr) row = x_row[row];
+  }
+  const Act* source = from + row * from_stride;
+  uint8_t* target = reinterpret_cast<uint8_t*>(to) + (static_cast<int64_t>(tile) * units * 2 * columns) * 256;
+  for (int piece = threadIdx.x; piece < units * 32; piece += blockDim.x) {
+    const int half = piece / 16;
+    const int within = piece % 16;
+    const int k = half * 128 + within / 2 * 4 + within % 2 * 2;
+    uint32_t words[4];
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const Act zero = __float2half(0.0f);
+      const int at = k + 32 * c;
+      const __half2 pair =
+          __halves2half2(at < cols ? source[at] : zero, at + 1 < cols ? source[at + 1] : zero);
+      words[c] = *reinterpret_cast<const uint32_t*>(&pair);
+    }
+    uint8_t* at = target + (static_cast<int64_t>(half) * columns * 2 + within / 8 * columns + own) * 128;
+    *reinterpret_cast<uint4*>(at + ((within % 8 ^ own % 8) << 4)) =
+        make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
+Columns columns_for(const Context& context, int64_t rows) {
+  if (rows <= 8) return {8, false};
+  if (rows <= 16) return {16, false};
+  const int count = rows <= 32 ? 32 : rows <= 64 ? 64 : 128;
+  if (context.capability == 90) return {count, true};
+  return {std::min(count, 64), false};
+}
+
+void launch_products(Context& context, Pack pack, Columns columns, const ProductArgs& args) {
   switch (pack) {
     case Pack::f16:
-      return launch_products_f16(context, groups, args);
+      return columns.wide ? launch_wide_f16(context, columns.count, args)
+                          : launch_products_f16(context, columns.count / 8, args);
     case Pack::q8:
-      return launch_products_q8(context, groups, args);
+      return columns.wide ? launch_wide_q8(context, columns.count, args)
+                          : launch_products_q8(context, columns.count / 8, args);
     case Pack::q4k:
-      return launch_products_q4k(context, groups, args);
+      return columns.wide ? launch_wide_q4k(context, columns.count, args)
+                          : launch_products_q4k(context, columns.count / 8, args);
     case Pack::q6k:
-      return launch_products_q6k(context, groups, args);
+      return columns.wide ? launch_wide_q6k(context, columns.count, args)
+                          : launch_products_q6k(context, columns.count / 8, args);
   }
 }
 
@@ -40,14 +90,25 @@ struct Layout {
   size_t padded = 0;
   size_t end = 0;
 };
+int64_t whole_units(int64_t width) { return (width + kUnitWidth - 1) / kUnitWidth * kUnitWidth; }
+
+// Of the largest copy of x: dense rows in whole tiles, or one expert's rows at a time in whole tiles.
+int64_t copied_elements(const Device::WorkspaceNeeds& needs) {
+  const int64_t dense = div_up<int64_t>(needs.max_tokens, 128) * 128 * whole_units(needs.max_width);
+  if (needs.experts == 0) return dense;
+  const int64_t pairs = int64_t{needs.max_tokens} * needs.experts_used;
+  const int64_t columns = rows_per_expert_tile(pairs, needs.experts);
+  const int64_t width = whole_units(std::max(needs.model_width, needs.expert_width));
+  return std::max(dense, most_expert_tiles(pairs, needs.experts, columns) * columns * width);
+}
+
 Layout layout_of(const Context& context, const Device::WorkspaceNeeds& needs) {
   const auto grid = static_cast<size_t>(context.processors * kMostCtasPerProcessor);
   const auto rounded = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
   Layout at;
-  at.partials = rounded(grid * sizeof(unsigned));
+  at.partials = rounded(2 * grid * sizeof(unsigned));
   at.padded = at.partials + 2 * grid * kMostTileFloats * sizeof(float);
-  at.end = at.padded + rounded(static_cast<size_t>(needs.max_tokens) *
-                               static_cast<size_t>((needs.max_width + 7) / 8 * 8) * sizeof(Act));
+  at.end = at.padded + rounded(static_cast<size_t>(copied_elements(needs)) * sizeof(Act));
   return at;
 }
 
@@ -63,9 +124,10 @@ Products::Products(Context& context, const Device::WorkspaceNeeds& needs, std::b
   counters_ = reinterpret_cast<unsigned*>(work + at.counters);
   partials_ = reinterpret_cast<float*>(work + at.partials);
   padded_ = reinterpret_cast<Act*>(work + at.padded);
+  padded_elements_ = static_cast<int64_t>((at.end - at.padded) / sizeof(Act));
 }
 
-ProductArgs Products::args_for(Tensor x) {
+ProductArgs Products::args_for(Tensor x, Columns columns, const ExpertList* list) {
   BRAID_CHECK(x.type == kActType);
   ProductArgs args;
   args.x = static_cast<const Act*>(x.data);
@@ -74,13 +136,25 @@ ProductArgs Products::args_for(Tensor x) {
   args.tokens = static_cast<int>(x.rows);
   args.partials = partials_;
   args.counters = counters_;
+  if (list != nullptr) {
+    args.tiles = list->tiles;
+    args.tile_count = list->tile_count;
+    args.x_row = list->x_row;
+  }
   const bool readable = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 8 == 0 && x.cols % 8 == 0;
-  if (!readable) {
+  if (columns.wide) {
+    const int64_t tiles = list != nullptr ? list->most_tiles : div_up<int64_t>(x.rows, columns.count);
+    const int64_t rows = list != nullptr ? tiles * columns.count : x.rows;
+    const auto units = static_cast<int>(whole_units(x.cols) / kUnitWidth);
+    BRAID_CHECK(tiles * columns.count * units * kUnitWidth <= padded_elements_);
+    launch_early(context_, order_rows, dim3(static_cast<unsigned>(rows)), 128, 0, padded_, units,
+                 columns.count, args.x, x.stride, args.k, args.tiles, args.tile_count, args.x_row);
+    args.x = padded_;
+  } else if (!readable) {
     const int64_t stride = (x.cols + 7) / 8 * 8;
-    BRAID_CHECK(x.rows <= needs_.max_tokens && x.cols <= needs_.max_width);
-    pad_rows<<<static_cast<unsigned>(x.rows), 256, 0, context_.stream>>>(padded_, stride, args.x, x.stride,
-                                                                         args.k);
-    context_.launched("padding");
+    BRAID_CHECK(x.rows * stride <= padded_elements_);
+    launch_early(context_, pad_rows, dim3(static_cast<unsigned>(x.rows)), 256, 0, padded_, stride, args.x,
+                 x.stride, args.k);
     args.x = padded_;
     args.x_stride = stride;
     args.k = static_cast<int>(stride);
@@ -114,7 +188,8 @@ bool Products::same_form(const Weight& a, const Weight& b) {
 }
 
 // All parts have the pack and units of `like`.
-void Products::launch(const Weight& like, int groups, ProductArgs args, std::span<const ProductPart> parts) {
+void Products::launch(const Weight& like, Columns columns, ProductArgs args,
+                      std::span<const ProductPart> parts) {
   args.units = packed(like).units;
   args.x_units = packed(like).x_units;
   for (size_t first = 0; first < parts.size(); first += kMostParts) {
@@ -125,14 +200,14 @@ void Products::launch(const Weight& like, int groups, ProductArgs args, std::spa
       args.parts[i].first_block = args.blocks;
       args.blocks += args.parts[i].expert_blocks * (args.parts[i].store == Store::gated ? 2 : 1);
     }
-    launch_products(context_, packed(like).pack, groups, args);
+    launch_products(context_, packed(like).pack, columns, args);
   }
 }
 
 void Products::linear(std::span<const LinearPart> parts, Tensor x) {
   if (x.rows == 0) return;
-  const ProductArgs args = args_for(x);
-  const int groups = column_groups(x.rows);
+  const Columns columns = columns_for(context_, x.rows);
+  const ProductArgs args = args_for(x, columns, nullptr);
   // One entry per product: gated pairs first, so that gate and up blocks stay side by side in a tile.
   struct Entry {
     const Weight* w;
@@ -166,7 +241,7 @@ void Products::linear(std::span<const LinearPart> parts, Tensor x) {
           rest.push_back(e);
         }
       }
-      launch(like, groups, args, same);
+      launch(like, columns, args, same);
       *list = std::move(rest);
     }
   }

@@ -12,6 +12,22 @@ namespace braid::cuda {
 
 size_t products_bytes(const Context& context, const Device::WorkspaceNeeds& needs);
 
+// Tiles of rows of experts in device memory (moe.cu).
+struct ExpertList {
+  const ExpertTile* tiles = nullptr;
+  const int* tile_count = nullptr;
+  const int* x_row = nullptr;
+  int64_t most_tiles = 0;  // whatever the choice
+};
+// Rows of one expert that a tile should hold: most experts should need one tile.
+constexpr int rows_per_expert_tile(int64_t pairs, int64_t experts) {
+  const int64_t mean = pairs / (experts > 0 ? experts : 1);
+  return mean <= 6 ? 8 : mean <= 12 ? 16 : mean <= 26 ? 32 : mean <= 52 ? 64 : 128;
+}
+constexpr int64_t most_expert_tiles(int64_t pairs, int64_t experts, int64_t rows) {
+  return pairs / rows + (experts < pairs ? experts : pairs);
+}
+
 class Products {
  public:
   Products(Context& context, const Device::WorkspaceNeeds& needs, std::byte* work);
@@ -19,11 +35,13 @@ class Products {
   void linear(std::span<const LinearPart> parts, Tensor x);
 
   // Pieces of a launch.
-  ProductArgs args_for(Tensor x);  // copies x to a readable form if it must
+  // Copies x to the form that the kernel reads, if it must. The copy of a call is overwritten by the next
+  // one. With a list, x is read by it (x_row, or the pair's own row).
+  ProductArgs args_for(Tensor x, Columns columns, const ExpertList* list);
   static ProductPart part_for(const Weight& w, Tensor y, Store store);
   static void add_up(ProductPart& part, const Weight& up);
   static bool same_form(const Weight& a, const Weight& b);
-  void launch(const Weight& like, int groups, ProductArgs args, std::span<const ProductPart> parts);
+  void launch(const Weight& like, Columns columns, ProductArgs args, std::span<const ProductPart> parts);
 
  private:
   Context& context_;
@@ -31,6 +49,7 @@ class Products {
   unsigned* counters_ = nullptr;
   float* partials_ = nullptr;
   Act* padded_ = nullptr;
+  int64_t padded_elements_ = 0;
 };
 
 }  // namespace braid::cuda

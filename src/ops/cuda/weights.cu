@@ -123,7 +123,7 @@ __device__ void pack_group<Pack::f16>(const PackJob& job, uint8_t* unit, const u
     v *= p;
     if (u >= job.x_units) v -= __half2float(to_act(v));
   }
-  uint4* out = reinterpret_cast<uint4*>(unit) + ((r16 * 2 + k128) * 2 + half) * 4 * 32 + lane;
+  uint4* out = reinterpret_cast<uint4*>(unit) + ((k128 * 2 + r16) * 2 + half) * 4 * 32 + lane;
   for (int i = 0; i < 4; ++i) {
     out[i * 32] = make_uint4(pair_of(y[8 * i], y[8 * i + 1]), pair_of(y[8 * i + 2], y[8 * i + 3]),
                              pair_of(y[8 * i + 4], y[8 * i + 5]), pair_of(y[8 * i + 6], y[8 * i + 7]));
@@ -136,7 +136,8 @@ __device__ void pack_group<Pack::q8>(const PackJob& job, uint8_t* unit, const ui
   const int k0 = u * kUnitWidth + 128 * k128 + 32 * (lane % 4);
   Codes codes = {};
   if (row != nullptr && k0 < job.k) read_codes(job.type, row, k0, codes);
-  const int field = (r16 * 2 + k128) * 2 + half;
+  const int field = r16 * 2 + half;
+  unit += k128 * half_bytes(Pack::q8);
   uint4* out = reinterpret_cast<uint4*>(unit) + field * 2 * 32 + lane;
   for (int i = 0; i < 2; ++i) {
     uint32_t words[4];
@@ -147,7 +148,7 @@ __device__ void pack_group<Pack::q8>(const PackJob& job, uint8_t* unit, const ui
     }
     out[i * 32] = make_uint4(words[0], words[1], words[2], words[3]);
   }
-  reinterpret_cast<unsigned short*>(unit + 8192)[lane * 8 + field] = half_bits(codes.scale[0] * p * 0x1p24f);
+  reinterpret_cast<unsigned short*>(unit + 4096)[lane * 4 + field] = half_bits(codes.scale[0] * p * 0x1p24f);
 }
 
 // The low nibbles of 32 codes in the order of packed.h.
@@ -169,7 +170,7 @@ __device__ void pack_group<Pack::q4k>(const PackJob& job, uint8_t* unit, const u
                                       int k128, int half, int lane, float p) {
   const int c = lane % 4;
   const int k0 = u * kUnitWidth + 128 * k128 + 32 * c;
-  const int field = (r16 * 2 + k128) * 2 + half;
+  const int field = r16 * 2 + half;
   Codes codes = {};
   int scale = 0;
   int min = 0;
@@ -182,18 +183,19 @@ __device__ void pack_group<Pack::q4k>(const PackJob& job, uint8_t* unit, const u
     d = half_at(b);
     dmin = half_at(b + 2);
   }
-  reinterpret_cast<uint4*>(unit)[field * 32 + lane] = nibbles(codes.code, 0);
-  // Fields 0-5 are halfwords [min @10][scale @4], fields 6 and 7 live in the spare low nibbles of halfwords
-  // 0-2 and 3-5. Several threads write one halfword, so bits are added to zeroed memory.
-  uint32_t* words = reinterpret_cast<uint32_t*>(unit + 4096 + lane * 12);
+  uint8_t* part = unit + k128 * half_bytes(Pack::q4k);
+  reinterpret_cast<uint4*>(part)[field * 32 + lane] = nibbles(codes.code, 0);
+  // Fields 0-2 are halfwords [min @10][scale @4], field 3 lives in their spare low nibbles. Several threads
+  // write one halfword, so bits are added to zeroed memory.
   const uint32_t bits = static_cast<uint32_t>(min) << 6 | static_cast<uint32_t>(scale);
-  const auto add = [&](int halfword, uint32_t value) {
-    atomicOr(words + halfword / 2, value << 16 * (halfword % 2));
+  const auto add = [&](int i, uint32_t value) {
+    const int halfword = lane * 3 + i;
+    atomicOr(reinterpret_cast<uint32_t*>(part + 2048) + halfword / 2, value << 16 * (halfword % 2));
   };
-  if (field < 6) {
+  if (field < 3) {
     add(field, bits << 4);
   } else {
-    for (int i = 0; i < 3; ++i) add(3 * (field - 6) + i, bits >> 4 * i & 15);
+    for (int i = 0; i < 3; ++i) add(i, bits >> 4 * i & 15);
   }
   if (c == 0 && k128 == 0) {
     unsigned short* at =
@@ -208,7 +210,7 @@ __device__ void pack_group<Pack::q6k>(const PackJob& job, uint8_t* unit, const u
                                       int k128, int half, int lane, float p) {
   const int c = lane % 4;
   const int k0 = u * kUnitWidth + 128 * k128 + 32 * c;
-  const int field = (r16 * 2 + k128) * 2 + half;
+  const int field = r16 * 2 + half;
   Codes codes = {};
   float d = 0;
   const uint8_t* b = nullptr;
@@ -217,7 +219,8 @@ __device__ void pack_group<Pack::q6k>(const PackJob& job, uint8_t* unit, const u
     b = row + static_cast<size_t>(k0 / 256) * 210;
     d = half_at(b + 208);
   }
-  reinterpret_cast<uint4*>(unit)[field * 32 + lane] = nibbles(codes.code, 32);
+  uint8_t* part = unit + k128 * half_bytes(Pack::q6k);
+  reinterpret_cast<uint4*>(part)[field * 32 + lane] = nibbles(codes.code, 32);
   // High bits: word i / 2, 16-bit half e, 2-bit field. Even code words take fields 0 1 2 3, odd ones 4 5 6 7,
   // as (p, h) = (0,0) (1,0) (0,1) (1,1): one shift then serves both h.
   uint32_t high[2] = {0, 0};
@@ -229,11 +232,10 @@ __device__ void pack_group<Pack::q6k>(const PackJob& job, uint8_t* unit, const u
               (static_cast<uint32_t>(codes.code[8 * i + 4 * pair + 2 * h + e] + 32) >> 4) & 3;
           high[i / 2] |= bits << (16 * e + 2 * (4 * (i % 2) + 2 * h + pair));
         }
-  const int row_pair = r16 * 2 + k128;
-  reinterpret_cast<uint2*>(unit + 4096)[(row_pair * 32 + lane) * 2 + half] = make_uint2(high[0], high[1]);
+  reinterpret_cast<uint2*>(part + 2048)[(r16 * 32 + lane) * 2 + half] = make_uint2(high[0], high[1]);
   for (int s = 0; s < 2; ++s) {
     const int group = k0 % 256 / 16 + s;
-    unit[6144 + lane * 16 + field * 2 + s] =
+    part[3072 + lane * 8 + field * 2 + s] =
         b == nullptr ? 128 : static_cast<uint8_t>(static_cast<int8_t>(b[192 + group]) + 128);
   }
   if (c == 0 && k128 == 0)

@@ -1,0 +1,255 @@
+// product_pipeline.cuh -- what the product kernels share: their place in the list of work, the loads of
+// weights, and the way from sums to y.
+//
+// A half is 32 rows x 128 k of packed weights (packed.h). Work is the flat list of (tile, step along k), cut
+// into one equal run per CTA. A tile that several CTAs share is finished by the last of them to arrive, which
+// adds the parts in order of k.
+#pragma once
+
+#include "ops/cuda/product_formats.cuh"
+
+namespace braid::cuda {
+
+__device__ inline uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+__device__ inline void copy_async(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(to), "l"(from));
+}
+// 16 bytes, or zeros.
+__device__ inline void copy_async_or_zero(uint32_t to, const void* from, bool wanted) {
+  const int bytes = wanted ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes));
+}
+__device__ inline void commit_async() { asm volatile("cp.async.commit_group;\n"); }
+template <int N>
+__device__ inline void wait_async() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(N));
+}
+// Dependent launches: a kernel may start while the one before it ends, and must not touch what that one
+// wrote, nor write anything, before wait_for_previous(). Nothing to do on GPUs before sm_90.
+__device__ inline void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ inline void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// The tile that an index means.
+struct Tile {
+  int row_tile;
+  int expert;
+  int first;  // of the rows of x
+  int count;
+  int x_tile;  // which tile of rows
+};
+
+__device__ inline Tile locate(const ProductArgs& a, int tile, int row_tiles, int token_tiles, int tile_rows) {
+  if (a.tiles != nullptr) {
+    const ExpertTile e = a.tiles[tile / row_tiles];
+    return {tile % row_tiles, e.expert, e.first, e.count, tile / row_tiles};
+  }
+  const int first = tile % token_tiles * tile_rows;
+  return {tile / token_tiles, 0, first, min(tile_rows, a.tokens - first), tile % token_tiles};
+}
+
+__device__ inline int part_of(const ProductArgs& a, int block) {
+  int part = 0;
+  while (part + 1 < a.part_count && block >= a.parts[part + 1].first_block) ++part;
+  return part;
+}
+
+// First unit of a 32-row block; null behind the last block.
+template <int kUnit>
+__device__ inline const uint8_t* units_of(const ProductArgs& a, int expert, int block) {
+  if (block >= a.blocks) return nullptr;
+  const ProductPart& part = a.parts[part_of(a, block)];
+  int own = block - part.first_block;
+  const uint8_t* units = part.units;
+  if (part.store == Store::gated) {
+    if (own & 1) units = part.up_units;
+    own >>= 1;
+  }
+  return units + (static_cast<int64_t>(expert) * part.expert_blocks + own) * a.units * kUnit;
+}
+
+// A warp's half of a unit, and what the unit's halves share, to shared memory.
+template <Pack kPack>
+__device__ inline void load_half(uint8_t* to, const uint8_t* units, int half, int lane) {
+  constexpr int kPart = half_bytes(kPack) / 16;
+  constexpr int kAll = kPart + shared_bytes(kPack) / 16;
+  const uint8_t* unit = units + static_cast<int64_t>(half / 2) * unit_bytes(kPack);
+  const uint8_t* part = unit + (half & 1) * half_bytes(kPack);
+  const uint8_t* rest = unit + 2 * half_bytes(kPack) - kPart * 16;
+  const uint32_t at = shared_address(to);
+#pragma unroll
+  for (int first = 0; first < kAll; first += 32) {
+    const int piece = first + lane;
+    if (piece < kAll) copy_async(at + piece * 16, (piece < kPart ? part : rest) + piece * 16);
+  }
+}
+
+// One row of y and what its sums need.
+struct RowTarget {
+  const ProductPart* part = nullptr;  // null: this thread stores nothing
+  int row = 0;
+  float scale = 0;
+  float up_scale = 0;
+};
+__device__ inline RowTarget target_of(const ProductArgs& a, int expert, int block, int row_in_block) {
+  RowTarget t;
+  if (block >= a.blocks) return t;
+  const ProductPart* part = &a.parts[part_of(a, block)];
+  int own = block - part->first_block;
+  if (part->store == Store::gated) {
+    if (own & 1) return t;
+    own >>= 1;
+  }
+  t.row = own * kUnitRows + row_in_block;
+  if (t.row >= part->rows) return t;
+  const int64_t at = static_cast<int64_t>(expert) * part->expert_blocks + own;
+  t.scale = part->scales[at];
+  if (part->store == Store::gated) t.up_scale = part->up_scales[at];
+  t.part = part;
+  return t;
+}
+__device__ inline void store_sum(const RowTarget& t, int64_t y_row, float sum, float up_sum) {
+  const ProductPart& part = *t.part;
+  float value = sum * t.scale;
+  const int64_t at = y_row * part.y_stride + t.row;
+  switch (part.store) {
+    case Store::plain:
+      break;
+    case Store::add:
+      value += load_as(part.y, part.y_type, at);
+      break;
+    case Store::gated:
+      value = silu(value) * (up_sum * t.up_scale);
+      break;
+    case Store::gate_old:
+      value = silu(value) * load_as(part.y, part.y_type, at);
+      break;
+  }
+  store_as(part.y, part.y_type, at, value);
+}
+
+// Parts of a shared tile: [2 * cta + (0: the tile holds the CTA's first step, 1: only its last)][floats].
+struct Sharing {
+  int64_t first_cta;
+  int64_t last_cta;
+  int64_t tile_begin;
+  int64_t total;
+  int64_t grid;
+
+  __device__ bool shared() const { return first_cta != last_cta; }
+  __device__ int64_t slot(int64_t cta) const { return 2 * cta + (total * cta / grid >= tile_begin ? 0 : 1); }
+};
+__device__ inline Sharing sharing_of(int tile, int steps, int64_t total, int64_t grid) {
+  const int64_t begin = static_cast<int64_t>(tile) * steps;
+  return {((begin + 1) * grid - 1) / total, ((begin + steps) * grid - 1) / total, begin, total, grid};
+}
+// Four neighbouring sums of a shared tile, parts added in order.
+__device__ inline float4 sum_parts(const Sharing& s, const float* parts, int64_t slot_floats, int64_t index) {
+  float4 sum = make_float4(0, 0, 0, 0);
+  int64_t cta = s.first_cta;
+  const auto load = [&](int64_t from) {
+    return __ldcg(reinterpret_cast<const float4*>(parts + s.slot(from) * slot_floats + index));
+  };
+  const auto add = [&](const float4& v) {
+    sum.x += v.x;
+    sum.y += v.y;
+    sum.z += v.z;
+    sum.w += v.w;
+  };
+  for (; cta + 3 <= s.last_cta; cta += 4) {
+    float4 v[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = load(cta + i);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) add(v[i]);
+  }
+  for (; cta <= s.last_cta; ++cta) add(load(cta));
+  return sum;
+}
+
+// After this CTA's part of a shared tile is written. CTAs whose run of work ends here wait for all parts and
+// finish a share of the tile each; a CTA whose run goes on leaves at once. Nobody waits with work left to do,
+// and all CTAs of a launch fit on the GPU at the same time, so the wait ends.
+template <int kThreads>
+__device__ inline void finish_shared(const ProductArgs& a, const Sharing& s, const Tile& tile, int steps,
+                                     bool run_ends, int tile_blocks, int64_t slot_floats) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const int parts = static_cast<int>(s.last_cta - s.first_cta) + 1;
+  const bool last_goes_on = s.total * (s.last_cta + 1) / s.grid > s.tile_begin + steps;
+  const int finishers = parts - (last_goes_on ? 1 : 0);
+  unsigned* arrived = a.counters + s.first_cta;
+  unsigned* departed = a.counters + s.grid + s.first_cta;
+  __threadfence();
+  __syncthreads();
+  if (thread == 0) {
+    atomicAdd(arrived, 1u);
+    if (run_ends) {
+      while (*reinterpret_cast<volatile unsigned*>(arrived) < static_cast<unsigned>(parts)) {
+      }
+      __threadfence();
+    }
+  }
+  if (!run_ends) return;
+  __syncthreads();
+  // A piece is 64 rows of one token, four rows to a thread.
+  const int rows = tile_blocks * 32;
+  const int pieces = rows / 64 * tile.count;
+  const int own = static_cast<int>(blockIdx.x - s.first_cta);
+  const int last = pieces * (own + 1) / finishers;
+#pragma unroll 2
+  for (int piece = pieces * own / finishers + thread / 16; piece < last; piece += kThreads / 16) {
+    const int token = piece / (rows / 64);
+    const int row = piece % (rows / 64) * 64 + thread % 16 * 4;
+    const int64_t index = static_cast<int64_t>(token) * rows + row;
+    const float4 sum = sum_parts(s, a.partials, slot_floats, index);
+    RowTarget target = target_of(a, tile.expert, tile.row_tile * tile_blocks + row / 32, row % 32);
+    if (target.part == nullptr) continue;
+    float4 up = make_float4(0, 0, 0, 0);
+    if (target.part->store == Store::gated) up = sum_parts(s, a.partials, slot_floats, index + 32);
+    const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
+    const float ups[4] = {up.x, up.y, up.z, up.w};
+    const int left = target.part->rows - target.row;
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      if (q < left) store_sum(target, tile.first + token, sums[q], ups[q]);
+      ++target.row;
+    }
+  }
+  __syncthreads();
+  if (thread == 0 && atomicAdd(departed, 1u) == static_cast<unsigned>(finishers) - 1) {
+    *arrived = 0;
+    *departed = 0;
+  }
+}
+
+// Launches with permission to start early (wait_for_previous).
+template <typename Kernel, typename... Args>
+void launch_early(Context& context, Kernel kernel, dim3 grid, unsigned threads, size_t shared,
+                  const Args&... args) {
+#if defined(__HIP_PLATFORM_AMD__)
+  kernel<<<grid, threads, shared, context.stream>>>(args...);
+#else
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared;
+  config.stream = context.stream;
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = context.capability >= 90 ? 1 : 0;
+  context.note(cudaLaunchKernelEx(&config, kernel, args...), "launching a kernel");
+#endif
+}
+
+}  // namespace braid::cuda
