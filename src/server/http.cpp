@@ -6,10 +6,10 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <boost/asio.hpp>
 #include <boost/asio/ssl.hpp>
-#include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http.hpp>
 #include <chrono>
 #include <random>
@@ -163,7 +163,7 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
 
   void close_if_idle() override {
     asio::post(strand_, [self = this->shared_from_this()] {
-      if (self->phase_ == Phase::head && self->buffer_.size() == 0) self->close();
+      if (self->phase_ == Phase::head && self->input_.size() == 0) self->close();
       self->keep_ = false;
     });
   }
@@ -186,7 +186,7 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
     parser_->eager(false);
     head_begun_ = false;
     set_read_deadline(shared_->options.idle_ms);
-    if (shared_->draining && buffer_.size() == 0) return close();
+    if (shared_->draining && input_.size() == 0) return close();
     consume();
   }
 
@@ -194,10 +194,10 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
     if (reading_ || phase_ == Phase::closed) return;
     reading_ = true;
     transport_.stream().async_read_some(
-        buffer_.prepare(16 << 10),
+        asio::buffer(arriving_),
         asio::bind_executor(strand_, [self = this->shared_from_this()](error_code error, size_t bytes) {
           self->reading_ = false;
-          self->buffer_.commit(bytes);
+          self->input_.append(self->arriving_.data(), bytes);
           if (error) {
             self->lost();
           } else {
@@ -210,19 +210,19 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
   void consume() {
     if (phase_ == Phase::busy) {
       // A request that came early waits; reading goes on a little, to notice when the client leaves.
-      if (buffer_.size() < (64 << 10)) read();
+      if (input_.size() < (64 << 10)) read();
       return;
     }
     if (phase_ == Phase::closed) return;
-    if (phase_ == Phase::head && buffer_.size() > 0 && !head_begun_) {
+    if (phase_ == Phase::head && input_.size() > 0 && !head_begun_) {
       head_begun_ = true;
       started_ = Clock::now();
       set_read_deadline(shared_->options.header_ms);
     }
-    while (buffer_.size() > 0) {
+    while (input_.size() > 0) {
       error_code error;
-      const size_t used = parser_->put(buffer_.data(), error);
-      buffer_.consume(used);
+      const size_t used = parser_->put(asio::buffer(input_), error);
+      input_.erase(0, used);
       if (error == http::error::need_more) break;
       if (error) return framing_error(error);
       if (phase_ == Phase::head && parser_->is_header_done()) {
@@ -481,9 +481,9 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
   void drain_input() {
     if (reading_) return;
     reading_ = true;
-    buffer_.consume(buffer_.size());
+    input_.clear();
     transport_.stream().async_read_some(
-        buffer_.prepare(16 << 10),
+        asio::buffer(arriving_),
         asio::bind_executor(strand_, [self = this->shared_from_this()](error_code error, size_t) {
           self->reading_ = false;
           if (error) {
@@ -584,7 +584,9 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
   asio::steady_timer read_timer_, write_timer_;
   std::string remote_;
 
-  boost::beast::flat_buffer buffer_;
+  // Read into apart, because a read may be in flight while what came before is taken out of the input.
+  std::array<char, 8192> arriving_;
+  std::string input_;
   std::unique_ptr<Parser> parser_;
   std::shared_ptr<HttpRequest> request_;
   Phase phase_ = Phase::head;

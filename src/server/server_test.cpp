@@ -119,6 +119,7 @@ TEST(Server, AClientThatLeavesEndsTheWork) {
     if (stream == std::string("true")) {
       EXPECT_TRUE(client.read_until("one"));
     }
+    EXPECT_TRUE(server.backend->wait_submitted(stream == std::string("true") ? 1 : 2));
     client.close();
     EXPECT_TRUE(server.backend->wait_cancelled(stream == std::string("true") ? 1 : 2));
   }

@@ -68,6 +68,10 @@ class FakeBackend : public Backend {
     std::unique_lock lock(mutex_);
     return wake_.wait_for(lock, std::chrono::seconds(20), [&] { return cancelled.size() >= count; });
   }
+  bool wait_submitted(RequestId count) {
+    std::unique_lock lock(mutex_);
+    return wake_.wait_for(lock, std::chrono::seconds(20), [&] { return ids_ >= count; });
+  }
   BackendStats stats() const override {
     const std::lock_guard lock(mutex_);
     BackendStats out;
