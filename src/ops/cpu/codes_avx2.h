@@ -16,13 +16,13 @@ BRAID_INLINE void group_codes(const W4K& tile, int g, int half, __m256i* code) {
 }
 // Spare bits are masked before they are shifted, so that 16-bit shifts never mix bytes; constants are few
 // because each one takes a register.
-BRAID_INLINE void group_codes(const W5K& tile, int g, int half, __m256i* code) {
+BRAID_INLINE void five_bit_codes(const uint8_t (*lines)[64], int half, __m256i* code) {
   const auto bits = [](int b) { return _mm256_set1_epi8(static_cast<char>(b)); };
   const __m256i three = bits(0xe0), two = bits(0xc0), one = bits(0x20);
   __m256i x[5];
 #pragma GCC unroll 5
   for (int i = 0; i < 5; i++) {
-    x[i] = load256(tile.q[g][i] + 32 * half);
+    x[i] = load256(lines[i] + 32 * half);
     code[i] = _mm256_andnot_si256(three, x[i]);
   }
   const auto joined = [&](__m256i a, __m256i b) {  // 3 spare bits of a, the upper 2 of b
@@ -34,6 +34,9 @@ BRAID_INLINE void group_codes(const W5K& tile, int g, int half, __m256i* code) {
   const __m256i last = _mm256_or_si256(_mm256_srli_epi16(_mm256_and_si256(x[3], one), 1),
                                        _mm256_srli_epi16(_mm256_and_si256(x[4], one), 2));
   code[7] = _mm256_srli_epi16(_mm256_or_si256(_mm256_and_si256(x[2], three), last), 3);
+}
+BRAID_INLINE void group_codes(const W5K& tile, int g, int half, __m256i* code) {
+  five_bit_codes(tile.q[g], half, code);
 }
 // Codes of the 4 quads of a group of 16.
 BRAID_INLINE void group_codes(const W6K& tile, int g, int half, __m256i* code) {

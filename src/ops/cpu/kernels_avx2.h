@@ -14,6 +14,11 @@ void w5k_few(const Job& job);
 void w5k_many(const Job& job);
 void w6k_few(const Job& job);
 void w6k_many(const Job& job);
+// The small types and, with int16 activations, the K-quants.
+template <Layout L>
+void small_rows(const Job& job);
+template <Layout L>
+void wide_rows(const Job& job);
 void f32_rows(const Job& job);
 void f16_rows(const Job& job);
 void bf16_rows(const Job& job);

@@ -18,6 +18,11 @@ template <bool kDot>
 void w5k_rows(const Job& job);
 template <bool kDot>
 void w6k_rows(const Job& job);
+// The small types with int8 activations, and with int16 ones every quantized type but Q8_0.
+template <bool kDot, Layout L>
+void small_rows(const Job& job);
+template <bool kDot, Layout L>
+void wide_rows(const Job& job);
 void f32_rows(const Job& job);
 void f16_rows(const Job& job);
 void bf16_rows(const Job& job);

@@ -26,9 +26,18 @@ enum class Layout : uint8_t {
   f32,   // [k][16] f32
   f16,   // [k][16] f16
   bf16,  // [k / 2][16][2] bf16
-  raw,   // everything else: the 16 rows as in the file, one after the other
+  // The small types, one layout each: 4 or 5 bits, a factor per 32 or 16 k.
+  q4_0,
+  q4_1,
+  q5_0,
+  q5_1,
+  iq4_nl,
+  iq4_xs,
+  mxfp4,
+  nvfp4,
+  raw,  // everything else: the 16 rows as in the file, one after the other
 };
-inline constexpr int kLayouts = 8;
+inline constexpr int kLayouts = 16;
 
 // 64 k; code + 128, so that the integer sum of a sub-block starts at -128 x (sum of activation codes).
 struct alignas(64) W8 {
@@ -59,6 +68,59 @@ struct alignas(64) W6K {
   int8_t scale[8][16][2];  // [32 k][row][group of 16]
   uint8_t q[16][3][64];    // [group]
 };
+// --- The small types. A code stands for an integer (from a table or by an offset), kept as an unsigned byte:
+// integer + offset.
+
+// 64 k. Low nibble: the first 32, high nibble: the second 32.
+struct alignas(64) W4 {
+  // Of each 32 k. q4_0, iq4_nl: f16. mxfp4: the upper half of an f32. iq4_xs: d[0] f16, factor = d[0] *
+  // scale, where d[1] holds the scales as int8 [2][16].
+  uint16_t d[2][16];
+  uint8_t q[8][64];  // [quad]
+};
+// The same with two factors, f16: q4_1 d and minimum; nvfp4 of the first and of the second 16 k of each 32.
+struct alignas(64) W4Pair {
+  uint16_t d[2][16], second[2][16];
+  uint8_t q[8][64];
+};
+// 32 k; lines as in W5K. q5_0 has no minimum (zeros).
+struct alignas(64) W5 {
+  uint16_t d[16], min[16];  // f16
+  uint8_t q[5][64];
+};
+static_assert(sizeof(W4) == 576 && sizeof(W4Pair) == 640 && sizeof(W5) == 384);
+
+static constexpr bool is_small(Layout l) { return l >= Layout::q4_0 && l <= Layout::nvfp4; }
+static constexpr bool is_iq4(Layout l) { return l == Layout::iq4_nl || l == Layout::iq4_xs; }
+static constexpr bool is_fp4(Layout l) { return l == Layout::mxfp4 || l == Layout::nvfp4; }
+static constexpr bool is_pair(Layout l) { return l == Layout::q4_1 || l == Layout::nvfp4; }
+static constexpr bool is_five(Layout l) { return l == Layout::q5_0 || l == Layout::q5_1; }
+static constexpr bool has_min(Layout l) { return l == Layout::q4_1 || l == Layout::q5_1; }
+static constexpr int small_offset(Layout l) {
+  return is_iq4(l) ? 128 : is_fp4(l) ? 12 : l == Layout::q4_0 ? 8 : l == Layout::q5_0 ? 16 : 0;
+}
+// The byte of each 4-bit code; used where is_iq4 or is_fp4.
+inline constexpr uint8_t kIq4Bytes[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+                                          129, 141, 153, 166, 181, 197, 217, 241};
+inline constexpr uint8_t kFp4Bytes[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
+template <Layout L, bool kPair = is_pair(L), bool kFive = is_five(L)>
+struct SmallTileOf {
+  using type = W4;
+};
+template <Layout L>
+struct SmallTileOf<L, true, false> {
+  using type = W4Pair;
+};
+template <Layout L>
+struct SmallTileOf<L, false, true> {
+  using type = W5;
+};
+template <Layout L>
+using SmallTile = typename SmallTileOf<L>::type;
+template <Layout L>
+constexpr int kTileSubs = is_five(L) ? 1 : 2;  // 32s of k in a tile
+
 static_assert(sizeof(W8) == 1088 && sizeof(W4K) == 2368 && sizeof(W5K) == 2880 && sizeof(W6K) == 3392);
 
 // --- Activations ---

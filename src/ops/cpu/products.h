@@ -5,13 +5,16 @@
 //
 // The arithmetic is the same on every instruction set, to the last bit (s, t: exact integer sums over codes):
 //   w8        acc = fma(float(s32) * da, dw, acc)                                          per 32 k
-//   w4k, w5k  f = fma(float(scale * s32), da, f);  m = fma(float(min), da * sum, m)        per 32 k
+//   w4k, w5k  f = fma(float(s32) * scale, da, f);  m = fma(float(min), da * sum, m)        per 32 k
 //             acc = fma(d, f, acc);  acc = fma(-dmin, m, acc)                              per 256 k
-//   w6k       f = fma(float(scale0 * s16 + scale1 * t16), da, f)                           per 32 k
+//   w6k       f = fma(fma(float(t16), scale1, float(s16) * scale0), da, f)                 per 32 k
 //             acc = fma(d, f, acc)                                                         per 256 k
+//   small     as w8; nvfp4 once for each 16 k; q4_1, q5_1 acc = fma(min, da * sum, acc) for each 32 k after
+//             the products of 256 k
 //   float     acc = fma(w, x, acc)                                                         per k
-// with k ascending, f and m starting at 0 in each block of 256. int16 activations exist for w8 alone; every
-// other case uses f32 activations and decoded weights.
+// with k ascending, f and m starting at 0 in each block of 256, for int8 and int16 activations alike. With
+// int8 the scaled sums of K-quants stay below 2^24, so a kernel may as well scale them in integers. Types
+// without a layout (raw) use f32 activations and decoded weights.
 //
 // This header is read by sources compiled for one instruction set: no inline functions of the standard
 // library.

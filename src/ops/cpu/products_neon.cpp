@@ -2,7 +2,7 @@
 // processors.
 
 #if defined(__aarch64__)
-#include "ops/cpu/products_neon.h"
+#include "ops/cpu/products_small_neon.h"
 
 namespace braid::cpu::neon {
 
@@ -11,6 +11,7 @@ template void w8_wide_rows<false>(const Job&);
 template void w4k_rows<false>(const Job&);
 template void w5k_rows<false>(const Job&);
 template void w6k_rows<false>(const Job&);
+BRAID_SMALL_KERNELS(false);
 
 }  // namespace braid::cpu::neon
 #endif

@@ -196,11 +196,11 @@ BRAID_INLINE void codes_of(const W4K& tile, int sub, int at, uint8x16_t* code) {
     code[quad] = (sub & 1) != 0 ? vshrq_n_u8(x, 4) : vandq_u8(x, bits(15));
   }
 }
-BRAID_INLINE void codes_of(const W5K& tile, int sub, int at, uint8x16_t* code) {
+BRAID_INLINE void five_bit_codes(const uint8_t (*lines)[64], int at, uint8x16_t* code) {
   uint8x16_t x[5], spare[5];
 #pragma GCC unroll 5
   for (int i = 0; i < 5; i++) {
-    x[i] = vld1q_u8(tile.q[sub][i] + at);
+    x[i] = vld1q_u8(lines[i] + at);
     code[i] = vandq_u8(x[i], bits(31));
     spare[i] = vshrq_n_u8(x[i], 5);
   }
@@ -208,6 +208,9 @@ BRAID_INLINE void codes_of(const W5K& tile, int sub, int at, uint8x16_t* code) {
   code[6] = vorrq_u8(vshlq_n_u8(spare[1], 2), vshrq_n_u8(spare[4], 1));
   const uint8x16_t low = vorrq_u8(vshlq_n_u8(vandq_u8(spare[3], bits(1)), 1), vandq_u8(spare[4], bits(1)));
   code[7] = vorrq_u8(vshlq_n_u8(spare[2], 2), low);
+}
+BRAID_INLINE void codes_of(const W5K& tile, int sub, int at, uint8x16_t* code) {
+  five_bit_codes(tile.q[sub], at, code);
 }
 BRAID_INLINE void codes_of(const W6K& tile, int sub, int at, uint8x16_t* code) {
 #pragma GCC unroll 2

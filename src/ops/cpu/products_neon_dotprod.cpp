@@ -5,7 +5,7 @@
 #if !defined(__clang__)
 #pragma GCC target("arch=armv8.2-a+dotprod")
 #endif
-#include "ops/cpu/products_neon.h"
+#include "ops/cpu/products_small_neon.h"
 
 namespace braid::cpu::neon {
 
@@ -14,6 +14,7 @@ template void w8_wide_rows<true>(const Job&);
 template void w4k_rows<true>(const Job&);
 template void w5k_rows<true>(const Job&);
 template void w6k_rows<true>(const Job&);
+BRAID_SMALL_KERNELS(true);
 
 }  // namespace braid::cpu::neon
 #endif

@@ -16,10 +16,8 @@ namespace {
 
 int64_t job_row(const Job& job, int64_t m) { return job.row != nullptr ? job.row[m] : job.first + m; }
 
-// Code of element `i` of block `b`; from the words when they are filled (they may be int16), else from the
-// bytes.
+// Code of element `i` of a block, int8 or int16: both are kept as words.
 int code_at(const ActView& act, int64_t at, int i) {
-  if (act.wide == nullptr) return act.codes[at].q[i];
   constexpr int kPlace[4] = {0, 2, 1, 3};
   return act.wide[at].q[i / 4 * 4 + kPlace[i % 4]];
 }
@@ -51,7 +49,7 @@ float dot_k45(const Tile* tiles, const Job& job, int64_t m, int r) {
     for (int g = 0; g < 8; g++) {
       int32_t sum = 0;
       for (int i = 32 * g; i < 32 * g + 32; i++) sum += code_of(tile, i, r) * code_at(job.act, at, i);
-      f = std::fma(static_cast<float>(sum * tile.scale[g][r]), head.d[g], f);
+      f = std::fma(static_cast<float>(sum) * static_cast<float>(tile.scale[g][r]), head.d[g], f);
       mins = std::fma(static_cast<float>(tile.min[g][r]), head.dsum[g], mins);
     }
     acc = std::fma(f16_to_f32(tile.d[r]), f, acc);
@@ -67,13 +65,45 @@ float dot_w6k(const W6K* tiles, const Job& job, int64_t m, int r) {
     const int64_t at = b * job.act.rows + job_row(job, m);
     float f = 0;
     for (int sub = 0; sub < 8; sub++) {
-      int32_t sum = 0;
-      for (int i = 32 * sub; i < 32 * sub + 32; i++) {
-        sum += tile.scale[sub][r][i % 32 / 16] * (code_of(tile, i, r) - 32) * code_at(job.act, at, i);
+      int32_t sum[2] = {0, 0};
+      for (int i = 0; i < 32; i++) {
+        sum[i / 16] += (code_of(tile, 32 * sub + i, r) - 32) * code_at(job.act, at, 32 * sub + i);
       }
-      f = std::fma(static_cast<float>(sum), job.act.head[at].d[sub], f);
+      const float first = static_cast<float>(sum[0]) * static_cast<float>(tile.scale[sub][r][0]);
+      const float both =
+          std::fma(static_cast<float>(sum[1]), static_cast<float>(tile.scale[sub][r][1]), first);
+      f = std::fma(both, job.act.head[at].d[sub], f);
     }
     acc = std::fma(f16_to_f32(tile.d[r]), f, acc);
+  }
+  return acc;
+}
+
+template <Layout layout>
+float dot_small(const std::byte* tiles, const Job& job, int64_t m, int r) {
+  float acc = 0;
+  for (int64_t begin = 0; begin < job.k; begin += kBlockK) {
+    const int64_t at = begin / kBlockK * job.act.rows + job_row(job, m);
+    const ActHead& head = job.act.head[at];
+    const int subs = static_cast<int>(std::min<int64_t>(kBlockK, job.k - begin) / 32);
+    for (int sub = 0; sub < subs; sub++) {
+      const int64_t first = begin + 32 * sub;
+      int32_t sum[2] = {0, 0};
+      for (int i = 0; i < 32; i++) {
+        sum[i / 16] += small_value(layout, tiles, first + i, r) * code_at(job.act, at, 32 * sub + i);
+      }
+      const float d = small_factor(layout, tiles, first, r);
+      if (layout == Layout::nvfp4) {
+        acc = std::fma(static_cast<float>(sum[0]) * head.d[sub], d, acc);
+        acc = std::fma(static_cast<float>(sum[1]) * head.d[sub], small_factor(layout, tiles, first + 16, r),
+                       acc);
+      } else {
+        acc = std::fma(static_cast<float>(sum[0] + sum[1]) * head.d[sub], d, acc);
+      }
+    }
+    for (int sub = 0; has_min(layout) && sub < subs; sub++) {
+      acc = std::fma(small_min(layout, tiles, begin + 32 * sub, r), head.dsum[sub], acc);
+    }
   }
   return acc;
 }
@@ -165,18 +195,31 @@ void silu_mul(float* y, const float* gate, const float* up, int64_t n) {
 
 constexpr Kernels coded(Kernel kernel, uint8_t needs) { return {kernel, kernel, needs, needs}; }
 
+template <int i>
+void fill_floats(ProductTable* t) {
+  t->f32[i] = t->i16[i] = t->i8[i] = coded(float_rows<static_cast<Layout>(i)>, kNeedsFloat);
+  if constexpr (i + 1 < kLayouts) fill_floats<i + 1>(t);
+}
+
 ProductTable make_table() {
   ProductTable t;
   t.name = "scalar";
-  const Kernel floats[kLayouts] = {float_rows<Layout::w8>,   float_rows<Layout::w4k>, float_rows<Layout::w5k>,
-                                   float_rows<Layout::w6k>,  float_rows<Layout::f32>, float_rows<Layout::f16>,
-                                   float_rows<Layout::bf16>, float_rows<Layout::raw>};
-  for (int i = 0; i < kLayouts; i++) t.f32[i] = t.i16[i] = t.i8[i] = coded(floats[i], kNeedsFloat);
-  const Kernel w8 = coded_rows<W8, dot_w8>;
-  t.i8[static_cast<int>(Layout::w8)] = t.i16[static_cast<int>(Layout::w8)] = coded(w8, kNeedsWide);
-  t.i8[static_cast<int>(Layout::w4k)] = coded(coded_rows<W4K, dot_k45<W4K>>, kNeedsCodes);
-  t.i8[static_cast<int>(Layout::w5k)] = coded(coded_rows<W5K, dot_k45<W5K>>, kNeedsCodes);
-  t.i8[static_cast<int>(Layout::w6k)] = coded(coded_rows<W6K, dot_w6k>, kNeedsCodes);
+  const auto set = [&](Layout layout, Kernel kernel) {
+    t.i8[static_cast<int>(layout)] = t.i16[static_cast<int>(layout)] = coded(kernel, kNeedsWide);
+  };
+  fill_floats<0>(&t);
+  set(Layout::w8, coded_rows<W8, dot_w8>);
+  set(Layout::w4k, coded_rows<W4K, dot_k45<W4K>>);
+  set(Layout::w5k, coded_rows<W5K, dot_k45<W5K>>);
+  set(Layout::w6k, coded_rows<W6K, dot_w6k>);
+  set(Layout::q4_0, coded_rows<std::byte, dot_small<Layout::q4_0>>);
+  set(Layout::q4_1, coded_rows<std::byte, dot_small<Layout::q4_1>>);
+  set(Layout::q5_0, coded_rows<std::byte, dot_small<Layout::q5_0>>);
+  set(Layout::q5_1, coded_rows<std::byte, dot_small<Layout::q5_1>>);
+  set(Layout::iq4_nl, coded_rows<std::byte, dot_small<Layout::iq4_nl>>);
+  set(Layout::iq4_xs, coded_rows<std::byte, dot_small<Layout::iq4_xs>>);
+  set(Layout::mxfp4, coded_rows<std::byte, dot_small<Layout::mxfp4>>);
+  set(Layout::nvfp4, coded_rows<std::byte, dot_small<Layout::nvfp4>>);
   t.quantize = quantize;
   t.silu_mul = silu_mul;
   return t;
@@ -186,7 +229,8 @@ ProductTable make_table() {
 
 void decode_tiles(Layout layout, uint32_t raw_type, const std::byte* tiles, int64_t k, int64_t block,
                   float* panel) {
-  decode_panel(layout, static_cast<GgmlType>(raw_type), tiles, k, block, panel);
+  const auto type = static_cast<GgmlType>(raw_type);
+  decode_panel(layout == Layout::raw ? layout_of(type) : layout, type, tiles, k, block, panel);
 }
 
 const ProductTable& scalar_products() {

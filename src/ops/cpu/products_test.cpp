@@ -29,7 +29,9 @@ const GgmlType kTypes[] = {GgmlType::F32,    GgmlType::F16,    GgmlType::BF16,  
                            GgmlType::IQ2_XS, GgmlType::IQ2_S,  GgmlType::IQ3_XXS, GgmlType::IQ3_S,
                            GgmlType::IQ1_S,  GgmlType::IQ1_M,  GgmlType::TQ1_0,   GgmlType::TQ2_0,
                            GgmlType::MXFP4,  GgmlType::NVFP4,  GgmlType::Q1_0,    GgmlType::Q2_0};
-const GgmlType kCoded[] = {GgmlType::Q8_0, GgmlType::Q4_K, GgmlType::Q5_K, GgmlType::Q6_K};
+const GgmlType kCoded[] = {GgmlType::Q8_0,   GgmlType::Q4_K,   GgmlType::Q5_K,  GgmlType::Q6_K,
+                           GgmlType::Q4_0,   GgmlType::Q4_1,   GgmlType::Q5_0,  GgmlType::Q5_1,
+                           GgmlType::IQ4_NL, GgmlType::IQ4_XS, GgmlType::MXFP4, GgmlType::NVFP4};
 
 void put_half(std::byte* at, float value) {
   const uint16_t bits = f32_to_f16(value);
@@ -91,6 +93,30 @@ std::vector<std::byte> random_rows(GgmlType type, int64_t n, int64_t k, uint32_t
     }
   }
   return out;
+}
+
+// Small positive factors; codes and scales in integers stay as they are.
+void put_factors(GgmlType type, std::byte* block) {
+  switch (type) {
+    case GgmlType::MXFP4:
+      block[0] = std::byte{118};
+      break;
+    case GgmlType::NVFP4:
+      std::fill_n(block, 4, std::byte{0x28});
+      break;
+    case GgmlType::Q6_K:
+      put_half(block + 208, 0.01f);
+      break;
+    case GgmlType::Q4_1:
+    case GgmlType::Q5_1:
+    case GgmlType::Q4_K:
+    case GgmlType::Q5_K:
+      put_half(block + 2, 0.01f);
+      [[fallthrough]];
+    default:
+      put_half(block, 0.01f);
+      break;
+  }
 }
 
 struct Matrix {
@@ -251,8 +277,7 @@ void expect_same(const ProductTable& table, Activations activations, GgmlType ty
 TEST(Kernels, EveryInstructionSetGivesTheBytesOfThePlainLoops) {
   for (const ProductTable* table : tables()) {
     for (const GgmlType type : kTypes) {
-      if (type == GgmlType::IQ1_M || type == GgmlType::NVFP4)
-        continue;  // random bits hold NaN and huge scales
+      if (type == GgmlType::IQ1_M) continue;  // random bits hold NaN and huge scales
       for (const Activations activations : {Activations::i8, Activations::i16, Activations::f32}) {
         for (const int64_t k : {block_multiple(type, 32), block_multiple(type, 608), int64_t{1024}}) {
           for (const int64_t rows : {1, 2, 3, 4, 5, 6, 7, 9, 13, 31}) {
@@ -275,8 +300,7 @@ TEST(Kernels, ExtremeCodesDoNotOverflow) {
         const size_t bytes = block_bytes(type);
         for (size_t block = 0; block < m.file.size(); block += bytes) {
           std::fill_n(m.file.begin() + static_cast<int64_t>(block), bytes, static_cast<std::byte>(fill));
-          put_half(m.file.data() + block + (type == GgmlType::Q6_K ? 208 : 0), 0.01f);
-          if (type == GgmlType::Q4_K || type == GgmlType::Q5_K) put_half(m.file.data() + block + 2, 0.01f);
+          put_factors(type, m.file.data() + block);
         }
         for (const float value : {1.0f, -1.0f}) {
           for (const bool alternating : {false, true}) {

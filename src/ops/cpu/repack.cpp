@@ -73,7 +73,6 @@ void repack_w4k(const std::byte* file, size_t row_bytes, int rows, int64_t k, W4
   }
 }
 
-// Four codes travel as the bytes of a word; no shift below crosses a byte because the codes are masked first.
 void repack_w5k(const std::byte* file, size_t row_bytes, int rows, int64_t k, W5K* tiles) {
   for (int64_t b = 0; b < k / 256; b++) {
     W5K& tile = tiles[b];
@@ -89,14 +88,9 @@ void repack_w5k(const std::byte* file, size_t row_bytes, int rows, int64_t k, W5
           const uint32_t high = load<uint32_t>(block + 16 + 4 * quad) >> g & 0x01010101u;
           code[quad] = low | high << 4;
         }
-        const auto bits = [&](int quad, int shift, uint32_t mask) { return code[quad] >> shift & mask; };
-        const uint32_t spare[5] = {bits(5, 2, 0x07070707u), bits(6, 2, 0x07070707u), bits(7, 2, 0x07070707u),
-                                   bits(5, 0, 0x03030303u) << 1 | bits(7, 1, 0x01010101u),
-                                   bits(6, 0, 0x03030303u) << 1 | bits(7, 0, 0x01010101u)};
-        for (int i = 0; i < 5; i++) {
-          const uint32_t line = code[i] | spare[i] << 5;
-          std::memcpy(tile.q[g][i] + 4 * r, &line, 4);
-        }
+        uint32_t line[5];
+        join_fives(code, line);
+        for (int i = 0; i < 5; i++) std::memcpy(tile.q[g][i] + 4 * r, &line[i], 4);
       }
     }
   }
@@ -183,6 +177,17 @@ void decode_w6k(const W6K& tile, float* panel) {
   }
 }
 
+void decode_small(Layout layout, const std::byte* tiles, int64_t begin, int64_t count, float* panel) {
+  for (int64_t i = 0; i < count; i++) {
+    for (int r = 0; r < kGroupRows; r++) {
+      const auto value = static_cast<float>(small_value(layout, tiles, begin + i, r));
+      const float product = value * small_factor(layout, tiles, begin + i, r);
+      panel[i * kGroupRows + r] =
+          has_min(layout) ? product + small_min(layout, tiles, begin + i, r) : product;
+    }
+  }
+}
+
 void decode_raw(GgmlType type, const std::byte* rows, int64_t k, int64_t begin, int64_t count, float* panel) {
   const size_t row_bytes = static_cast<size_t>(k) / block_elems(type) * block_bytes(type);
   const size_t offset = static_cast<size_t>(begin) / block_elems(type) * block_bytes(type);
@@ -200,10 +205,8 @@ int code_of(const W4K& tile, int i, int r) {
   return g % 2 == 1 ? byte >> 4 : byte & 15;
 }
 
-int code_of(const W5K& tile, int i, int r) {
-  const int quad = i % 32 / 4, at = 4 * r + i % 4;
-  const auto& line = tile.q[i / 32];
-  const auto spare = [&](int j) { return line[j][at] >> 5; };
+int code_of_five(const uint8_t (*lines)[64], int quad, int at) {
+  const auto spare = [&](int j) { return lines[j][at] >> 5; };
   switch (quad) {
     case 5:
       return spare(0) << 2 | spare(3) >> 1;
@@ -212,8 +215,19 @@ int code_of(const W5K& tile, int i, int r) {
     case 7:
       return spare(2) << 2 | (spare(3) & 1) << 1 | (spare(4) & 1);
     default:
-      return line[quad][at] & 31;
+      return lines[quad][at] & 31;
   }
+}
+
+int code_of(const W5K& tile, int i, int r) { return code_of_five(tile.q[i / 32], i % 32 / 4, 4 * r + i % 4); }
+
+// No shift crosses a byte because the codes are masked first.
+void join_fives(const uint32_t* code, uint32_t* line) {
+  const auto bits = [&](int quad, int shift, uint32_t mask) { return code[quad] >> shift & mask; };
+  const uint32_t spare[5] = {bits(5, 2, 0x07070707u), bits(6, 2, 0x07070707u), bits(7, 2, 0x07070707u),
+                             bits(5, 0, 0x03030303u) << 1 | bits(7, 1, 0x01010101u),
+                             bits(6, 0, 0x03030303u) << 1 | bits(7, 0, 0x01010101u)};
+  for (int i = 0; i < 5; i++) line[i] = code[i] | spare[i] << 5;
 }
 
 int code_of(const W6K& tile, int i, int r) {
@@ -239,6 +253,22 @@ Layout layout_of(GgmlType type) {
       return Layout::f16;
     case GgmlType::BF16:
       return Layout::bf16;
+    case GgmlType::Q4_0:
+      return Layout::q4_0;
+    case GgmlType::Q4_1:
+      return Layout::q4_1;
+    case GgmlType::Q5_0:
+      return Layout::q5_0;
+    case GgmlType::Q5_1:
+      return Layout::q5_1;
+    case GgmlType::IQ4_NL:
+      return Layout::iq4_nl;
+    case GgmlType::IQ4_XS:
+      return Layout::iq4_xs;
+    case GgmlType::MXFP4:
+      return Layout::mxfp4;
+    case GgmlType::NVFP4:
+      return Layout::nvfp4;
     default:
       return Layout::raw;
   }
@@ -248,6 +278,7 @@ size_t group_bytes(Layout layout, GgmlType type, int64_t k) {
   const auto blocks = static_cast<size_t>(k / kBlockK);
   const auto columns = static_cast<size_t>(k);
   const auto padded = [](size_t bytes) { return (bytes + 63) / 64 * 64; };
+  if (is_small(layout)) return small_group_bytes(layout, k);
   switch (layout) {
     case Layout::w8:
       return static_cast<size_t>(round_up(k, 64) / 64) * sizeof(W8);
@@ -263,15 +294,15 @@ size_t group_bytes(Layout layout, GgmlType type, int64_t k) {
       return padded(columns * kGroupRows * 2);
     case Layout::bf16:
       return static_cast<size_t>(round_up(k, 2)) * kGroupRows * 2;
-    case Layout::raw:
+    default:
       return padded(kGroupRows * (columns / block_elems(type) * block_bytes(type)));
   }
-  return 0;
 }
 
 void repack_group(Layout layout, GgmlType type, const std::byte* file, size_t row_bytes, int rows, int64_t k,
                   std::byte* tiles) {
   BRAID_CHECK(rows >= 1 && rows <= kGroupRows);
+  if (is_small(layout)) return repack_small(layout, file, row_bytes, rows, k, tiles);
   switch (layout) {
     case Layout::w8:
       return repack_w8(file, row_bytes, rows, k, reinterpret_cast<W8*>(tiles));
@@ -287,7 +318,7 @@ void repack_group(Layout layout, GgmlType type, const std::byte* file, size_t ro
       return repack_plain(file, row_bytes, rows, k, reinterpret_cast<uint16_t*>(tiles));
     case Layout::bf16:
       return repack_bf16(file, row_bytes, rows, k, reinterpret_cast<uint16_t*>(tiles));
-    case Layout::raw: {
+    default: {
       const size_t bytes = static_cast<size_t>(rows) * row_bytes;
       std::memcpy(tiles, file, bytes);
       std::memset(tiles + bytes, 0, group_bytes(layout, type, k) - bytes);
@@ -300,6 +331,7 @@ void decode_panel(Layout layout, GgmlType type, const std::byte* tiles, int64_t 
                   float* panel) {
   const int64_t begin = block * kBlockK;
   const int64_t count = std::min<int64_t>(kBlockK, k - begin);
+  if (is_small(layout)) return decode_small(layout, tiles, begin, count, panel);
   switch (layout) {
     case Layout::w8:
       return decode_w8(reinterpret_cast<const W8*>(tiles), begin, count, panel);
@@ -327,7 +359,7 @@ void decode_panel(Layout layout, GgmlType type, const std::byte* tiles, int64_t 
       }
       return;
     }
-    case Layout::raw:
+    default:
       return decode_raw(type, tiles, k, begin, count, panel);
   }
 }

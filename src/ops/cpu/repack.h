@@ -29,6 +29,19 @@ struct PackedWeight {
 int code_of(const W4K& tile, int i, int r);
 int code_of(const W5K& tile, int i, int r);
 int code_of(const W6K& tile, int i, int r);
+// 8 quads of 5-bit codes (one code in each byte of a word) to 5 lines, as in W5K, and code `at` of a quad
+// back.
+void join_fives(const uint32_t* code, uint32_t* line);
+int code_of_five(const uint8_t (*lines)[64], int quad, int at);
+
+// The small types (repack_small.cpp).
+size_t small_group_bytes(Layout layout, int64_t k);
+void repack_small(Layout layout, const std::byte* file, size_t row_bytes, int rows, int64_t k,
+                  std::byte* tiles);
+// What the code of element i of row r stands for, and the factor (f32, exact) and minimum of its 32 or 16 k.
+int small_value(Layout layout, const std::byte* tiles, int64_t i, int r);
+float small_factor(Layout layout, const std::byte* tiles, int64_t i, int r);
+float small_min(Layout layout, const std::byte* tiles, int64_t i, int r);
 
 Layout layout_of(GgmlType type);
 // Bytes of one row group of k columns.
