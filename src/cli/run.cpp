@@ -188,7 +188,10 @@ int run(const RunFlags& flags) {
     tools = std::move(*read);
   }
 
-  auto model = load_model(flags.model);
+  // One message leaves nothing behind, unless a directory keeps it for the next time.
+  auto model = load_model(flags.model, [&](EngineOptions& options) {
+    options.prefix_cache = chat || !flags.model.cache_dir.empty();
+  });
   if (!model.ok()) return fail(model.error());
   if (flags.plan) fmt::print(stderr, "{}\n", model->engine->memory().table());
   const auto sampling = sampling_params(flags.sampling, *model->file);
