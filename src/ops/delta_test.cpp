@@ -209,8 +209,20 @@ TEST(Delta, PeeksAtSixtyFourRows) {
 
 // Long runs of certain rows, which a device may take in chunks of its own: every length around a border,
 // positions that begin inside a chunk, several sequences of different lengths. A chunk form rounds more than
-// the recurrence; how much is stated here and in the device's kernel.
-double long_runs(const DeviceCase& device) { return device.gpu ? 4e-3 : 1e-5; }
+// the recurrence: 1e-3 of the whole (relative RMS), and single values of outputs that the norm made large up
+// to 1e-2.
+void expect_long_run(const std::vector<float>& actual, const std::vector<float>& expected,
+                     const DeviceCase& device, const std::string& what) {
+  const double each = device.gpu ? 1e-2 : kTolerance;
+  expect_close(actual, expected, each, each, what);
+  double error = 0;
+  double size = 0;
+  for (size_t i = 0; i < std::min(actual.size(), expected.size()); ++i) {
+    error += (double{actual[i]} - expected[i]) * (double{actual[i]} - expected[i]);
+    size += double{expected[i]} * expected[i];
+  }
+  EXPECT_LE(std::sqrt(error), (device.gpu ? 1e-3 : kTolerance) * std::sqrt(size)) << what;
+}
 
 TEST(Delta, LongRunsAgreeWithTheReference) {
   std::vector<std::vector<SequencePlan>> cases = {{{0, 512}},
@@ -223,9 +235,9 @@ TEST(Delta, LongRunsAgreeWithTheReference) {
       const StepResult actual = step(device, kShapes[i % 2], cases[i], 80 + i);
       const StepResult expected = step(reference_for(device), kShapes[i % 2], cases[i], 80 + i);
       const std::string what = device.name + " case " + std::to_string(i);
-      expect_close(actual.o, expected.o, long_runs(device), long_runs(device), what + " o");
-      expect_close(actual.states, expected.states, long_runs(device), long_runs(device), what + " states");
-      expect_close(actual.journal, expected.journal, long_runs(device), long_runs(device), what + " journal");
+      expect_long_run(actual.o, expected.o, device, what + " o");
+      expect_long_run(actual.states, expected.states, device, what + " states");
+      expect_long_run(actual.journal, expected.journal, device, what + " journal");
     }
   }
 }
@@ -248,7 +260,7 @@ TEST(Delta, RunsOfEveryLengthFollowEachOther) {
       for (float v : delta.states(like.batch().slot[0])) all.push_back(v);
       return all;
     };
-    expect_close(run(device), run(reference_for(device)), long_runs(device), long_runs(device), device.name);
+    expect_long_run(run(device), run(reference_for(device)), device, device.name);
   }
 }
 

@@ -119,6 +119,63 @@ __global__ __launch_bounds__(32 * kWarps) void plain_kernel(const __grid_constan
   }
 }
 
+// Adds up the splits of a row in position order. A block is one head; its z walks over the tokens of a
+// sequence.
+__global__ __launch_bounds__(kPlainDim / 4) void merge_kernel(const __grid_constant__ AttentionArgs a) {
+  __shared__ float weight[kMostSplits];
+  __shared__ float2 part[kMostSplits];
+  const int head = blockIdx.x;
+  const int s = blockIdx.y;
+  const int rows = a.batch.rows[s];
+  if (rows == 0) return;
+  const int splits = splits_of(a, s).count;
+  if (splits == 1) return;
+  const int first = a.batch.first_row[s];
+  const int dim = 4 * static_cast<int>(threadIdx.x);
+  for (int token = blockIdx.z; token < rows; token += gridDim.z) {
+    const int64_t base = partial_index(a, s, head, token);
+    float4 v[8];
+    const auto load = [&](int split) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (split + i >= splits || dim >= a.head_dim) break;
+        v[i] = __ldcg(
+            reinterpret_cast<const float4*>(a.partials + (base + (split + i) * rows) * a.head_dim + dim));
+      }
+    };
+    load(0);
+    for (int split = threadIdx.x; split < splits; split += blockDim.x) {
+      part[split] = __ldcg(reinterpret_cast<const float2*>(a.partial_sums + 2 * (base + split * rows)));
+    }
+    __syncthreads();
+    float largest = -INFINITY;
+    for (int split = 0; split < splits; ++split) largest = fmaxf(largest, part[split].x);
+    for (int split = threadIdx.x; split < splits; split += blockDim.x) {
+      weight[split] = part[split].x == -INFINITY ? 0.0f : exp2f(part[split].x - largest);
+    }
+    __syncthreads();
+    float total = 0;
+    float4 sum = {0, 0, 0, 0};
+    for (int split = 0; split < splits; split += 8) {
+      if (split > 0) load(split);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (split + i >= splits) break;
+        const float w = weight[split + i];
+        total = fmaf(w, part[split + i].y, total);
+        sum = {fmaf(w, v[i].x, sum.x), fmaf(w, v[i].y, sum.y), fmaf(w, v[i].z, sum.z),
+               fmaf(w, v[i].w, sum.w)};
+      }
+    }
+    const float inverse = 1.0f / total;
+    if (dim < a.head_dim) {
+      store_output(a, first + token, head, dim,
+                   {sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse});
+    }
+    __syncthreads();
+  }
+}
+
 bool multiple_of(const Tensor& t, int64_t elements) {
   return reinterpret_cast<uintptr_t>(t.data) % (elements * size_bytes(t.type)) == 0 &&
          t.stride % elements == 0;
@@ -146,11 +203,9 @@ void attention(Context& context, const SequenceWorkspace& work, Tensor o, Tensor
   args.scale = params.scale * 1.4426950408889634f;
   args.window = params.window;
   args.gated = params.gated;
-  // Enough splits to fill the GPU with one sequence.
-  args.most_splits = std::clamp(128 / args.kv_heads, 16, kPartialRows);
+  args.partial_rows = static_cast<int>(work.partial_rows);
   args.partials = work.partials;
   args.partial_sums = work.partial_sums;
-  args.counters = work.counters;
   const bool fast = kv.shape.k_format == kv.shape.v_format && kv.shape.k_format != KvFormat::f32 &&
                     q.type == kActType && multiple_of(q, 8) && multiple_of(o, 4) &&
                     batch.sequences <= work.max_sequences &&
@@ -159,7 +214,14 @@ void attention(Context& context, const SequenceWorkspace& work, Tensor o, Tensor
   if (fast) {
     // Each form takes the sequences that are its own; one that can have none is not launched.
     const bool all_few = most_rows == 1 || most_rows * args.group <= 8;
-    if (attention_decode(context, args) && (all_few || attention_tiles(context, args))) return;
+    if (attention_decode(context, args) && (all_few || attention_tiles(context, args))) {
+      if (batch.blocks_per_sequence * kBlockTokens <= 128) return;  // nobody has two splits
+      const dim3 grid(static_cast<unsigned>(params.heads), static_cast<unsigned>(batch.sequences),
+                      static_cast<unsigned>(std::min(most_rows, 8)));
+      merge_kernel<<<grid, static_cast<unsigned>(div_up(head_dim, 128) * 32), 0, context.stream>>>(args);
+      context.launched("attention_merge");
+      return;
+    }
   }
   const dim3 grid(static_cast<unsigned>(batch.tokens), static_cast<unsigned>(div_up(params.heads, kWarps)));
   plain_kernel<<<grid, 32 * kWarps, 0, context.stream>>>(args);

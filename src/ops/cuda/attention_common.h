@@ -12,8 +12,8 @@
 
 namespace braid::cuda {
 
-inline constexpr int kPartialRows = 64;  // tokens x splits of a sequence
 inline constexpr int kMaxUncertain = 64;
+inline constexpr int kMostSplits = 64;  // of one row
 
 struct AttentionArgs {
   Tensor o, q, qg;
@@ -24,10 +24,9 @@ struct AttentionArgs {
   int window;
   bool gated;
   // Splits: see split_length.
-  int most_splits;
+  int partial_rows;  // tokens x splits of a sequence that the workspace has room for
   float* partials;
   float* partial_sums;
-  int* counters;
 };
 
 // Sequences whose queries fit one tile of 8 go to the decode kernel, the others to the tile kernel.
@@ -48,19 +47,21 @@ __device__ inline Span span_of(const AttentionArgs& a, int s) {
   return {begin, end};
 }
 
-// Length of a split: a power of two, at least `least`, such that a sequence has at most `most` of them.
-__device__ inline int split_length(const Span& span, int least, int most) {
-  if (most < 2) return 1 << 30;
-  int length = least;
-  while (static_cast<int64_t>(length) * (most - 1) < span.end - span.begin) length *= 2;
-  return length;
-}
-__device__ inline int split_count(const Span& span, int length) {
-  return (span.end - 1) / length - span.begin / length + 1;
-}
-// Splits that the workspace has room for.
-__device__ inline int split_limit(const AttentionArgs& a, int rows) {
-  return rows > kPartialRows ? 1 : min(a.most_splits, kPartialRows / rows);
+// How a sequence's cells are cut: at multiples of `length`. Few splits leave a lone sequence without enough
+// blocks, many cost partial results; the length grows with the square root of the span.
+struct Splits {
+  int length, count;
+};
+__device__ inline Splits splits_of(const AttentionArgs& a, int s) {
+  const int rows = a.batch.rows[s];
+  const Span span = span_of(a, s);
+  const int most = rows > a.partial_rows ? 1 : min(kMostSplits, a.partial_rows / rows);
+  if (most < 2) return {1 << 30, 1};
+  const int64_t cells = span.end - span.begin;
+  int length = few_rows(a, s) ? 128 : 256;
+  while (int64_t{length} * length < 4 * a.kv_heads * cells || int64_t{length} * (most - 1) < cells)
+    length *= 2;
+  return {length, (span.end - 1) / length - span.begin / length + 1};
 }
 
 // What one row sees: cells (low, limit), and of the uncertain cells those in `mask`.
@@ -103,12 +104,17 @@ __device__ inline const char* cell_address(const void* pool, const AttentionArgs
          ((block * a.kv_heads + kv_head) * kBlockTokens + cell % kBlockTokens) * row_bytes;
 }
 
-// One item of work: queries [query, query + queries) of a KV head over the cells [begin, end) of split
-// `split`.
-struct Item {
-  int s, kv_head, tile, split, splits;
-  int begin, end;
-};
+// Eight f16 activations in the type of the cache.
+__device__ inline uint4 convert(uint4 x, __half) { return x; }
+__device__ inline uint4 convert(uint4 x, __nv_bfloat16) {
+  uint32_t* words = &x.x;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = unpack(words[i], __half());
+    words[i] = pack(pair.x, pair.y, __nv_bfloat16());
+  }
+  return x;
+}
 
 // The step's items of one kernel: `Cut` gives tiles and splits of a sequence. All threads of the block call;
 // `starts` [sequences + 1] in shared memory gets the first item of each sequence.
@@ -181,51 +187,7 @@ __device__ inline void store_output(const AttentionArgs& a, int t, int head, int
 }
 
 __device__ inline int64_t partial_index(const AttentionArgs& a, int s, int head, int row) {
-  return (static_cast<int64_t>(s) * a.heads + head) * kPartialRows + row;
-}
-
-// Called by all threads when the block's partial results of (s, kv_head, queries) are in memory: the last
-// block to arrive adds up all splits in position order and stores the outputs.
-template <int kHeadDim>
-__device__ void merge_splits(const AttentionArgs& a, int s, int kv_head, int counter, int query0, int queries,
-                             int splits, int* flag) {
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    *flag = atomicAdd(a.counters + counter, 1) == splits - 1;
-    if (*flag) a.counters[counter] = 0;
-    __threadfence();
-  }
-  __syncthreads();
-  if (!*flag) return;
-  const int tokens = a.batch.rows[s];
-  const int first = a.batch.first_row[s];
-  for (int i = threadIdx.x; i < queries * kHeadDim / 4; i += blockDim.x) {
-    const int query = query0 + i / (kHeadDim / 4);
-    const int dim = i % (kHeadDim / 4) * 4;
-    const int token = query / a.group;
-    const int head = kv_head * a.group + query % a.group;
-    const int64_t base = partial_index(a, s, head, token);
-    float largest = -INFINITY;
-    for (int split = 0; split < splits; ++split) {
-      largest = fmaxf(largest, __ldcg(&a.partial_sums[2 * (base + split * tokens)]));
-    }
-    float total = 0;
-    float4 sum = {0, 0, 0, 0};
-#pragma unroll 4
-    for (int split = 0; split < splits; ++split) {
-      const int64_t row = base + split * tokens;
-      const float2 at = __ldcg(reinterpret_cast<const float2*>(a.partial_sums + 2 * row));
-      const float4 v = __ldcg(reinterpret_cast<const float4*>(a.partials + row * kHeadDim + dim));
-      const float weight = at.x == -INFINITY ? 0.0f : exp2f(at.x - largest);
-      total = fmaf(weight, at.y, total);
-      sum = {fmaf(weight, v.x, sum.x), fmaf(weight, v.y, sum.y), fmaf(weight, v.z, sum.z),
-             fmaf(weight, v.w, sum.w)};
-    }
-    const float inverse = 1.0f / total;
-    store_output(a, first + token, head, dim,
-                 {sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse});
-  }
+  return (static_cast<int64_t>(s) * a.heads + head) * a.partial_rows + row;
 }
 
 // attention_decode.cu, attention_tiles.cu: false if the shape has no such kernel.

@@ -21,7 +21,6 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kQueries = 8;
-constexpr int kLeastSplit = 128;
 
 template <int kHeadDim>
 struct DecodeShared {
@@ -33,7 +32,6 @@ struct DecodeShared {
   float total[kWarps][kQueries];
   RowView view[kQueries];
   int scratch[kWarps];
-  int flag;
 };
 
 __device__ uint4 load_stream(const char* at) {
@@ -101,26 +99,42 @@ struct WarpState {
   }
 };
 
-// One warp over the cells [begin, end) of its item.
-template <int kHeadDim, typename Number>
-__device__ void run_cells(const AttentionArgs& a, const DecodeShared<kHeadDim>& sh,
-                          WarpState<kHeadDim, Number>& w, int s, int kv_head, int first_cell, int begin,
-                          int end, int plain_begin, int plain_end) {
-  constexpr int kRowBytes = kHeadDim * 2;
-  const int lane = threadIdx.x % 32;
-  const int g = lane / 4;
-  const int c = lane % 4;
+// K of 16 cells as fragments: rows g and g + 8, 8 dims in every 32.
+template <int kHeadDim>
+struct KeyTile {
   uint4 k[kHeadDim / 32][2];
-  const auto load_k = [&](int tile) {
-    const char* row = cell_address(a.kv.k, a, s, tile, kv_head, kRowBytes) + g * kRowBytes + c * 16;
+
+  __device__ void load(const AttentionArgs& a, int s, int kv_head, int tile) {
+    constexpr int kRowBytes = kHeadDim * 2;
+    const int lane = threadIdx.x % 32;
+    const char* row =
+        cell_address(a.kv.k, a, s, tile, kv_head, kRowBytes) + lane / 4 * kRowBytes + lane % 4 * 16;
 #pragma unroll
     for (int j = 0; j < kHeadDim / 32; ++j) {
       k[j][0] = load_stream(row + j * 64);
       k[j][1] = load_stream(row + 8 * kRowBytes + j * 64);
     }
-  };
-  load_k(begin);
-  for (int tile = begin; tile < end; tile += 16) {
+  }
+};
+
+// Cells [begin, end) of a warp; [plain_begin, plain_end) are those that every query sees, `first_cell` the
+// first that any does.
+struct Cells {
+  int first_cell, begin, end, plain_begin, plain_end;
+};
+
+// One warp over its cells; K of the first tile is under way.
+template <int kHeadDim, typename Number>
+__device__ void run_cells(const AttentionArgs& a, const DecodeShared<kHeadDim>& sh,
+                          WarpState<kHeadDim, Number>& w, int s, int kv_head, const Cells& cells,
+                          KeyTile<kHeadDim>& key) {
+  constexpr int kRowBytes = kHeadDim * 2;
+  const int lane = threadIdx.x % 32;
+  const int g = lane / 4;
+  const int c = lane % 4;
+  auto& k = key.k;
+  const int end = cells.end;
+  for (int tile = cells.begin; tile < end; tile += 16) {
     uint4 v[kHeadDim / 64][4];  // cells 2c, 2c + 1, 2c + 8, 2c + 9
     {
       const char* row = cell_address(a.kv.v, a, s, tile, kv_head, kRowBytes) + 2 * c * kRowBytes + g * 16;
@@ -142,11 +156,11 @@ __device__ void run_cells(const AttentionArgs& a, const DecodeShared<kHeadDim>& 
       mma(scores[0], first, q.x, q.y, Number());
       mma(scores[1], second, q.z, q.w, Number());
     }
-    if (tile + 16 < end) load_k(tile + 16);
+    if (tile + 16 < end) key.load(a, s, kv_head, tile + 16);
     float x[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[i] = (scores[0][i] + scores[1][i]) * a.scale;
-    if (tile < plain_begin || tile + 16 > plain_end) {
+    if (tile < cells.plain_begin || tile + 16 > cells.plain_end) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (!sees(sh.view[2 * c + i % 2], tile + g + i / 2 * 8)) x[i] = -INFINITY;
@@ -155,7 +169,7 @@ __device__ void run_cells(const AttentionArgs& a, const DecodeShared<kHeadDim>& 
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int cell = tile + 2 * c + i % 2 + i / 2 * 8;
-        if (cell >= first_cell && cell < end) continue;
+        if (cell >= cells.first_cell && cell < end) continue;
 #pragma unroll
         for (int j = 0; j < kHeadDim / 64; ++j) v[j][i] = {0, 0, 0, 0};
       }
@@ -185,18 +199,14 @@ __global__ __launch_bounds__(32 * kWarps, 2) void decode_kernel(const __grid_con
   const int lane = threadIdx.x % 32;
   const int items = list_items(a, starts, sh.scratch, [&](int s) -> int2 {
     if (!few_rows(a, s)) return {0, 0};
-    const int rows = a.batch.rows[s];
-    const Span span = span_of(a, s);
-    return {div_up(rows * a.group, kQueries),
-            split_count(span, split_length(span, kLeastSplit, split_limit(a, rows)))};
+    return {div_up(a.batch.rows[s] * a.group, kQueries), splits_of(a, s).count};
   });
   for (int index = blockIdx.x; index < items; index += gridDim.x) {
     const int s = sequence_of(starts, a.batch.sequences, index);
     const int rows = a.batch.rows[s];
     const int first = a.batch.first_row[s];
     const Span span = span_of(a, s);
-    const int length = split_length(span, kLeastSplit, split_limit(a, rows));
-    const int splits = split_count(span, length);
+    const auto [length, splits] = splits_of(a, s);
     const int tiles = div_up(rows * a.group, kQueries);
     const int own = index - starts[s];
     const int split = own % splits;
@@ -204,6 +214,15 @@ __global__ __launch_bounds__(32 * kWarps, 2) void decode_kernel(const __grid_con
     const int kv_head = own / splits / tiles;
     const int query0 = tile * kQueries;
     const int queries = min(kQueries, rows * a.group - query0);
+
+    Cells cells;
+    const int split_begin = (span.begin / length + split) * length;
+    const int quarter = min(length, 1 << 28) / kWarps;
+    cells.first_cell = span.begin;
+    cells.begin = max(span.begin / 16 * 16, split_begin + warp * quarter);
+    cells.end = min(span.end, split_begin + (warp + 1) * quarter);
+    KeyTile<kHeadDim> key;
+    if (cells.begin < cells.end) key.load(a, s, kv_head, cells.begin);
 
     __syncthreads();  // shared memory of the item before
     if (threadIdx.x < kQueries) {
@@ -213,34 +232,31 @@ __global__ __launch_bounds__(32 * kWarps, 2) void decode_kernel(const __grid_con
         sh.view[threadIdx.x] = row_view(a, s, first + (query0 + static_cast<int>(threadIdx.x)) / a.group);
       }
     }
-    for (int i = threadIdx.x; i < kQueries * kHeadDim; i += 32 * kWarps) {
-      const int query = i / kHeadDim;
-      float x = 0;
+#pragma unroll
+    for (int i = threadIdx.x; i < kQueries * kHeadDim / 8; i += 32 * kWarps) {
+      const int query = i / (kHeadDim / 8);
+      const int dim = i % (kHeadDim / 8) * 8;
+      uint4 x = {0, 0, 0, 0};
       if (query < queries) {
         const int token = (query0 + query) / a.group;
-        const int head = kv_head * a.group + (query0 + query) % a.group;
-        x = load_as(a.q.data, a.q.type,
-                    (first + token) * a.q.stride + static_cast<int64_t>(head) * kHeadDim + i % kHeadDim);
+        const int64_t head = kv_head * a.group + (query0 + query) % a.group;
+        x = *reinterpret_cast<const uint4*>(static_cast<const Act*>(a.q.data) + (first + token) * a.q.stride +
+                                            head * kHeadDim + dim);
       }
-      reinterpret_cast<Number*>(sh.q)[query * DecodeShared<kHeadDim>::kQueryStride + i % kHeadDim] =
-          Number(x);
+      *reinterpret_cast<uint4*>(sh.q + query * DecodeShared<kHeadDim>::kQueryStride + dim) =
+          convert(x, Number());
     }
     __syncthreads();
     // Cells that all queries see need no mask.
-    int plain_begin = 0, plain_end = 1 << 30;
+    cells.plain_begin = 0;
+    cells.plain_end = 1 << 30;
     for (int i = 0; i < queries; ++i) {
-      plain_begin = max(plain_begin, sh.view[i].low + 1);
-      plain_end = min(plain_end, sh.view[i].limit);
+      cells.plain_begin = max(cells.plain_begin, sh.view[i].low + 1);
+      cells.plain_end = min(cells.plain_end, sh.view[i].limit);
     }
-    const int split_begin = (span.begin / length + split) * length;
-    const int quarter = min(length, 1 << 28) / kWarps;
-    const int begin = max(span.begin / 16 * 16, split_begin + warp * quarter);
-    const int end = min(span.end, split_begin + (warp + 1) * quarter);
     WarpState<kHeadDim, Number> w;
     w.clear();
-    if (begin < end) {
-      run_cells<kHeadDim, Number>(a, sh, w, s, kv_head, span.begin, begin, end, plain_begin, plain_end);
-    }
+    if (cells.begin < cells.end) run_cells<kHeadDim, Number>(a, sh, w, s, kv_head, cells, key);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       w.total[i] += __shfl_xor_sync(kFullWarp, w.total[i], 4);
@@ -297,17 +313,13 @@ __global__ __launch_bounds__(32 * kWarps, 2) void decode_kernel(const __grid_con
       __stcg(reinterpret_cast<float4*>(a.partials + row * kHeadDim + dim), sum);
       if (dim == 0) __stcg(reinterpret_cast<float2*>(a.partial_sums + 2 * row), float2{largest, total});
     }
-    if (splits > 1) {
-      const int counter = (s * a.kv_heads + kv_head) * div_up(a.group, kQueries) + tile;
-      merge_splits<kHeadDim>(a, s, kv_head, counter, query0, queries, splits, &sh.flag);
-    }
   }
 }
 
 template <int kHeadDim, typename Number>
 bool launch(Context& context, const AttentionArgs& args) {
   const int64_t most =
-      int64_t{args.batch.sequences} * args.kv_heads * div_up(args.group, kQueries) * kPartialRows;
+      int64_t{args.batch.sequences} * args.kv_heads * div_up(args.group, kQueries) * kMostSplits;
   const int64_t blocks = most < 2 * context.processors ? most : 2 * context.processors;
   const size_t shared = sizeof(DecodeShared<kHeadDim>) + (args.batch.sequences + 1) * sizeof(int);
   context.note(cudaFuncSetAttribute(decode_kernel<kHeadDim, Number>,

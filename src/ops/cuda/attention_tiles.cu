@@ -20,32 +20,97 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kRows = 128;
 constexpr int kCells = 64;
-constexpr int kLeastSplit = 256;
 
 template <int kHeadDim>
 struct TileShared {
   static constexpr int kStride = kHeadDim + 8;
   alignas(16) uint16_t q[kRows * kStride];
-  alignas(16) uint16_t k[kCells * kStride];
-  alignas(16) uint16_t v[kCells * kStride];
+  struct Stage {
+    alignas(16) uint16_t k[kCells * kStride];
+    alignas(16) uint16_t v[kCells * kStride];
+  };
+  Stage stage[2];
   RowView view[kRows];  // by token of the tile
   int scratch[kWarps];
   int plain_begin, plain_end;  // cells that every query sees
   int first_cell, last_cell;   // that some query sees
-  int flag;
 };
 
-// 64 cells of K or V; cells outside [begin, end) become zeros.
+// K and V of 64 cells; cells outside [begin, end) become zeros.
 template <int kHeadDim>
-__device__ void load_cells(uint16_t* to, const void* pool, const AttentionArgs& a, int s, int kv_head,
-                           int tile, int begin, int end) {
+__device__ void load_cells(typename TileShared<kHeadDim>::Stage& to, const AttentionArgs& a, int s,
+                           int kv_head, int tile, int begin, int end) {
   constexpr int kPieces = kHeadDim / 8;
-  for (int i = threadIdx.x; i < kCells * kPieces; i += 32 * kWarps) {
-    const int cell = tile + i / kPieces;
-    const bool valid = cell >= begin && cell < end;
-    const char* from =
-        cell_address(pool, a, s, valid ? cell : begin, kv_head, kHeadDim * 2) + i % kPieces * 16;
-    copy16(shared_address(to + i / kPieces * TileShared<kHeadDim>::kStride + i % kPieces * 8), from, valid);
+  constexpr int kStep = 32 * kWarps / kPieces;  // rows that the block copies at a time
+  const int32_t* table = a.batch.block_table + static_cast<int64_t>(s) * a.batch.blocks_per_sequence;
+  const int row0 = static_cast<int>(threadIdx.x) / kPieces;
+  const int piece = static_cast<int>(threadIdx.x) % kPieces;
+#pragma unroll
+  for (int half = 0; half < kCells / kBlockTokens; ++half) {
+    const int first = tile + half * kBlockTokens;
+    const int64_t block = table[min(max(first, begin), end - 1) / kBlockTokens];
+    const int64_t base = (block * a.kv_heads + kv_head) * kBlockTokens * kHeadDim * 2 + piece * 16;
+#pragma unroll
+    for (int r = 0; r < kBlockTokens; r += kStep) {
+      const int row = r + row0;
+      const bool valid = first + row >= begin && first + row < end;
+      const int64_t from = base + (valid ? row : 0) * kHeadDim * 2;
+      const int at = (half * kBlockTokens + row) * TileShared<kHeadDim>::kStride + piece * 8;
+      copy16(shared_address(to.k + at), a.kv.k + from, valid);
+      copy16(shared_address(to.v + at), a.kv.v + from, valid);
+    }
+  }
+}
+
+// O of a warp's 16 queries, by 128 dims through its part of shared memory: divided, gated and stored in rows,
+// or kept as partial results.
+template <int kHeadDim>
+__device__ void write_outputs(const AttentionArgs& a, float (&o)[kHeadDim / 8][4], const float (&total)[2],
+                              const float (&largest)[2], float* space, int s, int kv_head, int query0,
+                              int queries, int split, int splits) {
+  constexpr int kStride = 128 + 4;
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  const int g = lane / 4;
+  const int c = lane % 4;
+  const int rows = a.batch.rows[s];
+  const int first = a.batch.first_row[s];
+  const float factor[2] = {splits > 1 ? 1.0f : 1.0f / total[0], splits > 1 ? 1.0f : 1.0f / total[1]};
+#pragma unroll
+  for (int part = 0; part < kHeadDim / 128; ++part) {
+    __syncwarp();
+#pragma unroll
+    for (int n = 0; n < 16; ++n) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        *reinterpret_cast<float2*>(space + (g + 8 * r) * kStride + n * 8 + 2 * c) = {
+            o[part * 16 + n][2 * r] * factor[r], o[part * 16 + n][2 * r + 1] * factor[r]};
+      }
+    }
+    __syncwarp();
+#pragma unroll 4
+    for (int row = 0; row < 16; ++row) {
+      const int query = query0 + warp * 16 + row;
+      if (warp * 16 + row >= queries) break;
+      const int token = query / a.group;
+      const int head = kv_head * a.group + query % a.group;
+      const float4 x = *reinterpret_cast<const float4*>(space + row * kStride + 4 * lane);
+      if (splits == 1) {
+        store_output(a, first + token, head, part * 128 + 4 * lane, x);
+      } else {
+        const int64_t at = partial_index(a, s, head, split * rows + token);
+        __stcg(reinterpret_cast<float4*>(a.partials + at * kHeadDim + part * 128 + 4 * lane), x);
+      }
+    }
+  }
+  if (splits == 1) return;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int query = query0 + warp * 16 + g + 8 * r;
+    if (warp * 16 + g + 8 * r >= queries || c != 0) continue;
+    const int64_t at =
+        partial_index(a, s, kv_head * a.group + query % a.group, split * rows + query / a.group);
+    __stcg(reinterpret_cast<float2*>(a.partial_sums + 2 * at), float2{largest[r], total[r]});
   }
 }
 
@@ -61,18 +126,14 @@ __global__ __launch_bounds__(32 * kWarps, 1) void tile_kernel(const __grid_const
   const int c = lane % 4;
   const int items = list_items(a, starts, sh.scratch, [&](int s) -> int2 {
     if (few_rows(a, s)) return {0, 0};
-    const int rows = a.batch.rows[s];
-    const Span span = span_of(a, s);
-    return {div_up(rows * a.group, kRows),
-            split_count(span, split_length(span, kLeastSplit, split_limit(a, rows)))};
+    return {div_up(a.batch.rows[s] * a.group, kRows), splits_of(a, s).count};
   });
   for (int index = blockIdx.x; index < items; index += gridDim.x) {
     const int s = sequence_of(starts, a.batch.sequences, index);
     const int rows = a.batch.rows[s];
     const int first = a.batch.first_row[s];
     const Span span = span_of(a, s);
-    const int length = split_length(span, kLeastSplit, split_limit(a, rows));
-    const int splits = split_count(span, length);
+    const auto [length, splits] = splits_of(a, s);
     const int tiles = div_up(rows * a.group, kRows);
     const int own = index - starts[s];
     const int split = own % splits;
@@ -101,19 +162,18 @@ __global__ __launch_bounds__(32 * kWarps, 1) void tile_kernel(const __grid_const
       atomicMax(&sh.last_cell,
                 v.mask == 0 ? v.limit - 1 : v.context + 63 - __clzll(static_cast<long long>(v.mask)));
     }
-    for (int i = threadIdx.x; i < kRows * kHeadDim / 4; i += 32 * kWarps) {
-      const int query = i / (kHeadDim / 4);
-      const int dim = i % (kHeadDim / 4) * 4;
-      float x[4] = {};
+#pragma unroll 4
+    for (int i = threadIdx.x; i < kRows * kHeadDim / 8; i += 32 * kWarps) {
+      const int query = i / (kHeadDim / 8);
+      const int dim = i % (kHeadDim / 8) * 8;
+      uint4 x = {0, 0, 0, 0};
       if (query < queries) {
-        const int64_t at = (first + (query0 + query) / a.group) * a.q.stride +
-                           (static_cast<int64_t>(kv_head) * a.group + (query0 + query) % a.group) * kHeadDim +
-                           dim;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) x[j] = load_as(a.q.data, a.q.type, at + j);
+        const int64_t head = kv_head * a.group + (query0 + query) % a.group;
+        x = *reinterpret_cast<const uint4*>(static_cast<const Act*>(a.q.data) +
+                                            (first + (query0 + query) / a.group) * a.q.stride +
+                                            head * kHeadDim + dim);
       }
-      *reinterpret_cast<uint2*>(&sh.q[query * kStride + dim]) =
-          uint2{pack(x[0], x[1], Number()), pack(x[2], x[3], Number())};
+      *reinterpret_cast<uint4*>(&sh.q[query * kStride + dim]) = convert(x, Number());
     }
     __syncthreads();
 
@@ -135,19 +195,24 @@ __global__ __launch_bounds__(32 * kWarps, 1) void tile_kernel(const __grid_const
     const int token[2] = {(query0 + query[0]) / a.group - token0, (query0 + query[1]) / a.group - token0};
     const uint32_t q_base = shared_address(sh.q) + ((warp * 16 + lane % 16) * kStride + lane / 16 * 8) * 2;
     const uint32_t k_base =
-        shared_address(sh.k) + ((lane / 16 * 8 + lane % 8) * kStride + lane / 8 % 2 * 8) * 2;
+        shared_address(sh.stage[0].k) + ((lane / 16 * 8 + lane % 8) * kStride + lane / 8 % 2 * 8) * 2;
     const uint32_t v_base =
-        shared_address(sh.v) + ((lane / 8 % 2 * 8 + lane % 8) * kStride + lane / 16 * 8) * 2;
+        shared_address(sh.stage[0].v) + ((lane / 8 % 2 * 8 + lane % 8) * kStride + lane / 16 * 8) * 2;
 
     const int first_cells = begin_cell / kCells * kCells;
+    constexpr uint32_t kStageBytes = sizeof(typename TileShared<kHeadDim>::Stage);
+    uint32_t stage = 0;  // byte offset of the tile's stage
     if (first_cells < end_cell)
-      load_cells<kHeadDim>(sh.k, a.kv.k, a, s, kv_head, first_cells, begin_cell, end_cell);
+      load_cells<kHeadDim>(sh.stage[0], a, s, kv_head, first_cells, begin_cell, end_cell);
     commit_copies();
-    for (int cells = first_cells; cells < end_cell; cells += kCells) {
-      load_cells<kHeadDim>(sh.v, a.kv.v, a, s, kv_head, cells, begin_cell, end_cell);
+    for (int cells = first_cells; cells < end_cell; cells += kCells, stage ^= kStageBytes) {
+      wait_copies<0>();
+      __syncthreads();  // this tile is there, and nobody is at the one before
+      if (cells + kCells < end_cell) {
+        load_cells<kHeadDim>(sh.stage[stage == 0 ? 1 : 0], a, s, kv_head, cells + kCells, begin_cell,
+                             end_cell);
+      }
       commit_copies();
-      wait_copies<1>();
-      __syncthreads();
       float x[kCells / 8][4];
 #pragma unroll
       for (int n = 0; n < kCells / 8; ++n) {
@@ -161,17 +226,11 @@ __global__ __launch_bounds__(32 * kWarps, 1) void tile_kernel(const __grid_const
 #pragma unroll
         for (int n = 0; n < kCells / 16; ++n) {
           uint32_t k[4];
-          load_matrices(k, k_base + n * 16 * kStride * 2 + step * 32);
+          load_matrices(k, k_base + stage + n * 16 * kStride * 2 + step * 32);
           mma(x[2 * n], q, k[0], k[1], Number());
           mma(x[2 * n + 1], q, k[2], k[3], Number());
         }
       }
-      __syncthreads();  // K is free
-      if (cells + kCells < end_cell) {
-        load_cells<kHeadDim>(sh.k, a.kv.k, a, s, kv_head, cells + kCells, begin_cell, end_cell);
-      }
-      commit_copies();
-
       const bool plain = cells >= sh.plain_begin && cells + kCells <= sh.plain_end && cells >= begin_cell &&
                          cells + kCells <= end_cell;
       if (!plain) {
@@ -218,8 +277,6 @@ __global__ __launch_bounds__(32 * kWarps, 1) void tile_kernel(const __grid_const
           o[n][3] *= factor[1];
         }
       }
-      wait_copies<1>();
-      __syncthreads();  // V is there
 #pragma unroll
       for (int step = 0; step < kCells / 16; ++step) {
         const uint32_t p[4] = {pack(x[2 * step][0], x[2 * step][1], Number()),
@@ -229,50 +286,22 @@ __global__ __launch_bounds__(32 * kWarps, 1) void tile_kernel(const __grid_const
 #pragma unroll
         for (int n = 0; n < kHeadDim / 16; ++n) {
           uint32_t v[4];
-          load_matrices_transposed(v, v_base + (step * 16 * kStride + n * 16) * 2);
+          load_matrices_transposed(v, v_base + stage + (step * 16 * kStride + n * 16) * 2);
           mma(o[2 * n], p, v[0], v[1], Number());
           mma(o[2 * n + 1], p, v[2], v[3], Number());
         }
       }
-      __syncthreads();  // V is free
     }
     wait_copies<0>();
-
+    __syncthreads();  // the stages are free
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       total[r] += __shfl_xor_sync(kFullWarp, total[r], 1);
       total[r] += __shfl_xor_sync(kFullWarp, total[r], 2);
-      if (warp * 16 + g + 8 * r >= queries) continue;
-      const int head = kv_head * a.group + (query0 + query[r]) % a.group;
-      const int t = first + token0 + token[r];
-      const float inverse = 1.0f / total[r];
-      const int64_t partial = partial_index(a, s, head, split * rows + token0 + token[r]);
-#pragma unroll
-      for (int n = 0; n < kHeadDim / 8; ++n) {
-        const int dim = n * 8 + 2 * c;
-        if (splits > 1) {
-          __stcg(reinterpret_cast<float2*>(a.partials + partial * kHeadDim + dim),
-                 float2{o[n][2 * r], o[n][2 * r + 1]});
-          continue;
-        }
-        float y[2] = {o[n][2 * r] * inverse, o[n][2 * r + 1] * inverse};
-        if (a.gated) {
-          const int64_t gate = t * a.qg.stride + (2 * static_cast<int64_t>(head) + 1) * kHeadDim + dim;
-          y[0] *= 1.0f / (1.0f + expf(-load_as(a.qg.data, a.qg.type, gate)));
-          y[1] *= 1.0f / (1.0f + expf(-load_as(a.qg.data, a.qg.type, gate + 1)));
-        }
-        const int64_t at = t * a.o.stride + static_cast<int64_t>(head) * kHeadDim + dim;
-        store_as(a.o.data, a.o.type, at, y[0]);
-        store_as(a.o.data, a.o.type, at + 1, y[1]);
-      }
-      if (splits > 1 && c == 0) {
-        __stcg(reinterpret_cast<float2*>(a.partial_sums + 2 * partial), float2{largest[r], total[r]});
-      }
     }
-    if (splits > 1) {
-      const int counter = (s * a.kv_heads + kv_head) * div_up(kPartialRows * a.group, kRows) + tile;
-      merge_splits<kHeadDim>(a, s, kv_head, counter, query0, queries, splits, &sh.flag);
-    }
+    static_assert(kWarps * 16 * 132 * sizeof(float) <= sizeof(sh.stage));
+    write_outputs<kHeadDim>(a, o, total, largest, reinterpret_cast<float*>(sh.stage) + warp * 16 * 132, s,
+                            kv_head, query0, queries, split, splits);
   }
 }
 
@@ -281,7 +310,7 @@ bool launch(Context& context, const AttentionArgs& args) {
   // Items of a batch without splits, and what splits can add.
   const int64_t whole =
       (int64_t{args.batch.tokens} * args.group / kRows + args.batch.sequences) * args.kv_heads;
-  const int64_t most = whole * args.most_splits;
+  const int64_t most = whole * kMostSplits;
   const int64_t blocks = most < context.processors ? most : context.processors;
   const size_t shared = sizeof(TileShared<kHeadDim>) + (args.batch.sequences + 1) * sizeof(int);
   if (shared > context.shared_bytes_per_block) return false;

@@ -75,9 +75,16 @@ __device__ Chunk chunk_at(int first_row, int position, int rows, int index) {
 // ---- prepare ----
 // A block is 64 rows of one head of q, k or v: 4 groups of 64 threads, 16 rows each, 2 channels a thread.
 
+struct PreparedRow {
+  bool wanted;
+  int slot, position;
+  int index;  // in its sequence
+};
+
 __global__ __launch_bounds__(256) void prepare_kernel(const __grid_constant__ ChunkArgs args) {
   constexpr int kRows = 16;
   __shared__ float partial[4][2][kRows];
+  __shared__ PreparedRow info[64];
   const DeltaArgs& a = args.a;
   const DeltaView& l = a.layer;
   const int head = blockIdx.y;  // q heads, k heads, v heads
@@ -95,37 +102,41 @@ __global__ __launch_bounds__(256) void prepare_kernel(const __grid_constant__ Ch
       return *reinterpret_cast<const float2*>(static_cast<const float*>(a.in.qkv.data) + at);
     return __half22float2(*reinterpret_cast<const __half2*>(static_cast<const __half*>(a.in.qkv.data) + at));
   };
+  if (threadIdx.x < 64) {
+    const int t = blockIdx.x * 64 + static_cast<int>(threadIdx.x);
+    const int s = t < a.batch.tokens ? a.batch.sequence[t] : -1;
+    PreparedRow row = {};
+    if (s >= 0) {
+      row.slot = a.batch.slot[s];
+      row.position = a.batch.position[t];
+      row.index = t - a.batch.first_row[s];
+      const int certain = a.batch.certain[s];
+      row.wanted = certain > kStepRows && row.index < certain;
+    }
+    info[threadIdx.x] = row;
+  }
   float2 x[kRows + 3];  // x[i + 3] belongs to row0 + i
 #pragma unroll
   for (int i = 0; i < kRows + 3; ++i) {
     const int t = row0 + i - 3;
     x[i] = t >= 0 && t < a.batch.tokens ? input(t) : float2{0, 0};
   }
+  __syncthreads();
   float2 y[kRows];
   float squares[kRows];
-  bool wanted[kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    const int t = row0 + i;
-    wanted[i] = false;
     squares[i] = 0;
-    if (t >= a.batch.tokens) continue;
-    const int s = a.batch.sequence[t];
-    if (s < 0) continue;
-    const int first = a.batch.first_row[s];
-    const int certain = a.batch.certain[s];
-    if (certain <= kStepRows || t - first >= certain) continue;
-    wanted[i] = true;
+    const PreparedRow row = info[group * kRows + i];
+    if (!row.wanted) continue;
     float2 sum = {tap[0].w * x[i + 3].x, tap[1].w * x[i + 3].y};
-    const int slot = a.batch.slot[s];
-    const int position = a.batch.position[t];
 #pragma unroll
     for (int j = 1; j < 4; ++j) {
       float2 past = x[i + 3 - j];
-      if (t - j < first) {
+      if (j > row.index) {  // before the sequence's first row: what the slot remembers
         past = {0, 0};
-        if (position - j >= 0) {
-          const float* ring = l.ring(slot, position - j) + channel;
+        if (row.position - j >= 0) {
+          const float* ring = l.ring(row.slot, row.position - j) + channel;
           past = {ring[0], ring[1]};
         }
       }
@@ -133,7 +144,7 @@ __global__ __launch_bounds__(256) void prepare_kernel(const __grid_constant__ Ch
       const float w1 = j == 1 ? tap[1].z : j == 2 ? tap[1].y : tap[1].x;
       sum = {fmaf(w0, past.x, sum.x), fmaf(w1, past.y, sum.y)};
     }
-    y[i] = {exact_silu(sum.x), exact_silu(sum.y)};
+    y[i] = {silu(sum.x), silu(sum.y)};
     squares[i] = y[i].x * y[i].x + y[i].y * y[i].y;
   }
   if (!value) {
@@ -150,7 +161,7 @@ __global__ __launch_bounds__(256) void prepare_kernel(const __grid_constant__ Ch
                          : args.v + static_cast<int64_t>(head - 2 * l.key_heads) * args.max_tokens * kDim;
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    if (!wanted[i]) continue;
+    if (!info[group * kRows + i].wanted) continue;
     const float inverse = value ? 1.0f : 1.0f / sqrtf(partial[group][0][i] + partial[group][1][i] + 1e-6f);
     *reinterpret_cast<__half2*>(out + static_cast<int64_t>(row0 + i) * kDim + threadIdx.x % 64 * 2) =
         __floats2half2_rn(y[i].x * inverse, y[i].y * inverse);
@@ -164,24 +175,32 @@ constexpr int kTileStride = kChunk + 8;    // of a row of 64
 constexpr int kSquareStride = kChunk + 4;  // floats
 
 struct IntraShared {
-  __half k[kChunk * kWideStride];
-  __half q[kChunk * kWideStride];
-  float a[kChunk * kSquareStride];
-  float t[kChunk * kSquareStride];
+  union {
+    struct {  // until the Gram matrices are in registers
+      __half k[kChunk * kWideStride];
+      __half q[kChunk * kWideStride];
+    };
+    struct {
+      float a[kChunk * kSquareStride];
+      float t[kChunk * kSquareStride];
+    };
+  };
+  float e[4][32];  // of each warp, for chain_decay
   float g[kChunk];
   float beta[kChunk];
 };
 
 // Rows of one head of a chunk into shared memory, zeros where the chunk has none.
 template <int kColumns, int kThreads>
-__device__ void copy_rows(__half* to, int stride, const __half* from, const Chunk& chunk) {
+__device__ void copy_rows(__half* to, int stride, const __half* from, const Chunk& chunk,
+                          int64_t from_stride = kDim) {
   constexpr int kPieces = kColumns / 8;
   for (int i = threadIdx.x; i < kChunk * kPieces; i += kThreads) {
     const int row = i / kPieces;
     const int own = row - chunk.pad;
     const bool valid = own >= 0 && own < chunk.rows;
     copy16(shared_address(to + row * stride + i % kPieces * 8),
-           from + static_cast<int64_t>(valid ? chunk.first + own : 0) * kDim + i % kPieces * 8, valid);
+           from + (valid ? chunk.first + own : 0) * from_stride + i % kPieces * 8, valid);
   }
 }
 
@@ -214,10 +233,13 @@ __device__ void invert(IntraShared& sh) {
     for (int j = 0; j + d < 4; ++j) {
       const int i = j + d;
       float2 sum = {0, 0};
-      for (int m = j * 16; m < i * 16; ++m) {
-        const float x = sh.a[(i * 16 + row) * kSquareStride + m];
-        const float2 y = *reinterpret_cast<const float2*>(&sh.t[m * kSquareStride + j * 16 + pair]);
-        sum = {fmaf(x, y.x, sum.x), fmaf(x, y.y, sum.y)};
+      for (int block = j; block < i; ++block) {
+#pragma unroll
+        for (int m = 16 * block; m < 16 * block + 16; ++m) {
+          const float x = sh.a[(i * 16 + row) * kSquareStride + m];
+          const float2 y = *reinterpret_cast<const float2*>(&sh.t[m * kSquareStride + j * 16 + pair]);
+          sum = {fmaf(x, y.x, sum.x), fmaf(x, y.y, sum.y)};
+        }
       }
       // Above the diagonal nobody looks: a place for the sum, transposed to block (j, i).
       *reinterpret_cast<float2*>(&sh.t[(j * 16 + row) * kSquareStride + i * 16 + pair]) = sum;
@@ -240,23 +262,30 @@ __device__ void invert(IntraShared& sh) {
 }
 
 // The decay beside the state after the last row of a sequence: token by token, as the step form does it.
-__device__ void chain_decay(const ChunkArgs& args, int h, int s) {
+__device__ void chain_decay(const ChunkArgs& args, int h, int s, float* e_of_warp) {
   const DeltaArgs& a = args.a;
   const int lane = threadIdx.x % 32;
   const int rows = a.batch.certain[s];
   if (rows <= kStepRows) return;
   const int first = a.batch.first_row[s];
   float decay = a.batch.position[first] == 0 ? 1.0f : a.layer.decay(a.batch.slot[s])[h];
+  const auto alpha = [&](int row) { return row < rows ? load_at(a.in.alpha, first + row, h) : 0.0f; };
+  float next = alpha(lane);
   for (int begin = 0; begin < rows; begin += 32) {
-    float e = 1.0f;
-    if (begin + lane < rows) {
-      e = expf(log_decay(load_at(a.in.alpha, first + begin + lane, h), a.w.dt[h], a.w.a[h]));
-    }
-    const int count = min(32, rows - begin);
-    for (int i = 0; i < count; ++i) {
+    __syncwarp();
+    e_of_warp[lane] = expf(log_decay(next, a.w.dt[h], a.w.a[h]));
+    next = alpha(begin + 32 + lane);
+    __syncwarp();
+    const auto step = [&](int i) {
       float before;
       bool fold;
-      decay = next_decay(decay, __shfl_sync(kFullWarp, e, i), &before, &fold);
+      decay = next_decay(decay, e_of_warp[i], &before, &fold);
+    };
+    if (begin + 32 <= rows) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) step(i);
+    } else {
+      for (int i = 0; i < rows - begin; ++i) step(i);
     }
   }
   if (lane == 0) args.decay[s * a.layer.value_heads + h] = decay;
@@ -272,7 +301,7 @@ __global__ __launch_bounds__(128) void intra_kernel(const __grid_constant__ Chun
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   if (blockIdx.x == 0) {  // the first blocks to start: their chains are long
-    for (int s = warp; s < a.batch.sequences; s += 4) chain_decay(args, h, s);
+    for (int s = warp; s < a.batch.sequences; s += 4) chain_decay(args, h, s, sh.e[warp]);
     return;
   }
   const int tile = blockIdx.x - 1;
@@ -340,6 +369,7 @@ __global__ __launch_bounds__(128) void intra_kernel(const __grid_constant__ Chun
       mma(qk[2 * n + 1], qa, b[2], b[3], __half());
     }
   }
+  __syncthreads();  // the space of K and Q is free
   const int64_t matrix = (static_cast<int64_t>(tile) * l.value_heads + h) * kChunk * kChunk;
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
@@ -386,6 +416,7 @@ struct Stage {
   __half k[kChunk * kWideStride];
   __half q[kChunk * kWideStride];
   __half v[kChunk * kTileStride];
+  __half z[kChunk * kTileStride];  // if z is f16
   __half inverse[kChunk * kTileStride];
   __half scores[kChunk * kTileStride];
   float gates[2][kChunk];
@@ -404,6 +435,12 @@ __device__ void load_stage(const ChunkArgs& args, Stage& stage, int h, int key_h
   copy_rows<kDim, 128>(stage.q, kWideStride, args.q + key_rows, chunk);
   copy_rows<kHalfDim, 128>(stage.v, kTileStride,
                            args.v + static_cast<int64_t>(h) * args.max_tokens * kDim + column0, chunk);
+  const Tensor& z = args.a.in.z;
+  if (z.type != DType::f32) {
+    copy_rows<kHalfDim, 128>(stage.z, kTileStride,
+                             static_cast<const __half*>(z.data) + static_cast<int64_t>(h) * kDim + column0,
+                             chunk, z.stride);
+  }
   const int64_t matrix = (static_cast<int64_t>(tile) * args.a.layer.value_heads + h) * kChunk * kChunk;
   for (int i = threadIdx.x; i < kChunk * kChunk / 8; i += 128) {
     const int row = i / (kChunk / 8);
@@ -618,8 +655,14 @@ __global__ __launch_bounds__(128) void scan_kernel(const __grid_constant__ Chunk
       const float inverse = 1.0f / sqrtf(sum / kDim + a.w.eps * kDim);
       const float2 o = *reinterpret_cast<const float2*>(&sh.o[row * kOutStride + 2 * lane]);
       const int64_t at = static_cast<int64_t>(h) * kDim + column0 + 2 * lane;
-      const float z0 = load_at(a.in.z, t, at), z1 = load_at(a.in.z, t, at + 1);
-      const float y0 = o.x * inverse * norm0 * silu(z0), y1 = o.y * inverse * norm1 * silu(z1);
+      float2 z;
+      if (a.in.z.type == DType::f32) {
+        z = {load_at(a.in.z, t, at), load_at(a.in.z, t, at + 1)};
+      } else {
+        z = unpack(*reinterpret_cast<const uint32_t*>(&sh.stage[i % 2].z[row * kTileStride + 2 * lane]),
+                   __half());
+      }
+      const float y0 = o.x * inverse * norm0 * silu(z.x), y1 = o.y * inverse * norm1 * silu(z.y);
       if (a.o.type == DType::f32) {
         *reinterpret_cast<float2*>(static_cast<float*>(a.o.data) + t * a.o.stride + at) = {y0, y1};
       } else {

@@ -38,33 +38,35 @@ struct PeekArgs {
 
 // Dynamic shared memory of a block for `n` nodes.
 struct Nodes {
-  float* q;                  // [n][kPadded]
-  float* k;                  // [n][kPadded]
-  float* sk;                 // [n][128] S k, then d
-  float* sq;                 // [n][128] S q, then o
-  float* kk;                 // [n][n] e^{G_i - G_j} (k_i . k_j)
-  float* qk;                 // [n][n] e^{G_i - G_j} (q_i . k_j)
-  float* g;                  // [n]
-  float* total;              // [n] summed along the path
-  float* beta;               // [n]
-  int* parent;               // [n] among the nodes; -1
+  float* q;      // [n][kPadded]
+  float* k;      // [n][kPadded]
+  float* v;      // [n][128]
+  float* sk;     // [n][128] S k, then d
+  float* sq;     // [n][128] S q, then o
+  float* kk;     // [n][n] e^{G_i - G_j} (k_i . k_j)
+  float* qk;     // [n][n] e^{G_i - G_j} (q_i . k_j)
+  float* g;      // [n]
+  float* total;  // [n] summed along the path
+  float* beta;   // [n]
+  int* window;   // [n][kMaxTaps] the node, its parent, ..: a node, or -1 - (rows before the slot's newest)
   unsigned long long* mask;  // [n] ancestors and the node itself
 
   static __host__ __device__ size_t bytes(int n) {
-    return (static_cast<size_t>(n) * (2 * kPadded + 2 * 128 + 2 * n + 4)) * sizeof(float) + n * 8;
+    return (static_cast<size_t>(n) * (2 * kPadded + 3 * 128 + 2 * n + 3 + kMaxTaps)) * sizeof(float) + n * 8;
   }
   __device__ Nodes(char* base, int n) {
     mask = reinterpret_cast<unsigned long long*>(base);
     q = reinterpret_cast<float*>(base + 8 * n);
     k = q + n * kPadded;
-    sk = k + n * kPadded;
+    v = k + n * kPadded;
+    sk = v + n * 128;
     sq = sk + n * 128;
     kk = sq + n * 128;
     qk = kk + n * n;
     g = qk + n * n;
     total = g + n;
     beta = total + n;
-    parent = reinterpret_cast<int*>(beta + n);
+    window = reinterpret_cast<int*>(beta + n);
   }
 };
 
@@ -80,20 +82,23 @@ struct Where {
 __device__ float convolve_node(const DeltaArgs& a, const Where& w, const Nodes& n, int i, int channel) {
   const int taps = a.layer.taps;
   const float* tap = a.w.conv + static_cast<int64_t>(channel) * taps;
-  float sum = 0;
-  int node = i;
-  int position = w.context - 1;
-  for (int j = 0; j < taps; ++j) {
-    float x = 0;
+  float x[kMaxTaps], weight[kMaxTaps];
+#pragma unroll
+  for (int j = 0; j < kMaxTaps; ++j) {
+    x[j] = weight[j] = 0;
+    if (j >= taps) continue;
+    weight[j] = tap[taps - 1 - j];
+    const int node = n.window[i * kMaxTaps + j];
+    const int position = w.context + node;  // of a row in the ring: -1 is the newest
     if (node >= 0) {
-      x = load_at(a.in.qkv, w.first + node, channel);
-      node = n.parent[node];
-    } else {
-      if (position >= 0) x = a.layer.ring(w.slot, position)[channel];
-      --position;
+      x[j] = load_at(a.in.qkv, w.first + node, channel);
+    } else if (position >= 0) {
+      x[j] = a.layer.ring(w.slot, position)[channel];
     }
-    sum = fmaf(tap[taps - 1 - j], x, sum);
   }
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < kMaxTaps; ++j) sum = fmaf(weight[j], x[j], sum);
   return exact_silu(sum);
 }
 
@@ -101,14 +106,22 @@ __device__ float convolve_node(const DeltaArgs& a, const Where& w, const Nodes& 
 __device__ void prepare_tree(const DeltaArgs& a, const Where& w, Nodes& n) {
   for (int i = threadIdx.x; i < w.count; i += blockDim.x) {
     const int parent = a.batch.parent[w.first + i];
-    n.parent[i] = parent < 0 ? -1 : parent - w.first;
+    n.window[i * kMaxTaps] = i;
+    n.window[i * kMaxTaps + 1] = parent < 0 ? -1 : parent - w.first;
     n.g[i] = log_decay(load_at(a.in.alpha, w.first + i, w.h), a.w.dt[w.h], a.w.a[w.h]);
     n.beta[i] = exact_sigmoid(load_at(a.in.beta, w.first + i, w.h));
   }
   __syncthreads();
   for (int i = threadIdx.x; i < w.count; i += blockDim.x) {
-    unsigned long long mask = 0;
-    for (int node = i; node >= 0; node = n.parent[node]) mask |= 1ull << node;
+    unsigned long long mask = 1ull << i;
+    int steps = 1;
+    int node = n.window[i * kMaxTaps + 1];
+    for (; node >= 0; node = n.window[node * kMaxTaps + 1]) {
+      mask |= 1ull << node;
+      if (steps < kMaxTaps) n.window[i * kMaxTaps + steps] = node;
+      ++steps;
+    }
+    for (; steps < kMaxTaps; ++steps) n.window[i * kMaxTaps + steps] = node--;
     n.mask[i] = mask;
     // Root first: the order in which a chain would add them.
     float sum = 0;
@@ -117,7 +130,7 @@ __device__ void prepare_tree(const DeltaArgs& a, const Where& w, Nodes& n) {
   }
 }
 
-// q and k of the nodes, normalised: one warp a node.
+// q and k of the nodes, normalised, and v: one warp a node.
 __device__ void prepare_keys(const DeltaArgs& a, const Where& w, Nodes& n) {
   const int lane = threadIdx.x % 32;
   const int key_dim = a.layer.key_dim;
@@ -127,9 +140,12 @@ __device__ void prepare_keys(const DeltaArgs& a, const Where& w, Nodes& n) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int c = lane + 32 * j;
-      if (c >= key_dim) break;
-      q[j] = convolve_node(a, w, n, i, a.layer.q_channel(w.key_head) + c);
-      k[j] = convolve_node(a, w, n, i, a.layer.k_channel(w.key_head) + c);
+      q[j] = k[j] = 0;
+      if (c < key_dim) {
+        q[j] = convolve_node(a, w, n, i, a.layer.q_channel(w.key_head) + c);
+        k[j] = convolve_node(a, w, n, i, a.layer.k_channel(w.key_head) + c);
+      }
+      if (c < a.layer.value_dim) n.v[i * 128 + c] = convolve_node(a, w, n, i, a.layer.v_channel(w.h) + c);
       qq = fmaf(q[j], q[j], qq);
       kk = fmaf(k[j], k[j], kk);
     }
@@ -210,11 +226,13 @@ __device__ void read_state(const float4 (&state)[4][kVectors], const Where& w, c
 __device__ void solve(const DeltaArgs& a, const Where& w, const Nodes& n, int capacity, float decay) {
   const int column = threadIdx.x;
   if (column >= a.layer.value_dim) return;
-  const int channel = a.layer.v_channel(w.h) + column;
   for (int i = 0; i < w.count; ++i) {
-    float before = expf(n.total[i]) * decay * n.sk[i * 128 + column];
-    for (int j = 0; j < i; ++j) before = fmaf(n.kk[i * capacity + j], n.sk[j * 128 + column], before);
-    n.sk[i * 128 + column] = n.beta[i] * (convolve_node(a, w, n, i, channel) - before);
+    float before[2] = {expf(n.total[i]) * decay * n.sk[i * 128 + column], 0};
+    // Pairs that are not ancestors have a factor of zero.
+#pragma unroll 4
+    for (int j = 0; j < i; ++j)
+      before[j % 2] = fmaf(n.kk[i * capacity + j], n.sk[j * 128 + column], before[j % 2]);
+    n.sk[i * 128 + column] = n.beta[i] * (n.v[i * 128 + column] - (before[0] + before[1]));
   }
 }
 
@@ -258,17 +276,28 @@ __global__ __launch_bounds__(kThreads, 1) void peek_kernel(const __grid_constant
   solve(a, w, n, args.nodes, decay);
   __syncthreads();
 
-  // Outputs: one warp a node.
+  // Outputs: one warp a node. What it reads from memory is asked for first.
   for (int i = threadIdx.x / 32; i < w.count; i += blockDim.x / 32) {
     const int64_t row = w.first + i;
     const float e = expf(n.total[i]) * decay;
-    float o[4];
+    float z[4], norm[4], raw[4];
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const int column = lane + 32 * c;
+      z[c] = norm[c] = raw[c] = 0;
+      if (column >= l.value_dim) break;
+      z[c] = load_at(a.in.z, row, static_cast<int64_t>(w.h) * l.value_dim + column);
+      norm[c] = a.w.norm[column];
+      raw[c] = load_at(a.in.qkv, row, l.v_channel(w.h) + column);
+    }
+    float o[4] = {};
     float sum = 0;
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       const int column = lane + 32 * c;
       if (column >= l.value_dim) break;
       o[c] = e * n.sq[i * 128 + column];
+#pragma unroll 4
       for (int j = 0; j <= i; ++j) o[c] = fmaf(n.qk[i * args.nodes + j], n.sk[j * 128 + column], o[c]);
       sum = fmaf(o[c], o[c], sum);
       args.journal.d[(row * l.value_heads + w.h) * l.value_dim + column] = n.sk[i * 128 + column];
@@ -279,9 +308,8 @@ __global__ __launch_bounds__(kThreads, 1) void peek_kernel(const __grid_constant
       const int column = lane + 32 * c;
       if (column >= l.value_dim) break;
       const int64_t at = static_cast<int64_t>(w.h) * l.value_dim + column;
-      store_at(a.o, row, at, o[c] * inverse * a.w.norm[column] * exact_silu(load_at(a.in.z, row, at)));
-      const int channel = l.v_channel(w.h) + column;
-      args.journal.conv_in[row * l.channels + channel] = load_at(a.in.qkv, row, channel);
+      store_at(a.o, row, at, o[c] * inverse * norm[c] * exact_silu(z[c]));
+      args.journal.conv_in[row * l.channels + l.v_channel(w.h) + column] = raw[c];
     }
     if (lane == 0) args.journal.g[row * l.value_heads + w.h] = n.total[i];
     if (w.h >= l.key_heads) continue;  // the first value head of a key head writes what they share

@@ -77,53 +77,102 @@ struct Place {
   int column0, columns;  // value columns of this block
 };
 
-// SiLU of the convolution of rows [begin, begin + count) of the sequence, into shared memory.
-__device__ void convolve(const DeltaArgs& a, const Place& p, int begin, int count, Shared& sh) {
+// One channel of the convolution: its taps, what came before, where its results go.
+struct Channel {
+  int index = -1;            // -1: none
+  float tap[kMaxTaps];       // tap[j] multiplies the input j rows back
+  float past[kMaxTaps - 1];  // the input j + 1 rows before
+  float x;                   // of the first row
+  int out;                   // floats from the start of Shared
+};
+
+__device__ Channel load_channel(const DeltaArgs& a, const Place& p, int begin, int c) {
   const DeltaView& l = a.layer;
-  const int total = 2 * l.key_dim + p.columns;
-  for (int c = threadIdx.x; c < total; c += blockDim.x) {
-    const int part = c < l.key_dim ? 0 : c < 2 * l.key_dim ? 1 : 2;
-    const int own = part == 0 ? c : part == 1 ? c - l.key_dim : c - 2 * l.key_dim;
-    const int channel = part == 0   ? l.q_channel(p.key_head) + own
-                        : part == 1 ? l.k_channel(p.key_head) + own
-                                    : l.v_channel(p.h) + p.column0 + own;
-    float tap[kMaxTaps];  // tap[j] multiplies the input j rows back
-    float past[kMaxTaps - 1];
+  Channel ch;
+  if (c >= 2 * l.key_dim + p.columns) return ch;
+  const int part = c < l.key_dim ? 0 : c < 2 * l.key_dim ? 1 : 2;
+  const int own = c - part * l.key_dim;
+  ch.index = part == 0   ? l.q_channel(p.key_head) + own
+             : part == 1 ? l.k_channel(p.key_head) + own
+                         : l.v_channel(p.h) + p.column0 + own;
+  ch.out = part * kTokens * kMaxDim + own;
+  if (l.taps == 4) {
+    const float4 w = *reinterpret_cast<const float4*>(a.w.conv + static_cast<int64_t>(ch.index) * 4);
+    ch.tap[0] = w.w;
+    ch.tap[1] = w.z;
+    ch.tap[2] = w.y;
+    ch.tap[3] = w.x;
+  } else {
 #pragma unroll
     for (int j = 0; j < kMaxTaps; ++j) {
-      tap[j] = j < l.taps ? a.w.conv[static_cast<int64_t>(channel) * l.taps + l.taps - 1 - j] : 0.0f;
-    }
-#pragma unroll
-    for (int j = 0; j < kMaxTaps - 1; ++j) {  // past[j]: the input j + 1 rows before `begin`
-      const int position = p.position + begin - 1 - j;
-      past[j] = 0.0f;
-      if (j + 1 >= l.taps || position < 0) continue;
-      past[j] = begin - 1 - j >= 0 ? load_at(a.in.qkv, p.first + begin - 1 - j, channel)
-                                   : l.ring(p.slot, position)[channel];
-    }
-    float* out = part == 0 ? &sh.q[0][own] : part == 1 ? &sh.k[0][own] : &sh.v[0][own];
-    for (int i = 0; i < count; ++i) {
-      const float x = load_at(a.in.qkv, p.first + begin + i, channel);
-      const float sum = fmaf(tap[0], x, fmaf(tap[1], past[0], fmaf(tap[2], past[1], tap[3] * past[2])));
-      out[i * kMaxDim] = exact_silu(sum);
-      past[2] = past[1];
-      past[1] = past[0];
-      past[0] = x;
+      ch.tap[j] = j < l.taps ? a.w.conv[static_cast<int64_t>(ch.index) * l.taps + l.taps - 1 - j] : 0.0f;
     }
   }
-  // Gates of the output, columns of this block.
-  for (int c = threadIdx.x; c < p.columns * count; c += blockDim.x) {
-    const int i = c / p.columns;
-    const int own = c % p.columns;
-    const int column = p.column0 + own;
-    sh.gate[i][own] =
-        a.w.norm[column] *
-        exact_silu(load_at(a.in.z, p.first + begin + i, static_cast<int64_t>(p.h) * l.value_dim + column));
+#pragma unroll
+  for (int j = 0; j < kMaxTaps - 1; ++j) {
+    const int position = p.position + begin - 1 - j;
+    ch.past[j] = 0.0f;
+    if (j + 1 >= l.taps || position < 0) continue;
+    ch.past[j] = begin - 1 - j >= 0 ? load_at(a.in.qkv, p.first + begin - 1 - j, ch.index)
+                                    : l.ring(p.slot, position)[ch.index];
+  }
+  ch.x = load_at(a.in.qkv, p.first + begin, ch.index);
+  return ch;
+}
+
+__device__ void run_channel(const DeltaArgs& a, const Place& p, int begin, int count, Channel& ch,
+                            Shared& sh) {
+  if (ch.index < 0) return;
+  for (int i = 0; i < count; ++i) {
+    if (i > 0) ch.x = load_at(a.in.qkv, p.first + begin + i, ch.index);
+    const float sum = fmaf(ch.tap[0], ch.x,
+                           fmaf(ch.tap[1], ch.past[0], fmaf(ch.tap[2], ch.past[1], ch.tap[3] * ch.past[2])));
+    (&sh.q[0][0])[ch.out + i * kMaxDim] = exact_silu(sum);
+    ch.past[2] = ch.past[1];
+    ch.past[1] = ch.past[0];
+    ch.past[0] = ch.x;
   }
 }
 
-// l2 norms of q and k and their product; gates. One warp a row.
-__device__ void normalise(const DeltaArgs& a, const Place& p, int begin, int count, Shared& sh) {
+// Rows [begin, begin + count) of the sequence into shared memory: SiLU of the convolution, decays and betas,
+// gates of the output. Everything that a thread needs for the first row is asked for before anything is used.
+template <bool kEager>
+__device__ void prepare(const DeltaArgs& a, const Place& p, int begin, int count, Shared& sh) {
+  const DeltaView& l = a.layer;
+  const int tid = static_cast<int>(threadIdx.x);
+  const int threads = static_cast<int>(blockDim.x);
+  Channel first = load_channel(a, p, begin, tid);
+  Channel second;
+  if constexpr (kEager) second = load_channel(a, p, begin, tid + threads);  // else registers are short
+  const int64_t z_at = static_cast<int64_t>(p.h) * l.value_dim + p.column0 + tid;
+  float z = 0, norm = 0;
+  if (tid < p.columns) {
+    z = load_at(a.in.z, p.first + begin, z_at);
+    norm = a.w.norm[p.column0 + tid];
+  }
+  const int gate = threads - 1 - tid;  // the last threads have the fewest channels
+  if (gate < count) {
+    const int t = p.first + begin + gate;
+    const float alpha = load_at(a.in.alpha, t, p.h), beta = load_at(a.in.beta, t, p.h);
+    sh.e[gate] = expf(log_decay(alpha, a.w.dt[p.h], a.w.a[p.h]));
+    sh.beta[gate] = exact_sigmoid(beta);
+  }
+  run_channel(a, p, begin, count, first, sh);
+  run_channel(a, p, begin, count, second, sh);
+  for (int c = tid + (kEager ? 2 : 1) * threads; c < 2 * l.key_dim + p.columns; c += threads) {
+    Channel other = load_channel(a, p, begin, c);
+    run_channel(a, p, begin, count, other, sh);
+  }
+  if (tid < p.columns) {
+    sh.gate[0][tid] = norm * exact_silu(z);
+    for (int i = 1; i < count; ++i) {
+      sh.gate[i][tid] = norm * exact_silu(load_at(a.in.z, p.first + begin + i, z_at));
+    }
+  }
+}
+
+// l2 norms of q and k and their product. One warp a row.
+__device__ void normalise(const DeltaArgs& a, int count, Shared& sh) {
   const int lane = threadIdx.x % 32;
   const int key_dim = a.layer.key_dim;
   for (int i = threadIdx.x / 32; i < count; i += blockDim.x / 32) {
@@ -142,12 +191,7 @@ __device__ void normalise(const DeltaArgs& a, const Place& p, int begin, int cou
       sh.q[i][c] *= iq;
       sh.k[i][c] *= ik;
     }
-    if (lane == 0) {
-      const int t = p.first + begin + i;
-      sh.qk[i] = qk * iq * ik;
-      sh.e[i] = expf(log_decay(load_at(a.in.alpha, t, p.h), a.w.dt[p.h], a.w.a[p.h]));
-      sh.beta[i] = exact_sigmoid(load_at(a.in.beta, t, p.h));
-    }
+    if (lane == 0) sh.qk[i] = qk * iq * ik;
   }
 }
 
@@ -300,10 +344,9 @@ __global__ __launch_bounds__(256, 2) void step_kernel(const __grid_constant__ De
 
   for (int begin = 0; begin < p.rows; begin += kTokens) {
     const int count = min(kTokens, p.rows - begin);
-    convolve(a, p, begin, count, sh);
+    prepare<kGroups == 1>(a, p, begin, count, sh);
     __syncthreads();
-    if (begin == 0) move_ring(a, p, counters, kSlices, sh);
-    normalise(a, p, begin, count, sh);
+    normalise(a, count, sh);
     __syncthreads();
     if (begin == 0 && fresh) {
       decay = 1.0f;
@@ -322,6 +365,8 @@ __global__ __launch_bounds__(256, 2) void step_kernel(const __grid_constant__ De
       }
       if (threadIdx.x == 0 && p.column0 == 0) l.decay(p.slot)[p.h] = decay;
     }
+    // Only rows of the first pass look into the ring.
+    if (begin == 0) move_ring(a, p, counters, kSlices, sh);
     if constexpr (kSlices > 1) {
 #if BRAID_CLUSTERS
       // Every block of the cluster gets all columns of the head.
@@ -361,7 +406,7 @@ void launch_step(Context& context, const DeltaArgs& args, int* counters, int mos
   const unsigned threads = static_cast<unsigned>(2 * args.layer.value_dim);
   // A cluster needs compute capability 9.0; without it the whole head is one block, with the same bytes.
   if (context.capability >= 90 && args.layer.value_dim >= 64 &&
-      heads * sequences < static_cast<unsigned>(context.processors)) {
+      heads * sequences * 4 <= 2 * static_cast<unsigned>(context.processors)) {
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(heads * 4, sequences);
     config.blockDim = dim3(threads);

@@ -37,17 +37,8 @@ struct StoreArgs {
   int head_stride;  // of qg: 2 Dh with gates
   KvLayer kv;
   Batch batch;
+  bool wide;  // f16 rows may be read and written 16 bytes at a time
 };
-
-__device__ void store_cell(std::byte* row, KvFormat format, int index, float x) {
-  if (format == KvFormat::f32) {
-    reinterpret_cast<float*>(row)[index] = x;
-  } else if (format == KvFormat::f16) {
-    reinterpret_cast<__half*>(row)[index] = __float2half_rn(x);
-  } else {
-    reinterpret_cast<__nv_bfloat16*>(row)[index] = __float2bfloat16_rn(x);
-  }
-}
 
 // Where a row's K or V of one head lives; null if the row has no cell.
 __device__ std::byte* cell_row(const KvLayer& kv, const Batch& batch, int t, int head, bool key) {
@@ -62,7 +53,54 @@ __device__ std::byte* cell_row(const KvLayer& kv, const Batch& batch, int t, int
   return (key ? kv.k : kv.v) + row * row_bytes;
 }
 
-__global__ __launch_bounds__(32 * kWarps) void store_kernel(StoreArgs a) {
+// Eight consecutive elements from index `at`; wide loads where type and alignment allow.
+__device__ void load8(float (&x)[8], const Tensor& t, int64_t at, bool wide) {
+  if (wide && t.type != DType::f32) {
+    const uint4 bits = *reinterpret_cast<const uint4*>(static_cast<const Act*>(t.data) + at);
+    const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
+      x[2 * i] = pair.x;
+      x[2 * i + 1] = pair.y;
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x[i] = load_as(t.data, t.type, at + i);
+}
+__device__ void store8(const Tensor& t, int64_t at, const float (&x)[8], bool wide) {
+  if (wide && t.type != DType::f32) {
+    Act out[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) out[i] = to_act(x[i]);
+    *reinterpret_cast<uint4*>(static_cast<Act*>(t.data) + at) = *reinterpret_cast<const uint4*>(out);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) store_as(t.data, t.type, at + i, x[i]);
+}
+__device__ void store_cell8(std::byte* row, KvFormat format, int index, const float (&x)[8]) {
+  if (format == KvFormat::f32) {
+    float4* to = reinterpret_cast<float4*>(reinterpret_cast<float*>(row) + index);
+    to[0] = {x[0], x[1], x[2], x[3]};
+    to[1] = {x[4], x[5], x[6], x[7]};
+  } else if (format == KvFormat::f16) {
+    __half out[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) out[i] = __float2half_rn(x[i]);
+    *reinterpret_cast<uint4*>(reinterpret_cast<__half*>(row) + index) = *reinterpret_cast<const uint4*>(out);
+  } else {
+    __nv_bfloat16 out[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) out[i] = __float2bfloat16_rn(x[i]);
+    *reinterpret_cast<uint4*>(reinterpret_cast<__nv_bfloat16*>(row) + index) =
+        *reinterpret_cast<const uint4*>(out);
+  }
+}
+
+// A lane has 8 consecutive elements of the head.
+__global__ __launch_bounds__(32 * kWarps) void store_kernel(const __grid_constant__ StoreArgs a) {
   __shared__ float shared[kWarps][kMaxHeadDim];
   const int lane = threadIdx.x % 32;
   const int t = blockIdx.x;
@@ -70,58 +108,62 @@ __global__ __launch_bounds__(32 * kWarps) void store_kernel(StoreArgs a) {
   const int kv_heads = a.kv.shape.kv_heads;
   const int head_dim = a.kv.shape.head_dim;
   if (head >= a.heads + 2 * kv_heads) return;
-  if (head >= a.heads + kv_heads) {  // a value: as it is
-    const int own = head - a.heads - kv_heads;
-    std::byte* cell = cell_row(a.kv, a.batch, t, own, false);
-    if (cell == nullptr) return;
-    const int64_t from = t * a.v.stride + int64_t{own} * head_dim;
-    for (int i = lane; i < head_dim; i += 32)
-      store_cell(cell, a.kv.shape.v_format, i, load_as(a.v.data, a.v.type, from + i));
+  const int i0 = 8 * lane;
+  const bool active = i0 < head_dim;
+  const bool query = head < a.heads;
+  const bool value = head >= a.heads + kv_heads;
+  const int own = query ? head : value ? head - a.heads - kv_heads : head - a.heads;
+  const Tensor& from = query ? a.qg : value ? a.v : a.k;
+  const int64_t at = t * from.stride + int64_t{own} * (query ? a.head_stride : head_dim) + i0;
+  float x[8] = {};
+  if (active) load8(x, from, at, a.wide);
+  std::byte* cell = query ? nullptr : cell_row(a.kv, a.batch, t, own, !value);
+  if (value) {
+    if (active && cell != nullptr) store_cell8(cell, a.kv.shape.v_format, i0, x);
     return;
   }
-  const bool query = head < a.heads;
-  const Tensor& x = query ? a.qg : a.k;
-  const int64_t from =
-      t * x.stride + (query ? int64_t{head} * a.head_stride : int64_t{head - a.heads} * head_dim);
+  // What the rotation and the norm need, on its way while the sum is made.
   const float* norm = query ? a.w.q_norm : a.w.k_norm;
-  float value[kMaxHeadDim / 32];
+  const float* rope = static_cast<const float*>(a.rope.data) + t * a.rope.stride;
+  const int half = static_cast<int>(a.rope.cols) / 2;
+  float weight[8], cosine[8], sine[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int dim = i0 + i;
+    weight[i] = active ? norm[dim] : 0.0f;
+    const int pair = dim < half ? dim : dim - half;
+    const bool rotated = dim < 2 * half;
+    cosine[i] = rotated ? rope[2 * pair] : 1.0f;
+    sine[i] = rotated ? rope[2 * pair + 1] : 0.0f;
+  }
   float sum = 0;
 #pragma unroll
-  for (int j = 0; j < kMaxHeadDim / 32; ++j) {
-    const int i = lane + 32 * j;
-    value[j] = i < head_dim ? load_as(x.data, x.type, from + i) : 0.0f;
-    sum += value[j] * value[j];
-  }
+  for (int i = 0; i < 8; ++i) sum += x[i] * x[i];
   const float inverse = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(head_dim) + a.w.eps);
   float* y = shared[threadIdx.x / 32];
 #pragma unroll
-  for (int j = 0; j < kMaxHeadDim / 32; ++j) {
-    const int i = lane + 32 * j;
-    if (i >= head_dim) break;
-    value[j] *= inverse * norm[i];
-    y[i] = value[j];
+  for (int i = 0; i < 8; ++i) {
+    x[i] *= inverse * weight[i];
+    if (active) y[i0 + i] = x[i];
   }
   __syncwarp();
-  const float* rope = static_cast<const float*>(a.rope.data) + t * a.rope.stride;
-  const int half = static_cast<int>(a.rope.cols) / 2;
-  std::byte* cell = query ? nullptr : cell_row(a.kv, a.batch, t, head - a.heads, true);
 #pragma unroll
-  for (int j = 0; j < kMaxHeadDim / 32; ++j) {
-    const int i = lane + 32 * j;
-    if (i >= head_dim) break;
-    float out = value[j];
-    if (i < 2 * half) {
-      const int pair = i < half ? i : i - half;
-      const float cosine = rope[2 * pair];
-      const float sine = rope[2 * pair + 1];
-      out = i < half ? out * cosine - y[i + half] * sine : y[i - half] * sine + out * cosine;
-    }
-    if (query) {
-      store_as(a.q.data, a.q.type, t * a.q.stride + int64_t{head} * head_dim + i, out);
-    } else if (cell != nullptr) {
-      store_cell(cell, a.kv.shape.k_format, i, out);
-    }
+  for (int i = 0; i < 8; ++i) {
+    const int dim = i0 + i;
+    if (dim >= 2 * half) continue;
+    x[i] =
+        dim < half ? x[i] * cosine[i] - y[dim + half] * sine[i] : y[dim - half] * sine[i] + x[i] * cosine[i];
   }
+  if (!active) return;
+  if (query) {
+    store8(a.q, t * a.q.stride + int64_t{head} * head_dim + i0, x, a.wide);
+  } else if (cell != nullptr) {
+    store_cell8(cell, a.kv.shape.k_format, i0, x);
+  }
+}
+
+bool multiple_of_eight(const Tensor& t) {
+  return reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && t.stride % 8 == 0;
 }
 
 }  // namespace
@@ -142,12 +184,14 @@ void qk_norm_rope_store(Context& context, Tensor q, Tensor qg, Tensor k, Tensor 
   const int head_stride = head_dim * (params.gated ? 2 : 1);
   BRAID_CHECK(q.cols == params.heads * head_dim && qg.cols == params.heads * head_stride);
   BRAID_CHECK(k.cols == kv.shape.kv_heads * head_dim && v.cols == k.cols && rope_table.cols <= head_dim);
-  BRAID_CHECK(head_dim <= kMaxHeadDim && rope_table.type == DType::f32);
+  BRAID_CHECK(head_dim <= kMaxHeadDim && head_dim % 8 == 0 && rope_table.type == DType::f32);
   if (batch.tokens == 0) return;
+  const bool wide =
+      multiple_of_eight(q) && multiple_of_eight(qg) && multiple_of_eight(k) && multiple_of_eight(v);
   const int tasks = params.heads + 2 * kv.shape.kv_heads;
   const dim3 grid(static_cast<unsigned>(batch.tokens), static_cast<unsigned>(div_up(tasks, kWarps)));
   store_kernel<<<grid, 32 * kWarps, 0, context.stream>>>(
-      {q, qg, k, v, rope_table, w, params.heads, head_stride, kv, batch});
+      {q, qg, k, v, rope_table, w, params.heads, head_stride, kv, batch, wide});
   context.launched("qk_norm_rope_store");
 }
 

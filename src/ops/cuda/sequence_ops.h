@@ -20,10 +20,10 @@ struct SequenceWorkspace {
   int32_t max_tokens = 0;
   int32_t max_sequences = 0;
 
-  int* counters = nullptr;  // [counter_count] arrivals: attention (S, KV head, tile), delta (S, key head)
+  int* counters = nullptr;  // arrivals of blocks: delta [S][key head]
   int64_t counter_count = 0;
 
-  // Attention: partial results [max_sequences][heads][kPartialRows] of head_dim values, (max, sum) beside
+  // Attention: partial results [max_sequences][heads][partial_rows] of head_dim values, (max, sum) beside
   // them.
   float* partials = nullptr;
   float* partial_sums = nullptr;
