@@ -55,6 +55,7 @@ class [[nodiscard]] ApiResult {
     return *value_;
   }
   T* operator->() { return &**this; }
+  const T* operator->() const { return &**this; }
   const ApiError& error() const {
     BRAID_CHECK(error_.has_value());
     return *error_;

@@ -47,7 +47,7 @@ struct TemplateAbilities {
   bool thinking_switch = false;      // enable_thinking changes the prompt
   bool thinks_by_default = false;    // the prompt opens a think block when nobody says anything
   bool effort = false;               // reads reasoning_effort
-  std::vector<std::string> efforts;  // accepted values
+  std::vector<std::string> efforts = {};  // accepted values
   std::string dialect = "none";      // xml, hermes, argkv or none
 };
 TemplateAbilities probe_template(const ChatTemplate& chat);
