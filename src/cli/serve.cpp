@@ -22,6 +22,7 @@
 #include "server/app.h"
 #include "server/engine_backend.h"
 #include "server/http.h"
+#include "server/page.h"
 #include "server/token_grammar.h"
 
 namespace braid::cli {
@@ -41,6 +42,7 @@ struct ServeFlags {
   std::string late_system = "attach";
   std::string preserve_thinking = "auto";
   std::string media = "placeholder";
+  bool no_page = false;
   double max_body_mb = 32;
   double drain_timeout_s = 30;
   double request_timeout_s = 0;
@@ -127,6 +129,7 @@ Status complete(ServeFlags& flags) {
   }
   flags.app.version = BRAID_VERSION;
   flags.app.slots = flags.model.parallel;
+  if (!flags.no_page) flags.app.page = server::embedded_page();
   flags.app.max_queue = std::max(flags.app.max_queue, 4 * flags.model.parallel);
   flags.app.guard_host = flags.http.address.starts_with("127.") || flags.http.address == "::1";
   flags.app.limits.reject_media = flags.media == "reject";
@@ -227,6 +230,7 @@ void add_access_options(CLI::App& command, ServeFlags& flags) {
   command.add_flag("--public-metrics", flags.app.public_metrics, "/metrics needs no key");
   command.add_flag("--public-models", flags.app.public_models, "/v1/models needs no key");
   command.add_option("-a,--alias", flags.aliases, "name of the model for clients; may be repeated");
+  command.add_flag("--no-page", flags.no_page, "no web page at /");
   command.add_flag("--strict-model", flags.app.strict_model, "refuse requests for other models");
 }
 

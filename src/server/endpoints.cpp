@@ -362,7 +362,16 @@ void Endpoints::page(const Shared& exchange) {
                              fmt::format("braid {} serves {}\n", options_.version, model_->name()),
                              {}});
   }
-  exchange->answer({200, "text/html; charset=utf-8", options_.page, {{"Cache-Control", "no-cache"}}});
+  // The page talks to this server and to nobody else.
+  exchange->answer(
+      {200,
+       "text/html; charset=utf-8",
+       options_.page,
+       {{"Cache-Control", "no-cache"},
+        {"Content-Security-Policy",
+         "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"},
+        {"X-Content-Type-Options", "nosniff"}}});
 }
 
 void Endpoints::health(const Shared& exchange) {

@@ -1,0 +1,52 @@
+// request_fuzz.cpp -- hostile request bodies through the readers of every API and the schema compiler.
+//
+// The first byte chooses the reader, the rest is the body.
+//
+// Promises held: no crash, no undefined behaviour; an error has a message and a status of 400 to 499; what
+// was read stays inside the limits; what comes back as a schema compiles or says why not.
+#include <cstdint>
+#include <string_view>
+
+#include "base/check.h"
+#include "server/read_request.h"
+#include "server/schema_grammar.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace braid::server;
+  if (size == 0 || size > 1 << 16) return 0;
+  const std::string_view body(reinterpret_cast<const char*>(data) + 1, size - 1);
+  const auto json = parse_body(body);
+  if (!json.ok()) {
+    BRAID_CHECK(json.error().status == 400 && !json.error().message.empty());
+    return 0;
+  }
+  const ApiLimits limits;
+  const auto read = [&] {
+    switch (data[0] % 4) {
+      case 0:
+        return read_chat(*json, limits);
+      case 1:
+        return read_completions(*json, limits);
+      case 2:
+        return read_responses(*json, limits);
+      default:
+        return read_messages(*json, limits);
+    }
+  };
+  const auto generation = read();
+  if (!generation.ok()) {
+    BRAID_CHECK(generation.error().status >= 400 && generation.error().status < 500);
+    BRAID_CHECK(!generation.error().message.empty());
+    return 0;
+  }
+  BRAID_CHECK(generation->n >= 1 && generation->n <= limits.max_n);
+  BRAID_CHECK(generation->stops.size() <= static_cast<size_t>(limits.max_stops));
+  BRAID_CHECK(generation->tools.size() <= limits.max_tools);
+  TemplateAbilities abilities;
+  template_messages(normalise(generation->messages, abilities, LateSystem::attach), abilities);
+  if (generation->format.kind == OutputFormat::Kind::json_schema) {
+    const auto grammar = schema_to_grammar(generation->format.schema, generation->format.strict);
+    if (!grammar.ok()) BRAID_CHECK(!grammar.error().message.empty());
+  }
+  return 0;
+}
