@@ -81,7 +81,8 @@ uint64_t spare_host_bytes(const MemoryPlan& plan) {
 
 // Everything a cached prefix depends on, apart from its tokens: weights (sampled: all of each small tensor,
 // and both ends of the others), formats, and how the device lays out its states.
-PrefixHash fingerprint_of(const GgufFile& file, const EngineOptions& options, int32_t tile_columns) {
+PrefixHash fingerprint_of(const GgufFile& file, const EngineOptions& options, const Device& device,
+                          int32_t tile_columns) {
   constexpr size_t kSampleBytes = 4096;
   std::string text;
   const auto add = [&](std::span<const std::byte> bytes) {
@@ -98,8 +99,11 @@ PrefixHash fingerprint_of(const GgufFile& file, const EngineOptions& options, in
     add(t.data.first(std::min(t.data.size(), kSampleBytes)));
     add(t.data.last(std::min(t.data.size(), kSampleBytes)));
   }
-  text += fmt::format("|{} {} {} {} {} {}", options.device, tile_columns, kv_format_name(options.k_format),
-                      kv_format_name(options.v_format), static_cast<int>(options.activations), kBlockTokens);
+  // The first word names the device that was taken, which "auto" does not.
+  const std::string name = device.description();
+  text += fmt::format("|{} {} {} {} {} {}", name.substr(0, name.find(' ')), tile_columns,
+                      kv_format_name(options.k_format), kv_format_name(options.v_format),
+                      static_cast<int>(options.activations), kBlockTokens);
   return seed_hash(text);
 }
 
@@ -241,7 +245,7 @@ Status Engine::plan_disk(const EngineOptions& options) {
       kind, std::min(interval > 0 ? interval + options.ubatch_tokens : 8192, plan_.context_tokens));
   disk_write_bytes_ =
       std::min(good, std::max(spare_host_bytes(plan_) / 8, 2 * (kind.state_bytes + kind.block_bytes)));
-  plan_.rows.push_back({kDiskStaging, disk_write_bytes_ + DiskStaging::read_bytes(kind)});
+  plan_.rows.push_back({kDiskStaging, disk_write_bytes_ + DiskStaging::read_bytes(kind), 0, true});
   return {};
 }
 
@@ -358,8 +362,8 @@ Result<std::unique_ptr<Engine>> Engine::create(const GgufFile& file, const Engin
   std::unique_ptr<Engine> engine(new Engine);
   BRAID_TRY(engine->open(file, options));
   BRAID_TRY(engine->plan_.check_fits());
-  engine->fingerprint_ =
-      fingerprint_of(file, options, engine->device_->state_tile_columns(engine->model_->config().delta));
+  engine->fingerprint_ = fingerprint_of(file, options, *engine->device_,
+                                        engine->device_->state_tile_columns(engine->model_->config().delta));
   if (!options.cache_dir.empty()) {
     DiskOptions disk;
     disk.directory = options.cache_dir;
