@@ -42,13 +42,13 @@ struct TemplateAbilities {
   bool calls = false;              // assistant turns with calls
   bool arguments_as_text = false;  // wants call arguments as JSON text
   bool parallel_calls = false;
-  bool reasoning = false;            // keeps reasoning inside a tool loop
-  bool preserve_thinking = false;    // knows the variable of that name
-  bool thinking_switch = false;      // enable_thinking changes the prompt
-  bool thinks_by_default = false;    // the prompt opens a think block when nobody says anything
-  bool effort = false;               // reads reasoning_effort
+  bool reasoning = false;                 // keeps reasoning inside a tool loop
+  bool preserve_thinking = false;         // knows the variable of that name
+  bool thinking_switch = false;           // enable_thinking changes the prompt
+  bool thinks_by_default = false;         // the prompt opens a think block when nobody says anything
+  bool effort = false;                    // reads reasoning_effort
   std::vector<std::string> efforts = {};  // accepted values
-  std::string dialect = "none";      // xml, hermes, argkv or none
+  std::string dialect = "none";           // xml, hermes, argkv or none
 };
 TemplateAbilities probe_template(const ChatTemplate& chat);
 

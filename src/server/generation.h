@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
@@ -86,6 +87,7 @@ struct Generation {
   Messages messages;
   Json tools = Json::array();  // {type: function, function: {name, description, parameters}}
   std::map<std::string, ToolIdentity> identities;  // flat name -> wire name, for those that differ
+  std::set<std::string> strict_tools;              // flat names: arguments are held to the schema
   Json template_variables = Json::object();
   bool add_generation_prompt = true;
   bool continue_final = false;

@@ -2,6 +2,7 @@
 #include "server/grammar_parts.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "text/json_text.h"
 
@@ -64,13 +65,35 @@ Rule GrammarParts::lead() {
   return lead_;
 }
 
-Rule GrammarParts::free_text() {
-  if (free_ >= 0) return free_;
-  free_ = grammar_.add_rule();
-  grammar_.add(free_, {});
-  grammar_.add(free_, {grammar_.range(0, 255), ByteGrammar::ref(free_)});
-  return free_;
+// One rule for each number of bytes of `mark` that the text ends with.
+Rule GrammarParts::text_automaton(std::string_view mark, bool until) {
+  const auto [known, added] = texts_.emplace(std::pair(std::string(mark), until), -1);
+  if (!added) return known->second;
+  std::vector<Rule> states;
+  for (size_t k = 0; k < mark.size(); ++k) states.push_back(grammar_.add_rule());
+  for (size_t k = 0; k < mark.size(); ++k) {
+    std::map<size_t, ByteSet> to;  // how much of the mark the text ends with afterwards
+    for (int byte = 0; byte < 256; ++byte) {
+      const std::string text = std::string(mark.substr(0, k)) + static_cast<char>(byte);
+      size_t length = std::min(text.size(), mark.size());
+      while (!text.ends_with(mark.substr(0, length))) --length;
+      to[length].set(static_cast<size_t>(byte));
+    }
+    for (const auto& [length, bytes] : to) {
+      if (length < mark.size()) {
+        grammar_.add(states[k], {grammar_.bytes(bytes), ByteGrammar::ref(states[length])});
+      } else if (until) {
+        grammar_.add(states[k], {grammar_.bytes(bytes)});
+      }
+    }
+    if (!until) grammar_.add(states[k], {});
+  }
+  known->second = states[0];
+  return states[0];
 }
+
+Rule GrammarParts::text_until(std::string_view mark) { return text_automaton(mark, true); }
+Rule GrammarParts::text_without(std::string_view mark) { return text_automaton(mark, false); }
 
 // Well-formed UTF-8 or an escape.
 Rule GrammarParts::character() {

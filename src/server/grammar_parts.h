@@ -2,6 +2,7 @@
 // For schema_grammar.cpp.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -25,7 +26,9 @@ class GrammarParts {
   Rule lead();          // before the value: a few blanks
   Rule any_value();     // any JSON
   Rule string_value();  // any JSON string
-  Rule free_text();     // any bytes
+  // Any bytes up to and with the first `mark`; or any that do not hold it.
+  Rule text_until(std::string_view mark);
+  Rule text_without(std::string_view mark);
   Rule bounded_string(int64_t least, std::optional<int64_t> most);  // characters
   Rule number(bool not_negative);
   Rule integer(std::optional<int64_t> low, std::optional<int64_t> high);
@@ -45,9 +48,11 @@ class GrammarParts {
   Rule digits_between(const std::string& low, const std::string& high, size_t from);
   Rule natural(int64_t low, std::optional<int64_t> high);
   Rule sequence(ByteGrammar::Sequence sequence);
+  Rule text_automaton(std::string_view mark, bool until);
 
   ByteGrammar& grammar_;
-  Rule gap_ = -1, lead_ = -1, any_ = -1, string_ = -1, character_ = -1, free_ = -1, digit_ = -1, rest_ = -1;
+  std::map<std::pair<std::string, bool>, Rule> texts_;  // by mark
+  Rule gap_ = -1, lead_ = -1, any_ = -1, string_ = -1, character_ = -1, digit_ = -1, rest_ = -1;
 };
 
 }  // namespace braid::server

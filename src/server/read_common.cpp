@@ -320,6 +320,7 @@ void ToolList::add(const Fields& tool, Json parameters, const std::string* descr
     tool.fail(invalid_value(tool.path("name"), tool.path("name") + ": two tools are called " + flat));
     return;
   }
+  if (tool.boolean("strict", false)) out_.strict_tools.insert(flat);
   Json function{{"name", flat}};
   if (description != nullptr && !description->empty()) function["description"] = *description;
   function["parameters"] = std::move(parameters);

@@ -10,6 +10,7 @@
 
 #include "server/fields.h"
 #include "server/grammar_parts.h"
+#include "text/arguments.h"
 
 namespace braid::server {
 namespace {
@@ -25,19 +26,20 @@ const std::set<std::string> kKnown = {
     "$defs", "definitions", "$schema", "$id", "$comment", "title", "description", "default", "examples",
     "deprecated", "readOnly", "writeOnly", "strict"};
 
+// Compiles one schema, or parts of it, into a grammar that others may add to as well.
 class Compiler {
  public:
-  Compiler(const Json& root, bool strict) : root_(root), strict_(strict), parts_(grammar_) {}
+  Compiler(ByteGrammar& grammar, GrammarParts& parts, const Json& root, bool strict)
+      : root_(root), strict_(strict), grammar_(grammar), parts_(parts) {}
 
-  Result<ByteGrammar> compile() {
-    const Rule value = schema(root_, 0);
-    // A few blanks may stand before the value: models write them behind a thought.
-    const Rule root = grammar_.add_rule();
-    grammar_.add(root, {ByteGrammar::ref(parts_.lead()), ByteGrammar::ref(value)});
-    grammar_.set_root(root);
-    if (error_.empty() && grammar_.symbols() > kMaxGrammarSymbols) error_ = "it is too large";
-    if (!error_.empty()) return Error{ErrorKind::unsupported, error_};
-    return std::move(grammar_);
+  // The rule of the whole schema, or of a schema inside it.
+  Rule value() { return schema(root_, 0); }
+  Rule value(const Json& part) { return schema(part, 1); }
+
+  // Empty: all went well. One sentence otherwise, and the rules are of no use.
+  const std::string& error() {
+    if (grammar_.symbols() > kMaxGrammarSymbols) fail("it is too large");
+    return error_;
   }
 
  private:
@@ -377,66 +379,208 @@ class Compiler {
 
   const Json& root_;
   bool strict_;
-  ByteGrammar grammar_;
-  GrammarParts parts_;
+  ByteGrammar& grammar_;
+  GrammarParts& parts_;
   std::map<const Json*, Rule> references_;
   std::string error_;
 };
 
+// ---- Calls -----------------------------------------------------------------------------------------------
+
+// Calls as the model's template writes them. Names are those of the offered tools; arguments follow the
+// schema where the client asked for strictness, and are free elsewhere.
+class CallCompiler {
+ public:
+  CallCompiler(ByteGrammar& grammar, GrammarParts& parts, const Generation& generation,
+               const std::string& dialect)
+      : grammar_(grammar), parts_(parts), generation_(generation), dialect_(dialect) {}
+
+  // What stands behind the opening marker, up to the end of the closing one.
+  Rule body() {
+    const Rule rule = grammar_.add_rule();
+    const std::vector<std::string>& chosen = generation_.tool_choice.names;
+    for (const Json& tool : generation_.tools) {
+      const Json& function = tool["function"];
+      const auto& name = function["name"].get_ref<const std::string&>();
+      if (!chosen.empty() && std::find(chosen.begin(), chosen.end(), name) == chosen.end()) continue;
+      Sequence out;
+      const bool json = dialect_ == "hermes", pairs = dialect_ == "argkv";
+      grammar_.literal(out, json ? "\n{\"name\": \"" : pairs ? "" : "\n<function=");
+      grammar_.literal(out, name);
+      const bool strict = generation_.strict_tools.contains(name) && !pairs;
+      if (json) {
+        grammar_.literal(out, "\", \"arguments\": ");
+        if (strict) {
+          out.push_back(ByteGrammar::ref(arguments(function["parameters"])));
+          grammar_.literal(out, "}\n</tool_call>");
+        } else {
+          grammar_.literal(out, "{");
+          out.push_back(ByteGrammar::ref(parts_.text_until("</tool_call>")));
+        }
+      } else {
+        grammar_.literal(out, pairs ? "" : ">\n");
+        if (strict) {
+          out.push_back(ByteGrammar::ref(parameters(function["parameters"])));
+          grammar_.literal(out, "</function>\n</tool_call>");
+        } else {
+          out.push_back(ByteGrammar::ref(parts_.text_until("</tool_call>")));
+        }
+      }
+      grammar_.add(rule, std::move(out));
+    }
+    return rule;
+  }
+
+  // One call and, if they may be several, more of them.
+  Rule calls() {
+    const Rule rule = grammar_.add_rule(), more = grammar_.add_rule();
+    Sequence one;
+    grammar_.literal(one, "<tool_call>");
+    one.push_back(ByteGrammar::ref(body()));
+    one.push_back(ByteGrammar::ref(more));
+    grammar_.add(rule, std::move(one));
+    grammar_.add(more, {});
+    if (generation_.parallel_calls) grammar_.add(more, {grammar_.byte('\n'), ByteGrammar::ref(rule)});
+    return rule;
+  }
+
+  // Free text in which a call, where one begins, keeps the form.
+  Rule text_with_calls() {
+    const Rule rule = grammar_.add_rule(), call = body();
+    grammar_.add(rule, {ByteGrammar::ref(parts_.text_without("<tool_call>"))});
+    grammar_.add(rule, {ByteGrammar::ref(parts_.text_until("<tool_call>")), ByteGrammar::ref(call),
+                        ByteGrammar::ref(rule)});
+    return rule;
+  }
+
+  const std::string& error() const { return error_; }
+
+ private:
+  Rule arguments(const Json& schema) {
+    Compiler compiler(grammar_, parts_, schema, false);
+    const Rule rule = compiler.value();
+    if (error_.empty()) error_ = compiler.error();
+    return rule;
+  }
+
+  // <parameter=KEY>\nVALUE\n</parameter>\n for each property, in the schema's order.
+  Rule parameters(const Json& schema) {
+    Compiler compiler(grammar_, parts_, schema, false);
+    std::set<std::string> required;
+    if (const auto names = schema.find("required"); names != schema.end() && names->is_array()) {
+      for (const Json& name : *names) {
+        if (name.is_string()) required.insert(name.get<std::string>());
+      }
+    }
+    Sequence all;
+    const auto listed = schema.find("properties");
+    if (listed != schema.end() && listed->is_object()) {
+      for (const auto& [name, property] : listed->items()) {
+        const Rule rule = grammar_.add_rule();
+        Sequence one;
+        grammar_.literal(one, "<parameter=" + name + ">\n");
+        one.push_back(ByteGrammar::ref(parameter_value(property, compiler)));
+        grammar_.literal(one, "\n");
+        grammar_.add(rule, std::move(one));
+        if (!required.contains(name)) grammar_.add(rule, {});
+        all.push_back(ByteGrammar::ref(rule));
+      }
+    }
+    if (error_.empty()) error_ = compiler.error();
+    const Rule rule = grammar_.add_rule();
+    grammar_.add(rule, std::move(all));
+    return rule;
+  }
+
+  // Strings stand without quotes and end where the tag does; everything else is JSON.
+  Rule parameter_value(const Json& property, Compiler& compiler) {
+    constexpr std::string_view kEnd = "\n</parameter>";
+    const Rule rule = grammar_.add_rule();
+    const auto add = [&](std::string_view text) {
+      Sequence out;
+      grammar_.literal(out, text);
+      grammar_.literal(out, kEnd);
+      grammar_.add(rule, std::move(out));
+    };
+    if (const auto values = property.find("enum");
+        values != property.end() && values->is_array() && !values->empty()) {
+      for (const Json& value : *values)
+        add(value.is_string() ? value.get<std::string>() : json_literal(value));
+      return rule;
+    }
+    const auto types = schema_types(property);
+    const bool text =
+        types.empty() || std::find(types.begin(), types.end(), ArgumentType::string) != types.end();
+    if (text) {
+      grammar_.add(rule, {ByteGrammar::ref(parts_.text_until(kEnd))});
+    } else {
+      Sequence out{ByteGrammar::ref(compiler.value(property))};
+      grammar_.literal(out, kEnd);
+      grammar_.add(rule, std::move(out));
+    }
+    return rule;
+  }
+
+  ByteGrammar& grammar_;
+  GrammarParts& parts_;
+  const Generation& generation_;
+  std::string dialect_;
+  std::string error_;
+};
+
+ApiError schema_error(const std::string& param, const std::string& reason) {
+  return {.code = "invalid_json_schema",
+          .param = param,
+          .message = param + ": the schema cannot be compiled: " + reason};
+}
+
 }  // namespace
 
 Result<ByteGrammar> schema_to_grammar(const Json& schema, bool strict) {
-  return Compiler(schema, strict).compile();
-}
-
-// A call of one of `names`, and what follows it is free: <tool_call>\n<function=NAME>\n ...
-static ByteGrammar call_grammar(const std::vector<std::string>& names, const std::string& dialect) {
   ByteGrammar grammar;
   GrammarParts parts(grammar);
-  const Rule root = grammar.add_rule(), name = grammar.add_rule();
-  const Rule free = parts.free_text();
-  for (const std::string& one : names) {
-    Sequence sequence;
-    grammar.literal(sequence, one);
-    grammar.add(name, std::move(sequence));
-  }
-  Sequence sequence{ByteGrammar::ref(parts.lead())};
-  const bool json = dialect == "hermes", pairs = dialect == "argkv";
-  grammar.literal(sequence, json    ? "<tool_call>\n{\"name\": \""
-                            : pairs ? "<tool_call>"
-                                    : "<tool_call>\n<function=");
-  sequence.push_back(ByteGrammar::ref(name));
-  grammar.literal(sequence, json ? "\", \"arguments\": {" : pairs ? "" : ">\n");
-  sequence.push_back(ByteGrammar::ref(free));
-  grammar.add(root, std::move(sequence));
+  Compiler compiler(grammar, parts, schema, strict);
+  const Rule value = compiler.value();
+  // A few blanks may stand before the value: models write them behind a thought.
+  const Rule root = grammar.add_rule();
+  grammar.add(root, {ByteGrammar::ref(parts.lead()), ByteGrammar::ref(value)});
   grammar.set_root(root);
+  if (!compiler.error().empty()) return Error{ErrorKind::unsupported, compiler.error()};
   return grammar;
 }
 
 ApiResult<std::shared_ptr<const TokenGrammar>> answer_grammar(const Generation& generation,
                                                               const ServedModel& model) {
   using Made = std::shared_ptr<const TokenGrammar>;
+  using Mode = ToolChoice::Mode;
   if (model.trie == nullptr) return Made();
-  if (generation.tool_choice.mode == ToolChoice::Mode::required) {
-    std::vector<std::string> names = generation.tool_choice.names;
-    if (names.empty()) {
-      for (const Json& tool : generation.tools) names.push_back(tool["function"]["name"]);
-    }
-    return Made(std::make_shared<TokenGrammar>(call_grammar(names, model.abilities.dialect), model.trie));
-  }
-  if (generation.format.kind == OutputFormat::Kind::text) return Made();
-  // With tools the model may also call one, and then there is no form to hold it to.
-  if (!generation.tools.empty() && generation.tool_choice.mode != ToolChoice::Mode::none) return Made();
-  const bool any_object = generation.format.kind == OutputFormat::Kind::json_object;
+  const bool calls = !generation.tools.empty() && generation.tool_choice.mode != Mode::none;
+  const bool required = calls && generation.tool_choice.mode == Mode::required;
+  const bool form = generation.format.kind != OutputFormat::Kind::text && !required;
+  const bool held = calls && (!generation.strict_tools.empty() || !generation.tool_choice.names.empty());
+  if (!required && !form && !held) return Made();
+
+  ByteGrammar grammar;
+  GrammarParts parts(grammar);
+  const Rule root = grammar.add_rule(), content = grammar.add_rule();
+  grammar.add(root, {ByteGrammar::ref(parts.lead()), ByteGrammar::ref(content)});
+  grammar.set_root(root);
+  const bool any_object =
+      generation.format.kind == OutputFormat::Kind::json_object && generation.format.schema.is_null();
   const Json schema = any_object ? Json{{"type", "object"}} : generation.format.schema;
-  auto grammar = schema_to_grammar(schema, generation.format.strict);
-  if (!grammar.ok()) {
-    return ApiError{
-        .code = "invalid_json_schema",
-        .param = generation.format.param,
-        .message = generation.format.param + ": the schema cannot be compiled: " + grammar.error().message};
+  if (form) {
+    Compiler compiler(grammar, parts, schema, generation.format.strict);
+    grammar.add(content, {ByteGrammar::ref(compiler.value())});
+    if (!compiler.error().empty()) return schema_error(generation.format.param, compiler.error());
   }
-  return Made(std::make_shared<TokenGrammar>(std::move(*grammar), model.trie));
+  if (calls) {
+    // The first marker decides between a value of the form and calls.
+    CallCompiler compiler(grammar, parts, generation, model.abilities.dialect);
+    grammar.add(content,
+                {ByteGrammar::ref(form || required ? compiler.calls() : compiler.text_with_calls())});
+    if (!compiler.error().empty()) return schema_error("tools", compiler.error());
+  }
+  return Made(std::make_shared<TokenGrammar>(std::move(grammar), model.trie));
 }
 
 }  // namespace braid::server

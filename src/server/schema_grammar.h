@@ -21,7 +21,8 @@ namespace braid::server {
 inline constexpr size_t kMaxGrammarSymbols = 60'000;
 inline constexpr int kMaxSchemaDepth = 64;
 
-// The grammar of the content that `generation` asks for; null: free. Errors: 400 invalid_json_schema.
+// The grammar of the content that `generation` asks for: a value of its format, calls of required tools, or
+// calls of strict tools wherever they begin. Null: free. Errors: 400 invalid_json_schema.
 ApiResult<std::shared_ptr<const TokenGrammar>> answer_grammar(const Generation& generation,
                                                               const ServedModel& model);
 

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "server/answer_mask.h"
+#include "server/read_request.h"
 #include "server/test_server_test.h"
 
 namespace braid::server {
@@ -159,7 +160,7 @@ TEST(TokenGrammar, AllowedTokensLeadToValidAnswers) {
       "required":["name","age","tags"]})");
   ASSERT_EQ(form.error, "");
   std::mt19937 random(3);
-  for (int round = 0; round < 20; ++round) {
+  for (int round = 0; round < 6; ++round) {
     auto state = form.matcher->start();
     std::string text;
     for (int step = 0; step < 300; ++step) {
@@ -184,6 +185,78 @@ TEST(TokenGrammar, AllowedTokensLeadToValidAnswers) {
     ASSERT_TRUE(json.is_object()) << text;
     EXPECT_LE(json["age"].get<int>(), 130);
   }
+}
+
+// ---- Calls -----------------------------------------------------------------------------------------------
+
+class Calls {
+ public:
+  explicit Calls(const std::string& more) : model(demo_served_model(nullptr)) {
+    auto read = read_chat(Json::parse(R"({"messages":[{"role":"user","content":"q"}],)" + more + "}"), {});
+    EXPECT_TRUE(read.ok()) << read.error().message;
+    auto made = answer_grammar(*read, *model);
+    EXPECT_TRUE(made.ok()) << made.error().message;
+    matcher = *made;
+  }
+  bool takes(const std::string& text) const {
+    return matcher->accepts(matcher->next(matcher->start(), text));
+  }
+  std::shared_ptr<ServedModel> model;
+  std::shared_ptr<const TokenGrammar> matcher;
+};
+
+std::string tools(bool strict) {
+  return R"("tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{
+    "s":{"type":"string"},"n":{"type":"integer"},"e":{"enum":["a","b",3]}},"required":["s","n"]},"strict":)" +
+         std::string(strict ? "true" : "false") + R"(}},{"type":"function","function":{"name":"g"}}])";
+}
+
+const std::string kGood =
+    "<tool_call>\n<function=f>\n<parameter=s>\nany </parameter> "
+    "text\n</parameter>\n<parameter=n>\n7\n</parameter>\n"
+    "</function>\n</tool_call>";
+const std::string kBad =
+    "<tool_call>\n<function=f>\n<parameter=n>\nx\n</parameter>\n</function>\n</tool_call>";
+
+TEST(CallGrammar, RequiredCallsHoldNamesAndStrictArguments) {
+  const Calls strict(R"("tool_choice":"required",)" + tools(true)),
+      loose(R"("tool_choice":"required",)" + tools(false));
+  EXPECT_TRUE(strict.takes(kGood));
+  EXPECT_TRUE(strict.takes("\n\n" + kGood + "\n<tool_call>\n<function=g>\n</function>\n</tool_call>"));
+  EXPECT_FALSE(strict.takes(kBad));
+  EXPECT_TRUE(loose.takes(kBad));
+  EXPECT_FALSE(loose.takes("Hello"));
+  EXPECT_FALSE(loose.takes("<tool_call>\n<function=h>\n</function>\n</tool_call>"));
+  const std::string chosen = "\n<parameter=e>\n3\n</parameter>\n</function>";
+  std::string with_enum = kGood;
+  with_enum.replace(with_enum.find("\n</function>"), 12, chosen);
+  EXPECT_TRUE(strict.takes(with_enum));
+  with_enum.replace(with_enum.find("\n3\n") + 1, 1, "4");
+  EXPECT_FALSE(strict.takes(with_enum));
+  const Calls one(R"("tool_choice":"required","parallel_tool_calls":false,)" + tools(true));
+  EXPECT_TRUE(one.takes(kGood));
+  EXPECT_FALSE(one.takes(kGood + "\n" + kGood));
+  const Calls named(R"("tool_choice":{"type":"function","function":{"name":"g"}},)" + tools(true));
+  EXPECT_FALSE(named.takes(kGood));
+  EXPECT_TRUE(named.takes("<tool_call>\n<function=g>\n</function>\n</tool_call>"));
+}
+
+TEST(CallGrammar, StrictToolsBindCallsWhereverTheyBegin) {
+  const Calls strict(tools(true));
+  EXPECT_TRUE(strict.takes("Just text < with <tool marks."));
+  EXPECT_TRUE(strict.takes("Let me see.\n\n" + kGood));
+  EXPECT_TRUE(strict.takes(kGood + "\nand more text"));
+  EXPECT_FALSE(strict.takes("Let me see.\n\n" + kBad));
+  EXPECT_EQ(Calls(tools(false)).matcher, nullptr);
+}
+
+TEST(CallGrammar, WithAFormTheAnswerIsAValueOrCalls) {
+  const Calls both(
+      tools(true) +
+      R"(,"response_format":{"type":"json_schema","json_schema":{"schema":{"type":"integer"}}})");
+  EXPECT_TRUE(both.takes("12"));
+  EXPECT_TRUE(both.takes(kGood));
+  EXPECT_FALSE(both.takes("Hello"));
 }
 
 // ---- Masks -----------------------------------------------------------------------------------------------
