@@ -59,13 +59,8 @@ BRAID_INLINE __m512 exp16(__m512 x) {
 }  // namespace
 
 void quantize(const QuantizeJob& job) {
-  const int64_t blocks = (job.k + kBlockK - 1) / kBlockK;
-  for (int64_t b = 0; b < blocks; b++) {
-    for (int sub = 0; sub < kSubBlocks; sub++) {
-      const int64_t k = b * kBlockK + 32 * sub;
-      quantize_sub(k < job.k ? job.x + k : nullptr, sub, job, b * job.rows + job.row);
-    }
-  }
+  quantize_row(
+      job, [](const float* x, int sub, const QuantizeJob& to, int64_t at) { quantize_sub(x, sub, to, at); });
 }
 
 void silu_mul(float* y, const float* gate, const float* up, int64_t n) {

@@ -6,8 +6,7 @@
 
 namespace braid::cpu {
 
-// panel[k][16] = 256 k (fewer at the end of k) of a row group; Layout::raw: the layout of the
-// GgmlType raw_type.
+// panel[k][16] = 256 k (fewer at the end of k) of a row group; raw_type is the GgmlType of Layout::raw.
 void decode_tiles(Layout layout, uint32_t raw_type, const std::byte* tiles, int64_t k, int64_t block,
                   float* panel);
 

@@ -90,6 +90,10 @@ void decode(Layout layout, uint32_t raw_type, const std::byte* tiles, int64_t k,
       return decode_45(reinterpret_cast<const W5K*>(tiles)[block], panel);
     case Layout::w6k:
       return decode_6(reinterpret_cast<const W6K*>(tiles)[block], panel);
+#define BRAID_DECODE(l) \
+  case Layout::l:       \
+    return decode_small<Layout::l>(tiles, k, block, panel);
+      BRAID_SMALL_LAYOUTS(BRAID_DECODE)
     default:
       return decode_tiles(layout, raw_type, tiles, k, block, panel);
   }

@@ -27,6 +27,8 @@ void f16_few(const Job& job);
 void bf16_few(const Job& job);
 template <Layout L>
 void decoded_rows(const Job& job);
+template <Layout L>
+void decode_small(const std::byte* tiles, int64_t k, int64_t block, float* panel);
 // decode_tiles (decode.h) with a faster form for the quantized layouts; panel is 32-byte aligned.
 void decode(Layout layout, uint32_t raw_type, const std::byte* tiles, int64_t k, int64_t block, float* panel);
 void quantize(const QuantizeJob& job);

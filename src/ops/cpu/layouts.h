@@ -90,6 +90,9 @@ struct alignas(64) W5 {
 };
 static_assert(sizeof(W4) == 576 && sizeof(W4Pair) == 640 && sizeof(W5) == 384);
 
+// X(layout) for each of them.
+#define BRAID_SMALL_LAYOUTS(X) X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(iq4_nl) X(iq4_xs) X(mxfp4) X(nvfp4)
+
 static constexpr bool is_small(Layout l) { return l >= Layout::q4_0 && l <= Layout::nvfp4; }
 static constexpr bool is_iq4(Layout l) { return l == Layout::iq4_nl || l == Layout::iq4_xs; }
 static constexpr bool is_fp4(Layout l) { return l == Layout::mxfp4 || l == Layout::nvfp4; }

@@ -2,8 +2,6 @@
 
 #include "ops/cpu/products.h"
 
-#include <algorithm>
-#include <array>
 #include <string_view>
 
 #if defined(__x86_64__)
@@ -19,14 +17,23 @@
 namespace braid::cpu {
 namespace {
 
-// Exact products for every layout: seven of their own, and for all others (raw, the small types) the last,
-// which decodes by the file's type.
-void fill_floats(ProductTable* t, const std::array<Kernel, 8>& kernels) {
-  for (size_t i = 0; i < kLayouts; i++) {
-    const Kernel kernel = kernels[std::min(i, kernels.size() - 1)];
-    t->f32[i] = t->i16[i] = t->i8[i] = {kernel, kernel, kNeedsFloat, kNeedsFloat};
-  }
+// One kernel for every number of rows and every kind of activations; the exact ones, to start with.
+void set_all(ProductTable* t, Layout layout, Kernel kernel) {
+  const auto i = static_cast<size_t>(layout);
+  t->f32[i] = t->i16[i] = t->i8[i] = {kernel, kernel, kNeedsFloat, kNeedsFloat};
 }
+
+#define BRAID_FLOAT_KERNELS(space, t)                           \
+  do {                                                          \
+    set_all(&t, Layout::w8, space::decoded_rows<Layout::w8>);   \
+    set_all(&t, Layout::w4k, space::decoded_rows<Layout::w4k>); \
+    set_all(&t, Layout::w5k, space::decoded_rows<Layout::w5k>); \
+    set_all(&t, Layout::w6k, space::decoded_rows<Layout::w6k>); \
+    set_all(&t, Layout::f32, space::f32_rows);                  \
+    set_all(&t, Layout::f16, space::f16_rows);                  \
+    set_all(&t, Layout::bf16, space::bf16_rows);                \
+    set_all(&t, Layout::raw, space::decoded_rows<Layout::raw>); \
+  } while (false)
 
 }  // namespace
 
@@ -35,39 +42,25 @@ const ProductTable& avx2_products() {
   static const ProductTable table = [] {
     ProductTable t;
     t.name = "avx2";
-    fill_floats(&t, {avx2::decoded_rows<Layout::w8>, avx2::decoded_rows<Layout::w4k>,
-                     avx2::decoded_rows<Layout::w5k>, avx2::decoded_rows<Layout::w6k>, avx2::f32_rows,
-                     avx2::f16_rows, avx2::bf16_rows, avx2::decoded_rows<Layout::raw>});
+    BRAID_FLOAT_KERNELS(avx2, t);
     const auto at = [](Layout layout) { return static_cast<int>(layout); };
     t.i8[at(Layout::w8)] = {avx2::w8_few, avx2::w8_many, kNeedsNibbles, kNeedsWide};
     t.i16[at(Layout::w8)] = {avx2::w8_many, avx2::w8_many, kNeedsWide, kNeedsWide};
     t.i8[at(Layout::w4k)] = {avx2::w4k_few, avx2::w4k_many, kNeedsCodes, kNeedsCodes};
     t.i8[at(Layout::w5k)] = {avx2::w5k_few, avx2::w5k_many, kNeedsCodes, kNeedsCodes};
     t.i8[at(Layout::w6k)] = {avx2::w6k_few, avx2::w6k_many, kNeedsCodes, kNeedsCodes};
-    const auto set = [&](Kernels* list, Layout layout, Kernel kernel, uint8_t needs) {
-      list[at(layout)] = {kernel, kernel, needs, needs};
+    const auto set = [&](Layout layout, Kernel codes, Kernel words) {
+      if (codes != nullptr) t.i8[at(layout)] = {codes, codes, kNeedsCodes, kNeedsCodes};
+      if (is_iq4(layout)) t.i8[at(layout)] = {codes, words, kNeedsNibbles, kNeedsWide};
+      t.i16[at(layout)] = {words, words, kNeedsWide, kNeedsWide};
     };
-    set(t.i8, Layout::q4_0, avx2::small_rows<Layout::q4_0>, kNeedsCodes);
-    set(t.i8, Layout::q4_1, avx2::small_rows<Layout::q4_1>, kNeedsCodes);
-    set(t.i8, Layout::q5_0, avx2::small_rows<Layout::q5_0>, kNeedsCodes);
-    set(t.i8, Layout::q5_1, avx2::small_rows<Layout::q5_1>, kNeedsCodes);
-    set(t.i8, Layout::mxfp4, avx2::small_rows<Layout::mxfp4>, kNeedsCodes);
-    set(t.i8, Layout::nvfp4, avx2::small_rows<Layout::nvfp4>, kNeedsCodes);
-    t.i8[at(Layout::iq4_nl)] = {avx2::small_rows<Layout::iq4_nl>, avx2::wide_rows<Layout::iq4_nl>,
-                                kNeedsNibbles, kNeedsWide};
-    t.i8[at(Layout::iq4_xs)] = {avx2::small_rows<Layout::iq4_xs>, avx2::wide_rows<Layout::iq4_xs>,
-                                kNeedsNibbles, kNeedsWide};
-    set(t.i16, Layout::w4k, avx2::wide_rows<Layout::w4k>, kNeedsWide);
-    set(t.i16, Layout::w5k, avx2::wide_rows<Layout::w5k>, kNeedsWide);
-    set(t.i16, Layout::w6k, avx2::wide_rows<Layout::w6k>, kNeedsWide);
-    set(t.i16, Layout::q4_0, avx2::wide_rows<Layout::q4_0>, kNeedsWide);
-    set(t.i16, Layout::q4_1, avx2::wide_rows<Layout::q4_1>, kNeedsWide);
-    set(t.i16, Layout::q5_0, avx2::wide_rows<Layout::q5_0>, kNeedsWide);
-    set(t.i16, Layout::q5_1, avx2::wide_rows<Layout::q5_1>, kNeedsWide);
-    set(t.i16, Layout::mxfp4, avx2::wide_rows<Layout::mxfp4>, kNeedsWide);
-    set(t.i16, Layout::nvfp4, avx2::wide_rows<Layout::nvfp4>, kNeedsWide);
-    set(t.i16, Layout::iq4_nl, avx2::wide_rows<Layout::iq4_nl>, kNeedsWide);
-    set(t.i16, Layout::iq4_xs, avx2::wide_rows<Layout::iq4_xs>, kNeedsWide);
+    set(Layout::w4k, nullptr, avx2::wide_rows<Layout::w4k>);
+    set(Layout::w5k, nullptr, avx2::wide_rows<Layout::w5k>);
+    set(Layout::w6k, nullptr, avx2::wide_rows<Layout::w6k>);
+#define BRAID_SMALL_AVX2(l)                              \
+  set_all(&t, Layout::l, avx2::decoded_rows<Layout::l>); \
+  set(Layout::l, avx2::small_rows<Layout::l>, avx2::wide_rows<Layout::l>);
+    BRAID_SMALL_LAYOUTS(BRAID_SMALL_AVX2)
     for (auto* list : {t.i8, t.i16, t.f32}) {
       list[at(Layout::f32)].few = avx2::f32_few;
       list[at(Layout::f16)].few = avx2::f16_few;
@@ -84,9 +77,7 @@ const ProductTable& avx512_products() {
   static const ProductTable table = [] {
     ProductTable t;
     t.name = "avx512";
-    fill_floats(&t, {avx512::decoded_rows<Layout::w8>, avx512::decoded_rows<Layout::w4k>,
-                     avx512::decoded_rows<Layout::w5k>, avx512::decoded_rows<Layout::w6k>, avx512::f32_rows,
-                     avx512::f16_rows, avx512::bf16_rows, avx512::decoded_rows<Layout::raw>});
+    BRAID_FLOAT_KERNELS(avx512, t);
     const auto at = [](Layout layout) { return static_cast<int>(layout); };
     t.i8[at(Layout::w8)] = {avx512::w8_few, avx512::w8_many, kNeedsCodes, kNeedsCodes};
     t.i16[at(Layout::w8)] = {avx512::w8_wide_few, avx512::w8_wide_many, kNeedsNibbles, kNeedsNibbles};
@@ -100,14 +91,10 @@ const ProductTable& avx512_products() {
     set(Layout::w4k, nullptr, avx512::wide_rows<Layout::w4k>);
     set(Layout::w5k, nullptr, avx512::wide_rows<Layout::w5k>);
     set(Layout::w6k, nullptr, avx512::wide_rows<Layout::w6k>);
-    set(Layout::q4_0, avx512::small_rows<Layout::q4_0>, avx512::wide_rows<Layout::q4_0>);
-    set(Layout::q4_1, avx512::small_rows<Layout::q4_1>, avx512::wide_rows<Layout::q4_1>);
-    set(Layout::q5_0, avx512::small_rows<Layout::q5_0>, avx512::wide_rows<Layout::q5_0>);
-    set(Layout::q5_1, avx512::small_rows<Layout::q5_1>, avx512::wide_rows<Layout::q5_1>);
-    set(Layout::iq4_nl, avx512::small_rows<Layout::iq4_nl>, avx512::wide_rows<Layout::iq4_nl>);
-    set(Layout::iq4_xs, avx512::small_rows<Layout::iq4_xs>, avx512::wide_rows<Layout::iq4_xs>);
-    set(Layout::mxfp4, avx512::small_rows<Layout::mxfp4>, avx512::wide_rows<Layout::mxfp4>);
-    set(Layout::nvfp4, avx512::small_rows<Layout::nvfp4>, avx512::wide_rows<Layout::nvfp4>);
+#define BRAID_SMALL_AVX512(l)                              \
+  set_all(&t, Layout::l, avx512::decoded_rows<Layout::l>); \
+  set(Layout::l, avx512::small_rows<Layout::l>, avx512::wide_rows<Layout::l>);
+    BRAID_SMALL_LAYOUTS(BRAID_SMALL_AVX512)
     t.quantize = avx512::quantize;
     t.silu_mul = avx512::silu_mul;
     return t;
@@ -130,9 +117,7 @@ template <bool kDot>
 ProductTable make_neon(const char* name) {
   ProductTable t;
   t.name = name;
-  fill_floats(&t, {neon::decoded_rows<Layout::w8>, neon::decoded_rows<Layout::w4k>,
-                   neon::decoded_rows<Layout::w5k>, neon::decoded_rows<Layout::w6k>, neon::f32_rows,
-                   neon::f16_rows, neon::bf16_rows, neon::decoded_rows<Layout::raw>});
+  BRAID_FLOAT_KERNELS(neon, t);
   const auto set = [](Kernels* list, Layout layout, Kernel kernel, uint8_t needs) {
     list[static_cast<int>(layout)] = {kernel, kernel, needs, needs};
   };
@@ -144,22 +129,11 @@ ProductTable make_neon(const char* name) {
   set(t.i16, Layout::w4k, neon::wide_rows<kDot, Layout::w4k>, kNeedsNibbles);
   set(t.i16, Layout::w5k, neon::wide_rows<kDot, Layout::w5k>, kNeedsNibbles);
   set(t.i16, Layout::w6k, neon::wide_rows<kDot, Layout::w6k>, kNeedsNibbles);
-  set(t.i8, Layout::q4_0, neon::small_rows<kDot, Layout::q4_0>, kNeedsCodes);
-  set(t.i16, Layout::q4_0, neon::wide_rows<kDot, Layout::q4_0>, kNeedsNibbles);
-  set(t.i8, Layout::q4_1, neon::small_rows<kDot, Layout::q4_1>, kNeedsCodes);
-  set(t.i16, Layout::q4_1, neon::wide_rows<kDot, Layout::q4_1>, kNeedsNibbles);
-  set(t.i8, Layout::q5_0, neon::small_rows<kDot, Layout::q5_0>, kNeedsCodes);
-  set(t.i16, Layout::q5_0, neon::wide_rows<kDot, Layout::q5_0>, kNeedsNibbles);
-  set(t.i8, Layout::q5_1, neon::small_rows<kDot, Layout::q5_1>, kNeedsCodes);
-  set(t.i16, Layout::q5_1, neon::wide_rows<kDot, Layout::q5_1>, kNeedsNibbles);
-  set(t.i8, Layout::iq4_nl, neon::small_rows<kDot, Layout::iq4_nl>, kNeedsCodes);
-  set(t.i16, Layout::iq4_nl, neon::wide_rows<kDot, Layout::iq4_nl>, kNeedsNibbles);
-  set(t.i8, Layout::iq4_xs, neon::small_rows<kDot, Layout::iq4_xs>, kNeedsCodes);
-  set(t.i16, Layout::iq4_xs, neon::wide_rows<kDot, Layout::iq4_xs>, kNeedsNibbles);
-  set(t.i8, Layout::mxfp4, neon::small_rows<kDot, Layout::mxfp4>, kNeedsCodes);
-  set(t.i16, Layout::mxfp4, neon::wide_rows<kDot, Layout::mxfp4>, kNeedsNibbles);
-  set(t.i8, Layout::nvfp4, neon::small_rows<kDot, Layout::nvfp4>, kNeedsCodes);
-  set(t.i16, Layout::nvfp4, neon::wide_rows<kDot, Layout::nvfp4>, kNeedsNibbles);
+#define BRAID_SMALL_NEON(l)                                             \
+  set_all(&t, Layout::l, neon::decoded_rows<Layout::l>);                \
+  set(t.i8, Layout::l, neon::small_rows<kDot, Layout::l>, kNeedsCodes); \
+  set(t.i16, Layout::l, neon::wide_rows<kDot, Layout::l>, kNeedsNibbles);
+  BRAID_SMALL_LAYOUTS(BRAID_SMALL_NEON)
   t.quantize = neon::quantize;
   t.silu_mul = neon::silu_mul;
   return t;

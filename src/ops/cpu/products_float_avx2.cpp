@@ -243,6 +243,8 @@ template void decoded_rows<Layout::w4k>(const Job&);
 template void decoded_rows<Layout::w5k>(const Job&);
 template void decoded_rows<Layout::w6k>(const Job&);
 template void decoded_rows<Layout::raw>(const Job&);
+#define BRAID_DECODED(l) template void decoded_rows<Layout::l>(const Job&);
+BRAID_SMALL_LAYOUTS(BRAID_DECODED)
 
 }  // namespace braid::cpu::avx2
 

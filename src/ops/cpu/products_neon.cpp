@@ -11,7 +11,9 @@ template void w8_wide_rows<false>(const Job&);
 template void w4k_rows<false>(const Job&);
 template void w5k_rows<false>(const Job&);
 template void w6k_rows<false>(const Job&);
-BRAID_SMALL_KERNELS(false);
+BRAID_K_KERNELS(false)
+#define BRAID_KERNELS(l) BRAID_SMALL_KERNELS(false, l)
+BRAID_SMALL_LAYOUTS(BRAID_KERNELS)
 
 }  // namespace braid::cpu::neon
 #endif

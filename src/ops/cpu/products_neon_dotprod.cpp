@@ -14,7 +14,9 @@ template void w8_wide_rows<true>(const Job&);
 template void w4k_rows<true>(const Job&);
 template void w5k_rows<true>(const Job&);
 template void w6k_rows<true>(const Job&);
-BRAID_SMALL_KERNELS(true);
+BRAID_K_KERNELS(true)
+#define BRAID_KERNELS(l) BRAID_SMALL_KERNELS(true, l)
+BRAID_SMALL_LAYOUTS(BRAID_KERNELS)
 
 }  // namespace braid::cpu::neon
 #endif

@@ -212,14 +212,8 @@ ProductTable make_table() {
   set(Layout::w4k, coded_rows<W4K, dot_k45<W4K>>);
   set(Layout::w5k, coded_rows<W5K, dot_k45<W5K>>);
   set(Layout::w6k, coded_rows<W6K, dot_w6k>);
-  set(Layout::q4_0, coded_rows<std::byte, dot_small<Layout::q4_0>>);
-  set(Layout::q4_1, coded_rows<std::byte, dot_small<Layout::q4_1>>);
-  set(Layout::q5_0, coded_rows<std::byte, dot_small<Layout::q5_0>>);
-  set(Layout::q5_1, coded_rows<std::byte, dot_small<Layout::q5_1>>);
-  set(Layout::iq4_nl, coded_rows<std::byte, dot_small<Layout::iq4_nl>>);
-  set(Layout::iq4_xs, coded_rows<std::byte, dot_small<Layout::iq4_xs>>);
-  set(Layout::mxfp4, coded_rows<std::byte, dot_small<Layout::mxfp4>>);
-  set(Layout::nvfp4, coded_rows<std::byte, dot_small<Layout::nvfp4>>);
+#define BRAID_SMALL_SCALAR(l) set(Layout::l, coded_rows<std::byte, dot_small<Layout::l>>);
+  BRAID_SMALL_LAYOUTS(BRAID_SMALL_SCALAR)
   t.quantize = quantize;
   t.silu_mul = silu_mul;
   return t;
@@ -229,8 +223,7 @@ ProductTable make_table() {
 
 void decode_tiles(Layout layout, uint32_t raw_type, const std::byte* tiles, int64_t k, int64_t block,
                   float* panel) {
-  const auto type = static_cast<GgmlType>(raw_type);
-  decode_panel(layout == Layout::raw ? layout_of(type) : layout, type, tiles, k, block, panel);
+  decode_panel(layout, static_cast<GgmlType>(raw_type), tiles, k, block, panel);
 }
 
 const ProductTable& scalar_products() {

@@ -426,25 +426,41 @@ void wide_rows(const Job& job) {
   multiply<L, Form::words>(job);
 }
 
-template void small_rows<Layout::q4_0>(const Job&);
-template void small_rows<Layout::q4_1>(const Job&);
-template void small_rows<Layout::q5_0>(const Job&);
-template void small_rows<Layout::q5_1>(const Job&);
-template void small_rows<Layout::iq4_nl>(const Job&);
-template void small_rows<Layout::iq4_xs>(const Job&);
-template void small_rows<Layout::mxfp4>(const Job&);
-template void small_rows<Layout::nvfp4>(const Job&);
+template <Layout L>
+void decode_small(const std::byte* tiles, int64_t k, int64_t block, float* values) {
+  Panel panel;
+  const int64_t left = k / 32 - block * kSubBlocks;
+  const int subs = static_cast<int>(left < kSubBlocks ? left : kSubBlocks);
+  unpack_small<L>(Job(), tiles, block * kSubBlocks, subs, &panel);
+  const __m256i offset = _mm256_set1_epi32(small_offset(L)), byte = _mm256_set1_epi32(255);
+  for (int sub = 0; sub < subs; sub++) {
+    for (int quad = 0; quad < 8; quad++) {
+      const int part = by_16(L) ? quad / 4 : 0;
+      for (int half = 0; half < 2; half++) {
+        __m256i codes = load256(panel.q[sub][quad][half]);
+        const __m256 factor = _mm256_load_ps(panel.factor[sub][part] + 8 * half);
+        float* to = values + (32 * sub + 4 * quad) * 16 + 8 * half;
+        for (int j = 0; j < 4; j++, codes = _mm256_srli_epi32(codes, 8)) {
+          const __m256i integer = _mm256_sub_epi32(_mm256_and_si256(codes, byte), offset);
+          __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(integer), factor);
+          if constexpr (has_min(L)) {
+            value = _mm256_add_ps(value, _mm256_load_ps(panel.min[sub] + 8 * half));
+          }
+          _mm256_store_ps(to + 16 * j, value);
+        }
+      }
+    }
+  }
+}
+
+#define BRAID_KERNELS(l)                           \
+  template void small_rows<Layout::l>(const Job&); \
+  template void wide_rows<Layout::l>(const Job&);  \
+  template void decode_small<Layout::l>(const std::byte*, int64_t, int64_t, float*);
+BRAID_SMALL_LAYOUTS(BRAID_KERNELS)
 template void wide_rows<Layout::w4k>(const Job&);
 template void wide_rows<Layout::w5k>(const Job&);
 template void wide_rows<Layout::w6k>(const Job&);
-template void wide_rows<Layout::q4_0>(const Job&);
-template void wide_rows<Layout::q4_1>(const Job&);
-template void wide_rows<Layout::q5_0>(const Job&);
-template void wide_rows<Layout::q5_1>(const Job&);
-template void wide_rows<Layout::iq4_nl>(const Job&);
-template void wide_rows<Layout::iq4_xs>(const Job&);
-template void wide_rows<Layout::mxfp4>(const Job&);
-template void wide_rows<Layout::nvfp4>(const Job&);
 
 }  // namespace braid::cpu::avx2
 

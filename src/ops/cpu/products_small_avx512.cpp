@@ -256,24 +256,12 @@ void wide_rows(const Job& job) {
   multiply<L>(job, job.act.nibbles);
 }
 
-template void small_rows<Layout::q4_0>(const Job&);
-template void small_rows<Layout::q4_1>(const Job&);
-template void small_rows<Layout::q5_0>(const Job&);
-template void small_rows<Layout::q5_1>(const Job&);
-template void small_rows<Layout::iq4_nl>(const Job&);
-template void small_rows<Layout::iq4_xs>(const Job&);
-template void small_rows<Layout::mxfp4>(const Job&);
-template void small_rows<Layout::nvfp4>(const Job&);
+#define BRAID_KERNELS(l)                           \
+  template void small_rows<Layout::l>(const Job&); \
+  template void wide_rows<Layout::l>(const Job&);
+BRAID_SMALL_LAYOUTS(BRAID_KERNELS)
 template void wide_rows<Layout::w4k>(const Job&);
 template void wide_rows<Layout::w5k>(const Job&);
 template void wide_rows<Layout::w6k>(const Job&);
-template void wide_rows<Layout::q4_0>(const Job&);
-template void wide_rows<Layout::q4_1>(const Job&);
-template void wide_rows<Layout::q5_0>(const Job&);
-template void wide_rows<Layout::q5_1>(const Job&);
-template void wide_rows<Layout::iq4_nl>(const Job&);
-template void wide_rows<Layout::iq4_xs>(const Job&);
-template void wide_rows<Layout::mxfp4>(const Job&);
-template void wide_rows<Layout::nvfp4>(const Job&);
 
 }  // namespace braid::cpu::avx512

@@ -238,26 +238,13 @@ void wide_rows(const Job& job) {
   multiply_small<kDot, true, L>(job);
 }
 
-// Both sources that include this define all kernels, with and without sdot.
-#define BRAID_SMALL_KERNELS(dot)                             \
-  template void small_rows<dot, Layout::q4_0>(const Job&);   \
-  template void small_rows<dot, Layout::q4_1>(const Job&);   \
-  template void small_rows<dot, Layout::q5_0>(const Job&);   \
-  template void small_rows<dot, Layout::q5_1>(const Job&);   \
-  template void small_rows<dot, Layout::iq4_nl>(const Job&); \
-  template void small_rows<dot, Layout::iq4_xs>(const Job&); \
-  template void small_rows<dot, Layout::mxfp4>(const Job&);  \
-  template void small_rows<dot, Layout::nvfp4>(const Job&);  \
-  template void wide_rows<dot, Layout::w4k>(const Job&);     \
-  template void wide_rows<dot, Layout::w5k>(const Job&);     \
-  template void wide_rows<dot, Layout::w6k>(const Job&);     \
-  template void wide_rows<dot, Layout::q4_0>(const Job&);    \
-  template void wide_rows<dot, Layout::q4_1>(const Job&);    \
-  template void wide_rows<dot, Layout::q5_0>(const Job&);    \
-  template void wide_rows<dot, Layout::q5_1>(const Job&);    \
-  template void wide_rows<dot, Layout::iq4_nl>(const Job&);  \
-  template void wide_rows<dot, Layout::iq4_xs>(const Job&);  \
-  template void wide_rows<dot, Layout::mxfp4>(const Job&);   \
-  template void wide_rows<dot, Layout::nvfp4>(const Job&)
+// For the sources that include this: defines all kernels, with or without sdot.
+#define BRAID_SMALL_KERNELS(dot, l)                     \
+  template void small_rows<dot, Layout::l>(const Job&); \
+  template void wide_rows<dot, Layout::l>(const Job&);
+#define BRAID_K_KERNELS(dot)                             \
+  template void wide_rows<dot, Layout::w4k>(const Job&); \
+  template void wide_rows<dot, Layout::w5k>(const Job&); \
+  template void wide_rows<dot, Layout::w6k>(const Job&);
 
 }  // namespace braid::cpu::neon

@@ -178,12 +178,15 @@ void decode_w6k(const W6K& tile, float* panel) {
 }
 
 void decode_small(Layout layout, const std::byte* tiles, int64_t begin, int64_t count, float* panel) {
-  for (int64_t i = 0; i < count; i++) {
+  constexpr int64_t kUnit = 16;  // of one factor
+  for (int64_t first = 0; first < count; first += kUnit) {
     for (int r = 0; r < kGroupRows; r++) {
-      const auto value = static_cast<float>(small_value(layout, tiles, begin + i, r));
-      const float product = value * small_factor(layout, tiles, begin + i, r);
-      panel[i * kGroupRows + r] =
-          has_min(layout) ? product + small_min(layout, tiles, begin + i, r) : product;
+      const float factor = small_factor(layout, tiles, begin + first, r);
+      const float min = small_min(layout, tiles, begin + first, r);
+      for (int64_t i = first; i < first + kUnit; i++) {
+        const float product = static_cast<float>(small_value(layout, tiles, begin + i, r)) * factor;
+        panel[i * kGroupRows + r] = has_min(layout) ? product + min : product;
+      }
     }
   }
 }
