@@ -15,7 +15,7 @@ struct ServingBenchFlags {
   int tail = 20;                 // --tail: tokens of each prompt after the shared ones
   int interference = 0;          // --interference: length of the prompt that arrives
   int users = 8;                 // --users: sequences that decode when it does
-  double gap_limit = 3.5;        // --gap-limit
+  double gap_limit = 3.8;        // --gap-limit
   std::vector<int> prompts;      // -p: for --batch, the first one
   std::vector<int> generations;  // -n
   int repetitions = 1;

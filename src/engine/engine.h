@@ -42,7 +42,7 @@ struct EngineOptions {
   int32_t max_sequences = 1;     // running at the same time
   int32_t ubatch_tokens = 512;   // prompt tokens a step may always carry
   int32_t max_batch_tokens = 0;  // all tokens of a step, if that is more; 0: ubatch_tokens
-  double gap_limit = 3.5;        // longest step while others decode, in undisturbed ones (pacer.h); 0: any
+  double gap_limit = 3.8;        // longest step while others decode, in undisturbed ones (pacer.h); 0: any
   int32_t max_drafts = 0;        // uncertain tokens of one sequence in one step; 0: no speculation
   KvFormat k_format = KvFormat::f16;
   KvFormat v_format = KvFormat::f16;

@@ -7,8 +7,9 @@ namespace braid {
 namespace {
 
 constexpr int32_t kFewest = 8;  // a prompt always moves
-constexpr double kAim = 0.88;   // of the limit
-constexpr double kNew = 0.25;   // weight of a new measurement
+constexpr int32_t kTileRows = 8;
+constexpr double kAim = 0.92;  // of the limit
+constexpr double kNew = 0.25;  // weight of a new measurement
 
 void follow(double& mean, double value) { mean = mean == 0 ? value : mean + kNew * (value - mean); }
 
@@ -20,8 +21,10 @@ int32_t Pacer::prompt_tokens(int32_t decoding, int32_t budget) const {
   const double token_ms = token_ms_ > 0 ? token_ms_ : 2 * alone_token_ms_;
   if (token_ms == 0) return std::min(budget, kFewest);
   const double spare_ms = (gap_limit_ * kAim - 1) * undisturbed_ms_;
-  const double tokens = std::min(spare_ms / token_ms, static_cast<double>(budget));
-  return std::min(budget, std::max(kFewest, static_cast<int32_t>(tokens)));
+  const auto tokens = static_cast<int32_t>(std::min(spare_ms / token_ms, static_cast<double>(budget)));
+  // Products take rows by tiles: a step of whole ones costs less per row.
+  const int32_t whole = (decoding + tokens) / kTileRows * kTileRows - decoding;
+  return std::min(budget, std::max({kFewest, whole, tokens < kTileRows ? tokens : 0}));
 }
 
 void Pacer::observe(int32_t decoding, int32_t prompt, double ms) {

@@ -40,7 +40,7 @@ struct SchedulerLimits {
   int32_t ubatch_tokens = 512;  // prompt tokens a step may always carry
   int32_t step_tokens = 0;      // all tokens of a step; 0: ubatch_tokens
   int32_t max_drafts = 0;       // uncertain tokens of one sequence in one step
-  double gap_limit = 3.5;       // longest step while others decode, in undisturbed ones; 0: any
+  double gap_limit = 3.8;       // longest step while others decode, in undisturbed ones; 0: any
   bool prefix_cache = true;
   bool recurrent = true;            // the model has state: a prefix is resumed at checkpoints only
   int32_t checkpoint_interval = 0;  // a checkpoint every so many tokens; 0: none on the way
