@@ -42,6 +42,7 @@ struct ServeFlags {
   std::string late_system = "attach";
   std::string preserve_thinking = "auto";
   std::string media = "placeholder";
+  std::string tool_grammar = "off";
   bool no_page = false;
   double max_body_mb = 32;
   double drain_timeout_s = 30;
@@ -145,6 +146,7 @@ Status complete(ServeFlags& flags) {
   policy.late_system = flags.late_system == "merge"    ? server::LateSystem::merge
                        : flags.late_system == "native" ? server::LateSystem::native
                                                        : server::LateSystem::attach;
+  policy.hold_tool_names = flags.tool_grammar == "names";
   if (flags.preserve_thinking != "auto") policy.preserve_thinking = flags.preserve_thinking == "on";
   return {};
 }
@@ -285,6 +287,12 @@ void add_answer_options(CLI::App& command, ServeFlags& flags) {
   command
       .add_option("--preserve-thinking", flags.preserve_thinking, "reasoning of earlier turns: auto, on, off")
       ->check(CLI::IsMember({"auto", "on", "off"}))
+      ->capture_default_str();
+  command
+      .add_option(
+          "--tool-grammar", flags.tool_grammar,
+          "names: calls are held to the names of offered tools; off: only strict and required ones are")
+      ->check(CLI::IsMember({"off", "names"}))
       ->capture_default_str();
   command.add_option("--media", flags.media, "images and audio: placeholder or reject")
       ->check(CLI::IsMember({"placeholder", "reject"}))

@@ -171,7 +171,7 @@ ApiResult<MaskFactory> MaskFactory::create(const Generation& generation, const S
     auto closing = tokenizer.encode(policy.think_closing, {.add_special = false, .parse_special = true});
     if (closing.ok()) rules.closing = std::move(*closing);
   }
-  auto grammar = answer_grammar(generation, model);
+  auto grammar = answer_grammar(generation, model, policy);
   if (!grammar.ok()) return grammar.error();
   rules.grammar = std::move(*grammar);
   return out;

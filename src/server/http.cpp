@@ -459,9 +459,11 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
   void lost() {
     if (phase_ == Phase::closed) return;
     const bool was_busy = phase_ == Phase::busy;
+    // Clients may leave as soon as they saw the last event; that is a whole answer all the same.
+    const int status = finishing_ ? status_ : 499;
     auto gone = std::exchange(gone_, nullptr);
     close();
-    if (was_busy) report(499);
+    if (was_busy) report(status);
     if (gone) gone();
   }
 

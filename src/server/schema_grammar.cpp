@@ -550,14 +550,16 @@ Result<ByteGrammar> schema_to_grammar(const Json& schema, bool strict) {
 }
 
 ApiResult<std::shared_ptr<const TokenGrammar>> answer_grammar(const Generation& generation,
-                                                              const ServedModel& model) {
+                                                              const ServedModel& model,
+                                                              const AnswerPolicy& policy) {
   using Made = std::shared_ptr<const TokenGrammar>;
   using Mode = ToolChoice::Mode;
   if (model.trie == nullptr) return Made();
   const bool calls = !generation.tools.empty() && generation.tool_choice.mode != Mode::none;
   const bool required = calls && generation.tool_choice.mode == Mode::required;
   const bool form = generation.format.kind != OutputFormat::Kind::text && !required;
-  const bool held = calls && (!generation.strict_tools.empty() || !generation.tool_choice.names.empty());
+  const bool held = calls && (policy.hold_tool_names || !generation.strict_tools.empty() ||
+                              !generation.tool_choice.names.empty());
   if (!required && !form && !held) return Made();
 
   ByteGrammar grammar;

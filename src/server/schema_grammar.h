@@ -22,9 +22,11 @@ inline constexpr size_t kMaxGrammarSymbols = 60'000;
 inline constexpr int kMaxSchemaDepth = 64;
 
 // The grammar of the content that `generation` asks for: a value of its format, calls of required tools, or
-// calls of strict tools wherever they begin. Null: free. Errors: 400 invalid_json_schema.
+// calls of strict tools (or of all, by the policy) wherever they begin. Null: free. Errors: 400
+// invalid_json_schema.
 ApiResult<std::shared_ptr<const TokenGrammar>> answer_grammar(const Generation& generation,
-                                                              const ServedModel& model);
+                                                              const ServedModel& model,
+                                                              const AnswerPolicy& policy);
 
 // A JSON value of the schema. Errors: one sentence.
 Result<ByteGrammar> schema_to_grammar(const Json& schema, bool strict);

@@ -191,10 +191,11 @@ TEST(TokenGrammar, AllowedTokensLeadToValidAnswers) {
 
 class Calls {
  public:
-  explicit Calls(const std::string& more) : model(demo_served_model(nullptr)) {
+  explicit Calls(const std::string& more, const AnswerPolicy& policy = {})
+      : model(demo_served_model(nullptr)) {
     auto read = read_chat(Json::parse(R"({"messages":[{"role":"user","content":"q"}],)" + more + "}"), {});
     EXPECT_TRUE(read.ok()) << read.error().message;
-    auto made = answer_grammar(*read, *model);
+    auto made = answer_grammar(*read, *model, policy);
     EXPECT_TRUE(made.ok()) << made.error().message;
     matcher = *made;
   }
@@ -248,6 +249,11 @@ TEST(CallGrammar, StrictToolsBindCallsWhereverTheyBegin) {
   EXPECT_TRUE(strict.takes(kGood + "\nand more text"));
   EXPECT_FALSE(strict.takes("Let me see.\n\n" + kBad));
   EXPECT_EQ(Calls(tools(false)).matcher, nullptr);
+  AnswerPolicy policy;
+  policy.hold_tool_names = true;
+  const Calls names(tools(false), policy);
+  EXPECT_TRUE(names.takes("Let me see.\n\n" + kBad));
+  EXPECT_FALSE(names.takes("<tool_call>\n<function=h>\n</function>\n</tool_call>"));
 }
 
 TEST(CallGrammar, WithAFormTheAnswerIsAValueOrCalls) {
