@@ -394,6 +394,13 @@ void add_bench(CLI::App& app, int* exit_code) {
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
   command
+      ->add_option("--conversation", flags->serving.conversation,
+                   "--turns turns of a conversation grow to so many tokens")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--turns", flags->serving.turns, "with --conversation: how many")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  command
       ->add_option("--gap-limit", flags->serving.gap_limit,
                    "longest step while others decode, in undisturbed steps; 0: any")
       ->check(CLI::NonNegativeNumber)

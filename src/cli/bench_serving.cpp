@@ -7,6 +7,7 @@
 //                     tokens were computed, how many found.
 // --interference L    U users decode; a prompt of L tokens arrives. Gaps between a user's tokens before and
 //                     during, with prompts in chunks and whole, and the prompt's speed against alone.
+// --conversation L    T turns grow to L tokens: what each computes, and how long its first token takes.
 
 #include "cli/bench_serving.h"
 
@@ -33,9 +34,13 @@ double now_ms() {
 
 // When each request's tokens came.
 struct Times : Sink {
-  void token(RequestId id, const TokenEvent&) override { tokens[id].push_back(now_ms()); }
+  void token(RequestId id, const TokenEvent& event) override {
+    tokens[id].push_back(now_ms());
+    ids[id].push_back(event.id);
+  }
   void finished(RequestId id, const Finished& event) override { ends[id] = event; }
   std::map<RequestId, std::vector<double>> tokens;
+  std::map<RequestId, std::vector<int32_t>> ids;
   std::map<RequestId, Finished> ends;
 };
 
@@ -298,6 +303,40 @@ Status bench_interference(ServingBench& bench, const ServingBenchFlags& flags, n
   return {};
 }
 
+// Half of each turn is the user's, half the answer.
+Status bench_conversation(ServingBench& bench, const ServingBenchFlags& flags, nlohmann::ordered_json& json) {
+  const int half = std::max(1, flags.conversation / flags.turns / 2);
+  BRAID_TRY(bench.load(1, flags.conversation + 2 * half + 64, flags.gap_limit));
+  if (!flags.json)
+    fmt::print("\n| turn | prompt tokens | computed | cached | first token ms |\n|---|---|---|---|---|\n");
+  std::vector<int32_t> tokens;
+  for (int turn = 0; turn <= flags.turns; ++turn) {
+    Times times;
+    Request r = bench.request(half, half, static_cast<uint64_t>(turn) + 5);
+    // Turn 0 is the warm-up: another conversation.
+    if (turn > 0) tokens.insert(tokens.end(), r.prompt.begin(), r.prompt.end());
+    if (turn > 0) r.prompt = tokens;
+    const auto prompt_tokens = static_cast<int32_t>(r.prompt.size());
+    const uint64_t before = bench.engine().stats().prompt_rows;
+    const double begin = now_ms();
+    BRAID_ASSIGN(const RequestId id, bench.engine().submit(std::move(r), times));
+    BRAID_TRY(bench.run_until([&] { return times.ends.count(id) > 0; }));
+    if (turn == 0) continue;
+    tokens.insert(tokens.end(), times.ids[id].begin(), times.ids[id].end());
+    const double first_ms = times.tokens[id].front() - begin;
+    const uint64_t computed = bench.engine().stats().prompt_rows - before;
+    const int32_t cached = times.ends[id].usage.cached_tokens;
+    json.push_back({{"test", fmt::format("turn{}", turn)},
+                    {"prompt_tokens", prompt_tokens},
+                    {"computed_tokens", computed},
+                    {"cached_tokens", cached},
+                    {"first_token_ms", first_ms}});
+    if (!flags.json)
+      fmt::print("| {} | {} | {} | {} | {:.1f} |\n", turn, prompt_tokens, computed, cached, first_ms);
+  }
+  return {};
+}
+
 }  // namespace
 
 int run_serving_bench(const ModelFlags& model, const ServingBenchFlags& flags) {
@@ -308,6 +347,7 @@ int run_serving_bench(const ModelFlags& model, const ServingBenchFlags& flags) {
   if (!flags.batches.empty()) status = bench_batches(bench, flags, json);
   if (status.ok() && flags.shared_prefix > 0) status = bench_shared_prefix(bench, flags, json);
   if (status.ok() && flags.interference > 0) status = bench_interference(bench, flags, json);
+  if (status.ok() && flags.conversation > 0) status = bench_conversation(bench, flags, json);
   if (!status.ok()) {
     print_error(status.error().message);
     return status.error().kind == ErrorKind::cancelled ? 130 : 2;

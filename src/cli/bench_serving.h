@@ -1,4 +1,5 @@
-// bench_serving.h -- `braid bench` with many requests at once: --batch, --shared-prefix, --interference.
+// bench_serving.h -- `braid bench` as a server feels it: --batch, --shared-prefix, --interference,
+// --conversation.
 #pragma once
 
 #include <string>
@@ -15,13 +16,15 @@ struct ServingBenchFlags {
   int tail = 20;                 // --tail: tokens of each prompt after the shared ones
   int interference = 0;          // --interference: length of the prompt that arrives
   int users = 8;                 // --users: sequences that decode when it does
+  int conversation = 0;          // --conversation: tokens that --turns turns grow to
+  int turns = 10;                // --turns
   double gap_limit = 3.8;        // --gap-limit
   std::vector<int> prompts;      // -p: for --batch, the first one
   std::vector<int> generations;  // -n
   int repetitions = 1;
   bool json = false;
 
-  bool any() const { return !batches.empty() || shared_prefix > 0 || interference > 0; }
+  bool any() const { return !batches.empty() || shared_prefix > 0 || interference > 0 || conversation > 0; }
 };
 
 // Prints its tables. Exit code 0, 2 (error) or 130 (interrupted).
