@@ -4,6 +4,8 @@
 
 # Two gigabytes of memory per compile job are enough; all cores otherwise.
 JOBS ?= $(shell nproc)
+# More for cmake, e.g. CMAKE_FLAGS=-DBRAID_CUDA_ARCHS=90a: one GPU architecture instead of all supported ones.
+CMAKE_FLAGS ?=
 
 help:
 	@echo "make demo          build braid and let the built-in model show what it can do"
@@ -19,7 +21,7 @@ setup-dev:
 	@tools/setup.sh --dev
 
 build: setup
-	@cmake --preset release >/dev/null
+	@cmake --preset release $(CMAKE_FLAGS) >/dev/null
 	@cmake --build --preset release -j $(JOBS)
 
 demo: build

@@ -170,9 +170,9 @@ class Ops {
   // logits [outputs, V] = x W^T for gathered rows x [outputs, E].
   virtual void logits(Tensor logits, const Weight& w, Tensor x) = 0;
 
-  // Per row of logits [rows, V]: the k = values.cols largest, largest first (ties: lowest id), and the log of the
-  // sum of exp over the row. What a sampler needs of a row without moving it. values [rows, k], ids [rows, k]
-  // i32, log_sum [rows, 1]; k <= kMostTopK and k <= V.
+  // Per row of logits [rows, V]: the k = values.cols largest, largest first (ties: lowest id), and the log of
+  // the sum of exp over the row. What a sampler needs of a row without moving it. values [rows, k], ids
+  // [rows, k] i32, log_sum [rows, 1]; k <= kMostTopK and k <= V.
   virtual void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) = 0;
 
   // dst slot = src slot (checkpoints inside a device).
