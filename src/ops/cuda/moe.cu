@@ -4,12 +4,13 @@
 //   y[t]   += sum_j w[t, j] down_e( silu(gate_e x) * up_e x )  +  sigmoid(s . x) shared(x)       e = ids[t,
 //   j]
 //
-// Everything stays on the GPU: `plan` sorts the (token, expert) pairs by expert and lists the tiles, a tile
-// being up to 8, 16, 32 or 64 rows of one expert; the product kernel (product_kernel.cuh) takes the list
-// instead of a token count, reads x by row index and cuts all tiles of all experts into equal runs, so that a
-// skewed choice costs no more than an even one; `combine` adds each token's pairs in ascending expert id.
-// Where a pair stands in its expert's list depends on timing, what is computed for it does not: columns of a
-// product are independent.
+// The shared expert is one more entry of the list, with all tokens, when its weights have the form of the
+// others. Everything stays on the GPU: `plan` sorts the (token, expert) pairs by expert and lists the tiles,
+// a tile being up to 8, 16, 32 or 64 rows of one expert; the product kernel (product_kernel.cuh) takes the
+// list instead of a token count, reads x by row index and cuts all tiles of all experts into equal runs, so
+// that a skewed choice costs no more than an even one; `combine` adds each token's pairs in ascending expert
+// id. Where a pair stands in its expert's list depends on timing, what is computed for it does not: columns
+// of a product are independent.
 //
 // Traffic, 35B (256 experts, 8 used, 2048 x 512, q4_k): an expert's three matrices are 1.8 MB; one token
 // reads 8 of them and the shared one, 16 MB a layer, floor 3.7 us at 4.3 TB/s; 128 tokens touch 252 experts,
@@ -18,6 +19,7 @@
 
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/packed.h"
+#include "ops/cuda/product_pipeline.cuh"
 #include "ops/cuda/products.h"
 
 namespace braid {
@@ -41,6 +43,7 @@ __global__ void route_kernel(int32_t* ids, int64_t ids_stride, float* weights, i
   const int row = static_cast<int>(blockIdx.x) * (static_cast<int>(blockDim.x) / 32) + warp;
   if (row >= rows) return;
   float* left = shared + warp * experts;
+  wait_for_previous();
   for (int e = lane; e < experts; e += 32) {
     const float x = logits[row * stride + e];
     left[e] = isnan(x) ? -INFINITY : x;
@@ -109,14 +112,16 @@ __device__ inline int block_scan(int x, int* scratch) {
   return x + before;
 }
 
+// with_shared: pairs tokens * used .. are the tokens once more, for expert `experts`.
 __global__ void __launch_bounds__(kPlanThreads)
     plan_kernel(Plan plan, const int32_t* ids, int64_t ids_stride, int tokens, int used, int experts,
-                int tile_rows) {
+                int tile_rows, bool with_shared) {
   __shared__ int count[kMostExperts];
   __shared__ int next[kMostExperts];
   __shared__ int scratch[32];
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < experts) count[thread] = 0;
+  wait_for_previous();
   __syncthreads();
   const int pairs = tokens * used;
   for (int i = thread; i < pairs; i += kPlanThreads)
@@ -132,8 +137,14 @@ __global__ void __launch_bounds__(kPlanThreads)
       plan.tiles[last_tile - own_tiles + i] = {thread, first + i * tile_rows,
                                                min(tile_rows, own - i * tile_rows)};
   }
-  if (thread == kPlanThreads - 1) *plan.tile_count = last_tile;
+  __shared__ int routed_tiles;
+  if (thread == kPlanThreads - 1) routed_tiles = last_tile;
   __syncthreads();
+  const int shared_tiles = with_shared ? div_up(tokens, tile_rows) : 0;
+  for (int i = thread; i < shared_tiles; i += kPlanThreads)
+    plan.tiles[routed_tiles + i] = {experts, pairs + i * tile_rows, min(tile_rows, tokens - i * tile_rows)};
+  if (thread == 0) *plan.tile_count = routed_tiles + shared_tiles;
+  for (int i = thread; with_shared && i < tokens; i += kPlanThreads) plan.pair_token[pairs + i] = i;
   for (int i = thread; i < pairs; i += kPlanThreads) {
     const int place = atomicAdd(&next[ids[static_cast<int64_t>(i / used) * ids_stride + i % used]], 1);
     plan.pair_token[place] = i / used;
@@ -152,6 +163,7 @@ __global__ void combine_kernel(float* y, int64_t y_stride, const int32_t* ids, i
   __shared__ float scratch[33];
   const int64_t t = blockIdx.x;
   const int thread = static_cast<int>(threadIdx.x);
+  wait_for_previous();
   if (thread < used) {
     const int id = ids[t * ids_stride + thread];
     int rank = 0;  // experts of one token differ
@@ -184,7 +196,7 @@ struct Layout {
 };
 Layout layout_of(const Device::WorkspaceNeeds& needs) {
   const auto tokens = static_cast<size_t>(needs.max_tokens);
-  const size_t pairs = tokens * static_cast<size_t>(needs.experts_used);
+  const size_t pairs = tokens * static_cast<size_t>(needs.experts_used + 1);
   const auto hidden = static_cast<size_t>((needs.expert_width + 7) / 8 * 8);
   const auto width = static_cast<size_t>(needs.model_width);
   size_t at = 0;
@@ -221,11 +233,10 @@ void CudaOps::moe_route(Tensor ids, Tensor weights, Tensor logits, const RoutePa
   if (logits.rows == 0) return;
   constexpr int kWarps = 4;
   const auto rows = static_cast<int>(logits.rows);
-  route_kernel<<<static_cast<unsigned>(div_up(rows, kWarps)), kWarps * 32,
-                 kWarps * params.experts * sizeof(float), context_.stream>>>(
-      static_cast<int32_t*>(ids.data), ids.stride, weights.f32(), weights.stride, logits.f32(), logits.stride,
-      rows, params.experts, params.used);
-  context_.launched("moe_route");
+  launch_early(context_, route_kernel, dim3(static_cast<unsigned>(div_up(rows, kWarps))), kWarps * 32,
+               static_cast<size_t>(kWarps * params.experts) * sizeof(float), static_cast<int32_t*>(ids.data),
+               ids.stride, weights.f32(), weights.stride, static_cast<const float*>(logits.f32()),
+               logits.stride, rows, params.experts, params.used);
 }
 
 void CudaOps::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) {
@@ -243,23 +254,28 @@ void CudaOps::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeW
   const auto at = [&](size_t offset) { return moe_work_ + offset; };
   const Plan plan{reinterpret_cast<ExpertTile*>(at(l.tiles)), reinterpret_cast<int*>(at(l.tile_count)),
                   reinterpret_cast<int*>(at(l.pair_token)), reinterpret_cast<int*>(at(l.place))};
-  const int64_t pairs = tokens * used;
-  const Columns columns = columns_for(context_, rows_per_expert_tile(pairs, w.gate->experts));
-  plan_kernel<<<1, kPlanThreads, 0, context_.stream>>>(
-      plan, static_cast<const int32_t*>(ids.data), ids.stride, static_cast<int>(tokens),
-      static_cast<int>(used), static_cast<int>(w.gate->experts), columns.count);
-  context_.launched("moe plan");
+  // The shared expert joins the list if one kernel can multiply with its weights too.
+  const bool joined = w.shared_gate != nullptr && Products::same_form(*w.gate, *w.up) &&
+                      Products::same_form(*w.gate, *w.shared_gate) &&
+                      Products::same_form(*w.gate, *w.shared_up) &&
+                      Products::same_form(*w.down, *w.shared_down) && w.shared_gate->n == hidden_width;
+  const int64_t pairs = tokens * (used + (joined ? 1 : 0));
+  const auto experts = static_cast<int>(w.gate->experts);
+  const Columns columns = columns_for(context_, rows_per_expert_tile(tokens * used, experts));
+  launch_early(context_, plan_kernel, dim3(1), kPlanThreads, 0, plan, static_cast<const int32_t*>(ids.data),
+               ids.stride, static_cast<int>(tokens), static_cast<int>(used), experts, columns.count, joined);
 
   Products products(context_, needs_, products_work_);
   const int64_t hidden_stride = (hidden_width + 7) / 8 * 8;
-  const Tensor hidden{at(l.hidden), kActType, tokens * used, hidden_width, hidden_stride};
-  const Tensor pair_out{at(l.pair_out), DType::f32, tokens * used, width, width};
+  const Tensor hidden{at(l.hidden), kActType, pairs, hidden_width, hidden_stride};
+  const Tensor pair_out{at(l.pair_out), DType::f32, pairs, width, width};
   ExpertList list{plan.tiles, plan.tile_count, plan.pair_token,
-                  most_expert_tiles(pairs, w.gate->experts, columns.count)};
+                  most_expert_tiles(pairs, experts, columns.count), joined ? experts : -1};
   const ProductArgs args = products.args_for(x, columns, &list);
   ProductPart gate = Products::part_for(*w.gate, hidden, Store::gated);
   if (Products::same_form(*w.gate, *w.up)) {
     Products::add_up(gate, *w.up);
+    if (joined) Products::add_shared(gate, *w.shared_gate, w.shared_up);
     products.launch(*w.gate, columns, args, {&gate, 1});
   } else {
     const ProductPart up = Products::part_for(*w.up, hidden, Store::plain);
@@ -271,11 +287,14 @@ void CudaOps::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeW
   inner_rows.cols = hidden_stride;  // zeros, or numbers that meet zero weights
   list.x_row = nullptr;
   const ProductArgs inner_args = products.args_for(inner_rows, columns, &list);
-  const ProductPart down = Products::part_for(*w.down, pair_out, Store::plain);
+  ProductPart down = Products::part_for(*w.down, pair_out, Store::plain);
+  if (joined) Products::add_shared(down, *w.shared_down, nullptr);
   products.launch(*w.down, columns, inner_args, {&down, 1});
 
   float* shared_out = nullptr;
-  if (w.shared_gate != nullptr) {
+  if (joined) {
+    shared_out = static_cast<float*>(pair_out.data) + tokens * used * width;
+  } else if (w.shared_gate != nullptr) {
     BRAID_CHECK(w.shared_gate->n <= needs_.expert_width);
     const Tensor inner{at(l.shared_hidden), kActType, tokens, w.shared_gate->n,
                        (w.shared_gate->n + 7) / 8 * 8};
@@ -286,11 +305,12 @@ void CudaOps::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeW
     products.linear({&out, 1}, inner);
     shared_out = static_cast<float*>(outer.data);
   }
-  combine_kernel<<<static_cast<unsigned>(tokens), 256, 0, context_.stream>>>(
-      y.f32(), y.stride, static_cast<const int32_t*>(ids.data), ids.stride, weights.f32(), weights.stride,
-      plan.place, static_cast<int>(used), static_cast<const float*>(pair_out.data), static_cast<int>(width),
-      shared_out, w.shared_scale, static_cast<const Act*>(x.data), x.stride);
-  context_.launched("moe combine");
+  launch_early(context_, combine_kernel, dim3(static_cast<unsigned>(tokens)), 256, 0, y.f32(), y.stride,
+               static_cast<const int32_t*>(ids.data), ids.stride, static_cast<const float*>(weights.f32()),
+               weights.stride, static_cast<const int*>(plan.place), static_cast<int>(used),
+               static_cast<const float*>(pair_out.data), static_cast<int>(width),
+               static_cast<const float*>(shared_out), w.shared_scale, static_cast<const Act*>(x.data),
+               x.stride);
 }
 
 }  // namespace braid

@@ -107,6 +107,11 @@ struct ProductPart {
   const uint8_t* up_units = nullptr;
   const float* scales = nullptr;
   const float* up_scales = nullptr;
+  // The same of the shared expert, when it is in the list (ProductArgs::shared_expert).
+  const uint8_t* shared_units = nullptr;
+  const uint8_t* shared_up_units = nullptr;
+  const float* shared_scales = nullptr;
+  const float* shared_up_scales = nullptr;
   void* y = nullptr;
   int64_t y_stride = 0;
   int rows = 0;
@@ -141,6 +146,7 @@ struct ProductArgs {
   const ExpertTile* tiles = nullptr;
   const int* tile_count = nullptr;
   const int* x_row = nullptr;  // row of x of each pair; null: the pair's own
+  int shared_expert = -1;      // the id that means the shared expert
 };
 
 // Grid and tile limits that size the workspace.

@@ -13,14 +13,16 @@
 // slots (q4k), where memory leaves each scheduler 992 clocks.
 //
 // Work is the flat list of (tile, step), cut into one equal run per CTA: every shape fills every SM, without
-// a table of splits, and the same shape is cut the same way every time (product_pipeline.cuh). Loads are
-// cp.async, 16 bytes a lane, into a ring of stages; nothing stops at the end of a tile. Weights of the first
-// stages are asked for before the kernel waits for the one before it. Lanes read codes back at lane * 16,
-// conflict-free; x is stored with its 16-byte pieces exchanged so that a quarter warp meets all banks.
+// a table of splits, and the same shape is cut the same way every time (product_pipeline.cuh). One more warp
+// loads: weights as bulk copies, x as 16-byte pieces, into a ring of stages that runs on over the ends of
+// tiles; weights of the first stages are asked for before the kernel waits for the one before it. The other
+// warps only wait for a stage, multiply, and give it back. Lanes read codes back at lane * 16, conflict-free;
+// x is stored with its 16-byte pieces exchanged so that a quarter warp meets all banks.
 //
-// Tried: 8 warps of 32 rows each, one per scheduler pair (256-row tiles): the decoding of two warps per
-// scheduler does not hide its latencies, 3.1 TB/s on q4k where q8 reached 4.3; and up to 20 CTAs shared a
-// tile, which cost 8 us at the end of every launch.
+// What binds is the integer pipe (a LOP3 takes two of its clocks), so the main loop has no address
+// arithmetic. Tried on gate + up, q4_K, 1 row: 8 warps of 32 x 256 with cp.async and a CTA barrier a step, 39
+// us, 8 of them in tiles that up to 20 CTAs shared; 16 warps of 32 x 128 the same way, 44 us: 459
+// instructions where 235 multiply.
 #pragma once
 
 #include <algorithm>
@@ -49,14 +51,11 @@ struct ProductShape {
   static constexpr int kMostSplit = kGroups == 1 ? 4 : kGroups == 2 ? 2 : 1;
   static constexpr int kHalf = half_bytes(Format::kPack) + shared_bytes(Format::kPack);
   static constexpr int kX = kGroups * 2048;
-  // x comes for kXSteps steps at a time, twice: the CTA meets once in that many steps.
-  static constexpr int kXSteps = 2;
-  static constexpr int kXBytes = 2 * kXSteps * kMostSplit * kX;
-  static constexpr int kStage = kWarps * kHalf;
+  static constexpr int kStage = kWarps * kHalf + kMostSplit * kX;
   static constexpr int kOut = 8 * (kThreads + 4 * kMostSplit) * 4;
-  static constexpr int kRoom = 226 * 1024 - kOut - kXBytes;
-  static constexpr int kStages = kRoom / kStage > kXSteps + 1 ? kXSteps + 1 : kRoom / kStage;
-  static constexpr int kShared = kStages * kStage + kXBytes + kOut;
+  static constexpr int kRoom = 225 * 1024 - kOut;
+  static constexpr int kStages = kRoom / kStage > 6 ? 6 : kRoom / kStage;
+  static constexpr int kShared = kStages * kStage + kOut;
   static constexpr int kTileFloats = kGroups * 8 * kThreads;
   static_assert(kStages >= 2 && kTileFloats <= kMostTileFloats);
 };
@@ -91,21 +90,38 @@ __device__ inline void multiply_half(const uint8_t* part, const uint8_t* x, floa
 }
 
 template <class Format, int kGroups>
-__global__ void __launch_bounds__(ProductShape<Format, kGroups>::kThreads, 1)
+__global__ void __launch_bounds__(ProductShape<Format, kGroups>::kThreads + 32, 1)
     product_kernel(const __grid_constant__ ProductArgs a) {
   using Shape = ProductShape<Format, kGroups>;
   constexpr int kUnit = unit_bytes(Format::kPack);
   constexpr int kStages = Shape::kStages;
+#if __CUDA_ARCH__ >= 900
+  constexpr bool kBulk = true;
+#else
+  constexpr bool kBulk = false;
+#endif
   extern __shared__ __align__(128) uint8_t shared[];
-  uint8_t* xs = shared + kStages * Shape::kStage;
-  float* out = reinterpret_cast<float*>(xs + Shape::kXBytes);
+  __shared__ __align__(8) uint64_t barriers[(2 + Shape::kWarps) * kStages];
+  float* out = reinterpret_cast<float*>(shared + kStages * Shape::kStage);
+  const auto x_full = [&](int stage) { return shared_address(barriers + stage); };
+  const auto x_empty = [&](int stage) { return shared_address(barriers + kStages + stage); };
+  const auto weights_full = [&](int stage, int warp) {
+    return shared_address(barriers + (2 + warp) * kStages + stage);
+  };
 
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int warp = thread / 32;
+  if (thread == 0) {
+    for (int stage = 0; stage < kStages; ++stage) {
+      init_barrier(x_full(stage), 32);
+      init_barrier(x_empty(stage), Shape::kWarps);
+      for (int w = 0; w < Shape::kWarps; ++w) init_barrier(weights_full(stage, w), kBulk ? 1 : 32);
+    }
+    publish_barriers();
+  }
+  __syncthreads();
   const int split = a.split;
-  const int sub = warp & (split - 1);  // which of the 128 k of a step
-  const int own_block = warp / split;  // which row block of the tile
   const int tile_blocks = Shape::kWarps / split;
   const int rows = tile_blocks * 32;
   const int halves = 2 * a.units;
@@ -115,96 +131,107 @@ __global__ void __launch_bounds__(ProductShape<Format, kGroups>::kThreads, 1)
   if (a.tiles != nullptr) wait_for_previous();  // the list comes from the kernel before
   const int tiles = row_tiles * (a.tiles != nullptr ? *a.tile_count : token_tiles);
   const int64_t total = static_cast<int64_t>(tiles) * steps;
-  const int64_t grid = total < gridDim.x ? total : gridDim.x;  // every CTA that counts has work
+  const int64_t grid = ctas_for(tiles, steps);
   if (blockIdx.x >= grid) return;
   const int64_t begin = total * blockIdx.x / grid;
   const int64_t end = total * (blockIdx.x + 1) / grid;
-
-  // The loads run ahead of the products: their own place in the list.
-  struct Cursor {
-    int64_t at;
-    int tile, step;
-    Tile where;
-    const uint8_t* units;
-  };
-  const auto enter = [&](Cursor& c) {
-    c.where = locate(a, c.tile, row_tiles, token_tiles, 8 * kGroups);
-    c.units = units_of<kUnit>(a, c.where.expert, c.where.row_tile * tile_blocks + own_block);
-  };
-  const auto advance = [&](Cursor& c) {
-    if (c.at >= end) return;
-    ++c.at;
-    if (++c.step == steps && c.at < end) {
-      c.step = 0;
-      ++c.tile;
-      enter(c);
-    }
-  };
-  const auto load_weights = [&](const Cursor& c, int stage) {
-    const int half = c.step * split + sub;
-    if (c.at < end && c.units != nullptr && half < halves)
-      load_half<Format::kPack>(shared + stage * Shape::kStage + warp * Shape::kHalf, c.units, half, lane);
-  };
-  // One step of x; `slot` of 2 * kXSteps.
-  const auto load_x = [&](const Cursor& c, int slot) {
-    if (c.at >= end) return;
-    const uint32_t to = shared_address(xs + slot * Shape::kMostSplit * Shape::kX);
-    const int pieces = c.where.count * 16;  // columns behind the last token may hold anything
-    for (int part = 0; part < split; ++part) {
-      int half = c.step * split + part;
-      if (half >= 2 * a.x_units) half -= 2 * a.x_units;
-      for (int i = thread; i < pieces; i += Shape::kThreads) {
-        const int token = i / 16;
-        const int k = half * 128 + i % 16 * 8;
-        const bool wanted = k < a.k;
-        const int64_t row = a.x_row != nullptr ? a.x_row[c.where.first + token] : c.where.first + token;
-        copy_async_or_zero(to + part * Shape::kX + x_offset(token, i % 16),
-                           wanted ? a.x + row * a.x_stride + k : a.x, wanted);
-      }
-    }
-  };
-
-  Cursor ahead{begin, static_cast<int>(begin / steps), static_cast<int>(begin % steps), {}, nullptr};
-  enter(ahead);
-  Cursor ahead_x = ahead;
-  for (int stage = 0; stage < kStages - 1; ++stage) {
-    load_weights(ahead, stage);
-    advance(ahead);
-  }
-  wait_for_previous();
-  for (int i = 0; i < Shape::kXSteps; ++i) {
-    load_x(ahead_x, i);
-    advance(ahead_x);
-  }
-  for (int stage = 0; stage < kStages - 1; ++stage) commit_async();
-
-  float acc[2][kGroups][4] = {};
+  const int count = static_cast<int>(end - begin);
   int tile_index = static_cast<int>(begin / steps);
   int step = static_cast<int>(begin % steps);
-  int stage = 0;
-  for (int64_t at = begin; at < end; ++at) {
-    wait_async<kStages - 2>();
-    const int turn = static_cast<int>(at - begin) % (2 * Shape::kXSteps);
-    if (turn % Shape::kXSteps == 0) {
-      // x of the next steps takes the place of what all warps have finished with.
-      __syncthreads();
-      for (int i = 0; i < Shape::kXSteps; ++i) {
-        load_x(ahead_x, (turn + Shape::kXSteps) % (2 * Shape::kXSteps) + i);
-        advance(ahead_x);
+
+  if (warp == Shape::kWarps) {
+    // The loader of x.
+    wait_for_previous();
+    Tile where = locate(a, tile_index, row_tiles, token_tiles, 8 * kGroups);
+    for (int n = 0; n < count; ++n) {
+      const int stage = n % kStages;
+      if (n >= kStages) wait_barrier(x_empty(stage), (n / kStages - 1) & 1);
+      const uint32_t to = shared_address(shared + stage * Shape::kStage + Shape::kWarps * Shape::kHalf);
+      const int pieces = where.count * 16;  // columns behind the last token may hold anything
+      for (int part = 0; part < split; ++part) {
+        int half = step * split + part;
+        if (half >= 2 * a.x_units) half -= 2 * a.x_units;
+        const int k = half * 128 + lane % 16 * 8;
+        const bool wanted = k < a.k;
+        const Act* from = a.x + (wanted ? k : 0);
+#pragma unroll 4
+        for (int i = lane; i < pieces; i += 32) {
+          const int token = i / 16;
+          const int row = a.x_row != nullptr ? a.x_row[where.first + token] : where.first + token;
+          copy_async_or_zero(to + part * Shape::kX + x_offset(token, i % 16), from + row * a.x_stride,
+                             wanted);
+        }
+      }
+      arrive_after_copies(x_full(stage));
+      if (++step == steps && n + 1 < count) {
+        step = 0;
+        where = locate(a, ++tile_index, row_tiles, token_tiles, 8 * kGroups);
       }
     }
-    __syncwarp();
-    load_weights(ahead, stage == 0 ? kStages - 1 : stage - 1);
-    commit_async();
-    advance(ahead);
-    if (ahead.at == end) let_next_start();
-    if (step * split + sub < halves) {
-      multiply_half<Format, kGroups>(shared + stage * Shape::kStage + warp * Shape::kHalf,
-                                     xs + (turn * Shape::kMostSplit + sub) * Shape::kX, acc, lane);
+    let_next_start();
+    return;
+  }
+
+  const int sub = warp & (split - 1);  // which of the 128 k of a step
+  const int own_block = warp / split;  // which row block of the tile
+  // Loads of this warp's own weights run ahead; only this warp reads them.
+  int load_tile = tile_index;
+  int load_step = step;
+  Tile loading = locate(a, load_tile, row_tiles, token_tiles, 8 * kGroups);
+  const uint8_t* load_units = units_of<kUnit>(a, loading.expert, loading.row_tile * tile_blocks + own_block);
+  const auto load_weights = [&](int n) {
+    if (n >= count) return;
+    const int stage = n % kStages;
+    const uint32_t barrier = weights_full(stage, warp);
+    const uint32_t to = shared_address(shared + stage * Shape::kStage + warp * Shape::kHalf);
+    constexpr int kPart = half_bytes(Format::kPack);
+    constexpr int kRest = shared_bytes(Format::kPack);
+    const int half = load_step * split + sub;
+    const bool wanted = load_units != nullptr && half < halves;
+    const uint8_t* unit = load_units + static_cast<int64_t>(half / 2) * kUnit;
+    const uint8_t* part = unit + half % 2 * kPart;
+    const uint8_t* rest = unit + 2 * kPart;
+#if __CUDA_ARCH__ >= 900
+    if (lane == 0) {
+      if (wanted) {
+        arrive_expecting(barrier, Shape::kHalf);
+        copy_bulk(to, part, kPart, barrier);
+        if (kRest > 0) copy_bulk(to + kPart, rest, kRest, barrier);
+      } else {
+        arrive(barrier);
+      }
     }
-    stage = stage + 1 == kStages ? 0 : stage + 1;
+#else
+    if (wanted) {
+      for (int i = lane * 16; i < Shape::kHalf; i += 512)
+        copy_async(to + i, i < kPart ? part + i : rest + (i - kPart));
+    }
+    arrive_after_copies(barrier);
+#endif
+    if (++load_step == steps && n + 1 < count) {
+      load_step = 0;
+      loading = locate(a, ++load_tile, row_tiles, token_tiles, 8 * kGroups);
+      load_units = units_of<kUnit>(a, loading.expert, loading.row_tile * tile_blocks + own_block);
+    }
+  };
+  for (int n = 0; n < kStages; ++n) load_weights(n);
+  wait_for_previous();
+
+  float acc[2][kGroups][4] = {};
+  for (int n = 0; n < count; ++n) {
+    const int stage = n % kStages;
+    wait_barrier(weights_full(stage, warp), n / kStages & 1);
+    wait_barrier(x_full(stage), n / kStages & 1);
+    if (step * split + sub < halves) {
+      const uint8_t* base = shared + stage * Shape::kStage;
+      multiply_half<Format, kGroups>(base + warp * Shape::kHalf,
+                                     base + Shape::kWarps * Shape::kHalf + sub * Shape::kX, acc, lane);
+    }
+    __syncwarp();
+    if (lane == 0) arrive(x_empty(stage));
+    load_weights(n + kStages);  // in the place of this step, before the end of a tile holds the warp up
     ++step;
-    if (step < steps && at + 1 < end) continue;
+    if (step < steps && n + 1 < count) continue;
 
     // The end of this CTA's share of a tile: sums of the warps along k meet in `out` [sub][8 tokens][rows +
     // 4].
@@ -226,7 +253,7 @@ __global__ void __launch_bounds__(ProductShape<Format, kGroups>::kThreads, 1)
         to[8] = acc[r16][j][2];
         to[stride + 8] = acc[r16][j][3];
       }
-      __syncthreads();
+      meet<Shape::kThreads>();
       for (int token = thread / rows; token < 8 && 8 * j + token < tile.count; token += together) {
         float sum = 0;
         float up_sum = 0;
@@ -239,10 +266,11 @@ __global__ void __launch_bounds__(ProductShape<Format, kGroups>::kThreads, 1)
           store_sum(target, tile.first + 8 * j + token, sum, up_sum);
         }
       }
-      __syncthreads();
+      meet<Shape::kThreads>();
     }
     if (sharing.shared())
-      finish_shared<Shape::kThreads>(a, sharing, tile, steps, at + 1 == end, tile_blocks, Shape::kTileFloats);
+      finish_shared<Shape::kThreads>(a, sharing, tile, steps, n + 1 == count, tile_blocks,
+                                     Shape::kTileFloats);
 #pragma unroll
     for (int r16 = 0; r16 < 2; ++r16)
 #pragma unroll
@@ -264,8 +292,12 @@ void launch_product_kernel(Context& context, ProductArgs args) {
                  "shared memory of a product");
     ready = true;
   }
-  args.split = std::min(Shape::kMostSplit, 2 * args.units);
-  launch_early(context, kernel, dim3(static_cast<unsigned>(context.processors)), Shape::kThreads,
+  // The largest tiles that still give every CTA one; lists of experts are many small products.
+  args.split = args.tiles != nullptr ? Shape::kMostSplit : 1;
+  while (args.split < Shape::kMostSplit && args.blocks < context.processors * (Shape::kWarps / args.split))
+    args.split *= 2;
+  args.split = std::min(args.split, 2 * args.units);
+  launch_early(context, kernel, dim3(static_cast<unsigned>(context.processors)), Shape::kThreads + 32,
                Shape::kShared, args);
 }
 

@@ -6,26 +6,11 @@
 // adds the parts in order of k.
 #pragma once
 
+#include "ops/cuda/barriers.cuh"
 #include "ops/cuda/product_formats.cuh"
 
 namespace braid::cuda {
 
-__device__ inline uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-__device__ inline void copy_async(uint32_t to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(to), "l"(from));
-}
-// 16 bytes, or zeros.
-__device__ inline void copy_async_or_zero(uint32_t to, const void* from, bool wanted) {
-  const int bytes = wanted ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes));
-}
-__device__ inline void commit_async() { asm volatile("cp.async.commit_group;\n"); }
-template <int N>
-__device__ inline void wait_async() {
-  asm volatile("cp.async.wait_group %0;\n" ::"n"(N));
-}
 // Dependent launches: a kernel may start while the one before it ends, and must not touch what that one
 // wrote, nor write anything, before wait_for_previous(). Nothing to do on GPUs before sm_90.
 __device__ inline void wait_for_previous() {
@@ -69,28 +54,14 @@ __device__ inline const uint8_t* units_of(const ProductArgs& a, int expert, int 
   if (block >= a.blocks) return nullptr;
   const ProductPart& part = a.parts[part_of(a, block)];
   int own = block - part.first_block;
-  const uint8_t* units = part.units;
+  const bool shared = expert == a.shared_expert;
+  const uint8_t* units = shared ? part.shared_units : part.units;
   if (part.store == Store::gated) {
-    if (own & 1) units = part.up_units;
+    if (own & 1) units = shared ? part.shared_up_units : part.up_units;
     own >>= 1;
   }
-  return units + (static_cast<int64_t>(expert) * part.expert_blocks + own) * a.units * kUnit;
-}
-
-// A warp's half of a unit, and what the unit's halves share, to shared memory.
-template <Pack kPack>
-__device__ inline void load_half(uint8_t* to, const uint8_t* units, int half, int lane) {
-  constexpr int kPart = half_bytes(kPack) / 16;
-  constexpr int kAll = kPart + shared_bytes(kPack) / 16;
-  const uint8_t* unit = units + static_cast<int64_t>(half / 2) * unit_bytes(kPack);
-  const uint8_t* part = unit + (half & 1) * half_bytes(kPack);
-  const uint8_t* rest = unit + 2 * half_bytes(kPack) - kPart * 16;
-  const uint32_t at = shared_address(to);
-#pragma unroll
-  for (int first = 0; first < kAll; first += 32) {
-    const int piece = first + lane;
-    if (piece < kAll) copy_async(at + piece * 16, (piece < kPart ? part : rest) + piece * 16);
-  }
+  if (!shared) own += expert * part.expert_blocks;
+  return units + static_cast<int64_t>(own) * a.units * kUnit;
 }
 
 // One row of y and what its sums need.
@@ -111,9 +82,10 @@ __device__ inline RowTarget target_of(const ProductArgs& a, int expert, int bloc
   }
   t.row = own * kUnitRows + row_in_block;
   if (t.row >= part->rows) return t;
-  const int64_t at = static_cast<int64_t>(expert) * part->expert_blocks + own;
-  t.scale = part->scales[at];
-  if (part->store == Store::gated) t.up_scale = part->up_scales[at];
+  const bool shared = expert == a.shared_expert;
+  const int at = shared ? own : expert * part->expert_blocks + own;
+  t.scale = (shared ? part->shared_scales : part->scales)[at];
+  if (part->store == Store::gated) t.up_scale = (shared ? part->shared_up_scales : part->up_scales)[at];
   t.part = part;
   return t;
 }
@@ -152,28 +124,21 @@ __device__ inline Sharing sharing_of(int tile, int steps, int64_t total, int64_t
   const int64_t begin = static_cast<int64_t>(tile) * steps;
   return {((begin + 1) * grid - 1) / total, ((begin + steps) * grid - 1) / total, begin, total, grid};
 }
-// Four neighbouring sums of a shared tile, parts added in order.
-__device__ inline float4 sum_parts(const Sharing& s, const float* parts, int64_t slot_floats, int64_t index) {
-  float4 sum = make_float4(0, 0, 0, 0);
-  int64_t cta = s.first_cta;
-  const auto load = [&](int64_t from) {
-    return __ldcg(reinterpret_cast<const float4*>(parts + s.slot(from) * slot_floats + index));
-  };
-  const auto add = [&](const float4& v) {
-    sum.x += v.x;
-    sum.y += v.y;
-    sum.z += v.z;
-    sum.w += v.w;
-  };
-  for (; cta + 3 <= s.last_cta; cta += 4) {
-    float4 v[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = load(cta + i);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) add(v[i]);
-  }
-  for (; cta <= s.last_cta; ++cta) add(load(cta));
-  return sum;
+__device__ inline void add_to(float4& sum, const float4& v) {
+  sum.x += v.x;
+  sum.y += v.y;
+  sum.z += v.z;
+  sum.w += v.w;
+}
+
+// CTAs that share the work: an equal number for each tile where that keeps most of the GPU busy (they end
+// together, and one alone needs no sharing) or where there is little to do; else all, in equal runs.
+__device__ inline int64_t ctas_for(int tiles, int steps) {
+  const int most = static_cast<int>(gridDim.x);
+  if (tiles == 0 || tiles > most) return tiles == 0 ? 0 : most;
+  const int even = tiles * min(most / tiles, steps);
+  const bool little = static_cast<int64_t>(tiles) * steps < 4 * most;
+  return little || even * 8 >= most * 7 ? even : most;
 }
 
 // After this CTA's part of a shared tile is written. CTAs whose run of work ends here wait for all parts and
@@ -189,7 +154,7 @@ __device__ inline void finish_shared(const ProductArgs& a, const Sharing& s, con
   unsigned* arrived = a.counters + s.first_cta;
   unsigned* departed = a.counters + s.grid + s.first_cta;
   __threadfence();
-  __syncthreads();
+  meet<kThreads>();
   if (thread == 0) {
     atomicAdd(arrived, 1u);
     if (run_ends) {
@@ -199,32 +164,60 @@ __device__ inline void finish_shared(const ProductArgs& a, const Sharing& s, con
     }
   }
   if (!run_ends) return;
-  __syncthreads();
-  // A piece is 64 rows of one token, four rows to a thread.
+  meet<kThreads>();
+  // A piece is 64 rows of one token, four rows to a thread. Four pieces at a time: the reads of all are under
+  // way before the first is stored.
   const int rows = tile_blocks * 32;
   const int pieces = rows / 64 * tile.count;
   const int own = static_cast<int>(blockIdx.x - s.first_cta);
   const int last = pieces * (own + 1) / finishers;
-#pragma unroll 2
-  for (int piece = pieces * own / finishers + thread / 16; piece < last; piece += kThreads / 16) {
-    const int token = piece / (rows / 64);
-    const int row = piece % (rows / 64) * 64 + thread % 16 * 4;
-    const int64_t index = static_cast<int64_t>(token) * rows + row;
-    const float4 sum = sum_parts(s, a.partials, slot_floats, index);
-    RowTarget target = target_of(a, tile.expert, tile.row_tile * tile_blocks + row / 32, row % 32);
-    if (target.part == nullptr) continue;
-    float4 up = make_float4(0, 0, 0, 0);
-    if (target.part->store == Store::gated) up = sum_parts(s, a.partials, slot_floats, index + 32);
-    const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
-    const float ups[4] = {up.x, up.y, up.z, up.w};
-    const int left = target.part->rows - target.row;
+  constexpr int kAtOnce = kThreads >= 512 ? 1 : 4;  // few rows of x make few pieces
+  constexpr int kStride = kThreads / 16;
+  for (int piece = pieces * own / finishers + thread / 16; piece < last; piece += kAtOnce * kStride) {
+    float4 sums[kAtOnce];
+    float4 ups[kAtOnce];
 #pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      if (q < left) store_sum(target, tile.first + token, sums[q], ups[q]);
-      ++target.row;
+    for (int i = 0; i < kAtOnce; ++i) sums[i] = ups[i] = make_float4(0, 0, 0, 0);
+    const auto index_of = [&](int i) {
+      const int at = min(piece + i * kStride, last - 1);
+      return static_cast<int64_t>(at / (rows / 64)) * rows + at % (rows / 64) * 64 + thread % 16 * 4;
+    };
+    const bool up_too = a.parts[0].store == Store::gated && thread % 16 < 8;  // gated parts stand first
+#pragma unroll 2
+    for (int64_t cta = s.first_cta; cta <= s.last_cta; ++cta) {
+      const float* from = a.partials + s.slot(cta) * slot_floats;
+      float4 v[kAtOnce];
+      float4 u[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        v[i] = __ldcg(reinterpret_cast<const float4*>(from + index_of(i)));
+        if (up_too) u[i] = __ldcg(reinterpret_cast<const float4*>(from + index_of(i) + 32));
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        add_to(sums[i], v[i]);
+        if (up_too) add_to(ups[i], u[i]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int at = piece + i * kStride;
+      if (at >= last) break;
+      const int row = at % (rows / 64) * 64 + thread % 16 * 4;
+      RowTarget target = target_of(a, tile.expert, tile.row_tile * tile_blocks + row / 32, row % 32);
+      if (target.part == nullptr) continue;
+      const int64_t y_row = tile.first + at / (rows / 64);
+      const float sum[4] = {sums[i].x, sums[i].y, sums[i].z, sums[i].w};
+      const float up[4] = {ups[i].x, ups[i].y, ups[i].z, ups[i].w};
+      const int left = target.part->rows - target.row;
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        if (q < left) store_sum(target, y_row, sum[q], up[q]);
+        ++target.row;
+      }
     }
   }
-  __syncthreads();
+  meet<kThreads>();
   if (thread == 0 && atomicAdd(departed, 1u) == static_cast<unsigned>(finishers) - 1) {
     *arrived = 0;
     *departed = 0;

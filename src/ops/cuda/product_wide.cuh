@@ -39,10 +39,10 @@ struct WideShape {
   static constexpr int kRoom = 225 * 1024 - kOut;
   static constexpr int kFit = kRoom / (kWarps * kHalf + kX);
   static constexpr int kStages = kFit > 5 ? 5 : kFit;
-  static constexpr int kAhead = kStages >= 4 ? kStages - 2 : kStages - 1;
+  static constexpr int kAhead = kStages - 2;
   static constexpr int kShared = kStages * (kWarps * kHalf + kX) + kOut + 1024;
   static constexpr int kTileFloats = kColumns * kRows;
-  static_assert(kStages >= 2 && kTileFloats <= kMostTileFloats);
+  static_assert(kStages >= 3 && kTileFloats <= kMostTileFloats);
 };
 
 template <class Format, int kColumns>
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(WideShape<Format, kColumns>::kThreads, 1)
   const int token_tiles = div_up(a.tokens, kColumns);
   const int tiles = row_tiles * (a.tiles != nullptr ? *a.tile_count : token_tiles);
   const int64_t total = static_cast<int64_t>(tiles) * steps;
-  const int64_t grid = total < gridDim.x ? total : gridDim.x;
+  const int64_t grid = ctas_for(tiles, steps);
   if (blockIdx.x >= grid) return;
   const int64_t begin = total * blockIdx.x / grid;
   const int64_t end = total * (blockIdx.x + 1) / grid;
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(WideShape<Format, kColumns>::kThreads, 1)
       load_units = units_of<kUnit>(a, loading.expert, loading.row_tile * Shape::kWarps + warp);
     }
   };
-  for (int n = 0; n < Shape::kAhead; ++n) load(n);
+  for (int n = 0; n <= Shape::kAhead; ++n) load(n);
 
   float acc[2][kGroups][4];
 #pragma unroll
@@ -136,9 +136,6 @@ __global__ void __launch_bounds__(WideShape<Format, kColumns>::kThreads, 1)
   int tile_index = static_cast<int>(begin / steps);
   int step = static_cast<int>(begin % steps);
   for (int n = 0; n < count; ++n) {
-    __syncwarp();
-    load(n + Shape::kAhead);
-    if (n + Shape::kAhead >= count) let_next_start();
     const int stage = n % kStages;
     wait_barrier(full(stage), n / kStages & 1);
     const uint8_t* part = weights + (stage * Shape::kWarps + warp) * Shape::kHalf;
@@ -167,7 +164,11 @@ __global__ void __launch_bounds__(WideShape<Format, kColumns>::kThreads, 1)
       commit_wide();
     }
     wait_wide<0>();
+    __syncwarp();
     if (lane == 0) arrive(empty(stage));
+    // Before the end of a tile holds the warp up; the stage was given back a step ago.
+    load(n + 1 + Shape::kAhead);
+    if (n + 1 + Shape::kAhead >= count) let_next_start();
     ++step;
     if (step < steps && n + 1 < count) continue;
 
@@ -189,7 +190,7 @@ __global__ void __launch_bounds__(WideShape<Format, kColumns>::kThreads, 1)
             to[8] = v[2];
             to[Shape::kOutStride + 8] = v[3];
           }
-        __syncthreads();
+        meet<Shape::kThreads>();
         const int tokens = min(Shape::kRound, tile.count - first);
         if (sharing.shared()) {
 #pragma unroll 4
@@ -202,7 +203,7 @@ __global__ void __launch_bounds__(WideShape<Format, kColumns>::kThreads, 1)
             store_sum(target, tile.first + first + t, out[t * Shape::kOutStride + thread],
                       gated ? out[t * Shape::kOutStride + thread + 32] : 0.0f);
         }
-        __syncthreads();
+        meet<Shape::kThreads>();
       }
     }
     if (sharing.shared())

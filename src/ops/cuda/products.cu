@@ -96,7 +96,7 @@ int64_t whole_units(int64_t width) { return (width + kUnitWidth - 1) / kUnitWidt
 int64_t copied_elements(const Device::WorkspaceNeeds& needs) {
   const int64_t dense = div_up<int64_t>(needs.max_tokens, 128) * 128 * whole_units(needs.max_width);
   if (needs.experts == 0) return dense;
-  const int64_t pairs = int64_t{needs.max_tokens} * needs.experts_used;
+  const int64_t pairs = int64_t{needs.max_tokens} * (needs.experts_used + 1);
   const int64_t columns = rows_per_expert_tile(pairs, needs.experts);
   const int64_t width = whole_units(std::max(needs.model_width, needs.expert_width));
   return std::max(dense, most_expert_tiles(pairs, needs.experts, columns) * columns * width);
@@ -140,6 +140,7 @@ ProductArgs Products::args_for(Tensor x, Columns columns, const ExpertList* list
     args.tiles = list->tiles;
     args.tile_count = list->tile_count;
     args.x_row = list->x_row;
+    args.shared_expert = list->shared_expert;
   }
   const bool readable = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 8 == 0 && x.cols % 8 == 0;
   if (columns.wide) {
@@ -181,6 +182,14 @@ void Products::add_up(ProductPart& part, const Weight& up) {
   part.up_units = packed(up).data;
   part.up_scales = packed(up).scales;
   part.store = Store::gated;
+}
+
+void Products::add_shared(ProductPart& part, const Weight& w, const Weight* up) {
+  part.shared_units = packed(w).data;
+  part.shared_scales = packed(w).scales;
+  if (up == nullptr) return;
+  part.shared_up_units = packed(*up).data;
+  part.shared_up_scales = packed(*up).scales;
 }
 
 bool Products::same_form(const Weight& a, const Weight& b) {

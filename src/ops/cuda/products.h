@@ -18,6 +18,7 @@ struct ExpertList {
   const int* tile_count = nullptr;
   const int* x_row = nullptr;
   int64_t most_tiles = 0;  // whatever the choice
+  int shared_expert = -1;
 };
 // Rows of one expert that a tile should hold: most experts should need one tile.
 constexpr int rows_per_expert_tile(int64_t pairs, int64_t experts) {
@@ -25,7 +26,7 @@ constexpr int rows_per_expert_tile(int64_t pairs, int64_t experts) {
   return mean <= 6 ? 8 : mean <= 12 ? 16 : mean <= 26 ? 32 : mean <= 52 ? 64 : 128;
 }
 constexpr int64_t most_expert_tiles(int64_t pairs, int64_t experts, int64_t rows) {
-  return pairs / rows + (experts < pairs ? experts : pairs);
+  return pairs / rows + (experts < pairs ? experts : pairs) + 1;
 }
 
 class Products {
@@ -40,6 +41,7 @@ class Products {
   ProductArgs args_for(Tensor x, Columns columns, const ExpertList* list);
   static ProductPart part_for(const Weight& w, Tensor y, Store store);
   static void add_up(ProductPart& part, const Weight& up);
+  static void add_shared(ProductPart& part, const Weight& w, const Weight* up);
   static bool same_form(const Weight& a, const Weight& b);
   void launch(const Weight& like, Columns columns, ProductArgs args, std::span<const ProductPart> parts);
 

@@ -18,41 +18,6 @@ template <int kPending>
 __device__ inline void wait_wide() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
 }
-// ---- barriers in shared memory, and copies that report to them ----
-
-__device__ inline void init_barrier(uint32_t barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(arrivals));
-}
-__device__ inline void publish_barriers() {
-  asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
-}
-__device__ inline void arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
-}
-// Arrives, and the phase also waits for that many bytes.
-__device__ inline void arrive_expecting(uint32_t barrier, int size_bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(size_bytes)
-               : "memory");
-}
-__device__ inline void wait_barrier(uint32_t barrier, int parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "AGAIN_%=:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra AGAIN_%=;\n"
-      "}\n" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-// Whole 16-byte pieces, 16-byte aligned; the bytes are counted by the barrier.
-__device__ inline void copy_bulk(uint32_t to, const void* from, int size_bytes, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(to),
-      "l"(from), "r"(size_bytes), "r"(barrier)
-      : "memory");
-}
-
 // Rows of 64 k at a shared address; 32 bytes further are the next 16 k.
 __device__ inline uint64_t wide_operand(uint32_t shared) {
   return static_cast<uint64_t>(shared >> 4 & 0x3fff) | uint64_t{1} << 16 | uint64_t{64} << 32 |

@@ -1,0 +1,88 @@
+// barriers.cuh -- barriers in shared memory, and copies that report to them. sm_80 and up; bulk copies sm_90.
+//
+// A barrier counts arrivals and bytes of its current phase; a phase ends when both are complete, and the next
+// one begins. Who waits names the parity of the phase: 0 for the first, 1 for the second, and so on.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cuda/gpu.h"
+
+namespace braid::cuda {
+
+__device__ inline uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+__device__ inline void init_barrier(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+// After all init_barrier of a thread, before the CTA meets.
+__device__ inline void publish_barriers() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+#endif
+}
+__device__ inline void arrive(uint32_t barrier) {
+  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}\n" ::"r"(barrier) : "memory");
+}
+__device__ inline void wait_barrier(uint32_t barrier, int parity) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "AGAIN_%=:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra AGAIN_%=;\n"
+      "}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+#else
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "AGAIN_%=:\n"
+      "mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n"
+      "@!done bra AGAIN_%=;\n"
+      "}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+#endif
+}
+// Arrives once all cp.async of this thread so far are done; counts as one of the arrivals given to
+// init_barrier.
+__device__ inline void arrive_after_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(barrier) : "memory");
+}
+
+__device__ inline void copy_async(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(to), "l"(from) : "memory");
+}
+// 16 bytes, or zeros.
+__device__ inline void copy_async_or_zero(uint32_t to, const void* from, bool wanted) {
+  const int bytes = wanted ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
+#if __CUDA_ARCH__ >= 900
+// Arrives, and the phase also waits for that many bytes.
+__device__ inline void arrive_expecting(uint32_t barrier, int size_bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(size_bytes)
+               : "memory");
+}
+// Whole 16-byte pieces, 16-byte aligned; the bytes are counted by the barrier.
+__device__ inline void copy_bulk(uint32_t to, const void* from, int size_bytes, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(to),
+      "l"(from), "r"(size_bytes), "r"(barrier)
+      : "memory");
+}
+#endif
+
+// Threads of the first kThreads / 32 warps meet; others do not take part.
+template <int kThreads>
+__device__ inline void meet() {
+  asm volatile("bar.sync 1, %0;\n" ::"n"(kThreads) : "memory");
+}
+
+}  // namespace braid::cuda
