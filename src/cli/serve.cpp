@@ -146,7 +146,10 @@ Status complete(ServeFlags& flags) {
   policy.late_system = flags.late_system == "merge"    ? server::LateSystem::merge
                        : flags.late_system == "native" ? server::LateSystem::native
                                                        : server::LateSystem::attach;
-  policy.hold_tool_names = flags.tool_grammar == "names";
+  using ToolForm = server::AnswerPolicy::ToolForm;
+  policy.tool_form = flags.tool_grammar == "full"    ? ToolForm::full
+                     : flags.tool_grammar == "names" ? ToolForm::names
+                                                     : ToolForm::free;
   if (flags.preserve_thinking != "auto") policy.preserve_thinking = flags.preserve_thinking == "on";
   return {};
 }
@@ -289,10 +292,10 @@ void add_answer_options(CLI::App& command, ServeFlags& flags) {
       ->check(CLI::IsMember({"auto", "on", "off"}))
       ->capture_default_str();
   command
-      .add_option(
-          "--tool-grammar", flags.tool_grammar,
-          "names: calls are held to the names of offered tools; off: only strict and required ones are")
-      ->check(CLI::IsMember({"off", "names"}))
+      .add_option("--tool-grammar", flags.tool_grammar,
+                  "calls are held to: names of offered tools, full: their schemas too; off: only strict and "
+                  "required ones are")
+      ->check(CLI::IsMember({"off", "names", "full"}))
       ->capture_default_str();
   command.add_option("--media", flags.media, "images and audio: placeholder or reject")
       ->check(CLI::IsMember({"placeholder", "reject"}))

@@ -391,9 +391,14 @@ class Compiler {
 // schema where the client asked for strictness, and are free elsewhere.
 class CallCompiler {
  public:
+  // `all_strict`: as if the client had asked for strictness everywhere.
   CallCompiler(ByteGrammar& grammar, GrammarParts& parts, const Generation& generation,
-               const std::string& dialect)
-      : grammar_(grammar), parts_(parts), generation_(generation), dialect_(dialect) {}
+               const std::string& dialect, bool all_strict)
+      : grammar_(grammar),
+        parts_(parts),
+        generation_(generation),
+        dialect_(dialect),
+        all_strict_(all_strict) {}
 
   // What stands behind the opening marker, up to the end of the closing one.
   Rule body() {
@@ -407,7 +412,7 @@ class CallCompiler {
       const bool json = dialect_ == "hermes", pairs = dialect_ == "argkv";
       grammar_.literal(out, json ? "\n{\"name\": \"" : pairs ? "" : "\n<function=");
       grammar_.literal(out, name);
-      const bool strict = generation_.strict_tools.contains(name) && !pairs;
+      const bool strict = (all_strict_ || generation_.strict_tools.contains(name)) && !pairs;
       if (json) {
         grammar_.literal(out, "\", \"arguments\": ");
         if (strict) {
@@ -525,6 +530,7 @@ class CallCompiler {
   GrammarParts& parts_;
   const Generation& generation_;
   std::string dialect_;
+  bool all_strict_;
   std::string error_;
 };
 
@@ -558,9 +564,10 @@ ApiResult<std::shared_ptr<const TokenGrammar>> answer_grammar(const Generation& 
   const bool calls = !generation.tools.empty() && generation.tool_choice.mode != Mode::none;
   const bool required = calls && generation.tool_choice.mode == Mode::required;
   const bool form = generation.format.kind != OutputFormat::Kind::text && !required;
-  const bool held = calls && (policy.hold_tool_names || !generation.strict_tools.empty() ||
-                              !generation.tool_choice.names.empty());
+  const bool held = calls && (policy.tool_form != AnswerPolicy::ToolForm::free ||
+                              !generation.strict_tools.empty() || !generation.tool_choice.names.empty());
   if (!required && !form && !held) return Made();
+  const bool full = policy.tool_form == AnswerPolicy::ToolForm::full;
 
   ByteGrammar grammar;
   GrammarParts parts(grammar);
@@ -577,10 +584,16 @@ ApiResult<std::shared_ptr<const TokenGrammar>> answer_grammar(const Generation& 
   }
   if (calls) {
     // The first marker decides between a value of the form and calls.
-    CallCompiler compiler(grammar, parts, generation, model.abilities.dialect);
+    CallCompiler compiler(grammar, parts, generation, model.abilities.dialect, full);
     grammar.add(content,
                 {ByteGrammar::ref(form || required ? compiler.calls() : compiler.text_with_calls())});
-    if (!compiler.error().empty()) return schema_error("tools", compiler.error());
+    if (!compiler.error().empty()) {
+      // Nobody but the operator asked for it: names are better than no answer.
+      AnswerPolicy names = policy;
+      names.tool_form = AnswerPolicy::ToolForm::names;
+      if (full && generation.strict_tools.empty()) return answer_grammar(generation, model, names);
+      return schema_error("tools", compiler.error());
+    }
   }
   return Made(std::make_shared<TokenGrammar>(std::move(grammar), model.trie));
 }

@@ -250,10 +250,14 @@ TEST(CallGrammar, StrictToolsBindCallsWhereverTheyBegin) {
   EXPECT_FALSE(strict.takes("Let me see.\n\n" + kBad));
   EXPECT_EQ(Calls(tools(false)).matcher, nullptr);
   AnswerPolicy policy;
-  policy.hold_tool_names = true;
+  policy.tool_form = AnswerPolicy::ToolForm::names;
   const Calls names(tools(false), policy);
   EXPECT_TRUE(names.takes("Let me see.\n\n" + kBad));
   EXPECT_FALSE(names.takes("<tool_call>\n<function=h>\n</function>\n</tool_call>"));
+  policy.tool_form = AnswerPolicy::ToolForm::full;
+  const Calls full(tools(false), policy);
+  EXPECT_TRUE(full.takes("Let me see.\n\n" + kGood));
+  EXPECT_FALSE(full.takes("Let me see.\n\n" + kBad));
 }
 
 TEST(CallGrammar, WithAFormTheAnswerIsAValueOrCalls) {

@@ -42,7 +42,8 @@ struct AnswerPolicy {
   LateSystem late_system = LateSystem::attach;
   std::optional<bool> preserve_thinking;  // not set: when the client sends reasoning back
   bool calls_in_reasoning = true;
-  bool hold_tool_names = false;         // calls are held to the offered names also where they are free
+  // What calls are held to where the client asks for nothing: the offered names, or their schemas too.
+  enum class ToolForm { free, names, full } tool_form = ToolForm::free;
   int64_t default_max_tokens = -1;      // when the request names none; -1: the rest of the context
   int32_t reply_reserve_tokens = 4096;  // kept for the visible answer when the client limits the whole
   std::map<std::string, int64_t> effort_tokens = {
