@@ -6,7 +6,7 @@
 namespace braid {
 namespace {
 
-constexpr int32_t kFewest = 8;  // a prompt always moves
+constexpr int32_t kFewest = 4;  // a prompt always moves, by two tokens at least (Scheduler::chunk)
 constexpr int32_t kTileRows = 8;
 constexpr double kAim = 0.92;  // of the limit
 constexpr double kNew = 0.25;  // weight of a new measurement
@@ -22,9 +22,9 @@ int32_t Pacer::prompt_tokens(int32_t decoding, int32_t budget) const {
   if (token_ms == 0) return std::min(budget, kFewest);
   const double spare_ms = (gap_limit_ * kAim - 1) * undisturbed_ms_;
   const auto tokens = static_cast<int32_t>(std::min(spare_ms / token_ms, static_cast<double>(budget)));
-  // Products take rows by tiles: a step of whole ones costs less per row.
+  // Products take rows by tiles: a step of whole ones costs less per row, if not much is lost by rounding.
   const int32_t whole = (decoding + tokens) / kTileRows * kTileRows - decoding;
-  return std::min(budget, std::max({kFewest, whole, tokens < kTileRows ? tokens : 0}));
+  return std::min(budget, std::max(kFewest, tokens >= 4 * kTileRows ? whole : tokens));
 }
 
 void Pacer::observe(int32_t decoding, int32_t prompt, double ms) {
