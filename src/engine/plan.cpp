@@ -121,13 +121,16 @@ std::string MemoryPlan::table() const {
   };
   std::string out = taken ? fmt::format("{:<16} {:>12} {:>12}\n", "memory", "predicted", "actual")
                           : fmt::format("{:<16} {:>12}\n", "memory", "predicted");
+  const auto empty = [](const MemoryRow& row) { return row.predicted_bytes == 0 && row.actual_bytes == 0; };
   for (const MemoryRow& row : rows)
-    if (!own_memory || !row.on_host) out += line(row.label, row.predicted_bytes, row.actual_bytes);
+    if (!empty(row) && (!own_memory || !row.on_host))
+      out += line(row.label, row.predicted_bytes, row.actual_bytes);
   out += line("total", predicted_bytes(), actual_bytes());
   if (available_bytes != UINT64_MAX)
     out += fmt::format("{:<16} {:>12}\n", "available", format_bytes(available_bytes));
   for (const MemoryRow& row : rows)
-    if (own_memory && row.on_host) out += line(row.label + " (host)", row.predicted_bytes, row.actual_bytes);
+    if (!empty(row) && own_memory && row.on_host)
+      out += line(row.label + " (host)", row.predicted_bytes, row.actual_bytes);
   return out;
 }
 
