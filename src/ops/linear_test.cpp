@@ -380,10 +380,11 @@ TEST(Linear, AgreesOnLargeShapes) {
     GgmlType type;
     int64_t n, k, rows;
   };
-  const Case cases[] = {{GgmlType::Q4_K, 1000, 2048, 1},  {GgmlType::Q4_K, 300, 5120, 9},
-                        {GgmlType::Q4_K, 520, 1024, 130}, {GgmlType::Q6_K, 1030, 1024, 5},
-                        {GgmlType::Q6_K, 257, 2304, 70},  {GgmlType::Q8_0, 999, 1056, 17},
-                        {GgmlType::BF16, 513, 1000, 33},  {GgmlType::F32, 256, 2048, 200}};
+  const Case cases[] = {
+      {GgmlType::Q4_K, 1000, 2048, 1}, {GgmlType::Q4_K, 300, 5120, 9},  {GgmlType::Q4_K, 520, 1024, 130},
+      {GgmlType::Q6_K, 1030, 1024, 5}, {GgmlType::Q6_K, 257, 2304, 70}, {GgmlType::Q8_0, 999, 1056, 17},
+      {GgmlType::BF16, 513, 1000, 33}, {GgmlType::F32, 256, 2048, 200}, {GgmlType::Q8_0, 70000, 64, 3},
+      {GgmlType::Q8_0, 36000, 96, 2},  {GgmlType::F16, 70000, 64, 12}};
   for (const Case& c : cases) {
     for (const DeviceCase& device : all_devices()) {
       if (device.reference || device.activations == Activations::i16) continue;
