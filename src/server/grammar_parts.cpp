@@ -65,35 +65,47 @@ Rule GrammarParts::lead() {
   return lead_;
 }
 
-// One rule for each number of bytes of `mark` that the text ends with.
-Rule GrammarParts::text_automaton(std::string_view mark, bool until) {
-  const auto [known, added] = texts_.emplace(std::pair(std::string(mark), until), -1);
+// One rule for each beginning of a mark that the text may end with.
+Rule GrammarParts::text_automaton(std::string_view mark, std::string_view forbidden, bool until) {
+  const std::string key = std::string(mark) + '\0' + std::string(forbidden);
+  const auto [known, added] = texts_.emplace(std::pair(key, until), -1);
   if (!added) return known->second;
-  std::vector<Rule> states;
-  for (size_t k = 0; k < mark.size(); ++k) states.push_back(grammar_.add_rule());
-  for (size_t k = 0; k < mark.size(); ++k) {
-    std::map<size_t, ByteSet> to;  // how much of the mark the text ends with afterwards
-    for (int byte = 0; byte < 256; ++byte) {
-      const std::string text = std::string(mark.substr(0, k)) + static_cast<char>(byte);
-      size_t length = std::min(text.size(), mark.size());
-      while (!text.ends_with(mark.substr(0, length))) --length;
-      to[length].set(static_cast<size_t>(byte));
+  std::map<std::string, Rule> states;
+  for (const std::string_view one : {mark, forbidden}) {
+    for (size_t k = 0; k < one.size(); ++k) {
+      if (const std::string begun(one.substr(0, k)); !states.contains(begun))
+        states[begun] = grammar_.add_rule();
     }
-    for (const auto& [length, bytes] : to) {
-      if (length < mark.size()) {
-        grammar_.add(states[k], {grammar_.bytes(bytes), ByteGrammar::ref(states[length])});
-      } else if (until) {
-        grammar_.add(states[k], {grammar_.bytes(bytes)});
+  }
+  for (const auto& [begun, rule] : states) {
+    std::map<std::string, ByteSet> to;  // what the text ends with afterwards
+    ByteSet last;                       // bytes that complete the mark
+    for (int byte = 0; byte < 256; ++byte) {
+      std::string text = begun + static_cast<char>(byte);
+      if (text.ends_with(mark)) {
+        last.set(static_cast<size_t>(byte));
+      } else if (forbidden.empty() || !text.ends_with(forbidden)) {
+        while (!states.contains(text)) text.erase(0, 1);
+        to[text].set(static_cast<size_t>(byte));
       }
     }
-    if (!until) grammar_.add(states[k], {});
+    for (const auto& [after, bytes] : to) {
+      grammar_.add(rule, {grammar_.bytes(bytes), ByteGrammar::ref(states[after])});
+    }
+    if (until) {
+      if (last.any()) grammar_.add(rule, {grammar_.bytes(last)});
+    } else {
+      grammar_.add(rule, {});
+    }
   }
-  known->second = states[0];
-  return states[0];
+  known->second = states[""];
+  return known->second;
 }
 
-Rule GrammarParts::text_until(std::string_view mark) { return text_automaton(mark, true); }
-Rule GrammarParts::text_without(std::string_view mark) { return text_automaton(mark, false); }
+Rule GrammarParts::text_until(std::string_view mark, std::string_view forbidden) {
+  return text_automaton(mark, forbidden, true);
+}
+Rule GrammarParts::text_without(std::string_view mark) { return text_automaton(mark, {}, false); }
 
 // Well-formed UTF-8 or an escape.
 Rule GrammarParts::character() {

@@ -26,8 +26,8 @@ class GrammarParts {
   Rule lead();          // before the value: a few blanks
   Rule any_value();     // any JSON
   Rule string_value();  // any JSON string
-  // Any bytes up to and with the first `mark`; or any that do not hold it.
-  Rule text_until(std::string_view mark);
+  // Any bytes up to and with the first `mark`, without `forbidden` before it; or any that do not hold it.
+  Rule text_until(std::string_view mark, std::string_view forbidden = {});
   Rule text_without(std::string_view mark);
   Rule bounded_string(int64_t least, std::optional<int64_t> most);  // characters
   Rule number(bool not_negative);
@@ -48,10 +48,10 @@ class GrammarParts {
   Rule digits_between(const std::string& low, const std::string& high, size_t from);
   Rule natural(int64_t low, std::optional<int64_t> high);
   Rule sequence(ByteGrammar::Sequence sequence);
-  Rule text_automaton(std::string_view mark, bool until);
+  Rule text_automaton(std::string_view mark, std::string_view forbidden, bool until);
 
   ByteGrammar& grammar_;
-  std::map<std::pair<std::string, bool>, Rule> texts_;  // by mark
+  std::map<std::pair<std::string, bool>, Rule> texts_;  // by marks
   Rule gap_ = -1, lead_ = -1, any_ = -1, string_ = -1, character_ = -1, digit_ = -1, rest_ = -1;
 };
 

@@ -428,7 +428,8 @@ class CallCompiler {
           out.push_back(ByteGrammar::ref(parameters(function["parameters"])));
           grammar_.literal(out, "</function>\n</tool_call>");
         } else {
-          out.push_back(ByteGrammar::ref(parts_.text_until("</tool_call>")));
+          // Another function in the same wrapper would be a call of any name.
+          out.push_back(ByteGrammar::ref(parts_.text_until("</tool_call>", "\n<function=")));
         }
       }
       grammar_.add(rule, std::move(out));

@@ -254,6 +254,8 @@ TEST(CallGrammar, StrictToolsBindCallsWhereverTheyBegin) {
   const Calls names(tools(false), policy);
   EXPECT_TRUE(names.takes("Let me see.\n\n" + kBad));
   EXPECT_FALSE(names.takes("<tool_call>\n<function=h>\n</function>\n</tool_call>"));
+  EXPECT_FALSE(
+      names.takes("<tool_call>\n<function=g>\n</function>\n<function=h>\n</function>\n</tool_call>"));
   policy.tool_form = AnswerPolicy::ToolForm::full;
   const Calls full(tools(false), policy);
   EXPECT_TRUE(full.takes("Let me see.\n\n" + kGood));

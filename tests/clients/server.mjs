@@ -2,8 +2,8 @@
 import { spawn } from "node:child_process";
 
 // Greedy and short: the built-in model is tiny.
-export async function startServer(extra = []) {
-  const child = spawn(process.env.BRAID, ["serve", "--port", "0", "--temp", "0", "-n", "512", "-c", "4096", ...extra], {
+export async function startServer(extra = [], context = 4096) {
+  const child = spawn(process.env.BRAID, ["serve", "--port", "0", "--temp", "0", "-n", "512", "-c", String(context), ...extra], {
     stdio: ["ignore", "ignore", "pipe"],
   });
   let log = "";
