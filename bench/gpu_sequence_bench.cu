@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/cuda/delta_forms.h"
 #include "ops/cuda/sequence_ops.h"
 
 namespace braid {
@@ -242,6 +243,21 @@ void delta_row(Context& context, const ModelShape& m, int32_t sequences, int32_t
   const double ring_bytes = sequences * 4.0 * d.channels() * (3 + std::min(certain, 4));
   const double journal_bytes = nodes > 0 ? 4.0 * t * DeltaJournal::elements_per_row(d) : 0;
   const double flops = certain >= 64 ? 14.2e9 * d.value_heads / 48 * t / 2048 : 0;
+  if (nodes == 0 && certain <= cuda::kStepRows) {
+    const double other = seconds_per_call(context, layers, [&](int i) {
+      cuda::delta_step(context, {o, in, w, cuda::view_of(layer(i)), rows.batch}, work.counters, INT32_MAX,
+                       true);
+    });
+    print_row(name + " with blocks that stay", other, 2 * 4.0 * d.state_elements() * sequences, 0);
+  }
+  if (certain > cuda::kStepRows) {
+    for (int part : {1, 2, 4}) {
+      const double of_part = seconds_per_call(context, layers, [&](int i) {
+        cuda::delta_chunks(context, work, {o, in, w, cuda::view_of(layer(i)), rows.batch}, part);
+      });
+      print_row(name + (part == 1 ? ": prepare" : part == 2 ? ": intra" : ": scan"), of_part, 0, 0);
+    }
+  }
   print_row(name, seconds, (nodes > 0 ? 1 : 2) * state_bytes + row_bytes + ring_bytes + journal_bytes, flops);
 }
 

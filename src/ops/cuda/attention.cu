@@ -208,6 +208,7 @@ void attention(Context& context, const SequenceWorkspace& work, Tensor o, Tensor
   args.partial_sums = work.partial_sums;
   const bool fast = kv.shape.k_format == kv.shape.v_format && kv.shape.k_format != KvFormat::f32 &&
                     q.type == kActType && multiple_of(q, 8) && multiple_of(o, 4) &&
+                    (!params.gated || (qg.type == kActType && multiple_of(qg, 4))) &&
                     batch.sequences <= work.max_sequences &&
                     params.heads * int64_t{head_dim} <= work.partial_dim;
   const int32_t most_rows = batch.most_rows > 0 ? batch.most_rows : batch.tokens;

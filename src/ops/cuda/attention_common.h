@@ -169,12 +169,14 @@ __device__ inline int sequence_of(const int* starts, int sequences, int item) {
 __device__ inline void store_output(const AttentionArgs& a, int t, int head, int dim, float4 x) {
   float y[4] = {x.x, x.y, x.z, x.w};
   const int64_t at = static_cast<int64_t>(head) * a.head_dim + dim;
+  if (a.gated) {  // f16, 8-byte aligned (attention.cu has checked)
+    const int64_t gate = t * a.qg.stride + (2 * static_cast<int64_t>(head) + 1) * a.head_dim + dim;
+    const uint2 bits = *reinterpret_cast<const uint2*>(static_cast<const Act*>(a.qg.data) + gate);
+    const float2 low = unpack(bits.x, __half());
+    const float2 high = unpack(bits.y, __half());
+    const float g[4] = {low.x, low.y, high.x, high.y};
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (a.gated) {
-      const int64_t gate = t * a.qg.stride + (2 * static_cast<int64_t>(head) + 1) * a.head_dim + dim + i;
-      y[i] *= 1.0f / (1.0f + expf(-load_as(a.qg.data, a.qg.type, gate)));
-    }
+    for (int i = 0; i < 4; ++i) y[i] *= 1.0f / (1.0f + __expf(-g[i]));
   }
   if (a.o.type == DType::f32) {
     *reinterpret_cast<float4*>(static_cast<float*>(a.o.data) + t * a.o.stride + at) = {y[0], y[1], y[2],

@@ -13,7 +13,12 @@
 // same order; 16-byte loads of V at cells 2c, 2c+1, 2c+8, 2c+9 become fragments of V^T by byte permutation.
 // No shared memory for K and V. P changes from accumulator to operand layout by two movmatrix. V of a tile is
 // in flight while its scores are computed, K of the next while its softmax and V run. Warps meet in shared
-// memory in order; splits meet in the last block to finish, in position order.
+// memory in order, splits in the merge kernel of attention.cu, in position order.
+//
+// Reached on an H200 (copy 3.9 TB/s), 27B, merge included: 128 sequences of 1K 176 us (79 % of copy), 32 of
+// 2K 82 us (85 %), 8 of 8K 77 us (89 %), one of 32K 45 us (76 %), one of 2K 16 us. Tried: splits of 128 cells
+// at every length, merged by the last block to finish: 337, 189, 97, 72 and 23 us (a split's fixed costs and
+// the merger's chain of loads); queries loaded two bytes at a time.
 #include "ops/cuda/attention_common.h"
 
 namespace braid::cuda {

@@ -11,20 +11,22 @@
 // does the same arithmetic as a cold one; rows that a chunk lacks have k = v = b = g = 0, which changes
 // nothing.
 //
-// Three launches:
-//   prepare  convolution, SiLU, l2 norm of all rows -> q, k, v as f16 [head][row][128]        bound by memory
-//   intra    per (chunk, value head): Gram matrices, T, P, G; and the decay chain of each head
-//   scan     per (sequence, value head): the state through the chunks; gated norm; state and ring written
-//   once
-// 2048 tokens of one sequence of 27B (48 value, 16 key heads): 14 GFLOP (18 us at 790 TFLOP/s), 42 MB of
-// inputs in and 42 MB of f16 rows out (20 us), read again from L2. The chain of 32 dependent chunks is what
-// binds: about 2 us a chunk.
+// Three launches, and what they take for 2048 tokens of one sequence of 27B (48 value, 16 key heads), H200:
+//   prepare   70 us   convolution, SiLU, l2 norm of all rows -> q, k, v as f16 [head][row][128]
+//   intra     72 us   per (chunk, value head): Gram matrices, T, P, gates; and the decay chain of each head
+//   scan     217 us   per (sequence, value head): the state through the chunks; gated norm; state and ring
+// Floors: prepare 84 MB (21 us); all products 14 GFLOP (18 us at 790 TFLOP/s); scan is a chain of 32
+// dependent chunks, about 3 us each in the best public kernel and 7 us here. Together 363 us.
 //
 // scan: a cluster of two blocks shares a head, 64 value columns each, 4 warps of 16 columns; S^T [16, 128] of
 // a warp stays in 64 registers of a lane, as the accumulator of m16n8k16, which is also the layout of an A
-// operand: S K^T, S Q^T, R T^T, D P^T and D K follow from each other without leaving registers. K, Q, V, T, P
-// tiles come through two stages of cp.async. The sums of squares of the norm cross the cluster while S is
-// updated.
+// operand: S K^T, S Q^T, R T^T, D P^T and D K follow from each other without leaving registers. K, Q, V, z,
+// T, P tiles come through two stages of cp.async. The sums of squares of the norm cross the cluster while S
+// is updated.
+//
+// Tried: norm and gate with z from global memory inside the chain: 18 us a chunk; sums of squares row by row
+// instead of in the fragments: 10 us; conversions right behind their loads in prepare: 108 us. Not done:
+// wgmma with A in registers for the five products (one warp a scheduler waits for ldmatrix most of the time).
 #include <cooperative_groups.h>
 
 #include "ops/cuda/delta_forms.h"
@@ -35,6 +37,7 @@ namespace {
 
 constexpr int kChunk = 64;
 constexpr int kDim = 128;
+constexpr int kGates = 3;
 // Chunk tiles of a sequence start at tile first_row * 3 / 64: it has more than kStepRows rows, so its chunks
 // never reach the next sequence's.
 constexpr int kTileShare = 3;
@@ -47,7 +50,7 @@ struct ChunkArgs {
   __half* v;        // [Hv][T][128]
   __half* inverse;  // [tiles][Hv][64][64]
   __half* scores;
-  float* gates;  // [tiles][Hv][2][64]
+  float* gates;  // [tiles][Hv][3][64]: e^G, e^{G_n - G}, beta
   float* decay;  // [S][Hv]
   int max_tokens;
 };
@@ -96,11 +99,12 @@ __global__ __launch_bounds__(256) void prepare_kernel(const __grid_constant__ Ch
   for (int c = 0; c < 2; ++c)
     tap[c] = *reinterpret_cast<const float4*>(a.w.conv + static_cast<int64_t>(channel + c) * 4);
 
-  const auto input = [&](int t) -> float2 {
+  // Two channels as they lie in memory: nothing waits for them before all are asked for.
+  const bool wide = a.in.qkv.type == DType::f32;
+  const auto input = [&](int t) -> uint2 {
     const int64_t at = t * a.in.qkv.stride + channel;
-    if (a.in.qkv.type == DType::f32)
-      return *reinterpret_cast<const float2*>(static_cast<const float*>(a.in.qkv.data) + at);
-    return __half22float2(*reinterpret_cast<const __half2*>(static_cast<const __half*>(a.in.qkv.data) + at));
+    if (wide) return *reinterpret_cast<const uint2*>(static_cast<const float*>(a.in.qkv.data) + at);
+    return {*reinterpret_cast<const uint32_t*>(static_cast<const __half*>(a.in.qkv.data) + at), 0};
   };
   if (threadIdx.x < 64) {
     const int t = blockIdx.x * 64 + static_cast<int>(threadIdx.x);
@@ -115,13 +119,18 @@ __global__ __launch_bounds__(256) void prepare_kernel(const __grid_constant__ Ch
     }
     info[threadIdx.x] = row;
   }
-  float2 x[kRows + 3];  // x[i + 3] belongs to row0 + i
+  uint2 raw[kRows + 3];  // raw[i + 3] belongs to row0 + i
 #pragma unroll
   for (int i = 0; i < kRows + 3; ++i) {
     const int t = row0 + i - 3;
-    x[i] = t >= 0 && t < a.batch.tokens ? input(t) : float2{0, 0};
+    raw[i] = t >= 0 && t < a.batch.tokens ? input(t) : uint2{0, 0};
   }
   __syncthreads();
+  float2 x[kRows + 3];
+#pragma unroll
+  for (int i = 0; i < kRows + 3; ++i) {
+    x[i] = wide ? float2{__uint_as_float(raw[i].x), __uint_as_float(raw[i].y)} : unpack(raw[i].x, __half());
+  }
   float2 y[kRows];
   float squares[kRows];
 #pragma unroll
@@ -400,14 +409,17 @@ __global__ __launch_bounds__(128) void intra_kernel(const __grid_constant__ Chun
     *reinterpret_cast<__half2*>(args.inverse + matrix + row * kChunk + column) =
         __floats2half2_rn(column <= row ? from[0] : 0.0f, column + 1 <= row ? from[1] : 0.0f);
   }
-  float* gates = args.gates + (static_cast<int64_t>(tile) * l.value_heads + h) * 2 * kChunk;
+  float* gates = args.gates + (static_cast<int64_t>(tile) * l.value_heads + h) * kGates * kChunk;
   if (threadIdx.x < kChunk) {
-    gates[threadIdx.x] = sh.g[threadIdx.x];
-    gates[kChunk + threadIdx.x] = sh.beta[threadIdx.x];
+    gates[threadIdx.x] = expf(sh.g[threadIdx.x]);
+    gates[kChunk + threadIdx.x] = expf(sh.g[kChunk - 1] - sh.g[threadIdx.x]);
+    gates[2 * kChunk + threadIdx.x] = sh.beta[threadIdx.x];
   }
 }
 
 // ---- scan ----
+
+__device__ float quick_silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
 constexpr int kHalfDim = kDim / 2;        // value columns of a block
 constexpr int kOutStride = kHalfDim + 4;  // floats
@@ -419,12 +431,14 @@ struct Stage {
   __half z[kChunk * kTileStride];  // if z is f16
   __half inverse[kChunk * kTileStride];
   __half scores[kChunk * kTileStride];
-  float gates[2][kChunk];
+  float gates[kGates][kChunk];
 };
 
 struct ScanShared {
   Stage stage[2];
   float o[kChunk * kOutStride];
+  float warp_squares[4][kChunk];
+  float inverse[kChunk];        // of the root mean squares of the rows
   float squares[2][2][kChunk];  // [chunk % 2][rank][row]
 };
 
@@ -448,8 +462,9 @@ __device__ void load_stage(const ChunkArgs& args, Stage& stage, int h, int key_h
     copy16(shared_address(stage.inverse + row * kTileStride + column), args.inverse + matrix + i * 8, true);
     copy16(shared_address(stage.scores + row * kTileStride + column), args.scores + matrix + i * 8, true);
   }
-  const float* gates = args.gates + (static_cast<int64_t>(tile) * args.a.layer.value_heads + h) * 2 * kChunk;
-  if (threadIdx.x < 2 * kChunk / 4)
+  const float* gates =
+      args.gates + (static_cast<int64_t>(tile) * args.a.layer.value_heads + h) * kGates * kChunk;
+  if (threadIdx.x < kGates * kChunk / 4)
     copy16(shared_address(&stage.gates[0][0] + threadIdx.x * 4), gates + threadIdx.x * 4, true);
 }
 
@@ -471,8 +486,8 @@ __device__ void times_lower(float (&c)[8][4], const uint32_t (&a)[4][4], uint32_
 // One chunk through the state of a warp's 16 columns. Outputs go to `o` [row][column], not yet normalised.
 // `ready` is called between the outputs and the update of the state.
 template <typename Ready>
-__device__ void scan_chunk(float (&state)[16][4], const Stage& st, float* o, int lane, int column,
-                           Ready ready) {
+__device__ void scan_chunk(float (&state)[16][4], const Stage& st, float* o, float* warp_squares, int lane,
+                           int column, Ready ready) {
   const uint32_t k_base = shared_address(st.k);
   const uint32_t q_base = shared_address(st.q);
   float ks[8][4] = {};
@@ -508,9 +523,9 @@ __device__ void scan_chunk(float (&state)[16][4], const Stage& st, float* o, int
     for (int half = 0; half < 2; ++half) {
       const int n = 2 * step + half;
       const int token = n * 8 + lane % 4 * 2;
-      const float2 g = *reinterpret_cast<const float2*>(&st.gates[0][token]);
-      const float2 beta = *reinterpret_cast<const float2*>(&st.gates[1][token]);
-      const float e0 = expf(g.x), e1 = expf(g.y);
+      const float2 e = *reinterpret_cast<const float2*>(&st.gates[0][token]);
+      const float2 beta = *reinterpret_cast<const float2*>(&st.gates[2][token]);
+      const float e0 = e.x, e1 = e.y;
       const float2 low = unpack(v[2 * half], __half());
       const float2 high = unpack(v[2 * half + 1], __half());
       r[step][2 * half] = pack(beta.x * (low.x - e0 * ks[n][0]), beta.y * (low.y - e1 * ks[n][1]), __half());
@@ -541,11 +556,18 @@ __device__ void scan_chunk(float (&state)[16][4], const Stage& st, float* o, int
     o[(token + 1) * kOutStride + at] = qs[n][1];
     o[token * kOutStride + at + 8] = qs[n][2];
     o[(token + 1) * kOutStride + at + 8] = qs[n][3];
+    float squares[2] = {fmaf(qs[n][0], qs[n][0], qs[n][2] * qs[n][2]),
+                        fmaf(qs[n][1], qs[n][1], qs[n][3] * qs[n][3])};
+#pragma unroll
+    for (int offset = 4; offset < 32; offset *= 2) {
+      squares[0] += __shfl_xor_sync(kFullWarp, squares[0], offset);
+      squares[1] += __shfl_xor_sync(kFullWarp, squares[1], offset);
+    }
+    if (lane < 4) *reinterpret_cast<float2*>(warp_squares + token) = {squares[0], squares[1]};
   }
   ready();
   // S^T = e^{G_n} S^T + (e^{G_n - G} D)^T K
-  const float last = st.gates[0][kChunk - 1];
-  const float whole = expf(last);
+  const float whole = st.gates[0][kChunk - 1];
 #pragma unroll
   for (int n = 0; n < 16; ++n) {
 #pragma unroll
@@ -557,8 +579,8 @@ __device__ void scan_chunk(float (&state)[16][4], const Stage& st, float* o, int
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int n = 2 * step + half;
-      const float2 g = *reinterpret_cast<const float2*>(&st.gates[0][n * 8 + lane % 4 * 2]);
-      const float e0 = expf(last - g.x), e1 = expf(last - g.y);
+      const float2 e = *reinterpret_cast<const float2*>(&st.gates[1][n * 8 + lane % 4 * 2]);
+      const float e0 = e.x, e1 = e.y;
       a[2 * half] = pack(e0 * d[n][0], e1 * d[n][1], __half());
       a[2 * half + 1] = pack(e0 * d[n][2], e1 * d[n][3], __half());
     }
@@ -634,25 +656,30 @@ __global__ __launch_bounds__(128) void scan_kernel(const __grid_constant__ Chunk
     wait_copies<1>();
     __syncthreads();
     // Scores come without 1 / sqrt(128): it cancels in the norm up to eps, which is scaled instead.
-    scan_chunk(state, sh.stage[i % 2], sh.o, lane, warp * 16, [&] {
+    scan_chunk(state, sh.stage[i % 2], sh.o, sh.warp_squares[warp], lane, warp * 16, [&] {
       __syncthreads();
-      for (int row = warp; row < kChunk; row += 4) {
-        const float2 o = *reinterpret_cast<const float2*>(&sh.o[row * kOutStride + 2 * lane]);
-        const float sum = warp_sum(o.x * o.x + o.y * o.y);
-        if (lane == 0) {
-          sh.squares[i % 2][rank][row] = sum;
-          peer_squares[(i % 2 * 2 + rank) * kChunk + row] = sum;
-        }
+      const int row = static_cast<int>(threadIdx.x);
+      if (row < kChunk) {
+        const float sum = (sh.warp_squares[0][row] + sh.warp_squares[1][row]) +
+                          (sh.warp_squares[2][row] + sh.warp_squares[3][row]);
+        sh.squares[i % 2][rank][row] = sum;
+        peer_squares[(i % 2 * 2 + rank) * kChunk + row] = sum;
       }
       cluster.barrier_arrive();
     });
     cluster.barrier_wait();
+    if (threadIdx.x < kChunk) {
+      const int row = static_cast<int>(threadIdx.x);
+      const float sum = sh.squares[i % 2][0][row] + sh.squares[i % 2][1][row];
+      sh.inverse[row] = 1.0f / sqrtf(sum / kDim + a.w.eps * kDim);
+    }
+    __syncthreads();
+#pragma unroll 4
     for (int row = warp; row < kChunk; row += 4) {
       const int own = row - chunk.pad;
-      if (own < 0 || own >= chunk.rows) continue;
-      const int t = chunk.first + own;
-      const float sum = sh.squares[i % 2][0][row] + sh.squares[i % 2][1][row];
-      const float inverse = 1.0f / sqrtf(sum / kDim + a.w.eps * kDim);
+      const bool valid = own >= 0 && own < chunk.rows;
+      const int t = chunk.first + (valid ? own : 0);
+      const float inverse = sh.inverse[row];
       const float2 o = *reinterpret_cast<const float2*>(&sh.o[row * kOutStride + 2 * lane]);
       const int64_t at = static_cast<int64_t>(h) * kDim + column0 + 2 * lane;
       float2 z;
@@ -662,10 +689,10 @@ __global__ __launch_bounds__(128) void scan_kernel(const __grid_constant__ Chunk
         z = unpack(*reinterpret_cast<const uint32_t*>(&sh.stage[i % 2].z[row * kTileStride + 2 * lane]),
                    __half());
       }
-      const float y0 = o.x * inverse * norm0 * silu(z.x), y1 = o.y * inverse * norm1 * silu(z.y);
+      const float y0 = o.x * inverse * norm0 * quick_silu(z.x), y1 = o.y * inverse * norm1 * quick_silu(z.y);
       if (a.o.type == DType::f32) {
-        *reinterpret_cast<float2*>(static_cast<float*>(a.o.data) + t * a.o.stride + at) = {y0, y1};
-      } else {
+        if (valid) *reinterpret_cast<float2*>(static_cast<float*>(a.o.data) + t * a.o.stride + at) = {y0, y1};
+      } else if (valid) {
         Act out[2] = {to_act(y0), to_act(y1)};
         *reinterpret_cast<uint32_t*>(static_cast<Act*>(a.o.data) + t * a.o.stride + at) =
             *reinterpret_cast<const uint32_t*>(out);
@@ -694,7 +721,7 @@ __global__ __launch_bounds__(128) void scan_kernel(const __grid_constant__ Chunk
 
 }  // namespace
 
-void delta_chunks(Context& context, const SequenceWorkspace& work, const DeltaArgs& args) {
+void delta_chunks(Context& context, const SequenceWorkspace& work, const DeltaArgs& args, int parts) {
   const DeltaView& l = args.layer;
   const Batch& batch = args.batch;
   BRAID_CHECK(batch.tokens <= work.max_tokens && batch.sequences <= work.max_sequences);
@@ -710,15 +737,16 @@ void delta_chunks(Context& context, const SequenceWorkspace& work, const DeltaAr
   const auto heads = static_cast<unsigned>(l.value_heads);
   const dim3 rows_grid(static_cast<unsigned>(div_up(batch.tokens, 64)),
                        static_cast<unsigned>(2 * l.key_heads) + heads);
-  prepare_kernel<<<rows_grid, 256, 0, context.stream>>>(chunk);
+  if (parts & 1) prepare_kernel<<<rows_grid, 256, 0, context.stream>>>(chunk);
   context.launched("delta_prepare");
 
   const int tiles = static_cast<int>(delta_chunk_tiles(batch.tokens));
   context.note(
       cudaFuncSetAttribute(intra_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(IntraShared)),
       "delta_intra");
-  intra_kernel<<<dim3(static_cast<unsigned>(tiles) + 1, heads), 128, sizeof(IntraShared), context.stream>>>(
-      chunk, tiles);
+  if (parts & 2)
+    intra_kernel<<<dim3(static_cast<unsigned>(tiles) + 1, heads), 128, sizeof(IntraShared), context.stream>>>(
+        chunk, tiles);
   context.launched("delta_intra");
 
   context.note(
@@ -736,7 +764,7 @@ void delta_chunks(Context& context, const SequenceWorkspace& work, const DeltaAr
   cluster.val.clusterDim.z = 1;
   config.attrs = &cluster;
   config.numAttrs = 1;
-  context.note(cudaLaunchKernelEx(&config, scan_kernel, chunk), "delta_scan");
+  if (parts & 4) context.note(cudaLaunchKernelEx(&config, scan_kernel, chunk), "delta_scan");
 }
 
 int64_t delta_chunk_tiles(int64_t tokens) { return tokens * kTileShare / kChunk + 4; }

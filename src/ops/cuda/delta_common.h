@@ -69,6 +69,17 @@ inline void check_delta(const Tensor& o, const DeltaInputs& in, const DeltaLayer
 __device__ inline float load_at(const Tensor& t, int64_t row, int64_t column) {
   return load_as(t.data, t.type, row * t.stride + column);
 }
+// The same in two steps: an element as it lies in memory, to be turned into a number when it is needed. A
+// conversion right behind its load would wait for it, and with it everything that follows.
+__device__ inline uint32_t load_bits(const Tensor& t, int64_t row, int64_t column) {
+  const int64_t at = row * t.stride + column;
+  return t.type == DType::f32 ? static_cast<const uint32_t*>(t.data)[at]
+                              : static_cast<const uint16_t*>(t.data)[at];
+}
+__device__ inline float from_bits(DType type, uint32_t bits) {
+  return type == DType::f32 ? __uint_as_float(bits)
+                            : __half2float(__ushort_as_half(static_cast<uint16_t>(bits)));
+}
 __device__ inline void store_at(const Tensor& t, int64_t row, int64_t column, float x) {
   store_as(t.data, t.type, row * t.stride + column, x);
 }

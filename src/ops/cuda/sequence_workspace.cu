@@ -48,7 +48,7 @@ SequenceWorkspace place(Parts& parts, const Device::WorkspaceNeeds& needs) {
     work.chunk_v = parts.take<uint16_t>(tokens * delta.value_width());
     work.chunk_inverse = parts.take<uint16_t>(tiles * 64 * 64);
     work.chunk_scores = parts.take<uint16_t>(tiles * 64 * 64);
-    work.chunk_gates = parts.take<float>(tiles * 2 * 64);
+    work.chunk_gates = parts.take<float>(tiles * 3 * 64);
     work.chunk_decay = parts.take<float>(sequences * delta.value_heads);
   }
   return work;
