@@ -23,7 +23,8 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"ops", {"base", "gguf"}},
     {"model", {"base", "gguf", "ops"}},
     {"engine", {"base", "gguf", "ops", "model"}},
-    {"cli", {"base", "gguf", "text", "ops", "model", "engine"}},
+    {"server", {"base", "gguf", "text", "ops", "model", "engine"}},
+    {"cli", {"base", "gguf", "text", "ops", "model", "engine", "server"}},
 };
 
 TEST(IncludeDirection, EveryIncludePointsDown) {
