@@ -31,7 +31,7 @@ function run(program, args, { home, work }, env) {
   const bin = join(process.cwd(), "node_modules", ".bin");
   return new Promise((resolve) => {
     const child = execFile(join(bin, program), args,
-      { cwd: work, timeout: 120000, maxBuffer: 1 << 26, env: { ...process.env, HOME: home, PATH: bin + ":" + process.env.PATH, ...env } },
+      { cwd: work, timeout: 120000, maxBuffer: 1 << 26, env: { ...process.env, HOME: home, PWD: work, PATH: bin + ":" + process.env.PATH, ...env } },
       (error, stdout, stderr) => resolve({ code: error ? error.code ?? 1 : 0, stdout, text: stdout + stderr }));
     child.stdin.end();
   });
