@@ -1,4 +1,4 @@
-// copies.cu -- rows, cells, blocks and slots that are copied as they are. Bytes moved twice the bytes copied.
+// copies.cu -- cells, blocks and slots that are copied as they are. Bytes moved twice the bytes copied.
 #include <algorithm>
 
 #include "ops/cuda/device_math.h"
@@ -44,25 +44,6 @@ __global__ void move_kernel(const __grid_constant__ Moves a) {
   }
 }
 
-// ---- gather_rows ----
-
-template <typename Piece>
-__global__ void gather_kernel(Piece* y, int64_t y_stride, const Piece* x, int64_t x_stride,
-                              const int32_t* rows, int pieces) {
-  const int64_t from = rows[blockIdx.x];
-  for (int i = threadIdx.x; i < pieces; i += blockDim.x)
-    y[blockIdx.x * y_stride + i] = x[from * x_stride + i];
-}
-
-template <typename Piece>
-void gather(Context& context, Tensor y, Tensor x, const int32_t* rows, int32_t count) {
-  const int64_t per_piece = static_cast<int64_t>(sizeof(Piece) / size_bytes(x.type));
-  const int pieces = static_cast<int>(x.cols / per_piece);
-  gather_kernel<<<static_cast<unsigned>(count), std::min(256, div_up(pieces, 32) * 32), 0, context.stream>>>(
-      static_cast<Piece*>(y.data), y.stride / per_piece, static_cast<const Piece*>(x.data),
-      x.stride / per_piece, rows, pieces);
-}
-
 }  // namespace
 
 void kv_move(Context& context, const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) {
@@ -82,23 +63,6 @@ void kv_move(Context& context, const KvLayer& kv, std::span<const CellMove> move
         args);
     context.launched("kv_move");
   }
-}
-
-void gather_rows(Context& context, Tensor y, Tensor x, const int32_t* rows, int32_t count) {
-  BRAID_CHECK(y.type == x.type && y.cols == x.cols && y.rows >= count);
-  if (count == 0) return;
-  const auto sixteens = [](const Tensor& t) {
-    return reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && t.stride * size_bytes(t.type) % 16 == 0 &&
-           t.cols * size_bytes(t.type) % 16 == 0;
-  };
-  if (sixteens(x) && sixteens(y)) {
-    gather<uint4>(context, y, x, rows, count);
-  } else if (size_bytes(x.type) == 4) {
-    gather<uint32_t>(context, y, x, rows, count);
-  } else {
-    gather<uint16_t>(context, y, x, rows, count);
-  }
-  context.launched("gather_rows");
 }
 
 void state_copy(Context& context, const DeltaLayer& layer, int32_t dst, int32_t src) {

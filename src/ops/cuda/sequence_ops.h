@@ -68,7 +68,6 @@ void delta_commit(Context& context, const DeltaLayer& layer, const DeltaJournal&
 
 // copies.cu
 void kv_move(Context& context, const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch);
-void gather_rows(Context& context, Tensor y, Tensor x, const int32_t* rows, int32_t count);
 void state_copy(Context& context, const DeltaLayer& layer, int32_t dst, int32_t src);
 void block_copy(Context& context, const KvLayer& kv, int32_t dst, int32_t src);
 
