@@ -38,7 +38,8 @@ bool Scheduler::awaits_disk(Sequence& s, const Hit& hit) {
   int32_t present = 0;
   while (present < full && blocks_.find(s.hashes[present], &s.tokens[int64_t{present} * kBlockTokens]) >= 0)
     ++present;
-  const DiskTier::Found found = disk_->find(key, static_cast<int32_t>(s.tokens.size()) - 1, present);
+  const DiskTier::Found found =
+      disk_->find(key, static_cast<int32_t>(s.tokens.size()) - 2, present);  // as lookup()
   const int32_t gain = found.position - hit.position;
   if (gain < kWorthReading) return false;
   const double read_ms = static_cast<double>(found.bytes) / kReadBytesPerMs;
