@@ -178,7 +178,7 @@ class Reader {
         }
       }
     }
-    object.members.emplace_back(std::move(name), std::move(value));
+    object.members.push_back({std::move(name), std::move(value)});
   }
 
   bool string(std::string& out) {

@@ -30,15 +30,21 @@ bool is_json_number(std::string_view text);
 
 enum class JsonKind { null, boolean, number, string, array, object };
 
+struct JsonMember;
 struct JsonValue {
   JsonKind kind = JsonKind::null;
   std::string text;    // valid JSON; ", " and ": " between elements, no other blanks
   std::string string;  // kind string: what it says
   // kind object, at the outermost two levels: its members. A repeated key keeps its first place and its last
   // value.
-  std::vector<std::pair<std::string, JsonValue>> members;
+  std::vector<JsonMember> members;
 
   const JsonValue* find(std::string_view key) const;
+};
+// A pair of its own: std::pair of an unfinished type is more than clang accepts.
+struct JsonMember {
+  std::string name;
+  JsonValue value;
 };
 
 inline constexpr int kMaxJsonDepth = 128;
