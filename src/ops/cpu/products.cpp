@@ -1,5 +1,9 @@
 // products.cpp -- which table of kernels this processor runs.
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "ops/cpu/products.h"
 
 #include <string_view>
@@ -152,13 +156,21 @@ const ProductTable& dotprod_products() {
 }
 #endif
 
+#if defined(__x86_64__)
+// clang 14 does not know the name.
+static bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
+
 const ProductTable* choose_products(const char* forced) {
   const std::string_view name = forced != nullptr ? forced : "";
   if (name == "scalar") return &scalar_products();
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c() &&
+                    __builtin_cpu_supports("bmi2");
   // libgcc and compiler-rt report a set only if the system saves its registers (XGETBV).
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
