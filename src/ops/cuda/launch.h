@@ -1,0 +1,89 @@
+// launch.h -- launching kernels so that each may start while the one before it ends (programmatic dependent
+// launch, compute capability 9.0; elsewhere a plain launch).
+//
+// A kernel launched with launch_early() or launch_clusters() may begin as soon as every block of the kernel
+// before it has called let_next_start() or ended. Rules, for all kernels launched here:
+//   - before wait_for_previous() a kernel reads only what no kernel of a step writes (weights, tables), and
+//     writes nothing outside its own shared memory;
+//   - every block that does anything calls wait_for_previous(), also when it has no need of its own: the
+//     next kernel takes the end of this one for the end of all before it;
+//   - let_next_start() comes after wait_for_previous(). So at most two kernels overlap, and when a kernel
+//     starts, the one before the one before it is complete and its writes are visible.
+// Called early, let_next_start() lets the next kernel set itself up and ask for its first weights under the
+// tail of this one, if both fit on a multiprocessor: at most half of its threads, registers and shared
+// memory. All kernels ask for the same division of the L1 cache, since changing it waits for an idle
+// multiprocessor.
+#pragma once
+
+#include <unordered_set>
+#include <utility>
+
+#include "ops/cuda/context.h"
+
+namespace braid::cuda {
+
+#if defined(__CUDACC__) || defined(__HIPCC__)
+__device__ inline void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ inline void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+#endif
+
+// `shared`: dynamic shared memory. `cluster`: blocks (along x) that run together; needs capability 9.0.
+template <typename... Parameters, typename... Args>
+void launch_clusters(Context& context, unsigned cluster, void (*kernel)(Parameters...), dim3 grid,
+                     unsigned threads, size_t shared, Args&&... args) {
+#if defined(__HIP_PLATFORM_AMD__)
+  kernel<<<grid, threads, shared, context.stream>>>(std::forward<Args>(args)...);
+#else
+  static thread_local std::unordered_set<const void*> prepared;
+  const auto* name = reinterpret_cast<const void*>(kernel);
+  if (context.capability >= 90 && prepared.insert(name).second) {
+    cudaFuncAttributes attributes;
+    context.note(cudaFuncGetAttributes(&attributes, name), "asking for a kernel's needs");
+    const auto most = static_cast<int>(context.shared_bytes_per_block - attributes.sharedSizeBytes);
+    context.note(cudaFuncSetAttribute(name, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
+                 "shared memory of a kernel");
+    context.note(cudaFuncSetAttribute(name, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                      cudaSharedmemCarveoutMaxShared),
+                 "division of the L1 cache");
+  } else if (shared > 48 * 1024 && prepared.insert(name).second) {
+    context.note(cudaFuncSetAttribute(name, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      static_cast<int>(context.shared_bytes_per_block)),
+                 "shared memory of a kernel");
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared;
+  config.stream = context.stream;
+  cudaLaunchAttribute attributes[2];
+  if (context.capability >= 90) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs].val.clusterDim.x = cluster;
+    attributes[config.numAttrs].val.clusterDim.y = 1;
+    attributes[config.numAttrs++].val.clusterDim.z = 1;
+  }
+  config.attrs = attributes;
+  context.note(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), "launching a kernel");
+#endif
+  context.launched("launching a kernel");
+}
+
+template <typename... Parameters, typename... Args>
+void launch_early(Context& context, void (*kernel)(Parameters...), dim3 grid, unsigned threads, size_t shared,
+                  Args&&... args) {
+  launch_clusters(context, 1, kernel, grid, threads, shared, std::forward<Args>(args)...);
+}
+
+}  // namespace braid::cuda
