@@ -96,58 +96,136 @@ void Engine::run_until_idle() {
 }
 
 bool Engine::step() {
+  if (pieces_ && pieces_->plan.items[0].sequence->cancelled) pieces_.reset();
   for (auto& s : scheduler_->remove_cancelled())
     finish(std::move(s), {FinishReason::cancelled, {}, {}, {}, {}});
 
   const Clock::time_point begin = Clock::now();
   Plan plan = scheduler_->plan(begin);
-  if (plan.items.empty()) return !scheduler_->idle();
-  propose(plan);
+  if (pieces_ && pieces_->plan.items[0].sequence->under_way == 0) pieces_.reset();  // pushed out
+  if (!plan.items.empty() && !run_plan(plan, begin)) return false;
+  if (plan.decoding > 0 || pieces_) return run_pieces(plan.decoding);
+  return !plan.items.empty() || !scheduler_->idle();
+}
 
+// One step as a whole. False: the device has failed.
+bool Engine::run_plan(Plan& plan, Clock::time_point begin) {
+  propose(plan);
   Batch batch = batch_->fill(plan);
   const int32_t rows = batch.tokens;
-  outputs_ = batch.outputs;
+  begin_outputs(batch);
   run(batch);
   device_->synchronize();
   if (const Status health = device_->health(); !health.ok()) fail_all(health.error());
   if (!health_.ok()) return false;
   const Clock::time_point computed = Clock::now();
-  const double logits_before_ms = stats_.logits_ms;
+  const int32_t prompt_tokens = plan.prompt_tokens;
+  end_step(batch, plan);
+  const double ms = ms_between(begin, Clock::now());
+  if (prompt_tokens == 0) {
+    scheduler_->pacer().observe_step(plan.decoding, ms, disturbed_);
+    disturbed_ = false;
+  } else if (plan.decoding == 0) {
+    scheduler_->pacer().observe_prompt(prompt_tokens, ms);
+  }
+  stats_.forward_ms += ms_between(begin, computed);
+  ++stats_.steps;
+  stats_.rows += static_cast<uint64_t>(rows);
+  return true;
+}
 
+// What comes of the outputs: verdicts, then sequences and clients are told.
+void Engine::end_step(const Batch& batch, Plan& plan) {
+  const Clock::time_point computed = Clock::now();
+  const double logits_before_ms = stats_.logits_ms;
   std::vector<Verdict> verdicts;
   for (const PlanItem& item : plan.items) verdicts.push_back(judge(item));
   fork(plan, verdicts);
   commit(batch, plan, verdicts);
-  scheduler_->observe(plan, ms_between(begin, Clock::now()));
-
-  stats_.forward_ms += ms_between(begin, computed);
   stats_.judge_ms += ms_between(computed, Clock::now()) - (stats_.logits_ms - logits_before_ms);
-  ++stats_.steps;
-  stats_.rows += static_cast<uint64_t>(rows);
   settle(plan, verdicts);
-  return true;
 }
 
-void Engine::enqueue(const Batch& batch) {
-  batch_->upload(batch);
-  model_->forward(batch, cache_.memory(), batch_->has_uncertain());
+// A prompt's chunk goes as far through the layers as the pacer leaves time between two steps of `decoding`
+// sequences, and the next chunk after it; with nobody decoding to its end. True: there may be more to do.
+bool Engine::run_pieces(int32_t decoding) {
+  const Clock::time_point begin = Clock::now();
+  Pacer& pacer = scheduler_->pacer();
+  const double slice_ms = decoding > 0 ? pacer.slice_ms() : 1e30;
+  while (true) {
+    if (!pieces_) {
+      if (decoding == 0 || !pacer.limits() || pieced_tokens_ == 0) return true;
+      Plan plan = scheduler_->plan_pieces(pacer.chunk_rows(pieced_tokens_));
+      if (plan.items.empty()) return true;
+      Pieces& fresh = pieces_.emplace();
+      fresh.plan = std::move(plan);
+      fresh.batch = piece_batch_->fill(fresh.plan);
+      piece_batch_->upload(fresh.batch);
+    }
+    Pieces& now = *pieces_;
+    const StepCursor::Piece kind = now.at.next;
+    const int32_t position = now.plan.items[0].sequence->held + now.at.row;
+    const double spent_ms = ms_between(begin, Clock::now());
+    int32_t rows = now.batch.tokens;
+    if (kind == StepCursor::Piece::attention_rows) {
+      const int32_t left = rows - now.at.row;
+      rows = decoding == 0 ? left : pacer.attention_rows(position, slice_ms - spent_ms, left);
+    }
+    // One piece at least, or a prompt would never end beside very short steps.
+    const bool moved = disturbed_;
+    if (moved && spent_ms + pacer.piece_ms(kind, rows, position) > slice_ms) return true;
+    const Batch part = kind == StepCursor::Piece::attention_rows
+                           ? piece_batch_->part(now.batch, now.at.row, rows)
+                           : now.batch;
+    model_->forward_piece(now.at, now.batch, part, cache_.memory());
+    device_->synchronize();
+    if (const Status health = device_->health(); !health.ok()) fail_all(health.error());
+    if (!health_.ok()) return false;
+    const double piece_ms = ms_between(begin, Clock::now()) - spent_ms;
+    pacer.observe_piece(kind, rows, position, piece_ms);
+    stats_.forward_ms += piece_ms;
+    disturbed_ = true;
+    if (!now.at.done) continue;
+    begin_outputs(now.batch);
+    if (best_rows_ > 0) find_best(now.batch);
+    device_->synchronize();
+    ++stats_.steps;
+    stats_.rows += static_cast<uint64_t>(now.batch.tokens);
+    Pieces ended = std::move(now);
+    pieces_.reset();
+    end_step(ended.batch, ended.plan);
+    if (!health_.ok()) return false;
+  }
+}
+
+void Engine::begin_outputs(const Batch& batch) {
+  outputs_ = batch.outputs;
+  logits_count_ = 0;
+  row_held_ = -1;
+  best_rows_ = best_count_ > 0 && batch.outputs <= logits_.rows ? batch.outputs : 0;
   if (best_rows_ == 0) return;
+  logits_first_ = 0;
+  logits_count_ = batch.outputs;
+}
+
+void Engine::find_best(const Batch& batch) {
   const int32_t rows = batch.outputs;
   model_->logits(logits_, 0, rows);
   device_->ops().top_k(best_values_.top(rows), best_ids_.top(rows), best_sums_.top(rows), logits_.top(rows));
   device_->to_host(best_on_host_.data(), best_memory_.data(), best_on_host_.size_bytes());
 }
 
+void Engine::enqueue(const Batch& batch) {
+  batch_->upload(batch);
+  model_->forward(batch, cache_.memory(), batch_->has_uncertain());
+  if (best_rows_ > 0) find_best(batch);
+}
+
 // A device with its own memory leaves the best logits of every row on the host. Its plain decoding steps are
 // padded to a bucket, recorded the second time (whatever a kernel sets up once must not be recorded), and
 // replayed from then on.
 void Engine::run(Batch& batch) {
-  logits_count_ = 0;
-  row_held_ = -1;
-  best_rows_ = best_count_ > 0 && batch.outputs <= logits_.rows ? batch.outputs : 0;
   if (best_rows_ == 0) return enqueue(batch);
-  logits_first_ = 0;
-  logits_count_ = batch.outputs;
   if (!batch_->plain_decode() || model_->observed()) return enqueue(batch);
   const int32_t rows = bucket_of(batch.sequences, options_.max_sequences);
   batch_->pad(batch, rows);
@@ -166,6 +244,7 @@ void Engine::run(Batch& batch) {
 // The device is of no use any more: nobody gets another token from it.
 void Engine::fail_all(const Error& error) {
   health_ = error;
+  pieces_.reset();
   for (auto& s : scheduler_->remove_all())
     finish(std::move(s), {FinishReason::error, {}, error.message, {}, {}});
 }

@@ -7,6 +7,10 @@
 //   commit   accepted paths become state, cells move, sequences advance
 //   settle   events to clients; finished sequences release everything at once
 //
+// While sequences decode, a prompt that is to be run would make them wait for its whole chunk. It has a lane
+// of its own in the model and goes through the layers in pieces, some after each decoding step, as long as
+// the pacer (pacer.h) allows; at the end of its last piece it is judged, committed and settled like any step.
+//
 // create() takes all memory from one plan; afterwards nothing on the device is allocated. The engine runs in
 // its caller's thread: submit(), cancel() and step() are called from one thread (a Sink may call the first
 // two). service.h gives it a thread of its own and may be called from any.
@@ -42,7 +46,7 @@ struct EngineOptions {
   int32_t max_sequences = 1;     // running at the same time
   int32_t ubatch_tokens = 512;   // prompt tokens a step may always carry
   int32_t max_batch_tokens = 0;  // all tokens of a step, if that is more; 0: ubatch_tokens
-  double gap_limit = 3.8;        // longest step while others decode, in undisturbed ones (pacer.h); 0: any
+  double gap_limit = 3.95;       // longest time between steps of those who decode, in steps (pacer.h); 0: any
   int32_t max_drafts = 0;        // uncertain tokens of one sequence in one step; 0: no speculation
   KvFormat k_format = KvFormat::f16;
   KvFormat v_format = KvFormat::f16;
@@ -136,6 +140,9 @@ class Engine {
   Status open(const GgufFile& file, const EngineOptions& options);
   Status load();
 
+  bool run_plan(Plan& plan, Clock::time_point begin);
+  bool run_pieces(int32_t decoding);
+  void end_step(const Batch& batch, Plan& plan);
   void propose(Plan& plan);
   Verdict judge(const PlanItem& item);
   void fork(Plan& plan, std::vector<Verdict>& verdicts);
@@ -156,10 +163,14 @@ class Engine {
   std::optional<TopLogits> best_of(int32_t output) const;
   // Everything from the batch's upload to the best logits: what is recorded for plain decoding.
   void enqueue(const Batch& batch);
+  void begin_outputs(const Batch& batch);
+  // Logits of all outputs, their best, and those to the host.
+  void find_best(const Batch& batch);
   void run(Batch& batch);
   void fail_all(const Error& error);
   Status allocate_best();
   Device::WorkspaceNeeds workspace_needs() const;
+  StepSizes step_sizes() const;
 
   EngineOptions options_;
   std::unique_ptr<Device> device_;  // outlives everything that holds its memory
@@ -186,12 +197,22 @@ class Engine {
   Tensor logits_;                // [logit rows, V]
   int32_t logits_first_ = 0;     // output rows that logits_ holds now
   int32_t logits_count_ = 0;
-  int32_t outputs_ = 0;   // of the current step
-  int32_t max_rows_ = 0;  // of a step
+  int32_t outputs_ = 0;        // of the current step
+  int32_t max_rows_ = 0;       // of a step
+  int32_t pieced_tokens_ = 0;  // of a chunk that is run in pieces, at most; 0: none are
 
   std::unique_ptr<DiskTier> disk_;  // its threads use disk_memory_
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<StepBatch> batch_;
+  // The chunk that is being run in pieces.
+  struct Pieces {
+    Plan plan;
+    Batch batch;
+    StepCursor at;
+  };
+  std::optional<Pieces> pieces_;
+  std::unique_ptr<StepBatch> piece_batch_;
+  bool disturbed_ = false;  // pieces have run since the last decoding step
   Drafter* drafter_ = nullptr;
   SamplerScratch scratch_;
   std::vector<uint64_t> mask_bits_;

@@ -9,7 +9,8 @@ namespace braid {
 namespace {
 
 constexpr int32_t kSmallestContext = 512;
-constexpr int32_t kBestLogits = 64;  // of a row, found by the device: enough for nearly every sampler
+constexpr int32_t kPiecedTokens = 512;  // of a chunk that is run in pieces: larger ones gain nothing
+constexpr int32_t kBestLogits = 64;     // of a row, found by the device: enough for nearly every sampler
 constexpr uint64_t kLogitsBytes = uint64_t{16} << 20;  // rows scored at once; a few rows are always possible
 
 const char* const kWeights = "weights";
@@ -121,6 +122,8 @@ Status Engine::open(const GgufFile& file, const EngineOptions& options) {
   max_rows_ = std::max(options.ubatch_tokens + (options.max_sequences - 1) * per_sequence,
                        options.max_batch_tokens + (options.max_sequences - 1) * options.max_drafts) +
               options.max_drafts;
+  if (options.max_sequences > 1 && options.gap_limit > 0)
+    pieced_tokens_ = std::min(options.ubatch_tokens, kPiecedTokens);
   BRAID_ASSIGN(device_, make_device(options, max_rows_));
 
   const auto vocabulary = static_cast<uint64_t>(config.vocabulary);
@@ -141,7 +144,7 @@ Status Engine::open(const GgufFile& file, const EngineOptions& options) {
   plan_.rows = {{kWeights, model_->weights().planned_bytes(*device_)},
                 {kKvBlocks},
                 {kStateSlots, sizes_.slot_bytes(config)},
-                {kActivations, model_->activation_bytes(max_rows_, max_rows_, device_->activation_type())},
+                {kActivations, model_->activation_bytes(step_sizes(), device_->activation_type())},
                 {kLogits, logits_bytes},
                 {kWorkspaces, expected_workspaces(*device_, workspace_needs())}};
   if (sizes_.journal_rows > 0) plan_.rows.push_back({kJournals, sizes_.journal_bytes(config)});
@@ -154,6 +157,8 @@ Status Engine::open(const GgufFile& file, const EngineOptions& options) {
   plan_host_images(options);
   return plan_disk(options);
 }
+
+StepSizes Engine::step_sizes() const { return {max_rows_, max_rows_, pieced_tokens_}; }
 
 // For the largest step; before the context is known, for the model's own.
 Device::WorkspaceNeeds Engine::workspace_needs() const {
@@ -279,7 +284,7 @@ SchedulerLimits Engine::scheduler_limits() const {
 
 Status Engine::load() {
   const ModelConfig& config = model_->config();
-  BRAID_TRY(model_->load(*device_, max_rows_, max_rows_, options_.progress));
+  BRAID_TRY(model_->load(*device_, step_sizes(), options_.progress));
   BRAID_TRY(cache_.allocate(*device_, config, sizes_));
   const uint64_t logits_bytes =
       static_cast<uint64_t>(logits_.rows) * static_cast<uint64_t>(logits_.cols) * sizeof(float);
@@ -312,7 +317,7 @@ Status Engine::load() {
   plan_.set_actual(kKvBlocks, cache_.kv_bytes());
   plan_.set_actual(kStateSlots, cache_.slot_bytes());
   plan_.set_actual(kJournals, cache_.journal_bytes());
-  plan_.set_actual(kActivations, model_->activation_bytes(max_rows_, max_rows_, device_->activation_type()));
+  plan_.set_actual(kActivations, model_->activation_bytes(step_sizes(), device_->activation_type()));
   plan_.set_actual(kLogits, logits_bytes);
   plan_.set_actual(kWorkspaces, workspace_bytes);
   plan_.set_actual(kCheckpoints, checkpoint_bytes);
@@ -337,6 +342,10 @@ Status Engine::load() {
   masked_logits_.resize(static_cast<size_t>(config.vocabulary));
   const auto blocks_per_sequence =
       static_cast<int32_t>(blocks_for(int64_t{plan_.context_tokens} + options_.max_drafts));
+  if (pieced_tokens_ > 0) {
+    piece_batch_ = std::make_unique<StepBatch>();
+    BRAID_TRY(piece_batch_->allocate(*device_, pieced_tokens_, 2, blocks_per_sequence));
+  }
   batch_ = std::make_unique<StepBatch>();
   return batch_->allocate(*device_, max_rows_, options_.max_sequences, blocks_per_sequence);
 }

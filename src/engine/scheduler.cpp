@@ -71,24 +71,42 @@ Plan Scheduler::plan(Clock::time_point now) {
       --i;
     }
   }
-  const int32_t whole = std::max(limits_.ubatch_tokens, limits_.step_tokens - plan.decoding);
-  int32_t budget = pacer_.prompt_tokens(plan.decoding, whole);
+  int32_t budget = std::max(limits_.ubatch_tokens, limits_.step_tokens - plan.decoding);
+  if (plan.decoding > 0 && pacer_.limits()) budget = 0;  // in pieces
   for (size_t i = 0; i < running_.size() && budget > 0; ++i) {
     Sequence& s = *running_[i];
-    if (s.decoding()) continue;
-    int32_t certain = chunk(s, budget);
-    if (certain == 0) continue;
-    if (!add_item(plan, s, certain)) {
-      // What fits without the others; they will make room when they end.
-      const auto cells =
-          static_cast<int32_t>(s.blocks.size() + static_cast<size_t>(blocks_.free())) * kBlockTokens;
-      certain = chunk(s, std::min(certain, cells - s.held));
-      if (certain <= 0 || !add_item(plan, s, certain)) continue;
-    }
-    plan.prompt_tokens += certain;
-    budget -= certain;
+    if (!s.decoding() && s.under_way == 0) budget -= add_chunk(plan, s, budget);
   }
-  if (plan.items.empty() && disk_ != nullptr) disk_->wait_for_news(kDiskPatience);
+  if (plan.items.empty() && disk_ != nullptr && !pieces_under_way()) disk_->wait_for_news(kDiskPatience);
+  return plan;
+}
+
+// Takes up to `budget` of its prompt's tokens into the plan; says how many.
+int32_t Scheduler::add_chunk(Plan& plan, Sequence& s, int32_t budget) {
+  int32_t certain = chunk(s, budget);
+  if (certain == 0) return 0;
+  if (!add_item(plan, s, certain)) {
+    // What fits without the others; they will make room when they end.
+    const auto cells =
+        static_cast<int32_t>(s.blocks.size() + static_cast<size_t>(blocks_.free())) * kBlockTokens;
+    certain = chunk(s, std::min(certain, cells - s.held));
+    if (certain <= 0 || !add_item(plan, s, certain)) return 0;
+  }
+  plan.prompt_tokens += certain;
+  return certain;
+}
+
+bool Scheduler::pieces_under_way() const {
+  return std::any_of(running_.begin(), running_.end(), [](const auto& s) { return s->under_way > 0; });
+}
+
+Plan Scheduler::plan_pieces(int32_t most) {
+  BRAID_CHECK(!pieces_under_way());
+  Plan plan;
+  for (size_t i = 0; i < running_.size() && plan.items.empty(); ++i) {
+    Sequence& s = *running_[i];
+    if (!s.decoding()) s.under_way = add_chunk(plan, s, most);
+  }
   return plan;
 }
 
@@ -110,6 +128,7 @@ int32_t Scheduler::chunk(const Sequence& s, int32_t budget) const {
 
 void Scheduler::committed(Sequence& s) {
   if (disk_ != nullptr) disk_->step_synchronized();
+  s.under_way = 0;
   s.extend_hashes();
   if (limits_.prefix_cache) {
     for (; s.published < s.held / kBlockTokens; ++s.published)
@@ -164,6 +183,8 @@ std::unique_ptr<Sequence> Scheduler::take_running(const Sequence* sequence) {
 
 std::unique_ptr<Sequence> Scheduler::remove(Sequence* sequence, bool keep) {
   std::unique_ptr<Sequence> out = take_running(sequence);
+  keep = keep && out->under_way == 0;
+  out->under_way = 0;
   // The end of an answer is where the next turn of a conversation goes on.
   if (keep && limits_.prefix_cache && limits_.recurrent && out->request.use_cache &&
       out->held >= limits_.checkpoint_spacing)
@@ -212,7 +233,7 @@ void Scheduler::check() const {
     tables.push_back(&s->blocks);
     slots.push_back(s->slot);
     BRAID_CHECK(s->held < static_cast<int32_t>(s->tokens.size()));
-    BRAID_CHECK(static_cast<int64_t>(s->blocks.size()) == blocks_for(s->held));
+    BRAID_CHECK(static_cast<int64_t>(s->blocks.size()) == blocks_for(s->held + s->under_way));
     BRAID_CHECK(s->published <= s->held / kBlockTokens);
     BRAID_CHECK(s->swapped.empty() && s->resume_checkpoint < 0);
     // What will be written next is nobody else's, or will be copied first (make_room).
@@ -220,7 +241,7 @@ void Scheduler::check() const {
       BRAID_CHECK(blocks_.holders(s->blocks[b]) == 1);
   }
   for (const auto& s : waiting_) {
-    BRAID_CHECK(s->blocks.empty() && s->slot < 0);
+    BRAID_CHECK(s->blocks.empty() && s->slot < 0 && s->under_way == 0);
     swapped.insert(swapped.end(), s->swapped.begin(), s->swapped.end());
   }
   blocks_.check(tables);

@@ -2,8 +2,10 @@
 //
 // A step carries every decoding sequence (one certain token each), then prompts in order of priority and
 // arrival, in chunks, as long as the step's budget of prompt tokens lasts:
-//   budget  max(ubatch_tokens, step_tokens - decoding), lowered by the pacer (pacer.h) while others decode
+//   budget  max(ubatch_tokens, step_tokens - decoding)
 //   chunk   ends at the next position where a checkpoint is due
+// With a gap limit, prompts do not share steps with those who decode: plan_pieces() hands out one chunk after
+// the other, which the engine runs in pieces between the decoding steps (pacer.h).
 //
 // Blocks are given as sequences grow. A sequence enters when a slot is free and its tokens' blocks are too,
 // with one block to spare for everyone who runs. When they run out all the same, the youngest sequence of the
@@ -40,7 +42,7 @@ struct SchedulerLimits {
   int32_t ubatch_tokens = 512;  // prompt tokens a step may always carry
   int32_t step_tokens = 0;      // all tokens of a step; 0: ubatch_tokens
   int32_t max_drafts = 0;       // uncertain tokens of one sequence in one step
-  double gap_limit = 3.8;       // longest step while others decode, in undisturbed ones; 0: any
+  double gap_limit = 3.95;      // longest time between two steps of those who decode, in steps; 0: any
   bool prefix_cache = true;
   bool recurrent = true;            // the model has state: a prefix is resumed at checkpoints only
   int32_t checkpoint_interval = 0;  // a checkpoint every so many tokens; 0: none on the way
@@ -84,8 +86,12 @@ class Scheduler {
 
   // Admits what fits and lays out the next step. Every item's blocks cover its certain rows.
   Plan plan(Clock::time_point now);
-  // The step took so long.
-  void observe(const Plan& plan, double ms) { pacer_.observe(plan.decoding, plan.prompt_tokens, ms); }
+  // A chunk to be run in pieces while others decode, at most `most` tokens: one item, or none. Until
+  // committed(), or until its `under_way` is 0 for another reason (cancelled, pushed out), it runs.
+  Plan plan_pieces(int32_t most);
+  // Has someone's chunk under way.
+  bool pieces_under_way() const;
+  Pacer& pacer() { return pacer_; }
 
   // After the step: `s` holds more tokens now. Publishes full blocks, takes the checkpoint that is due.
   void committed(Sequence& s);
@@ -147,6 +153,7 @@ class Scheduler {
   std::unique_ptr<Sequence> take_running(const Sequence* sequence);
   void insert_waiting(std::unique_ptr<Sequence> sequence);
   bool add_item(Plan& plan, Sequence& s, int32_t certain);
+  int32_t add_chunk(Plan& plan, Sequence& s, int32_t budget);
   bool awaits_disk(Sequence& s, const Hit& hit);
   void store_on_disk(const Sequence& s);
   void promote_from_disk();

@@ -108,7 +108,9 @@ bool Scheduler::held_back(Sequence& s, int32_t position) {
     const bool twin = common == own && own == others;  // will be forked from the other
     int32_t shared = std::min({common, own - 2, others - 2});
     if (!limits_.recurrent) shared -= shared % kBlockTokens;
-    if (!twin && (shared <= other->held || shared < position + kWorthWaiting)) continue;
+    // Inside a chunk that is under way nobody stops any more, only at its end.
+    const int32_t passed = other->held + std::max(other->under_way - 1, 0);
+    if (!twin && (shared <= passed || shared < position + kWorthWaiting)) continue;
     if (!twin) add_checkpoint(*other, shared);
     if (!s.was_held_back) ++stats_.held_back;
     s.was_held_back = true;
@@ -298,7 +300,10 @@ void Scheduler::preempt(Sequence& victim) {
   ++stats_.preempted;
   BRAID_CHECK(victim.resume_checkpoint < 0 && victim.swapped.empty());
   const bool cache = limits_.prefix_cache && victim.request.use_cache;
-  if (victim.held > 0 && (!limits_.recurrent || cache || limits_.preemption != Preemption::recompute)) {
+  const bool whole = victim.under_way == 0;  // else its memory is neither here nor there
+  victim.under_way = 0;
+  if (whole && victim.held > 0 &&
+      (!limits_.recurrent || cache || limits_.preemption != Preemption::recompute)) {
     if (limits_.recurrent) take_checkpoint(victim, true);
     if (!limits_.recurrent || victim.resume_checkpoint >= 0) {
       victim.swapped_held = victim.held;

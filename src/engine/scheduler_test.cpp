@@ -16,6 +16,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <random>
 
 #include "engine/disk.h"
@@ -24,6 +25,7 @@ namespace braid {
 namespace {
 
 constexpr uint64_t kPoison = 0xDEADDEADDEADDEADu;
+constexpr uint64_t kHalfWay = 0xA5A5A5A5A5A5A5A5u;  // a state of which some layers are ahead of others
 
 uint64_t extend(uint64_t prefix, int32_t token) {
   const uint64_t both[] = {prefix, static_cast<uint64_t>(token)};
@@ -88,7 +90,8 @@ struct World {
         swap_memory(static_cast<size_t>(swap) * bytes.block_bytes()),
         scheduler(limits, blocks, slots, bytes,
                   {checkpoint_memory.data(), checkpoints, swap_memory.data(), swap}),
-        recurrent(limits.recurrent) {
+        recurrent(limits.recurrent),
+        paced(limits.gap_limit > 0) {
     scheduler.blocks().on_unused([this](int32_t b) { bytes.poison_block(b); });
     scheduler.slots().on_unused([this](int32_t s) { bytes.poison_state(s); });
   }
@@ -144,10 +147,45 @@ struct World {
   }
 
   bool step() {
+    if (pieces && pieces->items[0].sequence->cancelled) pieces.reset();
     for (auto& s : scheduler.remove_cancelled()) cancelled[s->id] = s->tokens;
     Plan plan = scheduler.plan(Clock::now());
-    if (plan.items.empty()) return !scheduler.idle();
+    if (pieces && pieces->items[0].sequence->under_way == 0) pieces.reset();
+    const int32_t decoding = plan.decoding;
+    if (plan.items.empty() && !pieces) return !scheduler.idle();
     bytes.synchronize();
+    if (!plan.items.empty() && !run_plan(plan)) return false;
+    return run_pieces(decoding);
+  }
+
+  // As the engine does it (engine.h), with a chance for time.
+  bool run_pieces(int32_t decoding) {
+    if (!paced) return true;
+    while (decoding == 0 ? pieces.has_value() : pace() % 3 != 0) {
+      if (!pieces) {
+        Plan plan = scheduler.plan_pieces(2 + static_cast<int32_t>(pace() % 46));
+        if (plan.items.empty()) return true;
+        bytes.synchronize();
+        const Sequence& s = *plan.items[0].sequence;
+        expect_memory_of(s);
+        state_before = bytes.states[s.slot];
+        bytes.states[s.slot] = kHalfWay;
+        pieces = std::move(plan);
+        continue;
+      }
+      Plan plan = std::move(*pieces);
+      pieces.reset();
+      const Sequence& s = *plan.items[0].sequence;
+      EXPECT_EQ(bytes.states[s.slot], kHalfWay);
+      EXPECT_EQ(s.under_way, plan.items[0].certain);
+      bytes.states[s.slot] = state_before;
+      ++pieced;
+      if (!run_plan(plan)) return false;
+    }
+    return true;
+  }
+
+  bool run_plan(Plan& plan) {
     std::vector<Verdict> verdicts(plan.items.size());
     int32_t prompt_tokens = 0;
     for (size_t i = 0; i < plan.items.size(); ++i) {
@@ -156,6 +194,9 @@ struct World {
       if (testing::Test::HasFatalFailure()) return false;
     }
     EXPECT_LE(prompt_tokens, most_prompt_tokens);
+    if (paced && plan.decoding > 0) {
+      EXPECT_EQ(prompt_tokens, 0);
+    }
     const size_t planned = plan.items.size();
     for (size_t i = 0; i < planned; ++i) {
       const PlanItem item = plan.items[i];
@@ -199,6 +240,11 @@ struct World {
   int64_t computed = 0;
   int32_t most_prompt_tokens = INT32_MAX;
   bool recurrent;
+  bool paced;
+  std::mt19937_64 pace{12};
+  std::optional<Plan> pieces;  // a chunk that is under way
+  uint64_t state_before = 0;   // of its sequence
+  int64_t pieced = 0;          // chunks that ended so
   std::map<RequestId, std::vector<int32_t>> finished, cancelled;
   std::map<RequestId, int32_t> cached;
 };
@@ -232,11 +278,13 @@ std::vector<int32_t> tokens_of(std::mt19937_64& random, int32_t count) {
 }
 
 // Random operations: prompts that branch off a few common beginnings or go on from earlier answers.
-void random_program(uint64_t seed, int64_t operations, Preemption preemption, bool recurrent) {
+// `paced`: prompts go in pieces between the steps of those who decode.
+void random_program(uint64_t seed, int64_t operations, Preemption preemption, bool recurrent, bool paced) {
   std::mt19937_64 random(seed);
   SchedulerLimits limits = small_limits();
   limits.preemption = preemption;
   limits.recurrent = recurrent;
+  if (paced) limits.gap_limit = 3;
   World world(limits, 17, 5, recurrent ? 6 : 0, preemption == Preemption::recompute ? 0 : 10);
   world.most_prompt_tokens = limits.ubatch_tokens;
   std::vector<std::vector<int32_t>> beginnings;
@@ -294,22 +342,25 @@ void random_program(uint64_t seed, int64_t operations, Preemption preemption, bo
   EXPECT_GT(stats.forked, 0u);
   EXPECT_GT(stats.cached_tokens, 0u);
   EXPECT_GT(stats.held_back, 0u);
+  EXPECT_EQ(world.pieced > 0, paced);
   if (preemption == Preemption::swap) {
     EXPECT_GT(stats.swapped, 0u);
   }
   fmt::print(
-      "[report] {} operations: {} answers, {} cached tokens, {} checkpoints, {} resumed, {} preempted ({} "
-      "swapped), "
-      "{} forked, {} held back\n",
-      operations, answers, stats.cached_tokens, stats.checkpoints, stats.resumed, stats.preempted,
-      stats.swapped, stats.forked, stats.held_back);
+      "[report] {} operations: {} answers, {} chunks in pieces, {} cached tokens, {} checkpoints, {} "
+      "resumed, "
+      "{} preempted ({} swapped), {} forked, {} held back\n",
+      operations, answers, world.pieced, stats.cached_tokens, stats.checkpoints, stats.resumed,
+      stats.preempted, stats.swapped, stats.forked, stats.held_back);
 }
 
 TEST(Scheduler, RandomProgramsBalanceAndAnswerAsAlone) {
-  random_program(1, 500000, Preemption::swap, true);
-  random_program(2, 300000, Preemption::recompute, true);
-  random_program(3, 100000, Preemption::cheaper, true);
-  random_program(4, 100000, Preemption::swap, false);
+  random_program(1, 250000, Preemption::swap, true, false);
+  random_program(2, 150000, Preemption::recompute, true, false);
+  random_program(3, 100000, Preemption::cheaper, true, true);
+  random_program(4, 100000, Preemption::swap, false, true);
+  random_program(5, 250000, Preemption::swap, true, true);
+  random_program(6, 150000, Preemption::recompute, true, true);
 }
 
 TEST(Scheduler, PromptsThatArriveTogetherComputeTheirPrefixOnce) {
@@ -373,7 +424,9 @@ TEST(Scheduler, OtherSaltsShareNothing) {
 
 TEST(Scheduler, TenThousandCancelsLeakNothing) {
   std::mt19937_64 random(8);
-  World world(small_limits(), 40, 4, 4, 8);
+  SchedulerLimits limits = small_limits();
+  limits.gap_limit = 3;
+  World world(limits, 40, 4, 4, 8);
   int64_t cancels = 0;
   while (cancels < 10000) {
     const RequestId id = world.submit(tokens_of(random, 1 + static_cast<int32_t>(random() % 150)), 20);
@@ -432,7 +485,8 @@ TEST(Scheduler, RestartsFromTheDiskAnswerAsAlone) {
     beginnings.push_back(tokens_of(random, 100 + static_cast<int32_t>(random() % 150)));
   uint64_t from_disk = 0, damaged = 0, evicted = 0, answers = 0;
   for (int life = 0; life < 12; ++life) {
-    const SchedulerLimits limits = small_limits();
+    SchedulerLimits limits = small_limits();
+    limits.gap_limit = life % 2 == 0 ? 0 : 3;
     World world(limits, 17, 5, 6, 10);
     world.bytes.late = true;
     DiskOptions options;

@@ -18,6 +18,7 @@ using Clock = std::chrono::steady_clock;
 // Always true between steps, for a running sequence:
 //   held < tokens.size(): there is something to run;  held == tokens.size() - 1 while it decodes
 //   positions [0, held) are in the KV cells and in the state slot;  blocks.size() == blocks_for(held)
+//   under_way == 0, or some layers of the slot are ahead of `held` and nobody may copy it
 //   hashes has one entry per full block of `tokens`; the first `published` blocks of the table are full
 // A sequence that waits holds no blocks and no slot; one that was preempted keeps its tokens, its sampler and
 // perhaps copies of its memory on the host.
@@ -29,6 +30,7 @@ struct Sequence {
 
   std::vector<int32_t> tokens;  // prompt, then what was generated
   int32_t held = 0;             // tokens whose K, V and state change are in memory
+  int32_t under_way = 0;        // rows from `held` on that are being run in pieces: some layers have had them
   BlockTable blocks;
   int32_t slot = -1;
   Sampler sampler;

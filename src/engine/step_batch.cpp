@@ -102,6 +102,28 @@ Batch StepBatch::fill(Plan& plan) {
   return b;
 }
 
+Batch StepBatch::part(const Batch& batch, int32_t first, int32_t count) {
+  BRAID_CHECK(batch.sequences == 1 && max_sequences_ > 1 && !has_uncertain_);
+  BRAID_CHECK(first >= 0 && count > 0 && first + count <= batch.tokens);
+  if (count == batch.tokens) return batch;
+  const int32_t values[] = {0, count, count, host(context)[0] - batch.tokens + first + count, host(slot)[0]};
+  const Array arrays[] = {first_row, rows, certain, context, slot};
+  for (int i = 0; i < 5; ++i) {
+    int32_t* value = host(arrays[i]) + 1;
+    *value = values[i];
+    if (memory_.data() != nullptr)
+      device_->to_device(static_cast<int32_t*>(memory_.data()) + offset_[arrays[i]] + 1, value,
+                         sizeof *value);
+  }
+  Batch b = batch;
+  b.tokens = b.most_rows = count;
+  b.outputs = 0;
+  b.output_row = nullptr;
+  for (const int32_t** row : {&b.token, &b.position, &b.cell, &b.sequence, &b.parent}) *row += first;
+  for (const int32_t** one : {&b.first_row, &b.rows, &b.certain, &b.context, &b.slot}) *one += 1;
+  return b;
+}
+
 void StepBatch::upload(const Batch& batch) {
   if (memory_.data() == nullptr) return;
   const int64_t used = offset_[table] + int64_t{batch.sequences} * blocks_per_sequence_;

@@ -10,12 +10,15 @@ namespace braid {
 
 class StepBatch {
  public:
-  // Errors: exhausted.
+  // part() needs room for one more sequence. Errors: exhausted.
   Status allocate(Device& device, int32_t max_rows, int32_t max_sequences, int32_t blocks_per_sequence);
 
   // Also sets first_row, first_output and outputs of the plan's items. The arrays of the result are in the
   // device's memory. Valid until the next fill().
   Batch fill(Plan& plan);
+  // The batch of one sequence's certain rows as if it were the `count` rows from `first` on; the arrays of
+  // the sequence then stand behind those of the whole. Valid until the next part().
+  Batch part(const Batch& batch, int32_t first, int32_t count);
   // Sends the arrays to the device (a part of the step that can be recorded: always the same bytes).
   void upload(const Batch& batch);
   bool has_uncertain() const { return has_uncertain_; }

@@ -1,25 +1,30 @@
-// attention.cpp -- full attention with output gate: products, norms and rope into the cache, softmax,
+// attention.cpp -- full attention with output gate: products, norms and rope into the cache; softmax;
 // product.
 #include "model/blocks.h"
 
 namespace braid {
 
-void attention_block(Ops& ops, Tensor residual, Tensor normed, Tensor rope, const AttentionBlock& w,
-                     const AttentionParams& params, const KvLayer& kv, const AttentionScratch& scratch,
-                     const Batch& batch) {
+void attention_in(Ops& ops, Tensor normed, Tensor rope, const AttentionBlock& w,
+                  const AttentionParams& params, const KvLayer& kv, const AttentionScratch& scratch,
+                  const Batch& batch) {
   const int64_t rows = normed.rows;
   const Tensor qg = scratch.qg.top(rows);
   const Tensor k = scratch.k.top(rows);
   const Tensor v = scratch.v.top(rows);
-  const Tensor q = scratch.q.top(rows);
-  const Tensor attended = scratch.attended.top(rows);
-
   const LinearPart in[] = {{&w.q, nullptr, qg}, {&w.k, nullptr, k}, {&w.v, nullptr, v}};
   ops.linear(in, normed);
-  ops.qk_norm_rope_store(q, qg, k, v, rope, w.norms, params, kv, batch);
-  ops.attention(attended, q, qg, params, kv, batch);
+  ops.qk_norm_rope_store(scratch.q.top(rows), qg, k, v, rope, w.norms, params, kv, batch);
+}
+
+void attention_rows(Ops& ops, const AttentionParams& params, const KvLayer& kv,
+                    const AttentionScratch& scratch, int32_t first_row, const Batch& part) {
+  const auto rows = [&](const Tensor& t) { return t.middle(first_row, part.tokens); };
+  ops.attention(rows(scratch.attended), rows(scratch.q), rows(scratch.qg), params, kv, part);
+}
+
+void attention_out(Ops& ops, Tensor residual, const AttentionBlock& w, const AttentionScratch& scratch) {
   const LinearPart out[] = {{&w.output, nullptr, residual, Tail::add}};
-  ops.linear(out, attended);
+  ops.linear(out, scratch.attended.top(residual.rows));
 }
 
 }  // namespace braid

@@ -37,10 +37,17 @@ struct MoeScratch {
   Tensor weights;  // [T, Kx]
 };
 
-// Gated attention with partial rope over the paged cache. `rope` [T, dims] is this step's table.
-void attention_block(Ops& ops, Tensor residual, Tensor normed, Tensor rope, const AttentionBlock& w,
-                     const AttentionParams& params, const KvLayer& kv, const AttentionScratch& scratch,
-                     const Batch& batch);
+// Gated attention with partial rope over the paged cache, in three parts, since the middle one grows with the
+// context and can be run some rows at a time. `rope` [T, dims] is this step's table.
+// Products, norms, rope; the rows' keys and values go to their cells.
+void attention_in(Ops& ops, Tensor normed, Tensor rope, const AttentionBlock& w,
+                  const AttentionParams& params, const KvLayer& kv, const AttentionScratch& scratch,
+                  const Batch& batch);
+// Softmax over the cells, for the rows from first_row on that `part` describes.
+void attention_rows(Ops& ops, const AttentionParams& params, const KvLayer& kv,
+                    const AttentionScratch& scratch, int32_t first_row, const Batch& part);
+// Back into the residual stream.
+void attention_out(Ops& ops, Tensor residual, const AttentionBlock& w, const AttentionScratch& scratch);
 
 // Gated delta rule. `journal` is null unless the batch has uncertain rows.
 void delta_block(Ops& ops, Tensor residual, Tensor normed, const DeltaBlock& w, const DeltaLayer& layer,

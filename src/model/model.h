@@ -6,6 +6,10 @@
 //
 // A model is a straight line of blocks (blocks.h) over Ops: no graph, no callbacks except the Observer, which
 // tests and tools use to look inside. One thread calls it. The file must outlive the model.
+//
+// A step can also be run in pieces, so that other steps run in between: a prompt's layers between the
+// decoding steps of those who are reading. It has activations of its own and touches nothing that other steps
+// of other sequences see.
 #pragma once
 
 #include <cstdint>
@@ -43,6 +47,24 @@ class Observer {
   virtual void experts(int32_t layer, Tensor ids, Tensor weights, const Batch& batch) {}
 };
 
+// The largest steps that will be run.
+struct StepSizes {
+  int32_t tokens = 0;
+  int32_t outputs = 0;
+  int32_t pieced_tokens = 0;  // of a step that is run in pieces; 0: none will be
+};
+
+// Where a step that is run in pieces stands.
+struct StepCursor {
+  enum class Piece : uint8_t { begin, delta_layer, attention_in, attention_rows, attention_out, end };
+  Piece next = Piece::begin;
+  int32_t layer = 0;
+  int32_t kv = 0;     // attention layers before `layer`
+  int32_t delta = 0;  // delta layers before it
+  int32_t row = 0;    // before attention_rows: the first row that has not been attended yet
+  bool done = false;
+};
+
 struct ModelOptions {
   bool with_mtp = true;  // describe and load the MTP head if the file has one
 };
@@ -56,26 +78,31 @@ class Model {
   const ModelConfig& config() const { return config_; }
   ModelWeights& weights() { return weights_; }
 
-  // Bytes of activations for the largest step on a device with that activation type.
-  virtual size_t activation_bytes(int32_t max_tokens, int32_t max_outputs,
-                                  DType activations = DType::f32) const = 0;
+  // Bytes of activations on a device with that activation type.
+  virtual size_t activation_bytes(const StepSizes& sizes, DType activations = DType::f32) const = 0;
   // What the device's workspaces must fit, apart from sequences and context.
   virtual Device::WorkspaceNeeds workspace_needs(int32_t max_tokens) const = 0;
   // Multiplications and additions of one token without attention scores, head included.
   virtual int64_t flops_per_token() const = 0;
 
   // Once. Errors: exhausted, unsupported.
-  virtual Status load(Device& device, int32_t max_tokens, int32_t max_outputs,
+  virtual Status load(Device& device, const StepSizes& sizes,
                       const ModelWeights::Progress& progress = nullptr) = 0;
 
   // Runs all layers over the batch and keeps the normed hidden rows of batch.output_row.
   // `has_uncertain`: the batch has uncertain rows somewhere (known to the host, as it shapes the launch).
   virtual void forward(const Batch& batch, const SequenceMemory& memory, bool has_uncertain) = 0;
 
-  // logits [count, V] of output rows first .. first + count of the last forward().
+  // Runs the piece at `at` of a step whose batch is one sequence's certain rows, and moves on; the last one
+  // leaves what forward() leaves. `part` is read before attention_rows only: the batch as if it were the rows
+  // [at.row, at.row + part.tokens) of it and the rest did not exist.
+  virtual void forward_piece(StepCursor& at, const Batch& batch, const Batch& part,
+                             const SequenceMemory& memory) = 0;
+
+  // logits [count, V] of output rows first .. first + count of the step that ended last.
   virtual void logits(Tensor logits, int32_t first, int32_t count) = 0;
 
-  // Normed hidden rows [outputs, E] of the last forward().
+  // Normed hidden rows [outputs, E] of the step that ended last.
   virtual Tensor output_hidden() const = 0;
 
   // Null: nobody looks.

@@ -1,4 +1,4 @@
-// qwen35.cpp -- see qwen35.h. The loop over layers is forward(); everything else is sizes.
+// qwen35.cpp -- see qwen35.h. A layer is run_piece(); everything else is sizes.
 #include "model/qwen35.h"
 
 #include <algorithm>
@@ -35,43 +35,47 @@ Result<std::unique_ptr<Model>> Qwen35Model::open(const GgufFile& file, const Mod
   return std::unique_ptr<Model>(std::move(model));
 }
 
-size_t Qwen35Model::place_activations(std::byte* base, int32_t max_tokens, int32_t max_outputs,
-                                      DType activations) {
+size_t Qwen35Model::place(Lane& lane, std::byte* base, int32_t max_tokens, int32_t max_outputs,
+                          DType activations) const {
   const DType act = activations;
   const int64_t t = max_tokens;
   const ModelConfig& c = config_;
   Placer common(base, 0);
-  residual_ = common.take(t, c.width);
-  normed_ = common.take(t, c.width, act);
-  rope_ = common.take(t, c.rope.dims);
-  gathered_ = common.take(max_outputs, c.width);
-  hidden_ = common.take(max_outputs, c.width, act);
+  lane.residual = common.take(t, c.width);
+  lane.normed = common.take(t, c.width, act);
+  lane.rope = common.take(t, c.rope.dims);
+  lane.gathered = common.take(max_outputs, c.width);
+  lane.hidden = common.take(max_outputs, c.width, act);
 
   // Blocks run one at a time: their scratch shares one stretch.
   Placer attention(base, common.offset());
   const int64_t head_width = int64_t{c.heads} * c.head_dim;
   const int64_t kv_width = int64_t{c.kv_heads} * c.head_dim;
-  attention_ = {attention.take(t, 2 * head_width, act), attention.take(t, kv_width, act),
-                attention.take(t, kv_width, act), attention.take(t, head_width, act),
-                attention.take(t, head_width, act)};
+  lane.attention = {attention.take(t, 2 * head_width, act), attention.take(t, kv_width, act),
+                    attention.take(t, kv_width, act), attention.take(t, head_width, act),
+                    attention.take(t, head_width, act)};
   Placer delta(base, common.offset());
-  delta_ = {delta.take(t, c.delta.channels(), act), delta.take(t, c.delta.value_width(), act),
-            delta.take(t, c.delta.value_heads), delta.take(t, c.delta.value_heads),
-            delta.take(t, c.delta.value_width(), act)};
+  lane.delta = {delta.take(t, c.delta.channels(), act), delta.take(t, c.delta.value_width(), act),
+                delta.take(t, c.delta.value_heads), delta.take(t, c.delta.value_heads),
+                delta.take(t, c.delta.value_width(), act)};
   Placer feed_forward(base, common.offset());
   if (c.is_moe()) {
-    moe_ = {feed_forward.take(t, c.experts), feed_forward.take(t, c.experts_used, DType::i32),
-            feed_forward.take(t, c.experts_used)};
+    lane.moe = {feed_forward.take(t, c.experts), feed_forward.take(t, c.experts_used, DType::i32),
+                feed_forward.take(t, c.experts_used)};
   } else {
-    mlp_ = {feed_forward.take(t, c.ffn_width, act)};
+    lane.mlp = {feed_forward.take(t, c.ffn_width, act)};
   }
   return std::max({attention.offset(), delta.offset(), feed_forward.offset()});
 }
 
-size_t Qwen35Model::activation_bytes(int32_t max_tokens, int32_t max_outputs, DType activations) const {
-  Qwen35Model counted;
-  counted.config_ = config_;
-  return counted.place_activations(nullptr, max_tokens, max_outputs, activations);
+size_t Qwen35Model::lane_bytes(int32_t max_tokens, int32_t max_outputs, DType activations) const {
+  Lane counted;
+  return place(counted, nullptr, max_tokens, max_outputs, activations);
+}
+
+size_t Qwen35Model::activation_bytes(const StepSizes& sizes, DType activations) const {
+  return lane_bytes(sizes.tokens, sizes.outputs, activations) +
+         lane_bytes(sizes.pieced_tokens, sizes.pieced_tokens, activations);
 }
 
 Device::WorkspaceNeeds Qwen35Model::workspace_needs(int32_t max_tokens) const {
@@ -104,65 +108,117 @@ int64_t Qwen35Model::flops_per_token() const {
               c.vocabulary * c.width);
 }
 
-Status Qwen35Model::load(Device& device, int32_t max_tokens, int32_t max_outputs,
-                         const ModelWeights::Progress& progress) {
+Status Qwen35Model::load(Device& device, const StepSizes& sizes, const ModelWeights::Progress& progress) {
   BRAID_CHECK(ops_ == nullptr);
   BRAID_TRY(weights_.load(device, progress));
   const DType activations = device.activation_type();
-  BRAID_ASSIGN(activations_,
-               device.allocate(activation_bytes(max_tokens, max_outputs, activations), "activations"));
-  place_activations(static_cast<std::byte*>(activations_.data()), max_tokens, max_outputs, activations);
+  BRAID_ASSIGN(activations_, device.allocate(activation_bytes(sizes, activations), "activations"));
+  auto* base = static_cast<std::byte*>(activations_.data());
+  base += place(whole_, base, sizes.tokens, sizes.outputs, activations);
+  place(pieced_, base, sizes.pieced_tokens, sizes.pieced_tokens, activations);
   ops_ = &device.ops();
   device_ = &device;
   return {};
 }
 
 void Qwen35Model::forward(const Batch& batch, const SequenceMemory& memory, bool has_uncertain) {
-  Ops& ops = *ops_;
-  const Tensor x = residual_.top(batch.tokens);
-  const Tensor h = normed_.top(batch.tokens);
-  const Tensor rope = rope_.top(batch.tokens);
-  const AttentionParams attention{config_.heads, config_.attention_scale, 0, true};
-  const RouteParams route{config_.experts, config_.experts_used};
+  StepCursor at;
+  while (!at.done) run_piece(whole_, at, batch, batch, memory, has_uncertain);
+}
 
-  ops.embed(x, weights_.embedding, batch);
-  ops.rope_table(rope, config_.rope, batch);
-  size_t kv = 0;
-  size_t delta = 0;
-  for (int32_t i = 0; i < config_.layers; ++i) {
-    const LayerWeights& layer = weights_.layers[i];
-    ops.add_norm(h, x, {}, layer.mixer_norm, config_.eps);
-    if (config_.kinds[i] == LayerKind::attention) {
-      attention_block(ops, x, h, rope, layer.attention, attention, memory.kv[kv++], attention_, batch);
-    } else {
-      DeltaJournal* journal = has_uncertain ? &memory.journals[delta] : nullptr;
-      delta_block(ops, x, h, layer.delta, memory.delta[delta++], journal, delta_, batch);
+void Qwen35Model::forward_piece(StepCursor& at, const Batch& batch, const Batch& part,
+                                const SequenceMemory& memory) {
+  BRAID_CHECK(batch.tokens <= pieced_.residual.rows);
+  run_piece(pieced_, at, batch, part, memory, false);
+}
+
+void Qwen35Model::run_piece(Lane& lane, StepCursor& at, const Batch& batch, const Batch& part,
+                            const SequenceMemory& memory, bool has_uncertain) {
+  using Piece = StepCursor::Piece;
+  Ops& ops = *ops_;
+  const Tensor x = lane.residual.top(batch.tokens);
+  const Tensor h = lane.normed.top(batch.tokens);
+  const Tensor rope = lane.rope.top(batch.tokens);
+  const AttentionParams attention{config_.heads, config_.attention_scale, 0, true};
+  switch (at.next) {
+    case Piece::begin:
+      ops.embed(x, weights_.embedding, batch);
+      ops.rope_table(rope, config_.rope, batch);
+      return move_to_layer(at, 0);
+    case Piece::delta_layer: {
+      const LayerWeights& layer = weights_.layers[at.layer];
+      DeltaJournal* journal = has_uncertain ? &memory.journals[at.delta] : nullptr;
+      ops.add_norm(h, x, {}, layer.mixer_norm, config_.eps);
+      delta_block(ops, x, h, layer.delta, memory.delta[at.delta], journal, lane.delta, batch);
+      ++at.delta;
+      return feed_forward(lane, at, batch);
     }
-    ops.add_norm(h, x, {}, layer.ffn_norm, config_.eps);
-    if (config_.is_moe()) {
-      moe_block(ops, x, h, layer.moe, route, moe_);
-    } else {
-      mlp_block(ops, x, h, layer.mlp, mlp_);
+    case Piece::attention_in: {
+      const LayerWeights& layer = weights_.layers[at.layer];
+      ops.add_norm(h, x, {}, layer.mixer_norm, config_.eps);
+      attention_in(ops, h, rope, layer.attention, attention, memory.kv[at.kv], lane.attention, batch);
+      at.row = 0;
+      at.next = Piece::attention_rows;
+      return;
     }
-    if (observer_ != nullptr) show(i, batch);
+    case Piece::attention_rows:
+      BRAID_CHECK(part.tokens > 0 && at.row + part.tokens <= batch.tokens);
+      attention_rows(ops, attention, memory.kv[at.kv], lane.attention, at.row, part);
+      at.row += part.tokens;
+      if (at.row == batch.tokens) at.next = Piece::attention_out;
+      return;
+    case Piece::attention_out:
+      attention_out(ops, x, weights_.layers[at.layer].attention, lane.attention);
+      ++at.kv;
+      return feed_forward(lane, at, batch);
+    case Piece::end:
+      leave_outputs(lane, batch);
+      at.done = true;
   }
+}
+
+// The second half of a layer of either kind.
+void Qwen35Model::feed_forward(Lane& lane, StepCursor& at, const Batch& batch) {
+  const LayerWeights& layer = weights_.layers[at.layer];
+  const Tensor x = lane.residual.top(batch.tokens);
+  const Tensor h = lane.normed.top(batch.tokens);
+  ops_->add_norm(h, x, {}, layer.ffn_norm, config_.eps);
+  if (config_.is_moe()) {
+    moe_block(*ops_, x, h, layer.moe, {config_.experts, config_.experts_used}, lane.moe);
+  } else {
+    mlp_block(*ops_, x, h, layer.mlp, lane.mlp);
+  }
+  if (observer_ != nullptr) show(lane, at.layer, batch);
+  move_to_layer(at, at.layer + 1);
+}
+
+void Qwen35Model::move_to_layer(StepCursor& at, int32_t layer) const {
+  using Piece = StepCursor::Piece;
+  at.layer = layer;
+  at.next = layer == config_.layers                        ? Piece::end
+            : config_.kinds[layer] == LayerKind::attention ? Piece::attention_in
+                                                           : Piece::delta_layer;
+}
+
+void Qwen35Model::leave_outputs(Lane& lane, const Batch& batch) {
+  ended_ = &lane;
   last_outputs_ = batch.outputs;
   if (batch.outputs == 0) return;
-  const Tensor rows = gathered_.top(batch.outputs);
-  ops.gather_rows(rows, x, batch.output_row, batch.outputs);
-  ops.add_norm(hidden_.top(batch.outputs), rows, {}, weights_.output_norm, config_.eps);
+  const Tensor rows = lane.gathered.top(batch.outputs);
+  ops_->gather_rows(rows, lane.residual.top(batch.tokens), batch.output_row, batch.outputs);
+  ops_->add_norm(lane.hidden.top(batch.outputs), rows, {}, weights_.output_norm, config_.eps);
 }
 
 void Qwen35Model::logits(Tensor logits, int32_t first, int32_t count) {
   BRAID_CHECK(first >= 0 && count > 0 && first + count <= last_outputs_);
-  ops_->logits(logits.top(count), weights_.head(), hidden_.middle(first, count));
+  ops_->logits(logits.top(count), weights_.head(), ended_->hidden.middle(first, count));
 }
 
-void Qwen35Model::show(int32_t layer, const Batch& batch) {
+void Qwen35Model::show(const Lane& lane, int32_t layer, const Batch& batch) {
   device_->synchronize();
   if (config_.is_moe())
-    observer_->experts(layer, moe_.ids.top(batch.tokens), moe_.weights.top(batch.tokens), batch);
-  observer_->layer_output(layer, residual_.top(batch.tokens), batch);
+    observer_->experts(layer, lane.moe.ids.top(batch.tokens), lane.moe.weights.top(batch.tokens), batch);
+  observer_->layer_output(layer, lane.residual.top(batch.tokens), batch);
 }
 
 }  // namespace braid

@@ -10,36 +10,50 @@ class Qwen35Model : public Model {
  public:
   static Result<std::unique_ptr<Model>> open(const GgufFile& file, const ModelOptions& options);
 
-  size_t activation_bytes(int32_t max_tokens, int32_t max_outputs, DType activations) const override;
+  size_t activation_bytes(const StepSizes& sizes, DType activations) const override;
   Device::WorkspaceNeeds workspace_needs(int32_t max_tokens) const override;
   int64_t flops_per_token() const override;
-  Status load(Device& device, int32_t max_tokens, int32_t max_outputs,
-              const ModelWeights::Progress& progress) override;
+  Status load(Device& device, const StepSizes& sizes, const ModelWeights::Progress& progress) override;
   void forward(const Batch& batch, const SequenceMemory& memory, bool has_uncertain) override;
+  void forward_piece(StepCursor& at, const Batch& batch, const Batch& part,
+                     const SequenceMemory& memory) override;
   void logits(Tensor logits, int32_t first, int32_t count) override;
-  Tensor output_hidden() const override { return hidden_.top(last_outputs_); }
+  Tensor output_hidden() const override { return ended_->hidden.top(last_outputs_); }
 
  private:
-  // Places every activation in one stretch of memory that starts at `base` (null: only counts). Returns its
-  // bytes. What travels between ops has type `activations`; the residual stream, gathered rows of it, gate
-  // and router rows and the rope table are f32.
-  size_t place_activations(std::byte* base, int32_t max_tokens, int32_t max_outputs, DType activations);
+  // Everything that lives between the ops of one step.
+  struct Lane {
+    Tensor residual;  // [T, E]
+    Tensor normed;    // [T, E]
+    Tensor rope;      // [T, rope dims]
+    Tensor gathered;  // [outputs, E]
+    Tensor hidden;    // [outputs, E] after the output norm
+    AttentionScratch attention;
+    DeltaScratch delta;
+    MlpScratch mlp;
+    MoeScratch moe;
+  };
 
-  void show(int32_t layer, const Batch& batch);
+  // Places a lane in one stretch of memory that starts at `base` (null: only counts). Returns its bytes. What
+  // travels between ops has type `activations`; the residual stream, gathered rows of it, gate and router
+  // rows and the rope table are f32.
+  size_t place(Lane& lane, std::byte* base, int32_t max_tokens, int32_t max_outputs, DType activations) const;
+  size_t lane_bytes(int32_t max_tokens, int32_t max_outputs, DType activations) const;
+
+  void run_piece(Lane& lane, StepCursor& at, const Batch& batch, const Batch& part,
+                 const SequenceMemory& memory, bool has_uncertain);
+  void feed_forward(Lane& lane, StepCursor& at, const Batch& batch);
+  void move_to_layer(StepCursor& at, int32_t layer) const;
+  void leave_outputs(Lane& lane, const Batch& batch);
+  void show(const Lane& lane, int32_t layer, const Batch& batch);
 
   Device* device_ = nullptr;
   Ops* ops_ = nullptr;
   Buffer activations_;
+  Lane whole_;   // steps that run at once
+  Lane pieced_;  // the step that is run in pieces
+  const Lane* ended_ = &whole_;
   int32_t last_outputs_ = 0;
-  Tensor residual_;  // [T, E]
-  Tensor normed_;    // [T, E]
-  Tensor rope_;      // [T, rope dims]
-  Tensor gathered_;  // [outputs, E]
-  Tensor hidden_;    // [outputs, E] after the output norm
-  AttentionScratch attention_;
-  DeltaScratch delta_;
-  MlpScratch mlp_;
-  MoeScratch moe_;
 };
 
 }  // namespace braid

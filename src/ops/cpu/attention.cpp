@@ -16,6 +16,7 @@
 #include "ops/cpu/attention.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "ops/cpu/cpu_ops.h"
@@ -243,8 +244,18 @@ void CpuOps::attend_many(Tensor o, Tensor q, Tensor qg, const AttentionParams& p
     }
     return tasks;
   };
+  // A tile expands K and V once for its panels, which costs about a third of what one panel does with them;
+  // large tiles save that, small ones keep every thread busy to the end.
   int32_t tile = kTileTokens;
-  while (tile > 4 && count_tasks(tile) < 3 * pool_.size()) tile /= 2;
+  double least = 0;
+  for (int32_t size = kTileTokens; size >= 4; size /= 2) {
+    const double panels = std::max(1.0, static_cast<double>(size * call.group) / cpu::kPanelRows);
+    const double turns = std::ceil(static_cast<double>(count_tasks(size)) / pool_.size());
+    const double cost = turns * (panels + 0.35);
+    if (size < kTileTokens && cost >= least) continue;
+    tile = size;
+    least = cost;
+  }
   const int64_t tasks = count_tasks(tile);
   if (tasks == 0) return;
   BRAID_CHECK(tile_scratch_floats(call.group, call.head_dim) <= work_.worker_floats);
