@@ -107,16 +107,18 @@ bool Engine::step() {
   Batch batch = batch_->fill(plan);
   const int32_t rows = batch.tokens;
   outputs_ = batch.outputs;
+  if (options_.fault != EngineOptions::Fault::none && stats_.steps == options_.fault_step)
+    device_->fail_on_purpose(options_.fault == EngineOptions::Fault::lasting);
   run(batch);
   device_->synchronize();
-  if (const Status health = device_->health(); !health.ok()) fail_all(health.error());
-  if (!health_.ok()) return false;
+  if (!device_works()) return false;
   const Clock::time_point computed = Clock::now();
   const double logits_before_ms = stats_.logits_ms;
 
   std::vector<Verdict> verdicts;
   for (const PlanItem& item : plan.items) verdicts.push_back(judge(item));
   fork(plan, verdicts);
+  if (!device_works()) return false;  // whole rows of logits may have been computed and fetched since
   commit(batch, plan, verdicts);
   scheduler_->observe(plan, ms_between(begin, Clock::now()));
 
@@ -161,6 +163,11 @@ void Engine::run(Batch& batch) {
   } else {
     enqueue(batch);
   }
+}
+
+bool Engine::device_works() {
+  if (const Status health = device_->health(); health_.ok() && !health.ok()) fail_all(health.error());
+  return health_.ok();
 }
 
 // The device is of no use any more: nobody gets another token from it.
