@@ -4,6 +4,7 @@
 // being done, later work is pointless, and the engine asks for it after synchronize() (Device::health).
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "base/result.h"
