@@ -105,6 +105,10 @@ void add_model_options(CLI::App& command, ModelFlags& flags, bool with_model) {
       ->check(CLI::IsMember({"auto", "cuda", "cpu", "ref"}))
       ->capture_default_str()
       ->envname("BRAID_DEVICE");
+  command
+      .add_flag("--deterministic", flags.deterministic,
+                "the same bytes for a request whatever else runs (GPU: slower; CPU: always so)")
+      ->envname("BRAID_DETERMINISTIC");
   add_sharing_options(command, flags);
 }
 
@@ -114,6 +118,7 @@ Result<EngineOptions> engine_options(const ModelFlags& flags) {
   options.threads = flags.threads;
   options.ubatch_tokens = flags.batch > 0 ? std::min(flags.batch, flags.ubatch) : flags.ubatch;
   options.device = flags.device;
+  options.deterministic = flags.deterministic;
   options.max_sequences = flags.parallel;
   options.max_batch_tokens = flags.max_batch_tokens;
   options.checkpoint_interval = flags.checkpoint_interval;

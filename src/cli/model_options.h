@@ -27,6 +27,7 @@ struct ModelFlags {
   std::string cache_k = "f16";
   std::string cache_v = "f16";
   std::string device = "auto";
+  bool deterministic = false;
   int parallel = 1;
   int max_batch_tokens = 0;
   int checkpoint_interval = -1;

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "engine/engine.h"
+#include "engine/engine_devices_test.h"
 #include "model/test_models_test.h"
 
 namespace braid {
@@ -96,17 +97,18 @@ std::vector<int32_t> joined(std::vector<int32_t> a, const std::vector<int32_t>& 
   return a;
 }
 
-class DiskEngineOn : public ::testing::TestWithParam<const char*> {
+class DiskEngineOn : public testing_devices::OnDevice {
  protected:
   EngineOptions options(const Folder& folder) const {
     EngineOptions o;
     o.device = GetParam();
+    o.deterministic = true;
     o.cache_dir = folder.path;
     o.poison_unused = true;
     return o;
   }
 };
-INSTANTIATE_TEST_SUITE_P(Devices, DiskEngineOn, ::testing::Values("ref", "cpu"),
+INSTANTIATE_TEST_SUITE_P(Devices, DiskEngineOn, ::testing::Values("ref", "cpu", "cuda"),
                          [](const auto& info) { return std::string(info.param); });
 
 // The second turn after a restart is, bit for bit, what it is without one.

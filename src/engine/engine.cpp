@@ -114,13 +114,14 @@ bool Engine::run_plan(Plan& plan, Clock::time_point begin) {
   Batch batch = batch_->fill(plan);
   const int32_t rows = batch.tokens;
   begin_outputs(batch);
+  if (options_.fault != EngineOptions::Fault::none && stats_.steps == options_.fault_step)
+    device_->fail_on_purpose(options_.fault == EngineOptions::Fault::lasting);
   run(batch);
   device_->synchronize();
-  if (const Status health = device_->health(); !health.ok()) fail_all(health.error());
-  if (!health_.ok()) return false;
+  if (!device_works()) return false;
   const Clock::time_point computed = Clock::now();
   const int32_t prompt_tokens = plan.prompt_tokens;
-  end_step(batch, plan);
+  if (!end_step(batch, plan)) return false;
   const double ms = ms_between(begin, Clock::now());
   if (prompt_tokens == 0) {
     scheduler_->pacer().observe_step(plan.decoding, ms, disturbed_);
@@ -134,16 +135,18 @@ bool Engine::run_plan(Plan& plan, Clock::time_point begin) {
   return true;
 }
 
-// What comes of the outputs: verdicts, then sequences and clients are told.
-void Engine::end_step(const Batch& batch, Plan& plan) {
+// What comes of the outputs: verdicts, then sequences and clients are told. False: the device has failed.
+bool Engine::end_step(const Batch& batch, Plan& plan) {
   const Clock::time_point computed = Clock::now();
   const double logits_before_ms = stats_.logits_ms;
   std::vector<Verdict> verdicts;
   for (const PlanItem& item : plan.items) verdicts.push_back(judge(item));
   fork(plan, verdicts);
+  if (!device_works()) return false;  // whole rows of logits may have been computed and fetched since
   commit(batch, plan, verdicts);
   stats_.judge_ms += ms_between(computed, Clock::now()) - (stats_.logits_ms - logits_before_ms);
   settle(plan, verdicts);
+  return true;
 }
 
 // A prompt's chunk goes as far through the layers as the pacer leaves time between two steps of `decoding`
@@ -179,8 +182,7 @@ bool Engine::run_pieces(int32_t decoding) {
                            : now.batch;
     model_->forward_piece(now.at, now.batch, part, cache_.memory());
     device_->synchronize();
-    if (const Status health = device_->health(); !health.ok()) fail_all(health.error());
-    if (!health_.ok()) return false;
+    if (!device_works()) return false;
     const double piece_ms = ms_between(begin, Clock::now()) - spent_ms;
     pacer.observe_piece(kind, rows, position, piece_ms);
     stats_.forward_ms += piece_ms;
@@ -189,12 +191,12 @@ bool Engine::run_pieces(int32_t decoding) {
     begin_outputs(now.batch);
     if (best_rows_ > 0) find_best(now.batch);
     device_->synchronize();
+    if (!device_works()) return false;
     ++stats_.steps;
     stats_.rows += static_cast<uint64_t>(now.batch.tokens);
     Pieces ended = std::move(now);
     pieces_.reset();
-    end_step(ended.batch, ended.plan);
-    if (!health_.ok()) return false;
+    if (!end_step(ended.batch, ended.plan)) return false;
   }
 }
 
@@ -239,6 +241,11 @@ void Engine::run(Batch& batch) {
   } else {
     enqueue(batch);
   }
+}
+
+bool Engine::device_works() {
+  if (const Status health = device_->health(); health_.ok() && !health.ok()) fail_all(health.error());
+  return health_.ok();
 }
 
 // The device is of no use any more: nobody gets another token from it.

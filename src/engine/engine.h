@@ -53,6 +53,7 @@ struct EngineOptions {
   std::string device = "cpu";  // or "ref"
   int threads = 0;             // 0: the device chooses
   Activations activations = Activations::i8;
+  bool deterministic = false;  // a request's bytes depend on nothing but itself (DeviceOptions)
   bool with_mtp = true;
   uint64_t memory_limit_bytes = 0;  // 0: what the machine has available
   uint64_t kv_memory_bytes = 0;     // KV blocks; 0: all contexts at once, less if memory is short
@@ -64,8 +65,11 @@ struct EngineOptions {
   uint64_t cache_dir_bytes = uint64_t{8} << 30;  // of all files there
   int32_t checkpoint_spacing = -1;  // at least so many tokens between those of one prompt; -1: chosen
   Preemption preemption = Preemption::cheaper;
-  bool poison_unused = false;       // tests: memory that nobody may read is filled with what spoils any sum
-  uint64_t shuffle_blocks = 0;      // tests: seed of a random order of free blocks
+  bool poison_unused = false;   // tests: memory that nobody may read is filled with what spoils any sum
+  uint64_t shuffle_blocks = 0;  // tests: seed of a random order of free blocks
+  enum class Fault : uint8_t { none, passing, lasting };
+  Fault fault = Fault::none;  // tests: the device fails in step `fault_step`
+  uint64_t fault_step = 0;
   ModelWeights::Progress progress;  // while weights load
 };
 
@@ -142,7 +146,7 @@ class Engine {
 
   bool run_plan(Plan& plan, Clock::time_point begin);
   bool run_pieces(int32_t decoding);
-  void end_step(const Batch& batch, Plan& plan);
+  bool end_step(const Batch& batch, Plan& plan);
   void propose(Plan& plan);
   Verdict judge(const PlanItem& item);
   void fork(Plan& plan, std::vector<Verdict>& verdicts);
@@ -167,6 +171,8 @@ class Engine {
   // Logits of all outputs, their best, and those to the host.
   void find_best(const Batch& batch);
   void run(Batch& batch);
+  // After it was waited for. False: it has failed, and everybody's request with it.
+  bool device_works();
   void fail_all(const Error& error);
   Status allocate_best();
   Device::WorkspaceNeeds workspace_needs() const;

@@ -57,6 +57,7 @@ Result<std::unique_ptr<Device>> make_device(const EngineOptions& options, int32_
   device.threads = options.threads;
   device.activations = options.activations;
   device.max_tokens = max_rows;
+  device.deterministic = options.deterministic;
   if (options.device == "ref") return make_ref_device(device);
   if (options.device == "cuda") return make_cuda_device(device);
   if (options.device == "auto") {
@@ -105,6 +106,8 @@ PrefixHash fingerprint_of(const GgufFile& file, const EngineOptions& options, co
   text += fmt::format("|{} {} {} {} {} {}", name.substr(0, name.find(' ')), tile_columns,
                       kv_format_name(options.k_format), kv_format_name(options.v_format),
                       static_cast<int>(options.activations), kBlockTokens);
+  // Prefixes computed by other forms would bring other bytes in.
+  if (options.deterministic && !device.computes_in_host_memory()) text += " deterministic";
   return seed_hash(text);
 }
 
@@ -265,6 +268,9 @@ SchedulerLimits Engine::scheduler_limits() const {
   limits.prefix_cache = options_.prefix_cache;
   limits.recurrent = config.count(LayerKind::delta) > 0;
   limits.preemption = options_.preemption;
+  // What is computed again runs many rows at a time, which is another form of attention.
+  if (options_.deterministic && limits.preemption == Preemption::cheaper)
+    limits.preemption = Preemption::swap;
   // In tokens whose keys and values take the room of one state: copies shall not outgrow what they belong to.
   const int64_t per_token =
       std::max<int64_t>(1, config.kv_bytes_per_token(options_.k_format, options_.v_format));

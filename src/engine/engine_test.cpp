@@ -1,7 +1,8 @@
 // engine_test.cpp -- however the work is cut, shared, interrupted or guessed ahead, the answers are the same.
 //
-// Small random models on the reference device: its results do not depend on how rows are grouped, so tokens
-// are compared exactly. Greedy logits of random models have margins far above rounding.
+// Small random models on devices whose results do not depend on how rows are grouped (the GPU when it is told
+// to be deterministic), so tokens are compared exactly. Greedy logits of random models have margins far above
+// rounding.
 #include "engine/engine.h"
 
 #include <gtest/gtest.h>
@@ -10,6 +11,7 @@
 #include <cmath>
 #include <map>
 
+#include "engine/engine_devices_test.h"
 #include "model/test_models_test.h"
 
 namespace braid {
@@ -46,12 +48,13 @@ EngineOptions on(const char* device) {
   options.device = device;
   options.threads = 2;
   options.activations = Activations::f32;
+  options.deterministic = true;
   return options;
 }
 
 // Tests that run on every device.
-class EngineOn : public ::testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Devices, EngineOn, ::testing::Values("ref", "cpu"),
+class EngineOn : public testing_devices::OnDevice {};
+INSTANTIATE_TEST_SUITE_P(Devices, EngineOn, ::testing::Values("ref", "cpu", "cuda"),
                          [](const auto& info) { return std::string(info.param); });
 
 // An engine with the file it reads from.
@@ -174,8 +177,8 @@ TEST_P(EngineOn, ScaleCompanionsMultiplyTheirProducts) {
   EXPECT_EQ(a.ask(greedy(prompt(40), 20)).tokens, b.ask(greedy(prompt(40), 20)).tokens);
 }
 
-TEST(Engine, StopsAtStopTokensLengthAndContext) {
-  Machine m(bytes_of(tiny_dense()));
+TEST_P(EngineOn, StopsAtStopTokensLengthAndContext) {
+  Machine m(bytes_of(tiny_dense()), on(GetParam()));
   const auto free_run = m.ask(greedy(prompt(20), 30));
   EXPECT_EQ(free_run.end.reason, FinishReason::length);
   EXPECT_EQ(free_run.end.usage.generated_tokens, 30);
@@ -199,8 +202,8 @@ TEST(Engine, StopsAtStopTokensLengthAndContext) {
   EXPECT_TRUE(nothing.tokens.empty());
 }
 
-TEST(Engine, CancelReturnsEverythingWithinTwoSteps) {
-  EngineOptions options = on("ref");
+TEST_P(EngineOn, CancelReturnsEverythingWithinTwoSteps) {
+  EngineOptions options = on(GetParam());
   options.max_sequences = 2;
   options.ubatch_tokens = 8;
   Machine m(bytes_of(tiny_dense()), options);
@@ -223,11 +226,11 @@ TEST(Engine, CancelReturnsEverythingWithinTwoSteps) {
   EXPECT_EQ(m.sink.answers[ids[2]].end.reason, FinishReason::length);
   EXPECT_EQ(m.sink.answers[ids[3]].end.reason, FinishReason::cancelled);
   EXPECT_EQ(m.sink.answers[ids[2]].tokens,
-            Machine(bytes_of(tiny_dense())).ask(greedy(prompt(50, 2), 20)).tokens);
+            Machine(bytes_of(tiny_dense()), on(GetParam())).ask(greedy(prompt(50, 2), 20)).tokens);
 }
 
-TEST(Engine, TheSameSeedGivesTheSameAnswer) {
-  Machine m(bytes_of(tiny_dense()));
+TEST_P(EngineOn, TheSameSeedGivesTheSameAnswer) {
+  Machine m(bytes_of(tiny_dense()), on(GetParam()));
   const auto ask = [&](uint64_t seed) {
     Request r = greedy(prompt(10), 30);
     r.sampling = {};
@@ -239,10 +242,10 @@ TEST(Engine, TheSameSeedGivesTheSameAnswer) {
   EXPECT_NE(ask(1), ask(2));
 }
 
-TEST(Engine, ScoresEveryPromptRowInOrderHoweverTheRowsAreCut) {
+TEST_P(EngineOn, ScoresEveryPromptRowInOrderHoweverTheRowsAreCut) {
   std::vector<std::vector<float>> whole;
   for (const int32_t chunk : {64, 5}) {
-    EngineOptions options = on("ref");
+    EngineOptions options = on(GetParam());
     options.ubatch_tokens = chunk;
     Machine m(bytes_of(tiny_dense()), options);
     Request r = greedy(prompt(40), 0);
@@ -262,8 +265,8 @@ TEST(Engine, ScoresEveryPromptRowInOrderHoweverTheRowsAreCut) {
   }
 }
 
-TEST(Engine, LogProbabilitiesBelongToTheTokens) {
-  Machine m(bytes_of(tiny_dense()));
+TEST_P(EngineOn, LogProbabilitiesBelongToTheTokens) {
+  Machine m(bytes_of(tiny_dense()), on(GetParam()));
   Request r = greedy(prompt(12), 5);
   r.top_logprobs = 3;
   const auto answer = m.ask(r);
@@ -344,12 +347,12 @@ TEST(Engine, ImpossibleRequestsAreRefusedWithNumbers) {
   EXPECT_TRUE(m.engine->idle());
 }
 
-TEST(Engine, DamagedWeightsEndTheAnswerWithAnError) {
+TEST_P(EngineOn, DamagedWeightsEndTheAnswerWithAnError) {
   const auto damaged = edited(bytes_of(tiny_dense()), [](GgufWriter&, std::vector<OwnTensor>& t) {
     auto* values = reinterpret_cast<float*>(find(t, "output_norm.weight").data.data());
     for (int i = 0; i < 64; ++i) values[i] = NAN;
   });
-  Machine m(damaged);
+  Machine m(damaged, on(GetParam()));
   const auto answer = m.ask(greedy(prompt(5), 5));
   EXPECT_EQ(answer.end.reason, FinishReason::error);
   EXPECT_NE(answer.end.error.find("not numbers"), std::string::npos);

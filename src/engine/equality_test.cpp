@@ -1,9 +1,10 @@
 // equality_test.cpp -- golden prompts give the same bytes alone, among others, resumed, pushed out and
 // forked.
 //
-// On the CPU every op sums in an order that depends on the row alone, so the rule is identity: tokens equal,
-// and their log probabilities equal to the last bit. What each case is compared with is its own run alone, on
-// an engine without a cache; golden_test.cpp compares that with float64.
+// On the CPU every op sums in an order that depends on the row alone, and so it does on a GPU that is told to
+// be deterministic: the rule is identity, tokens equal and their log probabilities equal to the last bit.
+// What each case is compared with is its own run alone, on an engine without a cache; golden_test.cpp
+// compares that with float64. What a GPU does without being told: gpu_engine_test.cpp.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include <random>
 
 #include "engine/engine.h"
+#include "engine/engine_devices_test.h"
 
 namespace braid {
 namespace {
@@ -61,16 +63,24 @@ struct Subject {
   const char* name;
   const char* model;
   const char* goldens;
+  const char* device;
+  bool mixture;
 };
+const char* const kDemo = "/models/braid-demo-q8_0.gguf";
+const char* const kMoe = "/tests/goldens/braid-tiny-moe-q4_k_m.gguf";
 const Subject kSubjects[] = {
-    {"Demo", "/models/braid-demo-q8_0.gguf", "/tests/goldens/demo.json"},
-    {"Moe", "/tests/goldens/braid-tiny-moe-q4_k_m.gguf", "/tests/goldens/tiny-moe.json"},
+    {"Demo", kDemo, "/tests/goldens/demo.json", "cpu", false},
+    {"Moe", kMoe, "/tests/goldens/tiny-moe.json", "cpu", true},
+    {"DemoCuda", kDemo, "/tests/goldens/demo.json", "cuda", false},
+    {"MoeCuda", kMoe, "/tests/goldens/tiny-moe.json", "cuda", true},
 };
 void PrintTo(const Subject& subject, std::ostream* out) { *out << subject.name; }
 
 class Equality : public ::testing::TestWithParam<Subject> {
  protected:
   void SetUp() override {
+    const std::string why = testing_devices::why_not_on(GetParam().device);
+    if (!why.empty()) GTEST_SKIP() << why;
     std::ifstream in(kRoot + GetParam().goldens);
     ASSERT_TRUE(in.good());
     for (const auto& golden : nlohmann::json::parse(in))
@@ -96,7 +106,8 @@ class Equality : public ::testing::TestWithParam<Subject> {
   }
 
   std::unique_ptr<Engine> start(EngineOptions options) {
-    options.device = "cpu";
+    options.device = GetParam().device;
+    options.deterministic = true;
     options.threads = 2;
     if (options.context_tokens == 0) options.context_tokens = 2048;
     auto engine = Engine::create(*file, options);

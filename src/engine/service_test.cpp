@@ -7,6 +7,7 @@
 #include <map>
 #include <random>
 
+#include "engine/engine_devices_test.h"
 #include "model/test_models_test.h"
 
 namespace braid {
@@ -28,8 +29,10 @@ class Waiter : public Sink {
 };
 
 struct Fixture {
-  explicit Fixture(EngineOptions options = {}) : bytes(bytes_of(tiny_dense())), file(parsed(bytes)) {
-    options.device = "cpu";
+  explicit Fixture(const char* device, EngineOptions options = {})
+      : bytes(bytes_of(tiny_dense())), file(parsed(bytes)) {
+    options.device = device;
+    options.deterministic = true;
     options.threads = 1;
     options.activations = Activations::f32;
     if (options.context_tokens == 0) options.context_tokens = 256;
@@ -54,10 +57,10 @@ Request request_of(uint64_t n) {
   return r;
 }
 
-std::map<uint64_t, std::vector<int32_t>> answers_alone(uint64_t count) {
+std::map<uint64_t, std::vector<int32_t>> answers_alone(const char* device, uint64_t count) {
   EngineOptions options;
   options.prefix_cache = false;
-  Fixture fixture(options);
+  Fixture fixture(device, options);
   std::map<uint64_t, std::vector<int32_t>> out;
   for (uint64_t n = 0; n < count; ++n) {
     Waiter waiter;
@@ -68,10 +71,14 @@ std::map<uint64_t, std::vector<int32_t>> answers_alone(uint64_t count) {
   return out;
 }
 
+class ServiceOn : public testing_devices::OnDevice {};
+INSTANTIATE_TEST_SUITE_P(Devices, ServiceOn, ::testing::Values("cpu", "cuda"),
+                         [](const auto& info) { return std::string(info.param); });
+
 // All of them want to run at once and need a tenth more blocks than there are.
-TEST(Service, TwoHundredRequestsAtElevenTenthsOfThePoolAnswerAsAlone) {
+TEST_P(ServiceOn, TwoHundredRequestsAtElevenTenthsOfThePoolAnswerAsAlone) {
   constexpr uint64_t kCount = 200;
-  const auto alone = answers_alone(kCount);
+  const auto alone = answers_alone(GetParam(), kCount);
   int64_t blocks = 0;
   for (uint64_t n = 0; n < kCount; ++n) {
     const Request r = request_of(n);
@@ -79,13 +86,13 @@ TEST(Service, TwoHundredRequestsAtElevenTenthsOfThePoolAnswerAsAlone) {
   }
   EngineOptions options;
   options.max_sequences = kCount;
-  const Fixture probe;
+  const Fixture probe(GetParam());
   const auto block_bytes =
       static_cast<uint64_t>(probe.engine->config().kv_bytes_per_token(KvFormat::f16, KvFormat::f16)) *
       kBlockTokens;
   options.kv_memory_bytes = block_bytes * static_cast<uint64_t>(blocks * 10 / 11);
   options.prefix_cache = false;  // sharing would make room
-  Fixture fixture(options);
+  Fixture fixture(GetParam(), options);
   std::vector<std::unique_ptr<Waiter>> waiters;
   for (uint64_t n = 0; n < kCount; ++n) {
     waiters.push_back(std::make_unique<Waiter>());
@@ -97,12 +104,12 @@ TEST(Service, TwoHundredRequestsAtElevenTenthsOfThePoolAnswerAsAlone) {
   EXPECT_EQ(s.blocks().free(), s.blocks().total());
 }
 
-TEST(Service, ClientsOnManyThreads) {
+TEST_P(ServiceOn, ClientsOnManyThreads) {
   constexpr uint64_t kCount = 120;
-  const auto alone = answers_alone(kCount);
+  const auto alone = answers_alone(GetParam(), kCount);
   EngineOptions options;
   options.max_sequences = 8;
-  Fixture fixture(options);
+  Fixture fixture(GetParam(), options);
   auto service = EngineService::start(std::move(fixture.engine), {});
   std::vector<std::thread> clients;
   std::atomic<int> cancelled{0};
@@ -130,8 +137,8 @@ TEST(Service, ClientsOnManyThreads) {
   EXPECT_FALSE(service->submit(request_of(0), late).ok());
 }
 
-TEST(Service, StoppingEndsWhatRuns) {
-  Fixture fixture;
+TEST_P(ServiceOn, StoppingEndsWhatRuns) {
+  Fixture fixture(GetParam());
   auto service = EngineService::start(std::move(fixture.engine), {});
   Request endless = request_of(1);
   endless.max_tokens = -1;
@@ -143,9 +150,9 @@ TEST(Service, StoppingEndsWhatRuns) {
   EXPECT_TRUE(waiter->end.reason == FinishReason::cancelled || waiter->end.reason == FinishReason::length);
 }
 
-TEST(Service, TooManyWaitingAreRefused) {
+TEST_P(ServiceOn, TooManyWaitingAreRefused) {
   EngineOptions options;
-  Fixture fixture(options);
+  Fixture fixture(GetParam(), options);
   auto service = EngineService::start(std::move(fixture.engine), {.max_queued = 3});
   std::vector<std::shared_ptr<Waiter>> waiters;
   std::string refusal;
@@ -173,8 +180,8 @@ class EvenMask : public TokenMask {
   std::vector<int32_t> path;
 };
 
-TEST(Service, MasksBindTheAnswer) {
-  Fixture fixture;
+TEST_P(ServiceOn, MasksBindTheAnswer) {
+  Fixture fixture(GetParam());
   for (const float temperature : {0.0f, 1.5f}) {
     Request r = request_of(4);
     r.max_tokens = 30;
@@ -196,10 +203,10 @@ TEST(Service, MasksBindTheAnswer) {
 }
 
 // Ten turns: each computes what is new, and at most what lies between two checkpoints.
-TEST(Service, AConversationComputesOnlyWhatIsNew) {
+TEST_P(ServiceOn, AConversationComputesOnlyWhatIsNew) {
   EngineOptions options;
   options.context_tokens = 4096;
-  Fixture fixture(options);
+  Fixture fixture(GetParam(), options);
   std::mt19937_64 random(3);
   std::vector<int32_t> conversation;
   for (int turn = 0; turn < 10; ++turn) {

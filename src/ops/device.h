@@ -57,6 +57,9 @@ struct DeviceOptions {
   Activations activations = Activations::i8;
   int32_t max_tokens = 512;  // largest batch the workspaces are sized for
   int gpu = 0;               // which one, as the driver counts
+  // A row's bytes depend on its sequence alone: not on how many rows a step has, nor on how a prompt was cut
+  // into steps. The CPU and the reference always keep that; a GPU is slower by it (docs/numerics.md).
+  bool deterministic = false;
 };
 
 class Device {
@@ -124,6 +127,9 @@ class Device {
   // Ok as long as everything asked of the device worked. Ask after synchronize(): an error stays, the work
   // since the last good answer is worthless, and so is the device. Errors: io.
   virtual Status health() const { return {}; }
+  // Tests: queues work that fails the way a bad kernel does. Lasting: the GPU refuses everything from this
+  // process from then on.
+  virtual void fail_on_purpose(bool lasting) {}
 
   // Steps that are recorded once and replayed. Between begin_record and end_record ops and copies are kept
   // instead of run; replay(key) runs what was recorded under `key`: the same ops on the same memory, with

@@ -203,6 +203,7 @@ void attention(Context& context, const SequenceWorkspace& work, Tensor o, Tensor
   args.scale = params.scale * 1.4426950408889634f;
   args.window = params.window;
   args.gated = params.gated;
+  args.deterministic = context.deterministic;
   args.partial_rows = static_cast<int>(work.partial_rows);
   args.partials = work.partials;
   args.partial_sums = work.partial_sums;
@@ -214,7 +215,7 @@ void attention(Context& context, const SequenceWorkspace& work, Tensor o, Tensor
   const int32_t most_rows = batch.most_rows > 0 ? batch.most_rows : batch.tokens;
   if (fast) {
     // Each form takes the sequences that are its own; one that can have none is not launched.
-    const bool all_few = most_rows == 1 || most_rows * args.group <= 8;
+    const bool all_few = most_rows == 1 || (most_rows * args.group <= 8 && !args.deterministic);
     if (attention_decode(context, args) && (all_few || attention_tiles(context, args))) {
       if (batch.blocks_per_sequence * kBlockTokens <= 128) return;  // nobody has two splits
       const dim3 grid(static_cast<unsigned>(params.heads), static_cast<unsigned>(batch.sequences),

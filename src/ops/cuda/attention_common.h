@@ -23,6 +23,7 @@ struct AttentionArgs {
   float scale;  // times log2(e)
   int window;
   bool gated;
+  bool deterministic;  // context.h: a row's form and splits do not depend on the rows beside it
   // Splits: see split_length.
   int partial_rows;  // tokens x splits of a sequence that the workspace has room for
   float* partials;
@@ -32,7 +33,7 @@ struct AttentionArgs {
 // Sequences whose queries fit one tile of 8 go to the decode kernel, the others to the tile kernel.
 __device__ inline bool few_rows(const AttentionArgs& a, int s) {
   const int rows = a.batch.rows[s];
-  return rows == 1 || rows * a.group <= 8;
+  return rows == 1 || (rows * a.group <= 8 && !a.deterministic);
 }
 
 // Cells that a sequence's rows look at: [begin, end).
@@ -54,6 +55,8 @@ struct Splits {
 };
 __device__ inline Splits splits_of(const AttentionArgs& a, int s) {
   const int rows = a.batch.rows[s];
+  // The end of a prompt's piece shall not show in its rows.
+  if (a.deterministic && rows > 1) return {1 << 30, 1};
   const Span span = span_of(a, s);
   const int most = rows > a.partial_rows ? 1 : min(kMostSplits, a.partial_rows / rows);
   if (most < 2) return {1 << 30, 1};

@@ -4,6 +4,7 @@
 // being done, later work is pointless, and the engine asks for it after synchronize() (Device::health).
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "base/result.h"
@@ -17,6 +18,8 @@ struct Context {
   int capability = 0;                 // 90 for 9.0
   size_t shared_bytes_per_block = 0;  // what a block may ask for
   size_t l2_bytes = 0;
+  bool deterministic = false;  // device.h: forms are chosen without looking at the number of rows
+  uint64_t launches = 0;       // kernels queued so far
 
   // Remembers the first error. True: all is well.
   bool note(cudaError_t error, const char* what) {
@@ -25,7 +28,10 @@ struct Context {
     return false;
   }
   // After each launch.
-  void launched(const char* kernel) { note(cudaGetLastError(), kernel); }
+  void launched(const char* kernel) {
+    ++launches;
+    note(cudaGetLastError(), kernel);
+  }
   bool healthy() const { return first_error.empty(); }
 
   std::string first_error;

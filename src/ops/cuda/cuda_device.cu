@@ -15,6 +15,7 @@ void release_device(void* data, size_t) { cudaFree(data); }
 void release_host(void* data, size_t) { cudaFreeHost(data); }
 
 __global__ void probe() {}
+__global__ void fault() { __trap(); }
 
 std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
@@ -58,6 +59,7 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& option
   context.capability = properties.major * 10 + properties.minor;
   context.shared_bytes_per_block = properties.sharedMemPerBlockOptin;
   context.l2_bytes = static_cast<size_t>(properties.l2CacheSize);
+  context.deterministic = options.deterministic;
   if (error = cudaStreamCreateWithFlags(&context.stream, cudaStreamNonBlocking); error != cudaSuccess)
     return gpu_error(error, "making a stream");
   // A GPU that this build has no code for shows at the first launch.
@@ -134,6 +136,12 @@ void CudaDevice::synchronize() { context_.note(cudaStreamSynchronize(context_.st
 Status CudaDevice::health() const {
   if (context_.healthy()) return {};
   return Error{ErrorKind::io, "the GPU failed: " + context_.first_error};
+}
+
+void CudaDevice::fail_on_purpose(bool lasting) {
+  constexpr unsigned kTooManyThreads = 1 << 16;  // refused at the launch
+  fault<<<1, lasting ? 1 : kTooManyThreads, 0, context_.stream>>>();
+  context_.launched("a fault on purpose");
 }
 
 Status CudaDevice::load_weights(std::span<Weight* const> weights, const WeightDone& done) {

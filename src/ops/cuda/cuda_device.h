@@ -38,6 +38,7 @@ class CudaDevice final : public Device {
   void synchronize() override;
   Ops& ops() override { return ops_; }
   Status health() const override;
+  void fail_on_purpose(bool lasting) override;
 
   bool begin_record() override;
   Status end_record(uint64_t key) override;

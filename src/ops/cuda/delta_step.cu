@@ -187,8 +187,9 @@ void delta_advance(Context& context, const SequenceWorkspace& work, Tensor o, co
   BRAID_CHECK(int64_t{batch.sequences} * layer.shape.key_heads <= work.counter_count);
   const DeltaArgs args{o, in, w, view_of(layer), batch};
   const int32_t most_rows = batch.most_rows > 0 ? batch.most_rows : batch.tokens;
+  // Chunks are another arithmetic, and one that shows where a run of rows begins and ends.
   const bool chunks = chunk_form_fits(layer.shape) && most_rows > kStepRows && work.chunk_q != nullptr &&
-                      context.capability >= 90;
+                      context.capability >= 90 && !context.deterministic;
   delta_step(context, args, work.counters, chunks ? kStepRows : INT32_MAX);
   if (chunks) delta_chunks(context, work, args);
 }

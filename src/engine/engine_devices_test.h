@@ -1,0 +1,37 @@
+// engine_devices_test.h -- on which devices the tests of the engine run.
+//
+// BRAID_TEST_DEVICES=gpu leaves everything but the GPU out: a run on a GPU machine need not repeat what any
+// machine can test. Without a GPU its tests are skipped and say why there is none.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include "ops/device.h"
+
+namespace braid::testing_devices {
+
+// Empty if tests run on `device`.
+inline std::string why_not_on(std::string_view device) {
+  const char* wanted = std::getenv("BRAID_TEST_DEVICES");
+  const bool only_gpu = wanted != nullptr && std::string_view(wanted) == "gpu";
+  if (device != "cuda") return only_gpu ? "BRAID_TEST_DEVICES=gpu" : "";
+  static const std::string reason = [] {
+    const auto made = make_cuda_device({});
+    return made.ok() ? std::string() : made.error().message;
+  }();
+  return reason;
+}
+
+// A test fixture whose parameter is a device's name.
+class OnDevice : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (const std::string why = why_not_on(GetParam()); !why.empty()) GTEST_SKIP() << why;
+  }
+};
+
+}  // namespace braid::testing_devices
