@@ -7,14 +7,17 @@ namespace braid {
 namespace {
 
 constexpr double kAim = 0.97;           // of the limit: what is measured between tokens is a little more
-constexpr double kShare = 1.0 / 6;      // of a slice, for one piece: what does not fit any more is lost
+constexpr double kShare = 1.0 / 5;      // of a slice, for one piece: what does not fit any more is lost
 constexpr int32_t kTileRows = 16;       // products and attention take rows by tiles
 constexpr int32_t kFirstRows = 32;      // of a chunk, before anything is known
-constexpr int32_t kFewestRows = 4;      // of attention
+constexpr int32_t kFewestRows = 8;      // of attention
 constexpr int32_t kNearPositions = 64;  // what attention costs apart from the context, in positions
 constexpr double kNew = 0.25;           // weight of a new measurement
+constexpr double kNewSteady = 0.06;     // the same for what does not change by itself
 
-void follow(double& mean, double value) { mean = mean == 0 ? value : mean + kNew * (value - mean); }
+void follow(double& mean, double value, double weight = kNew) {
+  mean = mean == 0 ? value : mean + weight * (value - mean);
+}
 
 int32_t rounded_down(double rows) { return static_cast<int32_t>(rows / kTileRows) * kTileRows; }
 
@@ -58,7 +61,7 @@ void Pacer::observe_step(int32_t decoding, double ms, bool disturbed) {
     decoding_ = decoding;
     undisturbed_ms_ = disturbed_ms_ = 0;
   }
-  follow(disturbed ? disturbed_ms_ : undisturbed_ms_, ms);
+  follow(disturbed ? disturbed_ms_ : undisturbed_ms_, ms, kNewSteady);
 }
 
 void Pacer::observe_prompt(int32_t tokens, double ms) { follow(token_ms_, ms / tokens); }

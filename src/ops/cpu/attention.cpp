@@ -174,12 +174,27 @@ void fill_panels(const Attention& call, int32_t first, int32_t tokens, int32_t k
   }
 }
 
+// Asks for part `index` of `parts` of the K and V rows of a block, whose turn comes next. Threads that share
+// a prompt stream all of its cells each.
+void prefetch_part(const std::byte* k, const std::byte* v, int64_t k_bytes, int64_t v_bytes, int64_t index,
+                   int64_t parts) {
+  constexpr int64_t kLine = 64;
+  const auto ask = [&](const std::byte* base, int64_t bytes) {
+    for (int64_t at = bytes * index / parts / kLine * kLine; at < bytes * (index + 1) / parts; at += kLine)
+      __builtin_prefetch(base + at, 0, 2);
+  };
+  ask(k, k_bytes);
+  ask(v, v_bytes);
+}
+
 void run_tile(const Attention& call, int32_t s, int32_t first, int32_t tokens, int32_t kv_head,
               const TileScratch& scratch) {
   const KvShape& shape = call.kv.shape;
   const int64_t rows = int64_t{tokens} * call.group;
   const int64_t panels = (rows + cpu::kPanelRows - 1) / cpu::kPanelRows;
   const int32_t last_position = call.batch.position[first + tokens - 1];
+  const int64_t k_bytes = kBlockTokens * kv_row_bytes(shape.k_format, shape.head_dim);
+  const int64_t v_bytes = kBlockTokens * kv_row_bytes(shape.v_format, shape.head_dim);
   fill_panels(call, first, tokens, kv_head, scratch.panels);
   const int32_t lowest = call.lowest_position(call.batch.position[first]);
   for (int32_t begin = lowest / kBlockTokens * kBlockTokens; begin <= last_position; begin += kBlockTokens) {
@@ -187,7 +202,12 @@ void run_tile(const Attention& call, int32_t s, int32_t first, int32_t tokens, i
     const int32_t count = std::min(kBlockTokens, last_position + 1 - begin);
     cpu::expand_block(scratch.k, call.kv.k_row(index, kv_head, 0), shape.k_format, shape.head_dim, count);
     cpu::expand_block(scratch.v, call.kv.v_row(index, kv_head, 0), shape.v_format, shape.head_dim, count);
+    const bool more = begin + kBlockTokens <= last_position;
+    const int32_t next = more ? call.block_of(s, begin + kBlockTokens) : 0;
     for (int64_t p = 0; p < panels; p++) {
+      if (more)
+        prefetch_part(call.kv.k_row(next, kv_head, 0), call.kv.v_row(next, kv_head, 0), k_bytes, v_bytes, p,
+                      panels);
       cpu::Panel panel = panel_at(scratch.panels, p, call.head_dim);
       panel.first_position = panel.position[0];
       panel.last_position = panel.position[cpu::kPanelRows - 1];
@@ -246,10 +266,11 @@ void CpuOps::attend_many(Tensor o, Tensor q, Tensor qg, const AttentionParams& p
   };
   // A tile expands K and V once for its panels, which costs about a third of what one panel does with them;
   // large tiles save that, small ones keep every thread busy to the end.
+  const int32_t panel_tokens = std::max(1, static_cast<int32_t>(cpu::kPanelRows) / call.group);
   int32_t tile = kTileTokens;
   double least = 0;
-  for (int32_t size = kTileTokens; size >= 4; size /= 2) {
-    const double panels = std::max(1.0, static_cast<double>(size * call.group) / cpu::kPanelRows);
+  for (int32_t size = kTileTokens; size > 0; size -= panel_tokens) {
+    const double panels = std::ceil(static_cast<double>(size * call.group) / cpu::kPanelRows);
     const double turns = std::ceil(static_cast<double>(count_tasks(size)) / pool_.size());
     const double cost = turns * (panels + 0.35);
     if (size < kTileTokens && cost >= least) continue;
