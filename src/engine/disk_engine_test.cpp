@@ -1,11 +1,14 @@
 // disk_engine_test.cpp -- an engine that starts where another ended: the same answers, without computing the
 // prompt again.
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <random>
 
 #include "engine/engine.h"
 #include "engine/engine_devices_test.h"
@@ -221,6 +224,58 @@ TEST_P(DiskEngineOn, ReadingUnderPressureHarmsNobody) {
   after.run();
   for (size_t i = 0; i < ids.size(); ++i) EXPECT_EQ(after.answers[ids[i]].tokens, right[i].tokens) << i;
   EXPECT_GT(after.engine->scheduler().stats().from_disk, 0u);
+}
+
+// Answers one question of a conversation after the other until it is killed.
+[[noreturn]] void converse(const EngineOptions& options, int ready) {
+  Machine m(tiny_dense(), options);
+  [[maybe_unused]] const ssize_t told = ::write(ready, "x", 1);
+  for (int32_t round = 0;; ++round) {
+    auto text = prompt(300, round % 3);
+    for (int32_t turn = 0; turn < 4; ++turn) text = joined(text, m.ask(text, "", 6).tokens, prompt(40, turn));
+  }
+}
+
+TEST_P(DiskEngineOn, KilledAtAnyMomentItAnswersAsIfNothingHadBeen) {
+  if (GetParam() == std::string("cuda")) GTEST_SKIP() << "a child process cannot go on with the driver";
+  std::vector<std::vector<int32_t>> texts;
+  std::vector<Answer> right;
+  const Folder never, folder;
+  for (int32_t round = 0; round < 3; ++round) {
+    Machine m(tiny_dense(), options(never));
+    auto text = prompt(300, round);
+    for (int32_t turn = 0; turn < 4; ++turn) {
+      texts.push_back(text);
+      right.push_back(m.ask(text, "", 6));
+      text = joined(text, right.back().tokens, prompt(40, turn));
+    }
+  }
+  std::mt19937 random(17);
+  int32_t cached = 0;
+  for (int life = 0; life < 6; ++life) {
+    int pipe[2];
+    ASSERT_EQ(::pipe(pipe), 0);
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) converse(options(folder), pipe[1]);
+    ::close(pipe[1]);
+    char byte;
+    ASSERT_EQ(::read(pipe[0], &byte, 1), 1);
+    ::close(pipe[0]);
+    ::usleep(static_cast<useconds_t>(random() % 150000));
+    ASSERT_EQ(::kill(child, SIGKILL), 0);
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status));
+    Machine m(tiny_dense(), options(folder));
+    for (const size_t i : {random() % texts.size(), random() % texts.size()}) {
+      const Answer answer = m.ask(texts[i], "", 6);
+      EXPECT_EQ(answer.tokens, right[i].tokens) << "life " << life << ", text " << i;
+      cached += answer.cached;
+    }
+    EXPECT_EQ(m.engine->disk()->stats().failed_loads, 0u);
+  }
+  EXPECT_GT(cached, 0);
 }
 
 TEST(DiskEngine, ImpossibleDirectoriesAreRefusedBeforeLoading) {

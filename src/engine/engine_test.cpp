@@ -366,6 +366,21 @@ std::string creation_error(EngineOptions options) {
   return engine.ok() ? "" : engine.error().message;
 }
 
+TEST(Engine, OnACpuThePlanIsWhatIsTaken) {
+  const auto bytes = bytes_of(tiny_moe());
+  const GgufFile file = parsed(bytes);
+  EngineOptions options;
+  options.max_sequences = 3;
+  options.context_tokens = 512;
+  options.threads = 2;
+  const auto engine = Engine::create(file, options);
+  ASSERT_TRUE(engine.ok()) << engine.error().message;
+  for (const MemoryRow& row : (*engine)->memory().rows)
+    EXPECT_NEAR(static_cast<double>(row.actual_bytes), static_cast<double>(row.predicted_bytes),
+                0.02 * static_cast<double>(row.predicted_bytes))
+        << row.label;
+}
+
 TEST(Engine, WhatDoesNotFitIsRefusedBeforeLoadingWithWhatWould) {
   EngineOptions options;
   options.context_tokens = 4096;

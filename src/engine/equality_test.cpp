@@ -6,9 +6,11 @@
 // What each case is compared with is its own run alone, on an engine without a cache; golden_test.cpp
 // compares that with float64. What a GPU does without being told: gpu_engine_test.cpp.
 #include <gtest/gtest.h>
+#include <stdlib.h>
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -217,6 +219,34 @@ TEST_P(Equality, ResumedAtEveryPosition) {
     }
   }
   std::printf("[report] %s: %d resumptions equal to the last bit\n", GetParam().name, resumed);
+}
+
+TEST_P(Equality, AfterARestartFromTheDisk) {
+  namespace fs = std::filesystem;
+  std::string folder = (fs::temp_directory_path() / "braid-equality-XXXXXX").string();
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  EngineOptions options;
+  options.max_sequences = 4;
+  options.cache_dir = folder;
+  options.checkpoint_interval = 64;
+  options.checkpoint_spacing = 0;
+  options.poison_unused = true;
+  run_together(*start(options), 3, "before the restart");
+  auto engine = start(options);
+  Writer writer;
+  int64_t cached = 0;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const RequestId id = submit(*engine, writer, request(i));
+    engine->run_until_idle();
+    cached += writer.written[id].usage.cached_tokens;
+    EXPECT_EQ(difference(writer.written[id], alone[i]), "") << "after a restart, case " << i;
+  }
+  std::printf("[report] %s: %llu prefixes from the disk, %lld prompt tokens not computed again\n",
+              GetParam().name, static_cast<unsigned long long>(engine->scheduler().stats().from_disk),
+              static_cast<long long>(cached));
+  EXPECT_GT(engine->scheduler().stats().from_disk, 0u);
+  engine.reset();
+  fs::remove_all(folder);
 }
 
 TEST_P(Equality, PushedOutAndBackAgain) {

@@ -76,44 +76,55 @@ int32_t CpuDevice::state_tile_columns(const DeltaShape& shape) const {
   return cpu::delta_tile_columns(shape.value_dim);
 }
 
+size_t CpuDevice::workspace_bytes(const WorkspaceNeeds& needs) const {
+  return products_->workspace_bytes(needs) + ops_.workspace_bytes(needs);
+}
+
 Result<size_t> CpuDevice::reserve_workspaces(const WorkspaceNeeds& needs) {
   BRAID_ASSIGN(const size_t products_bytes, products_->reserve(needs));
   BRAID_ASSIGN(const size_t ops_bytes, ops_.reserve(needs));
   return products_bytes + ops_bytes;
 }
 
-Result<size_t> CpuOps::reserve(const Device::WorkspaceNeeds& needs) {
-  BRAID_CHECK(needs.max_tokens > 0);
+// Places everything in `carver`'s memory; with none it only counts.
+void CpuOps::place(Scratch& work, cpu::Carver& carver, const Device::WorkspaceNeeds& needs) const {
   const int64_t tokens = needs.max_tokens, head_dim = needs.head_dim, heads = needs.max_heads;
   const DeltaShape& delta = needs.delta;
-  work_ = Scratch();
-  work_.max_tokens = needs.max_tokens;
+  work.max_tokens = needs.max_tokens;
   // How many heads share a KV head is not known here: at worst all.
-  work_.worker_floats = std::max(
+  work.worker_floats = std::max(
       {int64_t{1024}, cpu::attention_scratch_floats(heads, head_dim), cpu::delta_scratch_floats(delta)});
-  work_.partial_floats = cpu::attention_partial_floats(heads, head_dim, needs.max_context, tokens);
+  work.partial_floats = cpu::attention_partial_floats(heads, head_dim, needs.max_context, tokens);
   if (delta.key_heads > 0) {
-    work_.delta_record_floats = delta.key_heads * cpu::delta_record_floats(delta) * tokens;
-    work_.delta_gate_count = delta.value_heads * tokens;
+    work.delta_record_floats = delta.key_heads * cpu::delta_record_floats(delta) * tokens;
+    work.delta_gate_count = delta.value_heads * tokens;
   }
-  const auto carve = [&](cpu::Carver& carver) {
-    work_.worker.clear();
-    for (int i = 0; i < pool_.size(); i++) {
-      work_.worker.push_back(carver.take<float>(static_cast<size_t>(work_.worker_floats) + 1024));
-    }
-    work_.partials = carver.take<float>(static_cast<size_t>(work_.partial_floats));
-    work_.delta_records = carver.take<float>(static_cast<size_t>(work_.delta_record_floats));
-    work_.delta_gates = carver.take<DeltaGate>(static_cast<size_t>(work_.delta_gate_count));
-  };
+  for (int i = 0; i < pool_.size(); i++)
+    work.worker.push_back(carver.take<float>(static_cast<size_t>(work.worker_floats) + 1024));
+  work.partials = carver.take<float>(static_cast<size_t>(work.partial_floats));
+  work.delta_records = carver.take<float>(static_cast<size_t>(work.delta_record_floats));
+  work.delta_gates = carver.take<DeltaGate>(static_cast<size_t>(work.delta_gate_count));
+}
+
+size_t CpuOps::workspace_bytes(const Device::WorkspaceNeeds& needs) const {
+  Scratch counted;
   cpu::Carver count(nullptr);
-  carve(count);
-  BRAID_ASSIGN(work_.memory, cpu::Mapping::make(count.used_bytes()));
-  cpu::Carver take(work_.memory.data());
-  carve(take);
-  work_.histories.resize(static_cast<size_t>(tokens * std::max(1, delta.conv_width)));
-  work_.few_rows.resize(static_cast<size_t>(tokens));
-  work_.few_segments.resize(static_cast<size_t>(tokens));
-  work_.frequencies.resize(static_cast<size_t>(std::max<int64_t>(head_dim, 2) / 2));
+  place(counted, count, needs);
+  return cpu::Mapping::size_of(count.used_bytes());
+}
+
+Result<size_t> CpuOps::reserve(const Device::WorkspaceNeeds& needs) {
+  BRAID_CHECK(needs.max_tokens > 0);
+  cpu::Mapping memory;
+  BRAID_ASSIGN(memory, cpu::Mapping::make(workspace_bytes(needs)));
+  work_ = Scratch();
+  work_.memory = std::move(memory);
+  cpu::Carver carver(work_.memory.data());
+  place(work_, carver, needs);
+  work_.histories.resize(static_cast<size_t>(needs.max_tokens * std::max(1, needs.delta.conv_width)));
+  work_.few_rows.resize(static_cast<size_t>(needs.max_tokens));
+  work_.few_segments.resize(static_cast<size_t>(needs.max_tokens));
+  work_.frequencies.resize(static_cast<size_t>(std::max<int64_t>(needs.head_dim, 2) / 2));
   return work_.memory.size_bytes();
 }
 

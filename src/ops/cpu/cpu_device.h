@@ -23,6 +23,7 @@ class CpuDevice final : public Device {
   Status load_weights(std::span<Weight* const> weights, const WeightDone& done) override;
   size_t weight_bytes(const Weight& weight) const override;
   int32_t state_tile_columns(const DeltaShape& shape) const override;
+  size_t workspace_bytes(const WorkspaceNeeds& needs) const override;
   Result<size_t> reserve_workspaces(const WorkspaceNeeds& needs) override;
   void to_device(void* dst, const void* src, size_t size_bytes) override {
     std::memcpy(dst, src, size_bytes);

@@ -17,14 +17,16 @@
 namespace braid {
 
 namespace cpu {
+class Carver;
 class Products;
-}
+}  // namespace cpu
 
 class CpuOps final : public Ops {
  public:
   CpuOps(ThreadPool& pool, cpu::Products& products) : pool_(pool), products_(products) {}
 
   // Sizes the workspaces (device.h).
+  size_t workspace_bytes(const Device::WorkspaceNeeds& needs) const;
   Result<size_t> reserve(const Device::WorkspaceNeeds& needs);
 
   // cpu_device.cpp: handed on to linear.h and moe.h
@@ -85,6 +87,8 @@ class CpuOps final : public Ops {
     });
   }
   static constexpr double kWorthARegionNs = 4000;
+
+  void place(Scratch& work, cpu::Carver& carver, const Device::WorkspaceNeeds& needs) const;
 
   ThreadPool& pool_;
   cpu::Products& products_;

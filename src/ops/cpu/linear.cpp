@@ -168,11 +168,17 @@ void Products::Impl::reserve_buffers(Carver& carver, const Device::WorkspaceNeed
   }
 }
 
-Result<size_t> Products::reserve(const Device::WorkspaceNeeds& needs) {
-  BRAID_CHECK(needs.max_tokens >= 1);
+size_t Products::workspace_bytes(const Device::WorkspaceNeeds& needs) const {
+  BRAID_CHECK(impl_->workspace.data() == nullptr);
   Carver count(nullptr);
   impl_->reserve_buffers(count, needs);
-  BRAID_ASSIGN(impl_->workspace, Mapping::make(count.used_bytes()));
+  return Mapping::size_of(count.used_bytes());
+}
+
+Result<size_t> Products::reserve(const Device::WorkspaceNeeds& needs) {
+  BRAID_CHECK(needs.max_tokens >= 1);
+  impl_->workspace = Mapping();
+  BRAID_ASSIGN(impl_->workspace, Mapping::make(workspace_bytes(needs)));
   Carver carver(impl_->workspace.data());
   impl_->reserve_buffers(carver, needs);
   return impl_->workspace.size_bytes();

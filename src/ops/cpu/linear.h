@@ -42,6 +42,8 @@ class Products {
   // Device::load_weights: repacks all weights in parallel, sets device_data and device_bytes.
   Status load_weights(std::span<Weight* const> weights, const Device::WeightDone& done);
 
+  // What reserve() will take. Before it only.
+  size_t workspace_bytes(const Device::WorkspaceNeeds& needs) const;
   // Sizes the workspaces; once, after load_weights. Returns the bytes taken.
   Result<size_t> reserve(const Device::WorkspaceNeeds& needs);
 

@@ -15,7 +15,7 @@ Result<Mapping> Mapping::make(size_t size_bytes) {
   Mapping m;
   if (size_bytes == 0) return m;
   // Mapped with room to align, then trimmed, so that the kernel can use huge pages from the first byte.
-  const size_t size = (size_bytes + 4095) / 4096 * 4096;
+  const size_t size = size_of(size_bytes);
   void* p =
       mmap(nullptr, size + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) {

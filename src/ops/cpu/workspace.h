@@ -11,6 +11,8 @@ namespace braid::cpu {
 class Mapping {
  public:
   static Result<Mapping> make(size_t size_bytes);
+  // What make() takes for so many.
+  static size_t size_of(size_t size_bytes) { return (size_bytes + 4095) / 4096 * 4096; }
   Mapping() = default;
   Mapping(Mapping&& other) noexcept;
   Mapping& operator=(Mapping&& other) noexcept;
