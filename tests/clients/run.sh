@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Runs the SDKs of OpenAI and Anthropic against a braid server with the built-in model; with --agents Codex, Claude Code
-# and OpenCode instead (a download of 1 GB).
-# Usage: tests/clients/run.sh PATH_OF_BRAID [--agents]      Exit code 77: skipped, because node or they cannot be had.
+# Runs the SDKs of OpenAI and Anthropic against a braid server with the built-in model. Instead of them:
+#   --agents   Codex, Claude Code and OpenCode (a download of 1 GB)
+#   --page     the web page in headless Chromium (CHROMIUM: its path; else it is looked for); screenshots go to the folder
+#              page-screenshots beside the program
+# Usage: tests/clients/run.sh PATH_OF_BRAID [--agents|--page]   Exit code 77: skipped, because node or they cannot be had.
 set -euo pipefail
 
 braid=$(realpath "$1")
@@ -19,10 +21,27 @@ packages=() tests=sdk.test.mjs
 if [ "${2:-}" = "--agents" ]; then
   packages=(@openai/codex@0.169.0 @anthropic-ai/claude-code@2.1.197 opencode-ai@1.18.33)
   tests=agents.test.mjs
+elif [ "${2:-}" = "--page" ]; then
+  for name in chromium-headless-shell chromium chromium-browser google-chrome; do
+    CHROMIUM=${CHROMIUM:-$(command -v "$name" || true)}
+  done
+  if [ -z "$CHROMIUM" ]; then
+    echo "skipped: no Chromium (apt-get install chromium-headless-shell, or CHROMIUM=/path/of/it)"
+    exit 77
+  fi
+  export CHROMIUM SCREENSHOTS=${SCREENSHOTS:-$(dirname "$braid")/page-screenshots}
+  packages=(playwright-core@1.65.1 axe-core@4.14.1 esbuild@0.28.2)
+  tests=page.test.mjs
+  mkdir -p ui
+  cp -r "$here/../../src/server/ui/"{src,build.mjs,package.json,page.html} ui/
 fi
 if ! npm install --no-save --no-audit --no-fund --loglevel=error "${packages[@]}" >install.log 2>&1; then
   echo "skipped: the clients could not be installed"
   cat install.log
   exit 77
+fi
+if [ "$tests" = page.test.mjs ]; then
+  node ui/build.mjs --check
+  node --test ui/src/
 fi
 BRAID="$braid" exec node --test --test-concurrency=1 "$tests"

@@ -1,0 +1,97 @@
+// The parts of the page that know neither the DOM nor the network. Run: npm test
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { parse, spans } from "./markdown.js";
+import { metric, slots_rate } from "./metrics.js";
+import { EventReader, describe, take } from "./stream.js";
+import { Conversation, messages } from "./tree.js";
+
+const plain = (parts) => parts.map((part) => part.text ?? (part.type === "br" ? "\n" : plain(part.spans))).join("");
+
+test("markdown: inline", () => {
+  assert.deepEqual(spans("a **b *c*** `d*` \\*e\\*").map((span) => span.type), ["text", "strong", "text", "code", "text"]);
+  assert.equal(plain(spans("snake_case_name and 2*3*4 ** x")), "snake_case_name and 2*3*4 ** x".replaceAll("*3*", "3"));
+  assert.deepEqual(spans("snake_case_name"), [{ type: "text", text: "snake_case_name" }]);
+  assert.equal(spans("see https://a.b/c_d.").at(1).href, "https://a.b/c_d");
+  assert.equal(spans("![x](https://a.b/c.png)")[0].type, "link");
+  for (const bad of ["[x](javascript:alert(1))", "[x](data:text/html,1)", "[x](//a.b)", "<https://a>"]) {
+    assert.ok(spans(bad).every((span) => span.type !== "link" || /^https:/.test(span.href)), bad);
+  }
+});
+
+test("markdown: blocks", () => {
+  const types = (text) => parse(text).map((block) => block.type);
+  assert.deepEqual(types("# t\n\np\nq\n\n- a\n- b\n\n1. c\n\n> d\n\n---\n\n```js\nx\n```"), ["h", "p", "list", "list", "quote", "hr", "code"]);
+  assert.deepEqual(types("a | b\n--|--:\n1 | 2\n\nend"), ["table", "p"]);
+  const nested = parse("1. a\n   - b\n   - c\n2. d")[0];
+  assert.equal(nested.items.length, 2);
+  assert.equal(nested.items[0].blocks[1].items.length, 2);
+  assert.equal(parse("- [x] done")[0].items[0].checked, true);
+  const open = parse("```py\nprint(1)\n\n    x")[0];
+  assert.deepEqual([open.language, open.text, open.open], ["py", "print(1)\n\n    x", true]);
+  assert.equal(parse("- a\n  ```\n  code\n  ```\n- b")[0].items[0].blocks[1].text, "code");
+});
+
+test("markdown: every beginning of a text is parsed, and hostile text in little time", () => {
+  const text = "# T\n\n1. *a* `b`\n   - **c**\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n```x\n1\n```\n> q [l](https://x.y)\n";
+  for (let i = 0; i <= text.length; ++i) parse(text.slice(0, i));
+  const n = 20000;
+  const begin = performance.now();
+  for (const part of ["[", "*", "**a ", "_", "`", "> ", "- ", "|", "![](", "[a](", "<", "\\", "~~", "1. ", "***a", "(http://", "`a``"]) {
+    parse(part.repeat(n));
+    parse((part + "\n").repeat(n / 10));
+  }
+  assert.ok(performance.now() - begin < 20000, `${performance.now() - begin} ms`);
+});
+
+test("stream: events cut anywhere give the same message", () => {
+  const lines = [
+    { choices: [{ delta: { role: "assistant", content: "" } }] }, { choices: [{ delta: { reasoning_content: "hm" } }] },
+    { choices: [{ delta: { content: "a\n\n" } }] }, { choices: [{ delta: { content: "b" } }] },
+    { choices: [{ delta: { tool_calls: [{ index: 0, id: "c", type: "function", function: { name: "f", arguments: "" } }] } }] },
+    { choices: [{ delta: { tool_calls: [{ index: 0, function: { arguments: '{"x":1}' } }] }, finish_reason: "tool_calls" }] },
+    { choices: [], usage: { prompt_tokens: 10, completion_tokens: 4, prompt_tokens_details: { cached_tokens: 8 } }, timings: { predicted_per_second: 50 } },
+  ];
+  const text = ": hello\n\n" + lines.map((line) => `data: ${JSON.stringify(line)}\n\n`).join("") + "data: [DONE]\n\n";
+  for (let cut = 0; cut < text.length; cut += 7) {
+    const reader = new EventReader(), node = { content: "", asked_ms: 0 };
+    const events = [...reader.feed(text.slice(0, cut)), ...reader.feed(text.slice(cut))];
+    assert.equal(events.at(-1), null);
+    events.slice(0, -1).forEach((event, i) => take(node, event, 100 * i));
+    assert.equal(node.content, "a\n\nb");
+    assert.equal(node.reasoning, "hm");
+    assert.equal(node.thought_ms, 100);
+    assert.deepEqual(node.calls, [{ id: "c", type: "function", function: { name: "f", arguments: '{"x":1}' } }]);
+    assert.equal(describe(node.stats), "4 tokens · 50.0 / s · first 100 ms · prompt 10 (8 cached)");
+  }
+  assert.throws(() => take({ content: "" }, { error: { message: "no" } }, 0), /no/);
+});
+
+test("tree: versions, branches, saving", () => {
+  const chat = new Conversation();
+  const question = chat.add(chat.root, { role: "user", content: "q" });
+  chat.add(question, { role: "assistant", content: "a1" });
+  const second = chat.add(question, { role: "assistant", content: "a2", reasoning: "r" });
+  chat.add(second, { role: "user", content: "q2" });
+  assert.deepEqual(chat.path().map((node) => node.content), ["q", "a2", "q2"]);
+  const loaded = Conversation.load(JSON.parse(JSON.stringify(chat.save())));
+  assert.deepEqual(loaded.path().map((node) => node.content), ["q", "a2", "q2"]);
+  assert.equal(chat.step(second, 1).content, "a1");
+  assert.deepEqual(chat.path().map((node) => node.content), ["q", "a1"]);
+  assert.deepEqual(chat.branch(second).path().map((node) => node.content), ["q", "a2"]);
+  assert.deepEqual(messages(second, "s"), [
+    { role: "system", content: "s" }, { role: "user", content: "q" }, { role: "assistant", content: "a2", reasoning_content: "r" }]);
+  for (const bad of [null, 1, {}, { id: "x", nodes: [{ parent: 3, role: "user" }] }, { id: "x", nodes: [{ parent: -1, role: "system" }] },
+    { id: "x", nodes: [{ parent: -1, role: "user", content: {} }] }]) {
+    assert.equal(Conversation.load(bad), null);
+  }
+});
+
+test("metrics", () => {
+  const text = '# HELP a b\na{model_name="x",k="1"} 2\na{model_name="x",k="2"} 3.5\nab{m="a 1"} 7\n';
+  assert.equal(metric(text, "a"), 5.5);
+  assert.equal(metric(text, "ab"), 7);
+  assert.ok(Number.isNaN(metric(text, "b")));
+  const slot = (request_id, n_generated) => ({ request_id, n_generated });
+  assert.equal(slots_rate([slot("a", 5), slot("b", 9)], [slot("a", 15), slot("c", 4)], 2), 7);
+});

@@ -1,0 +1,410 @@
+// page.test.mjs -- the web page in headless Chromium, served by the real program. Where the tiny model cannot be made to say
+// what should be looked at, only its answers come from scripted.mjs. Screenshots of every state go to SCREENSHOTS.
+import assert from "node:assert/strict";
+import { mkdirSync, readFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { join } from "node:path";
+import { after, afterEach, before, test } from "node:test";
+import { chromium } from "playwright-core";
+import { scripts, startScripted } from "./scripted.mjs";
+import { startServer } from "./server.mjs";
+
+const axe_source = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+const shots = process.env.SCREENSHOTS ?? "screenshots";
+const desktop = { width: 1200, height: 800 }, phone = { width: 390, height: 780 };
+
+let server, scripted, plain, origin, browser, context, page, asked, faults;
+
+before(async () => {
+  mkdirSync(shots, { recursive: true });
+  server = await startServer();
+  scripted = await startScripted(server.url, { page: process.env.PAGE });
+  if (process.env.PAGE) plain = await startScripted(server.url, { page: process.env.PAGE, script: false });
+  browser = await chromium.launch({ executablePath: process.env.CHROMIUM, args: ["--no-sandbox", "--disable-gpu"] });
+});
+after(async () => {
+  await browser?.close();
+  await scripted?.stop();
+  await plain?.stop();
+  if (server) assert.equal(await server.stop(), 0);
+});
+afterEach(async () => {
+  await context?.close();
+  assert.deepEqual(faults, [], "the page reported errors");
+  // No request leaves the machine; none goes anywhere but to the server that gave the page.
+  for (const url of asked) assert.ok(url.startsWith(origin + "/") || url.startsWith("data:"), url);
+});
+
+async function open({ script = false, ...options } = {}) {
+  asked = [];
+  faults = [];
+  context = await browser.newContext({ viewport: desktop, ...options });
+  page = await context.newPage();
+  page.setDefaultTimeout(20000);
+  page.on("request", (request) => asked.push(request.url()));
+  page.on("pageerror", (error) => faults.push(String(error)));
+  page.on("console", (message) => { if (/Content Security Policy/.test(message.text())) faults.push(message.text()); });
+  origin = script ? scripted.url : plain?.url ?? server.url;
+  await page.goto(origin + "/");
+  await page.waitForFunction(() => document.querySelector("#model option"));
+}
+
+const shot = (name) => page.screenshot({ path: join(shots, name + ".png") });
+const send = async (text) => {
+  await page.fill("#input", text);
+  await page.press("#input", "Enter");
+};
+const idle = () => page.waitForFunction(() => document.querySelector("#send").textContent === "Send");
+const turns = (role) => page.locator(`article.${role}`);
+const focused = () => page.evaluate(() => document.activeElement.textContent.trim() || document.activeElement.id);
+
+// What the rules of accessibility that a machine can check say about the page as it is now.
+async function accessible(what) {
+  await page.evaluate(axe_source + ";0");
+  const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
+  const found = violations.map((rule) => `${rule.id}: ${rule.nodes.map((node) => node.html.slice(0, 120) + " " + (node.any[0]?.message ?? "")).join(" | ")}`);
+  assert.deepEqual(found, [], what);
+}
+const no_sideways_scroll = async () =>
+  assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), "the page is wider than the window");
+
+test("the real model: send, stream, readout, reload", async () => {
+  await open();
+  await shot("empty");
+  assert.match(await page.locator("#model").inputValue(), /braid-demo/);
+  await send("Repeat: blue river");
+  await idle();
+  const text = await turns("assistant").locator(".text.markdown").textContent();
+  assert.ok(text.length > 0);
+  assert.match(await turns("assistant").locator(".speed").textContent(), /^\d+ tokens · [\d.,]+ \/ s · first .* · prompt \d+/);
+  assert.match(await page.locator("#context").textContent(), /\d+ of 4,096 tokens of context/);
+  await shot("answer");
+  // The conversation is there again after a reload, in the list of conversations.
+  await page.reload();
+  await page.keyboard.press("Alt+h");
+  await page.click("#history li .open");
+  assert.equal(await turns("assistant").locator(".text.markdown").textContent(), text);
+});
+
+test("the real model: a tool call is shown and its result goes back", async () => {
+  await open();
+  await page.keyboard.press("Alt+s");
+  await page.click("text=Insert an example");
+  await page.keyboard.press("Escape");
+  await send("What is the weather in Paris?");
+  await idle();
+  const call = turns("assistant").first().locator(".call");
+  assert.equal(await call.locator("h3").textContent(), "Calls get_weather");
+  assert.deepEqual(JSON.parse(await call.locator("pre").textContent()), { city: "Paris" });
+  assert.equal(await page.locator("details.thought").first().evaluate((details) => details.open), false);
+  await shot("tool-call");
+  await accessible("a tool call");
+  await page.getByLabel("Result of get_weather").fill("Sunny, 21 degrees.");
+  await page.click("text=Send result");
+  await idle();
+  assert.equal(await turns("tool").count(), 1);
+  assert.equal(await turns("assistant").count(), 2);
+  await shot("tool-result");
+});
+
+test("the real model: the engine view moves while an answer is written", async () => {
+  await open();
+  await page.keyboard.press("Alt+l");
+  await page.waitForFunction(() => document.querySelectorAll("#engine .tiles dd")[0].textContent === "0");
+  assert.match(await page.locator("#engine .gauge").first().textContent(), /\d+ of \d+/);
+  assert.match(await page.locator("#engine tbody").textContent(), /nothing runs/);
+  // Requests of others are seen as well.
+  const gone = new AbortController();
+  const others = fetch(server.url + "/v1/completions", {
+    method: "POST", signal: gone.signal,
+    body: JSON.stringify({ prompt: "a", max_tokens: 4000, ignore_eos: true, stream: true }),
+  }).then(async (response) => { for await (const part of response.body) void part; }).catch(() => {});
+  await page.waitForFunction(() => /writes/.test(document.querySelector("#engine tbody").textContent));
+  await page.waitForFunction(() => document.querySelectorAll("#engine .tiles dd")[0].textContent === "1");
+  await shot("engine");
+  await accessible("the engine view");
+  gone.abort();
+  await others;
+});
+
+test("markdown, code and tables; wide, narrow, light, dark", async () => {
+  await open({ script: true, colorScheme: "light" });
+  await send("markdown please");
+  await idle();
+  const text = turns("assistant").locator(".text.markdown");
+  assert.equal(await text.locator("ol > li").count(), 2);
+  assert.equal(await text.locator("ol ul > li").count(), 2);
+  assert.equal(await text.locator("table tbody tr").count(), 2);
+  assert.match(await text.locator("pre code").textContent(), /^def merge/);
+  assert.equal(await text.locator("img").count(), 0);
+  assert.match(await text.textContent(), /<img src=x onerror=alert\(1\)>/);
+  assert.equal(await text.locator("a").getAttribute("rel"), "noopener noreferrer nofollow");
+  await shot("markdown-light");
+  await accessible("light");
+  const light = await page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+  await page.emulateMedia({ colorScheme: "dark" });
+  const dark = await page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+  assert.notEqual(light, dark);
+  await shot("markdown-dark");
+  await accessible("dark");
+  // The setting wins over the system.
+  await page.keyboard.press("Alt+s");
+  await page.getByLabel("Colours").selectOption("light");
+  assert.equal(await page.evaluate(() => getComputedStyle(document.body).backgroundColor), light);
+  await page.getByLabel("Colours").selectOption("dark");
+  await shot("settings-dark");
+  await accessible("settings, dark");
+  await page.keyboard.press("Escape");
+  await page.setViewportSize(phone);
+  await no_sideways_scroll();
+  await shot("markdown-phone-dark");
+});
+
+test("thinking is folded, opens, and is followed while it grows; stop keeps what there is", async () => {
+  await open({ script: true });
+  await send("thinking about it");
+  const details = page.locator("details.thought");
+  await details.waitFor();
+  assert.equal(await details.evaluate((element) => element.open), false);
+  assert.match(await details.locator("summary").textContent(), /^Thinking, [\d.]+ s$/);
+  await details.locator("summary").click();
+  await page.waitForFunction(() => document.querySelector("details.thought .text").textContent.length > 200);
+  assert.equal(await turns("assistant").getAttribute("aria-busy"), "true");
+  await shot("thinking");
+  await page.click("#send");
+  await idle();
+  assert.match(await details.locator("summary").textContent(), /^Thought for/);
+  assert.equal(await turns("assistant").locator(".note").textContent(), "Stopped.");
+  assert.equal(await details.evaluate((element) => element.open), true);
+});
+
+test("a stream stops at Escape, and the server notices", async () => {
+  await open({ script: true });
+  const gone = scripted.seen.gone;
+  await send("endless");
+  await page.waitForFunction(() => / \/ s/.test(document.querySelector("article.assistant .speed")?.textContent));
+  assert.match(await turns("assistant").locator(".speed").textContent(), /tokens · [\d.,]+ \/ s/);
+  await page.keyboard.press("Escape");
+  await idle();
+  assert.equal(await turns("assistant").locator(".note").textContent(), "Stopped.");
+  for (let i = 0; i < 100 && scripted.seen.gone === gone; ++i) await new Promise((resolve) => setTimeout(resolve, 20));
+  assert.equal(scripted.seen.gone, gone + 1);
+});
+
+test("edit, regenerate, versions, branch", async () => {
+  await open({ script: true });
+  await send("first question");
+  await idle();
+  await turns("assistant").getByRole("button", { name: "Regenerate" }).click();
+  await idle();
+  assert.match(await turns("assistant").locator(".versions").textContent(), /2\/2/);
+  await turns("user").getByRole("button", { name: "Edit" }).click();
+  await page.getByLabel("Text of the message").fill("second question");
+  await page.keyboard.press("Control+Enter");
+  await idle();
+  assert.equal(await turns("user").locator(".text").textContent(), "second question");
+  assert.match(await turns("user").locator(".versions").textContent(), /2\/2/);
+  assert.deepEqual(scripted.seen.requests.at(-1).messages, [{ role: "user", content: "second question" }]);
+  await shot("versions");
+  await turns("user").getByRole("button", { name: "Previous version" }).click();
+  assert.equal(await turns("user").locator(".text").textContent(), "first question");
+  assert.match(await turns("assistant").locator(".versions").textContent(), /2\/2/);
+  assert.equal(await focused(), "‹");
+  // An answer that is edited is what the conversation goes on from.
+  await turns("assistant").getByRole("button", { name: "Edit" }).click();
+  await page.getByLabel("Text of the message").fill("It rains.");
+  await page.getByRole("button", { name: "Save" }).click();
+  await send("And then?");
+  await idle();
+  assert.deepEqual(scripted.seen.requests.at(-1).messages.map((message) => message.content), ["first question", "It rains.", "And then?"]);
+  // A branch is a conversation of its own.
+  await turns("assistant").first().getByRole("button", { name: "Branch" }).click();
+  assert.equal(await turns("user").count(), 1);
+  await page.keyboard.press("Alt+h");
+  assert.equal(await page.locator("#history li").count(), 2);
+  await shot("conversations");
+  await accessible("conversations");
+  await page.locator("#history li .open").nth(1).click();
+  assert.equal(await turns("user").count(), 2);
+});
+
+test("two calls, their results, and what goes back", async () => {
+  await open({ script: true });
+  await send("calls please");
+  await idle();
+  assert.equal(await page.locator(".call").count(), 2);
+  await shot("two-calls");
+  await page.getByLabel("Result of get_weather").fill("Sunny");
+  await page.getByLabel("Result of get_time").fill("12:00");
+  await page.keyboard.press("Control+Enter");
+  await idle();
+  const sent = scripted.seen.requests.at(-1).messages;
+  assert.deepEqual(sent.map((message) => message.role), ["user", "assistant", "tool", "tool"]);
+  assert.equal(sent[1].reasoning_content, scripts.calls.reasoning);
+  assert.equal(sent[1].tool_calls[0].function.arguments, scripts.calls.calls[0][1]);
+  assert.deepEqual(sent[3], { role: "tool", content: "12:00", tool_call_id: "call_1" });
+});
+
+test("what goes wrong is said, and can be tried again", async () => {
+  await open({ script: true });
+  await send("broken answer");
+  await idle();
+  assert.match(await turns("assistant").locator(".error").textContent(), /connection ended before the answer did/);
+  await turns("assistant").getByRole("button", { name: "Try again" }).click();
+  await idle();
+  await send("fault now");
+  await idle();
+  assert.match(await turns("assistant").last().locator(".error").textContent(), /the engine has stopped/);
+  await shot("error");
+  await accessible("an error");
+  await send("limit now");
+  await idle();
+  assert.match(await turns("assistant").last().locator(".note").textContent(), /Cut off/);
+  await page.route("**/v1/chat/completions", (route) => route.abort());
+  await send("hello");
+  await idle();
+  assert.match(await turns("assistant").last().locator(".error").textContent(), /does not answer/);
+});
+
+test("the real server's refusal is said, and a value that is out of range is marked", async () => {
+  await open();
+  await page.keyboard.press("Alt+s");
+  await page.getByLabel("Temperature").fill("9");
+  await page.getByLabel("Temperature").press("Tab");
+  assert.ok((await page.locator(".fault").allTextContents()).join("").length > 0);
+  await page.keyboard.press("Escape");
+  await send("hello");
+  await idle();
+  assert.match(await turns("assistant").locator(".error").textContent(), /temperature/);
+});
+
+test("settings go along with the request and stay", async () => {
+  await open({ script: true });
+  await page.keyboard.press("Alt+s");
+  assert.equal(await focused(), "set-system");
+  await page.getByLabel("System prompt").fill("Be brief.");
+  await page.getByLabel("Thinking", { exact: true }).selectOption("off");
+  await page.getByLabel("Temperature").fill("0.5");
+  await page.getByLabel("Seed").fill("7");
+  await page.getByLabel("Stop at (one per line)").fill("END\nSTOP");
+  await shot("settings");
+  await page.keyboard.press("Escape");
+  assert.equal(await page.locator("#settings").isHidden(), true);
+  assert.equal(await focused(), "Settings");
+  await send("short");
+  await idle();
+  const request = scripted.seen.requests.at(-1);
+  assert.deepEqual(request.messages[0], { role: "system", content: "Be brief." });
+  assert.equal(request.temperature, 0.5);
+  assert.equal(request.seed, 7);
+  assert.equal(request.enable_thinking, false);
+  assert.deepEqual(request.stop, ["END", "STOP"]);
+  assert.equal(request.top_p, undefined);
+  await page.reload();
+  assert.equal(await page.getByLabel("System prompt").inputValue(), "Be brief.");
+});
+
+test("a phone: everything fits, panels cover the page, return makes a new line", async () => {
+  await open({ script: true, viewport: phone, hasTouch: true, isMobile: true, deviceScaleFactor: 2 });
+  await no_sideways_scroll();
+  await shot("phone-empty");
+  await page.fill("#input", "markdown");
+  await page.press("#input", "Enter");
+  assert.equal(await page.inputValue("#input"), "markdown\n");
+  await page.tap("#send");
+  await idle();
+  await no_sideways_scroll();
+  await shot("phone");
+  await accessible("phone");
+  for (const box of await page.locator("article button, .top button, #send").all()) {
+    const { height } = await box.boundingBox() ?? { height: 40 };
+    assert.ok(height >= 28, "a button is too small to be tapped: " + (await box.textContent()));
+  }
+  await page.tap("#settings-button");
+  await no_sideways_scroll();
+  await shot("phone-settings");
+  await page.locator("#settings").getByRole("button", { name: "Close" }).tap();
+  await page.tap("#engine-button");
+  await page.waitForFunction(() => document.querySelector("#engine .tiles dd").textContent !== "–");
+  await shot("phone-engine");
+  await accessible("engine on a phone");
+  await page.locator("#engine").getByRole("button", { name: "Close" }).tap();
+  assert.equal(await page.locator("#engine").isHidden(), true);
+});
+
+test("the keyboard alone: ask, stop, edit, versions, panels; focus is never lost", async () => {
+  await open({ script: true });
+  const { keyboard } = page;
+  const lost = () => page.evaluate(() => document.activeElement === document.body || document.activeElement === null);
+  assert.equal(await focused(), "input");
+  await keyboard.type("short one");
+  await keyboard.press("Enter");
+  await idle();
+  assert.equal(await lost(), false);
+  await keyboard.press("ArrowUp");  // edits the last message
+  await keyboard.press("Control+A");
+  await keyboard.type("endless");
+  await keyboard.press("Control+Enter");
+  await page.waitForFunction(() => document.querySelector("#send").textContent === "Stop");
+  await page.waitForFunction(() => /and on/.test(document.querySelector("article.assistant").textContent));
+  await keyboard.press("Escape");
+  await idle();
+  await keyboard.press("Alt+e");
+  await keyboard.press("Escape");  // leaves the editor without a change
+  assert.equal(await page.locator(".editor").count(), 0);
+  assert.equal(await lost(), false);
+  // A button that goes away hands the focus on.
+  await turns("assistant").getByRole("button", { name: "Regenerate" }).focus();
+  await keyboard.press("Enter");
+  await page.waitForFunction(() => document.querySelector("#send").textContent === "Stop");
+  assert.equal(await lost(), false);
+  await keyboard.press("Escape");
+  await idle();
+  await keyboard.press("Alt+r");
+  await page.waitForFunction(() => document.querySelector("#send").textContent === "Stop");
+  await keyboard.press("Escape");
+  await idle();
+  for (const [key, panel] of [["Alt+s", "#settings"], ["Alt+l", "#engine"], ["Alt+h", "#history"]]) {
+    await keyboard.press(key);
+    assert.equal(await page.locator(panel).isVisible(), true, panel);
+    assert.equal(await lost(), false, panel);
+    await keyboard.press(key);
+    assert.equal(await page.locator(panel).isHidden(), true, panel);
+    assert.equal(await lost(), false, panel);
+  }
+  await keyboard.press("Alt+i");
+  assert.equal(await focused(), "input");
+  // Every control can be reached and shows where the focus is.
+  const reached = new Set();
+  for (let i = 0; i < 40; ++i) {
+    await keyboard.press("Tab");
+    const here = await page.evaluate(() => {
+      const at = document.activeElement, style = getComputedStyle(at);
+      if (at === document.body) return { name: "", ring: true };  // behind the last one, before the first
+      return { name: at.id || at.textContent.trim(), ring: style.outlineStyle !== "none" };
+    });
+    assert.ok(here.ring, "no focus ring on " + here.name);
+    reached.add(here.name);
+  }
+  for (const name of ["history-button", "fresh", "engine-button", "settings-button", "Copy", "Edit", "Regenerate", "Branch", "input", "send"]) {
+    assert.ok(reached.has(name), name + " cannot be reached; reached: " + [...reached].join(", "));
+  }
+  await keyboard.press("Alt+n");
+  assert.equal(await turns("user").count(), 0);
+  assert.equal(await focused(), "input");
+  await accessible("a new conversation");
+});
+
+test("screen readers hear a whole answer once, not its tokens", async () => {
+  await open({ script: true });
+  await page.evaluate(() => {
+    window.heard = [];
+    new MutationObserver(() => { const text = document.querySelector("#said").textContent; if (text) window.heard.push(text); })
+      .observe(document.querySelector("#said"), { childList: true, characterData: true, subtree: true });
+  });
+  await send("short");
+  await idle();
+  await page.waitForFunction(() => window.heard.at(-1)?.includes("sunny"));
+  assert.ok((await page.evaluate(() => window.heard)).length <= 2);
+  assert.equal(await page.locator("#turns").getAttribute("aria-live"), "off");
+});
