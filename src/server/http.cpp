@@ -3,6 +3,7 @@
 #include "server/http.h"
 
 #include <fmt/format.h>
+#include <pthread.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -635,7 +636,10 @@ class Server : public HttpServer {
     port_ = acceptor_.local_endpoint().port();
     accept();
     for (int i = 0; i < std::max(1, options.threads); ++i) {
-      threads_.emplace_back([this] { run(); });
+      threads_.emplace_back([this] {
+        ::pthread_setname_np(::pthread_self(), "http");  // for those who look at threads' times
+        run();
+      });
     }
     return {};
   }
