@@ -400,11 +400,6 @@ void add_bench(CLI::App& app, int* exit_code) {
   command->add_option("--turns", flags->serving.turns, "with --conversation: how many")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  command
-      ->add_option("--gap-limit", flags->serving.gap_limit,
-                   "longest step while others decode, in undisturbed steps; 0: any")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
   command->add_option("-o,--output", flags->output, "md or json")
       ->check(CLI::IsMember({"md", "json"}))
       ->capture_default_str();

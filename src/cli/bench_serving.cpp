@@ -54,12 +54,13 @@ class ServingBench {
  public:
   ServingBench(const ModelFlags& model, const ServingBenchFlags& flags) : model_(model), flags_(flags) {}
 
-  Status load(int sequences, int context, double gap_limit) {
+  Status load(int sequences, int context, bool paced = true) {
     ModelFlags wanted = model_;
     wanted.parallel = sequences;
     wanted.context = context;
     loaded_.reset();
-    auto loaded = load_model(wanted, [&](EngineOptions& options) { options.gap_limit = gap_limit; });
+    if (!paced) wanted.gap_limit = 0;
+    auto loaded = load_model(wanted);
     if (!loaded.ok()) return loaded.error();
     loaded_ = std::make_unique<LoadedModel>(std::move(*loaded));
     return {};
@@ -182,7 +183,7 @@ Status bench_batches(ServingBench& bench, const ServingBenchFlags& flags, nlohma
 Status bench_shared_prefix(ServingBench& bench, const ServingBenchFlags& flags,
                            nlohmann::ordered_json& json) {
   const int prompt = flags.shared_prefix + flags.tail;
-  BRAID_TRY(bench.load(std::min(flags.requests, 64), prompt + 64, flags.gap_limit));
+  BRAID_TRY(bench.load(std::min(flags.requests, 64), prompt + 64));
   Times times;
   std::vector<RequestId> ids;
   const uint64_t before = bench.engine().stats().prompt_rows;
@@ -237,9 +238,9 @@ struct Interference {
   double alone_tok_s = 0, prompt_tok_s = 0;
 };
 
-Result<Interference> interfere(ServingBench& bench, const ServingBenchFlags& flags, double gap_limit) {
+Result<Interference> interfere(ServingBench& bench, const ServingBenchFlags& flags, bool paced) {
   const int length = flags.interference;
-  BRAID_TRY(bench.load(flags.users + 1, std::max(length + 64, 4096), gap_limit));
+  BRAID_TRY(bench.load(flags.users + 1, std::max(length + 64, 4096), paced));
   Interference out;
   for (int r = 0; r < 2; ++r) {  // the first is the warm-up
     Times alone;
@@ -285,7 +286,7 @@ Status bench_interference(ServingBench& bench, const ServingBenchFlags& flags, n
         "| of alone |\n|---|---|---|---|---|---|\n");
   }
   for (const bool chunks : {true, false}) {
-    BRAID_ASSIGN(const Interference run, interfere(bench, flags, chunks ? flags.gap_limit : 0));
+    BRAID_ASSIGN(const Interference run, interfere(bench, flags, chunks));
     const double worst = run.during.max / run.before.p50;
     json.push_back({{"test", chunks ? "interference" : "interference-unpaced"},
                     {"before_ms", {run.before.p50, run.before.p99, run.before.max}},
@@ -306,7 +307,7 @@ Status bench_interference(ServingBench& bench, const ServingBenchFlags& flags, n
 // Half of each turn is the user's, half the answer.
 Status bench_conversation(ServingBench& bench, const ServingBenchFlags& flags, nlohmann::ordered_json& json) {
   const int half = std::max(1, flags.conversation / flags.turns / 2);
-  BRAID_TRY(bench.load(1, flags.conversation + 2 * half + 64, flags.gap_limit));
+  BRAID_TRY(bench.load(1, flags.conversation + 2 * half + 64));
   if (!flags.json)
     fmt::print("\n| turn | prompt tokens | computed | cached | first token ms |\n|---|---|---|---|---|\n");
   std::vector<int32_t> tokens;

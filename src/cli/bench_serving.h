@@ -18,7 +18,6 @@ struct ServingBenchFlags {
   int users = 8;                 // --users: sequences that decode when it does
   int conversation = 0;          // --conversation: tokens that --turns turns grow to
   int turns = 10;                // --turns
-  double gap_limit = 3.95;       // --gap-limit
   std::vector<int> prompts;      // -p: for --batch, the first one
   std::vector<int> generations;  // -n
   int repetitions = 1;

@@ -32,6 +32,14 @@ void add_sharing_options(CLI::App& command, ModelFlags& flags) {
       ->check(CLI::Range(0, 65536))
       ->envname("BRAID_MAX_BATCH_TOKENS");
   command
+      .add_option(
+          "--gap-limit", flags.gap_limit,
+          "while a prompt comes in, answers wait for their next token so many undisturbed steps at most; "
+          "0: any number, prompts in whole chunks")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->envname("BRAID_GAP_LIMIT");
+  command
       .add_option("--kv-memory", flags.kv_memory,
                   "memory of the KV cache, e.g. 8G (default: what all contexts need, as far as there is)")
       ->envname("BRAID_KV_MEMORY");
@@ -121,6 +129,7 @@ Result<EngineOptions> engine_options(const ModelFlags& flags) {
   options.deterministic = flags.deterministic;
   options.max_sequences = flags.parallel;
   options.max_batch_tokens = flags.max_batch_tokens;
+  options.gap_limit = flags.gap_limit;
   options.checkpoint_interval = flags.checkpoint_interval;
   BRAID_TRY(read_size("--kv-memory", flags.kv_memory, &options.kv_memory_bytes));
   BRAID_TRY(read_size("--state-memory", flags.state_memory, &options.state_memory_bytes));

@@ -30,6 +30,7 @@ struct ModelFlags {
   bool deterministic = false;
   int parallel = 1;
   int max_batch_tokens = 0;
+  double gap_limit = EngineOptions().gap_limit;
   int checkpoint_interval = -1;
   // Sizes as written (sizes.h); empty: chosen.
   std::string kv_memory;
