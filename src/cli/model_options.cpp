@@ -36,7 +36,7 @@ void add_sharing_options(CLI::App& command, ModelFlags& flags) {
           "--gap-limit", flags.gap_limit,
           "while a prompt comes in, answers wait for their next token so many undisturbed steps at most; "
           "0: any number, prompts in whole chunks")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0.0, 1000.0))
       ->capture_default_str()
       ->envname("BRAID_GAP_LIMIT");
   command
