@@ -143,7 +143,7 @@ Status bench_batches(ServingBench& bench, const ServingBenchFlags& flags, nlohma
   const int most = *std::max_element(flags.batches.begin(), flags.batches.end());
   // Those who are done early with their prompt decode while the others are not.
   const int context = prompt + generate + most * prompt / 256 + most + 64;
-  BRAID_TRY(bench.load(most, context, 0));
+  BRAID_TRY(bench.load(most, context, false));
   if (!flags.json) {
     fmt::print("\n{}, {}\n\n", bench.name(), bench.engine().device().description());
     fmt::print(
