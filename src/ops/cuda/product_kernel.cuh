@@ -36,14 +36,6 @@
 
 namespace braid::cuda {
 
-__device__ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};\n"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // Where 16-byte piece `piece` (0..15) of token `token` lies in 128 k of x.
 __device__ inline int x_offset(int token, int piece) {
   return token * 256 + ((piece ^ (piece >> 3 & 1) ^ ((token & 1) << 1)) << 4);
@@ -53,7 +45,7 @@ template <class Format, int kGroups>
 struct ProductShape {
   static constexpr int kWarps = kGroups <= 2 ? Format::kFewWarps : Format::kWarps;
   static constexpr int kThreads = kWarps * 32;
-  static constexpr int kMostSplit = kGroups == 1 ? 4 : kGroups == 2 ? 2 : 1;
+  static constexpr int kMostSplit = kGroups <= 2 ? 2 : 1;
   static constexpr int kHalf = half_bytes(Format::kPack) + shared_bytes(Format::kPack);
   static constexpr int kX = kGroups * 2048;
   static constexpr int kStage = kWarps * kHalf + kMostSplit * kX;
@@ -75,7 +67,7 @@ __device__ inline void multiply_half(const uint8_t* part, const uint8_t* x, floa
 #pragma unroll
   for (int r16 = 0; r16 < 2; ++r16) {
     Format::load(codes[r16], part, lane, r16);
-    Format::scales(scales[r16], part, lane, r16);
+    Format::scales(scales[r16], part, part + half_bytes(Format::kPack), lane, r16);
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -87,9 +79,9 @@ __device__ inline void multiply_half(const uint8_t* part, const uint8_t* x, floa
     for (int r16 = 0; r16 < 2; ++r16) {
       const Fragments f = Format::fragments(codes[r16], scales[r16], i);
 #pragma unroll
-      for (int j = 0; j < kGroups; ++j) mma(acc[r16][j], f.a[0], b[j].x, b[j].y);
+      for (int j = 0; j < kGroups; ++j) mma(acc[r16][j], f.a[0], b[j].x, b[j].y, __half());
 #pragma unroll
-      for (int j = 0; j < kGroups; ++j) mma(acc[r16][j], f.a[1], b[j].z, b[j].w);
+      for (int j = 0; j < kGroups; ++j) mma(acc[r16][j], f.a[1], b[j].z, b[j].w, __half());
     }
   }
 }
@@ -183,7 +175,8 @@ __global__ void __launch_bounds__(ProductShape<Format, kGroups>::kThreads + 32, 
   int load_tile = tile_index;
   int load_step = step;
   Tile loading = locate(a, load_tile, row_tiles, token_tiles, 8 * kGroups);
-  const uint8_t* load_units = units_of<kUnit>(a, loading.expert, loading.row_tile * tile_blocks + own_block);
+  const uint8_t* load_units =
+      units_of<kUnit>(a, a.parts, loading.expert, loading.row_tile * tile_blocks + own_block);
   const auto load_weights = [&](int n) {
     if (n >= count) return;
     const int stage = n % kStages;
@@ -216,7 +209,7 @@ __global__ void __launch_bounds__(ProductShape<Format, kGroups>::kThreads + 32, 
     if (++load_step == steps && n + 1 < count) {
       load_step = 0;
       loading = locate(a, ++load_tile, row_tiles, token_tiles, 8 * kGroups);
-      load_units = units_of<kUnit>(a, loading.expert, loading.row_tile * tile_blocks + own_block);
+      load_units = units_of<kUnit>(a, a.parts, loading.expert, loading.row_tile * tile_blocks + own_block);
     }
   };
   for (int n = 0; n < kStages; ++n) load_weights(n);
@@ -245,7 +238,8 @@ __global__ void __launch_bounds__(ProductShape<Format, kGroups>::kThreads + 32, 
     const int row = thread & (rows - 1);
     const int stride = rows + 4;
     const int together = Shape::kThreads / rows;  // tokens stored at once
-    const RowTarget target = target_of(a, tile.expert, tile.row_tile * tile_blocks + row / 32, row % 32);
+    const RowTarget target =
+        target_of(a, a.parts, tile.expert, tile.row_tile * tile_blocks + row / 32, row % 32);
     float* part = a.partials + sharing.slot(blockIdx.x) * Shape::kTileFloats;
 #pragma unroll
     for (int j = 0; j < kGroups; ++j) {
@@ -291,12 +285,6 @@ template <class Format, int kGroups>
 void launch_product_kernel(Context& context, ProductArgs args) {
   using Shape = ProductShape<Format, kGroups>;
   auto* kernel = product_kernel<Format, kGroups>;
-  static bool ready = false;
-  if (!ready) {
-    context.note(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kShared),
-                 "shared memory of a product");
-    ready = true;
-  }
   // The largest tiles that still give every CTA one; lists of experts are many small products.
   args.split = args.tiles != nullptr ? Shape::kMostSplit : 1;
   while (args.split < Shape::kMostSplit && args.blocks < context.processors * (Shape::kWarps / args.split))
@@ -310,7 +298,6 @@ template <class Format>
 void launch_format(Context& context, int groups, const ProductArgs& args) {
   switch (groups) {
     case 1:
-      return launch_product_kernel<Format, 1>(context, args);
     case 2:
       return launch_product_kernel<Format, 2>(context, args);
     case 4:

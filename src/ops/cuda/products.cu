@@ -16,6 +16,7 @@ namespace cuda {
 // Rows that cp.async can read: 16-byte aligned, zeros behind the end.
 __global__ void pad_rows(Act* to, int64_t to_stride, const Act* from, int64_t from_stride, int cols) {
   wait_for_previous();
+  let_next_start();
   const int64_t row = blockIdx.x;
   for (int i = threadIdx.x; i < to_stride; i += blockDim.x)
     to[row * to_stride + i] = i < cols ? from[row * from_stride + i] : __float2half(0.0f);
@@ -28,6 +29,7 @@ __global__ void pad_rows(Act* to, int64_t to_stride, const Act* from, int64_t fr
 __global__ void order_rows(Act* to, int units, int columns, const Act* from, int64_t from_stride, int cols,
                            const ExpertTile* tiles, const int* tile_count, const int* x_row) {
   wait_for_previous();
+  let_next_start();
   const int tile = static_cast<int>(blockIdx.x) / columns;
   const int own = static_cast<int>(blockIdx.x) % columns;
   int64_t row = blockIdx.x;
@@ -141,6 +143,10 @@ ProductArgs Products::args_for(Tensor x, Columns columns, const ExpertList* list
     args.tile_count = list->tile_count;
     args.x_row = list->x_row;
     args.shared_expert = list->shared_expert;
+    args.tile_rows = list->tile_rows;
+    args.likely_tiles = list->likely_tiles;
+    args.most_tiles = static_cast<int>(list->most_tiles);
+    args.early_list = list->early;
   }
   const bool readable = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 8 == 0 && x.cols % 8 == 0;
   if (columns.wide) {
@@ -198,11 +204,12 @@ bool Products::same_form(const Weight& a, const Weight& b) {
 
 // All parts have the pack and units of `like`.
 void Products::launch(const Weight& like, Columns columns, ProductArgs args,
-                      std::span<const ProductPart> parts) {
+                      std::span<const ProductPart> parts, bool beside) {
   args.units = packed(like).units;
   args.x_units = packed(like).x_units;
   for (size_t first = 0; first < parts.size(); first += kMostParts) {
     args.part_count = static_cast<int>(std::min<size_t>(parts.size() - first, kMostParts));
+    args.beside_previous = beside || first > 0;
     args.blocks = 0;
     for (int i = 0; i < args.part_count; ++i) {
       args.parts[i] = parts[first + i];
@@ -239,6 +246,7 @@ void Products::linear(std::span<const LinearPart> parts, Tensor x) {
     }
   }
   for (std::vector<Entry>* list : {&now, &later}) {
+    bool beside = false;
     while (!list->empty()) {
       const Weight& like = *list->front().w;
       std::vector<ProductPart> same;
@@ -250,7 +258,8 @@ void Products::linear(std::span<const LinearPart> parts, Tensor x) {
           rest.push_back(e);
         }
       }
-      launch(like, columns, args, same);
+      launch(like, columns, args, same, beside);
+      beside = true;
       *list = std::move(rest);
     }
   }
