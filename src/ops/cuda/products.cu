@@ -60,6 +60,8 @@ __global__ void order_rows(Act* to, int units, int columns, const Act* from, int
 }
 
 Columns columns_for(const Context& context, int64_t rows) {
+  // The wide forms (and groups of 4 and 8) have tiles of one height, so they cut k at the same places.
+  if (context.deterministic) rows = std::max<int64_t>(rows, 17);
   if (rows <= 8) return {8, false};
   if (rows <= 16) return {16, false};
   const int count = rows <= 32 ? 32 : rows <= 64 ? 64 : 128;
@@ -223,6 +225,16 @@ void Products::launch(const Weight& like, Columns columns, ProductArgs args,
 void Products::linear(std::span<const LinearPart> parts, Tensor x) {
   if (x.rows == 0) return;
   const Columns columns = columns_for(context_, x.rows);
+  // One tile of rows at a time: how k is cut then depends on the weights alone.
+  if (context_.deterministic && x.rows > columns.count) {
+    for (int64_t first = 0; first < x.rows; first += columns.count) {
+      const int64_t rows = std::min<int64_t>(columns.count, x.rows - first);
+      std::vector<LinearPart> slice(parts.begin(), parts.end());
+      for (LinearPart& p : slice) p.y = p.y.middle(first, rows);
+      linear(slice, x.middle(first, rows));
+    }
+    return;
+  }
   const ProductArgs args = args_for(x, columns, nullptr);
   // One entry per product: gated pairs first, so that gate and up blocks stay side by side in a tile.
   struct Entry {
