@@ -71,7 +71,7 @@ void launch_on(Context& context, L1 l1, unsigned cluster, void (*kernel)(Paramet
   config.blockDim = dim3(threads);
   config.dynamicSmemBytes = shared;
   config.stream = context.stream;
-  cudaLaunchAttribute attributes[2];
+  cudaLaunchAttribute attributes[3];
   if (context.capability >= 90) {
     attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
@@ -81,6 +81,9 @@ void launch_on(Context& context, L1 l1, unsigned cluster, void (*kernel)(Paramet
     attributes[config.numAttrs].val.clusterDim.x = cluster;
     attributes[config.numAttrs].val.clusterDim.y = 1;
     attributes[config.numAttrs++].val.clusterDim.z = 1;
+    // On as many multiprocessors as it has blocks: a wish, not kept where all are in use.
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterSchedulingPolicyPreference;
+    attributes[config.numAttrs++].val.clusterSchedulingPolicyPreference = cudaClusterSchedulingPolicySpread;
   }
   config.attrs = attributes;
   context.note(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), "launching a kernel");

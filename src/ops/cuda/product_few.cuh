@@ -386,9 +386,10 @@ __global__ void __launch_bounds__(FewShape<Format>::kThreads, 2)
 // ---- the cut ----
 
 // Along k: slices (CTAs of a cluster) and warps of a CTA; density: CTAs of a multiprocessor, which changes no
-// sum. Clusters of four were tried: they fit badly (27B gate + up, 1 row: 43 us, of two 31, none 36). Two
-// CTAs of a cluster land on one multiprocessor wherever they fit, the other ones then stand idle; so a
-// cluster of a grid of density 1 asks for more than half of the shared memory.
+// sum. Clusters of four fit badly (27B gate + up, 1 row: 43 us, of two 31, none 36) and serve products that
+// have work for a few multiprocessors only (a router: 4.5 us instead of 6.3). Two CTAs of a cluster may land
+// on one multiprocessor if they fit, and another one then stands idle; so a cluster of a grid of density 1
+// asks for more than half of the shared memory.
 struct FewCut {
   int slices = 0;  // 0: none fits
   int along = 1;
@@ -408,6 +409,9 @@ struct FewShapeOfWork {
   int pair, pieces, rows;
   bool list;
 
+  // So few blocks that clusters of four have all the room they want.
+  bool tiny(const Context& context) const { return !list && items * 8 <= context.processors; }
+
   // Shared memory beside the rings.
   int64_t x_bytes(const FewCut& cut) const {
     return list ? 0 : int64_t{div_up(pieces, cut.slices)} * halves * 256 * rows;
@@ -417,24 +421,24 @@ struct FewShapeOfWork {
     const int64_t own = div_up<int64_t>(most_items, few_clusters(context, cut));
     return x_bytes(cut) + div_up<int64_t>(own, cut.slices) * pair * cut.slices * cut.along * rows * 128;
   }
-  // About how long it takes, in clocks of a multiprocessor, fitted to an H200: the share of memory, half a
-  // unit decoded by 8 or 16 warps, the chain of one warp.
+  // About how long it takes, in clocks of a multiprocessor, fitted to an H200: its share of memory, halves of
+  // units decoded by 8 or 16 warps, the chain of one warp.
   double clocks(const Context& context, const FewCut& cut) const {
-    const int64_t own = div_up<int64_t>(items, few_clusters(context, cut)) * pair;
+    const int64_t clusters = few_clusters(context, cut);
+    const int64_t own = div_up<int64_t>(items, clusters) * pair;
     const int64_t own_pieces = div_up(pieces, cut.slices);
     const int64_t turn = cut.direct() ? pair : 1;
     const int64_t rounds = div_up<int64_t>(own / turn, warps / cut.along) * turn;
-    const auto all = static_cast<double>(cut.density * own * own_pieces);
+    // CTAs of a multiprocessor have unequal shares if one has.
+    const auto all = static_cast<double>(div_up<int64_t>(cut.density * items, clusters) * pair * own_pieces);
     const auto chain = static_cast<double>(rounds * div_up<int64_t>(own_pieces, cut.along) * halves);
-    const double steady = std::max({all * piece_bytes / 18.5, all * halves * (cut.density == 1 ? 150 : 95),
-                                    chain * (cut.density == 1 ? 700 : 900)});
-    return steady + static_cast<double>(cut.density * x_bytes(cut)) / 10 +
-           (cut.slices == 1    ? 0
-            : cut.density == 1 ? 2000
-                               : 600) +
-           (cut.direct() ? 0
-            : list       ? 3000
-                         : 300);
+    const double link = list ? 1300 : cut.density == 1 ? 1100 : 1500;
+    const double steady =
+        std::max({all * piece_bytes / 18.5, all * halves * (cut.density == 1 ? 150 : 95), chain * link});
+    const double meeting = cut.direct() ? 0 : list ? 12000 : 300 + 0.03 * steady;
+    const double linked = cut.slices == 1 ? 0 : tiny(context) ? 1000 : cut.density == 1 ? 4000 : 1500;
+    return steady * (cut.density == 1 ? 1.15 : 1) + static_cast<double>(cut.density * x_bytes(cut)) / 10 +
+           linked + meeting;
   }
 };
 
@@ -469,16 +473,19 @@ bool launch_few(Context& context, const ProductArgs& args) {
   const auto fits = [&](const FewCut& cut) {
     return work.beside(context, cut) <= (cut.density == 1 ? kAll : kHalfOfAll) - 2 * kStageBytes;
   };
-  // k is cut so that it fits for 8 rows and is quick for 4; the density is what suits these rows.
+  // k is cut so that it fits for 8 rows and is quick for 2; the density is what suits these rows.
+  const bool large = items * plan.pair * pieces * Shape::kPiece >= 10'000'000;
+  const bool tiny = work.tiny(context);
+  const int most_slices = list || context.capability < 90 ? 1 : tiny ? 4 : 2;
   FewCut best;
   double best_clocks = 0;
-  for (int slices = 1; slices <= (list || context.capability < 90 ? 1 : 2); ++slices)
+  for (int slices = 1; slices <= most_slices; slices *= 2)
     for (int along = 1; along <= Shape::kWarps; along *= 2) {
       work.rows = kFewRows;
-      if (!fits({slices, along, 1})) continue;
+      if (!fits({slices, along, 1}) || (slices > 1 && !large && !tiny && fits({1, along, 1}))) continue;
       if (list && context.deterministic && along > 1) continue;
-      work.rows = 4;
-      for (int density = 1; density <= 2; ++density) {
+      work.rows = 2;
+      for (int density = 1; density <= (tiny ? 1 : 2); ++density) {
         const FewCut cut{slices, along, density};
         if (!fits(cut)) continue;
         const double clocks = work.clocks(context, cut);
@@ -492,18 +499,19 @@ bool launch_few(Context& context, const ProductArgs& args) {
   FewCut dense = best;
   best.density = 1;
   dense.density = 2;
-  if (fits(dense) && work.clocks(context, dense) < work.clocks(context, best)) best = dense;
+  if (!tiny && fits(dense) && work.clocks(context, dense) < work.clocks(context, best)) best = dense;
   plan.slices = best.slices;
   plan.along = best.along;
   plan.direct = best.direct();
   plan.x_bytes = static_cast<int>(work.x_bytes(best));
   const int64_t beside = work.beside(context, best);
-  const bool alone = best.slices > 1 && best.density == 1;
+  const bool alone = best.slices > 1 && best.density == 1 && !tiny;
   int64_t stages = ((alone ? kAll : kHalfOfAll) - beside) / kStageBytes;
   if (stages < 2) stages = (kAll - beside) / kStageBytes;
   plan.stages = static_cast<int>(std::min<int64_t>(stages, kFewStages));
   const int64_t shared = std::max(plan.stages * kStageBytes + beside, alone ? kMoreThanHalf : 0);
-  const auto grid = static_cast<unsigned>(few_clusters(context, best) * best.slices);
+  const int64_t clusters = few_clusters(context, best);
+  const auto grid = static_cast<unsigned>((list ? clusters : std::min(clusters, items)) * best.slices);
   auto* kernel = list ? few_kernel<Format, true> : few_kernel<Format, false>;
   launch_clusters(context, static_cast<unsigned>(best.slices), kernel, dim3(grid), Shape::kThreads,
                   static_cast<size_t>(shared), args, plan);

@@ -1,17 +1,15 @@
-// product_kernel.cuh -- y = x W^T on tensor cores (mma.sync), straight from packed weights, for few rows of
-// x.
+// product_kernel.cuh -- y = x W^T on tensor cores (mma.sync), straight from packed weights, for 9 to 16 rows
+// of x (up to 64 on GPUs without wgmma). Up to 8 rows: product_few.cuh; more: product_wide.cuh.
 //
 //   y[t][n] = store( 1/P * sum_k W[n][k] x[t][k] )        W in units of 32 x 256 (packed.h), x f16, sums f32
 //
 // Weights are the row operand (A) of mma.m16n8k16, rows of x its columns, so one instruction serves 8 tokens.
-// A warp owns 32 rows x 128 k at a time and decodes each weight once for all columns of its CTA (8, 16, 32 or
-// 64). Up to 16 columns, 16 warps form a tile of 512, 256 or 128 rows: one, two or four warps along k for
-// each 32 rows, whose sums meet in shared memory. That keeps 16 warps busy decoding while few CTAs share a
-// tile.
+// A warp owns 32 rows x 128 k at a time and decodes each weight once for all columns of its CTA (16, 32 or
+// 64). Up to 16 columns, 16 warps form a tile of 512 or 256 rows: one or two warps along k for each 32 rows,
+// whose sums meet in shared memory. That keeps 16 warps busy decoding while few CTAs share a tile.
 //
 // Traffic, one product of n x k: the packed weights once per 64 tokens, x once per tile (from L2), y once.
-// 27B gate + up at 1 token: 100 MB, floor 23 us at 4.3 TB/s. Arithmetic per 32 x 256 and warp: 460 issue
-// slots (q4k), where memory leaves each scheduler 992 clocks.
+// Arithmetic per 32 x 256 and warp: 460 issue slots (q4k), where memory leaves each scheduler 992 clocks.
 //
 // Work is the flat list of (tile, step), cut into one equal run per CTA: every shape fills every SM, without
 // a table of splits, and the same shape is cut the same way every time (product_pipeline.cuh). Each warp asks
@@ -20,14 +18,11 @@
 // Warps meet only at the end of a tile. Lanes read codes back at lane * 16, conflict-free; x is stored with
 // its 16-byte pieces exchanged so that a quarter warp meets all banks.
 //
-// Reached on one H200 (read ceiling 4.65 TB/s): lm_head q6_K 4.04 TB/s, gate + up q8_0 3.90, bf16 3.81, gate
-// + up q4_K 2.69 (37 us), down q6_K 2.52 (29 us), 35B projections of 5 to 10 MB 0.4 to 0.9 (10 us): what a
-// launch costs before its first and after its last byte, about 7 us, is now the larger half of a small
-// product. Tried on gate + up, q4_K, 1 row: 8 warps of 32 x 256 with cp.async and a CTA barrier a step 39 us;
-// 16 warps of 32 x 128 the same way 44 us (459 instructions a step where 235 multiply); one warp that asks
-// for all weights 59 us (a bulk copy wants uniform registers, so it asks for one after the other); weights
-// asked for at the start of a step instead of its end 41 us (the ring runs dry while a tile is stored); 8
-// warps instead of 16 43 us.
+// Reached on one H200, 16 rows: 27B gate + up q4_K 60 us, down q6_K 38, out 18. A launch costs about 7 us
+// before its first and after its last byte. Tried, at 1 row, on gate + up q4_K (37 us then): 8 warps of 32 x
+// 256 with cp.async and a CTA barrier a step 39 us; 16 warps of 32 x 128 the same way 44 us; one warp that
+// asks for all weights 59 us (a bulk copy wants uniform registers, so it asks for one after the other);
+// weights asked for at the start of a step instead of its end 41 us; 8 warps instead of 16 43 us.
 #pragma once
 
 #include <algorithm>
