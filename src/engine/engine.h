@@ -123,7 +123,6 @@ class Engine {
   int32_t most_tokens() const { return scheduler_->most_tokens(); }
   const Device& device() const { return *device_; }
   Device& device() { return *device_; }
-  Device& device() { return *device_; }
   const DiskTier* disk() const { return disk_.get(); }
   Model& model() { return *model_; }
   int32_t context_tokens() const { return plan_.context_tokens; }
