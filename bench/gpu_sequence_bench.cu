@@ -243,12 +243,22 @@ void delta_row(Context& context, const ModelShape& m, int32_t sequences, int32_t
   const double ring_bytes = sequences * 4.0 * d.channels() * (3 + std::min(certain, 4));
   const double journal_bytes = nodes > 0 ? 4.0 * t * DeltaJournal::elements_per_row(d) : 0;
   const double flops = certain >= 64 ? 14.2e9 * d.value_heads / 48 * t / 2048 : 0;
-  if (nodes == 0 && certain <= cuda::kStepRows) {
-    const double other = seconds_per_call(context, layers, [&](int i) {
-      cuda::delta_step(context, {o, in, w, cuda::view_of(layer(i)), rows.batch}, work.counters, INT32_MAX,
-                       true);
-    });
-    print_row(name + " with blocks that stay", other, 2 * 4.0 * d.state_elements() * sequences, 0);
+  if (nodes == 0 && certain == 1) {
+    const cuda::DeltaArgs args{o, in, w, {}, rows.batch};
+    const auto at = [&](int i) {
+      cuda::DeltaArgs own = args;
+      own.layer = cuda::view_of(layer(i));
+      return own;
+    };
+    const double moved = 2 * state_bytes + row_bytes + ring_bytes;
+    print_row(name + " in one launch",
+              seconds_per_call(context, layers,
+                               [&](int i) { cuda::delta_step(context, at(i), work.counters, INT32_MAX); }),
+              moved, 0);
+    const cuda::DecodeRows ready{work.row_keys, work.row_values, work.row_gates, work.row_qk};
+    print_row(name + " in two launches",
+              seconds_per_call(context, layers, [&](int i) { cuda::delta_decode(context, at(i), ready); }),
+              moved, 0);
   }
   if (certain > cuda::kStepRows) {
     for (int part : {1, 2, 4}) {

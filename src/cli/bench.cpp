@@ -4,6 +4,7 @@
 // Rows are those of llama-bench: ppN is the speed of a prompt of N random tokens, tgN that of N generated
 // tokens (with -d, after a prompt of that length). GB/s counts the weights that a generating step reads;
 // GFLOP/s counts 2 x parameters per token; the share is the larger of both against the peaks measured first.
+// --profile: bench_profile.h.
 // --fit N: the cost per prompt token as a line c0 + c1 x position, over a prompt of N tokens.
 
 #include <fmt/format.h>
@@ -21,6 +22,7 @@
 #include <vector>
 
 #include "base/threads.h"
+#include "cli/bench_profile.h"
 #include "cli/bench_serving.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
@@ -40,6 +42,7 @@ struct BenchFlags {
   int depth = 0;
   int repetitions = 3;
   int fit = 0;
+  bool profile = false;
   std::string output = "md";
   std::string shape;
   std::string mix = "Q4_K_M";
@@ -286,6 +289,15 @@ int run_bench(BenchFlags flags) {
     if (!path.ok()) return fail(path.error());
     flags.model.model = *path;
   }
+  if (flags.profile) {
+    ProfileFlags profile;
+    if (!flags.serving.batches.empty()) profile.sequences = flags.serving.batches[0];
+    if (!flags.prompts.empty()) profile.prompt = std::max(1, flags.prompts[0]);
+    profile.json = flags.output == "json";
+    const int code = run_profile_bench(flags.model, profile);
+    if (!flags.shape.empty() && flags.save.empty()) std::filesystem::remove(flags.model.model);
+    return code;
+  }
   if (flags.serving.any()) {
     flags.serving.prompts = flags.prompts;
     flags.serving.generations = flags.generations;
@@ -370,6 +382,8 @@ void add_bench(CLI::App& app, int* exit_code) {
       ->capture_default_str();
   command->add_option("--fit", flags->fit, "fit the cost per token over a prompt of this length")
       ->check(CLI::NonNegativeNumber);
+  command->add_flag("--profile", flags->profile,
+                    "GPU: time every op of a step of --batch sequences after -p tokens, and of a prompt");
   command
       ->add_option(
           "--batch", flags->serving.batches,

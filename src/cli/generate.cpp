@@ -137,9 +137,9 @@ class StreamSink : public Sink {
 
 }  // namespace
 
-Result<Answer> generate(LoadedModel& model, const std::string& prompt, const SamplingParams& sampling,
+Result<Answer> generate(LoadedModel& model, const RenderedText& prompt, const SamplingParams& sampling,
                         int32_t max_tokens, bool in_thought) {
-  if (const auto at = first_invalid_utf8(prompt)) {
+  if (const auto at = first_invalid_utf8(prompt.text)) {
     return Error{ErrorKind::invalid_argument, fmt::format("the prompt is not valid UTF-8 (byte {})", *at)};
   }
   Request request;

@@ -36,7 +36,7 @@ struct Answer {
 
 // Streams the answer to `prompt` to stdout; Ctrl-C ends it early. `in_thought`: the prompt ends inside a
 // think block, which is shown dim on a terminal. Errors: invalid_argument.
-Result<Answer> generate(LoadedModel& model, const std::string& prompt, const SamplingParams& sampling,
+Result<Answer> generate(LoadedModel& model, const RenderedText& prompt, const SamplingParams& sampling,
                         int32_t max_tokens, bool in_thought);
 
 // Speeds, bandwidth and memory of an answer, one or two lines for stderr.

@@ -181,7 +181,7 @@ int print_prompt(const GgufFile& file, const InspectFlags& flags) {
   }
   const auto prompt = chat->render(*messages, tools);
   if (!prompt.ok()) return fail(prompt.error());
-  fmt::print("{}", *prompt);
+  fmt::print("{}", prompt->text);
   return 0;
 }
 

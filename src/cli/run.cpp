@@ -81,8 +81,8 @@ class Conversation {
   Result<Answer> continue_messages() {
     ChatOptions options;
     if (flags_.think != "auto") options.enable_thinking = flags_.think == "on";
-    BRAID_ASSIGN(const std::string prompt, chat_.render(messages_, tools_, options));
-    const bool in_thought = prompt.ends_with("<think>\n") || prompt.ends_with("<think>");
+    BRAID_ASSIGN(const RenderedText prompt, chat_.render(messages_, tools_, options));
+    const bool in_thought = prompt.text.ends_with("<think>\n") || prompt.text.ends_with("<think>");
     BRAID_ASSIGN(Answer answer, generate(model_, prompt, sampling_, flags_.max_tokens, in_thought));
     messages_.push_back(assistant_message(answer.text, in_thought));
     return answer;
@@ -158,7 +158,7 @@ int answer_once(LoadedModel& model, Conversation* conversation, const std::strin
                 const SamplingParams& sampling, const RunFlags& flags) {
   auto answer = conversation != nullptr
                     ? conversation->answer(text)
-                    : generate(model, text, sampling, flags.max_tokens, /*in_thought=*/false);
+                    : generate(model, {text, {}}, sampling, flags.max_tokens, /*in_thought=*/false);
   if (!answer.ok()) return fail(answer.error());
   if (::isatty(STDOUT_FILENO) == 1 && !answer->text.ends_with('\n')) fmt::print("\n");
   if (!flags.quiet)

@@ -6,22 +6,27 @@
 
 #include <CLI/CLI.hpp>
 #include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 
 #include "base/log.h"
 #include "cli/commands.h"
+#include "cli/default_model.h"
 #include "cli/generate.h"
 #include "cli/model_options.h"
+#include "cli/sizes.h"
 #include "cli/terminal.h"
 #include "engine/service.h"
 #include "server/app.h"
 #include "server/engine_backend.h"
 #include "server/http.h"
+#include "server/model_host.h"
 #include "server/page.h"
 #include "server/token_grammar.h"
 
@@ -37,6 +42,11 @@ struct ServeFlags {
   server::HttpOptions http;
   server::AppOptions app;
   std::vector<std::string> aliases;
+  std::vector<std::string> models_dirs;
+  std::vector<std::string> preset_files;
+  bool discover = false;
+  bool list_models = false;
+  double model_wait_s = 120;
   std::vector<std::string> key_files;
   std::string think = "auto";
   std::string late_system = "attach";
@@ -90,17 +100,82 @@ std::string kebab_case(std::string_view name) {
   return out;
 }
 
-Result<std::vector<std::string>> model_names(const ServeFlags& flags, const LoadedModel& model) {
-  if (!flags.aliases.empty()) return flags.aliases;
-  BRAID_ASSIGN(const auto general, model.file->find_string("general.name"));
+// Of the model that is loaded first: the plain --alias names, or what its file calls itself.
+Result<std::vector<std::string>> model_names(const ServeFlags& flags) {
+  std::vector<std::string> names;
+  for (const std::string& alias : flags.aliases) {
+    if (alias.find('=') == std::string::npos) names.push_back(alias);
+  }
+  if (!names.empty()) return names;
+  BRAID_ASSIGN(const GgufFile file, open_model_file(flags.model.model));
+  BRAID_ASSIGN(const auto general, file.find_string("general.name"));
   std::string name = general ? kebab_case(*general) : "";
-  if (name.empty()) name = kebab_case(std::filesystem::path(model.name).stem().string());
+  if (name.empty()) name = kebab_case(std::filesystem::path(flags.model.model).stem().string());
   return std::vector<std::string>{name.empty() ? "braid" : name};
+}
+
+// All models by name, the one that is loaded first in front. -m may be a name of the list.
+Result<server::Catalog> make_catalog(ServeFlags& flags) {
+  server::Catalog found;
+  for (const std::string& folder : flags.models_dirs) BRAID_TRY(found.add_folder(folder));
+  if (flags.discover) found.discover();
+  server::Catalog catalog;
+  server::ModelFile first;
+  std::error_code error;
+  if (!flags.model.model.empty() && !std::filesystem::exists(flags.model.model, error)) {
+    const auto known = found.find(flags.model.model);
+    if (!known) {
+      return Error{ErrorKind::not_found,
+                   fmt::format("{}: no such file, and no model of the list has this name{}",
+                               flags.model.model, found.nearest(flags.model.model))};
+    }
+    first = found.files()[found.entries()[*known].file];
+    catalog.add(flags.model.model, first);
+    flags.model.model = first.path;
+    for (const std::string& alias : flags.aliases) {
+      if (alias.find('=') == std::string::npos) BRAID_TRY(catalog.add_name(0, alias));
+    }
+  } else {
+    BRAID_ASSIGN(const auto names, model_names(flags));
+    first.path = flags.model.model;
+    first.shown =
+        first.path.empty() ? kDefaultModelName : std::filesystem::path(first.path).filename().string();
+    if (!first.path.empty())
+      first.bytes = static_cast<int64_t>(std::filesystem::file_size(first.path, error));
+    for (const std::string& name : names) {
+      if (!server::is_model_name(name)) {
+        return Error{ErrorKind::invalid_argument,
+                     fmt::format("\"{}\" cannot be a model's name (--alias)", name)};
+      }
+    }
+    catalog.add(names.front(), first);
+    for (size_t i = 1; i < names.size(); ++i) BRAID_TRY(catalog.add_name(0, names[i]));
+  }
+  catalog.add_all(found);
+  for (const std::string& path : flags.preset_files) {
+    BRAID_ASSIGN(const std::string text, read_text(path));
+    BRAID_TRY(catalog.add_presets(text, std::filesystem::path(path).parent_path().string(), path));
+  }
+  for (const std::string& alias : flags.aliases) {
+    if (alias.find('=') != std::string::npos) BRAID_TRY(catalog.add_alias(alias));
+  }
+  return catalog;
+}
+
+int list_models(const server::Catalog& catalog) {
+  for (const server::CatalogEntry& entry : catalog.entries()) {
+    const server::ModelFile& file = catalog.files()[entry.file];
+    for (const std::string& name : entry.names) {
+      fmt::print("{}\t{}\t{}\n", name, format_bytes(static_cast<uint64_t>(file.bytes)),
+                 file.path.empty() ? file.shown : file.path);
+    }
+  }
+  return 0;
 }
 
 Result<std::shared_ptr<server::ServedModel>> served_model(const ServeFlags& flags, LoadedModel& loaded) {
   auto model = std::make_shared<server::ServedModel>();
-  BRAID_ASSIGN(model->names, model_names(flags, loaded));
+  model->names = {loaded.name};
   BRAID_ASSIGN(model->defaults, sampling_params(flags.sampling, *loaded.file));
   model->file_name = loaded.name;
   BRAID_ASSIGN(const auto architecture, loaded.file->find_string("general.architecture"));
@@ -117,9 +192,29 @@ Result<std::shared_ptr<server::ServedModel>> served_model(const ServeFlags& flag
   model->trie = std::make_shared<const server::TokenTrie>(*model->tokenizer);
   ServiceOptions service;
   service.max_queued = flags.app.max_queue + flags.app.limits.max_n;
+  model->source = std::shared_ptr<const GgufFile>(std::move(loaded.file));
   model->backend = server::make_engine_backend(EngineService::start(std::move(loaded.engine), service),
                                                flags.model.parallel);
   return model;
+}
+
+// What the host calls on its own thread.
+server::ModelHost::Load loader(const ServeFlags& flags) {
+  return [flags](const server::ModelFile& file) -> Result<std::shared_ptr<server::ServedModel>> {
+    ModelFlags wanted = flags.model;
+    wanted.model = file.path;
+    try {
+      BRAID_ASSIGN(LoadedModel loaded, load_model(wanted));
+      return served_model(flags, loaded);
+    } catch (const std::exception& exception) {
+      return Error{ErrorKind::exhausted, fmt::format("{}: {}", file.shown, exception.what())};
+    }
+  };
+}
+
+Status check_model_file(const server::ModelFile& file) {
+  BRAID_ASSIGN(const GgufFile opened, open_model_file(file.path));
+  return make_tokenizer(opened).ok() ? Status() : Status(make_tokenizer(opened).error());
 }
 
 // The settings that are not simply copied.
@@ -135,6 +230,7 @@ Status complete(ServeFlags& flags) {
   flags.app.guard_host = flags.http.address.starts_with("127.") || flags.http.address == "::1";
   flags.app.limits.reject_media = flags.media == "reject";
   flags.app.request_limit_ms = static_cast<int64_t>(1e3 * flags.request_timeout_s);
+  flags.app.model_wait_ms = static_cast<int64_t>(1e3 * flags.model_wait_s);
   flags.app.watchdog_ms = static_cast<int64_t>(1e3 * flags.watchdog_s);
   if (flags.sampling.seed >= 0) flags.app.seed = static_cast<uint64_t>(flags.sampling.seed);
   flags.http.max_body_bytes = static_cast<size_t>(flags.max_body_mb * (1 << 20));
@@ -154,17 +250,53 @@ Status complete(ServeFlags& flags) {
   return {};
 }
 
-// Waits for SIGTERM or SIGINT, then lets running answers end. A second signal ends the program at once.
-void serve_until_signal(const sigset_t& signals, server::HttpServer& http, server::App& app, double drain_s) {
-  int signal = 0;
-  sigwait(&signals, &signal);
+// SIGTERM and SIGINT: every thread leaves them to one that waits for them. While the model loads the first
+// ends the program, afterwards it begins the end, and a second one does not wait for that.
+class EndSignals {
+ public:
+  // Before any other thread exists, so that all of them inherit the mask.
+  EndSignals() {
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+    std::thread([state = state_, signals] {
+      while (true) {
+        int signal = 0;
+        sigwait(&signals, &signal);
+        const std::lock_guard lock(state->mutex);
+        if (!state->serving || state->asked) std::_Exit(130);
+        state->asked = true;
+        state->changed.notify_all();
+      }
+    }).detach();
+  }
+
+  // From now on the first signal is for wait().
+  void serving() {
+    const std::lock_guard lock(state_->mutex);
+    state_->serving = true;
+  }
+  void wait() {
+    std::unique_lock lock(state_->mutex);
+    state_->changed.wait(lock, [this] { return state_->asked; });
+  }
+
+ private:
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool serving = false, asked = false;
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+// Lets running answers end after the first signal.
+void serve_until_signal(EndSignals& signals, server::HttpServer& http, server::App& app, double drain_s) {
+  signals.wait();
   spdlog::info("shutting down: {} answers under way, up to {:.0f} s for them (a second signal ends at once)",
                app.active(), drain_s);
-  std::thread([signals] {
-    int second = 0;
-    sigwait(&signals, &second);
-    std::_Exit(130);
-  }).detach();
   app.drain();
   http.drain();
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(drain_s);
@@ -179,25 +311,27 @@ void serve_until_signal(const sigset_t& signals, server::HttpServer& http, serve
 }
 
 int serve(ServeFlags flags) {
-  // Before any thread exists, so that all of them leave these signals to serve_until_signal().
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  EndSignals signals;
   if (std::getenv("BRAID_LOG") == nullptr) spdlog::set_level(spdlog::level::info);
 
   if (const Status status = complete(flags); !status.ok()) return fail(status.error());
-  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);  // loading may be interrupted
+  auto catalog = make_catalog(flags);
+  if (!catalog.ok()) return fail(catalog.error());
+  if (flags.list_models) return list_models(*catalog);
   auto loaded = load_model(flags.model);
   if (!loaded.ok()) return fail(loaded.error());
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   auto model = served_model(flags, *loaded);
   if (!model.ok()) return fail(model.error());
-  const std::string name = (*model)->name();
+  const std::string name = catalog->entries().front().names.front();
   const int32_t context = (*model)->backend->context_tokens();
-
-  const auto app = server::App::create(flags.app, std::move(*model));
+  const size_t others = catalog->files().size() - 1;
+  server::ModelHost::Options hosting;
+  hosting.strict = flags.app.strict_model;
+  hosting.max_waiting = static_cast<size_t>(flags.app.max_queue);
+  auto host = std::make_unique<server::ModelHost>(std::move(*catalog), std::move(*model), 0, loader(flags),
+                                                  check_model_file, hosting);
+  const auto app = server::App::create(flags.app, std::move(host));
+  signals.serving();
   auto http = server::HttpServer::start(flags.http, app->handlers());
   if (!http.ok()) return fail(http.error());
   server::HttpServer* listening = http->get();
@@ -207,6 +341,7 @@ int serve(ServeFlags flags) {
                flags.http.tls_certificate.empty() ? "http" : "https",
                ipv6 ? "[" + flags.http.address + "]" : flags.http.address, listening->port(), context,
                flags.model.parallel, flags.app.api_keys.empty() ? "" : ", keys needed");
+  if (others > 0) spdlog::info("{} more models on request, one in memory at a time (/v1/models)", others);
   if (!flags.app.guard_host && flags.app.api_keys.empty()) {
     spdlog::warn("everybody who reaches {} may use this server (--api-key)", flags.http.address);
   }
@@ -234,9 +369,27 @@ void add_access_options(CLI::App& command, ServeFlags& flags) {
                      "a host name that requests may be addressed to, besides localhost and addresses");
   command.add_flag("--public-metrics", flags.app.public_metrics, "/metrics needs no key");
   command.add_flag("--public-models", flags.app.public_models, "/v1/models needs no key");
-  command.add_option("-a,--alias", flags.aliases, "name of the model for clients; may be repeated");
   command.add_flag("--no-page", flags.no_page, "no web page at /");
+}
+
+void add_catalog_options(CLI::App& command, ServeFlags& flags) {
+  command.add_option("-a,--alias", flags.aliases,
+                     "name of the model for clients, or NAME=MODEL for one of several; may be repeated");
+  command
+      .add_option("--models-dir", flags.models_dirs,
+                  "folder of GGUF files that requests may name (-m too); may be repeated")
+      ->envname("BRAID_MODELS_DIR");
+  command.add_flag("--discover", flags.discover,
+                   "also what Hugging Face, Ollama and LM Studio have downloaded");
+  command.add_option("--presets", flags.preset_files,
+                     "JSON file: names with a model, sampling and a system prompt; may be repeated");
+  command.add_flag("--list-models", flags.list_models, "print the names that may be used, and end");
   command.add_flag("--strict-model", flags.app.strict_model, "refuse requests for other models");
+  command
+      .add_option("--model-wait", flags.model_wait_s,
+                  "seconds a request waits for a model that is not loaded, then 503")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
 }
 
 void add_limit_options(CLI::App& command, ServeFlags& flags) {
@@ -318,6 +471,7 @@ void add_serve(CLI::App& app, int* exit_code) {
   add_model_options(*command, flags->model);
   add_sampling_options(*command, flags->sampling);
   add_access_options(*command, *flags);
+  add_catalog_options(*command, *flags);
   add_limit_options(*command, *flags);
   add_answer_options(*command, *flags);
   command->callback([flags, exit_code] { *exit_code = serve(*flags); });

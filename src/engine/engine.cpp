@@ -103,6 +103,7 @@ bool Engine::step() {
   const Clock::time_point begin = Clock::now();
   Plan plan = scheduler_->plan(begin);
   if (pieces_ && pieces_->plan.items[0].sequence->under_way == 0) pieces_.reset();  // pushed out
+  for (const auto& s : scheduler_->running()) announce(*s);
   if (!plan.items.empty() && !run_plan(plan, begin)) return false;
   if (plan.decoding > 0 || pieces_) return run_pieces(plan.decoding);
   return !plan.items.empty() || !scheduler_->idle();
@@ -455,11 +456,16 @@ void Engine::commit(const Batch& batch, const Plan& plan, std::span<const Verdic
   if (drafter_ != nullptr) drafter_->observe(plan, verdicts);
 }
 
+void Engine::announce(Sequence& sequence) {
+  if (!std::exchange(sequence.announced, true)) sequence.sink->started(sequence.id, sequence.cached);
+}
+
 void Engine::settle(const Plan& plan, std::span<Verdict> verdicts) {
   const Clock::time_point now = Clock::now();
   for (size_t i = 0; i < plan.items.size(); ++i) {
     Sequence& s = *plan.items[i].sequence;
     Verdict& verdict = verdicts[i];
+    announce(s);  // forked just now
     const bool was_prompt = s.generated() == static_cast<int32_t>(verdict.next.size());
     if (was_prompt) {
       s.first_token = now;

@@ -122,6 +122,7 @@ class Engine {
   // Prompt and answer of one request can have so many tokens.
   int32_t most_tokens() const { return scheduler_->most_tokens(); }
   const Device& device() const { return *device_; }
+  Device& device() { return *device_; }
   const DiskTier* disk() const { return disk_.get(); }
   Model& model() { return *model_; }
   int32_t context_tokens() const { return plan_.context_tokens; }
@@ -154,6 +155,7 @@ class Engine {
   void report_scores(const PlanItem& item);
   void commit(const Batch& batch, const Plan& plan, std::span<const Verdict> verdicts);
   void settle(const Plan& plan, std::span<Verdict> verdicts);
+  static void announce(Sequence& sequence);
   void finish(std::unique_ptr<Sequence> sequence, Finished end);
   Status plan_blocks(const EngineOptions& options);
   void plan_host_images(const EngineOptions& options);

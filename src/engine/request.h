@@ -17,8 +17,14 @@ namespace braid {
 
 using RequestId = uint64_t;
 
-// Which tokens may come next, for answers of a given form. Follows one path of tokens; judged on the engine's
-// thread, so allowed() must be quick. One object per answer.
+// Which tokens may come next, for answers of a given form. Follows one path of tokens. One object per answer.
+//
+// Threads: made and filled on any thread; from submit() until finished() only the engine's thread calls it,
+// between its steps, while all other answers wait, so every call must be quick and must not block, take a
+// lock that somebody holds for long, or throw. Nothing is called after finished(); the last reference may be
+// dropped on any thread, the engine's included. What several masks share must therefore not change any more
+// (or guard itself). allowed() may be called several times at one place, also for places that are rewound
+// later.
 class TokenMask {
  public:
   virtual ~TokenMask() = default;
@@ -89,6 +95,9 @@ struct Finished {
 class Sink {
  public:
   virtual ~Sink() = default;
+  // The request has a place and its prompt is about to be run, `cached_tokens` of it excepted. At most once,
+  // before all others; never for a request that ends while it waits.
+  virtual void started(RequestId id, int32_t cached_tokens) {}
   virtual void token(RequestId id, const TokenEvent& event) = 0;
   virtual void progress(RequestId id, int32_t prompt_done, int32_t prompt_total) {}
   // The last call for this id.

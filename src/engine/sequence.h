@@ -42,6 +42,7 @@ struct Sequence {
   int32_t published = 0;             // blocks of the table that are offered to others already
   std::vector<int32_t> checkpoints;  // positions where the state is to be kept, ascending, beyond held
   int32_t cached = 0;                // prompt tokens that were found when it first entered
+  bool announced = false;            // its sink knows that it has started
   bool was_held_back = false;        // it has waited for another's prefix
   int32_t disk_tries = 0;            // loads of its prefix that were begun
   int32_t scored = 0;                // prompt positions whose logits have been reported

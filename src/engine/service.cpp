@@ -5,28 +5,28 @@
 
 #include <utility>
 
+#include "base/log.h"
+
 namespace braid {
-namespace {
 
 // Keeps the client's sink as long as its request lives, and counts it.
-class HeldSink : public Sink {
+class EngineService::HeldSink : public Sink {
  public:
-  HeldSink(std::shared_ptr<Sink> sink, std::atomic<int32_t>& active)
-      : sink_(std::move(sink)), active_(active) {}
+  HeldSink(std::shared_ptr<Sink> sink, EngineService& service) : sink_(std::move(sink)), service_(service) {}
+  void started(RequestId id, int32_t cached_tokens) override { sink_->started(id, cached_tokens); }
   void token(RequestId id, const TokenEvent& event) override { sink_->token(id, event); }
   void progress(RequestId id, int32_t done, int32_t total) override { sink_->progress(id, done, total); }
   void finished(RequestId id, const Finished& event) override {
+    service_.held_.erase(id);
     sink_->finished(id, event);
-    --active_;
+    --service_.active_;
     delete this;
   }
 
  private:
   std::shared_ptr<Sink> sink_;
-  std::atomic<int32_t>& active_;
+  EngineService& service_;
 };
-
-}  // namespace
 
 std::unique_ptr<EngineService> EngineService::start(std::unique_ptr<Engine> engine,
                                                     const ServiceOptions& options) {
@@ -52,12 +52,13 @@ Result<RequestId> EngineService::submit(Request request, std::shared_ptr<Sink> s
   const RequestId id = next_id_++;
   {
     const std::lock_guard lock(mutex_);
+    if (!status_.alive) return Error{ErrorKind::io, "the engine has stopped"};
     if (draining_) return Error{ErrorKind::cancelled, "the server is shutting down"};
     const auto waiting = static_cast<int32_t>(incoming_.size()) + status_.waiting;
     if (waiting >= options_.max_queued)
       return Error{ErrorKind::exhausted,
                    fmt::format("{} requests are waiting already; try again later", waiting)};
-    ++active_;
+    if (active_++ == 0) status_.last_progress = std::chrono::steady_clock::now();
     incoming_.push_back({id, std::move(request), std::move(sink)});
   }
   wake_.notify_one();
@@ -94,7 +95,8 @@ void EngineService::take_queue(bool may_wait) {
     status_.waiting += static_cast<int32_t>(incoming.size());  // until the next publish_status()
   }
   for (Incoming& in : incoming) {
-    auto* sink = new HeldSink(std::move(in.sink), active_);
+    auto* sink = new HeldSink(std::move(in.sink), *this);
+    held_[in.id] = sink;
     const Status accepted = engine_->submit_as(in.id, std::move(in.request), *sink);
     if (!accepted.ok()) sink->finished(in.id, {FinishReason::error, {}, accepted.error().message, {}, {}});
   }
@@ -106,6 +108,7 @@ void EngineService::publish_status() {
   EngineStatus now;
   const Scheduler& s = engine_->scheduler();
   now.running = static_cast<int32_t>(s.running().size());
+  for (const auto& sequence : s.running()) now.prefilling += sequence->generated() == 0 ? 1 : 0;
   now.waiting = static_cast<int32_t>(s.waiting().size());
   now.blocks = s.blocks().total();
   now.free_blocks = s.blocks().free();
@@ -118,12 +121,47 @@ void EngineService::publish_status() {
   now.checkpoint_evictions = s.checkpoints().evictions();
   now.engine = engine_->stats();
   now.scheduler = s.stats();
+  now.alive = engine_->health().ok();
+  if (const DiskTier* disk = engine_->disk()) {
+    now.has_disk = true;
+    now.disk = disk->stats();
+  }
   now.last_progress = std::chrono::steady_clock::now();
   const std::lock_guard lock(mutex_);
   status_ = now;
 }
 
+// The state of the engine is unknown now: nothing of it is touched, the clients are told.
+void EngineService::die(const std::string& why) {
+  spdlog::error("the engine has stopped: {}", why);
+  std::vector<Incoming> incoming;
+  {
+    const std::lock_guard lock(mutex_);
+    status_.alive = false;
+    incoming.swap(incoming_);
+  }
+  Finished end;
+  end.reason = FinishReason::error;
+  end.error = "the engine has stopped: " + why;
+  while (!held_.empty()) {
+    const auto [id, sink] = *held_.begin();
+    sink->finished(id, end);
+  }
+  for (const Incoming& in : incoming) {
+    in.sink->finished(in.id, end);
+    --active_;
+  }
+}
+
 void EngineService::run() {
+  try {
+    loop();
+  } catch (const std::exception& exception) {
+    die(exception.what());
+  }
+}
+
+void EngineService::loop() {
   while (true) {
     take_queue(engine_->idle());
     bool stop = false;

@@ -7,6 +7,9 @@
 //   auto service = EngineService::start(std::move(engine), {});
 //   RequestId id = *service->submit(std::move(request), sink);
 //
+// If something throws on the engine's thread (memory runs out, a mask misbehaves), every request ends with an
+// error, status().alive is false from then on, and submit() refuses.
+//
 // Lock: one mutex guards the queue and the last status; it is never held while the device works or a sink
 // runs.
 #pragma once
@@ -16,7 +19,9 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "base/result.h"
@@ -30,7 +35,9 @@ struct ServiceOptions {
 
 // How things stand, as of the last step.
 struct EngineStatus {
+  bool alive = true;  // false: the device has failed for good or the thread is gone; nothing will finish
   int32_t running = 0;
+  int32_t prefilling = 0;  // of them, those still in their prompt
   int32_t waiting = 0;
   int32_t blocks = 0;
   int32_t free_blocks = 0;       // findable ones included
@@ -43,7 +50,10 @@ struct EngineStatus {
   uint64_t checkpoint_evictions = 0;
   EngineStats engine;
   SchedulerStats scheduler;
-  std::chrono::steady_clock::time_point last_progress;  // the last step that did something, or idleness
+  DiskStats disk;  // of the cache in files; zeros without one
+  bool has_disk = false;
+  // The last step, or when work came to an idle engine: with work and without progress since long, it hangs.
+  std::chrono::steady_clock::time_point last_progress;
 };
 
 class EngineService {
@@ -77,7 +87,10 @@ class EngineService {
     std::shared_ptr<Sink> sink;
   };
   EngineService() = default;
+  class HeldSink;
   void run();
+  void loop();
+  void die(const std::string& why);
   void take_queue(bool may_wait);
   void publish_status();
 
@@ -85,6 +98,7 @@ class EngineService {
   ServiceOptions options_;
   std::atomic<RequestId> next_id_{1};
   std::atomic<int32_t> active_{0};
+  std::unordered_map<RequestId, HeldSink*> held_;  // of the engine's thread: requests that it knows of
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;

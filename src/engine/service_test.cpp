@@ -6,6 +6,7 @@
 #include <future>
 #include <map>
 #include <random>
+#include <stdexcept>
 
 #include "engine/engine_devices_test.h"
 #include "model/test_models_test.h"
@@ -226,6 +227,79 @@ TEST_P(ServiceOn, AConversationComputesOnlyWhatIsNew) {
     EXPECT_EQ(static_cast<size_t>(waiter.end.usage.cached_tokens), conversation.size() - computed);
     conversation.insert(conversation.end(), waiter.tokens.begin(), waiter.tokens.end());
   }
+}
+
+// Writes down what it hears.
+class Listener : public Waiter {
+ public:
+  void started(RequestId, int32_t cached_tokens) override { cached.push_back(cached_tokens); }
+  void token(RequestId id, const TokenEvent& event) override {
+    EXPECT_EQ(cached.size(), 1u) << "a token before the start";
+    Waiter::token(id, event);
+  }
+  std::vector<int32_t> cached;
+};
+
+TEST_P(ServiceOn, TheStartTellsOnceWhatWasCached) {
+  EngineOptions options;
+  options.context_tokens = 512;
+  options.max_sequences = 4;
+  Fixture fixture(GetParam(), options);
+  Request r = request_of(3);
+  r.max_tokens = 20;
+  Listener first, again, forked[2];
+  ASSERT_TRUE(fixture.engine->submit(r, first).ok());
+  fixture.engine->run_until_idle();
+  EXPECT_EQ(first.cached, std::vector<int32_t>{0});
+  ASSERT_TRUE(fixture.engine->submit(r, again).ok());
+  fixture.engine->run_until_idle();
+  EXPECT_EQ(again.cached, std::vector<int32_t>{again.end.usage.cached_tokens});
+  EXPECT_GT(again.cached.at(0), 0);
+  // Equal prompts at once: one is run, the other forked.
+  r.prompt[0] += 1;
+  for (Listener& one : forked) ASSERT_TRUE(fixture.engine->submit(r, one).ok());
+  fixture.engine->run_until_idle();
+  for (const Listener& one : forked) EXPECT_EQ(one.cached, std::vector<int32_t>{one.end.usage.cached_tokens});
+  // Ended while it waited: no start.
+  Listener cancelled;
+  const RequestId id = *fixture.engine->submit(r, cancelled);
+  fixture.engine->cancel(id);
+  fixture.engine->run_until_idle();
+  EXPECT_TRUE(cancelled.cached.empty());
+}
+
+class ThrowingMask : public EvenMask {
+ public:
+  void allowed(std::span<uint64_t>) override { throw std::runtime_error("out of everything"); }
+};
+
+TEST(Service, SaysWhenItsThreadHasDied) {
+  Fixture fixture("cpu");
+  auto service = EngineService::start(std::move(fixture.engine), {});
+  EXPECT_TRUE(service->status().alive);
+  auto waiting = std::make_shared<Waiter>(), fatal = std::make_shared<Waiter>();
+  Request r = request_of(4);
+  r.mask = std::make_shared<ThrowingMask>();
+  ASSERT_TRUE(service->submit(r, fatal).ok());
+  fatal->done.get_future().wait();
+  EXPECT_EQ(fatal->end.reason, FinishReason::error);
+  EXPECT_EQ(fatal->end.error, "the engine has stopped: out of everything");
+  EXPECT_FALSE(service->status().alive);
+  const auto refused = service->submit(request_of(5), waiting);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().kind, ErrorKind::io);
+  while (service->active() > 0) std::this_thread::yield();
+}
+
+TEST(Service, TimeWithoutWorkIsNoStandstill) {
+  Fixture fixture("cpu");
+  auto service = EngineService::start(std::move(fixture.engine), {});
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  const auto before = std::chrono::steady_clock::now();
+  auto waiter = std::make_shared<Waiter>();
+  ASSERT_TRUE(service->submit(request_of(1), waiter).ok());
+  EXPECT_GE(service->status().last_progress, before);
+  waiter->done.get_future().wait();
 }
 
 }  // namespace

@@ -12,8 +12,7 @@ void moe_block(Ops& ops, Tensor residual, Tensor normed, const MoeBlock& w, cons
 
   const LinearPart router[] = {{&w.router, nullptr, logits}};
   ops.linear(router, normed);
-  ops.moe_route(ids, weights, logits, params);
-  ops.moe_ffn(residual, normed, ids, weights, w.view());
+  ops.moe(residual, normed, ids, weights, logits, params, w.view());
 }
 
 }  // namespace braid

@@ -310,6 +310,35 @@ TEST(Delta, ManySequencesGiveTheBytesOfOne) {
   }
 }
 
+// Several rows of many sequences in one step, and the same rows one step each: other kernels on a GPU.
+TEST(Delta, RowsInOneStepGiveTheBytesOfSteps) {
+  for (const DeviceCase& device : sequence_devices()) {
+    for (const DeltaShape& shape : {kShapes[1], kShapes[2], kShapes[3]}) {
+      constexpr int32_t kRows = 3, kSequences = 70;
+      Random random(88);
+      const TestBatch whole(std::vector<SequencePlan>(kSequences, {0, kRows}), random);
+      Delta delta(device, shape, whole.slots(), random, kSequences * kRows);
+      const Rows inputs = delta.random_rows(whole.tokens(), random);
+      std::vector<std::vector<float>> start;
+      for (int32_t s = 0; s < whole.slots(); ++s) start.push_back(delta.bytes(s));
+      const std::vector<float> expected = delta.advance(whole, inputs);
+      std::vector<std::vector<float>> after;
+      for (int32_t s = 0; s < whole.slots(); ++s) {
+        after.push_back(delta.bytes(s));
+        std::copy(start[s].begin(), start[s].end(), delta.layer.slot(s));
+      }
+      for (int32_t row = 0; row < kRows; ++row) {
+        std::vector<int32_t> rows;
+        for (int32_t s = 0; s < kSequences; ++s) rows.push_back(whole.batch().first_row[s] + row);
+        const TestBatch step(std::vector<SequencePlan>(kSequences, {row, 1}), whole);
+        const std::vector<float> o = delta.advance(step, delta.picked(inputs, rows));
+        expect_same(o, pick(expected, shape.value_width(), rows), device.name);
+      }
+      for (int32_t s = 0; s < whole.slots(); ++s) expect_same(delta.bytes(s), after[s], device.name);
+    }
+  }
+}
+
 // ---- what may be written ----
 
 TEST(Delta, WritesOnlyItsRowsAndSlots) {

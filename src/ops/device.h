@@ -10,6 +10,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
 #include "ops/state.h"
@@ -60,6 +61,24 @@ struct DeviceOptions {
   // A row's bytes depend on its sequence alone: not on how many rows a step has, nor on how a prompt was cut
   // into steps. The CPU and the reference always keep that; a GPU is slower by it (docs/numerics.md).
   bool deterministic = false;
+};
+
+// What calls of one op took, one shape of it.
+struct OpTime {
+  std::string op;    // "linear"
+  std::string what;  // "ffn_gate ffn_up q4_K 5120 x 17408"
+  int64_t calls = 0;
+  uint64_t launches = 0;  // kernels
+  double ms = 0;
+  double bytes = 0;  // that had to move: weights, states and cells once, activations in and out
+  double flops = 0;
+};
+// What the device reaches at best, measured: a plain copy (bytes read and written), plain reads, and the
+// products of its matrix units on 16-bit numbers.
+struct DevicePeaks {
+  double copy_bytes_s = 0;
+  double read_bytes_s = 0;
+  double product_flops_s = 0;
 };
 
 class Device {
@@ -140,6 +159,14 @@ class Device {
   virtual bool has_record(uint64_t key) const { return false; }
   virtual void replay(uint64_t key) {}
   virtual void forget_records() {}
+
+  // Between the two every op is timed by itself, on the device; steps are neither recorded nor replayed.
+  // False: this device does not do that. Allocates.
+  virtual bool start_profile() { return false; }
+  virtual std::vector<OpTime> stop_profile() { return {}; }
+  virtual Result<DevicePeaks> measure_peaks() {
+    return Error{ErrorKind::unsupported, description() + " does not measure its peaks"};
+  }
 };
 
 // Plain loops with double accumulation: the specification of every op.

@@ -287,6 +287,15 @@ class MirrorOps final : public Ops {
     inner_.ops().moe_ffn(call.wide(y), call.in(x), call.wide(ids), call.wide(weights), moved);
     call.finish();
   }
+  void moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits, const RouteParams& params,
+           const MoeWeights& w) override {
+    Call call(inner_, type_);
+    MoeWeights moved = w;
+    moved.shared_scale = call.at(w.shared_scale);
+    inner_.ops().moe(call.wide(y), call.in(x), call.wide(ids), call.wide(weights), call.wide(logits), params,
+                     moved);
+    call.finish();
+  }
   void gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) override {
     Call call(inner_, type_);
     inner_.ops().gather_rows(call.wide(y), call.wide(x), call.list(rows, count), count);

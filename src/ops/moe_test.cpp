@@ -320,5 +320,42 @@ TEST(MoeFfn, OrderOfTheChosenExpertsDoesNotMatter) {
   }
 }
 
+// What a device makes of both at once is what it makes of one after the other.
+TEST(Moe, IsRouteAndThenFfn) {
+  const Shape& shape = kShapes[3];
+  Random random(17);
+  const Model model = random_model(shape, random);
+  for (const DeviceCase& device : all_devices()) {
+    for (const int32_t rows : {1, 5, 33}) {
+      const std::vector<float> input = random.normals(int64_t{rows} * shape.width, shape.input);
+      const std::vector<float> scores = random.normals(int64_t{rows} * shape.experts, 2.0f);
+      const RouteParams params{shape.experts, shape.used};
+      std::vector<float> results[2];
+      for (const bool at_once : {false, true}) {
+        Experts experts(device, shape, model);
+        World& world = experts.world;
+        const Tensor x = world.tensor(rows, shape.width, input);
+        const Tensor logits = world.tensor(rows, shape.experts, scores);
+        const Tensor ids = world.tensor(rows, shape.used, DType::i32);
+        const Tensor weights = world.tensor(rows, shape.used);
+        const Tensor y = world.tensor(rows, shape.width);
+        if (at_once) {
+          world.ops().moe(y, x, ids, weights, logits, params, experts.w);
+        } else {
+          world.ops().moe_route(ids, weights, logits, params);
+          world.ops().moe_ffn(y, x, ids, weights, experts.w);
+        }
+        world.device().synchronize();
+        results[at_once] = values_of(y);
+        const std::vector<float> chosen = values_of(weights);
+        results[at_once].insert(results[at_once].end(), chosen.begin(), chosen.end());
+        const auto* id = static_cast<const int32_t*>(ids.data);
+        results[at_once].insert(results[at_once].end(), id, id + ids.rows * ids.cols);
+      }
+      expect_same(results[1], results[0], device.name + " " + std::to_string(rows) + " rows");
+    }
+  }
+}
+
 }  // namespace
 }  // namespace braid

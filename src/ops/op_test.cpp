@@ -328,6 +328,7 @@ void TestBatch::finish() {
   batch_.tokens = static_cast<int32_t>(token_.size());
   batch_.sequences = static_cast<int32_t>(rows_.size());
   batch_.outputs = static_cast<int32_t>(output_row_.size());
+  batch_.most_rows = rows_.empty() ? 0 : std::max(1, *std::max_element(rows_.begin(), rows_.end()));
   batch_.token = token_.data();
   batch_.position = position_.data();
   batch_.cell = cell_.data();

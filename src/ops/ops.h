@@ -164,6 +164,13 @@ class Ops {
   // id, then the shared expert.   y, x [T, E]
   virtual void moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) = 0;
 
+  // Both: moe_route, then moe_ffn with its choice. A device may make one of what lies between them.
+  virtual void moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits, const RouteParams& params,
+                   const MoeWeights& w) {
+    moe_route(ids, weights, logits, params);
+    moe_ffn(y, x, ids, weights, w);
+  }
+
   // y[i] = x[rows[i]].   y [count, E]
   virtual void gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) = 0;
 

@@ -22,9 +22,14 @@ AnswerStream::AnswerStream(PreparedAnswer prepared, std::shared_ptr<const Tokeni
   }
 }
 
+void AnswerStream::started(int choice, int32_t cached_tokens) {
+  if (choice % prepared_.generation->n == 0) cached_at_start_ += cached_tokens;  // once for each prompt
+}
+
 void AnswerStream::open(std::string& out) {
   AnswerUsage known;
   known.prompt_tokens = usage_.prompt_tokens;
+  known.cached_tokens = std::min(cached_at_start_, std::max<int64_t>(0, usage_.prompt_tokens - 1));
   writer_->open(known, out);
   for (size_t i = 0; i < prepared_.echoed.size(); ++i) {
     if (prepared_.echoed[i].empty()) continue;

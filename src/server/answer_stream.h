@@ -20,6 +20,8 @@ class AnswerStream {
   AnswerStream(PreparedAnswer prepared, std::shared_ptr<const Tokenizer> tokenizer,
                std::unique_ptr<AnswerWriter> writer);
 
+  // A choice's prompt is begun, `cached_tokens` of it are known. Before open(), if at all.
+  void started(int choice, int32_t cached_tokens);
   void open(std::string& out);
   void heartbeat(std::string& out) { writer_->heartbeat(out); }
 
@@ -74,6 +76,7 @@ class AnswerStream {
   std::unique_ptr<AnswerWriter> writer_;
   std::vector<Choice> choices_;
   AnswerUsage usage_;
+  int64_t cached_at_start_ = 0;
   Timings timings_;
   size_t closed_ = 0;
   bool done_ = false;

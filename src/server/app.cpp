@@ -5,8 +5,13 @@
 
 namespace braid::server {
 
-std::unique_ptr<App> App::create(AppOptions options, std::shared_ptr<const ServedModel> model) {
-  return std::make_unique<Endpoints>(std::move(options), std::move(model));
+std::unique_ptr<App> App::create(AppOptions options, std::unique_ptr<ModelHost> host) {
+  return std::make_unique<Endpoints>(std::move(options), std::move(host));
+}
+
+std::unique_ptr<App> App::create(AppOptions options, std::shared_ptr<ServedModel> model) {
+  const bool strict = options.strict_model;
+  return create(std::move(options), std::make_unique<ModelHost>(std::move(model), strict));
 }
 
 bool same_secret(std::string_view a, std::string_view b) {

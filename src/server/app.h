@@ -12,7 +12,7 @@
 
 #include "server/generation.h"
 #include "server/http.h"
-#include "server/served_model.h"
+#include "server/model_host.h"
 
 namespace braid::server {
 
@@ -23,7 +23,8 @@ struct AppOptions {
   std::vector<std::string> allowed_hosts;  // names a request may be addressed to, when guarded
   bool guard_host = true;                  // bound to a loopback address: refuse names that are not ours
   bool public_metrics = false, public_models = false;
-  bool strict_model = false;  // unknown model names are errors
+  bool strict_model = false;        // unknown model names are errors
+  int64_t model_wait_ms = 120'000;  // that a request waits for a model that is not loaded
   int max_queue = 256;
   int slots = 1;
   int workers = 2;
@@ -39,7 +40,9 @@ struct AppOptions {
 
 class App {
  public:
-  static std::unique_ptr<App> create(AppOptions options, std::shared_ptr<const ServedModel> model);
+  static std::unique_ptr<App> create(AppOptions options, std::unique_ptr<ModelHost> host);
+  // One model that never changes.
+  static std::unique_ptr<App> create(AppOptions options, std::shared_ptr<ServedModel> model);
   virtual ~App() = default;
 
   // For HttpServer::start(). The app outlives the server.

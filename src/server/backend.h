@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "base/result.h"
+#include "engine/disk.h"
 #include "engine/request.h"
 
 namespace braid::server {
@@ -23,6 +24,8 @@ struct BackendStats {
   uint64_t cached_tokens = 0;  // of prompts, not computed again
   uint64_t generated_tokens = 0;
   uint64_t drafted_tokens = 0, accepted_tokens = 0;
+  bool has_disk = false;  // prefixes are kept in files
+  DiskStats disk;
   bool alive = true;      // false: no request will ever finish again
   double stalled_ms = 0;  // since the last step while there was work; 0 when idle
 };

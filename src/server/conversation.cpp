@@ -200,7 +200,7 @@ class Prober {
   std::string render(const Json& messages, const Json& tools = nullptr,
                      const ChatOptions& options = {}) const {
     auto text = chat_.render(messages, tools, options);
-    return text.ok() ? std::move(*text) : std::string();
+    return text.ok() ? std::move(text->text) : std::string();
   }
 
   static Json call_turn(const Json& arguments, int calls) {

@@ -94,7 +94,7 @@ TEST(Conversation, TheDemoTemplateIsProbedRight) {
 std::string rendered(const ServedModel& model, const Generation& generation) {
   auto prompt = render_prompt(generation, model, {});
   EXPECT_TRUE(prompt.ok()) << prompt.error().message;
-  return prompt.ok() ? prompt->text : "";
+  return prompt.ok() ? prompt->text.text : "";
 }
 
 TEST(Conversation, ClaudeCodeRequestsRenderTheSameInBothShapes) {

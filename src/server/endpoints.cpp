@@ -1,4 +1,4 @@
-// endpoints.cpp -- what each endpoint does.
+// endpoints.cpp -- the endpoints that work with a model; what is answered at once is endpoints_info.cpp.
 #include "server/endpoints.h"
 
 #include <fmt/format.h>
@@ -16,6 +16,9 @@
 namespace braid::server {
 namespace {
 
+// Clients that were told that their model is not loaded yet come back after so many seconds.
+constexpr int kModelRetryS = 5;
+
 int64_t now_s() { return static_cast<int64_t>(std::time(nullptr)); }
 
 ApiResult<Generation> read_messages_request(const Json& body, const ApiLimits& limits) {
@@ -25,39 +28,11 @@ ApiResult<Generation> read_messages_count(const Json& body, const ApiLimits& lim
   return read_messages(body, limits, true);
 }
 
-std::string iso_time(int64_t seconds) {
-  const auto time = static_cast<std::time_t>(seconds);
-  std::tm parts{};
-  gmtime_r(&time, &parts);
-  char text[32];
-  std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return text;
-}
-
-// %41 -> A. What is no escape stays.
-std::string percent_decoded(std::string_view text) {
-  std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    int value = 0;
-    const bool escape = text[i] == '%' && i + 2 < text.size() &&
-                        std::isxdigit(static_cast<unsigned char>(text[i + 1])) &&
-                        std::isxdigit(static_cast<unsigned char>(text[i + 2]));
-    if (escape) {
-      value = std::stoi(std::string(text.substr(i + 1, 2)), nullptr, 16);
-      out += static_cast<char>(value);
-      i += 2;
-    } else {
-      out += text[i];
-    }
-  }
-  return out;
-}
-
 }  // namespace
 
-Endpoints::Endpoints(AppOptions options, std::shared_ptr<const ServedModel> model)
+Endpoints::Endpoints(AppOptions options, std::unique_ptr<ModelHost> host)
     : options_(std::move(options)),
-      model_(std::move(model)),
+      host_(std::move(host)),
       started_s_(now_s()),
       workers_(static_cast<size_t>(std::max(2, options_.workers))),
       random_(std::random_device{}()) {
@@ -87,17 +62,19 @@ Endpoints::~Endpoints() { stop(); }
 
 void Endpoints::stop() {
   draining_ = true;
+  host_->stop();
   workers_.join();
 }
 
 int Endpoints::active() const {
   const std::lock_guard lock(mutex_);
-  int count = preparing_;
+  int count = preparing_ + static_cast<int>(host_->waiting());
   for (const auto& weak : answers_) count += weak.expired() ? 0 : 1;
   return count;
 }
 
 void Endpoints::fail_all(const ApiError& error) {
+  host_->refuse(error);
   std::vector<std::shared_ptr<RunningAnswer>> running;
   {
     const std::lock_guard lock(mutex_);
@@ -151,34 +128,31 @@ void Endpoints::log_access(const HttpRequest& request, int status, uint64_t byte
 
 // ---- Work ------------------------------------------------------------------------------------------------
 
+BackendStats Endpoints::stats() const {
+  const auto model = host_->look();
+  return model ? model->backend->stats() : BackendStats{};
+}
+
 std::optional<ApiError> Endpoints::queue_fault() const {
-  const BackendStats stats = model_->backend->stats();
-  if (!stats.alive) return internal_error("the engine has stopped");
-  if (stats.waiting + preparing_ <= options_.max_queue) return std::nullopt;
+  const BackendStats now = stats();
+  if (!now.alive) return internal_error("the engine has stopped");
+  if (now.waiting + preparing_ <= options_.max_queue) return std::nullopt;
   return ApiError{.status = 429,
                   .type = "rate_limit_error",
                   .code = "queue_full",
                   .message = "too many requests are waiting",
-                  .retry_after_s = metrics_.retry_after_s(stats)};
+                  .retry_after_s = metrics_.retry_after_s(now)};
 }
 
-std::optional<ApiError> Endpoints::model_fault(const std::string& name) const {
-  const auto& names = model_->names;
-  if (!options_.strict_model || name.empty() || std::find(names.begin(), names.end(), name) != names.end()) {
-    return std::nullopt;
-  }
-  return ApiError{.status = 404,
-                  .type = "not_found_error",
-                  .code = "model_not_found",
-                  .param = "model",
-                  .message = "model: " + name.substr(0, 256)};
-}
-
-void Endpoints::on_worker(const Shared& exchange, std::function<std::optional<ApiError>()> work) {
+void Endpoints::on_worker(const Shared& exchange, Work work) {
   if (const auto fault = queue_fault()) {
     metrics_.rejected(fault->status);
     return exchange->answer(error_answer(exchange->request(), *fault));
   }
+  run_on_worker(exchange, std::move(work));
+}
+
+void Endpoints::run_on_worker(const Shared& exchange, Work work) {
   ++preparing_;
   boost::asio::post(workers_, [this, exchange, work = std::move(work)] {
     std::optional<ApiError> error;
@@ -195,47 +169,107 @@ void Endpoints::on_worker(const Shared& exchange, std::function<std::optional<Ap
   });
 }
 
+std::optional<ApiError> Endpoints::with_model(const Shared& exchange, const std::string& name,
+                                              ModelWork work) {
+  // What waiting and leaving know of each other. The ticket is 0 until it is known.
+  struct Wait {
+    std::mutex mutex;
+    ModelHost::Ticket ticket = 0;
+    bool gone = false;
+  };
+  const auto wait = std::make_shared<Wait>();
+  if (!host_->is_resident(name)) {
+    // Before the host knows of it: later the answer itself looks after its client.
+    exchange->on_gone([this, wait] {
+      const std::lock_guard lock(wait->mutex);
+      wait->gone = true;
+      if (wait->ticket != 0) host_->give_back(wait->ticket);
+    });
+  }
+  std::optional<ApiResult<Lease>> at_once;
+  const auto caller = std::this_thread::get_id();
+  const ModelHost::Ticket ticket =
+      host_->acquire(name, [this, exchange, work, caller, &at_once](ApiResult<Lease> lease) {
+        if (std::this_thread::get_id() == caller) {
+          at_once.emplace(std::move(lease));
+          return;
+        }
+        run_on_worker(exchange, [work, lease = std::move(lease)] {
+          return lease.ok() ? work(*lease) : std::optional(lease.error());
+        });
+      });
+  if (at_once) return at_once->ok() ? work(**at_once) : std::optional(at_once->error());
+  {
+    const std::lock_guard lock(wait->mutex);
+    wait->ticket = ticket;
+    if (wait->gone) host_->give_back(ticket);
+  }
+  const auto late = [this, ticket, weak = std::weak_ptr(exchange), name] {
+    const auto waiting = weak.lock();
+    if (waiting == nullptr || !host_->give_back(ticket)) return;
+    const ApiError error{.status = 503,
+                         .type = "unavailable_error",
+                         .code = "model_loading",
+                         .param = "model",
+                         .message = "the model is not loaded yet: " + name.substr(0, 256),
+                         .retry_after_s = kModelRetryS};
+    metrics_.rejected(error.status);
+    waiting->answer(error_answer(waiting->request(), error));
+  };
+  exchange->after(options_.model_wait_ms, late);
+  return std::nullopt;
+}
+
 void Endpoints::generate(const Shared& exchange, Reader reader) {
   on_worker(exchange, [this, exchange, reader]() -> std::optional<ApiError> {
     const auto body = parse_body(exchange->request().body);
     if (!body.ok()) return body.error();
-    auto generation = reader(*body, options_.limits);
-    if (!generation.ok()) return generation.error();
-    if (auto fault = model_fault(generation->model)) return fault;
-    auto shared = std::make_shared<Generation>(std::move(*generation));
-    auto prepared = prepare_answer(shared, *model_, options_.policy, options_.seed.value_or(random_number()));
-    if (!prepared.ok()) return prepared.error();
-
-    AnswerContext context;
-    context.id = new_id(answer_id_prefix(shared->endpoint));
-    context.created_s = now_s();
-    context.model = shared->model.empty() ? model_->name() : shared->model;
-    if (shared->endpoint == Endpoint::chat) context.fingerprint = "braid-" + options_.version;
-    context.new_id = [this](const char* prefix) { return new_id(prefix); };
-    context.now_s = now_s;
-    // Floats in single precision print with noise; three digits are what people write.
-    context.temperature = std::round(prepared->temperature * 1e3) / 1e3;
-    context.top_p = std::round(prepared->top_p * 1e3) / 1e3;
-    auto stream = std::make_unique<AnswerStream>(std::move(*prepared), model_->tokenizer,
-                                                 make_writer(*shared, std::move(context)));
-    RunningAnswer::Hooks hooks;
-    hooks.heartbeat_ms = options_.heartbeat_ms;
-    hooks.limit_ms = options_.request_limit_ms;
-    hooks.retry_after_s = [this] { return metrics_.retry_after_s(model_->backend->stats()); };
-    hooks.report = [this, id = exchange->request().id](const AnswerReport& report) {
-      metrics_.answered(report);
-      const std::lock_guard lock(mutex_);
-      if (reports_.size() < 10'000) reports_[id] = report;
-    };
-    auto answer = std::make_shared<RunningAnswer>(exchange, std::move(stream), model_, std::move(hooks));
-    {
-      const std::lock_guard lock(mutex_);
-      std::erase_if(answers_, [](const auto& weak) { return weak.expired(); });
-      answers_.push_back(answer);
-    }
-    answer->start();
-    return std::nullopt;
+    auto read = reader(*body, options_.limits);
+    if (!read.ok()) return read.error();
+    auto generation = std::make_shared<Generation>(std::move(*read));
+    return with_model(exchange, generation->model, [this, exchange, generation](const Lease& lease) {
+      apply_preset(lease.entry->preset, *generation);
+      return start_answer(exchange, lease, generation);
+    });
   });
+}
+
+std::optional<ApiError> Endpoints::start_answer(const Shared& exchange, const Lease& lease,
+                                                const std::shared_ptr<const Generation>& generation) {
+  const auto& model = lease.model;
+  auto prepared =
+      prepare_answer(generation, *model, options_.policy, options_.seed.value_or(random_number()));
+  if (!prepared.ok()) return prepared.error();
+
+  AnswerContext context;
+  context.id = new_id(answer_id_prefix(generation->endpoint));
+  context.created_s = now_s();
+  context.model = generation->model.empty() ? lease.entry->names.front() : generation->model;
+  if (generation->endpoint == Endpoint::chat) context.fingerprint = "braid-" + options_.version;
+  context.new_id = [this](const char* prefix) { return new_id(prefix); };
+  context.now_s = now_s;
+  // Floats in single precision print with noise; three digits are what people write.
+  context.temperature = std::round(prepared->temperature * 1e3) / 1e3;
+  context.top_p = std::round(prepared->top_p * 1e3) / 1e3;
+  auto stream = std::make_unique<AnswerStream>(std::move(*prepared), model->tokenizer,
+                                               make_writer(*generation, std::move(context)));
+  RunningAnswer::Hooks hooks;
+  hooks.heartbeat_ms = options_.heartbeat_ms;
+  hooks.limit_ms = options_.request_limit_ms;
+  hooks.retry_after_s = [this] { return metrics_.retry_after_s(stats()); };
+  hooks.report = [this, id = exchange->request().id](const AnswerReport& report) {
+    metrics_.answered(report);
+    const std::lock_guard lock(mutex_);
+    if (reports_.size() < 10'000) reports_[id] = report;
+  };
+  auto answer = std::make_shared<RunningAnswer>(exchange, std::move(stream), model, std::move(hooks));
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(answers_, [](const auto& weak) { return weak.expired(); });
+    answers_.push_back(answer);
+  }
+  answer->start();
+  return std::nullopt;
 }
 
 void Endpoints::chat(const Shared& exchange) { generate(exchange, read_chat); }
@@ -243,22 +277,36 @@ void Endpoints::completions(const Shared& exchange) { generate(exchange, read_co
 void Endpoints::responses(const Shared& exchange) { generate(exchange, read_responses); }
 void Endpoints::messages(const Shared& exchange) { generate(exchange, read_messages_request); }
 
-void Endpoints::count(const Shared& exchange, Reader reader, const char* object) {
-  on_worker(exchange, [this, exchange, reader, object]() -> std::optional<ApiError> {
+void Endpoints::with_prompt(
+    const Shared& exchange, Reader reader,
+    std::function<std::optional<ApiError>(const Lease&, const RenderedPrompt&)> work) {
+  on_worker(exchange, [this, exchange, reader, work]() -> std::optional<ApiError> {
     const auto body = parse_body(exchange->request().body);
     if (!body.ok()) return body.error();
-    auto generation = reader(*body, options_.limits);
-    if (!generation.ok()) return generation.error();
-    auto prompt = render_prompt(*generation, *model_, options_.policy);
-    if (!prompt.ok()) return prompt.error();
-    auto ids = prompt_tokens(*prompt, *model_);
-    if (!ids.ok()) return ids.error();
-    Json out = Json::object();
-    if (object != nullptr) out["object"] = object;
-    out["input_tokens"] = ids->size();
-    answer_json(exchange, out);
-    return std::nullopt;
+    auto read = reader(*body, options_.limits);
+    if (!read.ok()) return read.error();
+    auto generation = std::make_shared<Generation>(std::move(*read));
+    return with_model(exchange, generation->model,
+                      [this, generation, work](const Lease& lease) -> std::optional<ApiError> {
+                        apply_preset(lease.entry->preset, *generation);
+                        const auto prompt = render_prompt(*generation, *lease.model, options_.policy);
+                        return prompt.ok() ? work(lease, *prompt) : std::optional(prompt.error());
+                      });
   });
+}
+
+void Endpoints::count(const Shared& exchange, Reader reader, const char* object) {
+  with_prompt(
+      exchange, reader,
+      [this, exchange, object](const Lease& lease, const RenderedPrompt& prompt) -> std::optional<ApiError> {
+        auto ids = prompt_tokens(prompt, *lease.model);
+        if (!ids.ok()) return ids.error();
+        Json out = Json::object();
+        if (object != nullptr) out["object"] = object;
+        out["input_tokens"] = ids->size();
+        answer_json(exchange, out);
+        return std::nullopt;
+      });
 }
 
 void Endpoints::count_tokens(const Shared& exchange) { count(exchange, read_messages_count, nullptr); }
@@ -266,53 +314,71 @@ void Endpoints::input_tokens(const Shared& exchange) {
   count(exchange, read_responses, "response.input_tokens");
 }
 
+namespace {
+
+Json token_list(const Tokenizer& tokenizer, const std::vector<int32_t>& ids, bool pieces) {
+  Json tokens = Json::array();
+  for (const int32_t id : ids) {
+    if (!pieces) {
+      tokens.push_back(id);
+      continue;
+    }
+    const std::string_view piece = tokenizer.piece(id, SpecialText::show);
+    Json text;
+    if (first_invalid_utf8(piece)) {
+      for (const char c : piece) text.push_back(static_cast<unsigned char>(c));
+    } else {
+      text = piece;
+    }
+    tokens.push_back({{"id", id}, {"piece", std::move(text)}});
+  }
+  return tokens;
+}
+
+// The ids of a text, or of a conversation.
+ApiResult<std::vector<int32_t>> ids_of(const Json& body, const Lease& lease, const AppOptions& options) {
+  std::optional<ApiError> error;
+  const Fields fields(body, "", &error);
+  if (fields.has("messages")) {
+    auto generation = read_chat(body, options.limits);
+    if (!generation.ok()) return generation.error();
+    apply_preset(lease.entry->preset, *generation);
+    auto prompt = render_prompt(*generation, *lease.model, options.policy);
+    if (!prompt.ok()) return prompt.error();
+    return prompt_tokens(*prompt, *lease.model);
+  }
+  const std::string* text = fields.has("content") ? fields.string("content") : fields.string("prompt");
+  if (text == nullptr && !error) fields.fail(missing_field("content"));
+  EncodeOptions encoding;
+  encoding.add_special = fields.boolean("add_special", fields.boolean("add_special_tokens", false));
+  encoding.parse_special = fields.boolean("parse_special", true);
+  if (error) return *error;
+  auto encoded = lease.model->tokenizer->encode(*text, encoding);
+  if (!encoded.ok()) return invalid_value("content", "content: " + encoded.error().message);
+  return std::move(*encoded);
+}
+
+}  // namespace
+
 void Endpoints::tokenize(const Shared& exchange) {
   on_worker(exchange, [this, exchange]() -> std::optional<ApiError> {
-    const auto body = parse_body(exchange->request().body);
-    if (!body.ok()) return body.error();
+    auto parsed = parse_body(exchange->request().body);
+    if (!parsed.ok()) return parsed.error();
+    auto body = std::make_shared<const Json>(std::move(*parsed));
     std::optional<ApiError> error;
     const Fields fields(*body, "", &error);
-    std::vector<int32_t> ids;
-    if (fields.has("messages")) {
-      auto generation = read_chat(*body, options_.limits);
-      if (!generation.ok()) return generation.error();
-      auto prompt = render_prompt(*generation, *model_, options_.policy);
-      if (!prompt.ok()) return prompt.error();
-      auto encoded = prompt_tokens(*prompt, *model_);
-      if (!encoded.ok()) return encoded.error();
-      ids = std::move(*encoded);
-    } else {
-      const std::string* text = fields.has("content") ? fields.string("content") : fields.string("prompt");
-      if (text == nullptr && !error) fields.fail(missing_field("content"));
-      EncodeOptions options;
-      options.add_special = fields.boolean("add_special", fields.boolean("add_special_tokens", false));
-      options.parse_special = fields.boolean("parse_special", true);
-      if (error) return error;
-      auto encoded = model_->tokenizer->encode(*text, options);
-      if (!encoded.ok()) return invalid_value("content", "content: " + encoded.error().message);
-      ids = std::move(*encoded);
-    }
     const bool pieces = fields.boolean("with_pieces", fields.boolean("return_token_strs", false));
+    const std::string name = fields.string("model", "");
     if (error) return error;
-    Json tokens = Json::array();
-    for (const int32_t id : ids) {
-      if (!pieces) {
-        tokens.push_back(id);
-        continue;
-      }
-      const std::string_view piece = model_->tokenizer->piece(id, SpecialText::show);
-      Json text;
-      if (first_invalid_utf8(piece)) {
-        for (const char c : piece) text.push_back(static_cast<unsigned char>(c));
-      } else {
-        text = piece;
-      }
-      tokens.push_back({{"id", id}, {"piece", std::move(text)}});
-    }
-    answer_json(exchange, {{"tokens", std::move(tokens)},
-                           {"count", ids.size()},
-                           {"max_model_len", model_->backend->context_tokens()}});
-    return std::nullopt;
+    return with_model(exchange, name,
+                      [this, exchange, body, pieces](const Lease& lease) -> std::optional<ApiError> {
+                        const auto ids = ids_of(*body, lease, options_);
+                        if (!ids.ok()) return ids.error();
+                        answer_json(exchange, {{"tokens", token_list(*lease.model->tokenizer, *ids, pieces)},
+                                               {"count", ids->size()},
+                                               {"max_model_len", lease.model->backend->context_tokens()}});
+                        return std::nullopt;
+                      });
   });
 }
 
@@ -323,249 +389,35 @@ void Endpoints::detokenize(const Shared& exchange) {
     std::optional<ApiError> error;
     const Fields fields(*body, "", &error);
     const Json* tokens = fields.array("tokens", 16 << 20);
-    if (tokens == nullptr) return error ? error : missing_field("tokens");
+    const std::string name = fields.string("model", "");
+    if (tokens == nullptr || error) return error ? error : missing_field("tokens");
     std::vector<int32_t> ids;
     for (const Json& entry : *tokens) {
       const auto id = as_integer(entry);
-      if (!id || *id < 0 || *id >= model_->tokenizer->size()) {
+      if (!id || *id < 0 || *id > INT32_MAX) {
         return invalid_value("tokens", "tokens must hold ids of the vocabulary");
       }
       ids.push_back(static_cast<int32_t>(*id));
     }
-    const std::string text =
-        repaired_utf8(model_->tokenizer->decode(ids, SpecialText::show), Utf8Repair::maximal_subpart);
-    answer_json(exchange, {{"content", text}, {"prompt", text}});
-    return std::nullopt;
+    return with_model(exchange, name, [this, exchange, ids](const Lease& lease) -> std::optional<ApiError> {
+      const Tokenizer& tokenizer = *lease.model->tokenizer;
+      if (!ids.empty() && *std::max_element(ids.begin(), ids.end()) >= tokenizer.size()) {
+        return invalid_value("tokens", "tokens must hold ids of the vocabulary");
+      }
+      const std::string text =
+          repaired_utf8(tokenizer.decode(ids, SpecialText::show), Utf8Repair::maximal_subpart);
+      answer_json(exchange, {{"content", text}, {"prompt", text}});
+      return std::nullopt;
+    });
   });
 }
 
 void Endpoints::apply_template(const Shared& exchange) {
-  on_worker(exchange, [this, exchange]() -> std::optional<ApiError> {
-    const auto body = parse_body(exchange->request().body);
-    if (!body.ok()) return body.error();
-    auto generation = read_chat(*body, options_.limits);
-    if (!generation.ok()) return generation.error();
-    auto prompt = render_prompt(*generation, *model_, options_.policy);
-    if (!prompt.ok()) return prompt.error();
-    answer_json(exchange, {{"prompt", prompt->text}});
-    return std::nullopt;
-  });
-}
-
-// ---- At once ---------------------------------------------------------------------------------------------
-
-void Endpoints::page(const Shared& exchange) {
-  const bool text = options_.page.empty() || exchange->request().header("Accept") == "text/plain";
-  if (text) {
-    return exchange->answer({200,
-                             "text/plain; charset=utf-8",
-                             fmt::format("braid {} serves {}\n", options_.version, model_->name()),
-                             {}});
-  }
-  // The page talks to this server and to nobody else.
-  exchange->answer(
-      {200,
-       "text/html; charset=utf-8",
-       options_.page,
-       {{"Cache-Control", "no-cache"},
-        {"Content-Security-Policy",
-         "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"},
-        {"X-Content-Type-Options", "nosniff"}}});
-}
-
-void Endpoints::health(const Shared& exchange) {
-  const BackendStats stats = model_->backend->stats();
-  const bool stalled = stats.stalled_ms > static_cast<double>(options_.watchdog_ms);
-  Json out{{"status", "ok"}};
-  int status = 200;
-  if (!stats.alive || stalled) {
-    status = 503;
-    out = {{"status", "error"},
-           {"error",
-            {{"message", stats.alive ? "the engine makes no progress" : "the engine has stopped"},
-             {"type", "unavailable_error"},
-             {"param", nullptr},
-             {"code", "engine_stalled"}}}};
-  } else if (draining_) {
-    status = 503;
-    out = {{"status", "draining"}};
-  }
-  if (exchange->request().query.find("slots=1") != std::string::npos) {
-    out["slots_idle"] = std::max(0, stats.slots - stats.running);
-    out["slots_busy"] = stats.running;
-    out["queue"] = stats.waiting;
-  }
-  exchange->answer({status, "application/json", dump(out), {}});
-}
-
-void Endpoints::version(const Shared& exchange) { answer_json(exchange, {{"version", options_.version}}); }
-
-Json Endpoints::model_json(const std::string& name) const {
-  const int32_t context = model_->backend->context_tokens();
-  Json capabilities = Json::array({"completion"});
-  if (model_->chat) capabilities.push_back("chat");
-  if (model_->abilities.tools) capabilities.push_back("tools");
-  if (model_->abilities.reasoning) capabilities.push_back("reasoning");
-  return {{"id", name},
-          {"object", "model"},
-          {"created", started_s_},
-          {"owned_by", "braid"},
-          {"root", model_->file_name},
-          {"parent", nullptr},
-          {"max_model_len", context},
-          {"context_length", context},
-          {"meta",
-           {{"n_ctx_train", model_->trained_context_tokens},
-            {"n_vocab", model_->tokenizer->size()},
-            {"n_params", model_->parameters},
-            {"size", model_->file_bytes},
-            {"arch", model_->architecture},
-            {"ftype", model_->quantization}}},
-          {"capabilities", std::move(capabilities)}};
-}
-
-void Endpoints::models(const Shared& exchange) {
-  const HttpRequest& request = exchange->request();
-  const size_t at = request.path.find("/models/");
-  const std::string wanted = at == std::string::npos ? "" : percent_decoded(request.path.substr(at + 8));
-  const auto& names = model_->names;
-  if (!wanted.empty() && std::find(names.begin(), names.end(), wanted) == names.end()) {
-    return exchange->answer(error_answer(request, {.status = 404,
-                                                   .type = "not_found_error",
-                                                   .code = "model_not_found",
-                                                   .param = "model",
-                                                   .message = "model: " + wanted.substr(0, 256)}));
-  }
-  const bool anthropic = !request.header("anthropic-version").empty();
-  const auto one = [&](const std::string& name) -> Json {
-    if (!anthropic) return model_json(name);
-    return {{"type", "model"},
-            {"id", name},
-            {"display_name", name},
-            {"created_at", iso_time(started_s_)},
-            {"max_input_tokens", model_->backend->context_tokens()},
-            {"max_tokens", model_->backend->context_tokens()}};
-  };
-  if (!wanted.empty()) return answer_json(exchange, one(wanted));
-  Json data = Json::array();
-  for (const std::string& name : names) data.push_back(one(name));
-  if (anthropic) {
-    return answer_json(exchange, {{"data", std::move(data)},
-                                  {"has_more", false},
-                                  {"first_id", names.front()},
-                                  {"last_id", names.back()}});
-  }
-  answer_json(exchange, {{"object", "list"}, {"data", std::move(data)}});
-}
-
-void Endpoints::props(const Shared& exchange) {
-  const Tokenizer& tokenizer = *model_->tokenizer;
-  const TemplateAbilities& can = model_->abilities;
-  const BackendStats stats = model_->backend->stats();
-  const auto text_of = [&](std::optional<int32_t> id) {
-    return id ? std::string(tokenizer.piece(*id, SpecialText::show)) : std::string();
-  };
-  Json efforts = Json::object();
-  for (const auto& [name, tokens] : options_.policy.effort_tokens) efforts[name] = tokens;
-  Json endpoints = Json::array();
-  for (const Route& route : routes_) endpoints.push_back(route.method + " " + route.path);
-  const Json out{
-      {"server",
-       {{"name", "braid"}, {"version", options_.version}, {"props_schema", 1}, {"started_at", started_s_}}},
-      {"total_slots", stats.slots},
-      {"model_alias", model_->name()},
-      {"model_path", model_->file_name},
-      {"build_info", "braid " + options_.version},
-      {"model",
-       {{"arch", model_->architecture},
-        {"n_params", model_->parameters},
-        {"n_vocab", tokenizer.size()},
-        {"n_ctx_train", model_->trained_context_tokens},
-        {"quantization", model_->quantization}}},
-      {"default_generation_settings",
-       {{"n_ctx", model_->backend->context_tokens()},
-        {"params",
-         {{"temperature", model_->defaults.temperature},
-          {"top_k", model_->defaults.top_k},
-          {"top_p", model_->defaults.top_p},
-          {"min_p", model_->defaults.min_p},
-          {"max_tokens", options_.policy.default_max_tokens}}}}},
-      {"modalities", {{"vision", false}, {"audio", false}}},
-      {"bos_token", text_of(tokenizer.bos())},
-      {"eos_token", text_of(tokenizer.eos())},
-      {"chat_template", model_->chat ? Json(model_->chat->text()) : Json("")},
-      {"chat_template_caps",
-       {{"supports_tools", can.tools},
-        {"supports_tool_calls", can.calls},
-        {"supports_parallel_tool_calls", can.parallel_calls},
-        {"supports_system_role", can.system_role},
-        {"supports_late_system", can.late_system},
-        {"supports_reasoning", can.reasoning},
-        {"supports_preserve_thinking", can.preserve_thinking},
-        {"requires_object_arguments", !can.arguments_as_text},
-        {"thinking_default", can.thinks_by_default},
-        {"tool_dialect", can.dialect}}},
-      {"reasoning",
-       {{"supported", can.reasoning},
-        {"default", options_.policy.thinking == Thinking::automatic ? "auto"
-                    : options_.policy.thinking == Thinking::on      ? "on"
-                                                                    : "off"},
-        {"efforts", std::move(efforts)},
-        {"reply_reserve", options_.policy.reply_reserve_tokens}}},
-      {"kv_cache", {{"blocks", stats.kv_blocks}}},
-      {"limits", {{"max_queue", options_.max_queue}, {"max_n", options_.limits.max_n}}},
-      {"endpoints", std::move(endpoints)},
-      {"is_sleeping", false}};
-  answer_json(exchange, out);
-}
-
-void Endpoints::slots(const Shared& exchange) {
-  Json out = Json::array();
-  std::vector<std::shared_ptr<RunningAnswer>> running;
-  {
-    const std::lock_guard lock(mutex_);
-    for (const auto& weak : answers_) {
-      if (auto answer = weak.lock()) running.push_back(std::move(answer));
-    }
-  }
-  for (const auto& answer : running) {
-    const RunningInfo info = answer->info();
-    out.push_back({{"id", out.size()},
-                   {"state", info.generated_tokens > 0 ? "decode"
-                             : info.begun              ? "prefill"
-                                                       : "queued"},
-                   {"request_id", info.request_id},
-                   {"endpoint", info.endpoint},
-                   {"n_ctx", model_->backend->context_tokens()},
-                   {"n_prompt", info.prompt_tokens},
-                   {"n_generated", info.generated_tokens},
-                   {"age_ms", static_cast<int64_t>(info.age_ms)},
-                   {"is_processing", true}});
-  }
-  answer_json(exchange, out);
-}
-
-void Endpoints::metrics(const Shared& exchange) {
-  exchange->answer({200,
-                    "text/plain; version=0.0.4; charset=utf-8",
-                    metrics_.render(model_->backend->stats(), model_->name(), options_.version,
-                                    connections_ ? connections_() : 0),
-                    {}});
-}
-
-void Endpoints::embeddings(const Shared& exchange) {
-  exchange->answer(error_answer(exchange->request(), {.status = 501,
-                                                      .type = "not_supported_error",
-                                                      .code = "not_supported",
-                                                      .message = "this model makes no embeddings"}));
-}
-
-void Endpoints::not_stored(const Shared& exchange) {
-  exchange->answer(error_answer(exchange->request(), {.status = 404,
-                                                      .type = "not_found_error",
-                                                      .code = "not_found",
-                                                      .message = "responses are not stored"}));
+  with_prompt(exchange, read_chat,
+              [this, exchange](const Lease&, const RenderedPrompt& prompt) -> std::optional<ApiError> {
+                answer_json(exchange, {{"prompt", prompt.text.text}});
+                return std::nullopt;
+              });
 }
 
 }  // namespace braid::server

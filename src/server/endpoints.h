@@ -1,4 +1,4 @@
-// endpoints.h -- the App, with what its two source files share.
+// endpoints.h -- the App, with what its source files share.
 #pragma once
 
 #include <atomic>
@@ -8,6 +8,7 @@
 
 #include "server/app.h"
 #include "server/metrics.h"
+#include "server/prompt.h"
 #include "server/running_answer.h"
 
 namespace braid::server {
@@ -25,7 +26,7 @@ struct Route {
 
 class Endpoints : public App {
  public:
-  Endpoints(AppOptions options, std::shared_ptr<const ServedModel> model);
+  Endpoints(AppOptions options, std::unique_ptr<ModelHost> host);
   ~Endpoints() override;
 
   HttpHandlers handlers() override;
@@ -72,18 +73,28 @@ class Endpoints : public App {
   using Reader = ApiResult<Generation> (*)(const Json&, const ApiLimits&);
   void generate(const Shared& exchange, Reader reader);
   void count(const Shared& exchange, Reader reader, const char* object);
-  // Runs `work` on a worker; an error becomes the answer. 429 when too much waits already.
-  void on_worker(const Shared& exchange, std::function<std::optional<ApiError>()> work);
+  // Runs `work` on a worker; an error becomes the answer. on_worker(): 429 when too much waits already.
+  using Work = std::function<std::optional<ApiError>()>;
+  void on_worker(const Shared& exchange, Work work);
+  void run_on_worker(const Shared& exchange, Work work);
+  // Goes on with the model of that name: now, or on a worker when it is loaded.
+  using ModelWork = std::function<std::optional<ApiError>(const Lease&)>;
+  std::optional<ApiError> with_model(const Shared& exchange, const std::string& name, ModelWork work);
+  // Reads a conversation, waits for its model and goes on with the rendered prompt.
+  void with_prompt(const Shared& exchange, Reader reader,
+                   std::function<std::optional<ApiError>(const Lease&, const RenderedPrompt&)> work);
+  std::optional<ApiError> start_answer(const Shared& exchange, const Lease& lease,
+                                       const std::shared_ptr<const Generation>& generation);
 
+  BackendStats stats() const;  // of the resident model; nothing while there is none
   std::optional<ApiError> queue_fault() const;
-  std::optional<ApiError> model_fault(const std::string& name) const;
   void answer_json(const Shared& exchange, const Json& json) const;
-  Json model_json(const std::string& name) const;
+  Json model_json(const std::string& name, size_t entry) const;
   std::string new_id(const char* prefix);
   uint64_t random_number();
 
   AppOptions options_;
-  std::shared_ptr<const ServedModel> model_;
+  const std::unique_ptr<ModelHost> host_;
   std::vector<Route> routes_;
   Metrics metrics_;
   std::function<int()> connections_;

@@ -21,6 +21,8 @@ class EngineBackend : public Backend {
     const EngineStatus status = service_->status();
     BackendStats out;
     out.running = status.running;
+    out.prefilling = status.prefilling;
+    out.alive = status.alive;
     out.waiting = std::max(status.waiting, service_->active() - status.running);
     out.slots = slots_;
     out.kv_blocks = status.blocks;
@@ -31,6 +33,8 @@ class EngineBackend : public Backend {
     out.generated_tokens = status.engine.generated;
     out.drafted_tokens = status.engine.drafted;
     out.accepted_tokens = status.engine.accepted;
+    out.has_disk = status.has_disk;
+    out.disk = status.disk;
     if (service_->active() > 0) {
       out.stalled_ms =
           std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - status.last_progress)

@@ -60,6 +60,27 @@ class Page {
   std::string label_, text_;
 };
 
+// The cache in files (--cache-dir); absent without one.
+void disk_metrics(const BackendStats& stats, Page& page) {
+  if (!stats.has_disk) return;
+  const DiskStats& disk = stats.disk;
+  const auto number = [](uint64_t value) { return static_cast<double>(value); };
+  page.one("braid_disk_cache_files", "gauge", "Usable files of cached prefixes.", number(disk.files));
+  page.one("braid_disk_cache_hits_total", "counter", "Prefixes loaded from files.", number(disk.loads));
+  page.one("braid_disk_cache_read_bytes_total", "counter", "Bytes loaded.", number(disk.loaded_bytes));
+  page.one("braid_disk_cache_failed_reads_total", "counter", "Loads that were given up.",
+           number(disk.failed_loads));
+  page.one("braid_disk_cache_writes_total", "counter", "Files written.", number(disk.stored));
+  page.one("braid_disk_cache_written_bytes_total", "counter", "Bytes written.", number(disk.stored_bytes));
+  page.one("braid_disk_cache_write_errors_total", "counter", "Writes that failed.",
+           number(disk.write_errors));
+  page.one("braid_disk_cache_dropped_total", "counter", "Prefixes that were not written.",
+           number(disk.dropped));
+  page.family("braid_disk_cache_removed_total", "counter", "Files removed.");
+  page.sample("braid_disk_cache_removed_total", number(disk.evicted), "reason=\"limit\"");
+  page.sample("braid_disk_cache_removed_total", number(disk.removed), "reason=\"unusable\"");
+}
+
 }  // namespace
 
 void Histogram::observe(double value) {
@@ -186,6 +207,11 @@ std::string Metrics::render(const BackendStats& stats, const std::string& model,
            last_prompt_rate_);
   page.one("braid_predicted_tokens_seconds", "gauge", "Generated tokens per second of the last request.",
            last_generation_rate_);
+  page.one("braid_engine_prompt_tokens_total", "counter", "Prompt tokens run so far, also of open requests.",
+           number(stats.prompt_tokens));
+  page.one("braid_engine_generated_tokens_total", "counter",
+           "Generated tokens so far, also of open requests.", number(stats.generated_tokens));
+  disk_metrics(stats, page);
   page.one("braid_decode_steps_total", "counter", "Steps of the engine.", number(stats.steps));
   page.one("braid_spec_decode_num_draft_tokens_total", "counter", "Drafted tokens.",
            number(stats.drafted_tokens));

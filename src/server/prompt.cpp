@@ -48,8 +48,8 @@ bool keeps_thinking(const Generation& generation, const ServedModel& model, cons
 }
 
 // The last message is continued: what the template makes of the text before it, and that text as it is.
-ApiResult<std::string> render_continued(const Generation& generation, const ServedModel& model,
-                                        Messages messages, ChatOptions options) {
+ApiResult<RenderedText> render_continued(const Generation& generation, const ServedModel& model,
+                                         Messages messages, ChatOptions options) {
   Message& last = messages.back();
   const bool inside_thought = last.text.empty() && last.reasoning && !last.reasoning->empty();
   const std::string text =
@@ -57,19 +57,21 @@ ApiResult<std::string> render_continued(const Generation& generation, const Serv
   options.add_generation_prompt = false;
   auto rendered = model.chat->render(template_messages(messages, model.abilities), generation.tools, options);
   if (!rendered.ok()) return template_error(rendered.error());
-  const size_t at = rendered->rfind(kSentinel);
+  const size_t at = rendered->text.rfind(kSentinel);
   if (at == std::string::npos) {
     return unsupported("messages",
                        "messages: the template of this model cannot continue an assistant message");
   }
-  return rendered->substr(0, at) + text;
+  RenderedText out = rendered->prefix(at);
+  out.append(text, Origin::answer);
+  return out;
 }
 
 // Positions worth resuming from: where messages end, and where the list of tools ends.
 std::vector<int32_t> checkpoints_of(const std::vector<int32_t>& ids, const RenderedPrompt& prompt,
                                     const ServedModel& model) {
   std::vector<int32_t> out;
-  if (!prompt.stable.empty()) {
+  if (!prompt.stable.text.empty()) {
     const auto head = model.tokenizer->encode_rendered(prompt.stable);
     if (head.ok()) {
       const auto [a, b] = std::mismatch(head->begin(), head->end(), ids.begin(), ids.end());
@@ -235,8 +237,8 @@ ApiResult<RenderedPrompt> render_prompt(const Generation& generation, const Serv
     std::string_view head = messages[0].text;
     head = head.substr(0, std::min<size_t>(64, head.size()));
     const size_t start = head.find_first_not_of(" \t\r\n");
-    const size_t at = start == std::string_view::npos ? start : out.text.find(head.substr(start));
-    if (at != std::string::npos) out.stable = out.text.substr(0, at);
+    const size_t at = start == std::string_view::npos ? start : out.text.text.find(head.substr(start));
+    if (at != std::string::npos) out.stable = out.text.prefix(at);
   }
   return out;
 }
@@ -272,7 +274,7 @@ ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> gener
     if (!request.ok()) return request.error();
     request->checkpoints = std::move(checkpoints);
     prompts.push_back(std::move(*request));
-    out.format.starts_in_reasoning = open_thought(rendered->text, generation->continue_final);
+    out.format.starts_in_reasoning = open_thought(rendered->text.text, generation->continue_final);
     thinking = out.format.starts_in_reasoning || (rendered->thinking && model.abilities.reasoning);
     if (!generation->tools.empty() && generation->tool_choice.mode != ToolChoice::Mode::none) {
       out.format.tools = std::make_shared<OfferedTools>(generation->tools);

@@ -11,6 +11,7 @@
 #include "server/generation.h"
 #include "server/served_model.h"
 #include "text/answer_parser.h"
+#include "text/origin.h"
 
 namespace braid::server {
 
@@ -31,9 +32,9 @@ ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> gener
 
 // The text that the model continues.
 struct RenderedPrompt {
-  std::string text;
-  std::string
-      stable;  // its beginning that does not depend on the conversation: the list of tools; may be empty
+  RenderedText text;
+  // Its beginning that does not depend on the conversation: the list of tools; may be empty.
+  RenderedText stable;
   bool thinking = true;  // was not switched off
 };
 ApiResult<RenderedPrompt> render_prompt(const Generation& generation, const ServedModel& model,

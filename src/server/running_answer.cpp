@@ -9,8 +9,15 @@ class RunningAnswer::ChoiceSink : public Sink {
  public:
   ChoiceSink(std::shared_ptr<RunningAnswer> answer, int choice)
       : answer_(std::move(answer)), choice_(choice) {}
-  void token(RequestId, const TokenEvent& event) override { answer_->put({choice_, std::nullopt, event}); }
-  void finished(RequestId, const Finished& event) override { answer_->put({choice_, event, {}}); }
+  void started(RequestId, int32_t cached_tokens) override {
+    answer_->put({choice_, std::nullopt, cached_tokens, {}});
+  }
+  void token(RequestId, const TokenEvent& event) override {
+    answer_->put({choice_, std::nullopt, std::nullopt, event});
+  }
+  void finished(RequestId, const Finished& event) override {
+    answer_->put({choice_, event, std::nullopt, {}});
+  }
 
  private:
   std::shared_ptr<RunningAnswer> answer_;
@@ -51,6 +58,8 @@ void RunningAnswer::begin() {
                  .code = "shutting_down",
                  .message = id.error().message};
         error.retry_after_s = 5;
+      } else if (id.error().kind != ErrorKind::invalid_argument) {
+        error = internal_error(id.error().message);
       }
       std::string out;
       stream_->fail(error, out);
@@ -61,12 +70,12 @@ void RunningAnswer::begin() {
     ids_.push_back(*id);
   }
   begun_ = true;
-  std::string out;
-  stream_->open(out);
   if (stream_->generation().stream) {
     exchange_->begin_stream({{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}});
   }
-  flush(std::move(out));
+  // Anthropic's first event says how much of the prompt was cached, which is known when the prompt is begun;
+  // its clients take pings before it. The others' first events know nothing of it, so they go at once.
+  if (stream_->generation().endpoint != Endpoint::messages) open();
   beat();
   if (hooks_.limit_ms > 0) {
     exchange_->after(hooks_.limit_ms, [weak = weak_from_this()] {
@@ -77,6 +86,13 @@ void RunningAnswer::begin() {
       if (const auto self = weak.lock()) self->fail(error);
     });
   }
+}
+
+void RunningAnswer::open() {
+  if (std::exchange(opened_, true)) return;
+  std::string out;
+  stream_->open(out);
+  flush(std::move(out));
 }
 
 void RunningAnswer::put(Item item) {
@@ -98,9 +114,14 @@ void RunningAnswer::drain() {
   }
   std::string out;
   for (const Item& item : items) {
-    if (item.end) {
+    if (item.cached) {
+      stream_->started(item.choice, *item.cached);
+      if (++begun_choices_ == ids_.size()) open();
+    } else if (item.end) {
+      open();
       stream_->finished(item.choice, *item.end, out);
     } else {
+      open();
       if (!first_token_) first_token_ = Clock::now();
       ++generated_;
       stream_->token(item.choice, item.token, out);
@@ -173,6 +194,7 @@ void RunningAnswer::gone() {
 void RunningAnswer::fail(const ApiError& error) {
   exchange_->post([self = shared_from_this(), error] {
     if (self->over_) return;
+    if (self->stream_->generation().stream && self->begun_) self->open();
     std::string out;
     self->stream_->fail(error, out);
     self->flush(std::move(out));

@@ -49,7 +49,8 @@ class RunningAnswer : public std::enable_shared_from_this<RunningAnswer> {
   class ChoiceSink;
   struct Item {
     int choice = 0;
-    std::optional<Finished> end;  // else a token
+    std::optional<Finished> end;    // else a start
+    std::optional<int32_t> cached;  // else a token
     TokenEvent token;
   };
 
@@ -58,6 +59,7 @@ class RunningAnswer : public std::enable_shared_from_this<RunningAnswer> {
 
   // On the strand.
   void begin();
+  void open();
   void drain();
   void flush(std::string out);
   void finish();
@@ -74,6 +76,8 @@ class RunningAnswer : public std::enable_shared_from_this<RunningAnswer> {
   std::vector<char> cancelled_;  // per choice: the backend was told
   bool over_ = false;            // the client has its last event, or is gone
   bool reported_ = false;
+  bool opened_ = false;
+  size_t begun_choices_ = 0;
   using Clock = std::chrono::steady_clock;
   Clock::time_point started_ = Clock::now(), last_write_ = Clock::now();
   std::optional<Clock::time_point> first_token_;

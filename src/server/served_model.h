@@ -28,6 +28,7 @@ struct ServedModel {
   std::optional<ChatTemplate> chat;  // empty: only completions
   TemplateAbilities abilities;
   SamplingParams defaults;
+  std::shared_ptr<const void> source;  // what the backend reads from; goes after it
   std::shared_ptr<Backend> backend;
   std::shared_ptr<const TokenTrie> trie;  // for answers of a given form; null: not offered
 

@@ -71,8 +71,8 @@ ChatTemplate ChatTemplate::built_in(std::string bos, std::string eos) {
   return parse(kBuiltIn, std::move(bos), std::move(eos)).value();
 }
 
-Result<std::string> ChatTemplate::render(const Json& messages, const Json& tools,
-                                         const ChatOptions& options) const {
+Result<RenderedText> ChatTemplate::render(const Json& messages, const Json& tools,
+                                          const ChatOptions& options) const {
   if (!messages.is_array()) return Error{ErrorKind::invalid_argument, "messages must be an array"};
   if (!tools.is_null() && !tools.is_array())
     return Error{ErrorKind::invalid_argument, "tools must be an array"};
@@ -81,14 +81,16 @@ Result<std::string> ChatTemplate::render(const Json& messages, const Json& tools
   }
   const Json generation = options.add_generation_prompt, thinking = options.enable_thinking.value_or(false);
   // A later variable of the same name replaces an earlier one.
-  jinja::Variables variables = {
-      {"bos_token", &bos_}, {"eos_token", &eos_}, {"add_generation_prompt", &generation}};
-  if (options.enable_thinking) variables.emplace_back("enable_thinking", &thinking);
+  using jinja::Source;
+  jinja::Variables variables = {{"bos_token", &bos_, Source::trusted},
+                                {"eos_token", &eos_, Source::trusted},
+                                {"add_generation_prompt", &generation, Source::trusted}};
+  if (options.enable_thinking) variables.push_back({"enable_thinking", &thinking, Source::trusted});
   for (const auto& [name, value] : options.variables.get_ref<const Json::object_t&>()) {
-    if (name != "messages" && name != "tools") variables.emplace_back(name, &value);
+    if (name != "messages" && name != "tools") variables.push_back({name, &value, Source::data});
   }
-  variables.emplace_back("messages", &messages);
-  if (!tools.empty()) variables.emplace_back("tools", &tools);
+  variables.push_back({"messages", &messages, Source::messages});
+  if (!tools.empty()) variables.push_back({"tools", &tools, Source::data});
   return program_.render(variables, options.render);
 }
 

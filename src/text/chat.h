@@ -38,8 +38,9 @@ class ChatTemplate {
   // ([{id, type, function: {name, arguments: object}}]), tool_call_id, name.
   // `tools`: an array of {type: function, function: {name, description, parameters}}; null or empty for none.
   // Key order survives. Both are read in place and copied nowhere.
-  Result<std::string> render(const nlohmann::ordered_json& messages, const nlohmann::ordered_json& tools,
-                             const ChatOptions& options = {}) const;
+  // What the messages, tools and variables bring into the text is marked as theirs.
+  Result<RenderedText> render(const nlohmann::ordered_json& messages, const nlohmann::ordered_json& tools,
+                              const ChatOptions& options = {}) const;
 
   // What was parsed.
   const std::string& text() const { return text_; }

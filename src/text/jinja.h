@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "text/origin.h"
 
 namespace braid::jinja {
 
@@ -44,8 +45,20 @@ struct RenderStats {
   uint64_t memory_bytes = 0;
 };
 
-// Variables by name. The JSON values are read in place and must outlive the call.
-using Variables = std::vector<std::pair<std::string, const nlohmann::ordered_json*>>;
+// Where a variable comes from, which decides what its texts may become (origin.h).
+enum class Source : uint8_t {
+  trusted,   // us: like the template's own words
+  data,      // a client
+  messages,  // a list of messages: answers where the role is assistant, else data
+};
+
+// The JSON value is read in place and must outlive the call. Of two variables with one name the later counts.
+struct Variable {
+  std::string name;
+  const nlohmann::ordered_json* value = nullptr;
+  Source source = Source::data;
+};
+using Variables = std::vector<Variable>;
 
 struct Ast;
 
@@ -54,12 +67,13 @@ class Template {
   // Syntax errors name the template line. Unknown filters and tests are errors only when they are reached.
   static Result<Template> parse(std::string_view text);
 
-  // `context` is an object: one variable per key. The message of raise_exception comes back word for word;
-  // every other error starts with "template line N: ". A limit gives ErrorKind::exhausted.
+  // `context` is an object: one variable per key, all data. The message of raise_exception comes back word
+  // for word; every other error starts with "template line N: ". A limit gives ErrorKind::exhausted.
   Result<std::string> render(const nlohmann::ordered_json& context, const RenderOptions& options = {},
                              RenderStats* stats = nullptr) const;
-  Result<std::string> render(const Variables& variables, const RenderOptions& options = {},
-                             RenderStats* stats = nullptr) const;
+  // The same, with marks of who wrote what.
+  Result<RenderedText> render(const Variables& variables, const RenderOptions& options = {},
+                              RenderStats* stats = nullptr) const;
 
   // True if the template reads a variable of this name anywhere.
   bool mentions(std::string_view variable) const;

@@ -273,7 +273,7 @@ Value global_strftime_now(Runtime& rt, const Value&, const Arguments& args) {
       out += format[i];
     }
   }
-  return rt.adopt(std::move(out));
+  return rt.text(std::move(out), 0, bound.given(0) ? bound[0].origin : Origin::written);
 }
 
 using Method = std::pair<std::string_view, FunctionBody>;

@@ -13,14 +13,18 @@ Interpreter::Interpreter(Runtime& rt, const Ast& ast)
   scope_ = open_scope(context_);
 }
 
-void Interpreter::define(const std::string& name, const nlohmann::ordered_json& value) {
-  const auto known = ast_.ids.find(name);
-  if (known != ast_.ids.end()) context_->set(known->second, from_json(rt_, value, false));
+void Interpreter::define(const Variable& variable) {
+  const auto known = ast_.ids.find(variable.name);
+  if (known == ast_.ids.end()) return;
+  const Origin origin = variable.source == Source::trusted ? Origin::written : Origin::data;
+  context_->set(known->second, variable.source == Source::messages
+                                   ? from_messages(rt_, *variable.value)
+                                   : from_json(rt_, *variable.value, false, origin));
 }
 
-std::string Interpreter::run() {
+RenderedText Interpreter::run() {
   execute(ast_.body);
-  return output_.take_string();
+  return output_.take_text();
 }
 
 Scope* Interpreter::open_scope(Scope* parent) { return rt_.keep(std::make_unique<Scope>(parent)); }
@@ -220,8 +224,8 @@ bool Template::mentions(std::string_view variable) const {
   return ast_->ids.count(std::string(variable)) > 0;
 }
 
-Result<std::string> Template::render(const Variables& variables, const RenderOptions& options,
-                                     RenderStats* stats) const {
+Result<RenderedText> Template::render(const Variables& variables, const RenderOptions& options,
+                                      RenderStats* stats) const {
   std::tm now{};
   if (options.now) {
     now = *options.now;
@@ -231,8 +235,8 @@ Result<std::string> Template::render(const Variables& variables, const RenderOpt
   }
   Runtime rt(options.limits, now);
   Interpreter interpreter(rt, *ast_);
-  for (const auto& [name, value] : variables) interpreter.define(name, *value);
-  std::string text = interpreter.run();
+  for (const Variable& variable : variables) interpreter.define(variable);
+  RenderedText text = interpreter.run();
   if (stats != nullptr) *stats = {rt.steps_taken(), rt.memory_taken()};
   if (rt.failed()) return rt.error();
   return text;
@@ -244,9 +248,10 @@ Result<std::string> Template::render(const nlohmann::ordered_json& context, cons
     return Error{ErrorKind::invalid_argument, "template variables must be a JSON object"};
   Variables variables;
   for (const auto& [name, value] : context.get_ref<const nlohmann::ordered_json::object_t&>()) {
-    variables.emplace_back(name, &value);
+    variables.push_back({name, &value, Source::data});
   }
-  return render(variables, options, stats);
+  BRAID_ASSIGN(RenderedText rendered, render(variables, options, stats));
+  return std::move(rendered.text);
 }
 
 }  // namespace braid::jinja

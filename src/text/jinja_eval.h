@@ -19,9 +19,9 @@ class Interpreter {
   Interpreter(Runtime& rt, const Ast& ast);
 
   // Binds a variable of the caller. Names the template never mentions are passed over.
-  void define(const std::string& name, const nlohmann::ordered_json& value);
+  void define(const Variable& variable);
   // The rendered text; meaningless if the runtime has failed.
-  std::string run();
+  RenderedText run();
 
  private:
   enum class Flow : uint8_t { normal, break_loop, continue_loop };

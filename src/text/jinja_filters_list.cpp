@@ -65,7 +65,7 @@ class AttributePath {
 // What sort, unique, min, max and groupby compare: text in lower case unless case matters.
 Value comparable(Runtime& rt, const Value& value, bool case_sensitive) {
   if (case_sensitive || !value.is_string() || !rt.scan(value.size)) return value;
-  return rt.text(lower(value.text()));
+  return rt.text(lower(value.text()), 0, value.origin);
 }
 
 struct Keyed {

@@ -44,7 +44,7 @@ Value mapped(Runtime& rt, const char* name, const Value& input, const Arguments&
   no_arguments(rt, name, args);
   const Value text = to_string(rt, input);
   if (rt.failed() || !rt.scan(text.size)) return {};
-  return rt.text(map(text.text()), text.flags);
+  return rt.text(map(text.text()), text.flags, text.origin);
 }
 
 Value filter_upper(Runtime& rt, const Value& input, const Arguments& args) {
@@ -77,7 +77,7 @@ Value filter_escape(Runtime& rt, const Value& input, const Arguments& args) {
   const Value text = to_string(rt, input);
   if (text.flags & kSafe) return text;
   if (rt.failed() || !rt.charge(uint64_t{text.size} * 5)) return {};
-  return rt.text(escape_html(text.text()), kSafe);
+  return rt.text(escape_html(text.text()), kSafe, text.origin);
 }
 
 Value filter_trim(Runtime& rt, const Value& input, const Arguments& args) {
@@ -208,7 +208,7 @@ Value filter_from_json(Runtime& rt, const Value& input, const Arguments& args) {
   if (!rt.charge(uint64_t{input.size} * 16)) return {};
   const auto json = nlohmann::ordered_json::parse(input.text(), nullptr, false);
   if (json.is_discarded()) return rt.fail("from_json: the text is not JSON");
-  return from_json(rt, json, true);
+  return from_json(rt, json, true, input.origin);
 }
 
 Value filter_indent(Runtime& rt, const Value& input, const Arguments& args) {
@@ -217,7 +217,7 @@ Value filter_indent(Runtime& rt, const Value& input, const Arguments& args) {
   Value margin = bound[0].is_string() ? bound[0] : repeat(rt, Value::view(" "), bound.whole(rt, 0, 4));
   if (rt.failed() || !rt.scan(text.size)) return {};
   Sink sink(rt);
-  if (bound.truthy(1)) sink.put(margin.text());
+  if (bound.truthy(1)) sink.put_str(margin);
   // A newline is added before splitting, as Jinja does, so that a trailing line end survives.
   std::vector<std::string_view> lines = split_lines(text.text());
   const std::string_view all = text.text();
@@ -227,9 +227,9 @@ Value filter_indent(Runtime& rt, const Value& input, const Arguments& args) {
   for (size_t i = 0; i < lines.size() && rt.step(); ++i) {
     if (i > 0) {
       sink.put("\n");
-      if (!lines[i].empty() || bound.truthy(2)) sink.put(margin.text());
+      if (!lines[i].empty() || bound.truthy(2)) sink.put_str(margin);
     }
-    sink.put(lines[i]);
+    if (!lines[i].empty()) sink.put_part(text, lines[i]);
   }
   return sink.take();
 }
@@ -246,7 +246,7 @@ Value filter_truncate(Runtime& rt, const Value& input, const Arguments& args) {
   std::string_view head =
       text.text().substr(0, byte_of_char(text.text(), static_cast<size_t>(length - end_chars)));
   if (!bound.truthy(1)) head = head.substr(0, head.rfind(' '));
-  return rt.text(std::string(head) + std::string(end));
+  return concatenate(rt, text.part(head), bound.given(2) ? bound[2] : Value::view(end));
 }
 
 Value filter_center(Runtime& rt, const Value& input, const Arguments& args) {
@@ -298,7 +298,7 @@ Value filter_join(Runtime& rt, const Value& input, const Arguments& args) {
   const std::vector<Value> items = elements(rt, source);
   Sink sink(rt);
   for (size_t i = 0; i < items.size() && rt.step(); ++i) {
-    if (i > 0) sink.put(separator.text());
+    if (i > 0) sink.put_str(separator);
     sink.put_str(items[i]);
   }
   return sink.take();

@@ -15,7 +15,7 @@ using Json = nlohmann::ordered_json;
 
 class Reader {
  public:
-  Reader(Runtime& rt, bool copy) : rt_(rt), copy_(copy) {}
+  Reader(Runtime& rt, bool copy, Origin origin) : rt_(rt), copy_(copy), origin_(origin) {}
 
   Value read(const Json& json, uint32_t depth) {
     if (depth > kMaxDataDepth) return rt_.fail("the data is nested too deeply");
@@ -62,11 +62,12 @@ class Reader {
  private:
   Value string(const std::string& text) {
     if (text.size() > UINT32_MAX) return rt_.fail("a text is longer than 4 GiB");
-    return copy_ ? rt_.text(text) : Value::view(text);
+    return copy_ ? rt_.text(text, 0, origin_) : Value::view(text, origin_);
   }
 
   Runtime& rt_;
   const bool copy_;
+  const Origin origin_;
 };
 
 class Writer {
@@ -90,7 +91,7 @@ class Writer {
         sink_.put_repr(value);
         return;
       case Kind::string:
-        string(value.text());
+        string(value.text(), value.origin);
         return;
       case Kind::list:
       case Kind::tuple:
@@ -115,14 +116,14 @@ class Writer {
     return format_real(number);
   }
 
-  void string(std::string_view text) {
+  void string(std::string_view text, Origin origin = Origin::written) {
     // Quoting can make six bytes of one; texts too short to matter are charged as they come out.
     const size_t worst = text.size() > 4096 ? text.size() * 5 : 0;
     if (!rt_.charge(worst)) return;
     std::string quoted;
     quoted.reserve(text.size() + 16);
     append_json_string(quoted, text, style_.ascii_only);
-    sink_.put(quoted);
+    sink_.put(quoted, origin);
   }
 
   void line(size_t level) {
@@ -149,7 +150,7 @@ class Writer {
   void key(const Value& name) {
     switch (name.kind) {
       case Kind::string:
-        string(name.text());
+        string(name.text(), name.origin);
         return;
       case Kind::none:
         string("null");
@@ -205,7 +206,20 @@ class Writer {
 
 }  // namespace
 
-Value from_json(Runtime& rt, const Json& json, bool copy) { return Reader(rt, copy).read(json, 0); }
+Value from_json(Runtime& rt, const Json& json, bool copy, Origin origin) {
+  return Reader(rt, copy, origin).read(json, 0);
+}
+
+Value from_messages(Runtime& rt, const Json& json) {
+  if (!json.is_array()) return from_json(rt, json, false, Origin::data);
+  std::vector<Value> messages;
+  for (const Json& message : json) {
+    const auto role = message.is_object() ? message.find("role") : message.end();
+    const bool answer = message.is_object() && role != message.end() && *role == "assistant";
+    if (!rt.list_add(messages, from_json(rt, message, false, answer ? Origin::answer : Origin::data))) break;
+  }
+  return rt.failed() ? Value::undefined() : rt.list(std::move(messages));
+}
 
 Value to_json(Runtime& rt, const Value& value, const JsonStyle& style) {
   Writer writer(rt, style);

@@ -164,30 +164,30 @@ Value method_replace(Runtime& rt, const Value& self, const Arguments& args) {
   if (hits == 0) return self;
   uint64_t size;
   if (__builtin_mul_overflow(hits, static_cast<uint64_t>(after.size()), &size)) size = UINT64_MAX / 2;
-  if (!rt.charge(size + text.size())) return {};
-  std::string out;
+  if (!rt.steps((size + text.size()) >> 10)) return {};
+  Sink sink(rt);
   size_t at = 0;
-  for (uint64_t i = 0; i < hits; ++i) {
+  for (uint64_t i = 0; i < hits && rt.step(); ++i) {
     if (before.empty()) {  // an empty text stands before every character and at the end
-      out += after;
+      sink.put_str(bound[1]);
       const size_t bytes = at < text.size() ? char_bytes(text, at) : 0;
-      out += text.substr(at, bytes);
+      sink.put_part(self, text.substr(at, bytes));
       at += bytes;
     } else {
       const size_t hit = find_text(text, before, at);
-      out += text.substr(at, hit - at);
-      out += after;
+      sink.put_part(self, text.substr(at, hit - at));
+      sink.put_str(bound[1]);
       at = hit + before.size();
     }
   }
-  out += text.substr(at);
-  return rt.adopt(std::move(out));
+  sink.put_part(self, text.substr(at));
+  return rt.failed() ? Value::undefined() : sink.take();
 }
 
 template <std::string (*map)(std::string_view)>
 Value mapped(Runtime& rt, const Value& self, const Arguments& args) {
   no_arguments(rt, "the method", args);
-  return rt.scan(self.size) ? rt.text(map(self.text()), self.flags) : Value::undefined();
+  return rt.scan(self.size) ? rt.text(map(self.text()), self.flags, self.origin) : Value::undefined();
 }
 
 Value method_count(Runtime& rt, const Value& self, const Arguments& args) {
@@ -221,8 +221,8 @@ Value method_join(Runtime& rt, const Value& self, const Arguments& args) {
   for (size_t i = 0; i < items.size() && rt.step(); ++i) {
     if (!items[i].is_string())
       return rt.fail(fmt::format("join needs str elements, not {}", type_name(items[i])));
-    if (i > 0) sink.put(self.text());
-    sink.put(items[i].text());
+    if (i > 0) sink.put_str(self);
+    sink.put_str(items[i]);
   }
   return sink.take();
 }
@@ -267,7 +267,7 @@ Value method_format(Runtime& rt, const Value& self, const Arguments& args) {
   for (size_t at = 0; at < text.size() && rt.step();) {
     const char c = text[at];
     if ((c == '{' || c == '}') && at + 1 < text.size() && text[at + 1] == c) {
-      sink.put(text.substr(at, 1));
+      sink.put_part(self, text.substr(at, 1));
       at += 2;
     } else if (c == '{') {
       const size_t end = text.find('}', at);
@@ -289,7 +289,7 @@ Value method_format(Runtime& rt, const Value& self, const Arguments& args) {
       return rt.fail("format: a single '}'");
     } else {
       const size_t end = std::min(text.find_first_of("{}", at), text.size());
-      sink.put(text.substr(at, end - at));
+      sink.put_part(self, text.substr(at, end - at));
       at = end;
     }
   }

@@ -158,30 +158,55 @@ bool compare(Runtime& rt, Operator op, const Value& a, const Value& b) {
   return false;
 }
 
+namespace {
+
+// Adds `value` at the end of `text`, which has room for it.
+void append(Text& text, const Value& value) {
+  for_each_origin(value, [&text](std::string_view bytes, Origin origin) {
+    append_origin(text.spans, text.bytes.size(), text.bytes.size() + bytes.size(), origin);
+    text.bytes.append(bytes);
+  });
+}
+
+// How many spans for_each_origin() goes through, at most.
+uint64_t spans_of(const Value& text) {
+  if (text.origin == Origin::written || text.owner == nullptr) return 1;
+  const size_t base = static_cast<size_t>(text.data - text.owner->bytes.data());
+  const OriginSpans& spans = text.owner->spans;
+  return 1 + first_span_behind(spans, base + text.size) - first_span_behind(spans, base);
+}
+
+}  // namespace
+
 Value concatenate(Runtime& rt, const Value& a, const Value& b) {
   const uint8_t safe = (a.flags | b.flags) & kSafe;
   if (b.size == 0 && a.flags == safe) return a;
   if (a.size == 0 && b.flags == safe) return b;
+  const Origin origin = std::max(a.origin, b.origin);
+  if (origin != Origin::written && !rt.charge(sizeof(OriginSpan) * (spans_of(a) + spans_of(b)))) return {};
   // In place: `a` ends where its Text ends, and there is room. Nothing that anybody sees moves.
   if (a.owner != nullptr) {
     std::string& bytes = a.owner->bytes;
     if (a.data + a.size == bytes.data() + bytes.size() && bytes.capacity() - bytes.size() >= b.size) {
       if (!rt.scan(b.size)) return {};
-      bytes.append(b.data, b.size);
+      append(*a.owner, b);
       Value value = a;
       value.size += b.size;
       value.flags = safe;
+      value.origin = origin;
       return value;
     }
   }
   // Half as much again in reserve, so that a long chain of appends copies each byte a few times at most.
   const uint64_t size = uint64_t{a.size} + b.size, capacity = size + size / 2 + 32;
   if (!rt.charge(capacity)) return {};
-  std::string bytes;
-  bytes.reserve(capacity);
-  bytes.append(a.text());
-  bytes.append(b.text());
-  Value value = rt.adopt(std::move(bytes));
+  Text* const text = rt.keep(std::make_unique<Text>());
+  if (rt.failed()) return {};
+  text->bytes.reserve(capacity);
+  append(*text, a);
+  append(*text, b);
+  Value value = Value::view(text->bytes, origin);
+  value.owner = text;
   value.flags = safe;
   return value;
 }
@@ -194,7 +219,9 @@ Value repeat(Runtime& rt, const Value& text, int64_t times) {
   std::string bytes;
   bytes.reserve(size);
   for (int64_t i = 0; i < times; ++i) bytes.append(text.text());
-  return rt.adopt(std::move(bytes));
+  OriginSpans spans;
+  append_origin(spans, 0, bytes.size(), text.origin);
+  return rt.adopt({std::move(bytes), std::move(spans)});
 }
 
 namespace {
@@ -307,7 +334,7 @@ Value add_strings(Runtime& rt, const Value& a, const Value& b) {
   if (((a.flags ^ b.flags) & kSafe) == 0) return concatenate(rt, a, b);
   const Value& plain = a.flags & kSafe ? b : a;
   if (!rt.charge(uint64_t{plain.size} * 5)) return {};
-  Value escaped = rt.text(escape_html(plain.text()), kSafe);
+  Value escaped = rt.text(escape_html(plain.text()), kSafe, plain.origin);
   return a.flags & kSafe ? concatenate(rt, a, escaped) : concatenate(rt, escaped, b);
 }
 

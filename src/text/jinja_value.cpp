@@ -107,18 +107,22 @@ bool Runtime::charge(uint64_t bytes) {
   return steps(bytes >> 10);
 }
 
-Value Runtime::text(std::string bytes, uint8_t flags) {
+Value Runtime::text(std::string bytes, uint8_t flags, Origin origin) {
   if (!charge(bytes.size())) return Value::undefined();
-  Value value = adopt(std::move(bytes));
+  RenderedText text;
+  append_origin(text.spans, 0, bytes.size(), origin);
+  text.text = std::move(bytes);
+  Value value = adopt(std::move(text));
   value.flags = flags;
   return value;
 }
 
-Value Runtime::adopt(std::string bytes) {
+Value Runtime::adopt(RenderedText rendered) {
   auto* text = keep(std::make_unique<Text>());
   if (failed_) return Value::undefined();
-  text->bytes = std::move(bytes);
-  Value value = Value::view(text->bytes);
+  text->bytes = std::move(rendered.text);
+  text->spans = std::move(rendered.spans);
+  Value value = Value::view(text->bytes, least_trusted(text->spans, 0, text->bytes.size()));
   value.owner = text;
   return value;
 }
@@ -171,14 +175,20 @@ bool Runtime::list_add(std::vector<Value>& items, const Value& value) {
 
 // --- printing ---
 
-bool Sink::put(std::string_view bytes) {
-  if (bytes.size() > max_bytes_ - std::min<uint64_t>(out_.size(), max_bytes_)) {
+bool Sink::put(std::string_view bytes, Origin origin) {
+  if (bytes.size() > max_bytes_ - std::min<uint64_t>(out_.text.size(), max_bytes_)) {
     rt_.fail_limit("the rendered text is longer than allowed");
     return false;
   }
-  if (!rt_.charge(bytes.size())) return false;
-  out_.append(bytes);
+  if (!rt_.charge(bytes.size() + (origin == Origin::written ? 0 : sizeof(OriginSpan)))) return false;
+  out_.append(bytes, origin);
   return true;
+}
+
+bool Sink::put_part(const Value& text, std::string_view part) {
+  for_each_origin(text.part(part),
+                  [this](std::string_view bytes, Origin origin) { return put(bytes, origin); });
+  return !rt_.failed();
 }
 
 void Sink::put_str(const Value& value) {
@@ -186,7 +196,7 @@ void Sink::put_str(const Value& value) {
     case Kind::undefined:
       return;
     case Kind::string:
-      put(value.text());
+      put_part(value, value.text());
       return;
     default:
       put_repr(value);
@@ -242,7 +252,7 @@ void Sink::put_repr(const Value& value) {
       if (!rt_.charge(uint64_t{value.size} * 4)) return;  // the worst that quoting can do, "\x00"
       std::string quoted;
       append_repr(quoted, value.text());
-      put(quoted);
+      put(quoted, value.origin);
       return;
     }
     case Kind::list:
@@ -489,7 +499,8 @@ Value get_slice(Runtime& rt, const Value& object, const Value& start, const Valu
     if (__builtin_add_overflow(at, stride, &at)) break;
   }
   if (rt.failed()) return {};
-  return object.is_string() ? rt.text(std::move(joined)) : rt.list(std::move(out), object.kind);
+  return object.is_string() ? rt.text(std::move(joined), 0, object.origin)
+                            : rt.list(std::move(out), object.kind);
 }
 
 }  // namespace braid::jinja

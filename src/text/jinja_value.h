@@ -3,8 +3,11 @@
 // A Value is a small handle, free to copy. Strings are views: into the caller's JSON, into the template, or
 // into a Text of this render. Bytes that a view covers never move and never change, so splitting, trimming
 // and slicing copy nothing; appending to the newest end of a Text with room to spare happens in place, so
-// building a string piece by piece is linear. (An origin mark per span would live in Text and follow views
-// for free.)
+// building a string piece by piece is linear.
+//
+// Every string knows who wrote it (origin.h). A Text marks its bytes, whole and exactly, and views inherit
+// the marks; a view outside the runtime is of one origin. What is computed from a string as a whole (upper,
+// repr) takes its least trusted origin.
 //
 // Everything a render creates belongs to its Runtime and dies with it, not before. That makes cycles harmless
 // and destruction flat, and the memory limit an upper bound by construction.
@@ -24,6 +27,7 @@
 
 #include "base/result.h"
 #include "text/jinja.h"
+#include "text/origin.h"
 
 namespace braid::jinja {
 
@@ -66,7 +70,8 @@ constexpr uint8_t kGroup = 4;  // tuple: an element of groupby, with .grouper an
 struct Value {
   Kind kind = Kind::undefined;
   uint8_t flags = 0;
-  uint32_t size = 0;  // string: bytes
+  Origin origin = Origin::written;  // string: the least trusted of its parts, or worse
+  uint32_t size = 0;                // string: bytes
   union {
     const std::string* name = nullptr;  // undefined: what was looked up, may be null
     bool boolean;
@@ -112,8 +117,9 @@ struct Value {
     return value;
   }
   // A view of bytes that outlive the runtime. REQUIRES: bytes.size() < 4 GiB.
-  static Value view(std::string_view bytes) {
+  static Value view(std::string_view bytes, Origin origin = Origin::written) {
     Value value = of(Kind::string);
+    value.origin = origin;
     value.data = bytes.data();
     value.size = static_cast<uint32_t>(bytes.size());
     return value;
@@ -143,6 +149,7 @@ struct Value {
 
 struct Text : Object {
   std::string bytes;  // grows within its capacity only
+  OriginSpans spans;
 };
 
 struct List : Object {
@@ -220,8 +227,8 @@ class Runtime {
   uint32_t recursion = 0;
 
   // --- making values ---
-  Value text(std::string bytes, uint8_t flags = 0);  // charges
-  Value adopt(std::string bytes);                    // charged by the caller already
+  Value text(std::string bytes, uint8_t flags, Origin origin);  // charges
+  Value adopt(RenderedText text);                               // charged by the caller already
   Value list(std::vector<Value> items, Kind kind = Kind::list);
   Value tuple(std::vector<Value> items) { return list(std::move(items), Kind::tuple); }
   Value pair(const Value& first, const Value& second);
@@ -275,18 +282,18 @@ class Nested {
 class Sink {
  public:
   explicit Sink(Runtime& rt, uint64_t max_bytes = UINT64_MAX) : rt_(rt), max_bytes_(max_bytes) {}
-  bool put(std::string_view bytes);
-  void put_str(const Value& value);    // str(value)
-  void put_repr(const Value& value);   // repr(value)
-  std::string& raw() { return out_; }  // for writers that have charged already
+  bool put(std::string_view bytes, Origin origin = Origin::written);
+  bool put_part(const Value& text, std::string_view part);  // `part` lies inside the string `text`
+  void put_str(const Value& value);                         // str(value)
+  void put_repr(const Value& value);                        // repr(value)
   Value take() { return rt_.adopt(std::move(out_)); }
-  std::string take_string() { return std::move(out_); }
+  RenderedText take_text() { return std::move(out_); }
   Runtime& runtime() { return rt_; }
 
  private:
   Runtime& rt_;
   uint64_t max_bytes_;
-  std::string out_;
+  RenderedText out_;
 };
 
 // --- what every value can do (jinja_value.cpp, jinja_operators.cpp) ---
@@ -327,12 +334,18 @@ Value calculate(Runtime& rt, Operator op, const Value& a, const Value& b);
 bool compare(Runtime& rt, Operator op, const Value& a, const Value& b);
 Value negate(Runtime& rt, const Value& value);
 Value concatenate(Runtime& rt, const Value& a, const Value& b);  // of two strings
+// Calls take(bytes, origin) for the parts of a string, each of one origin, from left to right. The bytes of
+// its Text may grow meanwhile, within their capacity.
+template <typename Take>
+void for_each_origin(const Value& text, const Take& take);
 Value repeat(Runtime& rt, const Value& text, int64_t times);
 
 // --- JSON (jinja_json.cpp) ---
 // Strings are viewed in place unless `copy`. Fails on data nested deeper than kMaxDataDepth.
 constexpr uint32_t kMaxDataDepth = 400;
-Value from_json(Runtime& rt, const nlohmann::ordered_json& json, bool copy);
+Value from_json(Runtime& rt, const nlohmann::ordered_json& json, bool copy, Origin origin);
+// A list of messages, in place: what the role assistant said is an answer, the rest data.
+Value from_messages(Runtime& rt, const nlohmann::ordered_json& json);
 struct JsonStyle {
   bool ascii_only = false;
   bool sort_keys = false;
@@ -342,5 +355,28 @@ struct JsonStyle {
   std::string key_separator = ": ";
 };
 Value to_json(Runtime& rt, const Value& value, const JsonStyle& style);
+
+template <typename Take>
+void for_each_origin(const Value& text, const Take& take) {
+  const std::string_view bytes = text.text();
+  if (text.owner == nullptr || text.origin == Origin::written) {
+    take(bytes, text.origin);
+    return;
+  }
+  // By index and with the end fixed: what is taken may be appended to the same Text.
+  const OriginSpans& spans = text.owner->spans;
+  const size_t base = static_cast<size_t>(text.data - text.owner->bytes.data());
+  const size_t end = base + bytes.size();
+  size_t at = base;
+  for (size_t i = first_span_behind(spans, base); at < end; ++i) {
+    const OriginSpan span = i < spans.size() ? spans[i] : OriginSpan{UINT32_MAX, UINT32_MAX, Origin::written};
+    const size_t begin = std::min<size_t>(span.begin, end);
+    if (begin > at) take(bytes.substr(at - base, begin - at), Origin::written);
+    at = std::max(at, begin);
+    const size_t stop = std::min<size_t>(span.end, end);
+    if (stop > at) take(bytes.substr(at - base, stop - at), span.origin);
+    at = std::max(at, stop);
+  }
+}
 
 }  // namespace braid::jinja

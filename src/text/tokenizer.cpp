@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "base/log.h"
+#include "text/answer_markers.h"
 #include "text/unicode.h"
 
 namespace braid {
@@ -130,7 +131,16 @@ Result<TokenIndex> index_of(const VocabularyData& data) {
   return index;
 }
 
-Result<SpecialFinder> finder_of(const VocabularyData& data) {
+// What models write in the middle of their answers, whatever type the file gives it.
+bool is_answer_marker(std::string_view text) {
+  namespace markers = answer_markers;
+  static constexpr std::string_view kMarkers[] = {
+      markers::kThinkOpen, markers::kThinkClose, markers::kCallOpen,  markers::kCallClose,
+      markers::kKeyOpen,   markers::kKeyClose,   markers::kValueOpen, markers::kValueClose};
+  return std::find(std::begin(kMarkers), std::end(kMarkers), text) != std::end(kMarkers);
+}
+
+Result<SpecialFinder> finder_of(const VocabularyData& data, const std::vector<int32_t>& end_ids) {
   std::vector<SpecialFinder::Special> specials;
   for (size_t id = 0; id < data.tokens.size(); ++id) {
     const auto type = static_cast<TokenType>(data.types[id]);
@@ -140,7 +150,10 @@ Result<SpecialFinder> finder_of(const VocabularyData& data) {
                    fmt::format("special token {} has a text of {} bytes; at most {} are supported", id,
                                data.tokens[id].size(), kMaxSpecialBytes)};
     }
-    specials.push_back({data.tokens[id], static_cast<int32_t>(id), type == TokenType::user_defined});
+    const bool marker = type == TokenType::user_defined || is_answer_marker(data.tokens[id]);
+    const bool ends = std::binary_search(end_ids.begin(), end_ids.end(), static_cast<int32_t>(id));
+    specials.push_back(
+        {data.tokens[id], static_cast<int32_t>(id), type == TokenType::user_defined, marker && !ends});
   }
   return SpecialFinder(std::move(specials));
 }
@@ -210,7 +223,7 @@ Result<Tokenizer> Tokenizer::create(VocabularyData data) {
   }
   BRAID_ASSIGN(TokenIndex index, index_of(data));
   std::vector<int32_t> end_ids = resolve_special_tokens(data, index);
-  BRAID_ASSIGN(SpecialFinder specials, finder_of(data));
+  BRAID_ASSIGN(SpecialFinder specials, finder_of(data, end_ids));
   BRAID_ASSIGN(Splitter splitter, Splitter::create(kind));
   // Of the supported families only llama-bpe takes whole tokens unmerged, and only it starts texts with bos
   // unasked.
@@ -308,6 +321,11 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, SpecialText special)
 }
 
 Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text, EncodeOptions options) const {
+  return encode(text, options, {});
+}
+
+Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text, EncodeOptions options,
+                                               const OriginSpans& origins) const {
   if (text.size() > kMaxTextBytes) {
     return Error{ErrorKind::invalid_argument,
                  fmt::format("the text has {} bytes; at most {} can be tokenized at once", text.size(),
@@ -316,7 +334,7 @@ Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text, EncodeOpti
   std::vector<int32_t> out;
   if (options.add_special && add_bos_) out.push_back(*data_.bos);
   auto workspace = workspaces_->take();
-  for (const Fragment& fragment : specials_.split(text, options.parse_special)) {
+  for (const Fragment& fragment : specials_.split(text, options.parse_special, origins)) {
     if (fragment.id >= 0) {
       out.push_back(fragment.id);
     } else {
@@ -328,12 +346,12 @@ Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text, EncodeOpti
   return out;
 }
 
-Result<std::vector<int32_t>> Tokenizer::encode_rendered(std::string_view prompt) const {
-  if (add_bos_ && prompt.starts_with(data_.tokens[*data_.bos]))
-    prompt.remove_prefix(data_.tokens[*data_.bos].size());
-  if (add_eos_ && prompt.ends_with(data_.tokens[*data_.eos]))
-    prompt.remove_suffix(data_.tokens[*data_.eos].size());
-  return encode(prompt, {.add_special = true, .parse_special = true});
+Result<std::vector<int32_t>> Tokenizer::encode_rendered(const RenderedText& prompt) const {
+  BRAID_ASSIGN(std::vector<int32_t> ids,
+               encode(prompt.text, {.add_special = false, .parse_special = true}, prompt.spans));
+  if (add_bos_ && (ids.empty() || ids.front() != *data_.bos)) ids.insert(ids.begin(), *data_.bos);
+  if (add_eos_ && (ids.empty() || ids.back() != *data_.eos)) ids.push_back(*data_.eos);
+  return ids;
 }
 
 Status Tokenizer::append_raw(std::string_view raw, Workspace& workspace, std::vector<int32_t>& out) const {

@@ -23,6 +23,7 @@
 
 #include "base/result.h"
 #include "text/bpe.h"
+#include "text/origin.h"
 #include "text/tokenizer_special.h"
 #include "text/tokenizer_split.h"
 #include "text/vocabulary.h"
@@ -51,9 +52,10 @@ class Tokenizer {
   // vocabulary cannot spell when it has no unknown token.
   Result<std::vector<int32_t>> encode(std::string_view text, EncodeOptions options = {}) const;
 
-  // A prompt that a template rendered: its special tokens are recognised, and a begin or end token that both
-  // the template and the model's settings add stands there once.
-  Result<std::vector<int32_t>> encode_rendered(std::string_view prompt) const;
+  // A prompt that a template rendered: the special tokens that it wrote are recognised, what a model writes
+  // itself also in the marked answers of earlier turns, and none in data. A begin or end token that both the
+  // template and the model's settings add stands there once.
+  Result<std::vector<int32_t>> encode_rendered(const RenderedText& prompt) const;
 
   // Bytes of a token; empty for an id outside the vocabulary, for fillers, and for control tokens that are
   // hidden.
@@ -94,6 +96,8 @@ class Tokenizer {
 
   Status load_merges();
   void load_pieces();
+  Result<std::vector<int32_t>> encode(std::string_view text, EncodeOptions options,
+                                      const OriginSpans& origins) const;
   Status append_raw(std::string_view raw, Workspace& workspace, std::vector<int32_t>& out) const;
   Status append_piece(std::string_view piece, Workspace& workspace, std::vector<int32_t>& out) const;
   Status append_symbols(Workspace& workspace, std::vector<int32_t>& out) const;

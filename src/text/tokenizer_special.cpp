@@ -101,16 +101,28 @@ SpecialFinder::SpecialFinder(std::vector<Special> specials) : specials_(std::mov
   }
 }
 
+namespace {
+
+bool may_stand(const SpecialFinder::Special& special, size_t at, const OriginSpans& origins) {
+  if (origins.empty()) return true;
+  const Origin origin = least_trusted(origins, at, at + special.text.size());
+  return origin == Origin::written || (origin == Origin::answer && special.in_answers);
+}
+
+}  // namespace
+
 // The specials that stand somewhere in the text, in the order in which they are to be cut out. Walks down the
 // sorted list from every position as one would down a tree.
-std::vector<size_t> SpecialFinder::present_in(std::string_view text, bool parse_special) const {
+std::vector<size_t> SpecialFinder::present_in(std::string_view text, bool parse_special,
+                                              const OriginSpans& origins) const {
   std::vector<bool> seen(specials_.size());
   std::vector<size_t> present;
   for (size_t position = 0; position < text.size(); ++position) {
     auto [low, high] = by_first_byte_[static_cast<uint8_t>(text[position])];
     for (size_t depth = 1; low < high; ++depth) {
       if (specials_[low].text.size() == depth) {  // shorter texts sort first, and equal ones do not exist
-        if (!seen[low] && (parse_special || specials_[low].matches_always)) {
+        const bool wanted = parse_special || specials_[low].matches_always;
+        if (!seen[low] && wanted && may_stand(specials_[low], position, origins)) {
           seen[low] = true;
           present.push_back(low);
         }
@@ -138,12 +150,13 @@ std::vector<size_t> SpecialFinder::present_in(std::string_view text, bool parse_
   return present;
 }
 
-std::vector<Fragment> SpecialFinder::split(std::string_view text, bool parse_special) const {
+std::vector<Fragment> SpecialFinder::split(std::string_view text, bool parse_special,
+                                           const OriginSpans& origins) const {
   std::vector<Fragment> fragments;
   if (text.empty()) return fragments;
   fragments.push_back({0, text.size(), -1});
   std::vector<Fragment> next;
-  for (const size_t index : present_in(text, parse_special)) {
+  for (const size_t index : present_in(text, parse_special, origins)) {
     const Special& special = specials_[index];
     next.clear();
     for (const Fragment& fragment : fragments) {
@@ -154,7 +167,11 @@ std::vector<Fragment> SpecialFinder::split(std::string_view text, bool parse_spe
       const std::string_view raw = text.substr(0, fragment.end);
       size_t begin = fragment.begin;
       while (begin < fragment.end) {
-        const size_t found = std::min(raw.find(special.text, begin), fragment.end);
+        size_t found = raw.find(special.text, begin);
+        while (found < fragment.end && !may_stand(special, found, origins)) {
+          found = raw.find(special.text, found + 1);
+        }
+        found = std::min(found, fragment.end);
         if (found > begin) next.push_back({begin, found, -1});
         if (found == fragment.end) break;
         begin = found + special.text.size();

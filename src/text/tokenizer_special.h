@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "text/origin.h"
 #include "text/tokenizer_index.h"
 #include "text/vocabulary.h"
 
@@ -35,16 +36,19 @@ class SpecialFinder {
   struct Special {
     std::string text;  // not empty; no two are equal
     int32_t id;
-    bool matches_always;  // also where special tokens are to be read as plain text
+    bool matches_always;     // also where special tokens are to be read as plain text
+    bool in_answers = true;  // a model writes it in its answers, so it is found in Origin::answer too
   };
 
   explicit SpecialFinder(std::vector<Special> specials);
 
-  // Fragments that cover `text` from left to right, none of them empty.
-  std::vector<Fragment> split(std::string_view text, bool parse_special) const;
+  // Fragments that cover `text` from left to right, none of them empty. A special token is found where every
+  // byte of it may be one: what `origins` does not mark is open to all.
+  std::vector<Fragment> split(std::string_view text, bool parse_special,
+                              const OriginSpans& origins = {}) const;
 
  private:
-  std::vector<size_t> present_in(std::string_view text, bool parse_special) const;
+  std::vector<size_t> present_in(std::string_view text, bool parse_special, const OriginSpans& origins) const;
 
   std::vector<Special> specials_;                             // sorted by text
   std::array<std::pair<size_t, size_t>, 256> by_first_byte_;  // ranges of specials_

@@ -202,13 +202,13 @@ TEST(Tokenizer, ARenderedPromptHasOneBeginToken) {
   data.eos = bos;
   data.add_bos = true;
   const Tokenizer tokenizer = make_tokenizer(data);
-  EXPECT_EQ(*tokenizer.encode_rendered("〈|EOS|〉x"), (Ids{bos, 'x'}));
-  EXPECT_EQ(*tokenizer.encode_rendered("x"), (Ids{bos, 'x'}));
+  EXPECT_EQ(*tokenizer.encode_rendered({"〈|EOS|〉x", {}}), (Ids{bos, 'x'}));
+  EXPECT_EQ(*tokenizer.encode_rendered({"x", {}}), (Ids{bos, 'x'}));
   EXPECT_EQ(encode(tokenizer, "〈|EOS|〉x"), (Ids{bos, bos, 'x'}));  // plain text is taken at its word
   data.add_eos = true;
-  EXPECT_EQ(*make_tokenizer(data).encode_rendered("〈|EOS|〉x〈|EOS|〉"), (Ids{bos, 'x', bos}));
+  EXPECT_EQ(*make_tokenizer(data).encode_rendered({"〈|EOS|〉x〈|EOS|〉", {}}), (Ids{bos, 'x', bos}));
   data.add_bos = data.add_eos = false;
-  EXPECT_EQ(*make_tokenizer(data).encode_rendered("〈|EOS|〉x"), (Ids{bos, 'x'}));
+  EXPECT_EQ(*make_tokenizer(data).encode_rendered({"〈|EOS|〉x", {}}), (Ids{bos, 'x'}));
 }
 
 TEST(Tokenizer, OnlyLlamaTakesWholeTokensUnmerged) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "ops/cuda/attention_common.h"
+#include "ops/cuda/launch.h"
 
 namespace braid::cuda {
 namespace {
@@ -127,8 +128,9 @@ __global__ __launch_bounds__(kPlainDim / 4) void merge_kernel(const __grid_const
   const int head = blockIdx.x;
   const int s = blockIdx.y;
   const int rows = a.batch.rows[s];
-  if (rows == 0) return;
-  const int splits = splits_of(a, s).count;
+  const int splits = rows > 0 ? splits_of(a, s).count : 1;
+  wait_for_previous();
+  let_next_start();
   if (splits == 1) return;
   const int first = a.batch.first_row[s];
   const int dim = 4 * static_cast<int>(threadIdx.x);
@@ -220,8 +222,7 @@ void attention(Context& context, const SequenceWorkspace& work, Tensor o, Tensor
       if (batch.blocks_per_sequence * kBlockTokens <= 128) return;  // nobody has two splits
       const dim3 grid(static_cast<unsigned>(params.heads), static_cast<unsigned>(batch.sequences),
                       static_cast<unsigned>(std::min(most_rows, 8)));
-      merge_kernel<<<grid, static_cast<unsigned>(div_up(head_dim, 128) * 32), 0, context.stream>>>(args);
-      context.launched("attention_merge");
+      launch_early(context, merge_kernel, grid, static_cast<unsigned>(div_up(head_dim, 128) * 32), 0, args);
       return;
     }
   }

@@ -20,6 +20,7 @@
 // at every length, merged by the last block to finish: 337, 189, 97, 72 and 23 us (a split's fixed costs and
 // the merger's chain of loads); queries loaded two bytes at a time.
 #include "ops/cuda/attention_common.h"
+#include "ops/cuda/launch.h"
 
 namespace braid::cuda {
 namespace {
@@ -206,6 +207,8 @@ __global__ __launch_bounds__(32 * kWarps, 2) void decode_kernel(const __grid_con
     if (!few_rows(a, s)) return {0, 0};
     return {div_up(a.batch.rows[s] * a.group, kQueries), splits_of(a, s).count};
   });
+  wait_for_previous();
+  let_next_start();
   for (int index = blockIdx.x; index < items; index += gridDim.x) {
     const int s = sequence_of(starts, a.batch.sequences, index);
     const int rows = a.batch.rows[s];
@@ -327,12 +330,8 @@ bool launch(Context& context, const AttentionArgs& args) {
       int64_t{args.batch.sequences} * args.kv_heads * div_up(args.group, kQueries) * kMostSplits;
   const int64_t blocks = most < 2 * context.processors ? most : 2 * context.processors;
   const size_t shared = sizeof(DecodeShared<kHeadDim>) + (args.batch.sequences + 1) * sizeof(int);
-  context.note(cudaFuncSetAttribute(decode_kernel<kHeadDim, Number>,
-                                    cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
-               "attention_decode");
-  decode_kernel<kHeadDim, Number>
-      <<<static_cast<unsigned>(blocks), 32 * kWarps, shared, context.stream>>>(args);
-  context.launched("attention_decode");
+  launch_loads(context, decode_kernel<kHeadDim, Number>, dim3(static_cast<unsigned>(blocks)), 32 * kWarps,
+               shared, args);
   return true;
 }
 

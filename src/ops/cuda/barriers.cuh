@@ -6,13 +6,9 @@
 
 #include <cstdint>
 
-#include "ops/cuda/gpu.h"
+#include "ops/cuda/mma.h"
 
 namespace braid::cuda {
-
-__device__ inline uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
 
 __device__ inline void init_barrier(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(barrier), "r"(arrivals) : "memory");

@@ -153,7 +153,7 @@ size_t CudaDevice::weight_bytes(const Weight& weight) const { return cuda::plann
 // ---- recorded steps ----
 
 bool CudaDevice::begin_record() {
-  return context_.healthy() &&
+  return context_.healthy() && !profiler_.active() &&
          context_.note(cudaStreamBeginCapture(context_.stream, cudaStreamCaptureModeThreadLocal),
                        "recording a step");
 }
@@ -181,6 +181,13 @@ void CudaDevice::replay(uint64_t key) {
 void CudaDevice::forget_records() {
   for (const auto& [key, exec] : records_) cudaGraphExecDestroy(exec);
   records_.clear();
+}
+
+bool CudaDevice::start_profile() { return profiler_.start(); }
+std::vector<OpTime> CudaDevice::stop_profile() { return profiler_.stop(); }
+Result<DevicePeaks> CudaDevice::measure_peaks() {
+  BRAID_ASSIGN(const DevicePeaks peaks, cuda::measure_peaks(*this, context_));
+  return peaks;
 }
 
 uint64_t CudaDevice::free_bytes() const {

@@ -8,6 +8,7 @@
 
 #include "ops/cuda/context.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/profile.h"
 #include "ops/cuda/weights.h"
 #include "ops/device.h"
 
@@ -36,24 +37,29 @@ class CudaDevice final : public Device {
   DType activation_type() const override;
   bool computes_in_host_memory() const override { return false; }
   void synchronize() override;
-  Ops& ops() override { return ops_; }
+  Ops& ops() override { return profiler_; }
   Status health() const override;
   void fail_on_purpose(bool lasting) override;
 
   bool begin_record() override;
   Status end_record(uint64_t key) override;
-  bool has_record(uint64_t key) const override { return records_.count(key) != 0; }
+  bool has_record(uint64_t key) const override { return !profiler_.active() && records_.count(key) != 0; }
   void replay(uint64_t key) override;
   void forget_records() override;
 
+  bool start_profile() override;
+  std::vector<OpTime> stop_profile() override;
+  Result<DevicePeaks> measure_peaks() override;
+
  private:
-  CudaDevice() : ops_(context_) {}
+  CudaDevice() : ops_(context_), profiler_(context_, ops_) {}
 
   cuda::Context context_;
   std::string description_;
   std::map<uint64_t, cudaGraphExec_t> records_;
   std::vector<std::unique_ptr<cuda::PackedWeight>> weights_;
   CudaOps ops_;
+  cuda::Profiler profiler_;
 };
 
 }  // namespace braid

@@ -41,6 +41,8 @@ class CudaOps final : public Ops {
   // moe.cu
   void moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) override;
   void moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) override;
+  void moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits, const RouteParams& params,
+           const MoeWeights& w) override;
 
   // norm.cu
   void add_norm(Tensor y, Tensor residual, Tensor x, const float* weight, float eps) override;
@@ -76,6 +78,8 @@ class CudaOps final : public Ops {
     size_t attention, delta, products, moe, top_k;
     size_t sum() const { return attention + delta + products + moe + top_k; }
   };
+  void run_experts(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w);
+
   WorkspaceParts workspace_parts(const Device::WorkspaceNeeds& needs) const;
   static size_t attention_workspace_bytes(const cuda::Context& context, const Device::WorkspaceNeeds& needs);
   static size_t delta_workspace_bytes(const cuda::Context& context, const Device::WorkspaceNeeds& needs);

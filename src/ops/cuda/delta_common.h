@@ -16,6 +16,13 @@ inline constexpr int kStepRows = 48;
 inline constexpr int kMaxNodes = 64;  // uncertain rows of a sequence
 inline constexpr int kMaxTaps = 4;
 
+// Clusters exist from compute capability 9.0 on; what uses them is never launched below.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define BRAID_CLUSTERS 1
+#else
+#define BRAID_CLUSTERS 0
+#endif
+
 // The chunk form is built for published shapes.
 inline bool chunk_form_fits(const DeltaShape& shape) {
   return shape.key_dim == 128 && shape.value_dim == 128 && shape.conv_width == 4;

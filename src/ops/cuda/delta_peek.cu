@@ -125,11 +125,11 @@ __device__ void prepare_tree(const DeltaArgs& a, const Where& w, Nodes& n) {
     int node = n.window[i * kMaxTaps + 1];
     for (; node >= 0; node = n.window[node * kMaxTaps + 1]) {
       mask |= 1ull << node;
-      if (steps < kMaxTaps) n.window[i * kMaxTaps + steps] = node;
+      if (steps > 1 && steps < kMaxTaps) n.window[i * kMaxTaps + steps] = node;  // the first two are there
       ++steps;
     }
     for (; steps < kMaxTaps; ++steps, --node) {
-      if (steps > 1) n.window[i * kMaxTaps + steps] = node;  // the first two are there
+      if (steps > 1) n.window[i * kMaxTaps + steps] = node;
     }
     n.mask[i] = mask;
     // Root first: the order in which a chain would add them.

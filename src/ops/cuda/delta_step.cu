@@ -11,8 +11,7 @@
 // Traffic of one token: S in and out, 8 Dk Dv bytes a head. 27B (48 heads of 128 x 128): 6.3 MB a sequence
 // and layer, with convolution ring, inputs and output 6.5 MB. 6 flops an element: bound by memory. Floor on
 // an H200 (3.9 TB/s copied by a plain kernel): 1.7 us at 1 sequence, 13 us at 8, 53 us at 32, 213 us at 128.
-// Reached: 8 us at 1, 25 us at 8, 78 us at 32 (66 %), 298 us at 128 (69 %). More tokens in one call move S
-// once.
+// Reached: 8 us at 1, 25 us at 8, 78 us at 32. More tokens in one call move S once.
 //
 // Shape: 8 lanes share a value column (512 contiguous bytes of S), lane i holds float4 number i, i+8, i+16,
 // i+24 of it in registers, so every load of a warp is 4 x 128 bytes. A warp has 4 columns per row group. With
@@ -25,20 +24,13 @@
 // The ring of raw inputs: one token writes the row that nobody reads (position mod taps). More tokens write
 // rows that other blocks of the same key head may still read, so the last block to have read them writes.
 //
-// What is missing to the floor: a block spends about 12 us on a head, most of it waiting one after the other
-// for its inputs, two barriers and a reduction, and two blocks an SM do not hide that (see delta_stream.cu).
+// Many sequences of one row each take delta_decode.cu instead: the same bytes by two launches, faster.
 #include <cooperative_groups.h>
 
 #include "ops/cuda/delta_common.h"
 #include "ops/cuda/delta_forms.h"
 #include "ops/cuda/delta_rows.h"
-
-// Clusters exist from compute capability 9.0 on; what uses them is never launched below.
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-#define BRAID_CLUSTERS 1
-#else
-#define BRAID_CLUSTERS 0
-#endif
+#include "ops/cuda/launch.h"
 
 namespace braid::cuda {
 namespace {
@@ -59,7 +51,10 @@ __global__ __launch_bounds__(256, 2) void step_kernel(const __grid_constant__ De
   p.slot = a.batch.slot[p.s];
   p.first = a.batch.first_row[p.s];
   p.position = a.batch.context[p.s] - p.rows;  // what position[first] holds, one load earlier
-  if (p.rows <= 0 || p.rows > most_rows) return;
+  if (p.rows <= 0 || p.rows > most_rows) {
+    wait_for_previous();
+    return;
+  }
   p.columns = l.value_dim / kSlices;
   p.column0 = blockIdx.x % kSlices * p.columns;
 
@@ -79,6 +74,8 @@ __global__ __launch_bounds__(256, 2) void step_kernel(const __grid_constant__ De
 #if BRAID_CLUSTERS
   if constexpr (kSlices > 1) cooperative_groups::this_cluster().barrier_arrive();
 #endif
+  wait_for_previous();
+  let_next_start();
 
   for (int begin = 0; begin < p.rows; begin += kTokens) {
     const int count = min(kTokens, p.rows - begin);
@@ -146,30 +143,16 @@ void launch_step(Context& context, const DeltaArgs& args, int* counters, int mos
   // A cluster needs compute capability 9.0; without it the whole head is one block, with the same bytes.
   if (context.capability >= 90 && args.layer.value_dim >= 64 &&
       heads * sequences * 4 <= 2 * static_cast<unsigned>(context.processors)) {
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(heads * 4, sequences);
-    config.blockDim = dim3(threads);
-    config.stream = context.stream;
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = 4;
-    cluster.val.clusterDim.y = 1;
-    cluster.val.clusterDim.z = 1;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    context.note(cudaLaunchKernelEx(&config, step_kernel<kVectors, 1, 4>, args, counters, most_rows),
-                 "delta_step");
-    return;
+    return launch_clusters(context, 4, step_kernel<kVectors, 1, 4>, dim3(heads * 4, sequences), threads, 0,
+                           args, counters, most_rows);
   }
-  step_kernel<kVectors, 4, 1>
-      <<<dim3(heads, sequences), threads, 0, context.stream>>>(args, counters, most_rows);
-  context.launched("delta_step");
+  launch_loads(context, step_kernel<kVectors, 4, 1>, dim3(heads, sequences), threads, 0, args, counters,
+               most_rows);
 }
 
 }  // namespace
 
-void delta_step(Context& context, const DeltaArgs& args, int* counters, int most_rows, bool stream) {
-  if (stream && delta_stream(context, args, counters, most_rows)) return;
+void delta_step(Context& context, const DeltaArgs& args, int* counters, int most_rows) {
   switch (args.layer.key_dim) {
     case 128:
       return launch_step<4>(context, args, counters, most_rows);
@@ -190,6 +173,9 @@ void delta_advance(Context& context, const SequenceWorkspace& work, Tensor o, co
   // Chunks are another arithmetic, and one that shows where a run of rows begins and ends.
   const bool chunks = chunk_form_fits(layer.shape) && most_rows > kStepRows && work.chunk_q != nullptr &&
                       context.capability >= 90 && !context.deterministic;
+  // A single row of each of many: where one block a head would not all fit at once.
+  if (most_rows == 1 && int64_t{batch.sequences} * layer.shape.value_heads > 4 * context.processors)
+    return delta_decode(context, args, {work.row_keys, work.row_values, work.row_gates, work.row_qk});
   delta_step(context, args, work.counters, chunks ? kStepRows : INT32_MAX);
   if (chunks) delta_chunks(context, work, args);
 }

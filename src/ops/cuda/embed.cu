@@ -3,6 +3,7 @@
 // Traffic: one row of the table in, one of f32 out per token; 27B: 2.9 + 20 KB, nothing beside a step's
 // weights.
 #include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/launch.h"
 #include "ops/cuda/packed.h"
 #include "ops/cuda/raw_rows.cuh"
 
@@ -17,6 +18,8 @@ __global__ void embed_kernel(void* y, DType y_type, int64_t y_stride, const uint
                              GgmlType type, int width, int64_t table_rows, const int32_t* token) {
   const int64_t row = blockIdx.x;
   const int k0 = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x) * 32;
+  wait_for_previous();
+  let_next_start();
   if (k0 >= width) return;
   const int32_t id = token[row];
   float values[32];
@@ -28,6 +31,8 @@ __global__ void embed_kernel(void* y, DType y_type, int64_t y_stride, const uint
 template <typename T>
 __global__ void gather_kernel(T* y, int64_t y_stride, const T* x, int64_t x_stride, int width,
                               const int32_t* rows) {
+  wait_for_previous();
+  let_next_start();
   const int64_t to = blockIdx.x;
   const int32_t from = rows[to];
   for (int i = threadIdx.x; i < width; i += blockDim.x)
@@ -43,10 +48,8 @@ void CudaOps::embed(Tensor y, const Weight& table, const Batch& batch) {
   constexpr int kThreads = 64;
   const dim3 grid(static_cast<unsigned>(batch.tokens),
                   static_cast<unsigned>(div_up<int64_t>(table.k, 32 * kThreads)));
-  embed_kernel<<<grid, kThreads, 0, context_.stream>>>(y.data, y.type, y.stride, p.table, p.table_row_bytes,
-                                                       p.table_type, static_cast<int>(table.k), table.n,
-                                                       batch.token);
-  context_.launched("embed");
+  launch_early(context_, embed_kernel, grid, kThreads, 0, y.data, y.type, y.stride, p.table,
+               p.table_row_bytes, p.table_type, static_cast<int>(table.k), table.n, batch.token);
 }
 
 void CudaOps::gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) {
@@ -55,13 +58,12 @@ void CudaOps::gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count
   const auto grid = static_cast<unsigned>(count);
   const auto width = static_cast<int>(x.cols);
   if (x.type == DType::f32) {
-    gather_kernel<<<grid, 256, 0, context_.stream>>>(
-        static_cast<float*>(y.data), y.stride, static_cast<const float*>(x.data), x.stride, width, rows);
+    launch_early(context_, gather_kernel<float>, dim3(grid), 256, 0, static_cast<float*>(y.data), y.stride,
+                 static_cast<const float*>(x.data), x.stride, width, rows);
   } else {
-    gather_kernel<<<grid, 256, 0, context_.stream>>>(static_cast<Act*>(y.data), y.stride,
-                                                     static_cast<const Act*>(x.data), x.stride, width, rows);
+    launch_early(context_, gather_kernel<Act>, dim3(grid), 256, 0, static_cast<Act*>(y.data), y.stride,
+                 static_cast<const Act*>(x.data), x.stride, width, rows);
   }
-  context_.launched("gather_rows");
 }
 
 }  // namespace braid

@@ -12,7 +12,8 @@
 // Called early, let_next_start() lets the next kernel set itself up and ask for its first weights under the
 // tail of this one, if both fit on a multiprocessor: at most half of its threads, registers and shared
 // memory. All kernels ask for the same division of the L1 cache, since changing it waits for an idle
-// multiprocessor.
+// multiprocessor. Except those that have very many loads in flight (launch_loads): what is under way to
+// registers lies in the L1 cache, and the division that the others want leaves it a tenth of itself.
 #pragma once
 
 #include <unordered_set>
@@ -35,10 +36,15 @@ __device__ inline void let_next_start() {
 }
 #endif
 
+enum class L1 : uint8_t {
+  small,  // as all others
+  large,  // as the driver chooses for the kernel alone: always for this kernel
+};
+
 // `shared`: dynamic shared memory. `cluster`: blocks (along x) that run together; needs capability 9.0.
 template <typename... Parameters, typename... Args>
-void launch_clusters(Context& context, unsigned cluster, void (*kernel)(Parameters...), dim3 grid,
-                     unsigned threads, size_t shared, Args&&... args) {
+void launch_on(Context& context, L1 l1, unsigned cluster, void (*kernel)(Parameters...), dim3 grid,
+               unsigned threads, size_t shared, Args&&... args) {
 #if defined(__HIP_PLATFORM_AMD__)
   kernel<<<grid, threads, shared, context.stream>>>(std::forward<Args>(args)...);
 #else
@@ -50,9 +56,11 @@ void launch_clusters(Context& context, unsigned cluster, void (*kernel)(Paramete
     const auto most = static_cast<int>(context.shared_bytes_per_block - attributes.sharedSizeBytes);
     context.note(cudaFuncSetAttribute(name, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
                  "shared memory of a kernel");
-    context.note(cudaFuncSetAttribute(name, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                      cudaSharedmemCarveoutMaxShared),
-                 "division of the L1 cache");
+    if (l1 == L1::small) {
+      context.note(cudaFuncSetAttribute(name, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                        cudaSharedmemCarveoutMaxShared),
+                   "division of the L1 cache");
+    }
   } else if (shared > 48 * 1024 && prepared.insert(name).second) {
     context.note(cudaFuncSetAttribute(name, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       static_cast<int>(context.shared_bytes_per_block)),
@@ -63,7 +71,7 @@ void launch_clusters(Context& context, unsigned cluster, void (*kernel)(Paramete
   config.blockDim = dim3(threads);
   config.dynamicSmemBytes = shared;
   config.stream = context.stream;
-  cudaLaunchAttribute attributes[2];
+  cudaLaunchAttribute attributes[3];
   if (context.capability >= 90) {
     attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
@@ -73,11 +81,26 @@ void launch_clusters(Context& context, unsigned cluster, void (*kernel)(Paramete
     attributes[config.numAttrs].val.clusterDim.x = cluster;
     attributes[config.numAttrs].val.clusterDim.y = 1;
     attributes[config.numAttrs++].val.clusterDim.z = 1;
+    // On as many multiprocessors as it has blocks: a wish, not kept where all are in use.
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterSchedulingPolicyPreference;
+    attributes[config.numAttrs++].val.clusterSchedulingPolicyPreference = cudaClusterSchedulingPolicySpread;
   }
   config.attrs = attributes;
   context.note(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), "launching a kernel");
 #endif
   context.launched("launching a kernel");
+}
+
+template <typename... Parameters, typename... Args>
+void launch_clusters(Context& context, unsigned cluster, void (*kernel)(Parameters...), dim3 grid,
+                     unsigned threads, size_t shared, Args&&... args) {
+  launch_on(context, L1::small, cluster, kernel, grid, threads, shared, std::forward<Args>(args)...);
+}
+
+template <typename... Parameters, typename... Args>
+void launch_loads(Context& context, void (*kernel)(Parameters...), dim3 grid, unsigned threads, size_t shared,
+                  Args&&... args) {
+  launch_on(context, L1::large, 1, kernel, grid, threads, shared, std::forward<Args>(args)...);
 }
 
 template <typename... Parameters, typename... Args>

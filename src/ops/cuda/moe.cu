@@ -5,21 +5,21 @@
 //   j]
 //
 // The shared expert is one more entry of the list, with all tokens, when its weights have the form of the
-// others. Everything stays on the GPU: `plan` sorts the (token, expert) pairs by expert and lists the tiles,
-// a tile being up to 8, 16, 32 or 64 rows of one expert; the product kernel (product_kernel.cuh) takes the
-// list instead of a token count, reads x by row index and cuts all tiles of all experts into equal runs, so
-// that a skewed choice costs no more than an even one; `combine` adds each token's pairs in ascending expert
-// id. Where a pair stands in its expert's list depends on timing, what is computed for it does not: columns
-// of a product are independent.
+// others. Everything stays on the GPU: routing and `make_plan` sort the (token, expert) pairs by expert and
+// list the tiles, a tile being up to 8, 16, 32 or 64 rows of one expert; the product kernels take the list
+// instead of a token count, read x by row index and cut all tiles of all experts into equal runs, so that a
+// skewed choice costs no more than an even one; `combine` adds each token's pairs in ascending expert id.
+// Where a pair stands in its expert's list depends on timing, what is computed for it does not: columns of a
+// product are independent.
 //
 // Traffic, 35B (256 experts, 8 used, 2048 x 512, q4_k): an expert's three matrices are 1.8 MB; one token
 // reads 8 of them and the shared one, 16 MB a layer, floor 3.7 us at 4.3 TB/s; 128 tokens touch 252 experts,
 // 450 MB, 105 us. Pair rows in f32 add 9.4 MB in and out at 128 tokens, 4 %.
 //
-// Reached on one H200 (4 launches: plan, gate and up, down, combine): 1 token 34 us, 8 94, 32 213, 128 357,
-// 512 431, 2048 1072. One token is launches and the way of each product to its first byte; from 8 tokens on
-// the ends of small tiles cost most: larger tiles where there are enough of them are the next thing to try.
+// Reached on one H200 (4 launches: plan, gate and up, down, combine; q4_k, q6_k down): 1 token 24 us, 8 70,
+// 32 176, 128 278, 512 457, 2048 1189. With q4_k down 128 tokens take 190.
 #include <algorithm>
+#include <cmath>
 
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/packed.h"
@@ -36,59 +36,89 @@ namespace {
 constexpr int kMostExperts = 1024;
 constexpr int kMostUsed = 32;
 constexpr int kPlanThreads = 1024;
+constexpr int kRoutedAtOnce = kPlanThreads / 32;
 
 // ---- routing: a warp per row ----
 
-__global__ void route_kernel(int32_t* ids, int64_t ids_stride, float* weights, int64_t weights_stride,
-                             const float* logits, int64_t stride, int rows, int experts, int used) {
-  extern __shared__ float shared[];
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int row = static_cast<int>(blockIdx.x) * (static_cast<int>(blockDim.x) / 32) + warp;
-  if (row >= rows) return;
-  float* left = shared + warp * experts;
-  wait_for_previous();
+__device__ inline uint32_t ordered(float x) {  // as numbers are, NaN lowest but for 0: nothing
+  const uint32_t bits = isnan(x) ? 0xff800000u : __float_as_uint(x + 0.0f);  // no -0
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// The `used` largest of a row; lane j gets number j. `left` [experts]: of this warp. Each lane knows the best
+// of its own experts; only the one that wins has to look again.
+struct Choice {
+  float weight;
+  int id;
+};
+__device__ inline Choice choose(const float* logits, uint32_t* left, int experts, int used, int lane) {
+  uint32_t best = 0;
+  int best_id = experts;
+#pragma unroll 8
   for (int e = lane; e < experts; e += 32) {
-    const float x = logits[row * stride + e];
-    left[e] = isnan(x) ? -INFINITY : x;
+    const uint32_t key = ordered(logits[e]);
+    left[e] = key;
+    if (key > best) {
+      best = key;
+      best_id = e;
+    }
   }
-  __syncwarp();
   float first = 0;
   float sum = 0;
-  float own = 0;  // lane j keeps the weight of choice j
+  float own = 0;
   int own_id = 0;
   for (int j = 0; j < used; ++j) {
-    float best = -INFINITY;
-    int best_id = experts;
-    for (int e = lane; e < experts; e += 32) {
-      if (left[e] > best || (left[e] == best && e < best_id && !isnan(left[e]))) {
-        best = left[e];
-        best_id = e;
-      }
-    }
-    for (int offset = 16; offset > 0; offset /= 2) {
-      const float other = __shfl_xor_sync(kFullWarp, best, offset);
-      const int other_id = __shfl_xor_sync(kFullWarp, best_id, offset);
-      if (other > best || (other == best && other_id < best_id)) {
-        best = other;
-        best_id = other_id;
-      }
-    }
-    if (j == 0) first = best;
-    const float e = expf(best - first);
+    const uint32_t most = __reduce_max_sync(kFullWarp, best);
+    const int id = __reduce_min_sync(kFullWarp, best == most ? best_id : experts);
+    const float logit = __uint_as_float(most & 0x80000000u ? most & 0x7fffffffu : ~most);
+    if (j == 0) first = logit;
+    const float e = expf(logit - first);
     sum += e;
     if (lane == j) {
       own = e;
-      own_id = best_id;
+      own_id = id;
+    }
+    if (id % 32 == lane) {
+      left[id] = 0;
+      best = 0;
+      best_id = experts;
+      for (int i = lane; i < experts; i += 32) {
+        if (left[i] <= best) continue;
+        best = left[i];
+        best_id = i;
+      }
     }
     __syncwarp();
-    if (lane == 0) left[best_id] = NAN;  // never the largest again, and no tie with minus infinity
-    __syncwarp();
   }
-  if (lane < used) {
-    ids[row * ids_stride + lane] = own_id;
-    weights[row * weights_stride + lane] = own / sum;
-  }
+  return {own / sum, own_id};
+}
+
+struct RouteArgs {
+  int32_t* ids;
+  int64_t ids_stride;
+  float* weights;
+  int64_t weights_stride;
+  const float* logits;
+  int64_t stride;
+  int rows, experts, used;
+};
+
+__device__ inline void route_row(const RouteArgs& a, int row, uint32_t* left, int32_t* also) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const Choice choice = choose(a.logits + row * a.stride, left, a.experts, a.used, lane);
+  if (lane >= a.used) return;
+  a.ids[row * a.ids_stride + lane] = choice.id;
+  a.weights[row * a.weights_stride + lane] = choice.weight;
+  if (also != nullptr) also[row * a.used + lane] = choice.id;
+}
+
+__global__ void route_kernel(RouteArgs a) {
+  extern __shared__ uint32_t shared[];
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int row = static_cast<int>(blockIdx.x) * (static_cast<int>(blockDim.x) / 32) + warp;
+  wait_for_previous();
+  let_next_start();
+  if (row < a.rows) route_row(a, row, shared + warp * a.experts, nullptr);
 }
 
 // ---- the list ----
@@ -116,20 +146,22 @@ __device__ inline int block_scan(int x, int* scratch) {
   return x + before;
 }
 
-// with_shared: pairs tokens * used .. are the tokens once more, for expert `experts`.
-__global__ void __launch_bounds__(kPlanThreads)
-    plan_kernel(Plan plan, const int32_t* ids, int64_t ids_stride, int tokens, int used, int experts,
-                int tile_rows, bool with_shared) {
+// By all threads of a block, at least `experts`. with_shared: pairs tokens * used .. are the tokens once
+// more, for expert `experts`.
+__device__ inline void make_plan(const Plan& plan, const int32_t* ids, int64_t ids_stride, int tokens,
+                                 int used, int experts, int tile_rows, bool with_shared) {
   __shared__ int count[kMostExperts];
   __shared__ int next[kMostExperts];
   __shared__ int scratch[32];
+  __shared__ int routed_tiles;
   const int thread = static_cast<int>(threadIdx.x);
+  const int threads = static_cast<int>(blockDim.x);
   if (thread < experts) count[thread] = 0;
-  wait_for_previous();
   __syncthreads();
   const int pairs = tokens * used;
-  for (int i = thread; i < pairs; i += kPlanThreads)
-    atomicAdd(&count[ids[static_cast<int64_t>(i / used) * ids_stride + i % used]], 1);
+  const auto id_of = [&](int i) { return ids[static_cast<int64_t>(i / used) * ids_stride + i % used]; };
+  const int first_id = thread < pairs ? id_of(thread) : 0;
+  for (int i = thread; i < pairs; i += threads) atomicAdd(&count[i == thread ? first_id : id_of(i)], 1);
   __syncthreads();
   const int own = thread < experts ? count[thread] : 0;
   const int first = block_scan(own, scratch) - own;
@@ -141,56 +173,147 @@ __global__ void __launch_bounds__(kPlanThreads)
       plan.tiles[last_tile - own_tiles + i] = {thread, first + i * tile_rows,
                                                min(tile_rows, own - i * tile_rows)};
   }
-  __shared__ int routed_tiles;
-  if (thread == kPlanThreads - 1) routed_tiles = last_tile;
+  if (thread == threads - 1) routed_tiles = last_tile;
   __syncthreads();
   const int shared_tiles = with_shared ? div_up(tokens, tile_rows) : 0;
-  for (int i = thread; i < shared_tiles; i += kPlanThreads)
+  for (int i = thread; i < shared_tiles; i += threads)
     plan.tiles[routed_tiles + i] = {experts, pairs + i * tile_rows, min(tile_rows, tokens - i * tile_rows)};
   if (thread == 0) *plan.tile_count = routed_tiles + shared_tiles;
-  for (int i = thread; with_shared && i < tokens; i += kPlanThreads) plan.pair_token[pairs + i] = i;
-  for (int i = thread; i < pairs; i += kPlanThreads) {
-    const int place = atomicAdd(&next[ids[static_cast<int64_t>(i / used) * ids_stride + i % used]], 1);
+  for (int i = thread; with_shared && i < tokens; i += threads) plan.pair_token[pairs + i] = i;
+  for (int i = thread; i < pairs; i += threads) {
+    const int place = atomicAdd(&next[i == thread ? first_id : id_of(i)], 1);
     plan.pair_token[place] = i / used;
     plan.place[i] = place;
   }
 }
 
-// ---- the sum: a CTA per token ----
+__global__ void __launch_bounds__(kPlanThreads)
+    plan_kernel(Plan plan, const int32_t* ids, int64_t ids_stride, int tokens, int used, int experts,
+                int tile_rows, bool with_shared) {
+  wait_for_previous();
+  let_next_start();
+  make_plan(plan, ids, ids_stride, tokens, used, experts, tile_rows, with_shared);
+}
 
-__global__ void combine_kernel(float* y, int64_t y_stride, const int32_t* ids, int64_t ids_stride,
-                               const float* weights, int64_t weights_stride, const int* place, int used,
-                               const float* pair_out, int width, const float* shared_out,
-                               const float* shared_scale, const Act* x, int64_t x_stride) {
+// Both for few tokens, one block: a warp chooses for each token, then all make the list.
+__global__ void __launch_bounds__(kPlanThreads)
+    route_plan_kernel(RouteArgs route, Plan plan, int tile_rows, bool with_shared) {
+  extern __shared__ uint32_t shared[];
+  __shared__ int32_t ids[kRoutedAtOnce * kMostUsed];
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  wait_for_previous();
+  let_next_start();
+  if (warp < route.rows) route_row(route, warp, shared + warp * route.experts, ids);
+  __syncthreads();
+  make_plan(plan, ids, route.used, route.rows, route.used, route.experts, tile_rows, with_shared);
+}
+
+// ---- the sum: blocks of 1024 columns of a token ----
+
+struct CombineArgs {
+  float* y;
+  int64_t y_stride;
+  const int32_t* ids;
+  int64_t ids_stride;
+  const float* weights;
+  int64_t weights_stride;
+  const int* place;
+  int used;
+  const float* pair_out;
+  int width;
+  const float* shared_out;    // null: no shared expert
+  const float* shared_scale;  // null: its factor is 1
+  const Act* x;
+  int64_t x_stride;
+};
+
+constexpr int kCombineThreads = 256;
+
+__device__ inline float4 load_four(const float* from, int left, bool whole) {
+  if (whole) return *reinterpret_cast<const float4*>(from);
+  return make_float4(from[0], left > 1 ? from[1] : 0, left > 2 ? from[2] : 0, left > 3 ? from[3] : 0);
+}
+
+// `whole`: width and strides are multiples of four.
+__global__ void __launch_bounds__(kCombineThreads) combine_kernel(const CombineArgs a, bool whole) {
   __shared__ const float* from[kMostUsed];
   __shared__ float factor[kMostUsed];
   __shared__ float scratch[33];
   const int64_t t = blockIdx.x;
   const int thread = static_cast<int>(threadIdx.x);
+  const int column = 4 * (static_cast<int>(blockIdx.y) * kCombineThreads + thread);
+  const bool active = column < a.width;
+  const int left = a.width - column;
   wait_for_previous();
-  if (thread < used) {
-    const int id = ids[t * ids_stride + thread];
-    int rank = 0;  // experts of one token differ
-    for (int j = 0; j < used; ++j) {
-      const int other = ids[t * ids_stride + j];
+  let_next_start();
+  int place = 0;
+  float weight = 0;
+  int id = 0;
+  if (thread < a.used) {
+    id = a.ids[t * a.ids_stride + thread];
+    place = a.place[t * a.used + thread];
+    weight = a.weights[t * a.weights_stride + thread];
+  }
+  float4 old = {};
+  float4 shared = {};
+  if (active) {
+    old = load_four(a.y + t * a.y_stride + column, left, whole);
+    if (a.shared_out != nullptr) shared = load_four(a.shared_out + t * a.width + column, left, whole);
+  }
+  float dot = 0;
+  const bool gated = a.shared_out != nullptr && a.shared_scale != nullptr;
+  if (gated) {
+#pragma unroll 8
+    for (int i = thread; i < a.width; i += kCombineThreads)
+      dot += to_float(a.x[t * a.x_stride + i]) * a.shared_scale[i];
+  }
+  if (thread < 32) {  // experts of one token differ; used <= 32
+    int rank = 0;
+    for (int j = 0; j < a.used; ++j) {
+      const int other = __shfl_sync(kFullWarp, id, j);
       rank += other < id || (other == id && j < thread);
     }
-    from[rank] = pair_out + static_cast<int64_t>(place[t * used + thread]) * width;
-    factor[rank] = weights[t * weights_stride + thread];
-  }
-  float gate = 1;
-  if (shared_out != nullptr && shared_scale != nullptr) {
-    float dot = 0;
-    for (int i = thread; i < width; i += blockDim.x) dot += to_float(x[t * x_stride + i]) * shared_scale[i];
-    gate = sigmoid(block_sum(dot, scratch));
+    if (thread < a.used) {
+      from[rank] = a.pair_out + static_cast<int64_t>(place) * a.width;
+      factor[rank] = weight;
+    }
   }
   __syncthreads();
-  for (int i = thread; i < width; i += blockDim.x) {
-    float sum = 0;
-    for (int j = 0; j < used; ++j) sum += factor[j] * from[j][i];
-    if (shared_out != nullptr) sum += gate * shared_out[t * width + i];
-    y[t * y_stride + i] += sum;
+  float4 sum = {};
+  if (active) {
+    for (int first = 0; first < a.used; first += 8) {
+      float4 v[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        if (first + j < a.used) v[j] = load_four(from[first + j] + column, left, whole);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        if (first + j >= a.used) break;
+        const float f = factor[first + j];
+        sum.x += f * v[j].x;
+        sum.y += f * v[j].y;
+        sum.z += f * v[j].z;
+        sum.w += f * v[j].w;
+      }
+    }
   }
+  const float gate = gated ? sigmoid(block_sum(dot, scratch)) : 1.0f;
+  if (!active) return;
+  if (a.shared_out != nullptr) {
+    sum.x += gate * shared.x;
+    sum.y += gate * shared.y;
+    sum.z += gate * shared.z;
+    sum.w += gate * shared.w;
+  }
+  float* y = a.y + t * a.y_stride + column;
+  if (whole) {
+    *reinterpret_cast<float4*>(y) = make_float4(old.x + sum.x, old.y + sum.y, old.z + sum.z, old.w + sum.w);
+    return;
+  }
+  y[0] = old.x + sum.x;
+  if (left > 1) y[1] = old.y + sum.y;
+  if (left > 2) y[2] = old.z + sum.z;
+  if (left > 3) y[3] = old.w + sum.w;
 }
 
 // ---- workspace ----
@@ -229,21 +352,88 @@ size_t CudaOps::moe_workspace_bytes(const Context&, const Device::WorkspaceNeeds
   return needs.experts > 0 ? layout_of(needs).end : 0;
 }
 
-void CudaOps::moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) {
+namespace {
+
+RouteArgs route_args(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) {
   BRAID_CHECK(logits.cols == params.experts && ids.cols == params.used && weights.cols == params.used);
   BRAID_CHECK(ids.type == DType::i32 && ids.rows >= logits.rows && weights.rows >= logits.rows);
   BRAID_CHECK(params.used > 0 && params.used <= params.experts);
   BRAID_CHECK(params.experts <= kMostExperts && params.used <= kMostUsed);
+  return {static_cast<int32_t*>(ids.data),
+          ids.stride,
+          weights.f32(),
+          weights.stride,
+          logits.f32(),
+          logits.stride,
+          static_cast<int>(logits.rows),
+          params.experts,
+          params.used};
+}
+
+// How the pairs of `tokens` rows become tiles.
+struct Tiling {
+  int64_t pairs;
+  Columns columns;
+  int rows;     // of a tile, at most
+  bool joined;  // the shared expert is in the list: one kernel can multiply with its weights too
+};
+Tiling tiling_of(const Context& context, int64_t tokens, int64_t used, const MoeWeights& w) {
+  Tiling t;
+  t.joined = w.shared_gate != nullptr && Products::same_form(*w.gate, *w.up) &&
+             Products::same_form(*w.gate, *w.shared_gate) && Products::same_form(*w.gate, *w.shared_up) &&
+             Products::same_form(*w.down, *w.shared_down) && w.shared_gate->n == w.gate->n;
+  t.pairs = tokens * (used + (t.joined ? 1 : 0));
+  t.columns = context.deterministic
+                  ? Columns{8, false}
+                  : columns_for(context, rows_per_expert_tile(tokens * used, w.gate->experts));
+  t.rows = static_cast<int>(std::min<int64_t>(t.columns.count, tokens));
+  return t;
+}
+
+Plan plan_in(std::byte* work, const Layout& l) {
+  return {reinterpret_cast<ExpertTile*>(work + l.tiles), reinterpret_cast<int*>(work + l.tile_count),
+          reinterpret_cast<int*>(work + l.pair_token), reinterpret_cast<int*>(work + l.place)};
+}
+
+}  // namespace
+
+void CudaOps::moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) {
+  const RouteArgs args = route_args(ids, weights, logits, params);
   if (logits.rows == 0) return;
   constexpr int kWarps = 4;
-  const auto rows = static_cast<int>(logits.rows);
-  launch_early(context_, route_kernel, dim3(static_cast<unsigned>(div_up(rows, kWarps))), kWarps * 32,
-               static_cast<size_t>(kWarps * params.experts) * sizeof(float), static_cast<int32_t*>(ids.data),
-               ids.stride, weights.f32(), weights.stride, static_cast<const float*>(logits.f32()),
-               logits.stride, rows, params.experts, params.used);
+  launch_early(context_, route_kernel, dim3(static_cast<unsigned>(div_up(args.rows, kWarps))), kWarps * 32,
+               static_cast<size_t>(kWarps * params.experts) * sizeof(float), args);
+}
+
+void CudaOps::moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits, const RouteParams& params,
+                  const MoeWeights& w) {
+  if (logits.rows > kRoutedAtOnce || logits.rows == 0) {
+    moe_route(ids, weights, logits, params);
+    return moe_ffn(y, x, ids, weights, w);
+  }
+  BRAID_CHECK(x.rows == logits.rows && w.gate->experts == params.experts && x.rows <= needs_.max_tokens);
+  const RouteArgs args = route_args(ids, weights, logits, params);
+  const Tiling tiling = tiling_of(context_, x.rows, params.used, w);
+  const int threads = std::max(32 * args.rows, div_up(args.experts, 32) * 32);
+  launch_early(context_, route_plan_kernel, dim3(1), static_cast<unsigned>(threads),
+               static_cast<size_t>(args.rows * args.experts) * sizeof(float), args,
+               plan_in(moe_work_, layout_of(needs_)), tiling.rows, tiling.joined);
+  run_experts(y, x, ids, weights, w);
 }
 
 void CudaOps::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) {
+  BRAID_CHECK(ids.type == DType::i32 && ids.rows >= x.rows && moe_work_ != nullptr && ids.cols <= kMostUsed);
+  BRAID_CHECK(x.rows <= needs_.max_tokens && w.gate->experts <= kMostExperts);
+  if (x.rows == 0) return;
+  const Tiling tiling = tiling_of(context_, x.rows, ids.cols, w);
+  launch_early(context_, plan_kernel, dim3(1), kPlanThreads, 0, plan_in(moe_work_, layout_of(needs_)),
+               static_cast<const int32_t*>(ids.data), ids.stride, static_cast<int>(x.rows),
+               static_cast<int>(ids.cols), static_cast<int>(w.gate->experts), tiling.rows, tiling.joined);
+  run_experts(y, x, ids, weights, w);
+}
+
+// Everything behind the list.
+void CudaOps::run_experts(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) {
   const int64_t tokens = x.rows;
   const int64_t used = ids.cols;
   const int64_t width = w.down->n;
@@ -256,25 +446,24 @@ void CudaOps::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeW
   if (tokens == 0) return;
   const Layout l = layout_of(needs_);
   const auto at = [&](size_t offset) { return moe_work_ + offset; };
-  const Plan plan{reinterpret_cast<ExpertTile*>(at(l.tiles)), reinterpret_cast<int*>(at(l.tile_count)),
-                  reinterpret_cast<int*>(at(l.pair_token)), reinterpret_cast<int*>(at(l.place))};
-  // The shared expert joins the list if one kernel can multiply with its weights too.
-  const bool joined = w.shared_gate != nullptr && Products::same_form(*w.gate, *w.up) &&
-                      Products::same_form(*w.gate, *w.shared_gate) &&
-                      Products::same_form(*w.gate, *w.shared_up) &&
-                      Products::same_form(*w.down, *w.shared_down) && w.shared_gate->n == hidden_width;
-  const int64_t pairs = tokens * (used + (joined ? 1 : 0));
+  const Plan plan = plan_in(moe_work_, l);
   const auto experts = static_cast<int>(w.gate->experts);
-  const Columns columns = columns_for(context_, rows_per_expert_tile(tokens * used, experts));
-  launch_early(context_, plan_kernel, dim3(1), kPlanThreads, 0, plan, static_cast<const int32_t*>(ids.data),
-               ids.stride, static_cast<int>(tokens), static_cast<int>(used), experts, columns.count, joined);
-
+  const Tiling tiling = tiling_of(context_, tokens, used, w);
+  const auto [pairs, columns, tile_rows, joined] = tiling;
   Products products(context_, needs_, products_work_);
   const int64_t hidden_stride = (hidden_width + 7) / 8 * 8;
   const Tensor hidden{at(l.hidden), kActType, pairs, hidden_width, hidden_stride};
   const Tensor pair_out{at(l.pair_out), DType::f32, pairs, width, width};
-  ExpertList list{plan.tiles, plan.tile_count, plan.pair_token,
-                  most_expert_tiles(pairs, experts, columns.count), joined ? experts : -1};
+  const double missed =
+      std::pow(1.0 - 1.0 / static_cast<double>(experts), static_cast<double>(tokens * used));
+  ExpertList list;
+  list.tiles = plan.tiles;
+  list.tile_count = plan.tile_count;
+  list.x_row = plan.pair_token;
+  list.most_tiles = std::min(pairs, most_expert_tiles(pairs, experts, tile_rows));
+  list.shared_expert = joined ? experts : -1;
+  list.tile_rows = tile_rows;
+  list.likely_tiles = static_cast<int>(std::lround(experts * (1.0 - missed))) + (joined ? 1 : 0);
   const ProductArgs args = products.args_for(x, columns, &list);
   ProductPart gate = Products::part_for(*w.gate, hidden, Store::gated);
   if (Products::same_form(*w.gate, *w.up)) {
@@ -290,6 +479,7 @@ void CudaOps::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeW
   Tensor inner_rows = hidden;
   inner_rows.cols = hidden_stride;  // zeros, or numbers that meet zero weights
   list.x_row = nullptr;
+  list.early = true;
   const ProductArgs inner_args = products.args_for(inner_rows, columns, &list);
   ProductPart down = Products::part_for(*w.down, pair_out, Store::plain);
   if (joined) Products::add_shared(down, *w.shared_down, nullptr);
@@ -309,12 +499,24 @@ void CudaOps::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeW
     products.linear({&out, 1}, inner);
     shared_out = static_cast<float*>(outer.data);
   }
-  launch_early(context_, combine_kernel, dim3(static_cast<unsigned>(tokens)), 256, 0, y.f32(), y.stride,
-               static_cast<const int32_t*>(ids.data), ids.stride, static_cast<const float*>(weights.f32()),
-               weights.stride, static_cast<const int*>(plan.place), static_cast<int>(used),
-               static_cast<const float*>(pair_out.data), static_cast<int>(width),
-               static_cast<const float*>(shared_out), w.shared_scale, static_cast<const Act*>(x.data),
-               x.stride);
+  const CombineArgs args_of_sum{y.f32(),
+                                y.stride,
+                                static_cast<const int32_t*>(ids.data),
+                                ids.stride,
+                                weights.f32(),
+                                weights.stride,
+                                plan.place,
+                                static_cast<int>(used),
+                                static_cast<const float*>(pair_out.data),
+                                static_cast<int>(width),
+                                shared_out,
+                                w.shared_scale,
+                                static_cast<const Act*>(x.data),
+                                x.stride};
+  const bool whole = width % 4 == 0 && y.stride % 4 == 0 && reinterpret_cast<uintptr_t>(y.data) % 16 == 0;
+  const dim3 grid(static_cast<unsigned>(tokens),
+                  static_cast<unsigned>(div_up<int64_t>(width, 4 * kCombineThreads)));
+  launch_early(context_, combine_kernel, grid, kCombineThreads, 0, args_of_sum, whole);
 }
 
 }  // namespace braid

@@ -9,6 +9,7 @@
 //
 // The sum's order is fixed by the width: thread t adds its elements in ascending order, then warps, in order.
 #include "ops/cuda/device_math.h"
+#include "ops/cuda/launch.h"
 #include "ops/cuda/sequence_ops.h"
 
 namespace braid::cuda {
@@ -54,7 +55,15 @@ __global__ __launch_bounds__(kThreads) void norm_held(NormArgs a) {
   const int64_t row = blockIdx.x;
   float* residual = a.residual + row * a.residual_stride;
   float4 held[kHeld];
+  float4 weight[kHeld];
   float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int column = 4 * (threadIdx.x + i * kThreads);
+    if (column < a.width) weight[i] = *reinterpret_cast<const float4*>(a.weight + column);
+  }
+  wait_for_previous();
+  let_next_start();
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     const int column = 4 * (threadIdx.x + i * kThreads);
@@ -73,7 +82,7 @@ __global__ __launch_bounds__(kThreads) void norm_held(NormArgs a) {
   for (int i = 0; i < kHeld; ++i) {
     const int column = 4 * (threadIdx.x + i * kThreads);
     if (column >= a.width) break;
-    const float4 w = *reinterpret_cast<const float4*>(a.weight + column);
+    const float4 w = weight[i];
     const float4 v = held[i];
     store4(a.y, a.y_type, row * a.y_stride + column,
            {v.x * inverse * w.x, v.y * inverse * w.y, v.z * inverse * w.z, v.w * inverse * w.w});
@@ -86,6 +95,8 @@ __global__ __launch_bounds__(kThreads) void norm_any(NormArgs a) {
   const int64_t row = blockIdx.x;
   float* residual = a.residual + row * a.residual_stride;
   float sum = 0;
+  wait_for_previous();
+  let_next_start();
   for (int column = threadIdx.x; column < a.width; column += kThreads) {
     float v = residual[column];
     if (a.x != nullptr) {
@@ -115,12 +126,7 @@ void add_norm(Context& context, Tensor y, Tensor residual, Tensor x, const float
   const bool fours = width % 4 == 0 && width <= 4 * kThreads * kHeld && y.stride % 4 == 0 &&
                      residual.stride % 4 == 0 && x.stride % 4 == 0 && aligned16(y.data) &&
                      aligned16(residual.data) && aligned16(x.data) && aligned16(weight);
-  if (fours) {
-    norm_held<<<static_cast<unsigned>(y.rows), kThreads, 0, context.stream>>>(args);
-  } else {
-    norm_any<<<static_cast<unsigned>(y.rows), kThreads, 0, context.stream>>>(args);
-  }
-  context.launched("add_norm");
+  launch_early(context, fours ? norm_held : norm_any, dim3(static_cast<unsigned>(y.rows)), kThreads, 0, args);
 }
 
 }  // namespace braid::cuda

@@ -147,6 +147,12 @@ struct ProductArgs {
   const int* tile_count = nullptr;
   const int* x_row = nullptr;  // row of x of each pair; null: the pair's own
   int shared_expert = -1;      // the id that means the shared expert
+  int tile_rows = 0;           // most of a tile
+  int likely_tiles = 1;        // shapes the launch, never the result's meaning
+  int most_tiles = 1;
+  bool early_list = false;  // the list was complete before the kernel before this one began
+  // x was too, and nothing that the kernel before reads or writes is written: it may still run.
+  bool beside_previous = false;
 };
 
 // Grid and tile limits that size the workspace.

@@ -5,8 +5,8 @@
 // bits 4 up are 16 times that and meet S / 16.
 //
 // Each format has: Codes, what a lane loads for 16 rows (g and g + 8) of half a unit; Scales, what it derives
-// once for them; fragments(), the A operands of steps 2i and 2i + 1. `part` is half a unit, followed by what
-// both halves share.
+// once for them; fragments(), the A operands of steps 2i and 2i + 1. `part` is half a unit, `rest` what both
+// halves share.
 #pragma once
 
 #include "ops/cuda/packed.h"
@@ -28,7 +28,9 @@ struct Fragments {
 struct FormatF16 {
   static constexpr Pack kPack = Pack::f16;
   static constexpr int kWarps = 4;
-  static constexpr int kFewWarps = 8;  // for up to 16 rows of x
+  static constexpr int kFewWarps = 8;      // for up to 16 rows of x
+  static constexpr int kStreams = 4;       // warps for up to 8 rows, and halves that they
+  static constexpr int kStreamHalves = 1;  // load at a time (product_few.cuh)
   struct Codes {
     uint4 v[2][4];
   };
@@ -40,7 +42,7 @@ struct FormatF16 {
 #pragma unroll
       for (int i = 0; i < 4; ++i) codes.v[half][i] = at[(half * 4 + i) * 32];
   }
-  __device__ static void scales(Scales&, const uint8_t*, int, int) {}
+  __device__ static void scales(Scales&, const uint8_t*, const uint8_t*, int, int) {}
   __device__ static Fragments fragments(const Codes& codes, const Scales&, int i) {
     const uint4& low = codes.v[0][i];
     const uint4& high = codes.v[1][i];
@@ -51,7 +53,9 @@ struct FormatF16 {
 struct FormatQ8 {
   static constexpr Pack kPack = Pack::q8;
   static constexpr int kWarps = 8;
-  static constexpr int kFewWarps = 16;  // for up to 16 rows of x
+  static constexpr int kFewWarps = 16;     // for up to 16 rows of x
+  static constexpr int kStreams = 8;       // warps for up to 8 rows, and halves that they
+  static constexpr int kStreamHalves = 1;  // load at a time (product_few.cuh)
   struct Codes {
     uint4 v[2][2];
   };
@@ -66,7 +70,7 @@ struct FormatQ8 {
 #pragma unroll
       for (int i = 0; i < 2; ++i) codes.v[half][i] = at[(half * 2 + i) * 32];
   }
-  __device__ static void scales(Scales& out, const uint8_t* part, int lane, int r16) {
+  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane, int r16) {
     const __half2 d = *reinterpret_cast<const __half2*>(part + 4096 + lane * 8 + r16 * 4);
     out.s[0] = twice(__low2half(d));
     out.s[1] = twice(__high2half(d));
@@ -92,7 +96,9 @@ struct FormatQ8 {
 struct FormatQ4K {
   static constexpr Pack kPack = Pack::q4k;
   static constexpr int kWarps = 8;
-  static constexpr int kFewWarps = 16;  // for up to 16 rows of x
+  static constexpr int kFewWarps = 16;     // for up to 16 rows of x
+  static constexpr int kStreams = 8;       // warps for up to 8 rows, and halves that they
+  static constexpr int kStreamHalves = 2;  // load at a time (product_few.cuh)
   struct Codes {
     uint4 v[2];
   };
@@ -106,7 +112,7 @@ struct FormatQ4K {
     codes.v[0] = at[0];
     codes.v[1] = at[32];
   }
-  __device__ static void scales(Scales& out, const uint8_t* part, int lane, int r16) {
+  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane, int r16) {
     const unsigned short* words = reinterpret_cast<const unsigned short*>(part + 2048 + lane * 6);
     const __half2 offset = __float2half2_rn(64.0f);
 #pragma unroll
@@ -119,8 +125,7 @@ struct FormatQ4K {
         x = (words[0] & 15u) << 4 | (words[1] & 15u) << 8 | (words[2] & 15u) << 12;
       }
       x |= x << 16;
-      const __half2 d = reinterpret_cast<const __half2*>(part + half_bytes(kPack) +
-                                                         (lane / 4) * 16)[r16 * 2 + half];  // d, dmin
+      const __half2 d = reinterpret_cast<const __half2*>(rest + (lane / 4) * 16)[r16 * 2 + half];  // d, dmin
       const __half2 scale = __hsub2(as_half2((x & 0x03f003f0u) | 0x54005400u), offset);
       const __half2 min = __hsub2(as_half2((x >> 6 & 0x03f003f0u) | 0x54005400u), offset);
       out.s[half] = __hmul2(scale, twice(__low2half(d)));
@@ -147,7 +152,9 @@ struct FormatQ4K {
 struct FormatQ6K {
   static constexpr Pack kPack = Pack::q6k;
   static constexpr int kWarps = 8;
-  static constexpr int kFewWarps = 16;  // for up to 16 rows of x
+  static constexpr int kFewWarps = 16;     // for up to 16 rows of x
+  static constexpr int kStreams = 8;       // warps for up to 8 rows, and halves that they
+  static constexpr int kStreamHalves = 1;  // load at a time (product_few.cuh)
   struct Codes {
     uint4 v[2];
     uint4 high;  // two words of row g, two of row g + 8
@@ -163,13 +170,12 @@ struct FormatQ6K {
     codes.v[1] = at[32];
     codes.high = reinterpret_cast<const uint4*>(part + 2048)[r16 * 32 + lane];
   }
-  __device__ static void scales(Scales& out, const uint8_t* part, int lane, int r16) {
+  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane, int r16) {
     const uint32_t bytes = *reinterpret_cast<const uint32_t*>(part + 3072 + lane * 8 + r16 * 4);
     const __half2 offset = __float2half2_rn(1152.0f);  // 1024 + 128
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const __half d =
-          reinterpret_cast<const __half*>(part + half_bytes(kPack) + (lane / 4) * 8)[r16 * 2 + half];
+      const __half d = reinterpret_cast<const __half*>(rest + (lane / 4) * 8)[r16 * 2 + half];
 #pragma unroll
       for (int s = 0; s < 2; ++s) {
         const uint32_t code = __byte_perm(bytes, 0x64646464u, 0x4040 + 0x0101 * (half * 2 + s));

@@ -1,17 +1,15 @@
-// product_kernel.cuh -- y = x W^T on tensor cores (mma.sync), straight from packed weights, for few rows of
-// x.
+// product_kernel.cuh -- y = x W^T on tensor cores (mma.sync), straight from packed weights, for 9 to 16 rows
+// of x (up to 64 on GPUs without wgmma). Up to 8 rows: product_few.cuh; more: product_wide.cuh.
 //
 //   y[t][n] = store( 1/P * sum_k W[n][k] x[t][k] )        W in units of 32 x 256 (packed.h), x f16, sums f32
 //
 // Weights are the row operand (A) of mma.m16n8k16, rows of x its columns, so one instruction serves 8 tokens.
-// A warp owns 32 rows x 128 k at a time and decodes each weight once for all columns of its CTA (8, 16, 32 or
-// 64). Up to 16 columns, 16 warps form a tile of 512, 256 or 128 rows: one, two or four warps along k for
-// each 32 rows, whose sums meet in shared memory. That keeps 16 warps busy decoding while few CTAs share a
-// tile.
+// A warp owns 32 rows x 128 k at a time and decodes each weight once for all columns of its CTA (16, 32 or
+// 64). Up to 16 columns, 16 warps form a tile of 512 or 256 rows: one or two warps along k for each 32 rows,
+// whose sums meet in shared memory. That keeps 16 warps busy decoding while few CTAs share a tile.
 //
 // Traffic, one product of n x k: the packed weights once per 64 tokens, x once per tile (from L2), y once.
-// 27B gate + up at 1 token: 100 MB, floor 23 us at 4.3 TB/s. Arithmetic per 32 x 256 and warp: 460 issue
-// slots (q4k), where memory leaves each scheduler 992 clocks.
+// Arithmetic per 32 x 256 and warp: 460 issue slots (q4k), where memory leaves each scheduler 992 clocks.
 //
 // Work is the flat list of (tile, step), cut into one equal run per CTA: every shape fills every SM, without
 // a table of splits, and the same shape is cut the same way every time (product_pipeline.cuh). Each warp asks
@@ -20,14 +18,11 @@
 // Warps meet only at the end of a tile. Lanes read codes back at lane * 16, conflict-free; x is stored with
 // its 16-byte pieces exchanged so that a quarter warp meets all banks.
 //
-// Reached on one H200 (read ceiling 4.65 TB/s): lm_head q6_K 4.04 TB/s, gate + up q8_0 3.90, bf16 3.81, gate
-// + up q4_K 2.69 (37 us), down q6_K 2.52 (29 us), 35B projections of 5 to 10 MB 0.4 to 0.9 (10 us): what a
-// launch costs before its first and after its last byte, about 7 us, is now the larger half of a small
-// product. Tried on gate + up, q4_K, 1 row: 8 warps of 32 x 256 with cp.async and a CTA barrier a step 39 us;
-// 16 warps of 32 x 128 the same way 44 us (459 instructions a step where 235 multiply); one warp that asks
-// for all weights 59 us (a bulk copy wants uniform registers, so it asks for one after the other); weights
-// asked for at the start of a step instead of its end 41 us (the ring runs dry while a tile is stored); 8
-// warps instead of 16 43 us.
+// Reached on one H200, 16 rows: 27B gate + up q4_K 60 us, down q6_K 38, out 18. A launch costs about 7 us
+// before its first and after its last byte. Tried, at 1 row, on gate + up q4_K (37 us then): 8 warps of 32 x
+// 256 with cp.async and a CTA barrier a step 39 us; 16 warps of 32 x 128 the same way 44 us; one warp that
+// asks for all weights 59 us (a bulk copy wants uniform registers, so it asks for one after the other);
+// weights asked for at the start of a step instead of its end 41 us; 8 warps instead of 16 43 us.
 #pragma once
 
 #include <algorithm>
@@ -35,14 +30,6 @@
 #include "ops/cuda/product_pipeline.cuh"
 
 namespace braid::cuda {
-
-__device__ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};\n"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 
 // Where 16-byte piece `piece` (0..15) of token `token` lies in 128 k of x.
 __device__ inline int x_offset(int token, int piece) {
@@ -53,7 +40,7 @@ template <class Format, int kGroups>
 struct ProductShape {
   static constexpr int kWarps = kGroups <= 2 ? Format::kFewWarps : Format::kWarps;
   static constexpr int kThreads = kWarps * 32;
-  static constexpr int kMostSplit = kGroups == 1 ? 4 : kGroups == 2 ? 2 : 1;
+  static constexpr int kMostSplit = kGroups <= 2 ? 2 : 1;
   static constexpr int kHalf = half_bytes(Format::kPack) + shared_bytes(Format::kPack);
   static constexpr int kX = kGroups * 2048;
   static constexpr int kStage = kWarps * kHalf + kMostSplit * kX;
@@ -75,7 +62,7 @@ __device__ inline void multiply_half(const uint8_t* part, const uint8_t* x, floa
 #pragma unroll
   for (int r16 = 0; r16 < 2; ++r16) {
     Format::load(codes[r16], part, lane, r16);
-    Format::scales(scales[r16], part, lane, r16);
+    Format::scales(scales[r16], part, part + half_bytes(Format::kPack), lane, r16);
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -87,9 +74,9 @@ __device__ inline void multiply_half(const uint8_t* part, const uint8_t* x, floa
     for (int r16 = 0; r16 < 2; ++r16) {
       const Fragments f = Format::fragments(codes[r16], scales[r16], i);
 #pragma unroll
-      for (int j = 0; j < kGroups; ++j) mma(acc[r16][j], f.a[0], b[j].x, b[j].y);
+      for (int j = 0; j < kGroups; ++j) mma(acc[r16][j], f.a[0], b[j].x, b[j].y, __half());
 #pragma unroll
-      for (int j = 0; j < kGroups; ++j) mma(acc[r16][j], f.a[1], b[j].z, b[j].w);
+      for (int j = 0; j < kGroups; ++j) mma(acc[r16][j], f.a[1], b[j].z, b[j].w, __half());
     }
   }
 }
@@ -183,7 +170,8 @@ __global__ void __launch_bounds__(ProductShape<Format, kGroups>::kThreads + 32, 
   int load_tile = tile_index;
   int load_step = step;
   Tile loading = locate(a, load_tile, row_tiles, token_tiles, 8 * kGroups);
-  const uint8_t* load_units = units_of<kUnit>(a, loading.expert, loading.row_tile * tile_blocks + own_block);
+  const uint8_t* load_units =
+      units_of<kUnit>(a, a.parts, loading.expert, loading.row_tile * tile_blocks + own_block);
   const auto load_weights = [&](int n) {
     if (n >= count) return;
     const int stage = n % kStages;
@@ -216,7 +204,7 @@ __global__ void __launch_bounds__(ProductShape<Format, kGroups>::kThreads + 32, 
     if (++load_step == steps && n + 1 < count) {
       load_step = 0;
       loading = locate(a, ++load_tile, row_tiles, token_tiles, 8 * kGroups);
-      load_units = units_of<kUnit>(a, loading.expert, loading.row_tile * tile_blocks + own_block);
+      load_units = units_of<kUnit>(a, a.parts, loading.expert, loading.row_tile * tile_blocks + own_block);
     }
   };
   for (int n = 0; n < kStages; ++n) load_weights(n);
@@ -245,7 +233,8 @@ __global__ void __launch_bounds__(ProductShape<Format, kGroups>::kThreads + 32, 
     const int row = thread & (rows - 1);
     const int stride = rows + 4;
     const int together = Shape::kThreads / rows;  // tokens stored at once
-    const RowTarget target = target_of(a, tile.expert, tile.row_tile * tile_blocks + row / 32, row % 32);
+    const RowTarget target =
+        target_of(a, a.parts, tile.expert, tile.row_tile * tile_blocks + row / 32, row % 32);
     float* part = a.partials + sharing.slot(blockIdx.x) * Shape::kTileFloats;
 #pragma unroll
     for (int j = 0; j < kGroups; ++j) {
@@ -291,12 +280,6 @@ template <class Format, int kGroups>
 void launch_product_kernel(Context& context, ProductArgs args) {
   using Shape = ProductShape<Format, kGroups>;
   auto* kernel = product_kernel<Format, kGroups>;
-  static bool ready = false;
-  if (!ready) {
-    context.note(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kShared),
-                 "shared memory of a product");
-    ready = true;
-  }
   // The largest tiles that still give every CTA one; lists of experts are many small products.
   args.split = args.tiles != nullptr ? Shape::kMostSplit : 1;
   while (args.split < Shape::kMostSplit && args.blocks < context.processors * (Shape::kWarps / args.split))
@@ -310,7 +293,6 @@ template <class Format>
 void launch_format(Context& context, int groups, const ProductArgs& args) {
   switch (groups) {
     case 1:
-      return launch_product_kernel<Format, 1>(context, args);
     case 2:
       return launch_product_kernel<Format, 2>(context, args);
     case 4:

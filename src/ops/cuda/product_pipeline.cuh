@@ -7,22 +7,10 @@
 #pragma once
 
 #include "ops/cuda/barriers.cuh"
+#include "ops/cuda/launch.h"
 #include "ops/cuda/product_formats.cuh"
 
 namespace braid::cuda {
-
-// Dependent launches: a kernel may start while the one before it ends, and must not touch what that one
-// wrote, nor write anything, before wait_for_previous(). Nothing to do on GPUs before sm_90.
-__device__ inline void wait_for_previous() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-__device__ inline void let_next_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
 
 // The tile that an index means.
 struct Tile {
@@ -42,17 +30,19 @@ __device__ inline Tile locate(const ProductArgs& a, int tile, int row_tiles, int
   return {tile / token_tiles, 0, first, min(tile_rows, a.tokens - first), tile % token_tiles};
 }
 
-__device__ inline int part_of(const ProductArgs& a, int block) {
+// `parts`: those of a, or a copy of them that is quicker to read.
+__device__ inline const ProductPart& part_of(const ProductArgs& a, const ProductPart* parts, int block) {
   int part = 0;
-  while (part + 1 < a.part_count && block >= a.parts[part + 1].first_block) ++part;
-  return part;
+  while (part + 1 < a.part_count && block >= parts[part + 1].first_block) ++part;
+  return parts[part];
 }
 
 // First unit of a 32-row block; null behind the last block.
 template <int kUnit>
-__device__ inline const uint8_t* units_of(const ProductArgs& a, int expert, int block) {
+__device__ inline const uint8_t* units_of(const ProductArgs& a, const ProductPart* parts, int expert,
+                                          int block) {
   if (block >= a.blocks) return nullptr;
-  const ProductPart& part = a.parts[part_of(a, block)];
+  const ProductPart& part = part_of(a, parts, block);
   int own = block - part.first_block;
   const bool shared = expert == a.shared_expert;
   const uint8_t* units = shared ? part.shared_units : part.units;
@@ -71,10 +61,11 @@ struct RowTarget {
   float scale = 0;
   float up_scale = 0;
 };
-__device__ inline RowTarget target_of(const ProductArgs& a, int expert, int block, int row_in_block) {
+__device__ inline RowTarget target_of(const ProductArgs& a, const ProductPart* parts, int expert, int block,
+                                      int row_in_block) {
   RowTarget t;
   if (block >= a.blocks) return t;
-  const ProductPart* part = &a.parts[part_of(a, block)];
+  const ProductPart* part = &part_of(a, parts, block);
   int own = block - part->first_block;
   if (part->store == Store::gated) {
     if (own & 1) return t;
@@ -89,24 +80,32 @@ __device__ inline RowTarget target_of(const ProductArgs& a, int expert, int bloc
   t.part = part;
   return t;
 }
-__device__ inline void store_sum(const RowTarget& t, int64_t y_row, float sum, float up_sum) {
+// What y holds, where the new value needs it.
+__device__ inline float old_value(const RowTarget& t, int64_t y_row) {
+  const ProductPart& part = *t.part;
+  if (part.store != Store::add && part.store != Store::gate_old) return 0;
+  return load_as(part.y, part.y_type, y_row * part.y_stride + t.row);
+}
+__device__ inline void store_sum(const RowTarget& t, int64_t y_row, float sum, float up_sum, float old) {
   const ProductPart& part = *t.part;
   float value = sum * t.scale;
-  const int64_t at = y_row * part.y_stride + t.row;
   switch (part.store) {
     case Store::plain:
       break;
     case Store::add:
-      value += load_as(part.y, part.y_type, at);
+      value += old;
       break;
     case Store::gated:
       value = silu(value) * (up_sum * t.up_scale);
       break;
     case Store::gate_old:
-      value = silu(value) * load_as(part.y, part.y_type, at);
+      value = silu(value) * old;
       break;
   }
-  store_as(part.y, part.y_type, at, value);
+  store_as(part.y, part.y_type, y_row * part.y_stride + t.row, value);
+}
+__device__ inline void store_sum(const RowTarget& t, int64_t y_row, float sum, float up_sum) {
+  store_sum(t, y_row, sum, up_sum, old_value(t, y_row));
 }
 
 // Parts of a shared tile: [2 * cta + (0: the tile holds the CTA's first step, 1: only its last)][floats].
@@ -204,7 +203,7 @@ __device__ inline void finish_shared(const ProductArgs& a, const Sharing& s, con
       const int at = piece + i * kStride;
       if (at >= last) break;
       const int row = at % (rows / 64) * 64 + thread % 16 * 4;
-      RowTarget target = target_of(a, tile.expert, tile.row_tile * tile_blocks + row / 32, row % 32);
+      RowTarget target = target_of(a, a.parts, tile.expert, tile.row_tile * tile_blocks + row / 32, row % 32);
       if (target.part == nullptr) continue;
       const int64_t y_row = tile.first + at / (rows / 64);
       const float sum[4] = {sums[i].x, sums[i].y, sums[i].z, sums[i].w};
@@ -222,27 +221,6 @@ __device__ inline void finish_shared(const ProductArgs& a, const Sharing& s, con
     *arrived = 0;
     *departed = 0;
   }
-}
-
-// Launches with permission to start early (wait_for_previous).
-template <typename Kernel, typename... Args>
-void launch_early(Context& context, Kernel kernel, dim3 grid, unsigned threads, size_t shared,
-                  const Args&... args) {
-#if defined(__HIP_PLATFORM_AMD__)
-  kernel<<<grid, threads, shared, context.stream>>>(args...);
-#else
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = shared;
-  config.stream = context.stream;
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = context.capability >= 90 ? 1 : 0;
-  context.note(cudaLaunchKernelEx(&config, kernel, args...), "launching a kernel");
-#endif
 }
 
 }  // namespace braid::cuda

@@ -89,7 +89,8 @@ __global__ void __launch_bounds__(WideShape<Format, kColumns>::kThreads, 1)
   int load_tile = static_cast<int>(begin / steps);
   int load_step = static_cast<int>(begin % steps);
   Tile loading = locate(a, load_tile, row_tiles, token_tiles, kColumns);
-  const uint8_t* load_units = units_of<kUnit>(a, loading.expert, loading.row_tile * Shape::kWarps + warp);
+  const uint8_t* load_units =
+      units_of<kUnit>(a, a.parts, loading.expert, loading.row_tile * Shape::kWarps + warp);
   const auto load = [&](int n) {  // what step n of this CTA needs
     if (n >= count) return;
     const int stage = n % kStages;
@@ -123,7 +124,7 @@ __global__ void __launch_bounds__(WideShape<Format, kColumns>::kThreads, 1)
     if (++load_step == steps && n + 1 < count) {
       load_step = 0;
       loading = locate(a, ++load_tile, row_tiles, token_tiles, kColumns);
-      load_units = units_of<kUnit>(a, loading.expert, loading.row_tile * Shape::kWarps + warp);
+      load_units = units_of<kUnit>(a, a.parts, loading.expert, loading.row_tile * Shape::kWarps + warp);
     }
   };
   for (int n = 0; n <= Shape::kAhead; ++n) load(n);
@@ -147,7 +148,7 @@ __global__ void __launch_bounds__(WideShape<Format, kColumns>::kThreads, 1)
 #pragma unroll
     for (int r16 = 0; r16 < 2; ++r16) {
       Format::load(codes[r16], part, lane, r16);
-      Format::scales(scales[r16], part, lane, r16);
+      Format::scales(scales[r16], part, part + half_bytes(Format::kPack), lane, r16);
     }
     Fragments f[2][2];  // [buffer][r16]
 #pragma unroll
@@ -176,7 +177,7 @@ __global__ void __launch_bounds__(WideShape<Format, kColumns>::kThreads, 1)
 
     const Tile tile = locate(a, tile_index, row_tiles, token_tiles, kColumns);
     const Sharing sharing = sharing_of(tile_index, steps, total, grid);
-    const RowTarget target = target_of(a, tile.expert, tile.row_tile * Shape::kWarps + warp, lane);
+    const RowTarget target = target_of(a, a.parts, tile.expert, tile.row_tile * Shape::kWarps + warp, lane);
     float* mine = a.partials + sharing.slot(blockIdx.x) * Shape::kTileFloats;
 #pragma unroll
     for (int first = 0; first < kColumns; first += Shape::kRound) {
@@ -227,12 +228,6 @@ template <class Format, int kColumns>
 void launch_wide_kernel(Context& context, const ProductArgs& args) {
   using Shape = WideShape<Format, kColumns>;
   auto* kernel = wide_kernel<Format, kColumns>;
-  static bool ready = false;
-  if (!ready) {
-    context.note(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kShared),
-                 "shared memory of a product");
-    ready = true;
-  }
   launch_early(context, kernel, dim3(static_cast<unsigned>(context.processors)), Shape::kThreads,
                Shape::kShared, args);
 }

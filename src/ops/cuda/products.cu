@@ -16,6 +16,7 @@ namespace cuda {
 // Rows that cp.async can read: 16-byte aligned, zeros behind the end.
 __global__ void pad_rows(Act* to, int64_t to_stride, const Act* from, int64_t from_stride, int cols) {
   wait_for_previous();
+  let_next_start();
   const int64_t row = blockIdx.x;
   for (int i = threadIdx.x; i < to_stride; i += blockDim.x)
     to[row * to_stride + i] = i < cols ? from[row * from_stride + i] : __float2half(0.0f);
@@ -28,6 +29,7 @@ __global__ void pad_rows(Act* to, int64_t to_stride, const Act* from, int64_t fr
 __global__ void order_rows(Act* to, int units, int columns, const Act* from, int64_t from_stride, int cols,
                            const ExpertTile* tiles, const int* tile_count, const int* x_row) {
   wait_for_previous();
+  let_next_start();
   const int tile = static_cast<int>(blockIdx.x) / columns;
   const int own = static_cast<int>(blockIdx.x) % columns;
   int64_t row = blockIdx.x;
@@ -58,6 +60,8 @@ __global__ void order_rows(Act* to, int units, int columns, const Act* from, int
 }
 
 Columns columns_for(const Context& context, int64_t rows) {
+  // The wide forms (and groups of 4 and 8) have tiles of one height, so they cut k at the same places.
+  if (context.deterministic) rows = std::max<int64_t>(rows, 17);
   if (rows <= 8) return {8, false};
   if (rows <= 16) return {16, false};
   const int count = rows <= 32 ? 32 : rows <= 64 ? 64 : 128;
@@ -141,6 +145,10 @@ ProductArgs Products::args_for(Tensor x, Columns columns, const ExpertList* list
     args.tile_count = list->tile_count;
     args.x_row = list->x_row;
     args.shared_expert = list->shared_expert;
+    args.tile_rows = list->tile_rows;
+    args.likely_tiles = list->likely_tiles;
+    args.most_tiles = static_cast<int>(list->most_tiles);
+    args.early_list = list->early;
   }
   const bool readable = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 8 == 0 && x.cols % 8 == 0;
   if (columns.wide) {
@@ -198,11 +206,12 @@ bool Products::same_form(const Weight& a, const Weight& b) {
 
 // All parts have the pack and units of `like`.
 void Products::launch(const Weight& like, Columns columns, ProductArgs args,
-                      std::span<const ProductPart> parts) {
+                      std::span<const ProductPart> parts, bool beside) {
   args.units = packed(like).units;
   args.x_units = packed(like).x_units;
   for (size_t first = 0; first < parts.size(); first += kMostParts) {
     args.part_count = static_cast<int>(std::min<size_t>(parts.size() - first, kMostParts));
+    args.beside_previous = beside || first > 0;
     args.blocks = 0;
     for (int i = 0; i < args.part_count; ++i) {
       args.parts[i] = parts[first + i];
@@ -216,6 +225,16 @@ void Products::launch(const Weight& like, Columns columns, ProductArgs args,
 void Products::linear(std::span<const LinearPart> parts, Tensor x) {
   if (x.rows == 0) return;
   const Columns columns = columns_for(context_, x.rows);
+  // One tile of rows at a time: how k is cut then depends on the weights alone.
+  if (context_.deterministic && x.rows > columns.count) {
+    for (int64_t first = 0; first < x.rows; first += columns.count) {
+      const int64_t rows = std::min<int64_t>(columns.count, x.rows - first);
+      std::vector<LinearPart> slice(parts.begin(), parts.end());
+      for (LinearPart& p : slice) p.y = p.y.middle(first, rows);
+      linear(slice, x.middle(first, rows));
+    }
+    return;
+  }
   const ProductArgs args = args_for(x, columns, nullptr);
   // One entry per product: gated pairs first, so that gate and up blocks stay side by side in a tile.
   struct Entry {
@@ -239,6 +258,7 @@ void Products::linear(std::span<const LinearPart> parts, Tensor x) {
     }
   }
   for (std::vector<Entry>* list : {&now, &later}) {
+    bool beside = false;
     while (!list->empty()) {
       const Weight& like = *list->front().w;
       std::vector<ProductPart> same;
@@ -250,7 +270,8 @@ void Products::linear(std::span<const LinearPart> parts, Tensor x) {
           rest.push_back(e);
         }
       }
-      launch(like, columns, args, same);
+      launch(like, columns, args, same, beside);
+      beside = true;
       *list = std::move(rest);
     }
   }

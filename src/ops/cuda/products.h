@@ -19,6 +19,9 @@ struct ExpertList {
   const int* x_row = nullptr;
   int64_t most_tiles = 0;  // whatever the choice
   int shared_expert = -1;
+  int tile_rows = 0;     // most of a tile
+  int likely_tiles = 1;  // shapes launches, never the result's meaning
+  bool early = false;    // complete before the kernel before began
 };
 // Rows of one expert that a tile should hold: most experts should need one tile.
 constexpr int rows_per_expert_tile(int64_t pairs, int64_t experts) {
@@ -43,7 +46,9 @@ class Products {
   static void add_up(ProductPart& part, const Weight& up);
   static void add_shared(ProductPart& part, const Weight& w, const Weight* up);
   static bool same_form(const Weight& a, const Weight& b);
-  void launch(const Weight& like, Columns columns, ProductArgs args, std::span<const ProductPart> parts);
+  // `beside`: the kernel before this launch is a product of the same x whose results it does not need.
+  void launch(const Weight& like, Columns columns, ProductArgs args, std::span<const ProductPart> parts,
+              bool beside = false);
 
  private:
   Context& context_;

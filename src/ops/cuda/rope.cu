@@ -10,6 +10,7 @@
 // costs. Reached: 3.2 us for 1 row, 5.4 us for 128, 62 us for 2048 (1.1 TB/s: the table is read once per
 // head).
 #include "ops/cuda/device_math.h"
+#include "ops/cuda/launch.h"
 #include "ops/cuda/sequence_ops.h"
 
 namespace braid::cuda {
@@ -22,6 +23,8 @@ __global__ void rope_table_kernel(float* table, int64_t stride, int dims, double
                                   const int32_t* position, int tokens) {
   const int index = blockIdx.x * blockDim.x + threadIdx.x;
   const int pairs = dims / 2;
+  wait_for_previous();
+  let_next_start();
   if (index >= tokens * pairs) return;
   const int t = index / pairs;
   const int i = index % pairs;
@@ -109,6 +112,8 @@ __global__ __launch_bounds__(32 * kWarps) void store_kernel(const __grid_constan
   const int head = blockIdx.y * kWarps + threadIdx.x / 32;
   const int kv_heads = a.kv.shape.kv_heads;
   const int head_dim = a.kv.shape.head_dim;
+  wait_for_previous();
+  let_next_start();
   if (head >= a.heads + 2 * kv_heads) return;
   const int i0 = 8 * lane;
   const bool active = i0 < head_dim;
@@ -174,9 +179,8 @@ void rope_table(Context& context, Tensor table, const RopeParams& rope, const Ba
   BRAID_CHECK(table.cols == rope.dims && rope.dims % 2 == 0 && table.rows >= batch.tokens);
   const int count = batch.tokens * rope.dims / 2;
   if (count == 0) return;
-  rope_table_kernel<<<div_up(count, 128), 128, 0, context.stream>>>(
-      table.f32(), table.stride, rope.dims, rope.freq_base, batch.position, batch.tokens);
-  context.launched("rope_table");
+  launch_early(context, rope_table_kernel, dim3(static_cast<unsigned>(div_up(count, 128))), 128, 0,
+               table.f32(), table.stride, rope.dims, rope.freq_base, batch.position, batch.tokens);
 }
 
 void qk_norm_rope_store(Context& context, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
@@ -192,9 +196,8 @@ void qk_norm_rope_store(Context& context, Tensor q, Tensor qg, Tensor k, Tensor 
       multiple_of_eight(q) && multiple_of_eight(qg) && multiple_of_eight(k) && multiple_of_eight(v);
   const int tasks = params.heads + 2 * kv.shape.kv_heads;
   const dim3 grid(static_cast<unsigned>(batch.tokens), static_cast<unsigned>(div_up(tasks, kWarps)));
-  store_kernel<<<grid, 32 * kWarps, 0, context.stream>>>(
-      {q, qg, k, v, rope_table, w, params.heads, head_stride, kv, batch, wide});
-  context.launched("qk_norm_rope_store");
+  launch_early(context, store_kernel, grid, 32 * kWarps, 0,
+               StoreArgs{q, qg, k, v, rope_table, w, params.heads, head_stride, kv, batch, wide});
 }
 
 }  // namespace braid::cuda

@@ -30,6 +30,12 @@ struct SequenceWorkspace {
   int64_t partial_rows = 0;
   int32_t partial_dim = 0;
 
+  // Delta, decode form (delta_forms.h, DecodeRows).
+  float* row_keys = nullptr;
+  float* row_values = nullptr;
+  float2* row_gates = nullptr;
+  float* row_qk = nullptr;
+
   // Delta, chunk form. Rows after convolution, SiLU and l2 norm, f16 [heads][T][128]; tiles f16
   // [chunks][Hv][64][64].
   void* chunk_q = nullptr;

@@ -40,6 +40,12 @@ SequenceWorkspace place(Parts& parts, const Device::WorkspaceNeeds& needs) {
   work.partial_sums = parts.take<float>(rows * 2);
 
   const DeltaShape& delta = needs.delta;
+  if (delta.key_heads > 0) {
+    work.row_keys = parts.take<float>(sequences * 2 * delta.key_width());
+    work.row_values = parts.take<float>(sequences * delta.value_width());
+    work.row_gates = parts.take<float2>(sequences * delta.value_heads);
+    work.row_qk = parts.take<float>(sequences * delta.key_heads);
+  }
   if (delta.key_heads > 0 && chunk_form_fits(delta) && work.max_tokens > kStepRows) {
     const int64_t tokens = work.max_tokens;
     const int64_t tiles = delta_chunk_tiles(tokens) * delta.value_heads;

@@ -69,7 +69,10 @@ __global__ void __launch_bounds__(kThreads) share_top(const float* logits, int64
   __shared__ unsigned long long list[kMostTopK];
   __shared__ int listed;
   __shared__ float scratch[33];
-  wait_for_previous();
+  // Not by all threads: they would wait for long, beside the product that makes the logits.
+  if (threadIdx.x < 32) wait_for_previous();
+  __syncthreads();
+  let_next_start();
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int64_t row = blockIdx.y;
@@ -181,6 +184,7 @@ __global__ void __launch_bounds__(kThreads)
               const ShareSum* sums) {
   __shared__ unsigned long long keys[kMergeKeys];
   wait_for_previous();
+  let_next_start();
   const int64_t row = blockIdx.x;
   int count = 2;
   while (count < shares * k) count *= 2;

@@ -1,0 +1,521 @@
+// server_load.cpp -- load on a running `braid serve`, from one thread that costs little: epoll, no JSON
+// library, answers are compared as they stand on the wire. bench/server_load.sh starts a server and runs all
+// of it.
+//
+//   server_load PORT PID streams N SECONDS    N clients ask and ask again; every answer must be complete and
+//   the one that the
+//                                             same prompt gets alone
+//   server_load PORT PID crowd SECONDS R      4 readers; R rounds without and with 2,000 idle connections and
+//   200 clients that
+//                                             send their headers byte by byte: the 99th percentile between
+//                                             tokens of both
+//   server_load PORT PID leave N              N requests whose client leaves at a random moment; what the
+//   server holds before
+//                                             and after
+//   server_load PORT PID cost N SECONDS       CPU time of the server's threads per streamed token at N
+//   streams
+//
+// PID is the server's, for its memory and its threads' times (/proc). Exit code 1: a promise was not kept.
+#include <arpa/inet.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <random>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double now_s() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
+
+[[noreturn]] void give_up(const std::string& why) {
+  std::fprintf(stderr, "server_load: %s\n", why.c_str());
+  std::exit(2);
+}
+
+int g_port = 0, g_pid = 0, g_epoll = -1;
+
+int connect_to_server() {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+  if (fd < 0) give_up(std::string("socket: ") + std::strerror(errno));
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(static_cast<uint16_t>(g_port));
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (::connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to) != 0 && errno != EINPROGRESS)
+    give_up(std::string("connect: ") + std::strerror(errno));
+  const int one = 1;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+  return fd;
+}
+
+std::string request_text(const std::string& prompt, int tokens, bool stream) {
+  const std::string body = R"({"prompt":")" + prompt +
+                           R"(","temperature":0,"ignore_eos":true,"max_tokens":)" + std::to_string(tokens) +
+                           (stream ? R"(,"stream":true})" : "}");
+  return "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: " +
+         std::to_string(body.size()) + "\r\n\r\n" + body;
+}
+
+const std::vector<std::string>& prompts() {
+  static const std::vector<std::string> all = [] {
+    std::vector<std::string> out;
+    for (const char* word : {"The river", "A lighthouse", "In winter", "def main", "Paris is", "She opened",
+                             "Numbers are", "Once"})
+      for (const char* more : {" and the", " which", " that was", " of"})
+        out.push_back(std::string(word) + more);
+    return out;
+  }();
+  return all;
+}
+
+// One connection that asks again and again. Reads the stream as bytes: the text of each event is what stands
+// between
+// `"text":"` and the next quote.
+class Client {
+ public:
+  explicit Client(int index) : index_(index) {}
+  ~Client() { shut(); }
+  Client(const Client&) = delete;
+
+  void ask(size_t prompt, int tokens) {
+    prompt_ = prompt;
+    request_ = request_text(prompts()[prompt], tokens, true);
+    sent_ = 0;
+    answer_.clear();
+    events_ = 0;
+    parsed_ = 0;
+    busy_ = true;
+    text_.clear();
+    if (fd_ < 0) {
+      fd_ = connect_to_server();
+      epoll_event event{};
+      event.events = EPOLLIN | EPOLLOUT | EPOLLET;
+      event.data.ptr = this;
+      ::epoll_ctl(g_epoll, EPOLL_CTL_ADD, fd_, &event);
+    } else {
+      write_some();
+    }
+  }
+
+  // Called when the socket is ready. `gaps`: seconds between tokens go there, unless it is null.
+  void ready(std::vector<float>* gaps) {
+    write_some();
+    char buffer[16384];
+    for (;;) {
+      const ssize_t n = ::recv(fd_, buffer, sizeof buffer, 0);
+      if (n > 0) {
+        answer_.append(buffer, static_cast<size_t>(n));
+        parse(gaps);
+        continue;
+      }
+      if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+      if (busy_) fault_ = "the connection ended: " + answer_.substr(0, 300);
+      busy_ = false;
+      shut();
+      return;
+    }
+  }
+
+  void shut() {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = -1;
+  }
+  bool busy() const { return busy_; }
+  int index() const { return index_; }
+  int events() const { return events_; }
+  size_t prompt() const { return prompt_; }
+  const std::string& text() const { return text_; }
+  const std::string& fault() const { return fault_; }
+
+ private:
+  void write_some() {
+    while (sent_ < request_.size()) {
+      const ssize_t n = ::send(fd_, request_.data() + sent_, request_.size() - sent_, MSG_NOSIGNAL);
+      if (n <= 0) return;
+      sent_ += static_cast<size_t>(n);
+    }
+  }
+
+  void parse(std::vector<float>* gaps) {
+    static constexpr std::string_view kBegin = R"("text":")", kEnd = "\r\n0\r\n\r\n";
+    if (answer_.size() >= 12 && answer_.compare(0, 12, "HTTP/1.1 200") != 0) {
+      fault_ = answer_.substr(0, 400);
+      busy_ = false;
+      shut();
+      return;
+    }
+    for (;;) {  // event by event
+      const size_t end = answer_.find("\n\n", parsed_);
+      if (end == std::string::npos) break;
+      const std::string_view event(answer_.data() + parsed_, end - parsed_);
+      parsed_ = end + 2;
+      if (const size_t at = event.find(kBegin); at != event.npos) {
+        size_t stop = at + kBegin.size();
+        while (stop < event.size() && event[stop] != '"') stop += event[stop] == '\\' ? 2 : 1;
+        text_ += event.substr(at + kBegin.size(), stop - at - kBegin.size());
+        const double now = now_s();
+        if (events_++ > 0 && gaps != nullptr) gaps->push_back(static_cast<float>(now - last_));
+        last_ = now;
+        finished_ = event.find(R"("finish_reason":null)") == event.npos;
+      }
+      if (event.find(R"("error")") != event.npos) fault_ = std::string(event);
+      if (event.find("data: [DONE]") != event.npos) done_ = true;
+    }
+    if (done_ && answer_.size() >= kEnd.size() &&
+        answer_.compare(answer_.size() - kEnd.size(), kEnd.size(), kEnd) == 0) {
+      if (!finished_) fault_ = "no finish_reason before [DONE]";
+      busy_ = done_ = finished_ = false;
+    }
+  }
+
+  int index_, fd_ = -1, events_ = 0;
+  size_t prompt_ = 0, sent_ = 0, parsed_ = 0;
+  std::string request_, answer_, text_, fault_;
+  bool busy_ = false, done_ = false, finished_ = false;
+  double last_ = 0;
+};
+
+void wait_for_events(int ms, std::vector<float>* gaps) {
+  epoll_event events[256];
+  const int n = ::epoll_wait(g_epoll, events, 256, ms);
+  for (int i = 0; i < n; ++i) {
+    if (events[i].data.ptr != nullptr) static_cast<Client*>(events[i].data.ptr)->ready(gaps);
+  }
+}
+
+// ---- What the server says and holds
+// ---------------------------------------------------------------------------------
+
+std::string get(const std::string& path) {
+  const int fd = connect_to_server();
+  const std::string request = "GET " + path + " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+  std::string out;
+  const double until = now_s() + 10;
+  size_t sent = 0;
+  char buffer[65536];
+  while (now_s() < until) {
+    if (sent < request.size()) {
+      const ssize_t n = ::send(fd, request.data() + sent, request.size() - sent, MSG_NOSIGNAL);
+      if (n > 0) sent += static_cast<size_t>(n);
+    }
+    const ssize_t n = ::recv(fd, buffer, sizeof buffer, 0);
+    if (n > 0) out.append(buffer, static_cast<size_t>(n));
+    if (n == 0) break;
+    if (n < 0) ::usleep(500);
+  }
+  ::close(fd);
+  return out;
+}
+
+double metric(const std::string& text, const std::string& name) {
+  const size_t at = text.find("\n" + name + "{");
+  if (at == std::string::npos) return -1;
+  return std::atof(text.c_str() + text.find("} ", at) + 2);
+}
+
+double resident_mb() {
+  std::ifstream file("/proc/" + std::to_string(g_pid) + "/statm");
+  double all = 0, resident = 0;
+  file >> all >> resident;
+  return resident * static_cast<double>(::sysconf(_SC_PAGESIZE)) / 1e6;
+}
+
+int open_files() {
+  int n = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/" + std::to_string(g_pid) + "/fd"))
+    n += entry.is_symlink();
+  return n;
+}
+
+// CPU seconds of the server's threads, by name.
+std::map<std::string, double> thread_seconds() {
+  std::map<std::string, double> out;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/" + std::to_string(g_pid) + "/task")) {
+    std::string name;
+    std::getline(std::ifstream(entry.path() / "comm") >> std::ws, name);
+    double nanoseconds = 0;
+    std::ifstream(entry.path() / "schedstat") >> nanoseconds;
+    out[name] += nanoseconds / 1e9;
+  }
+  return out;
+}
+
+double quantile(std::vector<float>& values, double q) {
+  if (values.empty()) return 0;
+  const auto at = values.begin() + static_cast<long>(q * static_cast<double>(values.size() - 1));
+  std::nth_element(values.begin(), at, values.end());
+  return 1e3 * *at;
+}
+
+// ---- The loads
+// ------------------------------------------------------------------------------------------------------
+
+std::vector<std::string> solo_answers(int tokens) {
+  std::vector<std::string> out;
+  Client client(0);
+  for (size_t i = 0; i < prompts().size(); ++i) {
+    client.ask(i, tokens);
+    while (client.busy()) wait_for_events(100, nullptr);
+    if (!client.fault().empty()) give_up("alone: " + client.fault());
+    out.push_back(client.text());
+  }
+  return out;
+}
+
+struct Outcome {
+  long answers = 0, tokens = 0, different = 0, failed = 0;
+  std::string first_fault;
+  std::vector<float> gaps;
+};
+
+// `count` clients for `seconds`; each then ends its last answer.
+Outcome run_streams(int count, double seconds, int tokens, const std::vector<std::string>& solo) {
+  Outcome out;
+  std::mt19937 random(7);
+  std::vector<std::unique_ptr<Client>> clients;
+  for (int i = 0; i < count; ++i) {
+    clients.push_back(std::make_unique<Client>(i));
+    clients.back()->ask(random() % prompts().size(), tokens);
+  }
+  const double until = now_s() + seconds;
+  for (size_t busy = clients.size(); busy > 0;) {
+    wait_for_events(50, &out.gaps);
+    busy = 0;
+    for (auto& client : clients) {
+      if (client->busy()) {
+        ++busy;
+        continue;
+      }
+      if (client->events() == 0 && client->fault().empty()) continue;  // was counted, and asked no more
+      ++out.answers;
+      out.tokens += client->events();
+      if (!client->fault().empty()) {
+        if (out.first_fault.empty()) out.first_fault = client->fault();
+        ++out.failed;
+      } else if (!solo.empty() && client->text() != solo[client->prompt()]) {
+        ++out.different;
+      }
+      const int index = client->index();
+      if (!client->fault().empty()) client = std::make_unique<Client>(index);
+      if (now_s() < until) {
+        client->ask(random() % prompts().size(), tokens);
+        ++busy;
+      } else {
+        client = std::make_unique<Client>(index);
+      }
+    }
+  }
+  return out;
+}
+
+int streams(int count, double seconds) {
+  const int tokens = 64;
+  const auto solo = solo_answers(tokens);
+  const double begin = now_s();
+  Outcome out = run_streams(count, seconds, tokens, solo);
+  std::printf(
+      "streams: %d clients, %.1f s: %ld answers, %ld tokens, %.0f tokens/s; %ld failed, %ld unlike alone; "
+      "between tokens ms p50 %.2f p99 %.2f\n",
+      count, now_s() - begin, out.answers, out.tokens, static_cast<double>(out.tokens) / (now_s() - begin),
+      out.failed, out.different, quantile(out.gaps, 0.5), quantile(out.gaps, 0.99));
+  if (!out.first_fault.empty()) std::printf("first fault: %s\n", out.first_fault.c_str());
+  return out.failed + out.different > 0 ? 1 : 0;
+}
+
+int crowd(double seconds, int rounds) {
+  std::vector<double> without, with;
+  for (int round = 0; round < rounds; ++round) {
+    Outcome quiet = run_streams(4, seconds, 256, {});
+    std::vector<int> idle, slow;
+    for (int i = 0; i < 2000; ++i) idle.push_back(connect_to_server());
+    for (int i = 0; i < 200; ++i) slow.push_back(connect_to_server());
+    ::usleep(500'000);
+    const int connections = static_cast<int>(metric(get("/metrics"), "braid_http_open_connections"));
+    // The slow ones send a byte each now and then, from a child, so that this thread only reads.
+    const pid_t child = ::fork();
+    if (child == 0) {
+      const std::string header =
+          "GET /health HTTP/1.1\r\nHost: localhost\r\nX-Padding: " + std::string(400, 'x');
+      std::vector<size_t> at(slow.size(), 0);
+      for (size_t k = 0;; ++k) {
+        const size_t i = k % slow.size();
+        if (::send(slow[i], header.data() + at[i] % header.size(), 1, MSG_NOSIGNAL) != 1) {
+          ::close(slow[i]);  // cut after the time for headers: it comes again
+          slow[i] = connect_to_server();
+          at[i] = 0;
+        } else {
+          ++at[i];
+        }
+        ::usleep(2500);  // each of 200 sends two bytes a second
+      }
+    }
+    Outcome crowded = run_streams(4, seconds, 256, {});
+    ::kill(child, SIGKILL);
+    for (const int fd : idle) ::close(fd);
+    for (const int fd : slow) ::close(fd);
+    ::usleep(500'000);
+    without.push_back(quantile(quiet.gaps, 0.99));
+    with.push_back(quantile(crowded.gaps, 0.99));
+    std::printf(
+        "crowd: round %d: p99 between tokens %.2f ms, with %d connections %.2f ms (%+.1f %%); p50 %.2f and "
+        "%.2f ms; %ld failed\n",
+        round + 1, without.back(), connections, with.back(), 100 * (with.back() / without.back() - 1),
+        quantile(quiet.gaps, 0.5), quantile(crowded.gaps, 0.5), quiet.failed + crowded.failed);
+    std::fflush(stdout);
+  }
+  std::sort(without.begin(), without.end());
+  std::sort(with.begin(), with.end());
+  const double change = 100 * (with[with.size() / 2] / without[without.size() / 2] - 1);
+  std::printf("crowd: medians of p99: %.2f and %.2f ms, %+.1f %%\n", without[without.size() / 2],
+              with[with.size() / 2], change);
+  return change < 10 ? 0 : 1;
+}
+
+struct Held {
+  double memory_mb = 0, blocks = 0, running = 0, waiting = 0, connections = 0;
+  int files = 0;
+};
+
+// Once everything that was given up has ended.
+Held held() {
+  Held out;
+  for (int i = 0; i < 200; ++i) {
+    const std::string text = get("/metrics");
+    out = {resident_mb(),
+           metric(text, "braid_kv_cache_usage_perc"),
+           metric(text, "braid_num_requests_running"),
+           metric(text, "braid_num_requests_waiting"),
+           metric(text, "braid_http_open_connections"),
+           open_files()};
+    if (out.running == 0 && out.waiting == 0 && out.connections <= 1) break;
+    ::usleep(50'000);
+  }
+  return out;
+}
+
+void print_held(const char* when, const Held& held) {
+  std::printf(
+      "leave: %s: %.1f MB, %d files, %.0f connections, %.0f running, %.0f waiting, blocks in use %.4f\n",
+      when, held.memory_mb, held.files, held.connections, held.running, held.waiting, held.blocks);
+  std::fflush(stdout);
+}
+
+int leave(int count) {
+  std::mt19937 random(11);
+  struct Visitor {
+    int fd = -1;
+    double until = 0;
+    std::string request;
+    size_t sent = 0;
+  };
+  std::vector<Visitor> visitors(40);
+  char buffer[65536];
+  Held first;
+  double begin = 0;
+  const int warm_up = count / 5;  // until allocators and caches have seen everything
+  for (int gone = 0; gone < count + warm_up;) {
+    for (Visitor& visitor : visitors) {
+      const double now = now_s();
+      if (visitor.fd < 0) {
+        visitor.fd = connect_to_server();
+        visitor.request = request_text(prompts()[random() % prompts().size()], 200, random() % 4 != 0);
+        // Some leave in the middle of their headers or body.
+        if (random() % 5 == 0) visitor.request.resize(random() % visitor.request.size());
+        visitor.sent = 0;
+        visitor.until = now + 1e-3 * static_cast<double>(random() % 200);
+      }
+      if (visitor.sent < visitor.request.size()) {
+        const ssize_t n = ::send(visitor.fd, visitor.request.data() + visitor.sent,
+                                 visitor.request.size() - visitor.sent, MSG_NOSIGNAL);
+        if (n > 0) visitor.sent += static_cast<size_t>(n);
+      }
+      while (::recv(visitor.fd, buffer, sizeof buffer, 0) > 0) {
+      }
+      if (now < visitor.until) continue;
+      if (random() % 2 == 0) {  // RST instead of FIN
+        const linger now_gone{1, 0};
+        ::setsockopt(visitor.fd, SOL_SOCKET, SO_LINGER, &now_gone, sizeof now_gone);
+      }
+      ::close(visitor.fd);
+      visitor.fd = -1;
+      if (++gone == warm_up) {
+        first = held();
+        print_held("after the warm-up", first);
+        begin = now_s();
+      }
+    }
+    ::usleep(1000);
+  }
+  for (Visitor& visitor : visitors) {
+    if (visitor.fd >= 0) ::close(visitor.fd);
+  }
+  const Held last = held();
+  print_held(("after " + std::to_string(count) + " more").c_str(), last);
+  std::printf("leave: %.1f s, %+.1f MB\n", now_s() - begin, last.memory_mb - first.memory_mb);
+  const bool flat = last.running == 0 && last.waiting == 0 && last.connections <= 1 &&
+                    last.files <= first.files + 1 && last.blocks <= first.blocks &&
+                    last.memory_mb < first.memory_mb * 1.05 + 5;
+  return flat ? 0 : 1;
+}
+
+int cost(int count, double seconds) {
+  run_streams(count, 2, 64, {});
+  const auto before = thread_seconds();
+  const double begin = now_s();
+  Outcome out = run_streams(count, seconds, 256, {});
+  const double wall = now_s() - begin;
+  double all = 0, http = 0;
+  for (const auto& [name, seconds_of] : thread_seconds()) {
+    const auto had = before.find(name);
+    const double used = seconds_of - (had == before.end() ? 0 : had->second);
+    std::printf("cost: threads %-16s %6.2f s, %6.2f us per token\n", name.c_str(), used,
+                1e6 * used / static_cast<double>(out.tokens));
+    all += used;
+    if (name == "http") http += used;
+  }
+  std::printf(
+      "cost: %d streams, %.1f s: %ld tokens, %.0f tokens/s, %ld failed; HTTP, JSON and text %.1f us per "
+      "token, all threads %.1f us\n",
+      count, wall, out.tokens, static_cast<double>(out.tokens) / wall, out.failed,
+      1e6 * http / static_cast<double>(out.tokens), 1e6 * all / static_cast<double>(out.tokens));
+  return out.failed == 0 && http > 0 && 1e6 * http / static_cast<double>(out.tokens) < 60 ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 5) give_up("PORT PID streams|crowd|leave|cost NUMBER...: see the head of bench/server_load.cpp");
+  g_port = std::atoi(argv[1]);
+  g_pid = std::atoi(argv[2]);
+  g_epoll = ::epoll_create1(0);
+  ::signal(SIGPIPE, SIG_IGN);
+  rlimit files{};
+  ::getrlimit(RLIMIT_NOFILE, &files);
+  files.rlim_cur = files.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &files);
+  const std::string what = argv[3];
+  const auto number = [&](int i) { return i < argc ? std::atof(argv[i]) : 0; };
+  if (what == "streams") return streams(static_cast<int>(number(4)), number(5));
+  if (what == "crowd") return crowd(number(4), std::max(1, static_cast<int>(number(5))));
+  if (what == "leave") return leave(static_cast<int>(number(4)));
+  if (what == "cost") return cost(static_cast<int>(number(4)), number(5));
+  give_up("unknown load " + what);
+}

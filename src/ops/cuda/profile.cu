@@ -1,0 +1,288 @@
+// profile.cu -- see profile.h.
+#include "ops/cuda/profile.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "gguf/types.h"
+#include "ops/cuda/device_math.h"
+
+namespace braid::cuda {
+namespace {
+
+constexpr unsigned long long kHoldNs = 20'000'000;  // longer than the host needs to queue a step
+
+__global__ void hold(unsigned long long ns) {
+#if defined(__CUDA_ARCH__)
+  unsigned long long begin, now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+  do {
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  } while (now - begin < ns);
+#endif
+}
+
+double tensor_bytes(const Tensor& t) {
+  return static_cast<double>(t.rows * t.cols) * static_cast<double>(size_bytes(t.type));
+}
+
+// "blk.7.ffn_gate.weight" is "ffn_gate" in every layer.
+std::string short_name(const Weight& w) {
+  std::string name = w.name;
+  if (name.rfind("blk.", 0) == 0) name = name.substr(std::min(name.find('.', 4), name.size() - 1) + 1);
+  if (const size_t end = name.rfind(".weight"); end != std::string::npos) name.resize(end);
+  return name;
+}
+
+std::string shape_text(const Weight& w) {
+  return std::string(type_name(w.type)) + " " + std::to_string(w.k) + " x " + std::to_string(w.n);
+}
+
+}  // namespace
+
+Profiler::~Profiler() {
+  for (cudaEvent_t event : events_) cudaEventDestroy(event);
+}
+
+bool Profiler::start() {
+  BRAID_CHECK(!active_);
+  used_events_ = 0;
+  records_.clear();
+  active_ = context_.healthy();
+  return active_;
+}
+
+int Profiler::mark() {
+  if (used_events_ == static_cast<int>(events_.size())) {
+    cudaEvent_t event = nullptr;
+    context_.note(cudaEventCreate(&event), "making an event");
+    events_.push_back(event);
+  }
+  context_.note(cudaEventRecord(events_[used_events_], context_.stream), "timing an op");
+  return used_events_++;
+}
+
+template <typename Run>
+void Profiler::timed(Cost cost, Run run) {
+  Record record;
+  record.cost = std::move(cost);
+  record.begin = mark();
+  const uint64_t before = context_.launches;
+  run();
+  record.launches = context_.launches - before;
+  record.end = mark();
+  records_.push_back(std::move(record));
+}
+
+std::vector<OpTime> Profiler::stop() {
+  BRAID_CHECK(active_);
+  active_ = false;
+  context_.note(cudaStreamSynchronize(context_.stream), "timing ops");
+  // What two events cost that have nothing between them.
+  constexpr int kEmpty = 32;
+  const int first = used_events_;
+  for (int i = 0; i <= kEmpty; ++i) mark();
+  context_.note(cudaStreamSynchronize(context_.stream), "timing ops");
+  float empty_ms = 0;
+  context_.note(cudaEventElapsedTime(&empty_ms, events_[first], events_[first + kEmpty]), "timing an op");
+  empty_ms /= kEmpty;
+  std::map<std::pair<std::string, std::string>, OpTime> sums;
+  for (const Record& r : records_) {
+    OpTime& t = sums[{r.cost.op, r.cost.what}];
+    t.op = r.cost.op;
+    t.what = r.cost.what;
+    float ms = 0;
+    if (!context_.note(cudaEventElapsedTime(&ms, events_[r.begin], events_[r.end]), "timing an op")) continue;
+    ++t.calls;
+    t.launches += r.launches;
+    t.ms += std::max(ms - empty_ms, 0.0f);
+    t.bytes += r.cost.bytes;
+    t.flops += r.cost.flops;
+  }
+  std::vector<OpTime> out;
+  for (auto& [key, t] : sums) out.push_back(std::move(t));
+  std::sort(out.begin(), out.end(), [](const OpTime& a, const OpTime& b) { return a.ms > b.ms; });
+  records_.clear();
+  return out;
+}
+
+void Profiler::begin_step(const Batch& batch) {
+  const auto fetch = [&](std::vector<int32_t>& to, const int32_t* from) {
+    to.resize(static_cast<size_t>(batch.sequences));
+    context_.note(cudaMemcpyAsync(to.data(), from, to.size() * sizeof(int32_t), cudaMemcpyDeviceToHost,
+                                  context_.stream),
+                  "looking at a batch");
+  };
+  fetch(step_.rows, batch.rows);
+  fetch(step_.certain, batch.certain);
+  fetch(step_.context, batch.context);
+  context_.note(cudaStreamSynchronize(context_.stream), "looking at a batch");
+  hold<<<1, 1, 0, context_.stream>>>(kHoldNs);
+  context_.note(cudaGetLastError(), "holding the GPU");
+}
+
+void Profiler::embed(Tensor y, const Weight& table, const Batch& batch) {
+  if (!active_) return ops_.embed(y, table, batch);
+  begin_step(batch);
+  const double row = static_cast<double>(table.file_row_bytes());
+  timed({"embed", shape_text(table), tensor_bytes(y) + row * batch.tokens, 0},
+        [&] { ops_.embed(y, table, batch); });
+}
+
+void Profiler::linear(std::span<const LinearPart> parts, Tensor x) {
+  if (!active_) return ops_.linear(parts, x);
+  Cost cost{"linear", "", tensor_bytes(x), 0};
+  int64_t n = 0;
+  std::string types;
+  for (const LinearPart& p : parts) {
+    for (const Weight* w : {p.w, p.up}) {
+      if (w == nullptr) continue;
+      cost.what += short_name(*w) + " ";
+      if (types.find(type_name(w->type)) == std::string::npos) types += std::string(type_name(w->type)) + " ";
+      cost.bytes += static_cast<double>(w->device_bytes);
+      cost.flops += 2.0 * static_cast<double>(x.rows * w->n * w->k);
+      n += w->n;
+    }
+    cost.bytes += tensor_bytes(p.y.top(x.rows)) * (p.tail == Tail::add ? 2 : 1);
+  }
+  cost.what += types + std::to_string(x.cols) + " x " + std::to_string(n);
+  timed(std::move(cost), [&] { ops_.linear(parts, x); });
+}
+
+void Profiler::add_norm(Tensor y, Tensor residual, Tensor x, const float* weight, float eps) {
+  if (!active_) return ops_.add_norm(y, residual, x, weight, eps);
+  const double read = 4.0 * static_cast<double>(y.rows * y.cols);
+  timed({"add_norm", std::to_string(y.cols), tensor_bytes(y) + read + (x ? tensor_bytes(x) + read : 0.0), 0},
+        [&] { ops_.add_norm(y, residual, x, weight, eps); });
+}
+
+void Profiler::rope_table(Tensor table, const RopeParams& rope, const Batch& batch) {
+  if (!active_) return ops_.rope_table(table, rope, batch);
+  timed({"rope_table", "", tensor_bytes(table), 0}, [&] { ops_.rope_table(table, rope, batch); });
+}
+
+void Profiler::qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
+                                  const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
+                                  const Batch& batch) {
+  if (!active_) return ops_.qk_norm_rope_store(q, qg, k, v, rope_table, w, params, kv, batch);
+  timed({"qk_norm_rope_store", "",
+         2 * tensor_bytes(q) + 2 * tensor_bytes(k) + 2 * tensor_bytes(v) + tensor_bytes(rope_table), 0},
+        [&] { ops_.qk_norm_rope_store(q, qg, k, v, rope_table, w, params, kv, batch); });
+}
+
+void Profiler::attention(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
+                         const Batch& batch) {
+  if (!active_) return ops_.attention(o, q, qg, params, kv, batch);
+  const double cell_bytes =
+      static_cast<double>(kv.shape.k_block_bytes() + kv.shape.v_block_bytes()) / kBlockTokens;
+  Cost cost{"attention", std::to_string(params.heads) + " heads",
+            tensor_bytes(q) * (params.gated ? 2 : 1) + tensor_bytes(o), 0};
+  for (size_t s = 0; s < step_.rows.size(); ++s) {
+    if (step_.rows[s] == 0) continue;
+    const double end = step_.context[s] + step_.rows[s] - step_.certain[s];
+    const double rows = step_.rows[s];
+    cost.bytes += end * cell_bytes;
+    cost.flops += 4.0 * kv.shape.head_dim * params.heads * rows * (end - (rows - 1) / 2);
+  }
+  timed(std::move(cost), [&] { ops_.attention(o, q, qg, params, kv, batch); });
+}
+
+void Profiler::delta_advance(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
+                             const Batch& batch) {
+  if (!active_) return ops_.delta_advance(o, in, w, layer, batch);
+  const DeltaShape& d = layer.shape;
+  Cost cost{"delta_advance", std::to_string(d.value_heads) + " heads",
+            tensor_bytes(in.qkv) + tensor_bytes(in.z) + tensor_bytes(o), 0};
+  for (const int32_t rows : step_.certain) {
+    if (rows == 0) continue;
+    // The state in and out; the ring's rows that the first tokens look at, and those that are written.
+    cost.bytes += 8.0 * static_cast<double>(d.state_elements()) +
+                  4.0 * static_cast<double>(d.channels()) * (d.conv_width - 1 + std::min(rows, d.conv_width));
+    cost.flops += 6.0 * static_cast<double>(d.state_elements()) * rows;
+  }
+  timed(std::move(cost), [&] { ops_.delta_advance(o, in, w, layer, batch); });
+}
+
+void Profiler::delta_peek(Tensor o, DeltaJournal& journal, const DeltaInputs& in, const DeltaWeights& w,
+                          const DeltaLayer& layer, const Batch& batch) {
+  if (!active_) return ops_.delta_peek(o, journal, in, w, layer, batch);
+  timed({"delta_peek", "", tensor_bytes(in.qkv) + tensor_bytes(in.z) + tensor_bytes(o), 0},
+        [&] { ops_.delta_peek(o, journal, in, w, layer, batch); });
+}
+
+void Profiler::delta_commit(const DeltaLayer& layer, const DeltaJournal& journal,
+                            std::span<const AcceptedPath> paths) {
+  if (!active_) return ops_.delta_commit(layer, journal, paths);
+  const double states = 8.0 * static_cast<double>(layer.shape.state_elements() * std::ssize(paths));
+  timed({"delta_commit", "", states, 0}, [&] { ops_.delta_commit(layer, journal, paths); });
+}
+
+void Profiler::kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) {
+  if (!active_) return ops_.kv_move(kv, moves, batch);
+  timed({"kv_move", "", 0, 0}, [&] { ops_.kv_move(kv, moves, batch); });
+}
+
+void Profiler::moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) {
+  if (!active_) return ops_.moe_route(ids, weights, logits, params);
+  timed({"moe_route", "", tensor_bytes(logits), 0}, [&] { ops_.moe_route(ids, weights, logits, params); });
+}
+
+void Profiler::moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits, const RouteParams& params,
+                   const MoeWeights& w) {
+  if (!active_) return ops_.moe(y, x, ids, weights, logits, params, w);
+  moe_route(ids, weights, logits, params);
+  moe_ffn(y, x, ids, weights, w);
+}
+
+void Profiler::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) {
+  if (!active_) return ops_.moe_ffn(y, x, ids, weights, w);
+  const auto experts = static_cast<double>(w.gate->experts);
+  const auto pairs = static_cast<double>(x.rows * ids.cols);
+  const double touched = experts * (1 - std::pow(1 - 1 / experts, pairs));
+  Cost cost{"moe_ffn", shape_text(*w.gate) + ", " + std::to_string(w.gate->experts) + " experts",
+            tensor_bytes(x) + 2 * tensor_bytes(y.top(x.rows)), 0};
+  for (const Weight* m : {w.gate, w.up, w.down}) {
+    cost.bytes += static_cast<double>(m->device_bytes) * touched / experts;
+    cost.flops += 2.0 * pairs * static_cast<double>(m->n * m->k);
+  }
+  for (const Weight* m : {w.shared_gate, w.shared_up, w.shared_down}) {
+    if (m == nullptr || w.shared_gate == nullptr) continue;
+    cost.bytes += static_cast<double>(m->device_bytes);
+    cost.flops += 2.0 * static_cast<double>(x.rows * m->n * m->k);
+  }
+  timed(std::move(cost), [&] { ops_.moe_ffn(y, x, ids, weights, w); });
+}
+
+void Profiler::gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) {
+  if (!active_) return ops_.gather_rows(y, x, rows, count);
+  timed({"gather_rows", "", 2 * tensor_bytes(y), 0}, [&] { ops_.gather_rows(y, x, rows, count); });
+}
+
+void Profiler::logits(Tensor logits, const Weight& w, Tensor x) {
+  if (!active_) return ops_.logits(logits, w, x);
+  timed({"logits", short_name(w) + " " + shape_text(w),
+         static_cast<double>(w.device_bytes) + tensor_bytes(x) + tensor_bytes(logits),
+         2.0 * static_cast<double>(x.rows * w.n * w.k)},
+        [&] { ops_.logits(logits, w, x); });
+}
+
+void Profiler::top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) {
+  if (!active_) return ops_.top_k(values, ids, log_sum, logits);
+  timed(
+      {"top_k", std::to_string(values.cols) + " of " + std::to_string(logits.cols), tensor_bytes(logits), 0},
+      [&] { ops_.top_k(values, ids, log_sum, logits); });
+}
+
+void Profiler::state_copy(const DeltaLayer& layer, int32_t dst, int32_t src) {
+  if (!active_) return ops_.state_copy(layer, dst, src);
+  timed({"state_copy", "", 8.0 * static_cast<double>(layer.shape.slot_elements()), 0},
+        [&] { ops_.state_copy(layer, dst, src); });
+}
+
+void Profiler::block_copy(const KvLayer& kv, int32_t dst, int32_t src) {
+  if (!active_) return ops_.block_copy(kv, dst, src);
+  timed({"block_copy", "", 2.0 * static_cast<double>(kv.shape.k_block_bytes() + kv.shape.v_block_bytes()), 0},
+        [&] { ops_.block_copy(kv, dst, src); });
+}
+
+}  // namespace braid::cuda

@@ -1,0 +1,90 @@
+// profile.h -- the ops of a GPU with a clock around each: what `braid bench --profile` shows.
+//
+// The model always calls the profiler, which passes everything on. While it is active it lays an event before
+// and behind each op. The host is slower at queueing small ops than the GPU at running them, so a step begins
+// with a kernel that holds the GPU until the host is ahead: the times are the GPU's own. What an event
+// itself costs is taken off; events keep the ends of kernels from overlapping, so the sum of a step is above
+// what a replayed step takes.
+//
+// Bytes and flops are what the op had to do, not what its kernels did: each weight, state and cell once,
+// activations in and out. Of a mixture's experts those count that an even choice touches on average.
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/cuda/cuda_ops.h"
+
+namespace braid::cuda {
+
+class Profiler final : public Ops {
+ public:
+  Profiler(Context& context, CudaOps& ops) : context_(context), ops_(ops) {}
+  ~Profiler() override;
+
+  bool active() const { return active_; }
+  bool start();
+  // Waits, adds up equal ops, forgets them. The longest first.
+  std::vector<OpTime> stop();
+
+  void embed(Tensor y, const Weight& table, const Batch& batch) override;
+  void linear(std::span<const LinearPart> parts, Tensor x) override;
+  void add_norm(Tensor y, Tensor residual, Tensor x, const float* weight, float eps) override;
+  void rope_table(Tensor table, const RopeParams& rope, const Batch& batch) override;
+  void qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
+                          const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
+                          const Batch& batch) override;
+  void attention(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
+                 const Batch& batch) override;
+  void delta_advance(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
+                     const Batch& batch) override;
+  void delta_peek(Tensor o, DeltaJournal& journal, const DeltaInputs& in, const DeltaWeights& w,
+                  const DeltaLayer& layer, const Batch& batch) override;
+  void delta_commit(const DeltaLayer& layer, const DeltaJournal& journal,
+                    std::span<const AcceptedPath> paths) override;
+  void kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) override;
+  void moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) override;
+  void moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) override;
+  void moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits, const RouteParams& params,
+           const MoeWeights& w) override;
+  void gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) override;
+  void logits(Tensor logits, const Weight& w, Tensor x) override;
+  void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) override;
+  void state_copy(const DeltaLayer& layer, int32_t dst, int32_t src) override;
+  void block_copy(const KvLayer& kv, int32_t dst, int32_t src) override;
+
+ private:
+  struct Cost {
+    std::string op, what;
+    double bytes = 0, flops = 0;
+  };
+  struct Record {
+    Cost cost;
+    int begin = 0, end = 0;  // events
+    uint64_t launches = 0;
+  };
+  // The step's sequences, as the host knows them.
+  struct Rows {
+    std::vector<int32_t> rows, certain, context;
+  };
+
+  int mark();
+  template <typename Run>
+  void timed(Cost cost, Run run);
+  void begin_step(const Batch& batch);
+
+  Context& context_;
+  CudaOps& ops_;
+  bool active_ = false;
+  std::vector<cudaEvent_t> events_;
+  int used_events_ = 0;
+  std::vector<Record> records_;
+  Rows step_;
+};
+
+// A copy, reads, and products, each long enough to be measured. Takes 2 GiB for the while.
+Result<DevicePeaks> measure_peaks(Device& device, Context& context);
+
+}  // namespace braid::cuda

@@ -1,0 +1,315 @@
+// serve_test.cpp -- `braid serve` as an operator runs it: TLS, a config file, signals, several models.
+
+#include <gtest/gtest.h>
+#include <openssl/evp.h>
+#include <openssl/pem.h>
+#include <openssl/x509v3.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "program.h"
+#include "served.h"
+
+namespace {
+
+using namespace braid::test;
+using Json = nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+const std::string kRoot = BRAID_SOURCE_DIR;
+const std::string kDemo = kRoot + "/models/braid-demo-q8_0.gguf";
+const std::string kMoe = kRoot + "/tests/goldens/braid-tiny-moe-q4_k_m.gguf";
+// Little, so that several servers fit into one small machine.
+const std::vector<std::string> kSmall = {"-c", "1024",    "-np", "2",      "-t",
+                                         "1",  "--think", "off", "--temp", "0"};
+
+class ServeTest : public testing::Test {
+ protected:
+  ServeTest() {
+    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = fs::temp_directory_path() / ("braid-" + std::to_string(::getpid()) + "-" + info->name());
+    fs::create_directories(folder_);
+  }
+  ~ServeTest() override { fs::remove_all(folder_); }
+
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  std::string file(const std::string& name, const std::string& text) {
+    fs::create_directories(fs::path(path(name)).parent_path());
+    std::ofstream(path(name), std::ios::binary) << text;
+    return path(name);
+  }
+  // A key and a certificate for localhost that it signs itself.
+  void make_certificate() {
+    EVP_PKEY* key = EVP_EC_gen("P-256");
+    ASSERT_NE(key, nullptr);
+    X509* certificate = X509_new();
+    X509_set_version(certificate, 2);
+    ASN1_INTEGER_set(X509_get_serialNumber(certificate), 1);
+    X509_gmtime_adj(X509_getm_notBefore(certificate), -86400);
+    X509_gmtime_adj(X509_getm_notAfter(certificate), 86400);
+    X509_set_pubkey(certificate, key);
+    X509_NAME* name = X509_get_subject_name(certificate);
+    X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC, reinterpret_cast<const unsigned char*>("braid test"),
+                               -1, -1, 0);
+    X509_set_issuer_name(certificate, name);
+    X509_EXTENSION* names = X509V3_EXT_conf_nid(nullptr, nullptr, NID_subject_alt_name, "DNS:localhost");
+    X509_add_ext(certificate, names, -1);
+    X509_EXTENSION_free(names);
+    ASSERT_GT(X509_sign(certificate, key, EVP_sha256()), 0);
+    FILE* out = std::fopen(path("cert.pem").c_str(), "w");
+    PEM_write_X509(out, certificate);
+    std::fclose(out);
+    out = std::fopen(path("key.pem").c_str(), "w");
+    PEM_write_PrivateKey(out, key, nullptr, nullptr, 0, nullptr, nullptr);
+    std::fclose(out);
+    X509_free(certificate);
+    EVP_PKEY_free(key);
+  }
+
+  static std::vector<std::string> with_small(std::vector<std::string> more) {
+    more.insert(more.begin(), kSmall.begin(), kSmall.end());
+    return more;
+  }
+  static Json ask(uint16_t port, const std::string& path, const Json& body, int expected = 200) {
+    Connection connection(port);
+    connection.send("POST", path, body.dump());
+    connection.read_all();
+    EXPECT_EQ(connection.status(), expected) << connection.received;
+    return Json::parse(connection.body(), nullptr, false);
+  }
+  static Json get(uint16_t port, const std::string& path) {
+    Connection connection(port);
+    connection.send("GET", path);
+    connection.read_all();
+    return Json::parse(connection.body(), nullptr, false);
+  }
+  static std::string complete(uint16_t port, const std::string& model) {
+    const Json answer =
+        ask(port, "/v1/completions",
+            {{"model", model}, {"prompt", "The harbor"}, {"max_tokens", 12}, {"ignore_eos", true}});
+    return answer.contains("choices") ? answer["choices"][0]["text"].get<std::string>() : answer.dump();
+  }
+  // A stream that goes on for as long as the context lasts.
+  static void begin_long(Connection& connection) {
+    connection.send("POST", "/v1/completions",
+                    Json{{"prompt", "The harbor"}, {"stream", true}, {"ignore_eos", true}}.dump());
+    EXPECT_TRUE(connection.read_until("data: {"));
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(ServeTest, TlsWithACertificate) {
+  make_certificate();
+  Served server(with_small({"--tls-cert", path("cert.pem"), "--tls-key", path("key.pem")}));
+  ASSERT_NE(server.port, 0) << server.log();
+  EXPECT_NE(server.log().find("https://127.0.0.1"), std::string::npos);
+  {
+    Connection client(server.port, path("cert.pem"));
+    ASSERT_TRUE(client.connected);
+    client.send("GET", "/health");
+    client.read_all();
+    EXPECT_EQ(client.status(), 200);
+  }
+  Connection client(server.port, path("cert.pem"));
+  client.send("POST", "/v1/completions", R"({"prompt":"The harbor","max_tokens":8,"stream":true})");
+  EXPECT_TRUE(client.read_until("[DONE]"));
+  Connection plain(server.port);
+  plain.send("GET", "/health");
+  plain.read_all();
+  EXPECT_NE(plain.status(), 200);
+  // A client that trusts nobody in particular does not connect.
+  file("other.pem", "");
+  EXPECT_FALSE(Connection(server.port, path("other.pem")).connected);
+  server.signal(SIGTERM);
+  EXPECT_EQ(server.wait(), 0);
+}
+
+TEST_F(ServeTest, WrongCertificatesAreOneSentence) {
+  make_certificate();
+  file("junk.pem", "junk");
+  const std::pair<std::vector<std::string>, const char*> kCases[] = {
+      {{"--tls-cert", path("cert.pem")}, "needed together"},
+      {{"--tls-key", path("key.pem")}, "needed together"},
+      {{"--tls-cert", path("junk.pem"), "--tls-key", path("key.pem")}, "junk.pem"},
+      {{"--tls-cert", path("cert.pem"), "--tls-key", path("junk.pem")}, "junk.pem"},
+      {{"--tls-cert", path("absent.pem"), "--tls-key", path("key.pem")}, "absent.pem"},
+  };
+  for (const auto& [options, what] : kCases) {
+    auto arguments = with_small(options);
+    arguments.insert(arguments.begin(), {"serve", "--port", "0"});
+    const Outcome outcome = run_braid(arguments);
+    EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
+    EXPECT_NE(outcome.err.find(what), std::string::npos) << outcome.err;
+  }
+}
+
+TEST_F(ServeTest, OptionsFromAFile) {
+  const std::string config = file("braid.conf",
+                                  "# of this test\n"
+                                  "alias = \"from-file\"\n"
+                                  "predict = 3\n"
+                                  "api-key = [\"one\", \"two\"]\n"
+                                  "ctx-size = 512\n"
+                                  "threads = 1\n"
+                                  "strict-model = true\n");
+  Served server({"--config", config, "--ctx-size", "640"});
+  ASSERT_NE(server.port, 0) << server.log();
+  EXPECT_NE(server.log().find("from-file on http://"), std::string::npos) << server.log();
+  EXPECT_NE(server.log().find("640 tokens of context"), std::string::npos) << "the command line goes first";
+  const std::string body = R"({"prompt":"The harbor","ignore_eos":true,"model":"from-file"})";
+  Connection refused(server.port);
+  refused.send("POST", "/v1/completions", body);
+  refused.read_all();
+  EXPECT_EQ(refused.status(), 401);
+  for (const char* key : {"one", "two"}) {
+    Connection client(server.port);
+    client.send("POST", "/v1/completions", body, std::string("Authorization: Bearer ") + key + "\r\n");
+    client.read_all();
+    EXPECT_EQ(client.status(), 200);
+    EXPECT_EQ(Json::parse(client.body())["usage"]["completion_tokens"], 3);
+  }
+  Connection strict(server.port);
+  strict.send("POST", "/v1/completions", R"({"prompt":"x","model":"another"})", "x-api-key: one\r\n");
+  strict.read_all();
+  EXPECT_EQ(strict.status(), 404);
+}
+
+TEST_F(ServeTest, WrongFilesOfOptionsAreRefused) {
+  const std::pair<std::string, const char*> kCases[] = {
+      {file("value.conf", "max-queue = many\n"), "max-queue"},
+      {file("range.conf", "max-n = 0\n"), "max-n"},
+      {file("name.conf", "max-quue = 5\n"), "max-quue"},
+      {path("absent.conf"), "absent.conf"},
+  };
+  for (const auto& [config, what] : kCases) {
+    const Outcome outcome = run_braid({"serve", "--port", "0", "-c", "512", "--config", config});
+    EXPECT_NE(outcome.exit_code, 0) << config;
+    EXPECT_NE(outcome.err.find(what), std::string::npos) << outcome.err;
+  }
+}
+
+TEST_F(ServeTest, TheFirstSignalLetsAnswersEnd) {
+  for (const int number : {SIGTERM, SIGINT}) {
+    Served server(with_small({}));
+    ASSERT_NE(server.port, 0) << server.log();
+    Connection stream(server.port), idle(server.port);
+    begin_long(stream);
+    server.signal(number);
+    ASSERT_TRUE(server.wait_log("shutting down"));
+    EXPECT_TRUE(stream.read_until("data: [DONE]")) << stream.received.substr(0, 300);
+    EXPECT_NE(stream.received.find("\"finish_reason\":\"length\""), std::string::npos);
+    EXPECT_EQ(stream.received.find("\"error\""), std::string::npos);
+    EXPECT_EQ(server.wait(), 0);
+    EXPECT_FALSE(Connection(server.port).connected);
+    EXPECT_EQ(idle.read_all(), "");
+  }
+}
+
+TEST_F(ServeTest, AnswersThatTakeTooLongEndWithAnError) {
+  // 262144 tokens are more than a second whatever the machine.
+  Served server({"-c", "0", "-np", "1", "--drain-timeout", "0.2"});
+  ASSERT_NE(server.port, 0) << server.log();
+  Connection stream(server.port);
+  begin_long(stream);
+  server.signal(SIGTERM);
+  stream.read_all();
+  EXPECT_NE(stream.received.find("shutting_down"), std::string::npos);
+  EXPECT_EQ(server.wait(), 0);
+}
+
+TEST_F(ServeTest, TheSecondSignalEndsAtOnce) {
+  Served server({"-c", "0", "-np", "1", "--drain-timeout", "1000"});
+  ASSERT_NE(server.port, 0) << server.log();
+  Connection stream(server.port);
+  begin_long(stream);
+  server.signal(SIGTERM);
+  ASSERT_TRUE(server.wait_log("shutting down"));
+  server.signal(SIGTERM);
+  EXPECT_EQ(server.wait(), 130);
+  stream.read_all();
+  EXPECT_EQ(stream.received.find("[DONE]"), std::string::npos);
+}
+
+TEST_F(ServeTest, SeveralModelsByName) {
+  fs::create_directories(path("models/tiny"));
+  fs::create_symlink(kMoe, path("models/tiny/moe.gguf"));
+  const Outcome made = run_braid({"quantize", kDemo, path("models/demo-q4.gguf"), "Q4_K_M"});
+  ASSERT_EQ(made.exit_code, 0) << made.err;
+  std::ifstream whole(kDemo, std::ios::binary);
+  std::string half(100'000, '\0');
+  whole.read(half.data(), static_cast<std::streamsize>(half.size()));
+  file("models/half.gguf", half);
+  file("secret.gguf", half);
+  const std::string presets = file("presets.json", R"({"short": {"model": "tiny/moe", "max_tokens": 2}})");
+  Served server(with_small(
+      {"--models-dir", path("models"), "--presets", presets, "--alias", "demo", "--alias", "gpt-4=demo-q4"}));
+  ASSERT_NE(server.port, 0) << server.log();
+
+  const Json list = get(server.port, "/v1/models");
+  std::vector<std::string> names;
+  for (const Json& model : list["data"]) names.push_back(model["id"]);
+  EXPECT_EQ(names, (std::vector<std::string>{"demo", "demo-q4", "gpt-4", "half", "tiny/moe", "short"}));
+
+  const std::string demo = complete(server.port, "demo"), moe = complete(server.port, "tiny/moe");
+  EXPECT_NE(demo, moe);
+  EXPECT_EQ(get(server.port, "/v1/models/tiny%2Fmoe")["status"]["value"], "loaded");
+  EXPECT_EQ(get(server.port, "/v1/models/demo")["status"]["value"], "unloaded");
+  EXPECT_EQ(complete(server.port, "demo"), demo);
+  const std::string q4 = complete(server.port, "gpt-4");
+  EXPECT_EQ(complete(server.port, "demo-q4"), q4);
+  EXPECT_EQ(complete(server.port, "tiny/moe"), moe);
+  EXPECT_EQ(ask(server.port, "/v1/completions",
+                {{"model", "short"}, {"prompt", "The"}, {"ignore_eos", true}})["usage"]["completion_tokens"],
+            2);
+  EXPECT_EQ(complete(server.port, "nobody"), moe);
+
+  const Json broken = ask(server.port, "/v1/completions", {{"model", "half"}, {"prompt", "x"}}, 400);
+  EXPECT_EQ(broken["error"]["code"], "model_load_failed");
+  const std::string sentence = broken["error"]["message"];
+  EXPECT_NE(sentence.find("half.gguf: "), std::string::npos) << sentence;
+  EXPECT_EQ(sentence.find(path("models")), std::string::npos) << sentence;
+  EXPECT_EQ(sentence.find('\n'), std::string::npos);
+  EXPECT_EQ(get(server.port, "/v1/models/half")["status"]["value"], "failed");
+  EXPECT_EQ(get(server.port, "/v1/models/tiny%2fmoe")["status"]["value"], "loaded")
+      << "it cost nobody anything";
+  const std::vector<std::string> kTricks = {"../secret", "secret.gguf", path("secret"), path("secret.gguf")};
+  for (const std::string& trick : kTricks) {
+    EXPECT_EQ(complete(server.port, trick), moe) << trick;
+  }
+
+  // Many at once, of all models.
+  std::vector<std::thread> threads;
+  std::atomic<int> right{0};
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      const std::string name = t == 0 ? "demo" : t == 1 ? "tiny/moe" : "demo-q4";
+      for (int i = 0; i < 2; ++i) right += complete(server.port, name) == (t == 0 ? demo : t == 1 ? moe : q4);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(right, 6);
+  server.signal(SIGTERM);
+  EXPECT_EQ(server.wait(), 0);
+}
+
+TEST_F(ServeTest, ModelsByNameOnTheCommandLine) {
+  fs::create_directories(path("models"));
+  fs::create_symlink(kMoe, path("models/moe.gguf"));
+  const Outcome list = run_braid({"serve", "--models-dir", path("models"), "--list-models"});
+  EXPECT_EQ(list.exit_code, 0) << list.err;
+  EXPECT_NE(list.out.find("\nmoe\t"), std::string::npos) << list.out;
+  const Outcome wrong = run_braid({"serve", "--models-dir", path("models"), "-m", "mo"});
+  EXPECT_EQ(wrong.exit_code, 2);
+  EXPECT_NE(wrong.err.find("there is \"moe\""), std::string::npos) << wrong.err;
+  EXPECT_EQ(run_braid({"serve", "--models-dir", path("absent")}).exit_code, 2);
+  EXPECT_EQ(run_braid({"serve", "--alias", "a=b"}).exit_code, 2);
+  Served server(with_small({"--models-dir", path("models"), "-m", "moe"}));
+  ASSERT_NE(server.port, 0) << server.log();
+  EXPECT_NE(server.log().find("moe on http://"), std::string::npos) << server.log();
+  EXPECT_EQ(get(server.port, "/v1/models")["data"].size(), 1u);
+}
+
+}  // namespace
