@@ -397,7 +397,7 @@ struct Held {
 // Once everything that was given up has ended.
 Held held() {
   Held out;
-  for (int i = 0; i < 200; ++i) {
+  for (int i = 0; i < 20; ++i) {
     const std::string text = get("/metrics");
     out = {resident_mb(),
            metric(text, "braid_kv_cache_usage_perc"),
@@ -406,7 +406,7 @@ Held held() {
            metric(text, "braid_http_open_connections"),
            open_files()};
     if (out.running == 0 && out.waiting == 0 && out.connections <= 1) break;
-    ::usleep(50'000);
+    ::usleep(1'500'000);  // a closed connection lingers for a moment, the one of the last look as well
   }
   return out;
 }
@@ -457,6 +457,10 @@ int leave(int count) {
       ::close(visitor.fd);
       visitor.fd = -1;
       if (++gone == warm_up) {
+        for (Visitor& other : visitors) {
+          if (other.fd >= 0) ::close(other.fd);
+          other.fd = -1;
+        }
         first = held();
         print_held("after the warm-up", first);
         begin = now_s();

@@ -51,6 +51,7 @@ int main(int argc, char** argv) {
   braid::cli::add_ppl(app, &exit_code);
   braid::cli::add_inspect(app, &exit_code);
   braid::cli::add_quantize(app, &exit_code);
+  braid::cli::add_completion(app, &exit_code);
   try {
     app.parse(arguments(argc, argv));
   } catch (const CLI::ParseError& error) {

@@ -16,5 +16,6 @@ void add_inspect(CLI::App& app, int* exit_code);
 void add_ppl(CLI::App& app, int* exit_code);
 void add_quantize(CLI::App& app, int* exit_code);
 void add_bench(CLI::App& app, int* exit_code);
+void add_completion(CLI::App& app, int* exit_code);  // last: it tells of all the others
 
 }  // namespace braid::cli

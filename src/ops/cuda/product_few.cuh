@@ -446,9 +446,11 @@ struct FewShapeOfWork {
 template <class Format>
 bool launch_few(Context& context, const ProductArgs& args) {
   using Shape = FewShape<Format>;
-  constexpr int64_t kHalfOfAll = 111 * 1024;
-  constexpr int64_t kMoreThanHalf = 116 * 1024;
-  constexpr int64_t kAll = 224 * 1024;
+  // Less what a block takes besides; 111 and 224 KB of an H200.
+  const auto most = static_cast<int64_t>(context.shared_bytes_per_block);
+  const int64_t half_of_all = (most - 5 * 1024) / 2;
+  const int64_t more_than_half = half_of_all + 5 * 1024;
+  const int64_t whole = most - 3 * 1024;
   constexpr int64_t kStageBytes = Shape::kWarps * Shape::kPiece;
   const bool list = args.tiles != nullptr;
   const bool gated = args.parts[0].store == Store::gated;
@@ -471,7 +473,7 @@ bool launch_few(Context& context, const ProductArgs& args) {
                       kFewRows,
                       list};
   const auto fits = [&](const FewCut& cut) {
-    return work.beside(context, cut) <= (cut.density == 1 ? kAll : kHalfOfAll) - 2 * kStageBytes;
+    return work.beside(context, cut) <= (cut.density == 1 ? whole : half_of_all) - 2 * kStageBytes;
   };
   // k is cut so that it fits for 8 rows and is quick for 2; the density is what suits these rows.
   const bool large = items * plan.pair * pieces * Shape::kPiece >= 10'000'000;
@@ -506,10 +508,10 @@ bool launch_few(Context& context, const ProductArgs& args) {
   plan.x_bytes = static_cast<int>(work.x_bytes(best));
   const int64_t beside = work.beside(context, best);
   const bool alone = best.slices > 1 && best.density == 1 && !tiny;
-  int64_t stages = ((alone ? kAll : kHalfOfAll) - beside) / kStageBytes;
-  if (stages < 2) stages = (kAll - beside) / kStageBytes;
+  int64_t stages = ((alone ? whole : half_of_all) - beside) / kStageBytes;
+  if (stages < 2) stages = (whole - beside) / kStageBytes;
   plan.stages = static_cast<int>(std::min<int64_t>(stages, kFewStages));
-  const int64_t shared = std::max(plan.stages * kStageBytes + beside, alone ? kMoreThanHalf : 0);
+  const int64_t shared = std::max(plan.stages * kStageBytes + beside, alone ? more_than_half : 0);
   const int64_t clusters = few_clusters(context, best);
   const auto grid = static_cast<unsigned>((list ? clusters : std::min(clusters, items)) * best.slices);
   auto* kernel = list ? few_kernel<Format, true> : few_kernel<Format, false>;
