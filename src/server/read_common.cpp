@@ -248,7 +248,9 @@ void read_common(const Fields& fields, const ApiLimits& limits, Generation& out)
     out.min_tokens = static_cast<int32_t>(*least);
   const bool zero = out.endpoint == Endpoint::completions;
   for (const char* name : {"n_predict", "max_tokens", "max_output_tokens", "max_completion_tokens"}) {
-    const auto most = fields.integer(name, -1, INT64_MAX);
+    // -1 says "no limit" where llama.cpp's clients have always said so.
+    const bool old_name = name == std::string_view("n_predict") || name == std::string_view("max_tokens");
+    const auto most = fields.integer(name, old_name ? -1 : 0, INT64_MAX);
     if (most == 0 && !zero)
       fields.fail(invalid_value(fields.path(name), fields.path(name) + " must be at least 1"));
     if (most) out.max_tokens = most;

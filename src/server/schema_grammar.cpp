@@ -33,12 +33,15 @@ class Compiler {
       : root_(root), strict_(strict), grammar_(grammar), parts_(parts) {}
 
   // The rule of the whole schema, or of a schema inside it.
-  Rule value() { return schema(root_, 0); }
-  Rule value(const Json& part) { return schema(part, 1); }
+  Rule value() { return made_.emplace_back(schema(root_, 0)); }
+  Rule value(const Json& part) { return made_.emplace_back(schema(part, 1)); }
 
   // Empty: all went well. One sentence otherwise, and the rules are of no use.
   const std::string& error() {
     if (grammar_.symbols() > kMaxGrammarSymbols) fail("it is too large");
+    if (error_.empty() && !grammar_.have_sentences(made_))
+      fail("no finite value fits it: it contains itself");
+    made_.clear();
     return error_;
   }
 
@@ -382,6 +385,7 @@ class Compiler {
   ByteGrammar& grammar_;
   GrammarParts& parts_;
   std::map<const Json*, Rule> references_;
+  std::vector<Rule> made_;  // by value(), not looked at yet
   std::string error_;
 };
 

@@ -53,6 +53,41 @@ void ByteGrammar::add(Rule rule, Sequence sequence) {
   symbols_.push_back({Symbol::Kind::end, 0});
 }
 
+// A rule has one when all rules of one of its sequences do. Each sequence waits for so many rules, and each
+// rule that is found tells the sequences that it stands in: time in proportion to the grammar.
+bool ByteGrammar::have_sentences(std::span<const Rule> wanted) const {
+  struct Waiting {
+    size_t rule;
+    int rules;  // of the sequence that are not found yet
+  };
+  std::vector<Waiting> waiting;
+  std::vector<std::vector<size_t>> stands_in(rules_.size());  // indices into waiting, once per occurrence
+  std::vector<bool> found(rules_.size());
+  std::vector<size_t> fresh;
+  const auto find = [&](size_t r) {
+    if (!found[r]) fresh.push_back(r);
+    found[r] = true;
+  };
+  for (size_t r = 0; r < rules_.size(); ++r)
+    for (const uint32_t begin : rules_[r]) {
+      Waiting sequence{r, 0};
+      for (uint32_t at = begin; symbols_[at].kind != Symbol::Kind::end; ++at) {
+        if (symbols_[at].kind != Symbol::Kind::rule) continue;
+        ++sequence.rules;
+        stands_in[static_cast<size_t>(symbols_[at].index)].push_back(waiting.size());
+      }
+      if (sequence.rules == 0) find(r);
+      waiting.push_back(sequence);
+    }
+  while (!fresh.empty()) {
+    const size_t r = fresh.back();
+    fresh.pop_back();
+    for (const size_t w : stands_in[r])
+      if (--waiting[w].rules == 0) find(waiting[w].rule);
+  }
+  return std::all_of(wanted.begin(), wanted.end(), [&](Rule r) { return found[static_cast<size_t>(r)]; });
+}
+
 ByteGrammar::Symbol ByteGrammar::bytes(const ByteSet& set) {
   const auto [found, added] = set_index_.emplace(set, static_cast<int32_t>(sets_.size()));
   if (added) sets_.push_back(set);

@@ -68,6 +68,9 @@ class ByteGrammar {
   Symbol range(uint8_t low, uint8_t high);
   void literal(Sequence& out, std::string_view text);
 
+  // Whether each of these rules has some finite sentence: not so if it cannot but refer to itself.
+  bool have_sentences(std::span<const Rule> wanted) const;
+
   void set_root(Rule root) { root_ = root; }
   Rule root() const { return root_; }
   // What has been added so far, as a measure of size.
