@@ -12,6 +12,7 @@
 #include <fstream>
 #include <memory>
 #include <mutex>
+#include <sstream>
 #include <string>
 #include <thread>
 
@@ -41,6 +42,7 @@ struct ServeFlags {
   SamplingFlags sampling;
   server::HttpOptions http;
   server::AppOptions app;
+  std::string config;
   std::vector<std::string> aliases;
   std::vector<std::string> models_dirs;
   std::vector<std::string> preset_files;
@@ -457,6 +459,35 @@ void add_answer_options(CLI::App& command, ServeFlags& flags) {
                    "chat: a last assistant message is continued");
 }
 
+// The options of a file, for those that neither the command line nor the environment has given. (CLI11 reads
+// such files for a whole program, not for one of its commands.)
+Status read_config(CLI::App& command, const std::string& path) {
+  if (path.empty()) return {};
+  BRAID_ASSIGN(const std::string text, read_text(path));
+  const auto wrong = [&path](const std::string& what) {
+    return Error{ErrorKind::invalid_argument, path + ": " + what};
+  };
+  try {
+    std::istringstream lines(text);
+    for (const CLI::ConfigItem& item : CLI::ConfigTOML().from_config(lines)) {
+      CLI::Option* option = command.get_option_no_throw("--" + item.name);
+      if (!item.parents.empty() || option == nullptr || item.name == "config") {
+        return wrong("there is no option " + item.fullname());
+      }
+      if (option->count() > 0) continue;
+      if (option->get_expected_max() == 0) {  // a flag
+        option->add_result(option->get_flag_value("", item.inputs.empty() ? "true" : item.inputs.front()));
+      } else {
+        option->add_result(item.inputs);
+      }
+      option->run_callback();
+    }
+  } catch (const CLI::Error& error) {
+    return wrong(error.what());
+  }
+  return {};
+}
+
 }  // namespace
 
 void add_serve(CLI::App& app, int* exit_code) {
@@ -467,14 +498,17 @@ void add_serve(CLI::App& app, int* exit_code) {
       "POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages; GET /v1/models, /health, "
       "/metrics.\n"
       "SIGTERM lets running answers end; a second one does not. docs/serving.md has the rest.");
-  command->set_config("--config", "", "file with options, one a line: name = value");
+  command->add_option("--config", flags->config, "file with options, one a line: name = value");
   add_model_options(*command, flags->model);
   add_sampling_options(*command, flags->sampling);
   add_access_options(*command, *flags);
   add_catalog_options(*command, *flags);
   add_limit_options(*command, *flags);
   add_answer_options(*command, *flags);
-  command->callback([flags, exit_code] { *exit_code = serve(*flags); });
+  command->callback([flags, command, exit_code] {
+    const Status status = read_config(*command, flags->config);
+    *exit_code = status.ok() ? serve(*flags) : fail(status.error());
+  });
 }
 
 }  // namespace braid::cli

@@ -46,6 +46,9 @@ class Compiler {
   }
 
  private:
+  static constexpr int kMaxMerges = 4096;
+  int merges_ = 0;
+
   Rule fail(std::string message) {
     if (error_.empty()) error_ = std::move(message);
     return parts_.any_value();
@@ -148,6 +151,9 @@ class Compiler {
     Json out = given;
     out.erase("allOf");
     for (const Json& part : parts) {
+      // References may lead a merge into itself, twice at each level.
+      if (++merges_ > kMaxMerges) fail("its allOf and $ref have no end");
+      if (!error_.empty()) return out;
       const Json* source = &part;
       for (int hops = 0; source->is_object() && source->contains("$ref") && hops < 16; ++hops) {
         source = target((*source)["$ref"]);

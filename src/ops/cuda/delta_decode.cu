@@ -116,6 +116,16 @@ __global__ __launch_bounds__(32 * kPrepareWarps) void prepare_rows(const __grid_
   if (lane == 0) rows.qk[static_cast<int64_t>(s) * l.key_heads + task] = qk * iq * ik;
 }
 
+// One over the rms of a head's outputs. A warp.
+__device__ float rms_scale(const DeltaArgs& a, const float* o) {
+  float sum = 0;
+  for (int c = 4 * (threadIdx.x % 32); c < a.layer.value_dim; c += 128) {
+    const float4 x = *reinterpret_cast<const float4*>(&o[c]);
+    sum += dot4(x, x, 0.0f);
+  }
+  return 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(a.layer.value_dim) + a.w.eps);
+}
+
 // kVectors float4 per lane and column (Dk / 32), 4 groups of 4 columns a warp. 2 Dv threads.
 template <int kVectors>
 __global__ __launch_bounds__(256, 2) void decode_rows(const __grid_constant__ DeltaArgs a,
@@ -201,10 +211,7 @@ __global__ __launch_bounds__(256, 2) void decode_rows(const __grid_constant__ De
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
     const float d = gates.y * (v[g] - before * sums[2 * g]);
-    if (part == 0) {
-      const float value = fmaf(qk, d, before * sums[2 * g + 1]);
-      o[column + 4 * g] = value;
-    }
+    if (part == 0) o[column + 4 * g] = fmaf(qk, d, before * sums[2 * g + 1]);
     const float update = d * inverse;
     if (fold) {
 #pragma unroll
@@ -225,14 +232,8 @@ __global__ __launch_bounds__(256, 2) void decode_rows(const __grid_constant__ De
   // Everybody has read it.
   if (tid == 0) l.decay(slot)[h] = decay;
   if (tid >= l.value_dim) return;
-  float sum = 0;
-  for (int c = 4 * lane; c < l.value_dim; c += 128) {
-    const float4 x = *reinterpret_cast<const float4*>(&o[c]);
-    sum += dot4(x, x, 0.0f);
-  }
-  const float scale = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(l.value_dim) + a.w.eps);
   const float gate = norm * exact_silu(from_bits(a.in.z.type, z));
-  store_at(a.o, row, static_cast<int64_t>(h) * l.value_dim + tid, o[tid] * scale * gate);
+  store_at(a.o, row, static_cast<int64_t>(h) * l.value_dim + tid, o[tid] * rms_scale(a, o) * gate);
 }
 
 template <int kVectors>
