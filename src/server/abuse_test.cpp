@@ -183,7 +183,7 @@ TEST_F(AbuseTest, NumbersThatAreNone) {
   abuses.push_back({"a budget", "/v1/messages",
                     R"({"max_tokens":10,"thinking":{"type":"enabled","budget_tokens":-5},)" + kUser + "}",
                     400});
-  abuses.push_back({"responses", "/v1/responses", R"({"input":"x","max_output_tokens":-7})", 400});
+  abuses.push_back({"responses", "/v1/responses", R"({"input":"x","max_output_tokens":-1})", 400});
   expect(abuses);
 }
 
@@ -207,6 +207,12 @@ TEST_F(AbuseTest, SchemasThatExplode) {
       {"a long array", chat, form(R"({"type":"array","minItems":1000000000,"items":{"type":"integer"}})"),
        400, code},
       {"a long text", chat, form(R"({"type":"string","minLength":1000000000})"), 400, code},
+      {"a reference to itself", chat, form(R"({"$ref":"#"})"), 400, code},
+      {"an object in itself", chat,
+       form(R"({"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"]})"), 400, code},
+      {"references in a ring", chat,
+       form(R"({"$defs":{"a":{"$ref":"#/$defs/b"},"b":{"$ref":"#/$defs/a"}},"$ref":"#/$defs/a"})"), 400,
+       code},
       {"allOf itself", chat, form(R"({"allOf":[{"$ref":"#"},{"$ref":"#"}]})"), 400, code},
       {"a reference to a file", chat, form(R"({"$ref":"file:///etc/passwd"})"), 400, code},
       {"a reference to nowhere", chat, form(R"({"$ref":"#/definitions/x"})"), 400, code},

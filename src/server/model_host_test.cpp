@@ -121,7 +121,8 @@ class HostedServer : public testing::Test {
   };
 
   static std::string chat(const std::string& model) {
-    return Json{{"model", model}, {"messages", Json::array({{{"role", "user"}, {"content", "who?"}}})}}.dump();
+    return Json{{"model", model}, {"messages", Json::array({{{"role", "user"}, {"content", "who?"}}})}}
+        .dump();
   }
   Client::Answer ask(const std::string& model) {
     return Client(http->port()).ask("POST", "/v1/chat/completions", chat(model));
@@ -254,8 +255,9 @@ TEST_F(HostedServer, WaitingEndsWithAnAnswerThatSaysWhenToComeBack) {
   EXPECT_EQ(late.status, 503);
   EXPECT_EQ(late.json()["error"]["code"], "model_loading");
   EXPECT_NE(late.head.find("Retry-After: 5"), std::string::npos);
-  const Json body{
-      {"model", "b"}, {"max_tokens", 5}, {"messages", Json::array({{{"role", "user"}, {"content", "hello"}}})}};
+  const Json body{{"model", "b"},
+                  {"max_tokens", 5},
+                  {"messages", Json::array({{{"role", "user"}, {"content", "hello"}}})}};
   EXPECT_EQ(Client(http->port()).ask("POST", "/v1/messages", body.dump()).status, 529);
   // Nobody waits any more, so the model stays and goes on answering.
   while (state_of("a") != "loaded" || host->swapping()) {
