@@ -247,6 +247,8 @@ TEST_P(ServiceOn, TheStartTellsOnceWhatWasCached) {
   Fixture fixture(GetParam(), options);
   Request r = request_of(3);
   r.max_tokens = 20;
+  // Long enough for a checkpoint near its end.
+  while (r.prompt.size() < 150) r.prompt.push_back(static_cast<int32_t>(r.prompt.size()));
   Listener first, again, forked[2];
   ASSERT_TRUE(fixture.engine->submit(r, first).ok());
   fixture.engine->run_until_idle();
