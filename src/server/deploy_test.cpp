@@ -70,7 +70,9 @@ TEST(Deploy, DashboardAsksForMetricsThatExist) {
   const std::regex rated(R"(rate\((braid_[a-z0-9_]+))");
   for (std::sregex_iterator at(queries.begin(), queries.end(), rated), end; at != end; ++at) {
     const auto found = types.find((*at)[1].str());
-    if (found != types.end()) EXPECT_EQ(found->second, "counter") << found->first;
+    if (found != types.end()) {
+      EXPECT_EQ(found->second, "counter") << found->first;
+    }
   }
 }
 
