@@ -374,6 +374,11 @@ TEST(JsonText, ReadsWhatJsonAllowsAndWritesNothingElse) {
   }
   EXPECT_EQ(read_python_literal("{'a': (1,), 2: 'it\\'s \\x41',}")->text, R"({"a": [1], "2": "it's A"})");
   EXPECT_EQ(json_string("\x01\"\\\n\x7f"), "\"\\u0001\\\"\\\\\\n\x7f\"");
+  std::string ascii;
+  append_json_string(ascii, "\b\f\v\x7f\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80 \xff\xe2\x82",
+                     JsonLetters::ascii);
+  EXPECT_EQ(ascii, R"("\b\f\u000b\u007f\u00e9\u20ac\ud83d\ude00 \ufffd\ufffd\ufffd")");
+  EXPECT_EQ(json_string("\xff\xe2\x82"), "\"\xff\xe2\x82\"");  // broken bytes stay as they are
 }
 
 }  // namespace

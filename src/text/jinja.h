@@ -6,8 +6,11 @@
 // filters such as map and select give lists, not generators.
 //
 // Templates and the values they see come from outside, so both are hostile: parsing bounds size and nesting,
-// rendering bounds steps, nesting, memory, output and time. Nothing here throws, and no template can make a
-// render outlive its limits by more than one bounded string operation.
+// rendering bounds steps, nesting, memory and output. A step is an amount of work (some 10 to 250 ns), so the
+// limit of steps is what keeps a hostile template short, on a busy machine too; it grows with what the caller
+// passes in, so that large conversations are rendered and small requests cannot do much. The clock is only
+// a net below that. Nothing here throws, and no template can make a render outlive its limits by more than
+// one bounded string operation.
 //
 // A Template is immutable; any number of threads may render it at once.
 #pragma once
@@ -28,11 +31,13 @@
 namespace braid::jinja {
 
 struct Limits {
-  uint64_t max_steps = 10'000'000;                  // syntax nodes evaluated + elements and KiB touched
-  uint32_t max_recursion = 200;                     // macro, caller() and loop() calls inside each other
+  // Syntax nodes evaluated + elements touched + text read or written in pieces of 64 bytes + KiB taken.
+  uint64_t max_steps = 1'000'000;
+  uint64_t input_steps = 32;     // more for each value and 64 bytes of text in the variables
+  uint32_t max_recursion = 200;  // macro, caller() and loop() calls inside each other
   uint64_t max_output_bytes = uint64_t{64} << 20;   // of the rendered text
   uint64_t max_memory_bytes = uint64_t{512} << 20;  // of all values alive in one render, at most 2 GiB
-  uint64_t max_wall_ms = 2000;                      // 0: not limited
+  uint64_t max_wall_ms = 900;                       // for max_steps, more as they grow; 0: not limited
 };
 
 struct RenderOptions {

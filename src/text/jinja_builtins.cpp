@@ -16,8 +16,7 @@ namespace {
 
 Value dict_get(Runtime& rt, const Value& self, const Arguments& args) {
   const Bound bound(rt, "get", args, {"key", "default"});
-  if (!bound[0].is_string()) rt.steps(self.dict->entries.size());
-  if (rt.failed()) return {};
+  if (!rt.search(*self.dict, bound[0])) return {};
   const Value* found = self.dict->find(bound[0]);
   return found != nullptr ? *found : bound.given(1) ? bound[1] : Value::none();
 }
@@ -262,7 +261,8 @@ bool append_time(std::string& out, char code, bool unpadded, const std::tm& now)
 Value global_strftime_now(Runtime& rt, const Value&, const Arguments& args) {
   const Bound bound(rt, "strftime_now", args, {"format"});
   const std::string_view format = bound.text(rt, 0, "");
-  if (rt.failed() || !rt.charge(uint64_t{format.size()} * 8)) return {};
+  if (rt.failed() || !rt.charge(uint64_t{format.size()} * 8) || !rt.scan(uint64_t{format.size()} * 8))
+    return {};
   std::string out;
   for (size_t i = 0; i < format.size(); ++i) {
     const bool unpadded = i + 2 < format.size() && format[i + 1] == '-';

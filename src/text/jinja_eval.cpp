@@ -159,11 +159,12 @@ bool Interpreter::unpack(const std::vector<Target>& targets, const Value& value,
 void Interpreter::assign_one(const Target& target, const Value& value) {
   if (rt_.failed()) return;
   if (target.attribute.empty()) {
-    if (rt_.charge(sizeof(Value))) scope_->set(target.id, value);
+    if (rt_.charge(sizeof(Value)) && rt_.steps(scope_->variables.size() >> 5)) scope_->set(target.id, value);
     return;
   }
   Value space;
   for (Scope* scope = scope_; scope != nullptr; scope = scope->parent) {
+    if (!rt_.steps(scope->variables.size() >> 5)) return;
     if (const Value* found = scope->find_here(target.id)) {
       space = *found;
       break;

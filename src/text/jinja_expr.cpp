@@ -73,6 +73,7 @@ Value Interpreter::evaluate_other(const Expr& expr) {
 
 Value Interpreter::evaluate_name(const Expr& expr) {
   for (Scope* scope = scope_; scope != nullptr; scope = scope->parent) {
+    if (!rt_.steps(scope->variables.size() >> 5)) return {};
     if (const Value* found = scope->find_here(expr.id)) {
       return found->is_undefined() ? Value::undefined(&expr.text) : *found;
     }
@@ -243,6 +244,8 @@ Value Interpreter::call_macro(const Macro& macro, const Arguments& args, const V
 bool Interpreter::bind_parameters(const MacroDefinition& definition, const Arguments& args,
                                   const Value* caller) {
   const auto& parameters = definition.parameters;
+  // Each is looked for among the names given and those already bound.
+  if (!rt_.steps((parameters.size() * (parameters.size() + args.named.size())) >> 6)) return false;
   const auto given_by_name = [&](const Parameter& parameter) -> const Value* {
     for (const auto& [name, value] : args.named) {
       if (name == parameter.name) return &value;

@@ -129,7 +129,7 @@ Value filter_unique(Runtime& rt, const Value& input, const Arguments& args) {
   std::vector<Value> items;
   for (const Keyed& entry : keyed(rt, input, path, bound.truthy(0))) {
     if (rt.failed()) return {};
-    if (!entry.key.is_string()) rt.steps(seen.dict->entries.size());
+    if (!rt.search(*seen.dict, entry.key)) return {};
     if (seen.dict->find(entry.key) != nullptr) continue;
     if (!rt.dict_set(*seen.dict, entry.key, Value::none()) || !rt.list_add(items, entry.item)) return {};
   }

@@ -76,7 +76,7 @@ Value filter_escape(Runtime& rt, const Value& input, const Arguments& args) {
   no_arguments(rt, "escape", args);
   const Value text = to_string(rt, input);
   if (text.flags & kSafe) return text;
-  if (rt.failed() || !rt.charge(uint64_t{text.size} * 5)) return {};
+  if (rt.failed() || !rt.charge(uint64_t{text.size} * 5) || !rt.scan(text.size)) return {};
   return rt.text(escape_html(text.text()), kSafe, text.origin);
 }
 
@@ -114,6 +114,7 @@ Value filter_int(Runtime& rt, const Value& input, const Arguments& args) {
   if (input.is(Kind::real)) {
     real = input.real;
   } else if (input.is_string()) {
+    if (!rt.scan(input.size)) return {};
     std::string_view text = strip_right(strip_left(input.text()));
     if (!text.empty() && text[0] == '+') text.remove_prefix(1);
     if (base == 16 && (text.substr(0, 2) == "0x" || text.substr(0, 2) == "0X")) text.remove_prefix(2);
@@ -134,7 +135,7 @@ Value filter_float(Runtime& rt, const Value& input, const Arguments& args) {
   const Bound bound(rt, "float", args, {"default"});
   const Value fallback = bound.given(0) ? bound[0] : Value::of(0.0);
   if (input.is_number()) return Value::of(input.number());
-  if (!input.is_string()) return fallback;
+  if (!input.is_string() || !rt.scan(input.size)) return fallback;
   std::string_view text = strip_right(strip_left(input.text()));
   if (!text.empty() && text[0] == '+') text.remove_prefix(1);
   double real;
@@ -204,8 +205,8 @@ Value filter_tojson(Runtime& rt, const Value& input, const Arguments& args) {
 Value filter_from_json(Runtime& rt, const Value& input, const Arguments& args) {
   no_arguments(rt, "from_json", args);
   if (!input.is_string()) return rt.fail(fmt::format("from_json needs a str, not a {}", type_name(input)));
-  // A parsed tree takes several times the text.
-  if (!rt.charge(uint64_t{input.size} * 16)) return {};
+  // A parsed tree takes several times the text, and every few bytes are a value.
+  if (!rt.charge(uint64_t{input.size} * 16) || !rt.scan(uint64_t{input.size} * 8)) return {};
   const auto json = nlohmann::ordered_json::parse(input.text(), nullptr, false);
   if (json.is_discarded()) return rt.fail("from_json: the text is not JSON");
   return from_json(rt, json, true, input.origin);
@@ -239,8 +240,8 @@ Value filter_truncate(Runtime& rt, const Value& input, const Arguments& args) {
   const Value text = to_string(rt, input);
   const int64_t length = bound.whole(rt, 0, 255), leeway = bound.whole(rt, 3, 5);
   const std::string_view end = bound.text(rt, 2, "...");
+  if (rt.failed() || !rt.scan(uint64_t{text.size} + end.size())) return {};
   const int64_t end_chars = static_cast<int64_t>(count_chars(end));
-  if (rt.failed() || !rt.scan(text.size)) return {};
   if (length < end_chars || leeway < 0) return rt.fail("truncate: the length is too small");
   if (static_cast<int64_t>(count_chars(text.text())) - length <= leeway) return text;
   std::string_view head =

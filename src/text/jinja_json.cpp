@@ -6,6 +6,7 @@
 
 #include "text/jinja_text.h"
 #include "text/jinja_value.h"
+#include "text/json_text.h"
 
 namespace braid::jinja {
 
@@ -20,6 +21,7 @@ class Reader {
   Value read(const Json& json, uint32_t depth) {
     if (depth > kMaxDataDepth) return rt_.fail("the data is nested too deeply");
     if (rt_.failed()) return {};
+    if (!copy_) rt_.allow_for(json.is_string() ? json.get_ref<const std::string&>().size() : 0);
     switch (json.type()) {
       case Json::value_t::null:
         return Value::none();
@@ -119,10 +121,10 @@ class Writer {
   void string(std::string_view text, Origin origin = Origin::written) {
     // Quoting can make six bytes of one; texts too short to matter are charged as they come out.
     const size_t worst = text.size() > 4096 ? text.size() * 5 : 0;
-    if (!rt_.charge(worst)) return;
+    if (!rt_.charge(worst) || !rt_.scan(uint64_t{text.size()} * 2)) return;
     std::string quoted;
     quoted.reserve(text.size() + 16);
-    append_json_string(quoted, text, style_.ascii_only);
+    append_json_string(quoted, text, style_.ascii_only ? JsonLetters::ascii : JsonLetters::all);
     sink_.put(quoted, origin);
   }
 

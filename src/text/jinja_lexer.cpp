@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "text/jinja_text.h"
+#include "text/unicode.h"
 
 namespace braid::jinja {
 

@@ -117,7 +117,7 @@ Value affix(Runtime& rt, const char* name, const Value& self, const Arguments& a
       rt.fail(fmt::format("{} takes a str or a tuple of str, not a {}", name, type_name(affix)));
       return false;
     }
-    rt.scan(affix.size);
+    if (!rt.step() || !rt.scan(affix.size)) return false;
     return start ? self.text().substr(0, affix.size) == affix.text()
                  : self.size >= affix.size && self.text().substr(self.size - affix.size) == affix.text();
   };
@@ -137,11 +137,13 @@ Value method_endswith(Runtime& rt, const Value& self, const Arguments& args) {
 Value method_removeprefix(Runtime& rt, const Value& self, const Arguments& args) {
   const Bound bound(rt, "removeprefix", args, {"prefix"});
   const std::string_view prefix = bound.text(rt, 0, ""), text = self.text();
+  if (!rt.scan(prefix.size())) return {};
   return text.substr(0, prefix.size()) == prefix ? self.part(text.substr(prefix.size())) : self;
 }
 Value method_removesuffix(Runtime& rt, const Value& self, const Arguments& args) {
   const Bound bound(rt, "removesuffix", args, {"suffix"});
   const std::string_view suffix = bound.text(rt, 0, ""), text = self.text();
+  if (!rt.scan(suffix.size())) return {};
   const bool found = text.size() >= suffix.size() && text.substr(text.size() - suffix.size()) == suffix;
   return found ? self.part(text.substr(0, text.size() - suffix.size())) : self;
 }
@@ -264,7 +266,8 @@ Value method_format(Runtime& rt, const Value& self, const Arguments& args) {
   Sink sink(rt);
   const std::string_view text = self.text();
   size_t automatic = 0;
-  for (size_t at = 0; at < text.size() && rt.step();) {
+  rt.scan(text.size());
+  for (size_t at = 0; at < text.size() && rt.steps(1 + args.named.size() / 8);) {
     const char c = text[at];
     if ((c == '{' || c == '}') && at + 1 < text.size() && text[at + 1] == c) {
       sink.put_part(self, text.substr(at, 1));

@@ -78,6 +78,7 @@ bool equal(Runtime& rt, const Value& a, const Value& b) {
   if (a.is(Kind::dict)) {
     if (a.dict->entries.size() != b.dict->entries.size()) return false;
     for (const auto& [key, value] : a.dict->entries) {
+      if (!rt.search(*b.dict, key)) return false;
       const Value* other = b.dict->find(key);
       if (other == nullptr || !equal(rt, value, *other)) return false;
     }
@@ -124,8 +125,7 @@ bool contains(Runtime& rt, const Value& container, const Value& item) {
       }
       return false;
     case Kind::dict:
-      if (!item.is_string()) rt.steps(container.dict->entries.size());
-      return container.dict->find(item) != nullptr;
+      return rt.search(*container.dict, item) && container.dict->find(item) != nullptr;
     default:
       rt.fail(fmt::format("nothing can be in a {}", type_name(container)));
       return false;
@@ -215,7 +215,7 @@ Value repeat(Runtime& rt, const Value& text, int64_t times) {
   if (times <= 0 || text.size == 0) return Value::view("");
   uint64_t size;
   if (__builtin_mul_overflow(static_cast<uint64_t>(times), uint64_t{text.size}, &size)) size = UINT64_MAX;
-  if (!rt.charge(size)) return {};
+  if (!rt.charge(size) || !rt.scan(size)) return {};
   std::string bytes;
   bytes.reserve(size);
   for (int64_t i = 0; i < times; ++i) bytes.append(text.text());
@@ -333,7 +333,7 @@ const char* symbol(Operator op) {
 Value add_strings(Runtime& rt, const Value& a, const Value& b) {
   if (((a.flags ^ b.flags) & kSafe) == 0) return concatenate(rt, a, b);
   const Value& plain = a.flags & kSafe ? b : a;
-  if (!rt.charge(uint64_t{plain.size} * 5)) return {};
+  if (!rt.charge(uint64_t{plain.size} * 5) || !rt.scan(plain.size)) return {};
   Value escaped = rt.text(escape_html(plain.text()), kSafe, plain.origin);
   return a.flags & kSafe ? concatenate(rt, a, escaped) : concatenate(rt, escaped, b);
 }

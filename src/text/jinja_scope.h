@@ -10,7 +10,8 @@
 
 namespace braid::jinja {
 
-// Variables of one block. Few at a time, so a walk from the newest is the fastest search.
+// Variables of one block. Few at a time, so a walk from the newest is the fastest search; whoever walks
+// charges for many.
 struct Scope : Object {
   explicit Scope(Scope* parent) : parent(parent) {}
 

@@ -10,6 +10,8 @@
 
 #include <fmt/format.h>
 
+#include "text/unicode.h"
+
 namespace braid::jinja {
 
 size_t char_bytes(std::string_view text, size_t at) {
@@ -19,40 +21,13 @@ size_t char_bytes(std::string_view text, size_t at) {
 }
 
 uint32_t decode_char(std::string_view text, size_t at, size_t* bytes) {
-  const auto byte = [&](size_t i) -> uint32_t { return static_cast<unsigned char>(text[i]); };
-  const uint32_t first = byte(at);
   *bytes = 1;
+  const auto first = static_cast<unsigned char>(text[at]);
   if (first < 0x80) return first;
-  const size_t length = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
-  if (first < 0xC2 || first > 0xF4 || at + length > text.size()) return 0xFFFD;
-  uint32_t code_point = first & (0xFFu >> (length + 1));
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(at + i) & 0xC0) != 0x80) return 0xFFFD;
-    code_point = code_point << 6 | (byte(at + i) & 0x3F);
-  }
-  const bool overlong = (length == 3 && code_point < 0x800) || (length == 4 && code_point < 0x10000);
-  if (overlong || code_point > 0x10FFFF || (code_point >= 0xD800 && code_point < 0xE000)) return 0xFFFD;
-  *bytes = length;
-  return code_point;
-}
-
-void append_utf8(std::string& out, uint32_t c) {
-  if (c > 0x10FFFF || (c >= 0xD800 && c < 0xE000)) c = 0xFFFD;
-  if (c < 0x80) {
-    out += static_cast<char>(c);
-  } else if (c < 0x800) {
-    out += static_cast<char>(0xC0 | c >> 6);
-    out += static_cast<char>(0x80 | (c & 0x3F));
-  } else if (c < 0x10000) {
-    out += static_cast<char>(0xE0 | c >> 12);
-    out += static_cast<char>(0x80 | (c >> 6 & 0x3F));
-    out += static_cast<char>(0x80 | (c & 0x3F));
-  } else {
-    out += static_cast<char>(0xF0 | c >> 18);
-    out += static_cast<char>(0x80 | (c >> 12 & 0x3F));
-    out += static_cast<char>(0x80 | (c >> 6 & 0x3F));
-    out += static_cast<char>(0x80 | (c & 0x3F));
-  }
+  const Utf8Step step = utf8_step(text.substr(at));
+  if (step.kind != Utf8Kind::complete) return kReplacementCharacter;
+  *bytes = static_cast<size_t>(step.length_bytes);
+  return step.code_point;
 }
 
 size_t count_chars(std::string_view text) {
@@ -289,59 +264,12 @@ void append_repr(std::string& out, std::string_view text) {
       out += "\\t";
     } else if (is_printable(c)) {
       out.append(text.substr(at, bytes));
-    } else if (c < 0x100) {
-      out += fmt::format("\\x{:02x}", c);
     } else {
-      out += c < 0x10000 ? fmt::format("\\u{:04x}", c) : fmt::format("\\U{:08x}", c);
+      out += c < 0x100 ? "\\x" : c < 0x10000 ? "\\u" : "\\U";
+      append_hex(out, c, c < 0x100 ? 2 : c < 0x10000 ? 4 : 8);
     }
   }
   out += quote;
-}
-
-void append_json_string(std::string& out, std::string_view text, bool ascii_only) {
-  out += '"';
-  size_t run = 0;  // start of bytes that are copied unchanged
-  for (size_t at = 0, bytes = 1; at < text.size(); at += bytes) {
-    const unsigned char byte = static_cast<unsigned char>(text[at]);
-    bytes = 1;
-    if (byte >= 0x20 && byte != '"' && byte != '\\' && (!ascii_only || byte < 0x7F)) continue;
-    out.append(text.substr(run, at - run));
-    switch (byte) {
-      case '"':
-        out += "\\\"";
-        break;
-      case '\\':
-        out += "\\\\";
-        break;
-      case '\n':
-        out += "\\n";
-        break;
-      case '\r':
-        out += "\\r";
-        break;
-      case '\t':
-        out += "\\t";
-        break;
-      case '\b':
-        out += "\\b";
-        break;
-      case '\f':
-        out += "\\f";
-        break;
-      default: {
-        const uint32_t c = decode_char(text, at, &bytes);
-        if (c < 0x10000) {
-          out += fmt::format("\\u{:04x}", c);
-        } else {
-          out += fmt::format("\\u{:04x}\\u{:04x}", 0xD800 + ((c - 0x10000) >> 10),
-                             0xDC00 + ((c - 0x10000) & 0x3FF));
-        }
-      }
-    }
-    run = at + bytes;
-  }
-  out.append(text.substr(run));
-  out += '"';
 }
 
 std::string escape_html(std::string_view text) {

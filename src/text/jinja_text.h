@@ -2,7 +2,8 @@
 //
 // Works on bytes that may be broken UTF-8: a byte that starts no valid sequence counts as one character.
 // Case mapping covers ASCII, Latin, Greek, Cyrillic and Armenian letters with one-to-one pairs; that is what
-// templates meet, not all of Unicode. Nothing here keeps state or limits; callers charge for the work.
+// templates meet, not all of Unicode. UTF-8 itself is unicode.h, JSON is json_text.h. Nothing here keeps
+// state or limits; callers charge for the work.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,6 @@ namespace braid::jinja {
 size_t char_bytes(std::string_view text, size_t at);
 // Code point of the character at text[at] and its length; U+FFFD for a broken byte.
 uint32_t decode_char(std::string_view text, size_t at, size_t* bytes);
-void append_utf8(std::string& out, uint32_t code_point);
 size_t count_chars(std::string_view text);
 // Byte offset of character number `index` counted from `from_byte`; text.size() past the end.
 size_t byte_of_char(std::string_view text, size_t index, size_t from_byte = 0);
@@ -45,8 +45,6 @@ std::vector<std::string_view> split_lines(std::string_view text);  // str.splitl
 
 std::string format_real(double number);                     // repr(float): 1.0, 1e+20, inf, nan
 void append_repr(std::string& out, std::string_view text);  // repr(str)
-// A JSON string with quotes, as json.dumps writes it.
-void append_json_string(std::string& out, std::string_view text, bool ascii_only);
 std::string escape_html(std::string_view text);
 
 }  // namespace braid::jinja

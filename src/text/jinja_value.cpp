@@ -58,8 +58,8 @@ void Dict::set(const Value& key, const Value& value) {
 // --- Runtime ---
 
 Runtime::Runtime(const Limits& limits, const std::tm& now)
-    : limits_(limits), now_(now), start_(std::chrono::steady_clock::now()) {
-  check_at_ = std::min(kClockSteps, limits_.max_steps + 1);
+    : limits_(limits), now_(now), start_(std::chrono::steady_clock::now()), max_steps_(limits.max_steps) {
+  check_at_ = std::min(kClockSteps, max_steps_ + 1);
 }
 
 Value Runtime::fail(std::string message) {
@@ -83,19 +83,28 @@ Value Runtime::fail_limit(std::string message) {
 
 bool Runtime::check_limits() {
   if (failed_) return false;
-  if (steps_ > limits_.max_steps) {
+  if (steps_ > max_steps_) {
     fail_limit("the template needs more steps than allowed");
     return false;
   }
   if (limits_.max_wall_ms != 0) {
-    const auto spent = std::chrono::steady_clock::now() - start_;
-    if (spent > std::chrono::milliseconds(limits_.max_wall_ms)) {
+    const std::chrono::duration<double, std::milli> spent = std::chrono::steady_clock::now() - start_;
+    const double growth =
+        static_cast<double>(max_steps_) / static_cast<double>(std::max<uint64_t>(1, limits_.max_steps));
+    if (spent.count() > static_cast<double>(limits_.max_wall_ms) * growth) {
       fail_limit("the template takes longer than allowed");
       return false;
     }
   }
-  check_at_ = std::min(steps_ + kClockSteps, limits_.max_steps + 1);
+  check_at_ = std::min(steps_ + kClockSteps, max_steps_ + 1);
   return true;
+}
+
+// Few entries are walked through, many are found by their hash; keys other than strings always by a walk.
+bool Runtime::search(const Dict& dict, const Value& key) {
+  const uint64_t entries = dict.entries.size();
+  if (!key.is_string()) return steps(entries);
+  return scan(uint64_t{key.size} * std::min<uint64_t>(entries + 1, Dict::kIndexFrom));
 }
 
 bool Runtime::charge(uint64_t bytes) {
@@ -160,8 +169,7 @@ bool Runtime::dict_set(Dict& dict, const Value& key, const Value& value) {
     fail(fmt::format("a {} cannot be a key", type_name(key)));
     return false;
   }
-  // Keys other than strings are found by a walk.
-  if (!key.is_string() && !steps(dict.entries.size())) return false;
+  if (!search(dict, key)) return false;
   if (!charge(2 * sizeof(Value) + 64)) return false;
   dict.set(key, value);
   return true;
@@ -249,7 +257,8 @@ void Sink::put_repr(const Value& value) {
       put(format_real(value.real));
       return;
     case Kind::string: {
-      if (!rt_.charge(uint64_t{value.size} * 4)) return;  // the worst that quoting can do, "\x00"
+      // The worst that quoting can do is "\x00".
+      if (!rt_.charge(uint64_t{value.size} * 4) || !rt_.scan(uint64_t{value.size} * 2)) return;
       std::string quoted;
       append_repr(quoted, value.text());
       put(quoted, value.origin);
@@ -370,8 +379,7 @@ Value length_of(Runtime& rt, const Value& value) {
     case Kind::undefined:
       return Value::of(size_t{0});
     case Kind::string:
-      rt.scan(value.size);
-      return Value::of(count_chars(value.text()));
+      return rt.scan(value.size) ? Value::of(count_chars(value.text())) : Value::undefined();
     case Kind::list:
     case Kind::tuple:
       return Value::of(value.list->items.size());
@@ -416,7 +424,7 @@ Value get_attribute(Runtime& rt, const Value& object, const std::string& name) {
 Value get_item(Runtime& rt, const Value& object, const Value& key) {
   if (object.is_undefined()) return fail_undefined(rt, object);
   if (object.is(Kind::dict)) {
-    if (!key.is_string()) rt.steps(object.dict->entries.size());
+    if (!rt.search(*object.dict, key)) return {};
     if (const Value* found = object.dict->find(key)) return *found;
   } else if (object.is_sequence() && key.is_whole()) {
     const auto& items = object.list->items;
@@ -426,7 +434,7 @@ Value get_item(Runtime& rt, const Value& object, const Value& key) {
   } else if (object.is_string() && key.is_whole()) {
     const std::string_view text = object.text();
     int64_t at = key.whole();
-    rt.scan(text.size());
+    if (!rt.scan(text.size())) return {};
     if (at < 0) at += static_cast<int64_t>(count_chars(text));
     if (at < 0) return Value::undefined();
     const size_t begin = byte_of_char(text, static_cast<size_t>(at));

@@ -158,6 +158,7 @@ struct List : Object {
 
 // Insertion order; keys compare as Python's do (1, 1.0 and true are one key).
 struct Dict : Object {
+  static constexpr size_t kIndexFrom = 9;  // shorter dicts are searched entry by entry
   std::vector<std::pair<Value, Value>> entries;
 
   Value* find(std::string_view key);
@@ -165,7 +166,6 @@ struct Dict : Object {
   void set(const Value& key, const Value& value);
 
  private:
-  static constexpr size_t kIndexFrom = 9;  // shorter dicts are searched entry by entry
   std::unordered_map<std::string_view, uint32_t> index_;
 };
 
@@ -214,8 +214,12 @@ class Runtime {
     steps_ += count;
     return steps_ < check_at_ ? !failed_ : check_limits();
   }
-  bool charge(uint64_t bytes);                              // memory about to be taken
-  bool scan(uint64_t bytes) { return steps(bytes >> 10); }  // text about to be read
+  bool charge(uint64_t bytes);                             // memory about to be taken
+  bool scan(uint64_t bytes) { return steps(bytes >> 6); }  // text about to be read
+  // A key about to be searched for.
+  bool search(const Dict& dict, const Value& key);
+  // The caller passes in a value with so many bytes of text: more may be done with it.
+  void allow_for(uint64_t bytes) { max_steps_ += limits_.input_steps * (1 + (bytes >> 6)); }
   uint64_t steps_taken() const { return steps_; }
   uint64_t memory_taken() const { return memory_; }
   const Limits& limits() const { return limits_; }
@@ -248,7 +252,7 @@ class Runtime {
 
  private:
   static constexpr uint64_t kObjectOverheadBytes = 32;
-  static constexpr uint64_t kClockSteps = 2048;
+  static constexpr uint64_t kClockSteps = 512;
 
   bool check_limits();
 
@@ -256,7 +260,7 @@ class Runtime {
   const std::tm now_;
   const std::chrono::steady_clock::time_point start_;
   std::vector<std::unique_ptr<Object>> objects_;
-  uint64_t steps_ = 0, check_at_ = 0, memory_ = 0;
+  uint64_t steps_ = 0, max_steps_ = 0, check_at_ = 0, memory_ = 0;
   uint32_t line_ = 1;
   bool failed_ = false;
   Error error_{ErrorKind::invalid_argument, ""};

@@ -240,47 +240,45 @@ class Reader {
   size_t at_ = 0;
 };
 
+// \uXXXX
+void append_unit(std::string& out, uint32_t unit) {
+  out += "\\u";
+  append_hex(out, unit, 4);
+}
+
 }  // namespace
 
-void append_json_escaped(std::string& out, std::string_view text) {
+void append_json_escaped(std::string& out, std::string_view text, JsonLetters letters) {
+  const unsigned first_escaped = letters == JsonLetters::ascii ? 0x7F : 0x100;
   size_t plain = 0;  // start of what needs no escape
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto c = static_cast<unsigned char>(text[i]);
-    if (c >= 0x20 && c != '"' && c != '\\') continue;
-    out.append(text, plain, i - plain);
-    plain = i + 1;
-    switch (c) {
-      case '"':
-        out += "\\\"";
-        break;
-      case '\\':
-        out += "\\\\";
-        break;
-      case '\n':
-        out += "\\n";
-        break;
-      case '\r':
-        out += "\\r";
-        break;
-      case '\t':
-        out += "\\t";
-        break;
-      case '\b':
-        out += "\\b";
-        break;
-      case '\f':
-        out += "\\f";
-        break;
-      default:
-        out += fmt::format("\\u{:04x}", c);
+  for (size_t at = 0, bytes = 1; at < text.size(); at += bytes) {
+    const auto c = static_cast<unsigned char>(text[at]);
+    bytes = 1;
+    if (c >= 0x20 && c != '"' && c != '\\' && c < first_escaped) continue;
+    out.append(text, plain, at - plain);
+    constexpr std::string_view kMeanings = "\b\f\n\r\t\"\\", kLetters = "bfnrt\"\\";
+    if (const size_t i = kMeanings.find(static_cast<char>(c)); i != std::string_view::npos) {
+      out += '\\';
+      out += kLetters[i];
+    } else {
+      const Utf8Step step = utf8_step(text.substr(at));
+      if (step.kind == Utf8Kind::complete) bytes = static_cast<size_t>(step.length_bytes);
+      const auto code = static_cast<uint32_t>(step.code_point);
+      if (code < 0x10000) {
+        append_unit(out, code);
+      } else {
+        append_unit(out, 0xD800 + ((code - 0x10000) >> 10));
+        append_unit(out, 0xDC00 + ((code - 0x10000) & 0x3FF));
+      }
     }
+    plain = at + bytes;
   }
   out.append(text, plain, text.size() - plain);
 }
 
-void append_json_string(std::string& out, std::string_view text) {
+void append_json_string(std::string& out, std::string_view text, JsonLetters letters) {
   out += '"';
-  append_json_escaped(out, text);
+  append_json_escaped(out, text, letters);
   out += '"';
 }
 

@@ -17,12 +17,16 @@
 
 namespace braid {
 
-// Appends `text` as the inside of a JSON string: only quotes, backslashes and control characters are escaped.
-// REQUIRES: well-formed UTF-8.
-void append_json_escaped(std::string& out, std::string_view text);
+enum class JsonLetters {
+  all,    // as they are; broken UTF-8 too
+  ascii,  // everything else as \uXXXX; a broken byte as U+FFFD
+};
+
+// Appends `text` as the inside of a JSON string: quotes, backslashes and control characters are escaped.
+void append_json_escaped(std::string& out, std::string_view text, JsonLetters letters = JsonLetters::all);
 
 // Appends `text` as a JSON string.
-void append_json_string(std::string& out, std::string_view text);
+void append_json_string(std::string& out, std::string_view text, JsonLetters letters = JsonLetters::all);
 std::string json_string(std::string_view text);
 
 // -12, 0, 1.50, 3e8: the number syntax of JSON, nothing around it.

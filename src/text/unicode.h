@@ -37,6 +37,9 @@ Utf8Step utf8_step(std::string_view text);
 // Appends the 1 to 4 bytes of a code point; what is no scalar value becomes U+FFFD.
 void append_utf8(std::string& out, char32_t code_point);
 
+// Appends the last `digits` digits of a number, as escapes of characters write them.
+void append_hex(std::string& out, uint32_t number, int digits);
+
 // Offset of the first byte that is not part of a well-formed sequence; empty for well-formed text.
 std::optional<size_t> first_invalid_utf8(std::string_view text);
 

@@ -36,6 +36,7 @@ const Json& context() {
 jinja::RenderOptions limits() {
   jinja::RenderOptions options;
   options.limits.max_steps = 20'000;
+  options.limits.input_steps = 0;
   options.limits.max_output_bytes = 1 << 16;
   options.limits.max_memory_bytes = 1 << 22;
   options.limits.max_wall_ms = 0;
