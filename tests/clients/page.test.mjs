@@ -1,8 +1,9 @@
 // page.test.mjs -- the web page in headless Chromium, served by the real program. Where the tiny model cannot be made to say
 // what should be looked at, only its answers come from scripted.mjs. Screenshots of every state go to SCREENSHOTS.
 import assert from "node:assert/strict";
-import { mkdirSync, readFileSync } from "node:fs";
+import { copyFileSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
+import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, afterEach, before, test } from "node:test";
 import { chromium } from "playwright-core";
@@ -35,7 +36,7 @@ afterEach(async () => {
   for (const url of asked) assert.ok(url.startsWith(origin + "/") || url.startsWith("data:"), url);
 });
 
-async function open({ script = false, ...options } = {}) {
+async function open({ script = false, url, ...options } = {}) {
   asked = [];
   faults = [];
   context = await browser.newContext({ viewport: desktop, ...options });
@@ -44,7 +45,7 @@ async function open({ script = false, ...options } = {}) {
   page.on("request", (request) => asked.push(request.url()));
   page.on("pageerror", (error) => faults.push(String(error)));
   page.on("console", (message) => { if (/Content Security Policy/.test(message.text())) faults.push(message.text()); });
-  origin = script ? scripted.url : plain?.url ?? server.url;
+  origin = url ?? (script ? scripted.url : plain?.url ?? server.url);
   await page.goto(origin + "/");
   await page.waitForFunction(() => document.querySelector("#model option"));
 }
@@ -89,7 +90,7 @@ test("the real model: send, stream, readout, reload", async () => {
 test("the real model: a tool call is shown and its result goes back", async () => {
   await open();
   await page.keyboard.press("Alt+s");
-  await page.click("text=Insert an example");
+  await page.click("text=Insert an example tool");
   await page.keyboard.press("Escape");
   await send("What is the weather in Paris?");
   await idle();
@@ -105,6 +106,140 @@ test("the real model: a tool call is shown and its result goes back", async () =
   assert.equal(await turns("tool").count(), 1);
   assert.equal(await turns("assistant").count(), 2);
   await shot("tool-result");
+});
+
+test("the real model: an answer in the form of a schema", async () => {
+  await open();
+  const asked = [];
+  page.on("request", (request) => { if (request.url().endsWith("/chat/completions")) asked.push(request.postDataJSON()); });
+  const say_so = async (text) => {
+    await send(text);
+    await idle();
+    return turns("assistant").last();
+  };
+  await page.keyboard.press("Alt+s");
+  assert.equal(await page.getByLabel("Schema (JSON)").isVisible(), false);
+  await page.getByLabel("Answer format").selectOption("json_schema");
+  // What cannot be a schema is said in the panel, and by the answer if it is sent all the same.
+  const schema = page.getByLabel("Schema (JSON)");
+  for (const [text, fault] of [["{", /not JSON/], ["[1]", /is a JSON object/], ["", /needs a schema/]]) {
+    await schema.fill(text + " ");
+    await schema.press("Tab");
+    assert.match((await page.locator("#settings .fault").allTextContents()).join(""), fault);
+    assert.equal(await schema.getAttribute("aria-invalid"), "true");
+  }
+  assert.match(await (await say_so("hello")).locator(".error").textContent(), /needs a schema/);
+  assert.equal(asked.length, 0);
+  await page.getByRole("button", { name: "Insert an example schema" }).click();
+  assert.equal(await schema.getAttribute("aria-invalid"), "false");
+  await shot("settings-schema");
+  await accessible("settings with a schema");
+  const answer = await say_so("What is the weather in Paris?");
+  assert.equal(asked.at(-1).response_format.type, "json_schema");
+  assert.deepEqual(asked.at(-1).response_format.json_schema.schema.required, ["city", "degrees", "sky"]);
+  const json = JSON.parse(await answer.locator("pre code").textContent());
+  assert.deepEqual(Object.keys(json), ["city", "degrees", "sky"]);
+  assert.ok(Number.isInteger(json.degrees) && ["clear", "cloudy", "rain"].includes(json.sky));
+  await shot("json-answer");
+  await accessible("an answer in JSON");
+  await page.getByLabel("Answer format").selectOption("json_object");
+  assert.equal(await schema.isVisible(), false);
+  await page.getByLabel("Tokens at most").fill("200");
+  await say_so("Say it in JSON.");
+  assert.deepEqual(asked.at(-1).response_format, { type: "json_object" });
+  // Kept over a reload, and gone with the defaults.
+  await page.reload();
+  await page.keyboard.press("Alt+s");
+  assert.equal(await page.getByLabel("Answer format").inputValue(), "json_object");
+  await page.click("text=All as the server's defaults");
+  await page.keyboard.press("Escape");
+  await say_so("hello");
+  assert.equal(asked.at(-1).response_format, undefined);
+  // An answer that was asked for in JSON is shown as such after a reload too.
+  await page.reload();
+  await page.keyboard.press("Alt+h");
+  await page.locator("#history li .open").last().click();
+  assert.equal(JSON.parse(await turns("assistant").locator("pre code").first().textContent()).city, json.city);
+});
+
+test("several models: which one is in memory, and changing it", async () => {
+  const folder = mkdtempSync(join(tmpdir(), "braid-models-"));
+  copyFileSync(join(process.env.MODELS, "braid-tiny-moe-q4_k_m.gguf"), join(folder, "tiny.gguf"));
+  writeFileSync(join(folder, "broken.gguf"), "GGUF" + "x".repeat(100));
+  const several = await startServer(["--models-dir", folder]);
+  const proxy = process.env.PAGE ? await startScripted(several.url, { page: process.env.PAGE, script: false }) : null;
+  try {
+    await open({ url: proxy?.url ?? several.url });
+    const select = page.locator("#model"), row = (name) => page.locator(".models li", { hasText: name });
+    const state = (name, wanted) => page.waitForFunction(([name, wanted]) => [...document.querySelectorAll(".models li")]
+      .some((row) => row.textContent.includes(name) && row.dataset.state === wanted), [name, wanted]);
+    assert.equal(await select.isDisabled(), false);
+    assert.match((await select.locator("option").allTextContents()).join("; "), /^braid-demo[^;(]*; broken \(not loaded\); tiny \(not loaded\)$/);
+    await page.keyboard.press("Alt+l");
+    await state("braid-demo", "loaded");
+    assert.match(await row("braid-demo").textContent(), /in memory · [\d.]+ MB · [\d.]+ million parameters · Q8_0 · 4,096 tokens of context.*In use/);
+    assert.match(await row("tiny").textContent(), /not loaded · [\d.]+ .B.*Use/);
+    await shot("models");
+    await accessible("the list of models");
+    // By its button, with the keyboard alone; the button keeps the focus.
+    await page.getByRole("button", { name: "Use tiny" }).focus();
+    await page.keyboard.press("Enter");
+    await state("tiny", "loaded");
+    await state("braid-demo", "unloaded");
+    assert.match(await focused(), /In use/);
+    assert.equal(await select.inputValue(), "tiny");
+    await page.waitForFunction(() => document.querySelector("#said").textContent === "tiny is in memory");
+    // By asking: the list in the head chooses, the question loads.
+    await select.selectOption({ label: "braid-demo (not loaded)" }).catch(async () => select.selectOption({ index: 0 }));
+    await send("hello");
+    await idle();
+    await state("braid-demo", "loaded");
+    assert.ok((await turns("assistant").locator(".markdown").textContent()).length > 0);
+    // One that cannot be loaded says why and costs nothing.
+    await page.getByRole("button", { name: "Use broken" }).click();
+    await state("broken", "failed");
+    assert.match(await row("broken").locator(".fault").textContent(), /broken\.gguf/);
+    await state("braid-demo", "loaded");
+    await page.getByRole("button", { name: "Use braid-demo" }).click();
+    await shot("models-failed");
+    await accessible("a model that cannot be loaded");
+    await page.emulateMedia({ colorScheme: "dark" });
+    await accessible("models, dark");
+    await page.setViewportSize(phone);
+    await no_sideways_scroll();
+    await shot("models-phone-dark");
+    await accessible("models on a phone");
+  } finally {
+    await context.close();
+    await proxy?.stop();
+    assert.equal(await several.stop(), 0);
+    rmSync(folder, { recursive: true });
+  }
+});
+
+test("an answer that waits for its model says so", async () => {
+  await open({ script: true });
+  let state = "unloaded", release;
+  const loaded = new Promise((resolve) => { release = resolve; });
+  const list = () => ({ object: "list", data: [["here", "loaded"], ["there", state]].map(([id, value]) => ({ id, object: "model", status: { value }, meta: { size: 1e9 } })) });
+  await page.route("**/v1/models", (route) => route.fulfill({ json: list() }));
+  await page.route("**/v1/chat/completions", async (route) => {
+    state = "loading";
+    await loaded;
+    state = "loaded";
+    await route.continue();
+  });
+  await page.reload();
+  await page.waitForFunction(() => document.querySelectorAll("#model option").length === 2);
+  await page.locator("#model").selectOption("there");
+  await send("short");
+  await page.waitForFunction(() => /^there is being loaded, [\d.]+ s$/.test(document.querySelector("article.assistant .speed")?.textContent));
+  await shot("model-loading");
+  await accessible("a model is being loaded");
+  release();
+  await idle();
+  assert.match(await turns("assistant").textContent(), /sunny/);
+  assert.equal(scripted.seen.requests.at(-1).model, "there");
 });
 
 test("the real model: the engine view moves while an answer is written", async () => {

@@ -29,6 +29,7 @@ elif [ "${2:-}" = "--page" ]; then
     echo "skipped: no Chromium (apt-get install chromium-headless-shell, or CHROMIUM=/path/of/it)"
     exit 77
   fi
+  export MODELS="$here/../goldens"  # further models, to be changed to
   export CHROMIUM SCREENSHOTS=${SCREENSHOTS:-$(dirname "$braid")/page-screenshots}
   packages=(playwright-core@1.65.1 axe-core@4.14.1 esbuild@0.28.2)
   tests=page.test.mjs

@@ -5,12 +5,13 @@ import { metric, slots_rate } from "./metrics.js";
 const history_points = 60;
 
 export class EngineView {
-  constructor(panel, get) {
+  constructor(panel, get, models) {
     this.panel = panel;
     this.get = get;  // (path) -> Response, with the key
     this.rates = [];
     this.slots = [];
     this.mine = () => "";
+    this.models = models;
     const close = button("Close", "Close (Escape)", () => panel.dispatchEvent(new Event("leave")));
     this.fault = element("p", { className: "error", hidden: true });
     this.tiles = {};
@@ -35,6 +36,7 @@ export class EngineView {
       element("h3", { textContent: "Tokens per second, last minute" }), this.chart,
       element("h3", { textContent: "Cache blocks in use" }), element("div", { className: "gauge" }, this.blocks, this.blocks_text),
       element("h3", { textContent: "Prompt tokens found in the cache" }), element("div", { className: "gauge" }, this.hits, this.hits_text),
+      element("h3", { textContent: "Models" }), models.list,
       element("h3", { textContent: "Sequences" }),
       element("div", { className: "table", tabIndex: 0, role: "region", "aria-label": "Sequences" }, element("table", {},
         element("thead", {}, element("tr", {}, ...["State", "Prompt", "Written", "Age"].map((text) => element("th", { textContent: text, scope: "col" })))), this.rows)));
@@ -45,7 +47,7 @@ export class EngineView {
     if (this.panel.hidden || document.hidden || this.busy) return;
     this.busy = true;
     try {
-      const [metrics, slots, props] = await Promise.all([this.get("metrics"), this.get("slots"), this.total ? null : this.get("props")]);
+      const [metrics, slots, props] = await Promise.all([this.get("metrics"), this.get("slots"), this.total ? null : this.get("props"), this.models.look()]);
       for (const response of [metrics, slots]) {
         if (!response.ok) throw new Error(response.status === 401 ? "The engine's figures need an API key (Settings)." : `The server answers ${response.status}.`);
       }

@@ -1,7 +1,8 @@
 // main.js -- the page: a conversation, its answers as they come, panels at the sides, keys.
 import { $, button, element, grow, say } from "./dom.js";
 import { EngineView } from "./engine.js";
-import { api_key, build_settings, focus_key, request_fields, show_defaults, system_prompt } from "./settings.js";
+import { Models } from "./models.js";
+import { answer_form, api_key, build_settings, focus_key, request_fields, show_defaults, system_prompt } from "./settings.js";
 import * as store from "./store.js";
 import { EventReader, take } from "./stream.js";
 import { Conversation, messages } from "./tree.js";
@@ -35,8 +36,8 @@ const actions = {
   // A changed question is asked; a changed answer is what the conversation goes on from.
   edit(node, text) {
     if (running) return;
-    const { role, reasoning, calls } = node;
-    const changed = chat.add(node.parent, role === "user" ? { role, content: text } : { role, content: text, reasoning, calls });
+    const { role, reasoning, calls, form } = node;
+    const changed = chat.add(node.parent, role === "user" ? { role, content: text } : { role, content: text, reasoning, calls, form });
     if (role === "user") return answer(changed);
     store.save(chat);
     show();
@@ -126,7 +127,8 @@ function fresh() {
 // ---- Asking ------------------------------------------------------------------------------------------------------
 
 const headers = () => (api_key() ? { Authorization: "Bearer " + api_key() } : {});
-const get = (path) => fetch(path, { headers: headers() });
+const ask = (path, body) => fetch(path, body === undefined ? { headers: headers() }
+  : { method: "POST", headers: { "Content-Type": "application/json", ...headers() }, body: JSON.stringify(body) });
 
 async function failure(response) {
   const text = await response.text();
@@ -167,7 +169,7 @@ async function stream(node, parent) {
 }
 
 async function answer(parent) {
-  const node = chat.add(parent, { role: "assistant", asked_ms: performance.now() });
+  const node = chat.add(parent, { role: "assistant", form: answer_form(), asked_ms: performance.now() });
   const mine = running = { node, chat, controller: new AbortController() };
   show();
   to_bottom();
@@ -185,6 +187,16 @@ async function answer(parent) {
     requestAnimationFrame(paint);
   };
   requestAnimationFrame(paint);
+  // Where the answer has to wait for its model, that is said.
+  const name = $("model").value;
+  const watch = async () => {
+    if (models.entries.length < 2 || node.events || running !== mine) return;
+    await models.look().catch(() => {});
+    const state = models.state(name);
+    node.waits_for = state === "loaded" ? undefined : `${name} is ${state === "loading" ? "being loaded" : "not loaded yet"}`;
+    setTimeout(watch, 500);
+  };
+  watch();
   try {
     await stream(node, parent);
   } catch (error) {
@@ -198,6 +210,7 @@ async function answer(parent) {
   if (low && chat === mine.chat) to_bottom();
   store.save(mine.chat);
   list_chats();
+  if (models.entries.length > 1) models.look().catch(() => {});
   // Screen readers get the answer once, when it is whole, instead of every token.
   say(node.error ? "Error: " + node.error : node.calls?.length ? "The model calls " + node.calls.map((call) => call.function.name).join(", ")
     : (node.note ? node.note + " " : "") + node.content.slice(0, 2000));
@@ -225,7 +238,7 @@ function open_panel(name, open = true) {
   // One at each side; on a narrow window one at all.
   if (open) for (const other of panels) if (other !== name && (narrow.matches || (other !== "history" && name !== "history"))) set_panel(other, false);
   set_panel(name, open);
-  if (open) $(name).querySelector(touch.matches ? "button" : ":is(input, select, textarea, li button, .head + * button)")?.focus();
+  if (open) $(name).querySelector(touch.matches || name === "engine" ? "button" : ":is(input, select, textarea, li button, .head + * button)")?.focus();
   if (open && !$(name).contains(document.activeElement)) $(name).querySelector("button").focus();
   else if (focused) opener.focus();
   if (open && name === "engine") engine.look();
@@ -274,15 +287,10 @@ function list_chats() {
 
 // ---- Around it ---------------------------------------------------------------------------------------------------
 
-async function look_at_server() {
+async function look_at_model() {
+  engine.total = undefined;
   try {
-    const models = await get("v1/models");
-    if (models.ok) {
-      const names = (await models.json()).data.map((model) => model.id);
-      $("model").replaceChildren(...names.map((name) => element("option", { value: name, textContent: name })));
-      $("model").disabled = names.length < 2;
-    }
-    const props = await get("props");
+    const props = await ask("props");
     if (props.ok) {
       const { default_generation_settings: defaults } = await props.json();
       context_tokens = defaults?.n_ctx ?? 0;
@@ -291,6 +299,8 @@ async function look_at_server() {
     }
   } catch { /* the first question will say what is wrong */ }
 }
+
+const look_at_server = () => models.look().catch(() => {});
 
 const last_of = (role) => chat.path().reverse().find((node) => node.role === role);
 
@@ -362,7 +372,8 @@ build_settings($("settings"), {
   },
 });
 $("settings").addEventListener("key", look_at_server);
-const engine = new EngineView($("engine"), get);
+const models = new Models($("model"), ask, look_at_model);
+const engine = new EngineView($("engine"), ask, models);
 engine.mine = () => running?.request_id ?? "";
 $("starters").append(...starters.map((text) => button(text, "Ask this", () => {
   $("input").value = text;

@@ -1,4 +1,4 @@
-// metrics.js -- reads what /metrics and /slots say. No DOM, no network.
+// metrics.js -- reads what /metrics and /slots say, and numbers for people. No DOM, no network.
 
 // The value of a metric; labels other than the model's are summed over. NaN: there is no such metric.
 export function metric(text, name) {
@@ -20,3 +20,16 @@ export function slots_rate(before, after, seconds) {
   for (const slot of after) tokens += Math.max(0, slot.n_generated - (had.get(slot.request_id) ?? 0));
   return seconds > 0 ? tokens / seconds : 0;
 }
+
+const short = (value, unit, names) => {
+  let at = 0;
+  while (value >= unit * 0.9995 && at < names.length - 1) {
+    value /= unit;
+    ++at;
+  }
+  return `${at > 0 && value < 99.95 ? value.toFixed(1) : Math.round(value)}${names[at]}`;
+};
+
+// 16.5 GB; 26.9 B
+export const size_text = (bytes) => short(bytes, 1000, [" bytes", " kB", " MB", " GB", " TB"]);
+export const count_text = (number) => short(number, 1000, ["", " thousand", " million", " billion"]);

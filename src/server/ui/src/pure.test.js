@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { parse, spans } from "./markdown.js";
-import { metric, slots_rate } from "./metrics.js";
+import { count_text, metric, size_text, slots_rate } from "./metrics.js";
 import { EventReader, describe, take } from "./stream.js";
 import { Conversation, messages } from "./tree.js";
 
@@ -94,4 +94,9 @@ test("metrics", () => {
   assert.ok(Number.isNaN(metric(text, "b")));
   const slot = (request_id, n_generated) => ({ request_id, n_generated });
   assert.equal(slots_rate([slot("a", 5), slot("b", 9)], [slot("a", 15), slot("c", 4)], 2), 7);
+});
+
+test("numbers for people", () => {
+  assert.deepEqual([0, 999, 1000, 10_485_760, 16_500_000_000, 999_950_000].map(size_text), ["0 bytes", "999 bytes", "1.0 kB", "10.5 MB", "16.5 GB", "1.0 GB"]);
+  assert.deepEqual([950, 9_800_000, 26_895_998_464, 397_000_000_000].map(count_text), ["950", "9.8 million", "26.9 billion", "397 billion"]);
 });

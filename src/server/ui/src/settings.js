@@ -14,10 +14,21 @@ const fields = [
   { name: "thinking_budget", label: "Thinking at most", min: 0, step: 1 },
   { name: "seed", label: "Seed", min: 0, step: 1, placeholder: "random" },
   { name: "stop", label: "Stop at (one per line)", rows: 2 },
-  { name: "tools", label: "Tools (JSON)", rows: 5, code: true },
+  { name: "format", label: "Answer format", choices: [["", "text"], ["json_object", "a JSON object"], ["json_schema", "JSON by a schema"]] },
+  { name: "schema", label: "Schema (JSON)", rows: 6, code: true, when: () => inputs.format.value === "json_schema", fault: (text) => fault_of(() => parse_schema(text)),
+    example: ["schema", "A schema with a text, a number and a choice", () => example_schema] },
+  { name: "tools", label: "Tools (JSON)", rows: 5, code: true, fault: (text) => fault_of(() => parse_tools(text)),
+    example: ["tool", "A tool that tells the weather", () => example_tools] },
 ];
 
-const example = [{
+const example_schema = {
+  type: "object",
+  properties: { city: { type: "string" }, degrees: { type: "integer" }, sky: { enum: ["clear", "cloudy", "rain"] } },
+  required: ["city", "degrees", "sky"],
+  additionalProperties: false,
+};
+
+const example_tools = [{
   name: "get_weather",
   description: "The weather in a city",
   parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] },
@@ -42,27 +53,34 @@ function input_for(field) {
 export function build_settings(panel, { theme, keep, forget, shortcuts }) {
   const close = button("Close", "Close (Escape)", () => panel.dispatchEvent(new Event("leave")));
   const head = element("div", { className: "head" }, element("h2", { textContent: "Settings" }), close);
-  const rows = fields.map((field) => {
+  let rows;
+  rows = fields.map((field) => {
     const input = inputs[field.name] = input_for(field);
     input.id = "set-" + field.name;
     input.value = read(localStorage, field.name);
     const fault = element("span", { className: "fault", role: "alert" });
     input.onchange = () => {
       write(localStorage, field.name, input.value);
-      const bad = field.name === "tools" ? tools_fault(input.value) : input.validity?.valid === false ? input.validationMessage : "";
+      const bad = field.fault ? field.fault(input.value) : input.validity?.valid === false ? input.validationMessage : "";
       fault.textContent = bad;
       input.setAttribute("aria-invalid", String(Boolean(bad)));
+      show_fields();
     };
     const row = element("div", { className: "field" + (field.rows || field.choices ? " wide" : "") },
       element("label", { for: input.id, textContent: field.label }), input, fault);
-    if (field.name === "tools") {
-      row.append(button("Insert an example", "A tool that tells the weather", () => {
-        input.value = JSON.stringify(example, null, 2);
+    if (field.example) {
+      row.append(button(`Insert an example ${field.example[0]}`, field.example[1], () => {
+        input.value = JSON.stringify(field.example[2](), null, 2);
         input.onchange();
       }));
     }
     return row;
   });
+  // Some fields mean something only beside the value of another one.
+  function show_fields() {
+    fields.forEach((field, i) => { if (rows?.[i] && field.when) rows[i].hidden = !field.when(); });
+  }
+  show_fields();
   const key = inputs.key = element("input", { type: "password", autocomplete: "off", id: "set-key", value: read(sessionStorage, "key") });
   key.onchange = () => {
     write(sessionStorage, "key", key.value);
@@ -107,13 +125,21 @@ export function show_defaults(params) {
   }
 }
 
-function tools_fault(text) {
+function fault_of(parse) {
   try {
-    parse_tools(text);
+    parse();
     return "";
   } catch (error) {
     return error.message;
   }
+}
+
+function parse_schema(text) {
+  if (!text.trim()) throw new Error("The answer format needs a schema");
+  let json;
+  try { json = JSON.parse(text); } catch (error) { throw new Error("The schema is not JSON: " + error.message); }
+  if (json === null || typeof json !== "object" || Array.isArray(json)) throw new Error("A schema is a JSON object");
+  return json;
 }
 
 function parse_tools(text) {
@@ -127,7 +153,7 @@ function parse_tools(text) {
   });
 }
 
-// The fields of a request. Throws a sentence if the tools cannot be read.
+// The fields of a request. Throws a sentence if the tools or the schema cannot be read.
 export function request_fields() {
   const out = {};
   for (const name of ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "thinking_budget", "seed"]) {
@@ -141,9 +167,14 @@ export function request_fields() {
   if (stop.length > 0) out.stop = stop;
   const tools = parse_tools(inputs.tools.value);
   if (tools) out.tools = tools;
+  const format = inputs.format.value;
+  if (format === "json_schema") out.response_format = { type: format, json_schema: { name: "answer", schema: parse_schema(inputs.schema.value) } };
+  else if (format) out.response_format = { type: format };
   return out;
 }
 
+// "json" if the answer will be JSON.
+export const answer_form = () => (inputs.format.value ? "json" : undefined);
 export const system_prompt = () => inputs.system.value;
 export const api_key = () => inputs.key.value;
 export const focus_key = () => inputs.key.focus();

@@ -71,7 +71,7 @@ export function describe(stats) {
 
 // While it runs: events are counted, which are tokens or a little more than one each.
 export function describe_running(node, now) {
-  if (!node.events) return `waiting for the first token, ${((now - node.asked_ms) / 1000).toFixed(1)} s`;
+  if (!node.events) return `${node.waits_for ?? "waiting for the first token"}, ${((now - node.asked_ms) / 1000).toFixed(1)} s`;
   const seconds = (node.last_ms - node.first_ms) / 1000;
   return `${node.events.toLocaleString("en")} tokens` + (seconds > 0.2 ? ` · ${round((node.events - 1) / seconds)} / s` : "");
 }

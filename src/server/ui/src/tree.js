@@ -1,10 +1,10 @@
 // tree.js -- a conversation as a tree of messages. Editing and regenerating add a sibling, so nothing is lost;
 // `chosen` says which child of a node is on the path that is shown. No DOM, no network.
 //
-// A node: {key, role, content, reasoning, calls, id (of a tool result's call), error, note, stats, children, chosen, parent}.
+// A node: {key, role, content, reasoning, calls, id (of a tool result's call), error, note, stats, form ("json": so was asked), children, chosen, parent}.
 // What is kept of it is listed in `kept`.
 
-const kept = ["role", "content", "reasoning", "thought_ms", "calls", "id", "name", "error", "note", "stats"];
+const kept = ["role", "content", "reasoning", "thought_ms", "calls", "id", "name", "error", "note", "stats", "form"];
 let last_key = 0;
 
 export class Conversation {

@@ -38,7 +38,7 @@ export class Turn {
       if (this.details.open || !running) this.thought.textContent = node.reasoning;
       else this.details.ontoggle = () => { this.thought.textContent = node.reasoning; };
     }
-    if (node.role === "assistant") render(this.text, node.content);
+    if (node.role === "assistant") render(this.text, node.form === "json" && node.content ? "```json\n" + node.content + "\n```" : node.content);
     else if (this.text.textContent !== node.content) this.text.textContent = node.content;
     this.text.hidden = !node.content && !running;
     this.show_calls(running);
