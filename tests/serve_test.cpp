@@ -112,6 +112,7 @@ TEST_F(ServeTest, TlsWithACertificate) {
     client.send("GET", "/health");
     client.read_all();
     EXPECT_EQ(client.status(), 200);
+    EXPECT_TRUE(client.closed_cleanly) << "a cut connection looks like an attack";
   }
   Connection client(server.port, path("cert.pem"));
   client.send("POST", "/v1/completions", R"({"prompt":"The harbor","max_tokens":8,"stream":true})");
@@ -253,6 +254,10 @@ TEST_F(ServeTest, SeveralModelsByName) {
   for (const Json& model : list["data"]) names.push_back(model["id"]);
   EXPECT_EQ(names, (std::vector<std::string>{"demo", "demo-q4", "gpt-4", "half", "tiny/moe", "short"}));
 
+  EXPECT_EQ(list["data"][0]["meta"]["size"], fs::file_size(kDemo)) << "the one inside the program";
+  EXPECT_EQ(list["data"][0]["meta"]["n_params"], 30'733'616);
+  EXPECT_EQ(list["data"][4]["meta"]["size"], fs::file_size(kMoe));
+
   const std::string demo = complete(server.port, "demo"), moe = complete(server.port, "tiny/moe");
   EXPECT_NE(demo, moe);
   EXPECT_EQ(get(server.port, "/v1/models/tiny%2Fmoe")["status"]["value"], "loaded");
@@ -293,6 +298,47 @@ TEST_F(ServeTest, SeveralModelsByName) {
   EXPECT_EQ(right, 6);
   server.signal(SIGTERM);
   EXPECT_EQ(server.wait(), 0);
+}
+
+TEST_F(ServeTest, TheCacheInFilesIsCounted) {
+  const auto metric = [](uint16_t port, const std::string& name) {
+    Connection connection(port);
+    connection.send("GET", "/metrics");
+    const std::string text = "\n" + connection.read_all();
+    const size_t at = text.find("\n" + name + "{");
+    EXPECT_NE(at, std::string::npos) << name;
+    return at == std::string::npos ? -1.0 : std::stod(text.substr(text.find("} ", at) + 2));
+  };
+  std::string prompt;
+  for (int i = 0; i < 120; ++i) prompt += "The harbor is quiet at " + std::to_string(i) + ". ";
+  const Json body{{"prompt", prompt}, {"max_tokens", 4}, {"ignore_eos", true}};
+  const std::vector<std::string> options = {"-c", "2048",   "-np", "2",           "-t",
+                                            "1",  "--temp", "0",   "--cache-dir", path("cache")};
+  std::string text;
+  {
+    Served server(options);
+    ASSERT_NE(server.port, 0) << server.log();
+    EXPECT_EQ(metric(server.port, "braid_disk_cache_files"), 0);
+    text = ask(server.port, "/v1/completions", body)["choices"][0]["text"];
+    // Files are written behind the answer; what is still under way is written before the end.
+    server.signal(SIGTERM);
+    EXPECT_EQ(server.wait(), 0);
+  }
+  uint64_t bytes = 0;
+  for (const auto& entry : fs::directory_iterator(path("cache")))
+    bytes += entry.is_regular_file() ? entry.file_size() : 0;
+  ASSERT_GT(bytes, 100'000u);
+  Served server(options);
+  ASSERT_NE(server.port, 0) << server.log();
+  EXPECT_GT(metric(server.port, "braid_disk_cache_files"), 0);
+  EXPECT_EQ(metric(server.port, "braid_disk_cache_hits_total"), 0);
+  const Json again = ask(server.port, "/v1/completions", body);
+  EXPECT_EQ(again["choices"][0]["text"], text);
+  EXPECT_GT(again["usage"]["prompt_tokens_details"]["cached_tokens"], 300);
+  EXPECT_GT(metric(server.port, "braid_disk_cache_hits_total"), 0);
+  EXPECT_GT(metric(server.port, "braid_disk_cache_read_bytes_total"), 100'000);
+  EXPECT_EQ(metric(server.port, "braid_disk_cache_failed_reads_total"), 0);
+  EXPECT_EQ(metric(server.port, "braid_disk_cache_write_errors_total"), 0);
 }
 
 TEST_F(ServeTest, ModelsByNameOnTheCommandLine) {

@@ -157,6 +157,7 @@ class Connection {
   }
 
   bool connected = false;
+  bool closed_cleanly = false;  // TLS: the server said that this was all
   std::string received;
 
  private:
@@ -165,6 +166,7 @@ class Connection {
     int count = 0;
     if (tls_ != nullptr) {
       count = SSL_read(tls_, buffer, sizeof buffer);
+      closed_cleanly = count <= 0 && SSL_get_error(tls_, count) == SSL_ERROR_ZERO_RETURN;
     } else {
       pollfd watched{socket_, POLLIN, 0};
       if (::poll(&watched, 1, 120'000) <= 0) return false;

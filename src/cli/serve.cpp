@@ -142,8 +142,8 @@ Result<server::Catalog> make_catalog(ServeFlags& flags) {
     first.path = flags.model.model;
     first.shown =
         first.path.empty() ? kDefaultModelName : std::filesystem::path(first.path).filename().string();
-    if (!first.path.empty())
-      first.bytes = static_cast<int64_t>(std::filesystem::file_size(first.path, error));
+    first.bytes = static_cast<int64_t>(first.path.empty() ? default_model().size()
+                                                          : std::filesystem::file_size(first.path, error));
     for (const std::string& name : names) {
       if (!server::is_model_name(name)) {
         return Error{ErrorKind::invalid_argument,
@@ -180,8 +180,7 @@ Result<std::shared_ptr<server::ServedModel>> served_model(const ServeFlags& flag
   model->names = {loaded.name};
   BRAID_ASSIGN(model->defaults, sampling_params(flags.sampling, *loaded.file));
   model->file_name = loaded.name;
-  BRAID_ASSIGN(const auto architecture, loaded.file->find_string("general.architecture"));
-  if (architecture) model->architecture = *architecture;
+  BRAID_TRY(server::describe_file(*loaded.file, *model));
   model->trained_context_tokens = loaded.engine->config().context_length;
   model->tokenizer = std::make_shared<const Tokenizer>(std::move(*loaded.tokenizer));
   auto chat = make_chat_template(*loaded.file, *model->tokenizer);

@@ -177,15 +177,18 @@ ApiResult<MaskFactory> MaskFactory::create(const Generation& generation, const S
   return out;
 }
 
+int64_t MaskFactory::think_budget(int32_t max_tokens) const {
+  const int64_t asked = rules_.think_budget;
+  const int64_t reserve = thinking_ && limited_ ? std::min<int64_t>(reserve_tokens_, max_tokens / 4) : 0;
+  if (reserve <= 0) return asked;
+  const int64_t room =
+      std::max<int64_t>(0, max_tokens - reserve - static_cast<int64_t>(rules_.closing.size()));
+  return asked < 0 ? room : std::min(asked, room);
+}
+
 std::shared_ptr<TokenMask> MaskFactory::make(int32_t max_tokens) const {
   auto rules = std::make_shared<MaskRules>(rules_);
-  if (thinking_ && limited_) {
-    const int64_t reserve = std::min<int64_t>(reserve_tokens_, max_tokens / 4);
-    const int64_t room =
-        std::max<int64_t>(0, max_tokens - reserve - static_cast<int64_t>(rules->closing.size()));
-    const bool tighter = rules->think_budget < 0 || room < rules->think_budget;
-    if (reserve > 0 && tighter) rules->think_budget = room;
-  }
+  rules->think_budget = think_budget(max_tokens);
   const bool holds = rules->suppress_end || rules->min_tokens > 0 || rules->think_budget >= 0 ||
                      !rules->forbidden.empty() || rules->grammar != nullptr;
   return holds ? std::shared_ptr<TokenMask>(make_mask(std::move(rules))) : nullptr;

@@ -44,6 +44,8 @@ class MaskFactory {
 
   // Null: free. `max_tokens`: of this choice; some are kept for the visible answer.
   std::shared_ptr<TokenMask> make(int32_t max_tokens) const;
+  // How many tokens a thought may have then; -1: any number.
+  int64_t think_budget(int32_t max_tokens) const;
 
  private:
   MaskRules rules_;

@@ -48,7 +48,10 @@ void AnswerStream::token(int index, const TokenEvent& event, std::string& out) {
   if (content) ++choice.content_tokens;
   if (content && prepared_.generation->top_logprobs >= 0) keep_logprob(choice, event);
   text(index, choice.detokenizer->push(event.id), out);
-  if (thought && !choice.parser->in_reasoning()) choice.thinking_closed_by = "model";
+  if (thought && !choice.parser->in_reasoning()) {
+    const int64_t budget = prepared_.think_budget;
+    choice.thinking_closed_by = budget >= 0 && choice.reasoning_tokens > budget ? "budget" : "model";
+  }
 }
 
 void AnswerStream::keep_logprob(Choice& choice, const TokenEvent& event) {
@@ -79,6 +82,20 @@ void AnswerStream::show(int index, AnswerEvents events, std::string& out) {
   const Generation& generation = *prepared_.generation;
   const bool matching = !choice.stops->empty() && choice.generated_tokens >= generation.min_tokens;
   AnswerEvents shown;
+  // Blanks between a thought and the content belong to neither, so their tokens are not the content's.
+  const auto first = std::find_if(events.begin(), events.end(),
+                                  [](const AnswerEvent& event) { return event.kind == Kind::content; });
+  if (!choice.content_begun && choice.parser != nullptr && first != events.end() && !first->text.empty()) {
+    choice.content_begun = true;
+    const auto blank = [](char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; };
+    const auto all_blank = [&](const TokenLogprob& token) {
+      return std::all_of(token.bytes.begin(), token.bytes.end(), blank);
+    };
+    if (!blank(first->text[0])) {
+      choice.logprobs.erase(choice.logprobs.begin(),
+                            std::find_if_not(choice.logprobs.begin(), choice.logprobs.end(), all_blank));
+    }
+  }
   // What was matched up to here is the end of the answer.
   const auto stopped = [&] {
     const auto stop = choice.stops->matched();

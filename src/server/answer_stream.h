@@ -59,6 +59,7 @@ class AnswerStream {
     int64_t generated_tokens = 0;
     int64_t reasoning_tokens = 0;
     int64_t content_tokens = 0;
+    bool content_begun = false;
     bool ended = false;   // nothing more is shown
     bool closed = false;  // the engine is done with it
     ChoiceEnd end;

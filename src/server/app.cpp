@@ -118,7 +118,7 @@ std::optional<HttpAnswer> Endpoints::check(const HttpRequest& request) {
                    .message = "there is nothing at " + request.path.substr(0, 256)});
   }
   const std::string method = request.method == "HEAD" ? "GET" : request.method;
-  if (method != route->method) {
+  if (route->method != "*" && method != route->method) {
     HttpAnswer answer = refuse({.status = 405,
                                 .code = "method_not_allowed",
                                 .message = request.path.substr(0, 256) + " wants " + route->method});

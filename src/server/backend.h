@@ -19,9 +19,12 @@ struct BackendStats {
   int32_t prefilling = 0;
   int32_t slots = 1;  // sequences that may run at once
   int64_t kv_blocks = 0, kv_blocks_used = 0;
+  int32_t state_slots = 0, state_slots_used = 0;  // of recurrent states
   uint64_t steps = 0;
-  uint64_t prompt_tokens = 0;  // run through the model
-  uint64_t cached_tokens = 0;  // of prompts, not computed again
+  uint64_t preempted = 0;                                // pushed out for others, to go on later
+  uint64_t evicted_blocks = 0, evicted_checkpoints = 0;  // of the prefix cache
+  uint64_t prompt_tokens = 0;                            // run through the model
+  uint64_t cached_tokens = 0;                            // of prompts, not computed again
   uint64_t generated_tokens = 0;
   uint64_t drafted_tokens = 0, accepted_tokens = 0;
   bool has_disk = false;  // prefixes are kept in files

@@ -52,7 +52,7 @@ Endpoints::Endpoints(AppOptions options, std::unique_ptr<ModelHost> host)
              {"POST", "/chat/completions", &E::chat, false, true, false},
              {"POST", "/responses", &E::responses, false, true, false},
              {"POST", "/responses/input_tokens", &E::input_tokens, false, true, false},
-             {"GET", "/responses/", &E::not_stored, false, false, true},
+             {"*", "/responses/", &E::not_stored, false, false, true},
              {"POST", "/messages", &E::messages, false, true, false},
              {"POST", "/messages/count_tokens", &E::count_tokens, false, true, false},
              {"POST", "/embeddings", &E::embeddings, false, true, false}};

@@ -16,8 +16,8 @@ namespace braid::server {
 class Endpoints;
 
 struct Route {
-  std::string method;
-  std::string path;  // without /v1
+  std::string method;  // "*": any
+  std::string path;    // without /v1
   void (Endpoints::*handler)(const std::shared_ptr<Exchange>&);
   bool open = false;    // needs no key
   bool works = false;   // refused while the server drains

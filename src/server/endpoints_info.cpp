@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <ctime>
 
 #include "server/endpoints.h"
@@ -113,7 +114,7 @@ Json Endpoints::model_json(const std::string& name, size_t entry) const {
   out["meta"] = {{"n_ctx_train", model->trained_context_tokens},
                  {"n_vocab", model->tokenizer->size()},
                  {"n_params", model->parameters},
-                 {"size", file.bytes},
+                 {"size", model->file_bytes},
                  {"arch", model->architecture},
                  {"ftype", model->quantization}};
   out["capabilities"] = std::move(capabilities);
@@ -176,7 +177,11 @@ void Endpoints::props(const Shared& exchange) {
   Json efforts = Json::object();
   for (const auto& [name, tokens] : options_.policy.effort_tokens) efforts[name] = tokens;
   Json endpoints = Json::array();
-  for (const Route& route : routes_) endpoints.push_back(route.method + " " + route.path);
+  for (const Route& route : routes_) {
+    if (route.method != "*") endpoints.push_back(route.method + " " + route.path);
+  }
+  // Floats in single precision print with noise; three digits are what people write.
+  const auto plain = [](float value) { return std::round(value * 1e3) / 1e3; };
   const Json out{
       {"server",
        {{"name", "braid"}, {"version", options_.version}, {"props_schema", 1}, {"started_at", started_s_}}},
@@ -193,10 +198,10 @@ void Endpoints::props(const Shared& exchange) {
       {"default_generation_settings",
        {{"n_ctx", model->backend->context_tokens()},
         {"params",
-         {{"temperature", model->defaults.temperature},
+         {{"temperature", plain(model->defaults.temperature)},
           {"top_k", model->defaults.top_k},
-          {"top_p", model->defaults.top_p},
-          {"min_p", model->defaults.min_p},
+          {"top_p", plain(model->defaults.top_p)},
+          {"min_p", plain(model->defaults.min_p)},
           {"max_tokens", options_.policy.default_max_tokens}}}}},
       {"modalities", {{"vision", false}, {"audio", false}}},
       {"bos_token", text_of(tokenizer.bos())},
@@ -228,6 +233,17 @@ void Endpoints::props(const Shared& exchange) {
 }
 
 void Endpoints::slots(const Shared& exchange) {
+  if (exchange->request().query.find("fail_on_no_slot=1") != std::string::npos) {
+    const BackendStats stats = this->stats();
+    if (stats.running >= stats.slots) {
+      return exchange->answer(
+          error_answer(exchange->request(), {.status = 503,
+                                             .type = "unavailable_error",
+                                             .code = "no_slot",
+                                             .message = "all slots are taken",
+                                             .retry_after_s = metrics_.retry_after_s(stats)}));
+    }
+  }
   Json out = Json::array();
   std::vector<std::shared_ptr<RunningAnswer>> running;
   {

@@ -27,7 +27,12 @@ class EngineBackend : public Backend {
     out.slots = slots_;
     out.kv_blocks = status.blocks;
     out.kv_blocks_used = status.blocks - status.free_blocks;
+    out.state_slots = status.slots;
+    out.state_slots_used = status.slots - status.free_slots;
     out.steps = status.engine.steps;
+    out.preempted = status.scheduler.preempted;
+    out.evicted_blocks = status.block_evictions;
+    out.evicted_checkpoints = status.checkpoint_evictions;
     out.prompt_tokens = status.engine.prompt_rows;
     out.cached_tokens = status.scheduler.cached_tokens;
     out.generated_tokens = status.engine.generated;

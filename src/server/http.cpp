@@ -472,14 +472,20 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
   // not a reset.
   void close_gently() {
     error_code ignored;
-    if (std::is_same_v<Transport, Plain>) transport_.lowest().shutdown(tcp::socket::shutdown_send, ignored);
     phase_ = Phase::closed;
     read_timer_.expires_after(std::chrono::milliseconds(500));
     read_timer_.async_wait([self = this->shared_from_this()](error_code) {
       error_code none;
       self->transport_.lowest().close(none);
     });
-    drain_input();
+    if constexpr (std::is_same_v<Transport, Secure>) {
+      // Tells the client that this is all and that nobody has cut it short.
+      transport_.tls.async_shutdown(asio::bind_executor(
+          strand_, [self = this->shared_from_this()](error_code) { self->read_timer_.cancel(); }));
+    } else {
+      transport_.lowest().shutdown(tcp::socket::shutdown_send, ignored);
+      drain_input();
+    }
   }
   void drain_input() {
     if (reading_) return;
@@ -514,6 +520,7 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
       if (self->phase_ == Phase::head) {
         self->request_ = std::make_shared<HttpRequest>();
         self->request_->id = random_id();
+        self->request_->remote = self->remote_;
       }
       self->keep_ = false;
       self->phase_ = Phase::busy;

@@ -110,9 +110,11 @@ Metrics::Metrics()
       queue_(latency_bounds()),
       prompt_(latency_bounds()),
       generation_(latency_bounds()),
+      inference_(latency_bounds()),
       prompt_size_(size_bounds()),
       answer_size_(size_bounds()),
-      max_tokens_(size_bounds()) {}
+      max_tokens_(size_bounds()),
+      choices_({1, 2, 5, 10, 20}) {}
 
 void Metrics::answered(const AnswerReport& report) {
   const std::lock_guard lock(mutex_);
@@ -147,6 +149,8 @@ void Metrics::answered(const AnswerReport& report) {
   queue_.observe(report.queue_s);
   prompt_.observe(report.prompt_s);
   generation_.observe(report.generation_s);
+  inference_.observe(report.prompt_s + report.generation_s);
+  choices_.observe(report.n);
   prompt_size_.observe(static_cast<double>(usage.prompt_tokens));
   answer_size_.observe(static_cast<double>(usage.generated_tokens));
   max_tokens_.observe(static_cast<double>(report.max_tokens));
@@ -183,6 +187,14 @@ std::string Metrics::render(const BackendStats& stats, const std::string& model,
   page.one("braid_num_requests_prefill", "gauge", "Running sequences still in their prompt.",
            stats.prefilling);
   page.one("braid_kv_cache_usage_perc", "gauge", "Used blocks of the KV cache, 0 to 1.", kv);
+  page.one("braid_state_slots_used", "gauge", "Recurrent states in use.", stats.state_slots_used);
+  page.one("braid_state_slots_total", "gauge", "Recurrent states there is room for.", stats.state_slots);
+  page.one("braid_num_preemptions_total", "counter", "Sequences pushed out for others, to go on later.",
+           number(stats.preempted));
+  page.family("braid_prefix_cache_evictions_total", "counter", "What the prefix cache gave up for room.");
+  page.sample("braid_prefix_cache_evictions_total", number(stats.evicted_blocks), "tier=\"blocks\"");
+  page.sample("braid_prefix_cache_evictions_total", number(stats.evicted_checkpoints),
+              "tier=\"checkpoints\"");
   page.one("braid_prefix_cache_queries_total", "counter", "Prompt tokens looked up.", prompt);
   page.one("braid_prefix_cache_hits_total", "counter", "Prompt tokens found.", number(cached_tokens_));
   page.family("braid_prompt_tokens_total", "counter", "Prompt tokens, by where they came from.");
@@ -224,6 +236,8 @@ std::string Metrics::render(const BackendStats& stats, const std::string& model,
   page.histogram("braid_request_queue_time_seconds", "Waiting for a slot.", queue_);
   page.histogram("braid_request_prefill_time_seconds", "Running the prompt.", prompt_);
   page.histogram("braid_request_decode_time_seconds", "Generating.", generation_);
+  page.histogram("braid_request_inference_time_seconds", "Prompt and generation.", inference_);
+  page.histogram("braid_request_params_n", "Choices asked for.", choices_);
   page.histogram("braid_request_prompt_tokens", "Prompt tokens of a request.", prompt_size_);
   page.histogram("braid_request_generation_tokens", "Generated tokens of a request.", answer_size_);
   page.histogram("braid_request_params_max_tokens", "Limit of a request.", max_tokens_);

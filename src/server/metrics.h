@@ -63,8 +63,8 @@ class Metrics {
   double prompt_s_ = 0, generation_s_ = 0;
   double last_prompt_rate_ = 0, last_generation_rate_ = 0;
   std::vector<double> recent_s_;
-  Histogram first_token_, per_token_, whole_, queue_, prompt_, generation_, prompt_size_, answer_size_,
-      max_tokens_;
+  Histogram first_token_, per_token_, whole_, queue_, prompt_, generation_, inference_, prompt_size_,
+      answer_size_, max_tokens_, choices_;
 };
 
 }  // namespace braid::server

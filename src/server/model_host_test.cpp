@@ -10,7 +10,7 @@ namespace braid::server {
 namespace {
 
 // A server with the models a (resident), b, c and broken, and a preset of a.
-class HostedServer : public testing::Test {
+class HostedServer : public testing::Test, protected ListeningApp {
  protected:
   void start(const std::function<void(AppOptions&, ModelHost::Options&)>& adjust = nullptr) {
     Catalog catalog;
@@ -21,10 +21,7 @@ class HostedServer : public testing::Test {
     preset.system_prompt = "PRESET";
     preset.sampling.temperature = 0.25;
     catalog.add("a-preset", catalog.files()[0], preset);
-    AppOptions options;
-    options.version = "test";
-    options.access_log = false;
-    options.policy.thinking = Thinking::off;
+    AppOptions options = test_options();
     ModelHost::Options hosting;
     if (adjust) adjust(options, hosting);
     auto first = load("a");
@@ -45,17 +42,15 @@ class HostedServer : public testing::Test {
         },
         hosting);
     host = hosted.get();
-    app = App::create(std::move(options), std::move(hosted));
-    HttpOptions http_options;
-    http_options.port = 0;
-    http = std::move(HttpServer::start(http_options, app->handlers())).value();
+    listen(App::create(std::move(options), std::move(hosted)));
   }
 
   void TearDown() override {
     release();
     gate.open();
-    app->stop();
-    http->stop();
+    stop();
+    http.reset();  // before what the models count with
+    app.reset();
   }
 
   // Says its name; waits before that if told so.
@@ -125,7 +120,7 @@ class HostedServer : public testing::Test {
         .dump();
   }
   Client::Answer ask(const std::string& model) {
-    return Client(http->port()).ask("POST", "/v1/chat/completions", chat(model));
+    return Client(port()).ask("POST", "/v1/chat/completions", chat(model));
   }
   static std::string said(const Client::Answer& answer) {
     return answer.status == 200 ? answer.json()["choices"][0]["message"]["content"].get<std::string>()
@@ -133,14 +128,14 @@ class HostedServer : public testing::Test {
   }
   // Sends a request and leaves the answer for later.
   std::unique_ptr<Client> send(const std::string& model) {
-    auto client = std::make_unique<Client>(http->port());
+    auto client = std::make_unique<Client>(port());
     const std::string body = chat(model);
     client->send("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: " +
                  std::to_string(body.size()) + "\r\n\r\n" + body);
     return client;
   }
   std::string state_of(const std::string& model) {
-    return Client(http->port()).ask("GET", "/v1/models/" + model).json()["status"]["value"];
+    return Client(port()).ask("GET", "/v1/models/" + model).json()["status"]["value"];
   }
 
   std::atomic<int> alive{0}, tries{0};
@@ -154,8 +149,6 @@ class HostedServer : public testing::Test {
   std::weak_ptr<FakeBackend> current;
   std::shared_ptr<const Tokenizer> tokenizer;
   ModelHost* host = nullptr;
-  std::unique_ptr<App> app;
-  std::unique_ptr<HttpServer> http;
 };
 
 TEST_F(HostedServer, ChangesTheModelOnRequest) {
@@ -169,7 +162,7 @@ TEST_F(HostedServer, ChangesTheModelOnRequest) {
   EXPECT_EQ(said(ask("b")), "I am b");
   EXPECT_EQ(tries, 3);
   EXPECT_EQ(alive, 1);
-  Client client(http->port());
+  Client client(port());
   EXPECT_EQ(client.ask("POST", "/tokenize", R"({"model": "a", "content": "x"})").status, 200);
   EXPECT_EQ(tries, 4);
   EXPECT_EQ(client.ask("GET", "/props").json()["model_alias"], "a");
@@ -201,7 +194,7 @@ TEST_F(HostedServer, AnswersUnderWayEndBeforeTheModelGoes) {
   while (state_of("b") != "loading") std::this_thread::sleep_for(std::chrono::milliseconds(2));
   // Behind the change, though its model is still there: the one who waits must not wait for ever.
   const auto third = send("a");
-  const Json health = Client(http->port()).ask("GET", "/health").json();
+  const Json health = Client(port()).ask("GET", "/health").json();
   EXPECT_EQ(health["status"], "loading");
   EXPECT_EQ(tries, 0);
   release();
@@ -218,10 +211,10 @@ TEST_F(HostedServer, AModelThatCannotBeLoadedIsOneSentence) {
   EXPECT_EQ(answer.json()["error"]["code"], "model_load_failed");
   EXPECT_EQ(answer.json()["error"]["message"], "the model cannot be loaded: broken.gguf: is a broken file");
   EXPECT_EQ(state_of("broken"), "failed");
-  EXPECT_EQ(Client(http->port()).ask("GET", "/health").status, 200);
-  EXPECT_EQ(Client(http->port()).ask("GET", "/metrics").status, 200);
-  EXPECT_EQ(Client(http->port()).ask("GET", "/props").status, 503);  // there is no model now
-  EXPECT_EQ(said(ask("")), "I am a");                                // the last good one comes back
+  EXPECT_EQ(Client(port()).ask("GET", "/health").status, 200);
+  EXPECT_EQ(Client(port()).ask("GET", "/metrics").status, 200);
+  EXPECT_EQ(Client(port()).ask("GET", "/props").status, 503);  // there is no model now
+  EXPECT_EQ(said(ask("")), "I am a");                          // the last good one comes back
   EXPECT_EQ(said(ask("b")), "I am b");
   // What a look finds does not cost the resident model.
   const int before = tries;
@@ -258,7 +251,7 @@ TEST_F(HostedServer, WaitingEndsWithAnAnswerThatSaysWhenToComeBack) {
   const Json body{{"model", "b"},
                   {"max_tokens", 5},
                   {"messages", Json::array({{{"role", "user"}, {"content", "hello"}}})}};
-  EXPECT_EQ(Client(http->port()).ask("POST", "/v1/messages", body.dump()).status, 529);
+  EXPECT_EQ(Client(port()).ask("POST", "/v1/messages", body.dump()).status, 529);
   // Nobody waits any more, so the model stays and goes on answering.
   while (state_of("a") != "loaded" || host->swapping()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
@@ -292,7 +285,7 @@ TEST_F(HostedServer, NamesOfPathsReachNothing) {
     EXPECT_EQ(answer.status, 404) << name;
     EXPECT_EQ(answer.json()["error"]["code"], "model_not_found");
   }
-  Client client(http->port());
+  Client client(port());
   for (const char* path :
        {"/v1/models/..%2f..%2fetc%2fpasswd", "/v1/models/%2fmodels%2fb", "/v1/models/../../models/b",
         "/v1/models/b%00", "/v1/models/%", "/v1/models/b%2f"}) {
@@ -339,8 +332,8 @@ TEST_F(HostedServer, StoppingWaitsForALoadUnderWay) {
   const auto waiting = send("b");
   ASSERT_TRUE(gate.wait_reached());
   EXPECT_EQ(state_of("b"), "loading");
-  EXPECT_EQ(Client(http->port()).ask("GET", "/props").status, 503);
-  EXPECT_EQ(Client(http->port()).ask("GET", "/slots").status, 200);
+  EXPECT_EQ(Client(port()).ask("GET", "/props").status, 503);
+  EXPECT_EQ(Client(port()).ask("GET", "/slots").status, 200);
   std::thread opener([this] {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     gate.open();

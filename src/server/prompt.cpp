@@ -299,6 +299,7 @@ ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> gener
       Request request = prompt;
       request.sampling.seed += static_cast<uint64_t>(out.requests.size()) * 0x9E3779B97F4A7C15u;
       request.mask = masks->make(request.max_tokens);
+      out.think_budget = masks->think_budget(request.max_tokens);
       out.echoed.push_back(generation->echo ? model.tokenizer->decode(request.prompt) : std::string());
       out.requests.push_back(std::move(request));
     }

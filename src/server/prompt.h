@@ -22,6 +22,7 @@ struct PreparedAnswer {
   int64_t prompt_tokens = 0;        // of all prompts, each once
   bool parsed = true;               // conversations: reasoning and calls are looked for
   AnswerFormat format;              // if parsed
+  int64_t think_budget = -1;        // tokens after which a thought is closed; -1: none
   uint64_t seed = 0;
   double temperature = 1, top_p = 1;  // in force
 };

@@ -255,6 +255,10 @@ void read_common(const Fields& fields, const ApiLimits& limits, Generation& out)
       fields.fail(invalid_value(fields.path(name), fields.path(name) + " must be at least 1"));
     if (most) out.max_tokens = most;
   }
+  if (out.max_tokens.value_or(-1) >= 0 && out.min_tokens > *out.max_tokens) {
+    fields.fail(invalid_value(fields.path("min_tokens"),
+                              fields.path("min_tokens") + " is above the limit of tokens"));
+  }
   if (const Json* variables = fields.object("chat_template_kwargs")) out.template_variables = *variables;
   if (const Json* options = fields.object("stream_options")) {
     out.include_usage =

@@ -142,6 +142,8 @@ void read_input(const Fields& fields, const ApiLimits& limits, Generation& out) 
     fields.fail(missing_field("input"));
   } else if (input->is_string()) {
     out.messages.push_back({.role = Role::user, .text = input->get<std::string>()});
+  } else if (!input->is_array()) {
+    fields.fail(invalid_type("input", "input must be a string or an array of items"));
   } else if (const Json* list = fields.array("input", limits.max_messages)) {
     Items items(limits, out);
     for (size_t i = 0; fields.ok() && i < list->size(); ++i) {

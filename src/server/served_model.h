@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "gguf/gguf.h"
 #include "server/backend.h"
 #include "server/conversation.h"
 #include "text/chat.h"
@@ -34,6 +35,9 @@ struct ServedModel {
 
   const std::string& name() const { return names.front(); }
 };
+
+// What clients are told about a model, from its file: architecture, quantization, parameters, file_bytes.
+Status describe_file(const GgufFile& file, ServedModel& model);
 
 enum class Thinking { automatic, on, off };
 

@@ -76,6 +76,7 @@ class FakeBackend : public Backend {
     const std::lock_guard lock(mutex_);
     BackendStats out;
     out.waiting = static_cast<int32_t>(queue_.size());
+    out.running = running_;
     return out;
   }
   int32_t context_tokens() const override { return context_; }
@@ -100,6 +101,7 @@ class FakeBackend : public Backend {
         if (stop_) return;
         work = std::move(queue_.front());
         queue_.pop_front();
+        running_ = 1;
       }
       answer(work);
     }
@@ -122,6 +124,7 @@ class FakeBackend : public Backend {
       std::unique_lock lock(mutex_);
       if (script.wait) wake_.wait(lock, [&] { return stop_ || released_ || cancelled.contains(work.id); });
       was_cancelled = cancelled.contains(work.id) || stop_;
+      running_ = 0;
     }
     end.reason = was_cancelled ? FinishReason::cancelled : script.reason;
     if (!was_cancelled) end.stop_id = script.stop_id;
@@ -134,6 +137,7 @@ class FakeBackend : public Backend {
   std::condition_variable wake_;
   std::deque<Queued> queue_;
   RequestId ids_ = 0;
+  int32_t running_ = 0;
   bool stop_ = false, released_ = false;
   std::thread thread_;
 };
@@ -147,6 +151,7 @@ inline std::shared_ptr<ServedModel> demo_served_model(std::shared_ptr<Backend> b
   model->names = {"demo", "second/name"};
   model->file_name = "demo.gguf";
   model->tokenizer = kTokenizer;
+  EXPECT_TRUE(describe_file(*kFile, *model).ok());
   const auto text = kFile->find_string("tokenizer.chat_template");
   model->chat.emplace(ChatTemplate::parse(**text, "", "<|im_end|>").value());
   model->abilities = probe_template(*model->chat);
@@ -253,35 +258,52 @@ class Client {
   int socket_;
 };
 
-// A server on a free port.
-struct TestServer {
+inline AppOptions test_options() {
+  AppOptions options;
+  options.version = "test";
+  options.access_log = false;
+  options.policy.thinking = Thinking::off;
+  return options;
+}
+
+// An app on a free port of this machine.
+struct ListeningApp {
+  void listen(std::unique_ptr<App> served, HttpOptions options = {}) {
+    app = std::move(served);
+    options.port = 0;
+    auto started = HttpServer::start(options, app->handlers());
+    ASSERT_TRUE(started.ok()) << started.error().message;
+    http = std::move(started).value();
+  }
+  ~ListeningApp() { stop(); }
+  void stop() {
+    if (app) app->stop();
+    if (http) http->stop();
+  }
+  uint16_t port() const { return http->port(); }
+
+  std::unique_ptr<App> app;
+  std::unique_ptr<HttpServer> http;
+};
+
+// One model that says what a test tells it to.
+struct TestServer : ListeningApp {
   explicit TestServer(FakeBackend::Play play,
                       const std::function<void(AppOptions&, HttpOptions&)>& adjust = nullptr,
                       int32_t context = 4096)
       : backend(std::make_shared<FakeBackend>(std::move(play), context)), model(demo_served_model(backend)) {
-    AppOptions options;
-    options.version = "test";
-    options.access_log = false;
-    options.policy.thinking = Thinking::off;
+    AppOptions options = test_options();
     HttpOptions http_options;
-    http_options.port = 0;
     if (adjust) adjust(options, http_options);
-    app = App::create(std::move(options), model);
-    auto started = HttpServer::start(http_options, app->handlers());
-    EXPECT_TRUE(started.ok());
-    http = std::move(started).value();
+    listen(App::create(std::move(options), model), http_options);
   }
   ~TestServer() {
     backend->release();
-    app->stop();
-    http->stop();
+    stop();
   }
-  uint16_t port() const { return http->port(); }
 
   std::shared_ptr<FakeBackend> backend;
   std::shared_ptr<ServedModel> model;
-  std::unique_ptr<App> app;
-  std::unique_ptr<HttpServer> http;
 };
 
 }  // namespace braid::server

@@ -320,6 +320,10 @@ class CompletionsWriter : public OpenAiWriter {
     Choice& choice = choices_.at(static_cast<size_t>(index));
     Json tokens;
     if (!logprobs.empty()) tokens = add_logprobs(choice, logprobs);
+    // Offsets count from the start of the text, and an echoed prompt comes before all tokens.
+    if (generation_.echo && choice.text.empty() && logprobs.empty()) {
+      for (const AnswerEvent& event : events) choice.logprob_characters += characters(event.text);
+    }
     for (const AnswerEvent& event : events) {
       choice.text += event.text;
       chunk(index, event.text, std::exchange(tokens, Json()), nullptr, out);

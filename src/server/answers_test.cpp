@@ -1,0 +1,185 @@
+// answers_test.cpp -- small promises of the answers, each of which was once broken: what belongs to the
+// content, what counts from where, and which number a client reads.
+#include <gtest/gtest.h>
+
+#include "server/test_server_test.h"
+
+namespace braid::server {
+namespace {
+
+// Says `text` to every request.
+std::unique_ptr<TestServer> saying(const std::string& text) {
+  return std::make_unique<TestServer>([text](const Request&) {
+    static const auto model = demo_served_model(nullptr);
+    return says(*model, text);
+  });
+}
+
+const std::string kUser = R"("messages":[{"role":"user","content":"hi"}])";
+
+// The text that the log probabilities of a chat answer stand for. A first token may bring a blank that is no
+// content.
+std::string spelled(const Json& logprobs) {
+  std::string out;
+  for (const Json& token : logprobs["content"]) {
+    for (const Json& byte : token["bytes"]) out += static_cast<char>(byte.get<int>());
+  }
+  return out;
+}
+
+std::string without_first_blank(const std::string& text) {
+  return text.substr(text.starts_with(' ') ? 1 : 0);
+}
+
+TEST(Answers, LogProbabilitiesSpellTheContent) {
+  for (const char* answer : {"A thought.\n</think>\n\nHello there.", "A thought.\n</think>\n\n\n Hello",
+                             "A thought.\n</think>Hello", "A thought.\n</think>\n\nHello.\n\nAnd more.\n"}) {
+    const auto server = saying(answer);
+    Client client(server->port());
+    const auto whole =
+        client.ask("POST", "/v1/chat/completions",
+                   "{" + kUser + R"(,"enable_thinking":true,"logprobs":true,"top_logprobs":1})");
+    ASSERT_EQ(whole.status, 200) << whole.body;
+    const Json choice = whole.json()["choices"][0];
+    const std::string content = choice["message"]["content"];
+    EXPECT_TRUE(content.starts_with("Hello")) << content;
+    EXPECT_EQ(without_first_blank(spelled(choice["logprobs"])), content) << answer;
+    // The same in pieces: every chunk has the tokens of its own text.
+    const auto streamed =
+        client.ask("POST", "/v1/chat/completions",
+                   "{" + kUser + R"(,"enable_thinking":true,"logprobs":true,"stream":true})");
+    std::string together;
+    for (size_t at = streamed.body.find("data: {"); at != std::string::npos;) {
+      const size_t next = streamed.body.find("data: ", at + 6);
+      const Json chunk = Json::parse(streamed.body.substr(at + 6, next - at - 6), nullptr, false);
+      for (const Json& part : chunk["choices"]) {
+        if (part["logprobs"].is_object()) together += spelled(part["logprobs"]);
+      }
+      at = streamed.body.find("data: {", at + 6);
+    }
+    EXPECT_EQ(without_first_blank(together), content) << streamed.body;
+  }
+}
+
+TEST(Answers, OffsetsCountFromTheEchoedPrompt) {
+  const auto server = saying(" is quiet é now");
+  Client client(server->port());
+  for (const bool echo : {false, true}) {
+    const auto answer = client.ask("POST", "/v1/completions",
+                                   Json{{"prompt", "The härbor"}, {"echo", echo}, {"logprobs", 1}}.dump());
+    ASSERT_EQ(answer.status, 200) << answer.body;
+    const Json choice = answer.json()["choices"][0];
+    EXPECT_EQ(choice["text"], std::string(echo ? "The härbor" : "") + " is quiet é now");
+    const Json& offsets = choice["logprobs"]["text_offset"];
+    ASSERT_GT(offsets.size(), 2u);
+    EXPECT_EQ(offsets[0], echo ? 10 : 0) << "in characters, not bytes";
+    EXPECT_EQ(offsets[1].get<int>() - offsets[0].get<int>(), 3) << "behind ' is'";
+  }
+}
+
+TEST(Answers, WhoClosedTheThoughtIsSaid) {
+  const auto server = saying("one two three\n</think>\n\nHi");
+  Client client(server->port());
+  const auto closed_by = [&](const std::string& more) {
+    const auto answer =
+        client.ask("POST", "/v1/chat/completions", "{" + kUser + R"(,"enable_thinking":true)" + more + "}");
+    EXPECT_EQ(answer.status, 200) << answer.body;
+    return answer.json()["braid"]["thinking"]["closed_by"];
+  };
+  EXPECT_EQ(closed_by(""), "model");
+  EXPECT_EQ(closed_by(R"(,"thinking_budget":2)"), "budget");
+  EXPECT_EQ(closed_by(R"(,"thinking_budget":1000)"), "model");
+  EXPECT_EQ(closed_by(R"(,"max_tokens":4)"), "budget") << "some of the tokens are kept for the reply";
+}
+
+TEST(Answers, MinTokensAboveTheLimitNamesTheField) {
+  const auto server = saying("x");
+  Client client(server->port());
+  const std::pair<const char*, std::string> kBodies[] = {
+      {"/v1/chat/completions", "{" + kUser + R"(,"min_tokens":6,"max_tokens":5})"},
+      {"/v1/chat/completions", "{" + kUser + R"(,"min_tokens":6,"max_completion_tokens":5})"},
+      {"/v1/completions", R"({"prompt":"a","min_tokens":6,"max_tokens":5})"},
+      {"/v1/responses", R"({"input":"a","min_tokens":6,"max_output_tokens":5})"},
+  };
+  for (const auto& [path, body] : kBodies) {
+    const auto answer = client.ask("POST", path, body);
+    EXPECT_EQ(answer.status, 400) << path;
+    EXPECT_EQ(answer.json()["error"]["param"], "min_tokens") << answer.body;
+  }
+  const auto messages =
+      client.ask("POST", "/v1/messages", "{" + kUser + R"(,"min_tokens":6,"max_tokens":5})");
+  EXPECT_EQ(messages.status, 400);
+  EXPECT_TRUE(messages.json()["error"]["message"].get<std::string>().starts_with("min_tokens"))
+      << messages.body;
+  EXPECT_EQ(
+      client.ask("POST", "/v1/chat/completions", "{" + kUser + R"(,"min_tokens":5,"max_tokens":5})").status,
+      200);
+  EXPECT_EQ(
+      client.ask("POST", "/v1/chat/completions", "{" + kUser + R"(,"min_tokens":5,"max_tokens":-1})").status,
+      200);
+}
+
+TEST(Answers, ResponsesAreNotStoredWhateverIsAskedOfThem) {
+  const auto server = saying("x");
+  for (const auto& [method, path] :
+       std::vector<std::pair<std::string, std::string>>{{"GET", "/v1/responses/resp_1"},
+                                                        {"DELETE", "/v1/responses/resp_1"},
+                                                        {"POST", "/v1/responses/resp_1/cancel"},
+                                                        {"GET", "/v1/responses/resp_1/input_items"},
+                                                        {"DELETE", "/responses/resp_1/"}}) {
+    Client client(server->port());
+    const auto answer = client.ask(method, path, method == "POST" ? "{}" : "");
+    EXPECT_EQ(answer.status, 404) << method << " " << path;
+    EXPECT_EQ(answer.json()["error"]["message"], "responses are not stored") << answer.body;
+  }
+  Client client(server->port());
+  EXPECT_EQ(client.ask("POST", "/v1/responses/input_tokens", R"({"input":"hi"})").status, 200);
+  EXPECT_EQ(client.ask("DELETE", "/v1/responses").status, 405);
+  const auto wrong = client.ask("POST", "/v1/responses", R"({"input":5})");
+  EXPECT_EQ(wrong.json()["error"]["message"], "input must be a string or an array of items");
+}
+
+TEST(Answers, ModelsSayWhatTheyAre) {
+  const auto server = saying("x");
+  Client client(server->port());
+  const Json model = client.ask("GET", "/v1/models").json()["data"][0];
+  EXPECT_EQ(model["meta"]["n_params"], 30'733'616);
+  EXPECT_EQ(model["meta"]["size"], 33'038'944);
+  EXPECT_EQ(model["meta"]["ftype"], "Q8_0");
+  EXPECT_EQ(model["meta"]["arch"], "qwen35");
+  const auto props = client.ask("GET", "/props");
+  EXPECT_EQ(props.json()["model"]["n_params"], 30'733'616);
+  EXPECT_EQ(props.json()["model"]["quantization"], "Q8_0");
+  // Single precision does not show.
+  EXPECT_NE(props.body.find("\"top_p\":0.95,"), std::string::npos) << props.body.substr(0, 1000);
+  // A file that does not say how it was quantized is called by the type that most of it has.
+  ServedModel tiny;
+  const auto file = GgufFile::open(BRAID_SOURCE_DIR "/tests/goldens/braid-tiny-moe-q4_k_m.gguf");
+  ASSERT_TRUE(file.ok() && describe_file(*file, tiny).ok());
+  EXPECT_EQ(tiny.quantization, "Q4_K_M");
+  EXPECT_GT(tiny.parameters, 1'000'000);
+}
+
+TEST(Answers, ProbesForAFreeSlot) {
+  TestServer server([](const Request&) {
+    static const auto model = demo_served_model(nullptr);
+    FakeBackend::Script script = says(*model, "x");
+    script.wait = true;
+    return script;
+  });
+  Client client(server.port());
+  EXPECT_EQ(client.ask("GET", "/slots?fail_on_no_slot=1").status, 200);
+  Client busy(server.port());
+  const std::string body = R"({"prompt":"a","stream":true})";
+  busy.send("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: " +
+            std::to_string(body.size()) + "\r\n\r\n" + body);
+  ASSERT_TRUE(busy.read_until("data: {"));
+  const auto full = client.ask("GET", "/slots?fail_on_no_slot=1");
+  EXPECT_EQ(full.status, 503);
+  EXPECT_EQ(full.json()["error"]["code"], "no_slot");
+  EXPECT_EQ(client.ask("GET", "/slots").status, 200);
+  EXPECT_EQ(client.ask("GET", "/health").status, 200) << "a full server is a healthy one";
+}
+
+}  // namespace
+}  // namespace braid::server
