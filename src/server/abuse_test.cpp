@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "server/fields.h"
 #include "server/test_server_test.h"
 
 namespace braid::server {
@@ -135,6 +136,17 @@ TEST_F(AbuseTest, TooDeep) {
            open + close + R"(}"}}]},{"role":"tool","tool_call_id":"a","content":"y"}]})",
        400, "context_length_exceeded"});
   expect(abuses);
+}
+
+TEST_F(AbuseTest, MoreValuesThanAnybodyMeans) {
+  start();
+  const auto numbers = [](size_t count) { return "[" + repeated("1", count, ",") + "]"; };
+  expect({{"too many", "/v1/completions", "{\"prompt\":\"hi\",\"a\":" + numbers(kMaxRequestValues) + "}", 400,
+           "invalid_json"},
+          {"as many as there may be", "/v1/completions",
+           "{\"prompt\":\"hi\",\"a\":" + numbers(kMaxRequestValues - 1) + "}", 200},
+          {"commas in a text are text", "/v1/completions",
+           "{\"prompt\":\"hi\",\"a\":\"" + std::string(kMaxRequestValues + 1, ',') + "\"}", 200}});
 }
 
 TEST_F(AbuseTest, BytesThatAreNoText) {

@@ -32,6 +32,7 @@ char surrogate_at(std::string_view text, size_t at) {
 
 struct Look {
   bool too_deep = false;
+  bool too_many = false;                // values
   std::vector<size_t> lone_surrogates;  // offsets of their escapes
 };
 
@@ -39,6 +40,7 @@ struct Look {
 Look look_at(std::string_view text) {
   Look look;
   int depth = 0;
+  size_t values = 1;
   bool in_string = false;
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
@@ -49,6 +51,10 @@ Look look_at(std::string_view text) {
         return look;
       }
       if (c == '}' || c == ']') --depth;
+      if (c == ',' && ++values > kMaxRequestValues) {
+        look.too_many = true;
+        return look;
+      }
     } else if (c == '"') {
       in_string = false;
     } else if (c == '\\') {
@@ -150,6 +156,7 @@ ApiResult<Json> parse_body(std::string_view body) {
   }
   const Look look = look_at(body);
   if (look.too_deep) return invalid_json(fmt::format("is nested deeper than {} levels", kMaxRequestDepth));
+  if (look.too_many) return invalid_json(fmt::format("has more than {} values", kMaxRequestValues));
   std::string repaired;
   if (!look.lone_surrogates.empty()) {
     repaired = body;

@@ -145,6 +145,21 @@ int32_t max_tokens_of(const Generation& generation, const AnswerPolicy& policy, 
   return static_cast<int32_t>(std::min(most, context - prompt));
 }
 
+// A text far beyond the context is refused after a look at its beginning, so that megabytes of it cost next
+// to nothing; how many tokens it has is then what its length suggests. Empty: it may fit, or only all of it
+// can tell.
+template <typename Encode>
+std::optional<ApiError> far_too_long(std::string_view text, int64_t context, Encode encode_beginning) {
+  size_t bytes = 16 * static_cast<size_t>(context);
+  if (text.size() / 2 < bytes) return std::nullopt;
+  while (bytes > 0 && (static_cast<unsigned char>(text[bytes]) & 0xC0) == 0x80) --bytes;
+  const auto ids = encode_beginning(bytes);
+  // What the cut changes is a word at its end.
+  if (!ids.ok() || static_cast<int64_t>(ids->size()) < context + context / 8) return std::nullopt;
+  const double tokens_per_byte = static_cast<double>(ids->size()) / static_cast<double>(bytes);
+  return too_long(static_cast<int64_t>(tokens_per_byte * static_cast<double>(text.size())), context);
+}
+
 ApiResult<std::vector<int32_t>> completion_tokens(const Generation& generation, const PromptInput& input,
                                                   const ServedModel& model) {
   const Tokenizer& tokenizer = *model.tokenizer;
@@ -161,8 +176,11 @@ ApiResult<std::vector<int32_t>> completion_tokens(const Generation& generation, 
   if (fill && !(tokenizer.fim_prefix() && tokenizer.fim_suffix() && tokenizer.fim_middle())) {
     return unsupported("suffix", "suffix: this model's vocabulary has no fill-in-the-middle tokens");
   }
-  auto ids = tokenizer.encode(std::get<std::string>(input),
-                              {.add_special = generation.add_special && !fill, .parse_special = true});
+  const std::string& text = std::get<std::string>(input);
+  const EncodeOptions options{.add_special = generation.add_special && !fill, .parse_special = true};
+  const auto beginning = [&](size_t bytes) { return tokenizer.encode(text.substr(0, bytes), options); };
+  if (const auto error = far_too_long(text, model.backend->context_tokens(), beginning)) return *error;
+  auto ids = tokenizer.encode(text, options);
   if (!ids.ok()) return invalid_value("prompt", "prompt: " + ids.error().message);
   if (fill) {
     const auto tail = tokenizer.encode(*generation.suffix, {.add_special = false, .parse_special = true});
@@ -267,6 +285,12 @@ ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> gener
   if (out.parsed) {
     auto rendered = render_prompt(*generation, model, policy);
     if (!rendered.ok()) return rendered.error();
+    const auto beginning = [&](size_t bytes) {
+      return model.tokenizer->encode_rendered(rendered->text.prefix(bytes));
+    };
+    if (const auto error = far_too_long(rendered->text.text, model.backend->context_tokens(), beginning)) {
+      return *error;
+    }
     auto ids = prompt_tokens(*rendered, model);
     if (!ids.ok()) return ids.error();
     std::vector<int32_t> checkpoints = checkpoints_of(*ids, *rendered, model);

@@ -425,6 +425,24 @@ TEST(Server, PromptsThatDoNotFitAreSaidSoAndLimitsAreClamped) {
   const int prompt = answer.json()["error"]["n_prompt_tokens"].get<int>();
   EXPECT_EQ(answer.json()["error"]["message"],
             "prompt is too long: " + std::to_string(prompt) + " tokens > 40 maximum");
+  // What is far too long is refused by its beginning, with about the right number.
+  std::string far;
+  for (int i = 0; i < 20'000; ++i) far += "The harbor is quiet at " + std::to_string(i) + ". ";
+  const double exact =
+      client.ask("POST", "/tokenize", Json{{"content", far}}.dump()).json()["count"].get<double>();
+  const Json conversation{{"messages", Json::array({{{"role", "user"}, {"content", far}}})}};
+  for (const auto& refused : {client.ask("POST", "/v1/completions", Json{{"prompt", far}}.dump()),
+                              client.ask("POST", "/v1/chat/completions", conversation.dump())}) {
+    EXPECT_EQ(refused.status, 400);
+    EXPECT_EQ(refused.json()["error"]["code"], "context_length_exceeded") << refused.body;
+    EXPECT_NEAR(refused.json()["error"]["n_prompt_tokens"].get<double>(), exact, 0.25 * exact);
+  }
+  // A text of many bytes and few tokens may fit: all of it is looked at.
+  const std::string blanks(40 * 16 * 4, '\n');
+  const double few =
+      client.ask("POST", "/tokenize", Json{{"content", blanks}}.dump()).json()["count"].get<double>();
+  EXPECT_EQ(client.ask("POST", "/v1/completions", Json{{"prompt", blanks}}.dump()).status,
+            few < 40 ? 200 : 400);
   EXPECT_EQ(client.ask("POST", "/v1/completions", R"({"prompt":"a","max_tokens":1000000})").status, 200);
   EXPECT_EQ(server.backend->last.max_tokens, 40 - static_cast<int>(server.backend->last.prompt.size()));
 }
