@@ -16,8 +16,8 @@
 namespace braid::server {
 
 inline constexpr int kMaxRequestDepth = 128;
-// Of one body: more than any conversation has, and few enough to be read in half a second.
-inline constexpr size_t kMaxRequestValues = 2'000'000;
+// Of one body: more than any conversation has, and few enough to be read in a quarter of a second.
+inline constexpr size_t kMaxRequestValues = 1'000'000;
 
 // One JSON object. Errors: 400 invalid_json.
 ApiResult<Json> parse_body(std::string_view body);
