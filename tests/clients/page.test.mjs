@@ -256,6 +256,7 @@ test("the real model: the engine view moves while an answer is written", async (
   }).then(async (response) => { for await (const part of response.body) void part; }).catch(() => {});
   await page.waitForFunction(() => /writes/.test(document.querySelector("#engine tbody").textContent));
   await page.waitForFunction(() => document.querySelectorAll("#engine .tiles dd")[0].textContent === "1");
+  await page.waitForFunction(() => Number(document.querySelectorAll("#engine .tiles dd")[2].textContent.replace(",", "")) > 0);
   await shot("engine");
   await accessible("the engine view");
   gone.abort();

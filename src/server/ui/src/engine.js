@@ -1,6 +1,6 @@
 // engine.js -- the live view: what the engine does now, for everybody. Asks once a second while somebody looks.
 import { button, element } from "./dom.js";
-import { metric, slots_rate } from "./metrics.js";
+import { counter_rate, metric } from "./metrics.js";
 
 const history_points = 60;
 
@@ -9,7 +9,6 @@ export class EngineView {
     this.panel = panel;
     this.get = get;  // (path) -> Response, with the key
     this.rates = [];
-    this.slots = [];
     this.mine = () => "";
     this.models = models;
     const close = button("Close", "Close (Escape)", () => panel.dispatchEvent(new Event("leave")));
@@ -63,8 +62,9 @@ export class EngineView {
 
   show(text, slots) {
     const now = performance.now();
-    const rate = slots_rate(this.slots, slots, this.seen ? (now - this.seen) / 1000 : 0);
-    this.slots = slots;
+    const generated = metric(text, "braid_engine_generated_tokens_total");
+    const rate = counter_rate(this.generated, generated, this.seen ? (now - this.seen) / 1000 : 0);
+    this.generated = generated;
     this.seen = now;
     this.rates.push(rate);
     if (this.rates.length > history_points) this.rates.shift();

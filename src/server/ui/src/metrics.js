@@ -1,4 +1,4 @@
-// metrics.js -- reads what /metrics and /slots say, and numbers for people. No DOM, no network.
+// metrics.js -- reads what /metrics says, and numbers for people. No DOM, no network.
 
 // The value of a metric; labels other than the model's are summed over. NaN: there is no such metric.
 export function metric(text, name) {
@@ -13,12 +13,9 @@ export function metric(text, name) {
   return sum;
 }
 
-// Tokens per second of everybody, from two looks at /slots. A request that is new counts from zero.
-export function slots_rate(before, after, seconds) {
-  const had = new Map(before.map((slot) => [slot.request_id, slot.n_generated]));
-  let tokens = 0;
-  for (const slot of after) tokens += Math.max(0, slot.n_generated - (had.get(slot.request_id) ?? 0));
-  return seconds > 0 ? tokens / seconds : 0;
+// What a counter moved by per second, between two looks at it. One that went back began anew: another model is in memory.
+export function counter_rate(before, after, seconds) {
+  return seconds > 0 && after >= before ? (after - before) / seconds : 0;
 }
 
 const short = (value, unit, names) => {

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { parse, spans } from "./markdown.js";
-import { count_text, metric, size_text, slots_rate } from "./metrics.js";
+import { count_text, counter_rate, metric, size_text } from "./metrics.js";
 import { EventReader, describe, take } from "./stream.js";
 import { Conversation, messages } from "./tree.js";
 
@@ -92,8 +92,10 @@ test("metrics", () => {
   assert.equal(metric(text, "a"), 5.5);
   assert.equal(metric(text, "ab"), 7);
   assert.ok(Number.isNaN(metric(text, "b")));
-  const slot = (request_id, n_generated) => ({ request_id, n_generated });
-  assert.equal(slots_rate([slot("a", 5), slot("b", 9)], [slot("a", 15), slot("c", 4)], 2), 7);
+  assert.equal(counter_rate(5, 19, 2), 7);
+  assert.equal(counter_rate(19, 5, 2), 0);
+  assert.equal(counter_rate(NaN, 5, 2), 0);
+  assert.equal(counter_rate(1, 5, 0), 0);
 });
 
 test("numbers for people", () => {
