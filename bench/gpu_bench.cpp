@@ -5,11 +5,12 @@
 // and inputs are random. Best of five. GB/s counts the packed weights that a call must read, once; the share
 // is of a device copy measured in the same run. TFLOP/s counts 2 n k for each row of x.
 //
-//   gpu_bench [filter]     only rows whose name contains the filter
+//   gpu_bench [filter [rows]]     only what has the filter in its name; only that many rows of x
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <string>
@@ -46,7 +47,8 @@ T must(Result<T> result) {
 
 class Bench {
  public:
-  explicit Bench(std::string filter) : filter_(std::move(filter)), device_(must(make_cuda_device({}))) {}
+  Bench(std::string filter, int64_t rows)
+      : filter_(std::move(filter)), rows_(rows), device_(must(make_cuda_device({}))) {}
 
   void run() {
     fmt::print("{}\n", device_->description());
@@ -65,9 +67,9 @@ class Bench {
     using enum GgmlType;
     product("27b ffn gate+up q4_K", Q4_K, 17408, 5120, true, all);
     product("27b ffn down q6_K", Q6_K, 5120, 17408, false, all);
-    product("27b ffn down q4_K", Q4_K, 5120, 17408, false, few);
+    product("27b ffn down q4_K", Q4_K, 5120, 17408, false, all);
     product("27b delta qkv q6_K", Q6_K, 10240, 5120, false, few);
-    product("27b delta qkv q4_K", Q4_K, 10240, 5120, false, few);
+    product("27b delta qkv q4_K", Q4_K, 10240, 5120, false, all);
     product("27b delta out q4_K", Q4_K, 5120, 6144, false, all);
     product("27b alpha q4_K", Q4_K, 48, 5120, false, {1, 128});
     product("27b attn q+gate q4_K", Q4_K, 12288, 5120, false, {1, 8, 128});
@@ -87,6 +89,7 @@ class Bench {
 
  private:
   bool wanted(const std::string& name) const { return name.find(filter_) != std::string::npos; }
+  bool wanted(int64_t rows) const { return rows_ == 0 || rows == rows_; }
 
   Tensor tensor(int64_t rows, int64_t cols, DType type, bool random) {
     const size_t bytes = static_cast<size_t>(rows * cols) * size_bytes(type);
@@ -216,6 +219,7 @@ class Bench {
     std::vector<Weight> weights(static_cast<size_t>(copies * pieces), one);
     load(weights);
     for (int64_t rows : row_counts) {
+      if (!wanted(rows)) continue;
       const bool large = static_cast<double>(n) * k * rows > 2e11;
       const int calls = large ? 2 : std::max(copies, 16);
       const Tensor x = tensor(rows, k, device_->activation_type(), true);
@@ -249,6 +253,7 @@ class Bench {
         static_cast<double>(weights[0].device_bytes + weights[1].device_bytes + weights[2].device_bytes) /
         kExperts;
     for (int64_t rows : row_counts) {
+      if (!wanted(rows)) continue;
       constexpr int kSets = 16;
       std::vector<Tensor> ids;
       double touched = 0;
@@ -285,6 +290,7 @@ class Bench {
   void top_k() {
     if (!wanted("top_k")) return;
     for (int64_t rows : {1, 8, 128}) {
+      if (!wanted(rows)) continue;
       constexpr int64_t kVocabulary = 248320;
       const Tensor logits = tensor(rows, kVocabulary, DType::f32, true);
       const Tensor values = tensor(rows, 64, DType::f32, false);
@@ -300,6 +306,7 @@ class Bench {
   }
 
   std::string filter_;
+  int64_t rows_;  // 0: all
   std::unique_ptr<Device> device_;
   std::deque<Buffer> buffers_;
   std::deque<std::vector<uint8_t>> files_;
@@ -311,4 +318,6 @@ class Bench {
 }  // namespace
 }  // namespace braid
 
-int main(int argc, char** argv) { braid::Bench(argc > 1 ? argv[1] : "").run(); }
+int main(int argc, char** argv) {
+  braid::Bench(argc > 1 ? argv[1] : "", argc > 2 ? std::atoll(argv[2]) : 0).run();
+}
