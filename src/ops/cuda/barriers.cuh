@@ -47,6 +47,9 @@ __device__ inline void wait_barrier(uint32_t barrier, int parity) {
 }
 // Arrives once all cp.async of this thread so far are done; counts as one of the arrivals given to
 // init_barrier.
+// Stages that are filled again: every warp that has read one meets (__syncwarp), then one lane arrives for
+// all 32 at the barrier that the next copy into it waits for. compute-sanitizer's racecheck follows each
+// thread's own arrivals only, so it reports such copies against the other lanes' reads.
 __device__ inline void arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(barrier) : "memory");
 }

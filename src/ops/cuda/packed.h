@@ -141,7 +141,7 @@ struct ProductArgs {
   int k = 0;
   int tokens = 0;
   float* partials = nullptr;     // [2 * grid][tile]
-  unsigned* counters = nullptr;  // [2 * grid], zero between launches
+  unsigned* counters = nullptr;  // [8 * grid], zero between launches
   // Experts: the list of tiles replaces the count of tokens.
   const ExpertTile* tiles = nullptr;
   const int* tile_count = nullptr;
@@ -161,7 +161,7 @@ inline constexpr int kMostCtasPerProcessor = 1;
 
 // How a launch multiplies: rows of x a CTA takes at once, and the kernel.
 struct Columns {
-  int count = 8;      // 8, 16, 32, 64 with mma.sync; 32, 64, 128 with wgmma
+  int count = 8;      // 8, 16, 32, 64 with mma.sync; 16, 32, 64, 96, 128 with wgmma
   bool wide = false;  // wgmma: x must be in the order of units
 };
 // For up to `rows` rows of x of one weight.

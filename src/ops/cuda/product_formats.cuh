@@ -115,15 +115,11 @@ struct FormatQ4K {
   __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane, int r16) {
     const unsigned short* words = reinterpret_cast<const unsigned short*>(part + 2048 + lane * 6);
     const __half2 offset = __float2half2_rn(64.0f);
+    const uint32_t spare = (words[0] & 15u) << 4 | (words[1] & 15u) << 8 | (words[2] & 15u) << 12;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int field = r16 * 2 + half;
-      uint32_t x;  // [min @10][scale @4] in both halves
-      if (field < 3) {
-        x = words[field];
-      } else {
-        x = (words[0] & 15u) << 4 | (words[1] & 15u) << 8 | (words[2] & 15u) << 12;
-      }
+      // [min @10][scale @4] in both halves
+      uint32_t x = half == 0 ? words[2 * r16] : r16 == 0 ? words[1] : spare;
       x |= x << 16;
       const __half2 d = reinterpret_cast<const __half2*>(rest + (lane / 4) * 16)[r16 * 2 + half];  // d, dmin
       const __half2 scale = __hsub2(as_half2((x & 0x03f003f0u) | 0x54005400u), offset);

@@ -1,5 +1,5 @@
-// product_kernel.cuh -- y = x W^T on tensor cores (mma.sync), straight from packed weights, for 9 to 16 rows
-// of x (up to 64 on GPUs without wgmma). Up to 8 rows: product_few.cuh; more: product_wide.cuh.
+// product_kernel.cuh -- y = x W^T on tensor cores (mma.sync), straight from packed weights, for 9 and more
+// rows of x on GPUs without wgmma. Up to 8 rows: product_few.cuh; with wgmma: product_wide.cuh.
 //
 //   y[t][n] = store( 1/P * sum_k W[n][k] x[t][k] )        W in units of 32 x 256 (packed.h), x f16, sums f32
 //

@@ -1,28 +1,38 @@
-// product_wide.cuh -- y = x W^T for many rows of x on sm_90a: packed weights through registers into wgmma.
+// product_wide.cuh -- y = x W^T for 9 and more rows of x on sm_90a: packed weights through registers into
+// wgmma. Up to 8 rows: product_few.cuh.
 //
-// The same products as product_kernel.cuh, from the same units. A warp decodes 32 rows x 128 k in registers
-// as before, but four warps multiply together: the instruction reads x once for 64 rows instead of once for
-// 16, and the matrix units run half as fast again. CTA: 256 rows x 32, 64 or 128 columns, two warpgroups
-// (f16: one).
+// A tile is 256 rows of W (f16: 128, up to 32 rows of x 384) x 16 to 128 rows of x, a step 128 k of it. Four
+// warps ask for the weights and x of a step with bulk copies, some steps ahead, over the ends of tiles. The
+// others, in warpgroups of four, decode 32 rows each in registers, 32 k at a time, and multiply them with
+// what lies in shared memory. A warpgroup meets nobody: it gives a stage back a step late, when the
+// instructions that read it are done, so that two groups of instructions are under way while codes are
+// decoded, and while one warpgroup stores its sums another multiplies.
 //
-// Flops 2 n k per row of x; 27B, 2048 rows: 105 TFLOP a pass, floor 133 ms at 790 TFLOP/s. Decoding costs 17
-// issue slots per k16 and warp, the instruction N / 2 = 64 clocks at 128 columns, two warpgroups a scheduler:
-// 34 of 128. L2: per 128 k a CTA reads 19 KB of weights (q4k) and 32 KB of x for 8.4 MFLOP: 4.8 TB/s at 790
-// TFLOP/s, so 128 columns are the least that can come near it.
+// Flops 2 n k a row of x; 27B, 2048 rows: 105 TFLOP a pass, floor 133 ms at 790 TFLOP/s. A step at 128
+// columns: 2048 clocks of the matrix units, 660 of 2048 issue slots (q4k), 51 KB from L2, which is 25 bytes a
+// clock: close to what L2 gives.
 //
 // x is first copied to an image of what shared memory holds (order_rows in products.cu): 128 k of a tile of
 // rows are one run of bytes, in the order of k that units have and with the exchange of 16-byte pieces that
-// the instruction wants. So a stage is 17 bulk copies: each warp asks for its own weights, warp 0 for x, and
-// a barrier in shared memory counts the bytes. Warps meet nowhere else in the main loop; warp 0 waits for the
-// others' last reads before it overwrites x. Fragments are double-buffered: codes of two steps are decoded
-// while the two before are multiplied.
+// the instruction wants.
 //
-// Reached on one H200: 443 (q4_K) to 487 (q6_K) TFLOP/s at 2048 rows, 423 at 512, 300 at 128, 240 at 64,
-// where the ends of shared tiles cost a third. Next: a warpgroup that stores while the other multiplies; 256
-// columns. Tried: cp.async with a fence for the matrix unit and a CTA barrier per 128 k, 317 TFLOP/s at 2048
-// rows: the fence waits for copies under way, and all warps decode at the same time.
+// Work (wide_walk): whole tiles in turn, one per CTA and round, so that CTAs that run together read the same
+// weights and the same x from L2; what is left is cut along k, one run of steps per CTA, and comes first.
+// Parts of a cut tile lie in memory as the registers that hold them; at its end each CTA whose run ended in
+// the tile waits for all parts, mostly long there, and finishes some columns, adding in the order of k.
+//
+// Gate and up: their 32-row blocks alternate. The two warps of a pair of blocks take 16 rows of both, so that
+// both sums of a row meet in one thread.
+//
+// Reached on one H200, gate + up q4_K: 2048 rows 646-690 TFLOP/s, 512 689, 128 545, 64 404; 32 rows 53 us, 16
+// 44. What a launch costs beside its steps: about 12 us at 128 rows, with order_rows. Tried: one warp that
+// asks for all copies, a third of the step at 32 rows; sums through shared memory to y, with the CTA's warps
+// meeting every 16 columns, a third of the whole at 2048 rows and half of it at 128; runs of equal length
+// over all tiles, which read the weights once per tile of rows from memory; 256 rows a tile at 32 rows of x,
+// 65 us; tiles of 8 rows of experts, no faster than product_few.cuh.
 #pragma once
 
+#include "ops/cuda/mma.h"
 #include "ops/cuda/product_pipeline.cuh"
 #include "ops/cuda/wgmma.cuh"
 
@@ -30,196 +40,551 @@ namespace braid::cuda {
 
 template <class Format, int kColumns>
 struct WideShape {
-  static constexpr int kWarps = Format::kWarps;
-  static constexpr int kThreads = kWarps * 32;
-  static constexpr int kRows = kWarps * 32;
+  // Warps that multiply. Up to 32 columns a step is waiting, more than work: three warpgroups.
+  static constexpr int kWarps = Format::kWarps == 8 && kColumns <= 32 ? 12 : Format::kWarps;
+  static constexpr int kThreads = kWarps * 32;  // of these; one more warpgroup loads
   static constexpr int kHalf = half_bytes(Format::kPack) + shared_bytes(Format::kPack);
   static constexpr int kX = kColumns * 256;
-  static constexpr int kRound = 16;  // tokens stored at once
-  static constexpr int kOutStride = kRows + 4;
-  static constexpr int kOut = kRound * kOutStride * 4;
-  static constexpr int kRoom = 225 * 1024 - kOut;
-  static constexpr int kFit = kRoom / (kWarps * kHalf + kX);
-  static constexpr int kStages = kFit > 5 ? 5 : kFit;
-  static constexpr int kAhead = kStages - 2;
-  static constexpr int kShared = kStages * (kWarps * kHalf + kX) + kOut + 1024;
-  static constexpr int kTileFloats = kColumns * kRows;
-  static_assert(kStages >= 3 && kTileFloats <= kMostTileFloats);
+  static constexpr int kFit = 225 * 1024 / (kWarps * kHalf + kX);
+  static constexpr int kStages = kFit > 8 ? 8 : kFit;
+  static constexpr int kShared = kStages * (kWarps * kHalf + kX) + 1024;
+  static_assert(kStages >= 3 && kColumns * kThreads <= kMostTileFloats);
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// ---- the work of a CTA ----
+
+inline constexpr int kLeastWideSteps = 3;  // a part of a tile that is worth a part's cost
+
+// First this CTA's run of steps of tiles that are cut, then whole tiles.
+struct WideWalk {
+  int steps = 0;   // of a tile
+  int rounds = 0;  // of whole tiles
+  int left = 0;    // tiles that are cut
+  int runs = 0;    // into so many runs
+  int round = 0;
+  int at = 0;  // place in the run
+  int end = 0;
+
+  // Next: steps begin .. end of a tile.
+  int tile = 0;
+  int first_step = 0;
+  int last_step = 0;
+
+  __device__ bool next() {
+    if (at < end) {
+      const int own = at / steps;
+      tile = rounds * static_cast<int>(gridDim.x) + own;
+      first_step = at - own * steps;
+      last_step = min(steps, first_step + end - at);
+      at += last_step - first_step;
+      return true;
+    }
+    if (round >= rounds) return false;
+    tile = round++ * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
+    first_step = 0;
+    last_step = steps;
+    return true;
+  }
+  __device__ bool whole() const { return last_step - first_step == steps; }
+  __device__ bool run_ends() const { return at >= end; }
+};
+
+// Who has steps of a tile that is cut, and where their parts lie: [2 * cta + (0: the CTA's run starts in the
+// tile, 1: before it)][part].
+struct WideSharing {
+  int first_cta;
+  int last_cta;
+  int first_slot;
+  int finishers;  // the CTAs whose run ends in the tile: all, or all but the last
+
+  __device__ WideSharing(const WideWalk& w, int tile) {
+    const int total = w.left * w.steps;
+    const int begin = (tile - w.rounds * static_cast<int>(gridDim.x)) * w.steps;
+    first_cta = ((begin + 1) * w.runs - 1) / total;
+    last_cta = ((begin + w.steps) * w.runs - 1) / total;
+    first_slot = 2 * first_cta + (total * first_cta / w.runs < begin ? 1 : 0);
+    const bool last_goes_on = total * (last_cta + 1) / w.runs > begin + w.steps;
+    finishers = last_cta - first_cta + (last_goes_on ? 0 : 1);
+  }
+  __device__ int parts() const { return last_cta - first_cta + 1; }
+  __device__ int slot(int cta) const { return cta == first_cta ? first_slot : 2 * cta; }
+};
+
+__device__ inline WideWalk wide_walk(int tiles, int steps) {
+  const int grid = static_cast<int>(gridDim.x);
+  const int cta = static_cast<int>(blockIdx.x);
+  WideWalk w;
+  w.steps = steps;
+  w.rounds = tiles / grid;
+  w.left = tiles - w.rounds * grid;
+  if (w.left == 0) return w;
+  const int most = grid / w.left;
+  const int parts = min(most, max(1, steps / kLeastWideSteps));
+  // As many for each tile, if that keeps most of the GPU busy: a run then has one tile.
+  w.runs = parts < most || w.left * parts * 4 >= grid * 3 ? w.left * parts : grid;
+  const int total = w.left * steps;
+  if (cta < w.runs) {
+    w.at = static_cast<int>(int64_t{total} * cta / w.runs);
+    w.end = static_cast<int>(int64_t{total} * (cta + 1) / w.runs);
+  }
+  return w;
+}
+
+// ---- loading: three warps ask for weights, a fourth for x ----
+
+// Shared memory of the stages, and their barriers.
+struct Stages {
+  uint8_t* xs;
+  uint8_t* weights;
+  uint32_t full;  // a loader each
+  uint32_t empty;
 };
 
 template <class Format, int kColumns>
-__global__ void __launch_bounds__(WideShape<Format, kColumns>::kThreads, 1)
+struct WideLoader {
+  using Shape = WideShape<Format, kColumns>;
+  static constexpr int kUnit = unit_bytes(Format::kPack);
+  static constexpr int kPart = half_bytes(Format::kPack);
+  static constexpr int kRest = shared_bytes(Format::kPack);
+  static constexpr int kOwn = div_up(Shape::kWarps, 3);
+
+  const ProductArgs& a;
+  const Stages& s;
+  int row_tiles;
+  int token_tiles;
+  WideWalk walk;
+
+  // By lane 0 of the fourth.
+  __device__ void load_x(const Tile& tile, int step, int stage) const {
+    const int half = step < 2 * a.x_units ? step : step - 2 * a.x_units;
+    const auto* image = reinterpret_cast<const uint8_t*>(a.x);
+    const uint32_t full = s.full + 8 * stage;
+    arrive_expecting(full, Shape::kX);
+    copy_bulk(shared_address(s.xs) + stage * Shape::kX,
+              image + (static_cast<int64_t>(tile.x_tile) * 2 * a.x_units + half) * Shape::kX, Shape::kX,
+              full);
+  }
+  // By lane 0 of the others, from block `first` of the tile on.
+  __device__ void load_weights(const uint8_t* const (&units)[kOwn], int first, int step, int stage) const {
+    const uint32_t full = s.full + 8 * stage;
+    const uint32_t to = shared_address(s.weights) + (stage * Shape::kWarps + first) * Shape::kHalf;
+    int bytes = 0;
+#pragma unroll
+    for (int w = 0; w < kOwn; ++w) bytes += units[w] != nullptr ? Shape::kHalf : 0;
+    if (bytes == 0) return arrive(full);
+    arrive_expecting(full, bytes);
+    const int64_t at = static_cast<int64_t>(step / 2) * kUnit;
+    const bool second = step % 2 != 0;
+#pragma unroll
+    for (int w = 0; w < kOwn; ++w) {
+      if (units[w] == nullptr) continue;
+      const uint8_t* unit = units[w] + at;
+      if (second || kRest == 0) {  // what both halves share lies behind the second
+        copy_bulk(to + w * Shape::kHalf, unit + (second ? kPart : 0), Shape::kHalf, full);
+      } else {
+        copy_bulk(to + w * Shape::kHalf, unit, kPart, full);
+        copy_bulk(to + w * Shape::kHalf + kPart, unit + 2 * kPart, kRest, full);
+      }
+    }
+  }
+
+  __device__ void run() {
+    const int own = static_cast<int>(threadIdx.x) / 32 - Shape::kWarps;
+    if (threadIdx.x % 32 != 0) return;
+    if (own == 3) wait_for_previous();
+    int stage = 0;
+    int use = 0;
+    while (walk.next()) {
+      const Tile tile = locate(a, walk.tile, row_tiles, token_tiles, kColumns);
+      const uint8_t* units[kOwn] = {};
+#pragma unroll
+      for (int w = 0; w < kOwn; ++w) {
+        const int block = own * kOwn + w;
+        if (own < 3 && block < Shape::kWarps)
+          units[w] = units_of<kUnit>(a, a.parts, tile.expert, tile.row_tile * Shape::kWarps + block);
+      }
+      for (int step = walk.first_step; step < walk.last_step; ++step) {
+        if (use > 0) wait_barrier(s.empty + 8 * stage, (use - 1) & 1);
+        if (own == 3) {
+          load_x(tile, step, stage);
+        } else {
+          load_weights(units, own * kOwn, step, stage);
+        }
+        if (++stage == Shape::kStages) {
+          stage = 0;
+          ++use;
+        }
+      }
+    }
+    if (own == 3) let_next_start();
+  }
+};
+
+// ---- storing ----
+
+// Where a thread's sums go: two sets of 16 rows, or 16 rows of gate and up.
+struct WideRows {
+  RowTarget target;  // of the first row of the warp
+  bool gated = false;
+};
+
+__device__ inline bool gated_block(const ProductArgs& a, int block) {
+  return block < a.blocks && part_of(a, a.parts, block).store == Store::gated;
+}
+__device__ inline WideRows wide_rows(const ProductArgs& a, const Tile& tile, int block) {
+  WideRows r;
+  r.gated = gated_block(a, block);
+  r.target = target_of(a, a.parts, tile.expert, r.gated ? block & ~1 : block, 0);
+  if (r.gated) r.target.row += block % 2 * 16;
+  return r;
+}
+
+__device__ inline uint32_t act_pair(float x, float y) {
+  const __half2 pair = __halves2half2(to_act(x), to_act(y));
+  return as_bits(pair);
+}
+// Rows g and g + 8, two tokens each, become row pairs of one token: 4 bytes to store, 16 next to each other.
+__device__ inline void store_pairs(const WideRows& r, int row, int64_t y_row, bool wanted,
+                                   const float (&v)[4]) {
+  const uint32_t low = transpose_matrix(act_pair(v[0], v[1]));
+  const uint32_t high = transpose_matrix(act_pair(v[2], v[3]));
+  const ProductPart& part = *r.target.part;
+  row += static_cast<int>(threadIdx.x) % 4 * 2;
+  Act* y = static_cast<Act*>(part.y) + y_row * part.y_stride + row;
+  if (wanted && row < part.rows) *reinterpret_cast<uint32_t*>(y) = low;
+  if (wanted && row + 8 < part.rows) *reinterpret_cast<uint32_t*>(y + 8) = high;
+}
+
+// acc[set][group of 8 columns][4] to y, columns 8 * first_group on. By whole warps.
+template <int kGroups>
+__device__ inline void store_wide(const WideRows& r, const Tile& tile, int first_group,
+                                  const float (&acc)[2][kGroups][4]) {
+  if (r.target.part == nullptr) return;
+  const ProductPart& part = *r.target.part;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int left = tile.count - 8 * first_group;  // columns
+  const int64_t y_row = tile.first + 8 * first_group;
+  const float s0 = r.target.scale;
+  const float s1 = r.gated ? r.target.up_scale : s0;
+  const bool pairs = part.y_type != DType::f32 && part.rows % 2 == 0 && part.y_stride % 2 == 0 &&
+                     reinterpret_cast<uintptr_t>(part.y) % 4 == 0;
+  if (pairs && part.store == Store::gated) {
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+      if (8 * j >= left) break;
+      float v[4];
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        const float gate = acc[0][j][q] * s0;
+        v[q] = __fdividef(gate, 1.0f + __expf(-gate)) * (acc[1][j][q] * s1);
+      }
+      store_pairs(r, r.target.row, y_row + 8 * j + lane / 4, 8 * j + lane / 4 < left, v);
+    }
+    return;
+  }
+  if (pairs && part.store == Store::plain) {
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+      if (8 * j >= left) break;
+#pragma unroll
+      for (int set = 0; set < 2; ++set) {
+        const float v[4] = {acc[set][j][0] * s0, acc[set][j][1] * s0, acc[set][j][2] * s0,
+                            acc[set][j][3] * s0};
+        store_pairs(r, r.target.row + 16 * set, y_row + 8 * j + lane / 4, 8 * j + lane / 4 < left, v);
+      }
+    }
+    return;
+  }
+  const int row = r.target.row + lane / 4;
+  const int column = lane % 4 * 2;
+  if (part.y_type == DType::f32 && (part.store == Store::plain || part.store == Store::add)) {
+    const bool add = part.store == Store::add;
+    float* y = static_cast<float*>(part.y) + (y_row + column) * part.y_stride + row;
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+      if (8 * j >= left) break;
+      float old[8];
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {  // set, row half, column
+        const bool wanted = row + e / 2 * 8 < part.rows && 8 * j + column + e % 2 < left;
+        old[e] = add && wanted ? y[(8 * j + e % 2) * part.y_stride + e / 2 * 8] : 0.0f;
+      }
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const bool wanted = row + e / 2 * 8 < part.rows && 8 * j + column + e % 2 < left;
+        if (wanted) y[(8 * j + e % 2) * part.y_stride + e / 2 * 8] = acc[e / 4][j][e % 4] * s0 + old[e];
+      }
+    }
+    return;
+  }
+  // Anything else, one number at a time.
+  for (int j = 0; j < kGroups; ++j) {
+    if (8 * j >= left) break;
+    float v[2][4] = {};
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i)
+#pragma unroll
+      for (int e = 0; e < 8; ++e)
+        if (i == j) v[e / 4][e % 4] = acc[e / 4][i][e % 4];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      if (r.gated && e >= 4) break;
+      RowTarget target = r.target;
+      target.row = row + e / 2 * 8;
+      if (target.row < part.rows && 8 * j + column + e % 2 < left)
+        store_sum(target, y_row + 8 * j + column + e % 2, v[e / 4][e % 4], v[1][e % 4]);
+    }
+  }
+}
+
+// The warps of a warpgroup meet.
+__device__ inline void meet_group() {
+  asm volatile("bar.sync %0, 128;\n" ::"r"(threadIdx.x / 128 + 1) : "memory");
+}
+__device__ inline float4 load_part(const float4* from) {
+  float4 v;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "l"(from)
+               : "memory");
+  return v;
+}
+
+// Parts of tiles that are cut, in device memory as the registers that hold them. Warpgroups go separate ways.
+template <class Format, int kColumns>
+struct WideParts {
+  static constexpr int kGroups = kColumns / 8;
+  static constexpr int kPieces =
+      WideShape<Format, kColumns>::kWarps / 4 * 2 * kGroups * 128;  // float4 of one
+  static constexpr int kMostGroups = 4;                             // warpgroups
+
+  const ProductArgs& a;
+  const WideSharing s;
+  int thread = static_cast<int>(threadIdx.x) % 128;
+  int group = static_cast<int>(threadIdx.x) / 128;
+
+  __device__ WideParts(const ProductArgs& args, const WideWalk& walk, int tile) : a(args), s(walk, tile) {}
+
+  __device__ float4* piece(int cta, int set, int j) const {
+    float4* part = reinterpret_cast<float4*>(a.partials) + static_cast<int64_t>(s.slot(cta)) * kPieces;
+    return part + ((group * 2 + set) * kGroups + j) * 128 + thread;
+  }
+  __device__ unsigned* arrived() const { return a.counters + kMostGroups * s.first_cta + group; }
+
+  __device__ void put(const Tile& tile, const WideRows& rows, const float (&acc)[2][kGroups][4]) const {
+    if (rows.target.part != nullptr) {
+#pragma unroll
+      for (int set = 0; set < 2; ++set)
+#pragma unroll
+        for (int j = 0; j < kGroups; ++j)
+          if (8 * j < tile.count)
+            __stcg(piece(static_cast<int>(blockIdx.x), set, j),
+                   make_float4(acc[set][j][0], acc[set][j][1], acc[set][j][2], acc[set][j][3]));
+    }
+    meet_group();
+    if (thread != 0) return;
+    __threadfence();
+    atomicAdd(arrived(), 1u);
+  }
+
+  // Waits for all parts and adds some columns of them, in the order of k.
+  __device__ void finish(const Tile& tile, const WideRows& rows) const {
+    constexpr int kAtOnce = kGroups < 2 ? kGroups : 2;
+    constexpr int kParts = 4;
+    if (thread == 0) {
+      while (*reinterpret_cast<volatile unsigned*>(arrived()) < static_cast<unsigned>(s.parts())) {
+      }
+      __threadfence();
+    }
+    meet_group();
+    const int groups = div_up(tile.count, 8);
+    const int own = static_cast<int>(blockIdx.x) - s.first_cta;
+    const int last = groups * (own + 1) / s.finishers;
+    Tile some = tile;
+    some.count = min(tile.count, 8 * last);
+    for (int first = groups * own / s.finishers; rows.target.part != nullptr && first < last;
+         first += kAtOnce) {
+      float sum[2][kAtOnce][4] = {};
+      for (int cta = s.first_cta; cta <= s.last_cta; cta += kParts) {
+        float4 v[kParts][2][kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kParts; ++i)
+#pragma unroll
+          for (int set = 0; set < 2; ++set)
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j)
+              v[i][set][j] = cta + i <= s.last_cta && first + j < last
+                                 ? load_part(piece(cta + i, set, first + j))
+                                 : make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int i = 0; i < kParts; ++i)
+#pragma unroll
+          for (int set = 0; set < 2; ++set)
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) {
+              sum[set][j][0] += v[i][set][j].x;
+              sum[set][j][1] += v[i][set][j].y;
+              sum[set][j][2] += v[i][set][j].z;
+              sum[set][j][3] += v[i][set][j].w;
+            }
+      }
+      store_wide<kAtOnce>(rows, some, first, sum);
+    }
+    meet_group();
+    unsigned* departed = arrived() + kMostGroups * gridDim.x;
+    if (thread == 0 && atomicAdd(departed, 1u) == static_cast<unsigned>(s.finishers) - 1) {
+      *arrived() = 0;
+      *departed = 0;
+    }
+  }
+};
+
+// ---- multiplying ----
+
+// One step. `parts`, `r16`: where the two sets of 16 rows come from. The stage of the step before is given
+// back at `release` (0: none).
+template <class Format, int kColumns>
+__device__ inline void multiply_step(float (&acc)[2][kColumns / 8][4], const uint8_t* const (&parts)[2],
+                                     const int (&r16)[2], uint64_t x, uint32_t release) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  // Codes of this format are fragments already: instructions under way still read those of the step before.
+  if (Format::kPack == Pack::f16) wait_wide<0>();
+  typename Format::Codes codes[2];
+  typename Format::Scales scales[2];
+#pragma unroll
+  for (int set = 0; set < 2; ++set) {
+    Format::load(codes[set], parts[set], lane, r16[set]);
+    Format::scales(scales[set], parts[set], parts[set] + half_bytes(Format::kPack), lane, r16[set]);
+  }
+  Fragments f[2][2];  // [buffer][set]
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    wait_wide<1>();  // the group before the last: its fragments and, at i = 1, the stage before are free
+    if (i == 1 && release != 0) {
+      __syncwarp();
+      if (lane == 0) arrive(release);
+    }
+#pragma unroll
+    for (int set = 0; set < 2; ++set) f[i % 2][set] = Format::fragments(codes[set], scales[set], i);
+    fence_wide();
+#pragma unroll
+    for (int p = 0; p < 2; ++p) {
+      const int s = 2 * i + p;
+      const uint64_t b = wide_operand_at(x, s / 4 * (kColumns * 128) + s % 4 * 32);
+      multiply_wide<kColumns>(acc[0], f[i % 2][0].a[p], b);
+      multiply_wide<kColumns>(acc[1], f[i % 2][1].a[p], b);
+    }
+    commit_wide();
+  }
+}
+
+template <class Format, int kColumns>
+__device__ inline void multiply_all(const ProductArgs& a, WideWalk walk, int row_tiles, int token_tiles,
+                                    const Stages& s) {
+  using Shape = WideShape<Format, kColumns>;
+  constexpr int kStages = Shape::kStages;
+  constexpr int kGroups = kColumns / 8;
+  constexpr bool kRowsFirst = kColumns <= 64;  // there are registers to look them up under the first steps
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  float acc[2][kGroups][4];
+  int stage = 0;
+  int parity = 0;
+  int cut_tile = -1;
+  while (walk.next()) {
+    const Tile tile = locate(a, walk.tile, row_tiles, token_tiles, kColumns);
+    const bool gated = gated_block(a, tile.row_tile * Shape::kWarps + warp);
+    const int from[2] = {(gated ? warp & ~1 : warp) * Shape::kHalf, (gated ? warp | 1 : warp) * Shape::kHalf};
+    const int r16[2] = {gated ? warp % 2 : 0, gated ? warp % 2 : 1};
+#pragma unroll
+    for (int set = 0; set < 2; ++set)
+#pragma unroll
+      for (int j = 0; j < kGroups; ++j)
+#pragma unroll
+        for (int q = 0; q < 4; ++q) acc[set][j][q] = 0;
+    WideRows rows;
+    if (kRowsFirst) rows = wide_rows(a, tile, tile.row_tile * Shape::kWarps + warp);
+    uint32_t release = 0;
+    for (int step = walk.first_step; step < walk.last_step; ++step) {
+      wait_barrier(s.full + 8 * stage, parity);
+      const uint8_t* at = s.weights + stage * Shape::kWarps * Shape::kHalf;
+      const uint8_t* const parts[2] = {at + from[0], at + from[1]};
+      // The instruction takes operands from registers that all lanes share: the compiler must see that.
+      const uint32_t x = __shfl_sync(kFullWarp, shared_address(s.xs) + stage * Shape::kX, 0);
+      multiply_step<Format, kColumns>(acc, parts, r16, wide_operand(x), release);
+      release = s.empty + 8 * stage;
+      if (++stage == kStages) {
+        stage = 0;
+        parity ^= 1;
+      }
+    }
+    wait_wide<0>();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive(release);
+    if (!kRowsFirst) rows = wide_rows(a, tile, tile.row_tile * Shape::kWarps + warp);
+    if (walk.whole()) {
+      store_wide<kGroups>(rows, tile, 0, acc);
+    } else {
+      WideParts<Format, kColumns>(a, walk, walk.tile).put(tile, rows, acc);
+      if (walk.run_ends()) cut_tile = walk.tile;
+    }
+  }
+  if (cut_tile < 0) return;
+  const Tile tile = locate(a, cut_tile, row_tiles, token_tiles, kColumns);
+  const WideRows rows = wide_rows(a, tile, tile.row_tile * Shape::kWarps + warp);
+  WideParts<Format, kColumns>(a, walk, cut_tile).finish(tile, rows);
+}
+
+// Loading needs few registers, multiplying more than an equal share of what four warps of a quarter of the
+// multiprocessor have: 512.
+template <int kWarps>
+__device__ inline void give_registers() {
+  if (kWarps == 8) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;\n");
+  if (kWarps == 12) asm volatile("setmaxnreg.dec.sync.aligned.u32 32;\n");
+}
+template <int kWarps>
+__device__ inline void take_registers() {
+  if (kWarps == 8) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;\n");
+  if (kWarps == 12) asm volatile("setmaxnreg.inc.sync.aligned.u32 160;\n");
+}
+
+#endif
+
+template <class Format, int kColumns>
+__global__ void __launch_bounds__(WideShape<Format, kColumns>::kThreads + 128, 1)
     wide_kernel(const __grid_constant__ ProductArgs a) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Shape = WideShape<Format, kColumns>;
-  constexpr int kUnit = unit_bytes(Format::kPack);
   constexpr int kStages = Shape::kStages;
-  constexpr int kGroups = kColumns / 8;
   extern __shared__ __align__(1024) uint8_t dynamic[];
   __shared__ __align__(8) uint64_t barriers[2 * kStages];
   uint8_t* xs = dynamic + (1024 - shared_address(dynamic) % 1024) % 1024;
   uint8_t* weights = xs + kStages * Shape::kX;
-  float* out = reinterpret_cast<float*>(weights + kStages * Shape::kWarps * Shape::kHalf);
-  const auto full = [&](int stage) { return shared_address(barriers + stage); };
-  const auto empty = [&](int stage) { return shared_address(barriers + kStages + stage); };
-
-  const int thread = static_cast<int>(threadIdx.x);
-  const int lane = thread % 32;
-  const int warp = thread / 32;
-  if (thread == 0) {
+  const uint32_t full = shared_address(barriers);
+  const uint32_t empty = shared_address(barriers + kStages);
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage) {
-      init_barrier(full(stage), Shape::kWarps);
-      init_barrier(empty(stage), Shape::kWarps);
+      init_barrier(full + 8 * stage, 4);
+      init_barrier(empty + 8 * stage, Shape::kWarps);
     }
     publish_barriers();
   }
   __syncthreads();
-  wait_for_previous();
-  const int steps = 2 * a.units;
+  if (a.tiles != nullptr || warp < Shape::kWarps) wait_for_previous();
   const int row_tiles = div_up(a.blocks, Shape::kWarps);
   const int token_tiles = div_up(a.tokens, kColumns);
-  const int tiles = row_tiles * (a.tiles != nullptr ? *a.tile_count : token_tiles);
-  const int64_t total = static_cast<int64_t>(tiles) * steps;
-  const int64_t grid = ctas_for(tiles, steps);
-  if (blockIdx.x >= grid) return;
-  const int64_t begin = total * blockIdx.x / grid;
-  const int64_t end = total * (blockIdx.x + 1) / grid;
-  const int count = static_cast<int>(end - begin);
+  const WideWalk walk =
+      wide_walk(row_tiles * (a.tiles != nullptr ? *a.tile_count : token_tiles), 2 * a.units);
 
-  int load_tile = static_cast<int>(begin / steps);
-  int load_step = static_cast<int>(begin % steps);
-  Tile loading = locate(a, load_tile, row_tiles, token_tiles, kColumns);
-  const uint8_t* load_units =
-      units_of<kUnit>(a, a.parts, loading.expert, loading.row_tile * Shape::kWarps + warp);
-  const auto load = [&](int n) {  // what step n of this CTA needs
-    if (n >= count) return;
-    const int stage = n % kStages;
-    const int use = n / kStages;
-    if (lane == 0) {
-      const int own = load_units != nullptr ? Shape::kHalf : 0;
-      const int bytes = own + (warp == 0 ? Shape::kX : 0);
-      const uint32_t barrier = full(stage);
-      if (warp == 0 && use > 0) wait_barrier(empty(stage), (use - 1) & 1);
-      if (bytes > 0) {
-        arrive_expecting(barrier, bytes);
-      } else {
-        arrive(barrier);
-      }
-      if (own > 0) {
-        const uint8_t* unit = load_units + static_cast<int64_t>(load_step / 2) * kUnit;
-        const uint32_t to = shared_address(weights + (stage * Shape::kWarps + warp) * Shape::kHalf);
-        constexpr int kPart = half_bytes(Format::kPack);
-        constexpr int kRest = shared_bytes(Format::kPack);
-        copy_bulk(to, unit + load_step % 2 * kPart, kPart, barrier);
-        if (kRest > 0) copy_bulk(to + kPart, unit + 2 * kPart, kRest, barrier);
-      }
-      if (warp == 0) {
-        const int half = load_step < 2 * a.x_units ? load_step : load_step - 2 * a.x_units;
-        const auto* image = reinterpret_cast<const uint8_t*>(a.x);
-        copy_bulk(shared_address(xs + stage * Shape::kX),
-                  image + (static_cast<int64_t>(loading.x_tile) * 2 * a.x_units + half) * Shape::kX,
-                  Shape::kX, barrier);
-      }
-    }
-    if (++load_step == steps && n + 1 < count) {
-      load_step = 0;
-      loading = locate(a, ++load_tile, row_tiles, token_tiles, kColumns);
-      load_units = units_of<kUnit>(a, a.parts, loading.expert, loading.row_tile * Shape::kWarps + warp);
-    }
-  };
-  for (int n = 0; n <= Shape::kAhead; ++n) load(n);
-
-  float acc[2][kGroups][4];
-#pragma unroll
-  for (int r16 = 0; r16 < 2; ++r16)
-#pragma unroll
-    for (int j = 0; j < kGroups; ++j)
-#pragma unroll
-      for (int q = 0; q < 4; ++q) acc[r16][j][q] = 0;
-  int tile_index = static_cast<int>(begin / steps);
-  int step = static_cast<int>(begin % steps);
-  for (int n = 0; n < count; ++n) {
-    const int stage = n % kStages;
-    wait_barrier(full(stage), n / kStages & 1);
-    const uint8_t* part = weights + (stage * Shape::kWarps + warp) * Shape::kHalf;
-    const uint32_t x = shared_address(xs + stage * Shape::kX);
-    typename Format::Codes codes[2];
-    typename Format::Scales scales[2];
-#pragma unroll
-    for (int r16 = 0; r16 < 2; ++r16) {
-      Format::load(codes[r16], part, lane, r16);
-      Format::scales(scales[r16], part, part + half_bytes(Format::kPack), lane, r16);
-    }
-    Fragments f[2][2];  // [buffer][r16]
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i >= 2) wait_wide<1>();
-#pragma unroll
-      for (int r16 = 0; r16 < 2; ++r16) f[i % 2][r16] = Format::fragments(codes[r16], scales[r16], i);
-      fence_wide();
-#pragma unroll
-      for (int p = 0; p < 2; ++p) {
-        const int s = 2 * i + p;
-        const uint64_t b = wide_operand(x + s / 4 * (kColumns * 128) + s % 4 * 32);
-        multiply_wide<kColumns>(acc[0], f[i % 2][0].a[p], b);
-        multiply_wide<kColumns>(acc[1], f[i % 2][1].a[p], b);
-      }
-      commit_wide();
-    }
-    wait_wide<0>();
-    __syncwarp();
-    if (lane == 0) arrive(empty(stage));
-    // Before the end of a tile holds the warp up; the stage was given back a step ago.
-    load(n + 1 + Shape::kAhead);
-    if (n + 1 + Shape::kAhead >= count) let_next_start();
-    ++step;
-    if (step < steps && n + 1 < count) continue;
-
-    const Tile tile = locate(a, tile_index, row_tiles, token_tiles, kColumns);
-    const Sharing sharing = sharing_of(tile_index, steps, total, grid);
-    const RowTarget target = target_of(a, a.parts, tile.expert, tile.row_tile * Shape::kWarps + warp, lane);
-    float* mine = a.partials + sharing.slot(blockIdx.x) * Shape::kTileFloats;
-#pragma unroll
-    for (int first = 0; first < kColumns; first += Shape::kRound) {
-      if (first < tile.count) {
-#pragma unroll
-        for (int j = 0; j < Shape::kRound / 8; ++j)
-#pragma unroll
-          for (int r16 = 0; r16 < 2; ++r16) {
-            float* to = out + (8 * j + 2 * (lane % 4)) * Shape::kOutStride + warp * 32 + r16 * 16 + lane / 4;
-            const float(&v)[4] = acc[r16][first / 8 + j];
-            to[0] = v[0];
-            to[Shape::kOutStride] = v[1];
-            to[8] = v[2];
-            to[Shape::kOutStride + 8] = v[3];
-          }
-        meet<Shape::kThreads>();
-        const int tokens = min(Shape::kRound, tile.count - first);
-        if (sharing.shared()) {
-#pragma unroll 4
-          for (int t = 0; t < tokens; ++t)
-            __stcg(mine + (first + t) * Shape::kRows + thread, out[t * Shape::kOutStride + thread]);
-        } else if (target.part != nullptr) {
-          const bool gated = target.part->store == Store::gated;
-#pragma unroll 2
-          for (int t = 0; t < tokens; ++t)
-            store_sum(target, tile.first + first + t, out[t * Shape::kOutStride + thread],
-                      gated ? out[t * Shape::kOutStride + thread + 32] : 0.0f);
-        }
-        meet<Shape::kThreads>();
-      }
-    }
-    if (sharing.shared())
-      finish_shared<Shape::kThreads>(a, sharing, tile, steps, n + 1 == count, Shape::kWarps,
-                                     Shape::kTileFloats);
-#pragma unroll
-    for (int r16 = 0; r16 < 2; ++r16)
-#pragma unroll
-      for (int j = 0; j < kGroups; ++j)
-#pragma unroll
-        for (int q = 0; q < 4; ++q) acc[r16][j][q] = 0;
-    ++tile_index;
-    step = 0;
+  const Stages at{xs, weights, full, empty};
+  if (warp >= Shape::kWarps) {
+    give_registers<Shape::kWarps>();
+    WideLoader<Format, kColumns>{a, at, row_tiles, token_tiles, walk}.run();
+  } else {
+    take_registers<Shape::kWarps>();
+    multiply_all<Format, kColumns>(a, walk, row_tiles, token_tiles, at);
   }
 #endif
 }
@@ -228,17 +593,21 @@ template <class Format, int kColumns>
 void launch_wide_kernel(Context& context, const ProductArgs& args) {
   using Shape = WideShape<Format, kColumns>;
   auto* kernel = wide_kernel<Format, kColumns>;
-  launch_early(context, kernel, dim3(static_cast<unsigned>(context.processors)), Shape::kThreads,
+  launch_early(context, kernel, dim3(static_cast<unsigned>(context.processors)), Shape::kThreads + 128,
                Shape::kShared, args);
 }
 
 template <class Format>
 void launch_wide(Context& context, int columns, const ProductArgs& args) {
   switch (columns) {
+    case 16:
+      return launch_wide_kernel<Format, 16>(context, args);
     case 32:
       return launch_wide_kernel<Format, 32>(context, args);
     case 64:
       return launch_wide_kernel<Format, 64>(context, args);
+    case 96:
+      return launch_wide_kernel<Format, 96>(context, args);
     default:
       return launch_wide_kernel<Format, 128>(context, args);
   }

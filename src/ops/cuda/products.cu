@@ -23,15 +23,19 @@ __global__ void pad_rows(Act* to, int64_t to_stride, const Act* from, int64_t fr
 }
 
 // Rows as the wide kernels' shared memory holds them, zeros behind the end of k: [tile of `columns` rows][128
-// k] [64 of them][row][64 k in the order of units (packed.h), 16-byte pieces exchanged by row % 8]. One block
-// per row of a tile; with a list of expert tiles, rows that no pair has are left alone. A thread makes 16
-// bytes of four pairs that lie 64 bytes apart; a warp's reads and writes cover the same 512 bytes.
-__global__ void order_rows(Act* to, int units, int columns, const Act* from, int64_t from_stride, int cols,
-                           const ExpertTile* tiles, const int* tile_count, const int* x_row) {
+// k] [64 of them][row][64 k in the order of units (packed.h), 16-byte pieces exchanged by row % 8]. Blocks:
+// row of a tile x 256 pieces; with a list of expert tiles, rows that no pair has are left alone. A thread
+// makes 16 bytes of four pairs that lie 64 bytes apart; a warp's reads and writes cover the same 512 bytes.
+constexpr int kOrderThreads = 256;
+__global__ void __launch_bounds__(kOrderThreads)
+    order_rows(Act* to, int units, int columns, const Act* from, int64_t from_stride, int cols,
+               const ExpertTile* tiles, const int* tile_count, const int* x_row) {
   wait_for_previous();
   let_next_start();
   const int tile = static_cast<int>(blockIdx.x) / columns;
   const int own = static_cast<int>(blockIdx.x) % columns;
+  const int piece = static_cast<int>(blockIdx.y) * kOrderThreads + static_cast<int>(threadIdx.x);
+  if (piece >= units * 32) return;
   int64_t row = blockIdx.x;
   if (tiles != nullptr) {
     if (tile >= *tile_count || own >= tiles[tile].count) return;
@@ -39,34 +43,38 @@ __global__ void order_rows(Act* to, int units, int columns, const Act* from, int
     if (x_row != nullptr) row = x_row[row];
   }
   const Act* source = from + row * from_stride;
-  uint8_t* target = reinterpret_cast<uint8_t*>(to) + (static_cast<int64_t>(tile) * units * 2 * columns) * 256;
-  for (int piece = threadIdx.x; piece < units * 32; piece += blockDim.x) {
-    const int half = piece / 16;
-    const int within = piece % 16;
-    const int k = half * 128 + within / 2 * 4 + within % 2 * 2;
-    uint32_t words[4];
+  const bool whole = reinterpret_cast<uintptr_t>(source) % 4 == 0;
+  const int half = piece / 16;
+  const int within = piece % 16;
+  const int k = half * 128 + within / 2 * 4 + within % 2 * 2;
+  uint32_t words[4];
 #pragma unroll
-    for (int c = 0; c < 4; ++c) {
+  for (int c = 0; c < 4; ++c) {
+    const int at = k + 32 * c;
+    if (whole && at + 1 < cols) {
+      words[c] = *reinterpret_cast<const uint32_t*>(source + at);
+    } else {
       const Act zero = __float2half(0.0f);
-      const int at = k + 32 * c;
       const __half2 pair =
           __halves2half2(at < cols ? source[at] : zero, at + 1 < cols ? source[at + 1] : zero);
       words[c] = *reinterpret_cast<const uint32_t*>(&pair);
     }
-    uint8_t* at = target + (static_cast<int64_t>(half) * columns * 2 + within / 8 * columns + own) * 128;
-    *reinterpret_cast<uint4*>(at + ((within % 8 ^ own % 8) << 4)) =
-        make_uint4(words[0], words[1], words[2], words[3]);
   }
+  uint8_t* target = reinterpret_cast<uint8_t*>(to) +
+                    (static_cast<int64_t>(tile) * units * 2 * columns) * 256 +
+                    (static_cast<int64_t>(half) * columns * 2 + within / 8 * columns + own) * 128;
+  *reinterpret_cast<uint4*>(target + ((within % 8 ^ own % 8) << 4)) =
+      make_uint4(words[0], words[1], words[2], words[3]);
 }
 
 Columns columns_for(const Context& context, int64_t rows) {
-  // The wide forms (and groups of 4 and 8) have tiles of one height, so they cut k at the same places.
-  if (context.deterministic) rows = std::max<int64_t>(rows, 17);
+  // The wide forms from 64 columns on have tiles of one height, so they cut k at the same places.
+  if (context.deterministic) rows = std::max<int64_t>(rows, 33);
   if (rows <= 8) return {8, false};
-  if (rows <= 16) return {16, false};
-  const int count = rows <= 32 ? 32 : rows <= 64 ? 64 : 128;
-  if (context.capability == 90) return {count, true};
-  return {std::min(count, 64), false};
+  const bool wide = context.capability == 90;
+  if (rows <= 16) return {16, wide};
+  const int count = rows <= 32 ? 32 : rows <= 64 ? 64 : rows <= 96 ? 96 : 128;
+  return wide ? Columns{count, true} : Columns{std::min(count, 64), false};
 }
 
 void launch_products(Context& context, Pack pack, Columns columns, const ProductArgs& args) {
@@ -110,7 +118,7 @@ Layout layout_of(const Context& context, const Device::WorkspaceNeeds& needs) {
   const auto grid = static_cast<size_t>(context.processors * kMostCtasPerProcessor);
   const auto rounded = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
   Layout at;
-  at.partials = rounded(2 * grid * sizeof(unsigned));
+  at.partials = rounded(8 * grid * sizeof(unsigned));
   at.padded = at.partials + 2 * grid * kMostTileFloats * sizeof(float);
   at.end = at.padded + rounded(static_cast<size_t>(copied_elements(needs)) * sizeof(Act));
   return at;
@@ -156,8 +164,9 @@ ProductArgs Products::args_for(Tensor x, Columns columns, const ExpertList* list
     const int64_t rows = list != nullptr ? tiles * columns.count : x.rows;
     const auto units = static_cast<int>(whole_units(x.cols) / kUnitWidth);
     BRAID_CHECK(tiles * columns.count * units * kUnitWidth <= padded_elements_);
-    launch_early(context_, order_rows, dim3(static_cast<unsigned>(rows)), 128, 0, padded_, units,
-                 columns.count, args.x, x.stride, args.k, args.tiles, args.tile_count, args.x_row);
+    const dim3 blocks(static_cast<unsigned>(rows), static_cast<unsigned>(div_up(units * 32, kOrderThreads)));
+    launch_early(context_, order_rows, blocks, kOrderThreads, 0, padded_, units, columns.count, args.x,
+                 x.stride, args.k, args.tiles, args.tile_count, args.x_row);
     args.x = padded_;
   } else if (!readable) {
     const int64_t stride = (x.cols + 7) / 8 * 8;

@@ -26,7 +26,7 @@ struct ExpertList {
 // Rows of one expert that a tile should hold: most experts should need one tile.
 constexpr int rows_per_expert_tile(int64_t pairs, int64_t experts) {
   const int64_t mean = pairs / (experts > 0 ? experts : 1);
-  return mean <= 6 ? 8 : mean <= 12 ? 16 : mean <= 26 ? 32 : mean <= 52 ? 64 : 128;
+  return mean <= 6 ? 8 : mean <= 12 ? 16 : mean <= 26 ? 32 : mean <= 52 ? 64 : mean <= 76 ? 96 : 128;
 }
 constexpr int64_t most_expert_tiles(int64_t pairs, int64_t experts, int64_t rows) {
   return pairs / rows + (experts < pairs ? experts : pairs) + 1;
