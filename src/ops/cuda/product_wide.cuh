@@ -462,10 +462,9 @@ __device__ inline void multiply_step(float (&acc)[2][kColumns / 8][4], const uin
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     wait_wide<1>();  // the group before the last: its fragments and, at i = 1, the stage before are free
-    if (i == 1 && release != 0) {
-      __syncwarp();
-      if (lane == 0) arrive(release);
-    }
+    // The other lanes have read that stage too: the instructions since took what they read, from all lanes at
+    // once. (A __syncwarp() here makes the compiler wait after every instruction.)
+    if (i == 1 && release != 0 && lane == 0) arrive(release);
 #pragma unroll
     for (int set = 0; set < 2; ++set) f[i % 2][set] = Format::fragments(codes[set], scales[set], i);
     fence_wide();
