@@ -341,6 +341,31 @@ TEST_F(ServeTest, TheCacheInFilesIsCounted) {
   EXPECT_EQ(metric(server.port, "braid_disk_cache_write_errors_total"), 0);
 }
 
+TEST_F(ServeTest, APromptIsScoredAsItWasWritten) {
+  Served server({"-c", "1024", "-np", "2", "-t", "1", "--temp", "0", "--act", "f32"});
+  ASSERT_NE(server.port, 0) << server.log();
+  // What was generated, given back as a prompt, has the log probabilities that it was generated with.
+  const Json written = ask(
+      server.port, "/v1/completions",
+      {{"prompt", "The harbor"}, {"max_tokens", 24}, {"ignore_eos", true}, {"logprobs", 3}})["choices"][0];
+  const std::string text = written["text"];
+  const Json read = ask(
+      server.port, "/v1/completions",
+      {{"prompt", "The harbor" + text}, {"max_tokens", 0}, {"echo", true}, {"logprobs", 3}})["choices"][0];
+  EXPECT_EQ(read["text"], "The harbor" + text);
+  const Json &as_written = written["logprobs"], &as_read = read["logprobs"];
+  const size_t count = as_written["tokens"].size();
+  ASSERT_GE(as_read["tokens"].size(), count);
+  const size_t prompt = as_read["tokens"].size() - count;
+  for (size_t i = 0; i < count; ++i) {
+    ASSERT_EQ(as_read["tokens"][prompt + i], as_written["tokens"][i]) << "the text is cut into other tokens";
+    EXPECT_NEAR(as_read["token_logprobs"][prompt + i].get<double>(),
+                as_written["token_logprobs"][i].get<double>(), 1e-3);
+    EXPECT_EQ(as_read["top_logprobs"][prompt + i].size(), 3u);
+  }
+  EXPECT_EQ(read["finish_reason"], "length");
+}
+
 TEST_F(ServeTest, ModelsByNameOnTheCommandLine) {
   fs::create_directories(path("models"));
   fs::create_symlink(kMoe, path("models/moe.gguf"));

@@ -31,22 +31,31 @@ void AnswerStream::open(std::string& out) {
   known.prompt_tokens = usage_.prompt_tokens;
   known.cached_tokens = std::min(cached_at_start_, std::max<int64_t>(0, usage_.prompt_tokens - 1));
   writer_->open(known, out);
-  for (size_t i = 0; i < prepared_.echoed.size(); ++i) {
-    if (prepared_.echoed[i].empty()) continue;
-    const AnswerEvent event{Kind::content, 0, prepared_.echoed[i]};
-    writer_->events(static_cast<int>(i), {&event, 1}, {}, out);
+  for (size_t i = 0; i < prepared_.echoed.size(); ++i) echo(i, false, out);
+}
+
+// The prompt before its answer: at once, or with its log probabilities, which are known once it was run.
+void AnswerStream::echo(size_t index, bool scored, std::string& out) {
+  if ((prepared_.echoed[index].scores != nullptr) != scored || prepared_.echoed[index].text.empty()) return;
+  const EchoedPrompt echoed = std::exchange(prepared_.echoed[index], {});
+  std::vector<TokenLogprob> logprobs;
+  if (scored) {
+    for (const TokenEvent& token : *echoed.scores) logprobs.push_back(logprob_of(token));
   }
+  const AnswerEvent event{Kind::content, 0, echoed.text};
+  writer_->events(static_cast<int>(index), {&event, 1}, logprobs, out);
 }
 
 void AnswerStream::token(int index, const TokenEvent& event, std::string& out) {
   Choice& choice = choices_[static_cast<size_t>(index)];
   if (choice.ended || done_) return;
+  echo(static_cast<size_t>(index), true, out);
   ++choice.generated_tokens;
   const bool thought = choice.parser != nullptr && choice.parser->in_reasoning();
   if (thought) ++choice.reasoning_tokens;
   const bool content = choice.parser == nullptr || choice.parser->in_content();
   if (content) ++choice.content_tokens;
-  if (content && prepared_.generation->top_logprobs >= 0) keep_logprob(choice, event);
+  if (content && prepared_.generation->top_logprobs >= 0) choice.logprobs.push_back(logprob_of(event));
   text(index, choice.detokenizer->push(event.id), out);
   if (thought && !choice.parser->in_reasoning()) {
     const int64_t budget = prepared_.think_budget;
@@ -54,14 +63,14 @@ void AnswerStream::token(int index, const TokenEvent& event, std::string& out) {
   }
 }
 
-void AnswerStream::keep_logprob(Choice& choice, const TokenEvent& event) {
+TokenLogprob AnswerStream::logprob_of(const TokenEvent& event) const {
   TokenLogprob entry;
   entry.bytes = tokenizer_->piece(event.id, SpecialText::show);
   entry.logprob = event.logprob;
   for (const auto& [id, logprob] : event.top) {
     entry.top.emplace_back(std::string(tokenizer_->piece(id, SpecialText::show)), logprob);
   }
-  choice.logprobs.push_back(std::move(entry));
+  return entry;
 }
 
 void AnswerStream::text(int index, std::string_view text, std::string& out) {
@@ -145,6 +154,7 @@ void AnswerStream::finished(int index, const Finished& event, std::string& out) 
     return;
   }
   if (!choice.ended) {
+    echo(static_cast<size_t>(index), true, out);
     text(index, choice.detokenizer->flush(), out);
   }
   if (!choice.ended) {

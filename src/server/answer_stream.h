@@ -69,7 +69,8 @@ class AnswerStream {
   void text(int index, std::string_view text, std::string& out);
   void show(int index, AnswerEvents events, std::string& out);
   void end(int index, AnswerEnd reason, std::string& out);
-  void keep_logprob(Choice& choice, const TokenEvent& event);
+  TokenLogprob logprob_of(const TokenEvent& event) const;
+  void echo(size_t index, bool scored, std::string& out);
   Json extra() const;
 
   PreparedAnswer prepared_;

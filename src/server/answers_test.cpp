@@ -61,6 +61,76 @@ TEST(Answers, LogProbabilitiesSpellTheContent) {
   }
 }
 
+TEST(Answers, AnEchoedPromptHasItsLogProbabilities) {
+  const auto server = saying(" is quiet");
+  Client client(server->port());
+  const auto tokens_of = [&](const std::string& text) {
+    return client.ask("POST", "/tokenize", Json{{"content", text}}.dump()).json()["tokens"].size();
+  };
+  for (const bool stream : {false, true}) {
+    for (const int most : {0, 16}) {
+      const Json body{{"prompt", Json::array({"The harbor of this town", "Another"})},
+                      {"echo", true},
+                      {"logprobs", 2},
+                      {"max_tokens", most},
+                      {"stream", stream}};
+      const auto answer = client.ask("POST", "/v1/completions", body.dump());
+      ASSERT_EQ(answer.status, 200) << answer.body;
+      // Streamed pieces put together are the whole.
+      std::map<int, Json> choices;
+      if (stream) {
+        for (size_t at = answer.body.find("data: {"); at != std::string::npos;
+             at = answer.body.find("data: {", at + 6)) {
+          const Json chunk =
+              Json::parse(answer.body.substr(at + 6, answer.body.find('\n', at) - at - 6), nullptr, false);
+          for (const Json& part : chunk["choices"]) {
+            Json& choice = choices[part["index"].get<int>()];
+            if (choice.is_null()) choice["text"] = "";
+            choice["text"] = choice["text"].get<std::string>() + part["text"].get<std::string>();
+            for (const auto& [key, list] : part["logprobs"].items()) {
+              for (const Json& value : list) choice["logprobs"][key].push_back(value);
+            }
+          }
+        }
+      } else {
+        const Json whole = answer.json();
+        for (const Json& choice : whole["choices"]) choices[choice["index"].get<int>()] = choice;
+      }
+      ASSERT_EQ(choices.size(), 2u);
+      const Json& first = choices[0];
+      EXPECT_TRUE(first["text"].get<std::string>().starts_with("The harbor of this town")) << first;
+      EXPECT_TRUE(choices[1]["text"].get<std::string>().starts_with("Another")) << choices[1];
+      const Json& logprobs = first["logprobs"];
+      const size_t prompt = tokens_of("The harbor of this town");
+      ASSERT_GE(logprobs["tokens"].size(), prompt) << first;
+      EXPECT_TRUE(logprobs["token_logprobs"][0].is_null()) << "nothing comes before the first token";
+      EXPECT_TRUE(logprobs["top_logprobs"][0].is_null());
+      const double likely = 10 - std::log(std::exp(10.0) + std::exp(9.0) + 8190);
+      std::string text;
+      for (size_t i = 0; i < prompt; ++i) {
+        EXPECT_EQ(logprobs["text_offset"][i], text.size());
+        text += logprobs["tokens"][i].get<std::string>();
+        if (i == 0) continue;
+        EXPECT_NEAR(logprobs["token_logprobs"][i].get<double>(), likely, 1e-4);
+        EXPECT_EQ(logprobs["top_logprobs"][i].size(), 2u);
+        EXPECT_NEAR(logprobs["top_logprobs"][i][logprobs["tokens"][i].get<std::string>()].get<double>(),
+                    likely, 1e-4);
+      }
+      EXPECT_EQ(text, "The harbor of this town");
+      EXPECT_FALSE(server->backend->last.use_cache && !server->backend->last.score)
+          << "what is not run has no scores";
+    }
+  }
+}
+
+TEST(Answers, AnEchoShowsWhatTheClientWrote) {
+  const auto server = saying("x");
+  Client client(server->port());
+  const std::string prompt = "<|im_start|>user\nhi<|im_end|>";
+  const auto answer = client.ask("POST", "/v1/completions", Json{{"prompt", prompt}, {"echo", true}}.dump());
+  EXPECT_EQ(answer.json()["choices"][0]["text"], prompt + "x");
+}
+
 TEST(Answers, OffsetsCountFromTheEchoedPrompt) {
   const auto server = saying(" is quiet é now");
   Client client(server->port());
@@ -70,10 +140,11 @@ TEST(Answers, OffsetsCountFromTheEchoedPrompt) {
     ASSERT_EQ(answer.status, 200) << answer.body;
     const Json choice = answer.json()["choices"][0];
     EXPECT_EQ(choice["text"], std::string(echo ? "The härbor" : "") + " is quiet é now");
-    const Json& offsets = choice["logprobs"]["text_offset"];
-    ASSERT_GT(offsets.size(), 2u);
-    EXPECT_EQ(offsets[0], echo ? 10 : 0) << "in characters, not bytes";
-    EXPECT_EQ(offsets[1].get<int>() - offsets[0].get<int>(), 3) << "behind ' is'";
+    const Json &offsets = choice["logprobs"]["text_offset"], &tokens = choice["logprobs"]["tokens"];
+    const auto is = std::find(tokens.begin(), tokens.end(), " is") - tokens.begin();
+    ASSERT_LT(static_cast<size_t>(is) + 1, offsets.size());
+    EXPECT_EQ(offsets[static_cast<size_t>(is)], echo ? 10 : 0) << "in characters, not bytes";
+    EXPECT_EQ(offsets[static_cast<size_t>(is) + 1], echo ? 13 : 3) << "behind ' is'";
   }
 }
 

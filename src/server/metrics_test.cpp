@@ -22,7 +22,9 @@ std::map<std::string, double> samples(const std::string& text) {
   for (std::string line; std::getline(lines, line);) {
     if (line.starts_with("# HELP ") || line.starts_with("# TYPE ")) {
       const std::string name = line.substr(7, line.find(' ', 7) - 7);
-      if (line[2] == 'T') EXPECT_TRUE(families.insert(name).second) << name << " is announced twice";
+      if (line[2] == 'T') {
+        EXPECT_TRUE(families.insert(name).second) << name << " is announced twice";
+      }
       continue;
     }
     std::smatch parts;

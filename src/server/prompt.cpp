@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "server/answer_mask.h"
 
@@ -219,6 +220,26 @@ ApiResult<Request> request_of(const Generation& generation, const ServedModel& m
   return request;
 }
 
+// The request's prompt as it is echoed. Its log probabilities, if they are asked for, cost the engine a
+// softmax over the vocabulary for each token, and the prefix cache cannot help.
+EchoedPrompt echo_of(const PromptInput& input, const Tokenizer& tokenizer, Request& request) {
+  EchoedPrompt out;
+  const auto* text = std::get_if<std::string>(&input);
+  out.text = text != nullptr ? *text : tokenizer.decode(request.prompt, SpecialText::show);
+  if (request.top_logprobs < 0) return out;
+  const auto scores = std::make_shared<std::vector<TokenEvent>>();
+  scores->push_back({request.prompt[0], std::numeric_limits<float>::quiet_NaN(), {}});
+  request.score = [scores, prompt = request.prompt, top = request.top_logprobs](
+                      int32_t position, std::span<const float> logits) {
+    const size_t next = static_cast<size_t>(position) + 1;
+    if (next >= prompt.size()) return;
+    scores->push_back(
+        {prompt[next], log_probability(logits, prompt[next]), top_log_probabilities(logits, top)});
+  };
+  out.scores = scores;
+  return out;
+}
+
 }  // namespace
 
 ApiResult<RenderedPrompt> render_prompt(const Generation& generation, const ServedModel& model,
@@ -317,14 +338,16 @@ ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> gener
 
   auto masks = MaskFactory::create(*generation, model, policy, out.format.starts_in_reasoning, thinking);
   if (!masks.ok()) return masks.error();
-  for (const Request& prompt : prompts) {
+  for (size_t p = 0; p < prompts.size(); ++p) {
+    const Request& prompt = prompts[p];
     out.prompt_tokens += static_cast<int64_t>(prompt.prompt.size());
     for (int32_t i = 0; i < generation->n; ++i) {
       Request request = prompt;
       request.sampling.seed += static_cast<uint64_t>(out.requests.size()) * 0x9E3779B97F4A7C15u;
       request.mask = masks->make(request.max_tokens);
       out.think_budget = masks->think_budget(request.max_tokens);
-      out.echoed.push_back(generation->echo ? model.tokenizer->decode(request.prompt) : std::string());
+      out.echoed.push_back(generation->echo ? echo_of(generation->prompts[p], *model.tokenizer, request)
+                                            : EchoedPrompt{});
       out.requests.push_back(std::move(request));
     }
   }

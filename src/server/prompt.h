@@ -15,14 +15,22 @@
 
 namespace braid::server {
 
+// A prompt that stands before its answer.
+struct EchoedPrompt {
+  std::string text;
+  // Its tokens with their log probabilities (the first has none: NaN), filled while the prompt is run and
+  // complete before the first token of the answer. Null: not asked for.
+  std::shared_ptr<const std::vector<TokenEvent>> scores;
+};
+
 struct PreparedAnswer {
   std::shared_ptr<const Generation> generation;
-  std::vector<Request> requests;    // one per choice: prompt x n + i
-  std::vector<std::string> echoed;  // per choice: what stands before the answer, if it is echoed
-  int64_t prompt_tokens = 0;        // of all prompts, each once
-  bool parsed = true;               // conversations: reasoning and calls are looked for
-  AnswerFormat format;              // if parsed
-  int64_t think_budget = -1;        // tokens after which a thought is closed; -1: none
+  std::vector<Request> requests;     // one per choice: prompt x n + i
+  std::vector<EchoedPrompt> echoed;  // per choice; empty texts if nothing is echoed
+  int64_t prompt_tokens = 0;         // of all prompts, each once
+  bool parsed = true;                // conversations: reasoning and calls are looked for
+  AnswerFormat format;               // if parsed
+  int64_t think_budget = -1;         // tokens after which a thought is closed; -1: none
   uint64_t seed = 0;
   double temperature = 1, top_p = 1;  // in force
 };

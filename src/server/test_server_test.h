@@ -109,6 +109,15 @@ class FakeBackend : public Backend {
 
   void answer(const Queued& work) {
     const Script script = play_(work.request);
+    // Every token of the prompt is the likeliest, its id beside it the second.
+    for (size_t p = 0; work.request.score && p < work.request.prompt.size(); ++p) {
+      std::vector<float> logits(8192, 0.0f);
+      const auto next =
+          static_cast<size_t>(work.request.prompt[std::min(p + 1, work.request.prompt.size() - 1)]);
+      logits[next] = 10;
+      logits[(next + 1) % logits.size()] = 9;
+      work.request.score(static_cast<int32_t>(p), logits);
+    }
     Finished end;
     end.usage.prompt_tokens = static_cast<int32_t>(work.request.prompt.size());
     for (const int32_t id : script.tokens) {

@@ -27,7 +27,7 @@ namespace braid::server {
 // A token's log probability with the text it stands for.
 struct TokenLogprob {
   std::string bytes;
-  float logprob = 0;
+  float logprob = 0;                               // NaN: there is none
   std::vector<std::pair<std::string, float>> top;  // bytes, best first
 };
 

@@ -1,6 +1,8 @@
 // write_chat.cpp -- OpenAI's chat completions and completions: events to JSON.
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include "server/write_answer.h"
 #include "text/json_text.h"
 #include "text/unicode.h"
@@ -380,10 +382,11 @@ class CompletionsWriter : public OpenAiWriter {
         top[repaired_utf8(bytes, Utf8Repair::maximal_subpart)] = logprob;
       }
       part["tokens"].push_back(text);
-      part["token_logprobs"].push_back(token.logprob);
-      part["top_logprobs"].push_back(std::move(top));
+      const bool known = !std::isnan(token.logprob);
+      part["token_logprobs"].push_back(known ? Json(token.logprob) : Json());
+      part["top_logprobs"].push_back(known ? std::move(top) : Json());
       part["text_offset"].push_back(choice.logprob_characters);
-      choice.logprob_characters += characters(text);
+      choice.logprob_characters += characters(token.bytes);  // a character in two tokens counts once
     }
     for (auto& [key, list] : part.items()) {
       for (const Json& value : list) choice.logprobs[key].push_back(value);
