@@ -147,6 +147,27 @@ TEST_F(ServeTest, WrongCertificatesAreOneSentence) {
   }
 }
 
+TEST_F(ServeTest, AnEmptyKeyOpensNothing) {
+  for (const std::vector<std::string>& options :
+       {std::vector<std::string>{"--api-key", ""},
+        std::vector<std::string>{"--api-key", "one", "--api-key", ""},
+        std::vector<std::string>{"--config", file("empty.conf", "api-key = [\"one\", \"\"]\n")},
+        std::vector<std::string>{"--api-key-file", file("empty.keys", "# none\n\n")}}) {
+    auto arguments = with_small(options);
+    arguments.insert(arguments.begin(), {"serve", "--port", "0"});
+    const Outcome outcome = run_braid(arguments);
+    EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
+    EXPECT_TRUE(outcome.err.find("is empty") != std::string::npos ||
+                outcome.err.find("no key") != std::string::npos)
+        << outcome.err;
+  }
+  ::setenv("BRAID_API_KEY", "", 1);
+  const Outcome outcome = run_braid({"serve", "--port", "0", "-c", "512"});
+  ::unsetenv("BRAID_API_KEY");
+  EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
+  EXPECT_NE(outcome.err.find("is empty"), std::string::npos) << outcome.err;
+}
+
 TEST_F(ServeTest, OptionsFromAFile) {
   const std::string config = file("braid.conf",
                                   "# of this test\n"

@@ -5,6 +5,7 @@
 #include <signal.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
@@ -221,6 +222,13 @@ Status check_model_file(const server::ModelFile& file) {
 // The settings that are not simply copied.
 Status complete(ServeFlags& flags) {
   BRAID_TRY(read_keys(flags.key_files, flags.app.api_keys));
+  // A variable that was to hold the key and does not must not open the server to everybody.
+  const char* variable = std::getenv("BRAID_API_KEY");
+  const bool empty_key =
+      std::find(flags.app.api_keys.begin(), flags.app.api_keys.end(), "") != flags.app.api_keys.end();
+  if (empty_key || (variable != nullptr && *variable == '\0' && flags.app.api_keys.empty())) {
+    return Error{ErrorKind::invalid_argument, "an API key is empty (--api-key, BRAID_API_KEY)"};
+  }
   if (flags.http.tls_certificate.empty() != flags.http.tls_key.empty()) {
     return Error{ErrorKind::invalid_argument, "--tls-cert and --tls-key are needed together"};
   }

@@ -83,6 +83,7 @@ bool Endpoints::authorized(const HttpRequest& request) const {
     given = request.header("x-api-key");
     if (given.empty()) given = request.header("api-key");
   }
+  if (given.empty()) return false;
   bool known = false;
   for (const std::string& key : options_.api_keys) known |= same_secret(given, key);
   return known;

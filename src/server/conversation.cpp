@@ -196,10 +196,12 @@ class Prober {
  public:
   explicit Prober(const ChatTemplate& chat) : chat_(chat) {}
 
-  // Empty when the template refuses.
-  std::string render(const Json& messages, const Json& tools = nullptr,
-                     const ChatOptions& options = {}) const {
+  // Empty when the template refuses. One that has once run into its limits is not asked again: a model must
+  // not take long to load because of it.
+  std::string render(const Json& messages, const Json& tools = nullptr, const ChatOptions& options = {}) {
+    if (endless_) return {};
     auto text = chat_.render(messages, tools, options);
+    endless_ = !text.ok() && text.error().kind == ErrorKind::exhausted;
     return text.ok() ? std::move(text->text) : std::string();
   }
 
@@ -215,6 +217,7 @@ class Prober {
 
  private:
   const ChatTemplate& chat_;
+  bool endless_ = false;
 };
 
 bool has(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
@@ -226,7 +229,7 @@ std::string dialect_of(const std::string& text) {
   return "none";
 }
 
-void probe_calls(const Prober& prober, TemplateAbilities& abilities) {
+void probe_calls(Prober& prober, TemplateAbilities& abilities) {
   const Json user = chat_message("user", "USERTEXT"), later = chat_message("user", "AGAIN");
   const Json tools =
       Json::array({{{"type", "function"},
@@ -256,7 +259,7 @@ void probe_calls(const Prober& prober, TemplateAbilities& abilities) {
 }  // namespace
 
 TemplateAbilities probe_template(const ChatTemplate& chat) {
-  const Prober prober(chat);
+  Prober prober(chat);
   TemplateAbilities abilities;
   const Json system = chat_message("system", "SYSTEXT"), user = chat_message("user", "USERTEXT");
   const Json assistant = chat_message("assistant", "SAID"), again = chat_message("user", "AGAIN");

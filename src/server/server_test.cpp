@@ -367,6 +367,14 @@ TEST(Server, KeysInEveryFormAndPlace) {
   EXPECT_EQ(refused.json()["error"]["type"], "authentication_error");
 }
 
+TEST(Server, AnEmptyKeyIsNoKey) {
+  const auto server = saying("x", [](AppOptions& app, HttpOptions&) { app.api_keys = {""}; });
+  Client client(server->port());
+  for (const char* header : {"", "x-api-key: \r\n", "Authorization: Bearer \r\n", "Authorization: \r\n"}) {
+    EXPECT_EQ(client.ask("GET", "/v1/models", "", header).status, 401) << header;
+  }
+}
+
 TEST(Server, SecretsAreComparedWhole) {
   EXPECT_TRUE(same_secret("abc", "abc"));
   EXPECT_FALSE(same_secret("", "abc"));
