@@ -104,6 +104,13 @@ std::string normal_path(std::string_view target) {
   return path.empty() ? "/" : path;
 }
 
+// Proxies may write the whole address: http://host/path.
+std::string_view without_authority(std::string_view target) {
+  const size_t scheme = target.find("://");
+  if (scheme == std::string_view::npos || target.find_first_of("/?#") < scheme) return target;
+  return target.substr(std::min(target.find_first_of("/?#", scheme + 3), target.size()));
+}
+
 struct Shared {
   HttpOptions options;
   HttpHandlers handlers;
@@ -243,7 +250,7 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
     const auto& message = parser_->get();
     request_ = std::make_shared<HttpRequest>();
     request_->method = std::string(message.method_string());
-    const std::string_view target(message.target().data(), message.target().size());
+    const auto target = without_authority({message.target().data(), message.target().size()});
     const size_t mark = target.find_first_of("?#");
     request_->path = normal_path(target.substr(0, mark));
     if (mark != std::string_view::npos && target[mark] == '?') request_->query = target.substr(mark + 1);

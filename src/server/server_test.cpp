@@ -301,6 +301,19 @@ TEST(Server, KeepsConnectionsAndAnswersInOrder) {
   EXPECT_TRUE(old.received.ends_with("data: [DONE]\n\n")) << old.received;
 }
 
+TEST(Server, WholeAddressesAreUnderstood) {
+  const auto server = saying("x");
+  Client client(server->port());
+  const std::pair<const char*, int> kTargets[] = {{"http://localhost/v1/models", 200},
+                                                  {"http://localhost:8080/health?slots=1", 200},
+                                                  {"https://localhost", 200},
+                                                  {"http://localhost?x=1", 200},
+                                                  {"http://localhost/nowhere", 404},
+                                                  {"/nowhere?u=http://localhost/health", 404},
+                                                  {"/nowhere/http://localhost/health", 404}};
+  for (const auto& [target, status] : kTargets) EXPECT_EQ(client.ask("GET", target).status, status) << target;
+}
+
 TEST(Server, RoutesMethodsAndNames) {
   const auto server = saying("x", [](AppOptions& app, HttpOptions&) { app.strict_model = true; });
   Client client(server->port());
