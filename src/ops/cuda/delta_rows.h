@@ -1,6 +1,6 @@
 // delta_rows.h -- the step form's pieces: rows of one sequence and value head prepared in shared memory, and
 // run through columns of the state that lie in registers. delta_step.cu says what is computed, and in which
-// order. step_delta.cuh runs single rows of several sequences and heads with the same pieces.
+// order.
 #pragma once
 
 #include "ops/cuda/delta_common.h"
@@ -10,20 +10,15 @@ namespace braid::cuda {
 inline constexpr int kTokens = 8;  // rows that are prepared together
 inline constexpr int kMaxDim = 128;
 
-// Rows made ready. Of one sequence and head here; step_delta.cuh has a row of another one in each.
-template <int kRows>
-struct ReadyRows {
-  float q[kRows][kMaxDim];
-  float k[kRows][kMaxDim];
-  float v[kRows][kMaxDim];  // of this block's columns
-  float o[kRows][kMaxDim];  // of all columns of the head
-  float e[kRows];
-  float beta[kRows];
-  float qk[kRows];
-};
-
-struct Shared : ReadyRows<kTokens> {
+struct Shared {
+  float q[kTokens][kMaxDim];
+  float k[kTokens][kMaxDim];
+  float v[kTokens][kMaxDim];     // of this block's columns
   float gate[kTokens][kMaxDim];  // norm * silu(z) of this block's columns
+  float o[kTokens][kMaxDim];     // of all columns of the head
+  float e[kTokens];
+  float beta[kTokens];
+  float qk[kTokens];
   bool last;
 };
 
@@ -57,11 +52,10 @@ struct Channel {
   float tap[kMaxTaps];       // tap[j] multiplies the input j rows back
   float past[kMaxTaps - 1];  // the input j + 1 rows before
   uint32_t x;                // of the first row, as in memory
-  int out;                   // floats from the start of Shared; row 0
+  int out;                   // floats from the start of Shared
 };
 
-// All of it but x: what no kernel of this step writes, where `begin` is 0.
-__device__ inline Channel load_taps(const DeltaArgs& a, const Place& p, int begin, int c) {
+__device__ inline Channel load_channel(const DeltaArgs& a, const Place& p, int begin, int c) {
   const DeltaView& l = a.layer;
   Channel ch;
   if (c >= 2 * l.key_dim + p.columns) return ch;
@@ -91,16 +85,8 @@ __device__ inline Channel load_taps(const DeltaArgs& a, const Place& p, int begi
     ch.past[j] = begin - 1 - j >= 0 ? load_at(a.in.qkv, p.first + begin - 1 - j, ch.index)
                                     : l.ring(p.slot, position)[ch.index];
   }
+  ch.x = load_bits(a.in.qkv, p.first + begin, ch.index);
   return ch;
-}
-__device__ inline Channel load_channel(const DeltaArgs& a, const Place& p, int begin, int c) {
-  Channel ch = load_taps(a, p, begin, c);
-  if (ch.index >= 0) ch.x = load_bits(a.in.qkv, p.first + begin, ch.index);
-  return ch;
-}
-// The convolution without its newest input.
-__device__ inline float earlier_taps(const Channel& ch) {
-  return fmaf(ch.tap[1], ch.past[0], fmaf(ch.tap[2], ch.past[1], ch.tap[3] * ch.past[2]));
 }
 
 __device__ inline void run_channel(const DeltaArgs& a, const Place& p, int begin, int count, Channel& ch,
@@ -109,7 +95,8 @@ __device__ inline void run_channel(const DeltaArgs& a, const Place& p, int begin
   for (int i = 0; i < count; ++i) {
     const float x = from_bits(a.in.qkv.type, ch.x);
     if (i + 1 < count) ch.x = load_bits(a.in.qkv, p.first + begin + i + 1, ch.index);
-    const float sum = fmaf(ch.tap[0], x, earlier_taps(ch));
+    const float sum =
+        fmaf(ch.tap[0], x, fmaf(ch.tap[1], ch.past[0], fmaf(ch.tap[2], ch.past[1], ch.tap[3] * ch.past[2])));
     (&sh.q[0][0])[ch.out + i * kMaxDim] = exact_silu(sum);
     ch.past[2] = ch.past[1];
     ch.past[1] = ch.past[0];
@@ -187,13 +174,12 @@ __device__ void finish_inputs(const DeltaArgs& a, const Place& p, int begin, int
 }
 
 // l2 norms of q and k and their product. One warp a row.
-template <int kRows>
-__device__ inline void normalise(int key_dim, int count, ReadyRows<kRows>& sh) {
+__device__ inline void normalise(const DeltaArgs& a, int count, Shared& sh) {
   const int lane = threadIdx.x % 32;
+  const int key_dim = a.layer.key_dim;
   for (int i = threadIdx.x / 32; i < count; i += blockDim.x / 32) {
     float qq = 0, kk = 0, qk = 0;
-    for (int j = 0; j < key_dim / 32; ++j) {
-      const int c = lane + 32 * j;
+    for (int c = lane; c < key_dim; c += 32) {
       const float q = sh.q[i][c];
       const float k = sh.k[i][c];
       qq = fmaf(q, q, qq);
@@ -203,8 +189,7 @@ __device__ inline void normalise(int key_dim, int count, ReadyRows<kRows>& sh) {
     const float iq = 1.0f / (sqrtf(warp_sum(qq) + 1e-6f) * sqrtf(static_cast<float>(key_dim)));
     const float ik = 1.0f / sqrtf(warp_sum(kk) + 1e-6f);
     qk = warp_sum(qk);
-    for (int j = 0; j < key_dim / 32; ++j) {
-      const int c = lane + 32 * j;
+    for (int c = lane; c < key_dim; c += 32) {
       sh.q[i][c] *= iq;
       sh.k[i][c] *= ik;
     }
@@ -244,78 +229,61 @@ struct Column {
   float4 s[kVectors];
 };
 
-// The recurrence over row i: S of the warp's columns in registers, no barrier. `column0`: the block's first.
-// Returns what lies beside the new state.
-template <int kVectors, int kGroups, int kRows>
-__device__ __forceinline__ float run_token(int i, int column0, int warp_column, float decay,
-                                           Column<kVectors> (&state)[kGroups], ReadyRows<kRows>& sh) {
-  const int lane = threadIdx.x % 32;
-  const int part = lane % 8;
-  const float4* k4 = reinterpret_cast<const float4*>(sh.k[i]);
-  const float4* q4 = reinterpret_cast<const float4*>(sh.q[i]);
-  float4 k[kVectors];
-  float sums[2 * kGroups];
-#pragma unroll
-  for (int g = 0; g < 2 * kGroups; ++g) sums[g] = 0;
-#pragma unroll
-  for (int j = 0; j < kVectors; ++j) {
-    k[j] = k4[part + 8 * j];
-    const float4 q = q4[part + 8 * j];
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      sums[2 * g] = dot4(state[g].s[j], k[j], sums[2 * g]);
-      sums[2 * g + 1] = dot4(state[g].s[j], q, sums[2 * g + 1]);
-    }
-  }
-#pragma unroll
-  for (int g = 0; g < 2 * kGroups; ++g) {
-    sums[g] += __shfl_xor_sync(kFullWarp, sums[g], 4);
-    sums[g] += __shfl_xor_sync(kFullWarp, sums[g], 2);
-    sums[g] += __shfl_xor_sync(kFullWarp, sums[g], 1);
-  }
-  float before;
-  bool fold;
-  decay = next_decay(decay, sh.e[i], &before, &fold);
-  const float inverse = 1.0f / decay;
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-    const int column = warp_column + 4 * g + lane / 8;
-    const float d = sh.beta[i] * (sh.v[i][column] - before * sums[2 * g]);
-    if (part == 0) sh.o[i][column0 + column] = fmaf(sh.qk[i], d, before * sums[2 * g + 1]);
-    const float update = d * inverse;
-    if (fold) {
-#pragma unroll
-      for (int j = 0; j < kVectors; ++j) {
-        float4& s = state[g].s[j];
-        s = {s.x * before, s.y * before, s.z * before, s.w * before};
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
-      float4& s = state[g].s[j];
-      s = {fmaf(k[j].x, update, s.x), fmaf(k[j].y, update, s.y), fmaf(k[j].z, update, s.z),
-           fmaf(k[j].w, update, s.w)};
-    }
-  }
-  return decay;
-}
-
-// The same over all prepared rows, one after the other.
+// The recurrence over prepared rows: S of the warp's columns in registers, no barrier.
 template <int kVectors, int kGroups>
 __device__ float run_tokens(const Place& p, int count, int warp_column, float decay,
                             Column<kVectors> (&state)[kGroups], Shared& sh) {
-  for (int i = 0; i < count; ++i) decay = run_token(i, p.column0, warp_column, decay, state, sh);
-  return decay;
-}
-
-// One over the rms of a head's outputs, by a warp.
-__device__ inline float output_scale(const float* o, int value_dim, float eps) {
-  float sum = 0;
-  for (int c = 4 * (threadIdx.x % 32); c < value_dim; c += 128) {
-    const float4 x = *reinterpret_cast<const float4*>(&o[c]);
-    sum += dot4(x, x, 0.0f);
+  const int lane = threadIdx.x % 32;
+  const int part = lane % 8;
+  for (int i = 0; i < count; ++i) {
+    const float4* k4 = reinterpret_cast<const float4*>(sh.k[i]);
+    const float4* q4 = reinterpret_cast<const float4*>(sh.q[i]);
+    float4 k[kVectors];
+    float sums[2 * kGroups];
+#pragma unroll
+    for (int g = 0; g < 2 * kGroups; ++g) sums[g] = 0;
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      k[j] = k4[part + 8 * j];
+      const float4 q = q4[part + 8 * j];
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+        sums[2 * g] = dot4(state[g].s[j], k[j], sums[2 * g]);
+        sums[2 * g + 1] = dot4(state[g].s[j], q, sums[2 * g + 1]);
+      }
+    }
+#pragma unroll
+    for (int g = 0; g < 2 * kGroups; ++g) {
+      sums[g] += __shfl_xor_sync(kFullWarp, sums[g], 4);
+      sums[g] += __shfl_xor_sync(kFullWarp, sums[g], 2);
+      sums[g] += __shfl_xor_sync(kFullWarp, sums[g], 1);
+    }
+    float before;
+    bool fold;
+    decay = next_decay(decay, sh.e[i], &before, &fold);
+    const float inverse = 1.0f / decay;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      const int column = warp_column + 4 * g + lane / 8;
+      const float d = sh.beta[i] * (sh.v[i][column] - before * sums[2 * g]);
+      if (part == 0) sh.o[i][p.column0 + column] = fmaf(sh.qk[i], d, before * sums[2 * g + 1]);
+      const float update = d * inverse;
+      if (fold) {
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j) {
+          float4& s = state[g].s[j];
+          s = {s.x * before, s.y * before, s.z * before, s.w * before};
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        float4& s = state[g].s[j];
+        s = {fmaf(k[j].x, update, s.x), fmaf(k[j].y, update, s.y), fmaf(k[j].z, update, s.z),
+             fmaf(k[j].w, update, s.w)};
+      }
+    }
   }
-  return 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(value_dim) + eps);
+  return decay;
 }
 
 // rms over the head, gate, store.
@@ -324,7 +292,12 @@ __device__ inline void write_outputs(const DeltaArgs& a, const Place& p, int beg
   const int lane = threadIdx.x % 32;
   const int value_dim = a.layer.value_dim;
   for (int i = threadIdx.x / 32; i < count; i += blockDim.x / 32) {
-    const float inverse = output_scale(sh.o[i], value_dim, a.w.eps);
+    float sum = 0;
+    for (int c = 4 * lane; c < value_dim; c += 128) {
+      const float4 o = *reinterpret_cast<const float4*>(&sh.o[i][c]);
+      sum += dot4(o, o, 0.0f);
+    }
+    const float inverse = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(value_dim) + a.w.eps);
     for (int own = lane; own < p.columns; own += 32) {
       store_at(a.o, p.first + begin + i, static_cast<int64_t>(p.h) * value_dim + p.column0 + own,
                sh.o[i][p.column0 + own] * inverse * sh.gate[i][own]);

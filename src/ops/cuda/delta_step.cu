@@ -82,7 +82,7 @@ __global__ __launch_bounds__(256, 2) void step_kernel(const __grid_constant__ De
     Inputs in = fetch_inputs<kGroups == 1>(a, p, begin, count);
     finish_inputs<kGroups == 1>(a, p, begin, count, in, sh);
     __syncthreads();
-    normalise(l.key_dim, count, sh);
+    normalise(a, count, sh);
     __syncthreads();
     if (begin == 0 && fresh) {
       decay = 1.0f;
