@@ -231,6 +231,21 @@ TEST(Answers, ModelsSayWhatTheyAre) {
   EXPECT_GT(tiny.parameters, 1'000'000);
 }
 
+TEST(Answers, AConversationThatBeginsWithAResultIsRendered) {
+  const auto server = saying("x");
+  Client client(server->port());
+  const char* messages =
+      R"({"max_tokens":5,"messages":[{"role":"user","content":[{"type":"tool_result","tool_use_id":"q","content":"r"},)"
+      R"({"type":"text","text":"and now?"}]}]})";
+  EXPECT_EQ(client.ask("POST", "/v1/messages", messages).status, 200);
+  const char* chat =
+      R"({"messages":[{"role":"tool","tool_call_id":"a","content":"r"},{"role":"user","content":"and now?"}]})";
+  EXPECT_EQ(client.ask("POST", "/v1/chat/completions", chat).status, 200);
+  const char* responses =
+      R"({"input":[{"type":"function_call_output","call_id":"c","output":"r"},{"role":"user","content":"and now?"}]})";
+  EXPECT_EQ(client.ask("POST", "/v1/responses", responses).status, 200);
+}
+
 TEST(Answers, ProbesForAFreeSlot) {
   TestServer server([](const Request&) {
     static const auto model = demo_served_model(nullptr);

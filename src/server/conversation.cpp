@@ -105,14 +105,17 @@ bool is_query(const Message& message) {
   return !(text.starts_with("<tool_response>") && text.ends_with("</tool_response>"));
 }
 
+// Results that a client kept although it dropped what led to them come first too; templates look back from a
+// result.
 void ensure_query(Messages& messages) {
-  if (std::any_of(messages.begin(), messages.end(), is_query)) return;
-  if (!messages.empty() && messages.back().role == Role::system) {
+  const bool query = std::any_of(messages.begin(), messages.end(), is_query);
+  if (!query && !messages.empty() && messages.back().role == Role::system) {
     messages.back().role = Role::user;
     return;
   }
-  const bool system = !messages.empty() && messages[0].role == Role::system;
-  messages.insert(messages.begin() + (system ? 1 : 0), Message{.role = Role::user});
+  const auto first = messages.begin() + (!messages.empty() && messages[0].role == Role::system ? 1 : 0);
+  const bool orphan = first != messages.end() && first->role == Role::tool;
+  if (!query || orphan) messages.insert(first, Message{.role = Role::user});
 }
 
 }  // namespace

@@ -60,6 +60,12 @@ TEST(Conversation, ThereIsAlwaysAQuery) {
   EXPECT_EQ(shape(normalise({{.role = Role::user, .text = "<tool_response>x</tool_response>"}}, kQwen,
                             LateSystem::attach)),
             "user() user(<tool_response>x</tool_response>)");
+  // What is left of a conversation that was cut.
+  EXPECT_EQ(shape(normalise({{.role = Role::system, .text = "s"},
+                             {.role = Role::tool, .text = "r", .call_id = "1"},
+                             {.role = Role::user, .text = "u"}},
+                            kQwen, LateSystem::attach)),
+            "system(s) user() tool(r) user(u)");
 }
 
 TEST(Conversation, ResultsComeInTheOrderOfTheirCalls) {
