@@ -36,7 +36,7 @@ afterEach(async () => {
   for (const url of asked) assert.ok(url.startsWith(origin + "/") || url.startsWith("data:"), url);
 });
 
-async function open({ script = false, url, ...options } = {}) {
+async function open({ script = false, url, models = true, ...options } = {}) {
   asked = [];
   faults = [];
   context = await browser.newContext({ viewport: desktop, ...options });
@@ -47,7 +47,7 @@ async function open({ script = false, url, ...options } = {}) {
   page.on("console", (message) => { if (/Content Security Policy/.test(message.text())) faults.push(message.text()); });
   origin = url ?? (script ? scripted.url : plain?.url ?? server.url);
   await page.goto(origin + "/");
-  await page.waitForFunction(() => document.querySelector("#model option"));
+  if (models) await page.waitForFunction(() => document.querySelector("#model option"));
 }
 
 const shot = (name) => page.screenshot({ path: join(shots, name + ".png") });
@@ -214,6 +214,41 @@ test("several models: which one is in memory, and changing it", async () => {
     await proxy?.stop();
     assert.equal(await several.stop(), 0);
     rmSync(folder, { recursive: true });
+  }
+});
+
+test("a server with keys: the page asks for one, keeps it for the tab only, and works with it", async () => {
+  const keyed = await startServer(["--api-key", "open sesame"]);
+  const proxy = process.env.PAGE ? await startScripted(keyed.url, { page: process.env.PAGE, script: false }) : null;
+  try {
+    await open({ url: proxy?.url ?? keyed.url, models: false });
+    await send("hello");
+    await idle();
+    assert.match(await turns("assistant").locator(".error").textContent(), /wants an API key/);
+    assert.equal(await focused(), "set-key");
+    await shot("key-wanted");
+    await accessible("a key is wanted");
+    await page.keyboard.type("wrong");
+    await page.keyboard.press("Tab");
+    await page.getByRole("button", { name: "Try again" }).click();
+    await idle();
+    assert.match(await turns("assistant").locator(".error").textContent(), /wants an API key/);
+    await page.locator("#set-key").fill("open sesame");
+    await page.locator("#set-key").press("Tab");
+    await page.waitForFunction(() => document.querySelector("#model option"));  // what the server has is known now
+    await page.getByRole("button", { name: "Try again" }).click();
+    await idle();
+    assert.ok((await turns("assistant").locator(".markdown").textContent()).length > 0);
+    await page.keyboard.press("Alt+l");
+    await page.waitForFunction(() => document.querySelector("#engine .tiles dd").textContent !== "–");
+    assert.match(await page.locator(".models").textContent(), /in memory/);
+    assert.equal(await page.evaluate(() => JSON.stringify(localStorage).includes("sesame")), false);
+    await page.reload();
+    await page.waitForFunction(() => document.querySelector("#model option"));
+  } finally {
+    await context.close();
+    await proxy?.stop();
+    assert.equal(await keyed.stop(), 0);
   }
 });
 
