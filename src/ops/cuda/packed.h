@@ -135,6 +135,7 @@ struct ProductArgs {
   int blocks = 0;  // of all parts
   int units = 0;
   int x_units = 0;
+  int second_tile = 0;     // wide kernel of two formats: the first tile of rows of the second
   int split = 1;           // warps that share 32 rows, each with every split-th 128 of k
   const Act* x = nullptr;  // rows 16-byte aligned, k a multiple of 8
   int64_t x_stride = 0;
@@ -167,6 +168,9 @@ struct Columns {
 // For up to `rows` rows of x of one weight.
 Columns columns_for(const Context& context, int64_t rows);
 
+// Warps of a CTA of the wide kernels that multiply, with 32 rows each of a tile.
+constexpr int wide_warps(Pack pack, int columns) { return pack == Pack::f16 ? 4 : columns <= 32 ? 12 : 8; }
+
 void launch_products(Context& context, Pack pack, Columns columns, const ProductArgs& args);
 void launch_products_f16(Context& context, int groups, const ProductArgs& args);
 void launch_products_q8(Context& context, int groups, const ProductArgs& args);
@@ -176,5 +180,7 @@ void launch_wide_f16(Context& context, int columns, const ProductArgs& args);
 void launch_wide_q8(Context& context, int columns, const ProductArgs& args);
 void launch_wide_q4k(Context& context, int columns, const ProductArgs& args);
 void launch_wide_q6k(Context& context, int columns, const ProductArgs& args);
+// q6_K parts, then q4_K from tile ProductArgs::second_tile on.
+void launch_wide_q6k_q4k(Context& context, int columns, const ProductArgs& args);
 
 }  // namespace braid::cuda

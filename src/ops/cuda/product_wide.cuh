@@ -21,6 +21,9 @@
 // Parts of a cut tile lie in memory as the registers that hold them; at its end each CTA whose run ended in
 // the tile waits for all parts, mostly long there, and finishes some columns, adding in the order of k.
 //
+// q6_K and q4_K weights of one x (published mixes have both in a layer) go in one launch: the tiles of rows
+// of the first, then those of the second.
+//
 // Gate and up: their 32-row blocks alternate. The two warps of a pair of blocks take 16 rows of both, so that
 // both sums of a row meet in one thread.
 //
@@ -29,7 +32,8 @@
 // asks for all copies, a third of the step at 32 rows; sums through shared memory to y, with the CTA's warps
 // meeting every 16 columns, a third of the whole at 2048 rows and half of it at 128; runs of equal length
 // over all tiles, which read the weights once per tile of rows from memory; 256 rows a tile at 32 rows of x,
-// 65 us; tiles of 8 rows of experts, no faster than product_few.cuh.
+// 65 us; tiles of 8 rows of experts, no faster than product_few.cuh; two formats in two launches, 13-18 us
+// more at 32-128 rows.
 #pragma once
 
 #include "ops/cuda/mma.h"
@@ -38,12 +42,17 @@
 
 namespace braid::cuda {
 
-template <class Format, int kColumns>
+// Tiles of rows before ProductArgs::second_tile are of the first format, the others of the second; most
+// kernels have one.
+template <class First, class Second, int kColumns>
 struct WideShape {
-  // Warps that multiply. Up to 32 columns a step is waiting, more than work: three warpgroups.
-  static constexpr int kWarps = Format::kWarps == 8 && kColumns <= 32 ? 12 : Format::kWarps;
-  static constexpr int kThreads = kWarps * 32;  // of these; one more warpgroup loads
-  static constexpr int kHalf = half_bytes(Format::kPack) + shared_bytes(Format::kPack);
+  // Up to 32 columns a step is waiting, more than work: three warpgroups.
+  static constexpr int kWarps = wide_warps(First::kPack, kColumns);
+  static constexpr int kThreads = kWarps * 32;  // that multiply; one more warpgroup loads
+  static constexpr bool kMixed = First::kPack != Second::kPack;
+  template <class Format>
+  static constexpr int kBytes = half_bytes(Format::kPack) + shared_bytes(Format::kPack);
+  static constexpr int kHalf = kBytes<First> > kBytes<Second> ? kBytes<First> : kBytes<Second>;
   static constexpr int kX = kColumns * 256;
   static constexpr int kFit = 225 * 1024 / (kWarps * kHalf + kX);
   static constexpr int kStages = kFit > 8 ? 8 : kFit;
@@ -142,12 +151,16 @@ struct Stages {
   uint32_t empty;
 };
 
-template <class Format, int kColumns>
+// First unit of a block; null behind the last and between the formats.
+template <class Format>
+__device__ inline const uint8_t* wide_units(const ProductArgs& a, int expert, int block) {
+  if (block >= a.blocks || part_of(a, a.parts, block).rows == 0) return nullptr;
+  return units_of<unit_bytes(Format::kPack)>(a, a.parts, expert, block);
+}
+
+template <class First, class Second, int kColumns>
 struct WideLoader {
-  using Shape = WideShape<Format, kColumns>;
-  static constexpr int kUnit = unit_bytes(Format::kPack);
-  static constexpr int kPart = half_bytes(Format::kPack);
-  static constexpr int kRest = shared_bytes(Format::kPack);
+  using Shape = WideShape<First, Second, kColumns>;
   static constexpr int kOwn = div_up(Shape::kWarps, 3);
 
   const ProductArgs& a;
@@ -167,22 +180,25 @@ struct WideLoader {
               full);
   }
   // By lane 0 of the others, from block `first` of the tile on.
+  template <class Format>
   __device__ void load_weights(const uint8_t* const (&units)[kOwn], int first, int step, int stage) const {
+    constexpr int kPart = half_bytes(Format::kPack);
+    constexpr int kRest = shared_bytes(Format::kPack);
     const uint32_t full = s.full + 8 * stage;
     const uint32_t to = shared_address(s.weights) + (stage * Shape::kWarps + first) * Shape::kHalf;
     int bytes = 0;
 #pragma unroll
-    for (int w = 0; w < kOwn; ++w) bytes += units[w] != nullptr ? Shape::kHalf : 0;
+    for (int w = 0; w < kOwn; ++w) bytes += units[w] != nullptr ? kPart + kRest : 0;
     if (bytes == 0) return arrive(full);
     arrive_expecting(full, bytes);
-    const int64_t at = static_cast<int64_t>(step / 2) * kUnit;
+    const int64_t at = static_cast<int64_t>(step / 2) * unit_bytes(Format::kPack);
     const bool second = step % 2 != 0;
 #pragma unroll
     for (int w = 0; w < kOwn; ++w) {
       if (units[w] == nullptr) continue;
       const uint8_t* unit = units[w] + at;
       if (second || kRest == 0) {  // what both halves share lies behind the second
-        copy_bulk(to + w * Shape::kHalf, unit + (second ? kPart : 0), Shape::kHalf, full);
+        copy_bulk(to + w * Shape::kHalf, unit + (second ? kPart : 0), kPart + kRest, full);
       } else {
         copy_bulk(to + w * Shape::kHalf, unit, kPart, full);
         copy_bulk(to + w * Shape::kHalf + kPart, unit + 2 * kPart, kRest, full);
@@ -198,19 +214,23 @@ struct WideLoader {
     int use = 0;
     while (walk.next()) {
       const Tile tile = locate(a, walk.tile, row_tiles, token_tiles, kColumns);
+      const bool second = Shape::kMixed && tile.row_tile >= a.second_tile;
       const uint8_t* units[kOwn] = {};
 #pragma unroll
       for (int w = 0; w < kOwn; ++w) {
-        const int block = own * kOwn + w;
-        if (own < 3 && block < Shape::kWarps)
-          units[w] = units_of<kUnit>(a, a.parts, tile.expert, tile.row_tile * Shape::kWarps + block);
+        if (own == 3 || own * kOwn + w >= Shape::kWarps) continue;
+        const int block = tile.row_tile * Shape::kWarps + own * kOwn + w;
+        units[w] =
+            second ? wide_units<Second>(a, tile.expert, block) : wide_units<First>(a, tile.expert, block);
       }
       for (int step = walk.first_step; step < walk.last_step; ++step) {
         if (use > 0) wait_barrier(s.empty + 8 * stage, (use - 1) & 1);
         if (own == 3) {
           load_x(tile, step, stage);
+        } else if (second) {
+          load_weights<Second>(units, own * kOwn, step, stage);
         } else {
-          load_weights(units, own * kOwn, step, stage);
+          load_weights<First>(units, own * kOwn, step, stage);
         }
         if (++stage == Shape::kStages) {
           stage = 0;
@@ -353,12 +373,10 @@ __device__ inline float4 load_part(const float4* from) {
 }
 
 // Parts of tiles that are cut, in device memory as the registers that hold them. Warpgroups go separate ways.
-template <class Format, int kColumns>
+template <int kWarps, int kGroups>
 struct WideParts {
-  static constexpr int kGroups = kColumns / 8;
-  static constexpr int kPieces =
-      WideShape<Format, kColumns>::kWarps / 4 * 2 * kGroups * 128;  // float4 of one
-  static constexpr int kMostGroups = 4;                             // warpgroups
+  static constexpr int kPieces = kWarps / 4 * 2 * kGroups * 128;  // float4 of one
+  static constexpr int kMostGroups = 4;                           // warpgroups
 
   const ProductArgs& a;
   const WideSharing s;
@@ -479,23 +497,51 @@ __device__ inline void multiply_step(float (&acc)[2][kColumns / 8][4], const uin
   }
 }
 
-template <class Format, int kColumns>
+// A CTA's place in the ring of stages.
+struct WidePlace {
+  int stage = 0;
+  int parity = 0;
+};
+
+// Steps of a tile, for a warp.
+template <class Format, class Shape, int kColumns>
+__device__ inline void multiply_steps(float (&acc)[2][kColumns / 8][4], const WideWalk& walk, bool gated,
+                                      const Stages& s, WidePlace& place) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int from[2] = {(gated ? warp & ~1 : warp) * Shape::kHalf, (gated ? warp | 1 : warp) * Shape::kHalf};
+  const int r16[2] = {gated ? warp % 2 : 0, gated ? warp % 2 : 1};
+  uint32_t release = 0;
+  for (int step = walk.first_step; step < walk.last_step; ++step) {
+    wait_barrier(s.full + 8 * place.stage, place.parity);
+    const uint8_t* at = s.weights + place.stage * Shape::kWarps * Shape::kHalf;
+    const uint8_t* const parts[2] = {at + from[0], at + from[1]};
+    // The instruction takes operands from registers that all lanes share: the compiler must see that.
+    const uint32_t x = __shfl_sync(kFullWarp, shared_address(s.xs) + place.stage * Shape::kX, 0);
+    multiply_step<Format, kColumns>(acc, parts, r16, wide_operand(x), release);
+    release = s.empty + 8 * place.stage;
+    if (++place.stage == Shape::kStages) {
+      place.stage = 0;
+      place.parity ^= 1;
+    }
+  }
+  wait_wide<0>();
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) arrive(release);
+}
+
+template <class First, class Second, int kColumns>
 __device__ inline void multiply_all(const ProductArgs& a, WideWalk walk, int row_tiles, int token_tiles,
                                     const Stages& s) {
-  using Shape = WideShape<Format, kColumns>;
-  constexpr int kStages = Shape::kStages;
+  using Shape = WideShape<First, Second, kColumns>;
   constexpr int kGroups = kColumns / 8;
   constexpr bool kRowsFirst = kColumns <= 64;  // there are registers to look them up under the first steps
   const int warp = static_cast<int>(threadIdx.x) / 32;
   float acc[2][kGroups][4];
-  int stage = 0;
-  int parity = 0;
+  WidePlace place;
   int cut_tile = -1;
   while (walk.next()) {
     const Tile tile = locate(a, walk.tile, row_tiles, token_tiles, kColumns);
     const bool gated = gated_block(a, tile.row_tile * Shape::kWarps + warp);
-    const int from[2] = {(gated ? warp & ~1 : warp) * Shape::kHalf, (gated ? warp | 1 : warp) * Shape::kHalf};
-    const int r16[2] = {gated ? warp % 2 : 0, gated ? warp % 2 : 1};
 #pragma unroll
     for (int set = 0; set < 2; ++set)
 #pragma unroll
@@ -504,35 +550,23 @@ __device__ inline void multiply_all(const ProductArgs& a, WideWalk walk, int row
         for (int q = 0; q < 4; ++q) acc[set][j][q] = 0;
     WideRows rows;
     if (kRowsFirst) rows = wide_rows(a, tile, tile.row_tile * Shape::kWarps + warp);
-    uint32_t release = 0;
-    for (int step = walk.first_step; step < walk.last_step; ++step) {
-      wait_barrier(s.full + 8 * stage, parity);
-      const uint8_t* at = s.weights + stage * Shape::kWarps * Shape::kHalf;
-      const uint8_t* const parts[2] = {at + from[0], at + from[1]};
-      // The instruction takes operands from registers that all lanes share: the compiler must see that.
-      const uint32_t x = __shfl_sync(kFullWarp, shared_address(s.xs) + stage * Shape::kX, 0);
-      multiply_step<Format, kColumns>(acc, parts, r16, wide_operand(x), release);
-      release = s.empty + 8 * stage;
-      if (++stage == kStages) {
-        stage = 0;
-        parity ^= 1;
-      }
+    if (Shape::kMixed && tile.row_tile >= a.second_tile) {
+      multiply_steps<Second, Shape, kColumns>(acc, walk, gated, s, place);
+    } else {
+      multiply_steps<First, Shape, kColumns>(acc, walk, gated, s, place);
     }
-    wait_wide<0>();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) arrive(release);
     if (!kRowsFirst) rows = wide_rows(a, tile, tile.row_tile * Shape::kWarps + warp);
     if (walk.whole()) {
       store_wide<kGroups>(rows, tile, 0, acc);
     } else {
-      WideParts<Format, kColumns>(a, walk, walk.tile).put(tile, rows, acc);
+      WideParts<Shape::kWarps, kGroups>(a, walk, walk.tile).put(tile, rows, acc);
       if (walk.run_ends()) cut_tile = walk.tile;
     }
   }
   if (cut_tile < 0) return;
   const Tile tile = locate(a, cut_tile, row_tiles, token_tiles, kColumns);
   const WideRows rows = wide_rows(a, tile, tile.row_tile * Shape::kWarps + warp);
-  WideParts<Format, kColumns>(a, walk, cut_tile).finish(tile, rows);
+  WideParts<Shape::kWarps, kGroups>(a, walk, cut_tile).finish(tile, rows);
 }
 
 // Loading needs few registers, multiplying more than an equal share of what four warps of a quarter of the
@@ -550,11 +584,11 @@ __device__ inline void take_registers() {
 
 #endif
 
-template <class Format, int kColumns>
-__global__ void __launch_bounds__(WideShape<Format, kColumns>::kThreads + 128, 1)
+template <class First, class Second, int kColumns>
+__global__ void __launch_bounds__(WideShape<First, Second, kColumns>::kThreads + 128, 1)
     wide_kernel(const __grid_constant__ ProductArgs a) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Shape = WideShape<Format, kColumns>;
+  using Shape = WideShape<First, Second, kColumns>;
   constexpr int kStages = Shape::kStages;
   extern __shared__ __align__(1024) uint8_t dynamic[];
   __shared__ __align__(8) uint64_t barriers[2 * kStages];
@@ -580,35 +614,35 @@ __global__ void __launch_bounds__(WideShape<Format, kColumns>::kThreads + 128, 1
   const Stages at{xs, weights, full, empty};
   if (warp >= Shape::kWarps) {
     give_registers<Shape::kWarps>();
-    WideLoader<Format, kColumns>{a, at, row_tiles, token_tiles, walk}.run();
+    WideLoader<First, Second, kColumns>{a, at, row_tiles, token_tiles, walk}.run();
   } else {
     take_registers<Shape::kWarps>();
-    multiply_all<Format, kColumns>(a, walk, row_tiles, token_tiles, at);
+    multiply_all<First, Second, kColumns>(a, walk, row_tiles, token_tiles, at);
   }
 #endif
 }
 
-template <class Format, int kColumns>
+template <class First, class Second, int kColumns>
 void launch_wide_kernel(Context& context, const ProductArgs& args) {
-  using Shape = WideShape<Format, kColumns>;
-  auto* kernel = wide_kernel<Format, kColumns>;
+  using Shape = WideShape<First, Second, kColumns>;
+  auto* kernel = wide_kernel<First, Second, kColumns>;
   launch_early(context, kernel, dim3(static_cast<unsigned>(context.processors)), Shape::kThreads + 128,
                Shape::kShared, args);
 }
 
-template <class Format>
+template <class First, class Second = First>
 void launch_wide(Context& context, int columns, const ProductArgs& args) {
   switch (columns) {
     case 16:
-      return launch_wide_kernel<Format, 16>(context, args);
+      return launch_wide_kernel<First, Second, 16>(context, args);
     case 32:
-      return launch_wide_kernel<Format, 32>(context, args);
+      return launch_wide_kernel<First, Second, 32>(context, args);
     case 64:
-      return launch_wide_kernel<Format, 64>(context, args);
+      return launch_wide_kernel<First, Second, 64>(context, args);
     case 96:
-      return launch_wide_kernel<Format, 96>(context, args);
+      return launch_wide_kernel<First, Second, 96>(context, args);
     default:
-      return launch_wide_kernel<Format, 128>(context, args);
+      return launch_wide_kernel<First, Second, 128>(context, args);
   }
 }
 

@@ -231,6 +231,36 @@ void Products::launch(const Weight& like, Columns columns, ProductArgs args,
   }
 }
 
+bool Products::mix(const Weight& a, const Weight& b) {
+  const Pack pack = packed(a).pack;
+  const Pack other = packed(b).pack;
+  return packed(a).units == packed(b).units &&
+         ((pack == Pack::q6k && other == Pack::q4k) || (pack == Pack::q4k && other == Pack::q6k));
+}
+
+// Both start with a tile: an empty part fills the last tile of the first format.
+void Products::launch_mixed(const Weight& like, Columns columns, ProductArgs args,
+                            std::span<const ProductPart> q6k, std::span<const ProductPart> q4k, bool beside) {
+  args.units = packed(like).units;
+  args.x_units = packed(like).x_units;
+  args.beside_previous = beside;
+  args.blocks = 0;
+  const auto add = [&](const ProductPart& part) {
+    BRAID_CHECK(args.part_count < kMostParts);
+    args.parts[args.part_count] = part;
+    args.parts[args.part_count++].first_block = args.blocks;
+    args.blocks += part.expert_blocks * (part.store == Store::gated ? 2 : 1);
+  };
+  for (const ProductPart& part : q6k) add(part);
+  const int tile = wide_warps(Pack::q6k, columns.count);
+  ProductPart empty;
+  empty.expert_blocks = div_up(args.blocks, tile) * tile - args.blocks;
+  if (empty.expert_blocks > 0) add(empty);
+  args.second_tile = args.blocks / tile;
+  for (const ProductPart& part : q4k) add(part);
+  launch_wide_q6k_q4k(context_, columns.count, args);
+}
+
 void Products::linear(std::span<const LinearPart> parts, Tensor x) {
   if (x.rows == 0) return;
   const Columns columns = columns_for(context_, x.rows);
@@ -271,15 +301,24 @@ void Products::linear(std::span<const LinearPart> parts, Tensor x) {
     while (!list->empty()) {
       const Weight& like = *list->front().w;
       std::vector<ProductPart> same;
+      std::vector<ProductPart> other;  // goes with them
       std::vector<Entry> rest;
       for (const Entry& e : *list) {
         if (same_form(*e.w, like)) {
           same.push_back(e.part);
+        } else if (columns.wide && mix(*e.w, like) && list->size() < kMostParts) {
+          other.push_back(e.part);
         } else {
           rest.push_back(e);
         }
       }
-      launch(like, columns, args, same, beside);
+      if (other.empty()) {
+        launch(like, columns, args, same, beside);
+      } else if (packed(like).pack == Pack::q6k) {
+        launch_mixed(like, columns, args, same, other, beside);
+      } else {
+        launch_mixed(like, columns, args, other, same, beside);
+      }
       beside = true;
       *list = std::move(rest);
     }

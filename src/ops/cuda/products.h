@@ -49,8 +49,13 @@ class Products {
   // `beside`: the kernel before this launch is a product of the same x whose results it does not need.
   void launch(const Weight& like, Columns columns, ProductArgs args, std::span<const ProductPart> parts,
               bool beside = false);
+  // q6_K and q4_K weights of one x, which a wide kernel multiplies together.
+  static bool mix(const Weight& a, const Weight& b);
 
  private:
+  void launch_mixed(const Weight& like, Columns columns, ProductArgs args, std::span<const ProductPart> q6k,
+                    std::span<const ProductPart> q4k, bool beside);
+
   Context& context_;
   const Device::WorkspaceNeeds& needs_;
   unsigned* counters_ = nullptr;

@@ -1,13 +1,15 @@
 // top_k.cu -- the largest logits of a row and its log-sum-exp.
 //
-// A row is cut into shares of up to 8192 numbers, one CTA each, eight numbers a thread in registers. The k-th
-// largest is found bit by bit from the top (32 counts over the CTA, no atomics, no pass that depends on the
-// data), ties at it by the lowest ids (a second search, only when there are too many). A second CTA per row
-// sorts the 64-bit keys (the number made orderable above, the complement of the id below) of all shares: 66
-// steps for 2048. The row is read once. Sums of exp are added in the order of the row.
+// A row is cut into shares of up to 8192 numbers, one CTA each, eight numbers a thread in registers. Numbers
+// become keys of 64 bits: the number made orderable above, the complement of the id below, so that ties go to
+// the lowest id. The k-th largest of the threads' largest numbers, found bit by bit from the top (a count
+// over the CTA each), is a bound that few more than k numbers reach; those go to a list, where each finds its
+// rank by looking at all others. If too many reach it (ties), the k-th largest of all numbers is searched the
+// same way, then the last id at it. A second CTA per row sorts the keys of all shares: 66 steps for 2048. The
+// row is read once. Sums of exp are added in the order of the row.
 //
-// 128 rows of 248320: 127 MB, floor 30 us, reached 267; one row 43. Tried: sorting each share of 8192 keys
-// whole in shared memory, 126 us for one row and 2.6 ms for 128.
+// 128 rows of 248320: 127 MB, floor 30 us. Tried: the search over all numbers always, 267 us; sorting each
+// share of 8192 keys whole in shared memory, 126 us for one row and 2.6 ms for 128.
 #include <algorithm>
 
 #include "ops/cuda/cuda_ops.h"
@@ -27,6 +29,7 @@ constexpr int kShare = kThreads * kPerThread;
 constexpr int kMostShares = 32;
 constexpr int kRowsAtOnce = 128;
 constexpr int kMergeKeys = 4096;  // kMostShares * kMostTopK
+constexpr int kListed = kThreads;
 
 struct ShareSum {
   float most;
@@ -62,119 +65,174 @@ __device__ inline void sort_down(unsigned long long* keys, int count) {
   __syncthreads();
 }
 
+// Eight numbers of a thread, the ninth is one of those kept so far. Key 0: nothing.
+struct Numbers {
+  uint32_t key[kPerThread + 1];
+  int id[kPerThread + 1];
+
+  __device__ unsigned long long whole(int i) const {
+    return static_cast<unsigned long long>(key[i]) << 32 | ~static_cast<uint32_t>(id[i]);
+  }
+};
+
+struct ShareMemory {
+  int counts[32];
+  unsigned long long list[kMostTopK];
+  unsigned long long near[kListed];
+  int listed;
+  float scratch[33];
+};
+
+// The k largest to sh.list if few numbers reach the bound; false: many do, and the list is as it was.
+__device__ inline bool list_near(const Numbers& n, int k, ShareMemory& sh) {
+  const int thread = static_cast<int>(threadIdx.x);
+  uint32_t most = 0;
+#pragma unroll
+  for (int i = 0; i <= kPerThread; ++i) most = max(most, n.key[i]);
+  uint32_t bound = 0;
+  for (int bit = 31; bit >= 0; --bit) {
+    const uint32_t candidate = bound | 1u << bit;
+    const int all = __syncthreads_count(most >= candidate);
+    if (all >= k) {
+      bound = candidate;
+      if (all == k) break;
+    }
+  }
+  if (thread == 0) sh.listed = 0;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i <= kPerThread; ++i) {
+    if (n.key[i] == 0 || n.key[i] < bound) continue;
+    const int at = atomicAdd(&sh.listed, 1);
+    if (at < kListed) sh.near[at] = n.whole(i);
+  }
+  __syncthreads();
+  const int listed = sh.listed;
+  if (listed > kListed) return false;
+  if (thread < listed) {
+    const unsigned long long own = sh.near[thread];
+    int rank = 0;
+#pragma unroll 4
+    for (int i = 0; i < listed; ++i) rank += sh.near[i] > own;
+    if (rank < k) sh.list[rank] = own;
+  } else if (thread < k) {
+    sh.list[thread] = 0;
+  }
+  __syncthreads();
+  return true;
+}
+
+// The same for any numbers: the k-th largest of all, and the last id at it.
+__device__ inline void list_all(const Numbers& n, int k, ShareMemory& sh) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32;
+  const auto total = [&](int own) {
+    own = __reduce_add_sync(kFullWarp, own);
+    if (lane == 0) sh.counts[thread / 32] = own;
+    __syncthreads();
+    const int all = __reduce_add_sync(kFullWarp, sh.counts[lane]);
+    __syncthreads();
+    return all;
+  };
+  uint32_t threshold = 0;
+  int reached = 0;  // how many are at or above it
+  for (int bit = 31; bit >= 0; --bit) {
+    const uint32_t candidate = threshold | 1u << bit;
+    int own = 0;
+#pragma unroll
+    for (int i = 0; i <= kPerThread; ++i) own += n.key[i] >= candidate;
+    const int all = total(own);
+    if (all >= k) {
+      threshold = candidate;
+      reached = all;
+      if (all == k) break;
+    }
+  }
+  // Too many at the threshold: ids up to `last` only.
+  int last = 0x7fffffff;
+  if (reached > k) {
+    int own = 0;
+#pragma unroll
+    for (int i = 0; i <= kPerThread; ++i) own += n.key[i] > threshold;
+    const int wanted = k - total(own);
+    int below = -1;  // fewer than `wanted` ties have ids up to here
+    for (int bit = 30; bit >= 0; --bit) {
+      const int64_t candidate = int64_t{below} + (int64_t{1} << bit);
+      if (candidate > 0x7ffffffe) continue;
+      own = 0;
+#pragma unroll
+      for (int i = 0; i <= kPerThread; ++i) own += n.key[i] == threshold && n.id[i] <= candidate;
+      if (total(own) < wanted) below = static_cast<int>(candidate);
+    }
+    last = below + 1;
+  }
+  if (thread == 0) sh.listed = 0;
+  if (thread < k) sh.list[thread] = 0;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i <= kPerThread; ++i) {
+    const bool chosen = n.key[i] != 0 && (n.key[i] > threshold || (n.key[i] == threshold && n.id[i] <= last));
+    if (chosen) sh.list[atomicAdd(&sh.listed, 1)] = n.whole(i);
+  }
+  __syncthreads();
+}
+
 // Grid: shares x rows. A share longer than 8192 goes through in pieces; the k kept so far come along.
 __global__ void __launch_bounds__(kThreads) share_top(const float* logits, int64_t stride, int width, int k,
                                                       unsigned long long* kept, ShareSum* sums) {
-  __shared__ int counts[32];
-  __shared__ unsigned long long list[kMostTopK];
-  __shared__ int listed;
-  __shared__ float scratch[33];
+  __shared__ ShareMemory sh;
   // Not by all threads: they would wait for long, beside the product that makes the logits.
   if (threadIdx.x < 32) wait_for_previous();
   __syncthreads();
   let_next_start();
   const int thread = static_cast<int>(threadIdx.x);
-  const int lane = thread % 32;
   const int64_t row = blockIdx.y;
   const int shares = static_cast<int>(gridDim.x);
   const int share = static_cast<int>(blockIdx.x);
   const auto begin = static_cast<int>(static_cast<int64_t>(width) * share / shares);
   const auto end = static_cast<int>(static_cast<int64_t>(width) * (share + 1) / shares);
   const float* x = logits + row * stride;
-  const auto total = [&](int own) {
-    own = __reduce_add_sync(kFullWarp, own);
-    if (lane == 0) counts[thread / 32] = own;
-    __syncthreads();
-    const int all = __reduce_add_sync(kFullWarp, counts[lane]);
-    __syncthreads();
-    return all;
-  };
 
   float most = -INFINITY;
   float sum = 0;
   for (int at = begin; at < end; at += kShare) {
-    // Key 0: nothing. The ninth is one of those kept.
-    uint32_t key[kPerThread + 1];
-    int id[kPerThread + 1];
+    Numbers n;
     float piece_most = -INFINITY;
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
-      id[i] = at + i * kThreads + thread;
-      key[i] = 0;
-      if (id[i] < end) {
-        float v = x[id[i]];
+      n.id[i] = at + i * kThreads + thread;
+      n.key[i] = 0;
+      if (n.id[i] < end) {
+        float v = x[n.id[i]];
         if (isnan(v)) v = -INFINITY;
-        key[i] = ordered(v);
+        n.key[i] = ordered(v);
         piece_most = fmaxf(piece_most, v);
       }
     }
-    key[kPerThread] = 0;
-    id[kPerThread] = 0;
+    n.key[kPerThread] = 0;
+    n.id[kPerThread] = 0;
     if (at > begin && thread < k) {
-      key[kPerThread] = static_cast<uint32_t>(list[thread] >> 32);
-      id[kPerThread] = static_cast<int>(~static_cast<uint32_t>(list[thread]));
+      n.key[kPerThread] = static_cast<uint32_t>(sh.list[thread] >> 32);
+      n.id[kPerThread] = static_cast<int>(~static_cast<uint32_t>(sh.list[thread]));
     }
     // Sum of exp, relative to the largest so far.
     piece_most = warp_max(piece_most);
-    if (lane == 0) scratch[thread / 32] = piece_most;
+    if (thread % 32 == 0) sh.scratch[thread / 32] = piece_most;
     __syncthreads();
-    for (int i = 0; i < 32; ++i) piece_most = fmaxf(piece_most, scratch[i]);
+    for (int i = 0; i < 32; ++i) piece_most = fmaxf(piece_most, sh.scratch[i]);
     const float now_most = fmaxf(most, piece_most);
     float part = 0;
     if (now_most > -INFINITY) {
 #pragma unroll
       for (int i = 0; i < kPerThread; ++i)
-        if (key[i] != 0) part += expf(number(key[i]) - now_most);
+        if (n.key[i] != 0) part += expf(number(n.key[i]) - now_most);
       sum *= most > -INFINITY ? expf(most - now_most) : 0.0f;
     }
-    sum += block_sum(part, scratch);
+    sum += block_sum(part, sh.scratch);
     most = now_most;
-
-    uint32_t threshold = 0;
-    int reached = 0;  // how many are at or above it
-    for (int bit = 31; bit >= 0; --bit) {
-      const uint32_t candidate = threshold | 1u << bit;
-      int own = 0;
-#pragma unroll
-      for (int i = 0; i <= kPerThread; ++i) own += key[i] >= candidate;
-      const int all = total(own);
-      if (all >= k) {
-        threshold = candidate;
-        reached = all;
-        if (all == k) break;
-      }
-    }
-    // Too many at the threshold: ids up to `last` only.
-    int last = 0x7fffffff;
-    if (reached > k) {
-      int own = 0;
-#pragma unroll
-      for (int i = 0; i <= kPerThread; ++i) own += key[i] > threshold;
-      const int wanted = k - total(own);
-      int below = -1;  // fewer than `wanted` ties have ids up to here
-      for (int bit = 30; bit >= 0; --bit) {
-        const int64_t candidate = int64_t{below} + (int64_t{1} << bit);
-        if (candidate > 0x7ffffffe) continue;
-        own = 0;
-#pragma unroll
-        for (int i = 0; i <= kPerThread; ++i) own += key[i] == threshold && id[i] <= candidate;
-        if (total(own) < wanted) below = static_cast<int>(candidate);
-      }
-      last = below + 1;
-    }
-    if (thread == 0) listed = 0;
-    if (thread < k) list[thread] = 0;
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i <= kPerThread; ++i) {
-      const bool chosen = key[i] != 0 && (key[i] > threshold || (key[i] == threshold && id[i] <= last));
-      if (chosen)
-        list[atomicAdd(&listed, 1)] =
-            static_cast<unsigned long long>(key[i]) << 32 | ~static_cast<uint32_t>(id[i]);
-    }
-    __syncthreads();
+    if (!list_near(n, k, sh)) list_all(n, k, sh);
   }
-  if (thread < k) kept[(row * shares + share) * k + thread] = list[thread];
+  if (thread < k) kept[(row * shares + share) * k + thread] = sh.list[thread];
   if (thread == 0) sums[row * shares + share] = {most, sum};
 }
 
