@@ -3,7 +3,7 @@
 // Method: each row is a recorded step of several calls, replayed and timed as a whole; weights rotate over
 // copies that together are at least 256 MB, so that they come from memory and not from the L2 cache; codes
 // and inputs are random. Best of five. GB/s counts the packed weights that a call must read, once; the share
-// is of a device copy measured in the same run. TFLOP/s counts 2 n k for each row of x.
+// is of a copy by a kernel measured in the same run. TFLOP/s counts 2 n k for each row of x.
 //
 //   gpu_bench [filter [rows]]     only what has the filter in its name; only that many rows of x
 #include <fmt/format.h>
@@ -196,17 +196,10 @@ class Bench {
   }
 
   void measure_copy() {
-    // A slot of one delta layer is plain memory: its copy is a device copy.
-    const DeltaShape shape{
-        .key_heads = 1, .value_heads = 1024, .key_dim = 512, .value_dim = 512, .conv_width = 4};
-    const int64_t elements = shape.slot_elements();
-    const DeltaLayer layer{shape, 2, 1, tensor(2, elements, DType::f32, false).f32()};
-    const double us = time_us(4, [&] {
-      for (int i = 0; i < 4; ++i) device_->ops().state_copy(layer, i % 2, 1 - i % 2);
-    });
-    copy_rate_ = 2.0 * static_cast<double>(elements) * 4 / us * 1e-3;
-    fmt::print("device copy: {:.0f} GB/s read and written\n", copy_rate_);
-    buffers_.clear();
+    const DevicePeaks peaks = must(device_->measure_peaks());
+    copy_rate_ = peaks.copy_bytes_s * 1e-9;
+    fmt::print("copy by a kernel {:.0f} GB/s, reads {:.0f} GB/s, products {:.0f} TFLOP/s\n", copy_rate_,
+               peaks.read_bytes_s * 1e-9, peaks.product_flops_s * 1e-12);
   }
 
   void product(const std::string& name, GgmlType type, int64_t n, int64_t k, bool gated,

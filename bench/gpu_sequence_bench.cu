@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -18,6 +19,7 @@
 
 #include "ops/cuda/delta_forms.h"
 #include "ops/cuda/sequence_ops.h"
+#include "ops/device.h"
 
 namespace braid {
 namespace {
@@ -338,51 +340,20 @@ void small_rows(Context& context, const ModelShape& m, int32_t tokens) {
   }
 }
 
-__global__ void copy_kernel(uint4* to, const uint4* from, int64_t count) {
-  const int64_t step = int64_t{gridDim.x} * blockDim.x;
-  int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
-  for (; i + 3 * step < count; i += 4 * step) {
-    uint4 v[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) v[j] = __ldcs(from + i + j * step);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) __stcs(to + i + j * step, v[j]);
+// The ceilings: what plain kernels move.
+void measure_ceilings() {
+  auto device = make_cuda_device({});
+  if (!device.ok()) {
+    std::printf("%s\n", device.error().message.c_str());
+    std::exit(1);
   }
-}
-__global__ void read_kernel(const uint4* from, int64_t count, uint32_t* out) {
-  const int64_t step = int64_t{gridDim.x} * blockDim.x;
-  uint32_t sum = 0;
-  int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
-  for (; i + 7 * step < count; i += 8 * step) {
-    uint4 v[8];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = __ldcs(from + i + j * step);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) sum ^= v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
+  const auto peaks = (*device)->measure_peaks();
+  if (!peaks.ok()) {
+    std::printf("%s\n", peaks.error().message.c_str());
+    std::exit(1);
   }
-  if (sum == 12345) *out = sum;
-}
-
-// The ceilings: what a plain kernel and the driver's copy move.
-void measure_copy(Context& context) {
-  Arena arena;
-  const int64_t bytes = int64_t{2} << 30;
-  auto* from = reinterpret_cast<uint4*>(arena.random<float>(bytes / 4, 1.0f));
-  auto* to = reinterpret_cast<uint4*>(arena.take<char>(bytes));
-  auto* out = arena.take<uint32_t>(1);
-  const auto blocks = static_cast<unsigned>(context.processors * 8);
-  const double moved = 2.0 * static_cast<double>(bytes);
-  const double kernel = seconds_per_call(
-      context, 2, [&](int) { copy_kernel<<<blocks, 512, 0, context.stream>>>(to, from, bytes / 16); });
-  const double driver = seconds_per_call(context, 2, [&](int) {
-    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, context.stream), "copy");
-  });
-  const double read = seconds_per_call(
-      context, 2, [&](int) { read_kernel<<<blocks, 512, 0, context.stream>>>(from, bytes / 16, out); });
-  copy_rate = moved / std::min(kernel, driver);
-  print_row("copy by a kernel", kernel, moved, 0);
-  print_row("copy by the driver", driver, moved, 0);
-  print_row("read by a kernel", read, moved / 2, 0);
+  copy_rate = peaks->copy_bytes_s;
+  std::printf("copy by a kernel %.0f GB/s, reads %.0f GB/s\n", copy_rate * 1e-9, peaks->read_bytes_s * 1e-9);
 }
 
 int run(int argc, char** argv) {
@@ -395,7 +366,7 @@ int run(int argc, char** argv) {
   context.shared_bytes_per_block = properties.sharedMemPerBlockOptin;
   check(cudaStreamCreateWithFlags(&context.stream, cudaStreamNonBlocking), "stream");
   std::printf("%s\n", properties.name);
-  measure_copy(context);
+  measure_ceilings();
   for (const ModelShape& m : kShapes) {
     for (int32_t sequences : {1, 2, 8, 32, 128}) delta_row(context, m, sequences, 1, 0);
     delta_row(context, m, 1, 8, 0);
