@@ -304,6 +304,11 @@ ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> gener
   std::vector<Request> prompts;
   bool thinking = false;
   if (out.parsed) {
+    // Every message writes a token at least, its mark: so many are refused before a template has run over
+    // them.
+    const int64_t context = model.backend->context_tokens();
+    const auto count = static_cast<int64_t>(generation->messages.size());
+    if (count > context) return too_long(count, context);
     auto rendered = render_prompt(*generation, model, policy);
     if (!rendered.ok()) return rendered.error();
     const auto beginning = [&](size_t bytes) {

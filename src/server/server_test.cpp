@@ -458,6 +458,13 @@ TEST(Server, PromptsThatDoNotFitAreSaidSoAndLimitsAreClamped) {
     EXPECT_EQ(refused.json()["error"]["code"], "context_length_exceeded") << refused.body;
     EXPECT_NEAR(refused.json()["error"]["n_prompt_tokens"].get<double>(), exact, 0.25 * exact);
   }
+  // More messages than tokens are refused unread.
+  Json many = Json::array();
+  for (int i = 0; i < 60; ++i)
+    many.push_back({{"role", i % 2 == 0 ? "user" : "assistant"}, {"content", "x"}});
+  const auto crowd = client.ask("POST", "/v1/chat/completions", Json{{"messages", many}}.dump());
+  EXPECT_EQ(crowd.status, 400);
+  EXPECT_EQ(crowd.json()["error"]["n_prompt_tokens"], 60) << crowd.body;
   // A text of many bytes and few tokens may fit: all of it is looked at.
   const std::string blanks(40 * 16 * 4, '\n');
   const double few =
