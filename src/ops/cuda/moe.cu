@@ -16,8 +16,9 @@
 // reads 8 of them and the shared one, 16 MB a layer, floor 3.7 us at 4.3 TB/s; 128 tokens touch 252 experts,
 // 450 MB, 105 us. Pair rows in f32 add 9.4 MB in and out at 128 tokens, 4 %.
 //
-// Reached on one H200 (4 launches: plan, gate and up, down, combine; q4_k, q6_k down): 1 token 24 us, 8 70,
-// 32 176, 128 278, 512 457, 2048 1189. With q4_k down 128 tokens take 190.
+// Reached on one H200 (4 launches: plan, gate and up, down, combine; two more that order rows from 16-row
+// tiles on; q4_k, q6_k down): 1 token 24 us, 8 58, 32 135, 128 207, 512 343, 2048 643. With q4_k down 128
+// tokens take 190.
 #include <algorithm>
 #include <cmath>
 
