@@ -50,21 +50,18 @@ void launch_on(Context& context, L1 l1, unsigned cluster, void (*kernel)(Paramet
 #else
   static thread_local std::unordered_set<const void*> prepared;
   const auto* name = reinterpret_cast<const void*>(kernel);
-  if (context.capability >= 90 && prepared.insert(name).second) {
+  // Below 9.0 only what needs more than any block may have unasked.
+  if ((context.capability >= 90 || shared > 48 * 1024) && prepared.insert(name).second) {
     cudaFuncAttributes attributes;
     context.note(cudaFuncGetAttributes(&attributes, name), "asking for a kernel's needs");
     const auto most = static_cast<int>(context.shared_bytes_per_block - attributes.sharedSizeBytes);
     context.note(cudaFuncSetAttribute(name, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
                  "shared memory of a kernel");
-    if (l1 == L1::small) {
+    if (context.capability >= 90 && l1 == L1::small) {
       context.note(cudaFuncSetAttribute(name, cudaFuncAttributePreferredSharedMemoryCarveout,
                                         cudaSharedmemCarveoutMaxShared),
                    "division of the L1 cache");
     }
-  } else if (shared > 48 * 1024 && prepared.insert(name).second) {
-    context.note(cudaFuncSetAttribute(name, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(context.shared_bytes_per_block)),
-                 "shared memory of a kernel");
   }
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;

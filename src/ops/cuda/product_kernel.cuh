@@ -46,8 +46,7 @@ struct ProductShape {
   static constexpr int kStage = kWarps * kHalf + kMostSplit * kX;
   static constexpr int kOut = 8 * (kThreads + 4 * kMostSplit) * 4;
   static constexpr int kRoom = 225 * 1024 - kOut;
-  static constexpr int kStages = kRoom / kStage > 6 ? 6 : kRoom / kStage;
-  static constexpr int kShared = kStages * kStage + kOut;
+  static constexpr int kStages = kRoom / kStage > 6 ? 6 : kRoom / kStage;  // at most
   static constexpr int kTileFloats = kGroups * 8 * kThreads;
   static_assert(kStages >= 2 && kTileFloats <= kMostTileFloats);
 };
@@ -83,29 +82,28 @@ __device__ inline void multiply_half(const uint8_t* part, const uint8_t* x, floa
 
 template <class Format, int kGroups>
 __global__ void __launch_bounds__(ProductShape<Format, kGroups>::kThreads + 32, 1)
-    product_kernel(const __grid_constant__ ProductArgs a) {
+    product_kernel(const __grid_constant__ ProductArgs a, int stages) {
   using Shape = ProductShape<Format, kGroups>;
   constexpr int kUnit = unit_bytes(Format::kPack);
-  constexpr int kStages = Shape::kStages;
 #if __CUDA_ARCH__ >= 900
   constexpr bool kBulk = true;
 #else
   constexpr bool kBulk = false;
 #endif
   extern __shared__ __align__(128) uint8_t shared[];
-  __shared__ __align__(8) uint64_t barriers[(2 + Shape::kWarps) * kStages];
-  float* out = reinterpret_cast<float*>(shared + kStages * Shape::kStage);
+  __shared__ __align__(8) uint64_t barriers[(2 + Shape::kWarps) * Shape::kStages];
+  float* out = reinterpret_cast<float*>(shared + stages * Shape::kStage);
   const auto x_full = [&](int stage) { return shared_address(barriers + stage); };
-  const auto x_empty = [&](int stage) { return shared_address(barriers + kStages + stage); };
+  const auto x_empty = [&](int stage) { return shared_address(barriers + stages + stage); };
   const auto weights_full = [&](int stage, int warp) {
-    return shared_address(barriers + (2 + warp) * kStages + stage);
+    return shared_address(barriers + (2 + warp) * stages + stage);
   };
 
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int warp = thread / 32;
   if (thread == 0) {
-    for (int stage = 0; stage < kStages; ++stage) {
+    for (int stage = 0; stage < stages; ++stage) {
       init_barrier(x_full(stage), 32);
       init_barrier(x_empty(stage), Shape::kWarps);
       for (int w = 0; w < Shape::kWarps; ++w) init_barrier(weights_full(stage, w), kBulk ? 1 : 32);
@@ -136,8 +134,8 @@ __global__ void __launch_bounds__(ProductShape<Format, kGroups>::kThreads + 32, 
     wait_for_previous();
     Tile where = locate(a, tile_index, row_tiles, token_tiles, 8 * kGroups);
     for (int n = 0; n < count; ++n) {
-      const int stage = n % kStages;
-      if (n >= kStages) wait_barrier(x_empty(stage), (n / kStages - 1) & 1);
+      const int stage = n % stages;
+      if (n >= stages) wait_barrier(x_empty(stage), (n / stages - 1) & 1);
       const uint32_t to = shared_address(shared + stage * Shape::kStage + Shape::kWarps * Shape::kHalf);
       const int pieces = where.count * 16;  // columns behind the last token may hold anything
       for (int part = 0; part < split; ++part) {
@@ -174,7 +172,7 @@ __global__ void __launch_bounds__(ProductShape<Format, kGroups>::kThreads + 32, 
       units_of<kUnit>(a, a.parts, loading.expert, loading.row_tile * tile_blocks + own_block);
   const auto load_weights = [&](int n) {
     if (n >= count) return;
-    const int stage = n % kStages;
+    const int stage = n % stages;
     const uint32_t barrier = weights_full(stage, warp);
     const uint32_t to = shared_address(shared + stage * Shape::kStage + warp * Shape::kHalf);
     constexpr int kPart = half_bytes(Format::kPack);
@@ -207,14 +205,14 @@ __global__ void __launch_bounds__(ProductShape<Format, kGroups>::kThreads + 32, 
       load_units = units_of<kUnit>(a, a.parts, loading.expert, loading.row_tile * tile_blocks + own_block);
     }
   };
-  for (int n = 0; n < kStages; ++n) load_weights(n);
+  for (int n = 0; n < stages; ++n) load_weights(n);
   wait_for_previous();
 
   float acc[2][kGroups][4] = {};
   for (int n = 0; n < count; ++n) {
-    const int stage = n % kStages;
-    wait_barrier(weights_full(stage, warp), n / kStages & 1);
-    wait_barrier(x_full(stage), n / kStages & 1);
+    const int stage = n % stages;
+    wait_barrier(weights_full(stage, warp), n / stages & 1);
+    wait_barrier(x_full(stage), n / stages & 1);
     if (step * split + sub < halves) {
       const uint8_t* base = shared + stage * Shape::kStage;
       multiply_half<Format, kGroups>(base + warp * Shape::kHalf,
@@ -222,7 +220,7 @@ __global__ void __launch_bounds__(ProductShape<Format, kGroups>::kThreads + 32, 
     }
     __syncwarp();
     if (lane == 0) arrive(x_empty(stage));
-    load_weights(n + kStages);  // in the place of this step, before the end of a tile holds the warp up
+    load_weights(n + stages);  // in the place of this step, before the end of a tile holds the warp up
     ++step;
     if (step < steps && n + 1 < count) continue;
 
@@ -285,8 +283,11 @@ void launch_product_kernel(Context& context, ProductArgs args) {
   while (args.split < Shape::kMostSplit && args.blocks < context.processors * (Shape::kWarps / args.split))
     args.split *= 2;
   args.split = std::min(args.split, 2 * args.units);
+  // As many stages as the GPU's shared memory has room for, less what a block takes besides.
+  const auto room = static_cast<int64_t>(context.shared_bytes_per_block) - 3 * 1024 - Shape::kOut;
+  const int stages = static_cast<int>(std::clamp<int64_t>(room / Shape::kStage, 1, Shape::kStages));
   launch_early(context, kernel, dim3(static_cast<unsigned>(context.processors)), Shape::kThreads + 32,
-               Shape::kShared, args);
+               static_cast<size_t>(stages * Shape::kStage + Shape::kOut), args, stages);
 }
 
 template <class Format>
