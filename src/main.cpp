@@ -56,7 +56,13 @@ int main(int argc, char** argv) {
     app.parse(arguments(argc, argv));
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    braid::cli::print_error(std::string(error.what()) + " (see braid --help)");
+    // The message repeats what was typed, and a prompt that lost its -p may be a book.
+    std::string message = error.what();
+    if (size_t most = 300; message.size() > most) {
+      while (most > 0 && (static_cast<unsigned char>(message[most]) & 0xC0) == 0x80) --most;
+      message.replace(most, std::string::npos, "...");
+    }
+    braid::cli::print_error(message + " (see braid --help)");
     return 2;
   } catch (const std::exception& error) {
     braid::cli::print_error(error.what());

@@ -107,6 +107,11 @@ TEST_F(BadInput, ContextLargerThanMemory) {
 
 TEST_F(BadInput, UnknownFlag) { expect_refused(run_braid({"run", "--tempo", "3"}), "--tempo"); }
 
+TEST_F(BadInput, PromptWithoutItsFlag) {
+  const auto ran = run_braid({"run", std::string(50'000, 'x')});
+  expect_refused(ran, "not expected: xxx");
+  EXPECT_LT(ran.err.size(), 500u);
+}
 TEST_F(BadInput, InvalidUtf8Prompt) {
   expect_refused(run_braid({"run", "-p", "abc\xff\xfe"}), "not valid UTF-8");
 }
