@@ -12,7 +12,8 @@
 // Rounding activations to 8 bits changes choices there (the reference does as often when its inputs are
 // rounded like that), and one other expert makes another text. So its 8-bit path is held to the sum over all
 // cases and to the share of equal choices. With 16 bits every choice that a golden names is equal; in a
-// continuation, whose choices no golden names, a sum in another order (AVX-512 instead of AVX2) can move one.
+// continuation, whose choices no golden names, AVX-512 (sums in another order) parts from it in 2 of 11
+// cases; that a moved choice is why is not proven. AVX2 is held to all of them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -39,7 +40,7 @@ struct Path {
   double margin_limit;        // near ties
   double nll_limit;           // relative
   bool choices_move = false;  // see above
-  int most_parted = 0;        // continuations that may leave the golden for another reason than a near tie
+  int most_parted = 0;        // with AVX-512: continuations that leave the golden where there is no near tie
 };
 
 const char* const kDemo = "/models/braid-demo-q8_0.gguf";
@@ -53,7 +54,7 @@ const Path kPaths[] = {
     {"DemoCpuExact", kDemo, kDemoGoldens, "cpu", Activations::f32, KvFormat::f32, 2e-3, 2e-3, 1e-4},
     {"MoeCpuExact", kMoe, kMoeGoldens, "cpu", Activations::f32, KvFormat::f32, 2e-3, 2e-3, 1e-4},
     {"DemoCpuWide", kDemo, kDemoGoldens, "cpu", Activations::i16, KvFormat::f16, 2e-2, 2e-2, 1e-3},
-    {"MoeCpuWide", kMoe, kMoeGoldens, "cpu", Activations::i16, KvFormat::f16, 2e-1, 2e-2, 1e-3, false, 3},
+    {"MoeCpuWide", kMoe, kMoeGoldens, "cpu", Activations::i16, KvFormat::f16, 2e-1, 2e-2, 1e-3, false, 2},
     {"DemoCpuFast", kDemo, kDemoGoldens, "cpu", Activations::i8, KvFormat::f16, 1.0, 0.05, 1e-2},
     // Activations travel as f16. Choices are not looked at (they are in the GPU's memory).
     {"DemoCuda", kDemo, kDemoGoldens, "cuda", Activations::f32, KvFormat::f16, 0.1, 0.05, 2e-3, true},
@@ -115,8 +116,8 @@ struct Totals {
   double logit_error = 0, nll_error = 0, nll_sum = 0, golden_nll_sum = 0;
 };
 
-void compare_greedy(const Path& path, const nlohmann::json& golden, const CaseRun& run, size_t index,
-                    Totals& totals) {
+void compare_greedy(const Path& path, int most_parted, const nlohmann::json& golden, const CaseRun& run,
+                    size_t index, Totals& totals) {
   const auto wanted = golden["greedy"].get<std::vector<int32_t>>();
   ASSERT_EQ(run.greedy.size(), wanted.size());
   for (size_t i = 0; i < wanted.size(); ++i) {
@@ -125,7 +126,7 @@ void compare_greedy(const Path& path, const nlohmann::json& golden, const CaseRu
       continue;
     }
     const double margin = golden["greedy_margin"][i];
-    if (margin >= path.margin_limit && (path.choices_move || totals.diverged < path.most_parted)) {
+    if (margin >= path.margin_limit && (path.choices_move || totals.diverged < most_parted)) {
       ++totals.diverged;
       return;
     }
@@ -182,6 +183,8 @@ TEST_P(Golden, Agrees) {
   if (gpu && !engine.ok()) GTEST_SKIP() << engine.error().message;
   ASSERT_TRUE(engine.ok()) << engine.error().message;
 
+  const bool avx512 = (*engine)->device().description().find("avx512") != std::string::npos;
+  const int most_parted = avx512 ? path.most_parted : 0;
   Totals totals;
   for (size_t index = 0; index < cases.size(); ++index) {
     const nlohmann::json& golden = cases[index];
@@ -202,7 +205,7 @@ TEST_P(Golden, Agrees) {
     EXPECT_LT(run.logit_error, path.logit_limit) << "case " << index;
     EXPECT_LT(nll_error, path.nll_limit) << "case " << index << ": " << run.nll_sum << " instead of " << nll;
     EXPECT_EQ(run.positions, static_cast<int>(golden["logits"].size())) << "case " << index;
-    compare_greedy(path, golden, run, index, totals);
+    compare_greedy(path, most_parted, golden, run, index, totals);
     if (!gpu) compare_experts(path, golden, run, index, totals);
     ++totals.cases;
     totals.positions += run.positions;
