@@ -4,15 +4,15 @@
 
 namespace braid {
 
-void attention_in(Ops& ops, Tensor normed, Tensor rope, const AttentionBlock& w,
-                  const AttentionParams& params, const KvLayer& kv, const AttentionScratch& scratch,
-                  const Batch& batch) {
+void attention_in(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, Tensor rope,
+                  const AttentionBlock& w, const AttentionParams& params, const KvLayer& kv,
+                  const AttentionScratch& scratch, const Batch& batch) {
   const int64_t rows = normed.rows;
   const Tensor qg = scratch.qg.top(rows);
   const Tensor k = scratch.k.top(rows);
   const Tensor v = scratch.v.top(rows);
   const LinearPart in[] = {{&w.q, nullptr, qg}, {&w.k, nullptr, k}, {&w.v, nullptr, v}};
-  ops.linear(in, normed);
+  ops.norm_linear(in, normed, residual, norm.weight, norm.eps);
   ops.qk_norm_rope_store(scratch.q.top(rows), qg, k, v, rope, w.norms, params, kv, batch);
 }
 

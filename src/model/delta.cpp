@@ -4,8 +4,9 @@
 
 namespace braid {
 
-void delta_block(Ops& ops, Tensor residual, Tensor normed, const DeltaBlock& w, const DeltaLayer& layer,
-                 DeltaJournal* journal, const DeltaScratch& scratch, const Batch& batch) {
+void delta_block(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, const DeltaBlock& w,
+                 const DeltaLayer& layer, DeltaJournal* journal, const DeltaScratch& scratch,
+                 const Batch& batch) {
   const int64_t rows = normed.rows;
   const DeltaInputs in = {scratch.qkv.top(rows), scratch.z.top(rows), scratch.alpha.top(rows),
                           scratch.beta.top(rows)};
@@ -15,7 +16,7 @@ void delta_block(Ops& ops, Tensor residual, Tensor normed, const DeltaBlock& w, 
                                  {&w.z, nullptr, in.z},
                                  {&w.alpha, nullptr, in.alpha},
                                  {&w.beta, nullptr, in.beta}};
-  ops.linear(products, normed);
+  ops.norm_linear(products, normed, residual, norm.weight, norm.eps);
   // Certain rows first: uncertain ones follow the state that these leave in the slot.
   ops.delta_advance(out, in, w.small, layer, batch);
   if (journal != nullptr) ops.delta_peek(out, *journal, in, w.small, layer, batch);

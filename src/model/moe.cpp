@@ -3,15 +3,15 @@
 
 namespace braid {
 
-void moe_block(Ops& ops, Tensor residual, Tensor normed, const MoeBlock& w, const RouteParams& params,
-               const MoeScratch& scratch) {
+void moe_block(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, const MoeBlock& w,
+               const RouteParams& params, const MoeScratch& scratch) {
   const int64_t rows = normed.rows;
   const Tensor logits = scratch.logits.top(rows);
   const Tensor ids = scratch.ids.top(rows);
   const Tensor weights = scratch.weights.top(rows);
 
   const LinearPart router[] = {{&w.router, nullptr, logits}};
-  ops.linear(router, normed);
+  ops.norm_linear(router, normed, residual, norm.weight, norm.eps);
   ops.moe(residual, normed, ids, weights, logits, params, w.view());
 }
 

@@ -148,15 +148,15 @@ void Qwen35Model::run_piece(Lane& lane, StepCursor& at, const Batch& batch, cons
     case Piece::delta_layer: {
       const LayerWeights& layer = weights_.layers[at.layer];
       DeltaJournal* journal = has_uncertain ? &memory.journals[at.delta] : nullptr;
-      ops.add_norm(h, x, {}, layer.mixer_norm, config_.eps);
-      delta_block(ops, x, h, layer.delta, memory.delta[at.delta], journal, lane.delta, batch);
+      delta_block(ops, x, h, {layer.mixer_norm, config_.eps}, layer.delta, memory.delta[at.delta], journal,
+                  lane.delta, batch);
       ++at.delta;
       return feed_forward(lane, at, batch);
     }
     case Piece::attention_in: {
       const LayerWeights& layer = weights_.layers[at.layer];
-      ops.add_norm(h, x, {}, layer.mixer_norm, config_.eps);
-      attention_in(ops, h, rope, layer.attention, attention, memory.kv[at.kv], lane.attention, batch);
+      attention_in(ops, x, h, {layer.mixer_norm, config_.eps}, rope, layer.attention, attention,
+                   memory.kv[at.kv], lane.attention, batch);
       at.row = 0;
       at.next = Piece::attention_rows;
       return;
@@ -182,11 +182,11 @@ void Qwen35Model::feed_forward(Lane& lane, StepCursor& at, const Batch& batch) {
   const LayerWeights& layer = weights_.layers[at.layer];
   const Tensor x = lane.residual.top(batch.tokens);
   const Tensor h = lane.normed.top(batch.tokens);
-  ops_->add_norm(h, x, {}, layer.ffn_norm, config_.eps);
+  const BlockNorm norm{layer.ffn_norm, config_.eps};
   if (config_.is_moe()) {
-    moe_block(*ops_, x, h, layer.moe, {config_.experts, config_.experts_used}, lane.moe);
+    moe_block(*ops_, x, h, norm, layer.moe, {config_.experts, config_.experts_used}, lane.moe);
   } else {
-    mlp_block(*ops_, x, h, layer.mlp, lane.mlp);
+    mlp_block(*ops_, x, h, norm, layer.mlp, lane.mlp);
   }
   if (observer_ != nullptr) show(lane, at.layer, batch);
   move_to_layer(at, at.layer + 1);

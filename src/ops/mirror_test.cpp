@@ -177,51 +177,16 @@ class MirrorOps final : public Ops {
     call.finish();
   }
 
-  // Stored products once as f32, which shows the product itself, and once as activations, which must be the
-  // same numbers rounded.
   void linear(std::span<const LinearPart> parts, Tensor x) override {
-    std::vector<std::vector<float>> narrow(parts.size());
-    if (!inner_.computes_in_host_memory()) {
-      std::vector<LinearPart> copies(parts.begin(), parts.end());
-      std::vector<std::vector<float>> memory(parts.size());
-      Call call(inner_, type_);
-      for (size_t i = 0; i < parts.size(); ++i) {
-        Tensor y = parts[i].y;
-        memory[i].assign(static_cast<size_t>(y.rows * y.stride), NAN);
-        if (parts[i].tail == Tail::add) {
-          for (int64_t t = 0; t < y.rows; ++t) std::copy_n(y.f32(t), y.cols, &memory[i][t * y.stride]);
-        }
-        y.data = memory[i].data();
-        if (parts[i].tail == Tail::add) {
-          copies[i].y = y;
-          copies[i].y.data = const_cast<float*>(call.list(memory[i].data(), std::ssize(memory[i])));
-        } else {
-          copies[i].y = call.out(y);
-        }
-      }
+    multiply(parts, x.rows, [&](Call& call, std::span<const LinearPart> copies) {
       inner_.ops().linear(copies, call.in(x));
-      call.finish();
-      narrow = std::move(memory);
-    }
-    Call call(inner_, type_);
-    std::vector<LinearPart> copies(parts.begin(), parts.end());
-    for (LinearPart& part : copies) part.y = call.wide(part.y);
-    inner_.ops().linear(copies, call.in(x));
-    call.finish();
-    if (inner_.computes_in_host_memory()) return;
-    for (size_t i = 0; i < parts.size(); ++i) {
-      if (parts[i].tail == Tail::add) continue;
-      const Tensor& y = parts[i].y;
-      for (int64_t t = 0; t < x.rows; ++t) {
-        for (int64_t j = 0; j < y.cols; ++j) {
-          // A gated product may keep its up half as an activation meanwhile.
-          const float wanted = rounded(y.f32(t)[j], type_);
-          const float slack = parts[i].tail == Tail::silu_mul ? std::fabs(wanted) * 0x1p-9f + 0x1p-20f : 0.0f;
-          ASSERT_NEAR(narrow[i][t * y.stride + j], wanted, slack)
-              << "as an activation, row " << t << " column " << j;
-        }
-      }
-    }
+    });
+  }
+  void norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
+                   float eps) override {
+    multiply(parts, h.rows, [&](Call& call, std::span<const LinearPart> copies) {
+      inner_.ops().norm_linear(copies, call.out(h), call.wide(residual), call.at(weight), eps);
+    });
   }
 
   void add_norm(Tensor y, Tensor residual, Tensor x, const float* weight, float eps) override {
@@ -323,6 +288,54 @@ class MirrorOps final : public Ops {
   }
 
  private:
+  // Stored products once as f32, which shows the product itself, and once as activations, which must be the
+  // same numbers rounded. run(call, parts) is the op.
+  template <typename Run>
+  void multiply(std::span<const LinearPart> parts, int64_t rows, Run run) {
+    std::vector<std::vector<float>> narrow(parts.size());
+    if (!inner_.computes_in_host_memory()) {
+      std::vector<LinearPart> copies(parts.begin(), parts.end());
+      std::vector<std::vector<float>> memory(parts.size());
+      Call call(inner_, type_);
+      for (size_t i = 0; i < parts.size(); ++i) {
+        Tensor y = parts[i].y;
+        memory[i].assign(static_cast<size_t>(y.rows * y.stride), NAN);
+        if (parts[i].tail == Tail::add) {
+          for (int64_t t = 0; t < y.rows; ++t) std::copy_n(y.f32(t), y.cols, &memory[i][t * y.stride]);
+        }
+        y.data = memory[i].data();
+        if (parts[i].tail == Tail::add) {
+          copies[i].y = y;
+          copies[i].y.data = const_cast<float*>(call.list(memory[i].data(), std::ssize(memory[i])));
+        } else {
+          copies[i].y = call.out(y);
+        }
+      }
+      run(call, copies);
+      call.finish();
+      narrow = std::move(memory);
+    }
+    Call call(inner_, type_);
+    std::vector<LinearPart> copies(parts.begin(), parts.end());
+    for (LinearPart& part : copies) part.y = call.wide(part.y);
+    run(call, copies);
+    call.finish();
+    if (inner_.computes_in_host_memory()) return;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (parts[i].tail == Tail::add) continue;
+      const Tensor& y = parts[i].y;
+      for (int64_t t = 0; t < rows; ++t) {
+        for (int64_t j = 0; j < y.cols; ++j) {
+          // A gated product may keep its up half as an activation meanwhile.
+          const float wanted = rounded(y.f32(t)[j], type_);
+          const float slack = parts[i].tail == Tail::silu_mul ? std::fabs(wanted) * 0x1p-9f + 0x1p-20f : 0.0f;
+          ASSERT_NEAR(narrow[i][t * y.stride + j], wanted, slack)
+              << "as an activation, row " << t << " column " << j;
+        }
+      }
+    }
+  }
+
   static KvLayer cells(Call& call, KvLayer kv) {
     kv.k = call.at(kv.k);
     kv.v = call.at(kv.v);

@@ -117,6 +117,14 @@ class Ops {
   // [E]
   virtual void add_norm(Tensor y, Tensor residual, Tensor x, const float* weight, float eps) = 0;
 
+  // add_norm(h, residual, {}, weight, eps), then linear(parts, h). h is written: others may read it. No y may
+  // overlap h or residual. A device may norm inside the products.
+  virtual void norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
+                           float eps) {
+    add_norm(h, residual, {}, weight, eps);
+    linear(parts, h);
+  }
+
   // table[t][i] = (cos, sin) of position[t] * freq_base^(-2 i / dims), computed in double.   table [T, dims]
   // Once per step, for every attention layer: a layer would spend more on sines than on its scores.
   virtual void rope_table(Tensor table, const RopeParams& rope, const Batch& batch) = 0;

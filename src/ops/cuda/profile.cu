@@ -129,8 +129,7 @@ void Profiler::embed(Tensor y, const Weight& table, const Batch& batch) {
         [&] { ops_.embed(y, table, batch); });
 }
 
-void Profiler::linear(std::span<const LinearPart> parts, Tensor x) {
-  if (!active_) return ops_.linear(parts, x);
+Profiler::Cost Profiler::cost_of(std::span<const LinearPart> parts, Tensor x) {
   Cost cost{"linear", "", tensor_bytes(x), 0};
   int64_t n = 0;
   std::string types;
@@ -146,7 +145,21 @@ void Profiler::linear(std::span<const LinearPart> parts, Tensor x) {
     cost.bytes += tensor_bytes(p.y.top(x.rows)) * (p.tail == Tail::add ? 2 : 1);
   }
   cost.what += types + std::to_string(x.cols) + " x " + std::to_string(n);
-  timed(std::move(cost), [&] { ops_.linear(parts, x); });
+  return cost;
+}
+
+void Profiler::linear(std::span<const LinearPart> parts, Tensor x) {
+  if (!active_) return ops_.linear(parts, x);
+  timed(cost_of(parts, x), [&] { ops_.linear(parts, x); });
+}
+
+void Profiler::norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
+                           float eps) {
+  if (!active_) return ops_.norm_linear(parts, h, residual, weight, eps);
+  Cost cost = cost_of(parts, h);
+  cost.op = "norm_linear";
+  cost.bytes += tensor_bytes(residual.top(h.rows));
+  timed(std::move(cost), [&] { ops_.norm_linear(parts, h, residual, weight, eps); });
 }
 
 void Profiler::add_norm(Tensor y, Tensor residual, Tensor x, const float* weight, float eps) {

@@ -31,6 +31,8 @@ class Profiler final : public Ops {
 
   void embed(Tensor y, const Weight& table, const Batch& batch) override;
   void linear(std::span<const LinearPart> parts, Tensor x) override;
+  void norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
+                   float eps) override;
   void add_norm(Tensor y, Tensor residual, Tensor x, const float* weight, float eps) override;
   void rope_table(Tensor table, const RopeParams& rope, const Batch& batch) override;
   void qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
@@ -70,6 +72,7 @@ class Profiler final : public Ops {
     std::vector<int32_t> rows, certain, context;
   };
 
+  static Cost cost_of(std::span<const LinearPart> parts, Tensor x);
   int mark();
   template <typename Run>
   void timed(Cost cost, Run run);
