@@ -268,6 +268,54 @@ TEST(MoeFfn, AgreesWithTheReferenceInAnyCompanyOnAnyThreads) {
   }
 }
 
+// Many experts with few rows each, as in a published model: GPUs have a kernel for these.
+TEST(MoeFfn, ManyExpertsWithFewRowsEach) {
+  const Shape shapes[] = {{.gate = GgmlType::Q4_K,
+                           .down = GgmlType::Q6_K,
+                           .experts = 24,
+                           .used = 2,
+                           .width = 1024,
+                           .shared_width = 256,
+                           .input = 0.5f},
+                          {.gate = GgmlType::Q4_K,
+                           .down = GgmlType::Q4_K,
+                           .experts = 12,
+                           .used = 1,
+                           .width = 2048,
+                           .expert_width = 512,
+                           .shared_width = 512,
+                           .input = 0.5f},
+                          {.gate = GgmlType::Q8_0,
+                           .down = GgmlType::Q8_0,
+                           .experts = 12,
+                           .used = 1,
+                           .width = 1024,
+                           .expert_width = 1024,
+                           .input = 0.1f},
+                          {.gate = GgmlType::Q6_K,
+                           .down = GgmlType::Q4_K,
+                           .experts = 12,
+                           .used = 1,
+                           .width = 2048,
+                           .shared_width = 256,
+                           .input = 0.5f}};
+  for (const DeviceCase& device : all_devices()) {
+    if (!device.gpu) continue;
+    for (const Shape& shape : shapes) {
+      Random random(29);
+      const Model model = random_model(shape, random);
+      const Inputs in = random_inputs(shape, 45, random);
+      const std::string what =
+          device.name + " " + std::string(type_name(shape.gate)) + " " + std::to_string(shape.width);
+      const std::vector<float> expected = added(reference_device(), shape, model, in, {45});
+      const std::vector<float> actual = added(device, shape, model, in, {45});
+      expect_relative_rms(actual, expected, 2e-3, what);
+      expect_same(added(device, shape, model, in, {45}), actual, what + " again");
+      expect_relative_rms(added(device, shape, model, in, {1, 9, 2, 33}), actual, 2e-4, what + " in pieces");
+    }
+  }
+}
+
 // The formula once more, with a shared expert, in the simplest numbers there are.
 TEST(MoeFfn, AddsWeightedExpertsAndTheGatedSharedOne) {
   const Shape shape{

@@ -180,6 +180,12 @@ void launch_wide_f16(Context& context, int columns, const ProductArgs& args);
 void launch_wide_q8(Context& context, int columns, const ProductArgs& args);
 void launch_wide_q4k(Context& context, int columns, const ProductArgs& args);
 void launch_wide_q6k(Context& context, int columns, const ProductArgs& args);
+// Matrices of a few megabytes of 16-bit pairs, 9 to 128 rows of x (product_small.cuh).
+inline constexpr int kMostSmallRows = 128;
+bool small_fits(const Context& context, int64_t blocks, int units);
+void launch_small(Context& context, const ProductArgs& args);
+// Many experts with up to 8 rows each; false: there is no form for the product.
+bool launch_experts(Context& context, Pack pack, const ProductArgs& args);
 // q6_K parts, then q4_K from tile ProductArgs::second_tile on.
 void launch_wide_q6k_q4k(Context& context, int columns, const ProductArgs& args);
 

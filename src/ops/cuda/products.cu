@@ -227,6 +227,9 @@ void Products::launch(const Weight& like, Columns columns, ProductArgs args,
       args.parts[i].first_block = args.blocks;
       args.blocks += args.parts[i].expert_blocks * (args.parts[i].store == Store::gated ? 2 : 1);
     }
+    if (columns.count == 8 && args.tile_rows == 8 && !context_.deterministic &&
+        launch_experts(context_, packed(like).pack, args))
+      continue;
     launch_products(context_, packed(like).pack, columns, args);
   }
 }
@@ -261,8 +264,34 @@ void Products::launch_mixed(const Weight& like, Columns columns, ProductArgs arg
   launch_wide_q6k_q4k(context_, columns.count, args);
 }
 
+// Small matrices in a launch of their own kind.
+bool Products::linear_small(std::span<const LinearPart> parts, Tensor x) {
+  if (context_.deterministic || x.rows <= 8 || x.rows > kMostSmallRows || parts.size() > kMostParts)
+    return false;
+  const Weight& like = *parts.front().w;
+  int64_t blocks = 0;
+  for (const LinearPart& p : parts) {
+    if (p.tail == Tail::silu_mul || !same_form(*p.w, like)) return false;
+    blocks += packed(*p.w).blocks;
+  }
+  if (packed(like).pack != Pack::f16 || !small_fits(context_, blocks, packed(like).units)) return false;
+  ProductArgs args = args_for(x, {8, false}, nullptr);
+  args.units = packed(like).units;
+  args.x_units = packed(like).x_units;
+  for (const LinearPart& p : parts) {
+    BRAID_CHECK(p.w->experts == 1 && p.w->k == x.cols && p.y.rows >= x.rows);
+    ProductPart& part = args.parts[args.part_count++];
+    part = part_for(*p.w, p.y, p.tail == Tail::add ? Store::add : Store::plain);
+    part.first_block = args.blocks;
+    args.blocks += part.expert_blocks;
+  }
+  launch_small(context_, args);
+  return true;
+}
+
 void Products::linear(std::span<const LinearPart> parts, Tensor x) {
   if (x.rows == 0) return;
+  if (linear_small(parts, x)) return;
   const Columns columns = columns_for(context_, x.rows);
   // One tile of rows at a time: how k is cut then depends on the weights alone.
   if (context_.deterministic && x.rows > columns.count) {

@@ -53,6 +53,7 @@ class Products {
   static bool mix(const Weight& a, const Weight& b);
 
  private:
+  bool linear_small(std::span<const LinearPart> parts, Tensor x);
   void launch_mixed(const Weight& like, Columns columns, ProductArgs args, std::span<const ProductPart> q6k,
                     std::span<const ProductPart> q4k, bool beside);
 
