@@ -155,6 +155,7 @@ struct ProductArgs {
   // x was too, and nothing that the kernel before reads or writes is written: it may still run.
   bool beside_previous = false;
 };
+  unsigned* claims = nullptr;    // [4], zero between launches: work given to who comes first
 
 // Grid and tile limits that size the workspace.
 inline constexpr int kMostTileFloats = 256 * 128;
@@ -171,6 +172,7 @@ Columns columns_for(const Context& context, int64_t rows);
 // Warps of a CTA of the wide kernels that multiply, with 32 rows each of a tile.
 constexpr int wide_warps(Pack pack, int columns) { return pack == Pack::f16 ? 4 : columns <= 32 ? 12 : 8; }
 
+inline constexpr int kClaims = 4;
 void launch_products(Context& context, Pack pack, Columns columns, const ProductArgs& args);
 void launch_products_f16(Context& context, int groups, const ProductArgs& args);
 void launch_products_q8(Context& context, int groups, const ProductArgs& args);

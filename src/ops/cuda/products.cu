@@ -118,7 +118,7 @@ Layout layout_of(const Context& context, const Device::WorkspaceNeeds& needs) {
   const auto grid = static_cast<size_t>(context.processors * kMostCtasPerProcessor);
   const auto rounded = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
   Layout at;
-  at.partials = rounded(8 * grid * sizeof(unsigned));
+  at.partials = rounded((8 * grid + kClaims) * sizeof(unsigned));
   at.padded = at.partials + 2 * grid * kMostTileFloats * sizeof(float);
   at.end = at.padded + rounded(static_cast<size_t>(copied_elements(needs)) * sizeof(Act));
   return at;
@@ -162,6 +162,7 @@ ProductArgs Products::args_for(Tensor x, Columns columns, const ExpertList* list
   if (columns.wide) {
     const int64_t tiles = list != nullptr ? list->most_tiles : div_up<int64_t>(x.rows, columns.count);
     const int64_t rows = list != nullptr ? tiles * columns.count : x.rows;
+  args.claims = counters_ + 8 * context_.processors * kMostCtasPerProcessor;
     const auto units = static_cast<int>(whole_units(x.cols) / kUnitWidth);
     BRAID_CHECK(tiles * columns.count * units * kUnitWidth <= padded_elements_);
     const dim3 blocks(static_cast<unsigned>(rows), static_cast<unsigned>(div_up(units * 32, kOrderThreads)));
@@ -279,6 +280,17 @@ bool Products::linear_small(std::span<const LinearPart> parts, Tensor x) {
   args.units = packed(like).units;
   args.x_units = packed(like).x_units;
   for (const LinearPart& p : parts) {
+// Where 128 columns leave a CTA a few steps only, tiles of 64 need fewer parts of tiles.
+void Products::narrow(Columns& columns, std::span<const LinearPart> parts, int64_t rows) const {
+  if (context_.deterministic || !columns.wide || columns.count <= 64 || rows > 128) return;
+  const PackedWeight& like = packed(*parts.front().w);
+  int64_t blocks = 0;
+  for (const LinearPart& p : parts)
+    blocks += packed(*p.w).blocks + (p.up != nullptr ? packed(*p.up).blocks : 0);
+  const int64_t steps = div_up<int64_t>(blocks, wide_warps(like.pack, columns.count)) * 2 * like.units;
+  if (steps < 7 * int64_t{context_.processors}) columns.count = 64;
+}
+
     BRAID_CHECK(p.w->experts == 1 && p.w->k == x.cols && p.y.rows >= x.rows);
     ProductPart& part = args.parts[args.part_count++];
     part = part_for(*p.w, p.y, p.tail == Tail::add ? Store::add : Store::plain);
@@ -292,7 +304,8 @@ bool Products::linear_small(std::span<const LinearPart> parts, Tensor x) {
 void Products::linear(std::span<const LinearPart> parts, Tensor x) {
   if (x.rows == 0) return;
   if (linear_small(parts, x)) return;
-  const Columns columns = columns_for(context_, x.rows);
+  Columns columns = columns_for(context_, x.rows);
+  narrow(columns, parts, x.rows);
   // One tile of rows at a time: how k is cut then depends on the weights alone.
   if (context_.deterministic && x.rows > columns.count) {
     for (int64_t first = 0; first < x.rows; first += columns.count) {

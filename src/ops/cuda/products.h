@@ -55,6 +55,7 @@ class Products {
  private:
   bool linear_small(std::span<const LinearPart> parts, Tensor x);
   void launch_mixed(const Weight& like, Columns columns, ProductArgs args, std::span<const ProductPart> q6k,
+  void narrow(Columns& columns, std::span<const LinearPart> parts, int64_t rows) const;
                     std::span<const ProductPart> q4k, bool beside);
 
   Context& context_;
