@@ -21,10 +21,11 @@
 // Traffic: the weights of each tile once (of several tiles of one expert mostly from L2), x once per run and
 // tile. 35B, 128 rows: gate and up 300 MB, down 150 or 220.
 //
-// Reached on one H200, 35B experts, q6_K down, with plan and sum: 128 rows 156 us (product_few.cuh: 209), 32
-// rows 100 (135), 8 rows 47 (58). Gate and up at 128 rows alone 92 us, 3.4 TB/s. A unit takes 620 issue slots
-// (q4k) of the 990 that memory leaves. Tried: without the dynamic quarter and with a meeting of all warps
-// each round 159 and 104 us; 5 % fewer instructions, nothing.
+// Reached on one H200, 35B experts, q6_K down, with plan and sum: 128 rows 150 us (product_few.cuh: 209), 32
+// rows 96 (135), 8 rows 47 (58; before the hint to L2). A unit takes 620 issue slots (q4k) of the 990 that
+// memory leaves. Of 156 us, before the hint: without multiplying 145, with nothing to load 135. Tried: a
+// meeting of all warps each round and no dynamic quarter 159 and 104 us; half of the work dynamic 160, all of
+// it 181 (each such round reads x anew); 7 stages instead of 10 the same; 5 % fewer instructions the same.
 #pragma once
 
 #include <algorithm>
@@ -39,6 +40,7 @@ inline constexpr int kExpertWarps = 16;                         // that multiply
 inline constexpr int kExpertThreads = kExpertWarps * 32 + 128;  // one more warpgroup: its first warp loads
 inline constexpr int kChunkUnits = 4;
 inline constexpr int kRoundChunks = kExpertWarps / kChunkUnits;
+inline constexpr int kExpertShare = 4;    // of the work, that goes to who is early
 inline constexpr int kExpertStages = 12;  // at most
 // Rounds that are described at a time: more than the loader can be ahead of any warp.
 inline constexpr int kExpertRounds = 16;
@@ -85,6 +87,20 @@ struct ExpertBarriers {
   uint32_t summed;     // a round's sums are in the exchange
 };
 
+// A bulk copy of what is read once: the first to leave L2, where pair rows are to stay.
+__device__ inline void stream_bulk(uint32_t to, const void* from, int size_bytes, uint32_t barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .b64 policy;\n"
+      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+      "[%3], "
+      "policy;\n"
+      "}\n" ::"r"(to),
+      "l"(from), "r"(size_bytes), "r"(barrier)
+      : "memory");
+}
+
 // By one warp: finds this CTA's rounds and asks for their chunks, as far ahead as the ring is long.
 template <class Format, bool kGated, int kUnits>
 __device__ inline void load_experts(const ProductArgs& a, ExpertRound* rounds, uint32_t ring,
@@ -97,7 +113,7 @@ __device__ inline void load_experts(const ProductArgs& a, ExpertRound* rounds, u
   if (lane == 0) claimed = atomicAdd(claims, 1u);
   const int tile_atoms = a.blocks * kUnits / Shape::kAtomUnits;
   const int all = *a.tile_count * tile_atoms;
-  const int fixed = all - all / 4;  // in equal runs; the rest goes to who is early
+  const int fixed = all - all / kExpertShare;  // in equal runs; the rest goes to who is early
   int at = static_cast<int>(int64_t{fixed} * blockIdx.x / gridDim.x);
   int end = static_cast<int>(int64_t{fixed} * (blockIdx.x + 1) / gridDim.x);
   ExpertTile known{0, 0, 0};
@@ -158,7 +174,7 @@ __device__ inline void load_experts(const ProductArgs& a, ExpertRound* rounds, u
         const uint32_t full = barriers.full + 8 * stage;
         wait_barrier(barriers.empty + 8 * stage, parity);
         arrive_expecting(full, Shape::kChunk);
-        copy_bulk(ring + stage * Shape::kChunk, from, Shape::kChunk, full);
+        stream_bulk(ring + stage * Shape::kChunk, from, Shape::kChunk, full);
         if (++stage == stages) {
           stage = 0;
           parity ^= 1;
