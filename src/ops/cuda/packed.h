@@ -143,6 +143,7 @@ struct ProductArgs {
   int tokens = 0;
   float* partials = nullptr;     // [2 * grid][tile]
   unsigned* counters = nullptr;  // [8 * grid], zero between launches
+  unsigned* claims = nullptr;    // [4], zero between launches: work given to who comes first
   // Experts: the list of tiles replaces the count of tokens.
   const ExpertTile* tiles = nullptr;
   const int* tile_count = nullptr;
@@ -155,11 +156,11 @@ struct ProductArgs {
   // x was too, and nothing that the kernel before reads or writes is written: it may still run.
   bool beside_previous = false;
 };
-  unsigned* claims = nullptr;    // [4], zero between launches: work given to who comes first
 
 // Grid and tile limits that size the workspace.
 inline constexpr int kMostTileFloats = 256 * 128;
 inline constexpr int kMostCtasPerProcessor = 1;
+inline constexpr int kClaims = 4;
 
 // How a launch multiplies: rows of x a CTA takes at once, and the kernel.
 struct Columns {
@@ -172,7 +173,6 @@ Columns columns_for(const Context& context, int64_t rows);
 // Warps of a CTA of the wide kernels that multiply, with 32 rows each of a tile.
 constexpr int wide_warps(Pack pack, int columns) { return pack == Pack::f16 ? 4 : columns <= 32 ? 12 : 8; }
 
-inline constexpr int kClaims = 4;
 void launch_products(Context& context, Pack pack, Columns columns, const ProductArgs& args);
 void launch_products_f16(Context& context, int groups, const ProductArgs& args);
 void launch_products_q8(Context& context, int groups, const ProductArgs& args);

@@ -148,6 +148,7 @@ ProductArgs Products::args_for(Tensor x, Columns columns, const ExpertList* list
   args.tokens = static_cast<int>(x.rows);
   args.partials = partials_;
   args.counters = counters_;
+  args.claims = counters_ + 8 * context_.processors * kMostCtasPerProcessor;
   if (list != nullptr) {
     args.tiles = list->tiles;
     args.tile_count = list->tile_count;
@@ -162,7 +163,6 @@ ProductArgs Products::args_for(Tensor x, Columns columns, const ExpertList* list
   if (columns.wide) {
     const int64_t tiles = list != nullptr ? list->most_tiles : div_up<int64_t>(x.rows, columns.count);
     const int64_t rows = list != nullptr ? tiles * columns.count : x.rows;
-  args.claims = counters_ + 8 * context_.processors * kMostCtasPerProcessor;
     const auto units = static_cast<int>(whole_units(x.cols) / kUnitWidth);
     BRAID_CHECK(tiles * columns.count * units * kUnitWidth <= padded_elements_);
     const dim3 blocks(static_cast<unsigned>(rows), static_cast<unsigned>(div_up(units * 32, kOrderThreads)));
@@ -265,6 +265,17 @@ void Products::launch_mixed(const Weight& like, Columns columns, ProductArgs arg
   launch_wide_q6k_q4k(context_, columns.count, args);
 }
 
+// Where 128 columns leave a CTA a few steps only, tiles of 64 need fewer parts of tiles.
+void Products::narrow(Columns& columns, std::span<const LinearPart> parts, int64_t rows) const {
+  if (context_.deterministic || !columns.wide || columns.count <= 64 || rows > 128) return;
+  const PackedWeight& like = packed(*parts.front().w);
+  int64_t blocks = 0;
+  for (const LinearPart& p : parts)
+    blocks += packed(*p.w).blocks + (p.up != nullptr ? packed(*p.up).blocks : 0);
+  const int64_t steps = div_up<int64_t>(blocks, wide_warps(like.pack, columns.count)) * 2 * like.units;
+  if (steps < 7 * int64_t{context_.processors}) columns.count = 64;
+}
+
 // Small matrices in a launch of their own kind.
 bool Products::linear_small(std::span<const LinearPart> parts, Tensor x) {
   if (context_.deterministic || x.rows <= 8 || x.rows > kMostSmallRows || parts.size() > kMostParts)
@@ -280,17 +291,6 @@ bool Products::linear_small(std::span<const LinearPart> parts, Tensor x) {
   args.units = packed(like).units;
   args.x_units = packed(like).x_units;
   for (const LinearPart& p : parts) {
-// Where 128 columns leave a CTA a few steps only, tiles of 64 need fewer parts of tiles.
-void Products::narrow(Columns& columns, std::span<const LinearPart> parts, int64_t rows) const {
-  if (context_.deterministic || !columns.wide || columns.count <= 64 || rows > 128) return;
-  const PackedWeight& like = packed(*parts.front().w);
-  int64_t blocks = 0;
-  for (const LinearPart& p : parts)
-    blocks += packed(*p.w).blocks + (p.up != nullptr ? packed(*p.up).blocks : 0);
-  const int64_t steps = div_up<int64_t>(blocks, wide_warps(like.pack, columns.count)) * 2 * like.units;
-  if (steps < 7 * int64_t{context_.processors}) columns.count = 64;
-}
-
     BRAID_CHECK(p.w->experts == 1 && p.w->k == x.cols && p.y.rows >= x.rows);
     ProductPart& part = args.parts[args.part_count++];
     part = part_for(*p.w, p.y, p.tail == Tail::add ? Store::add : Store::plain);

@@ -53,9 +53,9 @@ class Products {
   static bool mix(const Weight& a, const Weight& b);
 
  private:
+  void narrow(Columns& columns, std::span<const LinearPart> parts, int64_t rows) const;
   bool linear_small(std::span<const LinearPart> parts, Tensor x);
   void launch_mixed(const Weight& like, Columns columns, ProductArgs args, std::span<const ProductPart> q6k,
-  void narrow(Columns& columns, std::span<const LinearPart> parts, int64_t rows) const;
                     std::span<const ProductPart> q4k, bool beside);
 
   Context& context_;
