@@ -405,5 +405,105 @@ TEST(Moe, IsRouteAndThenFfn) {
   }
 }
 
+// ---- few tokens ----
+
+enum class Crowd { spread, same, apart };  // do tokens choose the same experts?
+
+// What moe() adds to y, whose rows stand apart; then the weights of the choice.
+std::vector<float> few_result(const DeviceCase& device, const Shape& shape, const Model& model, int32_t rows,
+                              const std::vector<float>& input, const std::vector<float>& scores) {
+  constexpr int64_t kApart = 4;
+  Experts experts(device, shape, model);
+  World& world = experts.world;
+  const Tensor x = world.tensor(rows, shape.width, input);
+  const Tensor logits = world.tensor(rows, shape.experts, scores);
+  const Tensor ids = world.tensor(rows, shape.used, DType::i32);
+  const Tensor weights = world.tensor(rows, shape.used);
+  const Tensor all = world.tensor(rows, shape.width + kApart);
+  Tensor y = all;
+  y.cols = shape.width;
+  world.ops().moe(y, x, ids, weights, logits, {shape.experts, shape.used}, experts.w);
+  world.ops().moe(y, x, ids, weights, logits, {shape.experts, shape.used}, experts.w);  // adds once more
+  world.device().synchronize();
+  std::vector<float> result;
+  const std::vector<float> values = values_of(all);
+  for (int64_t i = 0; i < std::ssize(values); ++i) {
+    if (i % (shape.width + kApart) < shape.width) {
+      result.push_back(values[i]);
+    } else {
+      EXPECT_EQ(values[i], 0.0f) << device.name;
+    }
+  }
+  const std::vector<float> chosen = values_of(weights);
+  result.insert(result.end(), chosen.begin(), chosen.end());
+  return result;
+}
+
+std::vector<float> scores_for(const Shape& shape, int32_t rows, Crowd crowd, Random& random) {
+  std::vector<float> scores = random.normals(int64_t{rows} * shape.experts, 2.0f);
+  for (int32_t t = 0; t < rows; ++t) {
+    float* row = scores.data() + int64_t{t} * shape.experts;
+    if (crowd == Crowd::same) std::copy_n(scores.data(), shape.experts, row);
+    for (int32_t e = 0; crowd == Crowd::apart && e < shape.experts; ++e)
+      if (e / shape.used % rows == t) row[e] += 40.0f;
+  }
+  return scores;
+}
+
+TEST(Moe, FewTokensOfEveryFormAndCrowdAgreeWithTheReference) {
+  const Shape shapes[] = {
+      {.gate = GgmlType::Q4_K,
+       .down = GgmlType::Q6_K,
+       .experts = 20,
+       .used = 8,
+       .width = 512,
+       .shared_width = 512},
+      {.gate = GgmlType::Q4_K, .down = GgmlType::Q4_K, .experts = 6, .used = 4, .expert_width = 512},
+      {.gate = GgmlType::Q6_K, .down = GgmlType::Q8_0, .experts = 7, .used = 3, .width = 1280},
+      {.gate = GgmlType::Q8_0,
+       .down = GgmlType::BF16,
+       .experts = 300,
+       .used = 5,
+       .width = 64,
+       .expert_width = 32},
+      {.gate = GgmlType::F16,
+       .down = GgmlType::F32,
+       .experts = 6,
+       .used = 1,
+       .width = 72,
+       .expert_width = 50,
+       .shared_width = 300},
+      {.gate = GgmlType::F32,
+       .down = GgmlType::F16,
+       .experts = 9,
+       .used = 2,
+       .width = 264,
+       .expert_width = 33},
+  };
+  for (const Shape& shape : shapes) {
+    Random random(23);
+    const Model model = random_model(shape, random);
+    for (const int32_t rows : {1, 2, 5, 8}) {
+      for (const Crowd crowd : {Crowd::spread, Crowd::same, Crowd::apart}) {
+        const std::vector<float> input = random.normals(int64_t{rows} * shape.width, shape.input);
+        const std::vector<float> scores = scores_for(shape, rows, crowd, random);
+        const std::vector<float> expected = few_result(reference_device(), shape, model, rows, input, scores);
+        for (const DeviceCase& device : plain_devices()) {
+          const std::string what = device.name + " " + std::string(type_name(shape.gate)) + " " +
+                                   std::to_string(rows) + " rows, crowd " +
+                                   std::to_string(static_cast<int>(crowd));
+          const std::vector<float> actual = few_result(device, shape, model, rows, input, scores);
+          const double limit = device.gpu                               ? 2e-3
+                               : device.activations == Activations::i8  ? 2e-2
+                               : device.activations == Activations::i16 ? 2e-4
+                                                                        : 2e-6;
+          expect_relative_rms(actual, expected, limit, what);
+          expect_same(few_result(device, shape, model, rows, input, scores), actual, what + " again");
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace braid

@@ -12,6 +12,8 @@
 // Where a pair stands in its expert's list depends on timing, what is computed for it does not: columns of a
 // product are independent.
 //
+// Few tokens: two kernels instead of all these (moe_few.cu).
+//
 // Traffic, 35B (256 experts, 8 used, 2048 x 512, q4_k): an expert's three matrices are 1.8 MB; one token
 // reads 8 of them and the shared one, 16 MB a layer, floor 3.7 us at 4.3 TB/s; 128 tokens touch 252 experts,
 // 450 MB, 105 us. Pair rows in f32 add 9.4 MB in and out at 128 tokens, 4 %.
@@ -21,8 +23,11 @@
 // tokens take 190.
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 
+#include "ops/cuda/choose.cuh"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/moe_few.h"
 #include "ops/cuda/packed.h"
 #include "ops/cuda/product_pipeline.cuh"
 #include "ops/cuda/products.h"
@@ -34,65 +39,10 @@ using namespace cuda;
 namespace cuda {
 namespace {
 
-constexpr int kMostExperts = 1024;
-constexpr int kMostUsed = 32;
 constexpr int kPlanThreads = 1024;
 constexpr int kRoutedAtOnce = kPlanThreads / 32;
 
 // ---- routing: a warp per row ----
-
-__device__ inline uint32_t ordered(float x) {  // as numbers are, NaN lowest but for 0: nothing
-  const uint32_t bits = isnan(x) ? 0xff800000u : __float_as_uint(x + 0.0f);  // no -0
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
-// The `used` largest of a row; lane j gets number j. `left` [experts]: of this warp. Each lane knows the best
-// of its own experts; only the one that wins has to look again.
-struct Choice {
-  float weight;
-  int id;
-};
-__device__ inline Choice choose(const float* logits, uint32_t* left, int experts, int used, int lane) {
-  uint32_t best = 0;
-  int best_id = experts;
-#pragma unroll 8
-  for (int e = lane; e < experts; e += 32) {
-    const uint32_t key = ordered(logits[e]);
-    left[e] = key;
-    if (key > best) {
-      best = key;
-      best_id = e;
-    }
-  }
-  float first = 0;
-  float sum = 0;
-  float own = 0;
-  int own_id = 0;
-  for (int j = 0; j < used; ++j) {
-    const uint32_t most = __reduce_max_sync(kFullWarp, best);
-    const int id = __reduce_min_sync(kFullWarp, best == most ? best_id : experts);
-    const float logit = __uint_as_float(most & 0x80000000u ? most & 0x7fffffffu : ~most);
-    if (j == 0) first = logit;
-    const float e = expf(logit - first);
-    sum += e;
-    if (lane == j) {
-      own = e;
-      own_id = id;
-    }
-    if (id % 32 == lane) {
-      left[id] = 0;
-      best = 0;
-      best_id = experts;
-      for (int i = lane; i < experts; i += 32) {
-        if (left[i] <= best) continue;
-        best = left[i];
-        best_id = i;
-      }
-    }
-    __syncwarp();
-  }
-  return {own / sum, own_id};
-}
 
 struct RouteArgs {
   int32_t* ids;
@@ -396,6 +346,23 @@ Plan plan_in(std::byte* work, const Layout& l) {
           reinterpret_cast<int*>(work + l.pair_token), reinterpret_cast<int*>(work + l.place)};
 }
 
+// Few tokens (moe_few.cu), by logits, or by the choice that stands in ids and weights. False: nothing was
+// launched.
+bool run_few(Context& context, const Device::WorkspaceNeeds& needs, std::byte* work, Tensor y, Tensor x,
+             Tensor ids, Tensor weights, const Tensor* logits, const MoeWeights& w) {
+  const bool given = logits == nullptr;
+  // Until measured: MOE_FEW=1 up to 7 tokens, 8 up to 8, 2 up to 7 with a later few_out.
+  static const char* const few = getenv("MOE_FEW");
+  static const int64_t most = few == nullptr || few[0] == '0' ? 0 : few[0] == '8' ? 8 : 7;
+  if (x.rows > most || x.rows == 0 || context.deterministic) return false;
+  BRAID_CHECK(work != nullptr && x.rows <= needs.max_tokens && ids.cols <= needs.experts_used);
+  BRAID_CHECK(given || (logits->rows == x.rows && logits->cols == w.gate->experts));
+  BRAID_CHECK(w.gate->n <= needs.expert_width && w.down->n <= needs.model_width &&
+              (w.shared_gate == nullptr || w.shared_gate->n <= needs.expert_width));
+  auto* hidden = reinterpret_cast<Act*>(work + layout_of(needs).hidden);
+  return few_experts(context, hidden, y, x, ids, weights, logits, w);
+}
+
 }  // namespace
 
 void CudaOps::moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) {
@@ -408,6 +375,7 @@ void CudaOps::moe_route(Tensor ids, Tensor weights, Tensor logits, const RoutePa
 
 void CudaOps::moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits, const RouteParams& params,
                   const MoeWeights& w) {
+  if (run_few(context_, needs_, moe_work_, y, x, ids, weights, &logits, w)) return;
   if (logits.rows > kRoutedAtOnce || logits.rows == 0) {
     moe_route(ids, weights, logits, params);
     return moe_ffn(y, x, ids, weights, w);
@@ -426,6 +394,7 @@ void CudaOps::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeW
   BRAID_CHECK(ids.type == DType::i32 && ids.rows >= x.rows && moe_work_ != nullptr && ids.cols <= kMostUsed);
   BRAID_CHECK(x.rows <= needs_.max_tokens && w.gate->experts <= kMostExperts);
   if (x.rows == 0) return;
+  if (run_few(context_, needs_, moe_work_, y, x, ids, weights, nullptr, w)) return;
   const Tiling tiling = tiling_of(context_, x.rows, ids.cols, w);
   launch_early(context_, plan_kernel, dim3(1), kPlanThreads, 0, plan_in(moe_work_, layout_of(needs_)),
                static_cast<const int32_t*>(ids.data), ids.stride, static_cast<int>(x.rows),

@@ -1,0 +1,20 @@
+// moe_few.h -- the experts of up to 8 tokens in two launches (moe_few.cu).
+#pragma once
+
+#include "ops/cuda/context.h"
+#include "ops/cuda/device_math.h"
+#include "ops/ops.h"
+
+namespace braid::cuda {
+
+inline constexpr int kFewTokens = 8;
+inline constexpr int kFewPairs = 64;               // (token, expert), without the shared expert's
+inline constexpr int kFewEntries = kFewPairs + 1;  // experts that may be chosen, and the shared one
+
+// Ops::moe with `logits`, Ops::moe_ffn without (null); then the ids of a token must differ. `hidden`: rows *
+// (used + 1) rows of the widest expert's inner width, to a multiple of 8. False: there is no form for these,
+// and nothing was launched.
+bool few_experts(Context& context, Act* hidden, Tensor y, Tensor x, Tensor ids, Tensor weights,
+                 const Tensor* logits, const MoeWeights& w);
+
+}  // namespace braid::cuda
