@@ -5,21 +5,27 @@
 // block makes the list of chosen experts (entries) itself, from the router's logits, in shared memory: 1 us,
 // where a kernel of one block and its two borders took 5.
 //
-//   few_in   an item is 16 rows of gate and up of an entry. Block b takes items b, b + grid, ...; its 8 warps
-//            cut k, meet after each item and store silu(gate) * up of the tokens that chose the entry.
+//   few_in   an item is 16 rows of gate and up of an entry. Groups of 8 warps (one a block for 1 or 2 tokens,
+//            so that few_out's first blocks fit beside it, else two) take items in turn; a group's warps cut
+//            k, meet after each item and store silu(gate) * up of the tokens that chose the entry.
 //   few_out  block b makes rows 16 b .. of y, for all tokens. Its warps share out the (entry, 128 k) pieces,
 //            weigh each with the token's weight and meet once, in warp order. The list is made again, and the
 //            first weights, the old y and the shared expert's factor are fetched, while few_in still runs:
 //            what they need was complete before that began (launch.h).
 //
-// Each warp asks for its weights itself, through a ring of bulk copies. 16 rows are half of a unit
-// (packed.h): their scales lie among those of the other 16, which a neighbour reads at the same time, so
-// memory is read once. Sums run in an order that follows from the list alone; the same step gives the same
-// bytes, but a row's bytes depend on what the others chose.
+// Each warp asks for its weights itself, 16 bytes a lane, through a ring in shared memory. 16 rows are half
+// of a unit (packed.h): their scales lie among those of the other 16, which a neighbour reads at the same
+// time, so memory is read once. Sums run in an order that follows from the list alone; the same step gives
+// the same bytes, but a row's bytes depend on what the others chose.
 //
 // Traffic, 35B (256 experts, 8 used, 2048 x 512, q4_K): 1.8 MB an entry; 1 token has 9 entries, 16 MB, floor
 // 3.7 us at 4.3 TB/s; 8 tokens about 58, 104 MB, 24 us. x and hidden rows are 4 KB a token and 1 KB a pair
 // for each block.
+//
+// Reached on one H200, without the choice: 1 token 15 us (as a list, product_few.cuh: 23), 8 tokens 53 (60;
+// product_experts.cuh: 47). Both kernels wait for instructions, not for memory: a warp needs 390 for two
+// slices of 128 k. Bulk copies of pieces this small took 450; codes multiplied as they are for entries with
+// one or two tokens (product_few_pair.cuh) saved a quarter and no time.
 #include <algorithm>
 #include <cstdlib>
 
