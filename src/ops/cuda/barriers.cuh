@@ -76,6 +76,25 @@ __device__ inline void copy_bulk(uint32_t to, const void* from, int size_bytes, 
       "l"(from), "r"(size_bytes), "r"(barrier)
       : "memory");
 }
+// Which lines of the L2 cache a copy takes: first those that leave first, so that what streams through once
+// does not push out code and activations.
+__device__ inline uint64_t cache_policy(bool leaves_first) {
+  uint64_t policy;
+  if (leaves_first) {
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));
+  } else {
+    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;\n" : "=l"(policy));
+  }
+  return policy;
+}
+__device__ inline void copy_bulk(uint32_t to, const void* from, int size_bytes, uint32_t barrier,
+                                 uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+      "[%3], %4;\n" ::"r"(to),
+      "l"(from), "r"(size_bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
 #endif
 
 // Threads of the first kThreads / 32 warps meet; others do not take part.

@@ -33,6 +33,8 @@ class CudaOps final : public Ops {
   // products*.cu, embed.cu
   void embed(Tensor y, const Weight& table, const Batch& batch) override;
   void linear(std::span<const LinearPart> parts, Tensor x) override;
+  void norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
+                   float eps) override;
   void logits(Tensor logits, const Weight& w, Tensor x) override;
   void gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) override;
   // top_k.cu

@@ -18,6 +18,7 @@
 
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "ops/cuda/context.h"
 
@@ -41,13 +42,10 @@ enum class L1 : uint8_t {
   large,  // as the driver chooses for the kernel alone: always for this kernel
 };
 
-// `shared`: dynamic shared memory. `cluster`: blocks (along x) that run together; needs capability 9.0.
-template <typename... Parameters, typename... Args>
-void launch_on(Context& context, L1 l1, unsigned cluster, void (*kernel)(Parameters...), dim3 grid,
-               unsigned threads, size_t shared, Args&&... args) {
-#if defined(__HIP_PLATFORM_AMD__)
-  kernel<<<grid, threads, shared, context.stream>>>(std::forward<Args>(args)...);
-#else
+#if !defined(__HIP_PLATFORM_AMD__)
+// Before the first launch of a kernel.
+template <typename... Parameters>
+void prepare_kernel(Context& context, L1 l1, void (*kernel)(Parameters...), size_t shared) {
   static thread_local std::unordered_set<const void*> prepared;
   const auto* name = reinterpret_cast<const void*>(kernel);
   // Below 9.0 only what needs more than any block may have unasked.
@@ -63,6 +61,17 @@ void launch_on(Context& context, L1 l1, unsigned cluster, void (*kernel)(Paramet
                    "division of the L1 cache");
     }
   }
+}
+#endif
+
+// `shared`: dynamic shared memory. `cluster`: blocks (along x) that run together; needs capability 9.0.
+template <typename... Parameters, typename... Args>
+void launch_on(Context& context, L1 l1, unsigned cluster, void (*kernel)(Parameters...), dim3 grid,
+               unsigned threads, size_t shared, Args&&... args) {
+#if defined(__HIP_PLATFORM_AMD__)
+  kernel<<<grid, threads, shared, context.stream>>>(std::forward<Args>(args)...);
+#else
+  prepare_kernel(context, l1, kernel, shared);
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = dim3(threads);
@@ -86,6 +95,42 @@ void launch_on(Context& context, L1 l1, unsigned cluster, void (*kernel)(Paramet
   context.note(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), "launching a kernel");
 #endif
   context.launched("launching a kernel");
+}
+
+// How many clusters of `cluster` blocks the GPU runs at the same time, if it does nothing else.
+template <typename... Parameters>
+int64_t most_clusters(Context& context, unsigned cluster, void (*kernel)(Parameters...), unsigned threads,
+                      size_t shared) {
+#if defined(__HIP_PLATFORM_AMD__)
+  return 0;
+#else
+  struct Known {
+    const void* kernel;
+    unsigned cluster;
+    size_t shared;
+    int64_t count;
+  };
+  static thread_local std::vector<Known> known;
+  const auto* name = reinterpret_cast<const void*>(kernel);
+  for (const Known& k : known)
+    if (k.kernel == name && k.cluster == cluster && k.shared == shared) return k.count;
+  prepare_kernel(context, L1::small, kernel, shared);
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(cluster);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared;
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = cluster;
+  attribute.val.clusterDim.y = 1;
+  attribute.val.clusterDim.z = 1;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int count = 0;
+  context.note(cudaOccupancyMaxActiveClusters(&count, kernel, &config), "asking how many clusters fit");
+  known.push_back({name, cluster, shared, count});
+  return count;
+#endif
 }
 
 template <typename... Parameters, typename... Args>

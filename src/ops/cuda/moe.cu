@@ -19,11 +19,10 @@
 // 450 MB, 105 us. Pair rows in f32 add 9.4 MB in and out at 128 tokens, 4 %.
 //
 // Reached on one H200 (4 launches: plan, gate and up, down, combine; two more that order rows from 16-row
-// tiles on; q4_k, q6_k down): 1 token 24 us, 8 58, 32 135, 128 207, 512 343, 2048 643. With q4_k down 128
-// tokens take 190.
+// tiles on; q4_k, q6_k down): 8 tokens 47 us, 32 96, 128 150, 512 343, 2048 643. Of the 150 plan and combine
+// take 5 each. One or two tokens: moe_few.cuh.
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 
 #include "ops/cuda/choose.cuh"
 #include "ops/cuda/cuda_ops.h"
@@ -351,10 +350,8 @@ Plan plan_in(std::byte* work, const Layout& l) {
 bool run_few(Context& context, const Device::WorkspaceNeeds& needs, std::byte* work, Tensor y, Tensor x,
              Tensor ids, Tensor weights, const Tensor* logits, const MoeWeights& w) {
   const bool given = logits == nullptr;
-  // Until measured: MOE_FEW=1 up to 7 tokens, 8 up to 8, 2 up to 7 with a later few_out.
-  static const char* const few = getenv("MOE_FEW");
-  static const int64_t most = few == nullptr || few[0] == '0' ? 0 : few[0] == '8' ? 8 : 7;
-  if (x.rows > most || x.rows == 0 || context.deterministic) return false;
+  constexpr int64_t kMostRows = 2;  // four are 2 % quicker through the list
+  if (x.rows > kMostRows || x.rows == 0 || context.deterministic) return false;
   BRAID_CHECK(work != nullptr && x.rows <= needs.max_tokens && ids.cols <= needs.experts_used);
   BRAID_CHECK(given || (logits->rows == x.rows && logits->cols == w.gate->experts));
   BRAID_CHECK(w.gate->n <= needs.expert_width && w.down->n <= needs.model_width &&

@@ -1,4 +1,4 @@
-// moe_few.cu -- the experts of 1 to 8 tokens in two launches: route + gate and up, then down + the sum.
+// moe_few.cu -- the experts of few tokens in two launches: route + gate and up, then down + the sum.
 //
 // An MMA has 8 columns, so they are the tokens: every chosen expert meets all rows of x, and what a token
 // gets from an expert that it did not choose is zero and not stored. No pair is sorted or gathered, and every
@@ -27,7 +27,6 @@
 // slices of 128 k. Bulk copies of pieces this small took 450; codes multiplied as they are for entries with
 // one or two tokens (product_few_pair.cuh) saved a quarter and no time.
 #include <algorithm>
-#include <cstdlib>
 
 #include "ops/cuda/moe_few.cuh"
 #include "ops/cuda/products.h"
@@ -59,7 +58,6 @@ struct OutPlan {
   int half_step;
   int stages;
   int row_bytes;  // of a hidden row in shared memory
-  bool late;      // nothing but weights is read before the kernel before has ended
 };
 
 // ---- gate and up ----
@@ -400,7 +398,6 @@ __global__ void __launch_bounds__(kOutThreads, 2)
   ring.prepare(dynamic + warp * p.stages * Ring::kStageBytes, barriers + warp * kFewStages, p.stages, lane);
   clear_list(list, thread);
   __syncthreads();
-  if (p.late) wait_for_previous();
   const int all_rows = tokens * (a.route.used + 1);
   const int routed =
       make_list(list, a.route, reinterpret_cast<uint32_t*>(rows + all_rows * p.row_bytes), false, thread);
@@ -527,8 +524,6 @@ template <class OutFormat>
 bool plan_out(const Context& context, const FewOut& out, FewLaunch& launch) {
   const int64_t pairs = int64_t{out.route.tokens} * out.route.used;
   launch.out_grid = static_cast<unsigned>(div_up(out.width, 16));
-  static const char* const few = getenv("MOE_FEW");
-  launch.out.late = few != nullptr && few[0] == '2';
   launch.out.entry_step = kOutWarps / (2 * out.units);
   launch.out.half_step = kOutWarps % (2 * out.units);
   // Rows 32 bytes apart in banks.

@@ -7,15 +7,17 @@
 //
 // Reached: 3.0 us for 1 row, 3.5 us for 128, 35 us for 2048 (3.6 TB/s).
 //
-// The sum's order is fixed by the width: thread t adds its elements in ascending order, then warps, in order.
+// The sum's order is fixed by the width (norm_math.cuh; norm_any: thread t adds its elements in ascending
+// order, then warps, in order). Products of few rows norm for themselves instead (product_few_x.cuh).
 #include "ops/cuda/device_math.h"
 #include "ops/cuda/launch.h"
+#include "ops/cuda/norm_math.cuh"
 #include "ops/cuda/sequence_ops.h"
 
 namespace braid::cuda {
 namespace {
 
-constexpr int kThreads = 512;
+constexpr int kThreads = kNormThreads;
 constexpr int kHeld = 4;  // float4 per thread kept in registers
 
 struct NormArgs {
@@ -30,6 +32,7 @@ struct NormArgs {
   const float* weight;
   float eps;
   int width;
+  OrderedRows ordered;
 };
 
 __device__ float4 load4(const void* data, DType type, int64_t index) {
@@ -45,13 +48,24 @@ __device__ void store4(void* data, DType type, int64_t index, float4 v) {
     *reinterpret_cast<float4*>(static_cast<float*>(data) + index) = v;
     return;
   }
-  Act out[4] = {to_act(v.x), to_act(v.y), to_act(v.z), to_act(v.w)};
-  *reinterpret_cast<uint2*>(static_cast<Act*>(data) + index) = *reinterpret_cast<const uint2*>(out);
+  *reinterpret_cast<uint2*>(static_cast<Act*>(data) + index) = acts_of(v);
+}
+
+// Columns k .. k + 3 of a row, as order_rows (products.cu) places them: two pieces of four bytes.
+__device__ void store_ordered(const NormArgs& a, int row, int k, uint2 v) {
+  const int columns = a.ordered.columns;
+  const int own = row % columns;
+  const int within = k % 32 / 4 * 2;  // the 16-byte piece of the first two
+  uint8_t* at =
+      static_cast<uint8_t*>(a.ordered.to) + static_cast<int64_t>(row / columns) * columns * a.width * 2 +
+      (static_cast<int64_t>(k / 128) * columns * 2 + within / 8 * columns + own) * 128 + k % 128 / 32 * 4;
+  *reinterpret_cast<uint32_t*>(at + ((within % 8 ^ own % 8) << 4)) = v.x;
+  *reinterpret_cast<uint32_t*>(at + (((within + 1) % 8 ^ own % 8) << 4)) = v.y;
 }
 
 // Width a multiple of 4, at most 4 * kThreads * kHeld, all strides multiples of 4.
 __global__ __launch_bounds__(kThreads) void norm_held(NormArgs a) {
-  __shared__ float scratch[33];
+  __shared__ __align__(16) float sums[kNormWarps];
   const int64_t row = blockIdx.x;
   float* residual = a.residual + row * a.residual_stride;
   float4 held[kHeld];
@@ -75,17 +89,19 @@ __global__ __launch_bounds__(kThreads) void norm_held(NormArgs a) {
       *reinterpret_cast<float4*>(residual + column) = v;
     }
     held[i] = v;
-    sum += v.x * v.x + v.y * v.y + (v.z * v.z + v.w * v.w);
+    sum = add_squares(sum, v);
   }
-  const float inverse = 1.0f / sqrtf(block_sum(sum, scratch) / static_cast<float>(a.width) + a.eps);
+  sum = warp_sum(sum);
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+  __syncthreads();
+  const float inverse = inverse_of_sums(sums, a.width, a.eps);
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     const int column = 4 * (threadIdx.x + i * kThreads);
     if (column >= a.width) break;
-    const float4 w = weight[i];
-    const float4 v = held[i];
-    store4(a.y, a.y_type, row * a.y_stride + column,
-           {v.x * inverse * w.x, v.y * inverse * w.y, v.z * inverse * w.z, v.w * inverse * w.w});
+    const float4 v = normed(held[i], inverse, weight[i]);
+    store4(a.y, a.y_type, row * a.y_stride + column, v);
+    if (a.ordered.to != nullptr) store_ordered(a, static_cast<int>(row), column, acts_of(v));
   }
 }
 
@@ -115,18 +131,22 @@ bool aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0;
 
 }  // namespace
 
-void add_norm(Context& context, Tensor y, Tensor residual, Tensor x, const float* weight, float eps) {
+bool add_norm(Context& context, Tensor y, Tensor residual, Tensor x, const float* weight, float eps,
+              const OrderedRows& ordered) {
   const int64_t width = residual.cols;
   BRAID_CHECK(y.cols == width && residual.rows >= y.rows && residual.type == DType::f32);
   BRAID_CHECK(y.type == DType::f32 || y.type == kActType);
   if (x) BRAID_CHECK(x.cols == width && x.rows >= y.rows);
-  if (y.rows == 0) return;
-  const NormArgs args{y.data,   y.type, y.stride, residual.f32(),         residual.stride, x.data, x.type,
-                      x.stride, weight, eps,      static_cast<int>(width)};
+  if (y.rows == 0) return true;
+  NormArgs args{y.data,   y.type, y.stride, residual.f32(),         residual.stride, x.data, x.type,
+                x.stride, weight, eps,      static_cast<int>(width)};
   const bool fours = width % 4 == 0 && width <= 4 * kThreads * kHeld && y.stride % 4 == 0 &&
                      residual.stride % 4 == 0 && x.stride % 4 == 0 && aligned16(y.data) &&
                      aligned16(residual.data) && aligned16(x.data) && aligned16(weight);
+  const bool orders = ordered.to == nullptr || (fours && width % 256 == 0 && y.type == kActType);
+  if (orders) args.ordered = ordered;
   launch_early(context, fours ? norm_held : norm_any, dim3(static_cast<unsigned>(y.rows)), kThreads, 0, args);
+  return orders;
 }
 
 }  // namespace braid::cuda

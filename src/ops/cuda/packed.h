@@ -128,6 +128,17 @@ struct ExpertTile {
   int count;
 };
 
+// x of a product of few rows that is still to be normed (product_few_x.cuh): x = norm(residual) * weight.
+struct FewNormArgs {
+  const float* residual = nullptr;  // null: x is there
+  int64_t residual_stride = 0;      // a multiple of 4; the width is one of 8
+  const float* weight = nullptr;
+  float eps = 0;
+  bool writes = false;  // x is to be written too
+};
+inline constexpr int kMostFewNormRows = 1;
+inline constexpr int kMostFewNormWidth = 5120;
+
 inline constexpr int kMostParts = 8;
 struct ProductArgs {
   ProductPart parts[kMostParts];
@@ -141,6 +152,7 @@ struct ProductArgs {
   int64_t x_stride = 0;
   int k = 0;
   int tokens = 0;
+  FewNormArgs norm;
   float* partials = nullptr;     // [2 * grid][tile]
   unsigned* counters = nullptr;  // [8 * grid], zero between launches
   unsigned* claims = nullptr;    // [4], zero between launches: work given to who comes first
@@ -155,6 +167,7 @@ struct ProductArgs {
   bool early_list = false;  // the list was complete before the kernel before this one began
   // x was too, and nothing that the kernel before reads or writes is written: it may still run.
   bool beside_previous = false;
+  bool once = false;  // every weight is read once: it may leave the L2 cache first
 };
 
 // Grid and tile limits that size the workspace.
@@ -174,6 +187,8 @@ Columns columns_for(const Context& context, int64_t rows);
 constexpr int wide_warps(Pack pack, int columns) { return pack == Pack::f16 ? 4 : columns <= 32 ? 12 : 8; }
 
 void launch_products(Context& context, Pack pack, Columns columns, const ProductArgs& args);
+// For kernels that do not norm: queues the norm, if there is one, and returns the arguments without it.
+ProductArgs norm_first(Context& context, const ProductArgs& args);
 void launch_products_f16(Context& context, int groups, const ProductArgs& args);
 void launch_products_q8(Context& context, int groups, const ProductArgs& args);
 void launch_products_q4k(Context& context, int groups, const ProductArgs& args);

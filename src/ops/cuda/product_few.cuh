@@ -1,52 +1,55 @@
-// product_few.cuh -- y = x W^T for up to 8 rows of x, or for tiles of up to 8 rows of experts: the products
-// of decoding, which are as fast as their weights come.
+// product_few.cuh -- y = x W^T for up to 8 rows of x: the products of decoding, which are as fast as their
+// weights come. Lists of experts: product_list.cuh, product_experts.cuh, moe_few.cuh.
 //
-// A warp multiplies 32 rows x 128 k at a time (one half of a unit, packed.h) with mma.m16n8k16, weights as
-// the row operand, from a ring of its own that bulk copies fill, a piece (a unit, or half of one) at a time.
-// No warp waits for another one before the end. The cut:
+// A warp multiplies 32 rows x 128 k at a time (a half of a unit, packed.h) with mma.m16n8k16, weights as the
+// row operand, from a ring of its own that bulk copies fill. No warp waits for another one before the end.
+// The cut:
 //
-//   cluster   of 1 or 2 CTAs: an equal run of 32-row blocks (of gate and up pairs)
+//   cluster   of 1 to 8 CTAs: an equal run of 32-row blocks (of gate and up pairs)
 //   CTA       of a cluster: a slice of k of all of them
-//   warp      one of `along` along the slice, each with every along-th piece; groups of `along` warps take
-//             the blocks in turn
+//   warp      an equal run of its halves, block after block, wherever blocks begin or end
 //
-// Sums of the warps meet once, at the end, in shared memory of the CTA that stores the rows (`exchange`,
-// written through the cluster's network), and are added in the order of k. With one slice and one warp along
-// k nothing has to meet: `direct`. How k is cut follows from the shape of the weights (FewCut), so a row's
-// bytes do not depend on the other rows; for lists of experts also from the likely number of tiles.
+// Sums of a block meet once, at the end, in shared memory of the CTA that stores its rows (`exchange`,
+// written through the cluster's network), and are added in the order of k. How k is cut follows from the
+// shape of the weights, so a row's bytes do not depend on the other rows; one or two rows are multiplied in
+// another form (product_few_pair.cuh), which rounds elsewhere.
 //
-// What a decode step waits for is not bandwidth but the time between two kernels. So a CTA takes half of a
-// multiprocessor at most where it can (8 warps, about 80 KB), sets up its rings and asks for its first
-// weights before it waits for the kernel before (launch.h): 74 KB on each of 132 multiprocessors, more than
-// many a product has. Large products take both halves. x of dense products is copied to shared memory, a
-// slice of it, with 16-byte pieces exchanged so that a quarter warp meets all banks; experts read their rows
-// through the L1 cache.
+// What bounds these kernels is not bandwidth alone. (1) Balance: published widths have 160 blocks, or 544
+// pairs; over 264 CTAs most have 2 pairs and some 3. 32 clusters of 8 divide them evenly, and a slice of an
+// eighth of k makes x small. (2) Instructions: 82 halves come to a quarter of a multiprocessor in the time
+// that memory needs for gate and up of 27B, 520 clocks for each. (3) The time between two kernels: a CTA
+// takes half of a multiprocessor at most, sets up its rings and asks for its first weights before it waits
+// for the kernel before (launch.h).
 //
-// Traffic: the weights once, x once per CTA. 27B gate + up: 100 MB, floor 23 us at 4.3 TB/s. Decoding and
-// multiplying half a unit takes 230 issue slots (q4k) of the 500 that memory leaves.
+// x is copied to shared memory, a slice of it, or normed on the way (product_few_x.cuh).
+//
+// Traffic: the weights once, x once per CTA. 27B gate + up: 100 MB, floor 23 us at 4.3 TB/s.
 #pragma once
 
 #include <algorithm>
 
 #include "ops/cuda/mma.h"
+#include "ops/cuda/product_few_pair.cuh"
+#include "ops/cuda/product_few_x.cuh"
 #include "ops/cuda/product_pipeline.cuh"
 
 namespace braid::cuda {
 
 inline constexpr int kFewRows = 8;
-inline constexpr int kFewStages = 4;
+inline constexpr int kFewStages = 6;
 
-// How a launch is cut.
+// How a launch is cut. Numbers that the kernel would divide by are powers of two, and the rest is divided
+// here: a division by a number known late costs as much as a tenth of a half.
 struct FewPlan {
-  int slices = 1;  // of k: CTAs of a cluster
-  int along = 1;   // warps of a CTA along its slice
-  int stages = 2;  // of a warp's ring
-  int rows = 1;    // of x, at most, in a tile
-  int pair = 1;    // blocks that make one stretch of y: 2 for gate and up
-  bool direct = false;
-  bool early_list = false;       // the list of experts was complete before the kernel before began
-  bool beside_previous = false;  // need not wait for the kernel before, only end after it
+  int slices_log2 = 0;           // of k: CTAs of a cluster
+  int items = 0;                 // of each cluster: stretches of y
+  int more = 0;                  // clusters that have one more
+  int pair_log2 = 0;             // blocks of a stretch: 2 for gate and up
+  int stages = 2;                // of a warp's ring
+  int rows = 1;                  // of x
+  int sources = 1;               // warps of a CTA that may share a block
   int x_bytes = 0;               // of shared memory
+  bool beside_previous = false;  // need not wait for the kernel before, only end after it
 };
 
 __device__ inline void meet_cluster_arrive() {
@@ -71,11 +74,12 @@ __device__ inline void store_remote(const float* at, int rank, float x) {
 template <class Format>
 struct FewShape {
   static constexpr int kWarps = Format::kStreams;
+  static constexpr int kWarpsLog2 = kWarps == 8 ? 3 : 2;
+  static_assert(1 << kWarpsLog2 == kWarps);
   static constexpr int kThreads = kWarps * 32;
-  static constexpr int kHalves = Format::kStreamHalves;  // of a piece
   static constexpr int kPart = half_bytes(Format::kPack);
   static constexpr int kRest = shared_bytes(Format::kPack);
-  static constexpr int kPiece = kHalves * kPart + kRest;
+  static constexpr int kPiece = kPart + kRest;
 };
 
 template <class Format>
@@ -99,26 +103,274 @@ __device__ inline void multiply_few(const uint8_t* part, const uint8_t* rest, co
   }
 }
 
-// kList: tiles of experts (ProductArgs::tiles); else up to 8 rows of x.
-template <class Format, bool kList>
+// Halves of a CTA, and how its warps share them.
+template <int kWarpsLog2>
+struct FewRuns {
+  int halves;  // of a block
+  int total;
+
+  __device__ FewRuns(int blocks, int block_halves) : halves(block_halves), total(blocks * block_halves) {}
+  __device__ int start(int warp) const { return total * warp >> kWarpsLog2; }
+  // Warps that have a part of the halves at .. at + count - 1, bit 0 for the first.
+  __device__ uint32_t owners(int at, int count) const {
+    const int first = owner(at);
+    uint32_t mask = 0;
+#pragma unroll
+    for (int w = 0; w < 1 << kWarpsLog2; ++w)
+      if (start(w) < start(w + 1) && start(w + 1) > at && start(w) < at + count) mask |= 1u << (w - first);
+    return mask;
+  }
+  // The warp that has half number `at` of the CTA.
+  __device__ int owner(int at) const {
+    int warp = 0;
+#pragma unroll
+    for (int w = 1; w < 1 << kWarpsLog2; ++w) warp += start(w) <= at ? 1 : 0;
+    return warp;
+  }
+};
+
+// The ring of a warp: loads run ahead of the products by its length.
+template <class Format>
+struct FewRing {
+  using Shape = FewShape<Format>;
+  static constexpr int kUnit = unit_bytes(Format::kPack);
+
+  const ProductArgs& a;
+  const ProductPart* parts;
+  uint8_t* memory;
+  uint32_t full;   // barriers
+  int first_half;  // of the slice
+  int halves;      // of a block
+  int lane;
+  int left;   // halves to ask for
+  int block;  // of the next one
+  int half;   // in the slice
+  const uint8_t* unit = nullptr;
+#if __CUDA_ARCH__ >= 900
+  uint64_t policy = cache_policy(a.once);
+#endif
+
+  __device__ void find() {
+    const uint8_t* units = units_of<kUnit>(a, parts, 0, block);
+    unit = units + static_cast<int64_t>((first_half + half) / 2) * kUnit;
+  }
+  __device__ void load(int stage) {
+    if (left == 0) return;
+    --left;
+    const bool second = ((first_half + half) & 1) != 0;
+    const uint32_t to = shared_address(memory + stage * Shape::kPiece);
+#if __CUDA_ARCH__ >= 900
+    if (lane == 0) {
+      const uint32_t barrier = full + 8 * stage;
+      arrive_expecting(barrier, Shape::kPiece);
+      if (second || Shape::kRest == 0) {  // what both halves share lies behind the second
+        copy_bulk(to, unit + (second ? Shape::kPart : 0), Shape::kPiece, barrier, policy);
+      } else {
+        copy_bulk(to, unit, Shape::kPart, barrier, policy);
+        copy_bulk(to + Shape::kPart, unit + 2 * Shape::kPart, Shape::kRest, barrier, policy);
+      }
+    }
+#else
+    for (int i = lane * 16; i < Shape::kPiece; i += 512)
+      copy_async(to + i, i < Shape::kPart ? unit + (second ? Shape::kPart : 0) + i
+                                          : unit + 2 * Shape::kPart + (i - Shape::kPart));
+    arrive_after_copies(full + 8 * stage);
+#endif
+    if (++half == halves) {
+      half = 0;
+      ++block;
+      if (left > 0) find();
+    } else if (second) {
+      unit += kUnit;
+    }
+  }
+};
+
+// few: up to 8 rows of x; pair: up to 2 (product_few_pair.cuh).
+enum class FewForm : uint8_t { few, pair };
+
+// A CTA: its place in the cut, and what its warps do once x is there.
+template <class Format, FewForm kForm>
+struct FewCta {
+  using Shape = FewShape<Format>;
+  using Runs = FewRuns<Shape::kWarpsLog2>;
+  static constexpr bool kPair = kForm == FewForm::pair;
+  static constexpr int kSums = kPair ? 8 * Format::kSubBlocks : 0;  // floats of a half beside x
+
+  const ProductArgs& a;
+  const FewPlan& p;
+  const ProductPart* parts;
+  const uint8_t* xs;
+  float* exchange;
+  int slices;
+  int rank;        // which of them
+  int begin;       // first block
+  int own_blocks;  // of the cluster
+  Runs runs;
+
+  __device__ FewCta(const ProductArgs& args, const FewPlan& plan, const ProductPart* all_parts,
+                    uint8_t* x_memory)
+      : a(args),
+        p(plan),
+        parts(all_parts),
+        xs(x_memory),
+        exchange(reinterpret_cast<float*>(x_memory + plan.x_bytes)),
+        slices(1 << plan.slices_log2),
+        rank(static_cast<int>(blockIdx.x) & (slices - 1)),
+        begin((plan.items * cluster() + min(cluster(), plan.more)) << plan.pair_log2),
+        own_blocks((plan.items + (cluster() < plan.more ? 1 : 0)) << plan.pair_log2),
+        runs(own_blocks, first_half(rank + 1) - first_half(rank)) {}
+
+  __device__ int cluster() const { return static_cast<int>(blockIdx.x) >> p.slices_log2; }
+  __device__ int first_half(int slice) const { return 2 * a.units * slice >> p.slices_log2; }
+  __device__ const float* x_sums() const {
+    return reinterpret_cast<const float*>(xs + runs.halves * p.rows * 256);
+  }
+
+  // This warp's run, from half `half` of block `block` on.
+  __device__ void multiply(FewRing<Format>& ring, int block, int half, int left) const {
+    const int lane = ring.lane;
+    const int g = lane / 4;
+    const int c = lane % 4;
+    // Where this lane's four pieces of a half of x lie. Pair: lanes that hold no x of this column keep zeros.
+    const int row = kPair ? g & 1 : min(g, p.rows - 1);
+    const int exchanged = (c >> 1) ^ ((row & 1) << 1);
+    const bool holds_x = !kPair || (c == g >> 1 && row < p.rows);
+    const int x_half = p.rows * 256;
+    const uint8_t* x_first = xs + row * 256 + c * 64;
+    uint4 pair_b[2] = {};
+    int stage = 0;
+    int parity = 0;
+    while (left > 0) {
+      const int count = min(left, runs.halves - half);
+      const uint8_t* x_at = x_first + half * x_half;
+      const float* sums_at = x_sums() + half * kSums + c * 2 * Format::kSubBlocks;
+      float acc[2][2][4] = {};
+      for (int i = 0; i < count; ++i) {
+        wait_barrier(ring.full + 8 * stage, parity);
+        const uint8_t* part = ring.memory + stage * Shape::kPiece;
+        if constexpr (kPair) {
+          multiply_pair<Format>(part, part + Shape::kPart, holds_x, x_at, exchanged, sums_at, pair_b, acc[0],
+                                lane);
+        } else {
+          uint4 b[4];
+#pragma unroll
+          for (int j = 0; j < 4; ++j) b[j] = *reinterpret_cast<const uint4*>(x_at + ((j ^ exchanged) << 4));
+          multiply_few<Format>(part, part + Shape::kPart, b, acc, lane);
+        }
+        x_at += x_half;
+        sums_at += kSums;
+        __syncwarp();
+        ring.load(stage);
+        if (++stage == p.stages) {
+          stage = 0;
+          parity ^= 1;
+        }
+      }
+      leave(block, acc, g, c);
+      left -= count;
+      half = 0;
+      ++block;
+    }
+  }
+
+  // The sums of a block, or of this warp's part of it, to the CTA that stores its rows. What stands here is
+  // short on purpose: with a way from registers to y for blocks that one warp has alone the kernel had 1,200
+  // instructions more, and every launch of a step took a microsecond longer.
+  __device__ void leave(int block, const float (&acc)[2][2][4], int g, int c) const {
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int item = block >> p.pair_log2;
+    const int place = (item >> p.slices_log2 << p.pair_log2) + (block & ((1 << p.pair_log2) - 1));
+    const int slot = ((place << p.slices_log2) + rank) * p.sources + warp - runs.owner(block * runs.halves);
+    float* to = exchange + slot * p.rows * 32;
+    const auto put = [&](int row_in_block, int token, float sum) {
+      if (slices > 1) {
+        store_remote(to + token * 32 + row_in_block, item & (slices - 1), sum);
+      } else {
+        to[token * 32 + row_in_block] = sum;
+      }
+    };
+    if constexpr (kPair) {
+      const float2 sum = add_lanes(acc[0], c);
+      const int own_row = (c >> 1) * 16 + (c & 1) * 8 + g;
+      put(own_row, 0, sum.x);
+      if (p.rows > 1) put(own_row, 1, sum.y);
+    } else {
+#pragma unroll
+      for (int r16 = 0; r16 < 2; ++r16)
+#pragma unroll
+        for (int q = 0; q < 4; ++q) {
+          const int token = 2 * c + q % 2;
+          if (token < p.rows) put(r16 * 16 + q / 2 * 8 + g, token, acc[0][r16][q] + acc[1][r16][q]);
+        }
+    }
+  }
+
+  // The rows that this CTA stores: items rank, rank + slices, ... of the cluster; a warp for 32 rows of a
+  // token. What needs no sums is fetched before all have met.
+  __device__ int stored() const {
+    const int items = own_blocks >> p.pair_log2;
+    return items > rank ? (items - rank + slices - 1) >> p.slices_log2 : 0;
+  }
+  __device__ int first_block(int i) const { return ((i << p.slices_log2) + rank) << p.pair_log2; }
+  __device__ RowTarget find(int i, int token, int lane, float& old) const {
+    RowTarget target = target_of(a, parts, 0, begin + first_block(i), lane);
+    if (target.part != nullptr) old = old_value(target, token);
+    return target;
+  }
+  __device__ float sum_of(int i, int twin, int token, int lane) const {
+    // Which warps of slice `lane` share the block.
+    const int of_lane = lane & (slices - 1);
+    const Runs of(own_blocks, first_half(of_lane + 1) - first_half(of_lane));
+    const uint32_t own_mask = of.owners((first_block(i) + twin) * of.halves, of.halves);
+    const float* from = exchange + token * 32 + lane +
+                        (((i << p.pair_log2) + twin) << p.slices_log2) * p.sources * p.rows * 32;
+    float sum = 0;
+    for (int slice = 0; slice < slices; ++slice) {
+      const float* of_slice = from + slice * p.sources * p.rows * 32;
+      for (uint32_t mask = __shfl_sync(kFullWarp, own_mask, slice); mask != 0; mask &= mask - 1)
+        sum += of_slice[(__ffs(static_cast<int>(mask)) - 1) * p.rows * 32];
+    }
+    return sum;
+  }
+  __device__ void store() const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int tasks = stored() * p.rows;
+    RowTarget target;
+    float old = 0;
+    if (warp < tasks) target = find(warp / p.rows, warp % p.rows, lane, old);
+    if (slices > 1) {
+      __syncwarp();
+      meet_cluster_arrive();
+      meet_cluster_wait();
+    } else {
+      __syncthreads();
+    }
+    for (int task = warp; task < tasks; task += Shape::kWarps) {
+      const int i = task / p.rows;
+      const int token = task - i * p.rows;
+      if (task != warp) target = find(i, token, lane, old);
+      const float sum = sum_of(i, 0, token, lane);
+      const float up_sum = p.pair_log2 > 0 ? sum_of(i, 1, token, lane) : 0.0f;
+      if (target.part != nullptr) store_sum(target, token, sum, up_sum, old);
+    }
+  }
+};
+
+template <class Format, FewForm kForm>
 __global__ void __launch_bounds__(FewShape<Format>::kThreads, 2)
     few_kernel(const __grid_constant__ ProductArgs a, const __grid_constant__ FewPlan p) {
   using Shape = FewShape<Format>;
-  constexpr int kUnit = unit_bytes(Format::kPack);
   constexpr int kWarps = Shape::kWarps;
-  constexpr int kHalves = Shape::kHalves;
   extern __shared__ __align__(128) uint8_t dynamic[];
   __shared__ __align__(8) uint64_t barriers[kWarps * kFewStages];
+  __shared__ __align__(16) float norm_sums[kMostFewNormRows][kNormWarps];
   __shared__ __align__(8) uint32_t part_words[sizeof(ProductPart) / 4 * kMostParts];
   const auto* parts = reinterpret_cast<const ProductPart*>(part_words);
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int warp = thread / 32;
-  const int stages = p.stages;
-  uint8_t* ring = dynamic + warp * stages * Shape::kPiece;
-  uint8_t* xs = dynamic + kWarps * stages * Shape::kPiece;
-  float* exchange = reinterpret_cast<float*>(xs + p.x_bytes);
-  const uint32_t full = shared_address(barriers + warp * kFewStages);
   // Parameters are slow to read at an index that is not known when the kernel is compiled.
   for (int i = thread; i < static_cast<int>(sizeof(ProductPart)) / 4 * a.part_count; i += Shape::kThreads)
     part_words[i] = reinterpret_cast<const uint32_t*>(a.parts)[i];
@@ -127,397 +379,175 @@ __global__ void __launch_bounds__(FewShape<Format>::kThreads, 2)
 #else
   constexpr int kArrivals = 32;
 #endif
+  const uint32_t full = shared_address(barriers + warp * kFewStages);
   if (lane == 0) {
-    for (int stage = 0; stage < stages; ++stage) init_barrier(full + 8 * stage, kArrivals);
+    for (int stage = 0; stage < p.stages; ++stage) init_barrier(full + 8 * stage, kArrivals);
     publish_barriers();
   }
   __syncthreads();
-  if (p.slices > 1) meet_cluster_arrive();  // another CTA's shared memory may be written once it has started
+  uint8_t* xs = dynamic + kWarps * p.stages * Shape::kPiece;
+  const FewCta<Format, kForm> cta(a, p, parts, xs);
+  if (cta.slices > 1)
+    meet_cluster_arrive();  // another CTA's shared memory may be written once it has started
 
-  if (kList && !p.early_list) wait_for_previous();
-  const int rank = static_cast<int>(blockIdx.x) % p.slices;
-  const unsigned cluster = blockIdx.x / p.slices;
-  const unsigned clusters = gridDim.x / p.slices;
-  const unsigned items = static_cast<unsigned>(kList ? a.blocks * *a.tile_count : a.blocks) / p.pair;
-  const int begin = static_cast<int>(items * cluster / clusters) * p.pair;
-  const int own_blocks = static_cast<int>(items * (cluster + 1) / clusters) * p.pair - begin;
-  const int pieces = 2 / kHalves * a.units;
-  const int first_piece = pieces * rank / p.slices;
-  const int own_pieces = pieces * (rank + 1) / p.slices - first_piece;
+  const auto& runs = cta.runs;
+  const int start = runs.start(warp);
+  const int count = runs.start(warp + 1) - start;
+  const int block = count > 0 ? start / runs.halves : 0;
+  const int half = count > 0 ? start - block * runs.halves : 0;
+  const int first_half = cta.first_half(cta.rank);
+  FewRing<Format> ring{a,    parts,      dynamic + warp * p.stages * Shape::kPiece,
+                       full, first_half, runs.halves,
+                       lane, count,      cta.begin + block,
+                       half};
+  if (count > 0) ring.find();
+  for (int stage = 0; stage < p.stages; ++stage) ring.load(stage);
 
-  // This warp's blocks, and its pieces of each.
-  const int k_warp = warp % p.along;
-  const int group = warp / p.along;
-  const int groups = kWarps / p.along;
-  const int turn = p.direct ? p.pair : 1;  // blocks that follow each other in one warp
-  const int turns = own_blocks / turn;
-  const int block_count = group < turns ? (turns - group + groups - 1) / groups * turn : 0;
-  const int piece_count = k_warp < own_pieces ? (own_pieces - k_warp + p.along - 1) / p.along : 0;
-  const auto block_of = [&](int n) {
-    return turn == 1 ? begin + group + n * groups : begin + (group + n / 2 * groups) * 2 + n % 2;
-  };
-  const auto tile_of = [&](int block) {
-    return kList ? a.tiles[block / a.blocks] : ExpertTile{0, 0, a.tokens};
-  };
-  const auto within = [&](int block) { return kList ? block % a.blocks : block; };
-
-  // Loads run ahead of the products by the length of the ring.
-  int load_n = piece_count > 0 ? 0 : block_count;
-  int load_i = 0;
-  const uint8_t* load_units = nullptr;
-  const auto find_units = [&]() {
-    if (load_n >= block_count) return;
-    const int block = block_of(load_n);
-    load_units = units_of<kUnit>(a, parts, tile_of(block).expert, within(block));
-    if (kHalves == 2) load_units += static_cast<int64_t>(first_piece + k_warp) * kUnit;
-  };
-  const auto load = [&](int stage) {
-    if (load_n >= block_count) return;
-    const uint8_t* unit = load_units;
-    const uint8_t* part = unit;
-    if (kHalves == 2) {
-      load_units += p.along * kUnit;
-    } else {
-      const int half = first_piece + k_warp + load_i * p.along;
-      unit += static_cast<int64_t>(half / 2) * kUnit;
-      part = unit + half % 2 * Shape::kPart;
-    }
-    const uint32_t to = shared_address(ring + stage * Shape::kPiece);
-    constexpr int kFirst = kHalves == 2 ? Shape::kPiece : Shape::kPart;
-#if __CUDA_ARCH__ >= 900
-    if (lane == 0) {
-      arrive_expecting(full + 8 * stage, Shape::kPiece);
-      copy_bulk(to, part, kFirst, full + 8 * stage);
-      if (kFirst < Shape::kPiece)
-        copy_bulk(to + kFirst, unit + 2 * Shape::kPart, Shape::kRest, full + 8 * stage);
-    }
-#else
-    for (int i = lane * 16; i < Shape::kPiece; i += 512)
-      copy_async(to + i, i < kFirst ? part + i : unit + 2 * Shape::kPart + (i - kFirst));
-    arrive_after_copies(full + 8 * stage);
-#endif
-    if (++load_i == piece_count) {
-      load_i = 0;
-      ++load_n;
-      find_units();
-    }
-  };
-  find_units();
-  for (int stage = 0; stage < stages; ++stage) load(stage);
+  const FewX<Format, FewCta<Format, kForm>::kPair, Shape::kThreads> x_fill(
+      a, p.rows, xs, const_cast<float*>(cta.x_sums()), FewSlice{first_half, runs.halves, 2 * a.x_units});
+  x_fill.begin();
   if (!p.beside_previous) {
     wait_for_previous();
     let_next_start();
   }
-
-  const int g = lane / 4;
-  const int c = lane % 4;
-  const int x_halves = 2 * a.x_units;  // f32 weights read x twice
-  if constexpr (!kList) {
-    const int wide = own_pieces * kHalves * 16;
-#pragma unroll 4
-    for (int i = thread; i < wide * p.rows; i += Shape::kThreads) {
-      const int row = i / wide;
-      const int half = i % wide / 16;
-      int from = first_piece * kHalves + half;
-      if (from >= x_halves) from -= x_halves;
-      const int piece = i % 16;
-      const int k = from * 128 + piece * 8;
-      const uint4 v = k < a.k ? __ldcg(reinterpret_cast<const uint4*>(a.x + row * a.x_stride + k))
-                              : make_uint4(0, 0, 0, 0);
-      *reinterpret_cast<uint4*>(xs + (half * p.rows + row) * 256 +
-                                ((piece ^ (piece >> 3) ^ ((row & 1) << 1)) << 4)) = v;
-    }
-    __syncthreads();
-  }
-  if (p.slices > 1) {
-    __syncwarp();
-    meet_cluster_wait();
-  }
-
-  const int sources = p.slices * p.along;
-  int stage = 0;
-  int parity = 0;
-  float gate[2][4] = {};
-  for (int n = 0; n < block_count; ++n) {
-    const int block = block_of(n);
-    const ExpertTile tile = tile_of(block);
-    const int row = min(g, tile.count - 1);
-    RowTarget target;
-    if (p.direct) target = target_of(a, parts, tile.expert, within(block) & ~(turn - 1), 0);
-    const Act* x = nullptr;
-    if constexpr (kList) {
-      const int at = a.x_row != nullptr ? a.x_row[tile.first + row] : tile.first + row;
-      x = a.x + at * a.x_stride;
-    }
-    // Where this lane's four pieces of a half of x lie.
-    const int exchanged = (c >> 1) ^ ((row & 1) << 1);
-    const uint8_t* x_at = xs + (k_warp * kHalves * p.rows + row) * 256 + c * 64;
-    const int x_half = p.rows * 256;
-    const int x_step = p.along * kHalves * x_half;
-    float acc[2][2][4] = {};
-    for (int i = 0; i < piece_count; ++i) {
-      uint4 b[kHalves][4];
-#pragma unroll
-      for (int h = 0; h < kHalves; ++h) {
-        if constexpr (kList) {
-          int from = (first_piece + k_warp + i * p.along) * kHalves + h;
-          if (from >= x_halves) from -= x_halves;
-          const int k = from * 128 + c * 32;
-#pragma unroll
-          for (int j = 0; j < 4; ++j)
-            b[h][j] =
-                k + j * 8 < a.k ? *reinterpret_cast<const uint4*>(x + k + j * 8) : make_uint4(0, 0, 0, 0);
-        } else {
-#pragma unroll
-          for (int j = 0; j < 4; ++j)
-            b[h][j] = *reinterpret_cast<const uint4*>(x_at + h * x_half + ((j ^ exchanged) << 4));
-        }
-      }
-      x_at += x_step;
-      wait_barrier(full + 8 * stage, parity);
-      const uint8_t* piece = ring + stage * Shape::kPiece;
-#pragma unroll
-      for (int h = 0; h < kHalves; ++h)
-        multiply_few<Format>(piece + h * Shape::kPart, piece + kHalves * Shape::kPart, b[h], acc, lane);
-      __syncwarp();
-      load(stage);
-      if (++stage == stages) {
-        stage = 0;
-        parity ^= 1;
-      }
-    }
-
-    float sums[2][4];
-#pragma unroll
-    for (int r16 = 0; r16 < 2; ++r16)
-#pragma unroll
-      for (int q = 0; q < 4; ++q) sums[r16][q] = acc[0][r16][q] + acc[1][r16][q];
-    if (p.direct) {
-      if (turn == 2 && n % 2 == 0) {
-#pragma unroll
-        for (int r16 = 0; r16 < 2; ++r16)
-#pragma unroll
-          for (int q = 0; q < 4; ++q) gate[r16][q] = sums[r16][q];
-        continue;
-      }
-      if (target.part == nullptr) continue;
-      const int first_row = target.row;
-#pragma unroll
-      for (int r16 = 0; r16 < 2; ++r16)
-#pragma unroll
-        for (int q = 0; q < 4; ++q) {
-          const int token = 2 * c + q % 2;
-          target.row = first_row + r16 * 16 + q / 2 * 8 + g;
-          if (token >= tile.count || target.row >= target.part->rows) continue;
-          if (turn == 2) {
-            store_sum(target, tile.first + token, gate[r16][q], sums[r16][q]);
-          } else {
-            store_sum(target, tile.first + token, sums[r16][q], 0);
-          }
-        }
-      continue;
-    }
-    const int item = (block - begin) / p.pair;
-    const int slot =
-        (item / p.slices * p.pair + (block - begin) % p.pair) * sources + rank * p.along + k_warp;
-    float* to = exchange + slot * p.rows * 32 + g;
-#pragma unroll
-    for (int r16 = 0; r16 < 2; ++r16)
-#pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        const int token = 2 * c + q % 2;
-        if (token >= p.rows) continue;
-        float* at = to + token * 32 + r16 * 16 + q / 2 * 8;
-        if (p.slices > 1) {
-          store_remote(at, item % p.slices, sums[r16][q]);
-        } else {
-          *at = sums[r16][q];
-        }
-      }
-  }
+  x_fill.fill(norm_sums, a.norm.writes && cta.cluster() == 0);
+  __syncthreads();
+  if (cta.slices > 1) meet_cluster_wait();
+  cta.multiply(ring, block, half, count);
   if (p.beside_previous) {
     wait_for_previous();
     let_next_start();
   }
-  if (p.direct) return;
-
-  // The rows that this CTA stores: items rank, rank + slices, ... of the cluster, a warp for 32 rows. What
-  // needs no sums is fetched before all have met.
-  const int own_items = own_blocks / p.pair;
-  const int stored = own_items > rank ? (own_items - rank + p.slices - 1) / p.slices : 0;
-  RowTarget target;
-  ExpertTile tile{0, 0, 0};
-  float old[kFewRows];
-  const auto find_target = [&](int item) {
-    const int block = begin + (item * p.slices + rank) * p.pair;
-    tile = tile_of(block);
-    target = target_of(a, parts, tile.expert, within(block), lane);
-    if (target.part == nullptr) return;
-#pragma unroll
-    for (int token = 0; token < kFewRows; ++token)
-      old[token] = token < tile.count ? old_value(target, tile.first + token) : 0.0f;
-  };
-  if (warp < stored) find_target(warp);
-  if (p.slices > 1) {
-    __syncwarp();
-    meet_cluster_arrive();
-    meet_cluster_wait();
-  } else {
-    __syncthreads();
-  }
-  for (int item = warp; item < stored; item += kWarps) {
-    if (item != warp) find_target(item);
-    if (target.part == nullptr) continue;
-    const float* from = exchange + item * p.pair * sources * p.rows * 32 + lane;
-#pragma unroll
-    for (int token = 0; token < kFewRows; ++token) {
-      if (token >= tile.count) break;
-      float sum = 0;
-      float up_sum = 0;
-      for (int s = 0; s < sources; ++s) {
-        sum += from[(s * p.rows + token) * 32];
-        if (p.pair == 2) up_sum += from[((sources + s) * p.rows + token) * 32];
-      }
-      store_sum(target, tile.first + token, sum, up_sum, old[token]);
-    }
-  }
+  cta.store();
 }
 
 // ---- the cut ----
 
-// Along k: slices (CTAs of a cluster) and warps of a CTA; density: CTAs of a multiprocessor, which changes no
-// sum. Clusters of four fit badly (27B gate + up, 1 row: 43 us, of two 31, none 36) and serve products that
-// have work for a few multiprocessors only (a router: 4.5 us instead of 6.3). Two CTAs of a cluster may land
-// on one multiprocessor if they fit, and another one then stands idle; so a cluster of a grid of density 1
-// asks for more than half of the shared memory.
+// CTAs of a cluster, along k, and CTAs of a multiprocessor.
 struct FewCut {
-  int slices = 0;  // 0: none fits
-  int along = 1;
-  int density = 1;
-
-  bool direct() const { return slices == 1 && along == 1; }
+  int slices = 1;
+  int density = 2;
 };
 
-inline int64_t few_clusters(const Context& context, const FewCut& cut) {
-  return int64_t{cut.density} * context.processors / cut.slices;
-}
+inline int log2_of(int power) { return power <= 1 ? 0 : 1 + log2_of(power / 2); }
 
 // What a launch asks of a cut.
-struct FewShapeOfWork {
-  int warps, piece_bytes, halves;  // of the kernel; halves of a piece
-  int64_t items, most_items;       // likely; at most
-  int pair, pieces, rows;
-  bool list;
+struct FewWork {
+  int warps, piece_bytes;
+  int64_t items;
+  int pair, halves, rows;
+  int sums_bytes = 0;  // of a half: what product_few_pair.cuh has beside x
 
-  // So few blocks that clusters of four have all the room they want.
-  bool tiny(const Context& context) const { return !list && items * 8 <= context.processors; }
-
-  // Shared memory beside the rings.
   int64_t x_bytes(const FewCut& cut) const {
-    return list ? 0 : int64_t{div_up(pieces, cut.slices)} * halves * 256 * rows;
+    return int64_t{div_up(halves, cut.slices)} * (256 * rows + sums_bytes);
   }
-  int64_t beside(const Context& context, const FewCut& cut) const {
-    if (cut.direct()) return x_bytes(cut);
-    const int64_t own = div_up<int64_t>(most_items, few_clusters(context, cut));
-    return x_bytes(cut) + div_up<int64_t>(own, cut.slices) * pair * cut.slices * cut.along * rows * 128;
+  // Warps of a CTA that may share a block: a run is at least that of the clusters with fewest items.
+  int sources(const FewCut& cut, int64_t clusters) const {
+    const int64_t blocks = std::max<int64_t>(items / clusters, 1) * pair;
+    return static_cast<int>(std::min<int64_t>(div_up<int64_t>(warps, blocks) + 1, warps));
   }
-  // About how long it takes, in clocks of a multiprocessor, fitted to an H200: its share of memory, halves of
-  // units decoded by 8 or 16 warps, the chain of one warp.
-  double clocks(const Context& context, const FewCut& cut) const {
-    const int64_t clusters = few_clusters(context, cut);
-    const int64_t own = div_up<int64_t>(items, clusters) * pair;
-    const int64_t own_pieces = div_up(pieces, cut.slices);
-    const int64_t turn = cut.direct() ? pair : 1;
-    const int64_t rounds = div_up<int64_t>(own / turn, warps / cut.along) * turn;
-    // CTAs of a multiprocessor have unequal shares if one has.
-    const auto all = static_cast<double>(div_up<int64_t>(cut.density * items, clusters) * pair * own_pieces);
-    const auto chain = static_cast<double>(rounds * div_up<int64_t>(own_pieces, cut.along) * halves);
-    const double link = list ? 1300 : cut.density == 1 ? 1100 : 1500;
-    const double steady =
-        std::max({all * piece_bytes / 18.5, all * halves * (cut.density == 1 ? 150 : 95), chain * link});
-    const double meeting = cut.direct() ? 0 : list ? 12000 : 300 + 0.03 * steady;
-    const double linked = cut.slices == 1 ? 0 : tiny(context) ? 1000 : cut.density == 1 ? 4000 : 1500;
-    return steady * (cut.density == 1 ? 1.15 : 1) + static_cast<double>(cut.density * x_bytes(cut)) / 10 +
-           linked + meeting;
+  // About how long it takes, in clocks of a multiprocessor, fitted to an H200: its share of memory; clusters
+  // that have more than others, which then get more of the memory; the meeting of CTAs; x through L2.
+  double clocks(const Context& context, const FewCut& cut, int64_t clusters, int64_t at_once) const {
+    const double share = static_cast<double>(items * pair * halves) * piece_bytes / context.processors / 18.5;
+    const auto own = static_cast<double>(div_up<int64_t>(items, clusters));
+    const double uneven =
+        own * static_cast<double>(std::max(clusters, at_once)) / static_cast<double>(items) - 1;
+    const double meeting[] = {0, 2600, 5000, 11000};
+    const bool sparse = cut.density == 1 && items * cut.slices > context.processors;
+    // Sums that meet, 3 bytes a clock.
+    const auto blocks = static_cast<double>(items * pair);
+    const double sums = (blocks + static_cast<double>(warps * clusters)) * cut.slices * rows * 128;
+    return share * (1 + uneven * (clusters < at_once ? 0.8 : 0.45) + (sparse ? 0.12 : 0)) +
+           (sparse ? 5500 : 0) + meeting[log2_of(cut.slices)] + sums / context.processors / 3 +
+           static_cast<double>(cut.density * x_bytes(cut)) / 25;
+  }
+  int64_t exchange_bytes(const FewCut& cut, int64_t clusters) const {
+    const int64_t stored = div_up<int64_t>(div_up<int64_t>(items, clusters), cut.slices);
+    return stored * pair * cut.slices * sources(cut, clusters) * rows * 128;
   }
 };
+
+// Clusters that run together.
+template <class Kernel>
+int64_t few_clusters(Context& context, const FewCut& cut, Kernel* kernel, int threads, int64_t shared) {
+  if (cut.slices == 1) return int64_t{context.processors} * cut.density;
+  return most_clusters(context, static_cast<unsigned>(cut.slices), kernel, static_cast<unsigned>(threads),
+                       static_cast<size_t>(shared));
+}
+
+template <class Format, FewForm kForm>
+bool launch_few_form(Context& context, const ProductArgs& args) {
+  using Shape = FewShape<Format>;
+  auto* kernel = few_kernel<Format, kForm>;
+  // Less what a block takes besides; 111 and 224 KB of an H200.
+  const auto most = static_cast<int64_t>(context.shared_bytes_per_block);
+  const int64_t half_of_all = (most - 5 * 1024) / 2;
+  const int64_t whole = most - 3 * 1024;
+  constexpr int64_t kStageBytes = Shape::kWarps * Shape::kPiece;
+  const int pair = args.parts[0].store == Store::gated ? 2 : 1;
+  // The same cut for all that take this form, so that a row's bytes do not depend on how many they are.
+  FewWork work{Shape::kWarps,
+               Shape::kPiece,
+               args.blocks / pair,
+               pair,
+               2 * args.units,
+               kForm == FewForm::pair ? 2 : kFewRows,
+               kForm == FewForm::pair ? 32 * Format::kSubBlocks : 0};
+  const auto room_of = [&](const FewCut& cut) { return cut.density == 1 ? whole : half_of_all; };
+  FewCut best{0, 0};
+  int64_t best_clusters = 0;
+  double best_clocks = 0;
+  const int most_slices = std::min(context.capability < 90 ? 1 : 8, work.halves);
+  for (int slices = 1; slices <= most_slices; slices *= 2)
+    for (int density = 1; density <= 2; ++density) {
+      const FewCut cut{slices, density};
+      const int64_t at_once = few_clusters(context, cut, kernel, Shape::kThreads, room_of(cut));
+      int64_t clusters = std::min(at_once, work.items);
+      // Sums of many blocks need room: then more, shorter clusters than run at once.
+      const auto fits = [&] {
+        return clusters > 0 &&
+               work.x_bytes(cut) + work.exchange_bytes(cut, clusters) + 2 * kStageBytes <= room_of(cut);
+      };
+      for (int wave = 0; wave < 3 && clusters < work.items && !fits(); ++wave)
+        clusters = std::min(2 * clusters, work.items);
+      if (!fits()) continue;
+      const double clocks = work.clocks(context, cut, clusters, at_once);
+      if (best_clusters != 0 && clocks >= best_clocks) continue;
+      best = cut;
+      best_clusters = clusters;
+      best_clocks = clocks;
+    }
+  if (best_clusters == 0) return false;
+  work.rows = args.tokens;
+  FewPlan plan;
+  plan.slices_log2 = log2_of(best.slices);
+  plan.items = static_cast<int>(work.items / best_clusters);
+  plan.more = static_cast<int>(work.items % best_clusters);
+  plan.pair_log2 = pair - 1;
+  plan.rows = work.rows;
+  plan.sources = work.sources(best, best_clusters);
+  plan.x_bytes = static_cast<int>(work.x_bytes(best));
+  plan.beside_previous = args.beside_previous;
+  const int64_t beside = work.x_bytes(best) + work.exchange_bytes(best, best_clusters);
+  const int64_t room = best.density == 1 ? whole : half_of_all;
+  plan.stages = static_cast<int>(std::min<int64_t>((room - beside) / kStageBytes, kFewStages));
+  const int64_t shared = plan.stages * kStageBytes + beside;
+  launch_clusters(context, static_cast<unsigned>(best.slices), kernel,
+                  dim3(static_cast<unsigned>(best_clusters * best.slices)), Shape::kThreads,
+                  static_cast<size_t>(shared), args, plan);
+  return true;
+}
 
 // False: this kernel has no form for the product.
 template <class Format>
 bool launch_few(Context& context, const ProductArgs& args) {
-  using Shape = FewShape<Format>;
-  // Less what a block takes besides; 111 and 224 KB of an H200.
-  const auto most = static_cast<int64_t>(context.shared_bytes_per_block);
-  const int64_t half_of_all = (most - 5 * 1024) / 2;
-  const int64_t more_than_half = half_of_all + 5 * 1024;
-  const int64_t whole = most - 3 * 1024;
-  constexpr int64_t kStageBytes = Shape::kWarps * Shape::kPiece;
-  const bool list = args.tiles != nullptr;
   const bool gated = args.parts[0].store == Store::gated;
   for (int i = 1; i < args.part_count; ++i)
     if ((args.parts[i].store == Store::gated) != gated) return false;
-  FewPlan plan;
-  plan.pair = gated ? 2 : 1;
-  plan.rows = list ? args.tile_rows : args.tokens;
-  plan.early_list = args.early_list;
-  plan.beside_previous = args.beside_previous;
-  const int pieces = 2 / Shape::kHalves * args.units;
-  const int64_t items = args.blocks / plan.pair;
-  FewShapeOfWork work{Shape::kWarps,
-                      Shape::kPiece,
-                      Shape::kHalves,
-                      items * args.likely_tiles,
-                      list ? items * args.most_tiles : items,
-                      plan.pair,
-                      pieces,
-                      kFewRows,
-                      list};
-  const auto fits = [&](const FewCut& cut) {
-    return work.beside(context, cut) <= (cut.density == 1 ? whole : half_of_all) - 2 * kStageBytes;
-  };
-  // k is cut so that it fits for 8 rows and is quick for 2; the density is what suits these rows.
-  const bool large = items * plan.pair * pieces * Shape::kPiece >= 10'000'000;
-  const bool tiny = work.tiny(context);
-  const int most_slices = list || context.capability < 90 ? 1 : tiny ? 4 : 2;
-  FewCut best;
-  double best_clocks = 0;
-  for (int slices = 1; slices <= most_slices; slices *= 2)
-    for (int along = 1; along <= Shape::kWarps; along *= 2) {
-      work.rows = kFewRows;
-      if (!fits({slices, along, 1}) || (slices > 1 && !large && !tiny && fits({1, along, 1}))) continue;
-      if (list && context.deterministic && along > 1) continue;
-      work.rows = 2;
-      for (int density = 1; density <= (tiny ? 1 : 2); ++density) {
-        const FewCut cut{slices, along, density};
-        if (!fits(cut)) continue;
-        const double clocks = work.clocks(context, cut);
-        if (best.slices != 0 && clocks >= best_clocks) continue;
-        best = cut;
-        best_clocks = clocks;
-      }
-    }
-  if (best.slices == 0) return false;
-  work.rows = plan.rows;
-  FewCut dense = best;
-  best.density = 1;
-  dense.density = 2;
-  if (!tiny && fits(dense) && work.clocks(context, dense) < work.clocks(context, best)) best = dense;
-  plan.slices = best.slices;
-  plan.along = best.along;
-  plan.direct = best.direct();
-  plan.x_bytes = static_cast<int>(work.x_bytes(best));
-  const int64_t beside = work.beside(context, best);
-  const bool alone = best.slices > 1 && best.density == 1 && !tiny;
-  int64_t stages = ((alone ? whole : half_of_all) - beside) / kStageBytes;
-  if (stages < 2) stages = (whole - beside) / kStageBytes;
-  plan.stages = static_cast<int>(std::min<int64_t>(stages, kFewStages));
-  const int64_t shared = std::max(plan.stages * kStageBytes + beside, alone ? more_than_half : 0);
-  const int64_t clusters = few_clusters(context, best);
-  const auto grid = static_cast<unsigned>((list ? clusters : std::min(clusters, items)) * best.slices);
-  auto* kernel = list ? few_kernel<Format, true> : few_kernel<Format, false>;
-  launch_clusters(context, static_cast<unsigned>(best.slices), kernel, dim3(grid), Shape::kThreads,
-                  static_cast<size_t>(shared), args, plan);
-  return true;
+  if constexpr (Format::kSubBlocks > 0)
+    if (args.tokens <= 2) return launch_few_form<Format, FewForm::pair>(context, args);
+  return launch_few_form<Format, FewForm::few>(context, args);
 }
 
 }  // namespace braid::cuda

@@ -20,17 +20,29 @@ __device__ inline uint32_t word_of(const uint4& v, int i) {
   return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
+// Formats whose codes can be multiplied as they are, with scales on the sums (product_few_pair.cuh), have
+// besides: kSubBlocks, parts of a lane's 32 k that have a scale each; kHigh, what codes of h = 1 must be
+// multiplied with; raw(), fragments of codes times 2^-24; SumScales.
+//
 // a[step][4]: rows g, g + 8 of h = 0, then of h = 1.
 struct Fragments {
   uint32_t a[2][4];
 };
 
+// Factors of the sums of rows g and g + 8; `min`: q4k, of the sum of x.
+template <int kSubBlocks>
+struct SumScales {
+  float2 s[kSubBlocks];
+  float2 min;
+};
+
 struct FormatF16 {
   static constexpr Pack kPack = Pack::f16;
+  static constexpr int kSubBlocks = 0;
   static constexpr int kWarps = 4;
   static constexpr int kFewWarps = 8;      // for up to 16 rows of x
-  static constexpr int kStreams = 4;       // warps for up to 8 rows, and halves that they
-  static constexpr int kStreamHalves = 1;  // load at a time (product_few.cuh)
+  static constexpr int kStreams = 4;       // warps for up to 8 rows; halves that those
+  static constexpr int kStreamHalves = 1;  // of lists load at a time (product_list.cuh)
   struct Codes {
     uint4 v[2][4];
   };
@@ -54,8 +66,8 @@ struct FormatQ8 {
   static constexpr Pack kPack = Pack::q8;
   static constexpr int kWarps = 8;
   static constexpr int kFewWarps = 16;     // for up to 16 rows of x
-  static constexpr int kStreams = 8;       // warps for up to 8 rows, and halves that they
-  static constexpr int kStreamHalves = 1;  // load at a time (product_few.cuh)
+  static constexpr int kStreams = 8;       // warps for up to 8 rows; halves that those
+  static constexpr int kStreamHalves = 1;  // of lists load at a time (product_list.cuh)
   struct Codes {
     uint4 v[2][2];
   };
@@ -91,14 +103,34 @@ struct FormatQ8 {
     }
     return f;
   }
+
+  static constexpr int kSubBlocks = 1;
+  static constexpr float kHigh = 1.0f;
+  __device__ static Fragments raw(const Codes& codes, int i) {
+    Fragments f;
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int p = 0; p < 2; ++p) {
+        const uint32_t w = word_of(codes.v[half][i / 2], 2 * (i % 2) + p);
+        f.a[p][half] = w & 0x00ff00ffu;
+        f.a[p][2 + half] = w >> 8 & 0x00ff00ffu;
+      }
+    return f;
+  }
+  static constexpr float kOffset = -0x1p-17f;  // 128 * 2^-24
+  __device__ static SumScales<1> sum_scales(const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+    const float2 s = __half22float2(*reinterpret_cast<const __half2*>(part + 4096 + lane * 8 + r16 * 4));
+    return {{s}, {}};
+  }
 };
 
 struct FormatQ4K {
   static constexpr Pack kPack = Pack::q4k;
   static constexpr int kWarps = 8;
   static constexpr int kFewWarps = 16;     // for up to 16 rows of x
-  static constexpr int kStreams = 8;       // warps for up to 8 rows, and halves that they
-  static constexpr int kStreamHalves = 2;  // load at a time (product_few.cuh)
+  static constexpr int kStreams = 8;       // warps for up to 8 rows; halves that those
+  static constexpr int kStreamHalves = 2;  // of lists load at a time (product_list.cuh)
   struct Codes {
     uint4 v[2];
   };
@@ -116,12 +148,13 @@ struct FormatQ4K {
     const unsigned short* words = reinterpret_cast<const unsigned short*>(part + 2048 + lane * 6);
     const __half2 offset = __float2half2_rn(64.0f);
     const uint32_t spare = (words[0] & 15u) << 4 | (words[1] & 15u) << 8 | (words[2] & 15u) << 12;
+    const uint4 rows = *reinterpret_cast<const uint4*>(rest + (lane / 4) * 16);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       // [min @10][scale @4] in both halves
       uint32_t x = half == 0 ? words[2 * r16] : r16 == 0 ? words[1] : spare;
       x |= x << 16;
-      const __half2 d = reinterpret_cast<const __half2*>(rest + (lane / 4) * 16)[r16 * 2 + half];  // d, dmin
+      const __half2 d = as_half2(word_of(rows, r16 * 2 + half));  // d, dmin
       const __half2 scale = __hsub2(as_half2((x & 0x03f003f0u) | 0x54005400u), offset);
       const __half2 min = __hsub2(as_half2((x >> 6 & 0x03f003f0u) | 0x54005400u), offset);
       out.s[half] = __hmul2(scale, twice(__low2half(d)));
@@ -143,14 +176,49 @@ struct FormatQ4K {
     }
     return f;
   }
+
+  static constexpr int kSubBlocks = 1;
+  static constexpr float kHigh = 0.0625f;
+  static constexpr float kOffset = -0x1p-12f;  // of the sum of x that meets the minimum
+  __device__ static Fragments raw(const Codes& codes, int i) {
+    Fragments f;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t w = word_of(codes.v[half], i);
+#pragma unroll
+      for (int p = 0; p < 2; ++p) {
+        const uint32_t x = p == 0 ? w : w >> 8;
+        f.a[p][half] = x & 0x000f000fu;
+        f.a[p][2 + half] = x & 0x00f000f0u;
+      }
+    }
+    return f;
+  }
+  // Both rows at once.
+  __device__ static SumScales<1> sum_scales(const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+    const unsigned short* words = reinterpret_cast<const unsigned short*>(part + 2048 + lane * 6);
+    uint32_t x;
+    if (r16 == 0) {
+      x = words[0] | static_cast<uint32_t>(words[1]) << 16;
+    } else {
+      x = words[2] | (words[0] & 15u) << 20 | (words[1] & 15u) << 24 | (words[2] & 15u) << 28;
+    }
+    const uint2 rows = *reinterpret_cast<const uint2*>(rest + (lane / 4) * 16 + r16 * 8);
+    const __half2 d = as_half2(__byte_perm(rows.x, rows.y, 0x5410));
+    const __half2 dmin = as_half2(__byte_perm(rows.x, rows.y, 0x7632));
+    const __half2 offset = __float2half2_rn(64.0f);
+    const __half2 scale = __hsub2(as_half2((x & 0x03f003f0u) | 0x54005400u), offset);
+    const __half2 min = __hsub2(as_half2((x >> 6 & 0x03f003f0u) | 0x54005400u), offset);
+    return {{__half22float2(__hmul2(scale, d))}, __half22float2(__hmul2(min, dmin))};
+  }
 };
 
 struct FormatQ6K {
   static constexpr Pack kPack = Pack::q6k;
   static constexpr int kWarps = 8;
   static constexpr int kFewWarps = 16;     // for up to 16 rows of x
-  static constexpr int kStreams = 8;       // warps for up to 8 rows, and halves that they
-  static constexpr int kStreamHalves = 1;  // load at a time (product_few.cuh)
+  static constexpr int kStreams = 8;       // warps for up to 8 rows; halves that those
+  static constexpr int kStreamHalves = 1;  // of lists load at a time (product_list.cuh)
   struct Codes {
     uint4 v[2];
     uint4 high;  // two words of row g, two of row g + 8
@@ -200,6 +268,38 @@ struct FormatQ6K {
       }
     }
     return f;
+  }
+
+  static constexpr int kSubBlocks = 2;
+  static constexpr float kHigh = 0.0625f;
+  static constexpr float kOffset = -0x1p-19f;  // 32 * 2^-24
+  __device__ static Fragments raw(const Codes& codes, int i) {
+    Fragments f;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t w = word_of(codes.v[half], i);
+      const uint32_t h = word_of(codes.high, half * 2 + i / 2);
+#pragma unroll
+      for (int p = 0; p < 2; ++p) {
+        const uint32_t x = p == 0 ? w : w >> 8;
+        const uint32_t y = i % 2 == 0 ? (p == 0 ? h << 4 : h << 2) : (p == 0 ? h >> 4 : h >> 6);
+        f.a[p][half] = (x & 0x000f000fu) | (y & 0x00300030u);
+        f.a[p][2 + half] = (x & 0x00f000f0u) | (y & 0x03000300u);
+      }
+    }
+    return f;
+  }
+  __device__ static SumScales<2> sum_scales(const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+    const uint32_t bytes = *reinterpret_cast<const uint32_t*>(part + 3072 + lane * 8 + r16 * 4);
+    const __half2 d = *reinterpret_cast<const __half2*>(rest + (lane / 4) * 8 + r16 * 4);
+    const __half2 offset = __float2half2_rn(1152.0f);  // 1024 + 128
+    SumScales<2> out;
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {  // bytes s and 2 + s: the two rows
+      const uint32_t code = __byte_perm(bytes, 0x64646464u, 0x4240 + 0x0101 * s);
+      out.s[s] = __half22float2(__hmul2(__hsub2(as_half2(code), offset), d));
+    }
+    return out;
   }
 };
 

@@ -168,6 +168,7 @@ struct WideLoader {
   int row_tiles;
   int token_tiles;
   WideWalk walk;
+  uint64_t policy = cache_policy(a.once);
 
   // By lane 0 of the fourth.
   __device__ void load_x(const Tile& tile, int step, int stage) const {
@@ -198,10 +199,10 @@ struct WideLoader {
       if (units[w] == nullptr) continue;
       const uint8_t* unit = units[w] + at;
       if (second || kRest == 0) {  // what both halves share lies behind the second
-        copy_bulk(to + w * Shape::kHalf, unit + (second ? kPart : 0), kPart + kRest, full);
+        copy_bulk(to + w * Shape::kHalf, unit + (second ? kPart : 0), kPart + kRest, full, policy);
       } else {
-        copy_bulk(to + w * Shape::kHalf, unit, kPart, full);
-        copy_bulk(to + w * Shape::kHalf + kPart, unit + 2 * kPart, kRest, full);
+        copy_bulk(to + w * Shape::kHalf, unit, kPart, full, policy);
+        copy_bulk(to + w * Shape::kHalf + kPart, unit + 2 * kPart, kRest, full, policy);
       }
     }
   }

@@ -6,6 +6,7 @@
 #include "ops/cuda/packed.h"
 #include "ops/cuda/product_pipeline.cuh"
 #include "ops/cuda/products.h"
+#include "ops/cuda/sequence_ops.h"
 
 namespace braid {
 
@@ -75,6 +76,19 @@ Columns columns_for(const Context& context, int64_t rows) {
   if (rows <= 16) return {16, wide};
   const int count = rows <= 32 ? 32 : rows <= 64 ? 64 : rows <= 96 ? 96 : 128;
   return wide ? Columns{count, true} : Columns{std::min(count, 64), false};
+}
+
+ProductArgs norm_first(Context& context, const ProductArgs& args) {
+  if (args.norm.residual == nullptr) return args;
+  const FewNormArgs& norm = args.norm;
+  const Tensor x{const_cast<Act*>(args.x), kActType, args.tokens, args.k, args.x_stride};
+  const Tensor residual{const_cast<float*>(norm.residual), DType::f32, args.tokens, args.k,
+                        norm.residual_stride};
+  if (norm.writes) add_norm(context, x, residual, {}, norm.weight, norm.eps);
+  ProductArgs normed = args;
+  normed.norm = {};
+  normed.beside_previous = false;
+  return normed;
 }
 
 void launch_products(Context& context, Pack pack, Columns columns, const ProductArgs& args) {
@@ -166,8 +180,10 @@ ProductArgs Products::args_for(Tensor x, Columns columns, const ExpertList* list
     const auto units = static_cast<int>(whole_units(x.cols) / kUnitWidth);
     BRAID_CHECK(tiles * columns.count * units * kUnitWidth <= padded_elements_);
     const dim3 blocks(static_cast<unsigned>(rows), static_cast<unsigned>(div_up(units * 32, kOrderThreads)));
-    launch_early(context_, order_rows, blocks, kOrderThreads, 0, padded_, units, columns.count, args.x,
-                 x.stride, args.k, args.tiles, args.tile_count, args.x_row);
+    if (!ordered_)
+      launch_early(context_, order_rows, blocks, kOrderThreads, 0, padded_, units, columns.count, args.x,
+                   x.stride, args.k, args.tiles, args.tile_count, args.x_row);
+    ordered_ = false;
     args.x = padded_;
   } else if (!readable) {
     const int64_t stride = (x.cols + 7) / 8 * 8;
@@ -222,6 +238,7 @@ void Products::launch(const Weight& like, Columns columns, ProductArgs args,
   for (size_t first = 0; first < parts.size(); first += kMostParts) {
     args.part_count = static_cast<int>(std::min<size_t>(parts.size() - first, kMostParts));
     args.beside_previous = beside || first > 0;
+    if (first > 0) args.norm.writes = false;
     args.blocks = 0;
     for (int i = 0; i < args.part_count; ++i) {
       args.parts[i] = parts[first + i];
@@ -231,6 +248,7 @@ void Products::launch(const Weight& like, Columns columns, ProductArgs args,
     if (columns.count == 8 && args.tile_rows == 8 && !context_.deterministic &&
         launch_experts(context_, packed(like).pack, args))
       continue;
+    args.once = args.tiles == nullptr && args.tokens <= columns.count;
     launch_products(context_, packed(like).pack, columns, args);
   }
 }
@@ -262,6 +280,7 @@ void Products::launch_mixed(const Weight& like, Columns columns, ProductArgs arg
   if (empty.expert_blocks > 0) add(empty);
   args.second_tile = args.blocks / tile;
   for (const ProductPart& part : q4k) add(part);
+  args.once = args.tokens <= columns.count;
   launch_wide_q6k_q4k(context_, columns.count, args);
 }
 
@@ -276,17 +295,21 @@ void Products::narrow(Columns& columns, std::span<const LinearPart> parts, int64
   if (steps < 7 * int64_t{context_.processors}) columns.count = 64;
 }
 
-// Small matrices in a launch of their own kind.
-bool Products::linear_small(std::span<const LinearPart> parts, Tensor x) {
-  if (context_.deterministic || x.rows <= 8 || x.rows > kMostSmallRows || parts.size() > kMostParts)
-    return false;
+// Matrices for a launch of their own kind.
+bool Products::small(std::span<const LinearPart> parts, int64_t rows) const {
+  if (context_.deterministic || rows <= 8 || rows > kMostSmallRows || parts.size() > kMostParts) return false;
   const Weight& like = *parts.front().w;
   int64_t blocks = 0;
   for (const LinearPart& p : parts) {
     if (p.tail == Tail::silu_mul || !same_form(*p.w, like)) return false;
     blocks += packed(*p.w).blocks;
   }
-  if (packed(like).pack != Pack::f16 || !small_fits(context_, blocks, packed(like).units)) return false;
+  return packed(like).pack == Pack::f16 && small_fits(context_, blocks, packed(like).units);
+}
+
+bool Products::linear_small(std::span<const LinearPart> parts, Tensor x) {
+  if (!small(parts, x.rows)) return false;
+  const Weight& like = *parts.front().w;
   ProductArgs args = args_for(x, {8, false}, nullptr);
   args.units = packed(like).units;
   args.x_units = packed(like).x_units;
@@ -301,7 +324,28 @@ bool Products::linear_small(std::span<const LinearPart> parts, Tensor x) {
   return true;
 }
 
-void Products::linear(std::span<const LinearPart> parts, Tensor x) {
+// Rows that each of a product's CTAs may norm for itself: reading them whole, in f32, is still quicker than a
+// kernel between two products.
+bool Products::norms_inside(Tensor h, Tensor residual, const float* weight) const {
+  const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
+  const Columns columns = columns_for(context_, h.rows);
+  return columns.count == 8 && !columns.wide && h.rows <= kMostFewNormRows && h.cols <= kMostFewNormWidth &&
+         h.cols % 8 == 0 && h.stride % 8 == 0 && residual.stride % 4 == 0 && h.type == kActType &&
+         aligned(h.data) && aligned(residual.data) && aligned(weight);
+}
+
+void Products::norm_for(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
+                        float eps) {
+  OrderedRows ordered;
+  Columns columns = columns_for(context_, h.rows);
+  narrow(columns, parts, h.rows);
+  if (columns.wide && !context_.deterministic && !small(parts, h.rows) &&
+      div_up<int64_t>(h.rows, columns.count) * columns.count * h.cols <= padded_elements_)
+    ordered = {padded_, columns.count};
+  ordered_ = add_norm(context_, h, residual, {}, weight, eps, ordered) && ordered.to != nullptr;
+}
+
+void Products::linear(std::span<const LinearPart> parts, Tensor x, const FewNormArgs& norm) {
   if (x.rows == 0) return;
   if (linear_small(parts, x)) return;
   Columns columns = columns_for(context_, x.rows);
@@ -316,7 +360,8 @@ void Products::linear(std::span<const LinearPart> parts, Tensor x) {
     }
     return;
   }
-  const ProductArgs args = args_for(x, columns, nullptr);
+  ProductArgs args = args_for(x, columns, nullptr);
+  args.norm = norm;
   // One entry per product: gated pairs first, so that gate and up blocks stay side by side in a tile.
   struct Entry {
     const Weight* w;
@@ -362,6 +407,7 @@ void Products::linear(std::span<const LinearPart> parts, Tensor x) {
         launch_mixed(like, columns, args, other, same, beside);
       }
       beside = true;
+      args.norm.writes = false;
       *list = std::move(rest);
     }
   }
@@ -376,6 +422,18 @@ size_t CudaOps::products_workspace_bytes(const Context& context, const Device::W
 void CudaOps::linear(std::span<const LinearPart> parts, Tensor x) {
   BRAID_CHECK(products_work_ != nullptr);
   Products(context_, needs_, products_work_).linear(parts, x);
+}
+
+void CudaOps::norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
+                          float eps) {
+  BRAID_CHECK(products_work_ != nullptr && residual.cols == h.cols && residual.rows >= h.rows);
+  BRAID_CHECK(residual.type == DType::f32);
+  Products products(context_, needs_, products_work_);
+  if (!products.norms_inside(h, residual, weight)) {
+    products.norm_for(parts, h, residual, weight, eps);
+    return products.linear(parts, h);
+  }
+  products.linear(parts, h, {residual.f32(), residual.stride, weight, eps, true});
 }
 
 void CudaOps::logits(Tensor logits, const Weight& w, Tensor x) {

@@ -36,7 +36,11 @@ class Products {
  public:
   Products(Context& context, const Device::WorkspaceNeeds& needs, std::byte* work);
 
-  void linear(std::span<const LinearPart> parts, Tensor x);
+  // norm: x is still to be normed, and written; only if norms_inside().
+  void linear(std::span<const LinearPart> parts, Tensor x, const FewNormArgs& norm = {});
+  bool norms_inside(Tensor h, Tensor residual, const float* weight) const;
+  // h = norm(residual) * weight, and its copy for the products if they read one: linear() then makes none.
+  void norm_for(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight, float eps);
 
   // Pieces of a launch.
   // Copies x to the form that the kernel reads, if it must. The copy of a call is overwritten by the next
@@ -54,6 +58,7 @@ class Products {
 
  private:
   void narrow(Columns& columns, std::span<const LinearPart> parts, int64_t rows) const;
+  bool small(std::span<const LinearPart> parts, int64_t rows) const;
   bool linear_small(std::span<const LinearPart> parts, Tensor x);
   void launch_mixed(const Weight& like, Columns columns, ProductArgs args, std::span<const ProductPart> q6k,
                     std::span<const ProductPart> q4k, bool beside);
@@ -64,6 +69,7 @@ class Products {
   float* partials_ = nullptr;
   Act* padded_ = nullptr;
   int64_t padded_elements_ = 0;
+  bool ordered_ = false;  // padded_ holds the next linear()'s x already
 };
 
 }  // namespace braid::cuda

@@ -1,12 +1,15 @@
-// products_q6k.cu -- the product kernels of one packed format (product_few.cuh, product_kernel.cuh).
+// products_q6k.cu -- the product kernels of one packed format: up to 8 rows, lists of experts, anything else.
 #include "ops/cuda/product_few.cuh"
 #include "ops/cuda/product_kernel.cuh"
+#include "ops/cuda/product_list.cuh"
 
 namespace braid::cuda {
 
 void launch_products_q6k(Context& context, int groups, const ProductArgs& args) {
-  if (groups == 1 && launch_few<FormatQ6K>(context, args)) return;
-  launch_format<FormatQ6K>(context, groups, args);
+  if (groups == 1 &&
+      (args.tiles != nullptr ? launch_list<FormatQ6K>(context, args) : launch_few<FormatQ6K>(context, args)))
+    return;
+  launch_format<FormatQ6K>(context, groups, norm_first(context, args));
 }
 
 }  // namespace braid::cuda

@@ -52,7 +52,14 @@ size_t sequence_workspace_bytes(const Device::WorkspaceNeeds& needs);
 SequenceWorkspace place_sequence_workspace(void* base, const Device::WorkspaceNeeds& needs);
 
 // norm.cu
-void add_norm(Context& context, Tensor y, Tensor residual, Tensor x, const float* weight, float eps);
+// The form in which the wide products read x (order_rows in products.cu), beside y.
+struct OrderedRows {
+  void* to = nullptr;  // null: not wanted
+  int columns = 0;     // rows of a tile
+};
+// True: `ordered` is written too, if it is wanted.
+bool add_norm(Context& context, Tensor y, Tensor residual, Tensor x, const float* weight, float eps,
+              const OrderedRows& ordered = {});
 
 // rope.cu
 void rope_table(Context& context, Tensor table, const RopeParams& rope, const Batch& batch);

@@ -1,0 +1,42 @@
+// norm_math.cuh -- the arithmetic of the norm before a product: one order of additions for the kernel of its
+// own (norm.cu) and for the products that norm their input themselves (product_few_x.cuh). Both give the same
+// bytes.
+//
+// A row is kNormThreads chains: chain c adds the squares of the float4 c, c + kNormThreads, ... in this
+// order; the chains of 32 neighbours are added by shuffles, these sums in ascending order.
+#pragma once
+
+#include "ops/cuda/device_math.h"
+
+namespace braid::cuda {
+
+inline constexpr int kNormThreads = 512;
+inline constexpr int kNormWarps = kNormThreads / 32;
+
+// Without choices for the compiler.
+__device__ inline float add_squares(float sum, const float4& v) {
+  return sum + (fmaf(v.x, v.x, v.y * v.y) + fmaf(v.z, v.z, v.w * v.w));
+}
+// sums [kNormWarps] of a row, 16-byte aligned.
+__device__ inline float inverse_of_sums(const float* sums, int width, float eps) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kNormWarps; i += 4) {
+    const float4 four = *reinterpret_cast<const float4*>(sums + i);
+    sum += four.x;
+    sum += four.y;
+    sum += four.z;
+    sum += four.w;
+  }
+  return 1.0f / sqrtf(sum / static_cast<float>(width) + eps);
+}
+__device__ inline float4 normed(const float4& v, float inverse, const float4& weight) {
+  return {v.x * inverse * weight.x, v.y * inverse * weight.y, v.z * inverse * weight.z,
+          v.w * inverse * weight.w};
+}
+__device__ inline uint2 acts_of(const float4& v) {
+  const Act out[4] = {to_act(v.x), to_act(v.y), to_act(v.z), to_act(v.w)};
+  return *reinterpret_cast<const uint2*>(out);
+}
+
+}  // namespace braid::cuda
