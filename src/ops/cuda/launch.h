@@ -127,7 +127,10 @@ int64_t most_clusters(Context& context, unsigned cluster, void (*kernel)(Paramet
   config.attrs = &attribute;
   config.numAttrs = 1;
   int count = 0;
-  context.note(cudaOccupancyMaxActiveClusters(&count, kernel, &config), "asking how many clusters fit");
+  if (cudaOccupancyMaxActiveClusters(&count, kernel, &config) != cudaSuccess) {
+    cudaGetLastError();
+    count = 0;  // a size that this GPU has not
+  }
   known.push_back({name, cluster, shared, count});
   return count;
 #endif
