@@ -63,6 +63,18 @@ __device__ inline void copy_async_or_zero(uint32_t to, const void* from, bool wa
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
+// Which lines of the L2 cache a copy takes: first those that leave first, so that what streams through once
+// does not push out code and activations.
+__device__ inline uint64_t cache_policy(bool leaves_first) {
+  uint64_t policy;
+  if (leaves_first) {
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));
+  } else {
+    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;\n" : "=l"(policy));
+  }
+  return policy;
+}
+
 #if __CUDA_ARCH__ >= 900
 // Arrives, and the phase also waits for that many bytes.
 __device__ inline void arrive_expecting(uint32_t barrier, int size_bytes) {
@@ -75,17 +87,6 @@ __device__ inline void copy_bulk(uint32_t to, const void* from, int size_bytes, 
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(to),
       "l"(from), "r"(size_bytes), "r"(barrier)
       : "memory");
-}
-// Which lines of the L2 cache a copy takes: first those that leave first, so that what streams through once
-// does not push out code and activations.
-__device__ inline uint64_t cache_policy(bool leaves_first) {
-  uint64_t policy;
-  if (leaves_first) {
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));
-  } else {
-    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;\n" : "=l"(policy));
-  }
-  return policy;
 }
 __device__ inline void copy_bulk(uint32_t to, const void* from, int size_bytes, uint32_t barrier,
                                  uint64_t policy) {

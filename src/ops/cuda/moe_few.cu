@@ -22,7 +22,7 @@
 // 3.7 us at 4.3 TB/s; 8 tokens about 58, 104 MB, 24 us. x and hidden rows are 4 KB a token and 1 KB a pair
 // for each block.
 //
-// Reached on one H200, without the choice: 1 token 15 us (as a list, product_few.cuh: 23), 8 tokens 53 (60;
+// Reached on one H200, without the choice: 1 token 15 us (as a list, product_list.cuh: 23), 8 tokens 53 (60;
 // product_experts.cuh: 47). Both kernels wait for instructions, not for memory: a warp needs 390 for two
 // slices of 128 k. Bulk copies of pieces this small took 450; codes multiplied as they are for entries with
 // one or two tokens (product_few_pair.cuh) saved a quarter and no time.

@@ -195,11 +195,6 @@ struct SliceCodes {
 
 // copy_async() of what is read once: the L2 cache lets go of it before it lets go of the kernels' code, which
 // the next layer needs again.
-__device__ inline uint64_t once_policy() {
-  uint64_t policy = 0;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));
-  return policy;
-}
 __device__ inline void copy_once(uint32_t to, const void* from, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from),
                "l"(policy)
@@ -228,7 +223,7 @@ struct SliceRing {
     const bool rest = lane * 16 >= S::kScales;
     tail_from = rest ? 2 * kHalf - S::kScales : kHalf - S::kScales;
     tail_step = rest ? 0 : kHalf;
-    policy = once_policy();
+    policy = cache_policy(true);
     memory = at;
     to = shared_address(at) + lane * 16;
     full = shared_address(barriers);

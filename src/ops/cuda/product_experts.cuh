@@ -1,6 +1,7 @@
 // product_experts.cuh -- y = x W^T for many experts with up to 8 rows of x each: decode steps of 9 and more
-// sequences, where nearly every byte of every expert is read for a handful of rows. Dense rows and few
-// experts: product_few.cuh; more rows per expert: product_wide.cuh. sm_90 (bulk copies).
+// sequences, where nearly every byte of every expert is read for a handful of rows. Dense rows:
+// product_few.cuh; one or two tokens: moe_few.cuh; more rows per expert: product_wide.cuh. sm_90 (bulk
+// copies).
 //
 // What counts is that all multiprocessors read memory from the first to the last microsecond. So the list of
 // tiles (an expert and up to 8 of its rows) is one long stretch of bytes, cut at the smallest pieces that
@@ -21,7 +22,7 @@
 // Traffic: the weights of each tile once (of several tiles of one expert mostly from L2), x once per run and
 // tile. 35B, 128 rows: gate and up 300 MB, down 150 or 220.
 //
-// Reached on one H200, 35B experts, q6_K down, with plan and sum: 128 rows 150 us (product_few.cuh: 209), 32
+// Reached on one H200, 35B experts, q6_K down, with plan and sum: 128 rows 150 us (product_list.cuh: 209), 32
 // rows 96 (135), 8 rows 47 (58; before the hint to L2). A unit takes 620 issue slots (q4k) of the 990 that
 // memory leaves. Of 156 us, before the hint: without multiplying 145, with nothing to load 135. Tried: a
 // meeting of all warps each round and no dynamic quarter 159 and 104 us; half of the work dynamic 160, all of
@@ -87,26 +88,13 @@ struct ExpertBarriers {
   uint32_t summed;     // a round's sums are in the exchange
 };
 
-// A bulk copy of what is read once: the first to leave L2, where pair rows are to stay.
-__device__ inline void stream_bulk(uint32_t to, const void* from, int size_bytes, uint32_t barrier) {
-  asm volatile(
-      "{\n"
-      ".reg .b64 policy;\n"
-      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
-      "[%3], "
-      "policy;\n"
-      "}\n" ::"r"(to),
-      "l"(from), "r"(size_bytes), "r"(barrier)
-      : "memory");
-}
-
 // By one warp: finds this CTA's rounds and asks for their chunks, as far ahead as the ring is long.
 template <class Format, bool kGated, int kUnits>
 __device__ inline void load_experts(const ProductArgs& a, ExpertRound* rounds, uint32_t ring,
                                     const ExpertBarriers& barriers, int stages) {
   using Shape = ExpertsShape<Format, kGated, kUnits>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  const uint64_t policy = cache_policy(true);  // pair rows are to stay in L2
   const ProductPart& part = a.parts[0];
   unsigned* claims = a.claims + (kGated ? 0 : 2);
   unsigned claimed = 0;
@@ -174,7 +162,7 @@ __device__ inline void load_experts(const ProductArgs& a, ExpertRound* rounds, u
         const uint32_t full = barriers.full + 8 * stage;
         wait_barrier(barriers.empty + 8 * stage, parity);
         arrive_expecting(full, Shape::kChunk);
-        stream_bulk(ring + stage * Shape::kChunk, from, Shape::kChunk, full);
+        copy_bulk(ring + stage * Shape::kChunk, from, Shape::kChunk, full, policy);
         if (++stage == stages) {
           stage = 0;
           parity ^= 1;

@@ -374,19 +374,9 @@ __global__ void __launch_bounds__(FewShape<Format>::kThreads, 2)
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int warp = thread / 32;
-  // Parameters are slow to read at an index that is not known when the kernel is compiled.
-  for (int i = thread; i < static_cast<int>(sizeof(ProductPart)) / 4 * a.part_count; i += Shape::kThreads)
-    part_words[i] = reinterpret_cast<const uint32_t*>(a.parts)[i];
-#if __CUDA_ARCH__ >= 900
-  constexpr int kArrivals = 1;
-#else
-  constexpr int kArrivals = 32;
-#endif
+  copy_parts(part_words, a, Shape::kThreads);
   const uint32_t full = shared_address(barriers + warp * kFewStages);
-  if (lane == 0) {
-    for (int stage = 0; stage < p.stages; ++stage) init_barrier(full + 8 * stage, kArrivals);
-    publish_barriers();
-  }
+  init_ring(full, p.stages);
   __syncthreads();
   uint8_t* xs = dynamic + kWarps * p.stages * Shape::kPiece;
   const FewCta<Format, kForm> cta(a, p, parts, xs);

@@ -6,8 +6,8 @@
 // product_few_pair.cuh wants of them.
 //
 // A decoding step waits here, since nothing can be multiplied before: loads are under way together. A normed
-// row is read whole by every CTA (the sum of squares), in f32: that pays for one or two rows. Its bytes are
-// those of norm.cu.
+// row is read whole by every CTA (the sum of squares), in f32: that pays for one row, two lose 1 %. Its bytes
+// are those of norm.cu.
 #pragma once
 
 #include "ops/cuda/barriers.cuh"
@@ -29,7 +29,7 @@ class FewX {
  public:
   static constexpr int kSums = kPair ? 8 * Format::kSubBlocks : 0;  // floats of a half
 
-  // One or two rows of the other formats take the pair form.
+  // One row of the other formats takes the pair form.
   static constexpr bool kNorms = kPair || Format::kSubBlocks == 0;
 
   // rows of x; sums: beside it [half][kSums] (pair); writes: this CTA's slice of normed rows goes to a.x too.

@@ -29,6 +29,19 @@ struct Fragments {
   uint32_t a[2][4];
 };
 
+// Codes to weights: code * s + c, where codes of h = 1 have a factor of their own.
+__device__ inline Fragments scaled(Fragments f, const __half2 (&low)[2], const __half2 (&high)[2],
+                                   const __half2 (&c)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+#pragma unroll
+    for (int p = 0; p < 2; ++p) {
+      f.a[p][half] = as_bits(__hfma2(as_half2(f.a[p][half]), low[half], c[half]));
+      f.a[p][2 + half] = as_bits(__hfma2(as_half2(f.a[p][2 + half]), high[half], c[half]));
+    }
+  return f;
+}
+
 // Factors of the sums of rows g and g + 8; `min`: q4k, of the sum of x.
 template <int kSubBlocks>
 struct SumScales {
@@ -90,18 +103,7 @@ struct FormatQ8 {
     for (int half = 0; half < 2; ++half) out.c[half] = __hmul2(out.s[half], back);
   }
   __device__ static Fragments fragments(const Codes& codes, const Scales& scales, int i) {
-    Fragments f;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint4& v = codes.v[half][i / 2];
-#pragma unroll
-      for (int p = 0; p < 2; ++p) {
-        const uint32_t w = word_of(v, 2 * (i % 2) + p);
-        f.a[p][half] = as_bits(__hfma2(as_half2(w & 0x00ff00ffu), scales.s[half], scales.c[half]));
-        f.a[p][2 + half] = as_bits(__hfma2(as_half2(w >> 8 & 0x00ff00ffu), scales.s[half], scales.c[half]));
-      }
-    }
-    return f;
+    return scaled(raw(codes, i), scales.s, scales.s, scales.c);
   }
 
   static constexpr int kSubBlocks = 1;
@@ -163,18 +165,7 @@ struct FormatQ4K {
     }
   }
   __device__ static Fragments fragments(const Codes& codes, const Scales& scales, int i) {
-    Fragments f;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint32_t w = word_of(codes.v[half], i);
-#pragma unroll
-      for (int p = 0; p < 2; ++p) {
-        const uint32_t x = p == 0 ? w : w >> 8;
-        f.a[p][half] = as_bits(__hfma2(as_half2(x & 0x000f000fu), scales.s[half], scales.c[half]));
-        f.a[p][2 + half] = as_bits(__hfma2(as_half2(x & 0x00f000f0u), scales.s16[half], scales.c[half]));
-      }
-    }
-    return f;
+    return scaled(raw(codes, i), scales.s, scales.s16, scales.c);
   }
 
   static constexpr int kSubBlocks = 1;
@@ -251,23 +242,8 @@ struct FormatQ6K {
     }
   }
   __device__ static Fragments fragments(const Codes& codes, const Scales& scales, int i) {
-    Fragments f;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint32_t w = word_of(codes.v[half], i);
-      const uint32_t h = word_of(codes.high, half * 2 + i / 2);
-      const int s = i / 2;
-#pragma unroll
-      for (int p = 0; p < 2; ++p) {
-        const uint32_t x = p == 0 ? w : w >> 8;
-        const uint32_t y = i % 2 == 0 ? (p == 0 ? h << 4 : h << 2) : (p == 0 ? h >> 4 : h >> 6);
-        const uint32_t low = (x & 0x000f000fu) | (y & 0x00300030u);
-        const uint32_t high = (x & 0x00f000f0u) | (y & 0x03000300u);
-        f.a[p][half] = as_bits(__hfma2(as_half2(low), scales.s[s][half], scales.c[s][half]));
-        f.a[p][2 + half] = as_bits(__hfma2(as_half2(high), scales.s16[s][half], scales.c[s][half]));
-      }
-    }
-    return f;
+    const int s = i / 2;
+    return scaled(raw(codes, i), scales.s[s], scales.s16[s], scales.c[s]);
   }
 
   static constexpr int kSubBlocks = 2;

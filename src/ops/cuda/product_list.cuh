@@ -55,18 +55,8 @@ __global__ void __launch_bounds__(ListShape<Format>::kThreads, 2)
   uint8_t* ring = dynamic + warp * stages * Shape::kPiece;
   float* exchange = reinterpret_cast<float*>(dynamic + kWarps * stages * Shape::kPiece);
   const uint32_t full = shared_address(barriers + warp * kListStages);
-  // Parameters are slow to read at an index that is not known when the kernel is compiled.
-  for (int i = thread; i < static_cast<int>(sizeof(ProductPart)) / 4 * a.part_count; i += Shape::kThreads)
-    part_words[i] = reinterpret_cast<const uint32_t*>(a.parts)[i];
-#if __CUDA_ARCH__ >= 900
-  constexpr int kArrivals = 1;
-#else
-  constexpr int kArrivals = 32;
-#endif
-  if (lane == 0) {
-    for (int stage = 0; stage < stages; ++stage) init_barrier(full + 8 * stage, kArrivals);
-    publish_barriers();
-  }
+  copy_parts(part_words, a, Shape::kThreads);
+  init_ring(full, stages);
   __syncthreads();
   const int along = 1 << p.along_log2;
   const int pair = 1 << p.pair_log2;

@@ -108,6 +108,25 @@ __device__ inline void store_sum(const RowTarget& t, int64_t y_row, float sum, f
   store_sum(t, y_row, sum, up_sum, old_value(t, y_row));
 }
 
+// A warp's ring: a barrier for each stage, for which lane 0 (before sm_90: each lane) arrives.
+__device__ inline void init_ring(uint32_t full, int stages) {
+#if __CUDA_ARCH__ >= 900
+  constexpr int kArrivals = 1;
+#else
+  constexpr int kArrivals = 32;
+#endif
+  if (threadIdx.x % 32 != 0) return;
+  for (int stage = 0; stage < stages; ++stage) init_barrier(full + 8 * stage, kArrivals);
+  publish_barriers();
+}
+// Parameters are slow to read at an index that is not known when the kernel is compiled: a copy in shared
+// memory [kMostParts].
+__device__ inline void copy_parts(uint32_t* words, const ProductArgs& a, int threads) {
+  for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(sizeof(ProductPart)) / 4 * a.part_count;
+       i += threads)
+    words[i] = reinterpret_cast<const uint32_t*>(a.parts)[i];
+}
+
 // Parts of a shared tile: [2 * cta + (0: the tile holds the CTA's first step, 1: only its last)][floats].
 struct Sharing {
   int64_t first_cta;
