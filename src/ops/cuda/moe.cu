@@ -350,8 +350,7 @@ Plan plan_in(std::byte* work, const Layout& l) {
 bool run_few(Context& context, const Device::WorkspaceNeeds& needs, std::byte* work, Tensor y, Tensor x,
              Tensor ids, Tensor weights, const Tensor* logits, const MoeWeights& w) {
   const bool given = logits == nullptr;
-  constexpr int64_t kMostRows = 2;  // four are 2 % quicker through the list
-  if (x.rows > kMostRows || x.rows == 0 || context.deterministic) return false;
+  if (x.rows > kFewTokens || x.rows == 0 || context.deterministic) return false;
   BRAID_CHECK(work != nullptr && x.rows <= needs.max_tokens && ids.cols <= needs.experts_used);
   BRAID_CHECK(given || (logits->rows == x.rows && logits->cols == w.gate->experts));
   BRAID_CHECK(w.gate->n <= needs.expert_width && w.down->n <= needs.model_width &&

@@ -1,282 +1,278 @@
-// moe_few.cu -- the experts of few tokens in two launches: route + gate and up, then down + the sum.
+// moe_few.cu -- the experts of one or two tokens in two launches: route + gate and up, then down + the sum.
 //
-// An MMA has 8 columns, so they are the tokens: every chosen expert meets all rows of x, and what a token
-// gets from an expert that it did not choose is zero and not stored. No pair is sorted or gathered, and every
-// block makes the list of chosen experts (entries) itself, from the router's logits, in shared memory: 1 us,
-// where a kernel of one block and its two borders took 5.
+// Every block makes the choice itself, from the router's logits, with a thread for each expert (moe_few.cuh):
+// that needs no kernel and no border. Each token's experts are entries of their own, so that how the work is
+// cut is known before the choice is; an expert that both tokens chose is multiplied with both once, and its
+// second entry with zeros.
 //
-//   few_in   an item is 16 rows of gate and up of an entry. Groups of 8 warps (one a block for 1 or 2 tokens,
-//            so that few_out's first blocks fit beside it, else two) take items in turn; a group's warps cut
-//            k, meet after each item and store silu(gate) * up of the tokens that chose the entry.
+//   few_in   an item is 32 rows of gate and up of an entry; a block has one or two. Its 8 warps share k, by
+//            units of 256, which bulk copies fetch whole; sums meet once for each item. The items of the
+//            shared expert come first: their weights are asked for before the choice is there.
 //   few_out  block b makes rows 16 b .. of y, for all tokens. Its warps share out the (entry, 128 k) pieces,
-//            weigh each with the token's weight and meet once, in warp order. The list is made again, and the
-//            first weights, the old y and the shared expert's factor are fetched, while few_in still runs:
-//            what they need was complete before that began (launch.h).
+//            weigh each with the token's weight and meet once, in warp order. The choice is made again, and
+//            all weights, the old y and the shared expert's factor are fetched, while few_in still runs: what
+//            they need was complete before that began (launch.h).
 //
-// Each warp asks for its weights itself, 16 bytes a lane, through a ring in shared memory. 16 rows are half
-// of a unit (packed.h): their scales lie among those of the other 16, which a neighbour reads at the same
-// time, so memory is read once. Sums run in an order that follows from the list alone; the same step gives
-// the same bytes, but a row's bytes depend on what the others chose.
+// Codes are multiplied as they are, with scales on the sums (product_few_pair.cuh); f16 weights as usual.
+// Sums run in an order that follows from the tokens' places alone; the same step gives the same bytes.
 //
 // Traffic, 35B (256 experts, 8 used, 2048 x 512, q4_K): 1.8 MB an entry; 1 token has 9 entries, 16 MB, floor
-// 3.7 us at 4.3 TB/s; 8 tokens about 58, 104 MB, 24 us. x and hidden rows are 4 KB a token and 1 KB a pair
-// for each block.
-//
-// Reached on one H200, without the choice: 1 token 15 us (as a list, product_list.cuh: 23), 8 tokens 53 (60;
-// product_experts.cuh: 47). Both kernels wait for instructions, not for memory: a warp needs 390 for two
-// slices of 128 k. Bulk copies of pieces this small took 450; codes multiplied as they are for entries with
-// one or two tokens (product_few_pair.cuh) saved a quarter and no time.
+// 3.7 us at 4.3 TB/s. All of it is asked for at once.
 #include <algorithm>
 
 #include "ops/cuda/moe_few.cuh"
+#include "ops/cuda/product_few.cuh"
 #include "ops/cuda/products.h"
 
 namespace braid::cuda {
 namespace {
 
-// few_in: warps that share an item; groups of them, each with items of its own; items of a group, at most.
-constexpr int kGroupWarps = 8;
-constexpr int kGroupThreads = 32 * kGroupWarps;
-constexpr int kMostGroups = 2;
-constexpr int kMostItems = 64;
+constexpr int kInWarps = 8;
+constexpr int kInThreads = 32 * kInWarps;
+constexpr int kInStages = 4;  // units of a warp's ring, at most
+static_assert(kInThreads == kQuickExperts);
 
-// few_out: 12 warps share the 36 pieces of a token of the 35B evenly, and with 80 registers a thread they fit
-// beside a block of few_in.
+// 12 warps share the 36 pieces of a token of the 35B evenly, and with 80 registers a thread they fit beside a
+// block of few_in.
 constexpr int kOutWarps = 12;
 constexpr int kOutThreads = 32 * kOutWarps;
 
 struct InPlan {
-  int groups;
-  int row_groups;  // of 16 rows, of an expert and of the shared one
-  int shared_groups;
-  int inverse;
+  int items;    // without the shared expert's
+  int inverse;  // of an expert's blocks, times 2^22: i / blocks without a division
+  int sources;  // warps that share an item
   int stages;
-  int x_bytes;
+  int x_bytes;  // rows of x, then their sums
 };
 struct OutPlan {
   int entry_step;  // kOutWarps pieces further
   int half_step;
   int stages;
   int row_bytes;  // of a hidden row in shared memory
+  int row_sums;   // floats of one
 };
 
 // ---- gate and up ----
 
-struct Item {
-  int entry, group;
-};
+// The items of a block in turn: those of the shared expert first.
+struct InItems {
+  int shared, routed;  // numbers of the next ones
+  int entry, block;    // of the item now
+  bool more;
 
-// Which rows an item means: entries in order, 16-row groups in each; the shared expert may have another
-// number of them.
-struct Items {
-  int routed;  // entries
-  int groups;
-  int inverse;  // of groups, times 2^22: i / groups without a division
-  int routed_items;
-  int all;
-
-  __device__ Items(const FewIn& a, const InPlan& p, int entries)
-      : routed(entries),
-        groups(p.row_groups),
-        inverse(p.inverse),
-        routed_items(entries * p.row_groups),
-        all(entries * p.row_groups + p.shared_groups) {}
-  __device__ Item operator[](int i) const {
-    if (i >= routed_items) return {routed, i - routed_items};
-    const int entry = i * inverse >> 22;
-    return {entry, i - entry * groups};
+  __device__ InItems()
+      : shared(static_cast<int>(gridDim.x - 1 - blockIdx.x)), routed(static_cast<int>(blockIdx.x)) {}
+  __device__ void next(const FewIn& a, const InPlan& p) {
+    const auto step = static_cast<int>(gridDim.x);
+    more = true;
+    if (shared < a.shared_blocks) {
+      entry = a.route.entries();
+      block = shared;
+      shared += step;
+    } else {
+      entry = routed * p.inverse >> 22;
+      block = routed - entry * a.blocks;
+      more = routed < p.items;
+      routed += step;
+    }
   }
 };
 
-__device__ inline int64_t block_index(const FewIn& a, const EntryList& list, const Item& item, int routed) {
-  return (item.entry == routed ? 0 : int64_t{list.expert[item.entry]} * a.blocks) + item.group / 2;
-}
-
-// Rows of x in shared memory: [half][token][128 k], 16-byte pieces exchanged so that a quarter warp (two
-// tokens) meets all banks.
-__device__ inline int x_place(int half, int tokens, int token, int piece) {
-  return (half * tokens + token) * 256 + ((piece ^ (piece >> 3) ^ ((token & 1) << 1)) << 4);
-}
-
+// Asks for a warp's units: of each item those of gate, then those of up.
 template <class Format>
-__device__ inline void multiply_two(const uint8_t* stage, const uint4 (&b)[4], float (&acc)[2][2][4], int r16,
-                                    int lane) {
-  SliceCodes<Format> slices[2];
+struct InAsker {
+  static constexpr int kUnit = unit_bytes(Format::kPack);
+  const FewIn& a;
+  const InPlan& p;
+  const FewList& list;
+  uint32_t memory, full;  // of the warp's ring
+  int first, count;       // units of this warp
+  uint64_t policy;
+  InItems items;
+  int matrix = 0;
+  int unit = 0;
+
+  // Units of items behind the choice: only once that is there.
+  __device__ bool more() const { return items.more; }
+  __device__ bool shared() const { return items.entry == a.route.entries(); }
+  __device__ void ask(int stage, int lane) {
+    const FewMatrix& m = a.matrix[matrix];
+    const int block = items.block + (shared() ? 0 : list.expert[items.entry] * a.blocks);
+#if __CUDA_ARCH__ >= 900
+    if (lane == 0) {
+      const uint8_t* from = (shared() ? m.shared_units : m.units) +
+                            (static_cast<int64_t>(block) * a.units + first + unit) * kUnit;
+      arrive_expecting(full + 8 * stage, kUnit);
+      copy_bulk(memory + stage * kUnit, from, kUnit, full + 8 * stage, policy);
+    }
+#endif
+    if (++unit < count) return;
+    unit = 0;
+    matrix ^= 1;
+    if (matrix == 0) items.next(a, p);
+  }
+};
+
+// A warp's sums of an item, of one matrix: [token][32 rows].
+template <class Format>
+__device__ inline void leave_sums(float* to, const float (&acc)[2][2][4], int tokens, int g, int c) {
+  if constexpr (kPairForm<Format>) {
+    const float2 sum = add_lanes(acc[0], c);
+    const int row = (c >> 1) * 16 + (c & 1) * 8 + g;
+    to[row] = sum.x;
+    if (tokens > 1) to[32 + row] = sum.y;
+  } else if (c == 0) {
 #pragma unroll
-  for (int m = 0; m < 2; ++m) slices[m].load(stage + m * Slice<Format>::kBytes, lane, r16);
+    for (int r16 = 0; r16 < 2; ++r16)
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const Fragments f0 = Format::fragments(slices[0].codes, slices[0].scales, i);
-    const Fragments f1 = Format::fragments(slices[1].codes, slices[1].scales, i);
-    mma(acc[0][0], f0.a[0], b[i].x, b[i].y, __half());
-    mma(acc[0][1], f1.a[0], b[i].x, b[i].y, __half());
-    mma(acc[1][0], f0.a[1], b[i].z, b[i].w, __half());
-    mma(acc[1][1], f1.a[1], b[i].z, b[i].w, __half());
+      for (int q = 0; q < 4; ++q)
+        if (q % 2 < tokens) to[q % 2 * 32 + r16 * 16 + q / 2 * 8 + g] = acc[0][r16][q] + acc[1][r16][q];
   }
 }
 
-// The hidden values of an item, from the warps' sums ([warp][matrix][kSumStride * tokens]); a thread makes
-// one.
-__device__ inline void store_hidden(const FewIn& a, const EntryList& list, const Item& item, bool shared,
-                                    const float* sums, float2 scale, int value) {
-  const int token = value / 16;
-  if (token >= a.route.tokens) return;
-  const int pair = list.pair[item.entry][token];
-  const int row = item.group * 16 + value % 16;
-  if (pair < 0 || row >= (shared ? a.shared_rows : a.rows)) return;
-  const int matrix_floats = kSumStride * a.route.tokens;
-  const float* from = sums + token * kSumStride + value % 16;
+// What an item's sums are multiplied with.
+__device__ inline float2 scales_of(const FewIn& a, const FewList& list, const InItems& item) {
+  const bool shared = item.entry == a.route.entries();
+  const int block = item.block + (shared ? 0 : list.expert[item.entry] * a.blocks);
+  return make_float2((shared ? a.matrix[0].shared_scales : a.matrix[0].scales)[block],
+                     (shared ? a.matrix[1].shared_scales : a.matrix[1].scales)[block]);
+}
+
+// By a warp for its token: 32 hidden values from the sums [source][matrix][token][32].
+__device__ inline void store_hidden(const FewIn& a, const InPlan& p, const FewList& list, const InItems& item,
+                                    const float* sums, float2 scale, int token, int lane) {
+  const bool shared = item.entry == a.route.entries();
+  const int to = list.row[item.entry][token];
+  const int row = item.block * 32 + lane;
+  if (to < 0 || row >= (shared ? a.shared_rows : a.rows)) return;
+  const float* from = sums + token * 32 + lane;
+  const int step = 32 * a.route.tokens;
   float gate = 0;
   float up = 0;
 #pragma unroll
-  for (int w = 0; w < kGroupWarps; ++w) {
-    gate += from[2 * w * matrix_floats];
-    up += from[(2 * w + 1) * matrix_floats];
+  for (int w = 0; w < kInWarps; ++w) {
+    if (w >= p.sources) break;
+    gate += from[2 * w * step];
+    up += from[(2 * w + 1) * step];
   }
-  a.hidden[pair * a.hidden_stride + row] = to_act(silu(gate * scale.x) * (up * scale.y));
-}
-
-// The warps of a group meet.
-__device__ inline void meet_group(int group) {
-  asm volatile("bar.sync %0, %1;\n" ::"r"(1 + group), "n"(kGroupThreads) : "memory");
-}
-
-// What a warp asks for: its halves of k of its group's items, in order.
-template <class Format>
-struct InAsker {
-  const FewIn& a;
-  const EntryList& list;
-  Items all;
-  int number, step;  // the item's, and the group's next one
-  int first_half, last_half;
-  int half = 0;
-  int r16 = 0;
-  const uint8_t* gate = nullptr;  // of the item's block, plus 16 lane
-  const uint8_t* up = nullptr;
-
-  __device__ void find(int lane) {
-    if (number >= all.all) return;
-    const Item i = all[number];
-    const bool shared = i.entry == all.routed;
-    const int64_t at = block_index(a, list, i, all.routed) * a.units * unit_bytes(Format::kPack) + lane * 16;
-    gate = (shared ? a.matrix[0].shared_units : a.matrix[0].units) + at;
-    up = (shared ? a.matrix[1].shared_units : a.matrix[1].units) + at;
-    half = first_half;
-    r16 = i.group % 2;
-  }
-  __device__ void ask(const SliceRing<Format, 2>& ring, int stage, int lane) {
-    if (number >= all.all) return;
-    const int at = half / 2 * unit_bytes(Format::kPack);
-    ring.ask(stage, 0, gate + at, half % 2, r16, lane);
-    ring.ask(stage, 1, up + at, half % 2, r16, lane);
-    ring.asked(stage);
-    if (++half < last_half) return;
-    number += step;
-    find(lane);
-  }
-};
-
-// Rows of x to shared memory, zeros behind their end.
-__device__ inline void ask_x(const FewIn& a, uint8_t* xs, int thread) {
-  const int pieces = a.x_units * 32;
-  for (int token = 0; token < a.route.tokens; ++token)
-    for (int i = thread; i < pieces; i += static_cast<int>(blockDim.x)) {
-      const bool inside = i * 8 < a.k;
-      copy_async_or_zero(shared_address(xs + x_place(i / 16, a.route.tokens, token, i % 16)),
-                         inside ? a.x + token * a.x_stride + i * 8 : a.x, inside);
-    }
+  a.hidden[to * a.hidden_stride + row] = to_act(silu(gate * scale.x) * (up * scale.y));
 }
 
 template <class Format>
-__global__ void __launch_bounds__(kMostGroups* kGroupThreads, 1)
+__global__ void __launch_bounds__(kInThreads, 2)
     few_in(const __grid_constant__ FewIn a, const __grid_constant__ InPlan p) {
 #if __CUDA_ARCH__ >= 900
-  using Ring = SliceRing<Format, 2>;
+  constexpr int kUnit = unit_bytes(Format::kPack);
+  constexpr int kPart = half_bytes(Format::kPack);
   extern __shared__ __align__(128) uint8_t dynamic[];
-  __shared__ EntryList list;
-  __shared__ __align__(8) uint64_t barriers[kMostGroups * kGroupWarps * kFewStages];
-  __shared__ float2 scales[kMostGroups * kMostItems];
+  __shared__ FewList list;
+  __shared__ __align__(8) uint64_t barriers[kInWarps * kInStages];
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
-  const int group = thread / kGroupThreads;
-  const int groups = static_cast<int>(blockDim.x) / kGroupThreads;
-  const int warp = thread / 32 % kGroupWarps;
+  const int warp = thread / 32;
   const int tokens = a.route.tokens;
-  uint8_t* xs = dynamic + groups * kGroupWarps * p.stages * Ring::kStageBytes;
+  uint8_t* ring = dynamic + warp * p.stages * kUnit;
+  uint8_t* xs = dynamic + p.sources * p.stages * kUnit;
+  float* x_sums = reinterpret_cast<float*>(xs + tokens * a.x_units * 512);
   float* exchange = reinterpret_cast<float*>(xs + p.x_bytes);
-  const int sums_floats = kGroupWarps * 2 * kSumStride * tokens;  // of an item; a group has two
-  Ring ring;
-  ring.prepare(dynamic + thread / 32 * p.stages * Ring::kStageBytes, barriers + thread / 32 * kFewStages,
-               p.stages, lane);
-  clear_list(list, thread);
-  __syncthreads();
+  const uint32_t full = shared_address(barriers + warp * kInStages);
+  if (lane == 0) {
+    for (int i = 0; i < p.stages; ++i) init_barrier(full + 8 * i, 1);
+    publish_barriers();
+  }
+  __syncwarp();
+  const int first = warp < p.sources ? a.units * warp / p.sources : 0;
+  const int count = warp < p.sources ? a.units * (warp + 1) / p.sources - first : 0;
+  InAsker<Format> asker{a, p, list, shared_address(ring), full, first, count, cache_policy(true)};
+  asker.items.next(a, p);
+  int asked = 0;
+  const auto ask = [&](bool shared_only) {
+#pragma unroll 1
+    for (; count > 0 && asked < p.stages && asker.more() && (!shared_only || asker.shared()); ++asked)
+      asker.ask(asked, lane);
+  };
+  ask(true);
   wait_for_previous();
   let_next_start();
-  ask_x(a, xs, thread);
-  commit_copies();  // those of weights stand in their barriers
-  const int routed =
-      make_list(list, a.route, reinterpret_cast<uint32_t*>(exchange + 2 * groups * sums_floats),
-                blockIdx.x == 0, thread);
+  // The first pieces of x are under way while the choice is made.
+  const int pieces = a.x_units * 32;
+  uint4 held[kFewTokens] = {};
+#pragma unroll
+  for (int t = 0; t < kFewTokens; ++t)
+    if (t < tokens && thread * 8 < a.k)
+      held[t] = __ldcg(reinterpret_cast<const uint4*>(a.x + t * a.x_stride + thread * 8));
+  make_list(list, a.route, thread);
+  ask(false);
 
-  const Items all(a, p, routed);
-  const int first = static_cast<int>(blockIdx.x) + group * static_cast<int>(gridDim.x);
-  const int step = static_cast<int>(gridDim.x) * groups;
-  const int first_half = 2 * a.units * warp / kGroupWarps;
-  const int last_half = 2 * a.units * (warp + 1) / kGroupWarps;
-  InAsker<Format> asker{a, list, all, first_half < last_half ? first : all.all, step, first_half, last_half};
-  asker.find(lane);
+  const auto put_x = [&](uint4 v, int piece, int token) {
+    const int half = piece / 16;
+    put_piece<Format>(xs + (half * tokens + token) * 256, x_sums + half * kHalfSums<Format>, v, piece % 16,
+                      token, token);
+  };
+#pragma unroll
+  for (int t = 0; t < kFewTokens; ++t)
+    if (t < tokens && thread < pieces) put_x(held[t], thread, t);
 #pragma unroll 1
-  for (int stage = 0; stage < p.stages; ++stage) asker.ask(ring, stage, lane);
-  if (first + thread % kGroupThreads * step < all.all) {
-    const Item item = all[first + thread % kGroupThreads * step];
-    const int64_t block = block_index(a, list, item, routed);
-    const bool shared = item.entry == routed;
-    scales[group * kMostItems + thread % kGroupThreads] =
-        make_float2((shared ? a.matrix[0].shared_scales : a.matrix[0].scales)[block],
-                    (shared ? a.matrix[1].shared_scales : a.matrix[1].scales)[block]);
-  }
-  wait_copies<0>();
+  for (int t = 0; t < tokens; ++t)
+#pragma unroll 1
+    for (int i = thread + kInThreads; i < pieces; i += kInThreads)
+      put_x(i * 8 < a.k ? __ldcg(reinterpret_cast<const uint4*>(a.x + t * a.x_stride + i * 8))
+                        : make_uint4(0, 0, 0, 0),
+            i, t);
   __syncthreads();
 
   const int g = lane / 4;
   const int c = lane % 4;
-  const int x_halves = 2 * a.x_units;
-  const int x_half_bytes = tokens * 256;
-  const int exchanged = (c >> 1) ^ ((g & 1) << 1);
-  const uint8_t* own_x = xs + g * 256 + c * 64;
-  float* own_sums = exchange + group * 2 * sums_floats;
+  const int token = kPairForm<Format> ? g & 1 : min(g, tokens - 1);
+  const bool holds_x = !kPairForm<Format> || (c == g >> 1 && token < tokens);
+  const int exchanged = (c >> 1) ^ ((token & 1) << 1);
+  const uint8_t* own_x = xs + token * 256 + c * 64;
+  uint4 pair_b[2] = {};
+  int stage = 0;
+  int parity = 0;
+  float* sums = exchange;
+  const int sums_floats = p.sources * 2 * tokens * 32;
+  InItems items;
 #pragma unroll 1
-  for (int n = 0, number = first; number < all.all; ++n, number += step) {
-    const Item item = all[number];
-    const int r16 = item.group % 2;
-    const bool chosen = list.pair[item.entry][g] >= 0;
-    float acc[2][2][4] = {};
+  for (items.next(a, p); items.more; items.next(a, p)) {
+    const float2 scale = scales_of(a, list, items);  // there when the sums are
 #pragma unroll 1
-    for (int half = first_half; half < last_half; ++half) {
-      uint4 b[4] = {};
-      if (chosen) {
-        const uint8_t* at = own_x + (half < x_halves ? half : half - x_halves) * x_half_bytes;
+    for (int matrix = 0; matrix < 2 && count > 0; ++matrix) {
+      float acc[2][2][4] = {};
+#pragma unroll 1
+      for (int unit = first; unit < first + count; ++unit) {
+        wait_barrier(full + 8 * stage, parity);
+        const uint8_t* at = ring + stage * kUnit;
+        int x_unit = unit;
+        if (x_unit >= a.x_units) x_unit -= a.x_units;
+#pragma unroll 1
+        for (int h = 0; h < 2; ++h) {
+          const int half = 2 * x_unit + h;
+          const uint8_t* x_at = own_x + half * tokens * 256;
+          if constexpr (kPairForm<Format>) {
+            multiply_pair<Format>(at + h * kPart, at + 2 * kPart, holds_x, x_at, exchanged,
+                                  x_sums + half * kHalfSums<Format> + c * 2 * Format::kSubBlocks, pair_b,
+                                  acc[0], lane);
+          } else {
+            uint4 b[4];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) b[j] = *reinterpret_cast<const uint4*>(at + ((j ^ exchanged) << 4));
+            for (int j = 0; j < 4; ++j) b[j] = *reinterpret_cast<const uint4*>(x_at + ((j ^ exchanged) << 4));
+            multiply_few<Format>(at + h * kPart, at + 2 * kPart, b, acc, lane);
+          }
+        }
+        __syncwarp();
+        if (asker.more()) asker.ask(stage, lane);
+        if (++stage == p.stages) {
+          stage = 0;
+          parity ^= 1;
+        }
       }
-      multiply_two<Format>(ring.wait(), b, acc, r16, lane);
-      __syncwarp();
-      asker.ask(ring, ring.stage, lane);
-      ring.advance();
+      leave_sums<Format>(sums + (2 * warp + matrix) * tokens * 32, acc, tokens, g, c);
     }
-    float* own = own_sums + warp * 2 * kSumStride * tokens + g;
-#pragma unroll
-    for (int m = 0; m < 2; ++m)
-#pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        const int token = 2 * c + q % 2;
-        if (token < tokens) own[(m * tokens + token) * kSumStride + q / 2 * 8] = acc[0][m][q] + acc[1][m][q];
-      }
     // The next item's sums go to the other half of the exchange, and nobody is two items ahead.
-    meet_group(group);
-    store_hidden(a, list, item, item.entry == routed, own_sums, scales[group * kMostItems + n],
-                 (thread + n % 2 * (kGroupThreads / 2)) % kGroupThreads);
-    own_sums += n % 2 == 0 ? sums_floats : -sums_floats;
+    __syncthreads();
+    if (warp < tokens) store_hidden(a, p, list, items, sums, scale, warp, lane);
+    sums = sums == exchange ? exchange + sums_floats : exchange;
   }
 #endif
 }
@@ -289,10 +285,10 @@ struct Pieces {
   int routed, halves, shared_halves;
   int entry_step, half_step;
 
-  __device__ Pieces(const FewOut& a, const OutPlan& p, int count, int warp)
+  __device__ Pieces(const FewOut& a, const OutPlan& p, int warp)
       : entry(0),
         half(warp),
-        routed(count),
+        routed(a.route.entries()),
         halves(2 * a.units),
         shared_halves(a.route.shared ? 2 * a.shared_units : 0),
         entry_step(p.entry_step),
@@ -333,48 +329,122 @@ __device__ inline float shared_factor(const FewOut& a, int token, int lane) {
 }
 
 // Hidden rows to shared memory, zeros behind their end.
-__device__ inline void ask_hidden(const FewOut& a, const OutPlan& p, uint8_t* rows, int thread) {
-  const int pairs = a.route.tokens * a.route.used;
-  const int all = pairs + (a.route.shared ? a.route.tokens : 0);
-  const int end = max(a.x_units, a.shared_x_units) * 256;
-  for (int row = thread / 32; row < all; row += kOutWarps)
-    for (int k = thread % 32 * 8; k < end; k += 256) {
-      const bool inside = k < (row < pairs ? a.hidden_cols : a.shared_cols);
-      copy_async_or_zero(shared_address(rows + row * p.row_bytes + k * 2),
-                         inside ? a.hidden + row * a.hidden_stride + k : a.hidden, inside);
+template <class Format>
+__device__ inline void fetch_hidden(const FewOut& a, const OutPlan& p, uint8_t* rows, float* sums,
+                                    int thread) {
+  constexpr int kLoads = 2;
+  const int routed = a.route.entries();
+  const int all = routed + (a.route.shared ? a.route.tokens : 0);
+  const int halves = 2 * max(a.x_units, a.shared_x_units);
+  const int piece = thread % 16;
+  // Numbers of (half, row): a thread keeps its piece.
+  const int count = halves * all;
+#pragma unroll 1
+  for (int first = thread / 16; first < count; first += kLoads * kOutThreads / 16) {
+    uint4 v[kLoads];
+    int row[kLoads];
+    int half[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int at = first + i * (kOutThreads / 16);
+      half[i] = 0;
+      row[i] = at;
+      while (row[i] >= all) {
+        row[i] -= all;
+        ++half[i];
+      }
+      const int k = half[i] * 128 + piece * 8;
+      v[i] = make_uint4(0, 0, 0, 0);
+      if (at < count && k < (row[i] < routed ? a.hidden_cols : a.shared_cols))
+        v[i] = __ldcg(reinterpret_cast<const uint4*>(a.hidden + row[i] * a.hidden_stride + k));
     }
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      if (first + i * (kOutThreads / 16) >= count) break;
+      const int token = row[i] < routed ? (row[i] >= a.route.used ? 1 : 0) : row[i] - routed;
+      put_piece<Format>(rows + row[i] * p.row_bytes + half[i] * 256,
+                        sums + row[i] * p.row_sums + half[i] * kHalfSums<Format>, v[i], piece, token, 0);
+    }
+  }
 }
 
+// What a warp adds up for its lanes: sums of 16 rows, weighed.
+struct OutSum {
+  float2 weight;  // of the entry's tokens, times the block's scale
+  float total[4] = {};
+};
+
+// One slice. x: this lane's 32 k of its token's hidden row; null: zeros. sums: of both tokens' rows.
 template <class Format>
-__device__ inline void multiply_one(const uint8_t* stage, const uint4 (&b)[4], float (&acc)[2][4], int r16,
-                                    int lane) {
-  SliceCodes<Format> slice;
-  slice.load(stage, lane, r16);
+__device__ inline void add_slice(OutSum& out, const uint8_t* slice, const uint8_t* x, int exchanged,
+                                 const float* first_sums, const float* second_sums, int r16, int lane) {
+  using S = Slice<Format>;
+  typename Format::Codes codes;
+  S::load(codes, slice, lane);
+  float acc[4] = {};
+  const auto read_x = [&](int i) {
+    return x != nullptr ? *reinterpret_cast<const uint4*>(x + ((i ^ exchanged) << 4))
+                        : make_uint4(0, 0, 0, 0);
+  };
+  if constexpr (kPairForm<Format>) {
+    constexpr int kSub = Format::kSubBlocks;
+    constexpr bool kMin = Format::kPack == Pack::q4k;
+    const SumScales<kSub> scales = Format::sum_scales(slice - S::kBack, slice + S::kRestAt, lane, r16);
+    float2 x_sums[kSub];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const Fragments f = Format::fragments(slice.codes, slice.scales, i);
-    mma(acc[0], f.a[0], b[i].x, b[i].y, __half());
-    mma(acc[1], f.a[1], b[i].z, b[i].w, __half());
+    for (int s = 0; s < kSub; ++s)
+      x_sums[s] = make_float2(first_sums != nullptr ? first_sums[2 * s] : 0.0f,
+                              second_sums != nullptr ? second_sums[2 * s] : 0.0f);
+    float d[kSub][4];
+#pragma unroll
+    for (int s = 0; s < kSub; ++s) {
+      d[s][0] = d[s][2] = kMin ? 0.0f : x_sums[s].x;
+      d[s][1] = d[s][3] = kMin ? 0.0f : x_sums[s].y;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint4 b = read_x(i);
+      const Fragments f = Format::raw(codes, i);
+      mma(d[i * kSub / 4], f.a[0], b.x, b.y, __half());
+      mma(d[i * kSub / 4], f.a[1], b.z, b.w, __half());
+    }
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+#pragma unroll
+      for (int s = 0; s < kSub; ++s) acc[q] = fmaf(q < 2 ? scales.s[s].x : scales.s[s].y, d[s][q], acc[q]);
+      if (kMin)
+        acc[q] = fmaf(q < 2 ? scales.min.x : scales.min.y, q % 2 == 0 ? x_sums[0].x : x_sums[0].y, acc[q]);
+    }
+  } else {
+    typename Format::Scales scales;
+    Format::scales(scales, slice - S::kBack, slice + S::kRestAt, lane, r16);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint4 b = read_x(i);
+      const Fragments f = Format::fragments(codes, scales, i);
+      mma(acc, f.a[0], b.x, b.y, __half());
+      mma(acc, f.a[1], b.z, b.w, __half());
+    }
   }
+#pragma unroll
+  for (int q = 0; q < 4; ++q) out.total[q] += (q % 2 == 0 ? out.weight.x : out.weight.y) * acc[q];
 }
 
 template <class Format>
 struct OutAsker {
   const FewOut& a;
-  const EntryList& list;
+  const FewList& list;
   Pieces piece;
   int block, r16;
 
-  __device__ void ask(const SliceRing<Format, 1>& ring, int stage, int lane) {
+  __device__ void ask(const SliceRing<Format>& ring, int stage, int lane) {
     if (!piece.more()) return;
     const bool shared = piece.shared();
     const int half = shared ? piece.shared_half() : piece.half;
     const int64_t unit = shared ? int64_t{block} * a.shared_units
                                 : (int64_t{list.expert[piece.entry]} * a.blocks + block) * a.units;
     const uint8_t* units = shared ? a.matrix.shared_units : a.matrix.units;
-    ring.ask(stage, 0, units + (unit + half / 2) * unit_bytes(Format::kPack) + lane * 16, half % 2, r16,
-             lane);
-    ring.asked(stage);
+    ring.ask(stage, units + (unit + half / 2) * unit_bytes(Format::kPack) + lane * 16, half % 2, r16, lane);
     piece.advance();
   }
 };
@@ -383,108 +453,106 @@ template <class Format>
 __global__ void __launch_bounds__(kOutThreads, 2)
     few_out(const __grid_constant__ FewOut a, const __grid_constant__ OutPlan p) {
 #if __CUDA_ARCH__ >= 900
-  using Ring = SliceRing<Format, 1>;
   extern __shared__ __align__(128) uint8_t dynamic[];
-  __shared__ EntryList list;
-  __shared__ __align__(8) uint64_t barriers[kOutWarps * kFewStages];
-  __shared__ float scales[kFewEntries];
-  __shared__ float sums[kOutWarps][kFewTokens * kSumStride];
+  __shared__ FewList list;
+  __shared__ __align__(8) uint64_t barriers[kOutWarps * kSliceStages];
+  __shared__ float scales[kMostEntries];
+  __shared__ float sums[kOutWarps][kFewTokens * 16];
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int warp = thread / 32;
   const int tokens = a.route.tokens;
-  uint8_t* rows = dynamic + kOutWarps * p.stages * Ring::kStageBytes;
-  Ring ring;
-  ring.prepare(dynamic + warp * p.stages * Ring::kStageBytes, barriers + warp * kFewStages, p.stages, lane);
-  clear_list(list, thread);
-  __syncthreads();
-  const int all_rows = tokens * (a.route.used + 1);
-  const int routed =
-      make_list(list, a.route, reinterpret_cast<uint32_t*>(rows + all_rows * p.row_bytes), false, thread);
+  const int routed = a.route.entries();
+  uint8_t* rows = dynamic + kOutWarps * p.stages * Slice<Format>::kBytes;
+  float* row_sums = reinterpret_cast<float*>(rows + (routed + tokens) * p.row_bytes);
+  SliceRing<Format> ring;
+  ring.prepare(dynamic + warp * p.stages * Slice<Format>::kBytes, barriers + warp * kSliceStages, p.stages,
+               lane);
+  __syncwarp();
+  make_list(list, a.route, thread);
 
   const int block = static_cast<int>(blockIdx.x) / 2;
   const int r16 = static_cast<int>(blockIdx.x) % 2;
-  Pieces piece(a, p, routed, warp);
+  Pieces piece(a, p, warp);
   OutAsker<Format> asker{a, list, piece, block, r16};
 #pragma unroll 1
   for (int stage = 0; stage < p.stages; ++stage) asker.ask(ring, stage, lane);
 
-  const int token = thread / 16;
   const int row = static_cast<int>(blockIdx.x) * 16 + thread % 16;
-  const bool stores = token < tokens && row < a.width;
-  const float old = stores ? __ldcg(a.y + token * a.y_stride + row) : 0.0f;
+  const bool stores = thread / 16 < tokens && row < a.width;
+  const float old = stores ? __ldcg(a.y + thread / 16 * a.y_stride + row) : 0.0f;
   if (thread >= 128 && thread - 128 < routed) {
     scales[thread - 128] = a.matrix.scales[int64_t{list.expert[thread - 128]} * a.blocks + block];
   } else if (thread == kOutThreads - 1 && a.route.shared) {
     scales[routed] = a.matrix.shared_scales[block];
   }
-  if (a.route.shared && a.shared_scale != nullptr && warp < tokens) {
-    const float factor = shared_factor(a, warp, lane);
-    if (lane == 0) list.weight[routed][warp] = factor;
+  float weight = 0;
+  if (warp < tokens) weight = weigh(list, a.route, warp, lane);
+  if (a.route.shared && a.shared_scale != nullptr && warp >= 2 && warp < 2 + tokens) {
+    const float factor = shared_factor(a, warp - 2, lane);
+    float2& at = list.weight[routed];
+    if (lane == 0) (warp == 2 ? at.x : at.y) = factor;
   }
   wait_for_previous();
   let_next_start();
-  ask_hidden(a, p, rows, thread);
-  commit_copies();
-  wait_copies<0>();
+  fetch_hidden<Format>(a, p, rows, row_sums, thread);
+  if (blockIdx.x == 0 && warp < tokens && lane < a.route.used && a.route.logits != nullptr) {
+    a.route.ids[warp * a.route.ids_stride + lane] = list.expert[list.entry[warp][lane]];
+    a.route.weights[warp * a.route.weights_stride + lane] = weight;
+  }
   __syncthreads();
 
   const int g = lane / 4;
   const int c = lane % 4;
-  float total[4] = {};
+  const int token = kPairForm<Format> ? g & 1 : g;
+  const bool holds_x = token < tokens && (!kPairForm<Format> || c == g >> 1);
+  const int exchanged = (c >> 1) ^ ((token & 1) << 1);
+  OutSum out;
 #pragma unroll 1
   for (; piece.more(); piece.advance()) {
     const bool shared = piece.shared();
     const int entry = min(piece.entry, routed);
-    const int pair = list.pair[entry][g];
+    const char2 found = *reinterpret_cast<const char2*>(list.row[entry]);
+    const int x_halves = 2 * (shared ? a.shared_x_units : a.x_units);
+    int half = shared ? piece.shared_half() : piece.half;
+    if (half >= x_halves) half -= x_halves;
+    const int own = token == 0 ? found.x : found.y;
     const float scale = scales[entry];
-    const float2 weight = *reinterpret_cast<const float2*>(&list.weight[entry][2 * c]);
-    uint4 b[4] = {};
-    if (pair >= 0) {
-      const int x_halves = 2 * (shared ? a.shared_x_units : a.x_units);
-      const int half = shared ? piece.shared_half() : piece.half;
-      const uint8_t* at =
-          rows + pair * p.row_bytes + (half < x_halves ? half : half - x_halves) * 256 + c * 64;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) b[j] = *reinterpret_cast<const uint4*>(at + j * 16);
-    }
-    float acc[2][4] = {};
-    multiply_one<Format>(ring.wait(), b, acc, r16, lane);
+    const float2 entry_weight = list.weight[entry];
+    out.weight = make_float2(entry_weight.x * scale, entry_weight.y * scale);
+    const float* half_sums = row_sums + half * kHalfSums<Format> + c * 2 * Format::kSubBlocks;
+    add_slice<Format>(out, ring.wait(),
+                      holds_x && own >= 0 ? rows + own * p.row_bytes + half * 256 + c * 64 : nullptr,
+                      exchanged, found.x >= 0 ? half_sums + found.x * p.row_sums : nullptr,
+                      found.y >= 0 ? half_sums + found.y * p.row_sums : nullptr, r16, lane);
     __syncwarp();
     asker.ask(ring, ring.stage, lane);
     ring.advance();
-#pragma unroll
-    for (int q = 0; q < 4; ++q)
-      total[q] += (q % 2 == 0 ? weight.x : weight.y) * scale * (acc[0][q] + acc[1][q]);
   }
+  // Lane c of a group ends with the sum number c; f16: lane 0 has all.
+  float sum_of_lane = out.total[0];
+  if constexpr (kPairForm<Format>) {
 #pragma unroll
-  for (int q = 0; q < 4; ++q) sums[warp][(2 * c + q % 2) * kSumStride + g + q / 2 * 8] = total[q];
+    for (int q = 0; q < 4; ++q) {
+      out.total[q] += __shfl_xor_sync(kFullWarp, out.total[q], 1);
+      out.total[q] += __shfl_xor_sync(kFullWarp, out.total[q], 2);
+    }
+  } else {
+#pragma unroll
+    for (int q = 0; q < 4; ++q) out.total[q] = __shfl_sync(kFullWarp, out.total[q], lane & ~3);
+  }
+  sum_of_lane = c == 0 ? out.total[0] : c == 1 ? out.total[1] : c == 2 ? out.total[2] : out.total[3];
+  sums[warp][c % 2 * 16 + c / 2 * 8 + g] = sum_of_lane;
   __syncthreads();
   if (!stores) return;
   float sum = 0;
 #pragma unroll
-  for (int w = 0; w < kOutWarps; ++w) sum += sums[w][token * kSumStride + thread % 16];
-  a.y[token * a.y_stride + row] = old + sum;
+  for (int w = 0; w < kOutWarps; ++w) sum += sums[w][thread];
+  a.y[thread / 16 * a.y_stride + row] = old + sum;
 #endif
 }
 
 // ---- launching ----
-
-int64_t choice_bytes(const FewRoute& route) {
-  return route.logits == nullptr || route.experts <= kQuickExperts
-             ? 0
-             : int64_t{route.tokens} * route.experts * static_cast<int64_t>(sizeof(uint32_t));
-}
-
-// Stages of rings that fit: as many as there is use for, in half of a multiprocessor if three do.
-int stages_for(int64_t fixed_bytes, int64_t stage_bytes, int64_t useful, int64_t most_bytes) {
-  const int64_t half = most_bytes / 2;
-  useful = std::clamp<int64_t>(useful, 2, kFewStages);
-  int64_t stages = (half - fixed_bytes) / stage_bytes;
-  if (stages < std::min<int64_t>(useful, 3))
-    stages = std::min<int64_t>((most_bytes - fixed_bytes) / stage_bytes, 4);
-  return static_cast<int>(std::min(stages, useful));
-}
 
 struct FewLaunch {
   unsigned in_grid, out_grid;
@@ -493,48 +561,58 @@ struct FewLaunch {
   size_t in_shared, out_shared;
 };
 
-// Two groups keep the memory busier; one leaves room for the first blocks of few_out.
+// What few_in leaves for a block of few_out beside it, if it can; and what both take besides.
+constexpr int64_t kOutRoom = 80 * 1024;
+constexpr int64_t kStaticBytes = 16 * 1024;
+
 template <class InFormat>
 bool plan_in(const Context& context, const FewIn& in, FewLaunch& launch) {
+  constexpr int kUnit = unit_bytes(InFormat::kPack);
   InPlan& plan = launch.in;
-  const int64_t entries = int64_t{in.route.tokens} * in.route.used;
-  plan.row_groups = div_up(in.rows, 16);
-  plan.shared_groups = in.route.shared ? div_up(in.shared_rows, 16) : 0;
-  plan.inverse = div_up(1 << 22, plan.row_groups);
-  const int64_t most_items = entries * plan.row_groups + plan.shared_groups;
+  const int64_t items = int64_t{in.route.tokens} * in.route.used * in.blocks;
   // Where `inverse` is exact.
-  if (most_items * plan.row_groups >= 1 << 22) return false;
-  launch.in_grid = static_cast<unsigned>(std::min<int64_t>(context.processors, most_items));
-  plan.x_bytes = in.route.tokens * in.x_units * 512;
-  const auto most = static_cast<int64_t>(context.shared_bytes_per_block) - 8 * 1024;
-  for (plan.groups = in.route.tokens <= 2 ? 1 : kMostGroups; plan.groups > 0; --plan.groups) {
-    const int64_t own_items = div_up<int64_t>(most_items, launch.in_grid * plan.groups);
-    const int64_t warps = plan.groups * kGroupWarps;
-    const int64_t fixed = plan.x_bytes + choice_bytes(in.route) +
-                          2 * warps * 2 * kSumStride * in.route.tokens * int64_t{sizeof(float)};
-    const int64_t stage_bytes = warps * SliceRing<InFormat, 2>::kStageBytes;
-    plan.stages = stages_for(fixed, stage_bytes, own_items * div_up(2 * in.units, kGroupWarps), most);
-    launch.in_shared = static_cast<size_t>(fixed + plan.stages * stage_bytes);
-    if (own_items <= kMostItems && plan.stages >= 2) return true;
-  }
-  return false;
+  if ((items + context.processors) * in.blocks >= 1 << 22) return false;
+  plan.items = static_cast<int>(items);
+  plan.inverse = div_up(1 << 22, in.blocks);
+  plan.sources = std::min(in.units, kInWarps);
+  plan.x_bytes = in.route.tokens * in.x_units * 512 + in.x_units * 2 * kHalfSums<InFormat> * 4;
+  launch.in_grid = static_cast<unsigned>(std::min<int64_t>(context.processors, items + in.shared_blocks));
+  const int64_t exchange = int64_t{2} * plan.sources * 2 * in.route.tokens * 32 * 4;
+  const int64_t fixed = plan.x_bytes + exchange;
+  const int64_t stage_bytes = int64_t{plan.sources} * kUnit;
+  const auto most = static_cast<int64_t>(context.shared_bytes_per_block) - kStaticBytes;
+  const int64_t own_items =
+      div_up<int64_t>(items, launch.in_grid) + div_up<int64_t>(in.shared_blocks, launch.in_grid);
+  const int64_t useful = std::min<int64_t>(own_items * 2 * div_up(in.units, plan.sources), kInStages);
+  int64_t stages = std::min((most - kOutRoom - fixed) / stage_bytes, useful);
+  if (stages < 2) stages = std::min<int64_t>((most - fixed) / stage_bytes, std::min<int64_t>(useful, 2));
+  if (stages < 1) return false;
+  plan.stages = static_cast<int>(stages);
+  launch.in_shared = static_cast<size_t>(fixed + stages * stage_bytes);
+  return true;
 }
 
 template <class OutFormat>
 bool plan_out(const Context& context, const FewOut& out, FewLaunch& launch) {
   const int64_t pairs = int64_t{out.route.tokens} * out.route.used;
+  const int x_units = std::max(out.x_units, out.shared_x_units);
   launch.out_grid = static_cast<unsigned>(div_up(out.width, 16));
   launch.out.entry_step = kOutWarps / (2 * out.units);
   launch.out.half_step = kOutWarps % (2 * out.units);
   // Rows 32 bytes apart in banks.
-  launch.out.row_bytes = std::max(out.x_units, out.shared_x_units) * 512 + 32;
-  const int64_t fixed = (pairs + out.route.tokens) * launch.out.row_bytes + choice_bytes(out.route);
-  constexpr int64_t kStage = int64_t{kOutWarps} * SliceRing<OutFormat, 1>::kStageBytes;
-  const auto most = static_cast<int64_t>(context.shared_bytes_per_block) - 13 * 1024;
+  launch.out.row_bytes = x_units * 512 + 32;
+  launch.out.row_sums = x_units * 2 * kHalfSums<OutFormat>;
+  const int64_t fixed = (pairs + out.route.tokens) * (launch.out.row_bytes + launch.out.row_sums * 4);
+  constexpr int64_t kStage = int64_t{kOutWarps} * Slice<OutFormat>::kBytes;
+  const auto most = static_cast<int64_t>(context.shared_bytes_per_block) - kStaticBytes;
   const int64_t pieces = pairs * 2 * out.units + 2 * out.shared_units;
-  launch.out.stages = stages_for(fixed, kStage, div_up<int64_t>(pieces, kOutWarps), most);
-  launch.out_shared = static_cast<size_t>(fixed + launch.out.stages * kStage);
-  return launch.out.stages >= 2;
+  const int64_t useful = std::clamp<int64_t>(div_up<int64_t>(pieces, kOutWarps), 1, kSliceStages);
+  int64_t stages = (most - static_cast<int64_t>(launch.in_shared) - fixed) / kStage;
+  if (stages < std::min<int64_t>(useful, 2)) stages = std::min<int64_t>((most - fixed) / kStage, 4);
+  stages = std::min(stages, useful);
+  launch.out.stages = static_cast<int>(stages);
+  launch.out_shared = static_cast<size_t>(fixed + stages * kStage);
+  return stages >= 1;
 }
 
 // By format of a product.
@@ -586,6 +664,7 @@ bool fill_matrices(FewIn& in, FewOut& out, const MoeWeights& w) {
     in.matrix[0].shared_scales = shared_gate.scales;
     in.matrix[1].shared_units = shared_up.data;
     in.matrix[1].shared_scales = shared_up.scales;
+    in.shared_blocks = static_cast<int>(shared_gate.blocks);
     in.shared_rows = to_eight(w.shared_gate->n);
     out.matrix.shared_units = shared_down.data;
     out.matrix.shared_scales = shared_down.scales;
@@ -602,8 +681,8 @@ bool fill_matrices(FewIn& in, FewOut& out, const MoeWeights& w) {
 bool few_experts(Context& context, Act* hidden, Tensor y, Tensor x, Tensor ids, Tensor weights,
                  const Tensor* logits, const MoeWeights& w) {
   const bool readable = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 8 == 0 && x.cols % 8 == 0;
-  if (context.capability < 90 || x.rows > kFewTokens || x.rows * ids.cols > kFewPairs || !readable ||
-      y.type != DType::f32 || x.type != kActType || w.gate->experts > kMostExperts)
+  if (context.capability < 90 || x.rows > kFewTokens || ids.cols > kMostUsed || !readable ||
+      y.type != DType::f32 || x.type != kActType || w.gate->experts > kQuickExperts)
     return false;
   BRAID_CHECK(y.cols == w.down->n && x.cols == w.gate->k && w.down->k == w.gate->n && y.rows >= x.rows);
   BRAID_CHECK(ids.type == DType::i32 && ids.rows >= x.rows && weights.rows >= x.rows &&
@@ -640,8 +719,7 @@ bool few_experts(Context& context, Act* hidden, Tensor y, Tensor x, Tensor ids, 
   const OutForm& out_form = kOutForms[static_cast<int>(packed(*w.down).pack)];
   FewLaunch launch;
   if (!in_form.plan(context, in, launch) || !out_form.plan(context, out, launch)) return false;
-  launch_early(context, in_form.kernel, dim3(launch.in_grid), launch.in.groups * kGroupThreads,
-               launch.in_shared, in, launch.in);
+  launch_early(context, in_form.kernel, dim3(launch.in_grid), kInThreads, launch.in_shared, in, launch.in);
   launch_early(context, out_form.kernel, dim3(launch.out_grid), kOutThreads, launch.out_shared, out,
                launch.out);
   return true;

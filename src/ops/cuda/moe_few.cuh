@@ -1,9 +1,8 @@
-// moe_few.cuh -- what the two kernels of moe_few.cu are made of: the list of chosen experts, slices of packed
-// weights, and a warp's ring of them.
+// moe_few.cuh -- what the two kernels of moe_few.cu are made of: the choice of experts by a whole block, and
+// slices of packed weights with a warp's ring of them.
 //
 // A slice is 16 of a unit's 32 rows x 128 k (packed.h): its codes stand in one stretch, its scales are read
-// with those of the other 16 rows, which another warp or block reads at the same time, so that memory is read
-// once.
+// with those of the other 16 rows, which another block reads at the same time, so that memory is read once.
 #pragma once
 
 #include "ops/cuda/barriers.cuh"
@@ -11,11 +10,14 @@
 #include "ops/cuda/launch.h"
 #include "ops/cuda/moe_few.h"
 #include "ops/cuda/packed.h"
+#include "ops/cuda/product_few_pair.cuh"
 #include "ops/cuda/product_formats.cuh"
 
 namespace braid::cuda {
 
-inline constexpr int kFewStages = 8;  // of a warp's ring, at most
+// An entry is what a token chose, [token][used] in the order of its choice, then one for the shared expert.
+inline constexpr int kMostEntries = kFewTokens * kMostUsed + 1;
+inline constexpr int kSliceStages = 8;  // of a warp's ring, at most
 
 // ---- arguments ----
 
@@ -30,8 +32,10 @@ struct FewRoute {
   int64_t weights_stride = 0;
   int tokens = 0;
   int used = 0;
-  int experts = 0;
+  int experts = 0;      // at most kQuickExperts
   bool shared = false;  // there is a shared expert: one more entry, with all tokens
+
+  __device__ int entries() const { return tokens * used; }  // without the shared one
 };
 
 // One packed matrix of the experts, and that of the shared one.
@@ -42,7 +46,7 @@ struct FewMatrix {
   const float* shared_scales = nullptr;
 };
 
-// Gate and up: hidden[pair] = silu(gate x) * up x.
+// Gate and up: hidden[row] = silu(gate x) * up x.
 struct FewIn {
   FewRoute route;
   FewMatrix matrix[2];
@@ -52,9 +56,10 @@ struct FewIn {
   int units = 0;  // of a block along k; f32 weights read x twice
   int x_units = 0;
   int blocks = 0;  // 32-row blocks of an expert
-  int rows = 0;    // of an expert's hidden rows, to a multiple of 8
+  int shared_blocks = 0;
+  int rows = 0;  // of an expert's hidden rows, to a multiple of 8
   int shared_rows = 0;
-  Act* hidden = nullptr;  // [tokens * used: pairs, then the shared expert's tokens][hidden_stride]
+  Act* hidden = nullptr;  // [tokens * used, then the shared expert's tokens][hidden_stride]
   int64_t hidden_stride = 0;
 };
 
@@ -80,78 +85,137 @@ struct FewOut {
   const float* shared_scale = nullptr;  // null: the shared expert's factor is 1
 };
 
-// ---- the list: chosen experts in ascending order, then the shared one ----
+// ---- the choice ----
 
 // In shared memory.
-struct alignas(16) EntryList {
-  uint32_t mask[kMostExperts / 32];
-  float weight[kFewEntries][kFewTokens];
-  int8_t pair[kFewEntries][kFewTokens];  // row of hidden; -1: the token did not choose the expert
-  uint16_t expert[kFewEntries];
-  uint16_t id[kFewPairs];
-  float pair_weight[kFewPairs];
-};
-static_assert(kFewPairs + kFewTokens <= 127);
+struct alignas(16) FewList {
+  static constexpr int kWarps = kQuickExperts / 32;
 
-// By all threads; they must meet before make_list.
-__device__ inline void clear_list(EntryList& list, int thread) {
-  const int threads = static_cast<int>(blockDim.x);
-  if (thread < kMostExperts / 32) list.mask[thread] = 0;
+  uint32_t key[kFewTokens][kQuickExperts];
+  uint32_t best[kFewTokens][kWarps * kMostUsed];  // the largest of each 32 experts, in order
+  uint32_t chosen[kFewTokens][kMostUsed];         // keys
+  float2 weight[kMostEntries];                    // of the two tokens; 0: not chosen
+  int16_t expert[kMostEntries];
+  int8_t row[kMostEntries][kFewTokens];  // of hidden; -1: the token did not choose the expert
+  int8_t entry[kFewTokens][kMostUsed];   // where its weight belongs
+};
+static_assert(kFewTokens == 2 && kMostEntries + kFewTokens <= 127);
+
+// How many of the 32 keys come before this lane's: larger, or the same with a lower id.
+__device__ inline int place_in_warp(const uint32_t* keys, uint32_t key, int lane) {
+  int place = 0;
+#pragma unroll
+  for (int j = 0; j < 32; j += 4) {
+    const uint4 four = *reinterpret_cast<const uint4*>(keys + j);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t other = word_of(four, i);
+      place += other > key || (other == key && lane > j + i) ? 1 : 0;
+    }
+  }
+  return place;
+}
+
+// What choose() (choose.cuh) finds, by a thread for each expert: first its place among 32, then among the
+// best of the others' 32. All threads call; kQuickExperts take part.
+__device__ inline void place_all(FewList& list, const FewRoute& route, int (&place)[kFewTokens], int thread) {
+  const int lane = thread % 32;
+  const int warp = thread / 32;
+  const int most = (route.used + 3) / 4 * 4;
+  uint32_t key[kFewTokens] = {};
+  if (thread < kQuickExperts) {
+#pragma unroll
+    for (int t = 0; t < kFewTokens; ++t) {
+      if (t >= route.tokens) break;
+      if (thread < route.experts) key[t] = ordered(__ldcg(route.logits + t * route.logits_stride + thread));
+      list.key[t][thread] = key[t];
+    }
+    __syncwarp();
 #pragma unroll 1
-  for (int i = thread; i < kFewEntries * kFewTokens; i += threads) {
-    list.weight[i / kFewTokens][i % kFewTokens] = 0;
-    list.pair[i / kFewTokens][i % kFewTokens] = -1;
+    for (int t = 0; t < route.tokens; ++t) {
+      const uint32_t own = t == 0 ? key[0] : key[1];
+      const int found = place_in_warp(list.key[t] + warp * 32, own, lane);
+      if (found < most) list.best[t][warp * most + found] = own;
+      (t == 0 ? place[0] : place[1]) = own == 0 ? kQuickExperts : found;
+    }
+  }
+  __syncthreads();
+  if (thread >= kQuickExperts) return;
+#pragma unroll 1
+  for (int t = 0; t < route.tokens; ++t) {
+    int found = t == 0 ? place[0] : place[1];
+    const uint32_t own = t == 0 ? key[0] : key[1];
+    if (found >= route.used) continue;
+    const int own_first = warp * most;
+#pragma unroll 4
+    for (int i = 0; i < FewList::kWarps * most; i += 4) {
+      // Of lower ids the same key comes before; those of this warp are counted.
+      const uint32_t less = i < own_first ? own - 1 : i < own_first + most ? 0xffffffffu : own;
+      const uint4 four = *reinterpret_cast<const uint4*>(list.best[t] + i);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) found += word_of(four, j) > less ? 1 : 0;
+    }
+    (t == 0 ? place[0] : place[1]) = found;
+    if (found < route.used) list.chosen[t][found] = own;
   }
 }
 
-// By all threads, who have met when it returns: the number of routed entries. `left` [tokens * experts], only
-// for more than kQuickExperts. `publish`: writes ids and weights, if they come from logits.
-__device__ inline int make_list(EntryList& list, const FewRoute& route, uint32_t* left, bool publish,
-                                int thread) {
-  const int warp = thread / 32;
-  const int lane = thread % 32;
-  if (warp < route.tokens) {
-    Choice choice{};
-    if (route.logits != nullptr) {
-      choice = choose(route.logits + warp * route.logits_stride, left + warp * route.experts, route.experts,
-                      route.used, lane);
-    } else if (lane < route.used) {
-      choice.id = __ldcg(route.ids + warp * route.ids_stride + lane);
-      choice.weight = __ldcg(route.weights + warp * route.weights_stride + lane);
-    }
-    if (lane < route.used) {
-      atomicOr(&list.mask[choice.id / 32], 1u << choice.id % 32);
-      list.id[warp * route.used + lane] = static_cast<uint16_t>(choice.id);
-      list.pair_weight[warp * route.used + lane] = choice.weight;
-      if (publish && route.logits != nullptr) {
-        route.ids[warp * route.ids_stride + lane] = choice.id;
-        route.weights[warp * route.weights_stride + lane] = choice.weight;
-      }
+// By all threads, at least kQuickExperts, who have met when it returns. Weights of entries are zeros yet.
+__device__ inline void make_list(FewList& list, const FewRoute& route, int thread) {
+  int place[kFewTokens] = {kQuickExperts, kQuickExperts};
+  if (route.logits != nullptr) {
+    place_all(list, route, place, thread);
+  } else if (thread < kQuickExperts) {
+#pragma unroll 1
+    for (int j = 0; j < route.used; ++j) {
+      if (__ldcg(route.ids + j) == thread) place[0] = j;
+      if (route.tokens > 1 && __ldcg(route.ids + route.ids_stride + j) == thread) place[1] = j;
     }
   }
+  const int used = route.used;
+  const bool first = place[0] < used;
+  const bool second = place[1] < used;
+  if (first) {
+    list.expert[place[0]] = static_cast<int16_t>(thread);
+    list.row[place[0]][0] = static_cast<int8_t>(place[0]);
+    list.row[place[0]][1] = static_cast<int8_t>(second ? used + place[1] : -1);
+    list.weight[place[0]] = make_float2(0, 0);
+    list.entry[0][place[0]] = static_cast<int8_t>(place[0]);
+  }
+  if (second) {  // chosen by both: one entry with both tokens, and one that stands for none
+    const int at = used + place[1];
+    list.expert[at] = static_cast<int16_t>(thread);
+    list.row[at][0] = -1;
+    list.row[at][1] = static_cast<int8_t>(first ? -1 : at);
+    list.weight[at] = make_float2(0, 0);
+    list.entry[1][place[1]] = static_cast<int8_t>(first ? place[0] : at);
+  }
+  if (thread < kFewTokens) {
+    const int shared = route.entries();
+    list.row[shared][thread] = static_cast<int8_t>(thread < route.tokens ? shared + thread : -1);
+    if (thread == 0) list.weight[shared] = make_float2(1, 1);
+  }
   __syncthreads();
-  const int pairs = route.tokens * route.used;
-  const int words = div_up(route.experts, 32);
-  const int id = thread < pairs ? list.id[thread] : 0;
-  int before_id = 0;
-  int count = 0;
-#pragma unroll 8
-  for (int w = 0; w < words; ++w) {
-    const uint32_t mask = list.mask[w];
-    before_id += w < id / 32 ? __popc(mask) : w == id / 32 ? __popc(mask & ((1u << id % 32) - 1)) : 0;
-    count += __popc(mask);
+}
+
+// By the warp of that number, for its token, once the list is made: its weights, in lane j that of choice j.
+__device__ inline float weigh(FewList& list, const FewRoute& route, int token, int lane) {
+  float weight = 0;
+  if (route.logits != nullptr) {
+    const auto logit = [](uint32_t key) {
+      return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+    };
+    const float e =
+        lane < route.used ? expf(logit(list.chosen[token][lane]) - logit(list.chosen[token][0])) : 0.0f;
+    weight = e / warp_sum(e);
+  } else if (lane < route.used) {
+    weight = __ldcg(route.weights + token * route.weights_stride + lane);
   }
-  if (thread < pairs) {
-    list.expert[before_id] = static_cast<uint16_t>(id);
-    list.pair[before_id][thread / route.used] = static_cast<int8_t>(thread);
-    list.weight[before_id][thread / route.used] = list.pair_weight[thread];
+  if (lane < route.used) {
+    float2& at = list.weight[list.entry[token][lane]];
+    (token == 0 ? at.x : at.y) = weight;
   }
-  if (route.shared && thread >= 128 && thread < 128 + route.tokens) {
-    list.pair[count][thread - 128] = static_cast<int8_t>(pairs + thread - 128);
-    list.weight[count][thread - 128] = 1;
-  }
-  __syncthreads();
-  return count;
+  return weight;
 }
 
 // ---- slices ----
@@ -169,27 +233,19 @@ struct Slice {
   static constexpr int kBytes = kRestAt + kRest;
   static constexpr int kTail = (kScales + kRest) / 16;  // lanes that copy scales
   static_assert(kCodes % 512 == 0 && kHigh % 512 == 0 && kScales % 16 == 0 && kTail <= 32);
-};
+  // Formats count the bytes of scales from the beginning of half a unit.
+  static constexpr int kBack = 2 * (kCodes + kHigh) - kScalesAt;
 
-// A operands of a slice in shared memory; multiply them with fragments(), product_formats.cuh.
-template <class Format>
-struct SliceCodes {
-  typename Format::Codes codes;
-  typename Format::Scales scales;
-
-  __device__ void load(const uint8_t* slice, int lane, int r16) {
-    using S = Slice<Format>;
-    if constexpr (Format::kPack == Pack::q6k) {
+  // The codes of a slice in shared memory.
+  __device__ static void load(typename Format::Codes& codes, const uint8_t* slice, int lane) {
+    if constexpr (kPack == Pack::q6k) {
       const uint4* at = reinterpret_cast<const uint4*>(slice) + lane;
       codes.v[0] = at[0];
       codes.v[1] = at[32];
-      codes.high = reinterpret_cast<const uint4*>(slice + S::kHighAt)[lane];
+      codes.high = reinterpret_cast<const uint4*>(slice + kHighAt)[lane];
     } else {
       Format::load(codes, slice, lane, 0);
     }
-    // Format::scales counts from the beginning of half a unit.
-    constexpr int kBack = 2 * (S::kCodes + S::kHigh) - S::kScalesAt;
-    Format::scales(scales, slice - kBack, slice + S::kRestAt, lane, r16);
   }
 };
 
@@ -201,12 +257,10 @@ __device__ inline void copy_once(uint32_t to, const void* from, uint64_t policy)
                : "memory");
 }
 
-// A stage of a warp's ring holds kSlices slices, one of each matrix. Copies of 16 bytes a lane: bulk copies
-// are for larger pieces, each takes a warp ten instructions.
-template <class Format, int kSlices>
+// Copies of 16 bytes a lane: bulk copies are for larger pieces, each takes a warp ten instructions.
+template <class Format>
 struct SliceRing {
   using S = Slice<Format>;
-  static constexpr int kStageBytes = kSlices * S::kBytes;
 
   const uint8_t* memory;  // of this warp
   uint32_t to;            // the same, for this lane
@@ -233,19 +287,19 @@ struct SliceRing {
       publish_barriers();
     }
   }
-  // Slice number `slice` of a stage: 16 rows of half a unit. `unit`: its first byte, plus 16 lane.
-  __device__ void ask(int at_stage, int slice, const uint8_t* unit, int half, int r16, int lane) const {
-    const uint32_t at = to + at_stage * kStageBytes + slice * S::kBytes;
+  // 16 rows of half a unit. `unit`: its first byte, plus 16 lane.
+  __device__ void ask(int at_stage, const uint8_t* unit, int half, int r16, int lane) const {
+    const uint32_t at = to + at_stage * S::kBytes;
     const uint8_t* part = unit + half * half_bytes(Format::kPack) + r16 * S::kCodes;
 #pragma unroll
     for (int j = 0; j < S::kCodes; j += 512) copy_once(at + j, part + j, policy);
     if (S::kHigh > 0) copy_once(at + S::kHighAt, part + 2 * S::kCodes - r16 * (S::kCodes - S::kHigh), policy);
     if (lane < S::kTail) copy_async(at + S::kScalesAt, unit + tail_from + half * tail_step);
+    arrive_after_copies(full + 8 * at_stage);
   }
-  __device__ void asked(int at_stage) const { arrive_after_copies(full + 8 * at_stage); }
   __device__ const uint8_t* wait() const {
     wait_barrier(full + 8 * stage, parity);
-    return memory + stage * kStageBytes;
+    return memory + stage * S::kBytes;
   }
   __device__ void advance() {
     if (++stage < stages) return;
@@ -254,8 +308,24 @@ struct SliceRing {
   }
 };
 
-// Floats of one warp's sums of 16 rows: token t's stand at t * kSumStride, so that the lanes of a warp, who
-// have two tokens of two rows each, meet all banks.
-inline constexpr int kSumStride = 20;
+// ---- x in shared memory: [row][half] 256 bytes, pieces exchanged as in product_few_x.cuh ----
+
+// Formats with codes that can be multiplied as they are take x so that they can (product_few_pair.cuh).
+template <class Format>
+inline constexpr bool kPairForm = Format::kSubBlocks > 0;
+template <class Format>
+inline constexpr int kHalfSums = 8 * Format::kSubBlocks;  // floats beside a half of a row
+
+__device__ inline int piece_place(int piece, int token) {
+  return (piece ^ (piece >> 3) ^ ((token & 1) << 1)) << 4;
+}
+
+// A piece of 8 k, by 16 neighbours together who have those of a half. `sums`: of the half.
+template <class Format>
+__device__ inline void put_piece(uint8_t* half, float* sums, uint4 v, int piece, int token, int sums_token) {
+  if constexpr (kPairForm<Format>)
+    v = prepare_pair<Format, 1>(v, sums, piece, sums_token, 0xffffu << (threadIdx.x & 16));
+  *reinterpret_cast<uint4*>(half + piece_place(piece, token)) = v;
+}
 
 }  // namespace braid::cuda

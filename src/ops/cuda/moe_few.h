@@ -1,4 +1,4 @@
-// moe_few.h -- the experts of up to 8 tokens in two launches (moe_few.cu).
+// moe_few.h -- the experts of one or two tokens in two launches (moe_few.cu).
 #pragma once
 
 #include "ops/cuda/context.h"
@@ -7,9 +7,7 @@
 
 namespace braid::cuda {
 
-inline constexpr int kFewTokens = 8;
-inline constexpr int kFewPairs = 64;               // (token, expert), without the shared expert's
-inline constexpr int kFewEntries = kFewPairs + 1;  // experts that may be chosen, and the shared one
+inline constexpr int kFewTokens = 2;
 
 // Ops::moe with `logits`, Ops::moe_ffn without (null); then the ids of a token must differ. `hidden`: rows *
 // (used + 1) rows of the widest expert's inner width, to a multiple of 8. False: there is no form for these,
