@@ -87,9 +87,12 @@ void launch_on(Context& context, L1 l1, unsigned cluster, void (*kernel)(Paramet
     attributes[config.numAttrs].val.clusterDim.x = cluster;
     attributes[config.numAttrs].val.clusterDim.y = 1;
     attributes[config.numAttrs++].val.clusterDim.z = 1;
-    // On as many multiprocessors as it has blocks: a wish, not kept where all are in use.
-    attributes[config.numAttrs].id = cudaLaunchAttributeClusterSchedulingPolicyPreference;
-    attributes[config.numAttrs++].val.clusterSchedulingPolicyPreference = cudaClusterSchedulingPolicySpread;
+    // Few blocks: on as many multiprocessors. Many: as they come, since beside the blocks of the kernel
+    // before clusters that insist on their own multiprocessors leave some of them to a second round.
+    if (grid.x <= static_cast<unsigned>(context.processors)) {
+      attributes[config.numAttrs].id = cudaLaunchAttributeClusterSchedulingPolicyPreference;
+      attributes[config.numAttrs++].val.clusterSchedulingPolicyPreference = cudaClusterSchedulingPolicySpread;
+    }
   }
   config.attrs = attributes;
   context.note(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), "launching a kernel");

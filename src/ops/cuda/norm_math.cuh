@@ -17,18 +17,15 @@ inline constexpr int kNormWarps = kNormThreads / 32;
 __device__ inline float add_squares(float sum, const float4& v) {
   return sum + (fmaf(v.x, v.x, v.y * v.y) + fmaf(v.z, v.z, v.w * v.w));
 }
-// sums [kNormWarps] of a row, 16-byte aligned.
+// sums [kNormWarps] of a row, 16-byte aligned. Every product of a normed row waits for this: short chains, no
+// exact division or root.
 __device__ inline float inverse_of_sums(const float* sums, int width, float eps) {
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < kNormWarps; i += 4) {
-    const float4 four = *reinterpret_cast<const float4*>(sums + i);
-    sum += four.x;
-    sum += four.y;
-    sum += four.z;
-    sum += four.w;
-  }
-  return 1.0f / sqrtf(sum / static_cast<float>(width) + eps);
+  static_assert(kNormWarps == 16);
+  const auto* four = reinterpret_cast<const float4*>(sums);
+  const float4 a = four[0], b = four[1], c = four[2], d = four[3];
+  const float sum = ((a.x + b.x) + (c.x + d.x)) + ((a.y + b.y) + (c.y + d.y)) +
+                    (((a.z + b.z) + (c.z + d.z)) + ((a.w + b.w) + (c.w + d.w)));
+  return rsqrtf(__fdividef(sum, static_cast<float>(width)) + eps);
 }
 __device__ inline float4 normed(const float4& v, float inverse, const float4& weight) {
   return {v.x * inverse * weight.x, v.y * inverse * weight.y, v.z * inverse * weight.z,

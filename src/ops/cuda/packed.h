@@ -205,5 +205,7 @@ void launch_small(Context& context, const ProductArgs& args);
 bool launch_experts(Context& context, Pack pack, const ProductArgs& args);
 // q6_K parts, then q4_K from tile ProductArgs::second_tile on.
 void launch_wide_q6k_q4k(Context& context, int columns, const ProductArgs& args);
+// The same for up to 8 rows, q4_K from block second_block on; false: there is no form for the product.
+bool launch_few_q6k_q4k(Context& context, const ProductArgs& args, int second_block);
 
 }  // namespace braid::cuda

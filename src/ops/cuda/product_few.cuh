@@ -9,19 +9,28 @@
 //   CTA       of a cluster: a slice of k of all of them
 //   warp      an equal run of its halves, block after block, wherever blocks begin or end
 //
+// Weights of two formats that multiply the same x go in one launch: clusters are shared out by bytes, so that
+// the last of either end together.
+//
 // Sums of a block meet once, at the end, in shared memory of the CTA that stores its rows (`exchange`,
-// written through the cluster's network), and are added in the order of k. How k is cut follows from the
-// shape of the weights, so a row's bytes do not depend on the other rows; one or two rows are multiplied in
-// another form (product_few_pair.cuh), which rounds elsewhere.
+// written through the cluster's network): a slot for every slice of k and every warp that may share the
+// block, zero where none does, added in an order that only the cut knows. How k is cut follows from the shape
+// of the weights, so a row's bytes do not depend on the other rows; one or two rows are multiplied in another
+// form (product_few_pair.cuh), which rounds elsewhere.
 //
 // What bounds these kernels is not bandwidth alone. (1) Balance: published widths have 160 blocks, or 544
 // pairs; over 264 CTAs most have 2 pairs and some 3. Clusters even that out, but their CTAs have to meet: two
 // slices pay for most shapes, four for 160 blocks of a long k, eight never. (2) Instructions: 82 halves come
 // to a quarter of a multiprocessor in the time that memory needs for gate and up of 27B, 520 clocks for each.
 // (3) The time between two kernels: a CTA takes half of a multiprocessor where it can, sets up its rings and
-// asks for its first weights before it waits for the kernel before (launch.h). (4) Code: what streams through
-// L2 between two launches pushes it out unless it leaves first (ProductArgs::once), and what a warp runs once
-// must be short.
+// asks for its first weights before it waits for the kernel before (launch.h). (4) Code that runs once: about
+// 10 clocks an instruction, since it has to be fetched (a second pass of a loop: 2). What streams through L2
+// between two launches pushes it out even from there unless it leaves first (ProductArgs::once). So what lies
+// between the last sum and y is short: scales and places of rows are looked up before x comes, and slots that
+// nobody fills are zeroed there, so that nobody has to know who filled which. Clocks inside a step of 27B
+// with 8 sequences: sums to y of gate and up 4.1 us when they were looked up at the end, now 1.6; of the
+// output matrix 20, now 11. Tried: running all of it once on nothing before the wait, so that the code is
+// there (27B: 159 to 145 tok/s; most CTAs have no time to spare).
 //
 // x is copied to shared memory, a slice of it, or normed on the way (product_few_x.cuh).
 //
@@ -30,6 +39,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "ops/cuda/mma.h"
 #include "ops/cuda/product_few_pair.cuh"
@@ -40,18 +50,27 @@ namespace braid::cuda {
 
 inline constexpr int kFewRows = 8;
 inline constexpr int kFewStages = 6;
+inline constexpr int kMostFewTasks = 8192;  // FewPlan::by_row is exact up to here
 
 // How a launch is cut. Numbers that the kernel would divide by are powers of two, and the rest is divided
 // here: a division by a number known late costs as much as a tenth of a half.
+struct FewShare {    // of the weights of one format
+  int first = 0;     // 32-row block
+  int clusters = 0;  // that multiply it
+  int items = 0;     // of each cluster: stretches of y
+  int more = 0;      // clusters that have one more
+  int stages = 2;    // of a warp's ring
+  int sources = 1;   // warps of a CTA that may share a block
+  int x_bytes = 0;   // of shared memory
+  int sums_bytes = 0;
+  uint32_t source_of = 0;  // 4 bits of each warp: its number modulo sources
+};
 struct FewPlan {
+  FewShare shares[2];            // the second one: of the second format
   int slices_log2 = 0;           // of k: CTAs of a cluster
-  int items = 0;                 // of each cluster: stretches of y
-  int more = 0;                  // clusters that have one more
   int pair_log2 = 0;             // blocks of a stretch: 2 for gate and up
-  int stages = 2;                // of a warp's ring
   int rows = 1;                  // of x
-  int sources = 1;               // warps of a CTA that may share a block
-  int x_bytes = 0;               // of shared memory
+  int by_row = 1 << 16;          // n / rows = n * by_row >> 16
   bool beside_previous = false;  // need not wait for the kernel before, only end after it
 };
 
@@ -65,11 +84,16 @@ __device__ inline void meet_cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
 #endif
 }
-// A float into the same place of shared memory of the cluster's CTA `rank`.
-__device__ inline void store_remote(const float* at, int rank, float x) {
+// The same place of shared memory of the cluster's CTA `rank`.
+__device__ inline uint32_t address_in(const float* at, int rank) {
+  uint32_t address = 0;
 #if __CUDA_ARCH__ >= 900
-  uint32_t address;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(address) : "r"(shared_address(at)), "r"(rank));
+#endif
+  return address;
+}
+__device__ inline void store_remote(uint32_t address, float x) {
+#if __CUDA_ARCH__ >= 900
   asm volatile("st.shared::cluster.f32 [%0], %1;\n" ::"r"(address), "f"(x) : "memory");
 #endif
 }
@@ -114,22 +138,6 @@ struct FewRuns {
 
   __device__ FewRuns(int blocks, int block_halves) : halves(block_halves), total(blocks * block_halves) {}
   __device__ int start(int warp) const { return total * warp >> kWarpsLog2; }
-  // Warps that have a part of the halves at .. at + count - 1, bit 0 for the first.
-  __device__ uint32_t owners(int at, int count) const {
-    const int first = owner(at);
-    uint32_t mask = 0;
-#pragma unroll
-    for (int w = 0; w < 1 << kWarpsLog2; ++w)
-      if (start(w) < start(w + 1) && start(w + 1) > at && start(w) < at + count) mask |= 1u << (w - first);
-    return mask;
-  }
-  // The warp that has half number `at` of the CTA.
-  __device__ int owner(int at) const {
-    int warp = 0;
-#pragma unroll
-    for (int w = 1; w < 1 << kWarpsLog2; ++w) warp += start(w) <= at ? 1 : 0;
-    return warp;
-  }
 };
 
 // The ring of a warp: loads run ahead of the products by its length.
@@ -189,6 +197,13 @@ struct FewRing {
   }
 };
 
+// 32 rows of y: what their sums need.
+struct alignas(16) FewTarget {
+  float scale, up_scale;
+  int row;  // the first, in its part
+  int part;
+};
+
 // few: up to 8 rows of x; pair: up to 2 (product_few_pair.cuh).
 enum class FewForm : uint8_t { few, pair };
 
@@ -202,6 +217,7 @@ struct FewCta {
 
   const ProductArgs& a;
   const FewPlan& p;
+  const FewShare& share;
   const ProductPart* parts;
   const uint8_t* xs;
   float* exchange;
@@ -211,20 +227,21 @@ struct FewCta {
   int own_blocks;  // of the cluster
   Runs runs;
 
-  __device__ FewCta(const ProductArgs& args, const FewPlan& plan, const ProductPart* all_parts,
-                    uint8_t* x_memory)
+  // cluster: of the share.
+  __device__ FewCta(const ProductArgs& args, const FewPlan& plan, const FewShare& own, int cluster,
+                    const ProductPart* all_parts, uint8_t* x_memory)
       : a(args),
         p(plan),
+        share(own),
         parts(all_parts),
         xs(x_memory),
-        exchange(reinterpret_cast<float*>(x_memory + plan.x_bytes)),
+        exchange(reinterpret_cast<float*>(x_memory + own.x_bytes)),
         slices(1 << plan.slices_log2),
         rank(static_cast<int>(blockIdx.x) & (slices - 1)),
-        begin((plan.items * cluster() + min(cluster(), plan.more)) << plan.pair_log2),
-        own_blocks((plan.items + (cluster() < plan.more ? 1 : 0)) << plan.pair_log2),
+        begin(own.first + ((own.items * cluster + min(cluster, own.more)) << plan.pair_log2)),
+        own_blocks((own.items + (cluster < own.more ? 1 : 0)) << plan.pair_log2),
         runs(own_blocks, first_half(rank + 1) - first_half(rank)) {}
 
-  __device__ int cluster() const { return static_cast<int>(blockIdx.x) >> p.slices_log2; }
   __device__ int first_half(int slice) const { return 2 * a.units * slice >> p.slices_log2; }
   __device__ const float* x_sums() const {
     return reinterpret_cast<const float*>(xs + runs.halves * p.rows * 256);
@@ -265,7 +282,7 @@ struct FewCta {
         sums_at += kSums;
         __syncwarp();
         ring.load(stage);
-        if (++stage == p.stages) {
+        if (++stage == share.stages) {
           stage = 0;
           parity ^= 1;
         }
@@ -284,11 +301,13 @@ struct FewCta {
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int item = block >> p.pair_log2;
     const int place = (item >> p.slices_log2 << p.pair_log2) + (block & ((1 << p.pair_log2) - 1));
-    const int slot = ((place << p.slices_log2) + rank) * p.sources + warp - runs.owner(block * runs.halves);
+    const int source = static_cast<int>(share.source_of >> 4 * warp & 15);
+    const int slot = ((place << p.slices_log2) + rank) * share.sources + source;
     float* to = exchange + slot * p.rows * 32;
+    const uint32_t remote = address_in(to, item & (slices - 1));
     const auto put = [&](int row_in_block, int token, float sum) {
       if (slices > 1) {
-        store_remote(to + token * 32 + row_in_block, item & (slices - 1), sum);
+        store_remote(remote + (token * 32 + row_in_block) * 4, sum);
       } else {
         to[token * 32 + row_in_block] = sum;
       }
@@ -309,40 +328,65 @@ struct FewCta {
     }
   }
 
-  // The rows that this CTA stores: items rank, rank + slices, ... of the cluster; a warp for 32 rows of a
-  // token. What needs no sums is fetched before all have met.
+  // ---- the rows that this CTA stores: items rank, rank + slices, ... of the cluster ----
+
   __device__ int stored() const {
     const int items = own_blocks >> p.pair_log2;
     return items > rank ? (items - rank + slices - 1) >> p.slices_log2 : 0;
   }
-  __device__ int first_block(int i) const { return ((i << p.slices_log2) + rank) << p.pair_log2; }
-  __device__ RowTarget find(int i, int token, int lane, float& old) const {
-    RowTarget target = target_of(a, parts, 0, begin + first_block(i), lane);
-    if (target.part != nullptr) old = old_value(target, token);
-    return target;
+  __device__ FewTarget* targets() const {
+    return reinterpret_cast<FewTarget*>(reinterpret_cast<uint8_t*>(exchange) + share.sums_bytes);
   }
-  __device__ float sum_of(int i, int twin, int token, int lane) const {
-    // Which warps of slice `lane` share the block.
-    const int of_lane = lane & (slices - 1);
-    const Runs of(own_blocks, first_half(of_lane + 1) - first_half(of_lane));
-    const uint32_t own_mask = of.owners((first_block(i) + twin) * of.halves, of.halves);
-    const float* from = exchange + token * 32 + lane +
-                        (((i << p.pair_log2) + twin) << p.slices_log2) * p.sources * p.rows * 32;
-    float sum = 0;
-    for (int slice = 0; slice < slices; ++slice) {
-      const float* of_slice = from + slice * p.sources * p.rows * 32;
-      for (uint32_t mask = __shfl_sync(kFullWarp, own_mask, slice); mask != 0; mask &= mask - 1)
-        sum += of_slice[(__ffs(static_cast<int>(mask)) - 1) * p.rows * 32];
+
+  // Before x: where the rows go, and zeros, since not every slot of a block meets a warp.
+  __device__ void prepare() const {
+    const int thread = static_cast<int>(threadIdx.x);
+    for (int i = thread * 16; i < share.sums_bytes; i += Shape::kThreads * 16)
+      *reinterpret_cast<float4*>(reinterpret_cast<uint8_t*>(exchange) + i) = make_float4(0, 0, 0, 0);
+    for (int i = thread; i < stored(); i += Shape::kThreads) {
+      const int block = begin + (((i << p.slices_log2) + rank) << p.pair_log2);
+      int part = 0;
+      while (part + 1 < a.part_count && block >= parts[part + 1].first_block) ++part;
+      const ProductPart& own = parts[part];
+      const int at = (block - own.first_block) >> p.pair_log2;
+      targets()[i] = {own.scales[at], p.pair_log2 > 0 ? own.up_scales[at] : 0.0f, at * kUnitRows, part};
     }
+  }
+
+  // A warp for 32 rows of a token. What needs no sums is fetched before all have met.
+  struct Task {
+    int item, token;
+  };
+  __device__ Task task_of(int number) const {
+    const int item = number * p.by_row >> 16;
+    return {item, number - item * p.rows};
+  }
+  __device__ float old_of(const Task& task, int lane) const {
+    const FewTarget target = targets()[task.item];
+    const ProductPart& part = parts[target.part];
+    const int row = target.row + lane;
+    if (row >= part.rows || (part.store != Store::add && part.store != Store::gate_old)) return 0;
+    return load_as(part.y, part.y_type, task.token * part.y_stride + row);
+  }
+  __device__ float sum_of(const Task& task, int twin, int lane) const {
+    const int slots = share.sources << p.slices_log2;
+    const int stride = p.rows * 32;
+    const float* from =
+        exchange + ((task.item << p.pair_log2) + twin) * slots * stride + task.token * 32 + lane;
+    float sum = 0;
+#pragma unroll 4
+    for (int slot = 0; slot < slots; ++slot) sum += from[slot * stride];
     return sum;
   }
   __device__ void store() const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int tasks = stored() * p.rows;
-    RowTarget target;
-    float old = 0;
-    if (warp < tasks) target = find(warp / p.rows, warp % p.rows, lane, old);
+    constexpr int kAhead = 2;
+    float old[kAhead] = {};
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i)
+      if (warp + i * Shape::kWarps < tasks) old[i] = old_of(task_of(warp + i * Shape::kWarps), lane);
     if (slices > 1) {
       __syncwarp();
       meet_cluster_arrive();
@@ -350,60 +394,67 @@ struct FewCta {
     } else {
       __syncthreads();
     }
-    for (int task = warp; task < tasks; task += Shape::kWarps) {
-      const int i = task / p.rows;
-      const int token = task - i * p.rows;
-      if (task != warp) target = find(i, token, lane, old);
-      const float sum = sum_of(i, 0, token, lane);
-      const float up_sum = p.pair_log2 > 0 ? sum_of(i, 1, token, lane) : 0.0f;
-      if (target.part != nullptr) store_sum(target, token, sum, up_sum, old);
+    int i = 0;
+    for (int number = warp; number < tasks; number += Shape::kWarps, ++i) {
+      const Task task = task_of(number);
+      const FewTarget target = targets()[task.item];
+      const ProductPart& part = parts[target.part];
+      const float sum = sum_of(task, 0, lane);
+      const float up_sum = p.pair_log2 > 0 ? sum_of(task, 1, lane) : 0.0f;
+      const RowTarget row{&part, target.row + lane, target.scale, target.up_scale};
+      if (row.row < part.rows)
+        store_sum(row, task.token, sum, up_sum, i == 0 ? old[0] : i == 1 ? old[1] : old_of(task, lane));
     }
   }
 };
 
-template <class Format, FewForm kForm>
-__global__ void __launch_bounds__(FewShape<Format>::kThreads, 2)
-    few_kernel(const __grid_constant__ ProductArgs a, const __grid_constant__ FewPlan p) {
-  using Shape = FewShape<Format>;
-  constexpr int kWarps = Shape::kWarps;
-  extern __shared__ __align__(128) uint8_t dynamic[];
-  __shared__ __align__(8) uint64_t barriers[kWarps * kFewStages];
-  __shared__ __align__(16) float norm_sums[kMostFewNormRows][kNormWarps];
-  __shared__ __align__(8) uint32_t part_words[sizeof(ProductPart) / 4 * kMostParts];
-  const auto* parts = reinterpret_cast<const ProductPart*>(part_words);
-  const int thread = static_cast<int>(threadIdx.x);
-  const int lane = thread % 32;
-  const int warp = thread / 32;
-  copy_parts(part_words, a, Shape::kThreads);
-  const uint32_t full = shared_address(barriers + warp * kFewStages);
-  init_ring(full, p.stages);
-  __syncthreads();
-  uint8_t* xs = dynamic + kWarps * p.stages * Shape::kPiece;
-  const FewCta<Format, kForm> cta(a, p, parts, xs);
-  if (cta.slices > 1)
-    meet_cluster_arrive();  // another CTA's shared memory may be written once it has started
+// What all CTAs of a launch have in shared memory besides rings, x and sums that meet.
+template <int kWarps>
+struct FewMemory {
+  uint64_t barriers[kWarps * kFewStages];
+  alignas(16) float norm_sums[kMostFewNormRows][kNormWarps];
+  alignas(8) uint32_t part_words[sizeof(ProductPart) / 4 * kMostParts];
+};
 
+// A CTA of cluster number `cluster` of a share.
+template <class Format, FewForm kForm, int kWarps>
+__device__ inline void run_few(const ProductArgs& a, const FewPlan& p, const FewShare& share, int cluster,
+                               FewMemory<kWarps>& memory, uint8_t* dynamic) {
+  using Shape = FewShape<Format>;
+  static_assert(Shape::kWarps == kWarps);
+  const auto* parts = reinterpret_cast<const ProductPart*>(memory.part_words);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const uint32_t full = shared_address(memory.barriers + warp * kFewStages);
+  init_ring(full, share.stages);
+  __syncthreads();
+  uint8_t* xs = dynamic + kWarps * share.stages * Shape::kPiece;
+  const FewCta<Format, kForm> cta(a, p, share, cluster, parts, xs);
   const auto& runs = cta.runs;
   const int start = runs.start(warp);
   const int count = runs.start(warp + 1) - start;
   const int block = count > 0 ? start / runs.halves : 0;
   const int half = count > 0 ? start - block * runs.halves : 0;
   const int first_half = cta.first_half(cta.rank);
-  FewRing<Format> ring{a,    parts,      dynamic + warp * p.stages * Shape::kPiece,
+  FewRing<Format> ring{a,    parts,      dynamic + warp * share.stages * Shape::kPiece,
                        full, first_half, runs.halves,
                        lane, count,      cta.begin + block,
                        half};
   if (count > 0) ring.find();
-  for (int stage = 0; stage < p.stages; ++stage) ring.load(stage);
+  for (int stage = 0; stage < share.stages; ++stage) ring.load(stage);
+  cta.prepare();
+  // Another CTA's shared memory may be written once it is prepared.
+  __syncwarp();
+  if (cta.slices > 1) meet_cluster_arrive();
 
-  const FewX<Format, FewCta<Format, kForm>::kPair, Shape::kThreads> x_fill(
+  FewX<Format, FewCta<Format, kForm>::kPair, Shape::kThreads> x_fill(
       a, p.rows, xs, const_cast<float*>(cta.x_sums()), FewSlice{first_half, runs.halves, 2 * a.x_units});
   x_fill.begin();
   if (!p.beside_previous) {
     wait_for_previous();
     let_next_start();
   }
-  x_fill.fill(norm_sums, a.norm.writes && cta.cluster() == 0);
+  x_fill.fill(memory.norm_sums, a.norm.writes && static_cast<int>(blockIdx.x) < cta.slices);
   __syncthreads();
   if (cta.slices > 1) meet_cluster_wait();
   cta.multiply(ring, block, half, count);
@@ -412,6 +463,22 @@ __global__ void __launch_bounds__(FewShape<Format>::kThreads, 2)
     let_next_start();
   }
   cta.store();
+}
+
+// Weights of one format, or of two that multiply the same x: then the first clusters have the first format.
+template <class Format, class Other, FewForm kForm>
+__global__ void __launch_bounds__(FewShape<Format>::kThreads, 2)
+    few_kernel(const __grid_constant__ ProductArgs a, const __grid_constant__ FewPlan p) {
+  using Shape = FewShape<Format>;
+  extern __shared__ __align__(128) uint8_t dynamic[];
+  __shared__ __align__(16) FewMemory<Shape::kWarps> memory;
+  copy_parts(memory.part_words, a, Shape::kThreads);
+  const int cluster = static_cast<int>(blockIdx.x) >> p.slices_log2;
+  if constexpr (!std::is_same_v<Format, Other>) {
+    if (cluster >= p.shares[0].clusters)
+      return run_few<Other, kForm>(a, p, p.shares[1], cluster - p.shares[0].clusters, memory, dynamic);
+  }
+  run_few<Format, kForm>(a, p, p.shares[0], cluster, memory, dynamic);
 }
 
 // ---- the cut ----
@@ -424,42 +491,100 @@ struct FewCut {
 
 inline int log2_of(int power) { return power <= 1 ? 0 : 1 + log2_of(power / 2); }
 
-// What a launch asks of a cut.
+// The weights of one format in a launch.
 struct FewWork {
-  int warps, piece_bytes;
-  int64_t items;
-  int pair, halves, rows;
+  int warps = 0, piece_bytes = 0;
+  int64_t items = 0;  // 0: none
+  int pair = 1, halves = 0, rows = 0;
   int sums_bytes = 0;  // of a half: what product_few_pair.cuh has beside x
 
   int64_t x_bytes(const FewCut& cut) const {
     return int64_t{div_up(halves, cut.slices)} * (256 * rows + sums_bytes);
   }
+  int64_t item_bytes() const { return int64_t{pair} * halves * piece_bytes; }
+  int64_t most_bytes(int64_t clusters) const {
+    return items == 0 ? 0 : div_up<int64_t>(items, clusters) * item_bytes();
+  }
   // Warps of a CTA that may share a block: a run is at least that of the clusters with fewest items.
-  int sources(const FewCut& cut, int64_t clusters) const {
+  int sources(int64_t clusters) const {
     const int64_t blocks = std::max<int64_t>(items / clusters, 1) * pair;
     return static_cast<int>(std::min<int64_t>(div_up<int64_t>(warps, blocks) + 1, warps));
   }
-  // About how long it takes, in clocks of a multiprocessor, fitted to an H200: its share of memory; clusters
-  // that have more than others, which then get more of the memory; the meeting of CTAs; x through L2.
-  double clocks(const Context& context, const FewCut& cut, int64_t clusters, int64_t at_once) const {
-    const double share = static_cast<double>(items * pair * halves) * piece_bytes / context.processors / 18.5;
-    const auto own = static_cast<double>(div_up<int64_t>(items, clusters));
-    const double uneven =
-        own * static_cast<double>(std::max(clusters, at_once)) / static_cast<double>(items) - 1;
-    const double meeting[] = {0, 2600, 5000, 11000};
-    const bool sparse = cut.density == 1 && items * cut.slices > context.processors;
-    // Sums that meet, 3 bytes a clock.
-    const auto blocks = static_cast<double>(items * pair);
-    const double sums = (blocks + static_cast<double>(warps * clusters)) * cut.slices * rows * 128;
-    return share * (1 + uneven * (clusters < at_once ? 0.8 : 0.45) + (sparse ? 0.12 : 0)) +
-           (sparse ? 5500 : 0) + meeting[log2_of(cut.slices)] + sums / context.processors / 3 +
-           static_cast<double>(cut.density * x_bytes(cut)) / 25;
+  int64_t stored(const FewCut& cut, int64_t clusters) const {
+    return div_up<int64_t>(div_up<int64_t>(items, clusters), cut.slices);
+  }
+  int64_t sums_bytes_of(const FewCut& cut, int64_t clusters) const {
+    return stored(cut, clusters) * pair * cut.slices * sources(clusters) * rows * 128;
   }
   int64_t exchange_bytes(const FewCut& cut, int64_t clusters) const {
-    const int64_t stored = div_up<int64_t>(div_up<int64_t>(items, clusters), cut.slices);
-    return stored * pair * cut.slices * sources(cut, clusters) * rows * 128;
+    return sums_bytes_of(cut, clusters) + stored(cut, clusters) * static_cast<int64_t>(sizeof(FewTarget));
+  }
+  // Of a warp, and at least one.
+  int64_t most_halves(const FewCut& cut, int64_t clusters) const {
+    return div_up<int64_t>(div_up<int64_t>(items, clusters) * pair * div_up(halves, cut.slices), warps);
+  }
+  int64_t stage_bytes() const { return int64_t{warps} * piece_bytes; }
+  bool fits(const FewCut& cut, int64_t clusters, int64_t room) const {
+    return items == 0 || (clusters > 0 && stored(cut, clusters) * kFewRows <= kMostFewTasks &&
+                          x_bytes(cut) + exchange_bytes(cut, clusters) + 2 * stage_bytes() <= room);
   }
 };
+
+// A cut with its clusters, and about how long it takes.
+struct FewChoice {
+  FewCut cut;
+  int64_t clusters[2] = {0, 0};
+  double clocks = 0;
+
+  bool found() const { return clusters[0] > 0; }
+};
+
+// Clocks of a multiprocessor, fitted to an H200: its share of memory; clusters that have more than others,
+// which then get more of the memory; the meeting of CTAs; x through L2.
+inline double few_clocks(const Context& context, const FewWork (&work)[2], const FewChoice& choice,
+                         int64_t at_once) {
+  const FewCut& cut = choice.cut;
+  const int64_t clusters = choice.clusters[0] + choice.clusters[1];
+  const auto bytes =
+      static_cast<double>(work[0].items * work[0].item_bytes() + work[1].items * work[1].item_bytes());
+  const auto most = static_cast<double>(
+      std::max(work[0].most_bytes(choice.clusters[0]), work[1].most_bytes(choice.clusters[1])));
+  const double share = bytes / context.processors / 18.5;
+  const double uneven = most * static_cast<double>(std::max(clusters, at_once)) / bytes - 1;
+  const double meeting[] = {0, 2600, 5000, 11000};
+  const bool sparse = cut.density == 1 && (work[0].items + work[1].items) * cut.slices > context.processors;
+  // Sums that meet, 3 bytes a clock.
+  const auto blocks = static_cast<double>(work[0].items * work[0].pair + work[1].items * work[1].pair);
+  const double sums =
+      (blocks + static_cast<double>(work[0].warps * clusters)) * cut.slices * work[0].rows * 128;
+  return share * (1 + uneven * (clusters < at_once ? 0.8 : 0.45) + (sparse ? 0.12 : 0)) +
+         (sparse ? 5500 : 0) + meeting[log2_of(cut.slices)] + sums / context.processors / 3 +
+         static_cast<double>(cut.density * work[0].x_bytes(cut)) / 25;
+}
+
+// Clusters for both formats, so that those with most take least. False: there is no room.
+inline bool share_out(const FewWork (&work)[2], FewChoice& choice, int64_t at_once, int64_t room) {
+  int64_t(&clusters)[2] = choice.clusters;
+  if (work[1].items == 0) {
+    clusters[0] = std::min(at_once, work[0].items);
+    // Sums of many blocks need room: then more, shorter clusters than run at once.
+    for (int wave = 0;
+         wave < 3 && clusters[0] < work[0].items && !work[0].fits(choice.cut, clusters[0], room); ++wave)
+      clusters[0] = std::min(2 * clusters[0], work[0].items);
+    return work[0].fits(choice.cut, clusters[0], room);
+  }
+  int64_t best = 0;
+  for (int64_t first = 1; first < at_once; ++first) {
+    const int64_t now[2] = {std::min(first, work[0].items), std::min(at_once - first, work[1].items)};
+    const int64_t most = std::max(work[0].most_bytes(now[0]), work[1].most_bytes(now[1]));
+    if (best != 0 && most >= best) continue;
+    if (!work[0].fits(choice.cut, now[0], room) || !work[1].fits(choice.cut, now[1], room)) continue;
+    best = most;
+    clusters[0] = now[0];
+    clusters[1] = now[1];
+  }
+  return best != 0;
+}
 
 // Clusters that run together.
 template <class Kernel>
@@ -470,77 +595,86 @@ int64_t few_clusters(Context& context, const FewCut& cut, Kernel* kernel, int th
 }
 
 template <class Format, FewForm kForm>
-bool launch_few_form(Context& context, const ProductArgs& args) {
-  using Shape = FewShape<Format>;
-  auto* kernel = few_kernel<Format, kForm>;
-  // Less what a block takes besides; 111 and 224 KB of an H200.
-  const auto most = static_cast<int64_t>(context.shared_bytes_per_block);
-  const int64_t half_of_all = (most - 5 * 1024) / 2;
-  const int64_t whole = most - 3 * 1024;
-  constexpr int64_t kStageBytes = Shape::kWarps * Shape::kPiece;
+FewWork few_work(const ProductArgs& args, int blocks) {
   const int pair = args.parts[0].store == Store::gated ? 2 : 1;
   // The same cut for all that take this form, so that a row's bytes do not depend on how many they are.
-  FewWork work{Shape::kWarps,
-               Shape::kPiece,
-               args.blocks / pair,
-               pair,
-               2 * args.units,
-               kForm == FewForm::pair ? 2 : kFewRows,
-               kForm == FewForm::pair ? 32 * Format::kSubBlocks : 0};
-  const auto room_of = [&](const FewCut& cut) { return cut.density == 1 ? whole : half_of_all; };
-  FewCut best{0, 0};
-  int64_t best_clusters = 0;
-  double best_clocks = 0;
-  const int most_slices = std::min(context.capability < 90 ? 1 : 8, work.halves);
+  const int rows = kForm == FewForm::pair ? 2 : kFewRows;
+  return {FewShape<Format>::kWarps,
+          FewShape<Format>::kPiece,
+          blocks / pair,
+          pair,
+          2 * args.units,
+          rows,
+          kForm == FewForm::pair ? 32 * Format::kSubBlocks : 0};
+}
+
+// second_block: where weights of the second format begin.
+template <class Format, class Other, FewForm kForm>
+bool launch_few_form(Context& context, const ProductArgs& args, int second_block) {
+  constexpr int kThreads = FewShape<Format>::kThreads;
+  auto* kernel = few_kernel<Format, Other, kForm>;
+  // Less what a block takes besides; 111 and 224 KB of an H200.
+  const auto all = static_cast<int64_t>(context.shared_bytes_per_block);
+  const auto room_of = [&](const FewCut& cut) {
+    return cut.density == 1 ? all - 3 * 1024 : (all - 5 * 1024) / 2;
+  };
+  FewWork work[2] = {few_work<Format, kForm>(args, second_block),
+                     few_work<Other, kForm>(args, args.blocks - second_block)};
+  FewChoice best;
+  const int most_slices = std::min(context.capability < 90 ? 1 : 8, work[0].halves);
   for (int slices = 1; slices <= most_slices; slices *= 2)
     for (int density = 1; density <= 2; ++density) {
-      const FewCut cut{slices, density};
-      const int64_t at_once = few_clusters(context, cut, kernel, Shape::kThreads, room_of(cut));
-      int64_t clusters = std::min(at_once, work.items);
-      // Sums of many blocks need room: then more, shorter clusters than run at once.
-      const auto fits = [&] {
-        return clusters > 0 &&
-               work.x_bytes(cut) + work.exchange_bytes(cut, clusters) + 2 * kStageBytes <= room_of(cut);
-      };
-      for (int wave = 0; wave < 3 && clusters < work.items && !fits(); ++wave)
-        clusters = std::min(2 * clusters, work.items);
-      if (!fits()) continue;
-      const double clocks = work.clocks(context, cut, clusters, at_once);
-      if (best_clusters != 0 && clocks >= best_clocks) continue;
-      best = cut;
-      best_clusters = clusters;
-      best_clocks = clocks;
+      FewChoice choice{{slices, density}};
+      const int64_t at_once = few_clusters(context, choice.cut, kernel, kThreads, room_of(choice.cut));
+      if (at_once == 0 || !share_out(work, choice, at_once, room_of(choice.cut))) continue;
+      choice.clocks = few_clocks(context, work, choice, at_once);
+      if (!best.found() || choice.clocks < best.clocks) best = choice;
     }
-  if (best_clusters == 0) return false;
-  work.rows = args.tokens;
+  if (!best.found()) return false;
   FewPlan plan;
-  plan.slices_log2 = log2_of(best.slices);
-  plan.items = static_cast<int>(work.items / best_clusters);
-  plan.more = static_cast<int>(work.items % best_clusters);
-  plan.pair_log2 = pair - 1;
-  plan.rows = work.rows;
-  plan.sources = work.sources(best, best_clusters);
-  plan.x_bytes = static_cast<int>(work.x_bytes(best));
+  plan.slices_log2 = log2_of(best.cut.slices);
+  plan.pair_log2 = log2_of(work[0].pair);
+  plan.rows = args.tokens;
+  plan.by_row = (1 << 16) / args.tokens + 1;
   plan.beside_previous = args.beside_previous;
-  const int64_t beside = work.x_bytes(best) + work.exchange_bytes(best, best_clusters);
-  const int64_t room = best.density == 1 ? whole : half_of_all;
-  plan.stages = static_cast<int>(std::min<int64_t>((room - beside) / kStageBytes, kFewStages));
-  const int64_t shared = plan.stages * kStageBytes + beside;
-  launch_clusters(context, static_cast<unsigned>(best.slices), kernel,
-                  dim3(static_cast<unsigned>(best_clusters * best.slices)), Shape::kThreads,
-                  static_cast<size_t>(shared), args, plan);
+  int64_t shared = 0;
+  for (int i = 0; i < 2; ++i) {
+    if (work[i].items == 0) continue;
+    work[i].rows = args.tokens;
+    FewShare& share = plan.shares[i];
+    share.first = i == 0 ? 0 : second_block;
+    share.clusters = static_cast<int>(best.clusters[i]);
+    share.items = static_cast<int>(work[i].items / best.clusters[i]);
+    share.more = static_cast<int>(work[i].items % best.clusters[i]);
+    share.sources = work[i].sources(best.clusters[i]);
+    share.sums_bytes = static_cast<int>(work[i].sums_bytes_of(best.cut, best.clusters[i]));
+    for (int warp = 0; warp < work[i].warps; ++warp)
+      share.source_of |= static_cast<uint32_t>(warp % share.sources) << 4 * warp;
+    const int64_t beside = work[i].x_bytes(best.cut) + work[i].exchange_bytes(best.cut, best.clusters[i]);
+    const int64_t most = std::min<int64_t>(work[i].most_halves(best.cut, best.clusters[i]), kFewStages);
+    share.stages = static_cast<int>(std::min((room_of(best.cut) - beside) / work[i].stage_bytes(), most));
+    share.x_bytes = static_cast<int>(work[i].x_bytes(best.cut));
+    shared = std::max(shared, share.stages * work[i].stage_bytes() + beside);
+  }
+  launch_clusters(context, static_cast<unsigned>(best.cut.slices), kernel,
+                  dim3(static_cast<unsigned>((best.clusters[0] + best.clusters[1]) * best.cut.slices)),
+                  kThreads, static_cast<size_t>(shared), args, plan);
   return true;
 }
 
-// False: this kernel has no form for the product.
-template <class Format>
-bool launch_few(Context& context, const ProductArgs& args) {
+// False: this kernel has no form for the product. From block second_block on weights have the other format.
+template <class Format, class Other = Format>
+bool launch_few(Context& context, const ProductArgs& args, int second_block) {
   const bool gated = args.parts[0].store == Store::gated;
   for (int i = 1; i < args.part_count; ++i)
     if ((args.parts[i].store == Store::gated) != gated) return false;
   if constexpr (Format::kSubBlocks > 0)
-    if (args.tokens <= 2) return launch_few_form<Format, FewForm::pair>(context, args);
-  return launch_few_form<Format, FewForm::few>(context, args);
+    if (args.tokens <= 2) return launch_few_form<Format, Other, FewForm::pair>(context, args, second_block);
+  return launch_few_form<Format, Other, FewForm::few>(context, args, second_block);
+}
+template <class Format>
+bool launch_few(Context& context, const ProductArgs& args) {
+  return launch_few<Format, Format>(context, args, args.blocks);
 }
 
 }  // namespace braid::cuda

@@ -37,10 +37,9 @@ class FewX {
       : a_(a), rows_(rows), xs_(xs), sums_(sums), slice_(slice) {}
 
   // Before wait_for_previous(): asks for what it can.
-  __device__ void begin() const {
-    const int line = static_cast<int>(threadIdx.x) * 32;
-    if (kNorms && a_.norm.residual != nullptr && line < a_.k)
-      asm volatile("prefetch.global.L2 [%0];\n" ::"l"(a_.norm.weight + line));
+  __device__ void begin() {
+    if constexpr (kNorms)
+      if (a_.norm.residual != nullptr) load(weight_, a_.norm.weight);
   }
 
   // By all threads, which meet afterwards. norm_sums [kMostFewNormRows][kNormWarps].
@@ -122,13 +121,11 @@ class FewX {
         if (threadIdx.x % 32 == 0) norm_sums[row][c * (kThreads / 32) + threadIdx.x / 32] = sum;
       }
     }
-    float4 weight[kHeld];
-    load(weight, a_.norm.weight);
     __syncthreads();
     // The last row is still here; those before it are read again.
     for (int row = rows_ - 1; row >= 0; --row) {
       if (row < rows_ - 1) load(held, a_.norm.residual + row * a_.norm.residual_stride);
-      store(held, weight, inverse_of_sums(norm_sums[row], a_.k, a_.norm.eps), row, writes);
+      store(held, inverse_of_sums(norm_sums[row], a_.k, a_.norm.eps), row, writes);
     }
   }
   __device__ void load(float4 (&v)[kHeld], const float* from) const {
@@ -137,17 +134,16 @@ class FewX {
       v[i] = column_of(i) < a_.k ? __ldcg(reinterpret_cast<const float4*>(from + column_of(i)))
                                  : make_float4(0, 0, 0, 0);
   }
-  __device__ void store(const float4 (&held)[kHeld], const float4 (&weight)[kHeld], float inverse, int row,
-                        bool writes) const {
+  __device__ void store(const float4 (&held)[kHeld], float inverse, int row, bool writes) const {
     const int odd = static_cast<int>(threadIdx.x) % 2;
     const int piece = static_cast<int>(threadIdx.x) % 32 / 2;
 #pragma unroll
     for (int i = 0; i < kHeld; i += 2) {
       if (column_of(i) / 128 >= slice_.x_halves) break;  // the same in all lanes
       // Pairs of lanes exchange, so that each has 8 k: even lanes of chunk i, odd ones of the next.
-      const uint2 even_half = acts_of(normed(held[i], inverse, weight[i]));
+      const uint2 even_half = acts_of(normed(held[i], inverse, weight_[i]));
       uint2 odd_half = make_uint2(0, 0);
-      if (i + 1 < kHeld) odd_half = acts_of(normed(held[i + 1], inverse, weight[i + 1]));
+      if (i + 1 < kHeld) odd_half = acts_of(normed(held[i + 1], inverse, weight_[i + 1]));
       const uint2 give = odd ? even_half : odd_half;
       const uint2 got = {__shfl_xor_sync(kFullWarp, give.x, 1), __shfl_xor_sync(kFullWarp, give.y, 1)};
       const uint4 v = odd ? make_uint4(got.x, got.y, odd_half.x, odd_half.y)
@@ -176,6 +172,7 @@ class FewX {
   uint8_t* xs_;
   float* sums_;
   FewSlice slice_;
+  float4 weight_[kNorms ? kHeld : 1];  // of the norm
 };
 
 }  // namespace braid::cuda

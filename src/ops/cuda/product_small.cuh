@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kSmallThreads, 1) small_kernel(const __grid_co
     for (int r16 = 0; r16 < 2; ++r16)
 #pragma unroll
       for (int q = 0; q < 4; ++q)
-        store_remote(to + q % 2 * kSmallStride + r16 * 16 + q / 2 * 8, t, acc[t][r16][q]);
+        store_remote(address_in(to + q % 2 * kSmallStride + r16 * 16 + q / 2 * 8, t), acc[t][r16][q]);
   __syncwarp();
   meet_cluster_arrive();
   meet_cluster_wait();

@@ -260,8 +260,9 @@ bool Products::mix(const Weight& a, const Weight& b) {
          ((pack == Pack::q6k && other == Pack::q4k) || (pack == Pack::q4k && other == Pack::q6k));
 }
 
-// Both start with a tile: an empty part fills the last tile of the first format.
-void Products::launch_mixed(const Weight& like, Columns columns, ProductArgs args,
+// False: nothing was launched. In the wide kernels both start with a tile: an empty part fills the last tile
+// of the first format.
+bool Products::launch_mixed(const Weight& like, Columns columns, ProductArgs args,
                             std::span<const ProductPart> q6k, std::span<const ProductPart> q4k, bool beside) {
   args.units = packed(like).units;
   args.x_units = packed(like).x_units;
@@ -274,6 +275,12 @@ void Products::launch_mixed(const Weight& like, Columns columns, ProductArgs arg
     args.blocks += part.expert_blocks * (part.store == Store::gated ? 2 : 1);
   };
   for (const ProductPart& part : q6k) add(part);
+  if (!columns.wide) {
+    const int second_block = args.blocks;
+    for (const ProductPart& part : q4k) add(part);
+    args.once = true;
+    return launch_few_q6k_q4k(context_, args, second_block);
+  }
   const int tile = wide_warps(Pack::q6k, columns.count);
   ProductPart empty;
   empty.expert_blocks = div_up(args.blocks, tile) * tile - args.blocks;
@@ -282,6 +289,7 @@ void Products::launch_mixed(const Weight& like, Columns columns, ProductArgs arg
   for (const ProductPart& part : q4k) add(part);
   args.once = args.tokens <= columns.count;
   launch_wide_q6k_q4k(context_, columns.count, args);
+  return true;
 }
 
 // Where 128 columns leave a CTA a few steps only, tiles of 64 need fewer parts of tiles.
@@ -389,22 +397,26 @@ void Products::linear(std::span<const LinearPart> parts, Tensor x, const FewNorm
       const Weight& like = *list->front().w;
       std::vector<ProductPart> same;
       std::vector<ProductPart> other;  // goes with them
+      const Weight* other_like = nullptr;
       std::vector<Entry> rest;
       for (const Entry& e : *list) {
         if (same_form(*e.w, like)) {
           same.push_back(e.part);
-        } else if (columns.wide && mix(*e.w, like) && list->size() < kMostParts) {
+        } else if ((columns.wide || columns.count == 8) && mix(*e.w, like) && list->size() < kMostParts) {
           other.push_back(e.part);
+          other_like = e.w;
         } else {
           rest.push_back(e);
         }
       }
-      if (other.empty()) {
+      const bool q6k_first = packed(like).pack == Pack::q6k;
+      if (other.empty() ||
+          !launch_mixed(like, columns, args, q6k_first ? same : other, q6k_first ? other : same, beside)) {
         launch(like, columns, args, same, beside);
-      } else if (packed(like).pack == Pack::q6k) {
-        launch_mixed(like, columns, args, same, other, beside);
-      } else {
-        launch_mixed(like, columns, args, other, same, beside);
+        if (!other.empty()) {
+          args.norm.writes = false;
+          launch(*other_like, columns, args, other, true);
+        }
       }
       beside = true;
       args.norm.writes = false;

@@ -60,7 +60,7 @@ class Products {
   void narrow(Columns& columns, std::span<const LinearPart> parts, int64_t rows) const;
   bool small(std::span<const LinearPart> parts, int64_t rows) const;
   bool linear_small(std::span<const LinearPart> parts, Tensor x);
-  void launch_mixed(const Weight& like, Columns columns, ProductArgs args, std::span<const ProductPart> q6k,
+  bool launch_mixed(const Weight& like, Columns columns, ProductArgs args, std::span<const ProductPart> q6k,
                     std::span<const ProductPart> q4k, bool beside);
 
   Context& context_;
