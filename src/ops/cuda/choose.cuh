@@ -51,37 +51,49 @@ __device__ inline Choice choose_rounds(uint32_t& best, int experts, int used, in
   return {e / warp_sum(e), own_id};
 }
 
+// Up to kQuickExperts: lane l has experts l, l + 32, ... in registers, sorted, so that a round looks at the
+// first of each lane only.
+__device__ inline Choice choose_quickly(const float* logits, int experts, int used, int lane) {
+  constexpr int kOwn = kQuickExperts / 32;
+  uint32_t key[kOwn];
+  int id[kOwn];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    id[i] = lane + 32 * i;
+    key[i] = id[i] < experts ? ordered(__ldcg(logits + id[i])) : 0;
+  }
+  // Neighbours change places, so of equal keys the lowest id stays in front.
+#pragma unroll
+  for (int round = 0; round < kOwn; ++round)
+#pragma unroll
+    for (int i = round % 2; i + 1 < kOwn; i += 2) {
+      const bool swap = key[i + 1] > key[i];
+      const uint32_t more = max(key[i], key[i + 1]);
+      key[i + 1] = min(key[i], key[i + 1]);
+      key[i] = more;
+      const int first = swap ? id[i + 1] : id[i];
+      id[i + 1] = swap ? id[i] : id[i + 1];
+      id[i] = first;
+    }
+  uint32_t best = key[0];
+  return choose_rounds(
+      best, experts, used, lane, [&](uint32_t) { return id[0]; },
+      [&](int taken) {
+        if (taken != id[0]) return;
+#pragma unroll
+        for (int i = 0; i + 1 < kOwn; ++i) {
+          key[i] = key[i + 1];
+          id[i] = id[i + 1];
+        }
+        key[kOwn - 1] = 0;
+        best = key[0];
+      });
+}
+
 // `left` [experts]: shared memory of this warp; not used for up to kQuickExperts.
 __device__ inline Choice choose(const float* logits, uint32_t* left, int experts, int used, int lane) {
+  if (experts <= kQuickExperts) return choose_quickly(logits, experts, used, lane);
   uint32_t best = 0;
-  if (experts <= kQuickExperts) {
-    constexpr int kOwn = kQuickExperts / 32;
-    uint32_t key[kOwn];
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i)
-      key[i] = lane + 32 * i < experts ? ordered(__ldcg(logits + lane + 32 * i)) : 0;
-    const auto find = [&]() {
-      best =
-          max(max(max(key[0], key[1]), max(key[2], key[3])), max(max(key[4], key[5]), max(key[6], key[7])));
-    };
-    static_assert(kOwn == 8);
-    find();
-    return choose_rounds(
-        best, experts, used, lane,
-        [&](uint32_t most) {
-          int id = experts;
-#pragma unroll
-          for (int i = kOwn - 1; i >= 0; --i)
-            if (key[i] == most) id = lane + 32 * i;
-          return id;
-        },
-        [&](int id) {
-#pragma unroll
-          for (int i = 0; i < kOwn; ++i)
-            if (id == lane + 32 * i) key[i] = 0;
-          find();
-        });
-  }
   int best_id = experts;
   const auto find = [&]() {
     best = 0;

@@ -80,20 +80,19 @@ struct Plan {
   int* place;       // [tokens * used]
 };
 
-// Inclusive sum over the block; every thread has its value. `scratch` [32].
-__device__ inline int block_scan(int x, int* scratch) {
+// Inclusive sums of both over the block; every thread has its values. `scratch` [32], used once.
+__device__ inline int2 block_scan(int2 x, int2* scratch) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
+#pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
-    const int other = __shfl_up_sync(kFullWarp, x, offset);
-    if (lane >= offset) x += other;
+    const int2 other = {__shfl_up_sync(kFullWarp, x.x, offset), __shfl_up_sync(kFullWarp, x.y, offset)};
+    if (lane >= offset) x = {x.x + other.x, x.y + other.y};
   }
   if (lane == 31) scratch[warp] = x;
   __syncthreads();
-  int before = 0;
-  for (int i = 0; i < warp; ++i) before += scratch[i];
-  __syncthreads();
-  return x + before;
+  const int2 before = lane < warp ? scratch[lane] : make_int2(0, 0);
+  return {x.x + __reduce_add_sync(kFullWarp, before.x), x.y + __reduce_add_sync(kFullWarp, before.y)};
 }
 
 // By all threads of a block, at least `experts`. with_shared: pairs tokens * used .. are the tokens once
@@ -102,7 +101,7 @@ __device__ inline void make_plan(const Plan& plan, const int32_t* ids, int64_t i
                                  int used, int experts, int tile_rows, bool with_shared) {
   __shared__ int count[kMostExperts];
   __shared__ int next[kMostExperts];
-  __shared__ int scratch[32];
+  __shared__ int2 scratch[32];
   __shared__ int routed_tiles;
   const int thread = static_cast<int>(threadIdx.x);
   const int threads = static_cast<int>(blockDim.x);
@@ -114,9 +113,10 @@ __device__ inline void make_plan(const Plan& plan, const int32_t* ids, int64_t i
   for (int i = thread; i < pairs; i += threads) atomicAdd(&count[i == thread ? first_id : id_of(i)], 1);
   __syncthreads();
   const int own = thread < experts ? count[thread] : 0;
-  const int first = block_scan(own, scratch) - own;
   const int own_tiles = div_up(own, tile_rows);
-  const int last_tile = block_scan(own_tiles, scratch);
+  const int2 ends = block_scan({own, own_tiles}, scratch);
+  const int first = ends.x - own;
+  const int last_tile = ends.y;
   if (thread < experts) {
     next[thread] = first;
     for (int i = 0; i < own_tiles; ++i)

@@ -2,8 +2,7 @@
 //
 // Every block makes the choice itself, from the router's logits, with a thread for each expert (moe_few.cuh):
 // that needs no kernel and no border. Each token's experts are entries of their own, so that how the work is
-// cut is known before the choice is; an expert that both tokens chose is multiplied with both once, and its
-// second entry with zeros.
+// cut is known before the choice is; what both tokens chose comes from L2 for the second.
 //
 //   few_in   an item is 32 rows of gate and up of an entry; a block has one or two. Its 8 warps share k, by
 //            units of 256, which bulk copies fetch whole; sums meet once for each item. The items of the
@@ -32,13 +31,15 @@ constexpr int kInThreads = 32 * kInWarps;
 constexpr int kInStages = 4;  // units of a warp's ring, at most
 static_assert(kInThreads == kQuickExperts);
 
-// 12 warps share the 36 pieces of a token of the 35B evenly, and with 80 registers a thread they fit beside a
-// block of few_in.
+// They share the 36 pieces of a token of the 35B evenly, and with 80 registers a thread they fit beside a
+// block of few_in. 18 warps are as quick.
 constexpr int kOutWarps = 12;
 constexpr int kOutThreads = 32 * kOutWarps;
+constexpr int kZeroBytes = 64;  // for lanes that have no x
 
 struct InPlan {
   int items;    // without the shared expert's
+  int uneven;   // of them, in the last round of all blocks
   int inverse;  // of an expert's blocks, times 2^22: i / blocks without a division
   int sources;  // warps that share an item
   int stages;
@@ -54,14 +55,17 @@ struct OutPlan {
 
 // ---- gate and up ----
 
-// The items of a block in turn: those of the shared expert first.
+// The items of a block in turn: those of the shared expert first, which go to the blocks with fewest others
+// and then to the first ones, since the last ones may have to wait for a place beside the kernel before.
 struct InItems {
   int shared, routed;  // numbers of the next ones
   int entry, block;    // of the item now
   bool more;
 
-  __device__ InItems()
-      : shared(static_cast<int>(gridDim.x - 1 - blockIdx.x)), routed(static_cast<int>(blockIdx.x)) {}
+  __device__ explicit InItems(const InPlan& p)
+      : shared(static_cast<int>(blockIdx.x) - p.uneven), routed(static_cast<int>(blockIdx.x)) {
+    if (shared < 0) shared += static_cast<int>(gridDim.x);
+  }
   __device__ void next(const FewIn& a, const InPlan& p) {
     const auto step = static_cast<int>(gridDim.x);
     more = true;
@@ -88,7 +92,7 @@ struct InAsker {
   uint32_t memory, full;  // of the warp's ring
   int first, count;       // units of this warp
   uint64_t policy;
-  InItems items;
+  InItems items{p};
   int matrix = 0;
   int unit = 0;
 
@@ -139,22 +143,22 @@ __device__ inline float2 scales_of(const FewIn& a, const FewList& list, const In
 }
 
 // By a warp for its token: 32 hidden values from the sums [source][matrix][token][32].
-__device__ inline void store_hidden(const FewIn& a, const InPlan& p, const FewList& list, const InItems& item,
-                                    const float* sums, float2 scale, int token, int lane) {
+__device__ inline void store_hidden(const FewIn& a, const InPlan& p, const InItems& item, const float* sums,
+                                    float2 scale, int token, int lane) {
   const bool shared = item.entry == a.route.entries();
-  const int to = list.row[item.entry][token];
   const int row = item.block * 32 + lane;
-  if (to < 0 || row >= (shared ? a.shared_rows : a.rows)) return;
+  if (row >= (shared ? a.shared_rows : a.rows) || (!shared && item.entry / a.route.used != token)) return;
   const float* from = sums + token * 32 + lane;
   const int step = 32 * a.route.tokens;
   float gate = 0;
   float up = 0;
 #pragma unroll
   for (int w = 0; w < kInWarps; ++w) {
-    if (w >= p.sources) break;
+    if (w >= p.sources) continue;
     gate += from[2 * w * step];
     up += from[(2 * w + 1) * step];
   }
+  const int to = item.entry + (shared ? token : 0);
   a.hidden[to * a.hidden_stride + row] = to_act(silu(gate * scale.x) * (up * scale.y));
 }
 
@@ -180,7 +184,8 @@ __global__ void __launch_bounds__(kInThreads, 2)
     for (int i = 0; i < p.stages; ++i) init_barrier(full + 8 * i, 1);
     publish_barriers();
   }
-  __syncwarp();
+  clear_list(list, a.route, thread);
+  __syncthreads();
   const int first = warp < p.sources ? a.units * warp / p.sources : 0;
   const int count = warp < p.sources ? a.units * (warp + 1) / p.sources - first : 0;
   InAsker<Format> asker{a, p, list, shared_address(ring), full, first, count, cache_policy(true)};
@@ -232,7 +237,7 @@ __global__ void __launch_bounds__(kInThreads, 2)
   int parity = 0;
   float* sums = exchange;
   const int sums_floats = p.sources * 2 * tokens * 32;
-  InItems items;
+  InItems items(p);
 #pragma unroll 1
   for (items.next(a, p); items.more; items.next(a, p)) {
     const float2 scale = scales_of(a, list, items);  // there when the sums are
@@ -271,7 +276,7 @@ __global__ void __launch_bounds__(kInThreads, 2)
     }
     // The next item's sums go to the other half of the exchange, and nobody is two items ahead.
     __syncthreads();
-    if (warp < tokens) store_hidden(a, p, list, items, sums, scale, warp, lane);
+    if (warp < tokens) store_hidden(a, p, items, sums, scale, warp, lane);
     sums = sums == exchange ? exchange + sums_floats : exchange;
   }
 #endif
@@ -374,7 +379,7 @@ struct OutSum {
   float total[4] = {};
 };
 
-// One slice. x: this lane's 32 k of its token's hidden row; null: zeros. sums: of both tokens' rows.
+// One slice. x: this lane's 32 k of its token's hidden row; sums: of both tokens' rows.
 template <class Format>
 __device__ inline void add_slice(OutSum& out, const uint8_t* slice, const uint8_t* x, int exchanged,
                                  const float* first_sums, const float* second_sums, int r16, int lane) {
@@ -382,19 +387,14 @@ __device__ inline void add_slice(OutSum& out, const uint8_t* slice, const uint8_
   typename Format::Codes codes;
   S::load(codes, slice, lane);
   float acc[4] = {};
-  const auto read_x = [&](int i) {
-    return x != nullptr ? *reinterpret_cast<const uint4*>(x + ((i ^ exchanged) << 4))
-                        : make_uint4(0, 0, 0, 0);
-  };
+  const auto read_x = [&](int i) { return *reinterpret_cast<const uint4*>(x + ((i ^ exchanged) << 4)); };
   if constexpr (kPairForm<Format>) {
     constexpr int kSub = Format::kSubBlocks;
     constexpr bool kMin = Format::kPack == Pack::q4k;
     const SumScales<kSub> scales = Format::sum_scales(slice - S::kBack, slice + S::kRestAt, lane, r16);
     float2 x_sums[kSub];
 #pragma unroll
-    for (int s = 0; s < kSub; ++s)
-      x_sums[s] = make_float2(first_sums != nullptr ? first_sums[2 * s] : 0.0f,
-                              second_sums != nullptr ? second_sums[2 * s] : 0.0f);
+    for (int s = 0; s < kSub; ++s) x_sums[s] = make_float2(first_sums[2 * s], second_sums[2 * s]);
     float d[kSub][4];
 #pragma unroll
     for (int s = 0; s < kSub; ++s) {
@@ -456,19 +456,20 @@ __global__ void __launch_bounds__(kOutThreads, 2)
   extern __shared__ __align__(128) uint8_t dynamic[];
   __shared__ FewList list;
   __shared__ __align__(8) uint64_t barriers[kOutWarps * kSliceStages];
-  __shared__ float scales[kMostEntries];
   __shared__ float sums[kOutWarps][kFewTokens * 16];
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int warp = thread / 32;
   const int tokens = a.route.tokens;
   const int routed = a.route.entries();
-  uint8_t* rows = dynamic + kOutWarps * p.stages * Slice<Format>::kBytes;
+  uint8_t* rows = dynamic + kOutWarps * p.stages * Slice<Format>::kBytes + kZeroBytes;  // behind zeros
   float* row_sums = reinterpret_cast<float*>(rows + (routed + tokens) * p.row_bytes);
   SliceRing<Format> ring;
   ring.prepare(dynamic + warp * p.stages * Slice<Format>::kBytes, barriers + warp * kSliceStages, p.stages,
                lane);
-  __syncwarp();
+  clear_list(list, a.route, thread);
+  if (thread < kZeroBytes / 4) reinterpret_cast<uint32_t*>(rows - kZeroBytes)[thread] = 0;
+  __syncthreads();
   make_list(list, a.route, thread);
 
   const int block = static_cast<int>(blockIdx.x) / 2;
@@ -481,23 +482,26 @@ __global__ void __launch_bounds__(kOutThreads, 2)
   const int row = static_cast<int>(blockIdx.x) * 16 + thread % 16;
   const bool stores = thread / 16 < tokens && row < a.width;
   const float old = stores ? __ldcg(a.y + thread / 16 * a.y_stride + row) : 0.0f;
-  if (thread >= 128 && thread - 128 < routed) {
-    scales[thread - 128] = a.matrix.scales[int64_t{list.expert[thread - 128]} * a.blocks + block];
-  } else if (thread == kOutThreads - 1 && a.route.shared) {
-    scales[routed] = a.matrix.shared_scales[block];
-  }
   float weight = 0;
-  if (warp < tokens) weight = weigh(list, a.route, warp, lane);
-  if (a.route.shared && a.shared_scale != nullptr && warp >= 2 && warp < 2 + tokens) {
-    const float factor = shared_factor(a, warp - 2, lane);
+  if (warp < tokens) {
+    weight = weights_of(list, a.route, warp, lane);
+    if (lane < a.route.used) {
+      const int entry = warp * a.route.used + lane;
+      const float factor = weight * a.matrix.scales[int64_t{list.expert[entry]} * a.blocks + block];
+      list.weight[entry] = make_float2(factor, factor);
+    }
+  } else if (a.route.shared && warp < 2 * tokens) {
+    const int of = warp - tokens;
+    const float factor =
+        (a.shared_scale != nullptr ? shared_factor(a, of, lane) : 1.0f) * a.matrix.shared_scales[block];
     float2& at = list.weight[routed];
-    if (lane == 0) (warp == 2 ? at.x : at.y) = factor;
+    if (lane == 0) (of == 0 ? at.x : at.y) = factor;
   }
   wait_for_previous();
   let_next_start();
   fetch_hidden<Format>(a, p, rows, row_sums, thread);
   if (blockIdx.x == 0 && warp < tokens && lane < a.route.used && a.route.logits != nullptr) {
-    a.route.ids[warp * a.route.ids_stride + lane] = list.expert[list.entry[warp][lane]];
+    a.route.ids[warp * a.route.ids_stride + lane] = list.expert[warp * a.route.used + lane];
     a.route.weights[warp * a.route.weights_stride + lane] = weight;
   }
   __syncthreads();
@@ -507,24 +511,28 @@ __global__ void __launch_bounds__(kOutThreads, 2)
   const int token = kPairForm<Format> ? g & 1 : g;
   const bool holds_x = token < tokens && (!kPairForm<Format> || c == g >> 1);
   const int exchanged = (c >> 1) ^ ((token & 1) << 1);
+  const int sums_begin = (routed + tokens) * p.row_bytes + c * 2 * Format::kSubBlocks * 4;
   OutSum out;
 #pragma unroll 1
   for (; piece.more(); piece.advance()) {
     const bool shared = piece.shared();
     const int entry = min(piece.entry, routed);
-    const char2 found = *reinterpret_cast<const char2*>(list.row[entry]);
+    const int entry_token = entry < a.route.used ? 0 : 1;
+    const int first_row = shared || entry_token == 0 ? entry : -1;
+    const int second_row = tokens == 1 ? -1 : shared ? entry + 1 : entry_token == 1 ? entry : -1;
+    const int own = token == 0 ? first_row : second_row;
     const int x_halves = 2 * (shared ? a.shared_x_units : a.x_units);
     int half = shared ? piece.shared_half() : piece.half;
     if (half >= x_halves) half -= x_halves;
-    const int own = token == 0 ? found.x : found.y;
-    const float scale = scales[entry];
-    const float2 entry_weight = list.weight[entry];
-    out.weight = make_float2(entry_weight.x * scale, entry_weight.y * scale);
-    const float* half_sums = row_sums + half * kHalfSums<Format> + c * 2 * Format::kSubBlocks;
-    add_slice<Format>(out, ring.wait(),
-                      holds_x && own >= 0 ? rows + own * p.row_bytes + half * 256 + c * 64 : nullptr,
-                      exchanged, found.x >= 0 ? half_sums + found.x * p.row_sums : nullptr,
-                      found.y >= 0 ? half_sums + found.y * p.row_sums : nullptr, r16, lane);
+    out.weight = list.weight[entry];
+    // Offsets from the rows: what lies before them are zeros.
+    const auto sums_at = [&](int of_row) {
+      const int at = sums_begin + (of_row * p.row_sums + half * kHalfSums<Format>)*4;
+      return reinterpret_cast<const float*>(rows + (of_row >= 0 ? at : -kZeroBytes));
+    };
+    const int x_at = own * p.row_bytes + half * 256 + c * 64;
+    add_slice<Format>(out, ring.wait(), rows + (holds_x && own >= 0 ? x_at : -kZeroBytes), exchanged,
+                      sums_at(first_row), sums_at(second_row), r16, lane);
     __syncwarp();
     asker.ask(ring, ring.stage, lane);
     ring.advance();
@@ -563,7 +571,7 @@ struct FewLaunch {
 
 // What few_in leaves for a block of few_out beside it, if it can; and what both take besides.
 constexpr int64_t kOutRoom = 80 * 1024;
-constexpr int64_t kStaticBytes = 16 * 1024;
+constexpr int64_t kStaticBytes = 22 * 1024;
 
 template <class InFormat>
 bool plan_in(const Context& context, const FewIn& in, FewLaunch& launch) {
@@ -577,6 +585,7 @@ bool plan_in(const Context& context, const FewIn& in, FewLaunch& launch) {
   plan.sources = std::min(in.units, kInWarps);
   plan.x_bytes = in.route.tokens * in.x_units * 512 + in.x_units * 2 * kHalfSums<InFormat> * 4;
   launch.in_grid = static_cast<unsigned>(std::min<int64_t>(context.processors, items + in.shared_blocks));
+  plan.uneven = static_cast<int>(items % launch.in_grid);
   const int64_t exchange = int64_t{2} * plan.sources * 2 * in.route.tokens * 32 * 4;
   const int64_t fixed = plan.x_bytes + exchange;
   const int64_t stage_bytes = int64_t{plan.sources} * kUnit;
@@ -602,7 +611,8 @@ bool plan_out(const Context& context, const FewOut& out, FewLaunch& launch) {
   // Rows 32 bytes apart in banks.
   launch.out.row_bytes = x_units * 512 + 32;
   launch.out.row_sums = x_units * 2 * kHalfSums<OutFormat>;
-  const int64_t fixed = (pairs + out.route.tokens) * (launch.out.row_bytes + launch.out.row_sums * 4);
+  const int64_t fixed =
+      kZeroBytes + (pairs + out.route.tokens) * (launch.out.row_bytes + launch.out.row_sums * 4);
   constexpr int64_t kStage = int64_t{kOutWarps} * Slice<OutFormat>::kBytes;
   const auto most = static_cast<int64_t>(context.shared_bytes_per_block) - kStaticBytes;
   const int64_t pieces = pairs * 2 * out.units + 2 * out.shared_units;

@@ -87,135 +87,107 @@ struct FewOut {
 
 // ---- the choice ----
 
-// In shared memory.
+// In shared memory. Entry t * used + j: choice j of token t.
 struct alignas(16) FewList {
   static constexpr int kWarps = kQuickExperts / 32;
 
-  uint32_t key[kFewTokens][kQuickExperts];
-  uint32_t best[kFewTokens][kWarps * kMostUsed];  // the largest of each 32 experts, in order
-  uint32_t chosen[kFewTokens][kMostUsed];         // keys
-  float2 weight[kMostEntries];                    // of the two tokens; 0: not chosen
+  uint32_t key[kFewTokens][kWarps][64];           // each 32 twice
+  uint32_t best[kFewTokens][kWarps * kMostUsed];  // the largest of each 32, in order, then zeros
+  int16_t best_id[kFewTokens][kWarps * kMostUsed];
+  uint32_t chosen[kFewTokens][kMostUsed];  // keys
+  float2 weight[kMostEntries];             // with which the sums of both tokens are multiplied
   int16_t expert[kMostEntries];
-  int8_t row[kMostEntries][kFewTokens];  // of hidden; -1: the token did not choose the expert
-  int8_t entry[kFewTokens][kMostUsed];   // where its weight belongs
 };
-static_assert(kFewTokens == 2 && kMostEntries + kFewTokens <= 127);
 
-// How many of the 32 keys come before this lane's: larger, or the same with a lower id.
-__device__ inline int place_in_warp(const uint32_t* keys, uint32_t key, int lane) {
-  int place = 0;
-#pragma unroll
-  for (int j = 0; j < 32; j += 4) {
-    const uint4 four = *reinterpret_cast<const uint4*>(keys + j);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t other = word_of(four, i);
-      place += other > key || (other == key && lane > j + i) ? 1 : 0;
-    }
-  }
-  return place;
+// So many of the keys of each 32 experts are looked at.
+__device__ inline int most_places(const FewRoute& route) { return (route.used + 3) / 4 * 4; }
+
+// By all threads, who meet before make_list.
+__device__ inline void clear_list(FewList& list, const FewRoute& route, int thread) {
+  if (thread < FewList::kWarps * most_places(route))
+    for (int t = 0; t < route.tokens; ++t) list.best[t][thread] = 0;
 }
 
-// What choose() (choose.cuh) finds, by a thread for each expert: first its place among 32, then among the
-// best of the others' 32. All threads call; kQuickExperts take part.
-__device__ inline void place_all(FewList& list, const FewRoute& route, int (&place)[kFewTokens], int thread) {
+// What choose() (choose.cuh) finds: a thread for each expert finds its place among 32, then 4 threads for
+// each of the best find its place among the best of all.
+__device__ inline void place_all(FewList& list, const FewRoute& route, int thread) {
   const int lane = thread % 32;
   const int warp = thread / 32;
-  const int most = (route.used + 3) / 4 * 4;
+  const int most = most_places(route);
   uint32_t key[kFewTokens] = {};
-  if (thread < kQuickExperts) {
 #pragma unroll
-    for (int t = 0; t < kFewTokens; ++t) {
-      if (t >= route.tokens) break;
-      if (thread < route.experts) key[t] = ordered(__ldcg(route.logits + t * route.logits_stride + thread));
-      list.key[t][thread] = key[t];
-    }
-    __syncwarp();
+  for (int t = 0; t < kFewTokens; ++t)
+    if (t < route.tokens && thread < route.experts)
+      key[t] = ordered(__ldcg(route.logits + t * route.logits_stride + thread));
 #pragma unroll 1
-    for (int t = 0; t < route.tokens; ++t) {
-      const uint32_t own = t == 0 ? key[0] : key[1];
-      const int found = place_in_warp(list.key[t] + warp * 32, own, lane);
-      if (found < most) list.best[t][warp * most + found] = own;
-      (t == 0 ? place[0] : place[1]) = own == 0 ? kQuickExperts : found;
-    }
+  for (int t = 0; t < route.tokens && thread < kQuickExperts; ++t) {
+    const uint32_t own = t == 0 ? key[0] : key[1];
+    uint32_t* all = list.key[t][warp];
+    all[lane] = own;
+    all[32 + lane] = own + 1;  // seen by higher ids only, which the same key comes before
+    __syncwarp();
+    int place = 0;
+#pragma unroll
+    for (int d = 1; d < 32; ++d) place += all[lane + d] > own ? 1 : 0;
+    if (place >= most || own == 0) continue;
+    list.best[t][warp * most + place] = own;
+    list.best_id[t][warp * most + place] = static_cast<int16_t>(thread);
   }
   __syncthreads();
-  if (thread >= kQuickExperts) return;
+  const int candidates = FewList::kWarps * most;
+  const int parts = candidates <= kQuickExperts / 4 ? 4 : 1;
+  const int candidate = thread / parts;
+  if (candidate >= candidates) return;  // whole warps: a multiple of 32
+  const int lists = FewList::kWarps / parts;
+  const int own_list = candidate / most;
 #pragma unroll 1
   for (int t = 0; t < route.tokens; ++t) {
-    int found = t == 0 ? place[0] : place[1];
-    const uint32_t own = t == 0 ? key[0] : key[1];
-    if (found >= route.used) continue;
-    const int own_first = warp * most;
-#pragma unroll 4
-    for (int i = 0; i < FewList::kWarps * most; i += 4) {
-      // Of lower ids the same key comes before; those of this warp are counted.
-      const uint32_t less = i < own_first ? own - 1 : i < own_first + most ? 0xffffffffu : own;
-      const uint4 four = *reinterpret_cast<const uint4*>(list.best[t] + i);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) found += word_of(four, j) > less ? 1 : 0;
+    const uint32_t own = list.best[t][candidate];
+    int place = 0;
+#pragma unroll 2
+    for (int w = thread % parts * lists, end = w + lists; w < end; ++w) {
+      // Of lower ids the same key comes before; in the own list the order is known.
+      const uint32_t less = w == own_list ? 0xffffffffu : w < own_list ? own - 1 : own;
+      if (w == own_list) place += candidate - own_list * most;
+#pragma unroll 2
+      for (int j = 0; j < most; j += 4) {
+        const uint4 four = *reinterpret_cast<const uint4*>(&list.best[t][w * most + j]);
+        place += (four.x > less ? 1 : 0) + (four.y > less ? 1 : 0) + (four.z > less ? 1 : 0) +
+                 (four.w > less ? 1 : 0);
+      }
     }
-    (t == 0 ? place[0] : place[1]) = found;
-    if (found < route.used) list.chosen[t][found] = own;
+    if (parts == 4) {
+      place += __shfl_xor_sync(kFullWarp, place, 1);
+      place += __shfl_xor_sync(kFullWarp, place, 2);
+    }
+    if (own == 0 || place >= route.used || thread % parts != 0) continue;
+    list.expert[t * route.used + place] = list.best_id[t][candidate];
+    list.chosen[t][place] = own;
   }
 }
 
-// By all threads, at least kQuickExperts, who have met when it returns. Weights of entries are zeros yet.
+// By all threads, at least kQuickExperts, who have met when it returns.
 __device__ inline void make_list(FewList& list, const FewRoute& route, int thread) {
-  int place[kFewTokens] = {kQuickExperts, kQuickExperts};
   if (route.logits != nullptr) {
-    place_all(list, route, place, thread);
-  } else if (thread < kQuickExperts) {
-#pragma unroll 1
-    for (int j = 0; j < route.used; ++j) {
-      if (__ldcg(route.ids + j) == thread) place[0] = j;
-      if (route.tokens > 1 && __ldcg(route.ids + route.ids_stride + j) == thread) place[1] = j;
-    }
-  }
-  const int used = route.used;
-  const bool first = place[0] < used;
-  const bool second = place[1] < used;
-  if (first) {
-    list.expert[place[0]] = static_cast<int16_t>(thread);
-    list.row[place[0]][0] = static_cast<int8_t>(place[0]);
-    list.row[place[0]][1] = static_cast<int8_t>(second ? used + place[1] : -1);
-    list.weight[place[0]] = make_float2(0, 0);
-    list.entry[0][place[0]] = static_cast<int8_t>(place[0]);
-  }
-  if (second) {  // chosen by both: one entry with both tokens, and one that stands for none
-    const int at = used + place[1];
-    list.expert[at] = static_cast<int16_t>(thread);
-    list.row[at][0] = -1;
-    list.row[at][1] = static_cast<int8_t>(first ? -1 : at);
-    list.weight[at] = make_float2(0, 0);
-    list.entry[1][place[1]] = static_cast<int8_t>(first ? place[0] : at);
-  }
-  if (thread < kFewTokens) {
-    const int shared = route.entries();
-    list.row[shared][thread] = static_cast<int8_t>(thread < route.tokens ? shared + thread : -1);
-    if (thread == 0) list.weight[shared] = make_float2(1, 1);
+    place_all(list, route, thread);
+  } else if (thread < route.entries()) {
+    const int token = thread / route.used;
+    list.expert[thread] =
+        static_cast<int16_t>(__ldcg(route.ids + token * route.ids_stride + thread - token * route.used));
   }
   __syncthreads();
 }
 
-// By the warp of that number, for its token, once the list is made: its weights, in lane j that of choice j.
-__device__ inline float weigh(FewList& list, const FewRoute& route, int token, int lane) {
-  float weight = 0;
-  if (route.logits != nullptr) {
-    const auto logit = [](uint32_t key) {
-      return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
-    };
-    const float e =
-        lane < route.used ? expf(logit(list.chosen[token][lane]) - logit(list.chosen[token][0])) : 0.0f;
-    weight = e / warp_sum(e);
-  } else if (lane < route.used) {
-    weight = __ldcg(route.weights + token * route.weights_stride + lane);
-  }
-  if (lane < route.used) {
-    float2& at = list.weight[list.entry[token][lane]];
-    (token == 0 ? at.x : at.y) = weight;
-  }
-  return weight;
+// By a warp, once the list is made: the weights of a token, in lane j that of choice j.
+__device__ inline float weights_of(const FewList& list, const FewRoute& route, int token, int lane) {
+  if (route.logits == nullptr)
+    return lane < route.used ? __ldcg(route.weights + token * route.weights_stride + lane) : 0.0f;
+  const auto logit = [](uint32_t key) {
+    return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+  };
+  const float e =
+      lane < route.used ? expf(logit(list.chosen[token][lane]) - logit(list.chosen[token][0])) : 0.0f;
+  return e / warp_sum(e);
 }
 
 // ---- slices ----
