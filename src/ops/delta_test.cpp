@@ -289,14 +289,15 @@ TEST(Delta, DecayDoesNotDependOnTheForm) {
 TEST(Delta, ManySequencesGiveTheBytesOfOne) {
   for (const DeviceCase& device : sequence_devices()) {
     Random random(87);
-    const std::vector<SequencePlan> plans(70, SequencePlan{33, 1});
+    const int32_t sequences = device.gpu ? 210 : 70;
+    const std::vector<SequencePlan> plans(static_cast<size_t>(sequences), SequencePlan{33, 1});
     const TestBatch whole(plans, random);
-    Delta together(device, kShapes[1], whole.slots(), random, 70);
+    Delta together(device, kShapes[1], whole.slots(), random, sequences);
     const Rows inputs = together.random_rows(whole.tokens(), random);
     std::vector<std::vector<float>> start;
     for (int32_t s = 0; s < whole.slots(); ++s) start.push_back(together.bytes(s));
     const std::vector<float> expected = together.advance(whole, inputs);
-    for (size_t s : {0u, 13u, 69u}) {
+    for (size_t s : {size_t{0}, size_t{13}, plans.size() - 1}) {
       const int32_t slot = whole.batch().slot[s];
       const std::vector<float> expected_slot = together.bytes(slot);
       std::copy(start[slot].begin(), start[slot].end(), together.layer.slot(slot));
@@ -310,32 +311,42 @@ TEST(Delta, ManySequencesGiveTheBytesOfOne) {
   }
 }
 
-// Several rows of many sequences in one step, and the same rows one step each: other kernels on a GPU.
+// Several rows of many sequences in one step, and the same rows one step each: other kernels on a GPU, which
+// has three for one row of each, by how many heads all sequences have.
+void expect_bytes_of_steps(const DeviceCase& device, const DeltaShape& shape, int32_t sequences) {
+  constexpr int32_t kRows = 3;
+  const std::string what = device.name + ", " + std::to_string(sequences) + " sequences";
+  Random random(88);
+  const TestBatch whole(std::vector<SequencePlan>(sequences, {0, kRows}), random);
+  Delta delta(device, shape, whole.slots(), random, sequences * kRows);
+  const Rows inputs = delta.random_rows(whole.tokens(), random);
+  std::vector<std::vector<float>> start;
+  for (int32_t s = 0; s < whole.slots(); ++s) start.push_back(delta.bytes(s));
+  const std::vector<float> expected = delta.advance(whole, inputs);
+  std::vector<std::vector<float>> after;
+  for (int32_t s = 0; s < whole.slots(); ++s) {
+    after.push_back(delta.bytes(s));
+    std::copy(start[s].begin(), start[s].end(), delta.layer.slot(s));
+  }
+  for (int32_t row = 0; row < kRows; ++row) {
+    std::vector<int32_t> rows;
+    for (int32_t s = 0; s < sequences; ++s) rows.push_back(whole.batch().first_row[s] + row);
+    const TestBatch step(std::vector<SequencePlan>(sequences, {row, 1}), whole);
+    const std::vector<float> o = delta.advance(step, delta.picked(inputs, rows));
+    expect_same(o, pick(expected, shape.value_width(), rows), what);
+  }
+  for (int32_t s = 0; s < whole.slots(); ++s) expect_same(delta.bytes(s), after[s], what);
+}
+
 TEST(Delta, RowsInOneStepGiveTheBytesOfSteps) {
   for (const DeviceCase& device : sequence_devices()) {
     for (const DeltaShape& shape : {kShapes[1], kShapes[2], kShapes[3]}) {
-      constexpr int32_t kRows = 3, kSequences = 70;
-      Random random(88);
-      const TestBatch whole(std::vector<SequencePlan>(kSequences, {0, kRows}), random);
-      Delta delta(device, shape, whole.slots(), random, kSequences * kRows);
-      const Rows inputs = delta.random_rows(whole.tokens(), random);
-      std::vector<std::vector<float>> start;
-      for (int32_t s = 0; s < whole.slots(); ++s) start.push_back(delta.bytes(s));
-      const std::vector<float> expected = delta.advance(whole, inputs);
-      std::vector<std::vector<float>> after;
-      for (int32_t s = 0; s < whole.slots(); ++s) {
-        after.push_back(delta.bytes(s));
-        std::copy(start[s].begin(), start[s].end(), delta.layer.slot(s));
-      }
-      for (int32_t row = 0; row < kRows; ++row) {
-        std::vector<int32_t> rows;
-        for (int32_t s = 0; s < kSequences; ++s) rows.push_back(whole.batch().first_row[s] + row);
-        const TestBatch step(std::vector<SequencePlan>(kSequences, {row, 1}), whole);
-        const std::vector<float> o = delta.advance(step, delta.picked(inputs, rows));
-        expect_same(o, pick(expected, shape.value_width(), rows), device.name);
-      }
-      for (int32_t s = 0; s < whole.slots(); ++s) expect_same(delta.bytes(s), after[s], device.name);
+      for (int32_t sequences : device.gpu ? std::vector<int32_t>{20, 70, 210} : std::vector<int32_t>{70})
+        expect_bytes_of_steps(device, shape, sequences);
     }
+    if (device.gpu)
+      expect_bytes_of_steps(
+          device, {.key_heads = 8, .value_heads = 16, .key_dim = 128, .value_dim = 128, .conv_width = 4}, 52);
   }
 }
 

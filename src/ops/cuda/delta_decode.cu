@@ -1,22 +1,29 @@
 // delta_decode.cu -- the step form (delta_step.cu) for plain decoding of many sequences: two launches, so
 // that a state waits for nothing but its own bytes.
 //
-//   prepare   a warp per (sequence, key head): convolution, SiLU and l2 norm of q and k, and q . k;
+//   prepare   a warp per (sequence, key head) for q and one for k: convolution, SiLU and l2 norm, and q . k;
 //             a warp per (sequence, value head): v, decay and beta. Rows go to the workspace, the raw inputs
 //             into the ring.
 //   decode    a block per (sequence, value head): asks for the state before it waits for prepare, then one
 //             pass over it, norm and gate.
 //
-// Why: where a block prepares its own rows (delta_step.cu), the convolution, two barriers and a reduction lie
+// Why: where a block prepares its own rows (delta_step.cu), the convolution, a barrier and a reduction lie
 // between its loads and its stores, every key head is prepared once per value head, and two blocks an SM do
-// not hide that: 299 us for 128 sequences of 27B, 71 % of copy. All sums are made in the order of
-// delta_step.cu, so the bytes are the same.
+// not hide that: 249 us for 128 sequences of 27B. All sums are made in the order of delta_step.cu, so the
+// bytes are the same.
+//
+// Prepare asks for all that it needs but the row itself before it waits for the kernel before, four channels
+// a lane and load, and with many sequences four of them a warp, so that all its blocks are on the GPU at
+// once. It never lets decode start before its end: states that 264 blocks ask for stand in the way of what
+// prepare still needs (128 sequences of 35B: 147 us for both, 152 when decode starts with prepare's stores,
+// 159 when it starts with its loads).
 //
 // Traffic of 128 sequences of 27B: 805 MB of states (206 us at the copy rate of a kernel, 3.9 TB/s); prepare
-// 29 MB (8 us), most of it the ring. Reached on an H200: 245 us, 87 % of copy; 32 sequences 66 us (80 %); at
-// 8 one launch is faster (22 against 26 us). Tried: two blocks a head as a cluster, 269 us; the least L1
-// cache (as launch.h asks for others), 263 us: 128 KB of states are under way to registers, and lie there;
-// one block an SM that stays and streams states through shared memory, 512 us.
+// 29 MB (8 us), most of it the ring. Reached on an H200, both kernels behind a product: 217 us (98 % of
+// copy), 32 sequences 55 us (96 %); of 35B 147 and 39. Below about 800 heads one launch is faster. Tried: two
+// blocks of decode a head as a cluster, 269 us; the least L1 cache (as launch.h asks for others), 263 us:
+// 128 KB of states are under way to registers, and lie there; one block an SM that stays and streams states
+// through shared memory, 512 us.
 #include "ops/cuda/delta_common.h"
 #include "ops/cuda/delta_forms.h"
 #include "ops/cuda/delta_rows.h"
@@ -25,105 +32,194 @@
 namespace braid::cuda {
 namespace {
 
-constexpr int kPrepareWarps = 8;
+constexpr int kPrepareWarps = 4;
+constexpr int kManyRows = 4;  // sequences that a warp of prepare takes where there are more than
+constexpr int kManySequences = 64;
 
-// Channels lane, lane + 32, ... of `width` from `channel` on: convolution, SiLU; the row goes into the ring.
-__device__ void convolve(const DeltaArgs& a, int row, int slot, int position, int channel, int width,
-                         float (&y)[4]) {
-  const DeltaView& l = a.layer;
-  const int lane = threadIdx.x % 32;
-  float tap[4][kMaxTaps], past[4][kMaxTaps - 1];
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const int64_t at = channel + lane + 32 * j;
-    const bool wanted = lane + 32 * j < width;
-#pragma unroll
-    for (int i = 0; i < kMaxTaps; ++i)
-      tap[j][i] = wanted && i < l.taps ? a.w.conv[at * l.taps + l.taps - 1 - i] : 0.0f;
-#pragma unroll
-    for (int i = 0; i < kMaxTaps - 1; ++i)
-      past[j][i] =
-          wanted && i + 1 < l.taps && position - 1 - i >= 0 ? l.ring(slot, position - 1 - i)[at] : 0.0f;
+// Four neighbouring channels as they lie in memory. kWhole: published shapes, see whole_shape().
+template <bool kWhole>
+__device__ float4 load_four(const float* at) {
+  if constexpr (kWhole) return *reinterpret_cast<const float4*>(at);
+  return {at[0], at[1], at[2], at[3]};
+}
+template <bool kWhole>
+__device__ void store_four(float* at, float4 v) {
+  if constexpr (kWhole) {
+    *reinterpret_cast<float4*>(at) = v;
+  } else {
+    at[0] = v.x, at[1] = v.y, at[2] = v.z, at[3] = v.w;
   }
-  wait_for_previous();
-  let_next_start();
-  uint32_t bits[4];
+}
+template <bool kWhole>
+struct Raw {
+  uint32_t bits[kWhole ? 2 : 4];
+  __device__ void load(const Tensor& t, int64_t row, int64_t column) {
+    if constexpr (kWhole) {
+      const uint2 v =
+          *reinterpret_cast<const uint2*>(static_cast<const __half*>(t.data) + row * t.stride + column);
+      bits[0] = v.x, bits[1] = v.y;
+    } else {
 #pragma unroll
-  for (int j = 0; j < 4; ++j)
-    bits[j] = lane + 32 * j < width ? load_bits(a.in.qkv, row, channel + lane + 32 * j) : 0;
+      for (int c = 0; c < 4; ++c) bits[c] = load_bits(t, row, column + c);
+    }
+  }
+  __device__ float4 numbers(DType type) const {
+    if constexpr (kWhole) {
+      const auto half = [&](int i) {
+        return __half2float(__ushort_as_half(static_cast<uint16_t>(bits[i / 2] >> 16 * (i % 2))));
+      };
+      return {half(0), half(1), half(2), half(3)};
+    } else {
+      return {from_bits(type, bits[0]), from_bits(type, bits[1]), from_bits(type, bits[2]),
+              from_bits(type, bits[3])};
+    }
+  }
+};
+
+// The taps of a channel, the newest input's last.
+template <bool kWhole>
+__device__ float4 load_taps(const float* conv, int64_t channel, int taps) {
+  if constexpr (kWhole) return *reinterpret_cast<const float4*>(conv + 4 * channel);
+  const float* last = conv + channel * taps + taps - 1;
+  return {taps > 3 ? last[-3] : 0.0f, taps > 2 ? last[-2] : 0.0f, last[-1], last[0]};
+}
+__device__ float activate(float4 tap, float x, float past0, float past1, float past2) {
+  return exact_silu(fmaf(tap.w, x, fmaf(tap.z, past0, fmaf(tap.y, past1, tap.x * past2))));
+}
+
+// q and k of a key head, each by one of two neighbouring warps: norms, and q . k.
+template <int kRows>
+struct KeyMemory {
+  float4 q[kPrepareWarps / 2][kRows][32];
+  float scale[kPrepareWarps / 2][kRows];
+};
+template <int kRows>
+__device__ void write_keys(const DeltaView& l, const DecodeRows& rows, int first, const int (&row)[kRows],
+                           int h, bool is_k, const float4 (&y)[kRows], KeyMemory<kRows>& sh) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int pair = static_cast<int>(threadIdx.x) / 64;
+  float scale[kRows];
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    y[j] = 0;
-    if (lane + 32 * j >= width) continue;
-    const float x = from_bits(a.in.qkv.type, bits[j]);
-    l.ring(slot, position)[channel + lane + 32 * j] = x;
-    const float sum =
-        fmaf(tap[j][0], x, fmaf(tap[j][1], past[j][0], fmaf(tap[j][2], past[j][1], tap[j][3] * past[j][2])));
-    y[j] = exact_silu(sum);
+  for (int r = 0; r < kRows; ++r) {
+    const float norm = sqrtf(warp_sum(dot4(y[r], y[r], 0.0f)) + 1e-6f);
+    scale[r] = 1.0f / (is_k ? norm : norm * sqrtf(static_cast<float>(l.key_dim)));
+    if (row[r] < 0 || 4 * lane >= l.key_dim) continue;
+    float* out = rows.keys + ((static_cast<int64_t>(first + r) * l.key_heads + h) * 2 + is_k) * l.key_dim;
+    const float by = scale[r];
+    store_four<true>(out + 4 * lane, {y[r].x * by, y[r].y * by, y[r].z * by, y[r].w * by});
+  }
+  // q . k by the warp of k, from what the warp of q leaves.
+  if (!is_k) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      sh.q[pair][r][lane] = y[r];
+      if (lane == 0) sh.scale[pair][r] = scale[r];
+    }
+  }
+  static_assert(kPrepareWarps == 4);
+  if (pair == 0) {
+    asm volatile("bar.sync 1, 64;" ::: "memory");
+  } else {
+    asm volatile("bar.sync 2, 64;" ::: "memory");
+  }
+  if (!is_k) return;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const float qk = warp_sum(dot4(sh.q[pair][r][lane], y[r], 0.0f));
+    if (lane == 0 && row[r] >= 0)
+      rows.qk[static_cast<int64_t>(first + r) * l.key_heads + h] = qk * sh.scale[pair][r] * scale[r];
   }
 }
 
-__global__ __launch_bounds__(32 * kPrepareWarps) void prepare_rows(const __grid_constant__ DeltaArgs a,
+// A warp: one head's q, k or v of kRows sequences, four channels a lane. Units: q and k of each key head in
+// turn, then the value heads; the two of a key head are neighbours in one block.
+template <int kRows, bool kWhole>
+__global__ __launch_bounds__(32 * kPrepareWarps,
+                             kRows == 1 ? 8 : 5) void prepare_rows(const __grid_constant__ DeltaArgs a,
                                                                    const __grid_constant__ DecodeRows rows) {
+  __shared__ KeyMemory<kRows> sh;
   const DeltaView& l = a.layer;
-  const int s = blockIdx.y;
-  const int task = blockIdx.x * kPrepareWarps + threadIdx.x / 32;  // key heads, then value heads
-  const int lane = threadIdx.x % 32;
-  if (task >= l.key_heads + l.value_heads || a.batch.certain[s] <= 0) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int unit = static_cast<int>(blockIdx.x) * kPrepareWarps + warp;
+  const int first = static_cast<int>(blockIdx.y) * kRows;
+  int row[kRows], slot[kRows], position[kRows];  // row < 0: nothing to do
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const int s = min(first + r, a.batch.sequences - 1);
+    row[r] = a.batch.first_row[s];
+    slot[r] = a.batch.slot[s];
+    position[r] = a.batch.context[s] - 1;
+    if (first + r != s || a.batch.certain[s] <= 0) row[r] = -1;
+  }
+  if (unit >= 2 * l.key_heads + l.value_heads) {
     wait_for_previous();
     return;
   }
-  const int row = a.batch.first_row[s];
-  const int slot = a.batch.slot[s];
-  const int position = a.batch.context[s] - 1;
-  if (task >= l.key_heads) {
-    const int h = task - l.key_heads;
-    float v[4];
-    convolve(a, row, slot, position, l.v_channel(h), l.value_dim, v);
+  const bool is_key = unit < 2 * l.key_heads;
+  const bool is_k = unit % 2 == 1;
+  const int h = is_key ? unit / 2 : unit - 2 * l.key_heads;
+  const int width = kWhole ? 128 : is_key ? l.key_dim : l.value_dim;
+  const int own = 4 * lane;
+  const bool wanted = own < width;
+  const int channel = (is_key ? is_k ? l.k_channel(h) : l.q_channel(h) : l.v_channel(h)) + own;
+
+  // All that the kernel before did not write.
+  float4 tap[4], past[kRows][kMaxTaps - 1];
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
-      if (lane + 32 * j < l.value_dim)
-        rows.v[(static_cast<int64_t>(s) * l.value_heads + h) * l.value_dim + lane + 32 * j] = v[j];
-    if (lane == 0) {
-      const float e = expf(log_decay(load_at(a.in.alpha, row, h), a.w.dt[h], a.w.a[h]));
-      rows.gates[static_cast<int64_t>(s) * l.value_heads + h] = {e,
-                                                                 exact_sigmoid(load_at(a.in.beta, row, h))};
+  for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+    for (int i = 0; i < kMaxTaps - 1; ++i) {
+      past[r][i] = {0, 0, 0, 0};
+      const int at = position[r] - 1 - i;
+      if (wanted && row[r] >= 0 && at >= 0 && (kWhole || i + 1 < l.taps))
+        past[r][i] = load_four<kWhole>(l.ring(slot[r], at) + channel);
+    }
+  }
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    tap[c] = {0, 0, 0, 0};
+    if (wanted) tap[c] = load_taps<kWhole>(a.w.conv, channel + c, l.taps);
+  }
+  float dt = 0, slope = 0;
+  if (!is_key) {
+    dt = a.w.dt[h];
+    slope = a.w.a[h];
+  }
+  wait_for_previous();
+  Raw<kWhole> raw[kRows] = {};
+  float alpha = 0, beta = 0;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (row[r] < 0) continue;
+    if (wanted) raw[r].load(a.in.qkv, row[r], channel);
+    if (!is_key && lane == r) {
+      alpha = load_at(a.in.alpha, row[r], h);
+      beta = load_at(a.in.beta, row[r], h);
+    }
+  }
+  float4 y[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const float4 x = raw[r].numbers(a.in.qkv.type);
+    y[r] = {activate(tap[0], x.x, past[r][0].x, past[r][1].x, past[r][2].x),
+            activate(tap[1], x.y, past[r][0].y, past[r][1].y, past[r][2].y),
+            activate(tap[2], x.z, past[r][0].z, past[r][1].z, past[r][2].z),
+            activate(tap[3], x.w, past[r][0].w, past[r][1].w, past[r][2].w)};
+    if (wanted && row[r] >= 0) store_four<kWhole>(l.ring(slot[r], position[r]) + channel, x);
+  }
+
+  if (!is_key) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (row[r] < 0) continue;
+      const int64_t value_row = static_cast<int64_t>(first + r) * l.value_heads + h;
+      if (wanted) store_four<true>(rows.v + value_row * width + own, y[r]);
+      if (lane == r) rows.gates[value_row] = {expf(log_decay(alpha, dt, slope)), exact_sigmoid(beta)};
     }
     return;
   }
-  float q[4], k[4];
-  // The first of the two waits for the kernel before; the second's inputs are there then.
-  convolve(a, row, slot, position, l.q_channel(task), l.key_dim, q);
-  convolve(a, row, slot, position, l.k_channel(task), l.key_dim, k);
-  float qq = 0, kk = 0, qk = 0;
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    if (lane + 32 * j >= l.key_dim) break;
-    qq = fmaf(q[j], q[j], qq);
-    kk = fmaf(k[j], k[j], kk);
-    qk = fmaf(q[j], k[j], qk);
-  }
-  const float iq = 1.0f / (sqrtf(warp_sum(qq) + 1e-6f) * sqrtf(static_cast<float>(l.key_dim)));
-  const float ik = 1.0f / sqrtf(warp_sum(kk) + 1e-6f);
-  qk = warp_sum(qk);
-  float* out = rows.keys + (static_cast<int64_t>(s) * l.key_heads + task) * 2 * l.key_dim;
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    if (lane + 32 * j >= l.key_dim) break;
-    out[lane + 32 * j] = q[j] * iq;
-    out[l.key_dim + lane + 32 * j] = k[j] * ik;
-  }
-  if (lane == 0) rows.qk[static_cast<int64_t>(s) * l.key_heads + task] = qk * iq * ik;
-}
-
-// One over the rms of a head's outputs. A warp.
-__device__ float rms_scale(const DeltaArgs& a, const float* o) {
-  float sum = 0;
-  for (int c = 4 * (threadIdx.x % 32); c < a.layer.value_dim; c += 128) {
-    const float4 x = *reinterpret_cast<const float4*>(&o[c]);
-    sum += dot4(x, x, 0.0f);
-  }
-  return 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(a.layer.value_dim) + a.w.eps);
+  write_keys(l, rows, first, row, h, is_k, y, sh);
 }
 
 // kVectors float4 per lane and column (Dk / 32), 4 groups of 4 columns a warp. 2 Dv threads.
@@ -187,47 +283,7 @@ __global__ __launch_bounds__(256, 2) void decode_rows(const __grid_constant__ De
       for (int j = 0; j < kVectors; ++j) state[g].s[j] = {0, 0, 0, 0};
     }
   }
-  float sums[2 * kGroups];
-#pragma unroll
-  for (int g = 0; g < 2 * kGroups; ++g) sums[g] = 0;
-#pragma unroll
-  for (int j = 0; j < kVectors; ++j) {
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      sums[2 * g] = dot4(state[g].s[j], k[j], sums[2 * g]);
-      sums[2 * g + 1] = dot4(state[g].s[j], q[j], sums[2 * g + 1]);
-    }
-  }
-#pragma unroll
-  for (int g = 0; g < 2 * kGroups; ++g) {
-    sums[g] += __shfl_xor_sync(kFullWarp, sums[g], 4);
-    sums[g] += __shfl_xor_sync(kFullWarp, sums[g], 2);
-    sums[g] += __shfl_xor_sync(kFullWarp, sums[g], 1);
-  }
-  float before;
-  bool fold;
-  decay = next_decay(decay, gates.x, &before, &fold);
-  const float inverse = 1.0f / decay;
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-    const float d = gates.y * (v[g] - before * sums[2 * g]);
-    if (part == 0) o[column + 4 * g] = fmaf(qk, d, before * sums[2 * g + 1]);
-    const float update = d * inverse;
-    if (fold) {
-#pragma unroll
-      for (int j = 0; j < kVectors; ++j) {
-        float4& x = state[g].s[j];
-        x = {x.x * before, x.y * before, x.z * before, x.w * before};
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
-      float4& x = state[g].s[j];
-      x = {fmaf(k[j].x, update, x.x), fmaf(k[j].y, update, x.y), fmaf(k[j].z, update, x.z),
-           fmaf(k[j].w, update, x.w)};
-      store_state(at + 4 * g * l.key_dim + 32 * j, x);
-    }
-  }
+  decay = advance_row(l, state, q, k, v, gates, qk, decay, part, at, o + column);
   __syncthreads();
   // Everybody has read it.
   if (tid == 0) l.decay(slot)[h] = decay;
@@ -244,14 +300,33 @@ void launch_rows(Context& context, const DeltaArgs& args, const DecodeRows& rows
       static_cast<unsigned>(2 * args.layer.value_dim), 0, args, rows);
 }
 
+// Shapes of which prepare moves four channels at a time.
+bool whole_shape(const DeltaArgs& args) {
+  const DeltaView& l = args.layer;
+  const Tensor& x = args.in.qkv;
+  const auto aligned = [](const void* p, uintptr_t to) { return reinterpret_cast<uintptr_t>(p) % to == 0; };
+  return l.key_dim == 128 && l.value_dim == 128 && l.taps == 4 && l.value_heads % 4 == 0 &&
+         x.type == DType::f16 && x.stride % 4 == 0 && aligned(x.data, 8) && aligned(l.data, 16) &&
+         aligned(args.w.conv, 16);
+}
+
 }  // namespace
 
 void delta_decode(Context& context, const DeltaArgs& args, const DecodeRows& rows) {
-  const int tasks = args.layer.key_heads + args.layer.value_heads;
-  launch_early(
-      context, prepare_rows,
-      dim3(static_cast<unsigned>(div_up(tasks, kPrepareWarps)), static_cast<unsigned>(args.batch.sequences)),
-      32 * kPrepareWarps, 0, args, rows);
+  const int units = 2 * args.layer.key_heads + args.layer.value_heads;
+  const auto prepare = [&](auto* kernel, int at_once) {
+    launch_early(context, kernel,
+                 dim3(static_cast<unsigned>(div_up(units, kPrepareWarps)),
+                      static_cast<unsigned>(div_up(args.batch.sequences, at_once))),
+                 32 * kPrepareWarps, 0, args, rows);
+  };
+  if (!whole_shape(args)) {
+    prepare(prepare_rows<1, false>, 1);
+  } else if (args.batch.sequences <= kManySequences) {
+    prepare(prepare_rows<1, true>, 1);
+  } else {
+    prepare(prepare_rows<kManyRows, true>, kManyRows);
+  }
   switch (args.layer.key_dim) {
     case 128:
       return launch_rows<4>(context, args, rows);

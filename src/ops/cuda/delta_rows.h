@@ -51,11 +51,12 @@ struct Channel {
   int index = -1;            // -1: none
   float tap[kMaxTaps];       // tap[j] multiplies the input j rows back
   float past[kMaxTaps - 1];  // the input j + 1 rows before
-  uint32_t x;                // of the first row, as in memory
+  uint32_t x = 0;            // of the first row, as in memory
   int out;                   // floats from the start of Shared
 };
 
-__device__ inline Channel load_channel(const DeltaArgs& a, const Place& p, int begin, int c) {
+// All but the first row's input. With begin 0 nothing that a kernel of the same step writes.
+__device__ inline Channel load_history(const DeltaArgs& a, const Place& p, int begin, int c) {
   const DeltaView& l = a.layer;
   Channel ch;
   if (c >= 2 * l.key_dim + p.columns) return ch;
@@ -85,7 +86,11 @@ __device__ inline Channel load_channel(const DeltaArgs& a, const Place& p, int b
     ch.past[j] = begin - 1 - j >= 0 ? load_at(a.in.qkv, p.first + begin - 1 - j, ch.index)
                                     : l.ring(p.slot, position)[ch.index];
   }
-  ch.x = load_bits(a.in.qkv, p.first + begin, ch.index);
+  return ch;
+}
+__device__ inline Channel load_channel(const DeltaArgs& a, const Place& p, int begin, int c) {
+  Channel ch = load_history(a, p, begin, c);
+  if (ch.index >= 0) ch.x = load_bits(a.in.qkv, p.first + begin, ch.index);
   return ch;
 }
 
@@ -179,12 +184,12 @@ __device__ inline void normalise(const DeltaArgs& a, int count, Shared& sh) {
   const int key_dim = a.layer.key_dim;
   for (int i = threadIdx.x / 32; i < count; i += blockDim.x / 32) {
     float qq = 0, kk = 0, qk = 0;
-    for (int c = lane; c < key_dim; c += 32) {
-      const float q = sh.q[i][c];
-      const float k = sh.k[i][c];
-      qq = fmaf(q, q, qq);
-      kk = fmaf(k, k, kk);
-      qk = fmaf(q, k, qk);
+    for (int c = 4 * lane; c < key_dim; c += 128) {
+      const float4 q = *reinterpret_cast<const float4*>(&sh.q[i][c]);
+      const float4 k = *reinterpret_cast<const float4*>(&sh.k[i][c]);
+      qq = dot4(q, q, qq);
+      kk = dot4(k, k, kk);
+      qk = dot4(q, k, qk);
     }
     const float iq = 1.0f / (sqrtf(warp_sum(qq) + 1e-6f) * sqrtf(static_cast<float>(key_dim)));
     const float ik = 1.0f / sqrtf(warp_sum(kk) + 1e-6f);
@@ -228,6 +233,57 @@ template <int kVectors>
 struct Column {
   float4 s[kVectors];
 };
+
+// One row through columns of the state in registers, and the state back to memory: `at` and `o` are where the
+// first group's column lies, each other four columns further. `gates`: decay factor, beta. Returns the decay.
+template <int kVectors, int kGroups>
+__device__ float advance_row(const DeltaView& l, Column<kVectors> (&state)[kGroups],
+                             const float4 (&q)[kVectors], const float4 (&k)[kVectors],
+                             const float (&v)[kGroups], float2 gates, float qk, float decay, int part,
+                             float* at, float* o) {
+  float sums[2 * kGroups];
+#pragma unroll
+  for (int g = 0; g < 2 * kGroups; ++g) sums[g] = 0;
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      sums[2 * g] = dot4(state[g].s[j], k[j], sums[2 * g]);
+      sums[2 * g + 1] = dot4(state[g].s[j], q[j], sums[2 * g + 1]);
+    }
+  }
+#pragma unroll
+  for (int g = 0; g < 2 * kGroups; ++g) {
+    sums[g] += __shfl_xor_sync(kFullWarp, sums[g], 4);
+    sums[g] += __shfl_xor_sync(kFullWarp, sums[g], 2);
+    sums[g] += __shfl_xor_sync(kFullWarp, sums[g], 1);
+  }
+  float before;
+  bool fold;
+  decay = next_decay(decay, gates.x, &before, &fold);
+  const float inverse = 1.0f / decay;
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    const float d = gates.y * (v[g] - before * sums[2 * g]);
+    if (part == 0) o[4 * g] = fmaf(qk, d, before * sums[2 * g + 1]);
+    const float update = d * inverse;
+    if (fold) {
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        float4& x = state[g].s[j];
+        x = {x.x * before, x.y * before, x.z * before, x.w * before};
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      float4& x = state[g].s[j];
+      x = {fmaf(k[j].x, update, x.x), fmaf(k[j].y, update, x.y), fmaf(k[j].z, update, x.z),
+           fmaf(k[j].w, update, x.w)};
+      store_state(at + 4 * g * l.key_dim + 32 * j, x);
+    }
+  }
+  return decay;
+}
 
 // The recurrence over prepared rows: S of the warp's columns in registers, no barrier.
 template <int kVectors, int kGroups>
@@ -286,18 +342,23 @@ __device__ float run_tokens(const Place& p, int count, int warp_column, float de
   return decay;
 }
 
+// One over the rms of a head's outputs. A warp.
+__device__ inline float rms_scale(const DeltaArgs& a, const float* o) {
+  float sum = 0;
+  for (int c = 4 * (threadIdx.x % 32); c < a.layer.value_dim; c += 128) {
+    const float4 x = *reinterpret_cast<const float4*>(&o[c]);
+    sum = dot4(x, x, sum);
+  }
+  return 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(a.layer.value_dim) + a.w.eps);
+}
+
 // rms over the head, gate, store.
 __device__ inline void write_outputs(const DeltaArgs& a, const Place& p, int begin, int count,
                                      const Shared& sh) {
   const int lane = threadIdx.x % 32;
   const int value_dim = a.layer.value_dim;
   for (int i = threadIdx.x / 32; i < count; i += blockDim.x / 32) {
-    float sum = 0;
-    for (int c = 4 * lane; c < value_dim; c += 128) {
-      const float4 o = *reinterpret_cast<const float4*>(&sh.o[i][c]);
-      sum += dot4(o, o, 0.0f);
-    }
-    const float inverse = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(value_dim) + a.w.eps);
+    const float inverse = rms_scale(a, sh.o[i]);
     for (int own = lane; own < p.columns; own += 32) {
       store_at(a.o, p.first + begin + i, static_cast<int64_t>(p.h) * value_dim + p.column0 + own,
                sh.o[i][p.column0 + own] * inverse * sh.gate[i][own]);
