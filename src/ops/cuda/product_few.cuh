@@ -49,7 +49,8 @@
 namespace braid::cuda {
 
 inline constexpr int kFewRows = 8;
-inline constexpr int kFewStages = 6;
+inline constexpr int kFewStages =
+    4;  // more leave less room for the kernel after (27B, one row: 161, not 168 tok/s)
 inline constexpr int kMostFewTasks = 8192;  // FewPlan::by_row is exact up to here
 
 // How a launch is cut. Numbers that the kernel would divide by are powers of two, and the rest is divided
@@ -97,6 +98,12 @@ __device__ inline void store_remote(uint32_t address, float x) {
   asm volatile("st.shared::cluster.f32 [%0], %1;\n" ::"r"(address), "f"(x) : "memory");
 #endif
 }
+
+// A float on its way from global to shared memory.
+__device__ inline void copy_word_async(float* to, const float* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;\n" ::: "memory"); }
 
 template <class Format>
 struct FewShape {
@@ -349,7 +356,11 @@ struct FewCta {
       while (part + 1 < a.part_count && block >= parts[part + 1].first_block) ++part;
       const ProductPart& own = parts[part];
       const int at = (block - own.first_block) >> p.pair_log2;
-      targets()[i] = {own.scales[at], p.pair_log2 > 0 ? own.up_scales[at] : 0.0f, at * kUnitRows, part};
+      FewTarget& target = targets()[i];
+      target.row = at * kUnitRows;
+      target.part = part;
+      copy_word_async(&target.scale, own.scales + at);
+      if (p.pair_log2 > 0) copy_word_async(&target.up_scale, own.up_scales + at);
     }
   }
 
@@ -412,7 +423,7 @@ struct FewCta {
 template <int kWarps>
 struct FewMemory {
   uint64_t barriers[kWarps * kFewStages];
-  alignas(16) float norm_sums[kMostFewNormRows][kNormWarps];
+  alignas(16) float norm_sums[kNormWarps];
   alignas(8) uint32_t part_words[sizeof(ProductPart) / 4 * kMostParts];
 };
 
@@ -455,6 +466,7 @@ __device__ inline void run_few(const ProductArgs& a, const FewPlan& p, const Few
     let_next_start();
   }
   x_fill.fill(memory.norm_sums, a.norm.writes && static_cast<int>(blockIdx.x) < cta.slices);
+  wait_for_copies();  // of x and of scales
   __syncthreads();
   if (cta.slices > 1) meet_cluster_wait();
   cta.multiply(ring, block, half, count);

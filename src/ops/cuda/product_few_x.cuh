@@ -42,8 +42,8 @@ class FewX {
       if (a_.norm.residual != nullptr) load(weight_, a_.norm.weight);
   }
 
-  // By all threads, which meet afterwards. norm_sums [kMostFewNormRows][kNormWarps].
-  __device__ void fill(float (*norm_sums)[kNormWarps], bool writes) const {
+  // By all threads, which wait for their asynchronous copies and meet afterwards. norm_sums [kNormWarps].
+  __device__ void fill(float* norm_sums, bool writes) const {
     if constexpr (kNorms)
       if (a_.norm.residual != nullptr) return norm(norm_sums, writes);
     if constexpr (kPair) {
@@ -76,7 +76,6 @@ class FewX {
       for (int row = 0; row < rows_; ++row)
         copy_async_or_zero(shared_address(place(half, row, piece)), x + row * a_.x_stride, k < a_.k);
     }
-    asm volatile("cp.async.wait_all;\n" ::: "memory");
   }
 
   __device__ void copy_pair() const {
@@ -107,39 +106,41 @@ class FewX {
   // ---- normed: chunk i of a warp is the 128 k = half (warp + i * warps) of a row, a float4 a lane ----
 
   __device__ static int column_of(int i) { return 4 * (static_cast<int>(threadIdx.x) + i * kThreads); }
+  // The same in all threads: code that is skipped need not be fetched.
+  __device__ bool outside(int i) const { return i * 4 * kThreads >= slice_.x_halves * 128; }
 
-  __device__ void norm(float (*norm_sums)[kNormWarps], bool writes) const {
+  __device__ void norm(float* norm_sums, bool writes) const {
+    static_assert(kMostFewNormRows == 1);
     float4 held[kHeld];
-    for (int row = 0; row < rows_; ++row) {
-      load(held, a_.norm.residual + row * a_.norm.residual_stride);
-      float chains[kChains] = {};
+    load(held, a_.norm.residual);
+    float chains[kChains] = {};
 #pragma unroll
-      for (int i = 0; i < kHeld; ++i) chains[i % kChains] = add_squares(chains[i % kChains], held[i]);
+    for (int i = 0; i < kHeld; ++i) {
+      if (outside(i)) break;
+      chains[i % kChains] = add_squares(chains[i % kChains], held[i]);
+    }
 #pragma unroll
-      for (int c = 0; c < kChains; ++c) {
-        const float sum = warp_sum(chains[c]);
-        if (threadIdx.x % 32 == 0) norm_sums[row][c * (kThreads / 32) + threadIdx.x / 32] = sum;
-      }
+    for (int c = 0; c < kChains; ++c) {
+      const float sum = warp_sum(chains[c]);
+      if (threadIdx.x % 32 == 0) norm_sums[c * (kThreads / 32) + threadIdx.x / 32] = sum;
     }
     __syncthreads();
-    // The last row is still here; those before it are read again.
-    for (int row = rows_ - 1; row >= 0; --row) {
-      if (row < rows_ - 1) load(held, a_.norm.residual + row * a_.norm.residual_stride);
-      store(held, inverse_of_sums(norm_sums[row], a_.k, a_.norm.eps), row, writes);
-    }
+    store(held, inverse_of_sums(norm_sums, a_.k, a_.norm.eps), writes);
   }
   __device__ void load(float4 (&v)[kHeld], const float* from) const {
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i)
+    for (int i = 0; i < kHeld; ++i) {
+      if (outside(i)) break;
       v[i] = column_of(i) < a_.k ? __ldcg(reinterpret_cast<const float4*>(from + column_of(i)))
                                  : make_float4(0, 0, 0, 0);
+    }
   }
-  __device__ void store(const float4 (&held)[kHeld], float inverse, int row, bool writes) const {
+  __device__ void store(const float4 (&held)[kHeld], float inverse, bool writes) const {
     const int odd = static_cast<int>(threadIdx.x) % 2;
     const int piece = static_cast<int>(threadIdx.x) % 32 / 2;
 #pragma unroll
     for (int i = 0; i < kHeld; i += 2) {
-      if (column_of(i) / 128 >= slice_.x_halves) break;  // the same in all lanes
+      if (outside(i)) break;
       // Pairs of lanes exchange, so that each has 8 k: even lanes of chunk i, odd ones of the next.
       const uint2 even_half = acts_of(normed(held[i], inverse, weight_[i]));
       uint2 odd_half = make_uint2(0, 0);
@@ -152,17 +153,16 @@ class FewX {
       const int half = from - slice_.first;
       const bool own = half >= 0 && half < slice_.count && from < slice_.x_halves;
       const int k = from * 128 + piece * 8;
-      if (writes && own && k < a_.k)
-        *reinterpret_cast<uint4*>(const_cast<Act*>(a_.x) + row * a_.x_stride + k) = v;
+      if (writes && own && k < a_.k) *reinterpret_cast<uint4*>(const_cast<Act*>(a_.x) + k) = v;
       if constexpr (kPair) {
         const uint4 prepared =
-            prepare_pair<Format, 2>(v, own ? sums_ + half * kSums : nullptr, piece, row, kFullWarp);
-        if (own) *reinterpret_cast<uint4*>(place(half, row, piece)) = prepared;
+            prepare_pair<Format, 2>(v, own ? sums_ + half * kSums : nullptr, piece, 0, kFullWarp);
+        if (own) *reinterpret_cast<uint4*>(place(half, 0, piece)) = prepared;
       } else {
-        if (own) *reinterpret_cast<uint4*>(place(half, row, piece)) = v;
+        if (own) *reinterpret_cast<uint4*>(place(half, 0, piece)) = v;
         const int again = half + slice_.x_halves;  // f32 weights
         if (from < slice_.x_halves && again >= 0 && again < slice_.count)
-          *reinterpret_cast<uint4*>(place(again, row, piece)) = v;
+          *reinterpret_cast<uint4*>(place(again, 0, piece)) = v;
       }
     }
   }
