@@ -304,6 +304,20 @@ void attention_row(Context& context, const ModelShape& m, int32_t sequences, int
   const double bytes =
       4.0 * m.head_dim * m.kv_heads * (past + certain + nodes) * sequences + 8.0 * t * m.heads * m.head_dim;
   print_row(name, seconds, bytes, certain + nodes > 1 ? flops : 0);
+  if (certain != 1 || nodes > 0) return;
+  // With all that a plain decoding step has between its products.
+  const Tensor k = arena.act(t, int64_t{m.kv_heads} * m.head_dim);
+  const Tensor v = arena.act(t, int64_t{m.kv_heads} * m.head_dim);
+  const Tensor table = arena.wide(t, 64);
+  const AttentionWeights w{arena.random<float>(m.head_dim, 1.0f), arena.random<float>(m.head_dim, 1.0f),
+                           1e-6f};
+  const double whole = seconds_per_call(context, layers, [&](int i) {
+    KvLayer layer = kv;
+    layer.k = reinterpret_cast<std::byte*>(cells + int64_t{i} * pool);
+    layer.v = layer.k + pool;
+    if (!cuda::store_attend(context, work, o, qg, k, v, table, w, params, layer, rows.batch)) std::exit(1);
+  });
+  print_row(name + " with store", whole, bytes, 0);
 }
 
 void small_rows(Context& context, const ModelShape& m, int32_t tokens) {
@@ -375,6 +389,8 @@ int run(int argc, char** argv) {
     delta_row(context, m, 4, 512, 0);
     delta_row(context, m, 1, 0, 22);
     delta_row(context, m, 16, 0, 4);
+    for (int32_t sequences : {1, 8, 32, 128}) attention_row(context, m, sequences, 149, 1, 0);
+    attention_row(context, m, 1, 999, 1, 0);
     attention_row(context, m, 1, 2047, 1, 0);
     attention_row(context, m, 1, 32767, 1, 0);
     attention_row(context, m, 8, 8191, 1, 0);

@@ -45,10 +45,11 @@ struct MoeScratch {
 
 // Gated attention with partial rope over the paged cache, in three parts, since the middle one grows with the
 // context and can be run some rows at a time. `rope` [T, dims] is this step's table.
-// Norm, products, norms of heads, rope; the rows' keys and values go to their cells.
+// Norm, products, norms of heads, rope; the rows' keys and values go to their cells. `attend`: softmax over
+// the cells too, for all rows; attention_rows is left out then.
 void attention_in(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, Tensor rope,
                   const AttentionBlock& w, const AttentionParams& params, const KvLayer& kv,
-                  const AttentionScratch& scratch, const Batch& batch);
+                  const AttentionScratch& scratch, const Batch& batch, bool attend);
 // Softmax over the cells, for the rows from first_row on that `part` describes.
 void attention_rows(Ops& ops, const AttentionParams& params, const KvLayer& kv,
                     const AttentionScratch& scratch, int32_t first_row, const Batch& part);

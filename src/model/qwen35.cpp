@@ -155,10 +155,11 @@ void Qwen35Model::run_piece(Lane& lane, StepCursor& at, const Batch& batch, cons
     }
     case Piece::attention_in: {
       const LayerWeights& layer = weights_.layers[at.layer];
+      const bool attend = &lane == &whole_;
       attention_in(ops, x, h, {layer.mixer_norm, config_.eps}, rope, layer.attention, attention,
-                   memory.kv[at.kv], lane.attention, batch);
+                   memory.kv[at.kv], lane.attention, batch, attend);
       at.row = 0;
-      at.next = Piece::attention_rows;
+      at.next = attend ? Piece::attention_out : Piece::attention_rows;
       return;
     }
     case Piece::attention_rows:

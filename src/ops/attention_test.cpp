@@ -527,6 +527,89 @@ TEST(QkNormRopeStore, RotatesHalvesOfTheFirstDims) {
   }
 }
 
+// What both ops leave, as one op or as two: outputs, then the bytes of the pools.
+struct Attended {
+  std::vector<float> o;
+  std::vector<std::byte> cells;
+};
+Attended attended_with_store(const DeviceCase& device, const Shape& shape,
+                             const std::vector<SequencePlan>& plans, uint64_t seed, bool together) {
+  Random random(seed);
+  const TestBatch rows(plans, random);
+  Cells cells(device, shape, rows, 1 << 30, random);
+  World& world = cells.world;
+  const int32_t tokens = rows.tokens();
+  const auto inputs = [&](int64_t width, float scale) {
+    return world.tensor(tokens, width, random.normals(tokens * width, scale));
+  };
+  const Tensor o =
+      world.tensor(tokens, shape.width(), std::vector<float>(size_t(tokens * shape.width()), NAN));
+  const Tensor q = world.tensor(tokens, shape.width());
+  const Tensor qg = inputs(shape.query_width(), 2.0f);
+  const Tensor k = inputs(shape.kv_width(), 0.3f);
+  const Tensor v = inputs(shape.kv_width(), 1.0f);
+  const Tensor table = world.tensor(tokens, shape.rope_dims);
+  world.ops().rope_table(table, {shape.rope_dims, 1e6}, rows.batch());
+  const AttentionWeights w{world.array(random.normals(shape.head_dim)),
+                           world.array(random.normals(shape.head_dim)), 1e-6f};
+  // Twice, as two steps would: nothing of the first may stay behind.
+  for (int step = 0; step < 2; ++step) {
+    if (together) {
+      world.ops().store_attend(o, q, qg, k, v, table, w, shape.params(), cells.kv, rows.batch());
+    } else {
+      world.ops().qk_norm_rope_store(q, qg, k, v, table, w, shape.params(), cells.kv, rows.batch());
+      world.ops().attention(o, q, qg, shape.params(), cells.kv, rows.batch());
+    }
+    world.device().synchronize();
+  }
+  return {values_of(o), cells.bytes()};
+}
+
+TEST(StoreAttend, GivesTheBytesOfTheTwoOps) {
+  const Shape shapes[] = {
+      {.heads = 12, .kv_heads = 2, .head_dim = 256, .rope_dims = 64},
+      {.heads = 16,
+       .kv_heads = 2,
+       .head_dim = 256,
+       .rope_dims = 64,
+       .k = KvFormat::bf16,
+       .v = KvFormat::bf16},
+      {.heads = 10, .kv_heads = 1, .head_dim = 128, .rope_dims = 128, .gated = false},
+      {.heads = 12, .kv_heads = 2, .head_dim = 256, .rope_dims = 64, .window = 300},
+      {.heads = 4, .kv_heads = 2, .head_dim = 64, .k = KvFormat::f32, .v = KvFormat::f32},
+  };
+  const std::vector<std::vector<SequencePlan>> cases = {
+      {{149, 1}},
+      {{0, 1},
+       {1, 1},
+       {15, 1},
+       {16, 1},
+       {31, 1},
+       {32, 1},
+       {0, 0},
+       {127, 1},
+       {128, 1},
+       {149, 1},
+       {255, 1},
+       {256, 1}},
+      {{2100, 1}, {70, 0, {-1}}, {600, 1}, {0, 1}, {5000, 1}},
+      {{3, 1}, {40, 7}, {300, 1, {-1, 0}}, {513, 1}},
+  };
+  for (const DeviceCase& device : sequence_devices()) {
+    for (const Shape& shape : shapes) {
+      for (size_t i = 0; i < cases.size(); ++i) {
+        const Attended one = attended_with_store(device, shape, cases[i], 700 + i, true);
+        const Attended two = attended_with_store(device, shape, cases[i], 700 + i, false);
+        const std::string name = device.name + " heads " + std::to_string(shape.heads) + " window " +
+                                 std::to_string(shape.window) + " case " + std::to_string(i);
+        expect_same(one.o, two.o, name);
+        EXPECT_TRUE(one.cells == two.cells) << name;
+        for (float x : one.o) ASSERT_TRUE(std::isfinite(x)) << name;
+      }
+    }
+  }
+}
+
 TEST(KvMove, CopiesTheCellsOfAcceptedRows) {
   for (const Shape& shape : kShapes) {
     for (const DeviceCase& device : sequence_devices()) {

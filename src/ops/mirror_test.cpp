@@ -214,6 +214,15 @@ class MirrorOps final : public Ops {
     inner_.ops().attention(call.out(o), call.in(q), call.in(qg), params, cells(call, kv), call.batch(batch));
     call.finish();
   }
+  void store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
+                    const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
+                    const Batch& batch) override {
+    Call call(inner_, type_);
+    const AttentionWeights weights{call.at(w.q_norm), call.at(w.k_norm), w.eps};
+    inner_.ops().store_attend(call.out(o), call.out(q), call.in(qg), call.in(k), call.in(v),
+                              call.wide(rope_table), weights, params, cells(call, kv), call.batch(batch));
+    call.finish();
+  }
   void delta_advance(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
                      const Batch& batch) override {
     Call call(inner_, type_);

@@ -142,6 +142,15 @@ class Ops {
   virtual void attention(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
                          const Batch& batch) = 0;
 
+  // Both: qk_norm_rope_store, then attention over what it leaves. What q holds afterwards is left open. A
+  // device may make one of them.
+  virtual void store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
+                            const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
+                            const Batch& batch) {
+    qk_norm_rope_store(q, qg, k, v, rope_table, w, params, kv, batch);
+    attention(o, q, qg, params, kv, batch);
+  }
+
   // Gated delta rule over the certain rows; the slot is read and written. Per row and value head h, kh = h %
   // Hk:
   //   x = silu(conv(qkv))   q, k = l2(x_q) / sqrt(Dk), l2(x_k)   l2(x) = x / sqrt(sum x^2 + 1e-6)   v = x_v

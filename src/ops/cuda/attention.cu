@@ -120,15 +120,15 @@ __global__ __launch_bounds__(32 * kWarps) void plain_kernel(const __grid_constan
   }
 }
 
-// Adds up the splits of a row in position order. A block is one head; its z walks over the tokens of a
-// sequence.
+// Adds up what the tile kernel leaves: the splits of a row in position order. A block is one head; its z
+// walks over the tokens of a sequence.
 __global__ __launch_bounds__(kPlainDim / 4) void merge_kernel(const __grid_constant__ AttentionArgs a) {
   __shared__ float weight[kMostSplits];
   __shared__ float2 part[kMostSplits];
   const int head = blockIdx.x;
   const int s = blockIdx.y;
   const int rows = a.batch.rows[s];
-  const int splits = rows > 0 ? splits_of(a, s).count : 1;
+  const int splits = rows > 0 && !few_rows(a, rows) ? splits_of(a, rows, span_of(a, s)).count : 1;
   wait_for_previous();
   let_next_start();
   if (splits == 1) return;
@@ -178,23 +178,19 @@ __global__ __launch_bounds__(kPlainDim / 4) void merge_kernel(const __grid_const
   }
 }
 
-bool multiple_of(const Tensor& t, int64_t elements) {
-  return reinterpret_cast<uintptr_t>(t.data) % (elements * size_bytes(t.type)) == 0 &&
-         t.stride % elements == 0;
+bool multiple_of_eight(const Tensor& t) {
+  return reinterpret_cast<uintptr_t>(t.data) % (8 * size_bytes(t.type)) == 0 && t.stride % 8 == 0;
 }
+bool narrow(const Tensor& t) { return t.type == kActType && multiple_of_eight(t); }
 
-}  // namespace
-
-void attention(Context& context, const SequenceWorkspace& work, Tensor o, Tensor q, Tensor qg,
-               const AttentionParams& params, const KvLayer& kv, const Batch& batch) {
+AttentionArgs arguments(const Context& context, const SequenceWorkspace& work, Tensor o, Tensor qg,
+                        const AttentionParams& params, const KvLayer& kv, const Batch& batch) {
   const int head_dim = kv.shape.head_dim;
-  BRAID_CHECK(q.cols == params.heads * head_dim && o.cols == q.cols && params.heads % kv.shape.kv_heads == 0);
+  BRAID_CHECK(o.cols == params.heads * head_dim && params.heads % kv.shape.kv_heads == 0);
   BRAID_CHECK(head_dim <= kPlainDim);
-  if (params.gated) BRAID_CHECK(qg.cols == 2 * q.cols);
-  if (batch.tokens == 0 || batch.sequences == 0) return;
+  if (params.gated) BRAID_CHECK(qg.cols == 2 * o.cols);
   AttentionArgs args{};
   args.o = o;
-  args.q = q;
   args.qg = qg;
   args.kv = kv;
   args.batch = batch;
@@ -209,26 +205,62 @@ void attention(Context& context, const SequenceWorkspace& work, Tensor o, Tensor
   args.partial_rows = static_cast<int>(work.partial_rows);
   args.partials = work.partials;
   args.partial_sums = work.partial_sums;
-  const bool fast = kv.shape.k_format == kv.shape.v_format && kv.shape.k_format != KvFormat::f32 &&
-                    q.type == kActType && multiple_of(q, 8) && multiple_of(o, 4) &&
-                    (!params.gated || (qg.type == kActType && multiple_of(qg, 4))) &&
-                    batch.sequences <= work.max_sequences &&
-                    params.heads * int64_t{head_dim} <= work.partial_dim;
+  args.arrivals = work.arrivals;
+  return args;
+}
+
+// Whether the fast forms take it.
+bool fits(const SequenceWorkspace& work, const AttentionArgs& args) {
+  const KvShape& cells = args.kv.shape;
+  return cells.k_format == cells.v_format && cells.k_format != KvFormat::f32 && multiple_of_eight(args.o) &&
+         (!args.gated || narrow(args.qg)) && args.batch.sequences <= work.max_sequences &&
+         args.heads * int64_t{args.head_dim} <= work.partial_dim;
+}
+
+}  // namespace
+
+void attention(Context& context, const SequenceWorkspace& work, Tensor o, Tensor q, Tensor qg,
+               const AttentionParams& params, const KvLayer& kv, const Batch& batch) {
+  AttentionArgs args = arguments(context, work, o, qg, params, kv, batch);
+  BRAID_CHECK(q.cols == o.cols);
+  args.q = q;
+  if (batch.tokens == 0 || batch.sequences == 0) return;
   const int32_t most_rows = batch.most_rows > 0 ? batch.most_rows : batch.tokens;
-  if (fast) {
+  if (fits(work, args) && narrow(q)) {
     // Each form takes the sequences that are its own; one that can have none is not launched.
     const bool all_few = most_rows == 1 || (most_rows * args.group <= 8 && !args.deterministic);
     if (attention_decode(context, args) && (all_few || attention_tiles(context, args))) {
-      if (batch.blocks_per_sequence * kBlockTokens <= 128) return;  // nobody has two splits
+      // The decode kernel merges its splits itself.
+      if (all_few || batch.blocks_per_sequence * kBlockTokens <= kSplitCells) return;
       const dim3 grid(static_cast<unsigned>(params.heads), static_cast<unsigned>(batch.sequences),
                       static_cast<unsigned>(std::min(most_rows, 8)));
-      launch_early(context, merge_kernel, grid, static_cast<unsigned>(div_up(head_dim, 128) * 32), 0, args);
+      launch_early(context, merge_kernel, grid, static_cast<unsigned>(div_up(args.head_dim, 128) * 32), 0,
+                   args);
       return;
     }
   }
   const dim3 grid(static_cast<unsigned>(batch.tokens), static_cast<unsigned>(div_up(params.heads, kWarps)));
   plain_kernel<<<grid, 32 * kWarps, 0, context.stream>>>(args);
   context.launched("attention");
+}
+
+bool store_attend(Context& context, const SequenceWorkspace& work, Tensor o, Tensor qg, Tensor k, Tensor v,
+                  Tensor rope_table, const AttentionWeights& w, const AttentionParams& params,
+                  const KvLayer& kv, const Batch& batch) {
+  AttentionArgs args = arguments(context, work, o, qg, params, kv, batch);
+  BRAID_CHECK(k.cols == int64_t{kv.shape.kv_heads} * args.head_dim && v.cols == k.cols);
+  BRAID_CHECK(rope_table.cols <= args.head_dim && rope_table.type == DType::f32);
+  if (batch.most_rows != 1 || !fits(work, args) || !narrow(qg) || !narrow(k) || !narrow(v)) return false;
+  const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
+  if (rope_table.cols % 16 != 0 || rope_table.stride % 4 != 0 || !aligned(rope_table.data) ||
+      !aligned(w.q_norm) || !aligned(w.k_norm))
+    return false;
+  args.fresh = true;
+  args.k = k;
+  args.v = v;
+  args.rope = rope_table;
+  args.w = w;
+  return attention_decode(context, args);
 }
 
 }  // namespace braid::cuda

@@ -13,7 +13,8 @@
 namespace braid::cuda {
 
 inline constexpr int kMaxUncertain = 64;
-inline constexpr int kMostSplits = 64;  // of one row
+inline constexpr int kMostSplits = 64;   // of one row
+inline constexpr int kSplitCells = 256;  // of a split, at least
 
 struct AttentionArgs {
   Tensor o, q, qg;
@@ -28,11 +29,16 @@ struct AttentionArgs {
   int partial_rows;  // tokens x splits of a sequence that the workspace has room for
   float* partials;
   float* partial_sums;
+  int* arrivals;  // [S][H] of splits at the same queries; zero between launches
+  // Rows that are not in the cache yet (store_attend): every sequence has one at most, and the decode kernel
+  // makes its query from qg, its key and value from k and v, and stores them.
+  bool fresh;
+  Tensor k, v, rope;
+  AttentionWeights w;
 };
 
 // Sequences whose queries fit one tile of 8 go to the decode kernel, the others to the tile kernel.
-__device__ inline bool few_rows(const AttentionArgs& a, int s) {
-  const int rows = a.batch.rows[s];
+__device__ inline bool few_rows(const AttentionArgs& a, int rows) {
   return rows == 1 || (rows * a.group <= 8 && !a.deterministic);
 }
 
@@ -53,15 +59,14 @@ __device__ inline Span span_of(const AttentionArgs& a, int s) {
 struct Splits {
   int length, count;
 };
-__device__ inline Splits splits_of(const AttentionArgs& a, int s) {
-  const int rows = a.batch.rows[s];
+__device__ inline Splits splits_of(const AttentionArgs& a, int rows, Span span) {
   // The end of a prompt's piece shall not show in its rows.
   if (a.deterministic && rows > 1) return {1 << 30, 1};
-  const Span span = span_of(a, s);
+  if (span.begin == 0 && span.end <= kSplitCells) return {kSplitCells, 1};
   const int most = rows > a.partial_rows ? 1 : min(kMostSplits, a.partial_rows / rows);
   if (most < 2) return {1 << 30, 1};
   const int64_t cells = span.end - span.begin;
-  int length = few_rows(a, s) ? 128 : 256;
+  int length = kSplitCells;
   while (int64_t{length} * length < 4 * a.kv_heads * cells || int64_t{length} * (most - 1) < cells)
     length *= 2;
   return {length, (span.end - 1) / length - span.begin / length + 1};
@@ -98,15 +103,6 @@ __device__ inline bool sees(const RowView& v, int cell) {
   return node >= 0 && node < kMaxUncertain && (v.mask >> node & 1) != 0;
 }
 
-// First byte of a cell's K or V row of one head, 16-bit formats.
-__device__ inline const char* cell_address(const void* pool, const AttentionArgs& a, int s, int cell,
-                                           int kv_head, int row_bytes) {
-  const int64_t block =
-      a.batch.block_table[static_cast<int64_t>(s) * a.batch.blocks_per_sequence + cell / kBlockTokens];
-  return static_cast<const char*>(pool) +
-         ((block * a.kv_heads + kv_head) * kBlockTokens + cell % kBlockTokens) * row_bytes;
-}
-
 // Eight f16 activations in the type of the cache.
 __device__ inline uint4 convert(uint4 x, __half) { return x; }
 __device__ inline uint4 convert(uint4 x, __nv_bfloat16) {
@@ -119,33 +115,38 @@ __device__ inline uint4 convert(uint4 x, __nv_bfloat16) {
   return x;
 }
 
-// The step's items of one kernel: `Cut` gives tiles and splits of a sequence. All threads of the block call;
-// `starts` [sequences + 1] in shared memory gets the first item of each sequence.
+// The step's items of one kernel: `Cut` gives tiles and splits of a sequence, no tiles if it is not its own.
+// All threads of the block call; `starts` [sequences + 1] in shared memory gets the first item of each
+// sequence.
 template <typename Cut>
 __device__ int list_items(const AttentionArgs& a, int* starts, int* scratch, Cut cut) {
   const int sequences = a.batch.sequences;
+  const bool few = sequences <= 32;  // each warp lists them by itself, all the same
   int base = 0;
   for (int first = 0; first < sequences; first += static_cast<int>(blockDim.x)) {
-    const int s = first + static_cast<int>(threadIdx.x);
+    const int s = few ? static_cast<int>(threadIdx.x) % 32 : first + static_cast<int>(threadIdx.x);
     int count = 0;
-    if (s < sequences && a.batch.rows[s] > 0) {
+    if (s < sequences) {
       const int2 c = cut(s);
       count = a.kv_heads * c.x * c.y;
     }
-    // Inclusive sum over the block.
+    // Inclusive sum over the warp, then over the block.
     int sum = count;
 #pragma unroll
     for (int offset = 1; offset < 32; offset *= 2) {
       const int other = __shfl_up_sync(kFullWarp, sum, offset);
       if (static_cast<int>(threadIdx.x % 32) >= offset) sum += other;
     }
-    __syncthreads();
-    if (threadIdx.x % 32 == 31) scratch[threadIdx.x / 32] = sum;
-    __syncthreads();
-    int before = 0, all = 0;
-    for (int w = 0; w < static_cast<int>(blockDim.x / 32); ++w) {
-      if (w < static_cast<int>(threadIdx.x / 32)) before += scratch[w];
-      all += scratch[w];
+    int before = 0, all = __shfl_sync(kFullWarp, sum, 31);
+    if (!few) {
+      __syncthreads();
+      if (threadIdx.x % 32 == 31) scratch[threadIdx.x / 32] = sum;
+      __syncthreads();
+      all = 0;
+      for (int w = 0; w < static_cast<int>(blockDim.x / 32); ++w) {
+        if (w < static_cast<int>(threadIdx.x / 32)) before += scratch[w];
+        all += scratch[w];
+      }
     }
     if (s < sequences) starts[s] = base + before + sum - count;
     base += all;

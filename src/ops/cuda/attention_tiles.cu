@@ -129,8 +129,9 @@ __global__ __launch_bounds__(32 * kWarps, 1) void tile_kernel(const __grid_const
   const int g = lane / 4;
   const int c = lane % 4;
   const int items = list_items(a, starts, sh.scratch, [&](int s) -> int2 {
-    if (few_rows(a, s)) return {0, 0};
-    return {div_up(a.batch.rows[s] * a.group, kRows), splits_of(a, s).count};
+    const int rows = a.batch.rows[s];
+    if (rows <= 0 || few_rows(a, rows)) return {0, 0};
+    return {div_up(rows * a.group, kRows), splits_of(a, rows, span_of(a, s)).count};
   });
   for (int begin = 0; begin < items; begin += gridDim.x) {
     // To and fro, so that who starts with a long item ends with a short one.
@@ -141,7 +142,7 @@ __global__ __launch_bounds__(32 * kWarps, 1) void tile_kernel(const __grid_const
     const int rows = a.batch.rows[s];
     const int first = a.batch.first_row[s];
     const Span span = span_of(a, s);
-    const auto [length, splits] = splits_of(a, s);
+    const auto [length, splits] = splits_of(a, rows, span);
     const int tiles = div_up(rows * a.group, kRows);
     const int own = index - starts[s];
     const int split = own % splits;

@@ -58,6 +58,9 @@ class CudaOps final : public Ops {
   // attention*.cu
   void attention(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
                  const Batch& batch) override;
+  void store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
+                    const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
+                    const Batch& batch) override;
 
   // delta*.cu
   void delta_advance(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,

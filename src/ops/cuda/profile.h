@@ -40,6 +40,9 @@ class Profiler final : public Ops {
                           const Batch& batch) override;
   void attention(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
                  const Batch& batch) override;
+  void store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
+                    const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
+                    const Batch& batch) override;
   void delta_advance(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
                      const Batch& batch) override;
   void delta_peek(Tensor o, DeltaJournal& journal, const DeltaInputs& in, const DeltaWeights& w,
@@ -73,6 +76,7 @@ class Profiler final : public Ops {
   };
 
   static Cost cost_of(std::span<const LinearPart> parts, Tensor x);
+  Cost cost_of_attention(Tensor o, const AttentionParams& params, const KvLayer& kv) const;
   int mark();
   template <typename Run>
   void timed(Cost cost, Run run);

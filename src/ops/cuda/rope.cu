@@ -3,13 +3,15 @@
 // rope_table: (cos, sin) of position * base^(-2 i / dims), in double: angles reach 2.6e5 rad, where f32 has
 // lost the fraction. Once per step.
 //
-// qk_norm_rope_store, per row: H queries and Hkv keys are divided by their rms, weighted and rotated; keys
-// and values go to the row's cell in the cache's formats. A warp owns one head of one row. Bytes per row, 24
+// qk_norm_rope_store, per row (in a plain decoding step attention_decode.cu does this, with the same bytes):
+// H queries and Hkv keys are divided by their rms, weighted and rotated; keys and values go to the row's cell
+// in the cache's formats. A warp owns one head of one row. Bytes per row, 24
 // + 2 x 4 heads of 256, f16: 24 KiB of query and gate (the gate is skipped: 12 KiB read, 12 written) + 8 KiB
 // of K and V: 30 KiB, 7 ns at 4.3 TB/s; below 300 rows the launch is what it
 // costs. Reached: 3.2 us for 1 row, 5.4 us for 128, 62 us for 2048 (1.1 TB/s: the table is read once per
 // head).
 #include "ops/cuda/device_math.h"
+#include "ops/cuda/head_rows.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/sequence_ops.h"
 
@@ -129,28 +131,25 @@ __global__ __launch_bounds__(32 * kWarps) void store_kernel(const __grid_constan
     if (active && cell != nullptr) store_cell8(cell, a.kv.shape.v_format, i0, x);
     return;
   }
-  // What the rotation and the norm need, on its way while the sum is made.
-  const float* norm = query ? a.w.q_norm : a.w.k_norm;
+  // What the norm and the rotation need, on its way while the sum is made.
+  const float* weight = query ? a.w.q_norm : a.w.k_norm;
   const float* rope = static_cast<const float*>(a.rope.data) + t * a.rope.stride;
   const int half = static_cast<int>(a.rope.cols) / 2;
-  float weight[8], cosine[8], sine[8];
+  HeadWeight norm;
+  HeadRotation rotation;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const int dim = i0 + i;
-    weight[i] = active ? norm[dim] : 0.0f;
+    norm.weight[i] = active ? weight[dim] : 0.0f;
     const int pair = dim < half ? dim : dim - half;
-    const bool rotated = dim < 2 * half;
-    cosine[i] = rotated ? rope[2 * pair] : 1.0f;
-    sine[i] = rotated ? rope[2 * pair + 1] : 0.0f;
+    const bool turned = dim < 2 * half;
+    rotation.cosine[i] = turned ? rope[2 * pair] : 1.0f;
+    rotation.sine[i] = turned ? rope[2 * pair + 1] : 0.0f;
   }
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) sum += x[i] * x[i];
-  const float inverse = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(head_dim) + a.w.eps);
+  norm_head(x, norm, a.w.eps, head_dim);
   float* y = shared[threadIdx.x / 32];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    x[i] *= inverse * weight[i];
     if (active) y[i0 + i] = x[i];
   }
   __syncwarp();
@@ -158,8 +157,8 @@ __global__ __launch_bounds__(32 * kWarps) void store_kernel(const __grid_constan
   for (int i = 0; i < 8; ++i) {
     const int dim = i0 + i;
     if (dim >= 2 * half) continue;
-    x[i] =
-        dim < half ? x[i] * cosine[i] - y[dim + half] * sine[i] : y[dim - half] * sine[i] + x[i] * cosine[i];
+    const bool low = dim < half;
+    x[i] = rotated(x[i], y[low ? dim + half : dim - half], rotation.cosine[i], rotation.sine[i], low);
   }
   if (!active) return;
   if (query) {

@@ -28,6 +28,13 @@ void CudaOps::attention(Tensor o, Tensor q, Tensor qg, const AttentionParams& pa
   cuda::attention(context_, cuda::place_sequence_workspace(attention_work_, needs_), o, q, qg, params, kv,
                   batch);
 }
+void CudaOps::store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
+                           const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
+                           const Batch& batch) {
+  if (!cuda::store_attend(context_, cuda::place_sequence_workspace(attention_work_, needs_), o, qg, k, v,
+                          rope_table, w, params, kv, batch))
+    Ops::store_attend(o, q, qg, k, v, rope_table, w, params, kv, batch);
+}
 void CudaOps::delta_advance(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
                             const Batch& batch) {
   cuda::delta_advance(context_, cuda::place_sequence_workspace(attention_work_, needs_), o, in, w, layer,

@@ -15,7 +15,8 @@
 
 namespace braid::cuda {
 
-// Scratch of these ops, placed once at start. Zero-filled then; `counters` are zero again after every op.
+// Scratch of these ops, placed once at start. Zero-filled then; `counters` and `arrivals` are zero again
+// after every op.
 struct SequenceWorkspace {
   int32_t max_tokens = 0;
   int32_t max_sequences = 0;
@@ -29,6 +30,7 @@ struct SequenceWorkspace {
   float* partial_sums = nullptr;
   int64_t partial_rows = 0;
   int32_t partial_dim = 0;
+  int* arrivals = nullptr;  // [max_sequences][heads]
 
   // Delta, decode form (delta_forms.h, DecodeRows).
   float* row_keys = nullptr;
@@ -70,6 +72,10 @@ void qk_norm_rope_store(Context& context, Tensor q, Tensor qg, Tensor k, Tensor 
 // attention.cu
 void attention(Context& context, const SequenceWorkspace& work, Tensor o, Tensor q, Tensor qg,
                const AttentionParams& params, const KvLayer& kv, const Batch& batch);
+// Both in one launch; false, and nothing is done, for a batch or a shape that needs two.
+bool store_attend(Context& context, const SequenceWorkspace& work, Tensor o, Tensor qg, Tensor k, Tensor v,
+                  Tensor rope_table, const AttentionWeights& w, const AttentionParams& params,
+                  const KvLayer& kv, const Batch& batch);
 
 // delta_step.cu, delta_chunk.cu, delta_peek.cu
 void delta_advance(Context& context, const SequenceWorkspace& work, Tensor o, const DeltaInputs& in,

@@ -38,6 +38,7 @@ SequenceWorkspace place(Parts& parts, const Device::WorkspaceNeeds& needs) {
   work.partial_dim = needs.max_heads * needs.head_dim;
   work.partials = parts.take<float>(rows * needs.head_dim);
   work.partial_sums = parts.take<float>(rows * 2);
+  work.arrivals = parts.take<int>(sequences * needs.max_heads);
 
   const DeltaShape& delta = needs.delta;
   if (delta.key_heads > 0) {
