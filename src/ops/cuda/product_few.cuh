@@ -22,15 +22,16 @@
 // pairs; over 264 CTAs most have 2 pairs and some 3. Clusters even that out, but their CTAs have to meet: two
 // slices pay for most shapes, four for 160 blocks of a long k, eight never. (2) Instructions: 82 halves come
 // to a quarter of a multiprocessor in the time that memory needs for gate and up of 27B, 520 clocks for each.
-// (3) The time between two kernels: a CTA takes half of a multiprocessor where it can, sets up its rings and
-// asks for its first weights before it waits for the kernel before (launch.h). (4) Code that runs once: about
-// 10 clocks an instruction, since it has to be fetched (a second pass of a loop: 2). What streams through L2
-// between two launches pushes it out even from there unless it leaves first (ProductArgs::once). So what lies
-// between the last sum and y is short: scales and places of rows are looked up before x comes, and slots that
-// nobody fills are zeroed there, so that nobody has to know who filled which. Clocks inside a step of 27B
-// with 8 sequences: sums to y of gate and up 4.1 us when they were looked up at the end, now 1.6; of the
-// output matrix 20, now 11. Tried: running all of it once on nothing before the wait, so that the code is
-// there (27B: 159 to 145 tok/s; most CTAs have no time to spare).
+// (3) The time between two kernels: a CTA takes half of a multiprocessor where it can, sets up its rings
+// and asks for its first weights before it waits for the kernel before (launch.h). (4) What a warp runs
+// once, about 10 clocks an instruction (each waits for the one before, some for their own code: what
+// streams through L2 between two launches pushes code out even from there unless it leaves first,
+// ProductArgs::once). So what lies between the last sum and y is short: scales and places of rows are
+// looked up before x comes, and slots that nobody fills are zeroed there, so that nobody has to know who
+// filled which. Clocks inside a step of 27B with 8 sequences: sums to y of gate and up 4.1 us when they
+// were looked up at the end, now 1.6; of the output matrix 21, now 11. Tried: running all of it once on
+// nothing before the wait. What follows the wait then takes 0.5 us less, but most CTAs have no time to
+// spare before it (27B: 159 to 145 tok/s).
 //
 // x is copied to shared memory, a slice of it, or normed on the way (product_few_x.cuh).
 //
@@ -49,8 +50,8 @@
 namespace braid::cuda {
 
 inline constexpr int kFewRows = 8;
-inline constexpr int kFewStages =
-    4;  // more leave less room for the kernel after (27B, one row: 161, not 168 tok/s)
+// More leave less room for the kernel after (27B, one row: with six 161 tok/s, with four 168).
+inline constexpr int kFewStages = 4;
 inline constexpr int kMostFewTasks = 8192;  // FewPlan::by_row is exact up to here
 
 // How a launch is cut. Numbers that the kernel would divide by are powers of two, and the rest is divided
