@@ -67,8 +67,8 @@ __global__ void route_kernel(RouteArgs a) {
   extern __shared__ uint32_t shared[];
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int row = static_cast<int>(blockIdx.x) * (static_cast<int>(blockDim.x) / 32) + warp;
+  let_next_start();  // short, launch.h
   wait_for_previous();
-  let_next_start();
   if (row < a.rows) route_row(a, row, shared + warp * a.experts, nullptr);
 }
 
@@ -141,8 +141,8 @@ __device__ inline void make_plan(const Plan& plan, const int32_t* ids, int64_t i
 __global__ void __launch_bounds__(kPlanThreads)
     plan_kernel(Plan plan, const int32_t* ids, int64_t ids_stride, int tokens, int used, int experts,
                 int tile_rows, bool with_shared) {
+  let_next_start();  // short, launch.h
   wait_for_previous();
-  let_next_start();
   make_plan(plan, ids, ids_stride, tokens, used, experts, tile_rows, with_shared);
 }
 
@@ -152,8 +152,8 @@ __global__ void __launch_bounds__(kPlanThreads)
   extern __shared__ uint32_t shared[];
   __shared__ int32_t ids[kRoutedAtOnce * kMostUsed];
   const int warp = static_cast<int>(threadIdx.x) / 32;
+  let_next_start();  // short, launch.h
   wait_for_previous();
-  let_next_start();
   if (warp < route.rows) route_row(route, warp, shared + warp * route.experts, ids);
   __syncthreads();
   make_plan(plan, ids, route.used, route.rows, route.used, route.experts, tile_rows, with_shared);
@@ -195,8 +195,8 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const CombineA
   const int column = 4 * (static_cast<int>(blockIdx.y) * kCombineThreads + thread);
   const bool active = column < a.width;
   const int left = a.width - column;
+  let_next_start();  // short, launch.h
   wait_for_previous();
-  let_next_start();
   int place = 0;
   float weight = 0;
   int id = 0;

@@ -76,8 +76,8 @@ __global__ __launch_bounds__(kThreads) void norm_held(NormArgs a) {
     const int column = 4 * (threadIdx.x + i * kThreads);
     if (column < a.width) weight[i] = *reinterpret_cast<const float4*>(a.weight + column);
   }
+  let_next_start();  // short, launch.h
   wait_for_previous();
-  let_next_start();
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     const int column = 4 * (threadIdx.x + i * kThreads);
@@ -111,8 +111,8 @@ __global__ __launch_bounds__(kThreads) void norm_any(NormArgs a) {
   const int64_t row = blockIdx.x;
   float* residual = a.residual + row * a.residual_stride;
   float sum = 0;
+  let_next_start();  // short, launch.h
   wait_for_previous();
-  let_next_start();
   for (int column = threadIdx.x; column < a.width; column += kThreads) {
     float v = residual[column];
     if (a.x != nullptr) {

@@ -16,8 +16,8 @@ namespace cuda {
 
 // Rows that cp.async can read: 16-byte aligned, zeros behind the end.
 __global__ void pad_rows(Act* to, int64_t to_stride, const Act* from, int64_t from_stride, int cols) {
+  let_next_start();  // short, launch.h
   wait_for_previous();
-  let_next_start();
   const int64_t row = blockIdx.x;
   for (int i = threadIdx.x; i < to_stride; i += blockDim.x)
     to[row * to_stride + i] = i < cols ? from[row * from_stride + i] : __float2half(0.0f);
@@ -31,8 +31,8 @@ constexpr int kOrderThreads = 256;
 __global__ void __launch_bounds__(kOrderThreads)
     order_rows(Act* to, int units, int columns, const Act* from, int64_t from_stride, int cols,
                const ExpertTile* tiles, const int* tile_count, const int* x_row) {
+  let_next_start();  // short, launch.h
   wait_for_previous();
-  let_next_start();
   const int tile = static_cast<int>(blockIdx.x) / columns;
   const int own = static_cast<int>(blockIdx.x) % columns;
   const int piece = static_cast<int>(blockIdx.y) * kOrderThreads + static_cast<int>(threadIdx.x);
