@@ -201,6 +201,7 @@ AttentionArgs arguments(const Context& context, const SequenceWorkspace& work, T
   args.scale = params.scale * 1.4426950408889634f;
   args.window = params.window;
   args.gated = params.gated;
+  args.processors = context.processors;
   args.deterministic = context.deterministic;
   args.partial_rows = static_cast<int>(work.partial_rows);
   args.partials = work.partials;

@@ -2,8 +2,8 @@
 // cut into items of work, and how partial results of one row are merged.
 //
 // Queries of a KV head are packed: query = token * group + head, token counted from the sequence's first row.
-// Cells are cut into splits of a length that depends on the sequence alone, at multiples of that length, and
-// merged in position order: a row's result does not depend on its company.
+// Cells are cut into splits at multiples of a length, which are merged in position order. The length depends
+// on the sequence alone in deterministic mode, else also on how many sequences the batch has room for.
 #pragma once
 
 #include "ops/cuda/device_math.h"
@@ -13,8 +13,11 @@
 namespace braid::cuda {
 
 inline constexpr int kMaxUncertain = 64;
-inline constexpr int kMostSplits = 64;   // of one row
-inline constexpr int kSplitCells = 256;  // of a split, at least
+inline constexpr int kMostSplits = 64;  // of one row
+// Cells of a split: of one that is never cut, the fewest, and what many sequences make of it at most.
+inline constexpr int kSplitCells = 256;
+inline constexpr int kFewestSplitCells = 128;
+inline constexpr int kLongSplitCells = 2048;
 
 struct AttentionArgs {
   Tensor o, q, qg;
@@ -24,6 +27,7 @@ struct AttentionArgs {
   float scale;  // times log2(e)
   int window;
   bool gated;
+  int processors;
   bool deterministic;  // context.h: a row's form and splits do not depend on the rows beside it
   // Splits: see split_length.
   int partial_rows;  // tokens x splits of a sequence that the workspace has room for
@@ -55,7 +59,9 @@ __device__ inline Span span_of(const AttentionArgs& a, int s) {
 }
 
 // How a sequence's cells are cut: at multiples of `length`. Few splits leave a lone sequence without enough
-// blocks, many cost partial results; the length grows with the square root of the span.
+// blocks, many cost partial results; the length grows with the square root of the span. Where the result may
+// depend on the batch, decoding rows start from shorter splits, and many sequences, which fill the GPU
+// without them, get longer ones.
 struct Splits {
   int length, count;
 };
@@ -66,9 +72,14 @@ __device__ inline Splits splits_of(const AttentionArgs& a, int rows, Span span) 
   const int most = rows > a.partial_rows ? 1 : min(kMostSplits, a.partial_rows / rows);
   if (most < 2) return {1 << 30, 1};
   const int64_t cells = span.end - span.begin;
-  int length = kSplitCells;
+  const bool adapts = few_rows(a, rows) && !a.deterministic;
+  int length = adapts ? kFewestSplitCells : kSplitCells;
   while (int64_t{length} * length < 4 * a.kv_heads * cells || int64_t{length} * (most - 1) < cells)
     length *= 2;
+  if (adapts) {
+    const int wanted = max(1, a.processors / (a.batch.sequences * a.kv_heads));
+    while (length < kLongSplitCells && int64_t{length} * wanted < cells) length *= 2;
+  }
   return {length, (span.end - 1) / length - span.begin / length + 1};
 }
 

@@ -23,16 +23,15 @@
 // a step of the 35B one layer's own time fell from 12.7 to 8.0 us (one sequence) and from 36.6 to 21.6 us
 // (128) against three kernels (store, 4 warps straight from global memory to fragments, merge). One of 2K
 // 9.8, one of 32K 45 us.
-//
 // Clocks of an item: 2,000 to 3,500 until its queries are there, 4,200 a step of 128 cells even if all of it
-// lies in the ring (2,600 if it has few cells: latency, not bandwidth), 1,700 for its end, but 9,000 if it is
-// one of many splits and memory is busy: fence, atomic and fence one after the other. Many long sequences pay
-// for that: 8 of 8K 100 us, 32 of 2K 116, 128 of 1K 207 us (the three kernels: 76, 80 and 177).
-//
-// Tried: splits of 128 cells (128 of 1K 325 us; one of 1K 7.7 instead of 9.3); the same code once on other
-// data while the kernel in front ends, for the instruction cache (one sequence of the 35B 8.0 to 11.3 us, 128
-// rows of the 27B 33.9 to 35.8). Not tried: longer splits where many sequences fill the GPU anyway; two
-// blocks of half the warps on a multiprocessor, so that one's ends hide behind the other's steps.
+// lies in the ring (2,600 if it has few cells: latency, not bandwidth), 1,700 for its end, but 9,000 if
+// it is one of many splits and memory is busy: fence, atomic and fence one after the other. With splits of
+// 256 to 512 cells many long sequences paid for that: 8 of 8K 100 us, 32 of 2K 116, 128 of 1K 207 us (splits
+// of 128: 325 us; the three kernels: 76, 80 and 177). So many sequences get longer splits
+// (attention_common.h), except in deterministic mode; what that gives has not been measured. Tried: the same
+// code once on other data while the kernel in front ends, for the instruction cache (one sequence of the
+// 35B 8.0 to 11.3 us, 128 rows of the 27B 33.9 to 35.8). Not tried: two blocks of half the warps on a
+// multiprocessor, so that one's ends hide behind the other's steps.
 #include <algorithm>
 
 #include "ops/cuda/attention_common.h"
@@ -719,7 +718,7 @@ template <int kHeadDim, typename Number>
 bool launch(Context& context, const AttentionArgs& args) {
   using Shared = DecodeShared<kHeadDim>;
   const int64_t cells = int64_t{args.batch.blocks_per_sequence} * kBlockTokens;
-  const int64_t splits = std::min<int64_t>(kMostSplits, cells / kSplitCells + 2);
+  const int64_t splits = std::min<int64_t>(kMostSplits, cells / kFewestSplitCells + 2);
   const int64_t most = int64_t{args.batch.sequences} * args.kv_heads * div_up(args.group, kQueries) * splits;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(most, context.processors));
   const size_t fixed = sizeof(Shared) + args.batch.sequences * (sizeof(Sequence) + sizeof(int)) + sizeof(int);
