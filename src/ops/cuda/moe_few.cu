@@ -159,7 +159,8 @@ __device__ inline void store_hidden(const FewIn& a, const InPlan& p, const InIte
                                     float2 scale, int token, int lane) {
   const bool shared = item.entry == a.route.entries();
   const int row = item.block * 32 + lane;
-  if (row >= (shared ? a.shared_rows : a.rows) || (!shared && item.entry / a.route.used != token)) return;
+  if (row >= (shared ? a.shared_rows : a.rows) || (!shared && (item.entry >= a.route.used) != (token > 0)))
+    return;
   const float* from = sums + token * 32 + lane;
   const int step = 32 * a.route.tokens;
   float gate = 0;
@@ -262,7 +263,7 @@ __global__ void __launch_bounds__(kInThreads, 2)
         const uint8_t* at = ring + stage * kUnit;
         int x_unit = unit;
         if (x_unit >= a.x_units) x_unit -= a.x_units;
-#pragma unroll 1
+#pragma unroll
         for (int h = 0; h < 2; ++h) {
           const int half = 2 * x_unit + h;
           const uint8_t* x_at = own_x + half * tokens * 256;
