@@ -141,19 +141,23 @@ __device__ inline void load_experts(const ProductArgs& a, ExpertRound* rounds, u
     }
     const bool shared = known.expert == a.shared_expert;
     const int block = (shared ? 0 : known.expert * part.expert_blocks) + first * Shape::kAtomStretches;
-    if (lane < kFewRows) told.x_row[lane] = x_row;
+    const auto describe = [&] {
+      if (lane < kFewRows) told.x_row[lane] = x_row;
+      if (lane == 0) {
+        told.atoms = atoms;
+        told.tile = tile;
+        told.count = known.count;
+        told.scales = (shared ? part.shared_scales : part.scales) + block;
+        if (kGated) told.up_scales = (shared ? part.shared_up_scales : part.up_scales) + block;
+        told.y = static_cast<typename Shape::Y*>(part.y) + known.first * part.y_stride +
+                 first * (Shape::kAtomStretches * kUnitRows);
+      }
+      __syncwarp();
+      if (lane == 0) arrive(barriers.described + 8 * (round % kExpertRounds));
+    };
+    // The first chunks do not wait for x's rows to be known.
+    if (round > 0) describe();
     if (lane == 0) {
-      told.atoms = atoms;
-      told.tile = tile;
-      told.count = known.count;
-      told.scales = (shared ? part.shared_scales : part.scales) + block;
-      if (kGated) told.up_scales = (shared ? part.shared_up_scales : part.up_scales) + block;
-      told.y = static_cast<typename Shape::Y*>(part.y) + known.first * part.y_stride +
-               first * (Shape::kAtomStretches * kUnitRows);
-    }
-    __syncwarp();
-    if (lane == 0) {
-      arrive(barriers.described + 8 * (round % kExpertRounds));
       const uint8_t* units =
           (shared ? part.shared_units : part.units) + static_cast<int64_t>(block) * (kUnits * Shape::kUnit);
       const uint8_t* up_units = (shared ? part.shared_up_units : part.up_units) +
@@ -173,6 +177,7 @@ __device__ inline void load_experts(const ProductArgs& a, ExpertRound* rounds, u
         }
       }
     }
+    if (round == 0) describe();
     at += atoms;
     __syncwarp();  // the other lanes must not describe rounds that are further away
   }
