@@ -153,7 +153,7 @@ struct ProductArgs {
   int k = 0;
   int tokens = 0;
   FewNormArgs norm;
-  float* partials = nullptr;     // [2 * grid][tile]
+  float* partials = nullptr;     // [2 * grid][tile]; kMostLookedColumns: zero between launches
   unsigned* counters = nullptr;  // [8 * grid], zero between launches
   unsigned* claims = nullptr;    // [4], zero between launches: work given to who comes first
   // Experts: the list of tiles replaces the count of tokens.
@@ -173,6 +173,9 @@ struct ProductArgs {
 // Grid and tile limits that size the workspace.
 inline constexpr int kMostTileFloats = 256 * 128;
 inline constexpr int kMostCtasPerProcessor = 1;
+// Up to so many columns of a wide kernel, partials are zero between launches: no counters.
+inline constexpr int kMostLookedColumns = 32;
+inline constexpr int kMostLookedFloats = 12 * kUnitRows * kMostLookedColumns;
 inline constexpr int kClaims = 4;
 
 // How a launch multiplies: rows of x a CTA takes at once, and the kernel.

@@ -19,7 +19,8 @@
 // Work (wide_walk): whole tiles in turn, one per CTA and round, so that CTAs that run together read the same
 // weights and the same x from L2; what is left is cut along k, one run of steps per CTA, and comes first.
 // Parts of a cut tile lie in memory as the registers that hold them; at its end each CTA whose run ended in
-// the tile waits for all parts, mostly long there, and finishes some columns, adding in the order of k.
+// the tile waits for all parts, mostly long there, and finishes some columns, adding in the order of k. Up to
+// 32 columns parts are looked at until they are there, without counters (LookedParts).
 //
 // q6_K and q4_K weights of one x (published mixes have both in a layer) go in one launch: the tiles of rows
 // of the first, then those of the second.
@@ -27,17 +28,21 @@
 // Gate and up: their 32-row blocks alternate. The two warps of a pair of blocks take 16 rows of both, so that
 // both sums of a row meet in one thread.
 //
-// Reached on one H200, gate + up q4_K: 2048 rows 646-690 TFLOP/s, 512 689, 128 545, 64 404; 32 rows 53 us, 16
-// 44. What a launch costs beside its steps: about 12 us at 128 rows, with order_rows. Tried: one warp that
-// asks for all copies, a third of the step at 32 rows; sums through shared memory to y, with the CTA's warps
+// Reached on one H200, gate + up q4_K: 2048 rows 646-690 TFLOP/s, 512 689, 128 545, 64 404; 32 rows 48 us, 16
+// 40 (floor 27 at what is read per second). Where 32 rows lose it, by clock stamps, 27B out of 16.7 us:
+// weights are asked for 2.5 us after the start (looking for work, cold), the first products begin at 4.4, the
+// last end at 9 to 11, sums are there at 13 to 15. Gate and up: 27 of 48 us are steps that wait for nothing,
+// 1,770 clocks each, where the instruction alone takes 770 and issuing 1,200. Counters instead of looking: 3
+// us more at 16 rows; looking from 64 columns on: 6 to 13 us more (all CTAs that look take what L2 gives).
+// What a launch costs beside its steps: about 12 us at 128 rows, with order_rows. Tried: one warp that asks
+// for all copies, a third of the step at 32 rows; sums through shared memory to y, with the CTA's warps
 // meeting every 16 columns, a third of the whole at 2048 rows and half of it at 128; runs of equal length
 // over all tiles, which read the weights once per tile of rows from memory; 256 rows a tile at 32 rows of x,
 // 65 us; tiles of 8 rows of experts, no faster than product_few.cuh; two formats in two launches, 13-18 us
 // more at 32-128 rows.
 #pragma once
 
-#include "ops/cuda/mma.h"
-#include "ops/cuda/product_pipeline.cuh"
+#include "ops/cuda/product_wide_parts.cuh"
 #include "ops/cuda/wgmma.cuh"
 
 namespace braid::cuda {
@@ -49,6 +54,8 @@ struct WideShape {
   // Up to 32 columns a step is waiting, more than work: three warpgroups.
   static constexpr int kWarps = wide_warps(First::kPack, kColumns);
   static constexpr int kThreads = kWarps * 32;  // that multiply; one more warpgroup loads
+  // Parts are looked at (LookedParts), and all that needs no x comes before the wait for the kernel before.
+  static constexpr bool kLooked = kColumns <= kMostLookedColumns;
   static constexpr bool kMixed = First::kPack != Second::kPack;
   template <class Format>
   static constexpr int kBytes = half_bytes(Format::kPack) + shared_bytes(Format::kPack);
@@ -61,85 +68,6 @@ struct WideShape {
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
-// ---- the work of a CTA ----
-
-inline constexpr int kLeastWideSteps = 3;  // a part of a tile that is worth a part's cost
-
-// First this CTA's run of steps of tiles that are cut, then whole tiles.
-struct WideWalk {
-  int steps = 0;   // of a tile
-  int rounds = 0;  // of whole tiles
-  int left = 0;    // tiles that are cut
-  int runs = 0;    // into so many runs
-  int round = 0;
-  int at = 0;  // place in the run
-  int end = 0;
-
-  // Next: steps begin .. end of a tile.
-  int tile = 0;
-  int first_step = 0;
-  int last_step = 0;
-
-  __device__ bool next() {
-    if (at < end) {
-      const int own = at / steps;
-      tile = rounds * static_cast<int>(gridDim.x) + own;
-      first_step = at - own * steps;
-      last_step = min(steps, first_step + end - at);
-      at += last_step - first_step;
-      return true;
-    }
-    if (round >= rounds) return false;
-    tile = round++ * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
-    first_step = 0;
-    last_step = steps;
-    return true;
-  }
-  __device__ bool whole() const { return last_step - first_step == steps; }
-  __device__ bool run_ends() const { return at >= end; }
-};
-
-// Who has steps of a tile that is cut, and where their parts lie: [2 * cta + (0: the CTA's run starts in the
-// tile, 1: before it)][part].
-struct WideSharing {
-  int first_cta;
-  int last_cta;
-  int first_slot;
-  int finishers;  // the CTAs whose run ends in the tile: all, or all but the last
-
-  __device__ WideSharing(const WideWalk& w, int tile) {
-    const int total = w.left * w.steps;
-    const int begin = (tile - w.rounds * static_cast<int>(gridDim.x)) * w.steps;
-    first_cta = ((begin + 1) * w.runs - 1) / total;
-    last_cta = ((begin + w.steps) * w.runs - 1) / total;
-    first_slot = 2 * first_cta + (total * first_cta / w.runs < begin ? 1 : 0);
-    const bool last_goes_on = total * (last_cta + 1) / w.runs > begin + w.steps;
-    finishers = last_cta - first_cta + (last_goes_on ? 0 : 1);
-  }
-  __device__ int parts() const { return last_cta - first_cta + 1; }
-  __device__ int slot(int cta) const { return cta == first_cta ? first_slot : 2 * cta; }
-};
-
-__device__ inline WideWalk wide_walk(int tiles, int steps) {
-  const int grid = static_cast<int>(gridDim.x);
-  const int cta = static_cast<int>(blockIdx.x);
-  WideWalk w;
-  w.steps = steps;
-  w.rounds = tiles / grid;
-  w.left = tiles - w.rounds * grid;
-  if (w.left == 0) return w;
-  const int most = grid / w.left;
-  const int parts = min(most, max(1, steps / kLeastWideSteps));
-  // As many for each tile, if that keeps most of the GPU busy: a run then has one tile.
-  w.runs = parts < most || w.left * parts * 4 >= grid * 3 ? w.left * parts : grid;
-  const int total = w.left * steps;
-  if (cta < w.runs) {
-    w.at = static_cast<int>(int64_t{total} * cta / w.runs);
-    w.end = static_cast<int>(int64_t{total} * (cta + 1) / w.runs);
-  }
-  return w;
-}
 
 // ---- loading: three warps ask for weights, a fourth for x ----
 
@@ -210,7 +138,11 @@ struct WideLoader {
   __device__ void run() {
     const int own = static_cast<int>(threadIdx.x) / 32 - Shape::kWarps;
     if (threadIdx.x % 32 != 0) return;
-    if (own == 3) wait_for_previous();
+    bool waits = own == 3;  // for x
+    if (waits && !Shape::kLooked) {
+      wait_for_previous();
+      waits = false;
+    }
     int stage = 0;
     int use = 0;
     while (walk.next()) {
@@ -224,6 +156,8 @@ struct WideLoader {
         units[w] =
             second ? wide_units<Second>(a, tile.expert, block) : wide_units<First>(a, tile.expert, block);
       }
+      if (Shape::kLooked && waits) wait_for_previous();  // all else is known
+      waits = false;
       for (int step = walk.first_step; step < walk.last_step; ++step) {
         if (use > 0) wait_barrier(s.empty + 8 * stage, (use - 1) & 1);
         if (own == 3) {
@@ -239,224 +173,8 @@ struct WideLoader {
         }
       }
     }
+    if (Shape::kLooked && waits) wait_for_previous();
     if (own == 3) let_next_start();
-  }
-};
-
-// ---- storing ----
-
-// Where a thread's sums go: two sets of 16 rows, or 16 rows of gate and up.
-struct WideRows {
-  RowTarget target;  // of the first row of the warp
-  bool gated = false;
-};
-
-__device__ inline bool gated_block(const ProductArgs& a, int block) {
-  return block < a.blocks && part_of(a, a.parts, block).store == Store::gated;
-}
-__device__ inline WideRows wide_rows(const ProductArgs& a, const Tile& tile, int block) {
-  WideRows r;
-  r.gated = gated_block(a, block);
-  r.target = target_of(a, a.parts, tile.expert, r.gated ? block & ~1 : block, 0);
-  if (r.gated) r.target.row += block % 2 * 16;
-  return r;
-}
-
-__device__ inline uint32_t act_pair(float x, float y) {
-  const __half2 pair = __halves2half2(to_act(x), to_act(y));
-  return as_bits(pair);
-}
-// Rows g and g + 8, two tokens each, become row pairs of one token: 4 bytes to store, 16 next to each other.
-__device__ inline void store_pairs(const WideRows& r, int row, int64_t y_row, bool wanted,
-                                   const float (&v)[4]) {
-  const uint32_t low = transpose_matrix(act_pair(v[0], v[1]));
-  const uint32_t high = transpose_matrix(act_pair(v[2], v[3]));
-  const ProductPart& part = *r.target.part;
-  row += static_cast<int>(threadIdx.x) % 4 * 2;
-  Act* y = static_cast<Act*>(part.y) + y_row * part.y_stride + row;
-  if (wanted && row < part.rows) *reinterpret_cast<uint32_t*>(y) = low;
-  if (wanted && row + 8 < part.rows) *reinterpret_cast<uint32_t*>(y + 8) = high;
-}
-
-// acc[set][group of 8 columns][4] to y, columns 8 * first_group on. By whole warps.
-template <int kGroups>
-__device__ inline void store_wide(const WideRows& r, const Tile& tile, int first_group,
-                                  const float (&acc)[2][kGroups][4]) {
-  if (r.target.part == nullptr) return;
-  const ProductPart& part = *r.target.part;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int left = tile.count - 8 * first_group;  // columns
-  const int64_t y_row = tile.first + 8 * first_group;
-  const float s0 = r.target.scale;
-  const float s1 = r.gated ? r.target.up_scale : s0;
-  const bool pairs = part.y_type != DType::f32 && part.rows % 2 == 0 && part.y_stride % 2 == 0 &&
-                     reinterpret_cast<uintptr_t>(part.y) % 4 == 0;
-  if (pairs && part.store == Store::gated) {
-#pragma unroll
-    for (int j = 0; j < kGroups; ++j) {
-      if (8 * j >= left) break;
-      float v[4];
-#pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        const float gate = acc[0][j][q] * s0;
-        v[q] = __fdividef(gate, 1.0f + __expf(-gate)) * (acc[1][j][q] * s1);
-      }
-      store_pairs(r, r.target.row, y_row + 8 * j + lane / 4, 8 * j + lane / 4 < left, v);
-    }
-    return;
-  }
-  if (pairs && part.store == Store::plain) {
-#pragma unroll
-    for (int j = 0; j < kGroups; ++j) {
-      if (8 * j >= left) break;
-#pragma unroll
-      for (int set = 0; set < 2; ++set) {
-        const float v[4] = {acc[set][j][0] * s0, acc[set][j][1] * s0, acc[set][j][2] * s0,
-                            acc[set][j][3] * s0};
-        store_pairs(r, r.target.row + 16 * set, y_row + 8 * j + lane / 4, 8 * j + lane / 4 < left, v);
-      }
-    }
-    return;
-  }
-  const int row = r.target.row + lane / 4;
-  const int column = lane % 4 * 2;
-  if (part.y_type == DType::f32 && (part.store == Store::plain || part.store == Store::add)) {
-    const bool add = part.store == Store::add;
-    float* y = static_cast<float*>(part.y) + (y_row + column) * part.y_stride + row;
-#pragma unroll
-    for (int j = 0; j < kGroups; ++j) {
-      if (8 * j >= left) break;
-      float old[8];
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {  // set, row half, column
-        const bool wanted = row + e / 2 * 8 < part.rows && 8 * j + column + e % 2 < left;
-        old[e] = add && wanted ? y[(8 * j + e % 2) * part.y_stride + e / 2 * 8] : 0.0f;
-      }
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        const bool wanted = row + e / 2 * 8 < part.rows && 8 * j + column + e % 2 < left;
-        if (wanted) y[(8 * j + e % 2) * part.y_stride + e / 2 * 8] = acc[e / 4][j][e % 4] * s0 + old[e];
-      }
-    }
-    return;
-  }
-  // Anything else, one number at a time.
-  for (int j = 0; j < kGroups; ++j) {
-    if (8 * j >= left) break;
-    float v[2][4] = {};
-#pragma unroll
-    for (int i = 0; i < kGroups; ++i)
-#pragma unroll
-      for (int e = 0; e < 8; ++e)
-        if (i == j) v[e / 4][e % 4] = acc[e / 4][i][e % 4];
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      if (r.gated && e >= 4) break;
-      RowTarget target = r.target;
-      target.row = row + e / 2 * 8;
-      if (target.row < part.rows && 8 * j + column + e % 2 < left)
-        store_sum(target, y_row + 8 * j + column + e % 2, v[e / 4][e % 4], v[1][e % 4]);
-    }
-  }
-}
-
-// The warps of a warpgroup meet.
-__device__ inline void meet_group() {
-  asm volatile("bar.sync %0, 128;\n" ::"r"(threadIdx.x / 128 + 1) : "memory");
-}
-__device__ inline float4 load_part(const float4* from) {
-  float4 v;
-  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];\n"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "l"(from)
-               : "memory");
-  return v;
-}
-
-// Parts of tiles that are cut, in device memory as the registers that hold them. Warpgroups go separate ways.
-template <int kWarps, int kGroups>
-struct WideParts {
-  static constexpr int kPieces = kWarps / 4 * 2 * kGroups * 128;  // float4 of one
-  static constexpr int kMostGroups = 4;                           // warpgroups
-
-  const ProductArgs& a;
-  const WideSharing s;
-  int thread = static_cast<int>(threadIdx.x) % 128;
-  int group = static_cast<int>(threadIdx.x) / 128;
-
-  __device__ WideParts(const ProductArgs& args, const WideWalk& walk, int tile) : a(args), s(walk, tile) {}
-
-  __device__ float4* piece(int cta, int set, int j) const {
-    float4* part = reinterpret_cast<float4*>(a.partials) + static_cast<int64_t>(s.slot(cta)) * kPieces;
-    return part + ((group * 2 + set) * kGroups + j) * 128 + thread;
-  }
-  __device__ unsigned* arrived() const { return a.counters + kMostGroups * s.first_cta + group; }
-
-  __device__ void put(const Tile& tile, const WideRows& rows, const float (&acc)[2][kGroups][4]) const {
-    if (rows.target.part != nullptr) {
-#pragma unroll
-      for (int set = 0; set < 2; ++set)
-#pragma unroll
-        for (int j = 0; j < kGroups; ++j)
-          if (8 * j < tile.count)
-            __stcg(piece(static_cast<int>(blockIdx.x), set, j),
-                   make_float4(acc[set][j][0], acc[set][j][1], acc[set][j][2], acc[set][j][3]));
-    }
-    meet_group();
-    if (thread != 0) return;
-    __threadfence();
-    atomicAdd(arrived(), 1u);
-  }
-
-  // Waits for all parts and adds some columns of them, in the order of k.
-  __device__ void finish(const Tile& tile, const WideRows& rows) const {
-    constexpr int kAtOnce = kGroups < 2 ? kGroups : 2;
-    constexpr int kParts = 4;
-    if (thread == 0) {
-      while (*reinterpret_cast<volatile unsigned*>(arrived()) < static_cast<unsigned>(s.parts())) {
-      }
-      __threadfence();
-    }
-    meet_group();
-    const int groups = div_up(tile.count, 8);
-    const int own = static_cast<int>(blockIdx.x) - s.first_cta;
-    const int last = groups * (own + 1) / s.finishers;
-    Tile some = tile;
-    some.count = min(tile.count, 8 * last);
-    for (int first = groups * own / s.finishers; rows.target.part != nullptr && first < last;
-         first += kAtOnce) {
-      float sum[2][kAtOnce][4] = {};
-      for (int cta = s.first_cta; cta <= s.last_cta; cta += kParts) {
-        float4 v[kParts][2][kAtOnce];
-#pragma unroll
-        for (int i = 0; i < kParts; ++i)
-#pragma unroll
-          for (int set = 0; set < 2; ++set)
-#pragma unroll
-            for (int j = 0; j < kAtOnce; ++j)
-              v[i][set][j] = cta + i <= s.last_cta && first + j < last
-                                 ? load_part(piece(cta + i, set, first + j))
-                                 : make_float4(0, 0, 0, 0);
-#pragma unroll
-        for (int i = 0; i < kParts; ++i)
-#pragma unroll
-          for (int set = 0; set < 2; ++set)
-#pragma unroll
-            for (int j = 0; j < kAtOnce; ++j) {
-              sum[set][j][0] += v[i][set][j].x;
-              sum[set][j][1] += v[i][set][j].y;
-              sum[set][j][2] += v[i][set][j].z;
-              sum[set][j][3] += v[i][set][j].w;
-            }
-      }
-      store_wide<kAtOnce>(rows, some, first, sum);
-    }
-    meet_group();
-    unsigned* departed = arrived() + kMostGroups * gridDim.x;
-    if (thread == 0 && atomicAdd(departed, 1u) == static_cast<unsigned>(s.finishers) - 1) {
-      *arrived() = 0;
-      *departed = 0;
-    }
   }
 };
 
@@ -526,6 +244,14 @@ __device__ inline void multiply_steps(float (&acc)[2][kColumns / 8][4], const Wi
     }
   }
   wait_wide<0>();
+  if constexpr (Shape::kLooked) {  // what follows must not be moved before the wait, as no memory is read
+#pragma unroll
+    for (int set = 0; set < 2; ++set)
+#pragma unroll
+      for (int j = 0; j < kColumns / 8; ++j)
+#pragma unroll
+        for (int q = 0; q < 4; ++q) asm volatile("" : "+f"(acc[set][j][q]));
+  }
   __syncwarp();
   if (threadIdx.x % 32 == 0) arrive(release);
 }
@@ -540,6 +266,8 @@ __device__ inline void multiply_all(const ProductArgs& a, WideWalk walk, int row
   float acc[2][kGroups][4];
   WidePlace place;
   int cut_tile = -1;
+  WideSharing sharing;
+  WideRows rows;
   while (walk.next()) {
     const Tile tile = locate(a, walk.tile, row_tiles, token_tiles, kColumns);
     const bool gated = gated_block(a, tile.row_tile * Shape::kWarps + warp);
@@ -549,8 +277,11 @@ __device__ inline void multiply_all(const ProductArgs& a, WideWalk walk, int row
       for (int j = 0; j < kGroups; ++j)
 #pragma unroll
         for (int q = 0; q < 4; ++q) acc[set][j][q] = 0;
-    WideRows rows;
-    if (kRowsFirst) rows = wide_rows(a, tile, tile.row_tile * Shape::kWarps + warp);
+    if (kRowsFirst) {
+      rows = wide_rows(a, tile, tile.row_tile * Shape::kWarps + warp);
+      if (Shape::kLooked && !walk.whole()) sharing = WideSharing(walk, walk.tile);
+    }
+    if (Shape::kLooked) wait_for_previous();
     if (Shape::kMixed && tile.row_tile >= a.second_tile) {
       multiply_steps<Second, Shape, kColumns>(acc, walk, gated, s, place);
     } else {
@@ -560,14 +291,18 @@ __device__ inline void multiply_all(const ProductArgs& a, WideWalk walk, int row
     if (walk.whole()) {
       store_wide<kGroups>(rows, tile, 0, acc);
     } else {
-      WideParts<Shape::kWarps, kGroups>(a, walk, walk.tile).put(tile, rows, acc);
+      if (!Shape::kLooked) sharing = WideSharing(walk, walk.tile);
+      WideParts<Shape::kWarps, kGroups>{a, sharing}.put(tile, rows, acc);
       if (walk.run_ends()) cut_tile = walk.tile;
     }
   }
   if (cut_tile < 0) return;
   const Tile tile = locate(a, cut_tile, row_tiles, token_tiles, kColumns);
-  const WideRows rows = wide_rows(a, tile, tile.row_tile * Shape::kWarps + warp);
-  WideParts<Shape::kWarps, kGroups>(a, walk, cut_tile).finish(tile, rows);
+  if (!Shape::kLooked || walk.rounds > 0) {  // other tiles came since
+    rows = wide_rows(a, tile, tile.row_tile * Shape::kWarps + warp);
+    sharing = WideSharing(walk, cut_tile);
+  }
+  WideParts<Shape::kWarps, kGroups>{a, sharing}.finish(tile, rows);
 }
 
 // Loading needs few registers, multiplying more than an equal share of what four warps of a quarter of the
@@ -606,7 +341,7 @@ __global__ void __launch_bounds__(WideShape<First, Second, kColumns>::kThreads +
     publish_barriers();
   }
   __syncthreads();
-  if (a.tiles != nullptr || warp < Shape::kWarps) wait_for_previous();
+  if (a.tiles != nullptr || (!Shape::kLooked && warp < Shape::kWarps)) wait_for_previous();
   const int row_tiles = div_up(a.blocks, Shape::kWarps);
   const int token_tiles = div_up(a.tokens, kColumns);
   const WideWalk walk =

@@ -113,6 +113,7 @@ namespace {
 struct Layout {
   size_t counters = 0;
   size_t partials = 0;
+  size_t looked = 0;
   size_t padded = 0;
   size_t end = 0;
 };
@@ -133,7 +134,8 @@ Layout layout_of(const Context& context, const Device::WorkspaceNeeds& needs) {
   const auto rounded = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
   Layout at;
   at.partials = rounded((8 * grid + kClaims) * sizeof(unsigned));
-  at.padded = at.partials + 2 * grid * kMostTileFloats * sizeof(float);
+  at.looked = at.partials + 2 * grid * kMostTileFloats * sizeof(float);
+  at.padded = at.looked + (context.capability == 90 ? 2 * grid * kMostLookedFloats * sizeof(float) : 0);
   at.end = at.padded + rounded(static_cast<size_t>(copied_elements(needs)) * sizeof(Act));
   return at;
 }
@@ -149,6 +151,7 @@ Products::Products(Context& context, const Device::WorkspaceNeeds& needs, std::b
   const Layout at = layout_of(context, needs);
   counters_ = reinterpret_cast<unsigned*>(work + at.counters);
   partials_ = reinterpret_cast<float*>(work + at.partials);
+  looked_ = reinterpret_cast<float*>(work + at.looked);
   padded_ = reinterpret_cast<Act*>(work + at.padded);
   padded_elements_ = static_cast<int64_t>((at.end - at.padded) / sizeof(Act));
 }
@@ -160,7 +163,7 @@ ProductArgs Products::args_for(Tensor x, Columns columns, const ExpertList* list
   args.x_stride = x.stride;
   args.k = static_cast<int>(x.cols);
   args.tokens = static_cast<int>(x.rows);
-  args.partials = partials_;
+  args.partials = columns.wide && columns.count <= kMostLookedColumns ? looked_ : partials_;
   args.counters = counters_;
   args.claims = counters_ + 8 * context_.processors * kMostCtasPerProcessor;
   if (list != nullptr) {

@@ -67,6 +67,7 @@ class Products {
   const Device::WorkspaceNeeds& needs_;
   unsigned* counters_ = nullptr;
   float* partials_ = nullptr;
+  float* looked_ = nullptr;  // partials that are zero between launches
   Act* padded_ = nullptr;
   int64_t padded_elements_ = 0;
   bool ordered_ = false;  // padded_ holds the next linear()'s x already
