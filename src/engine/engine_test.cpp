@@ -314,12 +314,38 @@ class TreeDrafter : public Drafter {
   int round_ = 0;
 };
 
+// On a GPU the rows of a tree and a row alone run different kernels, so a draw next to a boundary between two
+// tokens may fall on the other side; what follows is another text. Before that, nothing may differ, and there
+// both must have drawn from the same distribution, up to rounding. Returns the number of equal tokens.
+size_t expect_same_draws(const Answer& plain, const Answer& drafted, float rounding) {
+  EXPECT_EQ(plain.tokens.size(), drafted.tokens.size());
+  const size_t most = std::min(plain.tokens.size(), drafted.tokens.size());
+  size_t same = 0;
+  while (same < most && plain.tokens[same] == drafted.tokens[same]) ++same;
+  if (same == most) return same;
+  std::map<int32_t, float> expected(plain.events[same].top.begin(), plain.events[same].top.end());
+  int compared = 0;
+  float largest = 0;
+  for (const auto& [id, logprob] : drafted.events[same].top) {
+    if (!expected.contains(id)) continue;
+    ++compared;
+    largest = std::max(largest, std::abs(logprob - expected[id]));
+  }
+  std::printf("[report] token %zu: %d instead of %d, log probabilities of %d tokens within %.2e\n", same,
+              drafted.tokens[same], plain.tokens[same], compared, static_cast<double>(largest));
+  EXPECT_GE(compared, 6);
+  EXPECT_LE(largest, rounding);
+  return same;
+}
+
 TEST_P(EngineOn, SpeculationChangesNothingButTheNumberOfSteps) {
+  const bool exact = std::string(GetParam()) != "cuda";
   for (const RandomShape& shape : {tiny_dense(), tiny_moe()}) {
     for (const float temperature : {0.0f, 1.5f}) {
       Request r = greedy(prompt(29), 40);
       r.sampling.temperature = temperature;
       r.sampling.seed = 5;
+      r.top_logprobs = 8;
       Machine plain(bytes_of(shape), on(GetParam()));
       const auto truth = plain.ask(r);
 
@@ -328,8 +354,10 @@ TEST_P(EngineOn, SpeculationChangesNothingButTheNumberOfSteps) {
       Machine m(bytes_of(shape), options);
       TreeDrafter drafter(truth.tokens, 29);
       m.engine->set_drafter(&drafter);
-      EXPECT_EQ(m.ask(r).tokens, truth.tokens);
-      EXPECT_GT(drafter.accepted, 20u);
+      const auto drafted = m.ask(r);
+      const size_t same = expect_same_draws(truth, drafted, exact ? 0 : 0.02f);
+      EXPECT_TRUE(same == truth.tokens.size() || !exact);
+      EXPECT_GT(drafter.accepted, same / 2);
       EXPECT_LT(m.engine->stats().steps, plain.engine->stats().steps);
     }
   }
