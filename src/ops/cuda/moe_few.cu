@@ -129,9 +129,74 @@ struct InAsker {
   }
 };
 
+// x to shared memory; `held` is the first piece of each thread.
+template <class Format>
+__device__ inline void keep_x(const FewIn& a, const uint4 (&held)[kFewTokens], uint8_t* xs, float* x_sums,
+                              int thread) {
+  const int tokens = a.route.tokens;
+  const int pieces = a.x_units * 32;
+  const auto put = [&](uint4 v, int piece, int token) {
+    const int half = piece / 16;
+    put_piece<Format>(xs + (half * tokens + token) * 256, x_sums + half * kHalfSums<Format>, v, piece % 16,
+                      token, token);
+  };
+#pragma unroll
+  for (int t = 0; t < kFewTokens; ++t)
+    if (t < tokens && thread < pieces) put(held[t], thread, t);
+#pragma unroll 1
+  for (int t = 0; t < tokens; ++t)
+#pragma unroll 1
+    for (int i = thread + kInThreads; i < pieces; i += kInThreads)
+      put(i * 8 < a.k ? __ldcg(reinterpret_cast<const uint4*>(a.x + t * a.x_stride + i * 8))
+                      : make_uint4(0, 0, 0, 0),
+          i, t);
+}
+
+// Where a lane finds its token's k of x.
+struct LaneX {
+  const uint8_t* own;
+  const float* sums;
+  int exchanged;
+  bool holds;          // the pair form takes x from every fourth lane
+  uint4 pair[2] = {};  // what it takes
+
+  __device__ LaneX(const uint8_t* xs, const float* x_sums, bool pair_form, int tokens, int lane) {
+    const int g = lane / 4;
+    const int c = lane % 4;
+    const int token = pair_form ? g & 1 : min(g, tokens - 1);
+    own = xs + token * 256 + c * 64;
+    sums = x_sums;
+    exchanged = (c >> 1) ^ ((token & 1) << 1);
+    holds = !pair_form || (c == g >> 1 && token < tokens);
+  }
+};
+
+template <class Format>
+__device__ inline void multiply_unit(float (&acc)[2][2][4], const uint8_t* unit, int x_unit, LaneX& x,
+                                     int tokens, int lane) {
+  constexpr int kPart = half_bytes(Format::kPack);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int half = 2 * x_unit + h;
+    const uint8_t* x_at = x.own + half * tokens * 256;
+    if constexpr (kPairForm<Format>) {
+      const float* sums = x.sums + half * kHalfSums<Format> + lane % 4 * 2 * Format::kSubBlocks;
+      multiply_pair<Format>(unit + h * kPart, unit + 2 * kPart, x.holds, x_at, x.exchanged, sums, x.pair,
+                            acc[0], lane);
+    } else {
+      uint4 b[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) b[j] = *reinterpret_cast<const uint4*>(x_at + ((j ^ x.exchanged) << 4));
+      multiply_few<Format>(unit + h * kPart, unit + 2 * kPart, b, acc, lane);
+    }
+  }
+}
+
 // A warp's sums of an item, of one matrix: [token][32 rows].
 template <class Format>
-__device__ inline void leave_sums(float* to, const float (&acc)[2][2][4], int tokens, int g, int c) {
+__device__ inline void leave_sums(float* to, const float (&acc)[2][2][4], int tokens, int lane) {
+  const int g = lane / 4;
+  const int c = lane % 4;
   if constexpr (kPairForm<Format>) {
     const float2 sum = add_lanes(acc[0], c);
     const int row = (c >> 1) * 16 + (c & 1) * 8 + g;
@@ -180,7 +245,6 @@ __global__ void __launch_bounds__(kInThreads, 2)
     few_in(const __grid_constant__ FewIn a, const __grid_constant__ InPlan p) {
 #if __CUDA_ARCH__ >= 900
   constexpr int kUnit = unit_bytes(Format::kPack);
-  constexpr int kPart = half_bytes(Format::kPack);
   extern __shared__ __align__(128) uint8_t dynamic[];
   __shared__ FewList list;
   __shared__ __align__(8) uint64_t barriers[kInWarps * kInStages];
@@ -213,7 +277,6 @@ __global__ void __launch_bounds__(kInThreads, 2)
   wait_for_previous();
   let_next_start();
   // The first pieces of x are under way while the choice is made.
-  const int pieces = a.x_units * 32;
   uint4 held[kFewTokens] = {};
 #pragma unroll
   for (int t = 0; t < kFewTokens; ++t)
@@ -221,31 +284,10 @@ __global__ void __launch_bounds__(kInThreads, 2)
       held[t] = __ldcg(reinterpret_cast<const uint4*>(a.x + t * a.x_stride + thread * 8));
   make_list(list, a.route, thread);
   ask(false);
-
-  const auto put_x = [&](uint4 v, int piece, int token) {
-    const int half = piece / 16;
-    put_piece<Format>(xs + (half * tokens + token) * 256, x_sums + half * kHalfSums<Format>, v, piece % 16,
-                      token, token);
-  };
-#pragma unroll
-  for (int t = 0; t < kFewTokens; ++t)
-    if (t < tokens && thread < pieces) put_x(held[t], thread, t);
-#pragma unroll 1
-  for (int t = 0; t < tokens; ++t)
-#pragma unroll 1
-    for (int i = thread + kInThreads; i < pieces; i += kInThreads)
-      put_x(i * 8 < a.k ? __ldcg(reinterpret_cast<const uint4*>(a.x + t * a.x_stride + i * 8))
-                        : make_uint4(0, 0, 0, 0),
-            i, t);
+  keep_x<Format>(a, held, xs, x_sums, thread);
   __syncthreads();
 
-  const int g = lane / 4;
-  const int c = lane % 4;
-  const int token = kPairForm<Format> ? g & 1 : min(g, tokens - 1);
-  const bool holds_x = !kPairForm<Format> || (c == g >> 1 && token < tokens);
-  const int exchanged = (c >> 1) ^ ((token & 1) << 1);
-  const uint8_t* own_x = xs + token * 256 + c * 64;
-  uint4 pair_b[2] = {};
+  LaneX x(xs, x_sums, kPairForm<Format>, tokens, lane);
   int stage = 0;
   int parity = 0;
   float* sums = exchange;
@@ -260,24 +302,8 @@ __global__ void __launch_bounds__(kInThreads, 2)
 #pragma unroll 1
       for (int unit = first; unit < first + count; ++unit) {
         wait_barrier(full + 8 * stage, parity);
-        const uint8_t* at = ring + stage * kUnit;
-        int x_unit = unit;
-        if (x_unit >= a.x_units) x_unit -= a.x_units;
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const int half = 2 * x_unit + h;
-          const uint8_t* x_at = own_x + half * tokens * 256;
-          if constexpr (kPairForm<Format>) {
-            multiply_pair<Format>(at + h * kPart, at + 2 * kPart, holds_x, x_at, exchanged,
-                                  x_sums + half * kHalfSums<Format> + c * 2 * Format::kSubBlocks, pair_b,
-                                  acc[0], lane);
-          } else {
-            uint4 b[4];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) b[j] = *reinterpret_cast<const uint4*>(x_at + ((j ^ exchanged) << 4));
-            multiply_few<Format>(at + h * kPart, at + 2 * kPart, b, acc, lane);
-          }
-        }
+        multiply_unit<Format>(acc, ring + stage * kUnit, unit < a.x_units ? unit : unit - a.x_units, x,
+                              tokens, lane);
         __syncwarp();
         if (asker.more()) asker.ask(stage, lane);
         if (++stage == p.stages) {
@@ -285,7 +311,7 @@ __global__ void __launch_bounds__(kInThreads, 2)
           parity ^= 1;
         }
       }
-      leave_sums<Format>(sums + (2 * warp + matrix) * tokens * 32, acc, tokens, g, c);
+      leave_sums<Format>(sums + (2 * warp + matrix) * tokens * 32, acc, tokens, lane);
     }
     // The next item's sums go to the other half of the exchange, and nobody is two items ahead.
     __syncthreads();
@@ -403,7 +429,7 @@ __device__ inline void add_slice(OutSum& out, const uint8_t* slice, const uint8_
   const auto read_x = [&](int i) { return *reinterpret_cast<const uint4*>(x + ((i ^ exchanged) << 4)); };
   if constexpr (kPairForm<Format>) {
     constexpr int kSub = Format::kSubBlocks;
-    constexpr bool kMin = Format::kPack == Pack::q4k;
+    constexpr bool kMin = Format::kMin;
     const SumScales<kSub> scales = Format::sum_scales(slice - S::kBack, slice + S::kRestAt, lane, r16);
     float2 x_sums[kSub];
 #pragma unroll
@@ -441,6 +467,23 @@ __device__ inline void add_slice(OutSum& out, const uint8_t* slice, const uint8_
   }
 #pragma unroll
   for (int q = 0; q < 4; ++q) out.total[q] += (q % 2 == 0 ? out.weight.x : out.weight.y) * acc[q];
+}
+
+// Lane c of a group ends with the sum number c; f16: lane 0 has all.
+template <class Format>
+__device__ inline float sum_of_lane(OutSum& out, int lane) {
+  if constexpr (kPairForm<Format>) {
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      out.total[q] += __shfl_xor_sync(kFullWarp, out.total[q], 1);
+      out.total[q] += __shfl_xor_sync(kFullWarp, out.total[q], 2);
+    }
+  } else {
+#pragma unroll
+    for (int q = 0; q < 4; ++q) out.total[q] = __shfl_sync(kFullWarp, out.total[q], lane & ~3);
+  }
+  const int c = lane % 4;
+  return c == 0 ? out.total[0] : c == 1 ? out.total[1] : c == 2 ? out.total[2] : out.total[3];
 }
 
 template <class Format>
@@ -550,20 +593,7 @@ __global__ void __launch_bounds__(kOutThreads, 2)
     asker.ask(ring, ring.stage, lane);
     ring.advance();
   }
-  // Lane c of a group ends with the sum number c; f16: lane 0 has all.
-  float sum_of_lane = out.total[0];
-  if constexpr (kPairForm<Format>) {
-#pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      out.total[q] += __shfl_xor_sync(kFullWarp, out.total[q], 1);
-      out.total[q] += __shfl_xor_sync(kFullWarp, out.total[q], 2);
-    }
-  } else {
-#pragma unroll
-    for (int q = 0; q < 4; ++q) out.total[q] = __shfl_sync(kFullWarp, out.total[q], lane & ~3);
-  }
-  sum_of_lane = c == 0 ? out.total[0] : c == 1 ? out.total[1] : c == 2 ? out.total[2] : out.total[3];
-  sums[warp][c % 2 * 16 + c / 2 * 8 + g] = sum_of_lane;
+  sums[warp][c % 2 * 16 + c / 2 * 8 + g] = sum_of_lane<Format>(out, lane);
   __syncthreads();
   if (!stores) return;
   float sum = 0;
@@ -638,7 +668,7 @@ bool plan_out(const Context& context, const FewOut& out, FewLaunch& launch) {
   return stages >= 1;
 }
 
-// By format of a product.
+// By format of a product; null: none.
 struct InForm {
   bool (*plan)(const Context&, const FewIn&, FewLaunch&);
   void (*kernel)(FewIn, InPlan);
@@ -741,6 +771,7 @@ bool few_experts(Context& context, Act* hidden, Tensor y, Tensor x, Tensor ids, 
   const InForm& in_form = kInForms[static_cast<int>(packed(*w.gate).pack)];
   const OutForm& out_form = kOutForms[static_cast<int>(packed(*w.down).pack)];
   FewLaunch launch;
+  if (in_form.plan == nullptr || out_form.plan == nullptr) return false;
   if (!in_form.plan(context, in, launch) || !out_form.plan(context, out, launch)) return false;
   launch_early(context, in_form.kernel, dim3(launch.in_grid), kInThreads, launch.in_shared, in, launch.in);
   launch_early(context, out_form.kernel, dim3(launch.out_grid), kOutThreads, launch.out_shared, out,
