@@ -66,20 +66,134 @@ __device__ void load_cells(typename TileShared<kHeadDim>::Stage& to, const Atten
   }
 }
 
+// 128 queries of a KV head of a sequence, and the split of its cells.
+struct TileItem {
+  int s, kv_head;
+  int first_row;        // of the sequence
+  int query0, queries;  // of the tile
+  int token0, tokens;   // that they belong to
+  int split, splits;
+  int64_t split_begin, split_end;  // cells; of a row that is not cut: all
+};
+
+__device__ inline TileItem item_at(const AttentionArgs& a, const int* starts, int index) {
+  TileItem item;
+  item.s = sequence_of(starts, a.batch.sequences, index);
+  item.first_row = a.batch.first_row[item.s];
+  const int rows = a.batch.rows[item.s];
+  const Span span = span_of(a, item.s);
+  const auto [length, splits] = splits_of(a, rows, span);
+  const int tiles = div_up(rows * a.group, kRows);
+  const int own = index - starts[item.s];
+  item.splits = splits;
+  item.split = own % splits;
+  item.kv_head = own / splits % a.kv_heads;
+  const int tile = tiles - 1 - own / splits / a.kv_heads;  // late tiles see most cells: they start first
+  item.query0 = tile * kRows;
+  item.queries = min(kRows, rows * a.group - item.query0);
+  item.token0 = item.query0 / a.group;
+  item.tokens = (item.query0 + item.queries - 1) / a.group - item.token0 + 1;
+  const int64_t cut = span.begin / length + item.split;
+  item.split_begin = item.split == 0 ? 0 : cut * length;
+  item.split_end = splits == 1 ? int64_t{1} << 40 : (cut + 1) * length;
+  return item;
+}
+
+// What the tile's tokens see, and their queries, to shared memory. By the whole block, which then waits.
+template <int kHeadDim, typename Number>
+__device__ void load_queries(const AttentionArgs& a, const TileItem& item, TileShared<kHeadDim>& sh) {
+  __syncthreads();  // shared memory of the item before
+  if (threadIdx.x == 0) {
+    sh.plain_begin = 0;
+    sh.plain_end = 1 << 30;
+    sh.first_cell = 1 << 30;
+    sh.last_cell = 0;
+  }
+  __syncthreads();
+  if (static_cast<int>(threadIdx.x) < item.tokens) {
+    const RowView v = row_view(a, item.s, item.first_row + item.token0 + static_cast<int>(threadIdx.x));
+    sh.view[threadIdx.x] = v;
+    atomicMax(&sh.plain_begin, v.low + 1);
+    atomicMin(&sh.plain_end, v.limit);
+    atomicMin(&sh.first_cell,
+              v.low + 1 < v.limit ? v.low + 1 : v.context + __ffsll(static_cast<long long>(v.mask)) - 1);
+    atomicMax(&sh.last_cell,
+              v.mask == 0 ? v.limit - 1 : v.context + 63 - __clzll(static_cast<long long>(v.mask)));
+  }
+#pragma unroll 4
+  for (int i = threadIdx.x; i < kRows * kHeadDim / 8; i += 32 * kWarps) {
+    const int own = i / (kHeadDim / 8);
+    const int dim = i % (kHeadDim / 8) * 8;
+    uint4 x = {0, 0, 0, 0};
+    if (own < item.queries) {
+      const int query = item.query0 + own;
+      const int64_t head = item.kv_head * a.group + query % a.group;
+      x = *reinterpret_cast<const uint4*>(static_cast<const Act*>(a.q.data) +
+                                          (item.first_row + query / a.group) * a.q.stride + head * kHeadDim +
+                                          dim);
+    }
+    *reinterpret_cast<uint4*>(&sh.q[own * TileShared<kHeadDim>::kStride + dim]) = convert(x, Number());
+  }
+  __syncthreads();
+}
+
+// What a warp keeps of its 16 queries: this lane's of rows g and g + 8.
+template <int kHeadDim>
+struct Softmax {
+  float o[kHeadDim / 8][4] = {};
+  float largest[2] = {-INFINITY, -INFINITY};
+  float total[2] = {0, 0};
+
+  // Scores of 64 cells become exp2 of their distance to the largest so far, and what was summed up before is
+  // brought to the same scale.
+  __device__ void take(float (&x)[kCells / 8][4], float scale) {
+    float factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float top = -INFINITY;
+#pragma unroll
+      for (int n = 0; n < kCells / 8; ++n) top = fmaxf(top, fmaxf(x[n][2 * r], x[n][2 * r + 1]));
+      top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 2));
+      const float next = fmaxf(largest[r], top * scale);
+      factor[r] = largest[r] == next ? 1.0f : exp2f(largest[r] - next);
+      largest[r] = next;
+      total[r] *= factor[r];
+      const float shift = next == -INFINITY ? 0.0f : next;
+#pragma unroll
+      for (int n = 0; n < kCells / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float& p = x[n][2 * r + i];
+          p = exp2f(fmaf(p, scale, -shift));
+          total[r] += p;
+        }
+      }
+    }
+    if (!__any_sync(kFullWarp, factor[0] != 1.0f || factor[1] != 1.0f)) return;
+#pragma unroll
+    for (int n = 0; n < kHeadDim / 8; ++n) {
+      o[n][0] *= factor[0];
+      o[n][1] *= factor[0];
+      o[n][2] *= factor[1];
+      o[n][3] *= factor[1];
+    }
+  }
+};
+
 // O of a warp's 16 queries, by 128 dims through its part of shared memory: divided, gated and stored in rows,
 // or kept as partial results.
 template <int kHeadDim>
-__device__ void write_outputs(const AttentionArgs& a, float (&o)[kHeadDim / 8][4], const float (&total)[2],
-                              const float (&largest)[2], float* space, int s, int kv_head, int query0,
-                              int queries, int split, int splits) {
+__device__ void write_outputs(const AttentionArgs& a, const Softmax<kHeadDim>& sum, float* space,
+                              const TileItem& item) {
   constexpr int kStride = 128 + 4;
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;
   const int c = lane % 4;
-  const int rows = a.batch.rows[s];
-  const int first = a.batch.first_row[s];
-  const float factor[2] = {splits > 1 ? 1.0f : 1.0f / total[0], splits > 1 ? 1.0f : 1.0f / total[1]};
+  const int rows = a.batch.rows[item.s];
+  const bool whole = item.splits == 1;
+  const float factor[2] = {whole ? 1.0f / sum.total[0] : 1.0f, whole ? 1.0f / sum.total[1] : 1.0f};
 #pragma unroll
   for (int part = 0; part < kHeadDim / 128; ++part) {
     __syncwarp();
@@ -88,46 +202,88 @@ __device__ void write_outputs(const AttentionArgs& a, float (&o)[kHeadDim / 8][4
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         *reinterpret_cast<float2*>(space + (g + 8 * r) * kStride + n * 8 + 2 * c) = {
-            o[part * 16 + n][2 * r] * factor[r], o[part * 16 + n][2 * r + 1] * factor[r]};
+            sum.o[part * 16 + n][2 * r] * factor[r], sum.o[part * 16 + n][2 * r + 1] * factor[r]};
       }
     }
     __syncwarp();
 #pragma unroll 4
     for (int row = 0; row < 16; ++row) {
-      const int query = query0 + warp * 16 + row;
-      if (warp * 16 + row >= queries) break;
+      const int query = item.query0 + warp * 16 + row;
+      if (warp * 16 + row >= item.queries) break;
       const int token = query / a.group;
-      const int head = kv_head * a.group + query % a.group;
+      const int head = item.kv_head * a.group + query % a.group;
       const float4 x = *reinterpret_cast<const float4*>(space + row * kStride + 4 * lane);
-      if (splits == 1) {
-        store_output(a, first + token, head, part * 128 + 4 * lane, x);
+      if (whole) {
+        store_output(a, item.first_row + token, head, part * 128 + 4 * lane, x);
       } else {
-        const int64_t at = partial_index(a, s, head, split * rows + token);
+        const int64_t at = partial_index(a, item.s, head, item.split * rows + token);
         __stcg(reinterpret_cast<float4*>(a.partials + at * kHeadDim + part * 128 + 4 * lane), x);
       }
     }
   }
-  if (splits == 1) return;
+  if (whole) return;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int query = query0 + warp * 16 + g + 8 * r;
-    if (warp * 16 + g + 8 * r >= queries || c != 0) continue;
-    const int64_t at =
-        partial_index(a, s, kv_head * a.group + query % a.group, split * rows + query / a.group);
-    __stcg(reinterpret_cast<float2*>(a.partial_sums + 2 * at), float2{largest[r], total[r]});
+    const int query = item.query0 + warp * 16 + g + 8 * r;
+    if (warp * 16 + g + 8 * r >= item.queries || c != 0) continue;
+    const int64_t at = partial_index(a, item.s, item.kv_head * a.group + query % a.group,
+                                     item.split * rows + query / a.group);
+    __stcg(reinterpret_cast<float2*>(a.partial_sums + 2 * at), float2{sum.largest[r], sum.total[r]});
+  }
+}
+
+// Scores of a warp's queries and 64 cells.
+template <int kHeadDim, typename Number>
+__device__ inline void multiply_keys(float (&x)[kCells / 8][4], uint32_t q_base, uint32_t k_base) {
+  constexpr int kStride = TileShared<kHeadDim>::kStride;
+#pragma unroll
+  for (int n = 0; n < kCells / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[n][i] = 0;
+  }
+#pragma unroll
+  for (int step = 0; step < kHeadDim / 16; ++step) {
+    uint32_t q[4];
+    load_matrices(q, q_base + step * 32);
+#pragma unroll
+    for (int n = 0; n < kCells / 16; ++n) {
+      uint32_t k[4];
+      load_matrices(k, k_base + n * 16 * kStride * 2 + step * 32);
+      mma(x[2 * n], q, k[0], k[1], Number());
+      mma(x[2 * n + 1], q, k[2], k[3], Number());
+    }
+  }
+}
+
+template <int kHeadDim, typename Number>
+__device__ inline void add_values(float (&o)[kHeadDim / 8][4], const float (&x)[kCells / 8][4],
+                                  uint32_t v_base) {
+  constexpr int kStride = TileShared<kHeadDim>::kStride;
+#pragma unroll
+  for (int step = 0; step < kCells / 16; ++step) {
+    const uint32_t p[4] = {pack(x[2 * step][0], x[2 * step][1], Number()),
+                           pack(x[2 * step][2], x[2 * step][3], Number()),
+                           pack(x[2 * step + 1][0], x[2 * step + 1][1], Number()),
+                           pack(x[2 * step + 1][2], x[2 * step + 1][3], Number())};
+#pragma unroll
+    for (int n = 0; n < kHeadDim / 16; ++n) {
+      uint32_t v[4];
+      load_matrices_transposed(v, v_base + (step * 16 * kStride + n * 16) * 2);
+      mma(o[2 * n], p, v[0], v[1], Number());
+      mma(o[2 * n + 1], p, v[2], v[3], Number());
+    }
   }
 }
 
 template <int kHeadDim, typename Number>
 __global__ __launch_bounds__(32 * kWarps, 1) void tile_kernel(const __grid_constant__ AttentionArgs a) {
   constexpr int kStride = TileShared<kHeadDim>::kStride;
+  constexpr uint32_t kStageBytes = sizeof(typename TileShared<kHeadDim>::Stage);
   extern __shared__ __align__(16) char memory[];
   auto& sh = *reinterpret_cast<TileShared<kHeadDim>*>(memory);
   int* starts = reinterpret_cast<int*>(memory + sizeof(TileShared<kHeadDim>));
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const int g = lane / 4;
-  const int c = lane % 4;
   const int items = list_items(a, starts, sh.scratch, [&](int s) -> int2 {
     const int rows = a.batch.rows[s];
     if (rows <= 0 || few_rows(a, rows)) return {0, 0};
@@ -138,70 +294,16 @@ __global__ __launch_bounds__(32 * kWarps, 1) void tile_kernel(const __grid_const
     const int turn = begin / static_cast<int>(gridDim.x) % 2;
     const int index = begin + static_cast<int>(turn == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
     if (index >= items) continue;
-    const int s = sequence_of(starts, a.batch.sequences, index);
-    const int rows = a.batch.rows[s];
-    const int first = a.batch.first_row[s];
-    const Span span = span_of(a, s);
-    const auto [length, splits] = splits_of(a, rows, span);
-    const int tiles = div_up(rows * a.group, kRows);
-    const int own = index - starts[s];
-    const int split = own % splits;
-    const int kv_head = own / splits % a.kv_heads;
-    const int tile = tiles - 1 - own / splits / a.kv_heads;  // late tiles see most cells: they start first
-    const int query0 = tile * kRows;
-    const int queries = min(kRows, rows * a.group - query0);
-    const int token0 = query0 / a.group;
-    const int tokens = (query0 + queries - 1) / a.group - token0 + 1;
+    const TileItem item = item_at(a, starts, index);
+    load_queries<kHeadDim, Number>(a, item, sh);
 
-    __syncthreads();  // shared memory of the item before
-    if (threadIdx.x == 0) {
-      sh.plain_begin = 0;
-      sh.plain_end = 1 << 30;
-      sh.first_cell = 1 << 30;
-      sh.last_cell = 0;
-    }
-    __syncthreads();
-    if (static_cast<int>(threadIdx.x) < tokens) {
-      const RowView v = row_view(a, s, first + token0 + static_cast<int>(threadIdx.x));
-      sh.view[threadIdx.x] = v;
-      atomicMax(&sh.plain_begin, v.low + 1);
-      atomicMin(&sh.plain_end, v.limit);
-      atomicMin(&sh.first_cell,
-                v.low + 1 < v.limit ? v.low + 1 : v.context + __ffsll(static_cast<long long>(v.mask)) - 1);
-      atomicMax(&sh.last_cell,
-                v.mask == 0 ? v.limit - 1 : v.context + 63 - __clzll(static_cast<long long>(v.mask)));
-    }
-#pragma unroll 4
-    for (int i = threadIdx.x; i < kRows * kHeadDim / 8; i += 32 * kWarps) {
-      const int query = i / (kHeadDim / 8);
-      const int dim = i % (kHeadDim / 8) * 8;
-      uint4 x = {0, 0, 0, 0};
-      if (query < queries) {
-        const int64_t head = kv_head * a.group + (query0 + query) % a.group;
-        x = *reinterpret_cast<const uint4*>(static_cast<const Act*>(a.q.data) +
-                                            (first + (query0 + query) / a.group) * a.q.stride +
-                                            head * kHeadDim + dim);
-      }
-      *reinterpret_cast<uint4*>(&sh.q[query * kStride + dim]) = convert(x, Number());
-    }
-    __syncthreads();
-
-    const int split_begin = split == 0 ? 0 : (span.begin / length + split) * length;
-    const int begin_cell = max(split_begin, sh.first_cell);
-    const int end_cell = static_cast<int>(min(
-        static_cast<int64_t>(sh.last_cell) + 1,
-        splits == 1 ? int64_t{1} << 40 : (static_cast<int64_t>(span.begin / length) + split + 1) * length));
-
-    float o[kHeadDim / 8][4];
-#pragma unroll
-    for (int n = 0; n < kHeadDim / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) o[n][i] = 0;
-    }
-    float largest[2] = {-INFINITY, -INFINITY};
-    float total[2] = {0, 0};
-    const int query[2] = {min(warp * 16 + g, queries - 1), min(warp * 16 + g + 8, queries - 1)};
-    const int token[2] = {(query0 + query[0]) / a.group - token0, (query0 + query[1]) / a.group - token0};
+    const int begin_cell = max(static_cast<int>(item.split_begin), sh.first_cell);
+    const int end_cell = static_cast<int>(min(static_cast<int64_t>(sh.last_cell) + 1, item.split_end));
+    Softmax<kHeadDim> sum;
+    const auto token_of = [&](int row) {
+      return (item.query0 + min(warp * 16 + row, item.queries - 1)) / a.group - item.token0;
+    };
+    const int token[2] = {token_of(lane / 4), token_of(lane / 4 + 8)};
     const uint32_t q_base = shared_address(sh.q) + ((warp * 16 + lane % 16) * kStride + lane / 16 * 8) * 2;
     const uint32_t k_base =
         shared_address(sh.stage[0].k) + ((lane / 16 * 8 + lane % 8) * kStride + lane / 8 % 2 * 8) * 2;
@@ -209,37 +311,19 @@ __global__ __launch_bounds__(32 * kWarps, 1) void tile_kernel(const __grid_const
         shared_address(sh.stage[0].v) + ((lane / 8 % 2 * 8 + lane % 8) * kStride + lane / 16 * 8) * 2;
 
     const int first_cells = begin_cell / kCells * kCells;
-    constexpr uint32_t kStageBytes = sizeof(typename TileShared<kHeadDim>::Stage);
     uint32_t stage = 0;  // byte offset of the tile's stage
-    if (first_cells < end_cell)
-      load_cells<kHeadDim>(sh.stage[0], a, s, kv_head, first_cells, begin_cell, end_cell);
-    commit_copies();
+    const auto load = [&](int index, int cells) {
+      if (cells < end_cell)
+        load_cells<kHeadDim>(sh.stage[index], a, item.s, item.kv_head, cells, begin_cell, end_cell);
+      commit_copies();
+    };
+    load(0, first_cells);
     for (int cells = first_cells; cells < end_cell; cells += kCells, stage ^= kStageBytes) {
       wait_copies<0>();
       __syncthreads();  // this tile is there, and nobody is at the one before
-      if (cells + kCells < end_cell) {
-        load_cells<kHeadDim>(sh.stage[stage == 0 ? 1 : 0], a, s, kv_head, cells + kCells, begin_cell,
-                             end_cell);
-      }
-      commit_copies();
+      load(stage == 0 ? 1 : 0, cells + kCells);
       float x[kCells / 8][4];
-#pragma unroll
-      for (int n = 0; n < kCells / 8; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) x[n][i] = 0;
-      }
-#pragma unroll
-      for (int step = 0; step < kHeadDim / 16; ++step) {
-        uint32_t q[4];
-        load_matrices(q, q_base + step * 32);
-#pragma unroll
-        for (int n = 0; n < kCells / 16; ++n) {
-          uint32_t k[4];
-          load_matrices(k, k_base + stage + n * 16 * kStride * 2 + step * 32);
-          mma(x[2 * n], q, k[0], k[1], Number());
-          mma(x[2 * n + 1], q, k[2], k[3], Number());
-        }
-      }
+      multiply_keys<kHeadDim, Number>(x, q_base, k_base + stage);
       const bool plain = cells >= sh.plain_begin && cells + kCells <= sh.plain_end && cells >= begin_cell &&
                          cells + kCells <= end_cell;
       if (!plain) {
@@ -249,68 +333,23 @@ __global__ __launch_bounds__(32 * kWarps, 1) void tile_kernel(const __grid_const
           if (i == 2) view = sh.view[token[1]];
 #pragma unroll
           for (int n = 0; n < kCells / 8; ++n) {
-            const int cell = cells + n * 8 + 2 * c + i % 2;
+            const int cell = cells + n * 8 + lane % 4 * 2 + i % 2;
             if (cell < begin_cell || cell >= end_cell || !sees(view, cell)) x[n][i] = -INFINITY;
           }
         }
       }
-      float factor[2];
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        float top = -INFINITY;
-#pragma unroll
-        for (int n = 0; n < kCells / 8; ++n) top = fmaxf(top, fmaxf(x[n][2 * r], x[n][2 * r + 1]));
-        top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 2));
-        const float next = fmaxf(largest[r], top * a.scale);
-        factor[r] = largest[r] == next ? 1.0f : exp2f(largest[r] - next);
-        largest[r] = next;
-        total[r] *= factor[r];
-        const float shift = next == -INFINITY ? 0.0f : next;
-#pragma unroll
-        for (int n = 0; n < kCells / 8; ++n) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            float& p = x[n][2 * r + i];
-            p = exp2f(fmaf(p, a.scale, -shift));
-            total[r] += p;
-          }
-        }
-      }
-      if (__any_sync(kFullWarp, factor[0] != 1.0f || factor[1] != 1.0f)) {
-#pragma unroll
-        for (int n = 0; n < kHeadDim / 8; ++n) {
-          o[n][0] *= factor[0];
-          o[n][1] *= factor[0];
-          o[n][2] *= factor[1];
-          o[n][3] *= factor[1];
-        }
-      }
-#pragma unroll
-      for (int step = 0; step < kCells / 16; ++step) {
-        const uint32_t p[4] = {pack(x[2 * step][0], x[2 * step][1], Number()),
-                               pack(x[2 * step][2], x[2 * step][3], Number()),
-                               pack(x[2 * step + 1][0], x[2 * step + 1][1], Number()),
-                               pack(x[2 * step + 1][2], x[2 * step + 1][3], Number())};
-#pragma unroll
-        for (int n = 0; n < kHeadDim / 16; ++n) {
-          uint32_t v[4];
-          load_matrices_transposed(v, v_base + stage + (step * 16 * kStride + n * 16) * 2);
-          mma(o[2 * n], p, v[0], v[1], Number());
-          mma(o[2 * n + 1], p, v[2], v[3], Number());
-        }
-      }
+      sum.take(x, a.scale);
+      add_values<kHeadDim, Number>(sum.o, x, v_base + stage);
     }
     wait_copies<0>();
     __syncthreads();  // the stages are free
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      total[r] += __shfl_xor_sync(kFullWarp, total[r], 1);
-      total[r] += __shfl_xor_sync(kFullWarp, total[r], 2);
+      sum.total[r] += __shfl_xor_sync(kFullWarp, sum.total[r], 1);
+      sum.total[r] += __shfl_xor_sync(kFullWarp, sum.total[r], 2);
     }
     static_assert(kWarps * 16 * 132 * sizeof(float) <= sizeof(sh.stage));
-    write_outputs<kHeadDim>(a, o, total, largest, reinterpret_cast<float*>(sh.stage) + warp * 16 * 132, s,
-                            kv_head, query0, queries, split, splits);
+    write_outputs<kHeadDim>(a, sum, reinterpret_cast<float*>(sh.stage) + warp * 16 * 132, item);
   }
 }
 
