@@ -300,6 +300,60 @@ __device__ void chain_decay(const ChunkArgs& args, int h, int s, float* e_of_war
   if (lane == 0) args.decay[s * a.layer.value_heads + h] = decay;
 }
 
+// G, the sums of log decays up to each row of the chunk, and beta. A barrier is needed after it.
+__device__ inline void load_gates(IntraShared& sh, const DeltaArgs& a, const Chunk& chunk, int h) {
+  const int lane = threadIdx.x % 32;
+  if (threadIdx.x < kChunk) {
+    const int own = static_cast<int>(threadIdx.x) - chunk.pad;
+    const bool valid = own >= 0 && own < chunk.rows;
+    const int row = chunk.first + (valid ? own : 0);
+    sh.g[threadIdx.x] = valid ? log_decay(load_at(a.in.alpha, row, h), a.w.dt[h], a.w.a[h]) : 0.0f;
+    sh.beta[threadIdx.x] = valid ? exact_sigmoid(load_at(a.in.beta, row, h)) : 0.0f;
+  }
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    float low = sh.g[2 * lane];
+    float both = low + sh.g[2 * lane + 1];
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const float other = __shfl_up_sync(kFullWarp, both, offset);
+      if (lane >= offset) both += other;
+    }
+    const float before = both - (low + sh.g[2 * lane + 1]);
+    low = before + low;
+    __syncwarp();
+    sh.g[2 * lane] = low;
+    sh.g[2 * lane + 1] = both;
+  }
+}
+
+// From the Gram matrices of K and of Q with K: A to shared memory, the scores to memory.
+__device__ inline void apply_gates(IntraShared& sh, const float (&kk)[8][4], const float (&qk)[8][4],
+                                   __half* scores) {
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = warp * 16 + lane / 4 + 8 * half;
+      const int j = n * 8 + lane % 4 * 2;
+      float p[2] = {0, 0};
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float entry = 0;
+        if (j + c <= i) {
+          const float since = expf(sh.g[i] - sh.g[j + c]);
+          p[c] = since * qk[n][2 * half + c];
+          if (j + c < i) entry = sh.beta[i] * since * kk[n][2 * half + c];
+        }
+        sh.a[i * kSquareStride + j + c] = entry;
+      }
+      *reinterpret_cast<__half2*>(scores + i * kChunk + j) = __floats2half2_rn(p[0], p[1]);
+    }
+  }
+}
+
 __global__ __launch_bounds__(128) void intra_kernel(const __grid_constant__ ChunkArgs args, int tiles) {
   extern __shared__ __align__(16) char memory[];
   IntraShared& sh = *reinterpret_cast<IntraShared*>(memory);
@@ -329,28 +383,7 @@ __global__ __launch_bounds__(128) void intra_kernel(const __grid_constant__ Chun
   copy_rows<kDim, 128>(sh.k, kWideStride, args.k + head_rows, chunk);
   copy_rows<kDim, 128>(sh.q, kWideStride, args.q + head_rows, chunk);
   commit_copies();
-  if (threadIdx.x < kChunk) {
-    const int own = static_cast<int>(threadIdx.x) - chunk.pad;
-    const bool valid = own >= 0 && own < chunk.rows;
-    const int row = chunk.first + (valid ? own : 0);
-    sh.g[threadIdx.x] = valid ? log_decay(load_at(a.in.alpha, row, h), a.w.dt[h], a.w.a[h]) : 0.0f;
-    sh.beta[threadIdx.x] = valid ? exact_sigmoid(load_at(a.in.beta, row, h)) : 0.0f;
-  }
-  __syncthreads();
-  if (warp == 0) {
-    float low = sh.g[2 * lane];
-    float both = low + sh.g[2 * lane + 1];
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const float other = __shfl_up_sync(kFullWarp, both, offset);
-      if (lane >= offset) both += other;
-    }
-    const float before = both - (low + sh.g[2 * lane + 1]);
-    low = before + low;
-    __syncwarp();
-    sh.g[2 * lane] = low;
-    sh.g[2 * lane + 1] = both;
-  }
+  load_gates(sh, a, chunk, h);
   wait_copies<0>();
   __syncthreads();
 
@@ -380,26 +413,7 @@ __global__ __launch_bounds__(128) void intra_kernel(const __grid_constant__ Chun
   }
   __syncthreads();  // the space of K and Q is free
   const int64_t matrix = (static_cast<int64_t>(tile) * l.value_heads + h) * kChunk * kChunk;
-#pragma unroll
-  for (int n = 0; n < 8; ++n) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int i = warp * 16 + lane / 4 + 8 * half;
-      const int j = n * 8 + lane % 4 * 2;
-      float p[2] = {0, 0};
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        float entry = 0;
-        if (j + c <= i) {
-          const float since = expf(sh.g[i] - sh.g[j + c]);
-          p[c] = since * qk[n][2 * half + c];
-          if (j + c < i) entry = sh.beta[i] * since * kk[n][2 * half + c];
-        }
-        sh.a[i * kSquareStride + j + c] = entry;
-      }
-      *reinterpret_cast<__half2*>(args.scores + matrix + i * kChunk + j) = __floats2half2_rn(p[0], p[1]);
-    }
-  }
+  apply_gates(sh, kk, qk, args.scores + matrix);
   __syncthreads();
   invert(sh);
   for (int i = threadIdx.x; i < kChunk * kChunk / 2; i += 128) {
@@ -604,6 +618,34 @@ __device__ void store_ring(const DeltaArgs& a, int slot, int first, int rows, in
   }
 }
 
+// Normed and gated rows of a chunk, columns at, at + 1 by a lane.
+__device__ inline void write_outputs(const ScanShared& sh, const Stage& stage, const DeltaArgs& a,
+                                     const Chunk& chunk, int64_t at, float2 norm) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll 4
+  for (int row = static_cast<int>(threadIdx.x) / 32; row < kChunk; row += 4) {
+    const int own = row - chunk.pad;
+    const bool valid = own >= 0 && own < chunk.rows;
+    const int t = chunk.first + (valid ? own : 0);
+    const float inverse = sh.inverse[row];
+    const float2 o = *reinterpret_cast<const float2*>(&sh.o[row * kOutStride + 2 * lane]);
+    float2 z;
+    if (a.in.z.type == DType::f32) {
+      z = {load_at(a.in.z, t, at), load_at(a.in.z, t, at + 1)};
+    } else {
+      z = unpack(*reinterpret_cast<const uint32_t*>(&stage.z[row * kTileStride + 2 * lane]), __half());
+    }
+    const float y0 = o.x * inverse * norm.x * quick_silu(z.x), y1 = o.y * inverse * norm.y * quick_silu(z.y);
+    if (a.o.type == DType::f32) {
+      if (valid) *reinterpret_cast<float2*>(static_cast<float*>(a.o.data) + t * a.o.stride + at) = {y0, y1};
+    } else if (valid) {
+      Act out[2] = {to_act(y0), to_act(y1)};
+      *reinterpret_cast<uint32_t*>(static_cast<Act*>(a.o.data) + t * a.o.stride + at) =
+          *reinterpret_cast<const uint32_t*>(out);
+    }
+  }
+}
+
 __global__ __launch_bounds__(128) void scan_kernel(const __grid_constant__ ChunkArgs args) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) char memory[];
@@ -644,8 +686,7 @@ __global__ __launch_bounds__(128) void scan_kernel(const __grid_constant__ Chunk
   cluster.sync();  // both blocks run, and both have read the decay
 
   float* peer_squares = cluster.map_shared_rank(&sh.squares[0][0][0], rank ^ 1);
-  const float norm0 = a.w.norm[column0 + 2 * lane];
-  const float norm1 = a.w.norm[column0 + 2 * lane + 1];
+  const float2 norm = {a.w.norm[column0 + 2 * lane], a.w.norm[column0 + 2 * lane + 1]};
   for (int i = 0; i < chunks; ++i) {
     const Chunk chunk = chunk_at(first_row, position, rows, i);
     if (i + 1 < chunks) {
@@ -674,30 +715,7 @@ __global__ __launch_bounds__(128) void scan_kernel(const __grid_constant__ Chunk
       sh.inverse[row] = 1.0f / sqrtf(sum / kDim + a.w.eps * kDim);
     }
     __syncthreads();
-#pragma unroll 4
-    for (int row = warp; row < kChunk; row += 4) {
-      const int own = row - chunk.pad;
-      const bool valid = own >= 0 && own < chunk.rows;
-      const int t = chunk.first + (valid ? own : 0);
-      const float inverse = sh.inverse[row];
-      const float2 o = *reinterpret_cast<const float2*>(&sh.o[row * kOutStride + 2 * lane]);
-      const int64_t at = static_cast<int64_t>(h) * kDim + column0 + 2 * lane;
-      float2 z;
-      if (a.in.z.type == DType::f32) {
-        z = {load_at(a.in.z, t, at), load_at(a.in.z, t, at + 1)};
-      } else {
-        z = unpack(*reinterpret_cast<const uint32_t*>(&sh.stage[i % 2].z[row * kTileStride + 2 * lane]),
-                   __half());
-      }
-      const float y0 = o.x * inverse * norm0 * quick_silu(z.x), y1 = o.y * inverse * norm1 * quick_silu(z.y);
-      if (a.o.type == DType::f32) {
-        if (valid) *reinterpret_cast<float2*>(static_cast<float*>(a.o.data) + t * a.o.stride + at) = {y0, y1};
-      } else if (valid) {
-        Act out[2] = {to_act(y0), to_act(y1)};
-        *reinterpret_cast<uint32_t*>(static_cast<Act*>(a.o.data) + t * a.o.stride + at) =
-            *reinterpret_cast<const uint32_t*>(out);
-      }
-    }
+    write_outputs(sh, sh.stage[i % 2], a, chunk, static_cast<int64_t>(h) * kDim + column0 + 2 * lane, norm);
     __syncthreads();  // the stage and the outputs are free
   }
 
