@@ -118,19 +118,21 @@ bool Engine::run_plan(Plan& plan, Clock::time_point begin) {
   if (options_.fault != EngineOptions::Fault::none && stats_.steps == options_.fault_step)
     device_->fail_on_purpose(options_.fault == EngineOptions::Fault::lasting);
   run(batch);
+  const Clock::time_point queued = Clock::now();
   device_->synchronize();
   if (!device_works()) return false;
   const Clock::time_point computed = Clock::now();
   const int32_t prompt_tokens = plan.prompt_tokens;
   if (!end_step(batch, plan)) return false;
-  const double ms = ms_between(begin, Clock::now());
+  const Clock::time_point end = Clock::now();
+  const double ms = ms_between(begin, end);
   if (prompt_tokens == 0) {
     scheduler_->pacer().observe_step(plan.decoding, ms, disturbed_);
     disturbed_ = false;
   } else if (plan.decoding == 0) {
     scheduler_->pacer().observe_prompt(prompt_tokens, ms);
   }
-  stats_.forward_ms += ms_between(begin, computed);
+  stats_.host_ms += ms_between(begin, queued) + ms_between(computed, end);
   ++stats_.steps;
   stats_.rows += static_cast<uint64_t>(rows);
   return true;
@@ -138,14 +140,11 @@ bool Engine::run_plan(Plan& plan, Clock::time_point begin) {
 
 // What comes of the outputs: verdicts, then sequences and clients are told. False: the device has failed.
 bool Engine::end_step(const Batch& batch, Plan& plan) {
-  const Clock::time_point computed = Clock::now();
-  const double logits_before_ms = stats_.logits_ms;
   std::vector<Verdict> verdicts;
   for (const PlanItem& item : plan.items) verdicts.push_back(judge(item));
   fork(plan, verdicts);
   if (!device_works()) return false;  // whole rows of logits may have been computed and fetched since
   commit(batch, plan, verdicts);
-  stats_.judge_ms += ms_between(computed, Clock::now()) - (stats_.logits_ms - logits_before_ms);
   settle(plan, verdicts);
   return true;
 }
@@ -186,7 +185,6 @@ bool Engine::run_pieces(int32_t decoding) {
     if (!device_works()) return false;
     const double piece_ms = ms_between(begin, Clock::now()) - spent_ms;
     pacer.observe_piece(kind, rows, position, piece_ms);
-    stats_.forward_ms += piece_ms;
     disturbed_ = true;
     if (!now.at.done) continue;
     begin_outputs(now.batch);
@@ -287,10 +285,8 @@ std::span<const float> Engine::logits_row(int32_t output, int32_t together) {
   if (output < logits_first_ || output + together > logits_first_ + logits_count_) {
     logits_first_ = output;
     logits_count_ = std::min(static_cast<int32_t>(logits_.rows), outputs_ - output);
-    const Clock::time_point begin = Clock::now();
     model_->logits(logits_, logits_first_, logits_count_);
     device_->synchronize();
-    stats_.logits_ms += ms_between(begin, Clock::now());
   }
   const auto width = static_cast<size_t>(logits_.cols);
   float* row = static_cast<float*>(logits_.data) + int64_t{output - logits_first_} * logits_.stride;

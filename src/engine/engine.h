@@ -80,9 +80,7 @@ struct EngineStats {
   uint64_t generated = 0;    // tokens reported or ended by
   uint64_t drafted = 0;
   uint64_t accepted = 0;
-  double forward_ms = 0;  // layers
-  double logits_ms = 0;   // output matrix
-  double judge_ms = 0;    // sampling, scoring, bookkeeping
+  double host_ms = 0;  // of whole steps: from the end of one's work on the device until the next is queued
 };
 
 class Engine {
