@@ -332,18 +332,20 @@ void Engine::judge_path(const PlanItem& item, Verdict& verdict) {
   int32_t node = -1;
   while (true) {
     const int32_t output = last_output + 1 + node;
-    // The best logits are enough for most; else the whole row.
+    // The best logits decide mostly; else the whole row.
     std::optional<TopLogits> best = best_of(output);
-    if (best && (request.mask || !s.sampler.enough(best_count_) || request.top_logprobs > best_count_))
-      best.reset();
+    if (best && request.top_logprobs > best_count_) best.reset();
+    const std::span<const uint64_t> allowed = allowed_by(request.mask.get());
     std::span<const float> row;
-    if (!best) {
+    std::optional<int32_t> drawn;
+    if (best) drawn = s.sampler.next(*best, allowed, scratch_);
+    if (!drawn) {
+      best.reset();
       logits_row(last_output, 1 + drafts);  // the whole tree stays together
       row = logits_row(output, 1);
+      drawn = s.sampler.next(allowed.empty() ? row : masked(row, allowed), scratch_);
     }
-    const int32_t id = best           ? s.sampler.next(*best, scratch_)
-                       : request.mask ? s.sampler.next(masked(row, *request.mask), scratch_)
-                                      : s.sampler.next(row, scratch_);
+    const int32_t id = *drawn;
     if (id < 0) {
       verdict.finished = true;
       verdict.end.reason = FinishReason::error;
@@ -382,13 +384,17 @@ void Engine::judge_path(const PlanItem& item, Verdict& verdict) {
   }
 }
 
-std::span<const float> Engine::masked(std::span<const float> row, TokenMask& mask) {
+// Bits of the ids that may come next; empty: all.
+std::span<const uint64_t> Engine::allowed_by(TokenMask* mask) {
+  if (mask == nullptr) return {};
   std::fill(mask_bits_.begin(), mask_bits_.end(), 0);
-  mask.allowed(mask_bits_);
-  for (size_t id = 0; id < row.size(); ++id) {
-    const bool allowed = (mask_bits_[id / 64] >> (id % 64) & 1) != 0;
-    masked_logits_[id] = allowed ? row[id] : -INFINITY;
-  }
+  mask->allowed(mask_bits_);
+  return mask_bits_;
+}
+
+std::span<const float> Engine::masked(std::span<const float> row, std::span<const uint64_t> allowed) {
+  for (size_t id = 0; id < row.size(); ++id)
+    masked_logits_[id] = (allowed[id / 64] >> (id % 64) & 1) != 0 ? row[id] : -INFINITY;
   return masked_logits_;
 }
 

@@ -160,7 +160,8 @@ class Engine {
   Status plan_disk(const EngineOptions& options);
   DiskKind disk_kind() const;
   SchedulerLimits scheduler_limits() const;
-  std::span<const float> masked(std::span<const float> row, TokenMask& mask);
+  std::span<const uint64_t> allowed_by(TokenMask* mask);
+  std::span<const float> masked(std::span<const float> row, std::span<const uint64_t> allowed);
   // Logits of output row `output`; at least `together` rows from it on are valid until the next call.
   std::span<const float> logits_row(int32_t output, int32_t together);
   // The best of an output row, if the device has found them.

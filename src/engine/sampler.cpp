@@ -92,18 +92,37 @@ bool Sampler::changes_logits() const {
   return !params_.logit_bias.empty() || !in_window_.empty() || !generated_.empty();
 }
 
+// Whether a logit may end above what the model said.
+bool Sampler::raises_logits() const {
+  const auto& bias = params_.logit_bias;
+  return std::any_of(bias.begin(), bias.end(), [](const auto& b) { return b.second > 0; }) ||
+         params_.repetition_penalty < 1 || params_.presence_penalty < 0 || params_.frequency_penalty < 0;
+}
+
+namespace {
+
+float biased(float logit, float bias) { return bias <= -100.0f ? kNever : logit + bias; }
+float repeated(float logit, float penalty) { return logit > 0 ? logit / penalty : logit * penalty; }
+float generated_before(float logit, int32_t count, const SamplingParams& p) {
+  return logit - (p.presence_penalty + p.frequency_penalty * static_cast<float>(count));
+}
+
+}  // namespace
+
+// One logit as apply_bias_and_penalties leaves it.
+float Sampler::penalized(float logit, int32_t id) const {
+  for (const auto& [of, bias] : params_.logit_bias)
+    if (of == id) logit = biased(logit, bias);
+  if (in_window_.contains(id)) logit = repeated(logit, params_.repetition_penalty);
+  const auto found = generated_.find(id);
+  return found == generated_.end() ? logit : generated_before(logit, found->second, params_);
+}
+
 void Sampler::apply_bias_and_penalties(std::span<float> logits) const {
-  for (const auto& [id, bias] : params_.logit_bias) {
-    float& logit = logits[static_cast<size_t>(id)];
-    logit = bias <= -100.0f ? kNever : logit + bias;
-  }
-  for (const auto& [id, count] : in_window_) {
-    float& logit = logits[static_cast<size_t>(id)];
-    logit = logit > 0 ? logit / params_.repetition_penalty : logit * params_.repetition_penalty;
-  }
-  for (const auto& [id, count] : generated_)
-    logits[static_cast<size_t>(id)] -=
-        params_.presence_penalty + params_.frequency_penalty * static_cast<float>(count);
+  const auto at = [&](int32_t id) -> float& { return logits[static_cast<size_t>(id)]; };
+  for (const auto& [id, bias] : params_.logit_bias) at(id) = biased(at(id), bias);
+  for (const auto& [id, count] : in_window_) at(id) = repeated(at(id), params_.repetition_penalty);
+  for (const auto& [id, count] : generated_) at(id) = generated_before(at(id), count, params_);
 }
 
 void Sampler::distribution(std::span<const float> logits, SamplerScratch& scratch) const {
@@ -131,21 +150,36 @@ void Sampler::soften(std::vector<Candidate>& c, double top) const {
   truncate(c);
 }
 
-bool Sampler::enough(int32_t best) const {
-  return !changes_logits() && (params_.temperature == 0 || (params_.top_k > 0 && params_.top_k <= best));
-}
-
-int32_t Sampler::next(const TopLogits& top, SamplerScratch& scratch) {
-  if (top.ids.empty() || !(top.values[0] > kNever)) return -1;
-  if (params_.temperature == 0 || !std::isfinite(top.values[0])) {
-    if (params_.temperature != 0) ++draws_;  // as for a whole row
-    return top.ids[0];
-  }
+std::optional<int32_t> Sampler::next(const TopLogits& top, std::span<const uint64_t> allowed,
+                                     SamplerScratch& scratch) {
+  const auto best = static_cast<int32_t>(top.ids.size());
+  const int32_t wanted = params_.temperature == 0 ? 1 : params_.top_k;
+  if (wanted <= 0 || wanted > best || raises_logits()) return std::nullopt;
+  if (!(top.values[0] > kNever)) return -1;
+  const bool changes = changes_logits();
   std::vector<Candidate>& c = scratch.candidates;
   c.clear();
-  for (int32_t i = 0; i < params_.top_k && top.values[i] > kNever; ++i)
-    c.push_back({top.ids[i], top.values[i]});
-  soften(c, top.values[0]);
+  for (int32_t i = 0; i < best; ++i) {
+    const auto id = static_cast<size_t>(top.ids[i]);
+    if (!allowed.empty() && (allowed[id / 64] >> (id % 64) & 1) == 0) continue;
+    const float logit = changes ? penalized(top.values[i], top.ids[i]) : top.values[i];
+    if (logit > kNever) c.push_back({top.ids[i], logit});
+    if (!changes && std::ssize(c) == wanted) break;
+  }
+  if (changes) std::sort(c.begin(), c.end(), better);
+  if (changes || !allowed.empty()) {
+    const float worst = top.values.back();  // of the others none is above
+    if (worst > kNever && (std::ssize(c) < wanted || !(c[wanted - 1].probability > worst)))
+      return std::nullopt;
+    if (c.empty()) return -1;
+  }
+  if (std::ssize(c) > wanted) c.resize(static_cast<size_t>(wanted));
+  const Candidate first = c[0];
+  if (params_.temperature == 0 || !std::isfinite(first.probability)) {
+    if (params_.temperature != 0) ++draws_;  // as for a whole row
+    return first.id;
+  }
+  soften(c, first.probability);
   return draw(c);
 }
 

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <utility>
@@ -65,9 +66,12 @@ class Sampler {
   // The next token. -1 when no logit is a number. Consumes one random number unless greedy.
   int32_t next(std::span<const float> logits, SamplerScratch& scratch);
 
-  // The same from the best logits alone; only if they are enough(): the result is that of the whole row.
-  int32_t next(const TopLogits& top, SamplerScratch& scratch);
-  bool enough(int32_t best) const;
+  // The same from the best logits alone, where they decide it: the result is then that of the whole row (with
+  // minus infinity for ids that are not allowed). Penalties and masks only take logits down, so nothing that
+  // is not among the best passes the worst of them. None: they do not decide; no random number is used.
+  // allowed: bit id % 64 of word id / 64; empty: all.
+  std::optional<int32_t> next(const TopLogits& top, std::span<const uint64_t> allowed,
+                              SamplerScratch& scratch);
 
   // `id` was generated: it is history now.
   void accept(int32_t id);
@@ -80,6 +84,8 @@ class Sampler {
 
  private:
   bool changes_logits() const;
+  bool raises_logits() const;
+  float penalized(float logit, int32_t id) const;
   void apply_bias_and_penalties(std::span<float> logits) const;
   void collect(std::span<const float> logits, std::vector<Candidate>& c) const;
   void truncate(std::vector<Candidate>& c) const;

@@ -5,9 +5,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
+#include <numeric>
+#include <random>
 
 namespace braid {
 namespace {
@@ -171,6 +174,83 @@ TEST(Sampler, DrawsFollowTheDistribution) {
     chi_square += (counts[i] - expected) * (counts[i] - expected) / expected;
   }
   EXPECT_LT(chi_square, 18.5);  // 4 degrees of freedom, 0.1 %
+}
+
+// The best of a row as a device finds them.
+struct Best {
+  std::vector<float> values;
+  std::vector<int32_t> ids;
+  TopLogits top() const { return {values, ids, 0}; }
+};
+Best best_of(const std::vector<float>& row, size_t count) {
+  Best best;
+  best.ids.resize(row.size());
+  std::iota(best.ids.begin(), best.ids.end(), 0);
+  std::stable_sort(best.ids.begin(), best.ids.end(), [&](int32_t a, int32_t b) { return row[a] > row[b]; });
+  best.ids.resize(count);
+  for (const int32_t id : best.ids) best.values.push_back(row[static_cast<size_t>(id)]);
+  return best;
+}
+
+TEST(Sampler, TheBestLogitsDecideAsTheWholeRowOrNotAtAll) {
+  std::mt19937 random(11);
+  std::normal_distribution<float> normal;
+  constexpr size_t kVocabulary = 1000;
+  int decided = 0;
+  int undecided = 0;
+  for (int round = 0; round < 400; ++round) {
+    SamplingParams p;
+    p.temperature = round % 4 == 0 ? 0.0f : 0.8f;
+    p.top_k = round % 3 == 0 ? 60 : 20;
+    p.presence_penalty = round % 5 == 1 ? 1.5f : 0.0f;
+    p.frequency_penalty = round % 5 == 2 ? 0.4f : 0.0f;
+    p.repetition_penalty = round % 5 == 3 ? 1.3f : 1.0f;
+    p.seed = static_cast<uint64_t>(round);
+    if (round % 7 == 0) p.logit_bias = {{5, -2.0f}, {6, -100.0f}, {900, -1.0f}};
+    Sampler from_row(p, std::vector<int32_t>{1, 2, 3, 4});
+    Sampler from_best = from_row;
+    SamplerScratch scratch;
+    for (int step = 0; step < 12; ++step) {
+      std::vector<float> row(kVocabulary);
+      for (float& x : row) x = std::round(8 * normal(random)) / 4;  // many ties
+      if (round % 11 == 0) row.assign(kVocabulary, -std::numeric_limits<float>::infinity());
+      if (round % 11 == 0) row[7] = row[8] = row[9] = 1.0f;
+      std::vector<uint64_t> allowed;
+      if (round % 2 == 1) {
+        allowed.resize((kVocabulary + 63) / 64);
+        for (uint64_t& word : allowed) word = random() % 3 == 0 ? 0x0f0f0f0f0f0f0f0fu : ~uint64_t{0};
+      }
+      std::vector<float> masked = row;
+      for (size_t id = 0; id < row.size() && !allowed.empty(); ++id)
+        if ((allowed[id / 64] >> (id % 64) & 1) == 0) masked[id] = -std::numeric_limits<float>::infinity();
+      const Best best = best_of(row, 64);
+      const std::optional<int32_t> early = from_best.next(best.top(), allowed, scratch);
+      const int32_t wanted = from_row.next(masked, scratch);
+      ++(early ? decided : undecided);
+      const int32_t got = early ? *early : from_best.next(masked, scratch);
+      ASSERT_EQ(got, wanted) << "round " << round << " step " << step;
+      if (wanted < 0) break;
+      from_row.accept(wanted);
+      from_best.accept(got);
+    }
+  }
+  EXPECT_GT(decided, 2000);
+  EXPECT_GT(undecided, 20);
+}
+
+TEST(Sampler, WhatMayRiseNeedsTheWholeRow) {
+  const Best best = best_of(std::vector<float>{1, 5, 4, 3, 2}, 3);
+  SamplerScratch scratch;
+  for (int what = 0; what < 5; ++what) {
+    SamplingParams p = plain();
+    p.top_k = 2;
+    if (what == 0) p.logit_bias = {{0, 1.0f}};
+    if (what == 1) p.repetition_penalty = 0.5f;
+    if (what == 2) p.presence_penalty = -1;
+    if (what == 3) p.frequency_penalty = -1;
+    if (what == 4) p.top_k = 0;
+    EXPECT_FALSE(Sampler(p, {}).next(best.top(), {}, scratch).has_value()) << what;
+  }
 }
 
 TEST(Sampler, TheSameSeedGivesTheSameTokens) {
