@@ -271,7 +271,8 @@ TEST(Linear, ExtremeCodesDoNotSaturate) {
 }
 
 TEST(Linear, ZeroRowsGiveZero) {
-  for (GgmlType type : {GgmlType::F32, GgmlType::BF16, GgmlType::Q8_0, GgmlType::Q4_K, GgmlType::Q6_K}) {
+  for (GgmlType type :
+       {GgmlType::F32, GgmlType::BF16, GgmlType::Q8_0, GgmlType::Q4_K, GgmlType::Q6_K, GgmlType::Q5_K}) {
     for (const DeviceCase& device : all_devices()) {
       Random random(37);
       const auto w = random_weight(random, type, 17, 256);
@@ -284,9 +285,8 @@ TEST(Linear, ZeroRowsGiveZero) {
 }
 
 // One call with several parts: other types, other widths, other tails.
-TEST(Linear, PartsOfOneInputKeepTheirTails) {
+void expect_tails(const std::vector<GgmlType>& types) {
   constexpr int64_t kWidth = 256;
-  const GgmlType types[] = {GgmlType::Q8_0, GgmlType::Q4_K, GgmlType::BF16, GgmlType::Q6_K, GgmlType::F32};
   for (const DeviceCase& device : all_devices()) {
     for (int64_t rows : {1, 2, 7, 33}) {
       Random random(41);
@@ -295,17 +295,17 @@ TEST(Linear, PartsOfOneInputKeepTheirTails) {
       std::vector<std::unique_ptr<TestWeight>> ups;
       World world(device);
       std::vector<Weight*> load;
-      for (size_t i = 0; i < std::size(types); ++i) {
+      for (size_t i = 0; i < types.size(); ++i) {
         const int64_t n = random.between(1, 90);
         gates.push_back(random_weight(random, types[i], n, kWidth, 1, i % 2 == 0));
-        ups.push_back(random_weight(random, types[(i + 1) % std::size(types)], n, kWidth, 1, i == 2));
+        ups.push_back(random_weight(random, types[(i + 1) % types.size()], n, kWidth, 1, i == 2));
         load.push_back(&gates.back()->weight);
         load.push_back(&ups.back()->weight);
       }
       world.prepare(load, {.max_tokens = 64, .max_width = kWidth});
       std::vector<LinearPart> parts;
       std::vector<std::vector<float>> before;
-      for (size_t i = 0; i < std::size(types); ++i) {
+      for (size_t i = 0; i < types.size(); ++i) {
         const Tail tail = static_cast<Tail>(i % 3);
         before.push_back(random.normals(rows * gates[i]->weight.n));
         const Tensor y = world.tensor(rows, gates[i]->weight.n, before.back());
@@ -336,6 +336,11 @@ TEST(Linear, PartsOfOneInputKeepTheirTails) {
       }
     }
   }
+}
+
+TEST(Linear, PartsOfOneInputKeepTheirTails) {
+  expect_tails({GgmlType::Q8_0, GgmlType::Q4_K, GgmlType::BF16, GgmlType::Q6_K, GgmlType::F32});
+  expect_tails({GgmlType::Q5_K, GgmlType::Q6_K, GgmlType::Q5_K, GgmlType::Q5_1, GgmlType::Q4_1});
 }
 
 // ssm_alpha and ssm_beta are views into one wide activation; rows may lie apart.
@@ -391,7 +396,9 @@ TEST(Linear, AgreesOnLargeShapes) {
       {GgmlType::Q4_K, 1000, 2048, 1}, {GgmlType::Q4_K, 300, 5120, 9},  {GgmlType::Q4_K, 520, 1024, 130},
       {GgmlType::Q6_K, 1030, 1024, 5}, {GgmlType::Q6_K, 257, 2304, 70}, {GgmlType::Q8_0, 999, 1056, 17},
       {GgmlType::BF16, 513, 1000, 33}, {GgmlType::F32, 256, 2048, 200}, {GgmlType::Q8_0, 70000, 64, 3},
-      {GgmlType::Q8_0, 36000, 96, 2},  {GgmlType::F16, 70000, 64, 12}};
+      {GgmlType::Q8_0, 36000, 96, 2},  {GgmlType::F16, 70000, 64, 12},  {GgmlType::Q5_K, 1000, 2048, 2},
+      {GgmlType::Q5_K, 300, 5120, 6},  {GgmlType::Q5_K, 800, 1024, 24}, {GgmlType::Q5_K, 520, 1024, 130},
+      {GgmlType::Q5_0, 999, 1056, 50}};
   for (const Case& c : cases) {
     for (const DeviceCase& device : all_devices()) {
       if (device.reference || device.activations == Activations::i16) continue;

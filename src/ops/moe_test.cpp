@@ -237,6 +237,7 @@ const Shape kShapes[] = {
      .with_scales = true,
      .input = 0.03f},
     {.gate = GgmlType::IQ4_XS, .down = GgmlType::Q5_K, .experts = 4, .used = 1, .shared_width = 256},
+    {.gate = GgmlType::Q5_K, .down = GgmlType::Q6_K, .experts = 6, .used = 2, .shared_width = 256},
 };
 
 TEST(MoeFfn, AgreesWithTheReferenceInAnyCompanyOnAnyThreads) {
@@ -279,6 +280,14 @@ TEST(MoeFfn, ManyExpertsWithFewRowsEach) {
                            .input = 0.5f},
                           {.gate = GgmlType::Q4_K,
                            .down = GgmlType::Q4_K,
+                           .experts = 12,
+                           .used = 1,
+                           .width = 2048,
+                           .expert_width = 512,
+                           .shared_width = 512,
+                           .input = 0.5f},
+                          {.gate = GgmlType::Q5_K,
+                           .down = GgmlType::Q5_K,
                            .experts = 12,
                            .used = 1,
                            .width = 2048,
@@ -460,6 +469,7 @@ TEST(Moe, FewTokensOfEveryFormAndCrowdAgreeWithTheReference) {
        .shared_width = 512},
       {.gate = GgmlType::Q4_K, .down = GgmlType::Q4_K, .experts = 6, .used = 4, .expert_width = 512},
       {.gate = GgmlType::Q6_K, .down = GgmlType::Q8_0, .experts = 7, .used = 3, .width = 1280},
+      {.gate = GgmlType::Q5_K, .down = GgmlType::Q6_K, .experts = 9, .used = 3, .width = 512},
       {.gate = GgmlType::Q8_0,
        .down = GgmlType::BF16,
        .experts = 300,

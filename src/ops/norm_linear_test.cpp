@@ -86,7 +86,8 @@ void expect_equal(const Case& c, const std::vector<int64_t>& rows) {
 const std::vector<int64_t> kRows = {1, 2, 3, 4, 5, 6, 7, 8, 9, 20};
 
 TEST(NormLinear, GivesTheBytesOfNormThenProducts) {
-  for (GgmlType type : {GgmlType::Q4_K, GgmlType::Q6_K, GgmlType::Q8_0, GgmlType::BF16, GgmlType::F32}) {
+  for (GgmlType type :
+       {GgmlType::Q4_K, GgmlType::Q6_K, GgmlType::Q5_K, GgmlType::Q8_0, GgmlType::BF16, GgmlType::F32}) {
     expect_equal({256, {{type, 70}}}, kRows);
     expect_equal({768, {{type, 33}, {type, 64, Tail::add}}}, kRows);
     expect_equal({1024, {{type, 90, Tail::silu_mul, type}}}, kRows);
@@ -103,6 +104,8 @@ TEST(NormLinear, ServesProductsOfSeveralFormats) {
                                       {GgmlType::F32, 24}};
   expect_equal({512, mixed}, kRows);
   expect_equal({512, mixed, 4}, kRows);
+  expect_equal({512, {{GgmlType::Q5_K, 100}, {GgmlType::Q6_K, 70}, {GgmlType::Q5_K, 33, Tail::add}}}, kRows);
+  expect_equal({512, {{GgmlType::Q5_K, 90, Tail::silu_mul, GgmlType::Q6_K}, {GgmlType::Q4_K, 40}}}, kRows);
 }
 
 // Widths and distances between rows that suit no vector.

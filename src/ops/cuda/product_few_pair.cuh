@@ -22,7 +22,7 @@ __device__ inline void multiply_pair(const uint8_t* part, const uint8_t* rest, b
                                      int exchanged, const float* sums, uint4 (&b)[2], float (&acc)[2][4],
                                      int lane) {
   constexpr int kSub = Format::kSubBlocks;
-  constexpr bool kMin = Format::kPack == Pack::q4k;
+  constexpr bool kMin = Format::kMin;
   float2 x_sums[kSub];
 #pragma unroll
   for (int s = 0; s < kSub; ++s) x_sums[s] = *reinterpret_cast<const float2*>(sums + 2 * s);

@@ -22,7 +22,8 @@ __device__ inline uint32_t word_of(const uint4& v, int i) {
 
 // Formats whose codes can be multiplied as they are, with scales on the sums (product_few_pair.cuh), have
 // besides: kSubBlocks, parts of a lane's 32 k that have a scale each; kHigh, what codes of h = 1 must be
-// multiplied with; raw(), fragments of codes times 2^-24; SumScales.
+// multiplied with; raw(), fragments of codes times 2^-24; sum_scales(), factors of the sums; kOffset, what
+// the sum of x is multiplied with for what a code of 0 means: kMin, that times SumScales::min, else times s.
 //
 // a[step][4]: rows g, g + 8 of h = 0, then of h = 1.
 struct Fragments {
@@ -42,7 +43,7 @@ __device__ inline Fragments scaled(Fragments f, const __half2 (&low)[2], const _
   return f;
 }
 
-// Factors of the sums of rows g and g + 8; `min`: q4k, of the sum of x.
+// Factors of the sums of rows g and g + 8; `min`: of the sum of x, in formats with kMin.
 template <int kSubBlocks>
 struct SumScales {
   float2 s[kSubBlocks];
@@ -107,6 +108,7 @@ struct FormatQ8 {
   }
 
   static constexpr int kSubBlocks = 1;
+  static constexpr bool kMin = false;
   static constexpr float kHigh = 1.0f;
   __device__ static Fragments raw(const Codes& codes, int i) {
     Fragments f;
@@ -169,6 +171,7 @@ struct FormatQ4K {
   }
 
   static constexpr int kSubBlocks = 1;
+  static constexpr bool kMin = true;
   static constexpr float kHigh = 0.0625f;
   static constexpr float kOffset = -0x1p-12f;  // of the sum of x that meets the minimum
   __device__ static Fragments raw(const Codes& codes, int i) {
@@ -247,6 +250,7 @@ struct FormatQ6K {
   }
 
   static constexpr int kSubBlocks = 2;
+  static constexpr bool kMin = false;
   static constexpr float kHigh = 0.0625f;
   static constexpr float kOffset = -0x1p-19f;  // 32 * 2^-24
   __device__ static Fragments raw(const Codes& codes, int i) {
@@ -276,6 +280,73 @@ struct FormatQ6K {
       out.s[s] = __half22float2(__hmul2(__hsub2(as_half2(code), offset), d));
     }
     return out;
+  }
+};
+
+struct FormatQ5 {
+  static constexpr Pack kPack = Pack::q5;
+  static constexpr int kWarps = 8;
+  static constexpr int kFewWarps = 16;     // for up to 16 rows of x
+  static constexpr int kStreams = 8;       // warps for up to 8 rows; halves that those
+  static constexpr int kStreamHalves = 1;  // of lists load at a time (product_list.cuh)
+  struct Codes {
+    uint4 v[2];
+    uint2 high;  // a word of row g, one of row g + 8
+  };
+  struct Scales {
+    __half2 s[2];
+    __half2 s16[2];
+    __half2 c[2];
+  };
+  __device__ static void load(Codes& codes, const uint8_t* part, int lane, int r16) {
+    const uint4* at = reinterpret_cast<const uint4*>(part) + r16 * 2 * 32 + lane;
+    codes.v[0] = at[0];
+    codes.v[1] = at[32];
+    codes.high = reinterpret_cast<const uint2*>(part + 2048)[r16 * 32 + lane];
+  }
+  // (scale, min) of rows g and g + 8.
+  __device__ static uint2 pairs_at(const uint8_t* part, int lane, int r16) {
+    return reinterpret_cast<const uint2*>(part + 2560)[r16 * 32 + lane];
+  }
+  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+    const uint2 pairs = pairs_at(part, lane, r16);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const __half2 pair = as_half2(half == 0 ? pairs.x : pairs.y);
+      out.s[half] = twice(__low2half(pair));
+      out.s16[half] = __hmul2(out.s[half], __float2half2_rn(0.0625f));
+      out.c[half] = __hmul2(twice(__high2half(pair)), __float2half2_rn(-0x1p-12f));
+    }
+  }
+  __device__ static Fragments fragments(const Codes& codes, const Scales& scales, int i) {
+    return scaled(raw(codes, i), scales.s, scales.s16, scales.c);
+  }
+
+  static constexpr int kSubBlocks = 1;
+  static constexpr bool kMin = true;
+  static constexpr float kHigh = 0.0625f;
+  static constexpr float kOffset = -0x1p-12f;  // of the sum of x that meets the minimum
+  __device__ static Fragments raw(const Codes& codes, int i) {
+    Fragments f;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t w = word_of(codes.v[half], i);
+      const uint32_t h = half == 0 ? codes.high.x : codes.high.y;
+#pragma unroll
+      for (int p = 0; p < 2; ++p) {
+        const uint32_t x = p == 0 ? w : w >> 8;
+        // Bits 0 to 3 and 8 to 11 of each 16 are bit 4 of h = 0 of the eight steps, those 4 further of h = 1.
+        const uint32_t y = i < 2 ? h << (4 - 2 * i - p) : h >> (2 * i + p);
+        f.a[p][half] = (x & 0x000f000fu) | (y & 0x00100010u);
+        f.a[p][2 + half] = (x & 0x00f000f0u) | (y & 0x01000100u);
+      }
+    }
+    return f;
+  }
+  __device__ static SumScales<1> sum_scales(const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+    const uint2 pairs = pairs_at(part, lane, r16);
+    return {{__half22float2(as_half2(__byte_perm(pairs.x, pairs.y, 0x5410)))},
+            __half22float2(as_half2(__byte_perm(pairs.x, pairs.y, 0x7632)))};
   }
 };
 

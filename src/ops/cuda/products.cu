@@ -105,6 +105,9 @@ void launch_products(Context& context, Pack pack, Columns columns, const Product
     case Pack::q6k:
       return columns.wide ? launch_wide_q6k(context, columns.count, args)
                           : launch_products_q6k(context, columns.count / 8, args);
+    case Pack::q5:
+      return columns.wide ? launch_wide_q5(context, columns.count, args)
+                          : launch_products_q5(context, columns.count / 8, args);
   }
 }
 

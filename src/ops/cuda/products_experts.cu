@@ -13,6 +13,8 @@ bool launch_experts(Context& context, Pack pack, const ProductArgs& args) {
       return launch_experts_format<FormatQ4K>(context, args);
     case Pack::q6k:
       return launch_experts_format<FormatQ6K>(context, args);
+    case Pack::q5:
+      return launch_experts_format<FormatQ5>(context, args);
   }
   return false;
 }

@@ -29,9 +29,13 @@ Pack pack_of(GgmlType type) {
       return Pack::q4k;
     case GgmlType::Q6_K:
       return Pack::q6k;
+    case GgmlType::Q5_K:
+    case GgmlType::Q5_1:
+    case GgmlType::Q5_0:
+    case GgmlType::Q4_1:
+      return Pack::q5;
     case GgmlType::Q8_0:
     case GgmlType::Q4_0:
-    case GgmlType::Q5_0:
     case GgmlType::IQ4_NL:
       return Pack::q8;
     default:
@@ -84,6 +88,14 @@ __device__ inline unsigned short half_bits(float x) {
   return __half_as_ushort(to_act(x));  // saturates: a scale without codes may be any number
 }
 
+// Codes of 0 to 31 with a scale and a minimum.
+__device__ inline void read_five_bits(GgmlType type, const uint8_t* row, int k0, Codes& out) {
+  read_codes(type, row, k0, out);
+  if (type != GgmlType::Q5_0) return;
+  for (int8_t& code : out.code) code = static_cast<int8_t>(code + 16);
+  out.min = 16 * out.scale[0];
+}
+
 // Largest magnitude that the codes of this group could stand for.
 __device__ inline float group_range(Pack pack, GgmlType type, const uint8_t* row, int k0, int k) {
   if (pack == Pack::f16) {
@@ -94,9 +106,13 @@ __device__ inline float group_range(Pack pack, GgmlType type, const uint8_t* row
     return most;
   }
   Codes codes;
-  read_codes(type, row, k0, codes);
+  if (pack == Pack::q5) {
+    read_five_bits(type, row, k0, codes);
+  } else {
+    read_codes(type, row, k0, codes);
+  }
   const float scale = fmaxf(fabsf(codes.scale[0]), fabsf(codes.scale[1]));
-  const float most = pack == Pack::q4k ? 15 : pack == Pack::q6k ? 32 : 128;
+  const float most = pack == Pack::q4k ? 15 : pack == Pack::q5 ? 31 : pack == Pack::q6k ? 32 : 128;
   return scale * most + fabsf(codes.min);
 }
 
@@ -243,6 +259,36 @@ __device__ void pack_group<Pack::q6k>(const PackJob& job, uint8_t* unit, const u
         half_bits(d * p * 0x1p24f);
 }
 
+template <>
+__device__ void pack_group<Pack::q5>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u, int r16,
+                                     int k128, int half, int lane, float p) {
+  const int k0 = u * kUnitWidth + 128 * k128 + 32 * (lane % 4);
+  Codes codes = {};
+  if (row != nullptr && k0 < job.k) read_five_bits(job.type, row, k0, codes);
+  uint8_t* part = unit + k128 * half_bytes(Pack::q5);
+  reinterpret_cast<uint4*>(part)[(r16 * 2 + half) * 32 + lane] = nibbles(codes.code, 0);
+  // Bit 4: 16-bit half e; step n = 2 i + p at n or, from 4 on, n + 4; h = 1 four bits further.
+  uint32_t high = 0;
+  for (int i = 0; i < 4; ++i)
+    for (int e = 0; e < 2; ++e)
+      for (int pair = 0; pair < 2; ++pair)
+        for (int h = 0; h < 2; ++h) {
+          const int step = 2 * i + pair;
+          const uint32_t bit = static_cast<uint32_t>(codes.code[8 * i + 4 * pair + 2 * h + e]) >> 4 & 1;
+          high |= bit << (16 * e + step + (step < 4 ? 0 : 4) + 4 * h);
+        }
+  reinterpret_cast<uint32_t*>(part + 2048)[(r16 * 32 + lane) * 2 + half] = high;
+  unsigned short* at = reinterpret_cast<unsigned short*>(part + 2560) + ((r16 * 32 + lane) * 2 + half) * 2;
+  at[0] = half_bits(codes.scale[0] * p * 0x1p24f);
+  at[1] = half_bits(codes.min * p * 0x1p12f);
+}
+
+// P times the largest magnitude of a block is in [2^top, 2^(top + 1)): as large as scales times 2^24 may be
+// in f16.
+__host__ __device__ constexpr int top_of(Pack pack) {
+  return pack == Pack::f16 ? 13 : pack == Pack::q5 ? -5 : -7;
+}
+
 // One CTA of 256 threads per 32-row block.
 template <Pack kPack>
 __global__ void __launch_bounds__(256) pack_kernel(const PackJob job) {
@@ -266,7 +312,7 @@ __global__ void __launch_bounds__(256) pack_kernel(const PackJob job) {
   if (lane == 0) most[field] = range;
   __syncthreads();
   for (int i = 0; i < 8; ++i) range = fmaxf(range, most[i]);
-  const int power = power_for(range, kPack == Pack::f16 ? 13 : -7);
+  const int power = power_for(range, top_of(kPack));
   const float p = ldexpf(1.0f, power);
   if (thread == 0) job.scales[block] = ldexpf(job.own_scale, -power);
   for (int u = 0; u < job.units; ++u) {
@@ -289,6 +335,9 @@ void pack_chunk(Context& context, Pack pack, const PackJob& job) {
       break;
     case Pack::q6k:
       pack_kernel<Pack::q6k><<<blocks, 256, 0, context.stream>>>(job);
+      break;
+    case Pack::q5:
+      pack_kernel<Pack::q5><<<blocks, 256, 0, context.stream>>>(job);
       break;
   }
   context.launched("packing weights");
