@@ -1,4 +1,5 @@
-// gpu_bench.cpp -- products, experts and top-k on the GPU at the shapes of real models: time, GB/s, TFLOP/s.
+// gpu_bench.cpp -- products, experts and top-k on the GPU at the shapes of real models: time, GB/s, TFLOP/s;
+// and how long pinned memory takes.
 //
 // Method: each row is a recorded step of several calls, replayed and timed as a whole; weights rotate over
 // copies that together are at least 256 MB, so that they come from memory and not from the L2 cache; codes
@@ -83,6 +84,7 @@ class Bench {
     experts("35b experts q4_K/q6_K", Q4_K, Q6_K, {1, 2, 4, 8, 32, 128, 512, 2048});
     experts("35b experts q4_K/q4_K", Q4_K, Q4_K, {1, 8, 128});
     top_k();
+    host_memory();
     const Status health = device_->health();
     if (!health.ok()) fmt::print("{}\n", health.error().message);
   }
@@ -296,6 +298,34 @@ class Bench {
       buffers_.clear();
     }
     fmt::print("loading: {:.2f} GB at {:.2f} GB/s\n", loaded_bytes_ * 1e-9, loaded_bytes_ / load_us_ * 1e-3);
+  }
+
+  // As checkpoints and swap take it when an engine starts; and both ways of a copy.
+  void host_memory() {
+    if (!wanted("host memory")) return;
+    constexpr size_t kBytes = size_t{16} << 30, kCopied = size_t{1} << 30;
+    for (int round = 0; round < 2; ++round) {
+      const double start = now_us();
+      Buffer host = must(device_->allocate_host(kBytes, "bench"));
+      const double taken_us = now_us() - start;
+      const Buffer memory = must(device_->allocate(kCopied, "bench"));
+      auto* const middle = static_cast<std::byte*>(host.data()) + kBytes / 2;
+      const auto rate = [&](auto&& copy) {
+        copy();
+        device_->synchronize();
+        const double from = now_us();
+        copy();
+        device_->synchronize();
+        return static_cast<double>(kCopied) / (now_us() - from) * 1e-3;
+      };
+      const double up = rate([&] { device_->to_device(memory.data(), middle, kCopied); });
+      const double down = rate([&] { device_->to_host(middle, memory.data(), kCopied); });
+      const double freeing = now_us();
+      host = {};
+      fmt::print(
+          "host memory: {} GiB pinned in {:.2f} s, to the GPU {:.1f} GB/s, back {:.1f}, freed in {:.2f} s\n",
+          kBytes >> 30, taken_us * 1e-6, up, down, (now_us() - freeing) * 1e-6);
+    }
   }
 
   std::string filter_;

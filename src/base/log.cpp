@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <memory>
 
+#include "base/log_line.h"
+
 namespace braid {
 
 void init_log() {
@@ -15,5 +17,8 @@ void init_log() {
   logger->set_level(level != nullptr ? spdlog::level::from_str(level) : spdlog::level::warn);
   spdlog::set_default_logger(std::move(logger));
 }
+
+void log_info(const std::string& line) { spdlog::info("{}", line); }
+void log_warning(const std::string& line) { spdlog::warn("{}", line); }
 
 }  // namespace braid

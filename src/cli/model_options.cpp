@@ -165,6 +165,9 @@ Result<LoadedModel> load_model(const ModelFlags& flags, const std::function<void
       flags.model.empty() ? kDefaultModelName : std::filesystem::path(flags.model).filename().string();
   ProgressLine progress("loading " + loaded.name);
   options.progress = [&](uint64_t done, uint64_t total) { progress.update(done, total); };
+  options.host_progress = [&](uint64_t done, uint64_t total) {
+    progress.update(done, total, "host memory for checkpoints");
+  };
   BRAID_ASSIGN(loaded.engine, Engine::create(*loaded.file, options));
   BRAID_ASSIGN(loaded.tokenizer, make_tokenizer(*loaded.file));
   return loaded;

@@ -70,7 +70,8 @@ struct EngineOptions {
   enum class Fault : uint8_t { none, passing, lasting };
   Fault fault = Fault::none;  // tests: the device fails in step `fault_step`
   uint64_t fault_step = 0;
-  ModelWeights::Progress progress;  // while weights load
+  ModelWeights::Progress progress;       // while weights load
+  ModelWeights::Progress host_progress;  // while host memory for checkpoints and swap is taken
 };
 
 struct EngineStats {

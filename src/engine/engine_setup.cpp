@@ -303,11 +303,16 @@ Status Engine::load() {
   const size_t checkpoint_bytes =
       static_cast<size_t>(host_images_.checkpoint_count) * (cache_.state_bytes() + block_bytes);
   const size_t swap_bytes = static_cast<size_t>(host_images_.swap_count) * block_bytes;
+  const auto taking = [&](size_t before) -> BytesDone {
+    if (!options_.host_progress) return nullptr;
+    return
+        [&, before](uint64_t done) { options_.host_progress(before + done, checkpoint_bytes + swap_bytes); };
+  };
   if (checkpoint_bytes > 0) {
-    BRAID_ASSIGN(checkpoint_memory_, device_->allocate_host(checkpoint_bytes, "checkpoints"));
+    BRAID_ASSIGN(checkpoint_memory_, device_->allocate_host(checkpoint_bytes, "checkpoints", taking(0)));
   }
   if (swap_bytes > 0) {
-    BRAID_ASSIGN(swap_memory_, device_->allocate_host(swap_bytes, "swap"));
+    BRAID_ASSIGN(swap_memory_, device_->allocate_host(swap_bytes, "swap", taking(checkpoint_bytes)));
   }
 
   if (disk_) {

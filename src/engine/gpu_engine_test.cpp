@@ -4,6 +4,7 @@
 //
 // Everything is skipped, and says why, where there is no GPU.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -342,6 +343,56 @@ TEST_P(GpuMemory, WhatIsPredictedIsTaken) {
 
 INSTANTIATE_TEST_SUITE_P(Models, GpuMemory, ::testing::ValuesIn(kSubjects),
                          [](const auto& info) { return std::string(info.param.name); });
+
+// What the process has in memory now.
+size_t resident_bytes() {
+  std::ifstream in("/proc/self/statm");
+  size_t size_pages = 0, resident_pages = 0;
+  in >> size_pages >> resident_pages;
+  return resident_pages * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+// Beyond the size from which several threads take it, and no multiple of anything.
+TEST(GpuHostMemory, LargeOddSizesAreZerosAreCopiedBothWaysAndComeBack) {
+  const std::string why = testing_devices::why_not_on("cuda");
+  if (!why.empty()) GTEST_SKIP() << why;
+  auto made = make_cuda_device({});
+  ASSERT_TRUE(made.ok());
+  Device& device = **made;
+  constexpr size_t kBytes = (size_t{300} << 20) + 12345;
+  auto there = device.allocate(kBytes, "test");
+  ASSERT_TRUE(there.ok());
+  const size_t before = resident_bytes();
+  for (int round = 0; round < 3; ++round) {
+    uint64_t done = 0;
+    auto taken = device.allocate_host(kBytes, "test", [&](uint64_t bytes) {
+      EXPECT_GE(bytes, done);
+      done = bytes;
+    });
+    ASSERT_TRUE(taken.ok()) << taken.error().message;
+    EXPECT_EQ(done, kBytes);
+    ASSERT_EQ(taken->size_bytes(), kBytes);
+    auto* bytes = static_cast<uint8_t*>(taken->data());
+    EXPECT_TRUE(std::all_of(bytes, bytes + kBytes, [](uint8_t byte) { return byte == 0; }));
+    const auto value = [&](size_t i) { return static_cast<uint8_t>((i * 2654435761u >> 16) + i / 4093); };
+    for (size_t i = 0; i < kBytes; ++i) bytes[i] = value(i);
+    device.to_device(there->data(), bytes, kBytes);
+    device.synchronize();
+    std::fill(bytes, bytes + kBytes, uint8_t{0});
+    // In two copies that meet at an odd place.
+    constexpr size_t kFirst = (size_t{123} << 20) + 77;
+    auto* from = static_cast<uint8_t*>(there->data());
+    device.to_host(bytes, from, kFirst);
+    device.to_host(bytes + kFirst, from + kFirst, kBytes - kFirst);
+    device.synchronize();
+    size_t wrong = 0;
+    for (size_t i = 0; i < kBytes; ++i) wrong += bytes[i] != value(i) ? 1 : 0;
+    EXPECT_EQ(wrong, 0u);
+    ASSERT_TRUE(device.health().ok()) << device.health().error().message;
+    *taken = Buffer();
+    EXPECT_LT(resident_bytes(), before + kBytes / 2) << "round " << round;
+  }
+}
 
 }  // namespace
 }  // namespace braid

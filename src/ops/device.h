@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/host_pages.h"
 #include "base/result.h"
 #include "ops/state.h"
 #include "ops/tensor.h"
@@ -131,8 +132,10 @@ class Device {
   // memcpy.
   virtual void to_device(void* dst, const void* src, size_t size_bytes) = 0;
   virtual void to_host(void* dst, const void* src, size_t size_bytes) = 0;
-  // Host memory that such copies are fast with (pinned, where that means something). Error: exhausted.
-  virtual Result<Buffer> allocate_host(size_t size_bytes, const char* label) {
+  // Host memory that such copies are fast with (pinned, where that means something). Gigabytes take seconds:
+  // `done` is told how far it is. Error: exhausted.
+  virtual Result<Buffer> allocate_host(size_t size_bytes, const char* label,
+                                       const BytesDone& done = nullptr) {
     return allocate(size_bytes, label);
   }
   // What travels between ops (tensor.h). The residual stream, router and gate rows and logits are f32 always.

@@ -2,8 +2,12 @@
 #include "ops/cuda/cuda_device.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
 #include <cstring>
 
+#include "base/log_line.h"
+#include "base/threads.h"
 #include "ops/cuda/device_math.h"
 
 namespace braid {
@@ -13,6 +17,45 @@ using cuda::gpu_error;
 
 void release_device(void* data, size_t) { cudaFree(data); }
 void release_host(void* data, size_t) { cudaFreeHost(data); }
+void release_pages(void* data, size_t size_bytes) {
+  cudaHostUnregister(data);
+  give_pages_back(data, size_bytes);
+}
+
+// From here on host memory is taken from the system by several threads and then made known to the driver,
+// which by itself clears and pins page after page on one.
+constexpr size_t kManyHostBytes = size_t{128} << 20;
+
+// Pages of this process, pinned as one range (a copy must not cross from one range to another). With unified
+// addresses the default is what cudaHostAlloc gives: mapped, and pinned for every context. The driver counts
+// nothing against RLIMIT_MEMLOCK.
+// An empty buffer: the driver does not pin what it has not allocated.
+Result<Buffer> pinned_pages(size_t size_bytes, const char* label, const BytesDone& done) {
+  using Clock = std::chrono::steady_clock;
+  const auto seconds_since = [](Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  };
+  const auto start = Clock::now();
+  const int threads = std::max(1, std::min(16, usable_cores()));
+  BRAID_ASSIGN(std::byte* const data, take_pages(size_bytes, threads, done));
+  const double taken_s = seconds_since(start);
+  const cudaError_t error = cudaHostRegister(data, pages_bytes(size_bytes), cudaHostRegisterDefault);
+  char text[200];
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    give_pages_back(data, size_bytes);
+    std::snprintf(text, sizeof text,
+                  "the driver does not pin %zu MiB for %s (%s); it allocates them itself, which takes longer",
+                  size_bytes >> 20, label, cudaGetErrorString(error));
+    log_warning(text);
+    return Buffer();
+  }
+  std::snprintf(text, sizeof text,
+                "host memory for %s: %zu MiB taken by %d threads in %.2f s, pinned %.2f s later", label,
+                size_bytes >> 20, threads, taken_s, seconds_since(start) - taken_s);
+  log_info(text);
+  return Buffer(data, size_bytes, release_pages);
+}
 
 __global__ void probe() {}
 __global__ void fault() { __trap(); }
@@ -105,7 +148,14 @@ Result<Buffer> CudaDevice::allocate(size_t size_bytes, const char* label) {
   return std::move(buffer);
 }
 
-Result<Buffer> CudaDevice::allocate_host(size_t size_bytes, const char* label) {
+Result<Buffer> CudaDevice::allocate_host(size_t size_bytes, const char* label, const BytesDone& done) {
+  if (size_bytes >= kManyHostBytes) {
+    auto pages = pinned_pages(size_bytes, label, done);
+    if (!pages.ok())
+      return Error{pages.error().kind,
+                   "no pinned memory for " + std::string(label) + ": " + pages.error().message};
+    if (pages->data() != nullptr) return std::move(pages).value();
+  }
   void* data = nullptr;
   const cudaError_t error = cudaHostAlloc(&data, std::max<size_t>(size_bytes, 64), cudaHostAllocDefault);
   if (error != cudaSuccess) {

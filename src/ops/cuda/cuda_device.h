@@ -22,7 +22,8 @@ class CudaDevice final : public Device {
   std::string description() const override { return description_; }
   uint64_t free_bytes() const override;
   Result<Buffer> allocate(size_t size_bytes, const char* label) override;
-  Result<Buffer> allocate_host(size_t size_bytes, const char* label) override;
+  Result<Buffer> allocate_host(size_t size_bytes, const char* label, const BytesDone& done) override;
+  using Device::allocate_host;
   Status load_weights(std::span<Weight* const> weights, const WeightDone& done) override;
   size_t weight_bytes(const Weight& weight) const override;
   int32_t state_tile_columns(const DeltaShape& shape) const override {

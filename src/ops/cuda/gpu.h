@@ -34,6 +34,9 @@
 #define cudaGraph_t hipGraph_t
 #define cudaHostAllocDefault hipHostMallocDefault
 #define cudaHostAlloc hipHostMalloc
+#define cudaHostRegister hipHostRegister
+#define cudaHostRegisterDefault hipHostRegisterDefault
+#define cudaHostUnregister hipHostUnregister
 #define cudaMalloc hipMalloc
 #define cudaMemGetInfo hipMemGetInfo
 #define cudaMemcpyAsync hipMemcpyAsync
