@@ -271,8 +271,8 @@ TEST(Linear, ExtremeCodesDoNotSaturate) {
 }
 
 TEST(Linear, ZeroRowsGiveZero) {
-  for (GgmlType type :
-       {GgmlType::F32, GgmlType::BF16, GgmlType::Q8_0, GgmlType::Q4_K, GgmlType::Q6_K, GgmlType::Q5_K}) {
+  for (GgmlType type : {GgmlType::F32, GgmlType::BF16, GgmlType::Q8_0, GgmlType::Q4_K, GgmlType::Q6_K,
+                        GgmlType::Q5_K, GgmlType::MXFP4}) {
     for (const DeviceCase& device : all_devices()) {
       Random random(37);
       const auto w = random_weight(random, type, 17, 256);
@@ -341,6 +341,9 @@ void expect_tails(const std::vector<GgmlType>& types) {
 TEST(Linear, PartsOfOneInputKeepTheirTails) {
   expect_tails({GgmlType::Q8_0, GgmlType::Q4_K, GgmlType::BF16, GgmlType::Q6_K, GgmlType::F32});
   expect_tails({GgmlType::Q5_K, GgmlType::Q6_K, GgmlType::Q5_K, GgmlType::Q5_1, GgmlType::Q4_1});
+  expect_tails({GgmlType::Q6_K, GgmlType::Q5_K, GgmlType::Q4_K, GgmlType::Q4_K});
+  // One form of 4-bit codes on a GPU, with four meanings.
+  expect_tails({GgmlType::IQ4_XS, GgmlType::MXFP4, GgmlType::NVFP4, GgmlType::Q4_0, GgmlType::IQ4_NL});
 }
 
 // ssm_alpha and ssm_beta are views into one wide activation; rows may lie apart.
@@ -386,6 +389,26 @@ TEST(Logits, AgreeWithDecodedWeights) {
   }
 }
 
+// A GPU keeps one power of two for 32 rows: those that are a thousand times smaller keep their digits.
+TEST(Linear, SmallRowsBesideLargeOnes) {
+  for (GgmlType type : {GgmlType::Q8_0, GgmlType::Q5_K, GgmlType::Q5_1, GgmlType::IQ4_NL, GgmlType::MXFP4}) {
+    Random random(67);
+    const auto w = random_weight(random, type, 40, 512);
+    const int64_t bytes = std::ssize(w->bytes) / 40;
+    for (int64_t row = 0; row < 40; ++row) {
+      const float size = std::ldexp(1.0f, static_cast<int>(-(row % 11)));
+      encode_row(type, random.normals(512, size).data(), w->bytes.data() + row * bytes, 512);
+      decode_row(type, w->bytes.data() + row * bytes, w->values.data() + row * 512, 512);
+    }
+    for (const DeviceCase& device : all_devices()) {
+      for (int64_t rows : {1, 5, 40}) {
+        const std::vector<float> x = exact_inputs(random, rows, 512, kept(device, type));
+        expect_product(multiply(device, *w, x, {rows}), *w, x, 1e-6, device);
+      }
+    }
+  }
+}
+
 // Long sums, many rows, widths beside every tile: what a GPU cuts into tiles and shares.
 TEST(Linear, AgreesOnLargeShapes) {
   struct Case {
@@ -393,12 +416,13 @@ TEST(Linear, AgreesOnLargeShapes) {
     int64_t n, k, rows;
   };
   const Case cases[] = {
-      {GgmlType::Q4_K, 1000, 2048, 1}, {GgmlType::Q4_K, 300, 5120, 9},  {GgmlType::Q4_K, 520, 1024, 130},
-      {GgmlType::Q6_K, 1030, 1024, 5}, {GgmlType::Q6_K, 257, 2304, 70}, {GgmlType::Q8_0, 999, 1056, 17},
-      {GgmlType::BF16, 513, 1000, 33}, {GgmlType::F32, 256, 2048, 200}, {GgmlType::Q8_0, 70000, 64, 3},
-      {GgmlType::Q8_0, 36000, 96, 2},  {GgmlType::F16, 70000, 64, 12},  {GgmlType::Q5_K, 1000, 2048, 2},
-      {GgmlType::Q5_K, 300, 5120, 6},  {GgmlType::Q5_K, 800, 1024, 24}, {GgmlType::Q5_K, 520, 1024, 130},
-      {GgmlType::Q5_0, 999, 1056, 50}};
+      {GgmlType::Q4_K, 1000, 2048, 1},  {GgmlType::Q4_K, 300, 5120, 9},    {GgmlType::Q4_K, 520, 1024, 130},
+      {GgmlType::Q6_K, 1030, 1024, 5},  {GgmlType::Q6_K, 257, 2304, 70},   {GgmlType::Q8_0, 999, 1056, 17},
+      {GgmlType::BF16, 513, 1000, 33},  {GgmlType::F32, 256, 2048, 200},   {GgmlType::Q8_0, 70000, 64, 3},
+      {GgmlType::Q8_0, 36000, 96, 2},   {GgmlType::F16, 70000, 64, 12},    {GgmlType::Q5_K, 1000, 2048, 2},
+      {GgmlType::Q5_K, 300, 5120, 6},   {GgmlType::Q5_K, 800, 1024, 24},   {GgmlType::Q5_K, 520, 1024, 130},
+      {GgmlType::Q5_0, 999, 1056, 50},  {GgmlType::IQ4_XS, 1000, 2048, 2}, {GgmlType::MXFP4, 300, 5120, 6},
+      {GgmlType::NVFP4, 800, 1024, 24}, {GgmlType::MXFP4, 520, 1024, 130}, {GgmlType::IQ4_NL, 999, 1056, 50}};
   for (const Case& c : cases) {
     for (const DeviceCase& device : all_devices()) {
       if (device.reference || device.activations == Activations::i16) continue;

@@ -86,8 +86,8 @@ void expect_equal(const Case& c, const std::vector<int64_t>& rows) {
 const std::vector<int64_t> kRows = {1, 2, 3, 4, 5, 6, 7, 8, 9, 20};
 
 TEST(NormLinear, GivesTheBytesOfNormThenProducts) {
-  for (GgmlType type :
-       {GgmlType::Q4_K, GgmlType::Q6_K, GgmlType::Q5_K, GgmlType::Q8_0, GgmlType::BF16, GgmlType::F32}) {
+  for (GgmlType type : {GgmlType::Q4_K, GgmlType::Q6_K, GgmlType::Q5_K, GgmlType::IQ4_XS, GgmlType::Q8_0,
+                        GgmlType::BF16, GgmlType::F32}) {
     expect_equal({256, {{type, 70}}}, kRows);
     expect_equal({768, {{type, 33}, {type, 64, Tail::add}}}, kRows);
     expect_equal({1024, {{type, 90, Tail::silu_mul, type}}}, kRows);
@@ -106,6 +106,13 @@ TEST(NormLinear, ServesProductsOfSeveralFormats) {
   expect_equal({512, mixed, 4}, kRows);
   expect_equal({512, {{GgmlType::Q5_K, 100}, {GgmlType::Q6_K, 70}, {GgmlType::Q5_K, 33, Tail::add}}}, kRows);
   expect_equal({512, {{GgmlType::Q5_K, 90, Tail::silu_mul, GgmlType::Q6_K}, {GgmlType::Q4_K, 40}}}, kRows);
+  expect_equal({512, {{GgmlType::Q6_K, 64}, {GgmlType::Q4_K, 70}, {GgmlType::Q5_K, 33}}}, kRows);
+  expect_equal({512,
+                {{GgmlType::MXFP4, 40},
+                 {GgmlType::IQ4_XS, 90, Tail::silu_mul, GgmlType::Q4_0},
+                 {GgmlType::Q5_K, 64},
+                 {GgmlType::NVFP4, 33, Tail::add}}},
+               kRows);
 }
 
 // Widths and distances between rows that suit no vector.

@@ -20,6 +20,13 @@ __device__ inline uint32_t word_of(const uint4& v, int i) {
   return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
+// __byte_perm() without its mask: the selector has no bits 3, 7, 11, 15.
+__device__ inline uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) {
+  uint32_t bytes;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(selector));
+  return bytes;
+}
+
 // Formats whose codes can be multiplied as they are, with scales on the sums (product_few_pair.cuh), have
 // besides: kSubBlocks, parts of a lane's 32 k that have a scale each; kHigh, what codes of h = 1 must be
 // multiplied with; raw(), fragments of codes times 2^-24; sum_scales(), factors of the sums; kOffset, what
@@ -347,6 +354,78 @@ struct FormatQ5 {
     const uint2 pairs = pairs_at(part, lane, r16);
     return {{__half22float2(as_half2(__byte_perm(pairs.x, pairs.y, 0x5410)))},
             __half22float2(as_half2(__byte_perm(pairs.x, pairs.y, 0x7632)))};
+  }
+};
+
+struct FormatT4 {
+  static constexpr Pack kPack = Pack::t4;
+  static constexpr int kWarps = 8;
+  static constexpr int kFewWarps = 16;     // for up to 16 rows of x
+  static constexpr int kStreams = 8;       // warps for up to 8 rows; halves that those
+  static constexpr int kStreamHalves = 1;  // of lists load at a time (product_list.cuh)
+  struct Codes {
+    uint4 v[2];
+    uint4 levels;  // + 128, a byte each
+  };
+  struct Scales {  // [first or last 16][half]
+    __half2 s[2][2];
+    __half2 c[2][2];
+  };
+  __device__ static void load(Codes& codes, const uint8_t* part, int lane, int r16) {
+    const uint4* at = reinterpret_cast<const uint4*>(part) + r16 * 2 * 32 + lane;
+    codes.v[0] = at[0];
+    codes.v[1] = at[32];
+    codes.levels = *reinterpret_cast<const uint4*>(part + 2560);
+  }
+  // Of rows g and g + 8, both scales each.
+  __device__ static uint2 pairs_at(const uint8_t* part, int lane, int r16) {
+    return reinterpret_cast<const uint2*>(part + 2048)[r16 * 32 + lane];
+  }
+  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+    const uint2 pairs = pairs_at(part, lane, r16);
+    const __half2 back = __float2half2_rn(-0x1p-17f);  // -128 * 2^-24
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const __half2 pair = as_half2(half == 0 ? pairs.x : pairs.y);
+      out.s[0][half] = twice(__low2half(pair));
+      out.s[1][half] = twice(__high2half(pair));
+      for (int s = 0; s < 2; ++s) out.c[s][half] = __hmul2(out.s[s][half], back);
+    }
+  }
+  __device__ static Fragments fragments(const Codes& codes, const Scales& scales, int i) {
+    const int s = i / 2;
+    return scaled(raw(codes, i), scales.s[s], scales.s[s], scales.c[s]);
+  }
+
+  static constexpr int kSubBlocks = 2;
+  static constexpr bool kMin = false;
+  static constexpr float kHigh = 1.0f;
+  static constexpr float kOffset = -0x1p-17f;  // 128 * 2^-24
+  __device__ static Fragments raw(const Codes& codes, int i) {
+    Fragments f;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t w = word_of(codes.v[half], i);
+      const uint32_t in_eight = w & 0x77777777u;                          // among the first or last levels
+      const uint32_t which_eight = (w >> 1 & 0x44444444u) | 0x32103210u;  // of byte 0, 1, 2, 3
+#pragma unroll
+      for (int p = 0; p < 2; ++p) {
+        const uint32_t at = p == 0 ? in_eight : in_eight >> 16;
+        const uint32_t low = permute(codes.levels.x, codes.levels.y, at);
+        const uint32_t high = permute(codes.levels.z, codes.levels.w, at);
+        const uint32_t x = permute(low, high, p == 0 ? which_eight : which_eight >> 16);
+        f.a[p][half] = x & 0x00ff00ffu;
+        f.a[p][2 + half] = __byte_perm(x, 0, 0x4341);
+      }
+    }
+    return f;
+  }
+  __device__ static SumScales<2> sum_scales(const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+    const uint2 pairs = pairs_at(part, lane, r16);
+    SumScales<2> out;
+    out.s[0] = __half22float2(as_half2(__byte_perm(pairs.x, pairs.y, 0x5410)));
+    out.s[1] = __half22float2(as_half2(__byte_perm(pairs.x, pairs.y, 0x7632)));
+    return out;
   }
 };
 

@@ -108,6 +108,9 @@ void launch_products(Context& context, Pack pack, Columns columns, const Product
     case Pack::q5:
       return columns.wide ? launch_wide_q5(context, columns.count, args)
                           : launch_products_q5(context, columns.count / 8, args);
+    case Pack::t4:
+      return columns.wide ? launch_wide_t4(context, columns.count, args)
+                          : launch_products_t4(context, columns.count / 8, args);
   }
 }
 

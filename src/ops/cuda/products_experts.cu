@@ -15,6 +15,8 @@ bool launch_experts(Context& context, Pack pack, const ProductArgs& args) {
       return launch_experts_format<FormatQ6K>(context, args);
     case Pack::q5:
       return launch_experts_format<FormatQ5>(context, args);
+    case Pack::t4:
+      return launch_experts_format<FormatT4>(context, args);
   }
   return false;
 }

@@ -43,6 +43,19 @@ __device__ inline int fp4_doubled(int code) {
   return code & 8 ? -magnitude : magnitude;
 }
 
+// What a 4-bit code of the types without a minimum stands for.
+__device__ inline int level_of(GgmlType type, int code) {
+  switch (type) {
+    case GgmlType::Q4_0:
+      return code - 8;
+    case GgmlType::IQ4_NL:
+    case GgmlType::IQ4_XS:
+      return iq4_level(code);
+    default:
+      return fp4_doubled(code);
+  }
+}
+
 __device__ inline uint32_t load16(const uint8_t* at) { return at[0] | static_cast<uint32_t>(at[1]) << 8; }
 __device__ inline uint32_t load32(const uint8_t* at) { return load16(at) | load16(at + 2) << 16; }
 __device__ inline float half_at(const uint8_t* at) {
@@ -76,8 +89,11 @@ struct Codes {
   float min;
 };
 
-// Fills `out` for the types whose elements are a code times a scale of 16 or 32 elements.
-__device__ inline void read_codes(GgmlType type, const uint8_t* row, int k0, Codes& out) {
+// Fills `out` for the types whose elements are a code times a scale of 16 or 32 elements. as_stored: 4-bit
+// codes of level_of() as they are.
+__device__ inline void read_codes(GgmlType type, const uint8_t* row, int k0, Codes& out,
+                                  bool as_stored = false) {
+  const auto level = [&](int code) { return static_cast<int8_t>(as_stored ? code : level_of(type, code)); };
   out.min = 0;
   const int group = k0 % 256 / 32;
   switch (type) {
@@ -92,10 +108,8 @@ __device__ inline void read_codes(GgmlType type, const uint8_t* row, int k0, Cod
       const uint8_t* b = row + k0 / 32 * 18;
       out.scale[0] = out.scale[1] = half_at(b);
       for (int j = 0; j < 16; ++j) {
-        const int low = b[2 + j] & 15;
-        const int high = b[2 + j] >> 4;
-        out.code[j] = static_cast<int8_t>(type == GgmlType::Q4_0 ? low - 8 : iq4_level(low));
-        out.code[j + 16] = static_cast<int8_t>(type == GgmlType::Q4_0 ? high - 8 : iq4_level(high));
+        out.code[j] = level(b[2 + j] & 15);
+        out.code[j + 16] = level(b[2 + j] >> 4);
       }
       break;
     }
@@ -168,8 +182,8 @@ __device__ inline void read_codes(GgmlType type, const uint8_t* row, int k0, Cod
       out.scale[0] = out.scale[1] = __fmul_rn(half_at(b), static_cast<float>(scale - 32));
       const uint8_t* qs = b + 8 + 16 * group;
       for (int j = 0; j < 16; ++j) {
-        out.code[j] = static_cast<int8_t>(iq4_level(qs[j] & 15));
-        out.code[j + 16] = static_cast<int8_t>(iq4_level(qs[j] >> 4));
+        out.code[j] = level(qs[j] & 15);
+        out.code[j + 16] = level(qs[j] >> 4);
       }
       break;
     }
@@ -177,8 +191,8 @@ __device__ inline void read_codes(GgmlType type, const uint8_t* row, int k0, Cod
       const uint8_t* b = row + k0 / 32 * 17;
       out.scale[0] = out.scale[1] = e8m0_half(b[0]);
       for (int j = 0; j < 16; ++j) {
-        out.code[j] = static_cast<int8_t>(fp4_doubled(b[1 + j] & 15));
-        out.code[j + 16] = static_cast<int8_t>(fp4_doubled(b[1 + j] >> 4));
+        out.code[j] = level(b[1 + j] & 15);
+        out.code[j + 16] = level(b[1 + j] >> 4);
       }
       break;
     }
@@ -188,8 +202,8 @@ __device__ inline void read_codes(GgmlType type, const uint8_t* row, int k0, Cod
         const int sub = k0 % 64 / 16 + s;
         out.scale[s] = 0.5f * ue4m3(b[sub]);
         for (int j = 0; j < 8; ++j) {
-          out.code[16 * s + j] = static_cast<int8_t>(fp4_doubled(b[4 + 8 * sub + j] & 15));
-          out.code[16 * s + j + 8] = static_cast<int8_t>(fp4_doubled(b[4 + 8 * sub + j] >> 4));
+          out.code[16 * s + j] = level(b[4 + 8 * sub + j] & 15);
+          out.code[16 * s + j + 8] = level(b[4 + 8 * sub + j] >> 4);
         }
       }
       break;

@@ -34,9 +34,13 @@ Pack pack_of(GgmlType type) {
     case GgmlType::Q5_0:
     case GgmlType::Q4_1:
       return Pack::q5;
-    case GgmlType::Q8_0:
-    case GgmlType::Q4_0:
     case GgmlType::IQ4_NL:
+    case GgmlType::IQ4_XS:
+    case GgmlType::MXFP4:
+    case GgmlType::NVFP4:
+    case GgmlType::Q4_0:
+      return Pack::t4;
+    case GgmlType::Q8_0:
       return Pack::q8;
     default:
       return Pack::f16;
@@ -96,6 +100,11 @@ __device__ inline void read_five_bits(GgmlType type, const uint8_t* row, int k0,
   out.min = 16 * out.scale[0];
 }
 
+// Of level_of().
+__device__ inline float most_level(GgmlType type) {
+  return type == GgmlType::Q4_0 ? 8 : type == GgmlType::MXFP4 || type == GgmlType::NVFP4 ? 12 : 127;
+}
+
 // Largest magnitude that the codes of this group could stand for.
 __device__ inline float group_range(Pack pack, GgmlType type, const uint8_t* row, int k0, int k) {
   if (pack == Pack::f16) {
@@ -112,7 +121,11 @@ __device__ inline float group_range(Pack pack, GgmlType type, const uint8_t* row
     read_codes(type, row, k0, codes);
   }
   const float scale = fmaxf(fabsf(codes.scale[0]), fabsf(codes.scale[1]));
-  const float most = pack == Pack::q4k ? 15 : pack == Pack::q5 ? 31 : pack == Pack::q6k ? 32 : 128;
+  const float most = pack == Pack::q4k   ? 15
+                     : pack == Pack::q5  ? 31
+                     : pack == Pack::q6k ? 32
+                     : pack == Pack::q8  ? 128
+                                         : most_level(type);
   return scale * most + fabsf(codes.min);
 }
 
@@ -283,10 +296,40 @@ __device__ void pack_group<Pack::q5>(const PackJob& job, uint8_t* unit, const ui
   at[1] = half_bits(codes.min * p * 0x1p12f);
 }
 
+// How much a level grows in t4 so that the largest fills a byte, +-96 to 128: scales are as much smaller.
+__device__ inline int level_unit(GgmlType type) {
+  return type == GgmlType::Q4_0 ? 16 : type == GgmlType::MXFP4 || type == GgmlType::NVFP4 ? 8 : 1;
+}
+
+template <>
+__device__ void pack_group<Pack::t4>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u, int r16,
+                                     int k128, int half, int lane, float p) {
+  const int k0 = u * kUnitWidth + 128 * k128 + 32 * (lane % 4);
+  const int grows = level_unit(job.type);
+  Codes codes = {};
+  if (row != nullptr && k0 < job.k) read_codes(job.type, row, k0, codes, true);
+  uint8_t* part = unit + k128 * half_bytes(Pack::t4);
+  uint32_t words[4] = {};
+  for (int i = 0; i < 4; ++i)
+    for (int pair = 0; pair < 2; ++pair)
+      for (int e = 0; e < 2; ++e)
+        for (int h = 0; h < 2; ++h)
+          words[i] |= static_cast<uint32_t>(codes.code[8 * i + 4 * pair + 2 * h + e])
+                      << 4 * (4 * pair + 2 * e + h);
+  reinterpret_cast<uint4*>(part)[(r16 * 2 + half) * 32 + lane] =
+      make_uint4(words[0], words[1], words[2], words[3]);
+  unsigned short* at = reinterpret_cast<unsigned short*>(part + 2048) + ((r16 * 32 + lane) * 2 + half) * 2;
+  for (int s = 0; s < 2; ++s) at[s] = half_bits(codes.scale[s] / static_cast<float>(grows) * p * 0x1p24f);
+  if (r16 == 0 && half == 0 && lane < 16)
+    part[2560 + lane] = static_cast<uint8_t>(level_of(job.type, lane) * grows + 128);
+}
+
 // P times the largest magnitude of a block is in [2^top, 2^(top + 1)): as large as scales times 2^24 may be
-// in f16.
+// in f16. A weight in f16 is off by 2^-11 of itself (f16, t4) or as q4k by a little more, or by 2^-24, which
+// is up to 2^-21 of the largest of the 32 rows for t4, 2^-19 for q5, 2^-17 for q8, q4k and q6k, 2^-37 for
+// f16. So scales of a wide range (e8m0, ue4m3) lose what is that far below the largest of its rows.
 __host__ __device__ constexpr int top_of(Pack pack) {
-  return pack == Pack::f16 ? 13 : pack == Pack::q5 ? -5 : -7;
+  return pack == Pack::f16 ? 13 : pack == Pack::t4 ? -3 : pack == Pack::q5 ? -5 : -7;
 }
 
 // One CTA of 256 threads per 32-row block.
@@ -338,6 +381,9 @@ void pack_chunk(Context& context, Pack pack, const PackJob& job) {
       break;
     case Pack::q5:
       pack_kernel<Pack::q5><<<blocks, 256, 0, context.stream>>>(job);
+      break;
+    case Pack::t4:
+      pack_kernel<Pack::t4><<<blocks, 256, 0, context.stream>>>(job);
       break;
   }
   context.launched("packing weights");
