@@ -405,10 +405,15 @@ struct Reader {
   // did not look at may still be on their way, and an arrival now would count for what lay there before.
   __device__ void release(int first, int units) const {
     __syncwarp();
-    if (lane < units) {
-      const Ring::Place place = ring.ahead(first + lane);
+    const auto give_back = [&](int unit) {
+      const Ring::Place place = ring.ahead(first + unit);
       if (ring.units < 2 * kStepUnits) wait_barrier(ring.full + 8 * place.unit, place.parity);
       arrive(ring.empty + 8 * place.unit);
+    };
+    if constexpr (kWarpArrivals > 1) {
+      for (int i = 0; i < units; ++i) give_back(i);
+    } else if (lane < units) {
+      give_back(lane);
     }
     __syncwarp();
   }
@@ -681,7 +686,7 @@ __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_consta
   if (threadIdx.x == 0) {
     for (int i = 0; i < units; ++i) {
       init_barrier(ring.full + 8 * i, 32);
-      init_barrier(ring.empty + 8 * i, kReaders);
+      init_barrier(ring.empty + 8 * i, kReaders * kWarpArrivals);
     }
     publish_barriers();
   }

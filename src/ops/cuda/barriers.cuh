@@ -45,11 +45,19 @@ __device__ inline void wait_barrier(uint32_t barrier, int parity) {
       : "memory");
 #endif
 }
+
+// Stages that are filled again: when all lanes of a warp have read one, one lane arrives for all 32 at the
+// barrier that the next copy into it waits for. compute-sanitizer's racecheck does not see what orders the
+// other lanes' reads before that arrival where it is not a __syncwarp(). In a build for it (CMake option
+// BRAID_SANITIZE_CUDA) every lane arrives for itself, and a warp counts as that many.
+#if defined(BRAID_SANITIZE_CUDA)
+inline constexpr int kWarpArrivals = 32;
+#else
+inline constexpr int kWarpArrivals = 1;
+#endif
+
 // Arrives once all cp.async of this thread so far are done; counts as one of the arrivals given to
 // init_barrier.
-// Stages that are filled again: every warp that has read one meets (__syncwarp), then one lane arrives for
-// all 32 at the barrier that the next copy into it waits for. compute-sanitizer's racecheck follows each
-// thread's own arrivals only, so it reports such copies against the other lanes' reads.
 __device__ inline void arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(barrier) : "memory");
 }

@@ -122,6 +122,7 @@ __device__ inline void load_experts(const ProductArgs& a, ExpertRound* rounds, u
     }
     ExpertRound& told = rounds[round % kExpertRounds];
     if (at >= end) {
+      if (kWarpArrivals > 1 && lane > 0) arrive(barriers.described + 8 * (round % kExpertRounds));
       if (lane == 0) {
         told.atoms = 0;
         arrive(barriers.described + 8 * (round % kExpertRounds));
@@ -153,7 +154,7 @@ __device__ inline void load_experts(const ProductArgs& a, ExpertRound* rounds, u
                  first * (Shape::kAtomStretches * kUnitRows);
       }
       __syncwarp();
-      if (lane == 0) arrive(barriers.described + 8 * (round % kExpertRounds));
+      if (lane == 0 || kWarpArrivals > 1) arrive(barriers.described + 8 * (round % kExpertRounds));
     };
     // The first chunks do not wait for x's rows to be known.
     if (round > 0) describe();
@@ -324,7 +325,7 @@ __device__ inline void multiply_experts(const ProductArgs& a, const ExpertRound*
       wait_barrier(barriers.full + 8 * own_stage, own_parity);
       multiply_unit<Format>(unit, b, own, lane);
       __syncwarp();
-      if (lane == 0) arrive(barriers.empty + 8 * own_stage);
+      if (lane == 0 || kWarpArrivals > 1) arrive(barriers.empty + 8 * own_stage);
     }
     stage += chunks;
     if (stage >= stages) {
@@ -354,7 +355,7 @@ __device__ inline void multiply_experts(const ProductArgs& a, const ExpertRound*
         for (int q = 0; q < 4; ++q) to[q % 2 * kSumStride + r16 * 16 + q / 2 * 8] = own[r16][q];
     }
     __syncwarp();
-    if (lane == 0) arrive(barriers.summed);
+    if (lane == 0 || kWarpArrivals > 1) arrive(barriers.summed);
     round = next;
   }
   if (round == 0) return;
@@ -381,10 +382,10 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
       init_barrier(at.full + 8 * stage, 1);
-      init_barrier(at.empty + 8 * stage, kChunkUnits);
+      init_barrier(at.empty + 8 * stage, kChunkUnits * kWarpArrivals);
     }
-    for (int i = 0; i < kExpertRounds; ++i) init_barrier(at.described + 8 * i, 1);
-    init_barrier(at.summed, kExpertWarps);
+    for (int i = 0; i < kExpertRounds; ++i) init_barrier(at.described + 8 * i, kWarpArrivals);
+    init_barrier(at.summed, kExpertWarps * kWarpArrivals);
     publish_barriers();
   }
   __syncthreads();

@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(ProductShape<Format, kGroups>::kThreads + 32, 
   if (thread == 0) {
     for (int stage = 0; stage < stages; ++stage) {
       init_barrier(x_full(stage), 32);
-      init_barrier(x_empty(stage), Shape::kWarps);
+      init_barrier(x_empty(stage), Shape::kWarps * kWarpArrivals);
       for (int w = 0; w < Shape::kWarps; ++w) init_barrier(weights_full(stage, w), kBulk ? 1 : 32);
     }
     publish_barriers();
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(ProductShape<Format, kGroups>::kThreads + 32, 
                                      base + Shape::kWarps * Shape::kHalf + sub * Shape::kX, acc, lane);
     }
     __syncwarp();
-    if (lane == 0) arrive(x_empty(stage));
+    if (lane == 0 || kWarpArrivals > 1) arrive(x_empty(stage));
     load_weights(n + stages);  // in the place of this step, before the end of a tile holds the warp up
     ++step;
     if (step < steps && n + 1 < count) continue;

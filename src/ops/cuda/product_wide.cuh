@@ -201,7 +201,7 @@ __device__ inline void multiply_step(float (&acc)[2][kColumns / 8][4], const uin
     wait_wide<1>();  // the group before the last: its fragments and, at i = 1, the stage before are free
     // The other lanes have read that stage too: the instructions since took what they read, from all lanes at
     // once. (A __syncwarp() here makes the compiler wait after every instruction.)
-    if (i == 1 && release != 0 && lane == 0) arrive(release);
+    if (i == 1 && release != 0 && (lane == 0 || kWarpArrivals > 1)) arrive(release);
 #pragma unroll
     for (int set = 0; set < 2; ++set) f[i % 2][set] = Format::fragments(codes[set], scales[set], i);
     fence_wide();
@@ -253,7 +253,7 @@ __device__ inline void multiply_steps(float (&acc)[2][kColumns / 8][4], const Wi
         for (int q = 0; q < 4; ++q) asm volatile("" : "+f"(acc[set][j][q]));
   }
   __syncwarp();
-  if (threadIdx.x % 32 == 0) arrive(release);
+  if (threadIdx.x % 32 == 0 || kWarpArrivals > 1) arrive(release);
 }
 
 template <class First, class Second, int kColumns>
@@ -336,7 +336,7 @@ __global__ void __launch_bounds__(WideShape<First, Second, kColumns>::kThreads +
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage) {
       init_barrier(full + 8 * stage, 4);
-      init_barrier(empty + 8 * stage, Shape::kWarps);
+      init_barrier(empty + 8 * stage, Shape::kWarps * kWarpArrivals);
     }
     publish_barriers();
   }
