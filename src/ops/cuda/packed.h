@@ -227,9 +227,12 @@ bool small_fits(const Context& context, int64_t blocks, int units);
 void launch_small(Context& context, const ProductArgs& args);
 // Many experts with up to 8 rows each; false: there is no form for the product.
 bool launch_experts(Context& context, Pack pack, const ProductArgs& args);
-// q6_K parts, then q4_K from tile ProductArgs::second_tile on.
+// q6k parts, then those of the other pack from tile ProductArgs::second_tile on.
 void launch_wide_q6k_q4k(Context& context, int columns, const ProductArgs& args);
-// The same for up to 8 rows, q4_K from block second_block on; false: there is no form for the product.
+void launch_wide_q6k_q5(Context& context, int columns, const ProductArgs& args);
+// The same for up to 8 rows, the other pack from block second_block on; false: there is no form for the
+// product.
 bool launch_few_q6k_q4k(Context& context, const ProductArgs& args, int second_block);
+bool launch_few_q6k_q5(Context& context, const ProductArgs& args, int second_block);
 
 }  // namespace braid::cuda

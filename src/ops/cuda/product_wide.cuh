@@ -22,8 +22,8 @@
 // the tile waits for all parts, mostly long there, and finishes some columns, adding in the order of k. Up to
 // 32 columns parts are looked at until they are there, without counters (LookedParts).
 //
-// q6_K and q4_K weights of one x (published mixes have both in a layer) go in one launch: the tiles of rows
-// of the first, then those of the second.
+// q6k weights and q4k or q5 weights of one x (published mixes have two types in a layer) go in one launch: the
+// tiles of rows of the first, then those of the second.
 //
 // Gate and up: their 32-row blocks alternate. The two warps of a pair of blocks take 16 rows of both, so that
 // both sums of a row meet in one thread.

@@ -263,16 +263,19 @@ void Products::launch(const Weight& like, Columns columns, ProductArgs args,
 }
 
 bool Products::mix(const Weight& a, const Weight& b) {
+  const auto goes_with = [](Pack q6k, Pack other) {
+    return q6k == Pack::q6k && (other == Pack::q4k || other == Pack::q5);
+  };
   const Pack pack = packed(a).pack;
   const Pack other = packed(b).pack;
-  return packed(a).units == packed(b).units &&
-         ((pack == Pack::q6k && other == Pack::q4k) || (pack == Pack::q4k && other == Pack::q6k));
+  return packed(a).units == packed(b).units && (goes_with(pack, other) || goes_with(other, pack));
 }
 
 // False: nothing was launched. In the wide kernels both start with a tile: an empty part fills the last tile
 // of the first format.
 bool Products::launch_mixed(const Weight& like, Columns columns, ProductArgs args,
-                            std::span<const ProductPart> q6k, std::span<const ProductPart> q4k, bool beside) {
+                            std::span<const ProductPart> q6k, std::span<const ProductPart> second,
+                            Pack second_pack, bool beside) {
   args.units = packed(like).units;
   args.x_units = packed(like).x_units;
   args.beside_previous = beside;
@@ -286,18 +289,23 @@ bool Products::launch_mixed(const Weight& like, Columns columns, ProductArgs arg
   for (const ProductPart& part : q6k) add(part);
   if (!columns.wide) {
     const int second_block = args.blocks;
-    for (const ProductPart& part : q4k) add(part);
+    for (const ProductPart& part : second) add(part);
     args.once = true;
-    return launch_few_q6k_q4k(context_, args, second_block);
+    return second_pack == Pack::q5 ? launch_few_q6k_q5(context_, args, second_block)
+                                   : launch_few_q6k_q4k(context_, args, second_block);
   }
   const int tile = wide_warps(Pack::q6k, columns.count);
   ProductPart empty;
   empty.expert_blocks = div_up(args.blocks, tile) * tile - args.blocks;
   if (empty.expert_blocks > 0) add(empty);
   args.second_tile = args.blocks / tile;
-  for (const ProductPart& part : q4k) add(part);
+  for (const ProductPart& part : second) add(part);
   args.once = args.tokens <= columns.count;
-  launch_wide_q6k_q4k(context_, columns.count, args);
+  if (second_pack == Pack::q5) {
+    launch_wide_q6k_q5(context_, columns.count, args);
+  } else {
+    launch_wide_q6k_q4k(context_, columns.count, args);
+  }
   return true;
 }
 
@@ -411,7 +419,8 @@ void Products::linear(std::span<const LinearPart> parts, Tensor x, const FewNorm
       for (const Entry& e : *list) {
         if (same_form(*e.w, like)) {
           same.push_back(e.part);
-        } else if ((columns.wide || columns.count == 8) && mix(*e.w, like) && list->size() < kMostParts) {
+        } else if ((columns.wide || columns.count == 8) && mix(*e.w, like) && list->size() < kMostParts &&
+                   (other_like == nullptr || same_form(*e.w, *other_like))) {
           other.push_back(e.part);
           other_like = e.w;
         } else {
@@ -420,7 +429,8 @@ void Products::linear(std::span<const LinearPart> parts, Tensor x, const FewNorm
       }
       const bool q6k_first = packed(like).pack == Pack::q6k;
       if (other.empty() ||
-          !launch_mixed(like, columns, args, q6k_first ? same : other, q6k_first ? other : same, beside)) {
+          !launch_mixed(like, columns, args, q6k_first ? same : other, q6k_first ? other : same,
+                        packed(q6k_first ? *other_like : like).pack, beside)) {
         launch(like, columns, args, same, beside);
         if (!other.empty()) {
           args.norm.writes = false;

@@ -53,7 +53,7 @@ class Products {
   // `beside`: the kernel before this launch is a product of the same x whose results it does not need.
   void launch(const Weight& like, Columns columns, ProductArgs args, std::span<const ProductPart> parts,
               bool beside = false);
-  // q6_K and q4_K weights of one x, which a wide kernel multiplies together.
+  // q6k weights and q4k or q5 weights of one x, which a kernel multiplies together.
   static bool mix(const Weight& a, const Weight& b);
 
  private:
@@ -61,7 +61,7 @@ class Products {
   bool small(std::span<const LinearPart> parts, int64_t rows) const;
   bool linear_small(std::span<const LinearPart> parts, Tensor x);
   bool launch_mixed(const Weight& like, Columns columns, ProductArgs args, std::span<const ProductPart> q6k,
-                    std::span<const ProductPart> q4k, bool beside);
+                    std::span<const ProductPart> second, Pack second_pack, bool beside);
 
   Context& context_;
   const Device::WorkspaceNeeds& needs_;
