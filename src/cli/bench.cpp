@@ -418,7 +418,10 @@ void add_bench(CLI::App& app, int* exit_code) {
       ->check(CLI::IsMember({"md", "json"}))
       ->capture_default_str();
   command->add_option("--shape", flags->shape, "random weights in a published shape: " + shape_names());
-  command->add_option("--mix", flags->mix, "with --shape: the types of its weights")->capture_default_str();
+  command
+      ->add_option("--mix", flags->mix,
+                   "with --shape: the types of its weights, a mix of `braid quantize` or a type like MXFP4")
+      ->capture_default_str();
   command->add_option("--save", flags->save, "with --shape: keep the file here, for other engines");
   command->callback([flags, exit_code] { *exit_code = run_bench(*flags); });
 }

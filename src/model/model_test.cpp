@@ -222,6 +222,11 @@ TEST(RandomModel, SameSeedSameBytesAndRealTypes) {
   EXPECT_EQ(file.find_tensor("token_embd.weight")->type, GgmlType::Q6_K);
   EXPECT_EQ(file.find_tensor("blk.0.ffn_gate.weight")->type, GgmlType::Q4_K);
   EXPECT_EQ(file.find_tensor("blk.0.attn_norm.weight")->type, GgmlType::F32);
+  for (const char* type : {"IQ4_XS", "mxfp4", "NVFP4"}) {
+    const auto typed = bytes_of(shape, type);
+    EXPECT_EQ(parsed(typed).find_tensor("blk.0.ffn_gate.weight")->type, find_ggml_type(type)->type);
+  }
+  EXPECT_FALSE(random_model(shape, {.mix = "IQ2_XXS"}).ok());
 }
 
 }  // namespace

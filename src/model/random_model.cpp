@@ -318,6 +318,13 @@ RandomParameters count_parameters(const RandomShape& shape) {
 Result<GgufWriter> random_model(const RandomShape& shape, const RandomOptions& options) {
   const bool plain = options.mix == "F32";
   const QuantizeMix* mix = plain ? nullptr : find_quantize_mix(options.mix);
+  QuantizeMix of_type{};
+  const GgmlTypeInfo* type = find_ggml_type(options.mix);
+  if (!plain && mix == nullptr && type != nullptr && can_encode(type->type)) {
+    constexpr uint32_t kUnnamedFileType = 1024;
+    of_type = {type->name, type->type, kUnnamedFileType};
+    mix = &of_type;
+  }
   if (!plain && mix == nullptr)
     return Error{ErrorKind::invalid_argument, fmt::format("there is no quantization {}", options.mix)};
 
