@@ -284,7 +284,7 @@ class Bench {
 
   void top_k() {
     if (!wanted("top_k")) return;
-    for (int64_t rows : {1, 8, 128}) {
+    for (int64_t rows : {1, 8, 32, 128}) {
       if (!wanted(rows)) continue;
       constexpr int64_t kVocabulary = 248320;
       const Tensor logits = tensor(rows, kVocabulary, DType::f32, true);
