@@ -430,7 +430,8 @@ __device__ inline void add_slice(OutSum& out, const uint8_t* slice, const uint8_
   if constexpr (kPairForm<Format>) {
     constexpr int kSub = Format::kSubBlocks;
     constexpr bool kMin = Format::kMin;
-    const SumScales<kSub> scales = Format::sum_scales(slice - S::kBack, slice + S::kRestAt, lane, r16);
+    const SumScales<kSub> scales =
+        Format::sum_scales(slice - S::kBack, slice + S::kRestAt, lane, S::kOwnScales ? 0 : r16);
     float2 x_sums[kSub];
 #pragma unroll
     for (int s = 0; s < kSub; ++s) x_sums[s] = make_float2(first_sums[2 * s], second_sums[2 * s]);
@@ -668,7 +669,7 @@ bool plan_out(const Context& context, const FewOut& out, FewLaunch& launch) {
   return stages >= 1;
 }
 
-// By format of a product; null: none.
+// By format of a product.
 struct InForm {
   bool (*plan)(const Context&, const FewIn&, FewLaunch&);
   void (*kernel)(FewIn, InPlan);
@@ -677,16 +678,17 @@ struct OutForm {
   bool (*plan)(const Context&, const FewOut&, FewLaunch&);
   void (*kernel)(FewOut, OutPlan);
 };
-constexpr InForm kInForms[kPacks] = {{plan_in<FormatF16>, few_in<FormatF16>},
-                                     {plan_in<FormatQ8>, few_in<FormatQ8>},
-                                     {plan_in<FormatQ4K>, few_in<FormatQ4K>},
-                                     {plan_in<FormatQ6K>, few_in<FormatQ6K>}};
-constexpr OutForm kOutForms[kPacks] = {{plan_out<FormatF16>, few_out<FormatF16>},
-                                       {plan_out<FormatQ8>, few_out<FormatQ8>},
-                                       {plan_out<FormatQ4K>, few_out<FormatQ4K>},
-                                       {plan_out<FormatQ6K>, few_out<FormatQ6K>}};
+constexpr InForm kInForms[kPacks] = {
+    {plan_in<FormatF16>, few_in<FormatF16>}, {plan_in<FormatQ8>, few_in<FormatQ8>},
+    {plan_in<FormatQ4K>, few_in<FormatQ4K>}, {plan_in<FormatQ6K>, few_in<FormatQ6K>},
+    {plan_in<FormatQ5>, few_in<FormatQ5>},   {plan_in<FormatT4>, few_in<FormatT4>}};
+constexpr OutForm kOutForms[kPacks] = {
+    {plan_out<FormatF16>, few_out<FormatF16>}, {plan_out<FormatQ8>, few_out<FormatQ8>},
+    {plan_out<FormatQ4K>, few_out<FormatQ4K>}, {plan_out<FormatQ6K>, few_out<FormatQ6K>},
+    {plan_out<FormatQ5>, few_out<FormatQ5>},   {plan_out<FormatT4>, few_out<FormatT4>}};
 static_assert(static_cast<int>(Pack::f16) == 0 && static_cast<int>(Pack::q8) == 1 &&
-              static_cast<int>(Pack::q4k) == 2 && static_cast<int>(Pack::q6k) == 3);
+              static_cast<int>(Pack::q4k) == 2 && static_cast<int>(Pack::q6k) == 3 &&
+              static_cast<int>(Pack::q5) == 4 && static_cast<int>(Pack::t4) == 5);
 
 // Both formats, and that every matrix has them. False: not in one of the forms that the kernels take.
 bool fill_matrices(FewIn& in, FewOut& out, const MoeWeights& w) {
@@ -771,7 +773,6 @@ bool few_experts(Context& context, Act* hidden, Tensor y, Tensor x, Tensor ids, 
   const InForm& in_form = kInForms[static_cast<int>(packed(*w.gate).pack)];
   const OutForm& out_form = kOutForms[static_cast<int>(packed(*w.down).pack)];
   FewLaunch launch;
-  if (in_form.plan == nullptr || out_form.plan == nullptr) return false;
   if (!in_form.plan(context, in, launch) || !out_form.plan(context, out, launch)) return false;
   launch_early(context, in_form.kernel, dim3(launch.in_grid), kInThreads, launch.in_shared, in, launch.in);
   launch_early(context, out_form.kernel, dim3(launch.out_grid), kOutThreads, launch.out_shared, out,

@@ -1,8 +1,9 @@
 // moe_few.cuh -- what the two kernels of moe_few.cu are made of: the choice of experts by a whole block, and
 // slices of packed weights with a warp's ring of them.
 //
-// A slice is 16 of a unit's 32 rows x 128 k (packed.h): its codes stand in one stretch, its scales are read
-// with those of the other 16 rows, which another block reads at the same time, so that memory is read once.
+// A slice is 16 of a unit's 32 rows x 128 k (packed.h): its codes stand in one stretch. So do its scales in
+// some formats; in the others they are read with those of the other 16 rows, which another block reads at the
+// same time, so that memory is read once.
 #pragma once
 
 #include "ops/cuda/barriers.cuh"
@@ -196,15 +197,20 @@ template <class Format>
 struct Slice {
   static constexpr Pack kPack = Format::kPack;
   static constexpr int kCodes = kPack == Pack::f16 ? 4096 : kPack == Pack::q8 ? 2048 : 1024;
-  static constexpr int kHigh = kPack == Pack::q6k ? 512 : 0;
-  static constexpr int kScales = half_bytes(kPack) - 2 * (kCodes + kHigh);
+  static constexpr int kHigh = kPack == Pack::q6k ? 512 : kPack == Pack::q5 ? 256 : 0;
+  // Scales of 16 rows in one stretch, and what is in both slices of a half.
+  static constexpr bool kOwnScales = kPack == Pack::q5 || kPack == Pack::t4;
+  static constexpr int kLevels = kPack == Pack::t4 ? 16 : 0;
+  static constexpr int kScales = kOwnScales ? 256 + kLevels : half_bytes(kPack) - 2 * (kCodes + kHigh);
   static constexpr int kRest = shared_bytes(kPack);
   static constexpr int kHighAt = kCodes;
   static constexpr int kScalesAt = kHighAt + kHigh;
   static constexpr int kRestAt = kScalesAt + kScales;
   static constexpr int kBytes = kRestAt + kRest;
-  static constexpr int kTail = (kScales + kRest) / 16;  // lanes that copy scales
-  static_assert(kCodes % 512 == 0 && kHigh % 512 == 0 && kScales % 16 == 0 && kTail <= 32);
+  static constexpr int kTailAt = kOwnScales ? kHighAt : kScalesAt;
+  static constexpr int kTail = (kBytes - kTailAt) / 16;  // lanes that copy scales, and high bits if they fit
+  static_assert(kCodes % 512 == 0 && kScales % 16 == 0 && kTail <= 32);
+  static_assert(kOwnScales ? kCodes == 1024 && kRest == 0 && kHigh % 256 == 0 : kHigh % 512 == 0);
   // Formats count the bytes of scales from the beginning of half a unit.
   static constexpr int kBack = 2 * (kCodes + kHigh) - kScalesAt;
 
@@ -215,6 +221,14 @@ struct Slice {
       codes.v[0] = at[0];
       codes.v[1] = at[32];
       codes.high = reinterpret_cast<const uint4*>(slice + kHighAt)[lane];
+    } else if constexpr (kOwnScales) {
+      const uint4* at = reinterpret_cast<const uint4*>(slice) + lane;
+      codes.v[0] = at[0];
+      codes.v[1] = at[32];
+      if constexpr (kPack == Pack::q5)
+        codes.high = reinterpret_cast<const uint2*>(slice + kHighAt)[lane];
+      else
+        codes.levels = *reinterpret_cast<const uint4*>(slice + kBytes - kLevels);
     } else {
       Format::load(codes, slice, lane, 0);
     }
@@ -239,6 +253,7 @@ struct SliceRing {
   uint32_t full;
   int tail_from;  // where this lane's part of the scales begins, less 16 lane; and one half later
   int tail_step;
+  int tail_rows;  // and of the other 16 rows
   uint64_t policy;
   int stages;
   int stage = 0;
@@ -249,6 +264,11 @@ struct SliceRing {
     const bool rest = lane * 16 >= S::kScales;
     tail_from = rest ? 2 * kHalf - S::kScales : kHalf - S::kScales;
     tail_step = rest ? 0 : kHalf;
+    if constexpr (S::kOwnScales) {  // two stretches of 256 bytes, or one and the levels
+      tail_from = 2 * S::kCodes + (lane < 16 ? 0 : 256);
+      tail_step = kHalf;
+      tail_rows = lane < 16 || S::kLevels == 0 ? 256 : 0;
+    }
     policy = cache_policy(true);
     memory = at;
     to = shared_address(at) + lane * 16;
@@ -265,6 +285,11 @@ struct SliceRing {
     const uint8_t* part = unit + half * half_bytes(Format::kPack) + r16 * S::kCodes;
 #pragma unroll
     for (int j = 0; j < S::kCodes; j += 512) copy_once(at + j, part + j, policy);
+    if constexpr (S::kOwnScales) {
+      if (lane < S::kTail)
+        copy_once(at + S::kTailAt, unit + tail_from + half * tail_step + r16 * tail_rows, policy);
+      return arrive_after_copies(full + 8 * at_stage);
+    }
     if (S::kHigh > 0) copy_once(at + S::kHighAt, part + 2 * S::kCodes - r16 * (S::kCodes - S::kHigh), policy);
     if (lane < S::kTail) copy_async(at + S::kScalesAt, unit + tail_from + half * tail_step);
     arrive_after_copies(full + 8 * at_stage);
