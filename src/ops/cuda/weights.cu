@@ -325,11 +325,24 @@ __device__ void pack_group<Pack::t4>(const PackJob& job, uint8_t* unit, const ui
 }
 
 // P times the largest magnitude of a block is in [2^top, 2^(top + 1)): as large as scales times 2^24 may be
-// in f16. A weight in f16 is off by 2^-11 of itself (f16, t4) or as q4k by a little more, or by 2^-24, which
-// is up to 2^-21 of the largest of the 32 rows for t4, 2^-19 for q5, 2^-17 for q8, q4k and q6k, 2^-37 for
-// f16. So scales of a wide range (e8m0, ue4m3) lose what is that far below the largest of its rows.
+// in f16, where the largest code is 128 (q8, t4), 32 (q6k), 31 (q5) or 15 (q4k). A weight in f16 is off by
+// 2^-11 of itself (f16, t4) or as q4k by a little more, or by 2^-24, which is up to 2^-21 of the largest of
+// the 32 rows for t4 and q8, 2^-19 for q5 and q6k, 2^-18 for q4k, 2^-37 for f16. So rows and scales of a wide
+// range (e8m0, ue4m3) lose what is that far below the largest of the rows.
 __host__ __device__ constexpr int top_of(Pack pack) {
-  return pack == Pack::f16 ? 13 : pack == Pack::t4 ? -3 : pack == Pack::q5 ? -5 : -7;
+  switch (pack) {
+    case Pack::f16:
+      return 13;
+    case Pack::q8:
+    case Pack::t4:
+      return -3;
+    case Pack::q6k:
+    case Pack::q5:
+      return -5;
+    case Pack::q4k:
+      return -6;
+  }
+  return 0;
 }
 
 // One CTA of 256 threads per 32-row block.
