@@ -226,7 +226,9 @@ TEST(RandomModel, SameSeedSameBytesAndRealTypes) {
     const auto typed = bytes_of(shape, type);
     EXPECT_EQ(parsed(typed).find_tensor("blk.0.ffn_gate.weight")->type, find_ggml_type(type)->type);
   }
-  EXPECT_FALSE(random_model(shape, {.mix = "IQ2_XXS"}).ok());
+  RandomOptions without_encoder;
+  without_encoder.mix = "IQ2_XXS";
+  EXPECT_FALSE(random_model(shape, without_encoder).ok());
 }
 
 }  // namespace
