@@ -231,6 +231,34 @@ TEST(Attention, AgreesWithTheReferenceOnPublishedHeads) {
   }
 }
 
+// Several tiles of queries and of cells, pieces that begin and end inside one, groups of one to six.
+TEST(Attention, AgreesWithTheReferenceOnLongPrompts) {
+  const Shape shapes[] = {
+      {.heads = 12, .kv_heads = 2, .head_dim = 256, .k = KvFormat::bf16, .v = KvFormat::bf16},
+      {.heads = 12, .kv_heads = 2, .head_dim = 256, .window = 100, .gated = false},
+      {.heads = 2, .kv_heads = 2, .head_dim = 256},
+      {.heads = 4, .kv_heads = 1, .head_dim = 128, .window = 70},
+      {.heads = 2, .kv_heads = 2, .head_dim = 128, .k = KvFormat::bf16, .v = KvFormat::bf16},
+  };
+  const std::vector<std::vector<SequencePlan>> cases = {
+      {{37, 170}},
+      {{0, 129}, {0, 0}, {450, 64}, {90, 70, chain(20)}, {300, 1}},
+      {{1000, 30}, {0, 2}, {63, 65}},
+  };
+  for (const DeviceCase& device : sequence_devices()) {
+    for (const Shape& shape : shapes) {
+      for (size_t i = 0; i < cases.size(); ++i) {
+        const float sharp = i == 1 ? 5.0f : 1.0f;
+        const double limit = outputs(device, shape.k, sharp);
+        expect_close(attended(device, shape, cases[i], 950 + i, sharp),
+                     attended(reference_for(device), shape, cases[i], 950 + i, sharp), limit, limit,
+                     device.name + " heads " + std::to_string(shape.heads) + " dim " +
+                         std::to_string(shape.head_dim) + " case " + std::to_string(i));
+      }
+    }
+  }
+}
+
 TEST(Attention, DoesNotDependOnThreads) {
   for (const DeviceCase& device : sequence_devices()) {
     for (const Shape& shape : kShapes) {

@@ -180,15 +180,55 @@ __device__ inline int sequence_of(const int* starts, int sequences, int item) {
   return low;
 }
 
+// Queries of a tile, packed.
+inline constexpr int kTileRows = 128;
+
+// 128 queries of a KV head of a sequence, and the split of its cells.
+struct TileItem {
+  int s, kv_head;
+  int first_row;        // of the sequence
+  int query0, queries;  // of the tile
+  int token0, tokens;   // that they belong to
+  int split, splits;
+  int64_t split_begin, split_end;  // cells; of a row that is not cut: all
+};
+
+__device__ inline TileItem item_at(const AttentionArgs& a, const int* starts, int index) {
+  TileItem item;
+  item.s = sequence_of(starts, a.batch.sequences, index);
+  item.first_row = a.batch.first_row[item.s];
+  const int rows = a.batch.rows[item.s];
+  const Span span = span_of(a, item.s);
+  const auto [length, splits] = splits_of(a, rows, span);
+  const int tiles = div_up(rows * a.group, kTileRows);
+  const int own = index - starts[item.s];
+  item.splits = splits;
+  item.split = own % splits;
+  item.kv_head = own / splits % a.kv_heads;
+  const int tile = tiles - 1 - own / splits / a.kv_heads;  // late tiles see most cells: they start first
+  item.query0 = tile * kTileRows;
+  item.queries = min(kTileRows, rows * a.group - item.query0);
+  item.token0 = item.query0 / a.group;
+  item.tokens = (item.query0 + item.queries - 1) / a.group - item.token0 + 1;
+  const int64_t cut = span.begin / length + item.split;
+  item.split_begin = item.split == 0 ? 0 : cut * length;
+  item.split_end = splits == 1 ? int64_t{1} << 40 : (cut + 1) * length;
+  return item;
+}
+
+// The gates of four outputs of one query, f16, 8-byte aligned (attention.cu has checked).
+__device__ inline uint2 load_gates(const AttentionArgs& a, int64_t t, int head, int dim) {
+  const int64_t at = t * a.qg.stride + (2 * static_cast<int64_t>(head) + 1) * a.head_dim + dim;
+  return *reinterpret_cast<const uint2*>(static_cast<const Act*>(a.qg.data) + at);
+}
 // Four outputs of one query: gate and store. `x` is divided by its sum already.
-__device__ inline void store_output(const AttentionArgs& a, int t, int head, int dim, float4 x) {
+__device__ inline void store_output(const AttentionArgs& a, int64_t t, int head, int dim, float4 x,
+                                    uint2 gates) {
   float y[4] = {x.x, x.y, x.z, x.w};
   const int64_t at = static_cast<int64_t>(head) * a.head_dim + dim;
-  if (a.gated) {  // f16, 8-byte aligned (attention.cu has checked)
-    const int64_t gate = t * a.qg.stride + (2 * static_cast<int64_t>(head) + 1) * a.head_dim + dim;
-    const uint2 bits = *reinterpret_cast<const uint2*>(static_cast<const Act*>(a.qg.data) + gate);
-    const float2 low = unpack(bits.x, __half());
-    const float2 high = unpack(bits.y, __half());
+  if (a.gated) {
+    const float2 low = unpack(gates.x, __half());
+    const float2 high = unpack(gates.y, __half());
     const float g[4] = {low.x, low.y, high.x, high.y};
 #pragma unroll
     for (int i = 0; i < 4; ++i) y[i] *= 1.0f / (1.0f + __expf(-g[i]));
@@ -202,13 +242,18 @@ __device__ inline void store_output(const AttentionArgs& a, int t, int head, int
         *reinterpret_cast<const uint2*>(out);
   }
 }
+__device__ inline void store_output(const AttentionArgs& a, int64_t t, int head, int dim, float4 x) {
+  store_output(a, t, head, dim, x, a.gated ? load_gates(a, t, head, dim) : uint2{0, 0});
+}
 
 __device__ inline int64_t partial_index(const AttentionArgs& a, int s, int head, int row) {
   return (static_cast<int64_t>(s) * a.heads + head) * a.partial_rows + row;
 }
 
-// attention_decode.cu, attention_tiles.cu: false if the shape has no such kernel.
+// attention_decode.cu, attention_tiles.cu, attention_wide.cu: false if the shape or the GPU has no such
+// kernel.
 bool attention_decode(Context& context, const AttentionArgs& args);
 bool attention_tiles(Context& context, const AttentionArgs& args);
+bool attention_wide(Context& context, const AttentionArgs& args);
 
 }  // namespace braid::cuda

@@ -15,14 +15,14 @@
 // (240 TFLOP/s); a tree of 22 after 32K 314 us. Tried: one stage with three barriers a tile (174 TFLOP/s at
 // 8192); outputs and gates element by element from the fragments, which cost half of a short prompt.
 //
-// Not done: wgmma (this is the mma.sync form, about half of Hopper's rate), K/V multicast over a cluster.
+// Compute capability 9.0 has a form of its own for the same items, attention_wide.cu, which is tried first.
 #include "ops/cuda/attention_common.h"
 
 namespace braid::cuda {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int kRows = 128;
+constexpr int kRows = kTileRows;
 constexpr int kCells = 64;
 
 template <int kHeadDim>
@@ -64,39 +64,6 @@ __device__ void load_cells(typename TileShared<kHeadDim>::Stage& to, const Atten
       copy16(shared_address(to.v + at), a.kv.v + from, valid);
     }
   }
-}
-
-// 128 queries of a KV head of a sequence, and the split of its cells.
-struct TileItem {
-  int s, kv_head;
-  int first_row;        // of the sequence
-  int query0, queries;  // of the tile
-  int token0, tokens;   // that they belong to
-  int split, splits;
-  int64_t split_begin, split_end;  // cells; of a row that is not cut: all
-};
-
-__device__ inline TileItem item_at(const AttentionArgs& a, const int* starts, int index) {
-  TileItem item;
-  item.s = sequence_of(starts, a.batch.sequences, index);
-  item.first_row = a.batch.first_row[item.s];
-  const int rows = a.batch.rows[item.s];
-  const Span span = span_of(a, item.s);
-  const auto [length, splits] = splits_of(a, rows, span);
-  const int tiles = div_up(rows * a.group, kRows);
-  const int own = index - starts[item.s];
-  item.splits = splits;
-  item.split = own % splits;
-  item.kv_head = own / splits % a.kv_heads;
-  const int tile = tiles - 1 - own / splits / a.kv_heads;  // late tiles see most cells: they start first
-  item.query0 = tile * kRows;
-  item.queries = min(kRows, rows * a.group - item.query0);
-  item.token0 = item.query0 / a.group;
-  item.tokens = (item.query0 + item.queries - 1) / a.group - item.token0 + 1;
-  const int64_t cut = span.begin / length + item.split;
-  item.split_begin = item.split == 0 ? 0 : cut * length;
-  item.split_end = splits == 1 ? int64_t{1} << 40 : (cut + 1) * length;
-  return item;
 }
 
 // What the tile's tokens see, and their queries, to shared memory. By the whole block, which then waits.
@@ -373,6 +340,7 @@ bool launch(Context& context, const AttentionArgs& args) {
 }  // namespace
 
 bool attention_tiles(Context& context, const AttentionArgs& args) {
+  if (attention_wide(context, args)) return true;
   const bool half = args.kv.shape.k_format == KvFormat::f16;
   switch (args.head_dim) {
     case 256:
