@@ -12,22 +12,19 @@
 //
 // A unit is two halves of 128 k, then what both share; a product kernel loads a half at a time.
 //
-//   format  codes of a half, [r16][half][pieces][lane][16 B]                 beside them
-//   f16     4 pieces: 32 numbers                                              -
-//   q8      2 pieces: code + 128; bytes 0 2 | 1 3 of a word are 2 h + e       scale f16: [lane][r16][half]
-//   q4k     1 piece: nibble 4e + 2p + h of word i is k = 8i + 4p + 2h + e     12-bit (scale, min): [lane][6
-//   B];
-//                                                                             shared: d, dmin [g][4 rows][2]
-//                                                                             f16
-//   q6k     1 piece: low 4 bits as q4k; high 2 bits [r16][lane][half][8 B]    scales + 128 of each 16:
-//   [lane][r16]
-//                                                                             [half][2]; shared: d [g][4
-//                                                                             rows] f16
-//   q5      1 piece: low 4 bits as q4k; bit 4 [r16][lane][half][4 B]          (scale, min) f16:
-//   [r16][lane][half]
-//   t4      1 piece: nibble 4p + 2e + h of word i                             scale f16 of each 16:
-//   [r16][lane]
-//                                                                             [half][2]; 16 levels + 128
+//   codes of a half [r16][half][piece][lane][16 B], and what lies beside them in the half or is shared
+//   f16  4 pieces: 32 numbers
+//   q8   2 pieces: code + 128; bytes 0 2 | 1 3 of a word are 2 h + e
+//        scale f16 [lane][r16][half]
+//   q4k  1 piece: nibble 4e + 2p + h of word i is k = 8i + 4p + 2h + e
+//        12-bit (scale, min) [lane][6 B]; shared: d, dmin f16 [g][4 rows][2]
+//   q6k  1 piece: low 4 bits as q4k; high 2 bits [r16][lane][half][8 B]
+//        scales + 128 of each 16 [lane][r16][half][2]; shared: d f16 [g][4 rows]
+//   q5   1 piece: low 4 bits as q4k; bit 4 [r16][lane][half][4 B]
+//        (scale, min) f16 [r16][lane][half]
+//   t4   1 piece: nibble 4p + 2e + h of word i
+//        scale f16 of each 16 [r16][lane][half][2]; 16 levels + 128
+//
 // q4k and q6k take the bytes of the file; q8 those of Q8_0; q5 the codes of Q5_K, Q5_1, Q5_0 (a minimum of 16
 // scales) and Q4_1 (bit 4 zero), whose scales and minima are rounded to f16 when they are packed, as the
 // kernels of q4k round theirs; t4 those of IQ4_NL, IQ4_XS, MXFP4, NVFP4 and Q4_0, which differ in what a code

@@ -22,8 +22,8 @@
 // the tile waits for all parts, mostly long there, and finishes some columns, adding in the order of k. Up to
 // 32 columns parts are looked at until they are there, without counters (LookedParts).
 //
-// q6k weights and q4k or q5 weights of one x (published mixes have two types in a layer) go in one launch: the
-// tiles of rows of the first, then those of the second.
+// q6k weights and q4k or q5 weights of one x (published mixes have two types in a layer) go in one launch:
+// the tiles of rows of the first, then those of the second.
 //
 // Gate and up: their 32-row blocks alternate. The two warps of a pair of blocks take 16 rows of both, so that
 // both sums of a row meet in one thread.
@@ -32,14 +32,15 @@
 // 40 (floor 27 at what is read per second). Where 32 rows lose it, by clock stamps, 27B out of 16.7 us:
 // weights are asked for 2.5 us after the start (looking for work, cold), the first products begin at 4.4, the
 // last end at 9 to 11, sums are there at 13 to 15. Gate and up: 27 of 48 us are steps that wait for nothing,
-// 1,770 clocks each, where the instruction alone takes 770 and issuing 1,200. Counters instead of looking: 3
-// us more at 16 rows; looking from 64 columns on: 6 to 13 us more (all CTAs that look take what L2 gives).
-// What a launch costs beside its steps: about 12 us at 128 rows, with order_rows. Tried: one warp that asks
-// for all copies, a third of the step at 32 rows; sums through shared memory to y, with the CTA's warps
-// meeting every 16 columns, a third of the whole at 2048 rows and half of it at 128; runs of equal length
-// over all tiles, which read the weights once per tile of rows from memory; 256 rows a tile at 32 rows of x,
-// 65 us; tiles of 8 rows of experts, no faster than product_few.cuh; two formats in two launches, 13-18 us
-// more at 32-128 rows.
+// 1,770 clocks each, where the instruction alone takes 770 and issuing 1,200. Looking instead of counters,
+// with all that needs no x before the wait, made a step of 16 sequences of the 27B 5 % shorter; looking from
+// 64 columns on costs a product 6 to 13 us (perhaps those that look take what L2 gives). What a launch costs
+// beside its steps: about 12 us at 128 rows, with order_rows. Tried: one warp that asks for all copies, a
+// third of the step at 32 rows; sums through shared memory to y, with the CTA's warps meeting every 16
+// columns, a third of the whole at 2048 rows and half of it at 128; runs of equal length over all tiles,
+// which read the weights once per tile of rows from memory; 256 rows a tile at 32 rows of x, 65 us; tiles of
+// 8 rows of experts, no faster than product_few.cuh; two formats in two launches, 13-18 us more at 32-128
+// rows.
 #pragma once
 
 #include "ops/cuda/product_wide_parts.cuh"
