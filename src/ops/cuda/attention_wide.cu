@@ -256,12 +256,12 @@ __global__ __launch_bounds__(kThreads, 1) void wide_attention_kernel(const __gri
     for (int i = 0; i < Shared::kStages; ++i) {
       init_barrier(shared_address(sh.k_full + i), 1);
       init_barrier(shared_address(sh.v_full + i), 1);
-      init_barrier(shared_address(sh.k_empty + i), 8);
-      init_barrier(shared_address(sh.v_empty + i), 8);
+      init_barrier(shared_address(sh.k_empty + i), 8 * kWarpArrivals);
+      init_barrier(shared_address(sh.v_empty + i), 8 * kWarpArrivals);
     }
     for (int i = 0; i < 2; ++i) {
       init_barrier(shared_address(sh.q_full + i), 1);
-      init_barrier(shared_address(sh.q_empty + i), 4);
+      init_barrier(shared_address(sh.q_empty + i), 4 * kWarpArrivals);
       init_barrier(shared_address(sh.next_full + i), 1);
       init_barrier(shared_address(sh.next_empty + i), 2);
     }

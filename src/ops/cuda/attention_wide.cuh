@@ -118,7 +118,7 @@ struct Walk {
   uint32_t p[kCells / 16][4];
 
   __device__ void release(uint64_t* barrier) const {
-    if (threadIdx.x % 32 == 0) arrive(shared_address(barrier));
+    if (threadIdx.x % 32 == 0 || kWarpArrivals > 1) arrive(shared_address(barrier));
   }
   __device__ int first_of(int tile) const { return (it.begin_cell / kCells + tile) * kCells; }
   __device__ bool whole(int first) const { return first >= it.begin_cell && first + kCells <= it.end_cell; }
