@@ -236,7 +236,7 @@ __device__ void prepare(const AttentionArgs& a, WideShared<kHeadDim>& sh, const 
       load_queries<kHeadDim, Number>(a, item, group, sh.q[group]);
     }
     __syncwarp();
-    if (lane == 0) arrive(shared_address(sh.q_full + group));
+    if (lane == 0 || kWarpArrivals > 1) arrive(shared_address(sh.q_full + group));
     if (index >= items) return;
   }
 }
@@ -260,7 +260,7 @@ __global__ __launch_bounds__(kThreads, 1) void wide_attention_kernel(const __gri
       init_barrier(shared_address(sh.v_empty + i), 8 * kWarpArrivals);
     }
     for (int i = 0; i < 2; ++i) {
-      init_barrier(shared_address(sh.q_full + i), 1);
+      init_barrier(shared_address(sh.q_full + i), kWarpArrivals);
       init_barrier(shared_address(sh.q_empty + i), 4 * kWarpArrivals);
       init_barrier(shared_address(sh.next_full + i), 1);
       init_barrier(shared_address(sh.next_empty + i), 2);
