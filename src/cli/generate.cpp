@@ -168,14 +168,16 @@ std::string summary(LoadedModel& model, const Answer& answer, uint64_t seed) {
   const char* why = answer.end.reason == FinishReason::length ? ", cut at the limit"
                     : answer.interrupted                      ? ", stopped"
                                                               : "";
+  std::string prompt_speed;  // of a prompt that was read to its end
+  if (usage.generated_tokens > 0 || !answer.interrupted)
+    prompt_speed = fmt::format(" at {:.0f} tok/s", answer.end.timings.prompt_tok_s(usage));
   std::string speed;
   if (usage.generated_tokens > 1)
     speed = fmt::format(" at {:.0f} tok/s ({:.1f} GB/s)", generation_tok_s, gb_s);
-  return fmt::format(
-      "prompt {} tokens at {:.0f} tok/s, generated {}{}{}; memory {} planned, {} at peak; {}, seed {}",
-      usage.prompt_tokens, answer.end.timings.prompt_tok_s(usage), usage.generated_tokens, speed, why,
-      format_bytes(model.engine->memory().actual_bytes()), format_bytes(peak_memory_bytes()),
-      model.engine->device().description(), seed);
+  return fmt::format("prompt {} tokens{}, generated {}{}{}; memory {} planned, {} at peak; {}, seed {}",
+                     usage.prompt_tokens, prompt_speed, usage.generated_tokens, speed, why,
+                     format_bytes(model.engine->memory().actual_bytes()), format_bytes(peak_memory_bytes()),
+                     model.engine->device().description(), seed);
 }
 
 }  // namespace braid::cli

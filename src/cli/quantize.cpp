@@ -27,17 +27,11 @@ struct QuantizeFlags {
   int threads = 0;
 };
 
-std::string mix_names() {
-  std::string names;
-  for (const QuantizeMix& mix : quantize_mixes())
-    names += (names.empty() ? "" : ", ") + std::string(mix.name);
-  return names;
-}
-
 int run_quantize(const QuantizeFlags& flags) {
   const QuantizeMix* mix = find_quantize_mix(flags.type);
   if (mix == nullptr) {
-    print_error(fmt::format("\"{}\" is not a type braid writes: choose one of {}", flags.type, mix_names()));
+    print_error(
+        fmt::format("\"{}\" is not a type braid writes: choose one of {}", flags.type, quantize_mix_names()));
     return 2;
   }
   const auto file = GgufFile::open(flags.in);
@@ -72,7 +66,7 @@ void add_quantize(CLI::App& app, int* exit_code) {
   auto* command = app.add_subcommand("quantize", "Write a model file with smaller weights");
   command->add_option("in", flags->in, "GGUF file, of any readable type")->required();
   command->add_option("out", flags->out, "file to write; replaced when complete")->required();
-  command->add_option("type", flags->type, "one of " + mix_names())->required();
+  command->add_option("type", flags->type, "one of " + quantize_mix_names())->required();
   command->add_flag("--drop-mtp", flags->drop_mtp,
                     "leave the multi-token-prediction layer out, for engines that do not know it");
   command->add_option("-t,--threads", flags->threads, "threads (default: all physical cores)")

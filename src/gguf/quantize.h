@@ -29,6 +29,7 @@ struct QuantizeMix {
 };
 
 std::span<const QuantizeMix> quantize_mixes();
+std::string quantize_mix_names();  // with commas, for people
 // Null if there is none of that name; the case of letters does not matter.
 const QuantizeMix* find_quantize_mix(std::string_view name);
 

@@ -142,6 +142,12 @@ class Chooser {
 
 std::span<const QuantizeMix> quantize_mixes() { return kMixes; }
 
+std::string quantize_mix_names() {
+  std::string names;
+  for (const QuantizeMix& mix : kMixes) names += (names.empty() ? "" : ", ") + std::string(mix.name);
+  return names;
+}
+
 const QuantizeMix* find_quantize_mix(std::string_view name) {
   const auto upper = [](char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c; };
   for (const QuantizeMix& mix : kMixes) {

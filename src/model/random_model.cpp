@@ -326,7 +326,9 @@ Result<GgufWriter> random_model(const RandomShape& shape, const RandomOptions& o
     mix = &of_type;
   }
   if (!plain && mix == nullptr)
-    return Error{ErrorKind::invalid_argument, fmt::format("there is no quantization {}", options.mix)};
+    return Error{ErrorKind::invalid_argument,
+                 fmt::format("there is no quantization {}: choose one of {}, or a type like MXFP4",
+                             options.mix, quantize_mix_names())};
 
   const std::vector<Spec> specs = all_tensors(shape, options);
   std::vector<GgmlType> types(specs.size(), GgmlType::F32);
