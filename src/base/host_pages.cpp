@@ -29,11 +29,11 @@ bool fill(std::byte* data, size_t size_bytes) {
   int result = 0;
   do {
     result = ::madvise(data, size_bytes, MADV_POPULATE_WRITE);
-  } while (result != 0 && (errno == EINTR || errno == EAGAIN));
+  } while (result != 0 && errno == EINTR);
   if (result == 0) return true;
   if (errno == ENOMEM) return false;
 #endif
-  // A system that does not know the call (Linux before 5.14).
+  // A system that does not know the call (Linux before 5.14) or cannot do it now.
   for (size_t at = 0; at < size_bytes; at += page_bytes())
     *reinterpret_cast<volatile unsigned char*>(data + at) = 0;
   return true;
