@@ -250,6 +250,26 @@ __device__ inline int64_t partial_index(const AttentionArgs& a, int s, int head,
   return (static_cast<int64_t>(s) * a.heads + head) * a.partial_rows + row;
 }
 
+// The instances that each of the three kernels is compiled for: heads of 256 and 128, caches of f16 and bf16.
+// Calls launch<head dim, number type of the cache>(); false, and nothing is done, for another head dim. Other
+// caches go to the plain form and do not come here.
+template <typename Launch>
+bool launch_instance(const AttentionArgs& args, Launch launch) {
+  const KvFormat format = args.kv.shape.k_format;
+  BRAID_CHECK(format == args.kv.shape.v_format && (format == KvFormat::f16 || format == KvFormat::bf16));
+  const bool half = format == KvFormat::f16;
+  switch (args.head_dim) {
+    case 256:
+      return half ? launch.template operator()<256, __half>()
+                  : launch.template operator()<256, __nv_bfloat16>();
+    case 128:
+      return half ? launch.template operator()<128, __half>()
+                  : launch.template operator()<128, __nv_bfloat16>();
+    default:
+      return false;
+  }
+}
+
 // attention_decode.cu, attention_tiles.cu, attention_wide.cu: false if the shape or the GPU has no such
 // kernel.
 bool attention_decode(Context& context, const AttentionArgs& args);

@@ -740,15 +740,8 @@ bool launch(Context& context, const AttentionArgs& args) {
 }  // namespace
 
 bool attention_decode(Context& context, const AttentionArgs& args) {
-  const bool half = args.kv.shape.k_format == KvFormat::f16;
-  switch (args.head_dim) {
-    case 256:
-      return half ? launch<256, __half>(context, args) : launch<256, __nv_bfloat16>(context, args);
-    case 128:
-      return half ? launch<128, __half>(context, args) : launch<128, __nv_bfloat16>(context, args);
-    default:
-      return false;
-  }
+  return launch_instance(
+      args, [&]<int kHeadDim, typename Number>() { return launch<kHeadDim, Number>(context, args); });
 }
 
 }  // namespace braid::cuda
