@@ -96,6 +96,13 @@ void Engine::run_until_idle() {
 }
 
 bool Engine::step() {
+  const bool more = turn();
+  // It may wait where more is going to be queued at once.
+  if (!more || !late_news_ || scheduler_->running().empty()) news_.tell();
+  return more;
+}
+
+bool Engine::turn() {
   if (pieces_ && pieces_->plan.items[0].sequence->cancelled) pieces_.reset();
   for (auto& s : scheduler_->remove_cancelled())
     finish(std::move(s), {FinishReason::cancelled, {}, {}, {}, {}});
@@ -104,6 +111,7 @@ bool Engine::step() {
   Plan plan = scheduler_->plan(begin);
   if (pieces_ && pieces_->plan.items[0].sequence->under_way == 0) pieces_.reset();  // pushed out
   for (const auto& s : scheduler_->running()) announce(*s);
+  if (!late_news_ || (plan.items.empty() && !pieces_)) news_.tell();
   if (!plan.items.empty() && !run_plan(plan, begin)) return false;
   if (plan.decoding > 0 || pieces_) return run_pieces(plan.decoding);
   return !plan.items.empty() || !scheduler_->idle();
@@ -119,6 +127,7 @@ bool Engine::run_plan(Plan& plan, Clock::time_point begin) {
     device_->fail_on_purpose(options_.fault == EngineOptions::Fault::lasting);
   run(batch);
   const Clock::time_point queued = Clock::now();
+  news_.tell();
   device_->synchronize();
   if (!device_works()) return false;
   const Clock::time_point computed = Clock::now();
@@ -138,7 +147,8 @@ bool Engine::run_plan(Plan& plan, Clock::time_point begin) {
   return true;
 }
 
-// What comes of the outputs: verdicts, then sequences and clients are told. False: the device has failed.
+// What comes of the outputs: verdicts, then what sequences hold and clients will hear. False: the device has
+// failed.
 bool Engine::end_step(const Batch& batch, Plan& plan) {
   std::vector<Verdict> verdicts;
   for (const PlanItem& item : plan.items) verdicts.push_back(judge(item));
@@ -181,6 +191,7 @@ bool Engine::run_pieces(int32_t decoding) {
                            ? piece_batch_->part(now.batch, now.at.row, rows)
                            : now.batch;
     model_->forward_piece(now.at, now.batch, part, cache_.memory());
+    news_.tell();
     device_->synchronize();
     if (!device_works()) return false;
     const double piece_ms = ms_between(begin, Clock::now()) - spent_ms;
@@ -311,8 +322,13 @@ void Engine::report_scores(const PlanItem& item) {
 }
 
 Verdict Engine::judge(const PlanItem& item) {
-  report_scores(item);
   Verdict verdict;
+  if (item.sequence->cancelled) {  // while the device worked: nothing more is said
+    verdict.finished = true;
+    verdict.end.reason = FinishReason::cancelled;
+    return verdict;
+  }
+  report_scores(item);
   if (item.wants_next) {
     judge_path(item, verdict);
   } else if (item.certain == item.sequence->pending()) {  // only the prompt was asked for
@@ -458,8 +474,10 @@ void Engine::commit(const Batch& batch, const Plan& plan, std::span<const Verdic
   if (drafter_ != nullptr) drafter_->observe(plan, verdicts);
 }
 
-void Engine::announce(Sequence& sequence) {
-  if (!std::exchange(sequence.announced, true)) sequence.sink->started(sequence.id, sequence.cached);
+void Engine::announce(Sequence& s) {
+  if (std::exchange(s.announced, true)) return;
+  News& news = news_.add(s.id, *s.sink);
+  news.cached_tokens = s.cached;
 }
 
 void Engine::settle(const Plan& plan, std::span<Verdict> verdicts) {
@@ -468,13 +486,15 @@ void Engine::settle(const Plan& plan, std::span<Verdict> verdicts) {
     Sequence& s = *plan.items[i].sequence;
     Verdict& verdict = verdicts[i];
     announce(s);  // forked just now
+    News& news = news_.add(s.id, *s.sink);
     const bool was_prompt = s.generated() == static_cast<int32_t>(verdict.next.size());
     if (was_prompt) {
       s.first_token = now;
-      s.sink->progress(s.id, std::min(s.held, s.prompt_tokens()), s.prompt_tokens());
+      news.prompt_done = std::min(s.held, s.prompt_tokens());
+      news.prompt_total = s.prompt_tokens();
     }
     s.last_token = now;
-    for (const TokenEvent& event : verdict.events) s.sink->token(s.id, event);
+    news.tokens = std::move(verdict.events);
     if (!verdict.finished) continue;
     const bool keep = verdict.end.reason != FinishReason::error;
     finish(scheduler_->remove(&s, keep), std::move(verdict.end));
@@ -492,7 +512,7 @@ void Engine::finish(std::unique_ptr<Sequence> s, Finished end) {
       end.timings.generation_ms = ms_between(s->first_token, s->last_token);
     }
   }
-  s->sink->finished(s->id, end);
+  news_.add(s->id, *s->sink).end = std::move(end);
 }
 
 }  // namespace braid

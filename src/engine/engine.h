@@ -5,7 +5,10 @@
 //   forward  the model runs once over everything
 //   judge    sampler and verifier: what survives, what comes next
 //   commit   accepted paths become state, cells move, sequences advance
-//   settle   events to clients; finished sequences release everything at once
+//   settle   news for clients is written down; finished sequences release everything at once
+//
+// Clients are told at the end of the step, or, where the device has its own memory and works by itself, as
+// soon as the next step is queued there.
 //
 // While sequences decode, a prompt that is to be run would make them wait for its whole chunk. It has a lane
 // of its own in the model and goes through the layers in pieces, some after each decoding step, as long as
@@ -31,6 +34,7 @@
 #include "base/result.h"
 #include "engine/cache.h"
 #include "engine/disk.h"
+#include "engine/news.h"
 #include "engine/plan.h"
 #include "engine/request.h"
 #include "engine/scheduler.h"
@@ -67,6 +71,7 @@ struct EngineOptions {
   Preemption preemption = Preemption::cheaper;
   bool poison_unused = false;   // tests: memory that nobody may read is filled with what spoils any sum
   uint64_t shuffle_blocks = 0;  // tests: seed of a random order of free blocks
+  bool late_news = false;       // tests: clients hear of a step during the next on any device
   enum class Fault : uint8_t { none, passing, lasting };
   Fault fault = Fault::none;  // tests: the device fails in step `fault_step`
   uint64_t fault_step = 0;
@@ -144,6 +149,7 @@ class Engine {
   Status open(const GgufFile& file, const EngineOptions& options);
   Status load();
 
+  bool turn();
   bool run_plan(Plan& plan, Clock::time_point begin);
   bool run_pieces(int32_t decoding);
   bool end_step(const Batch& batch, Plan& plan);
@@ -154,7 +160,7 @@ class Engine {
   void report_scores(const PlanItem& item);
   void commit(const Batch& batch, const Plan& plan, std::span<const Verdict> verdicts);
   void settle(const Plan& plan, std::span<Verdict> verdicts);
-  static void announce(Sequence& sequence);
+  void announce(Sequence& sequence);
   void finish(std::unique_ptr<Sequence> sequence, Finished end);
   Status plan_blocks(const EngineOptions& options);
   void plan_host_images(const EngineOptions& options);
@@ -220,6 +226,8 @@ class Engine {
   };
   std::optional<Pieces> pieces_;
   std::unique_ptr<StepBatch> piece_batch_;
+  NewsQueue news_;
+  bool late_news_ = false;  // clients hear of a step while the device works on the next
   bool disturbed_ = false;  // pieces have run since the last decoding step
   Drafter* drafter_ = nullptr;
   SamplerScratch scratch_;

@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "ops/device.h"
+#include "engine/engine.h"
 
 namespace braid::testing_devices {
 
@@ -26,7 +26,13 @@ inline std::string why_not_on(std::string_view device) {
   return reason;
 }
 
-// A test fixture whose parameter is a device's name.
+// "cpu_late": a CPU whose clients hear of a step during the next, as those of a GPU do.
+inline void choose(EngineOptions& options, std::string_view device) {
+  options.late_news = device == "cpu_late";
+  options.device = options.late_news ? "cpu" : device;
+}
+
+// A test fixture whose parameter is a device's name, for choose().
 class OnDevice : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {

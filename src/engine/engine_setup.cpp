@@ -128,6 +128,7 @@ Status Engine::open(const GgufFile& file, const EngineOptions& options) {
   if (options.max_sequences > 1 && options.gap_limit > 0)
     pieced_tokens_ = std::min(options.ubatch_tokens, kPiecedTokens);
   BRAID_ASSIGN(device_, make_device(options, max_rows_));
+  late_news_ = options.late_news || !device_->computes_in_host_memory();
 
   const auto vocabulary = static_cast<uint64_t>(config.vocabulary);
   const auto affordable =

@@ -45,7 +45,7 @@ class Collector : public Sink {
 
 EngineOptions on(const char* device) {
   EngineOptions options;
-  options.device = device;
+  testing_devices::choose(options, device);
   options.threads = 2;
   options.activations = Activations::f32;
   options.deterministic = true;
@@ -54,7 +54,7 @@ EngineOptions on(const char* device) {
 
 // Tests that run on every device.
 class EngineOn : public testing_devices::OnDevice {};
-INSTANTIATE_TEST_SUITE_P(Devices, EngineOn, ::testing::Values("ref", "cpu", "cuda"),
+INSTANTIATE_TEST_SUITE_P(Devices, EngineOn, ::testing::Values("ref", "cpu", "cpu_late", "cuda"),
                          [](const auto& info) { return std::string(info.param); });
 
 // An engine with the file it reads from.
@@ -227,6 +227,24 @@ TEST_P(EngineOn, CancelReturnsEverythingWithinTwoSteps) {
   EXPECT_EQ(m.sink.answers[ids[3]].end.reason, FinishReason::cancelled);
   EXPECT_EQ(m.sink.answers[ids[2]].tokens,
             Machine(bytes_of(tiny_dense()), on(GetParam())).ask(greedy(prompt(50, 2), 20)).tokens);
+}
+
+// A token is told in the step after its own, the last with the end in its own: nobody waits for a step that
+// does not come.
+TEST(Engine, LateNewsIsCompleteWhenNobodyRuns) {
+  Machine m(bytes_of(tiny_dense()), on("cpu_late"));
+  size_t told_in_step = 0;
+  m.sink.on_token = [&](RequestId) { ++told_in_step; };
+  const RequestId id = m.submit(greedy(prompt(20), 3));
+  std::vector<size_t> told;
+  while (true) {
+    told_in_step = 0;
+    if (!m.engine->step()) break;
+    told.push_back(told_in_step);
+  }
+  EXPECT_EQ(told, (std::vector<size_t>{0, 1, 2}));  // the end waits for no step
+  EXPECT_TRUE(m.sink.answers[id].done);
+  EXPECT_EQ(m.sink.answers[id].end.usage.generated_tokens, 3);
 }
 
 TEST_P(EngineOn, TheSameSeedGivesTheSameAnswer) {

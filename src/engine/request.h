@@ -91,7 +91,8 @@ struct Finished {
   Timings timings;
 };
 
-// Called on the engine's thread, between its steps; must not block for long. May call submit() and cancel().
+// Called on the engine's thread, perhaps while the device works; must not block for long. May call submit()
+// and cancel(); after cancel() no token comes any more.
 class Sink {
  public:
   virtual ~Sink() = default;

@@ -2,7 +2,7 @@
 //
 // Any thread may submit, cancel and ask; one queue leads in, one sink per request leads out. The engine
 // thread takes what has queued up between two steps, so a cancel takes effect within two of them. Sinks are
-// called on the engine thread, between its steps; they must not block (hand the event to somebody else).
+// called on the engine thread; they must not block (hand the event to somebody else).
 //
 //   auto service = EngineService::start(std::move(engine), {});
 //   RequestId id = *service->submit(std::move(request), sink);

@@ -32,7 +32,7 @@ class Waiter : public Sink {
 struct Fixture {
   explicit Fixture(const char* device, EngineOptions options = {})
       : bytes(bytes_of(tiny_dense())), file(parsed(bytes)) {
-    options.device = device;
+    testing_devices::choose(options, device);
     options.deterministic = true;
     options.threads = 1;
     options.activations = Activations::f32;
@@ -73,7 +73,7 @@ std::map<uint64_t, std::vector<int32_t>> answers_alone(const char* device, uint6
 }
 
 class ServiceOn : public testing_devices::OnDevice {};
-INSTANTIATE_TEST_SUITE_P(Devices, ServiceOn, ::testing::Values("cpu", "cuda"),
+INSTANTIATE_TEST_SUITE_P(Devices, ServiceOn, ::testing::Values("cpu", "cpu_late", "cuda"),
                          [](const auto& info) { return std::string(info.param); });
 
 // All of them want to run at once and need a tenth more blocks than there are.
