@@ -108,15 +108,18 @@ __device__ inline void store_sum(const RowTarget& t, int64_t y_row, float sum, f
   store_sum(t, y_row, sum, up_sum, old_value(t, y_row));
 }
 
-// A warp's ring: a barrier for each stage, for which lane 0 (before sm_90: each lane) arrives.
-__device__ inline void init_ring(uint32_t full, int stages) {
+// Arrivals at the barrier of a stage that a warp fills: lane 0 for its bulk copies, before sm_90 each lane
+// for its own copies.
 #if __CUDA_ARCH__ >= 900
-  constexpr int kArrivals = 1;
+inline constexpr int kLoadArrivals = 1;
 #else
-  constexpr int kArrivals = 32;
+inline constexpr int kLoadArrivals = 32;
 #endif
+
+// A warp's ring: a barrier for each stage.
+__device__ inline void init_ring(uint32_t full, int stages) {
   if (threadIdx.x % 32 != 0) return;
-  for (int stage = 0; stage < stages; ++stage) init_barrier(full + 8 * stage, kArrivals);
+  for (int stage = 0; stage < stages; ++stage) init_barrier(full + 8 * stage, kLoadArrivals);
   publish_barriers();
 }
 // Parameters are slow to read at an index that is not known when the kernel is compiled: a copy in shared
