@@ -51,6 +51,179 @@ struct ProductShape {
   static_assert(kStages >= 2 && kTileFloats <= kMostTileFloats);
 };
 
+// ---- a CTA's place in the work ----
+
+// How a launch is cut into tiles and steps of them.
+struct ProductCut {
+  int split;        // warps along k for each 32-row block; 128 k of each warp are a step
+  int tile_blocks;  // 32-row blocks of a tile
+  int halves;       // of a block: 128 k each
+  int steps;        // of a tile
+  int row_tiles;
+  int token_tiles;
+  int tile_tokens;  // rows of x, at most
+  int64_t total;    // steps of all tiles
+  int64_t grid;     // CTAs that share them
+
+  // Waits for a list of experts' tiles: it comes from the kernel before.
+  __device__ ProductCut(const ProductArgs& a, int warps, int most_tokens)
+      : split(a.split),
+        tile_blocks(warps / split),
+        halves(2 * a.units),
+        steps(div_up(halves, split)),
+        row_tiles(div_up(a.blocks, tile_blocks)),
+        token_tiles(div_up(a.tokens, most_tokens)),
+        tile_tokens(most_tokens) {
+    if (a.tiles != nullptr) wait_for_previous();
+    const int tiles = row_tiles * (a.tiles != nullptr ? *a.tile_count : token_tiles);
+    total = static_cast<int64_t>(tiles) * steps;
+    grid = ctas_for(tiles, steps);
+  }
+  __device__ Tile tile(const ProductArgs& a, int index) const {
+    return locate(a, index, row_tiles, token_tiles, tile_tokens);
+  }
+};
+
+// A CTA's run of the list of (tile, step), and how far a warp has come with it.
+struct ProductRun {
+  int count;  // steps of all its tiles
+  int tile;   // the one now
+  int step;
+
+  __device__ explicit ProductRun(const ProductCut& cut) {
+    const int64_t begin = cut.total * blockIdx.x / cut.grid;
+    const int64_t end = cut.total * (blockIdx.x + 1) / cut.grid;
+    count = static_cast<int>(end - begin);
+    tile = static_cast<int>(begin / cut.steps);
+    step = static_cast<int>(begin % cut.steps);
+  }
+};
+
+// A CTA's shared memory: stages of [a half of weights for each warp][128 k of x for each warp along k], then
+// `out`, where sums meet.
+template <class Shape>
+struct ProductMemory {
+  uint8_t* bytes;
+  uint64_t* barriers;
+  int stages;
+
+  __device__ uint32_t x_full(int stage) const { return shared_address(barriers + stage); }
+  __device__ uint32_t x_empty(int stage) const { return shared_address(barriers + stages + stage); }
+  __device__ uint32_t weights_full(int stage, int warp) const {
+    return shared_address(barriers + (2 + warp) * stages + stage);
+  }
+  __device__ uint8_t* weights(int stage, int warp) const {
+    return bytes + stage * Shape::kStage + warp * Shape::kHalf;
+  }
+  __device__ uint8_t* x(int stage, int part) const {
+    return bytes + stage * Shape::kStage + Shape::kWarps * Shape::kHalf + part * Shape::kX;
+  }
+  __device__ float* out() const { return reinterpret_cast<float*>(bytes + stages * Shape::kStage); }
+
+  // By one thread.
+  __device__ void init_barriers() const {
+    for (int stage = 0; stage < stages; ++stage) {
+      init_barrier(x_full(stage), 32);
+      init_barrier(x_empty(stage), Shape::kWarps * kWarpArrivals);
+      for (int w = 0; w < Shape::kWarps; ++w) init_barrier(weights_full(stage, w), kLoadArrivals);
+    }
+    publish_barriers();
+  }
+};
+
+// ---- loading ----
+
+// All x of a run, by a warp of its own.
+template <class Shape>
+__device__ inline void load_x(const ProductArgs& a, const ProductCut& cut, ProductRun run,
+                              const ProductMemory<Shape>& memory) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  Tile where = cut.tile(a, run.tile);
+  for (int n = 0; n < run.count; ++n) {
+    const int stage = n % memory.stages;
+    if (n >= memory.stages) wait_barrier(memory.x_empty(stage), (n / memory.stages - 1) & 1);
+    const uint32_t to = shared_address(memory.x(stage, 0));
+    const int pieces = where.count * 16;  // columns behind the last token may hold anything
+    for (int part = 0; part < cut.split; ++part) {
+      int half = run.step * cut.split + part;
+      if (half >= 2 * a.x_units) half -= 2 * a.x_units;
+      const int k = half * 128 + lane % 16 * 8;
+      const bool wanted = k < a.k;
+      const Act* from = a.x + (wanted ? k : 0);
+#pragma unroll 4
+      for (int i = lane; i < pieces; i += 32) {
+        const int token = i / 16;
+        const int row = a.x_row != nullptr ? a.x_row[where.first + token] : where.first + token;
+        copy_async_or_zero(to + part * Shape::kX + x_offset(token, i % 16), from + row * a.x_stride, wanted);
+      }
+    }
+    arrive_after_copies(memory.x_full(stage));
+    if (++run.step == cut.steps && n + 1 < run.count) {
+      run.step = 0;
+      where = cut.tile(a, ++run.tile);
+    }
+  }
+}
+
+// The weights of one warp, which alone reads them: loads run ahead of the products by the length of the ring.
+template <class Format, class Shape>
+struct WeightLoader {
+  static constexpr int kUnit = unit_bytes(Format::kPack);
+  static constexpr int kPart = half_bytes(Format::kPack);
+  static constexpr int kRest = shared_bytes(Format::kPack);
+
+  const ProductArgs& a;
+  const ProductCut& cut;
+  const ProductMemory<Shape>& memory;
+  int lane;
+  int warp;
+  int sub;        // which of the 128 k of a step
+  int own_block;  // which row block of the tile
+  ProductRun run;
+  const uint8_t* units = nullptr;
+
+  __device__ void find() {
+    const Tile tile = cut.tile(a, run.tile);
+    units = units_of<kUnit>(a, a.parts, tile.expert, tile.row_tile * cut.tile_blocks + own_block);
+  }
+  // Step n of the run, after all those before it.
+  __device__ void load(int n) {
+    if (n >= run.count) return;
+    const int stage = n % memory.stages;
+    const uint32_t barrier = memory.weights_full(stage, warp);
+    const uint32_t to = shared_address(memory.weights(stage, warp));
+    const int half = run.step * cut.split + sub;
+    const bool wanted = units != nullptr && half < cut.halves;
+    const uint8_t* unit = units + static_cast<int64_t>(half / 2) * kUnit;
+    const uint8_t* part = unit + half % 2 * kPart;
+    const uint8_t* rest = unit + 2 * kPart;
+#if __CUDA_ARCH__ >= 900
+    if (lane == 0) {
+      if (wanted) {
+        arrive_expecting(barrier, Shape::kHalf);
+        copy_bulk(to, part, kPart, barrier);
+        if (kRest > 0) copy_bulk(to + kPart, rest, kRest, barrier);
+      } else {
+        arrive(barrier);
+      }
+    }
+#else
+    if (wanted) {
+      for (int i = lane * 16; i < Shape::kHalf; i += 512)
+        copy_async(to + i, i < kPart ? part + i : rest + (i - kPart));
+    }
+    arrive_after_copies(barrier);
+#endif
+    if (++run.step == cut.steps && n + 1 < run.count) {
+      run.step = 0;
+      ++run.tile;
+      find();
+    }
+  }
+};
+
+// ---- multiplying ----
+
 template <class Format, int kGroups>
 __device__ inline void multiply_half(const uint8_t* part, const uint8_t* x, float (&acc)[2][kGroups][4],
                                      int lane) {
@@ -80,197 +253,135 @@ __device__ inline void multiply_half(const uint8_t* part, const uint8_t* x, floa
   }
 }
 
+// ---- from sums to y ----
+
+// A CTA's share of a tile: sums of the warps along k meet in `out` [warp along k][8 tokens][rows + 4], 8
+// tokens at a time, and go to y, or to the partial sums of a tile that other CTAs have a share of.
+template <class Shape, int kGroups>
+struct ProductSums {
+  const ProductArgs& a;
+  const ProductCut& cut;
+  float* out;
+  Tile tile;
+  Sharing sharing;
+  int rows;      // of a tile
+  int row;       // this thread's
+  int together;  // tokens that all threads take at once
+  RowTarget target;
+  float* partials;
+
+  __device__ ProductSums(const ProductArgs& args, const ProductCut& launch_cut, int tile_index, float* memory)
+      : a(args),
+        cut(launch_cut),
+        out(memory),
+        tile(cut.tile(a, tile_index)),
+        sharing(sharing_of(tile_index, cut.steps, cut.total, cut.grid)),
+        rows(cut.tile_blocks * 32),
+        row(static_cast<int>(threadIdx.x) & (rows - 1)),
+        together(Shape::kThreads / rows),
+        target(target_of(a, a.parts, tile.expert, tile.row_tile * cut.tile_blocks + row / 32, row % 32)),
+        partials(a.partials + sharing.slot(blockIdx.x) * Shape::kTileFloats) {}
+
+  // This warp's sums of 8 tokens.
+  __device__ void put(const float (&first16)[4], const float (&last16)[4], int sub, int own_block) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int stride = rows + 4;
+#pragma unroll
+    for (int r16 = 0; r16 < 2; ++r16) {
+      const float(&sums)[4] = r16 == 0 ? first16 : last16;
+      float* to = out + (sub * 8 + 2 * (lane % 4)) * stride + own_block * 32 + r16 * 16 + lane / 4;
+      to[0] = sums[0];
+      to[stride] = sums[1];
+      to[8] = sums[2];
+      to[stride + 8] = sums[3];
+    }
+  }
+  // Those of all warps, of tokens `first` .. of the tile, a row of the tile for each thread.
+  __device__ void take(int first) const {
+    const int stride = rows + 4;
+    for (int token = static_cast<int>(threadIdx.x) / rows; token < 8 && first + token < tile.count;
+         token += together) {
+      float sum = 0;
+      float up_sum = 0;
+      for (int s = 0; s < cut.split; ++s) sum += out[(s * 8 + token) * stride + row];
+      if (sharing.shared()) {
+        __stcg(partials + (first + token) * rows + row, sum);
+      } else if (target.part != nullptr) {
+        if (target.part->store == Store::gated)
+          for (int s = 0; s < cut.split; ++s) up_sum += out[(s * 8 + token) * stride + row + 32];
+        store_sum(target, tile.first + first + token, sum, up_sum);
+      }
+    }
+  }
+  // `run_ends`: the CTA has no more work after this tile.
+  __device__ void leave(const float (&acc)[2][kGroups][4], int sub, int own_block, bool run_ends) const {
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+      if (8 * j >= tile.count) break;
+      put(acc[0][j], acc[1][j], sub, own_block);
+      meet<Shape::kThreads>();
+      take(8 * j);
+      meet<Shape::kThreads>();
+    }
+    if (sharing.shared())
+      finish_shared<Shape::kThreads>(a, sharing, tile, cut.steps, run_ends, cut.tile_blocks,
+                                     Shape::kTileFloats);
+  }
+};
+
+// ---- the kernel ----
+
 template <class Format, int kGroups>
 __global__ void __launch_bounds__(ProductShape<Format, kGroups>::kThreads + 32, 1)
     product_kernel(const __grid_constant__ ProductArgs a, int stages) {
   using Shape = ProductShape<Format, kGroups>;
-  constexpr int kUnit = unit_bytes(Format::kPack);
-#if __CUDA_ARCH__ >= 900
-  constexpr bool kBulk = true;
-#else
-  constexpr bool kBulk = false;
-#endif
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ __align__(8) uint64_t barriers[(2 + Shape::kWarps) * Shape::kStages];
-  float* out = reinterpret_cast<float*>(shared + stages * Shape::kStage);
-  const auto x_full = [&](int stage) { return shared_address(barriers + stage); };
-  const auto x_empty = [&](int stage) { return shared_address(barriers + stages + stage); };
-  const auto weights_full = [&](int stage, int warp) {
-    return shared_address(barriers + (2 + warp) * stages + stage);
-  };
-
+  const ProductMemory<Shape> memory{shared, barriers, stages};
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int warp = thread / 32;
-  if (thread == 0) {
-    for (int stage = 0; stage < stages; ++stage) {
-      init_barrier(x_full(stage), 32);
-      init_barrier(x_empty(stage), Shape::kWarps * kWarpArrivals);
-      for (int w = 0; w < Shape::kWarps; ++w) init_barrier(weights_full(stage, w), kBulk ? 1 : 32);
-    }
-    publish_barriers();
-  }
+  if (thread == 0) memory.init_barriers();
   __syncthreads();
-  const int split = a.split;
-  const int tile_blocks = Shape::kWarps / split;
-  const int rows = tile_blocks * 32;
-  const int halves = 2 * a.units;
-  const int steps = div_up(halves, split);
-  const int row_tiles = div_up(a.blocks, tile_blocks);
-  const int token_tiles = div_up(a.tokens, 8 * kGroups);
-  if (a.tiles != nullptr) wait_for_previous();  // the list comes from the kernel before
-  const int tiles = row_tiles * (a.tiles != nullptr ? *a.tile_count : token_tiles);
-  const int64_t total = static_cast<int64_t>(tiles) * steps;
-  const int64_t grid = ctas_for(tiles, steps);
-  if (blockIdx.x >= grid) return;
-  const int64_t begin = total * blockIdx.x / grid;
-  const int64_t end = total * (blockIdx.x + 1) / grid;
-  const int count = static_cast<int>(end - begin);
-  int tile_index = static_cast<int>(begin / steps);
-  int step = static_cast<int>(begin % steps);
-
+  const ProductCut cut(a, Shape::kWarps, 8 * kGroups);
+  if (blockIdx.x >= cut.grid) return;
+  ProductRun run(cut);
   if (warp == Shape::kWarps) {
-    // The loader of x.
     wait_for_previous();
-    Tile where = locate(a, tile_index, row_tiles, token_tiles, 8 * kGroups);
-    for (int n = 0; n < count; ++n) {
-      const int stage = n % stages;
-      if (n >= stages) wait_barrier(x_empty(stage), (n / stages - 1) & 1);
-      const uint32_t to = shared_address(shared + stage * Shape::kStage + Shape::kWarps * Shape::kHalf);
-      const int pieces = where.count * 16;  // columns behind the last token may hold anything
-      for (int part = 0; part < split; ++part) {
-        int half = step * split + part;
-        if (half >= 2 * a.x_units) half -= 2 * a.x_units;
-        const int k = half * 128 + lane % 16 * 8;
-        const bool wanted = k < a.k;
-        const Act* from = a.x + (wanted ? k : 0);
-#pragma unroll 4
-        for (int i = lane; i < pieces; i += 32) {
-          const int token = i / 16;
-          const int row = a.x_row != nullptr ? a.x_row[where.first + token] : where.first + token;
-          copy_async_or_zero(to + part * Shape::kX + x_offset(token, i % 16), from + row * a.x_stride,
-                             wanted);
-        }
-      }
-      arrive_after_copies(x_full(stage));
-      if (++step == steps && n + 1 < count) {
-        step = 0;
-        where = locate(a, ++tile_index, row_tiles, token_tiles, 8 * kGroups);
-      }
-    }
+    load_x(a, cut, run, memory);
     let_next_start();
     return;
   }
 
-  const int sub = warp & (split - 1);  // which of the 128 k of a step
-  const int own_block = warp / split;  // which row block of the tile
-  // Loads of this warp's own weights run ahead; only this warp reads them.
-  int load_tile = tile_index;
-  int load_step = step;
-  Tile loading = locate(a, load_tile, row_tiles, token_tiles, 8 * kGroups);
-  const uint8_t* load_units =
-      units_of<kUnit>(a, a.parts, loading.expert, loading.row_tile * tile_blocks + own_block);
-  const auto load_weights = [&](int n) {
-    if (n >= count) return;
-    const int stage = n % stages;
-    const uint32_t barrier = weights_full(stage, warp);
-    const uint32_t to = shared_address(shared + stage * Shape::kStage + warp * Shape::kHalf);
-    constexpr int kPart = half_bytes(Format::kPack);
-    constexpr int kRest = shared_bytes(Format::kPack);
-    const int half = load_step * split + sub;
-    const bool wanted = load_units != nullptr && half < halves;
-    const uint8_t* unit = load_units + static_cast<int64_t>(half / 2) * kUnit;
-    const uint8_t* part = unit + half % 2 * kPart;
-    const uint8_t* rest = unit + 2 * kPart;
-#if __CUDA_ARCH__ >= 900
-    if (lane == 0) {
-      if (wanted) {
-        arrive_expecting(barrier, Shape::kHalf);
-        copy_bulk(to, part, kPart, barrier);
-        if (kRest > 0) copy_bulk(to + kPart, rest, kRest, barrier);
-      } else {
-        arrive(barrier);
-      }
-    }
-#else
-    if (wanted) {
-      for (int i = lane * 16; i < Shape::kHalf; i += 512)
-        copy_async(to + i, i < kPart ? part + i : rest + (i - kPart));
-    }
-    arrive_after_copies(barrier);
-#endif
-    if (++load_step == steps && n + 1 < count) {
-      load_step = 0;
-      loading = locate(a, ++load_tile, row_tiles, token_tiles, 8 * kGroups);
-      load_units = units_of<kUnit>(a, a.parts, loading.expert, loading.row_tile * tile_blocks + own_block);
-    }
-  };
-  for (int n = 0; n < stages; ++n) load_weights(n);
+  const int sub = warp & (cut.split - 1);
+  const int own_block = warp / cut.split;
+  WeightLoader<Format, Shape> weights{a, cut, memory, lane, warp, sub, own_block, run};
+  weights.find();
+  for (int n = 0; n < stages; ++n) weights.load(n);
   wait_for_previous();
 
   float acc[2][kGroups][4] = {};
-  for (int n = 0; n < count; ++n) {
+  for (int n = 0; n < run.count; ++n) {
     const int stage = n % stages;
-    wait_barrier(weights_full(stage, warp), n / stages & 1);
-    wait_barrier(x_full(stage), n / stages & 1);
-    if (step * split + sub < halves) {
-      const uint8_t* base = shared + stage * Shape::kStage;
-      multiply_half<Format, kGroups>(base + warp * Shape::kHalf,
-                                     base + Shape::kWarps * Shape::kHalf + sub * Shape::kX, acc, lane);
-    }
+    wait_barrier(memory.weights_full(stage, warp), n / stages & 1);
+    wait_barrier(memory.x_full(stage), n / stages & 1);
+    if (run.step * cut.split + sub < cut.halves)
+      multiply_half<Format, kGroups>(memory.weights(stage, warp), memory.x(stage, sub), acc, lane);
     __syncwarp();
-    if (lane == 0 || kWarpArrivals > 1) arrive(x_empty(stage));
-    load_weights(n + stages);  // in the place of this step, before the end of a tile holds the warp up
-    ++step;
-    if (step < steps && n + 1 < count) continue;
-
-    // The end of this CTA's share of a tile: sums of the warps along k meet in `out` [sub][8 tokens][rows +
-    // 4].
-    const Tile tile = locate(a, tile_index, row_tiles, token_tiles, 8 * kGroups);
-    const Sharing sharing = sharing_of(tile_index, steps, total, grid);
-    const int row = thread & (rows - 1);
-    const int stride = rows + 4;
-    const int together = Shape::kThreads / rows;  // tokens stored at once
-    const RowTarget target =
-        target_of(a, a.parts, tile.expert, tile.row_tile * tile_blocks + row / 32, row % 32);
-    float* part = a.partials + sharing.slot(blockIdx.x) * Shape::kTileFloats;
-#pragma unroll
-    for (int j = 0; j < kGroups; ++j) {
-      if (8 * j >= tile.count) break;
-#pragma unroll
-      for (int r16 = 0; r16 < 2; ++r16) {
-        float* to = out + (sub * 8 + 2 * (lane % 4)) * stride + own_block * 32 + r16 * 16 + lane / 4;
-        to[0] = acc[r16][j][0];
-        to[stride] = acc[r16][j][1];
-        to[8] = acc[r16][j][2];
-        to[stride + 8] = acc[r16][j][3];
-      }
-      meet<Shape::kThreads>();
-      for (int token = thread / rows; token < 8 && 8 * j + token < tile.count; token += together) {
-        float sum = 0;
-        float up_sum = 0;
-        for (int s = 0; s < split; ++s) sum += out[(s * 8 + token) * stride + row];
-        if (sharing.shared()) {
-          __stcg(part + (8 * j + token) * rows + row, sum);
-        } else if (target.part != nullptr) {
-          if (target.part->store == Store::gated)
-            for (int s = 0; s < split; ++s) up_sum += out[(s * 8 + token) * stride + row + 32];
-          store_sum(target, tile.first + 8 * j + token, sum, up_sum);
-        }
-      }
-      meet<Shape::kThreads>();
-    }
-    if (sharing.shared())
-      finish_shared<Shape::kThreads>(a, sharing, tile, steps, n + 1 == count, tile_blocks,
-                                     Shape::kTileFloats);
+    if (lane == 0 || kWarpArrivals > 1) arrive(memory.x_empty(stage));
+    weights.load(n + stages);  // in the place of this step, before the end of a tile holds the warp up
+    ++run.step;
+    if (run.step < cut.steps && n + 1 < run.count) continue;
+    ProductSums<Shape, kGroups>(a, cut, run.tile, memory.out())
+        .leave(acc, sub, own_block, n + 1 == run.count);
 #pragma unroll
     for (int r16 = 0; r16 < 2; ++r16)
 #pragma unroll
       for (int j = 0; j < kGroups; ++j)
 #pragma unroll
         for (int q = 0; q < 4; ++q) acc[r16][j][q] = 0;
-    ++tile_index;
-    step = 0;
+    ++run.tile;
+    run.step = 0;
   }
 }
 
