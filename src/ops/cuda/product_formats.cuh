@@ -57,13 +57,21 @@ struct SumScales {
   float2 min;
 };
 
-struct FormatF16 {
+// Warps of a CTA, and what one of them takes at a time; formats that differ say so. Half a unit of f16 has
+// about twice the bytes of any other, so half as many warps share the shared memory.
+struct FormatWarps {
+  static constexpr int kWarps = 8;         // product_kernel.cuh
+  static constexpr int kFewWarps = 16;     // there, up to 16 rows of x
+  static constexpr int kStreams = 8;       // up to 8 rows: product_few.cuh, product_list.cuh
+  static constexpr int kStreamHalves = 1;  // that a warp of product_list.cuh loads at a time
+};
+
+struct FormatF16 : FormatWarps {
   static constexpr Pack kPack = Pack::f16;
   static constexpr int kSubBlocks = 0;
   static constexpr int kWarps = 4;
-  static constexpr int kFewWarps = 8;      // for up to 16 rows of x
-  static constexpr int kStreams = 4;       // warps for up to 8 rows; halves that those
-  static constexpr int kStreamHalves = 1;  // of lists load at a time (product_list.cuh)
+  static constexpr int kFewWarps = 8;
+  static constexpr int kStreams = 4;
   struct Codes {
     uint4 v[2][4];
   };
@@ -83,12 +91,8 @@ struct FormatF16 {
   }
 };
 
-struct FormatQ8 {
+struct FormatQ8 : FormatWarps {
   static constexpr Pack kPack = Pack::q8;
-  static constexpr int kWarps = 8;
-  static constexpr int kFewWarps = 16;     // for up to 16 rows of x
-  static constexpr int kStreams = 8;       // warps for up to 8 rows; halves that those
-  static constexpr int kStreamHalves = 1;  // of lists load at a time (product_list.cuh)
   struct Codes {
     uint4 v[2][2];
   };
@@ -136,12 +140,9 @@ struct FormatQ8 {
   }
 };
 
-struct FormatQ4K {
+struct FormatQ4K : FormatWarps {
   static constexpr Pack kPack = Pack::q4k;
-  static constexpr int kWarps = 8;
-  static constexpr int kFewWarps = 16;     // for up to 16 rows of x
-  static constexpr int kStreams = 8;       // warps for up to 8 rows; halves that those
-  static constexpr int kStreamHalves = 2;  // of lists load at a time (product_list.cuh)
+  static constexpr int kStreamHalves = 2;
   struct Codes {
     uint4 v[2];
   };
@@ -214,12 +215,8 @@ struct FormatQ4K {
   }
 };
 
-struct FormatQ6K {
+struct FormatQ6K : FormatWarps {
   static constexpr Pack kPack = Pack::q6k;
-  static constexpr int kWarps = 8;
-  static constexpr int kFewWarps = 16;     // for up to 16 rows of x
-  static constexpr int kStreams = 8;       // warps for up to 8 rows; halves that those
-  static constexpr int kStreamHalves = 1;  // of lists load at a time (product_list.cuh)
   struct Codes {
     uint4 v[2];
     uint4 high;  // two words of row g, two of row g + 8
@@ -290,12 +287,8 @@ struct FormatQ6K {
   }
 };
 
-struct FormatQ5 {
+struct FormatQ5 : FormatWarps {
   static constexpr Pack kPack = Pack::q5;
-  static constexpr int kWarps = 8;
-  static constexpr int kFewWarps = 16;     // for up to 16 rows of x
-  static constexpr int kStreams = 8;       // warps for up to 8 rows; halves that those
-  static constexpr int kStreamHalves = 1;  // of lists load at a time (product_list.cuh)
   struct Codes {
     uint4 v[2];
     uint2 high;  // a word of row g, one of row g + 8
@@ -357,12 +350,8 @@ struct FormatQ5 {
   }
 };
 
-struct FormatT4 {
+struct FormatT4 : FormatWarps {
   static constexpr Pack kPack = Pack::t4;
-  static constexpr int kWarps = 8;
-  static constexpr int kFewWarps = 16;     // for up to 16 rows of x
-  static constexpr int kStreams = 8;       // warps for up to 8 rows; halves that those
-  static constexpr int kStreamHalves = 1;  // of lists load at a time (product_list.cuh)
   struct Codes {
     uint4 v[2];
     uint4 levels;  // + 128, a byte each
