@@ -229,7 +229,7 @@ void attention(Context& context, const SequenceWorkspace& work, Tensor o, Tensor
   const int32_t most_rows = batch.most_rows > 0 ? batch.most_rows : batch.tokens;
   if (fits(work, args) && narrow(q)) {
     // Each form takes the sequences that are its own; one that can have none is not launched.
-    const bool all_few = most_rows == 1 || (most_rows * args.group <= 8 && !args.deterministic);
+    const bool all_few = few_rows(args, most_rows);
     if (attention_decode(context, args) && (all_few || attention_tiles(context, args))) {
       // The decode kernel merges its splits itself.
       if (all_few || batch.blocks_per_sequence * kBlockTokens <= kSplitCells) return;

@@ -42,7 +42,7 @@ struct AttentionArgs {
 };
 
 // Sequences whose queries fit one tile of 8 go to the decode kernel, the others to the tile kernel.
-__device__ inline bool few_rows(const AttentionArgs& a, int rows) {
+__host__ __device__ inline bool few_rows(const AttentionArgs& a, int rows) {
   return rows == 1 || (rows * a.group <= 8 && !a.deterministic);
 }
 
@@ -114,6 +114,14 @@ __device__ inline bool sees(const RowView& v, int cell) {
   return node >= 0 && node < kMaxUncertain && (v.mask >> node & 1) != 0;
 }
 
+// The first and the last cell that a row sees.
+__device__ inline int first_seen(const RowView& v) {
+  return v.low + 1 < v.limit ? v.low + 1 : v.context + __ffsll(static_cast<long long>(v.mask)) - 1;
+}
+__device__ inline int last_seen(const RowView& v) {
+  return v.mask == 0 ? v.limit - 1 : v.context + 63 - __clzll(static_cast<long long>(v.mask));
+}
+
 // Eight f16 activations in the type of the cache.
 __device__ inline uint4 convert(uint4 x, __half) { return x; }
 __device__ inline uint4 convert(uint4 x, __nv_bfloat16) {
@@ -178,42 +186,6 @@ __device__ inline int sequence_of(const int* starts, int sequences, int item) {
     }
   }
   return low;
-}
-
-// Queries of a tile, packed.
-inline constexpr int kTileRows = 128;
-
-// 128 queries of a KV head of a sequence, and the split of its cells.
-struct TileItem {
-  int s, kv_head;
-  int first_row;        // of the sequence
-  int query0, queries;  // of the tile
-  int token0, tokens;   // that they belong to
-  int split, splits;
-  int64_t split_begin, split_end;  // cells; of a row that is not cut: all
-};
-
-__device__ inline TileItem item_at(const AttentionArgs& a, const int* starts, int index) {
-  TileItem item;
-  item.s = sequence_of(starts, a.batch.sequences, index);
-  item.first_row = a.batch.first_row[item.s];
-  const int rows = a.batch.rows[item.s];
-  const Span span = span_of(a, item.s);
-  const auto [length, splits] = splits_of(a, rows, span);
-  const int tiles = div_up(rows * a.group, kTileRows);
-  const int own = index - starts[item.s];
-  item.splits = splits;
-  item.split = own % splits;
-  item.kv_head = own / splits % a.kv_heads;
-  const int tile = tiles - 1 - own / splits / a.kv_heads;  // late tiles see most cells: they start first
-  item.query0 = tile * kTileRows;
-  item.queries = min(kTileRows, rows * a.group - item.query0);
-  item.token0 = item.query0 / a.group;
-  item.tokens = (item.query0 + item.queries - 1) / a.group - item.token0 + 1;
-  const int64_t cut = span.begin / length + item.split;
-  item.split_begin = item.split == 0 ? 0 : cut * length;
-  item.split_end = splits == 1 ? int64_t{1} << 40 : (cut + 1) * length;
-  return item;
 }
 
 // The gates of four outputs of one query, f16, 8-byte aligned (attention.cu has checked).

@@ -16,25 +16,23 @@
 // 8192); outputs and gates element by element from the fragments, which cost half of a short prompt.
 //
 // Compute capability 9.0 has a form of its own for the same items, attention_wide.cu, which is tried first.
-#include "ops/cuda/attention_common.h"
+#include "ops/cuda/attention_tile_items.h"
 
 namespace braid::cuda {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int kRows = kTileRows;
-constexpr int kCells = 64;
 
 template <int kHeadDim>
 struct TileShared {
   static constexpr int kStride = kHeadDim + 8;
-  alignas(16) uint16_t q[kRows * kStride];
+  alignas(16) uint16_t q[kTileRows * kStride];
   struct Stage {
-    alignas(16) uint16_t k[kCells * kStride];
-    alignas(16) uint16_t v[kCells * kStride];
+    alignas(16) uint16_t k[kTileCells * kStride];
+    alignas(16) uint16_t v[kTileCells * kStride];
   };
   Stage stage[2];
-  RowView view[kRows];  // by token of the tile
+  RowView view[kTileRows];  // by token of the tile
   int scratch[kWarps];
   int plain_begin, plain_end;  // cells that every query sees
   int first_cell, last_cell;   // that some query sees
@@ -50,7 +48,7 @@ __device__ void load_cells(typename TileShared<kHeadDim>::Stage& to, const Atten
   const int row0 = static_cast<int>(threadIdx.x) / kPieces;
   const int piece = static_cast<int>(threadIdx.x) % kPieces;
 #pragma unroll
-  for (int half = 0; half < kCells / kBlockTokens; ++half) {
+  for (int half = 0; half < kTileCells / kBlockTokens; ++half) {
     const int first = tile + half * kBlockTokens;
     const int64_t block = table[min(max(first, begin), end - 1) / kBlockTokens];
     const int64_t base = (block * a.kv_heads + kv_head) * kBlockTokens * kHeadDim * 2 + piece * 16;
@@ -82,21 +80,18 @@ __device__ void load_queries(const AttentionArgs& a, const TileItem& item, TileS
     sh.view[threadIdx.x] = v;
     atomicMax(&sh.plain_begin, v.low + 1);
     atomicMin(&sh.plain_end, v.limit);
-    atomicMin(&sh.first_cell,
-              v.low + 1 < v.limit ? v.low + 1 : v.context + __ffsll(static_cast<long long>(v.mask)) - 1);
-    atomicMax(&sh.last_cell,
-              v.mask == 0 ? v.limit - 1 : v.context + 63 - __clzll(static_cast<long long>(v.mask)));
+    atomicMin(&sh.first_cell, first_seen(v));
+    atomicMax(&sh.last_cell, last_seen(v));
   }
 #pragma unroll 4
-  for (int i = threadIdx.x; i < kRows * kHeadDim / 8; i += 32 * kWarps) {
+  for (int i = threadIdx.x; i < kTileRows * kHeadDim / 8; i += 32 * kWarps) {
     const int own = i / (kHeadDim / 8);
     const int dim = i % (kHeadDim / 8) * 8;
     uint4 x = {0, 0, 0, 0};
     if (own < item.queries) {
-      const int query = item.query0 + own;
-      const int64_t head = item.kv_head * a.group + query % a.group;
+      const auto [token, head] = place_of(a, item, item.query0 + own);
       x = *reinterpret_cast<const uint4*>(static_cast<const Act*>(a.q.data) +
-                                          (item.first_row + query / a.group) * a.q.stride + head * kHeadDim +
+                                          (item.first_row + token) * a.q.stride + int64_t{head} * kHeadDim +
                                           dim);
     }
     *reinterpret_cast<uint4*>(&sh.q[own * TileShared<kHeadDim>::kStride + dim]) = convert(x, Number());
@@ -112,14 +107,15 @@ struct Softmax {
   float total[2] = {0, 0};
 
   // Scores of 64 cells become exp2 of their distance to the largest so far, and what was summed up before is
-  // brought to the same scale.
-  __device__ void take(float (&x)[kCells / 8][4], float scale) {
+  // brought to the same scale. The Softmax of attention_wide.cuh is another on purpose: it adds up in another
+  // order and takes the fast exp2, so one for both would round differently than one of them does now.
+  __device__ void take(float (&x)[kTileCells / 8][4], float scale) {
     float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float top = -INFINITY;
 #pragma unroll
-      for (int n = 0; n < kCells / 8; ++n) top = fmaxf(top, fmaxf(x[n][2 * r], x[n][2 * r + 1]));
+      for (int n = 0; n < kTileCells / 8; ++n) top = fmaxf(top, fmaxf(x[n][2 * r], x[n][2 * r + 1]));
       top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 1));
       top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 2));
       const float next = fmaxf(largest[r], top * scale);
@@ -128,7 +124,7 @@ struct Softmax {
       total[r] *= factor[r];
       const float shift = next == -INFINITY ? 0.0f : next;
 #pragma unroll
-      for (int n = 0; n < kCells / 8; ++n) {
+      for (int n = 0; n < kTileCells / 8; ++n) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float& p = x[n][2 * r + i];
@@ -137,14 +133,7 @@ struct Softmax {
         }
       }
     }
-    if (!__any_sync(kFullWarp, factor[0] != 1.0f || factor[1] != 1.0f)) return;
-#pragma unroll
-    for (int n = 0; n < kHeadDim / 8; ++n) {
-      o[n][0] *= factor[0];
-      o[n][1] *= factor[0];
-      o[n][2] *= factor[1];
-      o[n][3] *= factor[1];
-    }
+    rescale(o, factor);
   }
 };
 
@@ -177,8 +166,7 @@ __device__ void write_outputs(const AttentionArgs& a, const Softmax<kHeadDim>& s
     for (int row = 0; row < 16; ++row) {
       const int query = item.query0 + warp * 16 + row;
       if (warp * 16 + row >= item.queries) break;
-      const int token = query / a.group;
-      const int head = item.kv_head * a.group + query % a.group;
+      const auto [token, head] = place_of(a, item, query);
       const float4 x = *reinterpret_cast<const float4*>(space + row * kStride + 4 * lane);
       if (whole) {
         store_output(a, item.first_row + token, head, part * 128 + 4 * lane, x);
@@ -193,18 +181,16 @@ __device__ void write_outputs(const AttentionArgs& a, const Softmax<kHeadDim>& s
   for (int r = 0; r < 2; ++r) {
     const int query = item.query0 + warp * 16 + g + 8 * r;
     if (warp * 16 + g + 8 * r >= item.queries || c != 0) continue;
-    const int64_t at = partial_index(a, item.s, item.kv_head * a.group + query % a.group,
-                                     item.split * rows + query / a.group);
-    __stcg(reinterpret_cast<float2*>(a.partial_sums + 2 * at), float2{sum.largest[r], sum.total[r]});
+    keep_sum(a, item, rows, query, sum.largest[r], sum.total[r]);
   }
 }
 
 // Scores of a warp's queries and 64 cells.
 template <int kHeadDim, typename Number>
-__device__ inline void multiply_keys(float (&x)[kCells / 8][4], uint32_t q_base, uint32_t k_base) {
+__device__ inline void multiply_keys(float (&x)[kTileCells / 8][4], uint32_t q_base, uint32_t k_base) {
   constexpr int kStride = TileShared<kHeadDim>::kStride;
 #pragma unroll
-  for (int n = 0; n < kCells / 8; ++n) {
+  for (int n = 0; n < kTileCells / 8; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[n][i] = 0;
   }
@@ -213,7 +199,7 @@ __device__ inline void multiply_keys(float (&x)[kCells / 8][4], uint32_t q_base,
     uint32_t q[4];
     load_matrices(q, q_base + step * 32);
 #pragma unroll
-    for (int n = 0; n < kCells / 16; ++n) {
+    for (int n = 0; n < kTileCells / 16; ++n) {
       uint32_t k[4];
       load_matrices(k, k_base + n * 16 * kStride * 2 + step * 32);
       mma(x[2 * n], q, k[0], k[1], Number());
@@ -223,11 +209,11 @@ __device__ inline void multiply_keys(float (&x)[kCells / 8][4], uint32_t q_base,
 }
 
 template <int kHeadDim, typename Number>
-__device__ inline void add_values(float (&o)[kHeadDim / 8][4], const float (&x)[kCells / 8][4],
+__device__ inline void add_values(float (&o)[kHeadDim / 8][4], const float (&x)[kTileCells / 8][4],
                                   uint32_t v_base) {
   constexpr int kStride = TileShared<kHeadDim>::kStride;
 #pragma unroll
-  for (int step = 0; step < kCells / 16; ++step) {
+  for (int step = 0; step < kTileCells / 16; ++step) {
     const uint32_t p[4] = {pack(x[2 * step][0], x[2 * step][1], Number()),
                            pack(x[2 * step][2], x[2 * step][3], Number()),
                            pack(x[2 * step + 1][0], x[2 * step + 1][1], Number()),
@@ -251,11 +237,7 @@ __global__ __launch_bounds__(32 * kWarps, 1) void tile_kernel(const __grid_const
   int* starts = reinterpret_cast<int*>(memory + sizeof(TileShared<kHeadDim>));
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const int items = list_items(a, starts, sh.scratch, [&](int s) -> int2 {
-    const int rows = a.batch.rows[s];
-    if (rows <= 0 || few_rows(a, rows)) return {0, 0};
-    return {div_up(rows * a.group, kRows), splits_of(a, rows, span_of(a, s)).count};
-  });
+  const int items = list_tile_items(a, starts, sh.scratch);
   for (int begin = 0; begin < items; begin += gridDim.x) {
     // To and fro, so that who starts with a long item ends with a short one.
     const int turn = begin / static_cast<int>(gridDim.x) % 2;
@@ -264,8 +246,7 @@ __global__ __launch_bounds__(32 * kWarps, 1) void tile_kernel(const __grid_const
     const TileItem item = item_at(a, starts, index);
     load_queries<kHeadDim, Number>(a, item, sh);
 
-    const int begin_cell = max(static_cast<int>(item.split_begin), sh.first_cell);
-    const int end_cell = static_cast<int>(min(static_cast<int64_t>(sh.last_cell) + 1, item.split_end));
+    const Span seen = seen_cells(item, sh.first_cell, sh.last_cell);
     Softmax<kHeadDim> sum;
     const auto token_of = [&](int row) {
       return (item.query0 + min(warp * 16 + row, item.queries - 1)) / a.group - item.token0;
@@ -277,31 +258,31 @@ __global__ __launch_bounds__(32 * kWarps, 1) void tile_kernel(const __grid_const
     const uint32_t v_base =
         shared_address(sh.stage[0].v) + ((lane / 8 % 2 * 8 + lane % 8) * kStride + lane / 16 * 8) * 2;
 
-    const int first_cells = begin_cell / kCells * kCells;
+    const int first_cells = seen.begin / kTileCells * kTileCells;
     uint32_t stage = 0;  // byte offset of the tile's stage
     const auto load = [&](int index, int cells) {
-      if (cells < end_cell)
-        load_cells<kHeadDim>(sh.stage[index], a, item.s, item.kv_head, cells, begin_cell, end_cell);
+      if (cells < seen.end)
+        load_cells<kHeadDim>(sh.stage[index], a, item.s, item.kv_head, cells, seen.begin, seen.end);
       commit_copies();
     };
     load(0, first_cells);
-    for (int cells = first_cells; cells < end_cell; cells += kCells, stage ^= kStageBytes) {
+    for (int cells = first_cells; cells < seen.end; cells += kTileCells, stage ^= kStageBytes) {
       wait_copies<0>();
       __syncthreads();  // this tile is there, and nobody is at the one before
-      load(stage == 0 ? 1 : 0, cells + kCells);
-      float x[kCells / 8][4];
+      load(stage == 0 ? 1 : 0, cells + kTileCells);
+      float x[kTileCells / 8][4];
       multiply_keys<kHeadDim, Number>(x, q_base, k_base + stage);
-      const bool plain = cells >= sh.plain_begin && cells + kCells <= sh.plain_end && cells >= begin_cell &&
-                         cells + kCells <= end_cell;
+      const bool plain = cells >= sh.plain_begin && cells + kTileCells <= sh.plain_end &&
+                         cells >= seen.begin && cells + kTileCells <= seen.end;
       if (!plain) {
         RowView view = sh.view[token[0]];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           if (i == 2) view = sh.view[token[1]];
 #pragma unroll
-          for (int n = 0; n < kCells / 8; ++n) {
+          for (int n = 0; n < kTileCells / 8; ++n) {
             const int cell = cells + n * 8 + lane % 4 * 2 + i % 2;
-            if (cell < begin_cell || cell >= end_cell || !sees(view, cell)) x[n][i] = -INFINITY;
+            if (cell < seen.begin || cell >= seen.end || !sees(view, cell)) x[n][i] = -INFINITY;
           }
         }
       }
@@ -310,11 +291,7 @@ __global__ __launch_bounds__(32 * kWarps, 1) void tile_kernel(const __grid_const
     }
     wait_copies<0>();
     __syncthreads();  // the stages are free
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      sum.total[r] += __shfl_xor_sync(kFullWarp, sum.total[r], 1);
-      sum.total[r] += __shfl_xor_sync(kFullWarp, sum.total[r], 2);
-    }
+    add_lanes(sum.total);
     static_assert(kWarps * 16 * 132 * sizeof(float) <= sizeof(sh.stage));
     write_outputs<kHeadDim>(a, sum, reinterpret_cast<float*>(sh.stage) + warp * 16 * 132, item);
   }
@@ -322,17 +299,12 @@ __global__ __launch_bounds__(32 * kWarps, 1) void tile_kernel(const __grid_const
 
 template <int kHeadDim, typename Number>
 bool launch(Context& context, const AttentionArgs& args) {
-  // Items of a batch without splits, and what splits can add.
-  const int64_t whole =
-      (int64_t{args.batch.tokens} * args.group / kRows + args.batch.sequences) * args.kv_heads;
-  const int64_t most = whole * kMostSplits;
-  const int64_t blocks = most < context.processors ? most : context.processors;
   const size_t shared = sizeof(TileShared<kHeadDim>) + (args.batch.sequences + 1) * sizeof(int);
   if (shared > context.shared_bytes_per_block) return false;
   context.note(cudaFuncSetAttribute(tile_kernel<kHeadDim, Number>,
                                     cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
                "attention_tiles");
-  tile_kernel<kHeadDim, Number><<<static_cast<unsigned>(blocks), 32 * kWarps, shared, context.stream>>>(args);
+  tile_kernel<kHeadDim, Number><<<tile_blocks(context, args), 32 * kWarps, shared, context.stream>>>(args);
   context.launched("attention_tiles");
   return true;
 }

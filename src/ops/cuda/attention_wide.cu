@@ -63,17 +63,15 @@ __device__ inline Cells cells_of(const AttentionArgs& a, const TileItem& item) {
   int first = 1 << 30, last = 0;
   for (int i = static_cast<int>(threadIdx.x) % 32; i < item.tokens; i += 32) {
     const RowView v = row_view(a, item.s, item.first_row + item.token0 + i);
-    first =
-        min(first, v.low + 1 < v.limit ? v.low + 1 : v.context + __ffsll(static_cast<long long>(v.mask)) - 1);
-    last = max(last, v.mask == 0 ? v.limit - 1 : v.context + 63 - __clzll(static_cast<long long>(v.mask)));
+    first = min(first, first_seen(v));
+    last = max(last, last_seen(v));
   }
   first = __reduce_min_sync(kFullWarp, first);
   last = __reduce_max_sync(kFullWarp, last);
-  Cells c;
-  c.begin = max(static_cast<int>(item.split_begin), first);
-  c.end = static_cast<int>(min(static_cast<int64_t>(last) + 1, item.split_end));
-  c.tiles = c.end > c.begin ? div_up(c.end - c.begin / kCells * kCells, kCells) : 0;
-  return c;
+  const Span seen = seen_cells(item, first, last);
+  const int tiles =
+      seen.end > seen.begin ? div_up(seen.end - seen.begin / kTileCells * kTileCells, kTileCells) : 0;
+  return {seen.begin, seen.end, tiles};
 }
 
 // The first warp of the third warpgroup: items from a counter that all blocks share, and their K and V.
@@ -99,7 +97,7 @@ struct Fetch {
     const int32_t* table = a.batch.block_table + static_cast<int64_t>(item.s) * a.batch.blocks_per_sequence;
     const int first = cells.begin / kBlockTokens, last = (cells.end - 1) / kBlockTokens;
     const auto row_of = [&](int tile, int half) {
-      const int block = (cells.begin / kCells + tile) * (kCells / kBlockTokens) + half;
+      const int block = (cells.begin / kTileCells + tile) * (kTileCells / kBlockTokens) + half;
       return (table[min(max(block, first), last)] * a.kv_heads + item.kv_head) * kBlockTokens;
     };
     // Keys of a tile go before the values of the one before it, as they are wanted.
@@ -169,8 +167,8 @@ __device__ void load_queries(const AttentionArgs& a, const TileItem& item, int g
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int query = item.query0 + min(group * kGroupRows + half * 32 + lane, item.queries - 1);
-    from[half] = (item.first_row + query / a.group) * a.q.stride +
-                 static_cast<int64_t>(item.kv_head * a.group + query % a.group) * kHeadDim;
+    const auto [token, head] = place_of(a, item, query);
+    from[half] = (item.first_row + token) * a.q.stride + int64_t{head} * kHeadDim;
   }
   const Act* rows = static_cast<const Act*>(a.q.data) + piece * 8;
   uint8_t* to = q + piece / 8 * (kGroupRows * 128);
@@ -268,11 +266,7 @@ __global__ __launch_bounds__(kThreads, 1) void wide_attention_kernel(const __gri
     publish_barriers();
   }
   wait_for_previous();
-  const int items = list_items(a, starts, sh.next, [&](int s) -> int2 {
-    const int rows = a.batch.rows[s];
-    if (rows <= 0 || few_rows(a, rows)) return {0, 0};
-    return {div_up(rows * a.group, kTileRows), splits_of(a, rows, span_of(a, s)).count};
-  });
+  const int items = list_tile_items(a, starts, sh.next);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   if (warp >= 8) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;\n");
@@ -324,13 +318,8 @@ bool launch(Context& context, const AttentionArgs& args) {
   if (shared > context.shared_bytes_per_block || !describe(maps.k, args.kv.k, args.kv, 1) ||
       !describe(maps.v, args.kv.v, args.kv, kHeadDim / 64))
     return false;
-  // Items of a batch without splits, and what splits can add.
-  const int64_t whole =
-      (int64_t{args.batch.tokens} * args.group / kTileRows + args.batch.sequences) * args.kv_heads;
-  const int64_t most = whole * kMostSplits;
-  const int64_t blocks = most < context.processors ? most : context.processors;
-  launch_early(context, wide_attention_kernel<kHeadDim, Number>, dim3(static_cast<unsigned>(blocks)),
-               kThreads, shared, args, maps);
+  launch_early(context, wide_attention_kernel<kHeadDim, Number>, dim3(tile_blocks(context, args)), kThreads,
+               shared, args, maps);
   return true;
 }
 

@@ -2,14 +2,13 @@
 // cells in shared memory to outputs.
 #pragma once
 
-#include "ops/cuda/attention_common.h"
+#include "ops/cuda/attention_tile_items.h"
 #include "ops/cuda/barriers.cuh"
 #include "ops/cuda/wgmma_shared.cuh"
 
 namespace braid::cuda {
 namespace wide_attention {
 
-inline constexpr int kCells = 64;
 inline constexpr int kGroupRows = 64;  // queries of a warpgroup
 inline constexpr int kSpaceDims = 32;  // of O that leave together
 
@@ -25,7 +24,7 @@ template <int kHeadDim>
 struct WideShared {
   static constexpr int kChunks = kHeadDim / 64;
   static constexpr int kStages = kHeadDim == 256 ? 2 : 4;
-  static constexpr int kTileBytes = kChunks * 64 * kCells * 2;
+  static constexpr int kTileBytes = kChunks * 64 * kTileCells * 2;
   uint8_t q[2][kGroupRows * kHeadDim * 2];
   uint8_t k[kStages][kTileBytes];
   uint8_t v[kStages][kTileBytes];
@@ -71,13 +70,16 @@ struct Softmax {
   float total[2] = {0, 0};
 
   // Scores become exp2 of their distance to the largest so far; `factor` brings what was summed up before to
-  // the same scale.
-  __device__ void take(float (&x)[kCells / 8][4], float scale, float (&factor)[2]) {
+  // the same scale: O later, because the product that adds to it is still under way. The Softmax of
+  // attention_tiles.cu is another: here each sum and each largest score is two chains, and exp2 is the
+  // instruction alone (weights below 2^-126 are zero), since all that takes longer shows between the
+  // products.
+  __device__ void take(float (&x)[kTileCells / 8][4], float scale, float (&factor)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float top[2] = {-INFINITY, -INFINITY};
 #pragma unroll
-      for (int n = 0; n < kCells / 8; ++n) {
+      for (int n = 0; n < kTileCells / 8; ++n) {
         top[n % 2] = fmaxf(top[n % 2], fmaxf(x[n][2 * r], x[n][2 * r + 1]));
       }
       top[0] = fmaxf(top[0], top[1]);
@@ -89,7 +91,7 @@ struct Softmax {
       const float shift = next == -INFINITY ? 0.0f : next;
       float sum[2] = {0, 0};
 #pragma unroll
-      for (int n = 0; n < kCells / 8; ++n) {
+      for (int n = 0; n < kTileCells / 8; ++n) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float& p = x[n][2 * r + i];
@@ -114,14 +116,16 @@ struct Walk {
   Ring<Shared::kStages>& v;
   float (&o)[kHeadDim / 8][4];
   Softmax& sum;
-  float x[kCells / 8][4];
-  uint32_t p[kCells / 16][4];
+  float x[kTileCells / 8][4];
+  uint32_t p[kTileCells / 16][4];
 
   __device__ void release(uint64_t* barrier) const {
     if (threadIdx.x % 32 == 0 || kWarpArrivals > 1) arrive(shared_address(barrier));
   }
-  __device__ int first_of(int tile) const { return (it.begin_cell / kCells + tile) * kCells; }
-  __device__ bool whole(int first) const { return first >= it.begin_cell && first + kCells <= it.end_cell; }
+  __device__ int first_of(int tile) const { return (it.begin_cell / kTileCells + tile) * kTileCells; }
+  __device__ bool whole(int first) const {
+    return first >= it.begin_cell && first + kTileCells <= it.end_cell;
+  }
 
   __device__ void start_keys() {
     wait_barrier(shared_address(sh.k_full + k.stage), k.parity);
@@ -147,7 +151,7 @@ struct Walk {
     fence_wide();
     const uint64_t v_at = wide_rows_operand(from, 4096);
 #pragma unroll
-    for (int step = 0; step < kCells / 16; ++step) {
+    for (int step = 0; step < kTileCells / 16; ++step) {
       multiply_rows(o, p[step], wide_operand_at(v_at, step / 2 * (Shared::kTileBytes / 2) + step % 2 * 2048),
                     Number());
     }
@@ -155,8 +159,8 @@ struct Walk {
   }
   // Values of cells that nobody sees may be anything, also no numbers. Both warpgroups write the same zeros.
   __device__ void clear_cells(uint8_t* values, int first) const {
-    for (int i = static_cast<int>(threadIdx.x) % 128; i < kCells * Shared::kChunks * 8; i += 128) {
-      const int piece = i % 8, cell = i / 8 % kCells, chunk = i / 8 / kCells;
+    for (int i = static_cast<int>(threadIdx.x) % 128; i < kTileCells * Shared::kChunks * 8; i += 128) {
+      const int piece = i % 8, cell = i / 8 % kTileCells, chunk = i / 8 / kTileCells;
       if (first + cell >= it.begin_cell && first + cell < it.end_cell) continue;
       *reinterpret_cast<uint4*>(values + cell / 32 * (Shared::kTileBytes / 2) + chunk * 4096 +
                                 cell % 32 * 128 + piece * 16) = {0, 0, 0, 0};
@@ -174,9 +178,10 @@ struct Walk {
     const int first = first_of(tile);
     const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
     const int2 plain = it.plain[warp];
-    if (!(whole(first) && first >= plain.x && first + kCells <= plain.y)) mask_scores(first);
+    if (!(whole(first) && first >= plain.x && first + kTileCells <= plain.y)) mask_scores(first);
     sum.take(x, a.scale, factor);
   }
+  // What attention_tiles.cu does in place: of one function for both, the compiler makes other code here.
   __device__ void mask_scores(int first) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int row = static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane / 4;
@@ -184,7 +189,7 @@ struct Walk {
     for (int r = 0; r < 2; ++r) {
       const RowView view = it.view[row + 8 * r];
 #pragma unroll
-      for (int n = 0; n < kCells / 8; ++n) {
+      for (int n = 0; n < kTileCells / 8; ++n) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int cell = first + n * 8 + lane % 4 * 2 + i;
@@ -195,7 +200,7 @@ struct Walk {
   }
   __device__ void pack_weights() {
 #pragma unroll
-    for (int step = 0; step < kCells / 16; ++step) {
+    for (int step = 0; step < kTileCells / 16; ++step) {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         p[step][i] = pack(x[2 * step + i / 2][i % 2 * 2], x[2 * step + i / 2][i % 2 * 2 + 1], Number());
@@ -212,7 +217,7 @@ struct Walk {
   __device__ void run() {
     float factor[2];
 #pragma unroll
-    for (int n = 0; n < kCells / 8; ++n) x[n][0] = x[n][1] = x[n][2] = x[n][3] = 0;  // dead between items
+    for (int n = 0; n < kTileCells / 8; ++n) x[n][0] = x[n][1] = x[n][2] = x[n][3] = 0;  // dead between items
     start_keys();
     wait_wide<0>();
     take_scores(0, factor);
@@ -223,15 +228,7 @@ struct Walk {
       wait_wide<1>();
       take_scores(tile, factor);
       finish_values();
-      if (__any_sync(kFullWarp, factor[0] != 1.0f || factor[1] != 1.0f)) {
-#pragma unroll
-        for (int n = 0; n < kHeadDim / 8; ++n) {
-          o[n][0] *= factor[0];
-          o[n][1] *= factor[0];
-          o[n][2] *= factor[1];
-          o[n][3] *= factor[1];
-        }
-      }
+      rescale(o, factor);
       pack_weights();
     }
     start_values(it.tiles - 1);
@@ -353,9 +350,7 @@ __device__ void write_outputs(const AttentionArgs& a, const TileItem& item, int 
   for (int r = 0; r < 2; ++r) {
     if (row0 + g + 8 * r >= item.queries) continue;
     const int query = item.query0 + row0 + g + 8 * r;
-    const int64_t at = partial_index(a, item.s, item.kv_head * a.group + query % a.group,
-                                     item.split * a.batch.rows[item.s] + query / a.group);
-    __stcg(reinterpret_cast<float2*>(a.partial_sums + 2 * at), float2{sum.largest[r], sum.total[r]});
+    keep_sum(a, item, a.batch.rows[item.s], query, sum.largest[r], sum.total[r]);
   }
 }
 
@@ -381,11 +376,7 @@ __device__ void multiply(const AttentionArgs& a, WideShared<kHeadDim>& sh, int g
       walk.run();
     }
     if (row0 >= it.item.queries) continue;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      sum.total[r] += __shfl_xor_sync(kFullWarp, sum.total[r], 1);
-      sum.total[r] += __shfl_xor_sync(kFullWarp, sum.total[r], 2);
-    }
+    add_lanes(sum.total);
     write_outputs<kHeadDim>(a, it.item, row0, o, sum, sh.space[warp]);
   }
 }
