@@ -40,9 +40,7 @@ __device__ void take_cells(PlainState& st, const AttentionArgs& a, const float (
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int at = cell[i < count ? i : 0];
-    const int64_t block =
-        a.batch.block_table[static_cast<int64_t>(s) * a.batch.blocks_per_sequence + at / kBlockTokens];
-    row[i] = (block * a.kv_heads + kv_head) * kBlockTokens + at % kBlockTokens;
+    row[i] = pool_cell(a, table_of(a, s)[at / kBlockTokens], kv_head) + at % kBlockTokens;
     const std::byte* k = a.kv.k + row[i] * k_bytes;
     float sum = 0;
 #pragma unroll

@@ -83,6 +83,14 @@ __device__ inline Splits splits_of(const AttentionArgs& a, int rows, Span span) 
   return {length, (span.end - 1) / length - span.begin / length + 1};
 }
 
+// The blocks of a sequence's cells, and the first of the cells that a block of the pool has for a KV head.
+__device__ inline const int32_t* table_of(const AttentionArgs& a, int s) {
+  return a.batch.block_table + static_cast<int64_t>(s) * a.batch.blocks_per_sequence;
+}
+__device__ inline int64_t pool_cell(const AttentionArgs& a, int64_t block, int kv_head) {
+  return (block * a.kv_heads + kv_head) * kBlockTokens;
+}
+
 // What one row sees: cells (low, limit), and of the uncertain cells those in `mask`.
 struct RowView {
   int limit, low, context;

@@ -44,14 +44,14 @@ __device__ void load_cells(typename TileShared<kHeadDim>::Stage& to, const Atten
                            int kv_head, int tile, int begin, int end) {
   constexpr int kPieces = kHeadDim / 8;
   constexpr int kStep = 32 * kWarps / kPieces;  // rows that the block copies at a time
-  const int32_t* table = a.batch.block_table + static_cast<int64_t>(s) * a.batch.blocks_per_sequence;
+  const int32_t* table = table_of(a, s);
   const int row0 = static_cast<int>(threadIdx.x) / kPieces;
   const int piece = static_cast<int>(threadIdx.x) % kPieces;
 #pragma unroll
   for (int half = 0; half < kTileCells / kBlockTokens; ++half) {
     const int first = tile + half * kBlockTokens;
     const int64_t block = table[min(max(first, begin), end - 1) / kBlockTokens];
-    const int64_t base = (block * a.kv_heads + kv_head) * kBlockTokens * kHeadDim * 2 + piece * 16;
+    const int64_t base = pool_cell(a, block, kv_head) * kHeadDim * 2 + piece * 16;
 #pragma unroll
     for (int r = 0; r < kBlockTokens; r += kStep) {
       const int row = r + row0;

@@ -94,7 +94,7 @@ struct Fetch {
   // K and V of an item, by one lane, and the item after it, which the others learn some tiles before the end.
   __device__ int copy_tiles(const TileItem& item, const Cells& cells) {
     int next = 0;
-    const int32_t* table = a.batch.block_table + static_cast<int64_t>(item.s) * a.batch.blocks_per_sequence;
+    const int32_t* table = table_of(a, item.s);
     const int first = cells.begin / kBlockTokens, last = (cells.end - 1) / kBlockTokens;
     const auto row_of = [&](int tile, int half) {
       const int block = (cells.begin / kTileCells + tile) * (kTileCells / kBlockTokens) + half;
