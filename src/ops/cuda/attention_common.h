@@ -196,14 +196,14 @@ __device__ inline int sequence_of(const int* starts, int sequences, int item) {
   return low;
 }
 
-// The gates of four outputs of one query, f16, 8-byte aligned (attention.cu has checked).
-__device__ inline uint2 load_gates(const AttentionArgs& a, int64_t t, int head, int dim) {
-  const int64_t at = t * a.qg.stride + (2 * static_cast<int64_t>(head) + 1) * a.head_dim + dim;
-  return *reinterpret_cast<const uint2*>(static_cast<const Act*>(a.qg.data) + at);
-}
-// Four outputs of one query: gate and store. `x` is divided by its sum already.
-__device__ inline void store_output(const AttentionArgs& a, int64_t t, int head, int dim, float4 x,
-                                    uint2 gates) {
+// Four outputs of one query: gate and store. `x` is divided by its sum already. Gates and outputs are 8-byte
+// aligned (attention.cu has checked).
+__device__ inline void store_output(const AttentionArgs& a, int64_t t, int head, int dim, float4 x) {
+  uint2 gates = {0, 0};
+  if (a.gated) {
+    const int64_t gate = t * a.qg.stride + (2 * static_cast<int64_t>(head) + 1) * a.head_dim + dim;
+    gates = *reinterpret_cast<const uint2*>(static_cast<const Act*>(a.qg.data) + gate);
+  }
   float y[4] = {x.x, x.y, x.z, x.w};
   const int64_t at = static_cast<int64_t>(head) * a.head_dim + dim;
   if (a.gated) {
@@ -222,10 +222,8 @@ __device__ inline void store_output(const AttentionArgs& a, int64_t t, int head,
         *reinterpret_cast<const uint2*>(out);
   }
 }
-__device__ inline void store_output(const AttentionArgs& a, int64_t t, int head, int dim, float4 x) {
-  store_output(a, t, head, dim, x, a.gated ? load_gates(a, t, head, dim) : uint2{0, 0});
-}
 
+// Where the partial result of one head of a row lies: rows of a sequence, split after split.
 __device__ inline int64_t partial_index(const AttentionArgs& a, int s, int head, int row) {
   return (static_cast<int64_t>(s) * a.heads + head) * a.partial_rows + row;
 }
