@@ -8,7 +8,7 @@
 //
 // Shared memory (head dim 256): Q 2 x 32 KB, K and V 2 x 32 KB each, 16 KB for the way out. Q and K as
 // [64 dims of the head][64 rows][64 dims], V as [32 cells][64 dims of the head][cell][64 dims], all with
-// 128-byte swizzle (wgmma_shared.cuh). A warpgroup (attention_wide.cuh) keeps O [64, Dh] and S [64, 64] in
+// 128-byte swizzle (wgmma.cuh). A warpgroup (attention_wide.cuh) keeps O [64, Dh] and S [64, 64] in
 // registers: the products of the next tile's keys and of this tile's values are under way together, and the
 // softmax of the next tile runs under the latter. P goes from S to the operand of V without leaving the
 // registers.

@@ -4,7 +4,7 @@
 
 #include "ops/cuda/attention_tile_items.h"
 #include "ops/cuda/barriers.cuh"
-#include "ops/cuda/wgmma_shared.cuh"
+#include "ops/cuda/wgmma.cuh"
 
 namespace braid::cuda {
 namespace wide_attention {
