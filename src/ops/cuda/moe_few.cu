@@ -681,14 +681,17 @@ struct OutForm {
 constexpr InForm kInForms[kPacks] = {
     {plan_in<FormatF16>, few_in<FormatF16>}, {plan_in<FormatQ8>, few_in<FormatQ8>},
     {plan_in<FormatQ4K>, few_in<FormatQ4K>}, {plan_in<FormatQ6K>, few_in<FormatQ6K>},
-    {plan_in<FormatQ5>, few_in<FormatQ5>},   {plan_in<FormatT4>, few_in<FormatT4>}};
+    {plan_in<FormatQ5>, few_in<FormatQ5>},   {plan_in<FormatT4>, few_in<FormatT4>},
+    {plan_in<FormatFp4>, few_in<FormatFp4>}};
 constexpr OutForm kOutForms[kPacks] = {
     {plan_out<FormatF16>, few_out<FormatF16>}, {plan_out<FormatQ8>, few_out<FormatQ8>},
     {plan_out<FormatQ4K>, few_out<FormatQ4K>}, {plan_out<FormatQ6K>, few_out<FormatQ6K>},
-    {plan_out<FormatQ5>, few_out<FormatQ5>},   {plan_out<FormatT4>, few_out<FormatT4>}};
+    {plan_out<FormatQ5>, few_out<FormatQ5>},   {plan_out<FormatT4>, few_out<FormatT4>},
+    {plan_out<FormatFp4>, few_out<FormatFp4>}};
 static_assert(static_cast<int>(Pack::f16) == 0 && static_cast<int>(Pack::q8) == 1 &&
               static_cast<int>(Pack::q4k) == 2 && static_cast<int>(Pack::q6k) == 3 &&
-              static_cast<int>(Pack::q5) == 4 && static_cast<int>(Pack::t4) == 5);
+              static_cast<int>(Pack::q5) == 4 && static_cast<int>(Pack::t4) == 5 &&
+              static_cast<int>(Pack::fp4) == 6);
 
 // Both formats, and that every matrix has them. False: not in one of the forms that the kernels take.
 bool fill_matrices(FewIn& in, FewOut& out, const MoeWeights& w) {

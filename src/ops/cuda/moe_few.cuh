@@ -199,7 +199,7 @@ struct Slice {
   static constexpr int kCodes = kPack == Pack::f16 ? 4096 : kPack == Pack::q8 ? 2048 : 1024;
   static constexpr int kHigh = kPack == Pack::q6k ? 512 : kPack == Pack::q5 ? 256 : 0;
   // Scales of 16 rows in one stretch, and what is in both slices of a half.
-  static constexpr bool kOwnScales = kPack == Pack::q5 || kPack == Pack::t4;
+  static constexpr bool kOwnScales = kPack == Pack::q5 || kPack == Pack::t4 || kPack == Pack::fp4;
   static constexpr int kLevels = kPack == Pack::t4 ? 16 : 0;
   static constexpr int kScales = kOwnScales ? 256 + kLevels : half_bytes(kPack) - 2 * (kCodes + kHigh);
   static constexpr int kRest = shared_bytes(kPack);
@@ -227,7 +227,7 @@ struct Slice {
       codes.v[1] = at[32];
       if constexpr (kPack == Pack::q5)
         codes.high = reinterpret_cast<const uint2*>(slice + kHighAt)[lane];
-      else
+      else if constexpr (kPack == Pack::t4)
         codes.levels = *reinterpret_cast<const uint4*>(slice + kBytes - kLevels);
     } else {
       Format::load(codes, slice, lane, 0);

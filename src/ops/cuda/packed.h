@@ -24,15 +24,20 @@
 //        (scale, min) f16 [r16][lane][half]
 //   t4   1 piece: nibble 4p + 2e + h of word i
 //        scale f16 of each 16 [r16][lane][half][2]; 16 levels + 128
+//   fp4  1 piece: of e's 16 bits of word i, sign and magnitude of (p, h): 15, 11-9 (0, 0); 12, 8-6 (0, 1);
+//        14, 5-3 (1, 0); 13, 2-0 (1, 1)
+//        scale f16 of each 16 [r16][lane][half][2]
 //
 // q4k and q6k take the bytes of the file; q8 those of Q8_0; q5 the codes of Q5_K, Q5_1, Q5_0 (a minimum of 16
 // scales) and Q4_1 (bit 4 zero), whose scales and minima are rounded to f16 when they are packed, as the
-// kernels of q4k round theirs; t4 those of IQ4_NL, IQ4_XS, MXFP4, NVFP4 and Q4_0, which differ in what a code
-// stands for: the levels, as large as a byte holds, lie beside the scales (0.6 % of the bytes), so that
-// weights of all of these go together and no kernel has to be told. Everything is multiplied by a power of
-// two P per 32-row block, chosen from the block's range, so that scales fit f16 with 24 binades to spare; 1 /
-// P (times the weight's own scale) is applied to the sums. f32 weights are two f16 matrices side by side
-// along k: the rounded number and what the rounding left, 22 bits together.
+// kernels of q4k round theirs; t4 those of IQ4_NL, IQ4_XS and Q4_0, which differ in what a code stands for:
+// the levels, as large as a byte holds, lie beside the scales (0.6 % of the bytes), so that weights of all of
+// these go together and no kernel has to be told. fp4 takes those of MXFP4 and NVFP4, whose sign, exponent
+// and mantissa bits are those of an f16 2^-14 as large once they stand in its places: no levels to look up.
+// Everything is multiplied by a power of two P per 32-row block, chosen from the block's range, so that
+// scales fit f16 with 24 binades to spare; 1 / P (times the weight's own scale) is applied to the sums. f32
+// weights are two f16 matrices side by side along k: the rounded number and what the rounding left, 22 bits
+// together.
 #pragma once
 
 #include <cstdint>
@@ -43,8 +48,8 @@
 
 namespace braid::cuda {
 
-enum class Pack : uint8_t { f16, q8, q4k, q6k, q5, t4 };
-inline constexpr int kPacks = 6;
+enum class Pack : uint8_t { f16, q8, q4k, q6k, q5, t4, fp4 };
+inline constexpr int kPacks = 7;
 
 inline constexpr int kUnitRows = 32;
 inline constexpr int kUnitWidth = 256;
@@ -62,6 +67,8 @@ __host__ __device__ constexpr int unit_bytes(Pack pack) {
       return 4096 + 1024 + 1024;
     case Pack::t4:
       return 4096 + 1024 + 32;
+    case Pack::fp4:
+      return 4096 + 1024;
   }
   return 0;
 }
@@ -103,6 +110,8 @@ __host__ __device__ constexpr int half_bytes(Pack pack) {
       return 2048 + 512 + 512;
     case Pack::t4:
       return 2048 + 512 + 16;
+    case Pack::fp4:
+      return 2048 + 512;
   }
   return 0;
 }
@@ -212,12 +221,14 @@ void launch_products_q4k(Context& context, int groups, const ProductArgs& args);
 void launch_products_q6k(Context& context, int groups, const ProductArgs& args);
 void launch_products_q5(Context& context, int groups, const ProductArgs& args);
 void launch_products_t4(Context& context, int groups, const ProductArgs& args);
+void launch_products_fp4(Context& context, int groups, const ProductArgs& args);
 void launch_wide_f16(Context& context, int columns, const ProductArgs& args);
 void launch_wide_q8(Context& context, int columns, const ProductArgs& args);
 void launch_wide_q4k(Context& context, int columns, const ProductArgs& args);
 void launch_wide_q6k(Context& context, int columns, const ProductArgs& args);
 void launch_wide_q5(Context& context, int columns, const ProductArgs& args);
 void launch_wide_t4(Context& context, int columns, const ProductArgs& args);
+void launch_wide_fp4(Context& context, int columns, const ProductArgs& args);
 // Matrices of a few megabytes of 16-bit pairs, 9 to 128 rows of x (product_small.cuh).
 inline constexpr int kMostSmallRows = 128;
 bool small_fits(const Context& context, int64_t blocks, int units);

@@ -23,9 +23,12 @@ __device__ inline void multiply_pair(const uint8_t* part, const uint8_t* rest, b
                                      int lane) {
   constexpr int kSub = Format::kSubBlocks;
   constexpr bool kMin = Format::kMin;
-  float2 x_sums[kSub];
+  constexpr bool kShifted = Format::kOffset != 0.0f;
+  float2 x_sums[kSub] = {};
+  if (kShifted) {
 #pragma unroll
-  for (int s = 0; s < kSub; ++s) x_sums[s] = *reinterpret_cast<const float2*>(sums + 2 * s);
+    for (int s = 0; s < kSub; ++s) x_sums[s] = *reinterpret_cast<const float2*>(sums + 2 * s);
+  }
 #pragma unroll
   for (int r16 = 0; r16 < 2; ++r16) {
     typename Format::Codes codes;

@@ -350,7 +350,22 @@ struct FormatQ5 : FormatWarps {
   }
 };
 
-struct FormatT4 : FormatWarps {
+// Codes of one piece with a scale f16 of each 16 behind them.
+struct TwoScales {
+  // Of rows g and g + 8, both scales each.
+  __device__ static uint2 pairs_at(const uint8_t* part, int lane, int r16) {
+    return reinterpret_cast<const uint2*>(part + 2048)[r16 * 32 + lane];
+  }
+  __device__ static SumScales<2> sum_scales(const uint8_t* part, const uint8_t*, int lane, int r16) {
+    const uint2 pairs = pairs_at(part, lane, r16);
+    SumScales<2> out;
+    out.s[0] = __half22float2(as_half2(__byte_perm(pairs.x, pairs.y, 0x5410)));
+    out.s[1] = __half22float2(as_half2(__byte_perm(pairs.x, pairs.y, 0x7632)));
+    return out;
+  }
+};
+
+struct FormatT4 : FormatWarps, TwoScales {
   static constexpr Pack kPack = Pack::t4;
   struct Codes {
     uint4 v[2];
@@ -365,10 +380,6 @@ struct FormatT4 : FormatWarps {
     codes.v[0] = at[0];
     codes.v[1] = at[32];
     codes.levels = *reinterpret_cast<const uint4*>(part + 2560);
-  }
-  // Of rows g and g + 8, both scales each.
-  __device__ static uint2 pairs_at(const uint8_t* part, int lane, int r16) {
-    return reinterpret_cast<const uint2*>(part + 2048)[r16 * 32 + lane];
   }
   __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane, int r16) {
     const uint2 pairs = pairs_at(part, lane, r16);
@@ -409,12 +420,56 @@ struct FormatT4 : FormatWarps {
     }
     return f;
   }
-  __device__ static SumScales<2> sum_scales(const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+};
+
+struct FormatFp4 : FormatWarps, TwoScales {
+  static constexpr Pack kPack = Pack::fp4;
+  struct Codes {
+    uint4 v[2];
+  };
+  struct Scales {  // [first or last 16][half]
+    __half2 s[2][2];
+  };
+  __device__ static void load(Codes& codes, const uint8_t* part, int lane, int r16) {
+    const uint4* at = reinterpret_cast<const uint4*>(part) + r16 * 2 * 32 + lane;
+    codes.v[0] = at[0];
+    codes.v[1] = at[32];
+  }
+  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t*, int lane, int r16) {
     const uint2 pairs = pairs_at(part, lane, r16);
-    SumScales<2> out;
-    out.s[0] = __half22float2(as_half2(__byte_perm(pairs.x, pairs.y, 0x5410)));
-    out.s[1] = __half22float2(as_half2(__byte_perm(pairs.x, pairs.y, 0x7632)));
-    return out;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const __half2 pair = as_half2(half == 0 ? pairs.x : pairs.y);
+      out.s[0][half] = twice(__low2half(pair));
+      out.s[1][half] = twice(__high2half(pair));
+    }
+  }
+  __device__ static Fragments fragments(const Codes& codes, const Scales& scales, int i) {
+    Fragments f = raw(codes, i);
+#pragma unroll
+    for (int p = 0; p < 2; ++p)
+#pragma unroll
+      for (int n = 0; n < 4; ++n) f.a[p][n] = as_bits(__hmul2(as_half2(f.a[p][n]), scales.s[i / 2][n % 2]));
+    return f;
+  }
+
+  static constexpr int kSubBlocks = 2;
+  static constexpr bool kMin = false;
+  static constexpr float kHigh = 1.0f;
+  static constexpr float kOffset = 0.0f;
+  // What an f16 has of these numbers, the bits of [p][h] one after the other as packed.h says.
+  __device__ static Fragments raw(const Codes& codes, int i) {
+    constexpr uint32_t kSign = 0x80008000u, kMagnitude = 0x0e000e00u;
+    Fragments f;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t w = word_of(codes.v[half], i);
+      f.a[0][half] = w & (kSign | kMagnitude);
+      f.a[0][2 + half] = w << 3 & (kSign | kMagnitude);
+      f.a[1][half] = (w << 6 & kMagnitude) | (w << 1 & kSign);
+      f.a[1][2 + half] = (w << 9 & kMagnitude) | (w << 2 & kSign);
+    }
+    return f;
   }
 };
 

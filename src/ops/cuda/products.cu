@@ -111,6 +111,9 @@ void launch_products(Context& context, Pack pack, Columns columns, const Product
     case Pack::t4:
       return columns.wide ? launch_wide_t4(context, columns.count, args)
                           : launch_products_t4(context, columns.count / 8, args);
+    case Pack::fp4:
+      return columns.wide ? launch_wide_fp4(context, columns.count, args)
+                          : launch_products_fp4(context, columns.count / 8, args);
   }
 }
 

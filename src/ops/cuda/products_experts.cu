@@ -17,6 +17,8 @@ bool launch_experts(Context& context, Pack pack, const ProductArgs& args) {
       return launch_experts_format<FormatQ5>(context, args);
     case Pack::t4:
       return launch_experts_format<FormatT4>(context, args);
+    case Pack::fp4:
+      return launch_experts_format<FormatFp4>(context, args);
   }
   return false;
 }

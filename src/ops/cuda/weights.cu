@@ -36,10 +36,11 @@ Pack pack_of(GgmlType type) {
       return Pack::q5;
     case GgmlType::IQ4_NL:
     case GgmlType::IQ4_XS:
-    case GgmlType::MXFP4:
-    case GgmlType::NVFP4:
     case GgmlType::Q4_0:
       return Pack::t4;
+    case GgmlType::MXFP4:
+    case GgmlType::NVFP4:
+      return Pack::fp4;
     case GgmlType::Q8_0:
       return Pack::q8;
     default:
@@ -296,10 +297,14 @@ __device__ void pack_group<Pack::q5>(const PackJob& job, uint8_t* unit, const ui
   at[1] = half_bits(codes.min * p * 0x1p12f);
 }
 
-// How much a level grows in t4 so that the largest fills a byte, +-96 to 128: scales are as much smaller.
-__device__ inline int level_unit(GgmlType type) {
-  return type == GgmlType::Q4_0 ? 16 : type == GgmlType::MXFP4 || type == GgmlType::NVFP4 ? 8 : 1;
+// Scales of each 16, of codes that mean `grows` times what the file's do.
+__device__ inline void put_two_scales(uint8_t* to, const Codes& codes, int grows, float p) {
+  unsigned short* at = reinterpret_cast<unsigned short*>(to);
+  for (int s = 0; s < 2; ++s) at[s] = half_bits(codes.scale[s] / static_cast<float>(grows) * p * 0x1p24f);
 }
+
+// How much a level grows in t4 so that the largest fills a byte, +-113 to 128: scales are as much smaller.
+__device__ inline int level_unit(GgmlType type) { return type == GgmlType::Q4_0 ? 16 : 1; }
 
 template <>
 __device__ void pack_group<Pack::t4>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u, int r16,
@@ -318,21 +323,50 @@ __device__ void pack_group<Pack::t4>(const PackJob& job, uint8_t* unit, const ui
                       << 4 * (4 * pair + 2 * e + h);
   reinterpret_cast<uint4*>(part)[(r16 * 2 + half) * 32 + lane] =
       make_uint4(words[0], words[1], words[2], words[3]);
-  unsigned short* at = reinterpret_cast<unsigned short*>(part + 2048) + ((r16 * 32 + lane) * 2 + half) * 2;
-  for (int s = 0; s < 2; ++s) at[s] = half_bits(codes.scale[s] / static_cast<float>(grows) * p * 0x1p24f);
+  put_two_scales(part + 2048 + ((r16 * 32 + lane) * 2 + half) * 4, codes, grows, p);
   if (r16 == 0 && half == 0 && lane < 16)
     part[2560 + lane] = static_cast<uint8_t>(level_of(job.type, lane) * grows + 128);
 }
 
+template <>
+__device__ void pack_group<Pack::fp4>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u, int r16,
+                                      int k128, int half, int lane, float p) {
+  const int k0 = u * kUnitWidth + 128 * k128 + 32 * (lane % 4);
+  Codes codes = {};
+  if (row != nullptr && k0 < job.k) read_codes(job.type, row, k0, codes, true);
+  uint8_t* part = unit + k128 * half_bytes(Pack::fp4);
+  uint32_t words[4] = {};
+  for (int i = 0; i < 4; ++i)
+    for (int e = 0; e < 2; ++e) {
+      const auto code = [&](int pair, int h) {
+        return static_cast<uint32_t>(codes.code[8 * i + 4 * pair + 2 * h + e]);
+      };
+      const auto put = [&](uint32_t bits, int sign_at, int magnitude_at) {
+        words[i] |= ((bits >> 3 & 1) << sign_at | (bits & 7) << magnitude_at) << 16 * e;
+      };
+      put(code(0, 0), 15, 9);
+      put(code(0, 1), 12, 6);
+      put(code(1, 0), 14, 3);
+      put(code(1, 1), 13, 0);
+    }
+  reinterpret_cast<uint4*>(part)[(r16 * 2 + half) * 32 + lane] =
+      make_uint4(words[0], words[1], words[2], words[3]);
+  // 2^-14 of a number whose double the codes mean, and f16 codes count 2^-24.
+  put_two_scales(part + 2048 + ((r16 * 32 + lane) * 2 + half) * 4, codes, 512, p);
+}
+
 // P times the largest magnitude of a block is in [2^top, 2^(top + 1)): as large as scales times 2^24 may be
-// in f16, where the largest code is 128 (q8, t4), 32 (q6k), 31 (q5) or 15 (q4k). A weight in f16 is off by
-// 2^-11 of itself (f16, t4) or as q4k by a little more, or by 2^-24, which is up to 2^-21 of the largest of
-// the 32 rows for t4 and q8, 2^-19 for q5 and q6k, 2^-18 for q4k, 2^-37 for f16. So rows and scales of a wide
+// in f16, where the largest code is 6144 (fp4), 128 (q8, t4), 32 (q6k), 31 (q5) or 15 (q4k). A weight in f16
+// is off by 2^-11 of itself (f16, t4, not fp4) or as q4k by a little more, or by 2^-24, which is up to 2^-21
+// of the largest of the 32 rows for t4 and q8, 2^-19 for q5 and q6k, 2^-18 for q4k, 2^-27 for fp4, 2^-37 for
+// f16. So rows and scales of a wide
 // range (e8m0, ue4m3) lose what is that far below the largest of the rows.
 __host__ __device__ constexpr int top_of(Pack pack) {
   switch (pack) {
     case Pack::f16:
       return 13;
+    case Pack::fp4:
+      return 3;
     case Pack::q8:
     case Pack::t4:
       return -3;
@@ -397,6 +431,9 @@ void pack_chunk(Context& context, Pack pack, const PackJob& job) {
       break;
     case Pack::t4:
       pack_kernel<Pack::t4><<<blocks, 256, 0, context.stream>>>(job);
+      break;
+    case Pack::fp4:
+      pack_kernel<Pack::fp4><<<blocks, 256, 0, context.stream>>>(job);
       break;
   }
   context.launched("packing weights");
