@@ -18,9 +18,13 @@
 //        scale f16 [lane][r16][half]
 //   q4k  1 piece: nibble 4e + 2p + h of word i is k = 8i + 4p + 2h + e
 //        12-bit (scale, min) [lane][6 B]; shared: d, dmin f16 [g][4 rows][2]
-//   q6k  1 piece: low 4 bits as q4k; high 2 bits [r16][lane][half][8 B]
+//   q6k  1 piece, and a word for each two of it [r16][lane][half][8 B]. Of e's 16 bits, (p, h) of the first
+//        word: low 4 bits of (0, 0) at 0, (0, 1) at 4, (1, 1) at 10; of the second: the same, but (1, 0) at
+//        10; of the third: high bits of the first's and the second's (0, 0) at 0 and 2, the second's (1, 1)
+//        at 4, the first's (1, 0) at 10
 //        scales + 128 of each 16 [lane][r16][half][2]; shared: d f16 [g][4 rows]
-//   q5   1 piece: low 4 bits as q4k; bit 4 [r16][lane][half][4 B]
+//   q5   1 piece, and a word [r16][lane][half][4 B]. Of e's 16 bits of word i, (p, h): (0, 0) at 0, (0, 1) at
+//        5, (1, 1) at 10; of the fifth word: (1, 0) of i = 0, 1, 2; at 15 of all five that of i = 3
 //        (scale, min) f16 [r16][lane][half]
 //   t4   1 piece: nibble 4p + 2e + h of word i
 //        scale f16 of each 16 [r16][lane][half][2]; 16 levels + 128

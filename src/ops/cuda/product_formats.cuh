@@ -1,8 +1,11 @@
 // product_formats.cuh -- from packed units (packed.h) to fragments of f16 weights, two MMA steps at a time.
 //
 // A code in the low mantissa bits of an f16 with exponent 0 is the subnormal number code * 2^-24, exactly; a
-// fused multiply-add with S = scale * P * 2^24 turns a pair of them into weights with one rounding. Codes in
-// bits 4 up are 16 times that and meet S / 16.
+// fused multiply-add with S = scale * P * 2^24 turns a pair of them into weights with one rounding. Codes
+// that lie 4 or 5 bits higher are 16 or 32 times that and meet S / 16 or S / 32. Bits lie in the packed words
+// so that most pairs come out with one AND, or a shift and an AND: integer instructions are what these
+// kernels run short of; left shifts can be multiplications, which another unit does. For 8 codes: Q4_K 5, FP4
+// 6 and 5 left shifts, Q6_K 7 and 1, Q5 8, levels of 4 bits 15.
 //
 // Each format has: Codes, what a lane loads for 16 rows (g and g + 8) of half a unit; Scales, what it derives
 // once for them; fragments(), the A operands of steps 2i and 2i + 1. `part` is half a unit, `rest` what both
@@ -257,19 +260,18 @@ struct FormatQ6K : FormatWarps {
   static constexpr bool kMin = false;
   static constexpr float kHigh = 0.0625f;
   static constexpr float kOffset = -0x1p-19f;  // 32 * 2^-24
+  // Three words have what 16 codes need: two codes of each 16 bits as they are, or after one shift; what
+  // these leave is put together to the rest. 15 instructions for 16 codes (packed.h: where which lies).
   __device__ static Fragments raw(const Codes& codes, int i) {
     Fragments f;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint32_t w = word_of(codes.v[half], i);
       const uint32_t h = word_of(codes.high, half * 2 + i / 2);
-#pragma unroll
-      for (int p = 0; p < 2; ++p) {
-        const uint32_t x = p == 0 ? w : w >> 8;
-        const uint32_t y = i % 2 == 0 ? (p == 0 ? h << 4 : h << 2) : (p == 0 ? h >> 4 : h >> 6);
-        f.a[p][half] = (x & 0x000f000fu) | (y & 0x00300030u);
-        f.a[p][2 + half] = (x & 0x00f000f0u) | (y & 0x03000300u);
-      }
+      f.a[0][half] = (w & 0x000f000fu) | ((i % 2 == 0 ? h << 4 : h << 2) & 0x00300030u);
+      f.a[0][2 + half] = w & 0x03f003f0u;
+      f.a[1][half] = (i % 2 == 0 ? h : w) >> 10 & 0x003f003fu;
+      f.a[1][2 + half] = (i % 2 == 0 ? w >> 6 : h) & 0x03f003f0u;
     }
     return f;
   }
@@ -295,7 +297,7 @@ struct FormatQ5 : FormatWarps {
   };
   struct Scales {
     __half2 s[2];
-    __half2 s16[2];
+    __half2 s32[2];
     __half2 c[2];
   };
   __device__ static void load(Codes& codes, const uint8_t* part, int lane, int r16) {
@@ -314,31 +316,34 @@ struct FormatQ5 : FormatWarps {
     for (int half = 0; half < 2; ++half) {
       const __half2 pair = as_half2(half == 0 ? pairs.x : pairs.y);
       out.s[half] = twice(__low2half(pair));
-      out.s16[half] = __hmul2(out.s[half], __float2half2_rn(0.0625f));
+      out.s32[half] = __hmul2(out.s[half], __float2half2_rn(0.03125f));
       out.c[half] = __hmul2(twice(__high2half(pair)), __float2half2_rn(-0x1p-12f));
     }
   }
   __device__ static Fragments fragments(const Codes& codes, const Scales& scales, int i) {
-    return scaled(raw(codes, i), scales.s, scales.s16, scales.c);
+    return scaled(raw(codes, i), scales.s, scales.s32, scales.c);
   }
 
   static constexpr int kSubBlocks = 1;
   static constexpr bool kMin = true;
-  static constexpr float kHigh = 0.0625f;
+  static constexpr float kHigh = 0.03125f;
   static constexpr float kOffset = -0x1p-12f;  // of the sum of x that meets the minimum
+  // Three codes in each 16 bits, and five bits that are left of five words are the sixteenth.
   __device__ static Fragments raw(const Codes& codes, int i) {
     Fragments f;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const uint32_t w = word_of(codes.v[half], i);
+      const uint4& v = codes.v[half];
+      const uint32_t w = word_of(v, i);
       const uint32_t h = half == 0 ? codes.high.x : codes.high.y;
-#pragma unroll
-      for (int p = 0; p < 2; ++p) {
-        const uint32_t x = p == 0 ? w : w >> 8;
-        // Bits 0 to 3 and 8 to 11 of each 16 are bit 4 of h = 0 of the eight steps, those 4 further of h = 1.
-        const uint32_t y = i < 2 ? h << (4 - 2 * i - p) : h >> (2 * i + p);
-        f.a[p][half] = (x & 0x000f000fu) | (y & 0x00100010u);
-        f.a[p][2 + half] = (x & 0x00f000f0u) | (y & 0x01000100u);
+      f.a[0][half] = w & 0x001f001fu;
+      f.a[0][2 + half] = w & 0x03e003e0u;
+      f.a[1][2 + half] = w >> 5 & 0x03e003e0u;
+      if (i < 3) {
+        f.a[1][half] = h >> 5 * i & 0x001f001fu;
+      } else {
+        f.a[1][half] = (v.x >> 15 & 0x00010001u) | (v.y >> 14 & 0x00020002u) | (v.z >> 13 & 0x00040004u) |
+                       (v.w >> 12 & 0x00080008u) | (h >> 11 & 0x00100010u);
       }
     }
     return f;

@@ -182,15 +182,14 @@ __device__ void pack_group<Pack::q8>(const PackJob& job, uint8_t* unit, const ui
 }
 
 // The low nibbles of 32 codes in the order of packed.h.
-__device__ inline uint4 nibbles(const int8_t* code, int offset) {
+__device__ inline uint4 nibbles(const int8_t* code) {
   uint32_t words[4];
   for (int i = 0; i < 4; ++i) {
     words[i] = 0;
     for (int e = 0; e < 2; ++e)
       for (int p = 0; p < 2; ++p)
         for (int h = 0; h < 2; ++h)
-          words[i] |= static_cast<uint32_t>((code[8 * i + 4 * p + 2 * h + e] + offset) & 15)
-                      << 4 * (4 * e + 2 * p + h);
+          words[i] |= static_cast<uint32_t>(code[8 * i + 4 * p + 2 * h + e] & 15) << 4 * (4 * e + 2 * p + h);
   }
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
@@ -214,7 +213,7 @@ __device__ void pack_group<Pack::q4k>(const PackJob& job, uint8_t* unit, const u
     dmin = half_at(b + 2);
   }
   uint8_t* part = unit + k128 * half_bytes(Pack::q4k);
-  reinterpret_cast<uint4*>(part)[field * 32 + lane] = nibbles(codes.code, 0);
+  reinterpret_cast<uint4*>(part)[field * 32 + lane] = nibbles(codes.code);
   // Fields 0-2 are halfwords [min @10][scale @4], field 3 lives in their spare low nibbles. Several threads
   // write one halfword, so bits are added to zeroed memory.
   const uint32_t bits = static_cast<uint32_t>(min) << 6 | static_cast<uint32_t>(scale);
@@ -250,19 +249,20 @@ __device__ void pack_group<Pack::q6k>(const PackJob& job, uint8_t* unit, const u
     d = half_at(b + 208);
   }
   uint8_t* part = unit + k128 * half_bytes(Pack::q6k);
-  reinterpret_cast<uint4*>(part)[field * 32 + lane] = nibbles(codes.code, 32);
-  // High bits: word i / 2, 16-bit half e, 2-bit field. Even code words take fields 0 1 2 3, odd ones 4 5 6 7,
-  // as (p, h) = (0,0) (1,0) (0,1) (1,1): one shift then serves both h.
-  uint32_t high[2] = {0, 0};
+  uint32_t words[4] = {};
+  uint32_t third[2] = {};  // of words 0 and 1, of 2 and 3
   for (int i = 0; i < 4; ++i)
-    for (int e = 0; e < 2; ++e)
-      for (int pair = 0; pair < 2; ++pair)
-        for (int h = 0; h < 2; ++h) {
-          const uint32_t bits =
-              (static_cast<uint32_t>(codes.code[8 * i + 4 * pair + 2 * h + e] + 32) >> 4) & 3;
-          high[i / 2] |= bits << (16 * e + 2 * (4 * (i % 2) + 2 * h + pair));
-        }
-  reinterpret_cast<uint2*>(part + 2048)[(r16 * 32 + lane) * 2 + half] = make_uint2(high[0], high[1]);
+    for (int e = 0; e < 2; ++e) {
+      const auto code = [&](int pair, int h) {
+        return static_cast<uint32_t>(codes.code[8 * i + 4 * pair + 2 * h + e] + 32);
+      };
+      const bool even = i % 2 == 0;
+      words[i] |= ((code(0, 0) & 15) | code(0, 1) << 4 | code(1, even ? 1 : 0) << 10) << 16 * e;
+      third[i / 2] |= (code(0, 0) >> 4 << (even ? 0 : 2) | code(1, even ? 0 : 1) << (even ? 10 : 4))
+                      << 16 * e;
+    }
+  reinterpret_cast<uint4*>(part)[field * 32 + lane] = make_uint4(words[0], words[1], words[2], words[3]);
+  reinterpret_cast<uint2*>(part + 2048)[(r16 * 32 + lane) * 2 + half] = make_uint2(third[0], third[1]);
   for (int s = 0; s < 2; ++s) {
     const int group = k0 % 256 / 16 + s;
     part[3072 + lane * 8 + field * 2 + s] =
@@ -280,18 +280,21 @@ __device__ void pack_group<Pack::q5>(const PackJob& job, uint8_t* unit, const ui
   Codes codes = {};
   if (row != nullptr && k0 < job.k) read_five_bits(job.type, row, k0, codes);
   uint8_t* part = unit + k128 * half_bytes(Pack::q5);
-  reinterpret_cast<uint4*>(part)[(r16 * 2 + half) * 32 + lane] = nibbles(codes.code, 0);
-  // Bit 4: 16-bit half e; step n = 2 i + p at n or, from 4 on, n + 4; h = 1 four bits further.
-  uint32_t high = 0;
-  for (int i = 0; i < 4; ++i)
-    for (int e = 0; e < 2; ++e)
-      for (int pair = 0; pair < 2; ++pair)
-        for (int h = 0; h < 2; ++h) {
-          const int step = 2 * i + pair;
-          const uint32_t bit = static_cast<uint32_t>(codes.code[8 * i + 4 * pair + 2 * h + e]) >> 4 & 1;
-          high |= bit << (16 * e + step + (step < 4 ? 0 : 4) + 4 * h);
-        }
-  reinterpret_cast<uint32_t*>(part + 2048)[(r16 * 32 + lane) * 2 + half] = high;
+  uint32_t words[4] = {};
+  uint32_t fifth = 0;
+  for (int e = 0; e < 2; ++e) {
+    const auto code = [&](int i, int pair, int h) {
+      return static_cast<uint32_t>(codes.code[8 * i + 4 * pair + 2 * h + e]);
+    };
+    const uint32_t last = code(3, 1, 0);
+    for (int i = 0; i < 4; ++i)
+      words[i] |= (code(i, 0, 0) | code(i, 0, 1) << 5 | code(i, 1, 1) << 10 | (last >> i & 1) << 15)
+                  << 16 * e;
+    fifth |= (code(0, 1, 0) | code(1, 1, 0) << 5 | code(2, 1, 0) << 10 | last >> 4 << 15) << 16 * e;
+  }
+  reinterpret_cast<uint4*>(part)[(r16 * 2 + half) * 32 + lane] =
+      make_uint4(words[0], words[1], words[2], words[3]);
+  reinterpret_cast<uint32_t*>(part + 2048)[(r16 * 32 + lane) * 2 + half] = fifth;
   unsigned short* at = reinterpret_cast<unsigned short*>(part + 2560) + ((r16 * 32 + lane) * 2 + half) * 2;
   at[0] = half_bits(codes.scale[0] * p * 0x1p24f);
   at[1] = half_bits(codes.min * p * 0x1p12f);
