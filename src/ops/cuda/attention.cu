@@ -1,5 +1,5 @@
 // attention.cu -- which kernel attends: the fast forms for 16-bit caches and f16 queries
-// (attention_decode.cu, attention_tiles.cu), and here the plain form for everything else.
+// (attention_decode.cu, attention_tiles.cu, attention_wide.cu), and here the plain form for everything else.
 //
 // Plain form: a warp per row and head, f32, cells in order, four at a time. Any head width up to 256 that is
 // a multiple of 16, any pair of cache formats. It reads K and V once per query head and has one warp per
@@ -118,8 +118,9 @@ __global__ __launch_bounds__(32 * kWarps) void plain_kernel(const __grid_constan
   }
 }
 
-// Adds up what the tile kernel leaves: the splits of a row in position order. A block is one head; its z
-// walks over the tokens of a sequence.
+// Adds up what the kernels for many rows leave: the splits of a row in position order. A block is one head;
+// its z walks over the tokens of a sequence. The decode kernel does this itself, in the warp that stores the
+// query (Reader::merge in attention_decode_reader.cuh).
 __global__ __launch_bounds__(kPlainDim / 4) void merge_kernel(const __grid_constant__ AttentionArgs a) {
   __shared__ float weight[kMostSplits];
   __shared__ float2 part[kMostSplits];

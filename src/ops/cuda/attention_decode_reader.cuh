@@ -343,7 +343,8 @@ struct Reader {
     }
   }
 
-  // The splits of this warp's query, in position order.
+  // The splits of this warp's query, in position order: what merge_kernel (attention.cu) does with a block
+  // for the kernels for many rows, whose blocks do not learn which one is last.
   __device__ void merge(const Item& it, float (&sum)[8], float& all) const {
     const int64_t base = partial_index(a, it.s, head, token);
     float4 v[4][2];
