@@ -58,8 +58,8 @@ __device__ void load_cells(typename TileShared<kHeadDim>::Stage& to, const Atten
       const bool valid = first + row >= begin && first + row < end;
       const int64_t from = base + (valid ? row : 0) * kHeadDim * 2;
       const int at = (half * kBlockTokens + row) * TileShared<kHeadDim>::kStride + piece * 8;
-      copy16(shared_address(to.k + at), a.kv.k + from, valid);
-      copy16(shared_address(to.v + at), a.kv.v + from, valid);
+      copy_async_or_zero(shared_address(to.k + at), a.kv.k + from, valid);
+      copy_async_or_zero(shared_address(to.v + at), a.kv.v + from, valid);
     }
   }
 }

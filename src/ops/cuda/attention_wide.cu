@@ -181,7 +181,7 @@ __device__ void load_queries(const AttentionArgs& a, const TileItem& item, int g
       const Act* at = rows + __shfl_sync(kFullWarp, from[half], row % 32);
       uint8_t* out = to + row * 128 + (piece % 8 ^ row % 8) * 16;
       if constexpr (std::is_same_v<Number, __half>) {
-        copy16(shared_address(out), at, row < valid_rows);
+        copy_async_or_zero(shared_address(out), at, row < valid_rows);
       } else {
         uint4 x = {0, 0, 0, 0};
         if (row < valid_rows) x = *reinterpret_cast<const uint4*>(at);

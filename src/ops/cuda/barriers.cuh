@@ -62,15 +62,6 @@ __device__ inline void arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(barrier) : "memory");
 }
 
-__device__ inline void copy_async(uint32_t to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(to), "l"(from) : "memory");
-}
-// 16 bytes, or zeros.
-__device__ inline void copy_async_or_zero(uint32_t to, const void* from, bool wanted) {
-  const int bytes = wanted ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
-
 // Which lines of the L2 cache a copy takes: first those that leave first, so that what streams through once
 // does not push out code and activations.
 __device__ inline uint64_t cache_policy(bool leaves_first) {

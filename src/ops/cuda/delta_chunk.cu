@@ -208,8 +208,8 @@ __device__ void copy_rows(__half* to, int stride, const __half* from, const Chun
     const int row = i / kPieces;
     const int own = row - chunk.pad;
     const bool valid = own >= 0 && own < chunk.rows;
-    copy16(shared_address(to + row * stride + i % kPieces * 8),
-           from + (valid ? chunk.first + own : 0) * from_stride + i % kPieces * 8, valid);
+    copy_async_or_zero(shared_address(to + row * stride + i % kPieces * 8),
+                       from + (valid ? chunk.first + own : 0) * from_stride + i % kPieces * 8, valid);
   }
 }
 
@@ -473,13 +473,13 @@ __device__ void load_stage(const ChunkArgs& args, Stage& stage, int h, int key_h
   for (int i = threadIdx.x; i < kChunk * kChunk / 8; i += 128) {
     const int row = i / (kChunk / 8);
     const int column = i % (kChunk / 8) * 8;
-    copy16(shared_address(stage.inverse + row * kTileStride + column), args.inverse + matrix + i * 8, true);
-    copy16(shared_address(stage.scores + row * kTileStride + column), args.scores + matrix + i * 8, true);
+    copy_async(shared_address(stage.inverse + row * kTileStride + column), args.inverse + matrix + i * 8);
+    copy_async(shared_address(stage.scores + row * kTileStride + column), args.scores + matrix + i * 8);
   }
   const float* gates =
       args.gates + (static_cast<int64_t>(tile) * args.a.layer.value_heads + h) * kGates * kChunk;
   if (threadIdx.x < kGates * kChunk / 4)
-    copy16(shared_address(&stage.gates[0][0] + threadIdx.x * 4), gates + threadIdx.x * 4, true);
+    copy_async(shared_address(&stage.gates[0][0] + threadIdx.x * 4), gates + threadIdx.x * 4);
 }
 
 // C [16, 64] += A [16, 64] B^T, B [64, 64] lower triangular in shared memory: row i of B is column i of B^T.

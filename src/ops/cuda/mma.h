@@ -52,11 +52,14 @@ __device__ inline uint32_t transpose_matrix(uint32_t x) {
   return y;
 }
 
-// 16 bytes from global to shared memory, in the background; zeros if not `valid`.
-__device__ inline void copy16(uint32_t to_shared, const void* from, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to_shared), "l"(from),
-               "r"(valid ? 16 : 0)
-               : "memory");
+// 16 bytes from global to shared memory, in the background.
+__device__ inline void copy_async(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(to), "l"(from) : "memory");
+}
+// 16 bytes, or zeros.
+__device__ inline void copy_async_or_zero(uint32_t to, const void* from, bool wanted) {
+  const int bytes = wanted ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most `kPending` groups are under way.
