@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/log_line.h"
@@ -79,6 +80,28 @@ Error no_gpu(cudaError_t error) {
   return {ErrorKind::unsupported, std::string("no usable NVIDIA GPU: ") + cudaGetErrorString(error)};
 }
 
+std::string capability_text(int capability) {
+  return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
+}
+
+// BRAID_GPU=8.0 chooses the forms for GPUs of that compute capability on a newer one, so that one machine can
+// test them all.
+Result<int> capability_to_use(int of_gpu) {
+  const char* wanted = std::getenv("BRAID_GPU");
+  if (wanted == nullptr) return of_gpu;
+  int major = 0;
+  int minor = 0;
+  char more;
+  const bool read = std::sscanf(wanted, "%2d.%1d%c", &major, &minor, &more) == 2;
+  const int capability = major * 10 + minor;
+  if (!read || capability < 80 || capability > of_gpu) {
+    return Error{ErrorKind::unsupported, "BRAID_GPU=" + std::string(wanted) +
+                                             " is no compute capability from 8.0 to this GPU's " +
+                                             capability_text(of_gpu)};
+  }
+  return capability;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& options) {
@@ -99,7 +122,8 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& option
   std::unique_ptr<CudaDevice> device(new CudaDevice);
   cuda::Context& context = device->context_;
   context.processors = properties.multiProcessorCount;
-  context.capability = properties.major * 10 + properties.minor;
+  const int of_gpu = properties.major * 10 + properties.minor;
+  BRAID_ASSIGN(context.capability, capability_to_use(of_gpu));
   context.shared_bytes_per_block = properties.sharedMemPerBlockOptin;
   context.l2_bytes = static_cast<size_t>(properties.l2CacheSize);
   context.deterministic = options.deterministic;
@@ -111,12 +135,14 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& option
   if (error == cudaSuccess) error = cudaStreamSynchronize(context.stream);
   if (error != cudaSuccess) {
     return Error{ErrorKind::unsupported,
-                 std::string(properties.name) + " has compute capability " +
-                     std::to_string(properties.major) + "." + std::to_string(properties.minor) +
+                 std::string(properties.name) + " has compute capability " + capability_text(of_gpu) +
                      ", which this build has no code for: " + cudaGetErrorString(error)};
   }
   device->description_ = "cuda (" + std::string(properties.name) + ", " +
-                         std::to_string(properties.totalGlobalMem >> 30) + " GiB)";
+                         std::to_string(properties.totalGlobalMem >> 30) + " GiB";
+  if (context.capability != of_gpu)
+    device->description_ += ", kernels for " + capability_text(context.capability);
+  device->description_ += ")";
   return std::move(device);
 }
 
