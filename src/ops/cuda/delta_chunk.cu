@@ -456,8 +456,10 @@ struct ScanShared {
   float squares[2][2][kChunk];  // [chunk % 2][rank][row]
 };
 
-__device__ void load_stage(const ChunkArgs& args, Stage& stage, int h, int key_head, int column0, int tile,
-                           const Chunk& chunk) {
+// What is marked as perhaps unused serves scan_kernel, which has code for compute capability 9.0 and up
+// alone.
+[[maybe_unused]] __device__ void load_stage(const ChunkArgs& args, Stage& stage, int h, int key_head,
+                                            int column0, int tile, const Chunk& chunk) {
   const int64_t key_rows = static_cast<int64_t>(key_head) * args.max_tokens * kDim;
   copy_rows<kDim, 128>(stage.k, kWideStride, args.k + key_rows, chunk);
   copy_rows<kDim, 128>(stage.q, kWideStride, args.q + key_rows, chunk);
@@ -483,7 +485,8 @@ __device__ void load_stage(const ChunkArgs& args, Stage& stage, int h, int key_h
 }
 
 // C [16, 64] += A [16, 64] B^T, B [64, 64] lower triangular in shared memory: row i of B is column i of B^T.
-__device__ void times_lower(float (&c)[8][4], const uint32_t (&a)[4][4], uint32_t base, int lane) {
+[[maybe_unused]] __device__ void times_lower(float (&c)[8][4], const uint32_t (&a)[4][4], uint32_t base,
+                                             int lane) {
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
 #pragma unroll
@@ -609,8 +612,8 @@ __device__ void scan_chunk(float (&state)[16][4], const Stage& st, float* o, flo
   }
 }
 
-__device__ void store_ring(const DeltaArgs& a, int slot, int first, int rows, int position, int channel,
-                           int count) {
+[[maybe_unused]] __device__ void store_ring(const DeltaArgs& a, int slot, int first, int rows, int position,
+                                            int channel, int count) {
   for (int c = threadIdx.x; c < 4 * count; c += blockDim.x) {
     const int row = rows - 4 + c / count;
     a.layer.ring(slot, position + row)[channel + c % count] =
@@ -619,8 +622,9 @@ __device__ void store_ring(const DeltaArgs& a, int slot, int first, int rows, in
 }
 
 // Normed and gated rows of a chunk, columns at, at + 1 by a lane.
-__device__ inline void write_outputs(const ScanShared& sh, const Stage& stage, const DeltaArgs& a,
-                                     const Chunk& chunk, int64_t at, float2 norm) {
+[[maybe_unused]] __device__ inline void write_outputs(const ScanShared& sh, const Stage& stage,
+                                                      const DeltaArgs& a, const Chunk& chunk, int64_t at,
+                                                      float2 norm) {
   const int lane = threadIdx.x % 32;
 #pragma unroll 4
   for (int row = static_cast<int>(threadIdx.x) / 32; row < kChunk; row += 4) {
