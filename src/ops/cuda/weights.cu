@@ -362,8 +362,7 @@ __device__ void pack_group<Pack::fp4>(const PackJob& job, uint8_t* unit, const u
 // in f16, where the largest code is 6144 (fp4), 128 (q8, t4), 32 (q6k), 31 (q5) or 15 (q4k). A weight in f16
 // is off by 2^-11 of itself (f16, t4, not fp4) or as q4k by a little more, or by 2^-24, which is up to 2^-21
 // of the largest of the 32 rows for t4 and q8, 2^-19 for q5 and q6k, 2^-18 for q4k, 2^-27 for fp4, 2^-37 for
-// f16. So rows and scales of a wide
-// range (e8m0, ue4m3) lose what is that far below the largest of the rows.
+// f16. So rows and scales of a wide range (e8m0, ue4m3) lose what is that far below the largest of the rows.
 __host__ __device__ constexpr int top_of(Pack pack) {
   switch (pack) {
     case Pack::f16:
