@@ -342,7 +342,7 @@ TEST(Linear, PartsOfOneInputKeepTheirTails) {
   expect_tails({GgmlType::Q8_0, GgmlType::Q4_K, GgmlType::BF16, GgmlType::Q6_K, GgmlType::F32});
   expect_tails({GgmlType::Q5_K, GgmlType::Q6_K, GgmlType::Q5_K, GgmlType::Q5_1, GgmlType::Q4_1});
   expect_tails({GgmlType::Q6_K, GgmlType::Q5_K, GgmlType::Q4_K, GgmlType::Q4_K});
-  // One form of 4-bit codes on a GPU, with four meanings.
+  // Two forms of 4-bit codes on a GPU, with five meanings.
   expect_tails({GgmlType::IQ4_XS, GgmlType::MXFP4, GgmlType::NVFP4, GgmlType::Q4_0, GgmlType::IQ4_NL});
 }
 
