@@ -97,7 +97,7 @@ void Engine::run_until_idle() {
 
 bool Engine::step() {
   const bool more = turn();
-  // It may wait where more is going to be queued at once.
+  // While somebody runs, the next turn queues work before it does anything that takes long.
   if (!more || !late_news_ || scheduler_->running().empty()) news_.tell();
   return more;
 }
