@@ -144,11 +144,8 @@ void CpuOps::delta_advance(Tensor o, const DeltaInputs& in, const DeltaWeights& 
   const Advance call{
       o, in, w, layer, batch, shape, shape.value_heads / shape.key_heads, delta_record_floats(shape)};
   BRAID_CHECK(head_scratch_floats(shape) <= work_.worker_floats);
-  int32_t active = 0, rows = 0;
-  for (int32_t s = 0; s < batch.sequences; s++) {
-    active += batch.certain[s] > 0;
-    rows += batch.certain[s];
-  }
+  int32_t active = 0;
+  for (int32_t s = 0; s < batch.sequences; s++) active += batch.certain[s] > 0;
   if (active == 0) return;
   const int64_t tasks = int64_t{batch.sequences} * shape.key_heads;
   const int64_t busy = int64_t{active} * shape.key_heads;
