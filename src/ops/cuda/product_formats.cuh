@@ -361,6 +361,16 @@ struct TwoScales {
   __device__ static uint2 pairs_at(const uint8_t* part, int lane, int r16) {
     return reinterpret_cast<const uint2*>(part + 2048)[r16 * 32 + lane];
   }
+  // [first or last 16][row]
+  __device__ static void both_scales(__half2 (&s)[2][2], const uint8_t* part, int lane, int r16) {
+    const uint2 pairs = pairs_at(part, lane, r16);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const __half2 pair = as_half2(half == 0 ? pairs.x : pairs.y);
+      s[0][half] = twice(__low2half(pair));
+      s[1][half] = twice(__high2half(pair));
+    }
+  }
   __device__ static SumScales<2> sum_scales(const uint8_t* part, const uint8_t*, int lane, int r16) {
     const uint2 pairs = pairs_at(part, lane, r16);
     SumScales<2> out;
@@ -387,15 +397,11 @@ struct FormatT4 : FormatWarps, TwoScales {
     codes.levels = *reinterpret_cast<const uint4*>(part + 2560);
   }
   __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane, int r16) {
-    const uint2 pairs = pairs_at(part, lane, r16);
+    both_scales(out.s, part, lane, r16);
     const __half2 back = __float2half2_rn(-0x1p-17f);  // -128 * 2^-24
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const __half2 pair = as_half2(half == 0 ? pairs.x : pairs.y);
-      out.s[0][half] = twice(__low2half(pair));
-      out.s[1][half] = twice(__high2half(pair));
+    for (int half = 0; half < 2; ++half)
       for (int s = 0; s < 2; ++s) out.c[s][half] = __hmul2(out.s[s][half], back);
-    }
   }
   __device__ static Fragments fragments(const Codes& codes, const Scales& scales, int i) {
     const int s = i / 2;
@@ -441,13 +447,7 @@ struct FormatFp4 : FormatWarps, TwoScales {
     codes.v[1] = at[32];
   }
   __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t*, int lane, int r16) {
-    const uint2 pairs = pairs_at(part, lane, r16);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const __half2 pair = as_half2(half == 0 ? pairs.x : pairs.y);
-      out.s[0][half] = twice(__low2half(pair));
-      out.s[1][half] = twice(__high2half(pair));
-    }
+    both_scales(out.s, part, lane, r16);
   }
   __device__ static Fragments fragments(const Codes& codes, const Scales& scales, int i) {
     Fragments f = raw(codes, i);
