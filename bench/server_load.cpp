@@ -12,6 +12,10 @@
 //   server_load PORT PID leave N              N requests whose client leaves at a random moment; what the
 //   server holds before
 //                                             and after
+//   server_load PORT PID flood MB             requests that do not end: MB of a chunk extension, MB / 3 of a
+//   trailer, and MB in all of
+//                                             bodies that 32 connections do not end; what the server's memory
+//                                             grows by
 //   server_load PORT PID cost N SECONDS       CPU time of the server's threads per streamed token at N
 //   streams
 //
@@ -483,6 +487,90 @@ int leave(int count) {
   return flat ? 0 : 1;
 }
 
+struct Flood {
+  double taken_mb = 0, most_mb = 0;
+  std::map<std::string, int> answers;  // status lines
+};
+
+// `bytes` of `piece` over each of `count` connections that began with `begin`, as far as the server takes
+// them.
+Flood pour(int count, const std::string& begin, const std::string& piece, double bytes) {
+  struct Source {
+    int fd = -1;
+    size_t at = 0;  // of what is sent
+    double left = 0;
+    std::string answer;
+  };
+  std::vector<Source> sources(static_cast<size_t>(count));
+  Flood out;
+  for (Source& source : sources) source = {connect_to_server(), 0, bytes, ""};
+  for (size_t open = sources.size(), round = 0; open > 0; ++round) {
+    open = 0;
+    bool moved = false;
+    for (Source& source : sources) {
+      if (source.fd < 0) continue;
+      char buffer[4096];
+      const ssize_t got = ::recv(source.fd, buffer, sizeof buffer, 0);
+      if (got > 0) source.answer.append(buffer, static_cast<size_t>(got));
+      const bool begun = source.at >= begin.size();
+      const size_t offset = begun ? (source.at - begin.size()) % piece.size() : source.at;
+      const std::string& from = begun ? piece : begin;
+      const ssize_t sent = ::send(source.fd, from.data() + offset, from.size() - offset, MSG_NOSIGNAL);
+      if (sent > 0) {
+        source.at += static_cast<size_t>(sent);
+        source.left -= begun ? static_cast<double>(sent) : 0;
+        out.taken_mb += static_cast<double>(sent) / 1e6;
+        moved = true;
+      }
+      const bool wants = errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOTCONN;
+      if (source.left <= 0 || got == 0 || (sent < 0 && !wants)) {
+        ++out.answers[source.answer.substr(0, source.answer.find('\r'))];
+        if (source.left > 0) ::close(source.fd);
+        source.fd = -1;  // what was taken whole stays open: it holds what it holds
+      } else {
+        ++open;
+      }
+    }
+    if (round % 64 == 0 || open == 0) out.most_mb = std::max(out.most_mb, resident_mb());
+    if (!moved) ::usleep(1000);
+  }
+  return out;
+}
+
+int flood(double mb) {
+  const std::string head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n";
+  const std::string chunked = head + "Transfer-Encoding: chunked\r\n\r\n";
+  const std::string x(64 << 10, 'x');
+  struct Kind {
+    const char* what;
+    int count;
+    std::string begin;
+    double mb;
+    double most_mb;  // that memory may grow by
+  };
+  const std::vector<Kind> kinds = {
+      {"a chunk extension", 1, chunked + "1;", mb, 8},
+      {"a trailer", 1, chunked + "2\r\n{}\r\n0\r\nX: ", mb / 3, 8},
+      {"32 bodies that do not end", 32, head + "Content-Length: 33554432\r\n\r\n", std::min(mb / 32, 33.0),
+       1.25 * 256 + 16},
+  };
+  get("/metrics");
+  bool bounded = true;
+  for (const Kind& kind : kinds) {
+    const double before = resident_mb();
+    const Flood out = pour(kind.count, kind.begin, x, 1e6 * kind.mb);
+    std::printf("flood: %s: %.0f MB offered, %.1f taken, memory %.1f MB and at most %.1f (%+.1f)", kind.what,
+                kind.count * kind.mb, out.taken_mb, before, out.most_mb, out.most_mb - before);
+    for (const auto& [line, count] : out.answers)
+      std::printf("; %d x %s", count, line.empty() ? "no answer" : line.c_str());
+    const bool serves = get("/health").find(" 200 ") != std::string::npos;
+    std::printf("; %s\n", serves ? "serves on" : "DOES NOT SERVE ON");
+    std::fflush(stdout);
+    bounded = bounded && serves && out.most_mb - before < kind.most_mb;
+  }
+  return bounded ? 0 : 1;
+}
+
 int cost(int count, double seconds) {
   run_streams(count, 2, 64, {});
   const auto before = thread_seconds();
@@ -509,7 +597,8 @@ int cost(int count, double seconds) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 5) give_up("PORT PID streams|crowd|leave|cost NUMBER...: see the head of bench/server_load.cpp");
+  if (argc < 5)
+    give_up("PORT PID streams|crowd|leave|flood|cost NUMBER...: see the head of bench/server_load.cpp");
   g_port = std::atoi(argv[1]);
   g_pid = std::atoi(argv[2]);
   g_epoll = ::epoll_create1(0);
@@ -523,6 +612,7 @@ int main(int argc, char** argv) {
   if (what == "streams") return streams(static_cast<int>(number(4)), number(5));
   if (what == "crowd") return crowd(number(4), std::max(1, static_cast<int>(number(5))));
   if (what == "leave") return leave(static_cast<int>(number(4)));
+  if (what == "flood") return flood(number(4));
   if (what == "cost") return cost(static_cast<int>(number(4)), number(5));
   give_up("unknown load " + what);
 }

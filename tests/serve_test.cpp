@@ -230,6 +230,122 @@ TEST_F(ServeTest, TheFirstSignalLetsAnswersEnd) {
   }
 }
 
+TEST_F(ServeTest, ProbesSeeThatItDrains) {
+  Served server(with_small({"--drain-delay", "2"}));
+  ASSERT_NE(server.port, 0) << server.log();
+  server.signal(SIGTERM);
+  ASSERT_TRUE(server.wait_log("shutting down"));
+  // Nothing runs; the port is open all the same, /health says what comes, and who has not heard of it is
+  // served.
+  std::string status;
+  while (status != "draining") {
+    const Json health = get(server.port, "/health");
+    ASSERT_TRUE(health.contains("status")) << "the port is closed";
+    status = health["status"];
+  }
+  ask(server.port, "/v1/completions", {{"prompt", "The harbor"}, {"max_tokens", 1}});
+  EXPECT_EQ(server.wait(), 0);
+  EXPECT_FALSE(Connection(server.port).connected);
+}
+
+TEST_F(ServeTest, WhileAnswersEndNewOnesAreRefusedOverNewConnections) {
+  // 262144 tokens last longer than this test.
+  Served server({"-c", "0", "-np", "2", "-t", "1", "--drain-timeout", "1000"});
+  ASSERT_NE(server.port, 0) << server.log();
+  auto stream = std::make_unique<Connection>(server.port);
+  begin_long(*stream);
+  server.signal(SIGTERM);
+  ASSERT_TRUE(server.wait_log("shutting down"));
+  Json health;
+  while (health != Json{{"status", "draining"}}) {
+    health = get(server.port, "/health");
+    ASSERT_TRUE(health.contains("status")) << "the port is closed";
+  }
+  Json refused;
+  while (refused["error"]["code"] != "shutting_down") {
+    Connection connection(server.port);
+    connection.send("POST", "/v1/completions", R"({"prompt":"x","max_tokens":1})");
+    refused = Json::parse(connection.read_all().empty() ? "{}" : connection.body(), nullptr, false);
+    ASSERT_TRUE(refused.is_object()) << connection.received;
+  }
+  stream.reset();  // the last one leaves
+  EXPECT_EQ(server.wait(), 0);
+}
+
+TEST_F(ServeTest, AHangupReadsKeysAgain) {
+  const std::string keys = file("keys", "one\n");
+  Served server(with_small({"--api-key", "always", "--api-key-file", keys}));
+  ASSERT_NE(server.port, 0) << server.log();
+  const auto status = [&](const std::string& key) {
+    Connection connection(server.port);
+    connection.send("GET", "/v1/models", "", "x-api-key: " + key + "\r\n");
+    connection.read_all();
+    return connection.status();
+  };
+  EXPECT_EQ(status("one"), 200);
+  Connection stream(server.port);
+  stream.send("POST", "/v1/completions", R"({"prompt":"The harbor","stream":true,"ignore_eos":true})",
+              "x-api-key: one\r\n");
+  EXPECT_TRUE(stream.read_until("data: {"));
+  file("keys", "# new\ntwo\nthree\n");
+  server.signal(SIGHUP);
+  ASSERT_TRUE(server.wait_log("SIGHUP: reloaded 3 API keys")) << server.log();
+  EXPECT_EQ(status("one"), 401);
+  for (const char* key : {"two", "three", "always"}) EXPECT_EQ(status(key), 200) << key;
+  EXPECT_TRUE(stream.read_until("data: [DONE]")) << "what runs is not disturbed";
+  // What cannot be read changes nothing.
+  file("keys", "# none\n");
+  server.signal(SIGHUP);
+  ASSERT_TRUE(server.wait_log("holds no key; keys and certificate stay as they were")) << server.log();
+  fs::remove(keys);
+  server.signal(SIGHUP);
+  ASSERT_TRUE(server.wait_log("keys: No such file")) << server.log();
+  EXPECT_EQ(status("two"), 200);
+  EXPECT_EQ(status("one"), 401);
+  server.signal(SIGTERM);
+  EXPECT_EQ(server.wait(), 0);
+}
+
+TEST_F(ServeTest, AHangupReadsTheCertificateAgain) {
+  make_certificate();
+  Served server(with_small({"--tls-cert", path("cert.pem"), "--tls-key", path("key.pem")}));
+  ASSERT_NE(server.port, 0) << server.log();
+  fs::copy_file(path("cert.pem"), path("old.pem"));
+  Connection old(server.port, path("old.pem"));
+  ASSERT_TRUE(old.connected);
+  make_certificate();
+  server.signal(SIGHUP);
+  ASSERT_TRUE(server.wait_log("SIGHUP: reloaded the certificate")) << server.log();
+  EXPECT_TRUE(Connection(server.port, path("cert.pem")).connected);
+  EXPECT_FALSE(Connection(server.port, path("old.pem")).connected);
+  old.send("GET", "/health");
+  old.read_all();
+  EXPECT_EQ(old.status(), 200) << "connections keep what they began with";
+  // A key that is not the certificate's, and no certificate at all.
+  fs::copy_file(path("cert.pem"), path("good.pem"));
+  make_certificate();
+  fs::copy_file(path("good.pem"), path("cert.pem"), fs::copy_options::overwrite_existing);
+  server.signal(SIGHUP);
+  ASSERT_TRUE(server.wait_log("key.pem: ")) << server.log();
+  EXPECT_TRUE(Connection(server.port, path("good.pem")).connected);
+  file("cert.pem", "junk");
+  server.signal(SIGHUP);
+  ASSERT_TRUE(server.wait_log("cert.pem: ")) << server.log();
+  EXPECT_TRUE(Connection(server.port, path("good.pem")).connected);
+  server.signal(SIGTERM);
+  EXPECT_EQ(server.wait(), 0);
+}
+
+TEST_F(ServeTest, AHangupWithNothingToReadIsNoEnd) {
+  Served server(with_small({}));
+  ASSERT_NE(server.port, 0) << server.log();
+  server.signal(SIGHUP);
+  ASSERT_TRUE(server.wait_log("nothing to reload")) << server.log();
+  EXPECT_EQ(get(server.port, "/health")["status"], "ok");
+  server.signal(SIGTERM);
+  EXPECT_EQ(server.wait(), 0);
+}
+
 TEST_F(ServeTest, AnswersThatTakeTooLongEndWithAnError) {
   // 262144 tokens are more than a second whatever the machine.
   Served server({"-c", "0", "-np", "1", "--drain-timeout", "0.2"});

@@ -1,18 +1,13 @@
 // serve.cpp -- `braid serve`: the model behind the HTTP APIs of OpenAI and Anthropic.
 
 #include <fmt/format.h>
-#include <pthread.h>
-#include <signal.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <memory>
-#include <mutex>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -22,6 +17,7 @@
 #include "cli/default_model.h"
 #include "cli/generate.h"
 #include "cli/model_options.h"
+#include "cli/serve_signals.h"
 #include "cli/sizes.h"
 #include "cli/terminal.h"
 #include "engine/service.h"
@@ -51,6 +47,7 @@ struct ServeFlags {
   bool list_models = false;
   double model_wait_s = 120;
   std::vector<std::string> key_files;
+  std::vector<std::string> given_keys;  // those of app.api_keys that are in no file
   std::string think = "auto";
   std::string late_system = "attach";
   std::string preserve_thinking = "auto";
@@ -58,6 +55,9 @@ struct ServeFlags {
   std::string tool_grammar = "off";
   bool no_page = false;
   double max_body_mb = 32;
+  double max_request_memory_mb = 256;
+  double read_timeout_s = 300;
+  double drain_delay_s = 0;
   double drain_timeout_s = 30;
   double request_timeout_s = 0;
   double send_timeout_s = 30;
@@ -221,6 +221,7 @@ Status check_model_file(const server::ModelFile& file) {
 
 // The settings that are not simply copied.
 Status complete(ServeFlags& flags) {
+  flags.given_keys = flags.app.api_keys;
   BRAID_TRY(read_keys(flags.key_files, flags.app.api_keys));
   // A variable that was to hold the key and does not must not open the server to everybody.
   const char* variable = std::getenv("BRAID_API_KEY");
@@ -243,6 +244,8 @@ Status complete(ServeFlags& flags) {
   flags.app.watchdog_ms = static_cast<int64_t>(1e3 * flags.watchdog_s);
   if (flags.sampling.seed >= 0) flags.app.seed = static_cast<uint64_t>(flags.sampling.seed);
   flags.http.max_body_bytes = static_cast<size_t>(flags.max_body_mb * (1 << 20));
+  flags.http.max_request_memory_bytes = static_cast<size_t>(flags.max_request_memory_mb * (1 << 20));
+  flags.http.request_ms = static_cast<int64_t>(1e3 * flags.read_timeout_s);
   flags.http.send_stall_ms = static_cast<int64_t>(1e3 * flags.send_timeout_s);
   server::AnswerPolicy& policy = flags.app.policy;
   policy.thinking = flags.think == "on"    ? server::Thinking::on
@@ -259,68 +262,57 @@ Status complete(ServeFlags& flags) {
   return {};
 }
 
-// SIGTERM and SIGINT: every thread leaves them to one that waits for them. While the model loads the first
-// ends the program, afterwards it begins the end, and a second one does not wait for that.
-class EndSignals {
- public:
-  // Before any other thread exists, so that all of them inherit the mask.
-  EndSignals() {
-    sigset_t signals;
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGTERM);
-    sigaddset(&signals, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-    std::thread([state = state_, signals] {
-      while (true) {
-        int signal = 0;
-        sigwait(&signals, &signal);
-        const std::lock_guard lock(state->mutex);
-        if (!state->serving || state->asked) std::_Exit(130);
-        state->asked = true;
-        state->changed.notify_all();
-      }
-    }).detach();
+// The files of keys and the certificate again, all or none.
+Status reload(const ServeFlags& flags, server::HttpServer& http, server::App& app) {
+  const bool secure = !flags.http.tls_certificate.empty();
+  if (flags.key_files.empty() && !secure) {
+    spdlog::info("SIGHUP: nothing to reload (--api-key-file, --tls-cert)");
+    return {};
   }
+  std::vector<std::string> keys = flags.given_keys;
+  BRAID_TRY(read_keys(flags.key_files, keys));
+  if (secure) BRAID_TRY(http.reload_certificate());
+  const size_t count = keys.size();
+  if (!flags.key_files.empty()) app.set_api_keys(std::move(keys));
+  spdlog::info("SIGHUP: reloaded{}{}", flags.key_files.empty() ? "" : fmt::format(" {} API keys", count),
+               secure ? " the certificate " + flags.http.tls_certificate : "");
+  return {};
+}
 
-  // From now on the first signal is for wait().
-  void serving() {
-    const std::lock_guard lock(state_->mutex);
-    state_->serving = true;
+// Waits until all answers have left, or until `seconds` are over.
+bool wait_for_answers(server::HttpServer& http, server::App& app, double seconds) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  while (app.active() > 0 || http.busy() > 0) {
+    if (std::chrono::steady_clock::now() >= until) return false;
+    std::this_thread::sleep_for(20ms);
   }
-  void wait() {
-    std::unique_lock lock(state_->mutex);
-    state_->changed.wait(lock, [this] { return state_->asked; });
+  return true;
+}
+
+// Lets running answers end after the first signal. The port stays open: whoever asks for /health is told.
+void serve_until_signal(ServeSignals& signals, server::HttpServer& http, server::App& app,
+                        const ServeFlags& flags) {
+  while (signals.wait() == ServeSignals::Asked::reload) {
+    if (const Status status = reload(flags, http, app); !status.ok()) {
+      spdlog::error("SIGHUP: {}; keys and certificate stay as they were", status.error().message);
+    }
   }
-
- private:
-  struct State {
-    std::mutex mutex;
-    std::condition_variable changed;
-    bool serving = false, asked = false;
-  };
-  std::shared_ptr<State> state_ = std::make_shared<State>();
-};
-
-// Lets running answers end after the first signal.
-void serve_until_signal(EndSignals& signals, server::HttpServer& http, server::App& app, double drain_s) {
-  signals.wait();
   spdlog::info("shutting down: {} answers under way, up to {:.0f} s for them (a second signal ends at once)",
-               app.active(), drain_s);
+               app.active(), flags.drain_delay_s + flags.drain_timeout_s);
+  app.announce_end();
+  std::this_thread::sleep_for(std::chrono::duration<double>(flags.drain_delay_s));
   app.drain();
   http.drain();
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(drain_s);
-  while (app.active() > 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(20ms);
-  if (app.active() > 0) {
-    app.fail_all({.status = 503,
-                  .type = "unavailable_error",
-                  .code = "shutting_down",
-                  .message = "the server is shutting down"});
-    std::this_thread::sleep_for(200ms);  // for the last events to leave
-  }
+  if (wait_for_answers(http, app, flags.drain_timeout_s)) return;
+  app.fail_all({.status = 503,
+                .type = "unavailable_error",
+                .code = "shutting_down",
+                .message = "the server is shutting down"});
+  wait_for_answers(http, app, 1);  // for the last events to leave
 }
 
 int serve(ServeFlags flags) {
-  EndSignals signals;
+  ServeSignals signals;
   if (std::getenv("BRAID_LOG") == nullptr) spdlog::set_level(spdlog::level::info);
 
   if (const Status status = complete(flags); !status.ok()) return fail(status.error());
@@ -354,7 +346,7 @@ int serve(ServeFlags flags) {
   if (!flags.app.guard_host && flags.app.api_keys.empty()) {
     spdlog::warn("everybody who reaches {} may use this server (--api-key)", flags.http.address);
   }
-  serve_until_signal(signals, *listening, *app, flags.drain_timeout_s);
+  serve_until_signal(signals, *listening, *app, flags);
   app->stop();
   listening->stop();
   return 0;
@@ -411,13 +403,27 @@ void add_limit_options(CLI::App& command, ServeFlags& flags) {
   command.add_option("--max-body-mb", flags.max_body_mb, "size of a request")
       ->check(CLI::Range(0.001, 4096.0))
       ->capture_default_str();
+  command
+      .add_option("--max-request-memory-mb", flags.max_request_memory_mb,
+                  "what all requests that are being read may hold together (at least one of --max-body-mb), "
+                  "then 503")
+      ->check(CLI::Range(0.0, 1048576.0))
+      ->capture_default_str();
   command.add_option("--max-connections", flags.http.max_connections, "open connections")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   command.add_option("--request-timeout", flags.request_timeout_s, "seconds an answer may take; 0: no limit")
       ->check(CLI::NonNegativeNumber);
+  command.add_option("--read-timeout", flags.read_timeout_s, "seconds a whole request may take to arrive")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   command.add_option("--send-timeout", flags.send_timeout_s, "seconds a client may stop reading")
       ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command
+      .add_option("--drain-delay", flags.drain_delay_s,
+                  "seconds that the server still takes requests when it is to end, while /health is 503")
+      ->check(CLI::Range(0.0, 86400.0))
       ->capture_default_str();
   command
       .add_option("--drain-timeout", flags.drain_timeout_s, "seconds that answers get when the server ends")
@@ -504,7 +510,9 @@ void add_serve(CLI::App& app, int* exit_code) {
   command->footer(
       "POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages; GET /v1/models, /health, "
       "/metrics.\n"
-      "SIGTERM lets running answers end; a second one does not. docs/serving.md has the rest.");
+      "SIGTERM lets running answers end; a second one does not. SIGHUP reads --api-key-file and --tls-cert "
+      "again.\n"
+      "docs/serving.md has the rest.");
   command->add_option("--config", flags->config, "file with options, one a line: name = value");
   add_model_options(*command, flags->model);
   add_sampling_options(*command, flags->sampling);

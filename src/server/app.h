@@ -10,18 +10,15 @@
 #include <string>
 #include <vector>
 
+#include "server/access.h"
 #include "server/generation.h"
 #include "server/http.h"
 #include "server/model_host.h"
 
 namespace braid::server {
 
-struct AppOptions {
+struct AppOptions : AccessOptions {
   std::string version = "0";
-  std::vector<std::string> api_keys;       // empty: everybody may ask
-  std::vector<std::string> cors_origins;   // empty: no page of another origin may
-  std::vector<std::string> allowed_hosts;  // names a request may be addressed to, when guarded
-  bool guard_host = true;                  // bound to a loopback address: refuse names that are not ours
   bool public_metrics = false, public_models = false;
   bool strict_model = false;        // unknown model names are errors
   int64_t model_wait_ms = 120'000;  // that a request waits for a model that is not loaded
@@ -45,11 +42,16 @@ class App {
   static std::unique_ptr<App> create(AppOptions options, std::shared_ptr<ServedModel> model);
   virtual ~App() = default;
 
-  // For HttpServer::start(). The app outlives the server.
+  // For HttpServer::start(). They are used until HttpServer::stop() has returned; the app lives as long.
   virtual HttpHandlers handlers() = 0;
   // The number that metrics show.
   virtual void count_connections(std::function<int()> connections) = 0;
 
+  // API keys for requests from now on. Thread-safe.
+  virtual void set_api_keys(std::vector<std::string> keys) = 0;
+
+  // /health says that the server drains; requests are answered all the same. For those in front of it.
+  virtual void announce_end() = 0;
   // Refuses new work from now on.
   virtual void drain() = 0;
   // Answers and preparations under way.
@@ -59,8 +61,5 @@ class App {
   // Waits for the workers; nothing is prepared afterwards.
   virtual void stop() = 0;
 };
-
-// Same time for every key, so that timing tells nothing about it.
-bool same_secret(std::string_view a, std::string_view b);
 
 }  // namespace braid::server

@@ -33,6 +33,7 @@ ApiResult<Generation> read_messages_count(const Json& body, const ApiLimits& lim
 
 Endpoints::Endpoints(AppOptions options, std::unique_ptr<ModelHost> host)
     : options_(std::move(options)),
+      access_(options_),
       host_(std::move(host)),
       started_s_(now_s()),
       workers_(static_cast<size_t>(std::max(2, options_.workers))),
@@ -104,27 +105,12 @@ void Endpoints::answer_json(const Shared& exchange, const Json& json) const {
   exchange->answer({200, "application/json", dump(json), {}});
 }
 
-void Endpoints::log_access(const HttpRequest& request, int status, uint64_t bytes, double ms) {
-  std::optional<AnswerReport> report;
-  {
-    const std::lock_guard lock(mutex_);
-    if (const auto found = reports_.find(request.id); found != reports_.end()) {
-      report = std::move(found->second);
-      reports_.erase(found);
-    }
-  }
+void Endpoints::log_access(const HttpRequest& request, int status, uint64_t bytes, double ms,
+                           const std::string& note) {
   if (!options_.access_log) return;
-  std::string line = fmt::format("access id={} from={} method={} path={} status={} bytes={} ms={:.1f}",
-                                 request.id, request.remote, request.method.substr(0, 16),
-                                 dump(request.path.substr(0, 256)), status, bytes, ms);
-  if (report) {
-    line += fmt::format(
-        " reason={} prompt={} cached={} generated={} reasoning={} queue_ms={:.1f} first_ms={:.1f}",
-        report->reason, report->usage.prompt_tokens, report->usage.cached_tokens,
-        report->usage.generated_tokens, report->usage.reasoning_tokens, 1e3 * report->queue_s,
-        1e3 * report->first_token_s);
-  }
-  spdlog::info("{}", line);
+  spdlog::info("access id={} from={} method={} path={} status={} bytes={} ms={:.1f}{}", request.id,
+               request.remote, request.method.substr(0, 16), dump(request.path.substr(0, 256)), status, bytes,
+               ms, note);
 }
 
 // ---- Work ------------------------------------------------------------------------------------------------
@@ -221,9 +207,15 @@ std::optional<ApiError> Endpoints::with_model(const Shared& exchange, const std:
   return std::nullopt;
 }
 
+ApiResult<Json> Endpoints::take_body(Exchange& exchange) {
+  auto body = parse_body(exchange.request().body);
+  exchange.drop_body();
+  return body;
+}
+
 void Endpoints::generate(const Shared& exchange, Reader reader) {
   on_worker(exchange, [this, exchange, reader]() -> std::optional<ApiError> {
-    const auto body = parse_body(exchange->request().body);
+    const auto body = take_body(*exchange);
     if (!body.ok()) return body.error();
     auto read = reader(*body, options_.limits);
     if (!read.ok()) return read.error();
@@ -258,10 +250,12 @@ std::optional<ApiError> Endpoints::start_answer(const Shared& exchange, const Le
   hooks.heartbeat_ms = options_.heartbeat_ms;
   hooks.limit_ms = options_.request_limit_ms;
   hooks.retry_after_s = [this] { return metrics_.retry_after_s(stats()); };
-  hooks.report = [this, id = exchange->request().id](const AnswerReport& report) {
+  hooks.report = [this, exchange](const AnswerReport& report) {
     metrics_.answered(report);
-    const std::lock_guard lock(mutex_);
-    if (reports_.size() < 10'000) reports_[id] = report;
+    exchange->note(fmt::format(
+        " reason={} prompt={} cached={} generated={} reasoning={} queue_ms={:.1f} first_ms={:.1f}",
+        report.reason, report.usage.prompt_tokens, report.usage.cached_tokens, report.usage.generated_tokens,
+        report.usage.reasoning_tokens, 1e3 * report.queue_s, 1e3 * report.first_token_s));
   };
   auto answer = std::make_shared<RunningAnswer>(exchange, std::move(stream), model, std::move(hooks));
   {
@@ -282,7 +276,7 @@ void Endpoints::with_prompt(
     const Shared& exchange, Reader reader,
     std::function<std::optional<ApiError>(const Lease&, const RenderedPrompt&)> work) {
   on_worker(exchange, [this, exchange, reader, work]() -> std::optional<ApiError> {
-    const auto body = parse_body(exchange->request().body);
+    const auto body = take_body(*exchange);
     if (!body.ok()) return body.error();
     auto read = reader(*body, options_.limits);
     if (!read.ok()) return read.error();
@@ -359,7 +353,7 @@ ApiResult<std::vector<int32_t>> ids_of(const Json& body, const Lease& lease, con
 
 void Endpoints::tokenize(const Shared& exchange) {
   on_worker(exchange, [this, exchange]() -> std::optional<ApiError> {
-    auto parsed = parse_body(exchange->request().body);
+    auto parsed = take_body(*exchange);
     if (!parsed.ok()) return parsed.error();
     auto body = std::make_shared<const Json>(std::move(*parsed));
     std::optional<ApiError> error;
@@ -386,7 +380,7 @@ void Endpoints::tokenize(const Shared& exchange) {
 
 void Endpoints::detokenize(const Shared& exchange) {
   on_worker(exchange, [this, exchange]() -> std::optional<ApiError> {
-    const auto body = parse_body(exchange->request().body);
+    const auto body = take_body(*exchange);
     if (!body.ok()) return body.error();
     std::optional<ApiError> error;
     const Fields fields(*body, "", &error);

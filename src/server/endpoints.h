@@ -31,7 +31,9 @@ class Endpoints : public App {
 
   HttpHandlers handlers() override;
   void count_connections(std::function<int()> connections) override { connections_ = std::move(connections); }
-  void drain() override { draining_ = true; }
+  void set_api_keys(std::vector<std::string> keys) override { access_.set_keys(std::move(keys)); }
+  void announce_end() override { ending_ = true; }
+  void drain() override { ending_ = draining_ = true; }
   int active() const override;
   void fail_all(const ApiError& error) override;
   void stop() override;
@@ -45,9 +47,8 @@ class Endpoints : public App {
   const Route* find_route(std::string_view path) const;
   Family family(const HttpRequest& request) const;
   HttpAnswer error_answer(const HttpRequest& request, const ApiError& error) const;
-  bool authorized(const HttpRequest& request) const;
-  std::optional<ApiError> host_fault(const HttpRequest& request) const;
-  void log_access(const HttpRequest& request, int status, uint64_t bytes, double ms);
+  ApiError shutting_down() const;
+  void log_access(const HttpRequest& request, int status, uint64_t bytes, double ms, const std::string& note);
 
   // Answers. Each reads its request on a worker.
   void chat(const Shared& exchange);
@@ -71,6 +72,8 @@ class Endpoints : public App {
   void not_stored(const Shared& exchange);
 
   using Reader = ApiResult<Generation> (*)(const Json&, const ApiLimits&);
+  // The JSON of a request's body, which is gone then.
+  static ApiResult<Json> take_body(Exchange& exchange);
   void generate(const Shared& exchange, Reader reader);
   void count(const Shared& exchange, Reader reader, const char* object);
   // Runs `work` on a worker; an error becomes the answer. on_worker(): 429 when too much waits already.
@@ -94,11 +97,13 @@ class Endpoints : public App {
   uint64_t random_number();
 
   AppOptions options_;
+  Access access_;
   const std::unique_ptr<ModelHost> host_;
   std::vector<Route> routes_;
   Metrics metrics_;
   std::function<int()> connections_;
-  std::atomic<bool> draining_{false};
+  std::atomic<bool> ending_{false};    // /health says so
+  std::atomic<bool> draining_{false};  // new work is refused
   std::atomic<int> preparing_{0};
   int64_t started_s_ = 0;
   boost::asio::thread_pool workers_;
@@ -106,7 +111,6 @@ class Endpoints : public App {
   mutable std::mutex mutex_;
   std::mt19937_64 random_;                             // guarded by mutex_
   std::vector<std::weak_ptr<RunningAnswer>> answers_;  // guarded by mutex_
-  std::map<std::string, AnswerReport> reports_;        // guarded by mutex_: of answers whose log line is due
 };
 
 }  // namespace braid::server

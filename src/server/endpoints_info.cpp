@@ -72,7 +72,7 @@ void Endpoints::health(const Shared& exchange) {
              {"type", "unavailable_error"},
              {"param", nullptr},
              {"code", "engine_stalled"}}}};
-  } else if (draining_) {
+  } else if (ending_) {
     status = 503;
     out = {{"status", "draining"}};
   } else if (host_->swapping()) {

@@ -4,8 +4,12 @@
 // away is noticed at once, also while its request waits or runs. Handlers get an Exchange and may answer from
 // any thread, at any later time, whole or as a stream.
 //
-// Limits hold before memory is taken: request line, header block, number of fields, body, connections, and
-// bytes waiting for a client that does not read. A framing error is answered and the connection closed.
+// Limits hold before memory is taken: request line, header block, number of fields, chunk extensions and
+// trailers, body, what all requests that are being read hold together, connections, and bytes waiting for a
+// client that does not read. Besides the gap between its bytes a request has a time in which all of it must
+// have come. A framing error is answered and the connection closed.
+//
+// An Exchange may outlive its server: once HttpServer::stop() has returned, what it is told to do is dropped.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +34,8 @@ struct HttpRequest {
   std::string query;  // behind '?'
   Headers headers;
   std::string body;
-  std::string remote;  // address
+  std::shared_ptr<void> body_memory;  // the body's part of HttpOptions::max_request_memory_bytes
+  std::string remote;                 // address
 
   // Empty: no such header. Names are compared without case.
   std::string_view header(std::string_view name) const;
@@ -58,11 +63,18 @@ class Exchange {
   // Ends the connection without the end of the answer.
   virtual void abort() = 0;
 
-  // `gone` is called once, on the exchange's executor, if the client leaves before the answer is complete.
+  // The body has been read; its memory is given back. Nobody may look at it afterwards.
+  virtual void drop_body() = 0;
+  // What `done` is told of this exchange: counts for its line in the log. Before the end of the answer, or
+  // within `gone`.
+  virtual void note(std::string text) = 0;
+
+  // `gone` is called once, on the exchange's executor, if the client leaves before the answer is complete,
+  // and before `done`.
   virtual void on_gone(std::function<void()> gone) = 0;
   // Work posted here never runs at the same time as other work of this exchange.
   virtual void post(std::function<void()> work) = 0;
-  // Calls `work` after `ms` on the same strand, once; false at once if that is no longer of use.
+  // Calls `work` after `ms` on the same strand, once.
   virtual void after(int64_t ms, std::function<void()> work) = 0;
 };
 
@@ -76,8 +88,11 @@ struct HttpOptions {
   size_t max_target_bytes = size_t{8} << 10;
   int max_fields = 200;
   int max_connections = 4096;
+  // Of all requests that are being read or whose bodies wait to be worked on, beyond 16 KiB of each.
+  size_t max_request_memory_bytes = size_t{256} << 20;
   size_t max_unsent_bytes = size_t{4} << 20;  // of one client
   int64_t idle_ms = 75'000, header_ms = 10'000, body_gap_ms = 60'000, send_stall_ms = 30'000;
+  int64_t request_ms = 300'000;  // from a request's first byte to its last
 };
 
 struct HttpHandlers {
@@ -91,8 +106,10 @@ struct HttpHandlers {
       error;
   // Headers that every answer gets.
   std::function<Headers(const HttpRequest&)> headers;
-  // For the access log and metrics, when an answer is complete or given up (status 499).
-  std::function<void(const HttpRequest&, int status, uint64_t bytes, double ms)> done;
+  // For the access log and metrics, when an answer is complete or given up (status 499). `note`:
+  // Exchange::note().
+  std::function<void(const HttpRequest&, int status, uint64_t bytes, double ms, const std::string& note)>
+      done;
 };
 
 class HttpServer {
@@ -103,9 +120,15 @@ class HttpServer {
 
   virtual uint16_t port() const = 0;
   virtual int connections() const = 0;
-  // No new connections; idle ones are closed, and each other one after its answer.
+  // Requests that have come whole and whose answers have not left whole.
+  virtual int busy() const = 0;
+  // Reads the files of HttpOptions again, for connections that come from now on. On an error the old
+  // certificate stays. Thread-safe.
+  virtual Status reload_certificate() = 0;
+  // Idle connections are closed, and each other one after its answer. New ones still come, each for one
+  // answer: whoever asks how the server does is told.
   virtual void drain() = 0;
-  // Closes everything and joins the threads.
+  // Closes the port and everything else, and joins the threads. No handler is called afterwards.
   virtual void stop() = 0;
 };
 

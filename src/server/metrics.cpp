@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 
@@ -162,8 +163,12 @@ void Metrics::rejected(int status) {
 }
 
 void Metrics::http(const std::string& method, const std::string& route, int status) {
+  static constexpr std::array<std::string_view, 9> kMethods = {
+      "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"};
+  const bool known = std::find(kMethods.begin(), kMethods.end(), method) != kMethods.end();
   const std::lock_guard lock(mutex_);
-  ++http_[fmt::format("method=\"{}\",path=\"{}\",status=\"{}\"", escaped(method), escaped(route), status)];
+  ++http_[fmt::format("method=\"{}\",path=\"{}\",status=\"{}\"", known ? method : kOther, escaped(route),
+                      status)];
 }
 
 int Metrics::retry_after_s(const BackendStats& stats) const {

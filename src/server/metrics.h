@@ -41,11 +41,16 @@ struct AnswerReport {
   AnswerRepairs repairs;
 };
 
+// Labels come from closed sets, whatever clients send: what is once counted is shown for ever.
 class Metrics {
  public:
+  // The path of what is at no route.
+  static constexpr const char* kOther = "other";
+
   Metrics();
   void answered(const AnswerReport& report);
   void rejected(int status);
+  // `route` is one of the server's own paths, or kOther. Methods that HTTP does not define are "other".
   void http(const std::string& method, const std::string& route, int status);
 
   std::string render(const BackendStats& stats, const std::string& model, const std::string& version,

@@ -150,6 +150,7 @@ void RunningAnswer::flush(std::string out) {
 void RunningAnswer::finish() {
   if (over_) return;
   over_ = true;
+  report(end_reason());  // before the end of the answer, which is when its line is logged
   const Generation& generation = stream_->generation();
   if (generation.stream && begun_) {
     exchange_->finish();
@@ -167,14 +168,17 @@ void RunningAnswer::finish() {
   } else {
     exchange_->answer({200, "application/json", dump(stream_->whole()), {}});
   }
-  if (stream_->error()) return report("error");
+}
+
+const char* RunningAnswer::end_reason() const {
+  if (stream_->error()) return "error";
   switch (stream_->end()) {
     case AnswerEnd::length:
-      return report("length");
+      return "length";
     case AnswerEnd::tool_calls:
-      return report("tool_calls");
+      return "tool_calls";
     default:
-      return report("stop");
+      return "stop";
   }
 }
 

@@ -28,7 +28,7 @@ struct RunningInfo {
 class RunningAnswer : public std::enable_shared_from_this<RunningAnswer> {
  public:
   struct Hooks {
-    std::function<void(const AnswerReport&)> report;  // once
+    std::function<void(const AnswerReport&)> report;  // once, on the strand, before the exchange ends
     std::function<int()> retry_after_s;
     int64_t heartbeat_ms = 10'000;
     int64_t limit_ms = 0;  // of the whole answer; 0: none
@@ -67,6 +67,7 @@ class RunningAnswer : public std::enable_shared_from_this<RunningAnswer> {
   void gone();
   void beat();
   void report(const char* reason);
+  const char* end_reason() const;
 
   std::shared_ptr<Exchange> exchange_;
   std::unique_ptr<AnswerStream> stream_;

@@ -191,12 +191,14 @@ class Client {
     if (socket_ >= 0) ::close(std::exchange(socket_, -1));
   }
 
-  void send(const std::string& bytes) {
+  // False: the server has closed the connection.
+  bool send(const std::string& bytes) {
     for (size_t at = 0; at < bytes.size();) {
       const ssize_t sent = ::send(socket_, bytes.data() + at, bytes.size() - at, MSG_NOSIGNAL);
-      if (sent <= 0) return;
+      if (sent <= 0) return false;
       at += static_cast<size_t>(sent);
     }
+    return true;
   }
   // Reads until `text` was seen or the connection ended. What was read is kept.
   bool read_until(const std::string& text) {
