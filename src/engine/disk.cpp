@@ -76,7 +76,7 @@ Result<std::unique_ptr<DiskTier>> DiskTier::open(const DiskOptions& options, con
   BRAID_CHECK(kind.state_bytes > 0 && kind.block_bytes > 0);
   BRAID_ASSIGN(DiskDirectory directory, DiskDirectory::open(options.directory));
   std::unique_ptr<DiskTier> tier(new DiskTier(options, kind, std::move(directory)));
-  tier->scan();
+  BRAID_TRY(tier->scan());
   tier->writer_ = std::thread([t = tier.get()] { t->write_loop(); });
   tier->reader_ = std::thread([t = tier.get()] { t->read_loop(); });
   return tier;
@@ -110,14 +110,17 @@ void DiskTier::set_staging(const DiskStaging& staging) {
 }
 
 // Before the threads start.
-void DiskTier::scan() {
+Status DiskTier::scan() {
   stats_.removed += static_cast<uint64_t>(directory_.remove_leftovers());
-  for (const DiskDirectory::Entry& entry : directory_.list()) {
+  BRAID_ASSIGN(const auto entries, directory_.list());
+  for (const DiskDirectory::Entry& entry : entries) {
     if (entry.partial) continue;
     last_touch_ns_ = std::max(last_touch_ns_, entry.last_use_ns);
     DiskHeader header;
-    const DiskRead got = directory_.read(entry.name, 0, std::as_writable_bytes(std::span(&header, 1)));
-    if (got == DiskRead::gone) continue;
+    DiskRead got = DiskRead::failed;
+    if (entry.known) got = directory_.read(entry.name, 0, std::as_writable_bytes(std::span(&header, 1)));
+    if (got == DiskRead::failed) count_read_error();
+    if (got == DiskRead::gone || got == DiskRead::failed) continue;
     const DiskVerdict verdict =
         got == DiskRead::ok ? judge_header(header, entry.bytes, kind_) : DiskVerdict::corrupt;
     if (verdict == DiskVerdict::foreign) {
@@ -127,8 +130,10 @@ void DiskTier::scan() {
     DiskFilePtr file;
     if (verdict == DiskVerdict::ours) {
       std::vector<std::byte> table(disk_layout(header)->images_at - sizeof header);
-      if (directory_.read(entry.name, sizeof header, table) == DiskRead::ok)
-        file = make_disk_file(entry.name, header, table);
+      got = directory_.read(entry.name, sizeof header, table);
+      if (got == DiskRead::failed) count_read_error();
+      if (got == DiskRead::gone || got == DiskRead::failed) continue;
+      if (got == DiskRead::ok) file = make_disk_file(entry.name, header, table);
     }
     if (file) {
       index_.add(file);
@@ -136,8 +141,19 @@ void DiskTier::scan() {
       ++stats_.removed;
     }
   }
+  if (stats_.read_errors > 0) {
+    orphans_stay_ = true;
+    spdlog::warn("prefix cache on disk: {} files cannot be read now; they are left alone",
+                 stats_.read_errors);
+  }
   remove_orphans();
   make_room(0, {});
+  return {};
+}
+
+void DiskTier::count_read_error() {
+  const std::lock_guard lock(mutex_);
+  ++stats_.read_errors;
 }
 
 // ---- store ----
@@ -327,7 +343,9 @@ void DiskTier::touch(const std::vector<std::string>& chain) {
 
 // Removes the least recently used files until `bytes` more stay below the limit. False: they cannot.
 bool DiskTier::make_room(uint64_t bytes, const std::vector<std::string>& keep) {
-  std::vector<DiskDirectory::Entry> entries = directory_.list();
+  auto listed = directory_.list();
+  if (!listed.ok()) return false;
+  std::vector<DiskDirectory::Entry>& entries = *listed;
   std::stable_sort(entries.begin(), entries.end(),
                    [](const auto& a, const auto& b) { return a.last_use_ns < b.last_use_ns; });
   uint64_t total = 0;
@@ -335,7 +353,8 @@ bool DiskTier::make_room(uint64_t bytes, const std::vector<std::string>& keep) {
   bool removed = false;
   for (const auto& entry : entries) {
     if (total + bytes <= options_.limit_bytes) break;
-    if (entry.partial || std::find(keep.begin(), keep.end(), entry.name) != keep.end()) continue;
+    if (entry.partial || !entry.known || std::find(keep.begin(), keep.end(), entry.name) != keep.end())
+      continue;
     if (!directory_.remove(entry.name)) continue;
     total -= entry.bytes;
     removed = true;
@@ -347,12 +366,14 @@ bool DiskTier::make_room(uint64_t bytes, const std::vector<std::string>& keep) {
   return total + bytes <= options_.limit_bytes;
 }
 
-void DiskTier::discard(const std::string& name, bool unlink) {
-  if (unlink) directory_.remove(name);
+// A file that could not be delivered: damaged ones are removed, and with them what hangs on them.
+void DiskTier::discard(const std::string& name, DiskRead why) {
+  if (why == DiskRead::failed) return count_read_error();
+  if (why == DiskRead::damaged) directory_.remove(name);
   {
     const std::lock_guard lock(mutex_);
     index_.remove(name);
-    if (unlink) ++stats_.removed;
+    if (why == DiskRead::damaged) ++stats_.removed;
   }
   remove_orphans();
 }
@@ -361,6 +382,7 @@ void DiskTier::remove_orphans() {
   std::vector<DiskFilePtr> files;
   {
     const std::lock_guard lock(mutex_);
+    if (orphans_stay_) return;
     files = index_.files();
   }
   for (const std::string& name : orphans_of(std::move(files))) {
@@ -489,7 +511,8 @@ bool DiskTier::read(const Load& load) {
   return true;
 }
 
-// `out`: equal parts, one for each checksum. On failure the file is forgotten, and removed if it is damaged.
+// `out`: equal parts, one for each checksum. A file that is gone is forgotten, one that is damaged removed,
+// and one that the system cannot read now may be asked for again.
 bool DiskTier::read_checked(const DiskFilePtr& file, uint64_t at, std::span<std::byte> out,
                             std::span<const uint64_t> checksums) {
   DiskHeader header;
@@ -499,7 +522,7 @@ bool DiskTier::read_checked(const DiskFilePtr& file, uint64_t at, std::span<std:
   const size_t part = out.size() / checksums.size();
   for (size_t i = 0; got == DiskRead::ok && i < checksums.size(); ++i)
     if (disk_checksum(out.data() + i * part, part) != checksums[i]) got = DiskRead::damaged;
-  if (got != DiskRead::ok) discard(file->name, got == DiskRead::damaged);
+  if (got != DiskRead::ok) discard(file->name, got);
   return got == DiskRead::ok;
 }
 

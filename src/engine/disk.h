@@ -12,7 +12,8 @@
 //
 // A file appears under its name when all of it is on the disk (temporary name, fsync, rename, fsync of the
 // directory), so a process that dies leaves whole files and temporary ones, and the latter are removed at the
-// next start. A file that breaks a checksum is removed, one of another model or version is left alone.
+// next start. A file that breaks a checksum is removed, one of another model or version is left alone, and so
+// is one that the system cannot read now (too many open files, a device's error): it may be whole.
 // Processes may share a directory: nobody writes into a file that has its name, and all keep to the limit.
 // The least recently used files go first; a file's time of modification is when it was last used, and files
 // that others hang on are a little younger than those.
@@ -56,8 +57,9 @@ struct DiskStats {
   uint64_t loads = 0;         // complete ones
   uint64_t loaded_bytes = 0;
   uint64_t failed_loads = 0;
-  uint64_t removed = 0;  // files: corrupt, partial, or unreachable
-  uint64_t foreign = 0;  // files of another model or version, at start
+  uint64_t read_errors = 0;  // files that the system could not read when they were wanted; they stay
+  uint64_t removed = 0;      // files: corrupt, partial, or unreachable
+  uint64_t foreign = 0;      // files of another model or version, at start
 };
 
 // Host memory of the tier, owned by the caller; device copies come and go here.
@@ -73,7 +75,7 @@ struct DiskStaging {
 class DiskTier {
  public:
   // Makes the directory if need be, removes leftovers, reads the headers of all files, starts the threads.
-  // Errors: io (directory cannot be made, read or written).
+  // Errors: io (directory cannot be made, listed or written).
   static Result<std::unique_ptr<DiskTier>> open(const DiskOptions& options, const DiskKind& kind);
   // Writes what is queued, for a bounded time.
   ~DiskTier();
@@ -138,7 +140,7 @@ class DiskTier {
   struct Load;
   DiskTier(const DiskOptions& options, const DiskKind& kind, DiskDirectory directory);
 
-  void scan();
+  Status scan();
   void submit(uint64_t step);
   void write_loop();
   void read_loop();
@@ -149,8 +151,9 @@ class DiskTier {
   bool read(const Load& load);
   bool read_checked(const DiskFilePtr& file, uint64_t at, std::span<std::byte> out,
                     std::span<const uint64_t> checksums);
-  void discard(const std::string& name, bool unlink);
+  void discard(const std::string& name, DiskRead why);
   void remove_orphans();
+  void count_read_error();
   bool must_stop() const;
 
   DiskOptions options_;
@@ -165,6 +168,8 @@ class DiskTier {
   std::condition_variable work_;
   std::condition_variable news_;
   DiskIndex index_;
+  // Some files could not be read at the start: what seems to hang on nothing may hang on them.
+  bool orphans_stay_ = false;
   StagingRing ring_;
   std::deque<std::unique_ptr<Job>> queue_;
   bool writing_ = false;

@@ -87,36 +87,49 @@ DiskDirectory::~DiskDirectory() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-std::vector<DiskDirectory::Entry> DiskDirectory::list() const {
+Result<std::vector<DiskDirectory::Entry>> DiskDirectory::list() const {
   std::vector<Entry> out;
   // A stream of its own: positions in a directory are shared between duplicates of a descriptor.
   const int fd = ::openat(fd_, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return out;
+  if (fd < 0) return system_error(path_, "the cache directory cannot be listed");
   DIR* stream = ::fdopendir(fd);
   if (stream == nullptr) {
+    const Error error = system_error(path_, "the cache directory cannot be listed");
     ::close(fd);
-    return out;
+    return error;
   }
-  while (const dirent* item = ::readdir(stream)) {
+  while (true) {
+    errno = 0;
+    const dirent* item = ::readdir(stream);
+    if (item == nullptr) break;
     Entry entry;
     entry.name = item->d_name;
     entry.partial = ends_with(entry.name, kPartialSuffix);
     if (!entry.partial && !ends_with(entry.name, kDiskSuffix)) continue;
     struct stat info {};
-    if (::fstatat(fd_, item->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) continue;
+    if (::fstatat(fd_, item->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) {
+      entry.known = false;
+      if (errno != ENOENT) out.push_back(std::move(entry));
+      continue;
+    }
     if (!S_ISREG(info.st_mode) || info.st_uid != ::geteuid()) continue;
     entry.bytes = static_cast<uint64_t>(info.st_size);
     entry.last_use_ns = nanoseconds(info.st_mtim);
     out.push_back(std::move(entry));
   }
+  const int stopped = errno;  // 0: at the end
   ::closedir(stream);
+  errno = stopped;
+  if (stopped != 0) return system_error(path_, "the cache directory cannot be listed");
   return out;
 }
 
 int DiskDirectory::remove_leftovers() const {
   int removed = 0;
-  for (const Entry& entry : list()) {
-    if (!entry.partial) continue;
+  const auto entries = list();
+  if (!entries.ok()) return 0;
+  for (const Entry& entry : *entries) {
+    if (!entry.partial || !entry.known) continue;
     const File file(::openat(fd_, entry.name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
     if (!file.ok() || ::flock(file.fd(), LOCK_EX | LOCK_NB) != 0) continue;
     if (remove(entry.name)) ++removed;
@@ -152,12 +165,12 @@ Status DiskDirectory::write(const std::string& name, std::span<const std::span<c
 
 DiskRead DiskDirectory::read(const std::string& name, uint64_t at, std::span<std::byte> out) const {
   const File file(::openat(fd_, name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
-  if (!file.ok()) return DiskRead::gone;
+  if (!file.ok()) return errno == ENOENT ? DiskRead::gone : DiskRead::failed;
   while (!out.empty()) {
     const ssize_t got =
         ::pread(file.fd(), out.data(), std::min(out.size(), kChunkBytes), static_cast<off_t>(at));
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return DiskRead::gone;
+    if (got < 0) return DiskRead::failed;
     if (got == 0) return DiskRead::damaged;
     out = out.subspan(static_cast<size_t>(got));
     at += static_cast<uint64_t>(got);

@@ -21,7 +21,9 @@ namespace braid {
 constexpr const char* kDiskSuffix = ".braidprefix";
 constexpr const char* kPartialSuffix = ".partial";
 
-enum class DiskRead : uint8_t { ok, gone, damaged };
+// gone: there is no such file; damaged: its bytes are not those that were written; failed: the system could
+// not read it now (too many open files, a device's error, memory), which says nothing about its bytes.
+enum class DiskRead : uint8_t { ok, gone, damaged, failed };
 
 class DiskDirectory {
  public:
@@ -36,9 +38,11 @@ class DiskDirectory {
     uint64_t bytes = 0;
     int64_t last_use_ns = 0;
     bool partial = false;
+    bool known = true;  // false: the system could not say what it is; bytes and last use are not known
   };
-  // Regular files that carry one of our suffixes. Those of other users are not listed.
-  std::vector<Entry> list() const;
+  // Regular files that carry one of our suffixes. Those of other users are not listed. Errors: io (it cannot
+  // be read now).
+  Result<std::vector<Entry>> list() const;
 
   // Temporary files that nobody writes any more. Returns how many went.
   int remove_leftovers() const;
@@ -47,7 +51,7 @@ class DiskDirectory {
   // `stop` is asked between chunks. Errors: io, cancelled; nothing is left behind.
   Status write(const std::string& name, std::span<const std::span<const std::byte>> parts,
                const std::function<bool()>& stop) const;
-  // gone: no such file, or the operating system does not let us; damaged: shorter than that.
+  // damaged: shorter than that.
   DiskRead read(const std::string& name, uint64_t at, std::span<std::byte> out) const;
   bool remove(const std::string& name) const;
   void set_last_use(const std::string& name, int64_t ns) const;

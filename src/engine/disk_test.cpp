@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -443,6 +444,97 @@ TEST(Disk, FilesThatVanishAreMissedNotMourned) {
   EXPECT_EQ(t.load(p), -1);
   t.store(p, 777);
   EXPECT_EQ(t.tier->stats().write_errors, 1u);
+}
+
+// Not another file can be opened as long as this lives.
+class NoMoreFiles {
+ public:
+  NoMoreFiles() {
+    EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &before_), 0);
+    rlimit none = before_;
+    none.rlim_cur = 3;
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  }
+  ~NoMoreFiles() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_;
+};
+
+TEST(Disk, TooManyOpenFilesAreNotTakenForDamage) {
+  const Folder folder;
+  const Prefix p(800), q(800, 1);
+  Tier t(folder);
+  ASSERT_TRUE(t.store(p, 330));
+  ASSERT_TRUE(t.store(p, 777));  // hangs on the first
+  {
+    const NoMoreFiles none;
+    EXPECT_EQ(t.load(p), -1);
+    t.store(q, 400);
+  }
+  EXPECT_EQ(folder.files().size(), 2u);
+  const DiskStats stats = t.tier->stats();
+  EXPECT_EQ(stats.read_errors, 1u);
+  EXPECT_EQ(stats.removed, 0u);
+  EXPECT_EQ(stats.files, 2u);
+  EXPECT_EQ(stats.stored, 2u);
+  EXPECT_EQ(t.load(p), 777);
+  EXPECT_TRUE(t.store(q, 400));
+  EXPECT_EQ(t.load(q), 400);
+}
+
+// A directory under the file's name can be opened, and reading it fails, as on a bad disk.
+TEST(Disk, AnErrorOfTheDiskIsNotTakenForDamage) {
+  const Folder folder;
+  const Prefix p(800);
+  Tier t(folder);
+  ASSERT_TRUE(t.store(p, 330));
+  const fs::path first = folder.files()[0], aside = folder.path + "/aside";
+  ASSERT_TRUE(t.store(p, 777));
+  fs::rename(first, aside);
+  fs::create_directory(first);
+  EXPECT_EQ(t.load(p), -1);
+  EXPECT_EQ(t.tier->stats().read_errors, 1u);
+  EXPECT_EQ(t.tier->stats().removed, 0u);
+  fs::remove(first);
+  fs::rename(aside, first);
+  EXPECT_EQ(folder.files().size(), 2u);
+  EXPECT_EQ(t.load(p), 777);
+}
+
+// At the start: the file, and what hangs on it.
+TEST(Disk, WhatCannotBeReadAtTheStartStays) {
+  const Folder folder;
+  const Prefix p(800);
+  fs::path first;
+  {
+    Tier t(folder);
+    ASSERT_TRUE(t.store(p, 330));
+    first = folder.files()[0];
+    ASSERT_TRUE(t.store(p, 777));
+  }
+  // The superuser may read everything: another user tries.
+  const bool superuser = ::geteuid() == 0;
+  constexpr uid_t kOther = 65534;
+  if (superuser) {
+    for (const auto& path : folder.files()) ASSERT_EQ(::chown(path.c_str(), kOther, kOther), 0);
+    ASSERT_EQ(::chown(folder.path.c_str(), kOther, kOther), 0);
+  }
+  ASSERT_EQ(::chmod(first.c_str(), 0), 0);
+  ASSERT_TRUE(!superuser || ::seteuid(kOther) == 0);
+  {
+    Tier t(folder);
+    EXPECT_EQ(t.load(p), 0);
+    EXPECT_EQ(t.tier->stats().read_errors, 1u);
+    EXPECT_EQ(t.tier->stats().removed, 0u);
+  }
+  EXPECT_EQ(folder.files().size(), 2u);
+  EXPECT_EQ(::chmod(first.c_str(), 0600), 0);
+  {
+    Tier t(folder);
+    EXPECT_EQ(t.load(p), 777);
+  }
+  ASSERT_TRUE(!superuser || ::seteuid(0) == 0);
 }
 
 TEST(Disk, TheLimitHoldsAndTheLeastRecentlyUsedGo) {

@@ -71,6 +71,8 @@ void disk_metrics(const BackendStats& stats, Page& page) {
   page.one("braid_disk_cache_read_bytes_total", "counter", "Bytes loaded.", number(disk.loaded_bytes));
   page.one("braid_disk_cache_failed_reads_total", "counter", "Loads that were given up.",
            number(disk.failed_loads));
+  page.one("braid_disk_cache_read_errors_total", "counter",
+           "Files that the system could not read; they stay.", number(disk.read_errors));
   page.one("braid_disk_cache_writes_total", "counter", "Files written.", number(disk.stored));
   page.one("braid_disk_cache_written_bytes_total", "counter", "Bytes written.", number(disk.stored_bytes));
   page.one("braid_disk_cache_write_errors_total", "counter", "Writes that failed.",

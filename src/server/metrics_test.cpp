@@ -65,6 +65,7 @@ TEST(Metrics, TheCacheInFiles) {
                 .loads = 7,
                 .loaded_bytes = 8,
                 .failed_loads = 9,
+                .read_errors = 12,
                 .removed = 10,
                 .foreign = 11};
   const auto seen = samples(metrics.render(stats, "m", "1", 0));
@@ -77,6 +78,7 @@ TEST(Metrics, TheCacheInFiles) {
                                                  {"braid_disk_cache_hits_total", 7},
                                                  {"braid_disk_cache_read_bytes_total", 8},
                                                  {"braid_disk_cache_failed_reads_total", 9},
+                                                 {"braid_disk_cache_read_errors_total", 12},
                                                  {"braid_disk_cache_removed_total{reason=\"unusable\"}", 10}};
   size_t count = 0;
   for (const auto& [name, value] : seen) count += name.starts_with("braid_disk_cache");
