@@ -261,6 +261,19 @@ TEST_F(ProgramTest, BenchRowsAreMachineReadable) {
   }
 }
 
+// The first to be done with its prompt decodes while the others are not: a token for each of their chunks.
+TEST_F(ProgramTest, BenchTakesTheContextThatItsBatchNeeds) {
+  const std::vector<std::string> batch = {"bench", "-m",  kDemo, "--batch", "8", "-p", "200", "-n",
+                                          "4",     "-ub", "16",  "-r",      "1", "-o", "json"};
+  const auto outcome = run_braid(batch);
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_GT(nlohmann::json::parse(outcome.out).at(0).at("decode_tok_s").get<double>(), 0);
+  // What was given is raised to what is needed.
+  auto too_short = batch;
+  too_short.insert(too_short.end(), {"-c", "256"});
+  EXPECT_EQ(run_braid(too_short).exit_code, 0);
+}
+
 TEST_F(ProgramTest, HelpNamesEveryCommandAndOption) {
   const auto all = run_braid({"--help"});
   EXPECT_EQ(all.exit_code, 0);

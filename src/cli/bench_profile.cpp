@@ -10,8 +10,10 @@
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 
+#include "cli/bench_serving.h"
 #include "cli/interrupt.h"
 #include "cli/terminal.h"
 
@@ -19,6 +21,7 @@ namespace braid::cli {
 
 namespace {
 
+constexpr int kRecordingSteps = 4;
 constexpr int kPlainSteps = 20;
 constexpr int kProfiledSteps = 5;
 
@@ -30,12 +33,11 @@ double now_ms() {
 struct Quiet : Sink {
   void token(RequestId, const TokenEvent&) override { ++tokens; }
   void finished(RequestId, const Finished& event) override {
-    if (event.reason == FinishReason::error) error = event.error;
-    if (event.reason == FinishReason::length && event.usage.generated_tokens > 0)
-      error = "an answer ended early; give a larger context (-c)";
+    const bool early = event.reason == FinishReason::length && event.usage.generated_tokens > 0;
+    if (event.reason == FinishReason::error || early) ended = event;
   }
   int64_t tokens = 0;
-  std::string error;
+  std::optional<Finished> ended;  // that should have gone on
 };
 
 // One kind of step: its ops, each as of one step.
@@ -54,7 +56,7 @@ class ProfileBench {
     for (int i = 0; i < flags_.sequences; ++i) BRAID_TRY(submit(flags_.prompt, -1, static_cast<uint64_t>(i)));
     // Everybody has a token when all prompts are done; a few steps more record what is recorded.
     while (!everybody_decodes()) BRAID_TRY(step());
-    for (int i = 0; i < 4; ++i) BRAID_TRY(step());
+    for (int i = 0; i < kRecordingSteps; ++i) BRAID_TRY(step());
     StepProfile profile;
     profile.name = fmt::format("decoding step, {} sequences of {} tokens", flags_.sequences, flags_.prompt);
     const double begin = now_ms();
@@ -112,7 +114,7 @@ class ProfileBench {
   Status step() {
     if (interrupted()) return Error{ErrorKind::cancelled, "interrupted"};
     engine_.step();
-    if (!sink_.error.empty()) return Error{ErrorKind::io, sink_.error};
+    if (sink_.ended) return early_end(*sink_.ended, engine_);
     return engine_.health();
   }
   void clear() {
@@ -206,7 +208,9 @@ nlohmann::ordered_json to_json(const StepProfile& profile, const DevicePeaks& pe
 Status profile_model(const ModelFlags& model, const ProfileFlags& flags) {
   ModelFlags wanted = model;
   wanted.parallel = flags.sequences;
-  if (wanted.context == 0) wanted.context = flags.prompt + 256;
+  constexpr int kDecoded = kRecordingSteps + kPlainSteps + 1 + kProfiledSteps;
+  wanted.context =
+      std::max(wanted.context, batch_context(flags.sequences, flags.prompt, kDecoded, wanted.ubatch));
   const double loading = now_ms();
   // Prompts as fast as they go: nobody reads.
   BRAID_ASSIGN(LoadedModel loaded, load_model(wanted, [](EngineOptions& options) { options.gap_limit = 0; }));

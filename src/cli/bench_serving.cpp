@@ -57,7 +57,7 @@ class ServingBench {
   Status load(int sequences, int context, bool paced = true) {
     ModelFlags wanted = model_;
     wanted.parallel = sequences;
-    wanted.context = context;
+    wanted.context = std::max(wanted.context, context);
     loaded_.reset();
     if (!paced) wanted.gap_limit = 0;
     auto loaded = load_model(wanted);
@@ -77,6 +77,7 @@ class ServingBench {
     return r;
   }
 
+  int ubatch() const { return model_.ubatch; }
   Engine& engine() { return *loaded_->engine; }
   const std::string& name() const { return loaded_->name; }
 
@@ -131,8 +132,7 @@ Result<BatchRow> batch_once(ServingBench& bench, int batch, int prompt, int gene
   }));
   const double end = now_ms();
   for (const RequestId id : ids)
-    if (times.ends.count(id) > 0)
-      return Error{ErrorKind::invalid_argument, "an answer ended early; give a larger context (-c)"};
+    if (times.ends.count(id) > 0) return early_end(times.ends[id], bench.engine());
   bench.clear();
   return BatchRow{prompt, generate, batch, (decoding - begin) / 1e3, (end - decoding) / 1e3};
 }
@@ -141,9 +141,7 @@ Status bench_batches(ServingBench& bench, const ServingBenchFlags& flags, nlohma
   const int prompt = std::max(1, flags.prompts.empty() ? 128 : flags.prompts[0]);
   const int generate = std::max(1, flags.generations.empty() ? 64 : flags.generations[0]);
   const int most = *std::max_element(flags.batches.begin(), flags.batches.end());
-  // Those who are done early with their prompt decode while the others are not.
-  const int context = prompt + generate + most * prompt / 256 + most + 64;
-  BRAID_TRY(bench.load(most, context, false));
+  BRAID_TRY(bench.load(most, batch_context(most, prompt, generate, bench.ubatch()), false));
   if (!flags.json) {
     fmt::print("\n{}, {}\n\n", bench.name(), bench.engine().device().description());
     fmt::print(
@@ -339,6 +337,21 @@ Status bench_conversation(ServingBench& bench, const ServingBenchFlags& flags, n
 }
 
 }  // namespace
+
+int batch_context(int sequences, int prompt, int generated, int ubatch) {
+  const int64_t chunks = int64_t{sequences} * ((prompt + ubatch - 1) / std::max(ubatch, 1) + 1);
+  return static_cast<int>(std::min<int64_t>(prompt + chunks + generated + 64, INT32_MAX));
+}
+
+Error early_end(const Finished& end, const Engine& engine) {
+  if (end.reason == FinishReason::error) return {ErrorKind::io, end.error};
+  if (engine.scheduler().stats().preempted > 0)
+    return {
+        ErrorKind::exhausted,
+        "the KV blocks of all sequences do not fit into memory; take fewer sequences (--batch) or shorter "
+        "prompts (-p)"};
+  return {ErrorKind::io, "an answer ended before it was measured"};
+}
 
 int run_serving_bench(const ModelFlags& model, const ServingBenchFlags& flags) {
   const InterruptScope interrupt;

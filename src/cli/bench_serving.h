@@ -26,6 +26,13 @@ struct ServingBenchFlags {
   bool any() const { return !batches.empty() || shared_prefix > 0 || interference > 0 || conversation > 0; }
 };
 
+// Context that each of `sequences` needs to have `prompt` tokens and `generated` more, when all come at once
+// and whoever is done with the prompt decodes while the others are not: one token in each step, of which
+// there are as many as chunks.
+int batch_context(int sequences, int prompt, int generated, int ubatch);
+// Why a sequence that should have gone on has ended.
+Error early_end(const Finished& end, const Engine& engine);
+
 // Prints its tables. Exit code 0, 2 (error) or 130 (interrupted).
 int run_serving_bench(const ModelFlags& model, const ServingBenchFlags& flags);
 
