@@ -130,6 +130,12 @@ void SequenceCache::copy_block(int32_t dst_block, int32_t src_block) {
   for (const KvLayer& kv : kv_) device_->ops().block_copy(kv, dst_block, src_block);
 }
 
+void SequenceCache::clear_blocks(std::span<const int32_t> blocks) {
+  const std::vector<std::byte> zeros(block_bytes());
+  for (const int32_t block : blocks) load_block(block, zeros.data());
+  device_->synchronize();  // the zeros go
+}
+
 // Large but finite in every format: cells that a row may not see are read by vectors and weighted with zero.
 constexpr std::byte kPoison{0x5b};
 

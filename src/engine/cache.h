@@ -5,6 +5,7 @@
 // are worth keeping, of checkpoints.h.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "base/result.h"
@@ -39,6 +40,8 @@ class CacheBytes {
   virtual void load_block(int32_t block, const std::byte* image) = 0;
   virtual void copy_state(int32_t dst_slot, int32_t src_slot) = 0;
   virtual void copy_block(int32_t dst_block, int32_t src_block) = 0;
+  // Zeros in all their cells.
+  virtual void clear_blocks(std::span<const int32_t> blocks) = 0;
   // Waits for all that was queued.
   virtual void synchronize() {}
 };
@@ -61,6 +64,7 @@ class SequenceCache final : public CacheBytes {
   void load_block(int32_t block, const std::byte* image) override;
   void copy_state(int32_t dst_slot, int32_t src_slot) override;
   void copy_block(int32_t dst_block, int32_t src_block) override;
+  void clear_blocks(std::span<const int32_t> blocks) override;
   void synchronize() override { device_->synchronize(); }
 
   // Fills a block or slot that nobody may read with values that spoil any sum they enter (tests).

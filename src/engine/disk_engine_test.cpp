@@ -5,13 +5,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <map>
 #include <random>
+#include <thread>
 
 #include "engine/engine.h"
 #include "engine/engine_devices_test.h"
+#include "engine/service.h"
 #include "model/test_models_test.h"
 
 namespace braid {
@@ -276,6 +280,55 @@ TEST_P(DiskEngineOn, KilledAtAnyMomentItAnswersAsIfNothingHadBeen) {
     EXPECT_EQ(m.engine->disk()->stats().failed_loads, 0u);
   }
   EXPECT_GT(cached, 0);
+}
+
+// Waits for what another thread does; much longer than it takes.
+template <typename Condition>
+bool comes_true(const Condition& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!condition() && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return condition();
+}
+
+// Nobody asks anything any more, and nobody stops the engine: it may be killed at any time.
+TEST_P(DiskEngineOn, AnIdleEngineHasWrittenWhatItKeptLast) {
+  for (const bool cancelled : {false, true}) {
+    const Folder folder;
+    Machine m(tiny_dense(), options(folder));
+    const RequestId id = m.submit(prompt(420));
+    while (!m.engine->idle()) {
+      m.engine->step();
+      const auto running = m.engine->scheduler().running();
+      if (cancelled && !running.empty() && running[0]->generated() == 5) m.engine->cancel(id);
+    }
+    const uint64_t taken = m.engine->scheduler().stats().checkpoints;
+    EXPECT_GE(taken, 2u);  // the last at the end of the answer
+    EXPECT_TRUE(comes_true([&] { return m.engine->disk()->stats().stored == taken; }))
+        << m.engine->disk()->stats().stored << " of " << taken;
+  }
+}
+
+TEST_P(DiskEngineOn, AServiceThatWaitsHasWrittenWhatItKeptLast) {
+  struct Waiter : Sink {
+    void token(RequestId, const TokenEvent&) override {}
+    void finished(RequestId, const Finished&) override { done.set_value(); }
+    std::promise<void> done;
+  };
+  const Folder folder;
+  Machine m(tiny_dense(), options(folder));
+  const auto service = EngineService::start(std::move(m.engine), {});
+  auto waiter = std::make_shared<Waiter>();
+  Request r;
+  r.prompt = prompt(420);
+  r.max_tokens = 12;
+  r.sampling.temperature = 0;
+  ASSERT_TRUE(service->submit(std::move(r), waiter).ok());
+  waiter->done.get_future().wait();
+  EXPECT_TRUE(comes_true([&] {
+    const EngineStatus status = service->status();
+    return status.disk.stored >= 2 && status.disk.stored == status.scheduler.checkpoints;
+  }));
 }
 
 TEST(DiskEngine, ImpossibleDirectoriesAreRefusedBeforeLoading) {

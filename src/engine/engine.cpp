@@ -9,6 +9,23 @@
 namespace braid {
 namespace {
 
+const char* const kNotNumbers =
+    "the model's logits are not numbers: the weights are damaged or the computation overflowed";
+
+// Neither infinite nor no number at all.
+bool all_finite(const void* values, DType type, int64_t count) {
+  int64_t bad = 0;
+  if (type == DType::f32) {
+    const auto* bits = static_cast<const uint32_t*>(values);
+    for (int64_t i = 0; i < count; ++i) bad += (bits[i] & 0x7f800000u) == 0x7f800000u ? 1 : 0;
+  } else {
+    const uint16_t exponent = type == DType::f16 ? 0x7c00 : 0x7f80;
+    const auto* bits = static_cast<const uint16_t*>(values);
+    for (int64_t i = 0; i < count; ++i) bad += (bits[i] & exponent) == exponent ? 1 : 0;
+  }
+  return bad == 0;
+}
+
 double ms_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double, std::milli>(to - from).count();
 }
@@ -83,6 +100,12 @@ Status Engine::submit_as(RequestId id, Request request, Sink& sink) {
 
 void Engine::cancel(RequestId id) {
   if (Sequence* s = scheduler_->find(id)) s->cancelled = true;
+  news_.silence(id);
+}
+
+void Engine::cancel_all() {
+  scheduler_->cancel_all();
+  news_.silence_all();
 }
 
 void Engine::set_drafter(Drafter* drafter) {
@@ -97,6 +120,8 @@ void Engine::run_until_idle() {
 
 bool Engine::step() {
   const bool more = turn();
+  // The caller may wait now for as long as nobody asks anything.
+  if (scheduler_->idle() && health_.ok()) scheduler_->all_queued_is_done();
   // While somebody runs, the next turn queues work before it does anything that takes long.
   if (!more || !late_news_ || scheduler_->running().empty()) news_.tell();
   return more;
@@ -122,7 +147,7 @@ bool Engine::run_plan(Plan& plan, Clock::time_point begin) {
   propose(plan);
   Batch batch = batch_->fill(plan);
   const int32_t rows = batch.tokens;
-  begin_outputs(batch);
+  begin_outputs(plan, batch);
   if (options_.fault != EngineOptions::Fault::none && stats_.steps == options_.fault_step)
     device_->fail_on_purpose(options_.fault == EngineOptions::Fault::lasting);
   run(batch);
@@ -198,7 +223,7 @@ bool Engine::run_pieces(int32_t decoding) {
     pacer.observe_piece(kind, rows, position, piece_ms);
     disturbed_ = true;
     if (!now.at.done) continue;
-    begin_outputs(now.batch);
+    begin_outputs(now.plan, now.batch);
     if (best_rows_ > 0) find_best(now.batch);
     device_->synchronize();
     if (!device_works()) return false;
@@ -210,11 +235,15 @@ bool Engine::run_pieces(int32_t decoding) {
   }
 }
 
-void Engine::begin_outputs(const Batch& batch) {
+// Where no row's logits are wanted, those that are only to be judged need no product with the output matrix.
+void Engine::begin_outputs(const Plan& plan, const Batch& batch) {
   outputs_ = batch.outputs;
   logits_count_ = 0;
   row_held_ = -1;
-  best_rows_ = best_count_ > 0 && batch.outputs <= logits_.rows ? batch.outputs : 0;
+  const bool wanted = std::any_of(plan.items.begin(), plan.items.end(), [](const PlanItem& item) {
+    return item.wants_next || item.sequence->request.score;
+  });
+  best_rows_ = best_count_ > 0 && wanted && batch.outputs <= logits_.rows ? batch.outputs : 0;
   if (best_rows_ == 0) return;
   logits_first_ = 0;
   logits_count_ = batch.outputs;
@@ -321,11 +350,33 @@ void Engine::report_scores(const PlanItem& item) {
   s.scored = std::max(s.scored, end);
 }
 
+// Whether logits of this output row are numbers: as the device found them, or from the row that they are made
+// of.
+bool Engine::is_sound(int32_t output) {
+  if (const auto best = best_of(output)) return std::isfinite(best->values[0]);
+  const Tensor row = model_->output_hidden().middle(output, 1);
+  const void* values = row.data;
+  if (row_on_host_.data() != nullptr) {
+    device_->to_host(row_on_host_.data(), row.data, static_cast<size_t>(row.cols) * size_bytes(row.type));
+    device_->synchronize();
+    row_held_ = -1;
+    values = row_on_host_.data();
+  }
+  return all_finite(values, row.type, row.cols);
+}
+
 Verdict Engine::judge(const PlanItem& item) {
   Verdict verdict;
+  verdict.failed = !is_sound(item.last_output());
   if (item.sequence->cancelled) {  // while the device worked: nothing more is said
     verdict.finished = true;
     verdict.end.reason = FinishReason::cancelled;
+    return verdict;
+  }
+  if (verdict.failed) {
+    verdict.finished = true;
+    verdict.end.reason = FinishReason::error;
+    verdict.end.error = kNotNumbers;
     return verdict;
   }
   report_scores(item);
@@ -343,7 +394,7 @@ Verdict Engine::judge(const PlanItem& item) {
 void Engine::judge_path(const PlanItem& item, Verdict& verdict) {
   Sequence& s = *item.sequence;
   const auto drafts = static_cast<int32_t>(item.drafts.size());
-  const int32_t last_output = item.first_output + item.outputs - drafts - 1;
+  const int32_t last_output = item.last_output();
   const Request& request = s.request;
   int32_t node = -1;
   while (true) {
@@ -365,8 +416,7 @@ void Engine::judge_path(const PlanItem& item, Verdict& verdict) {
     if (id < 0) {
       verdict.finished = true;
       verdict.end.reason = FinishReason::error;
-      verdict.end.error =
-          "the model's logits are not numbers: the weights are damaged or the computation overflowed";
+      verdict.end.error = why_no_token(output, allowed, verdict);
       return;
     }
     s.sampler.accept(id);
@@ -400,6 +450,16 @@ void Engine::judge_path(const PlanItem& item, Verdict& verdict) {
   }
 }
 
+// The sampler found none.
+std::string Engine::why_no_token(int32_t output, std::span<const uint64_t> allowed, Verdict& verdict) {
+  const std::span<const float> row = logits_row(output, 1);
+  verdict.failed = std::none_of(row.begin(), row.end(), [](float x) { return x > -INFINITY; });
+  if (verdict.failed) return kNotNumbers;
+  const bool masked = std::all_of(allowed.begin(), allowed.end(), [](uint64_t word) { return word == 0; });
+  if (!allowed.empty() && masked) return "the form of the answer (its token mask) allows no token here";
+  return "the logit bias excludes every token that may come here";
+}
+
 // Bits of the ids that may come next; empty: all.
 std::span<const uint64_t> Engine::allowed_by(TokenMask* mask) {
   if (mask == nullptr) return {};
@@ -423,7 +483,7 @@ void Engine::fork(Plan& plan, std::vector<Verdict>& verdicts) {
     const Sequence& s = *item.sequence;
     const bool prompt_done =
         item.wants_next && item.drafts.empty() && s.held + item.certain == s.prompt_tokens();
-    if (!prompt_done || verdicts[i].end.reason == FinishReason::error) continue;
+    if (!prompt_done || verdicts[i].failed) continue;
     for (Sequence* twin : scheduler_->fork(*item.sequence)) {
       PlanItem forked = item;
       forked.sequence = twin;
@@ -440,6 +500,7 @@ void Engine::commit(const Batch& batch, const Plan& plan, std::span<const Verdic
   std::vector<CellMove> moves;
   for (size_t i = 0; i < plan.items.size(); ++i) {
     const PlanItem& item = plan.items[i];
+    if (verdicts[i].failed) continue;
     const int32_t context = item.sequence->held + item.certain;
     for (size_t n = 0; n < verdicts[i].accepted.size(); ++n) {
       const int32_t draft = verdicts[i].accepted[n];
@@ -463,6 +524,10 @@ void Engine::commit(const Batch& batch, const Plan& plan, std::span<const Verdic
     const PlanItem& item = plan.items[i];
     const Verdict& verdict = verdicts[i];
     Sequence& s = *item.sequence;
+    if (verdict.failed) {
+      s.under_way = item.rows();  // what it held before stays, and is all that may be found
+      continue;
+    }
     stats_.prompt_rows += static_cast<uint64_t>(std::clamp(s.prompt_tokens() - s.held, 0, item.certain));
     stats_.generated += verdict.next.size();
     stats_.accepted += verdict.accepted.size();
@@ -485,7 +550,12 @@ void Engine::settle(const Plan& plan, std::span<Verdict> verdicts) {
   for (size_t i = 0; i < plan.items.size(); ++i) {
     Sequence& s = *plan.items[i].sequence;
     Verdict& verdict = verdicts[i];
-    announce(s);  // forked just now
+    announce(s);                                   // forked just now
+    if (s.cancelled && !verdict.events.empty()) {  // by another's sink, after it was judged
+      verdict.events.clear();
+      verdict.finished = true;
+      verdict.end.reason = FinishReason::cancelled;
+    }
     News& news = news_.add(s.id, *s.sink);
     const bool was_prompt = s.generated() == static_cast<int32_t>(verdict.next.size());
     if (was_prompt) {

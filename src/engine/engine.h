@@ -3,7 +3,7 @@
 //   plan     the scheduler picks sequences and how far each goes
 //   propose  the drafter may add uncertain tokens (the engine without speculation has no drafter)
 //   forward  the model runs once over everything
-//   judge    sampler and verifier: what survives, what comes next
+//   judge    are these numbers?; then sampler and verifier: what survives, what comes next
 //   commit   accepted paths become state, cells move, sequences advance
 //   settle   news for clients is written down; finished sequences release everything at once
 //
@@ -13,6 +13,11 @@
 // While sequences decode, a prompt that is to be run would make them wait for its whole chunk. It has a lane
 // of its own in the model and goes through the layers in pieces, some after each decoding step, as long as
 // the pacer (pacer.h) allows; at the end of its last piece it is judged, committed and settled like any step.
+//
+// Every step has one output row for each sequence at least, its last certain one, also where nobody wants its
+// logits: numbers that are none in any row of a chunk reach the chunk's last row through states and
+// attention. Where that row holds such, the sequence ends with an error, and nothing of the step is kept: no
+// block, no checkpoint, in memory or on disk.
 //
 // create() takes all memory from one plan; afterwards nothing on the device is allocated. The engine runs in
 // its caller's thread: submit(), cancel() and step() are called from one thread (a Sink may call the first
@@ -110,9 +115,10 @@ class Engine {
   // What submit() would refuse. From any thread.
   Status validate(const Request& request) const;
 
-  // Takes effect in the next step; unknown ids are ignored (the request may just have ended).
+  // It is removed in the next step; its sink hears of no token any more, only of the end. Unknown ids are
+  // ignored (the request may just have ended).
   void cancel(RequestId id);
-  void cancel_all() { scheduler_->cancel_all(); }
+  void cancel_all();
 
   // One turn. False when there was nothing to do.
   bool step();
@@ -155,6 +161,8 @@ class Engine {
   bool end_step(const Batch& batch, Plan& plan);
   void propose(Plan& plan);
   Verdict judge(const PlanItem& item);
+  bool is_sound(int32_t output);
+  std::string why_no_token(int32_t output, std::span<const uint64_t> allowed, Verdict& verdict);
   void fork(Plan& plan, std::vector<Verdict>& verdicts);
   void judge_path(const PlanItem& item, Verdict& verdict);
   void report_scores(const PlanItem& item);
@@ -175,7 +183,7 @@ class Engine {
   std::optional<TopLogits> best_of(int32_t output) const;
   // Everything from the batch's upload to the best logits: what is recorded for plain decoding.
   void enqueue(const Batch& batch);
-  void begin_outputs(const Batch& batch);
+  void begin_outputs(const Plan& plan, const Batch& batch);
   // Logits of all outputs, their best, and those to the host.
   void find_best(const Batch& batch);
   void run(Batch& batch);
@@ -204,7 +212,7 @@ class Engine {
   int32_t best_count_ = 0;
   int32_t best_rows_ = 0;  // that best_on_host_ holds for the current step
   Buffer best_on_host_;
-  Buffer row_on_host_;
+  Buffer row_on_host_;           // of logits, or of what they are made of
   int32_t row_held_ = -1;        // output row in row_on_host_
   std::set<int32_t> warmed_up_;  // buckets that have run once
   PrefixHash fingerprint_;       // of everything that cached prefixes depend on

@@ -370,8 +370,8 @@ Status Engine::allocate_best() {
   const size_t bytes = static_cast<size_t>(2 * values + rows) * sizeof(float);
   BRAID_ASSIGN(best_memory_, device_->allocate(bytes, "best logits"));
   BRAID_ASSIGN(best_on_host_, device_->allocate_host(bytes, "best logits"));
-  BRAID_ASSIGN(row_on_host_,
-               device_->allocate_host(static_cast<size_t>(logits_.cols) * sizeof(float), "logits"));
+  const auto row_numbers = static_cast<size_t>(std::max(logits_.cols, model_->config().width));
+  BRAID_ASSIGN(row_on_host_, device_->allocate_host(row_numbers * sizeof(float), "logits"));
   auto* base = static_cast<float*>(best_memory_.data());
   best_values_ = Tensor{base, DType::f32, rows, best_count_, best_count_};
   best_ids_ = Tensor{base + values, DType::i32, rows, best_count_, best_count_};

@@ -247,6 +247,67 @@ TEST(Engine, LateNewsIsCompleteWhenNobodyRuns) {
   EXPECT_EQ(m.sink.answers[id].end.usage.generated_tokens, 3);
 }
 
+// By the caller between two steps, and by another's sink: also where the token has been written down already.
+TEST_P(EngineOn, NoTokenComesAfterCancel) {
+  for (const bool last_token : {false, true}) {
+    for (const bool from_sink : {false, true}) {
+      EngineOptions options = on(GetParam());
+      options.max_sequences = 3;
+      Machine m(bytes_of(tiny_dense()), options);
+      std::vector<RequestId> ids;
+      for (int32_t i = 0; i < 3; ++i) ids.push_back(m.submit(greedy(prompt(20, i), last_token ? 4 : 30)));
+      std::map<RequestId, size_t> heard;  // at cancel()
+      const auto cancel_all_but = [&](RequestId kept) {
+        for (const RequestId id : ids)
+          if (id != kept && m.engine->scheduler().running().size() > 0) {
+            m.engine->cancel(id);
+            heard.emplace(id, m.sink.answers[id].tokens.size());
+          }
+      };
+      m.sink.on_token = [&](RequestId id) {
+        if (from_sink && heard.empty() && m.sink.answers[id].tokens.size() == 3) cancel_all_but(id);
+      };
+      while (m.engine->step()) {
+        m.engine->check();
+        // What is pending now is told in the next step where news is late.
+        if (!from_sink && heard.empty() && m.engine->scheduler().running().size() == 3 &&
+            m.engine->scheduler().running()[0]->generated() == 3)
+          cancel_all_but(ids[0]);
+      }
+      ASSERT_EQ(heard.size(), 2u) << last_token << from_sink;
+      for (const auto& [id, tokens] : heard) {
+        EXPECT_EQ(m.sink.answers[id].tokens.size(), tokens) << last_token << from_sink;
+        EXPECT_EQ(m.sink.answers[id].end.reason, FinishReason::cancelled) << last_token << from_sink;
+      }
+    }
+  }
+}
+
+// Judged before it was cancelled in the same step.
+TEST_P(EngineOn, AScoreThatCancelsAnotherIsHeardAtOnce) {
+  EngineOptions options = on(GetParam());
+  options.max_sequences = 2;
+  Machine m(bytes_of(tiny_dense()), options);
+  Request first = greedy(prompt(20, 1), 10);
+  first.priority = 1;
+  const RequestId id = m.submit(std::move(first));
+  Request scored = greedy(prompt(20, 2), 0);
+  scored.score = [&](int32_t, std::span<const float>) { m.engine->cancel(id); };
+  m.submit(std::move(scored));
+  m.run();
+  EXPECT_TRUE(m.sink.answers[id].tokens.empty());
+  EXPECT_EQ(m.sink.answers[id].end.reason, FinishReason::cancelled);
+}
+
+// The end of the prompt is the end of a block, and nothing comes after it.
+TEST_P(EngineOn, APromptOfWholeBlocksMayEndWithoutAnAnswer) {
+  Machine m(bytes_of(tiny_dense()), on(GetParam()));
+  for (const int32_t length : {32, 64, 192}) {
+    EXPECT_EQ(m.ask(greedy(prompt(length, length), 0)).end.reason, FinishReason::length);
+    EXPECT_EQ(m.ask(greedy(prompt(length, length), 3)).tokens.size(), 3u);
+  }
+}
+
 TEST_P(EngineOn, TheSameSeedGivesTheSameAnswer) {
   Machine m(bytes_of(tiny_dense()), on(GetParam()));
   const auto ask = [&](uint64_t seed) {

@@ -3,6 +3,7 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "engine/disk.h"
@@ -154,7 +155,7 @@ int32_t Scheduler::next_checkpoint(const Sequence& s, int32_t from) const {
 
 void Scheduler::take_checkpoint(Sequence& s, bool pinned) {
   const int32_t full = s.held / kBlockTokens;
-  const std::span<const int32_t> tail(&s.tokens[int64_t{full} * kBlockTokens],
+  const std::span<const int32_t> tail(s.tokens.data() + int64_t{full} * kBlockTokens,
                                       static_cast<size_t>(s.held % kBlockTokens));
   int32_t id = checkpoints_.find_exact(s.prefix(full), tail);
   if (id >= 0) {
@@ -184,7 +185,7 @@ std::unique_ptr<Sequence> Scheduler::take_running(const Sequence* sequence) {
 std::unique_ptr<Sequence> Scheduler::remove(Sequence* sequence, bool keep) {
   std::unique_ptr<Sequence> out = take_running(sequence);
   keep = keep && out->under_way == 0;
-  out->under_way = 0;
+  clear_under_way(*out);
   // The end of an answer is where the next turn of a conversation goes on.
   if (keep && limits_.prefix_cache && limits_.recurrent && out->request.use_cache &&
       out->held >= limits_.checkpoint_spacing)
@@ -196,8 +197,19 @@ std::unique_ptr<Sequence> Scheduler::remove(Sequence* sequence, bool keep) {
   return out;
 }
 
+// Cells that nobody has judged. Whoever gets their blocks reads the whole of them, most cells with a weight
+// of zero, and zero times what is no number is none.
+void Scheduler::clear_under_way(Sequence& s) {
+  if (std::exchange(s.under_way, 0) == 0) return;
+  const std::span<const int32_t> table(s.blocks);
+  const auto written = table.subspan(static_cast<size_t>(s.held) / kBlockTokens);
+  for (const int32_t block : written) BRAID_CHECK(blocks_.holders(block) == 1);
+  bytes_.clear_blocks(written);
+}
+
 std::vector<std::unique_ptr<Sequence>> Scheduler::remove_all() {
   std::vector<std::unique_ptr<Sequence>> out;
+  for (const auto& s : running_) s->under_way = 0;
   while (!running_.empty()) out.push_back(remove(running_.back().get(), false));
   for (auto& s : waiting_) {
     forget_copies(*s);

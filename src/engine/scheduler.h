@@ -103,7 +103,8 @@ class Scheduler {
   void cancel_all();
   // Everybody, without a look at the device: it has failed.
   std::vector<std::unique_ptr<Sequence>> remove_all();
-  // Takes the sequence out, with everything it holds. `keep`: its state is worth a checkpoint.
+  // Takes the sequence out, with everything it holds. `keep`: its state is worth a checkpoint. What it has
+  // under way may hold what is no number: those cells are cleared.
   std::unique_ptr<Sequence> remove(Sequence* sequence, bool keep);
   // Those marked cancelled, waiting or running, already removed.
   std::vector<std::unique_ptr<Sequence>> remove_cancelled();
@@ -111,6 +112,8 @@ class Scheduler {
   // Persistent prefixes (disk.h), with their staging set; null: none. It outlives the last call of plan(),
   // committed() and remove().
   void set_disk(DiskTier* disk) { disk_ = disk; }
+  // Nobody runs: waits for what is queued on the device, so that the disk gets what was kept last.
+  void all_queued_is_done();
 
   BlockPool& blocks() { return blocks_; }
   const BlockPool& blocks() const { return blocks_; }
@@ -145,6 +148,7 @@ class Scheduler {
   int32_t chunk(const Sequence& s, int32_t budget) const;
   int32_t next_checkpoint(const Sequence& s, int32_t from) const;
   void take_checkpoint(Sequence& s, bool pinned);
+  void clear_under_way(Sequence& s);
   void admit(Clock::time_point now);
   bool make_room(Sequence& s, int32_t tokens, const Plan& plan);
   bool push_out_one(const Sequence& for_whom, const Plan& plan);

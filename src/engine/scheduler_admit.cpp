@@ -301,7 +301,7 @@ void Scheduler::preempt(Sequence& victim) {
   BRAID_CHECK(victim.resume_checkpoint < 0 && victim.swapped.empty());
   const bool cache = limits_.prefix_cache && victim.request.use_cache;
   const bool whole = victim.under_way == 0;  // else its memory is neither here nor there
-  victim.under_way = 0;
+  clear_under_way(victim);
   if (whole && victim.held > 0 &&
       (!limits_.recurrent || cache || limits_.preemption != Preemption::recompute)) {
     if (limits_.recurrent) take_checkpoint(victim, true);

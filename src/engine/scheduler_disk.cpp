@@ -51,11 +51,14 @@ bool Scheduler::awaits_disk(Sequence& s, const Hit& hit) {
   return true;
 }
 
+void Scheduler::all_queued_is_done() {
+  if (disk_ == nullptr) return;
+  bytes_.synchronize();
+  disk_->all_synchronized();
+}
+
 void Scheduler::promote_from_disk() {
-  if (running_.empty()) {  // whoever left last may have stored something
-    bytes_.synchronize();
-    disk_->all_synchronized();
-  }
+  if (running_.empty()) all_queued_is_done();  // whoever left last may have stored something
   disk_->step_begins();
   while (const auto piece = disk_->take_piece()) {
     const PrefixKey key = disk_->load_key();

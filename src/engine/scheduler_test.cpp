@@ -13,11 +13,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <optional>
 #include <random>
+#include <set>
 
 #include "engine/disk.h"
 
@@ -25,9 +27,12 @@ namespace braid {
 namespace {
 
 constexpr uint64_t kPoison = 0xDEADDEADDEADDEADu;
+constexpr int32_t kBroken = 9;                      // a token after which nothing is a number
+constexpr uint64_t kNone = 0xBADBADBADBADBADBu;     // what is no number, in a cell or state
 constexpr uint64_t kHalfWay = 0xA5A5A5A5A5A5A5A5u;  // a state of which some layers are ahead of others
 
 uint64_t extend(uint64_t prefix, int32_t token) {
+  if (prefix == kNone || token == kBroken) return kNone;
   const uint64_t both[] = {prefix, static_cast<uint64_t>(token)};
   return hash_bytes(both, sizeof both).low;
 }
@@ -59,8 +64,15 @@ class FakeBytes : public CacheBytes {
   void copy_block(int32_t dst, int32_t src) override {
     queue([=, this] { std::memcpy(block_of(dst), block_of(src), block_bytes()); });
   }
+  void clear_blocks(std::span<const int32_t> blocks) override {
+    for (const int32_t block : blocks) queue([=, this] { std::fill_n(block_of(block), kBlockTokens, 0); });
+  }
+  // Nobody holds it any more, and nobody finds it.
   void poison_block(int32_t block) {
-    queue([=, this] { std::fill_n(block_of(block), kBlockTokens, kPoison); });
+    queue([=, this] {
+      EXPECT_EQ(std::count(block_of(block), block_of(block) + kBlockTokens, kNone), 0) << "block " << block;
+      std::fill_n(block_of(block), kBlockTokens, kPoison);
+    });
   }
   void poison_state(int32_t slot) {
     queue([=, this] { states[slot] = kPoison; });
@@ -116,6 +128,7 @@ struct World {
     uint64_t prefix = 0;
     for (int32_t p = 0; p < s.held; ++p) {
       prefix = extend(prefix, s.tokens[p]);
+      ASSERT_NE(prefix, kNone) << "request " << s.id << " holds what is no number";
       ASSERT_EQ(bytes.block_of(s.blocks[p / kBlockTokens])[p % kBlockTokens], prefix)
           << "request " << s.id << " position " << p << " of " << s.held;
     }
@@ -137,6 +150,8 @@ struct World {
       ++computed;
     }
     if (item.certain > 0) bytes.states[s.slot] = prefix;
+    verdict.failed = prefix == kNone;
+    if (verdict.failed) return;
     if (!item.wants_next) {
       verdict.finished = item.certain == s.pending();
       return;
@@ -170,6 +185,8 @@ struct World {
         expect_memory_of(s);
         state_before = bytes.states[s.slot];
         bytes.states[s.slot] = kHalfWay;
+        for (int32_t p = s.held; p < s.held + s.under_way; ++p)
+          bytes.block_of(s.blocks[p / kBlockTokens])[p % kBlockTokens] = kNone;
         pieces = std::move(plan);
         continue;
       }
@@ -201,6 +218,7 @@ struct World {
     for (size_t i = 0; i < planned; ++i) {
       const PlanItem item = plan.items[i];
       if (!item.wants_next || item.sequence->held + item.certain != item.sequence->prompt_tokens()) continue;
+      if (verdicts[i].failed) continue;
       for (Sequence* twin : scheduler.fork(*item.sequence)) {
         PlanItem forked = item;
         forked.sequence = twin;
@@ -213,12 +231,17 @@ struct World {
     }
     for (size_t i = 0; i < plan.items.size(); ++i) {
       Sequence& s = *plan.items[i].sequence;
+      if (verdicts[i].failed) {
+        s.under_way = plan.items[i].certain;
+        continue;
+      }
       s.held += plan.items[i].certain;
       s.tokens.insert(s.tokens.end(), verdicts[i].next.begin(), verdicts[i].next.end());
       scheduler.committed(s);
     }
     for (size_t i = 0; i < plan.items.size(); ++i) {
-      if (!verdicts[i].finished) continue;
+      if (verdicts[i].failed) failed.insert(scheduler.remove(plan.items[i].sequence, false)->id);
+      if (!verdicts[i].finished || verdicts[i].failed) continue;
       auto s = scheduler.remove(plan.items[i].sequence, true);
       finished[s->id] = s->tokens;
       cached[s->id] = s->cached;
@@ -246,6 +269,7 @@ struct World {
   uint64_t state_before = 0;   // of its sequence
   int64_t pieced = 0;          // chunks that ended so
   std::map<RequestId, std::vector<int32_t>> finished, cancelled;
+  std::set<RequestId> failed;
   std::map<RequestId, int32_t> cached;
 };
 
@@ -291,7 +315,7 @@ void random_program(uint64_t seed, int64_t operations, Preemption preemption, bo
   for (int i = 0; i < 4; ++i)
     beginnings.push_back(tokens_of(random, 20 + static_cast<int32_t>(random() % 200)));
   std::map<RequestId, std::pair<std::vector<int32_t>, int32_t>> asked;
-  int64_t answers = 0;
+  int64_t answers = 0, failures = 0;
   for (int64_t operation = 0; operation < operations; ++operation) {
     const uint64_t kind = random() % 100;
     if (kind < 4 && world.scheduler.waiting().size() < 8) {
@@ -299,6 +323,7 @@ void random_program(uint64_t seed, int64_t operations, Preemption preemption, bo
       prompt.resize(1 + random() % prompt.size());
       const auto more = tokens_of(random, static_cast<int32_t>(random() % 3 == 0 ? 0 : random() % 60));
       prompt.insert(prompt.end(), more.begin(), more.end());
+      if (random() % 12 == 0) prompt[random() % prompt.size()] = kBroken;
       const auto max_tokens = static_cast<int32_t>(random() % (random() % 3 == 0 ? 200 : 20));
       std::vector<int32_t> hints;
       for (int32_t p = static_cast<int32_t>(random() % 40);
@@ -321,7 +346,15 @@ void random_program(uint64_t seed, int64_t operations, Preemption preemption, bo
     }
     world.scheduler.check();
     if (testing::Test::HasFatalFailure()) FAIL() << "seed " << seed << ", operation " << operation;
+    for (const RequestId id : world.failed) {
+      const auto& prompt = asked.at(id).first;
+      ASSERT_NE(std::count(prompt.begin(), prompt.end(), kBroken), 0) << "request " << id;
+      asked.erase(id);
+      ++failures;
+    }
+    world.failed.clear();
     for (const auto& [id, tokens] : world.finished) {
+      ASSERT_EQ(std::count(tokens.begin(), tokens.end(), kBroken), 0) << "request " << id;
       const auto& [prompt, max_tokens] = asked.at(id);
       ASSERT_EQ(tokens, alone(prompt, max_tokens, world.scheduler.most_tokens())) << "request " << id;
       // The next turn of a conversation.
@@ -337,6 +370,7 @@ void random_program(uint64_t seed, int64_t operations, Preemption preemption, bo
   world.run();
   EXPECT_EQ(world.scheduler.blocks().free(), world.scheduler.blocks().total());
   EXPECT_GT(answers, operations / 1000);
+  EXPECT_GT(failures, answers / 100);
   const SchedulerStats& stats = world.scheduler.stats();
   EXPECT_GT(stats.preempted, 0u);
   EXPECT_GT(stats.forked, 0u);
@@ -347,10 +381,11 @@ void random_program(uint64_t seed, int64_t operations, Preemption preemption, bo
     EXPECT_GT(stats.swapped, 0u);
   }
   fmt::print(
-      "[report] {} operations: {} answers, {} chunks in pieces, {} cached tokens, {} checkpoints, {} "
+      "[report] {} operations: {} answers, {} failures, {} chunks in pieces, {} cached tokens, {} "
+      "checkpoints, {} "
       "resumed, "
       "{} preempted ({} swapped), {} forked, {} held back\n",
-      operations, answers, world.pieced, stats.cached_tokens, stats.checkpoints, stats.resumed,
+      operations, answers, failures, world.pieced, stats.cached_tokens, stats.checkpoints, stats.resumed,
       stats.preempted, stats.swapped, stats.forked, stats.held_back);
 }
 

@@ -30,7 +30,9 @@ struct Sequence {
 
   std::vector<int32_t> tokens;  // prompt, then what was generated
   int32_t held = 0;             // tokens whose K, V and state change are in memory
-  int32_t under_way = 0;        // rows from `held` on that are being run in pieces: some layers have had them
+  // Rows from `held` on that are being run in pieces, so that some layers have had them, or whose numbers
+  // turned out to be none: cells and state of them are nobody's.
+  int32_t under_way = 0;
   BlockTable blocks;
   int32_t slot = -1;
   Sampler sampler;
@@ -87,10 +89,12 @@ struct PlanItem {
   // Filled by StepBatch.
   int32_t first_row = 0;     // in the batch
   int32_t first_output = 0;  // in the batch's outputs
-  int32_t outputs = 0;       // the last of the certain rows, then all drafts
+  int32_t outputs = 0;       // scored rows, the last of the certain rows (always), then all drafts
   bool wants_next = false;   // the last certain row and the drafts decide what comes next
 
   int32_t rows() const { return certain + static_cast<int32_t>(drafts.size()); }
+  // That of the last certain row.
+  int32_t last_output() const { return first_output + outputs - static_cast<int32_t>(drafts.size()) - 1; }
 };
 
 struct Plan {
@@ -109,6 +113,7 @@ struct Verdict {
   std::vector<TokenEvent> events;  // to report, in order
   std::vector<int32_t> next;       // new tokens of the sequence: accepted drafts, then one of its own
   std::vector<int32_t> accepted;   // indices into drafts, a path from the root
+  bool failed = false;             // its numbers are none: nothing of the step is kept; finished as well
   bool finished = false;
   Finished end;
 };

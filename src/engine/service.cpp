@@ -9,23 +9,40 @@
 
 namespace braid {
 
-// Keeps the client's sink as long as its request lives, and counts it.
+// Keeps the client's sink as long as its request lives, and counts it. Lets no token through once its client
+// has cancelled: the engine hears of that only between two steps.
 class EngineService::HeldSink : public Sink {
  public:
   HeldSink(std::shared_ptr<Sink> sink, EngineService& service) : sink_(std::move(sink)), service_(service) {}
+  void cancel() { cancelled_ = true; }
   void started(RequestId id, int32_t cached_tokens) override { sink_->started(id, cached_tokens); }
-  void token(RequestId id, const TokenEvent& event) override { sink_->token(id, event); }
+  void token(RequestId id, const TokenEvent& event) override {
+    withheld_ = withheld_ || cancelled_;
+    if (!withheld_) sink_->token(id, event);
+  }
   void progress(RequestId id, int32_t done, int32_t total) override { sink_->progress(id, done, total); }
   void finished(RequestId id, const Finished& event) override {
-    service_.held_.erase(id);
-    sink_->finished(id, event);
+    std::unique_ptr<HeldSink> self;
+    {
+      const std::lock_guard lock(service_.mutex_);
+      const auto held = service_.held_.find(id);
+      self = std::move(held->second);
+      service_.held_.erase(held);
+    }
+    Finished end = event;
+    if (withheld_ && end.reason != FinishReason::error) {  // not an end that its client knows
+      end.reason = FinishReason::cancelled;
+      end.stop_id.reset();
+    }
+    sink_->finished(id, end);
     --service_.active_;
-    delete this;
   }
 
  private:
   std::shared_ptr<Sink> sink_;
   EngineService& service_;
+  std::atomic<bool> cancelled_{false};
+  bool withheld_ = false;  // of the engine's thread: a token came after that
 };
 
 std::unique_ptr<EngineService> EngineService::start(std::unique_ptr<Engine> engine,
@@ -59,7 +76,9 @@ Result<RequestId> EngineService::submit(Request request, std::shared_ptr<Sink> s
       return Error{ErrorKind::exhausted,
                    fmt::format("{} requests are waiting already; try again later", waiting)};
     if (active_++ == 0) status_.last_progress = std::chrono::steady_clock::now();
-    incoming_.push_back({id, std::move(request), std::move(sink)});
+    auto held = std::make_unique<HeldSink>(std::move(sink), *this);
+    incoming_.push_back({id, std::move(request), held.get()});
+    held_.emplace(id, std::move(held));
   }
   wake_.notify_one();
   return id;
@@ -68,14 +87,23 @@ Result<RequestId> EngineService::submit(Request request, std::shared_ptr<Sink> s
 void EngineService::cancel(RequestId id) {
   {
     const std::lock_guard lock(mutex_);
+    const auto held = held_.find(id);
+    if (held == held_.end()) return;
+    held->second->cancel();
     cancelled_.push_back(id);
   }
   wake_.notify_one();
 }
 
 EngineStatus EngineService::status() const {
-  const std::lock_guard lock(mutex_);
-  return status_;
+  EngineStatus status;
+  {
+    const std::lock_guard lock(mutex_);
+    status = status_;
+  }
+  // Its threads work on while the engine is idle.
+  if (status.has_disk) status.disk = engine_->disk()->stats();
+  return status;
 }
 
 void EngineService::drain() {
@@ -95,10 +123,8 @@ void EngineService::take_queue(bool may_wait) {
     status_.waiting += static_cast<int32_t>(incoming.size());  // until the next publish_status()
   }
   for (Incoming& in : incoming) {
-    auto* sink = new HeldSink(std::move(in.sink), *this);
-    held_[in.id] = sink;
-    const Status accepted = engine_->submit_as(in.id, std::move(in.request), *sink);
-    if (!accepted.ok()) sink->finished(in.id, {FinishReason::error, {}, accepted.error().message, {}, {}});
+    const Status accepted = engine_->submit_as(in.id, std::move(in.request), *in.sink);
+    if (!accepted.ok()) in.sink->finished(in.id, {FinishReason::error, {}, accepted.error().message, {}, {}});
   }
   // After the submits: a request may be cancelled before the engine has heard of it.
   for (const RequestId id : cancelled) engine_->cancel(id);
@@ -122,10 +148,7 @@ void EngineService::publish_status() {
   now.engine = engine_->stats();
   now.scheduler = s.stats();
   now.alive = engine_->health().ok();
-  if (const DiskTier* disk = engine_->disk()) {
-    now.has_disk = true;
-    now.disk = disk->stats();
-  }
+  now.has_disk = engine_->disk() != nullptr;
   now.last_progress = std::chrono::steady_clock::now();
   const std::lock_guard lock(mutex_);
   status_ = now;
@@ -134,23 +157,17 @@ void EngineService::publish_status() {
 // The state of the engine is unknown now: nothing of it is touched, the clients are told.
 void EngineService::die(const std::string& why) {
   spdlog::error("the engine has stopped: {}", why);
-  std::vector<Incoming> incoming;
+  std::vector<std::pair<RequestId, HeldSink*>> held;
   {
     const std::lock_guard lock(mutex_);
     status_.alive = false;
-    incoming.swap(incoming_);
+    incoming_.clear();
+    for (const auto& [id, sink] : held_) held.emplace_back(id, sink.get());
   }
   Finished end;
   end.reason = FinishReason::error;
   end.error = "the engine has stopped: " + why;
-  while (!held_.empty()) {
-    const auto [id, sink] = *held_.begin();
-    sink->finished(id, end);
-  }
-  for (const Incoming& in : incoming) {
-    in.sink->finished(in.id, end);
-    --active_;
-  }
+  for (const auto& [id, sink] : held) sink->finished(id, end);
 }
 
 void EngineService::run() {

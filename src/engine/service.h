@@ -1,8 +1,9 @@
 // service.h -- an engine with a thread of its own, for programs with many clients.
 //
 // Any thread may submit, cancel and ask; one queue leads in, one sink per request leads out. The engine
-// thread takes what has queued up between two steps, so a cancel takes effect within two of them. Sinks are
-// called on the engine thread; they must not block (hand the event to somebody else).
+// thread takes what has queued up between two steps, so a cancel takes effect within two of them; its client
+// hears of no token from the moment on when cancel() has returned, but for a call that its sink is in just
+// then. Sinks are called on the engine thread; they must not block (hand the event to somebody else).
 //
 //   auto service = EngineService::start(std::move(engine), {});
 //   RequestId id = *service->submit(std::move(request), sink);
@@ -50,7 +51,7 @@ struct EngineStatus {
   uint64_t checkpoint_evictions = 0;
   EngineStats engine;
   SchedulerStats scheduler;
-  DiskStats disk;  // of the cache in files; zeros without one
+  DiskStats disk;  // of the cache in files, as of now; zeros without one
   bool has_disk = false;
   // The last step, or when work came to an idle engine: with work and without progress since long, it hangs.
   std::chrono::steady_clock::time_point last_progress;
@@ -81,13 +82,13 @@ class EngineService {
   const Engine& engine() const { return *engine_; }
 
  private:
+  class HeldSink;
   struct Incoming {
     RequestId id = 0;
     Request request;
-    std::shared_ptr<Sink> sink;
+    HeldSink* sink = nullptr;
   };
   EngineService() = default;
-  class HeldSink;
   void run();
   void loop();
   void die(const std::string& why);
@@ -98,15 +99,15 @@ class EngineService {
   ServiceOptions options_;
   std::atomic<RequestId> next_id_{1};
   std::atomic<int32_t> active_{0};
-  std::unordered_map<RequestId, HeldSink*> held_;  // of the engine's thread: requests that it knows of
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
-  std::vector<Incoming> incoming_;    // guarded by mutex_
-  std::vector<RequestId> cancelled_;  // guarded by mutex_
-  bool draining_ = false;             // guarded by mutex_
-  bool stopping_ = false;             // guarded by mutex_
-  EngineStatus status_;               // guarded by mutex_
+  std::unordered_map<RequestId, std::unique_ptr<HeldSink>> held_;  // guarded by mutex_; not finished yet
+  std::vector<Incoming> incoming_;                                 // guarded by mutex_
+  std::vector<RequestId> cancelled_;                               // guarded by mutex_
+  bool draining_ = false;                                          // guarded by mutex_
+  bool stopping_ = false;                                          // guarded by mutex_
+  EngineStatus status_;                                            // guarded by mutex_
 
   std::thread thread_;
 };

@@ -138,6 +138,48 @@ TEST_P(ServiceOn, ClientsOnManyThreads) {
   EXPECT_FALSE(service->submit(request_of(0), late).ok());
 }
 
+// Holds the engine's thread in its third token until its client has cancelled.
+class Held : public Waiter {
+ public:
+  void token(RequestId id, const TokenEvent& event) override {
+    EXPECT_FALSE(cancelled) << "a token after cancel()";
+    Waiter::token(id, event);
+    if (tokens.size() != 3) return;
+    third.set_value();
+    released.get_future().wait();
+  }
+  std::atomic<bool> cancelled{false};
+  std::promise<void> third, released;
+};
+
+// The engine is in the middle of telling; cancel() returns, and what it still has to tell stays with it.
+TEST_P(ServiceOn, NoTokenComesAfterCancelHasReturned) {
+  EngineOptions options;
+  options.max_sequences = 2;
+  Fixture fixture(GetParam(), options);
+  auto service = EngineService::start(std::move(fixture.engine), {});
+  Request r = request_of(6);
+  r.max_tokens = 200;
+  auto first = std::make_shared<Held>(), second = std::make_shared<Held>();
+  auto first_done = first->done.get_future(), second_done = second->done.get_future();
+  const auto first_id = service->submit(r, first);
+  r.prompt[0] += 1;
+  const auto second_id = service->submit(r, second);
+  ASSERT_TRUE(first_id.ok() && second_id.ok());
+  first->third.get_future().wait();
+  // In the same step or the next there is a third token for the second.
+  service->cancel(*first_id);
+  service->cancel(*second_id);
+  first->cancelled = second->cancelled = true;
+  second->released.set_value();
+  first->released.set_value();
+  first_done.wait();
+  second_done.wait();
+  for (const auto& sink : {first, second}) EXPECT_EQ(sink->end.reason, FinishReason::cancelled);
+  EXPECT_EQ(first->tokens.size(), 3u);
+  EXPECT_LE(second->tokens.size(), 3u);
+}
+
 TEST_P(ServiceOn, StoppingEndsWhatRuns) {
   Fixture fixture(GetParam());
   auto service = EngineService::start(std::move(fixture.engine), {});

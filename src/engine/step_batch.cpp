@@ -56,7 +56,7 @@ Batch StepBatch::fill(Plan& plan) {
       const bool scored =
           s.request.score && p >= std::max(s.request.score_from, s.scored) && p < s.prompt_tokens();
       const bool last = p + 1 == held_after;
-      if (scored || (last && item.wants_next)) host(output_row)[outputs++] = rows_used_;
+      if (scored || last) host(output_row)[outputs++] = rows_used_;  // the last: it is judged (engine.h)
       add_row(s.tokens[p], p, p, index, -1);
     }
     const int32_t first_draft_row = rows_used_;

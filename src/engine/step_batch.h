@@ -22,7 +22,7 @@ class StepBatch {
   // Sends the arrays to the device (a part of the step that can be recorded: always the same bytes).
   void upload(const Batch& batch);
   bool has_uncertain() const { return has_uncertain_; }
-  // Every sequence takes one certain row, whose logits are wanted: the step that is repeated most.
+  // Every sequence takes one certain row: the step that is repeated most.
   bool plain_decode() const { return plain_decode_; }
   // Pads a plain decoding step to `rows` sequences, so that one record serves many.
   void pad(Batch& batch, int32_t rows);

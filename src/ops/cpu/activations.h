@@ -1,9 +1,10 @@
 // activations.h -- the numbers that every instruction set's quantize() and silu_mul() use (products.h).
 //
 // A sub-block of 32 values: peak = max |x|; d = peak / range, code = round to nearest even (x * (range /
-// peak)); peaks below kSmallestPeak (zeros, denormals) give d = 0 and zero codes. exp(x) = 2^n p(r): x
-// limited to [low, high], n = round(x log2 e), r = x - n ln 2 in two steps, p of degree 6 by Horner, every
-// step one FMA.
+// peak)); peaks below kSmallestPeak (zeros, denormals) give d = 0 and zero codes. A value that is no number
+// makes the peak none, hence d and every product with the sub-block; codes are anything then. exp(x) = 2^n
+// p(r): x limited to [low, high], n = round(x log2 e), r = x - n ln 2 in two steps, p of degree 6 by Horner,
+// every step one FMA.
 #pragma once
 
 #include <cstdint>

@@ -9,11 +9,13 @@
 namespace braid::cpu::avx2 {
 namespace {
 
-BRAID_INLINE float largest(__m256 v) {
-  __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
-  m = _mm_max_ss(m, _mm_shuffle_ps(m, m, 1));
-  return _mm_cvtss_f32(m);
+// Magnitudes are compared by their bits, as integers: what is no number is above every number then, and a
+// maximum of floats would lose it.
+BRAID_INLINE float largest(__m256i v) {
+  __m128i m = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1));
+  return _mm_cvtss_f32(_mm_castsi128_ps(m));
 }
 
 // Of 8 sums of pairs of codes (two for each quad): the sums over even and over odd ones, in the lower half of
@@ -27,10 +29,11 @@ BRAID_INLINE __m128i sum_pairs(__m256i pairs) {
 void quantize_sub(const float* x, int sub, const QuantizeJob& job, int64_t at) {
   __m256 v[4];
   for (int i = 0; i < 4; i++) v[i] = x != nullptr ? _mm256_loadu_ps(x + 8 * i) : _mm256_setzero_ps();
-  const __m256 sign = _mm256_set1_ps(-0.0f);
-  const float peak =
-      largest(_mm256_max_ps(_mm256_max_ps(_mm256_andnot_ps(sign, v[0]), _mm256_andnot_ps(sign, v[1])),
-                            _mm256_max_ps(_mm256_andnot_ps(sign, v[2]), _mm256_andnot_ps(sign, v[3]))));
+  const auto magnitude = [&](int i) {
+    return _mm256_castps_si256(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), v[i]));
+  };
+  const float peak = largest(_mm256_max_epi32(_mm256_max_epi32(magnitude(0), magnitude(1)),
+                                              _mm256_max_epi32(magnitude(2), magnitude(3))));
   const float range = job.wide_codes ? kWideRange : kCodeRange;
   const bool zero = peak < kSmallestPeak;
   const float d = zero ? 0.0f : peak / range;

@@ -11,13 +11,18 @@ namespace {
 BRAID_INLINE void quantize_sub(const float* x, int sub, const QuantizeJob& job, int64_t at) {
   const __m512 v0 = x != nullptr ? _mm512_loadu_ps(x) : _mm512_setzero_ps();
   const __m512 v1 = x != nullptr ? _mm512_loadu_ps(x + 16) : _mm512_setzero_ps();
-  const float peak = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(v0), _mm512_abs_ps(v1)));
+  // Magnitudes as integers, as on AVX2: what is no number is above every number.
+  const auto magnitude = [](__m512 v) { return _mm512_castps_si512(_mm512_abs_ps(v)); };
+  const int32_t peak_bits = _mm512_reduce_max_epi32(_mm512_max_epi32(magnitude(v0), magnitude(v1)));
+  const float peak = _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(peak_bits)));
   const float range = job.wide_codes ? kWideRange : kCodeRange;
   const bool zero = peak < kSmallestPeak;
   const float d = zero ? 0.0f : peak / range;
   const __m512 inverse = _mm512_set1_ps(zero ? 0.0f : range / peak);
-  const __m512i c0 = _mm512_cvtps_epi32(_mm512_mul_ps(v0, inverse));
-  const __m512i c1 = _mm512_cvtps_epi32(_mm512_mul_ps(v1, inverse));
+  const __mmask16 numbers =
+      peak_bits < 0x7f800000 ? 0xffff : 0;  // else zeros: any other codes could overflow
+  const __m512i c0 = _mm512_maskz_cvtps_epi32(numbers, _mm512_mul_ps(v0, inverse));
+  const __m512i c1 = _mm512_maskz_cvtps_epi32(numbers, _mm512_mul_ps(v1, inverse));
   const int32_t s0 = _mm512_reduce_add_epi32(c0), s1 = _mm512_reduce_add_epi32(c1);
   ActHead& head = job.head[at];
   head.d[sub] = d;

@@ -148,12 +148,17 @@ void quantize(const QuantizeJob& job) {
     for (int sub = 0; sub < kSubBlocks; sub++) {
       const int64_t k = b * kBlockK + 32 * sub;
       float peak = 0;
-      for (int i = 0; i < 32; i++) peak = std::max(peak, k < job.k ? std::fabs(job.x[k + i]) : 0.0f);
+      for (int i = 0; i < 32; i++) {
+        const float magnitude = k < job.k ? std::fabs(job.x[k + i]) : 0.0f;
+        if (!(magnitude <= peak)) peak = magnitude;
+        if (std::isnan(peak)) break;
+      }
+      const bool finite = std::isfinite(peak);
       const bool zero = peak < kSmallestPeak;
       const float inverse = zero ? 0.0f : range / peak;
       int32_t sums[2] = {0, 0};
       for (int i = 0; i < 32; i++) {
-        const int code = zero ? 0 : static_cast<int>(std::lrint(job.x[k + i] * inverse));
+        const int code = zero || !finite ? 0 : static_cast<int>(std::lrint(job.x[k + i] * inverse));
         sums[i / 16] += code;
         const int in_block = 32 * sub + i;
         constexpr int kPlace[4] = {0, 2, 1, 3};

@@ -331,6 +331,38 @@ TEST(Kernels, ZerosAndTinyRowsGiveZero) {
   }
 }
 
+// What is no number stays none through the rounding of activations, and only in its own row.
+TEST(Kernels, ARowWithWhatIsNoNumberGivesNone) {
+  std::vector<const ProductTable*> all = tables();
+  all.push_back(&scalar_products());
+  constexpr int64_t kK = 512, kN = 16;
+  for (const ProductTable* table : all) {
+    for (const GgmlType type : kCoded) {
+      const Matrix m(type, kN, kK, 1);
+      const auto i = static_cast<size_t>(layout_of(type));
+      for (const bool wide : {false, true}) {
+        const Kernels& kernels = wide ? table->i16[i] : table->i8[i];
+        for (const float value : {NAN, -NAN, INFINITY, -INFINITY}) {
+          for (const int64_t at : {0, 7, 8, 15, 31, 299, 511}) {
+            for (const int64_t rows : {1, 2, 5}) {
+              std::vector<float> x = random_floats(static_cast<size_t>(rows * kK), 3);
+              const int64_t bad = rows / 2;
+              x[static_cast<size_t>(bad * kK + at)] = value;
+              Call call;
+              call.run(*table, kernels, rows <= kFewRows, wide, m, x, rows);
+              for (int64_t r = 0; r < rows; r++)
+                for (int64_t n = 0; n < kN; n++)
+                  ASSERT_EQ(std::isfinite(call.out[static_cast<size_t>(r * kN + n)]), r != bad)
+                      << table->name << " " << type_name(type) << " wide " << wide << " value " << value
+                      << " at " << at << " rows " << rows << " row " << r;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(Kernels, QuantizedRowsAreNearTheExactProduct) {
   struct Limit {
     Activations activations;
