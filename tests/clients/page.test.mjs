@@ -77,14 +77,88 @@ test("the real model: send, stream, readout, reload", async () => {
   await idle();
   const text = await turns("assistant").locator(".text.markdown").textContent();
   assert.ok(text.length > 0);
-  assert.match(await turns("assistant").locator(".speed").textContent(), /^\d+ tokens · [\d.,]+ \/ s · first .* · prompt \d+/);
+  assert.match(await turns("assistant").locator(".speed").textContent(), /^\d+ tokens · [\d.,]+ tok\/s · first .* · prompt \d+/);
   assert.match(await page.locator("#context").textContent(), /\d+ of 4,096 tokens of context/);
   await shot("answer");
-  // The conversation is there again after a reload, in the list of conversations.
+  // The conversation is there again after a reload, and in the list of conversations.
   await page.reload();
+  assert.equal(await turns("assistant").locator(".text.markdown").textContent(), text);
+  await page.keyboard.press("Alt+n");
+  assert.equal(await turns("assistant").count(), 0);
   await page.keyboard.press("Alt+h");
   await page.click("#history li .open");
   assert.equal(await turns("assistant").locator(".text.markdown").textContent(), text);
+});
+
+test("a reload keeps the open conversation, of those that are kept and of those that are not", async () => {
+  await open({ script: true });
+  const texts = () => page.locator("#turns .text").allTextContents();
+  await send("short one");
+  await idle();
+  await page.keyboard.press("Alt+n");
+  await send("short two");
+  await idle();
+  // The one that is open, which need not be the newest.
+  await page.keyboard.press("Alt+h");
+  await page.locator("#history li .open").nth(1).click();
+  await page.keyboard.press("Escape");
+  const before = await texts();
+  assert.equal(before[0], "short one");
+  await page.reload();
+  assert.deepEqual(await texts(), before);
+  // A question whose answer a reload interrupts, with what had come of the answer.
+  await send("endless");
+  await page.waitForFunction(() => /and on/.test(document.querySelector("article.assistant:last-of-type").textContent));
+  await page.reload();
+  assert.equal(await turns("user").last().locator(".text").textContent(), "endless");
+  assert.match(await turns("assistant").last().locator(".text.markdown").textContent(), /^and on/);
+  assert.equal(await turns("assistant").last().locator(".note").textContent(), "Stopped.");
+  // A new conversation stays a new one.
+  await page.keyboard.press("Alt+n");
+  await page.reload();
+  assert.equal(await turns("user").count(), 0);
+  // With nothing kept, the tab alone has it: nothing of it is in the storage that outlives the tab.
+  await page.keyboard.press("Alt+s");
+  await page.getByLabel("Keep conversations in this browser").uncheck();
+  await page.keyboard.press("Escape");
+  await send("short secret");
+  await idle();
+  const secret = await texts();
+  await page.reload();
+  assert.deepEqual(await texts(), secret);
+  assert.equal(await page.evaluate(() => JSON.stringify(localStorage).includes("secret")), false);
+  const other = await context.newPage();
+  await other.goto(origin + "/");
+  await other.waitForFunction(() => document.querySelector("#model option"));
+  assert.equal(await other.locator("article").count(), 0);
+  await other.close();
+  // A deleted conversation does not come back.
+  await page.keyboard.press("Alt+n");
+  await page.reload();
+  assert.equal(await turns("user").count(), 0);
+});
+
+test("long and hostile answers: all of it is there at the end, nothing is fetched", async () => {
+  await open({ script: true });
+  await send("table");
+  await page.waitForFunction(() => document.querySelectorAll("article.assistant tbody tr").length > 500);
+  await shot("table-grows");
+  await idle();
+  assert.equal(await turns("assistant").locator("tbody tr").count(), 10000);
+  assert.equal(await turns("assistant").locator("tbody tr").last().textContent(), "999999980001");
+  assert.equal(await turns("assistant").locator(".markdown > p").last().textContent(), "The end.");
+  assert.equal(await turns("assistant").locator(".unread").count(), 0);
+  await page.keyboard.press("Alt+n");
+  await send("listing");
+  await idle();
+  assert.equal(await turns("assistant").locator("pre code").textContent(), Array.from({ length: 3000 }, (_, i) => `print(${i})`).join("\n"));
+  assert.equal(await turns("assistant").locator(".markdown > p").last().textContent(), "The end.");
+  await page.keyboard.press("Alt+n");
+  await send("hostile");
+  await idle();
+  assert.match(await turns("assistant").locator(".markdown").textContent(), /The end\.$/);
+  assert.equal(await page.locator("article img").count(), 0);
+  await no_sideways_scroll();
 });
 
 test("the real model: a tool call is shown and its result goes back", async () => {
@@ -286,7 +360,7 @@ test("the real model: the engine view moves while an answer is written", async (
   // Requests of others are seen as well.
   const gone = new AbortController();
   const others = fetch(server.url + "/v1/completions", {
-    method: "POST", signal: gone.signal,
+    method: "POST", signal: gone.signal, headers: { "Content-Type": "application/json" },
     body: JSON.stringify({ prompt: "a", max_tokens: 4000, ignore_eos: true, stream: true }),
   }).then(async (response) => { for await (const part of response.body) void part; }).catch(() => {});
   await page.waitForFunction(() => /writes/.test(document.querySelector("#engine tbody").textContent));
@@ -353,8 +427,8 @@ test("a stream stops at Escape, and the server notices", async () => {
   await open({ script: true });
   const gone = scripted.seen.gone;
   await send("endless");
-  await page.waitForFunction(() => / \/ s/.test(document.querySelector("article.assistant .speed")?.textContent));
-  assert.match(await turns("assistant").locator(".speed").textContent(), /tokens · [\d.,]+ \/ s/);
+  await page.waitForFunction(() => / tok\/s/.test(document.querySelector("article.assistant .speed")?.textContent));
+  assert.match(await turns("assistant").locator(".speed").textContent(), /tokens · [\d.,]+ tok\/s/);
   await page.keyboard.press("Escape");
   await idle();
   assert.equal(await turns("assistant").locator(".note").textContent(), "Stopped.");

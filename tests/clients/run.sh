@@ -31,10 +31,11 @@ elif [ "${2:-}" = "--page" ]; then
   fi
   export MODELS="$here/../goldens"  # further models, to be changed to
   export CHROMIUM SCREENSHOTS=${SCREENSHOTS:-$(dirname "$braid")/page-screenshots}
-  packages=(playwright-core@1.65.1 axe-core@4.14.1 esbuild@0.28.2)
   tests=page.test.mjs
-  mkdir -p ui
+  rm -rf ui && mkdir ui
   cp -r "$here/../../src/server/ui/"{src,build.mjs,package.json,page.html} ui/
+  packages=(playwright-core@1.65.1 axe-core@4.14.1
+    $(node -p 'Object.entries(JSON.parse(fs.readFileSync("ui/package.json")).devDependencies).map((one) => one.join("@")).join(" ")'))
 fi
 if ! npm install --no-save --no-audit --no-fund --loglevel=error "${packages[@]}" >install.log 2>&1; then
   echo "skipped: the clients could not be installed"

@@ -44,6 +44,10 @@ export const scripts = {
   broken: { text: "This answer will be", ms: 2, end: "cut" },
   fault: { text: "This answer meets", ms: 2, end: "error" },
   short: { text: "It is sunny in Paris, 21 degrees.", ms: 2 },
+  // Blocks that are large enough to be read in steps, and quickly.
+  table: { text: "A table:\n\n| number | square |\n|---:|---:|\n" + Array.from({ length: 10000 }, (_, i) => `| ${i} | ${i * i} |\n`).join("") + "\nThe end.", ms: 0, piece: 500 },
+  listing: { text: "```python\n" + Array.from({ length: 3000 }, (_, i) => `print(${i})\n`).join("") + "```\n\nThe end.", ms: 0, piece: 200 },
+  hostile: { text: ["> ".repeat(3000), "- ".repeat(3000), "a" + "`".repeat(20000), "**a ".repeat(2000), "[a](".repeat(2000), "|-".repeat(5000)].join("x\n\n") + "\n\n![p](https://example.org/p.png) <img src=https://example.org/q.png> The end.", ms: 0, piece: 1000 },
   limit: { text: "This is as long as", ms: 2, finish: "length" },
 };
 
@@ -58,7 +62,7 @@ async function play(script, write, gone) {
   };
   await put({ role: "assistant", content: "" });
   for (const text of tokens(script.reasoning ?? "")) await put({ reasoning_content: text });
-  for (const text of tokens(script.text)) {
+  for (const text of script.piece ? script.text.match(new RegExp(`[^]{1,${script.piece}}`, "g")) : tokens(script.text)) {
     if (gone()) return;
     await put({ content: text });
   }

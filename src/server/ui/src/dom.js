@@ -47,6 +47,13 @@ export function copy_button(what, text) {
   return out;
 }
 
+// The text of `box`, of which the beginning is there already most of the time.
+export function grow_text(box, text) {
+  const there = box.firstChild;
+  if (there && text.startsWith(there.data)) there.appendData(text.slice(there.length));
+  else box.textContent = text;
+}
+
 // As tall as its text, up to a share of the window.
 export function grow(area) {
   area.style.height = "auto";

@@ -31,8 +31,8 @@ export class EngineView {
     this.rows = element("tbody");
     panel.append(
       element("div", { className: "head" }, element("h2", { textContent: "Engine" }), close), this.fault,
-      element("dl", { className: "tiles" }, tile("running", "sequences"), tile("waiting", "waiting"), tile("speed", "tokens / s"), tile("connections", "connections")),
-      element("h3", { textContent: "Tokens per second, last minute" }), this.chart,
+      element("dl", { className: "tiles" }, tile("running", "sequences"), tile("waiting", "waiting"), tile("speed", "tok/s"), tile("connections", "connections")),
+      element("h3", { textContent: "Speed in tok/s, last minute" }), this.chart,
       element("h3", { textContent: "Cache blocks in use" }), element("div", { className: "gauge" }, this.blocks, this.blocks_text),
       element("h3", { textContent: "Prompt tokens found in the cache" }), element("div", { className: "gauge" }, this.hits, this.hits_text),
       element("h3", { textContent: "Models" }), models.list,
@@ -92,6 +92,6 @@ export class EngineView {
   draw() {
     const most = Math.max(1, ...this.rates), skip = history_points - this.rates.length;
     this.line.setAttribute("points", this.rates.map((rate, i) => `${i + skip},${(19 - (18 * rate) / most).toFixed(2)}`).join(" "));
-    this.chart.setAttribute("aria-label", `Now ${Math.round(this.rates.at(-1))}, at most ${Math.round(most)}`);
+    this.chart.setAttribute("aria-label", `Now ${Math.round(this.rates.at(-1))} tok/s, at most ${Math.round(most)}`);
   }
 }

@@ -30,7 +30,7 @@ const actions = {
   step(node, by) {
     const other = chat.step(node, by);
     show();
-    store.save(chat);
+    save();
     turns.get(other).bar.querySelectorAll(".versions button")[by < 0 ? 0 : 1]?.focus();
   },
   // A changed question is asked; a changed answer is what the conversation goes on from.
@@ -39,7 +39,7 @@ const actions = {
     const { role, reasoning, calls, form } = node;
     const changed = chat.add(node.parent, role === "user" ? { role, content: text } : { role, content: text, reasoning, calls, form });
     if (role === "user") return answer(changed);
-    store.save(chat);
+    save();
     show();
   },
   regenerate(node) {
@@ -49,7 +49,7 @@ const actions = {
   },
   branch(node) {
     open_chat(chat.branch(node));
-    store.save(chat);
+    save();
     list_chats();
     say("A conversation of its own");
   },
@@ -109,8 +109,15 @@ function to_bottom() {
   $("down").hidden = true;
 }
 
+// Keeps a conversation, and the open one over a reload of the page.
+function save(which = chat) {
+  store.save(which);
+  if (which === chat) store.set_open(chat);
+}
+
 function open_chat(next) {
   chat = next;
+  store.set_open(chat);
   turns.clear();
   $("turns").replaceChildren();
   show();
@@ -173,6 +180,7 @@ async function answer(parent) {
   const mine = running = { node, chat, controller: new AbortController() };
   show();
   to_bottom();
+  save();
   say("Answering");
   // One repaint per frame at most, however many tokens come; the frame asks for the next one while the answer runs.
   const paint = () => {
@@ -208,7 +216,7 @@ async function answer(parent) {
   if (node.reasoning && node.thought_ms === undefined && node.thinking_since !== undefined) node.thought_ms = performance.now() - node.thinking_since;
   show();
   if (low && chat === mine.chat) to_bottom();
-  store.save(mine.chat);
+  save(mine.chat);
   list_chats();
   if (models.entries.length > 1) models.look().catch(() => {});
   // Screen readers get the answer once, when it is whole, instead of every token.
@@ -364,7 +372,10 @@ for (const name of panels) {
 build_settings($("settings"), {
   shortcuts,
   theme: (value) => { document.documentElement.dataset.theme = value; },
-  keep: (value) => store.set_enabled(value),
+  keep: (value) => {
+    store.set_enabled(value);
+    if (chat.root.children.length > 0) save();
+  },
   forget: () => {
     if (!confirm("Forget all conversations that are kept in this browser?")) return;
     store.remove_all();
@@ -379,7 +390,15 @@ $("starters").append(...starters.map((text) => button(text, "Ask this", () => {
   $("input").value = text;
   send();
 }, "starter")));
+// A reload ends an answer where it is.
+addEventListener("pagehide", () => {
+  if (!running) return;
+  running.node.note = "Stopped.";
+  save(running.chat);
+});
+const opened = store.load_open();
+if (opened) open_chat(opened);
+else show();
 list_chats();
-show();
 look_at_server();
 home().focus();

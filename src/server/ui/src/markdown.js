@@ -1,257 +1,239 @@
-// markdown.js -- the part of Markdown that models write, as a tree of plain objects. No DOM: render.js makes elements of it.
+// markdown.js -- the text of an answer as a tree of plain objects. The library markdown-it reads the Markdown; what it finds
+// becomes blocks and spans here. No DOM: render.js makes elements of them.
 //
-// Model output is hostile: time is linear in the text (a delimiter that has no end is looked for once), nesting is limited,
-// nothing is ever HTML, and links keep only web and mail addresses. Text that is cut in the middle is fine: a code block
-// without its end runs to the end.
+// Model output is hostile: nothing is ever HTML, a picture becomes a link (nothing is fetched), links keep only web and mail
+// addresses, nesting is limited. There are no reference definitions: so no text changes what stands before it, and an
+// answer that grows is parsed piece by piece (Growing). Text that is cut in the middle is fine: a code block without its
+// end runs to the end.
 //
 // Blocks: {type, source, ...}: p {spans}, h {level, spans}, code {language, text, open}, quote {blocks},
-// list {ordered, start, items: [{blocks, checked}]}, table {align, head, rows}, hr. Equal sources are equal blocks.
+// list {ordered, start, items: [{blocks, checked}]}, table {align, head, rows}, hr. `source` only at the top; equal sources
+// are equal blocks.
 // Spans: {type, ...}: text {text}, code {text}, strong / em / del {spans}, link {href, spans}, br.
+import MarkdownIt from "markdown-it";
 
-const max_depth = 8;
+const deepest_block = 36, deepest_span = 24;
 
-export function parse(text, depth = 0) {
-  return new Blocks(text.replace(/\r\n?/g, "\n").split("\n"), depth).all();
+const reader = new MarkdownIt({ html: false, breaks: true, linkify: true, maxNesting: 40 }).disable("reference");
+reader.linkify.set({ fuzzyLink: false, fuzzyEmail: false });
+reader.validateLink = (href) => /^(https?:\/\/|mailto:)[^\s<>"]+$/i.test(href);
+
+// At its limit of nesting the library leaves out what follows. Before that, each line is a paragraph.
+reader.block.ruler.before("table", "deepest", (state, line, _end, silent) => {
+  if (state.level < deepest_block) return false;
+  if (silent) return true;
+  const map = [line, line + 1], put = (type, tag, nesting) => Object.assign(state.push(type, tag, nesting), { map });
+  put("paragraph_open", "p", 1);
+  Object.assign(put("inline", "", 0), { content: state.getLines(line, line + 1, state.blkIndent, false).trim(), children: [] });
+  put("paragraph_close", "p", -1);
+  state.line = line + 1;
+  return true;
+});
+
+export function parse(text) {
+  return blocks_of(text.replace(/\r\n?/g, "\n"));
 }
 
-const fence = /^( {0,3})(`{3,}|~{3,})\s*([^`]*)$/;
-const heading = /^ {0,3}(#{1,6})(?:\s+(.*?))?(?:\s+#+)?\s*$/;
-const rule = /^ {0,3}(?:(?:-\s*){3,}|(?:\*\s*){3,}|(?:_\s*){3,})$/;
-const item = /^( {0,9})([-*+]|\d{1,9}[.)])(\s+|$)(.*)$/;
-const quote = /^ {0,3}> ?/;
-const row_line = /^\s*\|?[\s:|-]*-[\s:|-]*\|?\s*$/;
+export function spans(text) {
+  return spans_of(reader.parseInline(text, {})[0].children);
+}
 
-class Blocks {
-  constructor(lines, depth) {
-    this.lines = lines;
-    this.depth = depth;
+// Of text with plain line ends; each block also has `begin`, its first line.
+function blocks_of(text) {
+  const lines = text.split("\n");
+  return new Tree(reader.parse(text, {})).blocks(null).map((block) => {
+    const [begin, end] = block.lines;
+    delete block.lines;
+    const source = lines.slice(begin, end).join("\n");
+    return { ...block, begin, source: block.type === "code" ? source : source.trimEnd() };
+  });
+}
+
+// ---- Text that grows ---------------------------------------------------------------------------------------------
+
+// Reads a text again and again while it grows. Blocks that nothing can change any more are read once; of the rest, a block
+// larger than `small` is read again only when it has grown by a tenth. So all that is read in the life of a text of n characters
+// is at most about 20 n, besides `small` for each time it is asked for.
+const small = 16384, growth = 0.1;
+
+export class Growing {
+  read_chars = 0;  // that the library was given, in all
+
+  constructor() {
+    this.restart();
+  }
+
+  restart() {
+    this.text = "";
+    this.kept = 0;         // blocks that are final,
+    this.kept_chars = 0;   // and where they end
+    this.rest = [];        // the blocks behind them,
+    this.rest_chars = 0;   // read up to here
+    this.forced = false;
+  }
+
+  // `whole`: nothing may be left unread. Gives {kept, blocks, pending}: the first `kept` blocks of the call before stay as they
+  // are, `blocks` follow them, and `pending` is text at the end that was not read yet.
+  update(text, whole = false) {
+    text = text.replace(/\r\n?/g, "\n");
+    if (!text.startsWith(this.text)) this.restart();
+    this.text = text;
+    if (whole ? this.rest_chars < text.length : this.due()) this.read();
+    return { kept: this.kept, blocks: this.rest, pending: text.slice(this.rest_chars) };
+  }
+
+  due() {
+    const unread = this.text.length - this.rest_chars, rest = this.rest_chars - this.kept_chars;
+    if (unread === 0) return false;
+    if (unread + rest <= small || unread > growth * rest) return true;
+    // A code block seems to end: that is looked at at once, but once only for each time that it is due.
+    if (this.forced || !/^ {0,3}(```|~~~)/m.test(this.text.slice(this.rest_chars))) return false;
+    return (this.forced = true);
+  }
+
+  read() {
+    // The blocks of the last reading that became final with it are on the page by now.
+    const done = this.rest.filter((block) => block.final);
+    this.kept += done.length;
+    if (done.length > 0) this.kept_chars = done.at(-1).stop;
+    const tail = this.text.slice(this.kept_chars);
+    this.read_chars += tail.length;
+    if (tail.length > (1 + growth) * (this.rest_chars - this.kept_chars)) this.forced = false;
+    this.rest = blocks_of(tail);
+    this.rest_chars = this.text.length;
+    this.mark_final(tail);
+  }
+
+  // A block is final when another one follows that has two whole lines at least (the second makes the first a table's head, or a
+  // title), or when it is code with its end in a whole line.
+  mark_final(tail) {
+    const starts = [0];
+    for (let at = tail.indexOf("\n"); at >= 0; at = tail.indexOf("\n", at + 1)) starts.push(at + 1);
+    const whole_lines = starts.length - 1;
+    let last = this.rest.findLastIndex((block) => block.begin + 2 <= whole_lines);
+    const block = this.rest[last];
+    const ended = block?.type === "code" && block.open === false && last + 1 === this.rest.length && tail.endsWith("\n");
+    if (!ended) --last;
+    for (let i = 0; i <= last; ++i) {
+      const next = this.rest[i + 1];
+      Object.assign(this.rest[i], { final: true, stop: this.kept_chars + (next ? starts[next.begin] : tail.length) });
+    }
+  }
+}
+
+// ---- The library's tokens as a tree ------------------------------------------------------------------------------
+
+class Tree {
+  constructor(tokens) {
+    this.tokens = tokens;
     this.at = 0;
-    this.out = [];
   }
 
-  all() {
-    while (this.at < this.lines.length) {
-      const begin = this.at;
-      const block = this.one();
-      if (block) this.out.push({ ...block, source: this.lines.slice(begin, this.at).join("\n") });
+  // Up to the token of type `end`, which is taken too; null: to the end of all.
+  blocks(end) {
+    const out = [];
+    for (;;) {
+      const token = this.tokens[this.at++];
+      if (!token || token.type === end) return out;
+      const block = this.block(token);
+      if (block) out.push({ ...block, lines: token.map });
     }
-    return this.out;
   }
 
-  one() {
-    const line = this.lines[this.at];
-    if (!line.trim()) {
-      ++this.at;
-      return null;
+  block(token) {
+    switch (token.type) {
+      case "heading_open":
+        return { type: "h", level: Number(token.tag.slice(1)), spans: this.inline() };
+      case "paragraph_open":
+        return { type: "p", spans: this.inline() };
+      case "blockquote_open":
+        return { type: "quote", blocks: inner(this.blocks("blockquote_close")) };
+      case "bullet_list_open":
+      case "ordered_list_open":
+        return this.list(token);
+      case "table_open":
+        return this.table();
+      case "fence":
+      case "code_block":
+        return code(token);
+      case "hr":
+        return { type: "hr" };
+      default:
+        return null;
     }
-    const deep = this.depth < max_depth;
-    if (fence.test(line)) return this.code();
-    const title = heading.exec(line);
-    if (title) {
-      ++this.at;
-      return { type: "h", level: title[1].length, spans: spans(title[2] ?? "") };
-    }
-    if (rule.test(line)) {
-      ++this.at;
-      return { type: "hr" };
-    }
-    if (deep && quote.test(line)) return this.quote();
-    if (deep && item.test(line)) return this.list();
-    if (line.includes("|") && row_line.test(this.lines[this.at + 1] ?? "")) return this.table();
-    return this.paragraph();
   }
 
-  code() {
-    const [, indent, mark, language] = fence.exec(this.lines[this.at++]);
-    const text = [];
-    let open = true;
-    for (; this.at < this.lines.length; ++this.at) {
-      const end = fence.exec(this.lines[this.at]);
-      if (end && end[2].startsWith(mark) && !end[3].trim()) {
-        ++this.at;
-        open = false;
-        break;
-      }
-      let line = this.lines[this.at];
-      for (let i = 0; i < indent.length && line.startsWith(" "); ++i) line = line.slice(1);
-      text.push(line);
-    }
-    return { type: "code", language: language.trim().split(/\s/)[0].slice(0, 30), text: text.join("\n"), open };
+  // The one inline token of a heading, a paragraph or a cell, and its end.
+  inline() {
+    const token = this.tokens[this.at];
+    this.at += 2;
+    return spans_of(token.children);
   }
 
-  quote() {
-    const inner = [];
-    while (this.at < this.lines.length && quote.test(this.lines[this.at])) inner.push(this.lines[this.at++].replace(quote, ""));
-    return { type: "quote", blocks: parse(inner.join("\n"), this.depth + 1) };
-  }
-
-  list() {
-    const first = item.exec(this.lines[this.at]);
-    const ordered = /\d/.test(first[2]), base = first[1].length;
-    const items = [];
-    let inner = null, width = 0;
-    const close = () => {
-      if (!inner) return;
-      const task = /^\[([ xX])\]\s+/.exec(inner[0]);
-      if (task) inner[0] = inner[0].slice(task[0].length);
-      items.push({ blocks: parse(inner.join("\n"), this.depth + 1), checked: task ? task[1] !== " " : undefined });
-    };
-    for (; this.at < this.lines.length; ++this.at) {
-      const line = this.lines[this.at];
-      const blank = !line.trim();
-      const indent = line.length - line.trimStart().length;
-      const begins = rule.test(line) ? null : item.exec(line);
-      if (begins && indent <= base + 1 && indent < Math.max(width, base + 1) && /\d/.test(begins[2]) === ordered) {
-        close();
-        inner = [begins[4]];
-        width = begins[1].length + begins[2].length + Math.min(begins[3].length || 1, 4);
-      } else if (blank) {
-        // A blank line stays inside only if what follows belongs to the item or is the next one.
-        const next = this.lines[this.at + 1] ?? "";
-        const following = item.exec(next);
-        const inside = next.length - next.trimStart().length >= Math.min(width, base + 2) && next.trim();
-        if (!inside && !(following && /\d/.test(following[2]) === ordered && following[1].length <= base + 1)) break;
-        inner.push("");
-      } else if (indent >= Math.min(width, base + 2)) {
-        inner.push(line.slice(Math.min(indent, width)));
-      } else if (inner.at(-1) !== "" && !fence.test(line) && !heading.test(line) && !begins && !rule.test(line)) {
-        inner.push(line.trim());  // the paragraph goes on
-      } else {
-        break;
-      }
+  list(token) {
+    const ordered = token.type === "ordered_list_open", items = [];
+    while (this.tokens[this.at++].type === "list_item_open") {
+      const blocks = inner(this.blocks("list_item_close"));
+      const first = blocks[0]?.type === "p" ? blocks[0].spans[0] : undefined;
+      const task = first?.type === "text" ? /^\[([ xX])\]\s+/.exec(first.text) : null;
+      if (task) first.text = first.text.slice(task[0].length);
+      items.push({ blocks, checked: task ? task[1] !== " " : undefined });
     }
-    close();
-    return { type: "list", ordered, start: ordered ? parseInt(first[2], 10) : 1, items };
+    return { type: "list", ordered, start: ordered ? Number(token.attrGet("start") ?? 1) : 1, items };
   }
 
   table() {
-    const cells = (line) => {
-      const parts = line.trim().replace(/^\|/, "").replace(/(^|[^\\])\|$/, "$1").split(/(?<!\\)\|/);
-      return parts.map((part) => spans(part.trim().replace(/\\\|/g, "|")));
-    };
-    const head = cells(this.lines[this.at++]);
-    const align = this.lines[this.at++].trim().replace(/^\||\|$/g, "").split("|").map((part) => {
-      const mark = part.trim();
-      return mark.endsWith(":") ? (mark.startsWith(":") ? "center" : "right") : "left";
-    });
-    const rows = [];
-    while (this.at < this.lines.length && this.lines[this.at].includes("|")) rows.push(cells(this.lines[this.at++]).slice(0, head.length));
-    return { type: "table", align, head, rows };
-  }
-
-  paragraph() {
-    const text = [];
-    do {
-      text.push(this.lines[this.at++]);
-    } while (this.at < this.lines.length && !this.interrupts(this.lines[this.at]));
-    return { type: "p", spans: spans(text.map((line) => line.trim()).join("\n")) };
-  }
-
-  interrupts(line) {
-    return !line.trim() || fence.test(line) || heading.test(line) || rule.test(line) ||
-      (this.depth < max_depth && (quote.test(line) || item.test(line)));
-  }
-}
-
-// ---- Inside a line -----------------------------------------------------------------------------------------------
-
-const escapable = "\\`*_{}[]()#+-.!|~<>";
-const pairs = [["**", "strong"], ["__", "strong"], ["~~", "del"], ["*", "em"], ["_", "em"]];
-const address = /^(https?:\/\/|mailto:)[^\s<>"]+/i;
-const word = /[\p{L}\p{N}]/u;
-
-export function spans(text, depth = 0) {
-  const out = [], found = new Map();
-  let plain = "";
-  const push = (span) => {
-    if (plain) out.push({ type: "text", text: plain });
-    plain = "";
-    if (span) out.push(span);
-  };
-  // Where `mark` stands at or after `from`, or -1. The last answer is kept, so that the same stretch is not searched again.
-  const end_of = (mark, from) => {
-    const last = found.get(mark);
-    if (last && from >= last.from && (last.at < 0 || from <= last.at)) return last.at;
-    const at = text.indexOf(mark, from);
-    found.set(mark, { from, at });
-    return at;
-  };
-
-  for (let i = 0; i < text.length;) {
-    const c = text[i];
-    if (c === "\\" && i + 1 < text.length && escapable.includes(text[i + 1])) {
-      plain += text[i + 1];
-      i += 2;
-    } else if (c === "\n") {
-      push({ type: "br" });
-      ++i;
-    } else if (c === "`") {
-      let ticks = 1;
-      while (text[i + ticks] === "`") ++ticks;
-      const mark = "`".repeat(ticks), end = end_of(mark, i + ticks);
-      if (end < 0) {
-        plain += mark;
-        i += ticks;
-      } else {
-        const inner = text.slice(i + ticks, end).replace(/\n/g, " ");
-        push({ type: "code", text: /^ .*[^ ].* $/.test(inner) ? inner.slice(1, -1) : inner });
-        i = end + ticks;
-      }
-    } else if ((c === "[" || (c === "!" && text[i + 1] === "[")) && depth < max_depth) {
-      const link = link_at(text, c === "!" ? i + 1 : i, end_of, depth);
-      if (link) {
-        push(link.span);  // a picture becomes a link: nothing is fetched
-        i = link.end;
-      } else {
-        plain += c;
-        ++i;
-      }
-    } else if ((c === "h" || c === "H") && !(i > 0 && word.test(text[i - 1])) && address.test(text.slice(i, i + 12))) {
-      const href = address.exec(text.slice(i, i + 2000))[0].replace(/[.,;:!?'")\]*_]+$/, "");
-      push({ type: "link", href, spans: [{ type: "text", text: href }] });
-      i += href.length;
-    } else {
-      const pair = depth < max_depth && pairs.find(([mark]) => text.startsWith(mark, i));
-      const end = pair ? emphasis_end(text, i, pair[0], end_of) : -1;
-      if (end >= 0) {
-        const [mark, type] = pair;
-        push({ type, spans: spans(text.slice(i + mark.length, end), depth + 1) });
-        i = end + mark.length;
-      } else {
-        const mark = pair ? pair[0] : c;
-        plain += mark;
-        i += mark.length;
-      }
+    const out = { type: "table", align: [], head: [], rows: [] };
+    let row;
+    for (;;) {
+      const token = this.tokens[this.at++];
+      if (token.type === "table_close") return out;
+      if (token.type === "tr_open") row = [];
+      if (token.type === "th_open") out.align.push(/center|right/.exec(token.attrGet("style") ?? "")?.[0] ?? "left");
+      if (token.type === "th_open" || token.type === "td_open") row.push(this.inline());
+      if (token.type === "tr_close") out.head.length ? out.rows.push(row) : (out.head = row);
     }
   }
-  push();
-  return out;
 }
 
-// Where the emphasis that `mark` begins at `i` ends, or -1 if it begins none.
-function emphasis_end(text, i, mark, end_of) {
-  const after = text[i + mark.length];
-  if (after === undefined || /\s/.test(after)) return -1;
-  if (mark[0] === "_" && i > 0 && word.test(text[i - 1])) return -1;  // snake_case
-  for (let end = end_of(mark, i + mark.length), tries = 0; end >= 0 && tries < 16; end = end_of(mark, end + 1), ++tries) {
-    const touches = !/\s/.test(text[end - 1]) && end > i + mark.length;
-    const doubled = mark.length === 1 && (text[end + 1] === mark || text[end - 1] === mark);
-    const in_word = mark[0] === "_" && end + mark.length < text.length && word.test(text[end + mark.length]);
-    if (touches && !doubled && !in_word) {
-      while (mark.length === 2 && text[end + 2] === mark[0]) ++end;  // ***both***
-      return end;
-    }
+function inner(blocks) {
+  for (const block of blocks) delete block.lines;
+  return blocks;
+}
+
+function code(token) {
+  const text = token.content.replace(/\n$/, "");
+  const language = token.info.trim().split(/\s/)[0].slice(0, 30);
+  // Between its first and its last line an ended block has one line less than its lines are.
+  const lines = token.content === "" ? 0 : text.split("\n").length;
+  return { type: "code", language, text, open: token.type === "fence" && token.map[1] - token.map[0] < lines + 2 };
+}
+
+const marks = { strong_open: "strong", em_open: "em", s_open: "del" };
+
+function spans_of(tokens) {
+  const stack = [[]];
+  const put = (span) => stack.at(-1).push(span);
+  const text = (value) => {
+    const last = stack.at(-1).at(-1);
+    if (last?.type === "text") last.text += value;
+    else if (value) put({ type: "text", text: value });
+  };
+  const open = (span) => {
+    if (stack.length > deepest_span) return stack.push(stack.at(-1));  // its text goes on in the span around it
+    put(span);
+    stack.push(span.spans);
+  };
+  for (const token of tokens) {
+    if (token.type === "text") text(token.content);
+    else if (token.type === "softbreak" || token.type === "hardbreak") put({ type: "br" });
+    else if (token.type === "code_inline") put({ type: "code", text: token.content });
+    else if (token.type === "link_open") open({ type: "link", href: token.attrGet("href"), spans: [] });
+    else if (token.type === "image") {
+      const href = token.attrGet("src");
+      put({ type: "link", href, spans: [{ type: "text", text: token.content || href }] });
+    } else if (marks[token.type]) open({ type: marks[token.type], spans: [] });
+    else if (token.nesting < 0) stack.pop();
   }
-  return -1;
-}
-
-function link_at(text, i, end_of, depth) {
-  const close = end_of("](", i + 1);
-  if (close < 0 || close - i > 1000) return null;
-  const end = end_of(")", close + 2);
-  if (end < 0 || end - close > 2000) return null;
-  const href = text.slice(close + 2, end).trim().split(/\s/)[0].replace(/^<|>$/g, "");
-  if (!address.test(href)) return null;
-  const label = text.slice(i + 1, close);
-  return { span: { type: "link", href, spans: spans(label || href, depth + 2) }, end: end + 1 };
+  return stack[0];
 }

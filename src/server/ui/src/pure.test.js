@@ -1,7 +1,7 @@
 // The parts of the page that know neither the DOM nor the network. Run: npm test
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { parse, spans } from "./markdown.js";
+import { Growing, parse, spans } from "./markdown.js";
 import { count_text, counter_rate, metric, size_text } from "./metrics.js";
 import { EventReader, describe, take } from "./stream.js";
 import { Conversation, messages } from "./tree.js";
@@ -32,16 +32,90 @@ test("markdown: blocks", () => {
   assert.equal(parse("- a\n  ```\n  code\n  ```\n- b")[0].items[0].blocks[1].text, "code");
 });
 
-test("markdown: every beginning of a text is parsed, and hostile text in little time", () => {
-  const text = "# T\n\n1. *a* `b`\n   - **c**\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n```x\n1\n```\n> q [l](https://x.y)\n";
-  for (let i = 0; i <= text.length; ++i) parse(text.slice(0, i));
-  const n = 20000;
-  const begin = performance.now();
-  for (const part of ["[", "*", "**a ", "_", "`", "> ", "- ", "|", "![](", "[a](", "<", "\\", "~~", "1. ", "***a", "(http://", "`a``"]) {
-    parse(part.repeat(n));
-    parse((part + "\n").repeat(n / 10));
+// What stands on the page: the blocks that were final, and the rest.
+class Shown {
+  blocks = [];
+  reader = new Growing();
+
+  update(text, whole) {
+    const { kept, blocks, pending } = this.reader.update(text, whole);
+    this.blocks = [...this.blocks.slice(0, kept), ...blocks];
+    return pending;
   }
-  assert.ok(performance.now() - begin < 20000, `${performance.now() - begin} ms`);
+
+  plain() {
+    return this.blocks.map(({ begin, final, stop, ...block }) => block);
+  }
+}
+const whole = (text) => parse(text).map(({ begin, ...block }) => block);
+
+test("markdown: hostile text, links and nesting", () => {
+  const kinds = (blocks) => JSON.stringify(blocks);
+  assert.ok(!/"href"/.test(kinds(parse("[x]: javascript:alert(1)\n\n[x] <javascript:1> ![a](data:image/png;base64,x) [y](vbscript:1) [z](JaVaScRiPt:1)"))));
+  assert.equal(parse("<script>1</script> <b>x</b>")[0].spans[0].text, "<script>1</script> <b>x</b>");
+  assert.equal(plain(parse("&lt;b&gt; &amp;amp;")[0].spans), "<b> &amp;");
+  // A picture is a link with its label as plain text, not a link in a link.
+  assert.deepEqual(spans("![a [b](https://c.d)](https://a.b/c.png)"), [{ type: "link", href: "https://a.b/c.png", spans: [{ type: "text", text: "a [b](https://c.d)" }] }]);
+  // However deep it is written, the tree is not.
+  const deep = (blocks) => 1 + Math.max(0, ...blocks.map((block) => deep(block.blocks ?? (block.items ?? []).flatMap((item) => item.blocks))));
+  for (const part of ["> ", "- ", "1. ", "> - "]) {
+    const blocks = parse(part.repeat(20000) + "x\n\nThe end.");
+    assert.ok(deep(blocks) < 50, part);
+    assert.match(kinds(blocks), /x".*The end\./, part);
+  }
+  const nested = spans("*a ".repeat(5000) + "x" + " b*".repeat(5000) + "**a ".repeat(5000) + "b**".repeat(5000));
+  const levels = (list) => 1 + Math.max(0, ...list.map((span) => (span.spans ? levels(span.spans) : 0)));
+  assert.ok(levels(nested) > 5 && levels(nested) < 40, String(levels(nested)));
+});
+
+test("markdown: text of any form that grows becomes what it is as a whole, at any cut", () => {
+  const text = "# T\nx\ny | z\n--|--\n1 | 2\n\n1. *a* `b`\n   - **c**\n\n     d\n2. e\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n```x\n1\n\n```\n> q [l](https://x.y)\nlazy\n" +
+    "***\nTitle\n===\n- i\n- j\n* k\n\n    indented\n\np\n```\ncut `\n~~~ ``` \n```\nend\n***both*** \n---\n";
+  const expected = JSON.stringify(whole(text));
+  for (const size of [1, 2, 3, 5, 8, 13, 40]) {
+    const shown = new Shown();
+    for (let at = 0; at < text.length; at += size) {
+      const now = text.slice(0, at + size);
+      assert.equal(shown.update(now), "");
+      assert.equal(JSON.stringify(shown.plain()), JSON.stringify(whole(now)), `${size} ${at}`);
+    }
+    shown.update(text, true);
+    assert.equal(JSON.stringify(shown.plain()), expected);
+  }
+  // Another text is begun anew.
+  const shown = new Shown();
+  shown.update("a\n\nb\n\nc\n\nd\n");
+  shown.update("other");
+  assert.equal(JSON.stringify(shown.plain()), JSON.stringify(whole("other")));
+});
+
+test("markdown: what is read of a long answer in pieces is a small multiple of it", () => {
+  const row = "| 12345 | some text | `x` |\n", line = "a line of text that goes on\n", n = 100000;
+  const forms = {
+    table: "| a | b | c |\n|---|---|---|\n" + row.repeat(3000), code: "```\n" + line.repeat(n / line.length), paragraph: line.repeat(n / line.length),
+    paragraphs: (line + "\n").repeat(n / line.length), list: ("- " + line).repeat(n / line.length), fences: "~~~~\n" + "```\n".repeat(n / 4), one_line: "word ".repeat(n / 5),
+    quote: ("> " + line).repeat(n / line.length),
+  };
+  for (const [name, text] of Object.entries(forms)) {
+    const shown = new Shown(), pieces = 1000, size = Math.ceil(text.length / pieces);
+    for (let at = 0; at < text.length; at += size) shown.update(text.slice(0, at + size));
+    shown.update(text, true);
+    const most = 24 * text.length + pieces * 16384;
+    assert.ok(shown.reader.read_chars <= most, `${name}: ${shown.reader.read_chars} of ${text.length}`);
+    if (name === "paragraphs") assert.ok(shown.reader.read_chars < 4 * text.length, "final blocks are read again");
+    assert.equal(JSON.stringify(shown.plain()), JSON.stringify(whole(text)), name);
+  }
+});
+
+test("markdown: hostile text of any length is read", () => {
+  for (const part of ["[", "*", "**a ", "_", "`", "> ", "- ", "|", "![](", "[a](", "<", "\\", "~~", "1. ", "***a", "(http://", "`a``", "&", "a@b.c ", "![", "]", "*a_ ", "http://a"]) {
+    parse(part.repeat(20000));
+    parse((part + "\n").repeat(2000));
+  }
+  parse("`".repeat(100000));
+  parse(Array.from({ length: 600 }, (_, i) => "`".repeat(i + 1) + "x").join(" "));
+  parse("-:".repeat(50000) + "\n" + "|-".repeat(50000) + "x\n");  // looks like the line below a table's head
+  parse("a|\n" + ": ".repeat(50000) + "-x\n");
 });
 
 test("stream: events cut anywhere give the same message", () => {
@@ -62,7 +136,7 @@ test("stream: events cut anywhere give the same message", () => {
     assert.equal(node.reasoning, "hm");
     assert.equal(node.thought_ms, 100);
     assert.deepEqual(node.calls, [{ id: "c", type: "function", function: { name: "f", arguments: '{"x":1}' } }]);
-    assert.equal(describe(node.stats), "4 tokens · 50.0 / s · first 100 ms · prompt 10 (8 cached)");
+    assert.equal(describe(node.stats), "4 tokens · 50.0 tok/s · first 100 ms · prompt 10 (8 cached)");
   }
   assert.throws(() => take({ content: "" }, { error: { message: "no" } }, 0), /no/);
 });

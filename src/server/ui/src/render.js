@@ -1,19 +1,33 @@
 // render.js -- Markdown blocks as elements. While an answer grows, only blocks whose source changed are made anew, so that a
-// selection, a scroll position or a focused button in an earlier block survives.
+// selection, a scroll position or a focused button in an earlier block survives. Text of a large block that is not read yet
+// (Growing) stands behind it as it is.
 import { copy_button, element } from "./dom.js";
-import { parse } from "./markdown.js";
+import { Growing } from "./markdown.js";
 
-export function render(box, text) {
-  const blocks = parse(text);
-  const there = [...box.children];
-  blocks.forEach((block, i) => {
-    if (there[i]?.source === block.source) return;
-    const made = block_element(block);
+// `whole`: the text will not grow.
+export function render(box, text, whole) {
+  box.reader ??= new Growing();
+  const { kept, blocks, pending } = box.reader.update(text, whole);
+  let at = box.children[kept] ?? null;
+  for (const block of blocks) {
+    if (at && at.source === block.source) {
+      at = at.nextElementSibling;
+      continue;
+    }
+    const made = block_element(block), next = at?.nextElementSibling ?? null;
     made.source = block.source;
-    if (there[i]) there[i].replaceWith(made);
+    if (at) at.replaceWith(made);
     else box.append(made);
-  });
-  for (const rest of there.slice(blocks.length)) rest.remove();
+    at = next;
+  }
+  while (at) {
+    const next = at.nextElementSibling;
+    at.remove();
+    at = next;
+  }
+  const last = box.lastElementChild;
+  if (last?.unread) last.unread.data = pending;
+  else if (pending) box.append(element("p", { className: "unread", textContent: pending }));
 }
 
 function block_element(block) {
@@ -41,11 +55,13 @@ function item_element({ blocks, checked }) {
   return element("li", {}, ...task, ...(tight ? inline(blocks[0].spans) : []), ...blocks.slice(tight ? 1 : 0).map(block_element));
 }
 
-function code_element({ language, text }) {
-  const name = language ? `${language} code` : "code";
-  return element("figure", { className: "code" },
-    element("figcaption", {}, element("span", { textContent: language || "text" }), copy_button("this code", () => text)),
-    element("pre", { tabIndex: 0, role: "region", "aria-label": name }, element("code", { textContent: text })));
+function code_element({ language, text, open }) {
+  const name = language ? `${language} code` : "code", unread = open ? new Text() : null;
+  const out = element("figure", { className: "code" },
+    element("figcaption", {}, element("span", { textContent: language || "text" }), copy_button("this code", () => text + (unread?.data ?? ""))),
+    element("pre", { tabIndex: 0, role: "region", "aria-label": name }, element("code", {}, text, unread)));
+  out.unread = unread;
+  return out;
 }
 
 function table_element({ align, head, rows }) {

@@ -61,7 +61,7 @@ const round = (value) => (value >= 100 ? Math.round(value).toLocaleString("en") 
 // One line for people: sizes and speed.
 export function describe(stats) {
   const out = [`${stats.generated.toLocaleString("en")} tokens`];
-  if (stats.speed) out.push(`${round(stats.speed)} / s`);
+  if (stats.speed) out.push(`${round(stats.speed)} tok/s`);
   if (stats.first_ms !== undefined) {
     out.push(`first ${stats.first_ms < 1000 ? Math.round(stats.first_ms) + " ms" : (stats.first_ms / 1000).toFixed(1) + " s"}`);
   }
@@ -73,7 +73,7 @@ export function describe(stats) {
 export function describe_running(node, now) {
   if (!node.events) return `${node.waits_for ?? "waiting for the first token"}, ${((now - node.asked_ms) / 1000).toFixed(1)} s`;
   const seconds = (node.last_ms - node.first_ms) / 1000;
-  return `${node.events.toLocaleString("en")} tokens` + (seconds > 0.2 ? ` · ${round((node.events - 1) / seconds)} / s` : "");
+  return `${node.events.toLocaleString("en")} tokens` + (seconds > 0.2 ? ` · ${round((node.events - 1) / seconds)} tok/s` : "");
 }
 
 export function thought_label(node, running, now) {

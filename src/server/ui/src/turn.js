@@ -1,5 +1,5 @@
 // turn.js -- one message on the page, and what can be done with it.
-import { button, copy_button, element, grow } from "./dom.js";
+import { button, copy_button, element, grow, grow_text } from "./dom.js";
 import { render } from "./render.js";
 import { describe, describe_running, thought_label } from "./stream.js";
 
@@ -35,10 +35,13 @@ export class Turn {
       this.details.hidden = false;
       this.details.classList.toggle("busy", running && node.thought_ms === undefined);
       this.summary.textContent = thought_label(node, running, now);
-      if (this.details.open || !running) this.thought.textContent = node.reasoning;
-      else this.details.ontoggle = () => { this.thought.textContent = node.reasoning; };
+      if (this.details.open || !running) grow_text(this.thought, node.reasoning);
+      else this.details.ontoggle = () => grow_text(this.thought, node.reasoning);
     }
-    if (node.role === "assistant") render(this.text, node.form === "json" && node.content ? "```json\n" + node.content + "\n```" : node.content);
+    if (node.role === "assistant") {
+      const text = node.form === "json" && node.content ? "```json\n" + node.content + (running ? "" : "\n```") : node.content;
+      render(this.text, text, !running);
+    }
     else if (this.text.textContent !== node.content) this.text.textContent = node.content;
     this.text.hidden = !node.content && !running;
     this.show_calls(running);
