@@ -12,7 +12,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <memory>
@@ -76,20 +75,14 @@ struct Row {
   }
 };
 
-// Milliseconds with fractions.
-double precise_ms() {
-  using std::chrono::steady_clock;
-  return std::chrono::duration<double, std::milli>(steady_clock::now().time_since_epoch()).count();
-}
-
 // Notes when each part of the prompt was done.
 struct BenchSink : Sink {
   void token(RequestId, const TokenEvent&) override {
-    if (first_token_ms == 0) first_token_ms = precise_ms();
+    if (first_token_ms == 0) first_token_ms = now_ms();
   }
-  void progress(RequestId, int32_t done, int32_t) override { prompt_marks.emplace_back(done, precise_ms()); }
+  void progress(RequestId, int32_t done, int32_t) override { prompt_marks.emplace_back(done, now_ms()); }
   void finished(RequestId, const Finished& event) override {
-    end_ms = precise_ms();
+    end_ms = now_ms();
     end = event;
   }
   double start_ms = 0;
@@ -115,7 +108,7 @@ class Bench {
     request.sampling.temperature = 0;
     request.use_cache = false;  // every run computes everything
     BenchSink sink;
-    sink.start_ms = precise_ms();
+    sink.start_ms = now_ms();
     BRAID_TRY(engine.submit(std::move(request), sink));
     while (!engine.idle()) {
       if (interrupted()) return Error{ErrorKind::cancelled, "interrupted"};
@@ -239,11 +232,6 @@ nlohmann::ordered_json to_json(const Row& row, LoadedModel& loaded, const cpu::C
           {"gflop_s", speeds.gflop_s},
           {"share_of_peak", speeds.share},
           {"barrier_us", peaks.barrier_us}};
-}
-
-int fail(const Error& error) {
-  print_error(error.message);
-  return error.kind == ErrorKind::cancelled ? 130 : 2;
 }
 
 // --shape: a file of random weights to run; kept if --save names it.

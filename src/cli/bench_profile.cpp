@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
@@ -24,11 +23,6 @@ namespace {
 constexpr int kRecordingSteps = 4;
 constexpr int kPlainSteps = 20;
 constexpr int kProfiledSteps = 5;
-
-double now_ms() {
-  using std::chrono::steady_clock;
-  return std::chrono::duration<double, std::milli>(steady_clock::now().time_since_epoch()).count();
-}
 
 struct Quiet : Sink {
   void token(RequestId, const TokenEvent&) override { ++tokens; }

@@ -14,7 +14,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -26,11 +25,6 @@
 namespace braid::cli {
 
 namespace {
-
-double now_ms() {
-  using std::chrono::steady_clock;
-  return std::chrono::duration<double, std::milli>(steady_clock::now().time_since_epoch()).count();
-}
 
 // When each request's tokens came.
 struct Times : Sink {

@@ -31,11 +31,6 @@ struct InspectFlags {
   bool json = false;
 };
 
-int fail(const Error& error) {
-  print_error(error.message);
-  return 2;
-}
-
 // Scalars and short arrays as JSON; long arrays as their first values and a count.
 template <typename T>
 Json array_json(const Result<std::vector<T>>& values, size_t limit) {

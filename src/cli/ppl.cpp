@@ -34,10 +34,6 @@ struct QuietSink : Sink {
 };
 
 int run_ppl(PplFlags flags) {
-  auto fail = [](const Error& error) {
-    print_error(error.message);
-    return 2;
-  };
   if (flags.model.context == 0) flags.model.context = 2048;
   const int32_t window = flags.model.context;
   if (window < 4) return fail({ErrorKind::invalid_argument, "-c must be at least 4 for a perplexity"});
@@ -59,7 +55,7 @@ int run_ppl(PplFlags flags) {
   ProgressLine progress("perplexity");
   double nll = 0;
   int64_t scored = 0;
-  const int64_t start_ms = now_ms();
+  const double start_ms = now_ms();
   for (size_t w = 0; w < windows && !interrupted(); ++w) {
     Request request;
     request.prompt.assign(ids->begin() + static_cast<ptrdiff_t>(w) * window,
@@ -84,7 +80,7 @@ int run_ppl(PplFlags flags) {
   }
   progress.clear();
   if (interrupted()) return 130;
-  const double seconds = static_cast<double>(now_ms() - start_ms) / 1000.0;
+  const double seconds = (now_ms() - start_ms) / 1000.0;
   fmt::print(stderr, "{} windows of {} tokens, {} predictions scored, {:.0f} tok/s\n", windows, window,
              scored, static_cast<double>(windows) * window / seconds);
   fmt::print("ppl {:.4f}\n", std::exp(nll / static_cast<double>(scored)));

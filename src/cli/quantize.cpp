@@ -40,7 +40,7 @@ int run_quantize(const QuantizeFlags& flags) {
     return 2;
   }
   const InterruptScope interrupt;
-  const int64_t start_ms = now_ms();
+  const double start_ms = now_ms();
   ProgressLine progress("quantizing");
   const QuantizeOptions options{flags.drop_mtp, flags.threads > 0 ? flags.threads : usable_cores()};
   const auto report = quantize_file(*file, flags.out, *mix, options, [&](const QuantizeProgress& step) {
@@ -55,7 +55,7 @@ int run_quantize(const QuantizeFlags& flags) {
   fmt::print(stderr, "{}: {} tensors, {} -> {}{} in {:.1f} s\n", flags.out, report->tensors,
              format_bytes(report->source_bytes), format_bytes(report->result_bytes),
              report->dropped > 0 ? fmt::format(", {} tensors left out", report->dropped) : "",
-             static_cast<double>(now_ms() - start_ms) / 1000.0);
+             (now_ms() - start_ms) / 1000.0);
   return 0;
 }
 

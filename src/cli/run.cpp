@@ -37,11 +37,6 @@ struct RunFlags {
   bool plan = false;
 };
 
-int fail(const Error& error) {
-  print_error(error.message);
-  return 2;
-}
-
 Result<Json> read_tools(const std::string& path) {
   BRAID_ASSIGN(const std::string text, read_text(path));
   Json tools = Json::parse(text, nullptr, /*allow_exceptions=*/false);

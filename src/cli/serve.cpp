@@ -64,11 +64,6 @@ struct ServeFlags {
   double watchdog_s = 60;
 };
 
-int fail(const Error& error) {
-  print_error(error.message);
-  return 2;
-}
-
 // One key a line; empty lines and those that begin with # do not count.
 Status read_keys(const std::vector<std::string>& files, std::vector<std::string>& keys) {
   for (const std::string& path : files) {

@@ -23,15 +23,19 @@ void print_error(std::string_view message) {
   fmt::print(stderr, "{}error:{} {}\n", red, off, message);
 }
 
-int64_t now_ms() {
+double now_ms() {
   using std::chrono::steady_clock;
-  return std::chrono::duration_cast<std::chrono::milliseconds>(steady_clock::now().time_since_epoch())
-      .count();
+  return std::chrono::duration<double, std::milli>(steady_clock::now().time_since_epoch()).count();
+}
+
+int fail(const Error& error) {
+  print_error(error.message);
+  return error.kind == ErrorKind::cancelled ? 130 : 2;
 }
 
 void ProgressLine::update(uint64_t done, uint64_t total, std::string_view detail) {
   if (!stderr_is_terminal()) return;
-  const int64_t now = now_ms();
+  const double now = now_ms();
   if (started_ms_ < 0) started_ms_ = now;
   if (now - started_ms_ < 300 || (visible_ && now - drawn_ms_ < 100)) return;
   constexpr int kWidth = 24;

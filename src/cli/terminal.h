@@ -9,6 +9,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/result.h"
+
 namespace braid::cli {
 
 bool stderr_is_terminal();
@@ -16,6 +18,9 @@ bool use_colour();
 
 // "error: MESSAGE" on stderr, red on a terminal.
 void print_error(std::string_view message);
+
+// Prints it; the exit code it stands for: 130 interrupted, else 2.
+int fail(const Error& error);
 
 // One line that is rewritten in place while something takes longer than a moment; erased when done.
 class ProgressLine {
@@ -31,12 +36,12 @@ class ProgressLine {
 
  private:
   std::string label_;
-  int64_t started_ms_ = -1;
-  int64_t drawn_ms_ = -1;
+  double started_ms_ = -1;
+  double drawn_ms_ = -1;
   bool visible_ = false;
 };
 
 // Milliseconds of a steady clock.
-int64_t now_ms();
+double now_ms();
 
 }  // namespace braid::cli

@@ -58,13 +58,13 @@ struct SearchRange {
 constexpr SearchRange kSearchQ4 = {15.0f, -1.0f, 0.1f, 20};
 constexpr SearchRange kSearchQ5 = {31.0f, -0.5f, 0.1f, 15};
 
-struct Fit {
+struct ScaleMin {
   Lanes scale;
   Lanes min;
 };
 
 // Searches four groups of 32. codes[i] of each lane belong to the fit returned.
-Fit search_scale_min(const Lanes* x, const SearchRange& range, Lanes* codes) {
+ScaleMin search_scale_min(const Lanes* x, const SearchRange& range, Lanes* codes) {
   const Lanes zero = all(0.0f);
   const Lanes most = all(range.most);
   Lanes square_sum = zero;
@@ -147,7 +147,7 @@ void fit_block(const float* x, const SearchRange& range, uint8_t* b, uint8_t* co
   float min[8];
   for (int half = 0; half < 2; ++half) {
     gather_groups<32>(x, kLanes * half, gathered[half]);
-    const Fit fit = search_scale_min(gathered[half], range, found[half]);
+    const ScaleMin fit = search_scale_min(gathered[half], range, found[half]);
     std::memcpy(scale + kLanes * half, &fit.scale, sizeof(Lanes));
     std::memcpy(min + kLanes * half, &fit.min, sizeof(Lanes));
   }

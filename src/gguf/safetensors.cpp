@@ -17,7 +17,7 @@ namespace braid {
 namespace {
 
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
-constexpr size_t kMaxTensors = 1 << 20;
+constexpr size_t kMaxRecords = 1 << 20;
 constexpr size_t kMaxRank = 8;
 
 struct DtypeInfo {
@@ -58,7 +58,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     if (depth_ == 1) {
       in_metadata_ = key == "__metadata__";
       if (in_metadata_) return true;
-      if (records.size() >= kMaxTensors) return stop("too many tensors");
+      if (records.size() >= kMaxRecords) return stop("too many tensors");
       records.emplace_back().name = key;
       return true;
     }

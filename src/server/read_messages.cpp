@@ -100,7 +100,7 @@ void read_blocks(const Fields& fields, const Json& content, Role role, const Api
   if (said || role == Role::assistant) out.messages.push_back(std::move(message));
 }
 
-void read_message(const Fields& fields, const ApiLimits& limits, Generation& out) {
+void read_messages_turn(const Fields& fields, const ApiLimits& limits, Generation& out) {
   const std::string* name = fields.string("role");
   if (name == nullptr) {
     fields.fail(missing_field(fields.path("role")));
@@ -129,7 +129,7 @@ void read_message(const Fields& fields, const ApiLimits& limits, Generation& out
   }
 }
 
-void read_tools(const Fields& fields, const ApiLimits& limits, Generation& out) {
+void read_messages_tools(const Fields& fields, const ApiLimits& limits, Generation& out) {
   const Json* tools = fields.array("tools", limits.max_tools);
   ToolList list(limits, out);
   for (size_t i = 0; tools != nullptr && i < tools->size(); ++i) {
@@ -140,7 +140,7 @@ void read_tools(const Fields& fields, const ApiLimits& limits, Generation& out) 
   }
 }
 
-void read_choice(const Fields& fields, Generation& out) {
+void read_messages_choice(const Fields& fields, Generation& out) {
   const Json* choice = fields.object("tool_choice");
   if (choice == nullptr) return;
   const Fields inner(*choice, "tool_choice", fields.error());
@@ -155,7 +155,7 @@ void read_choice(const Fields& fields, Generation& out) {
   check_choice(fields, out);
 }
 
-void read_format(const Fields& fields, const ApiLimits& limits, Generation& out) {
+void read_messages_format(const Fields& fields, const ApiLimits& limits, Generation& out) {
   const auto read = [&](const Fields& from, const char* name) {
     const Json* format = from.object(name);
     if (format == nullptr) return;
@@ -202,9 +202,9 @@ ApiResult<Generation> read_messages(const Json& body, const ApiLimits& limits, b
     out.reasoning.think = fields.boolean("enable_thinking", kwargs.boolean("enable_thinking", false));
   }
   read_thinking(fields, out);
-  read_tools(fields, limits, out);
-  read_choice(fields, out);
-  read_format(fields, limits, out);
+  read_messages_tools(fields, limits, out);
+  read_messages_choice(fields, out);
+  read_messages_format(fields, limits, out);
   read_context_edits(fields, out);
 
   const Json* messages = fields.array("messages", limits.max_messages);
@@ -217,7 +217,7 @@ ApiResult<Generation> read_messages(const Json& body, const ApiLimits& limits, b
       fields.fail(invalid_type(message.path(), message.path() + " must be an object"));
       break;
     }
-    read_message(message, limits, out);
+    read_messages_turn(message, limits, out);
   }
   if (error) return *error;
   // A last assistant message is the beginning of the answer.

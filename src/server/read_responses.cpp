@@ -173,7 +173,7 @@ void read_tool(const Fields& tool, const std::string& name_space, ToolList& list
   }  // anything else runs at another place
 }
 
-void read_choice(const Fields& fields, Generation& out) {
+void read_responses_choice(const Fields& fields, Generation& out) {
   const Json* choice = fields.find("tool_choice");
   if (choice == nullptr) return;
   if (choice->is_string()) {
@@ -246,7 +246,7 @@ ApiResult<Generation> read_responses(const Json& body, const ApiLimits& limits) 
   for (size_t i = 0; tools != nullptr && i < tools->size(); ++i) {
     read_tool(element_of(fields, *tools, "tools", i), "", list);
   }
-  read_choice(fields, out);
+  read_responses_choice(fields, out);
   read_text_format(fields, limits, out);
   if (const Json* include = fields.array("include", 64)) {
     for (const Json& member : *include) {

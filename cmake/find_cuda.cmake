@@ -1,0 +1,48 @@
+# find_cuda.cmake -- whether the CUDA backend is built, and for which GPUs. BRAID_CUDA says it, or AUTO (the default):
+# where nvcc is found, for the architectures of BRAID_CUDA_ARCHS, else for those of the GPUs in this machine. Without either
+# it is left out with one line, because all supported architectures take most of an hour; ON without either builds them all.
+# Results: braid_cuda (ON, OFF), BRAID_CUDA_ARCHS (a list).
+set(BRAID_CUDA AUTO CACHE STRING "Build the CUDA backend: ON, OFF, or AUTO")
+set(BRAID_CUDA_ARCHS "" CACHE STRING "GPU architectures to build for, e.g. 90a; empty: those of this machine's GPUs")
+set(braid_supported_archs 80 86 89 90a 120a)
+
+# The architectures of the GPUs in this machine; empty if there is none, or no driver for it.
+function(find_gpus out)
+  execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
+    OUTPUT_VARIABLE present ERROR_QUIET RESULT_VARIABLE status OUTPUT_STRIP_TRAILING_WHITESPACE)
+  if(NOT status EQUAL 0 OR NOT present MATCHES "^[0-9]+[.][0-9]")
+    set(present "")
+  endif()
+  string(REPLACE "." "" present "${present}")
+  string(REGEX REPLACE "[ \n]+" ";" present "${present}")
+  list(REMOVE_DUPLICATES present)
+  list(TRANSFORM present REPLACE "^(90|12[01])$" "\\1a")
+  set(${out} "${present}" PARENT_SCOPE)
+endfunction()
+
+if(BRAID_CUDA STREQUAL "AUTO")
+  include(CheckLanguage)
+  check_language(CUDA)
+  set(braid_cuda OFF)
+  if(CMAKE_CUDA_COMPILER)
+    if(NOT BRAID_CUDA_ARCHS)
+      find_gpus(BRAID_CUDA_ARCHS)
+    endif()
+    if(BRAID_CUDA_ARCHS)
+      set(braid_cuda ON)
+    else()
+      list(JOIN braid_supported_archs ", " braid_names)
+      message(NOTICE "CPU only: nvcc is here, but no GPU. For CUDA: make build CMAKE_FLAGS=-DBRAID_CUDA_ARCHS=90a (or another of ${braid_names})")
+    endif()
+  elseif(BRAID_CUDA_ARCHS)
+    message(NOTICE "CPU only: BRAID_CUDA_ARCHS is given, but nvcc is not found (CUDACXX=/path/of/nvcc names it)")
+  endif()
+else()
+  set(braid_cuda ${BRAID_CUDA})
+  if(braid_cuda AND NOT BRAID_CUDA_ARCHS)
+    find_gpus(BRAID_CUDA_ARCHS)
+    if(NOT BRAID_CUDA_ARCHS)
+      set(BRAID_CUDA_ARCHS ${braid_supported_archs})
+    endif()
+  endif()
+endif()
