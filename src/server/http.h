@@ -93,6 +93,7 @@ struct HttpOptions {
   size_t max_unsent_bytes = size_t{4} << 20;  // of one client
   int64_t idle_ms = 75'000, header_ms = 10'000, body_gap_ms = 60'000, send_stall_ms = 30'000;
   int64_t request_ms = 300'000;  // from a request's first byte to its last
+  int64_t give_way_ms = 10'000;  // when there is no room left, older bodies that are not whole are refused
 };
 
 struct HttpHandlers {

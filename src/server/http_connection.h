@@ -14,6 +14,7 @@
 #include <boost/asio/ssl.hpp>
 #include <boost/beast/http.hpp>
 #include <chrono>
+#include <list>
 #include <mutex>
 #include <shared_mutex>
 
@@ -28,6 +29,16 @@ namespace http = boost::beast::http;
 using tcp = asio::ip::tcp;
 using boost::system::error_code;
 using HttpClock = std::chrono::steady_clock;
+
+class ConnectionBase {
+ public:
+  virtual ~ConnectionBase() = default;
+  virtual void close_if_idle() = 0;
+  // The client is told nothing; whoever works for it is.
+  virtual void shut() = 0;
+  // A body that has not come whole is refused: others need the room.
+  virtual void give_way() = 0;
+};
 
 struct HttpShared {
   using Strand = asio::strand<asio::any_io_executor>;
@@ -52,6 +63,23 @@ struct HttpShared {
     post(strand, std::move(work));
   }
 
+  // A body that is being read. Whoever finds no room has the oldest of them give way, if it had time enough:
+  // who sends slowly, or not at all, does not keep others out.
+  struct Reading {
+    HttpClock::time_point since;
+    std::weak_ptr<ConnectionBase> connection;
+  };
+  void make_room() {
+    std::shared_ptr<ConnectionBase> oldest;
+    {
+      const std::lock_guard lock(reading_mutex);
+      if (reading.empty()) return;
+      const auto age = HttpClock::now() - reading.front().since;
+      if (age >= std::chrono::milliseconds(options.give_way_ms)) oldest = reading.front().connection.lock();
+    }
+    if (oldest != nullptr) oldest->give_way();
+  }
+
   asio::io_context context;
   const HttpOptions options;
   const HttpHandlers handlers;
@@ -60,6 +88,8 @@ struct HttpShared {
   std::atomic<bool> draining{false};
   std::shared_mutex gate;
   bool open = true;  // guarded by gate
+  std::mutex reading_mutex;
+  std::list<Reading> reading;  // guarded by reading_mutex; the oldest in front
 };
 
 // The two kinds of transport behind one face.
@@ -72,14 +102,6 @@ struct SecureTransport {
   asio::ssl::stream<tcp::socket> tls;
   asio::ssl::stream<tcp::socket>& stream() { return tls; }
   tcp::socket& lowest() { return tls.next_layer(); }
-};
-
-class ConnectionBase {
- public:
-  virtual ~ConnectionBase() = default;
-  virtual void close_if_idle() = 0;
-  // The client is told nothing; whoever works for it is.
-  virtual void shut() = 0;
 };
 
 template <typename Transport>
@@ -127,6 +149,11 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
   void shut() override {
     shared_->post(strand_, [self = this->shared_from_this()] { self->lost(); });
   }
+  void give_way() override {
+    shared_->post(strand_, [self = this->shared_from_this()] {
+      if (self->phase_ == Phase::body) self->refuse_for_room();
+    });
+  }
 
  private:
   using Parser = http::request_parser<HttpBody>;
@@ -144,7 +171,16 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
   void set_phase(Phase phase) {
     if (phase_ != Phase::busy && phase == Phase::busy) ++shared_->busy;
     if (phase_ == Phase::busy && phase != Phase::busy) --shared_->busy;
+    if (phase != Phase::body && reading_at_) {
+      const std::lock_guard lock(shared_->reading_mutex);
+      shared_->reading.erase(*reading_at_);
+      reading_at_.reset();
+    }
     phase_ = phase;
+  }
+  void begin_body() {
+    const std::lock_guard lock(shared_->reading_mutex);
+    reading_at_ = shared_->reading.insert(shared_->reading.end(), {HttpClock::now(), this->weak_from_this()});
   }
   static void give_back(std::string& buffer) {
     if (buffer.capacity() > kKeptBytes) std::string(buffer).swap(buffer);
@@ -293,6 +329,7 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
       return false;
     }
     parser_->eager(true);
+    if (!parser_->is_done()) begin_body();
     if (same_name(request_->header("Expect"), "100-continue") && !parser_->is_done()) {
       send("HTTP/1.1 100 Continue\r\n\r\n");
     }
@@ -324,6 +361,10 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
     refuse(400, "invalid_request", "the request breaks HTTP: " + error.message());
   }
   void no_room() {
+    refuse_for_room();  // it is not the one that makes room now
+    shared_->make_room();
+  }
+  void refuse_for_room() {
     refuse(503, "busy", "other requests that are being read leave no room for this one; try again");
   }
 
@@ -611,6 +652,7 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
   size_t scanned_bytes_ = 0;         // of the input, where that block does not end
   size_t framing_bytes_ = 0;         // of the request, behind its header block and no body
   std::unique_ptr<Parser> parser_;
+  std::optional<std::list<HttpShared::Reading>::iterator> reading_at_;  // while a body is read
   std::shared_ptr<HttpRequest> request_;
   Phase phase_ = Phase::head;
   uint64_t serial_ = 0;  // of the request
