@@ -20,9 +20,10 @@ cp -L /etc/resolv.conf "$root/etc/resolv.conf"
 rm -rf "$root/src/braid"
 git clone --quiet --depth 1 "file://$here" "$root/src/braid"
 
-trap 'umount "$root/proc" "$root/dev"' EXIT
+trap 'umount "$root/dev/pts" "$root/dev" "$root/proc"' EXIT
 mount -t proc proc "$root/proc"
 mount --bind /dev "$root/dev"
+mount --bind /dev/pts "$root/dev/pts"
 for target in "$@"; do
   TIMEFORMAT="make $target: %0R s; processor time %0U s, of the system %0S s"
   time env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root chroot "$root" make -C /src/braid "$target"

@@ -6,6 +6,7 @@
 //   %} #}         drop one newline directly after       {%+ and +%} switch the last two off
 #include "text/jinja_lexer.h"
 
+#include <algorithm>
 #include <charconv>
 
 #include <fmt/format.h>

@@ -9,6 +9,7 @@
 #include <pcre2.h>
 
 #include <array>
+#include <cstdint>
 #include <string>
 
 namespace braid {
