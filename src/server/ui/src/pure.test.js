@@ -116,6 +116,7 @@ test("markdown: hostile text of any length is read", () => {
   parse(Array.from({ length: 600 }, (_, i) => "`".repeat(i + 1) + "x").join(" "));
   parse("-:".repeat(50000) + "\n" + "|-".repeat(50000) + "x\n");  // looks like the line below a table's head
   parse("a|\n" + ": ".repeat(50000) + "-x\n");
+  parse("a|\n|" + "-".repeat(20000) + " ".repeat(20000) + "x\n");
 });
 
 test("stream: events cut anywhere give the same message", () => {
