@@ -35,6 +35,7 @@ void AnswerParser::open_call(std::string_view name) {
   parameters_.clear();
   whole_json_ = body_scan_ = false;
   body_attempts_ = 0;
+  astray_.clear();
   emit(Kind::call, name);
   state_ = State::function;
 }
@@ -45,11 +46,22 @@ void AnswerParser::close_call() {
   begin_segment(State::content);
 }
 
+// A byte that belongs to no markup, where only markup should be.
+void AnswerParser::skip_astray() { astray_ += take(1); }
+
+// Blanks, which are layout until something is astray.
+void AnswerParser::skip_layout() {
+  const size_t start = begin_;
+  skip_blanks();
+  if (!astray_.empty()) astray_.append(buffer_, start, begin_ - start);
+}
+
 bool AnswerParser::has_parameter(std::string_view name) const {
   return std::find(parameters_.begin(), parameters_.end(), name) != parameters_.end();
 }
 
 void AnswerParser::open_parameter(std::string_view name) {
+  astray_.clear();
   parameter_ = name;
   types_.clear();
   if (properties_ != nullptr) {
@@ -105,7 +117,7 @@ void AnswerParser::end_value(std::string_view tail, bool at_end) {
 
 // Between parameters.
 bool AnswerParser::step_function() {
-  skip_blanks();
+  skip_layout();
   const std::string_view text = rest();
   if (text.empty()) return false;
   if (text.starts_with(kParameterOpen)) {
@@ -117,7 +129,7 @@ bool AnswerParser::step_function() {
       return true;
     }
     if (end == 0) return false;
-    take(1);
+    skip_astray();
     return true;
   }
   if (text.starts_with(kFunctionClose) || text.starts_with(kCallClose)) {
@@ -135,7 +147,7 @@ bool AnswerParser::step_function() {
   if (text[0] == '{' && parameters_.empty() && !whole_json_ && body_attempts_ < kMaxBodyAttempts) {
     return step_function_body();
   }
-  take(1);
+  skip_astray();
   return true;
 }
 
@@ -151,11 +163,12 @@ bool AnswerParser::step_function_body() {
                    : std::nullopt;
   if (!value) {
     ++body_attempts_;
-    take(1);
+    skip_astray();
     return true;
   }
   take(extent_.end());
   whole_json_ = true;
+  astray_.clear();
   emit(Kind::arguments, value->text);
   return true;
 }
@@ -318,7 +331,7 @@ bool AnswerParser::step_json() {
 
 // <arg_key>K</arg_key><arg_value>V</arg_value> ...
 bool AnswerParser::step_pairs() {
-  skip_blanks();
+  skip_layout();
   const std::string_view text = rest();
   if (text.starts_with(kCallClose)) {
     take(kCallClose.size());
@@ -327,7 +340,7 @@ bool AnswerParser::step_pairs() {
   }
   if (!text.starts_with(kKeyOpen)) {
     if (text.empty() || may_become({kKeyOpen, kCallClose})) return false;
-    take(1);
+    skip_astray();
     return true;
   }
   const size_t key_end = text.find(kKeyClose);
@@ -356,6 +369,7 @@ bool AnswerParser::step_pairs() {
   }
   pairs_scan_ = 0;
   parameter_ = trim_blanks(text.substr(kKeyOpen.size(), key_end - kKeyOpen.size()));
+  astray_.clear();
   if (!has_parameter(parameter_)) {
     std::vector<ArgumentType> types;
     if (properties_ != nullptr) {

@@ -28,15 +28,20 @@ void AnswerParser::push(std::string_view text, AnswerEvents& out) {
 void AnswerParser::finish(bool cut, AnswerEvents& out) {
   final_ = true;
   cut_ = cut;
+  const std::string astray_before = astray_;
   push({}, out);
   if (state_ == State::value) {
     end_value(take(rest().size()), /*at_end=*/true);
     ++repairs_.missing_end;
   }
   if (state_ == State::function || state_ == State::pairs) {
-    take(rest().size());
+    astray_ += take(rest().size());
+    // Of an answer that was cut, what was still held back is the beginning of an argument.
+    const std::string& lost = cut_ ? astray_before : astray_;
+    const bool given = cut_ && !astray_.starts_with(astray_before);  // an argument came after all
     if (!cut_) close_call();
     begin_segment(State::content);
+    if (!given) emit_prose(lost);
   } else if (state_ == State::json) {
     give_back(rest().size());
   } else if (state_ == State::content || state_ == State::reasoning) {

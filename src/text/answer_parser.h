@@ -72,7 +72,7 @@ class AnswerParser {
   void push(std::string_view text, AnswerEvents& out);
 
   // The end. `cut`: the answer was ended by a limit, so what is open stays open (an unfinished call gets no
-  // call_end). Otherwise an open call is closed and counts.
+  // call_end). Otherwise an open call is closed and counts. Text in it that is no argument is content.
   void finish(bool cut, AnswerEvents& out);
 
   // Inside the think block, as far as the text is understood.
@@ -131,6 +131,8 @@ class AnswerParser {
   void write_value_text(std::string_view text);
   void end_value(std::string_view tail, bool at_end);
   bool has_parameter(std::string_view name) const;
+  void skip_astray();
+  void skip_layout();
   Verdict judge(size_t at) const;
   void give_back(size_t bytes);
 
@@ -156,6 +158,9 @@ class AnswerParser {
   bool whole_json_ = false;                               // the arguments came as one object
   bool body_scan_ = false;                                // extent_ follows an object in a function's body
   int body_attempts_ = 0;
+  // Text since the last argument that is no markup. A call that goes on does without it; in one that never
+  // ends it is given back, because it may be all that follows a mention of a call.
+  std::string astray_;
   size_t pairs_scan_ = 0;  // where the search for the end of a value goes on
 
   std::string parameter_;  // the open one

@@ -278,6 +278,39 @@ TEST(AnswerParser, WithoutToolsNoTextIsLost) {
   }
 }
 
+TEST(AnswerParser, TextBehindACallThatNeverEndsIsGivenBack) {
+  const auto offered = tools(R"({"s":{"type":"string"}})");
+  const struct {
+    const char *output, *content;
+    size_t calls;
+  } kCases[] = {
+      {"Write\n<function=f>\nand then close it. Here is more to say.",
+       "Write|and then close it. Here is more to say.", 1},
+      {"<tool_call>\n<function=f>\nnothing but text", "nothing but text", 1},
+      {"<tool_call>\n<function=f>\n{\"s\": \"Os", "{\"s\": \"Os", 1},
+      {"<tool_call>\n<function=f>\ntext <b>bold</b>  and \n\n more", "text <b>bold</b>  and \n\n more", 1},
+      // A call that goes on does without it.
+      {"<tool_call>\n<function=f>\nhm\n<parameter=s>\nx\n</parameter>\n</function>\n</tool_call>", "", 1},
+  };
+  for (const auto& [output, content, calls] : kCases) {
+    Case c{output, {}, false};
+    c.format.tools = offered;
+    const Parts parts = run(c, {});
+    EXPECT_EQ(run(c, every(1, c.output)), parts) << output;
+    std::string wanted = content;
+    wanted.erase(std::remove(wanted.begin(), wanted.end(), '|'), wanted.end());
+    EXPECT_EQ(parts.content, wanted) << output;
+    EXPECT_EQ(parts.calls.size(), calls) << output;
+    expect_valid_arguments(parts);
+    // Cut by a limit: prose is given back, the beginning of an argument is not prose.
+    c.cut = true;
+    EXPECT_EQ(run(c, every(1, c.output)), run(c, {})) << output;
+  }
+  Case cut{"<tool_call>\n<function=f>\nsome text <parameter=s", {}, true};
+  cut.format.tools = offered;
+  EXPECT_EQ(run(cut, {}).content, "some text");
+}
+
 TEST(AnswerParser, TheCallIsReportedAsSoonAsItsNameIsKnown) {
   AnswerFormat format;
   format.tools = tools(R"({"s":{"type":"string"}})");
