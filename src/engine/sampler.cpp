@@ -11,6 +11,10 @@ namespace braid {
 namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
+constexpr float kNeverBias = -100.0f;
+
+// Of a merged bias. Never stays never, whatever the logit is.
+float biased(float logit, float bias) { return bias == kNever || logit == kNever ? kNever : logit + bias; }
 
 bool better(const Candidate& a, const Candidate& b) {
   return a.probability != b.probability ? a.probability > b.probability : a.id < b.id;
@@ -66,7 +70,28 @@ double uniform(uint64_t seed, uint64_t n) {
   return static_cast<double>(bits >> 11) * 0x1p-53;
 }
 
+void merge_biases(std::vector<std::pair<int32_t, float>>& biases) {
+  const auto ascending = [](const auto& a, const auto& b) { return a.first < b.first; };
+  std::stable_sort(biases.begin(), biases.end(), ascending);
+  size_t kept = 0;
+  for (size_t i = 0; i < biases.size(); ++i) {
+    const auto [id, bias] = biases[i];
+    const float amount = bias <= kNeverBias ? kNever : bias;
+    if (kept == 0 || biases[kept - 1].first != id) {
+      biases[kept++] = {id, amount};
+    } else {
+      biases[kept - 1].second = biased(biases[kept - 1].second, amount);
+    }
+  }
+  biases.resize(kept);
+}
+
 Sampler::Sampler(const SamplingParams& params, std::span<const int32_t> prompt) : params_(params) {
+  merge_biases(params_.logit_bias);
+  const auto& biases = params_.logit_bias;
+  raises_logits_ = std::any_of(biases.begin(), biases.end(), [](const auto& b) { return b.second > 0; }) ||
+                   params_.repetition_penalty < 1 || params_.presence_penalty < 0 ||
+                   params_.frequency_penalty < 0;
   if (params_.repetition_penalty == 1.0f || params_.penalty_last_n == 0) return;
   if (params_.penalty_last_n > 0) {
     const size_t kept = std::min(prompt.size(), static_cast<size_t>(params_.penalty_last_n));
@@ -92,16 +117,8 @@ bool Sampler::changes_logits() const {
   return !params_.logit_bias.empty() || !in_window_.empty() || !generated_.empty();
 }
 
-// Whether a logit may end above what the model said.
-bool Sampler::raises_logits() const {
-  const auto& bias = params_.logit_bias;
-  return std::any_of(bias.begin(), bias.end(), [](const auto& b) { return b.second > 0; }) ||
-         params_.repetition_penalty < 1 || params_.presence_penalty < 0 || params_.frequency_penalty < 0;
-}
-
 namespace {
 
-float biased(float logit, float bias) { return bias <= -100.0f ? kNever : logit + bias; }
 float repeated(float logit, float penalty) { return logit > 0 ? logit / penalty : logit * penalty; }
 float generated_before(float logit, int32_t count, const SamplingParams& p) {
   return logit - (p.presence_penalty + p.frequency_penalty * static_cast<float>(count));
@@ -109,10 +126,16 @@ float generated_before(float logit, int32_t count, const SamplingParams& p) {
 
 }  // namespace
 
+const float* Sampler::bias_of(int32_t id) const {
+  const auto& biases = params_.logit_bias;
+  const auto found = std::lower_bound(biases.begin(), biases.end(), id,
+                                      [](const auto& bias, int32_t wanted) { return bias.first < wanted; });
+  return found != biases.end() && found->first == id ? &found->second : nullptr;
+}
+
 // One logit as apply_bias_and_penalties leaves it.
 float Sampler::penalized(float logit, int32_t id) const {
-  for (const auto& [of, bias] : params_.logit_bias)
-    if (of == id) logit = biased(logit, bias);
+  if (const float* bias = bias_of(id)) logit = biased(logit, *bias);
   if (in_window_.contains(id)) logit = repeated(logit, params_.repetition_penalty);
   const auto found = generated_.find(id);
   return found == generated_.end() ? logit : generated_before(logit, found->second, params_);
@@ -154,7 +177,7 @@ std::optional<int32_t> Sampler::next(const TopLogits& top, std::span<const uint6
                                      SamplerScratch& scratch) {
   const auto best = static_cast<int32_t>(top.ids.size());
   const int32_t wanted = params_.temperature == 0 ? 1 : params_.top_k;
-  if (wanted <= 0 || wanted > best || raises_logits()) return std::nullopt;
+  if (wanted <= 0 || wanted > best || raises_logits_) return std::nullopt;
   if (!(top.values[0] > kNever)) return -1;
   const bool changes = changes_logits();
   std::vector<Candidate>& c = scratch.candidates;

@@ -35,6 +35,10 @@ struct SamplingParams {
   uint64_t seed = 0;
 };
 
+// Ascending by id and each id once: several biases of a token add up, and one of never is never (minus
+// infinity). What a Sampler looks biases up in.
+void merge_biases(std::vector<std::pair<int32_t, float>>& biases);
+
 // Errors: invalid_argument, with the name of the value and its range.
 Status validate(const SamplingParams& params, int64_t vocabulary);
 
@@ -84,7 +88,7 @@ class Sampler {
 
  private:
   bool changes_logits() const;
-  bool raises_logits() const;
+  const float* bias_of(int32_t id) const;  // null: none
   float penalized(float logit, int32_t id) const;
   void apply_bias_and_penalties(std::span<float> logits) const;
   void collect(std::span<const float> logits, std::vector<Candidate>& c) const;
@@ -92,7 +96,8 @@ class Sampler {
   void soften(std::vector<Candidate>& c, double top) const;
   int32_t draw(const std::vector<Candidate>& c);
 
-  SamplingParams params_;
+  SamplingParams params_;       // its biases merged
+  bool raises_logits_ = false;  // a logit may end above what the model said
   uint64_t draws_ = 0;
   std::vector<int32_t> history_;                    // prompt and answer; only kept for a finite window
   std::unordered_map<int32_t, int32_t> in_window_;  // id -> occurrences that repetition_penalty sees

@@ -253,6 +253,40 @@ TEST(Sampler, WhatMayRiseNeedsTheWholeRow) {
   }
 }
 
+TEST(Sampler, BiasesOfATokenAddUpAndAreLookedUp) {
+  std::vector<std::pair<int32_t, float>> biases = {{7, 1.0f},   {3, -60.0f}, {7, 0.5f},
+                                                   {3, -60.0f}, {5, 9.0f},   {5, -100.0f}};
+  merge_biases(biases);
+  const float never = -std::numeric_limits<float>::infinity();
+  EXPECT_EQ(biases, (std::vector<std::pair<int32_t, float>>{{3, -120.0f}, {5, never}, {7, 1.5f}}));
+  SamplingParams p = plain();
+  p.logit_bias = {{1, 1.0f}, {0, -100.0f}, {1, 1.0f}, {0, 50.0f}};
+  p.temperature = 0;
+  EXPECT_EQ(Sampler(p, {}).params().logit_bias.size(), 2u);
+  SamplerScratch scratch;
+  // Token 1 passes token 2 only with both of its biases; token 0 never comes.
+  EXPECT_EQ(Sampler(p, {}).next(std::vector<float>{9, 1, 2.5}, scratch), 1);
+
+  // Thousands of biases: from the best logits alone the same tokens as from the whole row.
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  SamplingParams many;
+  many.top_k = 20;
+  for (int i = 0; i < 4096; ++i)
+    many.logit_bias.emplace_back(random() % 8000, -static_cast<float>(random() % 3));
+  Sampler from_row(many, {}), from_best = from_row;
+  int decided = 0;
+  for (int step = 0; step < 200; ++step) {
+    std::vector<float> row(8000);
+    for (float& x : row) x = 2 * normal(random);
+    const int32_t wanted = from_row.next(row, scratch);
+    const auto early = from_best.next(best_of(row, 64).top(), {}, scratch);
+    decided += early ? 1 : 0;
+    EXPECT_EQ(early ? *early : from_best.next(row, scratch), wanted);
+  }
+  EXPECT_GT(decided, 0);
+}
+
 TEST(Sampler, TheSameSeedGivesTheSameTokens) {
   const auto draw = [](uint64_t seed) {
     SamplingParams p = plain();
