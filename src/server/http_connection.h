@@ -21,6 +21,7 @@
 #include "server/http.h"
 #include "server/http_memory.h"
 #include "server/http_rules.h"
+#include "server/send_queue.h"
 
 namespace braid::server {
 
@@ -417,8 +418,14 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
     if (shared_->draining) keep_ = false;
     status_ = answer.status;
     std::string out = head(answer.status, answer.content_type, answer.headers, answer.body.size());
-    if (request_->method != "HEAD" && answer.status != 204) out += answer.body;
     finishing_ = true;
+    const bool with_body = request_->method != "HEAD" && answer.status != 204;
+    if (with_body && answer.body.size() > SendQueue::kJoinedBytes) {
+      send(std::move(out));
+      out = std::move(answer.body);
+    } else if (with_body) {
+      out += answer.body;
+    }
     send(std::move(out));
   }
 
@@ -445,7 +452,7 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
   }
 
   void send(std::string bytes) {
-    unsent_ += bytes;
+    unsent_.push(std::move(bytes));
     if (!writing_) flush();
   }
 
@@ -457,9 +464,7 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
     }
     writing_ = true;
     // What is sent in one go, so that the stall clock measures progress and not the size of an answer.
-    const size_t bytes = std::min<size_t>(unsent_.size(), 256 << 10);
-    sending_.assign(unsent_, 0, bytes);
-    unsent_.erase(0, bytes);
+    unsent_.take(256 << 10, sending_);
     write_timer_.expires_after(std::chrono::milliseconds(shared_->options.send_stall_ms));
     write_timer_.async_wait([self = this->shared_from_this()](error_code error) {
       if (!error && self->writing_ && self->write_timer_.expiry() <= HttpClock::now()) self->lost();
@@ -481,7 +486,6 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
     gone_ = nullptr;
     sending_.clear();
     give_back(sending_);
-    give_back(unsent_);
     if (!keep_) return close_gently();
     next_request();
   }
@@ -549,7 +553,7 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
     read_timer_.cancel();
     write_timer_.cancel();
     std::string().swap(input_);
-    std::string().swap(unsent_);
+    unsent_.clear();
     head_share_.hold(0);
     error_code ignored;
     transport_.lowest().close(ignored);
@@ -663,7 +667,8 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
   bool reading_ = false;
   HttpClock::time_point started_ = HttpClock::now();
 
-  std::string unsent_, sending_;
+  SendQueue unsent_;
+  std::string sending_;
   bool writing_ = false;
   bool streaming_ = false;
   bool finishing_ = false;
