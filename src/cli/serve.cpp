@@ -49,6 +49,7 @@ struct ServeFlags {
   std::vector<std::string> key_files;
   std::vector<std::string> given_keys;  // those of app.api_keys that are in no file
   std::string think = "auto";
+  std::string priority_order = "higher";
   std::string late_system = "attach";
   std::string preserve_thinking = "auto";
   std::string media = "placeholder";
@@ -246,6 +247,7 @@ Status complete(ServeFlags& flags) {
   policy.thinking = flags.think == "on"    ? server::Thinking::on
                     : flags.think == "off" ? server::Thinking::off
                                            : server::Thinking::automatic;
+  policy.low_priority_first = flags.priority_order == "lower";
   policy.late_system = flags.late_system == "merge"    ? server::LateSystem::merge
                        : flags.late_system == "native" ? server::LateSystem::native
                                                        : server::LateSystem::attach;
@@ -357,6 +359,8 @@ void add_access_options(CLI::App& command, ServeFlags& flags) {
   command.add_option("--api-key", flags.app.api_keys, "a key that clients must send; may be repeated")
       ->envname("BRAID_API_KEY");
   command.add_option("--api-key-file", flags.key_files, "file with one key a line");
+  command.add_flag("--share-cache", flags.app.share_cache,
+                   "prefixes are shared between API keys; else each key finds only its own in the cache");
   command.add_option("--tls-cert", flags.http.tls_certificate, "certificate chain (PEM); needs --tls-key");
   command.add_option("--tls-key", flags.http.tls_key, "private key (PEM)");
   command.add_option("--cors-origin", flags.app.cors_origins,
@@ -440,6 +444,11 @@ void add_answer_options(CLI::App& command, ServeFlags& flags) {
       ->check(CLI::IsMember({"auto", "on", "off"}))
       ->capture_default_str()
       ->envname("BRAID_THINK");
+  command
+      .add_option("--priority-order", flags.priority_order,
+                  "which priority of a request goes first: higher, or lower as in vLLM")
+      ->check(CLI::IsMember({"higher", "lower"}))
+      ->capture_default_str();
   command
       .add_option("--reply-reserve", flags.app.policy.reply_reserve_tokens,
                   "tokens kept for the visible answer when a client limits the whole")

@@ -78,6 +78,16 @@ std::optional<ApiError> content_type_fault(const HttpRequest& request) {
                   .message = "the Content-Type must be application/json, not " + name.substr(0, 100)};
 }
 
+std::string_view presented_key(const HttpRequest& request) {
+  std::string_view given = request.header("Authorization");
+  if (given.empty()) {
+    given = request.header("x-api-key");
+    return given.empty() ? request.header("api-key") : given;
+  }
+  if (given.size() < 7 || lower(given.substr(0, 7)) != "bearer ") return {};
+  return given.substr(7);
+}
+
 Access::Access(AccessOptions options)
     : options_(std::move(options)),
       keys_(std::make_shared<const std::vector<std::string>>(options_.api_keys)) {}
@@ -96,14 +106,7 @@ void Access::set_keys(std::vector<std::string> keys) {
 bool Access::has_key(const HttpRequest& request) const {
   const Keys known = keys();
   if (known->empty()) return true;
-  std::string_view given = request.header("Authorization");
-  if (!given.empty()) {
-    if (given.size() < 7 || lower(given.substr(0, 7)) != "bearer ") return false;
-    given.remove_prefix(7);
-  } else {
-    given = request.header("x-api-key");
-    if (given.empty()) given = request.header("api-key");
-  }
+  const std::string_view given = presented_key(request);
   if (given.empty()) return false;
   bool found = false;
   for (const std::string& key : *known) found |= same_secret(given, key);

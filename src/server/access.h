@@ -54,6 +54,9 @@ class Access {
   Keys keys_;  // guarded by mutex_
 };
 
+// The key that a request brings: of Authorization: Bearer, x-api-key or api-key. Empty: none.
+std::string_view presented_key(const HttpRequest& request);
+
 // What is wrong with the type of a body, if anything. Empty types are fine.
 std::optional<ApiError> content_type_fault(const HttpRequest& request);
 

@@ -14,8 +14,9 @@ AnswerStream::AnswerStream(PreparedAnswer prepared, std::shared_ptr<const Tokeni
   usage_.prompt_tokens = prepared_.prompt_tokens;
   for (size_t i = 0; i < prepared_.requests.size(); ++i) {
     Choice choice;
-    // In conversations control tokens are never text; completions show what was asked for.
-    choice.detokenizer = std::make_unique<StreamingDetokenizer>(*tokenizer_);
+    // In conversations control tokens are never text.
+    choice.detokenizer = std::make_unique<StreamingDetokenizer>(
+        *tokenizer_, generation.show_special ? SpecialText::show : SpecialText::hide);
     if (prepared_.parsed) choice.parser = std::make_unique<AnswerParser>(prepared_.format);
     choice.stops = std::make_unique<StopStrings>(generation.stops);
     choices_.push_back(std::move(choice));

@@ -19,6 +19,7 @@ namespace braid::server {
 
 struct AppOptions : AccessOptions {
   std::string version = "0";
+  bool share_cache = false;  // prefixes are shared between keys
   bool public_metrics = false, public_models = false;
   bool strict_model = false;        // unknown model names are errors
   int64_t model_wait_ms = 120'000;  // that a request waits for a model that is not loaded

@@ -136,7 +136,7 @@ TEST(Conversation, CodexItemsBecomeTurns) {
     {"type":"function_call","name":"close","namespace":"agents","arguments":"{\"id\":1}","call_id":"c1"},
     {"type":"custom_tool_call","name":"apply_patch","input":"*** x","call_id":"c2"},
     {"type":"function_call_output","call_id":"c1","output":"done"},
-    {"type":"web_search_call","id":"w"},{"type":"item_reference","id":"z"}],
+    {"type":"web_search_call","id":"w"}],
     "tools":[{"type":"namespace","name":"agents","tools":[{"type":"function","name":"close"}]},
              {"type":"custom","name":"apply_patch","description":"d","format":{"type":"grammar","syntax":"lark","definition":"start: x"}},
              {"type":"web_search"}],

@@ -2,7 +2,6 @@
 #include "server/endpoints.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <boost/asio/post.hpp>
@@ -12,13 +11,16 @@
 #include "base/log.h"
 #include "server/prompt.h"
 #include "server/read_request.h"
-#include "text/unicode.h"
+#include "server/tenant.h"
+#include "server/token_text.h"
+#include "text/json_text.h"
 
 namespace braid::server {
 namespace {
 
 // Clients that were told that their model is not loaded yet come back after so many seconds.
 constexpr int kModelRetryS = 5;
+constexpr size_t kLargeBodyBytes = size_t{2} << 20;
 
 int64_t now_s() { return static_cast<int64_t>(std::time(nullptr)); }
 
@@ -37,6 +39,7 @@ Endpoints::Endpoints(AppOptions options, std::unique_ptr<ModelHost> host)
       host_(std::move(host)),
       started_s_(now_s()),
       workers_(static_cast<size_t>(std::max(2, options_.workers))),
+      large_(workers_.get_executor()),
       random_(std::random_device{}()) {
   using E = Endpoints;
   routes_ = {{"GET", "/", &E::page, true, false, false},
@@ -141,7 +144,7 @@ void Endpoints::on_worker(const Shared& exchange, Work work) {
 
 void Endpoints::run_on_worker(const Shared& exchange, Work work) {
   ++preparing_;
-  boost::asio::post(workers_, [this, exchange, work = std::move(work)] {
+  const auto run = [this, exchange, work = std::move(work)] {
     std::optional<ApiError> error;
     try {
       error = work();
@@ -153,7 +156,13 @@ void Endpoints::run_on_worker(const Shared& exchange, Work work) {
     if (!error) return;
     metrics_.rejected(error->status);
     exchange->answer(error_answer(exchange->request(), *error));
-  });
+  };
+  // Large requests go one after the other, so that they leave a worker to everybody else.
+  if (exchange->request().body.size() >= kLargeBodyBytes) {
+    boost::asio::post(large_, run);
+  } else {
+    boost::asio::post(workers_, run);
+  }
 }
 
 std::optional<ApiError> Endpoints::with_model(const Shared& exchange, const std::string& name,
@@ -234,6 +243,11 @@ std::optional<ApiError> Endpoints::start_answer(const Shared& exchange, const Le
       prepare_answer(generation, *model, options_.policy, options_.seed.value_or(random_number()));
   if (!prepared.ok()) return prepared.error();
 
+  // What one key's requests leave in the prefix cache tells nothing to another key.
+  const bool apart = access_.needs_key() && !options_.share_cache;
+  const std::string tenant = apart ? cache_tenant(presented_key(exchange->request())) : "";
+  for (Request& request : prepared->requests) request.cache_salt = tenant + request.cache_salt;
+
   AnswerContext context;
   context.id = new_id(answer_id_prefix(generation->endpoint));
   context.created_s = now_s();
@@ -311,21 +325,6 @@ void Endpoints::input_tokens(const Shared& exchange) {
 
 namespace {
 
-Json piece_list(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
-  Json tokens = Json::array();
-  for (const int32_t id : ids) {
-    const std::string_view piece = tokenizer.piece(id, SpecialText::show);
-    Json text;
-    if (first_invalid_utf8(piece)) {
-      for (const char c : piece) text.push_back(static_cast<unsigned char>(c));
-    } else {
-      text = piece;
-    }
-    tokens.push_back({{"id", id}, {"piece", std::move(text)}});
-  }
-  return tokens;
-}
-
 // The ids of a text, or of a conversation.
 ApiResult<std::vector<int32_t>> ids_of(const Json& body, const Lease& lease, const AppOptions& options) {
   std::optional<ApiError> error;
@@ -341,7 +340,9 @@ ApiResult<std::vector<int32_t>> ids_of(const Json& body, const Lease& lease, con
   const std::string* text = fields.has("content") ? fields.string("content") : fields.string("prompt");
   if (text == nullptr && !error) fields.fail(missing_field("content"));
   EncodeOptions encoding;
-  encoding.add_special = fields.boolean("add_special", fields.boolean("add_special_tokens", false));
+  // vLLM's form has a prompt, llama.cpp's has content.
+  const bool special = !fields.has("content");
+  encoding.add_special = fields.boolean("add_special", fields.boolean("add_special_tokens", special));
   encoding.parse_special = fields.boolean("parse_special", true);
   if (error) return *error;
   auto encoded = lease.model->tokenizer->encode(*text, encoding);
@@ -358,21 +359,17 @@ void Endpoints::tokenize(const Shared& exchange) {
     auto body = std::make_shared<const Json>(std::move(*parsed));
     std::optional<ApiError> error;
     const Fields fields(*body, "", &error);
-    const bool pieces = fields.boolean("with_pieces", fields.boolean("return_token_strs", false));
+    const TokenizeForm form{fields.boolean("with_pieces", false), fields.boolean("return_token_strs", false)};
     const std::string name = fields.string("model", "");
     if (error) return error;
     return with_model(
-        exchange, name, [this, exchange, body, pieces](const Lease& lease) -> std::optional<ApiError> {
+        exchange, name, [this, exchange, body, form](const Lease& lease) -> std::optional<ApiError> {
           const auto ids = ids_of(*body, lease, options_);
           if (!ids.ok()) return ids.error();
-          // Put together here: a tree of millions of numbers takes seconds.
-          const std::string tokens = pieces ? dump(piece_list(*lease.model->tokenizer, *ids))
-                                            : fmt::format("[{}]", fmt::join(*ids, ","));
-          exchange->answer({200,
-                            "application/json",
-                            fmt::format(R"({{"tokens":{},"count":{},"max_model_len":{}}})", tokens,
-                                        ids->size(), lease.model->backend->context_tokens()),
-                            {}});
+          auto text =
+              tokenize_answer(*lease.model->tokenizer, *ids, form, lease.model->backend->context_tokens());
+          if (!text.ok()) return text.error();
+          exchange->answer({200, "application/json", std::move(*text), {}});
           return std::nullopt;
         });
   });
@@ -384,7 +381,7 @@ void Endpoints::detokenize(const Shared& exchange) {
     if (!body.ok()) return body.error();
     std::optional<ApiError> error;
     const Fields fields(*body, "", &error);
-    const Json* tokens = fields.array("tokens", 16 << 20);
+    const Json* tokens = fields.array("tokens", kMaxShownTokens);
     const std::string name = fields.string("model", "");
     if (tokens == nullptr || error) return error ? error : missing_field("tokens");
     std::vector<int32_t> ids;
@@ -395,14 +392,10 @@ void Endpoints::detokenize(const Shared& exchange) {
       }
       ids.push_back(static_cast<int32_t>(*id));
     }
-    return with_model(exchange, name, [this, exchange, ids](const Lease& lease) -> std::optional<ApiError> {
-      const Tokenizer& tokenizer = *lease.model->tokenizer;
-      if (!ids.empty() && *std::max_element(ids.begin(), ids.end()) >= tokenizer.size()) {
-        return invalid_value("tokens", "tokens must hold ids of the vocabulary");
-      }
-      const std::string text =
-          repaired_utf8(tokenizer.decode(ids, SpecialText::show), Utf8Repair::maximal_subpart);
-      answer_json(exchange, {{"content", text}, {"prompt", text}});
+    return with_model(exchange, name, [exchange, ids](const Lease& lease) -> std::optional<ApiError> {
+      auto text = detokenize_answer(*lease.model->tokenizer, ids);
+      if (!text.ok()) return text.error();
+      exchange->answer({200, "application/json", std::move(*text), {}});
       return std::nullopt;
     });
   });
@@ -410,8 +403,10 @@ void Endpoints::detokenize(const Shared& exchange) {
 
 void Endpoints::apply_template(const Shared& exchange) {
   with_prompt(exchange, read_chat,
-              [this, exchange](const Lease&, const RenderedPrompt& prompt) -> std::optional<ApiError> {
-                answer_json(exchange, {{"prompt", prompt.text.text}});
+              [exchange](const Lease&, const RenderedPrompt& prompt) -> std::optional<ApiError> {
+                std::string text = R"({"prompt":)";
+                append_json_string(text, prompt.text.text);
+                exchange->answer({200, "application/json", text + "}", {}});
                 return std::nullopt;
               });
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <boost/asio/strand.hpp>
 #include <boost/asio/thread_pool.hpp>
 #include <mutex>
 #include <random>
@@ -107,6 +108,7 @@ class Endpoints : public App {
   std::atomic<int> preparing_{0};
   int64_t started_s_ = 0;
   boost::asio::thread_pool workers_;
+  boost::asio::strand<boost::asio::thread_pool::executor_type> large_;  // one of them
 
   mutable std::mutex mutex_;
   std::mt19937_64 random_;                             // guarded by mutex_

@@ -22,12 +22,17 @@ inline Family family_of(Endpoint endpoint) {
   return endpoint == Endpoint::messages ? Family::anthropic : Family::openai;
 }
 
+// Tokens with a bias in one request, texts counted by their tokens; and bytes of such a text.
+inline constexpr size_t kMaxLogitBiases = 4096;
+inline constexpr size_t kMaxBiasBytes = 512;
+
 // What the operator allows and prefers; the readers check against it.
 struct ApiLimits {
   int32_t max_n = 8;
   int32_t max_stops = 16;
   size_t max_stop_bytes = 512;
-  size_t max_logit_biases = 4096;
+  size_t max_choices = 4096;  // of a form
+  size_t max_choice_bytes = size_t{32} << 10;
   int32_t max_top_logprobs = 20;
   size_t max_tools = 1024;
   size_t max_tool_name_bytes = 128;
@@ -45,7 +50,7 @@ struct SamplingWishes {
   std::optional<int32_t> top_k, penalty_last_n;
   std::optional<uint64_t> seed;
   std::vector<std::pair<int32_t, float>> logit_bias;            // by token id
-  std::vector<std::pair<std::string, float>> logit_bias_texts;  // by text: all its tokens
+  std::vector<std::pair<std::string, float>> logit_bias_texts;  // by text: each of its tokens
 };
 
 struct ReasoningWishes {
@@ -69,10 +74,11 @@ struct ToolIdentity {
 };
 
 struct OutputFormat {
-  enum class Kind { text, json_object, json_schema } kind = Kind::text;
-  Json schema;  // json_schema, or json_object with a schema
+  enum class Kind { text, json_object, json_schema, choice } kind = Kind::text;
+  Json schema;                       // json_schema
+  std::vector<std::string> choices;  // choice: the answer is one of them, as it stands
   bool strict = false;
-  std::string param;  // path of the schema in the request, for errors
+  std::string param;  // path in the request, for errors
 };
 
 using PromptInput = std::variant<std::string, std::vector<int32_t>>;
@@ -97,11 +103,12 @@ struct Generation {
   std::vector<PromptInput> prompts;
   bool echo = false;
   bool add_special = true;
+  bool show_special = false;  // control tokens of the answer are text
   std::optional<std::string> suffix;
 
   ToolChoice tool_choice;
   bool parallel_calls = true;
-  std::optional<int64_t> max_tokens;  // -1: no limit
+  std::optional<int64_t> max_tokens;  // -1: no limit; 0: only the prompt is run
   int32_t min_tokens = 0;
   SamplingWishes sampling;
   std::vector<std::string> stops;
@@ -115,7 +122,6 @@ struct Generation {
 
   bool cache_prompt = true;
   std::string cache_salt;
-  std::string affinity;
   int32_t priority = 0;
 
   bool include_encrypted = false;     // Responses: reasoning as an opaque text too

@@ -106,6 +106,33 @@ bool open_thought(const std::string& prompt, bool continued) {
          (turn == std::string::npos || turn < open);
 }
 
+// Texts stand for their tokens, each once. Counted while they are expanded, so that short requests do not
+// make long lists.
+ApiResult<std::vector<std::pair<int32_t, float>>> biases_of(const SamplingWishes& wishes,
+                                                            const Tokenizer& tokenizer) {
+  std::vector<std::pair<int32_t, float>> out = wishes.logit_bias;
+  for (const auto& [id, bias] : out) {
+    if (id >= tokenizer.size()) {
+      return invalid_value(
+          "logit_bias",
+          fmt::format("logit_bias: the vocabulary has {} tokens, there is no {}", tokenizer.size(), id));
+    }
+  }
+  for (const auto& [text, bias] : wishes.logit_bias_texts) {
+    auto ids = tokenizer.encode(text, {.add_special = false, .parse_special = true});
+    if (!ids.ok()) return invalid_value("logit_bias", "logit_bias: " + ids.error().message);
+    std::sort(ids->begin(), ids->end());
+    ids->erase(std::unique(ids->begin(), ids->end()), ids->end());
+    if (out.size() + ids->size() > kMaxLogitBiases) {
+      return invalid_value("logit_bias",
+                           fmt::format("logit_bias: its entries are more than {} tokens", kMaxLogitBiases));
+    }
+    for (const int32_t id : *ids) out.emplace_back(id, bias);
+  }
+  merge_biases(out);
+  return out;
+}
+
 ApiResult<SamplingParams> sampling_of(const Generation& generation, const ServedModel& model,
                                       uint64_t random_seed) {
   const SamplingWishes& wishes = generation.sampling;
@@ -122,19 +149,9 @@ ApiResult<SamplingParams> sampling_of(const Generation& generation, const Served
   if (wishes.top_k) out.top_k = *wishes.top_k;
   if (wishes.penalty_last_n) out.penalty_last_n = *wishes.penalty_last_n;
   out.seed = wishes.seed.value_or(random_seed);
-  for (const auto& [id, bias] : wishes.logit_bias) {
-    if (id >= model.tokenizer->size()) {
-      return invalid_value("logit_bias",
-                           fmt::format("logit_bias: the vocabulary has {} tokens, there is no {}",
-                                       model.tokenizer->size(), id));
-    }
-    out.logit_bias.emplace_back(id, bias);
-  }
-  for (const auto& [text, bias] : wishes.logit_bias_texts) {
-    const auto ids = model.tokenizer->encode(text, {.add_special = false, .parse_special = true});
-    if (!ids.ok()) return invalid_value("logit_bias", "logit_bias: " + ids.error().message);
-    for (const int32_t id : *ids) out.logit_bias.emplace_back(id, bias);
-  }
+  auto biases = biases_of(wishes, *model.tokenizer);
+  if (!biases.ok()) return biases.error();
+  out.logit_bias = std::move(*biases);
   return out;
 }
 
@@ -213,7 +230,7 @@ ApiResult<Request> request_of(const Generation& generation, const ServedModel& m
     }
     request.stop_ids.push_back(id);
   }
-  request.priority = generation.priority;
+  request.priority = policy.low_priority_first ? -generation.priority : generation.priority;
   request.cache_salt = generation.cache_salt;
   request.use_cache = generation.cache_prompt;
   request.top_logprobs = generation.top_logprobs;

@@ -152,18 +152,14 @@ void read_choice_object(const Fields& choice, Generation& out) {
     const Json* allowed = choice.object("allowed_tools");
     const Fields inner(allowed != nullptr ? *allowed : choice.json(), choice.path("allowed_tools"),
                        choice.error());
-    choose_mode(inner.string("mode", "auto"), out);
-    const Json* tools = inner.array("tools", 1024);
-    for (size_t i = 0; tools != nullptr && i < tools->size(); ++i) {
-      const Fields tool((*tools)[i], Fields::element(inner.path("tools"), i), choice.error());
-      const Json* function = tool.object("function");
-      const Fields named(function != nullptr ? *function : tool.json(), tool.path("function"),
-                         choice.error());
-      choose_tool(choice, named.string("name", ""), out);
-    }
+    choose_allowed(inner, out);
     return;
   }
-  if (type != "function" && type != "custom") return;  // refers to tools of another place: free choice
+  if (type != "function" && type != "custom") {
+    choice.fail(
+        unsupported(choice.path("type"), choice.path("type") + " must be function, custom or allowed_tools"));
+    return;
+  }
   const Json* named = choice.object(type.c_str());
   if (named == nullptr) named = &choice.json();
   out.tool_choice.mode = ToolChoice::Mode::required;
@@ -193,16 +189,13 @@ void read_choice(const Fields& fields, Generation& out) {
 }
 
 void read_format(const Fields& fields, const ApiLimits& limits, Generation& out) {
-  for (const char* name : {"guided_json", "json_schema"}) {
-    if (fields.has(name)) read_schema(fields, name, limits, out);
-  }
   const Json* format = fields.object("response_format");
   if (format == nullptr) return;
   const Fields inner(*format, "response_format", fields.error());
   const std::string type = inner.string("type", "text");
   if (type == "json_object") {
-    out.format.kind = OutputFormat::Kind::json_object;
-    if (inner.has("schema")) read_schema(inner, "schema", limits, out);
+    if (inner.has("schema")) return read_schema(inner, "schema", limits, out);
+    read_any_object(fields, inner.path(), out);
   } else if (type == "json_schema") {
     const Json* wrapped = inner.object("json_schema");
     if (wrapped == nullptr) {
@@ -347,8 +340,10 @@ ApiResult<Generation> read_completions(const Json& body, const ApiLimits& limits
   out.echo = fields.boolean("echo", false);
   out.add_special = fields.boolean("add_special_tokens", true);
   if (const std::string* suffix = fields.string("suffix")) out.suffix = *suffix;
-  if (out.max_tokens == 0 && !out.echo) {
-    fields.fail(invalid_value("max_tokens", "max_tokens must be at least 1, or 0 with echo"));
+  out.show_special = !fields.boolean("skip_special_tokens", true);
+  const bool ids = !out.prompts.empty() && std::holds_alternative<std::vector<int32_t>>(out.prompts[0]);
+  if (ids && out.suffix && !out.suffix->empty()) {
+    fields.fail(invalid_value("suffix", "suffix needs a prompt of text"));
   }
   if (error) return *error;
   return out;

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "server/read_request.h"
+#include "server/refused_fields.h"
 #include "text/unicode.h"
 
 namespace braid::server {
@@ -45,6 +46,32 @@ void read_sampling(const Fields& fields, SamplingWishes& out) {
   }
 }
 
+// llama.cpp's list of samplers: those it does not name are off. Their order is always the same here
+// (engine/sampler.h).
+void read_samplers(const Fields& fields, SamplingWishes& out) {
+  const Json* list = fields.array("samplers", 64);
+  if (list == nullptr) return;
+  std::set<std::string> named;
+  for (const Json& entry : *list) named.insert(entry.is_string() ? entry.get<std::string>() : "");
+  const auto take = [&](std::initializer_list<const char*> names) {
+    size_t found = 0;
+    for (const char* name : names) found += named.erase(name);
+    return found > 0;
+  };
+  if (!take({"penalties"})) out.repetition_penalty = 1, out.presence_penalty = out.frequency_penalty = 0;
+  if (!take({"top_k", "top-k"})) out.top_k = 0;
+  if (!take({"top_p", "top-p", "nucleus"})) out.top_p = 1;
+  if (!take({"min_p", "min-p"})) out.min_p = 0;
+  if (!take({"temperature", "temp"})) out.temperature = 1;
+  // Their own settings are refused unless they are neutral.
+  take({"dry", "top_n_sigma", "top-n-sigma", "typ_p", "typ-p", "typical_p", "typical-p", "typical", "xtc"});
+  if (!named.empty()) {
+    fields.fail(unsupported(
+        fields.path("samplers"),
+        fields.path("samplers") + " names a sampler that is not here: " + named.begin()->substr(0, 64)));
+  }
+}
+
 // One entry: a number from -100 to 100, or false for never.
 std::optional<float> bias_of(const Fields& fields, const Json& value) {
   if (value.is_boolean() && !value.get<bool>()) return -100.0f;
@@ -68,21 +95,27 @@ void read_bias_list(const Fields& fields, const Json& list, SamplingWishes& out)
     if (!bias) return;
     if (id) {
       out.logit_bias.emplace_back(static_cast<int32_t>(*id), *bias);
-    } else {
-      out.logit_bias_texts.emplace_back(entry[0].get<std::string>(), *bias);
+      continue;
     }
+    const auto& text = entry[0].get_ref<const std::string&>();
+    if (text.empty() || text.size() > kMaxBiasBytes) {
+      fields.fail(invalid_value(
+          fields.path("logit_bias"),
+          fmt::format("{} must hold texts of 1 to {} bytes", fields.path("logit_bias"), kMaxBiasBytes)));
+      return;
+    }
+    out.logit_bias_texts.emplace_back(text, *bias);
   }
 }
 
-void read_bias(const Fields& fields, const ApiLimits& limits, SamplingWishes& out) {
+void read_bias(const Fields& fields, SamplingWishes& out) {
   const Json* bias = fields.find("logit_bias");
   if (bias == nullptr) return;
   const std::string path = fields.path("logit_bias");
   if (!bias->is_object() && !bias->is_array()) {
     fields.fail(invalid_type(path, path + " must be an object of token ids"));
-  } else if (bias->size() > limits.max_logit_biases) {
-    fields.fail(
-        invalid_value(path, fmt::format("{} has more than {} entries", path, limits.max_logit_biases)));
+  } else if (bias->size() > kMaxLogitBiases) {
+    fields.fail(invalid_value(path, fmt::format("{} has more than {} entries", path, kMaxLogitBiases)));
   } else if (bias->is_array()) {
     read_bias_list(fields, *bias, out);
   } else {
@@ -161,11 +194,13 @@ void read_reasoning(const Fields& fields, Generation& out) {
     read_effort(inner, "effort", openai, effort);
     wishes.effort = effort.effort ? effort.effort : wishes.effort;
   }
-  for (const char* name : {"thinking_budget", "thinking_budget_tokens"}) {
+  const Fields kwargs(out.template_variables, fields.path("chat_template_kwargs"), fields.error());
+  apply_budget(kwargs.integer("thinking_budget", -1, kMaxCount), wishes);
+  for (const char* name : {"reasoning_budget", "reasoning_budget_tokens", "thinking_token_budget",
+                           "thinking_budget", "thinking_budget_tokens"}) {
     apply_budget(fields.integer(name, -1, kMaxCount), wishes);
   }
   for (const char* name : {"thinking", "enable_thinking"}) {
-    const Fields kwargs(out.template_variables, fields.path("chat_template_kwargs"), fields.error());
     if (const Json* value = kwargs.find(name); value != nullptr && value->is_boolean()) {
       wishes.think = value->get<bool>();
     }
@@ -196,10 +231,19 @@ void read_thinking(const Fields& fields, Generation& out) {
   const Fields inner(*thinking, fields.path("thinking"), fields.error());
   ReasoningWishes& wishes = out.reasoning;
   const std::string type = inner.string("type", "adaptive");
+  if (type != "enabled" && type != "disabled" && type != "adaptive") {
+    inner.fail(
+        invalid_value(inner.path("type"), inner.path("type") + " must be enabled, disabled or adaptive"));
+  }
   const auto budget = inner.integer("budget_tokens", -1, kMaxCount);
   wishes.think = type != "disabled";
   if (type == "enabled") apply_budget(budget, wishes);
-  wishes.omitted = inner.string("display", "") == "omitted";
+  const std::string display = inner.string("display", "summarized");
+  if (display != "summarized" && display != "full" && display != "omitted") {
+    inner.fail(
+        invalid_value(inner.path("display"), inner.path("display") + " must be summarized, full or omitted"));
+  }
+  wishes.omitted = display == "omitted";
 }
 
 void read_stops(const Fields& fields, const char* name, const ApiLimits& limits, Generation& out) {
@@ -207,7 +251,9 @@ void read_stops(const Fields& fields, const char* name, const ApiLimits& limits,
   if (stop == nullptr) return;
   const std::string path = fields.path(name);
   std::vector<const Json*> list;
-  if (stop->is_string()) {
+  const bool one = name == std::string_view("stop");  // OpenAI's field may be a string
+  const char* wanted = one ? " must be a string or an array of strings" : " must be an array of strings";
+  if (stop->is_string() && one) {
     list.push_back(stop);
   } else if (stop->is_array()) {
     if (stop->size() > static_cast<size_t>(limits.max_stops)) {
@@ -216,12 +262,12 @@ void read_stops(const Fields& fields, const char* name, const ApiLimits& limits,
     }
     for (const Json& entry : *stop) list.push_back(&entry);
   } else {
-    fields.fail(invalid_type(path, path + " must be a string or an array of strings"));
+    fields.fail(invalid_type(path, path + wanted));
     return;
   }
   for (const Json* entry : list) {
     if (!entry->is_string()) {
-      fields.fail(invalid_type(path, path + " must be a string or an array of strings"));
+      fields.fail(invalid_type(path, path + wanted));
       return;
     }
     const auto& text = entry->get_ref<const std::string&>();
@@ -238,15 +284,18 @@ void read_common(const Fields& fields, const ApiLimits& limits, Generation& out)
   out.model = fields.string("model", "");
   if (out.model.size() > 1024) fields.fail(invalid_value("model", "model is longer than 1024 bytes"));
   out.stream = fields.boolean("stream", false);
+  if (const auto refused = refused_field(fields.json(), out.endpoint)) fields.fail(*refused);
   read_sampling(fields, out.sampling);
-  read_bias(fields, limits, out.sampling);
+  read_samplers(fields, out.sampling);
+  read_bias(fields, out.sampling);
   read_stops(fields, out.endpoint == Endpoint::messages ? "stop_sequences" : "stop", limits, out);
   read_stop_ids(fields, out);
   out.ignore_eos = fields.boolean("ignore_eos", false);
   out.include_stop = fields.boolean("include_stop_str_in_output", false);
   if (const auto least = fields.integer("min_tokens", 0, kMaxCount))
     out.min_tokens = static_cast<int32_t>(*least);
-  const bool zero = out.endpoint == Endpoint::completions;
+  // 0: the prompt alone, which warms the cache.
+  const bool zero = out.endpoint == Endpoint::completions || out.endpoint == Endpoint::chat;
   for (const char* name : {"n_predict", "max_tokens", "max_output_tokens", "max_completion_tokens"}) {
     // -1 says "no limit" where llama.cpp's clients have always said so.
     const bool old_name = name == std::string_view("n_predict") || name == std::string_view("max_tokens");
@@ -264,12 +313,12 @@ void read_common(const Fields& fields, const ApiLimits& limits, Generation& out)
     out.include_usage =
         Fields(*options, fields.path("stream_options"), fields.error()).boolean("include_usage", false);
   }
+  read_form_extensions(fields, limits, out);
   read_reasoning(fields, out);
   if (out.endpoint != Endpoint::messages) read_thinking(fields, out);
   if (const auto parallel = fields.boolean("parallel_tool_calls")) out.parallel_calls = *parallel;
   out.cache_prompt = fields.boolean("cache_prompt", true);
   out.cache_salt = fields.string("cache_salt", "");
-  out.affinity = fields.string("prompt_cache_key", "");
   if (const auto priority = fields.integer("priority", -100, 100))
     out.priority = static_cast<int32_t>(*priority);
 }
@@ -360,6 +409,25 @@ void choose_tool(const Fields& fields, const std::string& name, Generation& out)
   out.tool_choice.names.push_back(*flat);
 }
 
+void choose_allowed(const Fields& allowed, Generation& out) {
+  if (!choose_mode(allowed.string("mode", "auto"), out)) {
+    allowed.fail(invalid_value(allowed.path("mode"), allowed.path("mode") + " must be auto or required"));
+  }
+  const Json* tools = allowed.array("tools", 1024);
+  for (size_t i = 0; tools != nullptr && i < tools->size(); ++i) {
+    const Fields tool((*tools)[i], Fields::element(allowed.path("tools"), i), allowed.error());
+    const std::string type = tool.string("type", "function");
+    if (type != "function" && type != "custom") continue;
+    const Json* wrapped = tool.object(type.c_str());
+    const Fields named(wrapped != nullptr ? *wrapped : tool.json(), tool.path(), tool.error());
+    choose_tool(allowed, named.string("name", ""), out);
+  }
+  if (out.tool_choice.names.empty()) {  // would mean all of them
+    allowed.fail(
+        invalid_value(allowed.path("tools"), allowed.path("tools") + " must name tools of this request"));
+  }
+}
+
 bool choose_mode(const std::string& word, Generation& out) {
   using Mode = ToolChoice::Mode;
   if (word == "auto") {
@@ -380,26 +448,7 @@ void check_choice(const Fields& fields, Generation& out) {
   }
 }
 
-// ---- Formats, media, opaque texts ------------------------------------------------------------------------
-
-void read_schema(const Fields& format, const char* name, const ApiLimits& limits, Generation& out) {
-  const Json* schema = format.find(name);
-  out.format.param = format.path(name);
-  if (schema == nullptr) {
-    format.fail(missing_field(format.path(name)));
-  } else if (!schema->is_object() && !schema->is_boolean()) {
-    format.fail(invalid_type(format.path(name), format.path(name) + " must be a JSON schema"));
-  } else if (schema->dump().size() > limits.max_schema_bytes) {
-    format.fail(
-        {.code = "invalid_json_schema",
-         .param = format.path(name),
-         .message = fmt::format("{} is longer than {} bytes", format.path(name), limits.max_schema_bytes)});
-  } else {
-    out.format.kind = OutputFormat::Kind::json_schema;
-    out.format.schema = *schema;
-    out.format.strict = format.boolean("strict", false);
-  }
-}
+// ---- Media, opaque texts ---------------------------------------------------------------------------------
 
 std::string media_text(const Fields& part, const char* kind, const ApiLimits& limits) {
   if (limits.reject_media) {

@@ -15,7 +15,21 @@ Fields element_of(const Fields& fields, const Json& list, const char* name, size
   return Fields(list[i], Fields::element(fields.path(name), i), fields.error());
 }
 
-// A string, or blocks of text; other blocks by `media`.
+void unknown_block(const Fields& block, const std::string& type) {
+  block.fail(
+      invalid_value(block.path("type"), block.path("type") + " is not known here: " + type.substr(0, 64)));
+}
+
+// What tools that run at another place, and thoughts that only their vendor can read, leave in a history.
+bool is_foreign_block(std::string_view type) {
+  return type == "redacted_thinking" || type == "server_tool_use" || type == "mcp_tool_use" ||
+         type == "container_upload" || type == "compaction" || type.ends_with("_tool_result");
+}
+
+std::string read_document(const Fields& block, const ApiLimits& limits);
+std::string read_search_result(const Fields& block, const ApiLimits& limits);
+
+// A string, or blocks whose text counts.
 std::string read_text_blocks(const Fields& fields, const char* name, const ApiLimits& limits, bool system) {
   const Json* content = fields.find(name);
   if (content == nullptr) return {};
@@ -34,8 +48,23 @@ std::string read_text_blocks(const Fields& fields, const char* name, const ApiLi
       if (!(system && part.starts_with(kBillingBlock))) join_text(text, part);
     } else if (type == "image") {
       join_text(text, media_text(block, "image", limits));
+    } else if (type == "search_result") {
+      join_text(text, read_search_result(block, limits));
+    } else if (type == "document") {
+      join_text(text, read_document(block, limits));
+    } else if (type == "tool_reference") {
+      join_text(text, block.string("tool_name", ""));
+    } else {
+      unknown_block(block, type);
     }
   }
+  return text;
+}
+
+std::string read_search_result(const Fields& block, const ApiLimits& limits) {
+  std::string text = block.string("title", "");
+  join_text(text, block.string("source", ""));
+  join_text(text, read_text_blocks(block, "content", limits, false));
   return text;
 }
 
@@ -95,6 +124,11 @@ void read_blocks(const Fields& fields, const Json& content, Role role, const Api
       read_tool_result(block, limits, out);
     } else if (type == "thinking" && role == Role::assistant) {
       read_thinking_block(block, message);
+    } else if (type == "search_result") {
+      join_text(message.text, read_search_result(block, limits));
+      said = true;
+    } else if (!is_foreign_block(type)) {
+      unknown_block(block, type);
     }
   }
   if (said || role == Role::assistant) out.messages.push_back(std::move(message));
@@ -196,11 +230,7 @@ ApiResult<Generation> read_messages(const Json& body, const ApiLimits& limits, b
   const Fields fields(body, "", &error);
   if (!counting && !fields.has("max_tokens")) return missing_field("max_tokens");
   read_common(fields, limits, out);
-  out.reasoning.think = false;  // Anthropic's rule: absent means off
-  if (body.contains("chat_template_kwargs") || body.contains("enable_thinking")) {
-    const Fields kwargs(out.template_variables, "chat_template_kwargs", &error);
-    out.reasoning.think = fields.boolean("enable_thinking", kwargs.boolean("enable_thinking", false));
-  }
+  if (!out.reasoning.think) out.reasoning.think = false;  // Anthropic's rule: absent means off
   read_thinking(fields, out);
   read_messages_tools(fields, limits, out);
   read_messages_choice(fields, out);

@@ -1,7 +1,8 @@
 // read_request.h -- requests of every API: JSON to Generation. Pure functions.
 //
 // The four readers differ in how a conversation, tools and formats are written; what they share is below
-// them. An error names the field. Unknown fields are ignored at every level.
+// them. An error names the field. Fields that nobody knows are ignored at every level; those that
+// other servers know and this one does not are refused (refused_fields.h).
 #pragma once
 
 #include <set>
@@ -23,7 +24,7 @@ ApiResult<Generation> read_messages(const Json& body, const ApiLimits& limits, b
 // extension.
 void read_common(const Fields& fields, const ApiLimits& limits, Generation& out);
 
-// A list of stop strings, or one.
+// A list of stop strings; `stop` may be one.
 void read_stops(const Fields& fields, const char* name, const ApiLimits& limits, Generation& out);
 
 // {type, budget_tokens, display}: Anthropic's form, which others send too.
@@ -53,12 +54,18 @@ std::optional<std::string> flat_name(const Generation& generation, const std::st
 
 // Adds an admissible tool; errors when it was not offered.
 void choose_tool(const Fields& fields, const std::string& name, Generation& out);
+// {mode, tools} of "allowed_tools". Hosted tools in it do not count.
+void choose_allowed(const Fields& allowed, Generation& out);
 // "auto", "none", "required" (and Anthropic's "any"). False: none of them.
 bool choose_mode(const std::string& word, Generation& out);
 // No tools: only auto and none make sense.
 void check_choice(const Fields& fields, Generation& out);
 
+// The form of the answer: a schema, any JSON object, and what other servers call forms (guided_json,
+// guided_choice, json_schema, structured_outputs). A second form is an error.
 void read_schema(const Fields& format, const char* name, const ApiLimits& limits, Generation& out);
+void read_any_object(const Fields& fields, const std::string& path, Generation& out);
+void read_form_extensions(const Fields& fields, const ApiLimits& limits, Generation& out);
 
 // What stands for an image or a file in the text, or an error.
 std::string media_text(const Fields& part, const char* kind, const ApiLimits& limits);

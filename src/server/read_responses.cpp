@@ -1,6 +1,7 @@
 // read_responses.cpp -- OpenAI's responses: JSON to Generation.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <set>
 
 #include "server/read_request.h"
@@ -38,9 +39,41 @@ std::string read_parts(const Fields& item, const char* name, const ApiLimits& li
       join_text(text, media_text(part, "audio", limits));
     } else if (type == "input_file") {
       join_text(text, media_text(part, "file", limits));
+    } else {
+      part.fail(invalid_value(part.path("type"), part.path("type") + " is not known: " + type.substr(0, 64)));
     }
   }
   return text;
+}
+
+// What tools that run at another place leave in a history. It has no text for the model.
+bool is_foreign_item(std::string_view type) {
+  constexpr std::string_view kTypes[] = {"web_search_call",
+                                         "file_search_call",
+                                         "image_generation_call",
+                                         "code_interpreter_call",
+                                         "computer_call",
+                                         "local_shell_call",
+                                         "shell_call",
+                                         "apply_patch_call",
+                                         "mcp_call",
+                                         "mcp_list_tools",
+                                         "mcp_approval_request",
+                                         "mcp_approval_response",
+                                         "compaction",
+                                         "compaction_summary",
+                                         "context_compaction",
+                                         "compaction_trigger"};
+  return std::find(std::begin(kTypes), std::end(kTypes), type) != std::end(kTypes);
+}
+
+// Tools that run at another place: agents list them and do without them.
+bool is_hosted(std::string_view type) {
+  constexpr std::string_view kTypes[] = {"web_search",       "file_search", "computer",    "code_interpreter",
+                                         "image_generation", "mcp",         "local_shell", "shell",
+                                         "apply_patch"};
+  return std::any_of(std::begin(kTypes), std::end(kTypes),
+                     [&](std::string_view kind) { return type.starts_with(kind); });
 }
 
 // Reasoning, text and calls that follow each other are one turn of the assistant.
@@ -56,8 +89,18 @@ class Items {
       read_reasoning(item);
     } else if (type == "function_call" || type == "custom_tool_call") {
       read_call(item, type == "custom_tool_call");
+    } else if (type == "item_reference") {
+      item.fail(unsupported(item.path("type"),
+                            item.path("type") +
+                                " is item_reference, but responses are not stored by this server; "
+                                "clients send whole items with store set to false"));
+    } else if (type.starts_with("tool_search")) {
+      item.fail(unsupported(item.path("type"),
+                            item.path("type") + ": tools cannot be searched for; send all of them"));
     } else if (type.ends_with("_output")) {
       read_output(item, type);
+    } else if (type != "additional_tools" && !is_foreign_item(type)) {
+      item.fail(invalid_value(item.path("type"), item.path("type") + " is not known: " + type.substr(0, 64)));
     }
   }
 
@@ -170,7 +213,30 @@ void read_tool(const Fields& tool, const std::string& name_space, ToolList& list
     for (size_t i = 0; inner != nullptr && i < inner->size(); ++i) {
       read_tool(element_of(tool, *inner, "tools", i), identity.name, list);
     }
-  }  // anything else runs at another place
+  } else if (type == "tool_search") {
+    tool.fail(unsupported(tool.path("type"),
+                          tool.path("type") + ": tools cannot be searched for; send all of them"));
+  } else if (!is_hosted(type)) {
+    tool.fail(invalid_value(tool.path("type"), tool.path("type") + " is not known: " + type.substr(0, 64)));
+  }
+}
+
+// Those of the request, and those that items of its input bring.
+void read_responses_tools(const Fields& fields, const ApiLimits& limits, Generation& out) {
+  ToolList list(limits, out);
+  const auto add = [&](const Fields& holder) {
+    const Json* tools = holder.array("tools", limits.max_tools);
+    for (size_t i = 0; tools != nullptr && i < tools->size(); ++i) {
+      read_tool(element_of(holder, *tools, "tools", i), "", list);
+    }
+  };
+  add(fields);
+  const Json* input = fields.find("input");
+  for (size_t i = 0; input != nullptr && input->is_array() && i < input->size(); ++i) {
+    const Fields item = element_of(fields, *input, "input", i);
+    const Json* type = item.find("type");
+    if (type != nullptr && *type == "additional_tools") add(item);
+  }
 }
 
 void read_responses_choice(const Fields& fields, Generation& out) {
@@ -187,11 +253,10 @@ void read_responses_choice(const Fields& fields, Generation& out) {
       out.tool_choice.mode = ToolChoice::Mode::required;
       choose_tool(fields, inner.string("name", ""), out);
     } else if (type == "allowed_tools") {
-      choose_mode(inner.string("mode", "auto"), out);
-      const Json* tools = inner.array("tools", 1024);
-      for (size_t i = 0; tools != nullptr && i < tools->size(); ++i) {
-        choose_tool(fields, element_of(inner, *tools, "tools", i).string("name", ""), out);
-      }
+      choose_allowed(inner, out);
+    } else {
+      inner.fail(
+          unsupported(inner.path("type"), inner.path("type") + " must be function, custom or allowed_tools"));
     }
   } else {
     fields.fail(invalid_type("tool_choice", "tool_choice must be a string or an object"));
@@ -209,7 +274,7 @@ void read_text_format(const Fields& fields, const ApiLimits& limits, Generation&
   if (type == "json_schema") {
     read_schema(inner, "schema", limits, out);
   } else if (type == "json_object") {
-    out.format.kind = OutputFormat::Kind::json_object;
+    read_any_object(fields, inner.path(), out);
   } else if (type != "text") {
     inner.fail(
         invalid_value("text.format.type", "text.format.type must be text, json_object or json_schema"));
@@ -241,11 +306,7 @@ ApiResult<Generation> read_responses(const Json& body, const ApiLimits& limits) 
     return unsupported("background", "background: responses are not stored by this server");
   }
   read_common(fields, limits, out);
-  ToolList list(limits, out);
-  const Json* tools = fields.array("tools", limits.max_tools);
-  for (size_t i = 0; tools != nullptr && i < tools->size(); ++i) {
-    read_tool(element_of(fields, *tools, "tools", i), "", list);
-  }
+  read_responses_tools(fields, limits, out);
   read_responses_choice(fields, out);
   read_text_format(fields, limits, out);
   if (const Json* include = fields.array("include", 64)) {
@@ -255,7 +316,7 @@ ApiResult<Generation> read_responses(const Json& body, const ApiLimits& limits) 
     }
   }
   if (const auto top = fields.integer("top_logprobs", 0, limits.max_top_logprobs);
-      top && out.top_logprobs >= 0) {
+      top && (*top > 0 || out.top_logprobs >= 0)) {
     out.top_logprobs = static_cast<int32_t>(*top);
   }
   read_input(fields, limits, out);

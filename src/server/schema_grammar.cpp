@@ -583,12 +583,22 @@ ApiResult<std::shared_ptr<const TokenGrammar>> answer_grammar(const Generation& 
   ByteGrammar grammar;
   GrammarParts parts(grammar);
   const Rule root = grammar.add_rule(), content = grammar.add_rule();
-  grammar.add(root, {ByteGrammar::ref(parts.lead()), ByteGrammar::ref(content)});
+  const bool choice = form && generation.format.kind == OutputFormat::Kind::choice;
+  // A few blanks may stand before the value, which conversations drop; a completion is what was chosen.
+  Sequence whole{ByteGrammar::ref(parts.lead()), ByteGrammar::ref(content)};
+  if (choice && generation.endpoint == Endpoint::completions) whole.erase(whole.begin());
+  grammar.add(root, std::move(whole));
   grammar.set_root(root);
   const bool any_object =
       generation.format.kind == OutputFormat::Kind::json_object && generation.format.schema.is_null();
   const Json schema = any_object ? Json{{"type", "object"}} : generation.format.schema;
-  if (form) {
+  if (choice) {
+    for (const std::string& text : generation.format.choices) {
+      Sequence one;
+      grammar.literal(one, text);
+      grammar.add(content, std::move(one));
+    }
+  } else if (form) {
     Compiler compiler(grammar, parts, schema, generation.format.strict);
     grammar.add(content, {ByteGrammar::ref(compiler.value())});
     if (!compiler.error().empty()) return schema_error(generation.format.param, compiler.error());

@@ -47,6 +47,7 @@ struct AnswerPolicy {
   LateSystem late_system = LateSystem::attach;
   std::optional<bool> preserve_thinking;  // not set: when the client sends reasoning back
   bool calls_in_reasoning = true;
+  bool low_priority_first = false;  // requests mean vLLM's priorities, of which the lowest goes first
   // What calls are held to where the client asks for nothing: the offered names, or their schemas too.
   enum class ToolForm { free, names, full } tool_form = ToolForm::free;
   int64_t default_max_tokens = -1;      // when the request names none; -1: the rest of the context

@@ -128,6 +128,82 @@ TEST(Server, AClientThatLeavesEndsTheWork) {
   EXPECT_NE(metrics.body.find("finished_reason=\"abort\""), std::string::npos);
 }
 
+TEST(Server, ThePromptAloneIsRunForNoTokens) {
+  TestServer server([](const Request& request) {
+    FakeBackend::Script script;
+    if (request.max_tokens == 0) script.reason = FinishReason::length;
+    return script;
+  });
+  Client client(server.port());
+  auto answer = client.ask("POST", "/v1/chat/completions", chat(R"("max_tokens":0)"));
+  EXPECT_EQ(answer.status, 200) << answer.body;
+  EXPECT_EQ(server.backend->last.max_tokens, 0);
+  EXPECT_EQ(answer.json()["choices"][0]["finish_reason"], "length");
+  EXPECT_EQ(answer.json()["choices"][0]["message"]["content"], "");
+  EXPECT_EQ(answer.json()["usage"]["completion_tokens"], 0);
+  answer = client.ask("POST", "/v1/completions", R"({"prompt":"hi","n_predict":0,"stream":true})");
+  EXPECT_NE(answer.body.find(R"("finish_reason":"length")"), std::string::npos) << answer.body;
+}
+
+TEST(Server, PrioritiesMeanWhatTheOperatorSays) {
+  for (const bool low : {false, true}) {
+    const auto server =
+        saying("x", [low](AppOptions& app, HttpOptions&) { app.policy.low_priority_first = low; });
+    Client client(server->port());
+    EXPECT_EQ(client.ask("POST", "/v1/chat/completions", chat(R"("priority":7)")).status, 200);
+    EXPECT_EQ(server->backend->last.priority, low ? -7 : 7);
+  }
+}
+
+TEST(Server, PrefixesOfAKeyAreItsOwn) {
+  const auto salt = [](const std::string& key, const std::string& more, bool shared) {
+    const auto server = saying("x", [&](AppOptions& app, HttpOptions&) {
+      app.api_keys = {"key-one", "key-two"};
+      app.share_cache = shared;
+    });
+    Client client(server->port());
+    EXPECT_EQ(client.ask("POST", "/v1/chat/completions", chat(more), key).status, 200);
+    return server->backend->last.cache_salt;
+  };
+  const std::string bearer = "Authorization: Bearer key-one\r\n", header = "x-api-key: key-one\r\n";
+  const std::string other = "Authorization: Bearer key-two\r\n", none = R"("user":"u")";
+  const std::string one = salt(bearer, none, false);
+  EXPECT_EQ(one.size(), 64u);
+  EXPECT_EQ(one.find("key"), std::string::npos);
+  EXPECT_EQ(salt(header, none, false), one);  // of any server at any time: files outlive it
+  EXPECT_NE(salt(other, none, false), one);
+  EXPECT_EQ(salt(bearer, R"("cache_salt":"s")", false), one + "s");
+  EXPECT_EQ(salt(bearer, none, true), "");
+  EXPECT_EQ(salt(other, R"("cache_salt":"s")", true), "s");
+  // Without keys everybody is one.
+  const auto open = saying("x");
+  Client client(open->port());
+  EXPECT_EQ(client.ask("POST", "/v1/chat/completions", chat(none), bearer).status, 200);
+  EXPECT_EQ(open->backend->last.cache_salt, "");
+}
+
+TEST(Server, AChoiceIsOneOfTheGivenTexts) {
+  const auto server = saying("x");
+  Client client(server->port());
+  const auto first = [&](const std::string& path, const std::string& body) {
+    EXPECT_EQ(client.ask("POST", path, body).status, 200);
+    std::vector<uint64_t> bits((static_cast<size_t>(server->model->tokenizer->size()) + 63) / 64);
+    EXPECT_NE(server->backend->last.mask, nullptr);
+    if (server->backend->last.mask != nullptr) server->backend->last.mask->allowed(bits);
+    std::set<std::string> out;
+    for (int32_t id = 0; id < server->model->tokenizer->size(); ++id) {
+      if (bits[static_cast<size_t>(id) / 64] >> (id % 64) & 1)
+        out.insert(std::string(server->model->tokenizer->piece(id)));
+    }
+    return out;
+  };
+  const auto raw = first("/v1/completions", R"({"prompt":"a","guided_choice":["ja","nein"]})");
+  EXPECT_TRUE(raw.contains("j") && raw.contains("n"));
+  EXPECT_FALSE(raw.contains("\"") || raw.contains(" ") || raw.contains("a"));
+  EXPECT_TRUE(
+      first("/v1/chat/completions", chat(R"("structured_outputs":{"choice":["ja","nein"]})")).contains("n"));
+}
+
 TEST(Server, EveryWrongFieldIsNamed) {
   const auto server = saying("x");
   Client client(server->port());
@@ -148,7 +224,7 @@ TEST(Server, EveryWrongFieldIsNamed) {
       {"/v1/chat/completions", "{" + user + R"(,"temperature":"1"})", "temperature"},
       {"/v1/chat/completions", "{" + user + R"(,"top_p":-0.1})", "top_p"},
       {"/v1/chat/completions", "{" + user + R"(,"top_k":-2})", "top_k"},
-      {"/v1/chat/completions", "{" + user + R"(,"max_tokens":0})", "max_tokens"},
+      {"/v1/chat/completions", "{" + user + R"(,"grammar":"root ::= \"a\""})", "grammar"},
       {"/v1/chat/completions", "{" + user + R"(,"max_tokens":-5})", "max_tokens"},
       {"/v1/chat/completions", "{" + user + R"(,"max_tokens":3.5})", "max_tokens"},
       {"/v1/chat/completions", "{" + user + R"(,"max_tokens":true})", "max_tokens"},

@@ -226,6 +226,46 @@ TEST(WriteAnswer, FailuresEndTheStreamInTheWordsOfEachApi) {
                      "{\"type\":\"error\",\"error\":{\"type\":\"api_error\",\"message\":\"gone\"}}\n\n"));
 }
 
+// What a stream has sent it does not keep: log probabilities are many times the text they belong to.
+TEST(WriteAnswer, AStreamForgetsLogProbabilities) {
+  for (const Endpoint endpoint : {Endpoint::chat, Endpoint::completions, Endpoint::responses}) {
+    for (const bool stream : {true, false}) {
+      Recording one = recording(endpoint, {});
+      one.generation.stream = stream;
+      one.generation.top_logprobs = 1;
+      const auto writer = make_writer(one.generation, context(one.generation));
+      std::string out;
+      writer->open({}, out);
+      for (int i = 0; i < 100; ++i) {
+        const AnswerEvent event{Kind::content, 0, "x"};
+        const TokenLogprob token{"x", -0.125f, {{"y", -2.5f}}};
+        writer->events(0, {&event, 1}, {&token, 1}, out);
+      }
+      writer->end_choice(0, {}, out);
+      writer->close({}, Json::object(), out);
+      const auto count = [](const std::string& text) {
+        size_t found = 0;
+        for (size_t at = 0; (at = text.find("-0.125", at)) != std::string::npos; ++at) ++found;
+        return found;
+      };
+      EXPECT_EQ(count(out), stream ? 100u : 0u) << endpoint_path(endpoint);
+      EXPECT_EQ(count(dump(writer->whole())), stream ? 0u : 100u) << endpoint_path(endpoint);
+    }
+  }
+}
+
+// Text behind a call that was never closed does not make the call a whole one.
+TEST(WriteAnswer, ACallThatWasCutIsNotComplete) {
+  Recording cut =
+      recording(Endpoint::responses,
+                {{Kind::call, 0, "now"}, {Kind::arguments, 0, "{\"a\": "}, {Kind::content, 0, "hm"}},
+                AnswerEnd::length);
+  EXPECT_EQ(whole(cut)["output"][0]["status"], "incomplete");
+  cut.events.pop_back();
+  cut.error = internal_error("gone");
+  EXPECT_EQ(whole(cut)["output"][0]["status"], "incomplete");
+}
+
 TEST(WriteAnswer, ChoicesKeepApart) {
   Recording two = recording(Endpoint::chat, {});
   two.generation.n = 2;

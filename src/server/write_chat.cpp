@@ -216,7 +216,7 @@ class ChatWriter : public OpenAiWriter {
     std::string content, reasoning;
     bool has_content = false;
     std::vector<Call> calls;
-    Json logprobs = Json::array();
+    Json logprobs = Json::array();          // unstreamed: those of the whole answer
     Json waiting_logprobs = Json::array();  // of tokens whose text is still held back
     ChoiceEnd end;
   };
@@ -285,7 +285,9 @@ class ChatWriter : public OpenAiWriter {
     if (generation_.top_logprobs >= 0 && tokens.is_array()) {
       for (Json& token : tokens) choice.waiting_logprobs.push_back(std::move(token));
       tokens = std::exchange(choice.waiting_logprobs, Json::array());
-      for (const Json& token : tokens) choice.logprobs.push_back(token);
+      if (!generation_.stream) {
+        for (Json& token : tokens) choice.logprobs.push_back(std::move(token));
+      }
     }
     if (!generation_.stream) return;
     out += "data: ";
@@ -370,7 +372,8 @@ class CompletionsWriter : public OpenAiWriter {
     return count;
   }
 
-  static Json add_logprobs(Choice& choice, std::span<const TokenLogprob> logprobs) {
+  // A stream has sent what it forgets.
+  Json add_logprobs(Choice& choice, std::span<const TokenLogprob> logprobs) const {
     Json part{{"tokens", Json::array()},
               {"token_logprobs", Json::array()},
               {"top_logprobs", Json::array()},
@@ -388,10 +391,11 @@ class CompletionsWriter : public OpenAiWriter {
       part["text_offset"].push_back(choice.logprob_characters);
       choice.logprob_characters += characters(token.bytes);  // a character in two tokens counts once
     }
+    if (generation_.stream) return part;
     for (auto& [key, list] : part.items()) {
-      for (const Json& value : list) choice.logprobs[key].push_back(value);
+      for (Json& value : list) choice.logprobs[key].push_back(std::move(value));
     }
-    return part;
+    return Json();
   }
 
   void chunk(int index, std::string_view text, Json tokens, const ChoiceEnd* end, std::string& out) {

@@ -69,7 +69,7 @@ class ResponsesWriter : public AnswerWriter {
   }
 
   void fail(const ApiError& error, std::string& out) override {
-    finish_item("completed", out);
+    finish_item(unfinished(), out);
     // The words that clients of this API act upon.
     const bool known = error.code == "context_length_exceeded" || error.code == "invalid_prompt";
     const char* code = known                                        ? error.code.c_str()
@@ -154,7 +154,7 @@ class ResponsesWriter : public AnswerWriter {
   }
 
   void start_item(std::string kind, Json item, std::string& out) {
-    finish_item("completed", out);
+    finish_item(unfinished(), out);
     kind_ = std::move(kind);
     item_ = std::move(item);
     text_.clear();
@@ -185,11 +185,11 @@ class ResponsesWriter : public AnswerWriter {
            ",\"output_index\":" + std::to_string(output_.size()) + ",\"content_index\":0,\"delta\":";
     append_json_string(out, more);
     if (!reasoning) {
-      Json tokens = Json::array();
-      for (; logprobs_sent_ < logprobs_.size(); ++logprobs_sent_) {
-        tokens.push_back(logprobs_[logprobs_sent_]);
-        tokens.back().erase("bytes");
-        for (Json& top : tokens.back()["top_logprobs"]) top.erase("bytes");
+      // A stream keeps none of them: the events that repeat the text have those that no delta has brought.
+      Json tokens = std::exchange(logprobs_, Json::array());
+      for (Json& token : tokens) {
+        token.erase("bytes");
+        for (Json& top : token["top_logprobs"]) top.erase("bytes");
       }
       out += ",\"logprobs\":" + dump(tokens);
     }
@@ -208,6 +208,11 @@ class ResponsesWriter : public AnswerWriter {
               {identity.custom ? "input" : "arguments", ""}};
     if (!identity.name_space.empty()) item["namespace"] = identity.name_space;
     start_item(identity.custom ? "custom_tool_call" : "function_call", std::move(item), out);
+  }
+
+  // How an item ends whose end was not written: text may end anywhere, a call may not.
+  const char* unfinished() const {
+    return kind_ == "reasoning" || kind_ == "message" ? "completed" : "incomplete";
   }
 
   void finish_item(const char* status, std::string& out) {
@@ -242,7 +247,6 @@ class ResponsesWriter : public AnswerWriter {
     item_["content"] = Json::array({part(text_, true)});
     if (reasoning && generation_.include_encrypted) item_["encrypted_content"] = opaque_text(text_);
     logprobs_ = Json::array();
-    logprobs_sent_ = 0;
   }
 
   void finish_custom(std::string& out) {
@@ -268,8 +272,7 @@ class ResponsesWriter : public AnswerWriter {
   std::string kind_;  // type of the open item; empty: none
   Json item_;
   std::string text_;
-  Json logprobs_ = Json::array();
-  size_t logprobs_sent_ = 0;
+  Json logprobs_ = Json::array();  // of the open text, as far as they were not sent
   bool length_ = false;
   Json error_;
   Json usage_;

@@ -44,6 +44,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   BRAID_CHECK(generation->tools.size() <= limits.max_tools);
   TemplateAbilities abilities;
   template_messages(normalise(generation->messages, abilities, LateSystem::attach), abilities);
+  BRAID_CHECK(generation->sampling.logit_bias.size() + generation->sampling.logit_bias_texts.size() <=
+              kMaxLogitBiases);
+  if (generation->format.kind == OutputFormat::Kind::choice) BRAID_CHECK(!generation->format.choices.empty());
   if (generation->format.kind == OutputFormat::Kind::json_schema) {
     const auto grammar = schema_to_grammar(generation->format.schema, generation->format.strict);
     if (!grammar.ok()) BRAID_CHECK(!grammar.error().message.empty());
