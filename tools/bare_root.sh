@@ -25,6 +25,6 @@ mount -t proc proc "$root/proc"
 mount --bind /dev "$root/dev"
 mount --bind /dev/pts "$root/dev/pts"
 for target in "$@"; do
-  TIMEFORMAT="make $target: %0R s; processor time %0U s, of the system %0S s"
+  TIMEFORMAT="make $target: %0R s; processor time %0U s and %0S s of the system"
   time env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root chroot "$root" make -C /src/braid "$target"
 done
