@@ -53,7 +53,7 @@ struct ServeFlags {
   std::string late_system = "attach";
   std::string preserve_thinking = "auto";
   std::string media = "placeholder";
-  std::string tool_grammar = "off";
+  std::string tool_grammar = "full";
   bool no_page = false;
   double max_body_mb = 32;
   double max_request_memory_mb = 256;
@@ -455,8 +455,10 @@ void add_answer_options(CLI::App& command, ServeFlags& flags) {
       ->check(CLI::Range(0, 1 << 30))
       ->capture_default_str();
   command
-      .add_option("--late-system", flags.late_system,
-                  "system messages in mid-conversation: attach, merge, native")
+      .add_option(
+          "--late-system", flags.late_system,
+          "system messages in mid-conversation: attach (to the turn before, ahead of a user's words), merge "
+          "(into the first one), native (where they are)")
       ->check(CLI::IsMember({"attach", "merge", "native"}))
       ->capture_default_str();
   command
@@ -464,9 +466,10 @@ void add_answer_options(CLI::App& command, ServeFlags& flags) {
       ->check(CLI::IsMember({"auto", "on", "off"}))
       ->capture_default_str();
   command
-      .add_option("--tool-grammar", flags.tool_grammar,
-                  "calls are held to: names of offered tools, full: their schemas too; off: only strict and "
-                  "required ones are")
+      .add_option(
+          "--tool-grammar", flags.tool_grammar,
+          "calls are held to: names of offered tools, full: their schemas too (names where a schema is "
+          "too large); off: only strict and required ones are")
       ->check(CLI::IsMember({"off", "names", "full"}))
       ->capture_default_str();
   command.add_option("--media", flags.media, "images and audio: placeholder or reject")

@@ -44,15 +44,28 @@ std::string reminder(const std::string& text) {
   return "<system-reminder>\n" + std::string(trimmed(text)) + "\n</system-reminder>";
 }
 
+// Puts a system message's words into a user's turn: before the user's own, behind other such words.
+void insert_system(Message& user, const std::string& text) {
+  std::string own = user.text.substr(user.system_bytes);
+  if (is_blank(own)) own.clear();
+  user.text.resize(user.system_bytes);
+  while (user.text.ends_with('\n')) user.text.pop_back();
+  append_paragraph(user.text, text);
+  if (!own.empty()) user.text += "\n\n";
+  user.system_bytes = user.text.size();
+  user.text += own;
+}
+
 // A late system message keeps its place: it joins the turn before it, so that what was rendered before stays.
-void attach_late(Messages& out, Message message) {
+void attach_late(Messages& out, const Message& message) {
   if (is_blank(message.text)) return;
   const std::string text = reminder(message.text);
-  if (!out.empty() && (out.back().role == Role::user || out.back().role == Role::tool)) {
+  if (!out.empty() && out.back().role == Role::tool) {
     append_paragraph(out.back().text, text);
-  } else {
-    out.push_back({.role = Role::user, .text = text});
+    return;
   }
+  if (out.empty() || out.back().role != Role::user) out.push_back({.role = Role::user});
+  insert_system(out.back(), text);
 }
 
 Messages place_late_system(Messages messages, const TemplateAbilities& abilities, LateSystem policy) {
@@ -65,7 +78,7 @@ Messages place_late_system(Messages messages, const TemplateAbilities& abilities
       if (out.empty() || out[0].role != Role::system) out.insert(out.begin(), {.role = Role::system});
       append_paragraph(out[0].text, messages[i].text);
     } else {
-      attach_late(out, std::move(messages[i]));
+      attach_late(out, messages[i]);
     }
   }
   return out;
@@ -111,6 +124,7 @@ void ensure_query(Messages& messages) {
   const bool query = std::any_of(messages.begin(), messages.end(), is_query);
   if (!query && !messages.empty() && messages.back().role == Role::system) {
     messages.back().role = Role::user;
+    messages.back().system_bytes = messages.back().text.size();
     return;
   }
   const auto first = messages.begin() + (!messages.empty() && messages[0].role == Role::system ? 1 : 0);
@@ -158,9 +172,12 @@ Messages normalise(Messages messages, const TemplateAbilities& abilities, LateSy
     const auto user = std::find_if(messages.begin(), messages.end(),
                                    [](const Message& message) { return message.role == Role::user; });
     if (user == messages.end()) {
-      messages.insert(messages.begin(), {.role = Role::user, .text = text});
+      messages.insert(messages.begin(), {.role = Role::user, .text = text, .system_bytes = text.size()});
     } else {
-      user->text = text + "\n\n" + user->text;
+      const std::string own = std::move(user->text);
+      user->text = text + "\n\n";
+      user->system_bytes += user->text.size();
+      user->text += own;
     }
   }
   ensure_query(messages);
@@ -188,6 +205,12 @@ Json template_messages(const Messages& messages, const TemplateAbilities& abilit
     }
     out.push_back(std::move(json));
   }
+  return out;
+}
+
+std::vector<size_t> instruction_bytes(const Messages& messages) {
+  std::vector<size_t> out;
+  for (const Message& message : messages) out.push_back(message.system_bytes);
   return out;
 }
 

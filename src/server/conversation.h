@@ -31,6 +31,8 @@ struct Message {
   std::vector<ToolCall> calls = {};
   std::string call_id = {};  // role tool: which call it answers
   std::string name = {};     // role tool: the tool, if the client said
+  // Of text, at its start: what a system message says in this user's turn, with the blank line behind it.
+  size_t system_bytes = 0;
 };
 using Messages = std::vector<Message>;
 
@@ -52,12 +54,19 @@ struct TemplateAbilities {
 };
 TemplateAbilities probe_template(const ChatTemplate& chat);
 
+// What becomes of system messages behind the first turn, for templates that take none there.
+//   attach  one behind a user's message opens that user's turn, so that the question stays last; one behind a
+//           tool's result ends it; one behind an answer is a turn of its own. Nothing before it changes.
+//   merge   it joins the system message at the start
+//   native  it stays where it is, if the template takes it; else attach
 enum class LateSystem { attach, merge, native };
 
 Messages normalise(Messages messages, const TemplateAbilities& abilities, LateSystem late_system);
 
 // Messages as templates expect them.
 Json template_messages(const Messages& messages, const TemplateAbilities& abilities);
+// system_bytes of each, for ChatOptions::instruction_bytes.
+std::vector<size_t> instruction_bytes(const Messages& messages);
 
 // Text parts of one message become one text: with one line feed between parts unless one is there.
 void join_text(std::string& text, std::string_view more);

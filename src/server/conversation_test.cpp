@@ -44,12 +44,85 @@ TEST(Conversation, LateSystemMessagesKeepTheirPlace) {
                          {.role = Role::assistant, .text = "a"},
                          {.role = Role::system, .text = "t"}};
   EXPECT_EQ(shape(normalise(late, kQwen, LateSystem::attach)),
-            "user(u\n\n<system-reminder>\ns\n</system-reminder>) assistant(a) "
+            "user(<system-reminder>\ns\n</system-reminder>\n\nu) assistant(a) "
             "user(<system-reminder>\nt\n</system-reminder>)");
   EXPECT_EQ(shape(normalise(late, kQwen, LateSystem::merge)), "system(s\n\nt) user(u) assistant(a)");
   TemplateAbilities native = kQwen;
   native.late_system = true;
   EXPECT_EQ(shape(normalise(late, native, LateSystem::native)), "user(u) system(s) assistant(a) system(t)");
+}
+
+// What a late system message says comes before the question, several in their order; behind a tool's result
+// it has no question to come before.
+TEST(Conversation, AUsersQuestionStaysLastInItsTurn) {
+  const auto in_turn = [](Messages messages) {
+    return normalise(std::move(messages), kQwen, LateSystem::attach);
+  };
+  const Messages two = in_turn({{.role = Role::system, .text = "head"},
+                                {.role = Role::user, .text = "one"},
+                                {.role = Role::user, .text = "two\n"},
+                                {.role = Role::system, .text = "s"},
+                                {.role = Role::system, .text = " "},
+                                {.role = Role::system, .text = "t"}});
+  const std::string reminders =
+      "<system-reminder>\ns\n</system-reminder>\n\n<system-reminder>\nt\n</system-reminder>";
+  EXPECT_EQ(shape(two), "system(head) user(one) user(" + reminders + "\n\ntwo\n)");
+  EXPECT_EQ(two[2].system_bytes, reminders.size() + 2);
+  EXPECT_EQ(instruction_bytes(two), (std::vector<size_t>{0, 0, reminders.size() + 2}));
+  const Messages empty = in_turn({{.role = Role::user, .text = " \n"},
+                                  {.role = Role::system, .text = "s"},
+                                  {.role = Role::system, .text = "t"}});
+  EXPECT_EQ(shape(empty), "user(" + reminders + ")");
+  EXPECT_EQ(empty[0].system_bytes, reminders.size());
+  EXPECT_EQ(shape(in_turn({{.role = Role::user, .text = "u"},
+                           {.role = Role::assistant, .calls = {{"1", "f", {}}}},
+                           {.role = Role::tool, .text = "r", .call_id = "1"},
+                           {.role = Role::system, .text = "s"}})),
+            "user(u) assistant()[f] tool(r\n\n<system-reminder>\ns\n</system-reminder>)");
+  const TemplateAbilities no_system{.system_role = false};
+  const Messages first = normalise({{.role = Role::system, .text = "head"},
+                                    {.role = Role::user, .text = "u"},
+                                    {.role = Role::system, .text = "s"}},
+                                   no_system, LateSystem::attach);
+  EXPECT_EQ(shape(first), "user(head\n\n<system-reminder>\ns\n</system-reminder>\n\nu)");
+  EXPECT_EQ(first[0].system_bytes, first[0].text.size() - 1);
+}
+
+// A conversation with system messages anywhere grows at its end only, whatever is said next.
+TEST(Conversation, LateSystemMessagesLeaveWhatWasRenderedBefore) {
+  const auto model = demo_served_model(nullptr);
+  model->chat = ChatTemplate::built_in("", "<|im_end|>");
+  const Messages all = {{.role = Role::system, .text = "head"},
+                        {.role = Role::user, .text = "one"},
+                        {.role = Role::system, .text = "s <tool_call>"},
+                        {.role = Role::assistant, .text = "", .calls = {{"1", "f", Json::object()}}},
+                        {.role = Role::tool, .text = "r", .call_id = "1"},
+                        {.role = Role::system, .text = "t"},
+                        {.role = Role::assistant, .text = "a"},
+                        {.role = Role::system, .text = "v"},
+                        {.role = Role::user, .text = "two"},
+                        {.role = Role::system, .text = "w"},
+                        {.role = Role::assistant, .text = "b"},
+                        {.role = Role::user, .text = "three"}};
+  // A client asks whenever the last word is not the model's.
+  std::vector<int32_t> before;
+  for (const size_t count : {size_t{3}, size_t{6}, size_t{10}, size_t{12}}) {
+    Generation generation;
+    generation.messages.assign(all.begin(), all.begin() + static_cast<ptrdiff_t>(count));
+    generation.add_generation_prompt = false;
+    const auto prompt = render_prompt(generation, *model, {});
+    ASSERT_TRUE(prompt.ok()) << prompt.error().message;
+    const auto ids = prompt_tokens(*prompt, *model);
+    ASSERT_TRUE(ids.ok());
+    ASSERT_GT(ids->size(), before.size());
+    EXPECT_TRUE(std::equal(before.begin(), before.end(), ids->begin())) << prompt->text.text;
+    if (count == 3) {
+      EXPECT_TRUE(prompt->text.text.ends_with("</system-reminder>\n\none<|im_end|>\n")) << prompt->text.text;
+      // The system's words have the tokens that a system message has.
+      EXPECT_EQ(std::count(ids->begin(), ids->end(), *model->tokenizer->find("<tool_call>")), 1);
+    }
+    before = *ids;
+  }
 }
 
 TEST(Conversation, ThereIsAlwaysAQuery) {

@@ -66,22 +66,23 @@ Rule GrammarParts::lead() {
 }
 
 // One rule for each beginning of a mark that the text may end with.
-Rule GrammarParts::text_automaton(std::string_view mark, std::string_view forbidden, bool until) {
-  const std::string key = std::string(mark) + '\0' + std::string(forbidden);
+Rule GrammarParts::text_automaton(std::string_view mark, std::string_view forbidden, std::string_view begun,
+                                  bool until) {
+  const std::string key = std::string(mark) + '\0' + std::string(forbidden) + '\0' + std::string(begun);
   const auto [known, added] = texts_.emplace(std::pair(key, until), -1);
   if (!added) return known->second;
   std::map<std::string, Rule> states;
   for (const std::string_view one : {mark, forbidden}) {
     for (size_t k = 0; k < one.size(); ++k) {
-      if (const std::string begun(one.substr(0, k)); !states.contains(begun))
-        states[begun] = grammar_.add_rule();
+      if (const std::string start(one.substr(0, k)); !states.contains(start))
+        states[start] = grammar_.add_rule();
     }
   }
-  for (const auto& [begun, rule] : states) {
+  for (const auto& [seen, rule] : states) {
     std::map<std::string, ByteSet> to;  // what the text ends with afterwards
     ByteSet last;                       // bytes that complete the mark
     for (int byte = 0; byte < 256; ++byte) {
-      std::string text = begun + static_cast<char>(byte);
+      std::string text = seen + static_cast<char>(byte);
       if (text.ends_with(mark)) {
         last.set(static_cast<size_t>(byte));
       } else if (forbidden.empty() || !text.ends_with(forbidden)) {
@@ -98,14 +99,14 @@ Rule GrammarParts::text_automaton(std::string_view mark, std::string_view forbid
       grammar_.add(rule, {});
     }
   }
-  known->second = states[""];
+  known->second = states[std::string(begun)];
   return known->second;
 }
 
-Rule GrammarParts::text_until(std::string_view mark, std::string_view forbidden) {
-  return text_automaton(mark, forbidden, true);
+Rule GrammarParts::text_until(std::string_view mark, std::string_view forbidden, std::string_view begun) {
+  return text_automaton(mark, forbidden, begun, true);
 }
-Rule GrammarParts::text_without(std::string_view mark) { return text_automaton(mark, {}, false); }
+Rule GrammarParts::text_without(std::string_view mark) { return text_automaton(mark, {}, {}, false); }
 
 // Well-formed UTF-8 or an escape.
 Rule GrammarParts::character() {

@@ -27,7 +27,8 @@ class GrammarParts {
   Rule any_value();     // any JSON
   Rule string_value();  // any JSON string
   // Any bytes up to and with the first `mark`, without `forbidden` before it; or any that do not hold it.
-  Rule text_until(std::string_view mark, std::string_view forbidden = {});
+  // `begun`: the beginning of the mark that the text before ends with.
+  Rule text_until(std::string_view mark, std::string_view forbidden = {}, std::string_view begun = {});
   Rule text_without(std::string_view mark);
   Rule bounded_string(int64_t least, std::optional<int64_t> most);  // characters
   Rule number(bool not_negative);
@@ -48,7 +49,7 @@ class GrammarParts {
   Rule digits_between(const std::string& low, const std::string& high, size_t from);
   Rule natural(int64_t low, std::optional<int64_t> high);
   Rule sequence(ByteGrammar::Sequence sequence);
-  Rule text_automaton(std::string_view mark, std::string_view forbidden, bool until);
+  Rule text_automaton(std::string_view mark, std::string_view forbidden, std::string_view begun, bool until);
 
   ByteGrammar& grammar_;
   std::map<std::pair<std::string, bool>, Rule> texts_;  // by marks

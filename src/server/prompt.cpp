@@ -212,6 +212,17 @@ ApiResult<std::vector<int32_t>> completion_tokens(const Generation& generation, 
   return std::move(*ids);
 }
 
+// The tools that may be called: all, or those of tool_choice.
+Json callable_tools(const Generation& generation) {
+  const std::vector<std::string>& names = generation.tool_choice.names;
+  if (names.empty()) return generation.tools;
+  Json out = Json::array();
+  for (const Json& tool : generation.tools) {
+    if (std::find(names.begin(), names.end(), tool["function"]["name"]) != names.end()) out.push_back(tool);
+  }
+  return out;
+}
+
 // What all choices of one prompt share.
 ApiResult<Request> request_of(const Generation& generation, const ServedModel& model,
                               const AnswerPolicy& policy, std::vector<int32_t> ids,
@@ -277,6 +288,7 @@ ApiResult<RenderedPrompt> render_prompt(const Generation& generation, const Serv
     options.variables["preserve_thinking"] = true;
   }
   Messages messages = normalise(generation.messages, model.abilities, policy.late_system);
+  options.instruction_bytes = instruction_bytes(messages);
   RenderedPrompt out;
   out.thinking = options.enable_thinking.value_or(true);
   if (generation.continue_final && !messages.empty() && messages.back().role == Role::assistant) {
@@ -344,7 +356,11 @@ ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> gener
     out.format.starts_in_reasoning = open_thought(rendered->text.text, generation->continue_final);
     thinking = out.format.starts_in_reasoning || (rendered->thinking && model.abilities.reasoning);
     if (!generation->tools.empty() && generation->tool_choice.mode != ToolChoice::Mode::none) {
-      out.format.tools = std::make_shared<OfferedTools>(generation->tools);
+      out.format.tools = std::make_shared<OfferedTools>(callable_tools(*generation));
+      // Where nothing holds the model, its client answers for the names.
+      out.format.offered_only = policy.tool_form != AnswerPolicy::ToolForm::free ||
+                                generation->tool_choice.mode == ToolChoice::Mode::required ||
+                                !generation->tool_choice.names.empty();
     }
     out.format.dialect = model.abilities.dialect == "argkv" ? CallDialect::key_value : CallDialect::xml;
     out.format.calls_in_reasoning = policy.calls_in_reasoning;

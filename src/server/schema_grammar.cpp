@@ -528,7 +528,9 @@ class CallCompiler {
     const bool text =
         types.empty() || std::find(types.begin(), types.end(), ArgumentType::string) != types.end();
     if (text) {
-      grammar_.add(rule, {ByteGrammar::ref(parts_.text_until(kEnd))});
+      // The line feed behind the opening tag may be the one before the closing tag, of an empty text. What
+      // would end the call for whoever reads it does not stand in a text.
+      grammar_.add(rule, {ByteGrammar::ref(parts_.text_until(kEnd, "\n</function>\n</tool_call>", "\n"))});
     } else {
       Sequence out{ByteGrammar::ref(compiler.value(property))};
       grammar_.literal(out, kEnd);

@@ -261,7 +261,7 @@ bool AnswerParser::step_after_function() {
   if (text.starts_with(kFunctionOpen)) {
     size_t end = 0;
     const auto name = tag_name(0, kFunctionOpen, &end);
-    if (name) {
+    if (name && may_call(*name)) {
       take(end);
       open_call(*name);
       return true;
@@ -316,7 +316,7 @@ bool AnswerParser::step_json() {
                                        : given->kind == JsonKind::string ? read_json(given->string)
                                                                          : std::optional(*given);
   if (name == nullptr || name->kind != JsonKind::string || !arguments ||
-      arguments->kind != JsonKind::object) {
+      arguments->kind != JsonKind::object || !may_call(name->string)) {
     give_back(extent_.end());
     return true;
   }

@@ -236,6 +236,7 @@ bool AnswerParser::found_call(size_t at, bool wrapped) {
 // line counts.
 AnswerParser::Tri AnswerParser::accept_call(const Opening& found, size_t at, bool bare) const {
   const bool reasoning = state_ == State::reasoning;
+  if (found.kind != Opening::Kind::json && !may_call(found.name)) return Tri::no;
   if (!reasoning && !bare) return Tri::yes;
   if (found.kind == Opening::Kind::json || format_.tools->find(found.name) == nullptr || !at_line_start(at)) {
     return Tri::no;
@@ -244,6 +245,10 @@ AnswerParser::Tri AnswerParser::accept_call(const Opening& found, size_t at, boo
     return follows(found.end, {kParameterOpen, kFunctionClose});
   }
   return Tri::yes;
+}
+
+bool AnswerParser::may_call(std::string_view name) const {
+  return !format_.offered_only || format_.tools->find(name) != nullptr;
 }
 
 AnswerParser::Opening AnswerParser::opening(size_t at, bool wrapped) const {

@@ -51,6 +51,7 @@ struct AnswerFormat {
   bool starts_in_reasoning = false;  // the prompt ends inside an open think block
   CallDialect dialect = CallDialect::xml;
   std::shared_ptr<const OfferedTools> tools;  // null or empty: call markers are ordinary text
+  bool offered_only = false;                  // a call of any other tool is ordinary text
   bool calls_in_reasoning = true;             // accept a call (under strict rules) before the block is closed
   size_t max_value_bytes = size_t{8} << 20;   // of a buffered argument; a longer one becomes a string
 };
@@ -123,6 +124,7 @@ class AnswerParser {
   Opening pairs_opening(size_t at) const;
   std::optional<std::string> tag_name(size_t at, std::string_view marker, size_t* end) const;
   Tri accept_call(const Opening& opening, size_t at, bool bare) const;
+  bool may_call(std::string_view name) const;
 
   void open_call(std::string_view name);
   void close_call();

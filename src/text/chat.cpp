@@ -89,8 +89,8 @@ Result<RenderedText> ChatTemplate::render(const Json& messages, const Json& tool
   for (const auto& [name, value] : options.variables.get_ref<const Json::object_t&>()) {
     if (name != "messages" && name != "tools") variables.push_back({name, &value, Source::data});
   }
-  variables.push_back({"messages", &messages, Source::messages});
-  if (!tools.empty()) variables.push_back({"tools", &tools, Source::data});
+  variables.push_back({"messages", &messages, Source::messages, &options.instruction_bytes});
+  if (!tools.empty()) variables.push_back({"tools", &tools, Source::tools});
   return program_.render(variables, options.render);
 }
 

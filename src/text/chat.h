@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/result.h"
 #include "text/jinja.h"
@@ -21,6 +22,9 @@ namespace braid {
 struct ChatOptions {
   bool add_generation_prompt = true;    // end with the opening of an assistant turn
   std::optional<bool> enable_thinking;  // not set: the variable is undefined, the template's default holds
+  // Of each message, how many bytes at the start of its content are an instruction (origin.h) that stands in
+  // somebody else's turn; may be shorter than the messages.
+  std::vector<size_t> instruction_bytes;
   // Further variables, an object; they may replace those above but not messages and tools.
   nlohmann::ordered_json variables = nlohmann::ordered_json::object();
   jinja::RenderOptions render;

@@ -53,8 +53,9 @@ struct RenderStats {
 // Where a variable comes from, which decides what its texts may become (origin.h).
 enum class Source : uint8_t {
   trusted,   // us: like the template's own words
+  tools,     // a client's tools: instructions
   data,      // a client
-  messages,  // a list of messages: answers where the role is assistant, else data
+  messages,  // a list of messages: answers and instructions where the role is assistant or system, else data
 };
 
 // The JSON value is read in place and must outlive the call. Of two variables with one name the later counts.
@@ -62,6 +63,9 @@ struct Variable {
   std::string name;
   const nlohmann::ordered_json* value = nullptr;
   Source source = Source::data;
+  // Source::messages: how many bytes at the start of each one's content are instructions whatever its role;
+  // null or too short: none. At most those that it has.
+  const std::vector<size_t>* instruction_bytes = nullptr;
 };
 using Variables = std::vector<Variable>;
 

@@ -16,9 +16,11 @@ Interpreter::Interpreter(Runtime& rt, const Ast& ast)
 void Interpreter::define(const Variable& variable) {
   const auto known = ast_.ids.find(variable.name);
   if (known == ast_.ids.end()) return;
-  const Origin origin = variable.source == Source::trusted ? Origin::written : Origin::data;
+  const Origin origin = variable.source == Source::trusted ? Origin::written
+                        : variable.source == Source::tools ? Origin::instruction
+                                                           : Origin::data;
   context_->set(known->second, variable.source == Source::messages
-                                   ? from_messages(rt_, *variable.value)
+                                   ? from_messages(rt_, *variable.value, variable.instruction_bytes)
                                    : from_json(rt_, *variable.value, false, origin));
 }
 

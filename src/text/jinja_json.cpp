@@ -212,13 +212,40 @@ Value from_json(Runtime& rt, const Json& json, bool copy, Origin origin) {
   return Reader(rt, copy, origin).read(json, 0);
 }
 
-Value from_messages(Runtime& rt, const Json& json) {
+namespace {
+
+Origin origin_of(const Json& message) {
+  if (!message.is_object()) return Origin::data;
+  const auto role = message.find("role");
+  if (role == message.end()) return Origin::data;
+  if (*role == "assistant") return Origin::answer;
+  return *role == "system" || *role == "developer" ? Origin::instruction : Origin::data;
+}
+
+// The first `bytes` of the message's content are an instruction.
+void mark_instruction(Runtime& rt, const Json& message, size_t bytes, const Value& dict) {
+  const auto content = message.find("content");
+  if (content == message.end() || !content->is_string()) return;
+  const std::string_view text = content->get_ref<const std::string&>();
+  Sink sink(rt);
+  sink.put(text.substr(0, bytes), Origin::instruction);
+  sink.put(text.substr(std::min(bytes, text.size())), Origin::data);
+  if (!rt.failed()) dict.dict->set(Value::view("content"), sink.take());
+}
+
+}  // namespace
+
+Value from_messages(Runtime& rt, const Json& json, const std::vector<size_t>* instruction_bytes) {
   if (!json.is_array()) return from_json(rt, json, false, Origin::data);
   std::vector<Value> messages;
-  for (const Json& message : json) {
-    const auto role = message.is_object() ? message.find("role") : message.end();
-    const bool answer = message.is_object() && role != message.end() && *role == "assistant";
-    if (!rt.list_add(messages, from_json(rt, message, false, answer ? Origin::answer : Origin::data))) break;
+  for (size_t i = 0; i < json.size(); ++i) {
+    const Origin origin = origin_of(json[i]);
+    const Value message = from_json(rt, json[i], false, origin);
+    const size_t bytes =
+        instruction_bytes != nullptr && i < instruction_bytes->size() ? (*instruction_bytes)[i] : 0;
+    if (bytes > 0 && origin == Origin::data && message.is(Kind::dict))
+      mark_instruction(rt, json[i], bytes, message);
+    if (!rt.list_add(messages, message)) break;
   }
   return rt.failed() ? Value::undefined() : rt.list(std::move(messages));
 }

@@ -349,7 +349,8 @@ Value repeat(Runtime& rt, const Value& text, int64_t times);
 constexpr uint32_t kMaxDataDepth = 400;
 Value from_json(Runtime& rt, const nlohmann::ordered_json& json, bool copy, Origin origin);
 // A list of messages, in place: what the role assistant said is an answer, the rest data.
-Value from_messages(Runtime& rt, const nlohmann::ordered_json& json);
+Value from_messages(Runtime& rt, const nlohmann::ordered_json& json,
+                    const std::vector<size_t>* instruction_bytes);
 struct JsonStyle {
   bool ascii_only = false;
   bool sort_keys = false;

@@ -1,9 +1,11 @@
 // origin.h -- who wrote which part of a prompt.
 //
 // A template writes the frame of a conversation, and only its own words may become control tokens: a user's
-// text that spells <|im_end|> is a text about that token, not the end of a turn. The renderer (jinja.h) marks
-// what came out of messages, the tokenizer (tokenizer.h) reads the marks. Whatever is derived from several
-// texts without a mark per part counts as its least trusted part.
+// text that spells <|im_end|> is a text about that token, not the end of a turn. Tokens that the vocabulary
+// calls user-defined (<tool_call>, <think>) are no part of the frame: instructions show with them how a call
+// is written, and models were trained to see them there. The renderer (jinja.h) marks what came out of
+// messages, the tokenizer (tokenizer.h) reads the marks. Whatever is derived from several texts without a
+// mark per part counts as its least trusted part.
 #pragma once
 
 #include <algorithm>
@@ -15,11 +17,12 @@
 
 namespace braid {
 
-// From most to least trusted.
+// From most to least trusted: each recognises fewer special tokens than the one before it.
 enum class Origin : uint8_t {
-  written = 0,  // by the template or by us: every special token is recognised
-  answer = 1,   // by the model in an earlier turn: what a model writes itself (<think>, <tool_call>) is
-  data = 2,     // by a client, a tool, a file: no special token is
+  written = 0,  // by the template or by us: all of them
+  answer = 1,   // by the model in an earlier turn: user-defined ones, and <think>, <tool_call> of any type
+  instruction = 2,  // by who set the model up (system and developer messages, tools): user-defined ones
+  data = 3,         // by a user, a tool, a file: none
 };
 
 struct OriginSpan {

@@ -140,7 +140,9 @@ bool is_answer_marker(std::string_view text) {
   return std::find(std::begin(kMarkers), std::end(kMarkers), text) != std::end(kMarkers);
 }
 
-Result<SpecialFinder> finder_of(const VocabularyData& data, const std::vector<int32_t>& end_ids) {
+// `declared`: the types as the file gives them, before texts had a say.
+Result<SpecialFinder> finder_of(const VocabularyData& data, const std::vector<int32_t>& declared,
+                                const std::vector<int32_t>& end_ids) {
   std::vector<SpecialFinder::Special> specials;
   for (size_t id = 0; id < data.tokens.size(); ++id) {
     const auto type = static_cast<TokenType>(data.types[id]);
@@ -150,10 +152,12 @@ Result<SpecialFinder> finder_of(const VocabularyData& data, const std::vector<in
                    fmt::format("special token {} has a text of {} bytes; at most {} are supported", id,
                                data.tokens[id].size(), kMaxSpecialBytes)};
     }
-    const bool marker = type == TokenType::user_defined || is_answer_marker(data.tokens[id]);
+    const bool user_defined = type == TokenType::user_defined;
     const bool ends = std::binary_search(end_ids.begin(), end_ids.end(), static_cast<int32_t>(id));
-    specials.push_back(
-        {data.tokens[id], static_cast<int32_t>(id), type == TokenType::user_defined, marker && !ends});
+    Origin found_in = Origin::written;
+    if (!ends && (user_defined || is_answer_marker(data.tokens[id]))) found_in = Origin::answer;
+    if (!ends && user_defined && declared[id] == data.types[id]) found_in = Origin::instruction;
+    specials.push_back({data.tokens[id], static_cast<int32_t>(id), user_defined, found_in});
   }
   return SpecialFinder(std::move(specials));
 }
@@ -222,8 +226,9 @@ Result<Tokenizer> Tokenizer::create(VocabularyData data) {
         "it");
   }
   BRAID_ASSIGN(TokenIndex index, index_of(data));
+  const std::vector<int32_t> declared = data.types;
   std::vector<int32_t> end_ids = resolve_special_tokens(data, index);
-  BRAID_ASSIGN(SpecialFinder specials, finder_of(data, end_ids));
+  BRAID_ASSIGN(SpecialFinder specials, finder_of(data, declared, end_ids));
   BRAID_ASSIGN(Splitter splitter, Splitter::create(kind));
   // Of the supported families only llama-bpe takes whole tokens unmerged, and only it starts texts with bos
   // unasked.

@@ -52,9 +52,9 @@ class Tokenizer {
   // vocabulary cannot spell when it has no unknown token.
   Result<std::vector<int32_t>> encode(std::string_view text, EncodeOptions options = {}) const;
 
-  // A prompt that a template rendered: the special tokens that it wrote are recognised, what a model writes
-  // itself also in the marked answers of earlier turns, and none in data. A begin or end token that both the
-  // template and the model's settings add stands there once.
+  // A prompt that a template rendered: the special tokens that it wrote are recognised, user-defined ones
+  // also in instructions and in the answers of earlier turns, and none in data (origin.h). A begin or end
+  // token that both the template and the model's settings add stands there once.
   Result<std::vector<int32_t>> encode_rendered(const RenderedText& prompt) const;
 
   // Bytes of a token; empty for an id outside the vocabulary, for fillers, and for control tokens that are

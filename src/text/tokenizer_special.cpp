@@ -35,7 +35,7 @@ constexpr std::string_view kEndTexts[] = {
     "<|tool_response>",
 };
 
-// Harmony markers frame visible output: they are text, not control.
+// Harmony markers frame visible output: they are text, not control, for whoever reads an answer.
 constexpr std::string_view kFrameTexts[] = {"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"};
 
 constexpr std::string_view kFimPrefix[] = {"<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<PRE>"};
@@ -80,6 +80,11 @@ std::vector<int32_t> resolve_special_tokens(VocabularyData& data, const TokenInd
        {data.eos, data.eot, data.eom, data.fim_padding, data.fim_repository, data.fim_separator}) {
     if (role) ends.insert(*role);
   }
+  // Published files call these user-defined, but no conversation may hold them.
+  for (const auto& role : {data.fim_prefix, data.fim_suffix, data.fim_middle, data.fim_padding,
+                           data.fim_repository, data.fim_separator}) {
+    if (role) set_type(*role, TokenType::control);
+  }
 
   // In these two families a text that ends other models' turns stands in the middle of an answer.
   const auto has = [&](std::string_view text) { return index.contains(text); };
@@ -94,7 +99,7 @@ SpecialFinder::SpecialFinder(std::vector<Special> specials) : specials_(std::mov
             [](const Special& a, const Special& b) { return a.text < b.text; });
   by_first_byte_.fill({0, 0});
   for (size_t index = 0; index < specials_.size(); ++index) {
-    BRAID_CHECK(!specials_[index].text.empty());
+    BRAID_CHECK(!specials_[index].text.empty() && specials_[index].found_in != Origin::data);
     auto& range = by_first_byte_[static_cast<uint8_t>(specials_[index].text[0])];
     if (range.second == 0) range.first = index;
     range.second = index + 1;
@@ -105,8 +110,7 @@ namespace {
 
 bool may_stand(const SpecialFinder::Special& special, size_t at, const OriginSpans& origins) {
   if (origins.empty()) return true;
-  const Origin origin = least_trusted(origins, at, at + special.text.size());
-  return origin == Origin::written || (origin == Origin::answer && special.in_answers);
+  return least_trusted(origins, at, at + special.text.size()) <= special.found_in;
 }
 
 }  // namespace

@@ -36,8 +36,8 @@ class SpecialFinder {
   struct Special {
     std::string text;  // not empty; no two are equal
     int32_t id;
-    bool matches_always;     // also where special tokens are to be read as plain text
-    bool in_answers = true;  // a model writes it in its answers, so it is found in Origin::answer too
+    bool matches_always;                    // also where special tokens are to be read as plain text
+    Origin found_in = Origin::instruction;  // the least trusted text that it is found in; never data
   };
 
   explicit SpecialFinder(std::vector<Special> specials);

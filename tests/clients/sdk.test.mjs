@@ -69,6 +69,36 @@ test("openai: a required and a named tool are called", async () => {
   }
 });
 
+test("openai: a model that calls a tool by itself makes the same call when it must", async () => {
+  const object = (properties, ...required) => ({ type: "object", properties, required });
+  const text = { type: "string" };
+  const several = [
+    { name: "read_file", description: "Read a file", parameters: object({ path: text }, "path") },
+    { name: "run", description: "Run a command", parameters: object({ command: text }, "command") },
+    { name: "set_light", description: "Switch a light", parameters: object({ on: { type: "boolean" }, room: { enum: ["kitchen", "hall"] } }, "on") },
+    weather,
+  ].map((tool) => ({ type: "function", function: tool }));
+  for (const [content, offered] of [["Call run with command ls.", several], ["Turn on the light in the kitchen.", several.slice(2)], ["Weather in Rome?", tools]]) {
+    for (const enable_thinking of [false, true]) {
+      const request = { model: "any", messages: [{ role: "user", content }], tools: offered, chat_template_kwargs: { enable_thinking } };
+      const calls = (completion) => completion.choices[0].message.tool_calls?.map((call) => call.function) ?? [];
+      const free = calls(await openai.chat.completions.create({ ...request, tool_choice: "auto" }));
+      assert.ok(free.length > 0, "no call under auto: " + content);
+      // What was not offered is not called, and arguments fit.
+      for (const call of free) {
+        const { parameters } = offered.find((tool) => tool.function.name === call.name).function;
+        const given = Object.keys(JSON.parse(call.arguments));
+        assert.ok(given.every((name) => name in parameters.properties), call.arguments);
+        assert.ok(parameters.required.every((name) => given.includes(name)), call.arguments);
+      }
+      const must = { ...request, tool_choice: "required" };
+      assert.deepEqual(calls(await openai.chat.completions.create(must)), free);
+      const streamed = calls(await openai.chat.completions.stream(must).finalChatCompletion());
+      assert.deepEqual(streamed.map(({ name, arguments: given }) => ({ name, arguments: given })), free);
+    }
+  }
+});
+
 test("openai: a schema binds the answer", async () => {
   const schema = {
     type: "object",
