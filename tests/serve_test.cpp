@@ -478,6 +478,42 @@ TEST_F(ServeTest, TheCacheInFilesIsCounted) {
   EXPECT_EQ(metric(server.port, "braid_disk_cache_write_errors_total"), 0);
 }
 
+// Chats over one system message, one after the other: each computes its own question, whatever its length.
+TEST_F(ServeTest, ASystemMessageIsComputedOnce) {
+  Served server({"-c", "10240", "-np", "1", "-t", "2", "--think", "off", "--temp", "0"});
+  ASSERT_NE(server.port, 0) << server.log();
+  const auto text = [](int words, int seed) {
+    std::string out;
+    for (int i = 0; i < words; ++i)
+      out += std::string(i == 0 ? "" : " ") + (((i * 7 + seed) % 11) < 5 ? "harbor" : "quiet");
+    return out;
+  };
+  const auto chat = [&](const std::string& salt, const std::string& system, const std::string& question) {
+    const Json usage = ask(server.port, "/v1/chat/completions",
+                           {{"messages", Json::array({{{"role", "system"}, {"content", system}},
+                                                      {{"role", "user"}, {"content", question}}})},
+                            {"max_tokens", 2},
+                            {"cache_salt", salt}})["usage"];
+    return std::pair<int, int>(usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]);
+  };
+  std::string table;
+  for (const int words : {500, 1000, 2000, 4000, 8000}) {
+    const std::string salt = std::to_string(words), system = text(words, words);
+    const auto [first, none] = chat(salt, system, text(5, 1));
+    EXPECT_EQ(none, 0);
+    const int head = first - 5;  // with the marks of messages, which the question has too
+    table += "[report] system message of about " + std::to_string(words) + " tokens:";
+    for (const int question : {5, 20, 100, 400}) {
+      const auto [prompt, cached] = chat(salt, system, text(question, question + 2));
+      // Marks around the question, those that begin the answer, and a block.
+      EXPECT_LE(prompt - cached, prompt - head + 16 + 32) << words << " " << question;
+      table += "  " + std::to_string(cached) + " of " + std::to_string(prompt);
+    }
+    table += " cached\n";
+  }
+  std::fputs(table.c_str(), stdout);
+}
+
 TEST_F(ServeTest, APromptIsScoredAsItWasWritten) {
   Served server({"-c", "1024", "-np", "2", "-t", "1", "--temp", "0", "--act", "f32"});
   ASSERT_NE(server.port, 0) << server.log();

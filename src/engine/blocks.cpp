@@ -37,7 +37,6 @@ void BlockPool::unlink(int32_t b) {
   blocks_[block.previous].next = block.next;
   blocks_[block.next].previous = block.previous;
   block.previous = block.next = -1;
-  --free_;
 }
 
 void BlockPool::link_before(int32_t b, int32_t next) {
@@ -46,19 +45,19 @@ void BlockPool::link_before(int32_t b, int32_t next) {
   block.previous = blocks_[next].previous;
   blocks_[block.previous].next = b;
   blocks_[next].previous = b;
-  ++free_;
 }
 
 int32_t BlockPool::take() {
+  while (blocks_[sentinel()].next == sentinel()) BRAID_CHECK(asked_to_unmark_ && asked_to_unmark_());
   const int32_t b = blocks_[sentinel()].next;
   Block& block = blocks_[b];
-  BRAID_CHECK(b != sentinel() && block.holders == 0);
+  BRAID_CHECK(block.holders == 0 && !block.kept());
   unlink(b);
+  --free_;
   if (block.published) {
     by_hash_.erase(block.hash);
     block.published = false;
     ++evictions_;
-    if (told_of_eviction_) told_of_eviction_(block.hash);
   }
   if (told_of_unused_) told_of_unused_(b);
   block.holders = 1;
@@ -69,6 +68,8 @@ void BlockPool::give_back(int32_t b) {
   Block& block = blocks_[b];
   BRAID_CHECK(block.holders > 0);
   if (--block.holders > 0) return;
+  ++free_;
+  if (block.kept()) return;
   link_before(b, block.published ? sentinel() : blocks_[sentinel()].next);
   if (!block.published && told_of_unused_) told_of_unused_(b);
 }
@@ -92,7 +93,10 @@ void BlockPool::share(int32_t b, BlockTable& table) {
   BRAID_CHECK(b >= 0 && b < total());
   Block& block = blocks_[b];
   BRAID_CHECK(block.holders > 0 || block.published);
-  if (block.holders++ == 0) unlink(b);
+  if (block.holders++ == 0) {
+    --free_;
+    if (!block.kept()) unlink(b);
+  }
   table.push_back(b);
 }
 
@@ -123,15 +127,78 @@ void BlockPool::publish(int32_t b, const PrefixHash& hash, const int32_t* tokens
 }
 
 void BlockPool::forget_unheld() {
+  const auto kept_and_unheld = [](const Block& b) { return b.holders == 0 && b.kept(); };
+  while (std::any_of(blocks_.begin(), blocks_.end(), kept_and_unheld))
+    BRAID_CHECK(asked_to_unmark_ && asked_to_unmark_());
   for (int32_t b = 0; b < total(); ++b) {
     Block& block = blocks_[b];
     if (!block.published || block.holders > 0) continue;
     by_hash_.erase(block.hash);
     block.published = false;
-    if (told_of_eviction_) told_of_eviction_(block.hash);
     if (told_of_unused_) told_of_unused_(b);
   }
   relink();
+}
+
+// ---- marks ----
+
+int32_t BlockPool::published_block(const PrefixHash& hash) const {
+  const auto it = by_hash_.find(hash);
+  return it == by_hash_.end() ? -1 : it->second;
+}
+
+bool BlockPool::mark(std::span<const PrefixHash> chain) {
+  if (chain.empty()) return false;
+  for (size_t i = chain.size(); i > 0; --i) {
+    const int32_t b = published_block(chain[i - 1]);
+    if (b < 0) return false;
+    if (blocks_[b].kept()) break;  // so are those before it
+  }
+  int32_t after = -1;
+  for (size_t i = chain.size(); i > 0; --i) {
+    const int32_t b = published_block(chain[i - 1]);
+    Block& block = blocks_[b];
+    const bool was_kept = block.kept();
+    ++(after < 0 ? block.marks : block.kept_after);
+    if (after >= 0) blocks_[after].before = b;
+    if (was_kept) break;
+    if (block.holders == 0) unlink(b);
+    block.before = -1;
+    after = b;
+  }
+  return true;
+}
+
+void BlockPool::unmark(const PrefixHash& last) {
+  int32_t b = published_block(last);
+  BRAID_CHECK(b >= 0 && blocks_[b].marks > 0);
+  --blocks_[b].marks;
+  // The last one first: it will be reused before those it hangs on.
+  while (b >= 0 && !blocks_[b].kept()) {
+    if (blocks_[b].holders == 0) link_before(b, sentinel());
+    b = std::exchange(blocks_[b].before, -1);
+    if (b >= 0) --blocks_[b].kept_after;
+  }
+}
+
+int BlockPool::freed_by_unmark(const PrefixHash& last) const {
+  const int32_t b = published_block(last);
+  BRAID_CHECK(b >= 0 && blocks_[b].marks > 0);
+  if (blocks_[b].kept_after > 0) return 0;
+  return blocks_[b].holders == 0 ? 2 : 1;
+}
+
+bool BlockPool::begins_with(const PrefixHash& longer, int32_t levels, const PrefixHash& shorter) const {
+  int32_t b = published_block(longer);
+  for (; levels > 0 && b >= 0; --levels) b = blocks_[b].before;
+  return b >= 0 && blocks_[b].hash == shorter;
+}
+
+const int32_t* BlockPool::tokens_before(const PrefixHash& longer, int32_t levels) const {
+  int32_t b = published_block(longer);
+  for (; levels > 1 && b >= 0; --levels) b = blocks_[b].before;
+  BRAID_CHECK(b >= 0);
+  return tokens_of(b);
 }
 
 void BlockPool::relink() {
@@ -151,31 +218,45 @@ void BlockPool::shuffle_free(const std::function<uint64_t()>& random) {
   relink_in(order);
 }
 
-void BlockPool::check(std::span<const BlockTable* const> tables) const {
+void BlockPool::check(std::span<const BlockTable* const> tables, std::span<const PrefixHash> marked) const {
   std::vector<int32_t> entries(blocks_.size(), 0);
   for (const BlockTable* table : tables)
     for (const int32_t b : *table) {
       BRAID_CHECK(b >= 0 && b < total());
       ++entries[b];
     }
+  std::vector<int32_t> marks(blocks_.size(), 0);
+  for (const PrefixHash& hash : marked) {
+    const int32_t b = published_block(hash);
+    BRAID_CHECK(b >= 0);
+    ++marks[b];
+  }
+  std::vector<int32_t> kept_after(blocks_.size(), 0);
   int32_t held = 0;
+  int32_t kept_unheld = 0;
   size_t published = 0;
   for (int32_t b = 0; b < total(); ++b) {
-    BRAID_CHECK(blocks_[b].holders == entries[b]);
+    const Block& block = blocks_[b];
+    BRAID_CHECK(block.holders == entries[b] && block.marks == marks[b]);
     if (entries[b] > 0) ++held;
-    if (!blocks_[b].published) continue;
+    if (block.kept()) {
+      BRAID_CHECK(block.published);
+      if (block.holders == 0) ++kept_unheld;
+      if (block.before >= 0) ++kept_after[block.before];
+    }
+    if (!block.published) continue;
     ++published;
-    const auto it = by_hash_.find(blocks_[b].hash);
-    BRAID_CHECK(it != by_hash_.end() && it->second == b);
+    BRAID_CHECK(published_block(block.hash) == b);
   }
+  for (int32_t b = 0; b < total(); ++b) BRAID_CHECK(blocks_[b].kept_after == kept_after[b]);
   BRAID_CHECK(published == by_hash_.size());
   BRAID_CHECK(held + free_ == total());
   int32_t linked = 0;
   for (int32_t b = blocks_[sentinel()].next; b != sentinel(); b = blocks_[b].next) {
-    BRAID_CHECK(blocks_[b].holders == 0 && blocks_[blocks_[b].next].previous == b);
+    BRAID_CHECK(blocks_[b].holders == 0 && !blocks_[b].kept() && blocks_[blocks_[b].next].previous == b);
     BRAID_CHECK(++linked <= total());
   }
-  BRAID_CHECK(linked == free_);
+  BRAID_CHECK(linked + kept_unheld == free_);
 }
 
 }  // namespace braid

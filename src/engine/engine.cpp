@@ -68,7 +68,8 @@ Status Engine::validate(const Request& request) const {
           fmt::format("token {} of the prompt is outside the vocabulary of {}", id, config().vocabulary));
   if (request.max_tokens < -1)
     return bad(fmt::format("{} tokens to generate is impossible", request.max_tokens));
-  if (!std::is_sorted(request.checkpoints.begin(), request.checkpoints.end()))
+  if (!std::is_sorted(request.checkpoints.begin(), request.checkpoints.end(),
+                      [](const ResumePoint& a, const ResumePoint& b) { return a.position < b.position; }))
     return bad("the checkpoint positions are not in ascending order");
   return braid::validate(request.sampling, config().vocabulary);
 }

@@ -23,7 +23,8 @@ namespace braid {
 namespace {
 
 const std::string kRoot = BRAID_SOURCE_DIR;
-constexpr int32_t kAnswer = 48;  // tokens
+constexpr int32_t kAnswer = 48;       // tokens
+constexpr int32_t kLongAnswer = 144;  // that grow beyond what was kept free when they entered
 
 struct Written {
   std::vector<int32_t> tokens;
@@ -262,8 +263,21 @@ TEST_P(Equality, PushedOutAndBackAgain) {
     // First with all they need, to learn the size of a block; then with room for the two longest only.
     size_t longest = 0;
     for (const auto& p : prompts) longest = std::max(longest, p.size());
-    options.context_tokens = static_cast<int32_t>(longest) + kAnswer;
+    options.context_tokens = static_cast<int32_t>(longest) + kLongAnswer;
     const auto measured = start(options);
+    const auto long_request = [&](size_t i) {
+      Request r = request(i);
+      r.max_tokens = kLongAnswer;
+      r.use_cache = false;
+      return r;
+    };
+    std::vector<Written> long_alone;
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      Writer solo;
+      const RequestId id = submit(*measured, solo, long_request(i));
+      measured->run_until_idle();
+      long_alone.push_back(solo.written[id]);
+    }
     const int64_t blocks = std::max<int64_t>(blocks_for(options.context_tokens), blocks_needed() * 3 / 10);
     options.kv_memory_bytes = bytes_of_blocks(*measured, blocks);
     auto engine = start(options);
@@ -272,10 +286,14 @@ TEST_P(Equality, PushedOutAndBackAgain) {
     const float limit = preemption == Preemption::swap ? 0 : 0.05f;
     Writer writer;
     std::vector<std::pair<RequestId, size_t>> asked;
-    for (size_t i = 0; i < prompts.size(); ++i) asked.emplace_back(submit(*engine, writer, request(i)), i);
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      Request r = long_request(i);
+      r.use_cache = i % 3 != 0;  // without it, copies of its own are all that a request goes on from
+      asked.emplace_back(submit(*engine, writer, std::move(r)), i);
+    }
     while (engine->step()) engine->check();
     for (const auto& [id, i] : asked)
-      EXPECT_EQ(difference(writer.written[id], alone[i], limit), "") << "case " << i;
+      EXPECT_EQ(difference(writer.written[id], long_alone[i], limit), "") << "case " << i;
     const SchedulerStats& stats = engine->scheduler().stats();
     std::printf("[report] %s: %llu pushed out, %llu of them swapped\n", GetParam().name,
                 static_cast<unsigned long long>(stats.preempted),

@@ -36,14 +36,25 @@ class TokenMask {
   virtual void rewind(int32_t tokens) = 0;
 };
 
+// Who may want to go on from a position of a prompt, fewest first.
+enum class ResumeKind : uint8_t {
+  interval,  // whoever leaves the prompt there by chance
+  turn,      // the same conversation: a message, a prompt or an answer ends there
+  shared,    // other conversations too: the system message or the list of tools ends there
+};
+struct ResumePoint {
+  int32_t position = 0;  // count of tokens
+  ResumeKind kind = ResumeKind::turn;
+};
+
 struct Request {
   std::vector<int32_t> prompt;  // at least one token; fewer than the context holds, unless max_tokens is 0
   SamplingParams sampling;
   int32_t max_tokens = -1;        // tokens to generate; -1: until the context is full; 0: only run the prompt
   std::vector<int32_t> stop_ids;  // end the answer; not reported as tokens
   int32_t priority = 0;           // higher enters first; equal ones in order of arrival
-  // Prompt positions (counts of tokens) worth resuming from: ends of messages. Ascending.
-  std::vector<int32_t> checkpoints;
+  // Positions of the prompt worth resuming from. Ascending.
+  std::vector<ResumePoint> checkpoints;
   bool use_cache = true;            // take what is known of the prompt, and leave what others may take
   std::string cache_salt;           // prefixes are shared only between requests with the same salt
   std::shared_ptr<TokenMask> mask;  // null: every token may come

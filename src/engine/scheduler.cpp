@@ -26,7 +26,18 @@ Scheduler::Scheduler(const SchedulerLimits& limits, int32_t blocks, int32_t slot
       swap_images_(host.swap_count),
       swap_memory_(host.swap),
       pacer_(limits.gap_limit) {
-  blocks_.on_evict([this](const PrefixHash& prefix) { checkpoints_.drop(prefix); });
+  checkpoints_.on_gone([this](const PrefixHash& prefix) { blocks_.unmark(prefix); });
+  blocks_.on_shortage([this] {
+    // Rather one whose blocks are free at once; none that a longer one needs too, for it would free nothing.
+    const bool evicted = checkpoints_.evict_for_blocks([this](const PrefixHash& p) {
+      const int freed = blocks_.freed_by_unmark(p);
+      return freed == 0 ? -1 : 2 - freed;
+    });
+    if (evicted) return true;
+    if (!load_mark_) return false;
+    mark_load({});
+    return true;
+  });
 }
 
 int32_t Scheduler::most_tokens() const {
@@ -131,45 +142,117 @@ void Scheduler::committed(Sequence& s) {
   if (disk_ != nullptr) disk_->step_synchronized();
   s.under_way = 0;
   s.extend_hashes();
-  if (limits_.prefix_cache) {
+  if (limits_.prefix_cache && s.request.use_cache) {
     for (; s.published < s.held / kBlockTokens; ++s.published)
       blocks_.publish(s.blocks[s.published], s.hashes[s.published],
                       &s.tokens[int64_t{s.published} * kBlockTokens]);
   }
-  if (s.held > 0 && next_checkpoint(s, s.held) == s.held) take_checkpoint(s, false);
-  while (!s.checkpoints.empty() && s.checkpoints.front() <= s.held)
-    s.checkpoints.erase(s.checkpoints.begin());
+  ResumeKind kind = ResumeKind::interval;
+  if (s.held > 0 && next_checkpoint(s, s.held, &kind) == s.held)
+    if (take_checkpoint(s, kind) >= 0) store_on_disk(s);
+  std::erase_if(s.checkpoints, [&](const ResumePoint& p) { return p.position <= s.held; });
 }
 
-// The first position from `from` on where a checkpoint is due; 0: none.
-int32_t Scheduler::next_checkpoint(const Sequence& s, int32_t from) const {
-  if (!limits_.prefix_cache || !limits_.recurrent || !s.request.use_cache) return 0;
-  const auto named = std::lower_bound(s.checkpoints.begin(), s.checkpoints.end(), from);
-  const int32_t next = named == s.checkpoints.end() ? 0 : *named;
-  if (limits_.checkpoint_interval == 0) return next;
+// A request's state and blocks may be found by others.
+bool Scheduler::keeps_checkpoints(const Sequence& s) const {
+  return limits_.prefix_cache && limits_.recurrent && s.request.use_cache;
+}
+
+// The first position from `from` on where a checkpoint is due, and its kind; 0: none.
+int32_t Scheduler::next_checkpoint(const Sequence& s, int32_t from, ResumeKind* kind) const {
+  if (!keeps_checkpoints(s)) return 0;
+  if (s.generated() == 0) {
+    const auto at = std::find_if(s.checkpoints.begin(), s.checkpoints.end(),
+                                 [&](const ResumePoint& p) { return p.position >= from; });
+    if (at == s.checkpoints.end()) return 0;
+    if (kind != nullptr) *kind = at->kind;
+    return at->position;
+  }
   const int32_t every = limits_.checkpoint_interval;
-  const int32_t on_the_way = std::max(1, (from + every - 1) / every) * every;
-  if (on_the_way >= static_cast<int32_t>(s.tokens.size())) return next;
-  return next == 0 ? on_the_way : std::min(next, on_the_way);
+  if (every == 0) return 0;
+  const int64_t due = std::max<int64_t>(1, (int64_t{from} + every - 1) / every) * every;
+  return due < static_cast<int64_t>(s.tokens.size()) ? static_cast<int32_t>(due) : 0;
 }
 
-void Scheduler::take_checkpoint(Sequence& s, bool pinned) {
+// ---- checkpoints ----
+
+// The longest checkpoint of the prefix that is shorter than `position`; -1: none.
+int32_t Scheduler::checkpoint_below(const PrefixKey& key, int32_t position) const {
+  for (int32_t depth = (position - 1) / kBlockTokens; depth >= 0 && position > 0; --depth) {
+    const int32_t at = depth * kBlockTokens;
+    const auto more = static_cast<size_t>(std::min(position - 1 - at, kBlockTokens - 1));
+    const int32_t id =
+        checkpoints_.find(key.prefix(depth), key.tokens.subspan(static_cast<size_t>(at), more));
+    if (id >= 0) return id;
+  }
+  return -1;
+}
+
+// An image to be filled for the prefix of `point`, findable from now on, with its place among its neighbours;
+// -1: there is no memory, or its blocks are not all published.
+int32_t Scheduler::put_checkpoint(const PrefixKey& key, ResumePoint point) {
+  const int32_t full = point.position / kBlockTokens;
+  const auto tail = key.tokens.subspan(static_cast<size_t>(full) * kBlockTokens,
+                                       static_cast<size_t>(point.position % kBlockTokens));
+  if (full > 0 && !blocks_.mark(key.hashes.first(static_cast<size_t>(full)))) return -1;
+  const int32_t id = checkpoints_.take();
+  if (id < 0) {
+    if (full > 0) blocks_.unmark(key.prefix(full));
+    return -1;
+  }
+  const int32_t below = checkpoint_below(key, point.position);
+  checkpoints_.put(id, key.prefix(full), tail, point, below);
+  // Longer ones that begin with it save less now. (What one shorter than a block saves is nothing.)
+  for (int32_t other = 0; full > 0 && other < checkpoints_.capacity(); ++other) {
+    if (other == id || !checkpoints_.findable(other) || checkpoints_.below(other) != below) continue;
+    if (checkpoints_.position(other) <= point.position) continue;
+    const PrefixHash& longer = checkpoints_.prefix(other);
+    const int32_t levels = checkpoints_.position(other) / kBlockTokens - full;
+    if (!blocks_.begins_with(longer, levels, key.prefix(full))) continue;
+    const int32_t* next =
+        levels == 0 ? checkpoints_.tail(other).data() : blocks_.tokens_before(longer, levels);
+    if (std::equal(tail.begin(), tail.end(), next)) checkpoints_.set_below(other, id);
+  }
+  return id;
+}
+
+// Publishes all full blocks of a prefix whose beginning others may have published and lost again.
+bool Scheduler::make_findable(Sequence& s) {
+  for (int32_t i = 0; i < s.held / kBlockTokens; ++i) {
+    const int32_t* tokens = &s.tokens[int64_t{i} * kBlockTokens];
+    blocks_.publish(s.blocks[i], s.hashes[i], tokens);
+    if (blocks_.find(s.hashes[i], tokens) < 0) return false;
+  }
+  return true;
+}
+
+// Where `s` stands; -1: not to be had.
+int32_t Scheduler::take_checkpoint(Sequence& s, ResumeKind kind) {
   const int32_t full = s.held / kBlockTokens;
   const std::span<const int32_t> tail(s.tokens.data() + int64_t{full} * kBlockTokens,
                                       static_cast<size_t>(s.held % kBlockTokens));
   int32_t id = checkpoints_.find_exact(s.prefix(full), tail);
   if (id >= 0) {
-    checkpoints_.touch(id);
-  } else {
-    id = checkpoints_.take();
-    if (id < 0) return;
-    bytes_.save_state(s.slot, checkpoints_.image(id));
-    if (!tail.empty()) bytes_.save_block(s.blocks[full], checkpoints_.image(id) + bytes_.state_bytes());
-    checkpoints_.put(id, s.prefix(full), tail);
-    ++stats_.checkpoints;
+    checkpoints_.touch(id, kind);
+    return id;
   }
-  if (!pinned) return store_on_disk(s);
-  checkpoints_.pin(id);
+  if (!make_findable(s)) return -1;
+  id = put_checkpoint({s.seed, s.hashes, s.tokens}, {s.held, kind});
+  if (id < 0) return -1;
+  bytes_.save_state(s.slot, checkpoints_.image(id));
+  if (!tail.empty()) bytes_.save_block(s.blocks[full], checkpoints_.image(id) + bytes_.state_bytes());
+  ++stats_.checkpoints;
+  return id;
+}
+
+// What a sequence without cache goes on from after it had to make room: nobody else can find it.
+void Scheduler::take_own_copy(Sequence& s) {
+  const int32_t id = checkpoints_.take();
+  if (id < 0) return;
+  bytes_.save_state(s.slot, checkpoints_.image(id));
+  if (s.held % kBlockTokens != 0)
+    bytes_.save_block(s.blocks[s.held / kBlockTokens], checkpoints_.image(id) + bytes_.state_bytes());
+  checkpoints_.put_unfindable(id);
   s.resume_checkpoint = id;
 }
 
@@ -187,9 +270,9 @@ std::unique_ptr<Sequence> Scheduler::remove(Sequence* sequence, bool keep) {
   keep = keep && out->under_way == 0;
   clear_under_way(*out);
   // The end of an answer is where the next turn of a conversation goes on.
-  if (keep && limits_.prefix_cache && limits_.recurrent && out->request.use_cache &&
-      out->held >= limits_.checkpoint_spacing)
-    take_checkpoint(*out, false);
+  if (keep && keeps_checkpoints(*out) && out->held >= limits_.checkpoint_spacing &&
+      take_checkpoint(*out, ResumeKind::turn) >= 0)
+    store_on_disk(*out);
   blocks_.release(out->blocks);
   slots_.give_back(out->slot);
   out->slot = -1;
@@ -256,7 +339,12 @@ void Scheduler::check() const {
     BRAID_CHECK(s->blocks.empty() && s->slot < 0 && s->under_way == 0);
     swapped.insert(swapped.end(), s->swapped.begin(), s->swapped.end());
   }
-  blocks_.check(tables);
+  std::vector<PrefixHash> marked;
+  for (int32_t id = 0; id < checkpoints_.capacity(); ++id)
+    if (checkpoints_.findable(id) && checkpoints_.position(id) >= kBlockTokens)
+      marked.push_back(checkpoints_.prefix(id));
+  if (load_mark_) marked.push_back(*load_mark_);
+  blocks_.check(tables, marked);
   slots_.check(slots);
   swap_images_.check(swapped);
   checkpoints_.check();

@@ -3,17 +3,23 @@
 // A step carries every decoding sequence (one certain token each), then prompts in order of priority and
 // arrival, in chunks, as long as the step's budget of prompt tokens lasts:
 //   budget  max(ubatch_tokens, step_tokens - decoding)
-//   chunk   ends at the next position where a checkpoint is due
+//   chunk   ends at the next position where a checkpoint is due (few positions of a prompt:
+//   plan_checkpoints())
 // With a gap limit, prompts do not share steps with those who decode: plan_pieces() hands out one chunk after
 // the other, which the engine runs in pieces between the decoding steps (pacer.h).
 //
 // Blocks are given as sequences grow. A sequence enters when a slot is free and its tokens' blocks are too,
-// with one block to spare for everyone who runs. When they run out all the same, the youngest sequence of the
-// lowest priority makes room: its state and perhaps its blocks are copied to the host, it waits in its old
-// place, and goes on later with the same tokens as if nothing had been.
+// beside what the prompts of those who run still need and one block to spare for each of them. When they run
+// out all the same, the youngest sequence of the lowest priority makes room: its state and perhaps its blocks
+// are copied to the host, it waits in its old place, and goes on later with the same tokens as if nothing had
+// been.
 //
 // A prompt that begins like one that is being computed waits for it (and has a checkpoint set where they
 // part): prefixes are computed once. A prompt equal to one that has just been computed is forked from it.
+// One that parts from a known prompt where there is no checkpoint leaves one there for the next.
+//
+// A request without cache takes nothing from others and leaves nothing that can be found; when it has to make
+// room, what it keeps of itself are copies.
 //
 // A prompt whose prefix is on disk (disk.h) waits while it is read into the cache, and then finds it there.
 //
@@ -23,6 +29,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -59,6 +66,7 @@ struct SchedulerStats {
   uint64_t cached_tokens = 0;
   uint64_t held_back = 0;  // sequences that waited for another's prefix
   uint64_t from_disk = 0;  // prefixes that were brought back into memory
+  uint64_t lookups = 0;    // walks along a waiting sequence's prefix
 };
 
 // Host memory of the scheduler, owned by the caller.
@@ -70,6 +78,7 @@ struct HostImages {
 };
 
 class DiskTier;
+struct PrefixKey;
 
 class Scheduler {
  public:
@@ -133,26 +142,35 @@ class Scheduler {
   struct Hit {
     int32_t position = 0;         // it can go on from here
     int32_t checkpoint = -1;      // whose image is the state at `position`; -1: none is needed
+    int32_t known = 0;            // tokens whose full blocks are here, perhaps more than `position`
     bool swapped = false;         // the sequence's own copies
     std::vector<int32_t> blocks;  // full blocks below position; -1: in the sequence's swap images
   };
   Hit lookup(const Sequence& s) const;
   Hit lookup_own(const Sequence& s) const;
+  bool keeps_checkpoints(const Sequence& s) const;
   bool held_back(Sequence& s, int32_t position);
+  bool still_waits(const Sequence& s) const;
+  int64_t blocks_spoken_for() const;
   bool fits(const Sequence& s, const Hit& hit) const;
   void enter(std::unique_ptr<Sequence> sequence, const Hit& hit, Clock::time_point now);
   void restore(Sequence& s, const Hit& hit);
   void forget_copies(Sequence& s);
-  void plan_checkpoints(Sequence& s);
-  void add_checkpoint(Sequence& s, int32_t position);
+  void plan_checkpoints(Sequence& s, int32_t known);
+  int32_t add_checkpoint(Sequence& s, int32_t position);
   int32_t chunk(const Sequence& s, int32_t budget) const;
-  int32_t next_checkpoint(const Sequence& s, int32_t from) const;
-  void take_checkpoint(Sequence& s, bool pinned);
   void clear_under_way(Sequence& s);
+  int32_t next_checkpoint(const Sequence& s, int32_t from, ResumeKind* kind = nullptr) const;
+  int32_t put_checkpoint(const PrefixKey& key, ResumePoint point);
+  int32_t checkpoint_below(const PrefixKey& key, int32_t position) const;
+  bool make_findable(Sequence& s);
+  int32_t take_checkpoint(Sequence& s, ResumeKind kind);
+  void take_own_copy(Sequence& s);
   void admit(Clock::time_point now);
   bool make_room(Sequence& s, int32_t tokens, const Plan& plan);
   bool push_out_one(const Sequence& for_whom, const Plan& plan);
   void preempt(Sequence& victim);
+  void keep_for_later(Sequence& victim);
   bool swap_out(Sequence& victim);
   std::unique_ptr<Sequence> take_running(const Sequence* sequence);
   void insert_waiting(std::unique_ptr<Sequence> sequence);
@@ -160,6 +178,7 @@ class Scheduler {
   int32_t add_chunk(Plan& plan, Sequence& s, int32_t budget);
   bool awaits_disk(Sequence& s, const Hit& hit);
   void store_on_disk(const Sequence& s);
+  void mark_load(std::span<const PrefixHash> chain);
   void promote_from_disk();
   void promote_checkpoint();
 
@@ -174,6 +193,8 @@ class Scheduler {
   DiskTier* disk_ = nullptr;
   SchedulerStats stats_;
   uint64_t next_order_ = 1;
+  uint64_t loads_ended_ = 0;                        // from the disk
+  std::optional<PrefixHash> load_mark_;             // of what has been read by the load that is under way
   std::vector<std::unique_ptr<Sequence>> waiting_;  // by priority, then arrival
   std::vector<std::unique_ptr<Sequence>> running_;  // by priority, then arrival
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "engine/disk.h"
 #include "engine/scheduler.h"
 
 namespace braid {
@@ -12,6 +13,8 @@ namespace {
 constexpr int32_t kWorthWaiting = 64;
 // Checkpoints closer to the end of a prompt than this make one at the end itself superfluous.
 constexpr int32_t kNearEnd = 64;
+// A checkpoint so little before another serves as well: few rows cost a step as much as one block of them.
+constexpr int32_t kSamePlace = kBlockTokens;
 
 // Tokens that two sequences begin with, by whole blocks first.
 int32_t common_prefix(const Sequence& a, const Sequence& b) {
@@ -25,6 +28,9 @@ int32_t common_prefix(const Sequence& a, const Sequence& b) {
   while (tokens < end && a.tokens[tokens] == b.tokens[tokens]) ++tokens;
   return static_cast<int32_t>(tokens);
 }
+
+// Inside a chunk that is under way nobody stops any more, only at its end.
+int32_t passed(const Sequence& s) { return s.held + std::max(s.under_way - 1, 0); }
 
 bool before(const Sequence& a, const Sequence& b) {
   return a.request.priority != b.request.priority ? a.request.priority > b.request.priority
@@ -74,23 +80,27 @@ Scheduler::Hit Scheduler::lookup(const Sequence& s) const {
     const int32_t block = blocks_.find(s.hashes[depth], s.tokens.data() + at);
     if (block < 0) break;
     chain.push_back(block);
+    hit.known = at + kBlockTokens;
   }
   return hit;
 }
 
 // Where a preempted sequence stood, if all of it is still there or was copied.
 Scheduler::Hit Scheduler::lookup_own(const Sequence& s) const {
+  if (s.resume_checkpoint < 0 && limits_.recurrent) return {};
+  if (s.swapped_held == 0) return {};
   Hit hit;
-  if (s.resume_checkpoint < 0 && limits_.recurrent) return hit;
-  if (s.swapped_held == 0) return hit;
   const int32_t full = s.swapped_held / kBlockTokens;
   for (int32_t i = 0; i < full; ++i) {
-    int32_t block = blocks_.find(s.hashes[i], &s.tokens[int64_t{i} * kBlockTokens]);
-    if (block < 0 && s.swapped.empty()) return hit;
+    const int32_t block = limits_.prefix_cache && s.request.use_cache
+                              ? blocks_.find(s.hashes[i], &s.tokens[int64_t{i} * kBlockTokens])
+                              : -1;
+    if (block < 0 && s.swapped.empty()) return {};
     hit.blocks.push_back(block);
   }
   // The part of a last block is in the checkpoint's image, if there is one.
   hit.position = limits_.recurrent ? s.swapped_held : full * kBlockTokens;
+  hit.known = hit.position;
   hit.checkpoint = s.resume_checkpoint;
   hit.swapped = true;
   return hit;
@@ -108,10 +118,9 @@ bool Scheduler::held_back(Sequence& s, int32_t position) {
     const bool twin = common == own && own == others;  // will be forked from the other
     int32_t shared = std::min({common, own - 2, others - 2});
     if (!limits_.recurrent) shared -= shared % kBlockTokens;
-    // Inside a chunk that is under way nobody stops any more, only at its end.
-    const int32_t passed = other->held + std::max(other->under_way - 1, 0);
-    if (!twin && (shared <= passed || shared < position + kWorthWaiting)) continue;
-    if (!twin) add_checkpoint(*other, shared);
+    if (!twin && (shared <= passed(*other) || shared < position + kWorthWaiting)) continue;
+    s.waits_for = other->id;
+    s.waits_until = twin ? INT32_MAX : add_checkpoint(*other, shared);
     if (!s.was_held_back) ++stats_.held_back;
     s.was_held_back = true;
     return true;
@@ -119,31 +128,95 @@ bool Scheduler::held_back(Sequence& s, int32_t position) {
   return false;
 }
 
-void Scheduler::add_checkpoint(Sequence& s, int32_t position) {
-  if (position <= s.held || position >= static_cast<int32_t>(s.tokens.size())) return;
-  const auto at = std::lower_bound(s.checkpoints.begin(), s.checkpoints.end(), position);
-  if (at == s.checkpoints.end() || *at != position) s.checkpoints.insert(at, position);
+// What held_back() has said still holds: nothing of the cache has to be looked at.
+bool Scheduler::still_waits(const Sequence& s) const {
+  if (s.waits_for == 0) return false;
+  for (const auto& other : running_)
+    if (other->id == s.waits_for) return !other->decoding() && passed(*other) < s.waits_until;
+  return false;
 }
 
-// Those the request names and the end of the prompt, thinned out from the end: the last are worth most.
-void Scheduler::plan_checkpoints(Sequence& s) {
+// Says where the checkpoint stands that serves for `position`: there, or a little before.
+int32_t Scheduler::add_checkpoint(Sequence& s, int32_t position) {
+  const auto after = std::find_if(s.checkpoints.begin(), s.checkpoints.end(),
+                                  [&](const ResumePoint& p) { return p.position > position; });
+  if (after != s.checkpoints.begin()) {
+    ResumePoint& before = *std::prev(after);
+    if (before.position > passed(s) && before.position >= position - kSamePlace) {
+      before.kind = ResumeKind::shared;
+      return before.position;
+    }
+  }
+  s.checkpoints.insert(after, {position, ResumeKind::shared});
+  return position;
+}
+
+// Every checkpoint cuts the prompt there (a step more, as long as one of few rows) and costs an image, so few
+// are planned:
+//   always     ends of what others share, where the prompt leaves what is known, the last two ends of turns,
+//              and the end of the prompt if none of those is near; but not where one stands at most a block
+//              before: so nothing that begins like this prompt up to such an end costs more than what
+//              follows it and a block
+//   if others of this prompt are `checkpoint_spacing` away
+//              ends of the turns before, the last first; then every `checkpoint_interval` tokens
+void Scheduler::plan_checkpoints(Sequence& s, int32_t known) {
   s.checkpoints.clear();
-  if (!limits_.prefix_cache || !limits_.recurrent || !s.request.use_cache || s.generated() > 0) return;
+  if (!keeps_checkpoints(s) || s.generated() > 0) return;
   const int32_t end = s.prompt_tokens() - 2;
-  std::vector<int32_t> wanted;
-  for (const int32_t p : s.request.checkpoints)
-    if (p > s.held && p <= end && (wanted.empty() || p > wanted.back())) wanted.push_back(p);
-  if (end - s.held >= kNearEnd && (wanted.empty() || wanted.back() < end - kNearEnd)) wanted.push_back(end);
-  int32_t next = INT32_MAX;
-  for (size_t i = wanted.size(); i > 0; --i) {
-    const bool named_last = i == wanted.size();
-    if (!named_last && next - wanted[i - 1] < limits_.checkpoint_spacing) continue;
-    next = wanted[i - 1];
-    s.checkpoints.insert(s.checkpoints.begin(), next);
+  std::vector<ResumePoint> wanted;
+  for (const ResumePoint& p : s.request.checkpoints)
+    if (p.position > s.held && p.position <= end && (wanted.empty() || p.position > wanted.back().position))
+      wanted.push_back(p);
+  if (end - s.held >= kNearEnd && (wanted.empty() || wanted.back().position < end - kNearEnd))
+    wanted.push_back({end, ResumeKind::turn});
+  const auto after =
+      std::find_if(wanted.begin(), wanted.end(), [&](const ResumePoint& p) { return p.position >= known; });
+  // The end of a message next to where it parts is the better place.
+  const bool end_near = after != wanted.end() && after->position <= known + kSamePlace;
+  if (known <= end && known - s.held >= kWorthWaiting && !end_near)
+    wanted.insert(after, {known, ResumeKind::shared});
+
+  const auto turns = std::count_if(wanted.begin(), wanted.end(),
+                                   [](const ResumePoint& p) { return p.kind != ResumeKind::shared; });
+  std::vector<ResumePoint> optional;
+  int64_t turn = 0;
+  int32_t last = s.held;
+  for (const ResumePoint& p : wanted) {
+    if (p.kind != ResumeKind::shared && ++turn <= turns - 2) {
+      optional.push_back(p);
+    } else if (p.position > last + kSamePlace) {
+      s.checkpoints.push_back(p);
+      last = p.position;
+    }
+  }
+  const int64_t every = limits_.checkpoint_interval;
+  for (int64_t p = every == 0 ? end + 1 : (s.held / every + 1) * every; p <= end; p += every)
+    optional.push_back({static_cast<int32_t>(p), ResumeKind::interval});
+  std::stable_sort(optional.begin(), optional.end(), [](const ResumePoint& a, const ResumePoint& b) {
+    return a.kind != b.kind ? a.kind < b.kind : a.position < b.position;
+  });
+  for (; !optional.empty(); optional.pop_back()) {
+    const ResumePoint& p = optional.back();
+    const auto next = std::find_if(s.checkpoints.begin(), s.checkpoints.end(),
+                                   [&](const ResumePoint& other) { return other.position > p.position; });
+    const int32_t before = next == s.checkpoints.begin() ? s.held : std::prev(next)->position;
+    if (p.position - before < limits_.checkpoint_spacing) continue;
+    if (next != s.checkpoints.end() && next->position - p.position < limits_.checkpoint_spacing) continue;
+    s.checkpoints.insert(next, p);
   }
 }
 
 // ---- entering ----
+
+// Blocks that those who run will take before their prompts end, and one to spare for each.
+int64_t Scheduler::blocks_spoken_for() const {
+  int64_t sum = 0;
+  for (const auto& s : running_) {
+    const int64_t whole = blocks_for(static_cast<int64_t>(s->tokens.size()) + 1);
+    sum += std::max<int64_t>(0, whole - static_cast<int64_t>(s->blocks.size())) + 1;
+  }
+  return sum;
+}
 
 bool Scheduler::fits(const Sequence& s, const Hit& hit) const {
   if (running_.empty()) return true;  // everything is free or can be: enqueue() has seen to it
@@ -151,20 +224,28 @@ bool Scheduler::fits(const Sequence& s, const Hit& hit) const {
   for (const int32_t b : hit.blocks)
     if (b >= 0 && blocks_.holders(b) > 0) ++shared;
   const int64_t needed = blocks_for(static_cast<int64_t>(s.tokens.size()) + 1) - shared;
-  return needed + static_cast<int64_t>(running_.size()) <= blocks_.free();
+  return needed + blocks_spoken_for() <= blocks_.free();
 }
 
 void Scheduler::admit(Clock::time_point now) {
+  const bool reading = disk_ != nullptr && disk_->load_state() != DiskTier::LoadState::none;
   for (size_t i = 0; i < waiting_.size() && slots_.free() > 0;) {
     Sequence& s = *waiting_[i];
+    if (still_waits(s) || (reading && s.waits_for_load == loads_ended_ + 1)) {
+      ++i;
+      continue;
+    }
+    s.waits_for = 0;
     Hit hit = lookup_own(s);
-    if (Hit found = lookup(s); found.position > hit.position) hit = std::move(found);
+    ++stats_.lookups;
+    if (Hit found = lookup(s); found.position > hit.position || hit.position == 0) hit = std::move(found);
     if (held_back(s, hit.position)) {
       ++i;
       continue;
     }
     if (!fits(s, hit)) return;  // nobody overtakes
     if (awaits_disk(s, hit)) {
+      s.waits_for_load = loads_ended_ + 1;
       ++i;
       continue;
     }
@@ -180,7 +261,7 @@ void Scheduler::enter(std::unique_ptr<Sequence> sequence, const Hit& hit, Clock:
   const bool first = s.started == Clock::time_point();
   restore(s, hit);
   forget_copies(s);
-  plan_checkpoints(s);
+  plan_checkpoints(s, hit.known);
   if (first) {
     s.started = now;
     s.cached = std::min(s.held, s.prompt_tokens());
@@ -194,6 +275,11 @@ void Scheduler::restore(Sequence& s, const Hit& hit) {
   s.held = hit.position;
   s.published = 0;
   if (hit.position == 0) return;
+  // New blocks may cost a checkpoint, but not this one.
+  if (hit.checkpoint >= 0) {
+    if (!hit.swapped) checkpoints_.used_by_request(hit.checkpoint);
+    checkpoints_.pin(hit.checkpoint);
+  }
   // Hold what is shared before taking new blocks: taking could reuse it.
   BlockTable found;
   for (const int32_t b : hit.blocks)
@@ -216,7 +302,7 @@ void Scheduler::restore(Sequence& s, const Hit& hit) {
   const std::byte* image = checkpoints_.image(hit.checkpoint);
   bytes_.load_state(s.slot, image);
   if (inside) bytes_.load_block(s.blocks.back(), image + bytes_.state_bytes());
-  checkpoints_.touch(hit.checkpoint);
+  checkpoints_.unpin(hit.checkpoint);
 }
 
 void Scheduler::forget_copies(Sequence& s) {
@@ -235,7 +321,7 @@ std::vector<Sequence*> Scheduler::fork(Sequence& s) {
     const bool same = twin.request.use_cache && !twin.request.score && twin.request.max_tokens != 0 &&
                       twin.seed == s.seed && !twin.cancelled && twin.tokens == s.tokens;
     // One block to spare for everyone who runs, as for any other that enters.
-    if (!same || blocks_.free() < static_cast<int32_t>(running_.size()) + 1) {
+    if (!same || blocks_.free() < blocks_spoken_for() + 1) {
       ++i;
       continue;
     }
@@ -248,7 +334,7 @@ std::vector<Sequence*> Scheduler::fork(Sequence& s) {
     twin.held = s.prompt_tokens();
     twin.published = s.published;
     if (twin.started == Clock::time_point()) {
-      twin.started = s.started;
+      twin.started = std::max(s.started, twin.submitted);  // the other may have begun before
       twin.cached = twin.prompt_tokens();
       stats_.cached_tokens += static_cast<uint64_t>(twin.cached);
     }
@@ -299,18 +385,9 @@ bool Scheduler::push_out_one(const Sequence& for_whom, const Plan& plan) {
 void Scheduler::preempt(Sequence& victim) {
   ++stats_.preempted;
   BRAID_CHECK(victim.resume_checkpoint < 0 && victim.swapped.empty());
-  const bool cache = limits_.prefix_cache && victim.request.use_cache;
   const bool whole = victim.under_way == 0;  // else its memory is neither here nor there
   clear_under_way(victim);
-  if (whole && victim.held > 0 &&
-      (!limits_.recurrent || cache || limits_.preemption != Preemption::recompute)) {
-    if (limits_.recurrent) take_checkpoint(victim, true);
-    if (!limits_.recurrent || victim.resume_checkpoint >= 0) {
-      victim.swapped_held = victim.held;
-      if (swap_out(victim)) ++stats_.swapped;
-      // Without its own copies it lives on what the cache still has when it comes back.
-    }
-  }
+  if (whole && victim.held > 0) keep_for_later(victim);
   std::unique_ptr<Sequence> out = take_running(&victim);
   blocks_.release(out->blocks);
   slots_.give_back(out->slot);
@@ -318,6 +395,27 @@ void Scheduler::preempt(Sequence& victim) {
   out->held = 0;
   out->published = 0;
   insert_waiting(std::move(out));
+}
+
+// What `victim` will go on from: with the cache, its blocks and a checkpoint that anybody may use, unless
+// they are needed for something else meanwhile; copies of its own where that is cheaper, or nothing else is
+// allowed.
+void Scheduler::keep_for_later(Sequence& victim) {
+  const bool cache = limits_.prefix_cache && victim.request.use_cache;
+  if (cache && limits_.recurrent) {
+    const int32_t id = take_checkpoint(victim, ResumeKind::turn);
+    if (id < 0) return;
+    checkpoints_.pin(id);
+    victim.resume_checkpoint = id;
+  }
+  const bool copied = swap_out(victim);
+  if (copied) ++stats_.swapped;
+  if (!cache) {
+    if (!copied && victim.held >= kBlockTokens) return;
+    if (limits_.recurrent) take_own_copy(victim);
+    if (limits_.recurrent && victim.resume_checkpoint < 0) return forget_copies(victim);
+  }
+  victim.swapped_held = victim.held;
 }
 
 // Copies the full blocks to the host if that is asked for, or cheaper than computing them again.

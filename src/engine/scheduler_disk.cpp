@@ -47,6 +47,7 @@ bool Scheduler::awaits_disk(Sequence& s, const Hit& hit) {
   if (disk_->load_state() == DiskTier::LoadState::none) {
     ++s.disk_tries;
     disk_->start(key, found, present);
+    mark_load(key.hashes.first(static_cast<size_t>(present)));
   }
   return true;
 }
@@ -55,6 +56,14 @@ void Scheduler::all_queued_is_done() {
   if (disk_ == nullptr) return;
   bytes_.synchronize();
   disk_->all_synchronized();
+}
+
+// What has come so far shall not make room for what comes next. An empty chain: nothing is read any more.
+void Scheduler::mark_load(std::span<const PrefixHash> chain) {
+  std::optional<PrefixHash> mark;
+  if (!chain.empty() && blocks_.mark(chain)) mark = chain.back();
+  if (load_mark_) blocks_.unmark(*load_mark_);
+  load_mark_ = mark;
 }
 
 void Scheduler::promote_from_disk() {
@@ -71,13 +80,18 @@ void Scheduler::promote_from_disk() {
       bytes_.load_block(fresh[0], piece->images + static_cast<size_t>(i) * bytes_.block_bytes());
       blocks_.publish(fresh[0], key.hashes[depth], tokens);
       blocks_.release(fresh);
+      mark_load(key.hashes.first(depth + 1));
     }
     bytes_.synchronize();
     disk_->give_back(*piece);
   }
   const DiskTier::LoadState state = disk_->load_state();
   if (state == DiskTier::LoadState::complete) promote_checkpoint();
-  if (state == DiskTier::LoadState::complete || state == DiskTier::LoadState::failed) disk_->finish_load();
+  if (state == DiskTier::LoadState::complete || state == DiskTier::LoadState::failed) {
+    disk_->finish_load();
+    mark_load({});
+    ++loads_ended_;
+  }
 }
 
 // The checkpoint of a load whose blocks are all here.
@@ -93,12 +107,11 @@ void Scheduler::promote_checkpoint() {
   }
   const PrefixHash& prefix = key.prefix(static_cast<int32_t>(full));
   if (chain.size() == full && checkpoints_.find_exact(prefix, tail) < 0) {
-    const int32_t id = checkpoints_.take();
+    const int32_t id = put_checkpoint(key, {static_cast<int32_t>(key.tokens.size()), ResumeKind::turn});
     if (id >= 0) {
       bytes_.synchronize();  // the image may have been taken from one whose copy is still on its way
       std::memcpy(checkpoints_.image(id), disk_->load_image(),
                   bytes_.state_bytes() + (tail.empty() ? 0 : bytes_.block_bytes()));
-      checkpoints_.put(id, prefix, tail);
       ++stats_.from_disk;
     }
   }

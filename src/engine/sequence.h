@@ -39,15 +39,18 @@ struct Sequence {
   bool cancelled = false;
 
   // Prefix cache.
-  PrefixHash seed;                   // of the empty prefix, for this model and salt
-  std::vector<PrefixHash> hashes;    // [full blocks of tokens]
-  int32_t published = 0;             // blocks of the table that are offered to others already
-  std::vector<int32_t> checkpoints;  // positions where the state is to be kept, ascending, beyond held
-  int32_t cached = 0;                // prompt tokens that were found when it first entered
-  bool announced = false;            // its sink knows that it has started
-  bool was_held_back = false;        // it has waited for another's prefix
-  int32_t disk_tries = 0;            // loads of its prefix that were begun
-  int32_t scored = 0;                // prompt positions whose logits have been reported
+  PrefixHash seed;                       // of the empty prefix, for this model and salt
+  std::vector<PrefixHash> hashes;        // [full blocks of tokens]
+  int32_t published = 0;                 // blocks of the table that are offered to others already
+  std::vector<ResumePoint> checkpoints;  // where the state is to be kept, ascending, beyond held
+  int32_t cached = 0;                    // prompt tokens that were found when it first entered
+  bool announced = false;                // its sink knows that it has started
+  bool was_held_back = false;            // it has waited for another's prefix
+  RequestId waits_for = 0;               // it waits for this one's prompt to reach `waits_until`
+  int32_t waits_until = 0;
+  uint64_t waits_for_load = 0;  // it waits for this load from the disk; 0: for none
+  int32_t disk_tries = 0;       // loads of its prefix that were begun
+  int32_t scored = 0;           // prompt positions whose logits have been reported
 
   // While preempted.
   int32_t resume_checkpoint = -1;  // pinned, at `swapped_held`

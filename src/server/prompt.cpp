@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "server/answer_mask.h"
 
@@ -68,26 +69,33 @@ ApiResult<RenderedText> render_continued(const Generation& generation, const Ser
   return out;
 }
 
-// Positions worth resuming from: where messages end, and where the list of tools ends.
-std::vector<int32_t> checkpoints_of(const std::vector<int32_t>& ids, const RenderedPrompt& prompt,
-                                    const ServedModel& model) {
-  std::vector<int32_t> out;
+// Positions worth resuming from: where messages end, and where the list of tools ends. What stands before the
+// first message of the conversation is shared with others.
+std::vector<ResumePoint> checkpoints_of(const std::vector<int32_t>& ids, const RenderedPrompt& prompt,
+                                        const ServedModel& model) {
+  std::vector<ResumePoint> out;
   if (!prompt.stable.text.empty()) {
     const auto head = model.tokenizer->encode_rendered(prompt.stable);
     if (head.ok()) {
       const auto [a, b] = std::mismatch(head->begin(), head->end(), ids.begin(), ids.end());
-      if (a - head->begin() > 16) out.push_back(static_cast<int32_t>(a - head->begin()));
+      if (a - head->begin() > 16)
+        out.push_back({static_cast<int32_t>(a - head->begin()), ResumeKind::shared});
     }
   }
+  bool in_head = prompt.has_head;
   for (size_t i = 0; i + 1 < ids.size(); ++i) {
     if (!model.tokenizer->is_end(ids[i])) continue;
     // The line feed behind the end of a turn belongs to it.
     const bool line = model.tokenizer->piece(ids[i + 1]) == "\n";
     const auto position = static_cast<int32_t>(i + (line ? 2 : 1));
-    if (position < static_cast<int32_t>(ids.size()) && (out.empty() || position > out.back()))
-      out.push_back(position);
+    const ResumeKind kind = std::exchange(in_head, false) ? ResumeKind::shared : ResumeKind::turn;
+    if (position < static_cast<int32_t>(ids.size()) && (out.empty() || position > out.back().position))
+      out.push_back({position, kind});
   }
-  if (out.size() > kMaxCheckpoints) out.erase(out.begin() + 1, out.end() - (kMaxCheckpoints - 1));
+  if (out.size() <= kMaxCheckpoints) return out;
+  const auto first_turn =
+      std::find_if(out.begin(), out.end(), [](const ResumePoint& p) { return p.kind == ResumeKind::turn; });
+  out.erase(first_turn, first_turn + static_cast<std::ptrdiff_t>(out.size() - kMaxCheckpoints));
   return out;
 }
 
@@ -291,6 +299,7 @@ ApiResult<RenderedPrompt> render_prompt(const Generation& generation, const Serv
   options.instruction_bytes = instruction_bytes(messages);
   RenderedPrompt out;
   out.thinking = options.enable_thinking.value_or(true);
+  out.has_head = !generation.tools.empty() || (!messages.empty() && messages[0].role == Role::system);
   if (generation.continue_final && !messages.empty() && messages.back().role == Role::assistant) {
     auto text = render_continued(generation, model, messages, options);
     if (!text.ok()) return text.error();
@@ -348,7 +357,7 @@ ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> gener
     }
     auto ids = prompt_tokens(*rendered, model);
     if (!ids.ok()) return ids.error();
-    std::vector<int32_t> checkpoints = checkpoints_of(*ids, *rendered, model);
+    std::vector<ResumePoint> checkpoints = checkpoints_of(*ids, *rendered, model);
     auto request = request_of(*generation, model, policy, std::move(*ids), *sampling);
     if (!request.ok()) return request.error();
     request->checkpoints = std::move(checkpoints);

@@ -44,7 +44,8 @@ struct RenderedPrompt {
   RenderedText text;
   // Its beginning that does not depend on the conversation: the list of tools; may be empty.
   RenderedText stable;
-  bool thinking = true;  // was not switched off
+  bool has_head = false;  // begins with a system message or the list of tools
+  bool thinking = true;   // was not switched off
 };
 ApiResult<RenderedPrompt> render_prompt(const Generation& generation, const ServedModel& model,
                                         const AnswerPolicy& policy);
