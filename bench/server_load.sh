@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # The loads of bench/server_load.cpp against a server with the built-in model and its default limits; docs/serving.md has what
 # they gave.
-# Usage: bench/server_load.sh PATH_OF_BRAID [PATH_OF_SERVER_LOAD] [streams|crowd|leave|flood|cost]...     (all of them by default)
+# Usage: bench/server_load.sh PATH_OF_BRAID [PATH_OF_SERVER_LOAD] [streams|crowd|leave|flood|schemas|cost]...
+# (all of them by default)
 set -euo pipefail
 braid=$(realpath "$1")
 shift
 tool=$(dirname "$braid")/server_load
 if [ -n "${1:-}" ] && [ -x "$1" ]; then tool=$(realpath "$1") && shift; fi
-[ $# -gt 0 ] || set -- streams crowd leave flood cost
+[ $# -gt 0 ] || set -- streams crowd leave flood schemas cost
 
 ulimit -n "$(ulimit -Hn)"
 log=$(mktemp)
@@ -38,6 +39,7 @@ for load in "$@"; do
     crowd) start && "$tool" "$port" "$pid" crowd "${SECONDS_OF_LOAD:-10}" "${ROUNDS:-3}" || result=1 ;;
     leave) start && "$tool" "$port" "$pid" leave "${LEAVERS:-10000}" || result=1 ;;
     flood) start && "$tool" "$port" "$pid" flood "${FLOOD_MB:-600}" || result=1 ;;
+    schemas) start && "$tool" "$port" "$pid" schemas "${SECONDS_OF_LOAD:-10}" || result=1 ;;
     cost) start --parallel 100 -c 1024 && "$tool" "$port" "$pid" cost 100 "${SECONDS_OF_LOAD:-15}" || result=1 ;;
     *) echo "unknown load $load" && exit 2 ;;
   esac

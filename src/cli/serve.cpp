@@ -26,7 +26,7 @@
 #include "server/http.h"
 #include "server/model_host.h"
 #include "server/page.h"
-#include "server/token_grammar.h"
+#include "server/grammar_cache.h"
 
 namespace braid::cli {
 
@@ -187,7 +187,7 @@ Result<std::shared_ptr<server::ServedModel>> served_model(const ServeFlags& flag
   } else {
     spdlog::warn("{}; conversations are refused, completions work", chat.error().message);
   }
-  model->trie = std::make_shared<const server::TokenTrie>(*model->tokenizer);
+  model->grammars = std::make_shared<server::GrammarCache>(*model->tokenizer);
   ServiceOptions service;
   service.max_queued = flags.app.max_queue + flags.app.limits.max_n;
   model->source = std::shared_ptr<const GgufFile>(std::move(loaded.file));

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "server/grammar_matcher.h"
 #include "server/schema_grammar.h"
-#include "server/token_grammar.h"
 #include "text/unicode.h"
 
 namespace braid::server {
@@ -15,7 +15,7 @@ class AnswerMask : public TokenMask {
   explicit AnswerMask(std::shared_ptr<const MaskRules> rules) : rules_(std::move(rules)) {
     State start;
     start.thought = rules_->starts_in_thought;
-    if (rules_->grammar != nullptr) start.grammar = rules_->grammar->start();
+    if (rules_->grammar != nullptr) form_.emplace(rules_->grammar);
     path_.push_back(start);
   }
 
@@ -56,12 +56,19 @@ class AnswerMask : public TokenMask {
       now.thought = true;
     } else {
       now.fresh = now.fresh && piece.find_first_not_of(" \t\r\n") == std::string_view::npos;
-      if (rules_->grammar != nullptr) now.grammar = rules_->grammar->next(now.grammar, piece);
+      // A token that the form does not admit was not allowed; after it nothing is.
+      if (form_ && !now.broken) {
+        now.broken = !form_->advance(piece);
+        now.form = static_cast<uint32_t>(form_->depth());
+      }
     }
     path_.push_back(now);
   }
 
-  void rewind(int32_t tokens) override { path_.resize(path_.size() - static_cast<size_t>(tokens)); }
+  void rewind(int32_t tokens) override {
+    path_.resize(path_.size() - static_cast<size_t>(tokens));
+    if (form_) form_->rewind_to(path_.back().form);
+  }
 
  private:
   struct State {
@@ -70,8 +77,9 @@ class AnswerMask : public TokenMask {
     uint8_t partial_bytes = 0;  // of a character at the end of the thought that is not whole yet
     int32_t forced = -1;        // tokens of the closing text that were written; -1: not begun
     int32_t generated = 0;
-    int64_t used = 0;  // tokens of thought
-    TokenGrammar::State grammar = TokenGrammar::kDead;
+    int64_t used = 0;   // tokens of thought
+    uint32_t form = 0;  // depth of the form
+    bool broken = false;
   };
 
   static uint8_t partial_after(uint8_t before, std::string_view piece) {
@@ -99,12 +107,12 @@ class AnswerMask : public TokenMask {
     return wait ? -1 : 0;
   }
 
-  void allow_content(const State& now, std::span<uint64_t> bits) const {
-    if (rules_->grammar == nullptr) {
+  void allow_content(const State& now, std::span<uint64_t> bits) {
+    if (!form_) {
       set_all(bits);
-    } else {
-      rules_->grammar->allowed(now.grammar, bits);
-      if (rules_->grammar->accepts(now.grammar) || now.grammar == TokenGrammar::kDead) set_end(bits);
+    } else if (!now.broken) {
+      form_->allowed(bits);
+      if (form_->accepts()) set_end(bits);
       if (now.fresh && now.generated == 0 && rules_->think_open >= 0) set(bits, rules_->think_open);
     }
     for (const int32_t id : rules_->forbidden) clear(bits, id);
@@ -130,6 +138,7 @@ class AnswerMask : public TokenMask {
 
   std::shared_ptr<const MaskRules> rules_;
   std::vector<State> path_;  // after every token, so that going back is cheap
+  std::optional<GrammarMatcher> form_;
 };
 
 int32_t id_of(const Tokenizer& tokenizer, std::string_view text) { return tokenizer.find(text).value_or(-1); }

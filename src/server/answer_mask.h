@@ -16,7 +16,7 @@
 
 namespace braid::server {
 
-class TokenGrammar;
+class GrammarProgram;
 
 // What is the same for all choices of an answer.
 struct MaskRules {
@@ -25,11 +25,11 @@ struct MaskRules {
   bool suppress_end = false;     // ignore_eos: they are not to come at all
   int32_t min_tokens = 0;        // end_ids come only after so many tokens
   bool starts_in_thought = false;
-  int32_t think_open = -1, think_close = -1;    // ids; -1: the vocabulary has none
-  int64_t think_budget = -1;                    // tokens; -1: none
-  std::vector<int32_t> closing;                 // forced when the budget is used up; ends the thought
-  std::vector<int32_t> forbidden;               // in content
-  std::shared_ptr<const TokenGrammar> grammar;  // of content; null: free
+  int32_t think_open = -1, think_close = -1;      // ids; -1: the vocabulary has none
+  int64_t think_budget = -1;                      // tokens; -1: none
+  std::vector<int32_t> closing;                   // forced when the budget is used up; ends the thought
+  std::vector<int32_t> forbidden;                 // in content
+  std::shared_ptr<const GrammarProgram> grammar;  // of content; null: free
 };
 
 std::unique_ptr<TokenMask> make_mask(std::shared_ptr<const MaskRules> rules);

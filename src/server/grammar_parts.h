@@ -1,59 +1,47 @@
-// grammar_parts.h -- the pieces that JSON grammars are made of: blanks, literals, strings, numbers, patterns.
-// For schema_grammar.cpp.
+// grammar_parts.h -- the regular pieces that JSON and calls are made of: characters, blanks, numbers,
+// formats, text up to a mark.
 #pragma once
 
-#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "server/api_error.h"
-#include "server/token_grammar.h"
+#include "server/byte_automaton.h"
+#include "server/expression.h"
 
 namespace braid::server {
 
 // A value as it must be written.
 std::string json_literal(const Json& value);
 
-class GrammarParts {
- public:
-  using Rule = ByteGrammar::Rule;
+// Exactly one character between the quotes of a JSON string: UTF-8, or any escape of it; a pair of surrogates
+// is one. Its state 0 is "between characters".
+const Automaton& json_character();
+Automaton json_string();  // any, quotes included
+Automaton json_gap();     // between elements: nothing, one blank, or a line feed with some indentation
+Automaton json_lead();    // before the value: a few blanks
+Automaton json_number(bool not_negative);
 
-  explicit GrammarParts(ByteGrammar& grammar) : grammar_(grammar) {}
+// Any bytes up to and with the first `mark`, without `forbidden` before it; `begun`, a beginning of one of
+// them, stands there already.
+Automaton text_until(std::string_view mark, std::string_view forbidden = {}, std::string_view begun = {});
 
-  Rule literal(std::string_view text);
-  Rule gap();           // between elements: nothing, one blank, or a line feed with some indentation
-  Rule lead();          // before the value: a few blanks
-  Rule any_value();     // any JSON
-  Rule string_value();  // any JSON string
-  // Any bytes up to and with the first `mark`, without `forbidden` before it; or any that do not hold it.
-  // `begun`: the beginning of the mark that the text before ends with.
-  Rule text_until(std::string_view mark, std::string_view forbidden = {}, std::string_view begun = {});
-  Rule text_without(std::string_view mark);
-  Rule bounded_string(int64_t least, std::optional<int64_t> most);  // characters
-  Rule number(bool not_negative);
-  Rule integer(std::optional<int64_t> low, std::optional<int64_t> high);
-  // date, time, date-time, uuid; empty: not known.
-  std::optional<Rule> format(const std::string& name);
-  // The JSON string whose content matches a regular expression (classes, groups, alternatives, repetition,
-  // anchors at the ends). Empty: it uses something else.
-  std::optional<Rule> pattern(const std::string& expression);
+// A whole number of any size, as it is written: without zeros in front.
+struct WholeNumber {
+  bool negative = false;
+  std::string digits = "0";
 
- private:
-  friend class PatternReader;
-  Rule character();                            // one character of a JSON string, escapes included
-  Rule optional_repeat(Rule what, int times);  // 0 to `times` of it
-  Rule digits(int least, int most);
-  Rule digits_at_least(const std::string& text, size_t from);
-  Rule digits_at_most(const std::string& text, size_t from);
-  Rule digits_between(const std::string& low, const std::string& high, size_t from);
-  Rule natural(int64_t low, std::optional<int64_t> high);
-  Rule sequence(ByteGrammar::Sequence sequence);
-  Rule text_automaton(std::string_view mark, std::string_view forbidden, std::string_view begun, bool until);
-
-  ByteGrammar& grammar_;
-  std::map<std::pair<std::string, bool>, Rule> texts_;  // by marks
-  Rule gap_ = -1, lead_ = -1, any_ = -1, string_ = -1, character_ = -1, digit_ = -1, rest_ = -1;
+  // Not below (up) or not above `value`; empty: it is no number that could be written out.
+  static std::optional<WholeNumber> at(const Json& value, bool up, bool exclusive);
+  WholeNumber negated() const { return {!negative && digits != "0", digits}; }
 };
+bool operator<(const WholeNumber& a, const WholeNumber& b);
+
+// Whole numbers from `low` to `high`; without bounds up to 18 digits, or as many as the other bound has.
+Expression::Node integer_expression(Expression& out, std::optional<WholeNumber> low,
+                                    std::optional<WholeNumber> high);
+// date, time, date-time, uuid; empty: not known.
+std::optional<std::string> format_pattern(const std::string& name);
 
 }  // namespace braid::server

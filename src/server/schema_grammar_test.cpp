@@ -6,6 +6,7 @@
 #include <random>
 
 #include "server/answer_mask.h"
+#include "server/grammar_matcher.h"
 #include "server/read_request.h"
 #include "server/test_server_test.h"
 
@@ -15,20 +16,20 @@ namespace {
 class Form {
  public:
   explicit Form(const std::string& schema, bool strict = false) {
-    auto grammar = schema_to_grammar(Json::parse(schema), strict);
-    if (!grammar.ok()) {
-      error = grammar.error().message;
+    auto made = schema_to_grammar(Json::parse(schema), strict, *demo_served_model(nullptr)->grammars);
+    if (!made.ok()) {
+      error = made.error().message;
       return;
     }
-    matcher = std::make_unique<TokenGrammar>(std::move(*grammar), demo_served_model(nullptr)->trie);
+    program = *made;
   }
-  bool takes(const std::string& text) const {
-    return matcher != nullptr && matcher->accepts(matcher->next(matcher->start(), text));
+  bool takes(const std::string& text) const { return whole(program, text); }
+  static bool whole(const std::shared_ptr<const GrammarProgram>& program, const std::string& text) {
+    if (program == nullptr) return false;
+    GrammarMatcher matcher(program);
+    return matcher.advance(text) && matcher.accepts();
   }
-  bool begins(const std::string& text) const {
-    return matcher != nullptr && matcher->next(matcher->start(), text) != TokenGrammar::kDead;
-  }
-  std::unique_ptr<TokenGrammar> matcher;
+  std::shared_ptr<const GrammarProgram> program;
   std::string error;
 };
 
@@ -138,7 +139,7 @@ TEST(SchemaGrammar, BombsAreRefusedOrStaySmall) {
   std::string nested = R"({"type":"string","maxLength":20000})";
   for (int i = 0; i < 3; ++i)
     nested = R"({"type":"array","minItems":100,"maxItems":10000,"items":)" + nested + "}";
-  EXPECT_NE(Form(nested).error, "");
+  EXPECT_EQ(Form(nested).error, "");  // bounds are counted
   // No finite value fits these.
   EXPECT_NE(Form(R"({"$ref":"#"})").error, "");
   EXPECT_NE(Form(R"({"anyOf":[{"$ref":"#"},{"$ref":"#"},{"$ref":"#"}]})").error, "");
@@ -155,36 +156,55 @@ TEST(SchemaGrammar, BombsAreRefusedOrStaySmall) {
   EXPECT_TRUE(form.takes(R"({"p3":null,"p1499":null})"));
 }
 
-// Walks the grammar with tokens chosen at random among the allowed ones.
-TEST(TokenGrammar, AllowedTokensLeadToValidAnswers) {
+std::vector<int32_t> allowed_by(GrammarMatcher& matcher, const Tokenizer& tokenizer) {
+  std::vector<uint64_t> bits((static_cast<size_t>(tokenizer.size()) + 63) / 64);
+  matcher.allowed(bits);
+  std::vector<int32_t> ids;
+  for (int32_t id = 0; id < tokenizer.size(); ++id)
+    if ((bits[static_cast<size_t>(id) / 64] >> (id % 64) & 1) != 0) ids.push_back(id);
+  return ids;
+}
+
+// Walks the form with tokens chosen at random among the allowed ones, which are compared with those that the
+// form takes byte by byte.
+std::string random_answer(const Form& form, uint32_t seed, int steps = 400) {
   const auto model = demo_served_model(nullptr);
+  const Tokenizer& tokenizer = *model->tokenizer;
+  GrammarMatcher matcher(form.program);
+  std::mt19937 random(seed);
+  std::string text;
+  for (int step = 0; step < steps; ++step) {
+    const std::vector<int32_t> ids = allowed_by(matcher, tokenizer);
+    const size_t depth = matcher.depth();
+    std::vector<int32_t> possible;
+    for (int32_t id = 0; id < tokenizer.size(); ++id) {
+      if (tokenizer.piece(id).empty() || !matcher.advance(tokenizer.piece(id))) continue;
+      matcher.rewind_to(depth);
+      possible.push_back(id);
+    }
+    EXPECT_EQ(ids, possible) << text;
+    if (ids.empty() || (matcher.accepts() && random() % 4 == 0)) break;
+    // Short tokens more often, as they end things.
+    int32_t id = ids[random() % ids.size()];
+    for (int i = 0; i < 3; ++i)
+      if (const int32_t other = ids[random() % ids.size()];
+          tokenizer.piece(other).size() < tokenizer.piece(id).size())
+        id = other;
+    text += tokenizer.piece(id);
+    EXPECT_TRUE(matcher.advance(tokenizer.piece(id)));
+  }
+  EXPECT_TRUE(matcher.accepts()) << text;
+  return text;
+}
+
+TEST(GrammarMatcher, AllowedTokensLeadToValidAnswers) {
   const Form form(
       R"({"type":"object","properties":{"name":{"type":"string","maxLength":12},"age":{"type":"integer",
       "minimum":0,"maximum":130},"tags":{"type":"array","items":{"enum":["a","b"]},"maxItems":2}},
       "required":["name","age","tags"]})");
   ASSERT_EQ(form.error, "");
-  std::mt19937 random(3);
-  for (int round = 0; round < 6; ++round) {
-    auto state = form.matcher->start();
-    std::string text;
-    for (int step = 0; step < 300; ++step) {
-      std::vector<uint64_t> bits((static_cast<size_t>(model->tokenizer->size()) + 63) / 64);
-      form.matcher->allowed(state, bits);
-      std::vector<int32_t> ids;
-      for (int32_t id = 0; id < model->tokenizer->size(); ++id) {
-        const bool set = (bits[static_cast<size_t>(id) / 64] >> (id % 64) & 1) != 0;
-        const auto after = form.matcher->next(state, model->tokenizer->piece(id));
-        const bool possible = !model->tokenizer->piece(id).empty() && after != TokenGrammar::kDead;
-        ASSERT_EQ(set, possible) << id;
-        if (set) ids.push_back(id);
-      }
-      if (ids.empty()) break;
-      const int32_t id = ids[random() % ids.size()];
-      text += model->tokenizer->piece(id);
-      state = form.matcher->next(state, model->tokenizer->piece(id));
-      ASSERT_NE(state, TokenGrammar::kDead);
-    }
-    ASSERT_TRUE(form.matcher->accepts(state)) << text;
+  for (uint32_t round = 0; round < 6; ++round) {
+    const std::string text = random_answer(form, round);
     const Json json = Json::parse(text, nullptr, false);
     ASSERT_TRUE(json.is_object()) << text;
     EXPECT_LE(json["age"].get<int>(), 130);
@@ -201,13 +221,11 @@ class Calls {
     EXPECT_TRUE(read.ok()) << read.error().message;
     auto made = answer_grammar(*read, *model, policy);
     EXPECT_TRUE(made.ok()) << made.error().message;
-    matcher = *made;
+    program = *made;
   }
-  bool takes(const std::string& text) const {
-    return matcher->accepts(matcher->next(matcher->start(), text));
-  }
+  bool takes(const std::string& text) const { return Form::whole(program, text); }
   std::shared_ptr<ServedModel> model;
-  std::shared_ptr<const TokenGrammar> matcher;
+  std::shared_ptr<const GrammarProgram> program;
 };
 
 std::string tools(bool strict) {
@@ -252,7 +270,7 @@ TEST(CallGrammar, StrictToolsBindCallsWhereverTheyBegin) {
   EXPECT_TRUE(strict.takes("Let me see.\n\n" + kGood));
   EXPECT_TRUE(strict.takes(kGood + "\nand more text"));
   EXPECT_FALSE(strict.takes("Let me see.\n\n" + kBad));
-  EXPECT_EQ(Calls(tools(false)).matcher, nullptr);
+  EXPECT_EQ(Calls(tools(false)).program, nullptr);
   AnswerPolicy policy;
   policy.tool_form = AnswerPolicy::ToolForm::names;
   const Calls names(tools(false), policy);
@@ -326,11 +344,9 @@ TEST(AnswerMask, ABudgetClosesTheThoughtTokenByToken) {
 }
 
 TEST(AnswerMask, AFormHoldsBehindTheThoughtOnly) {
-  auto grammar = schema_to_grammar(Json{{"const", 7}}, false);
-  ASSERT_TRUE(grammar.ok());
   MaskRules rules;
   rules.starts_in_thought = true;
-  rules.grammar = std::make_shared<TokenGrammar>(std::move(*grammar), demo_served_model(nullptr)->trie);
+  rules.grammar = Form(R"({"const":7})").program;
   Mask mask(rules);
   for (const int32_t id : mask.ids("free {thought}\n</think>\n\n")) mask.mask->advance(id);
   for (const int32_t id : mask.allowed()) {

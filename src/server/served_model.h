@@ -15,7 +15,7 @@
 
 namespace braid::server {
 
-class TokenTrie;
+class GrammarCache;
 
 struct ServedModel {
   std::vector<std::string> names;  // what clients may call it; the first is the one shown
@@ -31,7 +31,7 @@ struct ServedModel {
   SamplingParams defaults;
   std::shared_ptr<const void> source;  // what the backend reads from; goes after it
   std::shared_ptr<Backend> backend;
-  std::shared_ptr<const TokenTrie> trie;  // for answers of a given form; null: not offered
+  std::shared_ptr<GrammarCache> grammars;  // for answers of a given form; null: not offered
 
   const std::string& name() const { return names.front(); }
 };

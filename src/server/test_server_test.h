@@ -17,7 +17,7 @@
 
 #include "gguf/gguf.h"
 #include "server/app.h"
-#include "server/token_grammar.h"
+#include "server/grammar_cache.h"
 #include "text/vocabulary.h"
 
 namespace braid::server {
@@ -155,7 +155,7 @@ inline std::shared_ptr<ServedModel> demo_served_model(std::shared_ptr<Backend> b
   static const auto kFile = GgufFile::open(BRAID_SOURCE_DIR "/models/braid-demo-q8_0.gguf");
   static const auto kTokenizer =
       std::make_shared<const Tokenizer>(Tokenizer::create(read_vocabulary(*kFile).value()).value());
-  static const auto kTrie = std::make_shared<const TokenTrie>(*kTokenizer);
+  static const auto kGrammars = std::make_shared<GrammarCache>(*kTokenizer);
   auto model = std::make_shared<ServedModel>();
   model->names = {"demo", "second/name"};
   model->file_name = "demo.gguf";
@@ -164,7 +164,7 @@ inline std::shared_ptr<ServedModel> demo_served_model(std::shared_ptr<Backend> b
   const auto text = kFile->find_string("tokenizer.chat_template");
   model->chat.emplace(ChatTemplate::parse(**text, "", "<|im_end|>").value());
   model->abilities = probe_template(*model->chat);
-  model->trie = kTrie;
+  model->grammars = kGrammars;
   model->backend = std::move(backend);
   return model;
 }
