@@ -23,10 +23,10 @@
 #include "engine/service.h"
 #include "server/app.h"
 #include "server/engine_backend.h"
+#include "server/grammar_cache.h"
 #include "server/http.h"
 #include "server/model_host.h"
 #include "server/page.h"
-#include "server/grammar_cache.h"
 
 namespace braid::cli {
 

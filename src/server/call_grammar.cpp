@@ -196,7 +196,7 @@ bool CallGrammar::strict_parameters(const Json& schema, GrammarBudget& budget) {
     program_.add(Op::finished, set);
     program_.literal("<parameter=");
     program_.add(Op::automaton, program_.add_shared("parameter name", parameter_name));
-    add_text(kValueEnd);
+    add_text(kValueEnd, "\n</function>\n</tool_call>", "\n");
     program_.literal("\n");
     program_.add(Op::set, static_cast<int32_t>(openings.size()));
     program_.add(Op::jump, next);
