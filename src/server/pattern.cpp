@@ -12,12 +12,12 @@ namespace {
 using Node = Expression::Node;
 using Ranges = std::vector<Expression::Range>;
 
-constexpr int kMaxDepth = 200;
-constexpr int64_t kMaxCount = 1'000'000'000;
+constexpr int kMaxNesting = 200;
+constexpr int64_t kMaxRepeats = 1'000'000'000;
 
 const Ranges kDigits = {{'0', '9'}};
 const Ranges kWord = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
-const Ranges kBlanks = {{'\t', '\r'}, {' ', ' '}};  // of \s; of those beyond ASCII none need be written
+const Ranges kSpaces = {{'\t', '\r'}, {' ', ' '}};  // of \s; of those beyond ASCII none need be written
 const Ranges kAllBlanks = {{'\t', '\r'},     {0x1C, 0x20},     {0x85, 0x85},     {0xA0, 0xA0},
                            {0x1680, 0x1680}, {0x2000, 0x200A}, {0x2028, 0x2029}, {0x202F, 0x202F},
                            {0x205F, 0x205F}, {0x3000, 0x3000}, {0xFEFF, 0xFEFF}};
@@ -60,7 +60,7 @@ class Reader {
   }
 
   Node choice(int depth) {
-    if (depth > kMaxDepth) return fail("groups nested deeper than " + std::to_string(kMaxDepth));
+    if (depth > kMaxNesting) return fail("groups nested deeper than " + std::to_string(kMaxNesting));
     std::vector<Node> options;
     do options.push_back(branch(depth));
     while (why_.empty() && take('|'));
@@ -132,7 +132,7 @@ class Reader {
     std::optional<Ranges> set;
     if (c == 'd' || c == 'D') set = kDigits;
     if (c == 'w' || c == 'W') set = kWord;
-    if (c == 's') set = kBlanks;
+    if (c == 's') set = kSpaces;
     if (c == 'S') set = kAllBlanks;
     if (set) ++at_;
     return set && c < 'a' ? complement(*set) : set;
@@ -238,7 +238,7 @@ class Reader {
     size_t digits = 0;
     for (out = 0; at_ < text_.size() && std::isdigit(static_cast<unsigned char>(text_[at_])) != 0;
          ++at_, ++digits)
-      out = std::min(kMaxCount, out * 10 + (text_[at_] - '0'));
+      out = std::min(kMaxRepeats, out * 10 + (text_[at_] - '0'));
     return digits > 0;
   }
 

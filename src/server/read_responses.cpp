@@ -11,10 +11,6 @@ namespace {
 
 using Role = Message::Role;
 
-Fields element_of(const Fields& fields, const Json& list, const std::string& name, size_t i) {
-  return Fields(list[i], Fields::element(fields.path(name), i), fields.error());
-}
-
 // A string, or parts.
 std::string read_parts(const Fields& item, const char* name, const ApiLimits& limits) {
   const Json* content = item.find(name);
