@@ -18,6 +18,7 @@ using Node = Expression::Node;
 
 constexpr int kMaxIndentation = 24;
 constexpr size_t kMaxDigits = 18;
+constexpr size_t kMostBoundDigits = 64;
 constexpr double kMostWritten = 1e300;
 
 // Of pieces that are the same for everybody, whose size is known.
@@ -200,7 +201,8 @@ bool below(const std::string& a, const std::string& b) {
 }
 
 Node natural(Expression& out, std::string low, const std::optional<std::string>& high) {
-  const std::string to = high ? *high : std::string(std::max(kMaxDigits, low.size()), '9');
+  const bool bound = high && high->size() <= std::max(kMostBoundDigits, low.size());
+  const std::string to = bound ? *high : std::string(std::max(kMaxDigits, low.size()), '9');
   if (low.size() == to.size()) return digits_between(out, low, to);
   const auto lowest = [](size_t length) { return "1" + std::string(length - 1, '0'); };
   std::vector<Node> options{digits_between(out, low, std::string(low.size(), '9')),

@@ -38,7 +38,8 @@ struct WholeNumber {
 };
 bool operator<(const WholeNumber& a, const WholeNumber& b);
 
-// Whole numbers from `low` to `high`; without bounds up to 18 digits, or as many as the other bound has.
+// Whole numbers from `low` to `high`; without bounds up to 18 digits, or as many as the other bound has. A
+// bound of more than 64 digits that is farther from zero than the other counts as none.
 Expression::Node integer_expression(Expression& out, std::optional<WholeNumber> low,
                                     std::optional<WholeNumber> high);
 // date, time, date-time, uuid; empty: not known.

@@ -110,6 +110,7 @@ std::vector<Hostile> hostile_schemas() {
        {{"type", "array"}, {"maxItems", 1'000'000'000}, {"items", {{"type", "integer"}}}},
        true},
       {"huge integers", {{"type", "integer"}, {"minimum", -1e300}, {"maximum", 1e299}}, true},
+      {"huge integers only", {{"type", "integer"}, {"minimum", 1e298}, {"maximum", 1e299}}, true},
       {"a recursion",
        {{"type", "array"}, {"items", {{"anyOf", Json::array({{{"$ref", "#"}}, {{"type", "null"}}})}}}},
        true},
