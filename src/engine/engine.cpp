@@ -464,6 +464,14 @@ std::string Engine::why_no_token(int32_t output, std::span<const uint64_t> allow
 // Bits of the ids that may come next; empty: all.
 std::span<const uint64_t> Engine::allowed_by(TokenMask* mask) {
   if (mask == nullptr) return {};
+  if (const auto few = mask->all_but()) {
+    if (few->empty()) return {};
+    const auto bit = [](int32_t id) { return uint64_t{1} << (id % 64); };
+    for (const int32_t id : closed_) open_bits_[static_cast<size_t>(id) / 64] |= bit(id);
+    closed_.assign(few->begin(), few->end());
+    for (const int32_t id : closed_) open_bits_[static_cast<size_t>(id) / 64] &= ~bit(id);
+    return open_bits_;
+  }
   std::fill(mask_bits_.begin(), mask_bits_.end(), 0);
   mask->allowed(mask_bits_);
   return mask_bits_;

@@ -240,6 +240,8 @@ class Engine {
   Drafter* drafter_ = nullptr;
   SamplerScratch scratch_;
   std::vector<uint64_t> mask_bits_;
+  std::vector<uint64_t> open_bits_;  // of all tokens but closed_
+  std::vector<int32_t> closed_;
   std::vector<float> masked_logits_;
   EngineStats stats_;
   Status health_;

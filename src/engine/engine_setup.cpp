@@ -351,6 +351,7 @@ Status Engine::load() {
     scheduler_->slots().on_unused([this](int32_t slot) { cache_.poison_slot(slot); });
   }
   mask_bits_.resize(static_cast<size_t>((config.vocabulary + 63) / 64));
+  open_bits_.assign(mask_bits_.size(), ~uint64_t{0});
   masked_logits_.resize(static_cast<size_t>(config.vocabulary));
   const auto blocks_per_sequence =
       static_cast<int32_t>(blocks_for(int64_t{plan_.context_tokens} + options_.max_drafts));

@@ -31,6 +31,9 @@ class TokenMask {
   // Sets bit id % 64 of bits[id / 64] for every allowed id (all bits are clear before). bits [ceil(V / 64)].
   // At least one must be allowed.
   virtual void allowed(std::span<uint64_t> bits) = 0;
+  // What allowed() would say where nearly everything may come: all tokens but these few, without a look at
+  // each. None: ask allowed(). Valid until the next call of anything here.
+  virtual std::optional<std::span<const int32_t>> all_but() { return std::nullopt; }
   // `token` (an allowed one) follows; takes back the last `tokens` of them.
   virtual void advance(int32_t token) = 0;
   virtual void rewind(int32_t tokens) = 0;

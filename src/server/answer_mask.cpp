@@ -37,6 +37,13 @@ class AnswerMask : public TokenMask {
     }
   }
 
+  std::optional<std::span<const int32_t>> all_but() override {
+    const State& now = path_.back();
+    if (rules_->suppress_end || now.generated < rules_->min_tokens) return std::nullopt;
+    if (!now.thought) return form_ ? std::nullopt : std::optional(std::span(forbidden(now)));
+    return forced_at(now) >= 0 ? std::nullopt : std::optional(std::span<const int32_t>());
+  }
+
   void advance(int32_t token) override {
     State now = path_.back();
     ++now.generated;
@@ -115,7 +122,11 @@ class AnswerMask : public TokenMask {
       if (form_->accepts()) set_end(bits);
       if (now.fresh && now.generated == 0 && rules_->think_open >= 0) set(bits, rules_->think_open);
     }
-    for (const int32_t id : rules_->forbidden) clear(bits, id);
+    for (const int32_t id : forbidden(now)) clear(bits, id);
+  }
+
+  const std::vector<int32_t>& forbidden(const State& now) const {
+    return now.fresh ? rules_->forbidden : rules_->forbidden_later;
   }
 
   void set_all(std::span<uint64_t> bits) const {
@@ -166,6 +177,14 @@ ApiResult<MaskFactory> MaskFactory::create(const Generation& generation, const S
     if (const int32_t call = id_of(tokenizer, "<tool_call>"); call >= 0) rules.forbidden.push_back(call);
   }
 
+  // A thought that is not open cannot be closed, and none is opened in the middle of an answer. A completion
+  // has no such parts.
+  const bool conversation = generation.endpoint != Endpoint::completions;
+  if (conversation && rules.think_close >= 0) rules.forbidden.push_back(rules.think_close);
+  rules.forbidden_later = rules.forbidden;
+  if (const int32_t open = id_of(tokenizer, "<think>"); conversation && open >= 0)
+    rules.forbidden_later.push_back(open);
+
   out.thinking_ = thinking && rules.think_close >= 0;
   const ReasoningWishes& wishes = generation.reasoning;
   if (out.thinking_) {
@@ -199,7 +218,7 @@ std::shared_ptr<TokenMask> MaskFactory::make(int32_t max_tokens) const {
   auto rules = std::make_shared<MaskRules>(rules_);
   rules->think_budget = think_budget(max_tokens);
   const bool holds = rules->suppress_end || rules->min_tokens > 0 || rules->think_budget >= 0 ||
-                     !rules->forbidden.empty() || rules->grammar != nullptr;
+                     !rules->forbidden_later.empty() || rules->grammar != nullptr;
   return holds ? std::shared_ptr<TokenMask>(make_mask(std::move(rules))) : nullptr;
 }
 

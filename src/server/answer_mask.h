@@ -25,10 +25,11 @@ struct MaskRules {
   bool suppress_end = false;     // ignore_eos: they are not to come at all
   int32_t min_tokens = 0;        // end_ids come only after so many tokens
   bool starts_in_thought = false;
-  int32_t think_open = -1, think_close = -1;      // ids; -1: the vocabulary has none
-  int64_t think_budget = -1;                      // tokens; -1: none
-  std::vector<int32_t> closing;                   // forced when the budget is used up; ends the thought
-  std::vector<int32_t> forbidden;                 // in content
+  int32_t think_open = -1, think_close = -1;  // ids; -1: the vocabulary has none
+  int64_t think_budget = -1;                  // tokens; -1: none
+  std::vector<int32_t> closing;               // forced when the budget is used up; ends the thought
+  std::vector<int32_t> forbidden;             // in content
+  std::vector<int32_t> forbidden_later;       // in content that has begun: those, and what opens a thought
   std::shared_ptr<const GrammarProgram> grammar;  // of content; null: free
 };
 

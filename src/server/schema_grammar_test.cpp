@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include <random>
 
 #include "server/answer_mask.h"
@@ -355,6 +357,37 @@ TEST(AnswerMask, AFormHoldsBehindTheThoughtOnly) {
   }
   mask.mask->advance(mask.ids("7")[0]);
   EXPECT_EQ(mask.allowed(), mask.model->tokenizer->end_ids());
+}
+
+// Of a conversation without any form: nearly everything may come, and both ways of asking say the same.
+TEST(AnswerMask, ThoughtsAreNotClosedTwiceNorOpenedInTheMiddle) {
+  const auto model = demo_served_model(nullptr);
+  const int32_t open = *model->tokenizer->find("<think>"), close = *model->tokenizer->find("</think>");
+  Generation generation;
+  generation.endpoint = Endpoint::chat;
+  const auto masks = MaskFactory::create(generation, *model, {}, true, true);
+  ASSERT_TRUE(masks.ok());
+  const auto mask = masks->make(-1);
+  ASSERT_NE(mask, nullptr);
+  const auto closed = [&] {
+    std::vector<uint64_t> bits((static_cast<size_t>(model->tokenizer->size()) + 63) / 64);
+    mask->allowed(bits);
+    std::set<int32_t> out;
+    for (int32_t id = 0; id < model->tokenizer->size(); ++id)
+      if ((bits[static_cast<size_t>(id) / 64] >> (id % 64) & 1) == 0) out.insert(id);
+    const auto few = mask->all_but();
+    EXPECT_TRUE(few && std::set<int32_t>(few->begin(), few->end()) == out);
+    return out;
+  };
+  EXPECT_EQ(closed(), std::set<int32_t>{});  // in the thought
+  mask->advance(close);
+  EXPECT_EQ(closed(), std::set<int32_t>{close});
+  mask->advance(model->tokenizer->encode("x", {}).value()[0]);
+  EXPECT_EQ(closed(), (std::set<int32_t>{open, close}));
+  mask->rewind(2);
+  EXPECT_EQ(closed(), std::set<int32_t>{});
+  generation.endpoint = Endpoint::completions;
+  EXPECT_EQ(MaskFactory::create(generation, *model, {}, false, false)->make(-1), nullptr);
 }
 
 TEST(AnswerMask, EndTokensWait) {
