@@ -342,8 +342,8 @@ TEST(Conversation, BudgetsKeepRoomForTheReply) {
     return -1;
   };
   const std::string on = R"("chat_template_kwargs":{"enable_thinking":true})";
-  EXPECT_EQ(mask_of(R"("chat_template_kwargs":{"enable_thinking":false})"), nullptr);
-  EXPECT_EQ(mask_of(on), nullptr);
+  EXPECT_EQ(room(mask_of(R"("chat_template_kwargs":{"enable_thinking":false})")), -1);
+  EXPECT_EQ(room(mask_of(on)), -1);
   EXPECT_EQ(room(mask_of(on + R"(,"thinking_budget":16)")), 16);
   const int limited = room(mask_of(on + R"(,"max_tokens":100)"));
   EXPECT_GT(limited, 60);

@@ -572,7 +572,9 @@ TEST(Server, ARequiredCallAndAFormBringAMask) {
   const auto server = saying("x");
   Client client(server->port());
   client.ask("POST", "/v1/chat/completions", kChat);
-  EXPECT_EQ(server->backend->last.mask, nullptr);
+  // Without them all tokens may come but those that open and close thoughts.
+  const auto few = server->backend->last.mask->all_but();
+  EXPECT_TRUE(few && few->size() <= 2);
   client.ask("POST", "/v1/chat/completions",
              chat(R"("tool_choice":"required","tools":[{"type":"function","function":{"name":"f"}}])"));
   EXPECT_NE(server->backend->last.mask, nullptr);
