@@ -11,10 +11,6 @@ using Role = Message::Role;
 // Clients put accounting into a first system block that differs from request to request.
 constexpr std::string_view kBillingBlock = "x-anthropic-billing-header:";
 
-Fields element_of(const Fields& fields, const Json& list, const char* name, size_t i) {
-  return Fields(list[i], Fields::element(fields.path(name), i), fields.error());
-}
-
 void unknown_block(const Fields& block, const std::string& type) {
   block.fail(
       invalid_value(block.path("type"), block.path("type") + " is not known here: " + type.substr(0, 64)));

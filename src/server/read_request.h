@@ -67,6 +67,11 @@ void read_schema(const Fields& format, const char* name, const ApiLimits& limits
 void read_any_object(const Fields& fields, const std::string& path, Generation& out);
 void read_form_extensions(const Fields& fields, const ApiLimits& limits, Generation& out);
 
+// Element i of the member `name`, which is this list.
+inline Fields element_of(const Fields& fields, const Json& list, const char* name, size_t i) {
+  return Fields(list[i], Fields::element(fields.path(name), i), fields.error());
+}
+
 // What stands for an image or a file in the text, or an error.
 std::string media_text(const Fields& part, const char* kind, const ApiLimits& limits);
 
