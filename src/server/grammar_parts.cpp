@@ -274,9 +274,10 @@ Automaton json_number(bool not_negative) {
   if (!not_negative) parts.push_back(out.optional(out.character('-')));
   parts.push_back(natural(out, "0", std::nullopt));
   parts.push_back(out.optional(out.sequence({out.character('.'), digits(out, 1, kMaxDigits)})));
+  // Two digits of exponent: with 18 before the point no number is beyond a double, which readers refuse.
   const Node sign = out.optional(out.characters({{'+', '+'}, {'-', '-'}}));
   parts.push_back(
-      out.optional(out.sequence({out.characters({{'e', 'e'}, {'E', 'E'}}), sign, digits(out, 1, 3)})));
+      out.optional(out.sequence({out.characters({{'e', 'e'}, {'E', 'E'}}), sign, digits(out, 1, 2)})));
   return made(out.compile(out.sequence(std::move(parts)), Expression::Spelling::plain));
 }
 

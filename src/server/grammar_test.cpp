@@ -193,6 +193,13 @@ TEST(Bounds, OfIntegersMayBeOfAnySize) {
       Compiled(Json::parse(R"({"type":"integer","exclusiveMinimum":-10,"maximum":0})")).takes("-10"));
 }
 
+// A number that no double holds is JSON to a grammar and an error to who reads it.
+TEST(Bounds, OfNumbersAreThoseOfADouble) {
+  const Compiled number(Json{{"type", "number"}});
+  EXPECT_TRUE(number.takes("-123456789012345678.5E+99"));
+  EXPECT_FALSE(number.takes("1e999"));
+}
+
 TEST(Forms, ThatNothingFitsAreRefused) {
   for (const char* schema :
        {R"({"type":"string","minLength":5,"maxLength":3})", R"({"enum":[]})",
