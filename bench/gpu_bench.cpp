@@ -17,8 +17,8 @@
 #include <string>
 #include <vector>
 
-#include "gguf/encode.h"
-#include "gguf/half.h"
+#include "gguf/formats/encode.h"
+#include "gguf/formats/half.h"
 #include "ops/device.h"
 #include "ops/ops.h"
 

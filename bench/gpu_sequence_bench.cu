@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/cuda/delta_forms.h"
+#include "ops/cuda/delta/delta_forms.h"
 #include "ops/cuda/sequence_ops.h"
 #include "ops/device.h"
 
@@ -354,8 +354,8 @@ void small_rows(Context& context, const ModelShape& m, int32_t tokens) {
   }
 }
 
-// The ceilings: what plain kernels move.
-void measure_ceilings() {
+// The peaks: what plain kernels move.
+void measure_peaks() {
   auto device = make_cuda_device({});
   if (!device.ok()) {
     std::printf("%s\n", device.error().message.c_str());
@@ -380,7 +380,7 @@ int run(int argc, char** argv) {
   context.shared_bytes_per_block = properties.sharedMemPerBlockOptin;
   check(cudaStreamCreateWithFlags(&context.stream, cudaStreamNonBlocking), "stream");
   std::printf("%s\n", properties.name);
-  measure_ceilings();
+  measure_peaks();
   for (const ModelShape& m : kShapes) {
     for (int32_t sequences : {1, 2, 8, 32, 128}) delta_row(context, m, sequences, 1, 0);
     delta_row(context, m, 1, 8, 0);

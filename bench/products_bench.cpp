@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "base/threads.h"
-#include "gguf/blocks.h"
-#include "ops/cpu/ceilings.h"
-#include "ops/cpu/linear.h"
+#include "gguf/formats/block_layouts.h"
+#include "ops/cpu/gemm/linear.h"
+#include "ops/cpu/peaks/peaks.h"
 
 namespace {
 
@@ -131,7 +131,7 @@ int main(int argc, char** argv) {
   {
     braid::ThreadPool pool(braid::usable_cores());
     const double start = now();
-    const braid::cpu::Ceilings c = braid::cpu::measure_ceilings(pool);
+    const braid::cpu::Peaks c = braid::cpu::measure_peaks(pool);
     fmt::print(
         "clock {:.2f} GHz; FMA {:.0f} / {:.0f} GFLOP/s; {} {:.0f} / {:.0f} GOP/s; barrier {:.2f} us, region "
         "{:.2f} us",

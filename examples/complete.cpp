@@ -9,9 +9,9 @@
 #include <string>
 
 #include "engine/engine.h"
-#include "text/detokenizer.h"
-#include "text/tokenizer.h"
-#include "text/vocabulary.h"
+#include "text/answer/detokenizer.h"
+#include "text/tokenizer/tokenizer.h"
+#include "text/tokenizer/vocabulary.h"
 
 using namespace braid;
 

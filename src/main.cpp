@@ -11,7 +11,7 @@
 
 #include "base/log.h"
 #include "cli/commands.h"
-#include "cli/terminal.h"
+#include "cli/terminal/terminal.h"
 
 namespace {
 

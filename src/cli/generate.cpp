@@ -7,9 +7,9 @@
 #include <cstdlib>
 #include <random>
 
-#include "cli/interrupt.h"
-#include "cli/terminal.h"
-#include "text/detokenizer.h"
+#include "cli/terminal/interrupt.h"
+#include "cli/terminal/terminal.h"
+#include "text/answer/detokenizer.h"
 #include "text/unicode.h"
 
 namespace braid::cli {

@@ -8,7 +8,7 @@
 
 #include "base/result.h"
 #include "cli/model_options.h"
-#include "engine/request.h"
+#include "engine/request/request.h"
 #include "gguf/gguf.h"
 #include "text/chat.h"
 

@@ -10,9 +10,9 @@
 #include "cli/commands.h"
 #include "cli/generate.h"
 #include "cli/model_options.h"
-#include "cli/terminal.h"
+#include "cli/terminal/terminal.h"
 #include "engine/engine.h"
-#include "gguf/blocks.h"
+#include "gguf/formats/block_layouts.h"
 #include "gguf/gguf.h"
 #include "text/unicode.h"
 

@@ -12,9 +12,9 @@
 #include <iterator>
 
 #include "cli/default_model.h"
-#include "cli/sizes.h"
-#include "cli/terminal.h"
-#include "text/vocabulary.h"
+#include "cli/terminal/sizes.h"
+#include "cli/terminal/terminal.h"
+#include "text/tokenizer/vocabulary.h"
 
 namespace braid::cli {
 

@@ -9,7 +9,7 @@
 #include "base/result.h"
 #include "engine/engine.h"
 #include "gguf/gguf.h"
-#include "text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace CLI {
 class App;

@@ -12,10 +12,10 @@
 #include <string>
 
 #include "cli/commands.h"
-#include "cli/interrupt.h"
 #include "cli/model_options.h"
-#include "cli/terminal.h"
-#include "engine/sampler.h"
+#include "cli/terminal/interrupt.h"
+#include "cli/terminal/terminal.h"
+#include "engine/request/sampler.h"
 
 namespace braid::cli {
 

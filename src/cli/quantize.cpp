@@ -9,11 +9,11 @@
 
 #include "base/threads.h"
 #include "cli/commands.h"
-#include "cli/interrupt.h"
-#include "cli/terminal.h"
-#include "engine/plan.h"
+#include "cli/terminal/interrupt.h"
+#include "cli/terminal/terminal.h"
+#include "engine/memory_plan.h"
 #include "gguf/gguf.h"
-#include "gguf/quantize.h"
+#include "gguf/quantize/quantize.h"
 
 namespace braid::cli {
 

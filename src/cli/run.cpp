@@ -11,9 +11,9 @@
 
 #include "cli/commands.h"
 #include "cli/generate.h"
-#include "cli/interrupt.h"
 #include "cli/model_options.h"
-#include "cli/terminal.h"
+#include "cli/terminal/interrupt.h"
+#include "cli/terminal/terminal.h"
 #include "text/unicode.h"
 
 namespace braid::cli {

@@ -37,12 +37,12 @@
 #include <vector>
 
 #include "base/result.h"
-#include "engine/cache.h"
-#include "engine/disk.h"
-#include "engine/news.h"
-#include "engine/plan.h"
-#include "engine/request.h"
-#include "engine/scheduler.h"
+#include "engine/disk/disk.h"
+#include "engine/memory_plan.h"
+#include "engine/prefix/sequence_cache.h"
+#include "engine/request/events.h"
+#include "engine/request/request.h"
+#include "engine/schedule/scheduler.h"
 #include "engine/step_batch.h"
 #include "gguf/gguf.h"
 #include "model/model.h"

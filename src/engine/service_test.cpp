@@ -8,7 +8,7 @@
 #include <random>
 #include <stdexcept>
 
-#include "engine/engine_devices_test.h"
+#include "engine/tests/engine_devices_test.h"
 #include "model/test_models_test.h"
 
 namespace braid {

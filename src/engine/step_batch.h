@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/result.h"
-#include "engine/sequence.h"
+#include "engine/schedule/sequence.h"
 #include "ops/batch.h"
 #include "ops/device.h"
 

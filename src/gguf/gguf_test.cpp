@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "gguf/formats/test_hashes_test.h"
 #include "gguf/gguf_writer.h"
-#include "gguf/test_hashes_test.h"
 
 namespace braid {
 namespace {

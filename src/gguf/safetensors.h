@@ -24,7 +24,7 @@
 
 #include "base/mapped_file.h"
 #include "base/result.h"
-#include "gguf/types.h"
+#include "gguf/formats/types.h"
 
 namespace braid {
 
@@ -56,7 +56,7 @@ struct SafetensorsTensor {
   std::span<const std::byte> data;
 
   uint64_t elems() const;
-  // The type that decode_row (blocks.h) reads these elements as; empty if there is none.
+  // The type that decode_row (block_layouts.h) reads these elements as; empty if there is none.
   std::optional<GgmlType> ggml_type() const;
 };
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "gguf/blocks.h"
+#include "gguf/formats/block_layouts.h"
 
 namespace braid {
 namespace {

@@ -4,7 +4,7 @@
 // the memory of the activations; forward() runs every layer over a batch; logits() multiplies rows that
 // forward() left with the output matrix. Sequences' memory (KV blocks, state slots) belongs to the caller.
 //
-// A model is a straight line of blocks (blocks.h) over Ops: no graph, no callbacks except the Observer, which
+// A model is a straight line of blocks (layers.h) over Ops: no graph, no callbacks except the Observer, which
 // tests and tools use to look inside. One thread calls it. The file must outlive the model.
 //
 // A step can also be run in pieces, so that other steps run in between: a prompt's layers between the

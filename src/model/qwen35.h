@@ -1,7 +1,7 @@
 // qwen35.h -- the layer loop of qwen35 (dense) and qwen35moe: delta layers braided with attention layers.
 #pragma once
 
-#include "model/blocks.h"
+#include "model/layers/layers.h"
 #include "model/model.h"
 
 namespace braid {

@@ -10,8 +10,8 @@
 #include <memory>
 #include <vector>
 
-#include "gguf/blocks.h"
-#include "gguf/quantize.h"
+#include "gguf/formats/block_layouts.h"
+#include "gguf/quantize/quantize.h"
 
 namespace braid {
 namespace {

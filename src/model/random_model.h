@@ -53,7 +53,7 @@ struct RandomParameters {
 RandomParameters count_parameters(const RandomShape& shape);
 
 struct RandomOptions {
-  // A name of gguf/quantize.h, or that of a type with an encoder ("MXFP4": all matrices but the output).
+  // A name of gguf/quantize/quantize.h, or that of a type with an encoder ("MXFP4": all matrices but the output).
   std::string mix = "Q4_K_M";
   uint64_t seed = 1;
   bool with_mtp = false;  // engines that do not know the head refuse files that have it

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "gguf/blocks.h"
+#include "gguf/formats/block_layouts.h"
 
 namespace braid {
 namespace {

@@ -11,7 +11,7 @@
 #include <string>
 
 #include "base/check.h"
-#include "gguf/types.h"
+#include "gguf/formats/types.h"
 
 namespace braid {
 

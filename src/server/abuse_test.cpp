@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "server/fields.h"
+#include "server/api/fields.h"
 #include "server/test_server_test.h"
 
 namespace braid::server {

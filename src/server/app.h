@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "server/access.h"
-#include "server/generation.h"
-#include "server/http.h"
-#include "server/model_host.h"
+#include "server/access/access.h"
+#include "server/api/generation.h"
+#include "server/http/http.h"
+#include "server/models/model_host.h"
 
 namespace braid::server {
 

@@ -8,7 +8,7 @@
 #include <set>
 #include <sstream>
 
-#include "server/metrics.h"
+#include "server/metrics/metrics.h"
 
 namespace braid::server {
 namespace {

@@ -9,10 +9,10 @@
 #include <ctime>
 
 #include "base/log.h"
-#include "server/prompt.h"
-#include "server/read_request.h"
-#include "server/tenant.h"
-#include "server/token_text.h"
+#include "server/access/tenant.h"
+#include "server/grammar/token_text.h"
+#include "server/requests/prompt.h"
+#include "server/requests/read_request.h"
 #include "text/json_text.h"
 
 namespace braid::server {

@@ -7,10 +7,10 @@
 #include <mutex>
 #include <random>
 
+#include "server/answers/running_answer.h"
 #include "server/app.h"
-#include "server/metrics.h"
-#include "server/prompt.h"
-#include "server/running_answer.h"
+#include "server/metrics/metrics.h"
+#include "server/requests/prompt.h"
 
 namespace braid::server {
 

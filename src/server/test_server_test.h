@@ -17,8 +17,8 @@
 
 #include "gguf/gguf.h"
 #include "server/app.h"
-#include "server/grammar_cache.h"
-#include "text/vocabulary.h"
+#include "server/grammar/grammar_cache.h"
+#include "text/tokenizer/vocabulary.h"
 
 namespace braid::server {
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "text/jinja.h"
+#include "text/jinja/jinja.h"
 
 namespace braid {
 

@@ -10,7 +10,7 @@
 #include <map>
 
 #include "text/chat.h"
-#include "text/tokenizer_test_vocabulary.h"
+#include "text/tokenizer/tokenizer_test_vocabulary.h"
 
 namespace braid {
 namespace {

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "base/check.h"
-#include "gguf/blocks.h"
+#include "gguf/formats/block_layouts.h"
 #include "gguf/gguf.h"
 #include "gguf/gguf_writer.h"
-#include "gguf/quantize.h"
+#include "gguf/quantize/quantize.h"
 
 namespace {
 

@@ -11,9 +11,9 @@
 
 #include "base/check.h"
 #include "gguf/gguf.h"
-#include "server/grammar_cache.h"
-#include "server/grammar_matcher.h"
-#include "text/vocabulary.h"
+#include "server/grammar/grammar_cache.h"
+#include "server/grammar/grammar_matcher.h"
+#include "text/tokenizer/vocabulary.h"
 
 namespace braid::server {
 

@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "base/check.h"
-#include "text/jinja.h"
+#include "text/jinja/jinja.h"
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "base/check.h"
-#include "server/read_request.h"
+#include "server/requests/read_request.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace braid::server;

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "gguf/blocks.h"
+#include "gguf/formats/block_layouts.h"
 #include "gguf/safetensors.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -8,8 +8,8 @@
 #include <string_view>
 
 #include "grammar_walk.h"
-#include "server/fields.h"
-#include "server/schema_grammar.h"
+#include "server/api/fields.h"
+#include "server/schema/schema_grammar.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace braid::server;

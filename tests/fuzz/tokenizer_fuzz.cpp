@@ -15,9 +15,9 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "text/bpe.h"
-#include "text/detokenizer.h"
-#include "text/tokenizer.h"
+#include "text/answer/detokenizer.h"
+#include "text/tokenizer/bpe.h"
+#include "text/tokenizer/tokenizer.h"
 #include "text/unicode.h"
 
 namespace {

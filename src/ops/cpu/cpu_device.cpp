@@ -11,8 +11,8 @@
 #include <fmt/format.h>
 #include <hwy/targets.h>
 
-#include "ops/cpu/attention.h"
-#include "ops/cpu/delta.h"
+#include "ops/cpu/attention/attention.h"
+#include "ops/cpu/delta/delta.h"
 #include "ops/cpu/moe.h"
 
 namespace braid {

@@ -7,7 +7,7 @@
 
 #include "base/threads.h"
 #include "ops/cpu/cpu_ops.h"
-#include "ops/cpu/linear.h"
+#include "ops/cpu/gemm/linear.h"
 #include "ops/device.h"
 
 namespace braid {

@@ -12,8 +12,8 @@
 #include <cmath>
 #include <limits>
 
-#include "ops/cpu/linear.h"
-#include "ops/cpu/linear_impl.h"
+#include "ops/cpu/gemm/linear.h"
+#include "ops/cpu/gemm/linear_impl.h"
 
 namespace braid::cpu {
 namespace {

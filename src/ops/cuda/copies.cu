@@ -1,7 +1,7 @@
 // copies.cu -- cells, blocks and slots that are copied as they are. Bytes moved twice the bytes copied.
 #include <algorithm>
 
-#include "ops/cuda/device_math.h"
+#include "ops/cuda/primitives/device_math.h"
 #include "ops/cuda/sequence_ops.h"
 
 namespace braid::cuda {

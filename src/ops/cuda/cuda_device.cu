@@ -9,7 +9,7 @@
 
 #include "base/log_line.h"
 #include "base/threads.h"
-#include "ops/cuda/device_math.h"
+#include "ops/cuda/primitives/device_math.h"
 
 namespace braid {
 namespace {

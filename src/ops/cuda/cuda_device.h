@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "ops/cuda/context.h"
 #include "ops/cuda/cuda_ops.h"
-#include "ops/cuda/profile.h"
 #include "ops/cuda/weights.h"
+#include "ops/cuda/primitives/context.h"
+#include "ops/cuda/profile.h"
 #include "ops/device.h"
 
 namespace braid {

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <span>
 
-#include "ops/cuda/context.h"
+#include "ops/cuda/primitives/context.h"
 #include "ops/device.h"
 #include "ops/ops.h"
 

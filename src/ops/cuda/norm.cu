@@ -9,9 +9,9 @@
 //
 // The sum's order is fixed by the width (norm_math.cuh; norm_any: thread t adds its elements in ascending
 // order, then warps, in order). Products of few rows norm for themselves instead (product_few_x.cuh).
-#include "ops/cuda/device_math.h"
-#include "ops/cuda/launch.h"
-#include "ops/cuda/norm_math.cuh"
+#include "ops/cuda/primitives/device_math.h"
+#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/primitives/norm_math.cuh"
 #include "ops/cuda/sequence_ops.h"
 
 namespace braid::cuda {

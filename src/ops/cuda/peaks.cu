@@ -5,9 +5,9 @@
 // sm_90a, mma.sync elsewhere. The best of a few runs of each. Numbers are random: zeros multiply faster.
 #include <algorithm>
 
-#include "ops/cuda/mma.h"
+#include "ops/cuda/primitives/mma.h"
 #include "ops/cuda/profile.h"
-#include "ops/cuda/wgmma.cuh"
+#include "ops/cuda/primitives/wgmma.cuh"
 
 namespace braid::cuda {
 namespace {

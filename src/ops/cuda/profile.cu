@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "gguf/types.h"
-#include "ops/cuda/device_math.h"
+#include "gguf/formats/types.h"
+#include "ops/cuda/primitives/device_math.h"
 
 namespace braid::cuda {
 namespace {

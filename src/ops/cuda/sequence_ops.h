@@ -9,7 +9,7 @@
 
 #include <cstddef>
 
-#include "ops/cuda/context.h"
+#include "ops/cuda/primitives/context.h"
 #include "ops/device.h"
 #include "ops/ops.h"
 

@@ -1,8 +1,8 @@
 // sequence_workspace.cu -- the scratch of the ops in sequence_ops.h: how much, and where each part lies.
 #include <algorithm>
 
-#include "ops/cuda/attention_common.h"
-#include "ops/cuda/delta_forms.h"
+#include "ops/cuda/attention/attention_common.h"
+#include "ops/cuda/delta/delta_forms.h"
 
 namespace braid::cuda {
 namespace {

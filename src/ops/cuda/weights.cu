@@ -14,8 +14,8 @@
 #include <string>
 
 #include "base/threads.h"
-#include "gguf/blocks.h"
-#include "ops/cuda/raw_rows.cuh"
+#include "gguf/formats/block_layouts.h"
+#include "ops/cuda/gemm/raw_rows.cuh"
 
 namespace braid::cuda {
 namespace {

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "ops/cuda/packed.h"
+#include "ops/cuda/gemm/packed.h"
 
 namespace braid::cuda {
 

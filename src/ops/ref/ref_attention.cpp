@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "gguf/half.h"
+#include "gguf/formats/half.h"
 #include "ops/ref/ref_math.h"
 #include "ops/ref/ref_ops.h"
 

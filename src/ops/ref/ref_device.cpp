@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "gguf/blocks.h"
+#include "gguf/formats/block_layouts.h"
 #include "ops/ref/ref_ops.h"
 
 namespace braid {

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <vector>
 
-#include "gguf/blocks.h"
+#include "gguf/formats/block_layouts.h"
 #include "ops/ref/ref_math.h"
 #include "ops/ref/ref_ops.h"
 

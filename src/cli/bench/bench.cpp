@@ -1,0 +1,417 @@
+// bench.cpp -- `braid bench`: how fast this model is on this machine, and how far that is from what the
+// machine can do.
+//
+// Rows are those of llama-bench: ppN is the speed of a prompt of N random tokens, tgN that of N generated
+// tokens (with -d, after a prompt of that length). GB/s counts the weights that a generating step reads;
+// GFLOP/s counts 2 x parameters per token; the share is the larger of both against the peaks measured first.
+// --profile: bench_profile.h.
+// --fit N: the cost per prompt token as a line c0 + c1 x position, over a prompt of N tokens.
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/threads.h"
+#include "cli/bench/bench_profile.h"
+#include "cli/bench/bench_serving.h"
+#include "cli/commands.h"
+#include "cli/model_options.h"
+#include "cli/terminal/interrupt.h"
+#include "cli/terminal/terminal.h"
+#include "model/random_model.h"
+#include "ops/cpu/peaks/peaks.h"
+
+namespace braid::cli {
+
+namespace {
+
+struct BenchFlags {
+  ModelFlags model;
+  std::vector<int> prompts = {512};
+  std::vector<int> generations = {128};
+  int depth = 0;
+  int repetitions = 3;
+  int fit = 0;
+  bool profile = false;
+  std::string output = "md";
+  std::string shape;
+  std::string mix = "Q4_K_M";
+  std::string save;
+  ServingBenchFlags serving;
+};
+
+std::string shape_names() {
+  std::string names;
+  for (const RandomShape& shape : random_shapes())
+    names += (names.empty() ? "" : ", ") + std::string(shape.name);
+  return names;
+}
+
+struct Row {
+  std::string test;
+  int32_t tokens = 0;
+  bool generation = false;
+  std::vector<double> tok_s;
+
+  double mean() const {
+    double sum = 0;
+    for (double v : tok_s) sum += v;
+    return tok_s.empty() ? 0 : sum / static_cast<double>(tok_s.size());
+  }
+  double deviation() const {
+    if (tok_s.size() < 2) return 0;
+    double sum = 0;
+    for (double v : tok_s) sum += (v - mean()) * (v - mean());
+    return std::sqrt(sum / static_cast<double>(tok_s.size() - 1));
+  }
+};
+
+// Notes when each part of the prompt was done.
+struct BenchSink : Sink {
+  void token(RequestId, const TokenEvent&) override {
+    if (first_token_ms == 0) first_token_ms = now_ms();
+  }
+  void progress(RequestId, int32_t done, int32_t) override { prompt_marks.emplace_back(done, now_ms()); }
+  void finished(RequestId, const Finished& event) override {
+    end_ms = now_ms();
+    end = event;
+  }
+  double start_ms = 0;
+  double first_token_ms = 0;
+  double end_ms = 0;
+  std::vector<std::pair<int32_t, double>> prompt_marks;  // (prompt tokens done, when)
+  Finished end;
+};
+
+class Bench {
+ public:
+  Bench(LoadedModel& loaded, const BenchFlags& flags) : loaded_(loaded), flags_(flags) {}
+
+  // One request of random tokens. Errors: invalid_argument (longer than the context), cancelled.
+  Result<BenchSink> request(int32_t prompt_tokens, int32_t generated_tokens) {
+    Engine& engine = *loaded_.engine;
+    Request request;
+    std::mt19937 random(42);
+    const auto vocabulary = static_cast<uint32_t>(engine.config().vocabulary);
+    for (int32_t i = 0; i < prompt_tokens; ++i)
+      request.prompt.push_back(static_cast<int32_t>(random() % vocabulary));
+    request.max_tokens = generated_tokens;
+    request.sampling.temperature = 0;
+    request.use_cache = false;  // every run computes everything
+    BenchSink sink;
+    sink.start_ms = now_ms();
+    BRAID_TRY(engine.submit(std::move(request), sink));
+    while (!engine.idle()) {
+      if (interrupted()) return Error{ErrorKind::cancelled, "interrupted"};
+      engine.step();
+    }
+    if (sink.end.reason == FinishReason::error) return Error{ErrorKind::io, sink.end.error};
+    return sink;
+  }
+
+  Result<Row> measure(int32_t tokens, bool generation) {
+    Row row;
+    row.tokens = tokens;
+    row.generation = generation;
+    row.test = fmt::format("{}{}", generation ? "tg" : "pp", tokens);
+    if (generation && flags_.depth > 0) row.test += fmt::format("@d{}", flags_.depth);
+    BRAID_TRY(once(tokens, generation, nullptr));  // warm-up: pages, caches, clocks
+    for (int r = 0; r < flags_.repetitions; ++r) {
+      progress_.update(static_cast<uint64_t>(r), static_cast<uint64_t>(flags_.repetitions), row.test);
+      BRAID_TRY(once(tokens, generation, &row));
+    }
+    progress_.clear();
+    return row;
+  }
+
+  // Fits cost per token = c0 + c1 * position to the steps of one long prompt (per step the fastest of all
+  // runs).
+  Result<std::string> fit(int32_t tokens) {
+    std::vector<std::pair<int32_t, double>> best;  // (end position, ms of the step)
+    for (int r = 0; r < flags_.repetitions; ++r) {
+      progress_.update(static_cast<uint64_t>(r), static_cast<uint64_t>(flags_.repetitions), "fit");
+      BRAID_ASSIGN(BenchSink sink, request(tokens, 0));
+      double before = sink.start_ms;
+      for (size_t i = 0; i < sink.prompt_marks.size(); ++i) {
+        const double ms = sink.prompt_marks[i].second - before;
+        before = sink.prompt_marks[i].second;
+        if (i == best.size()) best.emplace_back(sink.prompt_marks[i].first, ms);
+        best[i].second = std::min(best[i].second, ms);
+      }
+    }
+    progress_.clear();
+    return describe_fit(best);
+  }
+
+ private:
+  Status once(int32_t tokens, bool generation, Row* row) {
+    if (!generation) {
+      BRAID_ASSIGN(const BenchSink sink, request(tokens, 0));
+      if (row != nullptr) row->tok_s.push_back(1e3 * tokens / (sink.end_ms - sink.start_ms));
+      return {};
+    }
+    // Without a depth the one-token prompt is the first of the generating steps.
+    const int32_t prompt = std::max(1, flags_.depth);
+    BRAID_ASSIGN(const BenchSink sink, request(prompt, tokens + (flags_.depth > 0 ? 1 : 0)));
+    const double start = flags_.depth > 0 ? sink.first_token_ms : sink.start_ms;
+    if (row != nullptr) row->tok_s.push_back(1e3 * tokens / (sink.end_ms - start));
+    return {};
+  }
+
+  static std::string describe_fit(const std::vector<std::pair<int32_t, double>>& steps) {
+    double n = 0, sx = 0, sy = 0, sxx = 0, sxy = 0;
+    std::vector<std::pair<double, double>> points;  // (mean position, us per token)
+    int32_t begin = 0;
+    double total_ms = 0;
+    for (const auto& [end, ms] : steps) {
+      const double x = 0.5 * (begin + end - 1);
+      const double y = 1e3 * ms / (end - begin);
+      points.emplace_back(x, y);
+      n += 1, sx += x, sy += y, sxx += x * x, sxy += x * y;
+      begin = end;
+      total_ms += ms;
+    }
+    if (n < 3) return "fit: needs at least three steps; use a longer prompt or a smaller -ub";
+    const double c1 = (n * sxy - sx * sy) / (n * sxx - sx * sx);
+    const double c0 = (sy - c1 * sx) / n;
+    double squares = 0, worst = 0;
+    for (const auto& [x, y] : points) {
+      const double residual = y / (c0 + c1 * x) - 1;
+      squares += residual * residual;
+      worst = std::max(worst, std::abs(residual));
+    }
+    return fmt::format(
+        "fit of {} tokens: {:.1f} us + {:.4f} us x position per token; residual {:.1f} % rms, {:.1f} % "
+        "worst; {:.0f} ms in "
+        "all ({:.0f} tok/s)",
+        begin, c0, c1, 100 * std::sqrt(squares / n), 100 * worst, total_ms, 1e3 * begin / total_ms);
+  }
+
+  LoadedModel& loaded_;
+  const BenchFlags& flags_;
+  ProgressLine progress_{"bench"};
+};
+
+struct Speeds {
+  double gb_s = 0;
+  double gflop_s = 0;
+  double share = 0;
+};
+
+Speeds speeds_of(const Row& row, LoadedModel& loaded, const cpu::Peaks& peaks) {
+  Speeds speeds;
+  const double bytes = static_cast<double>(loaded.engine->step_read_bytes());
+  speeds.gflop_s = static_cast<double>(loaded.engine->model().flops_per_token()) * row.mean() / 1e9;
+  if (row.generation) speeds.gb_s = bytes * row.mean() / 1e9;
+  if (peaks.dot_gops.all_threads == 0) return speeds;  // not measured
+  const double memory =
+      row.generation ? speeds.gb_s / peaks.read_rate(static_cast<size_t>(bytes)).all_threads : 0;
+  speeds.share = std::max(memory, speeds.gflop_s / peaks.dot_gops.all_threads);
+  return speeds;
+}
+
+nlohmann::ordered_json to_json(const Row& row, LoadedModel& loaded, const cpu::Peaks& peaks) {
+  const Speeds speeds = speeds_of(row, loaded, peaks);
+  return {{"model", loaded.name},
+          {"test", row.test},
+          {"tok_s", row.mean()},
+          {"tok_s_sd", row.deviation()},
+          {"samples_tok_s", row.tok_s},
+          {"device", loaded.engine->device().description()},
+          {"threads", loaded.engine->device().threads()},
+          {"gb_s", speeds.gb_s},
+          {"gflop_s", speeds.gflop_s},
+          {"share_of_peak", speeds.share},
+          {"barrier_us", peaks.barrier_us}};
+}
+
+// --shape: a file of random weights to run; kept if --save names it.
+Result<std::string> make_shape(const BenchFlags& flags) {
+  const RandomShape* shape = find_random_shape(flags.shape);
+  if (shape == nullptr) {
+    return Error{ErrorKind::invalid_argument,
+                 fmt::format("--shape {} is not one of {}", flags.shape, shape_names())};
+  }
+  const std::string path = flags.save.empty() ? (std::filesystem::temp_directory_path() /
+                                                 fmt::format("braid-{}-{}.gguf", flags.shape, ::getpid()))
+                                                    .string()
+                                              : flags.save;
+  ProgressLine progress("writing random weights");
+  RandomOptions options;
+  options.mix = flags.mix;
+  options.progress = [&](std::string_view name, uint64_t done, uint64_t total) {
+    progress.update(done, total, name);
+  };
+  BRAID_ASSIGN(const GgufWriter writer, random_model(*shape, options));
+  BRAID_TRY(writer.write_file(path));
+  return path;
+}
+
+// Two lines for people.
+std::string describe(const cpu::Peaks& peaks, int threads) {
+  std::string text = fmt::format(
+      "this machine, {} threads: clock {:.2f} GHz, f32 {:.0f} GFLOP/s, int8 {:.0f} GOP/s ({}), region {:.2f} "
+      "us, "
+      "barrier {:.2f} us\nreads, GB/s, one thread / all:",
+      threads, peaks.clock_ghz, peaks.fma_gflops.all_threads, peaks.dot_gops.all_threads, peaks.dot_name,
+      peaks.region_us, peaks.barrier_us);
+  for (const auto& read : peaks.reads) {
+    text += fmt::format("  {} MiB {:.0f} / {:.0f}", read.size_bytes >> 20, read.gb_per_s.one_thread,
+                        read.gb_per_s.all_threads);
+  }
+  return text;
+}
+
+int run_bench(BenchFlags flags) {
+  if (!flags.shape.empty()) {
+    auto path = make_shape(flags);
+    if (!path.ok()) return fail(path.error());
+    flags.model.model = *path;
+  }
+  if (flags.profile) {
+    ProfileFlags profile;
+    if (!flags.serving.batches.empty()) profile.sequences = flags.serving.batches[0];
+    if (!flags.prompts.empty()) profile.prompt = std::max(1, flags.prompts[0]);
+    profile.json = flags.output == "json";
+    const int code = run_profile_bench(flags.model, profile);
+    if (!flags.shape.empty() && flags.save.empty()) std::filesystem::remove(flags.model.model);
+    return code;
+  }
+  if (flags.serving.any()) {
+    flags.serving.prompts = flags.prompts;
+    flags.serving.generations = flags.generations;
+    flags.serving.repetitions = flags.repetitions;
+    flags.serving.json = flags.output == "json";
+    const int code = run_serving_bench(flags.model, flags.serving);
+    if (!flags.shape.empty() && flags.save.empty()) std::filesystem::remove(flags.model.model);
+    return code;
+  }
+  if (flags.model.context == 0) {
+    int longest = flags.fit;
+    for (int p : flags.prompts) longest = std::max(longest, p);
+    for (int n : flags.generations) longest = std::max(longest, n + flags.depth + 1);
+    flags.model.context = longest + 32;
+  }
+  auto loaded = load_model(flags.model);
+  // The mapping keeps the bytes; nobody else needs the name.
+  if (!flags.shape.empty() && flags.save.empty()) std::filesystem::remove(flags.model.model);
+  if (!loaded.ok()) return fail(loaded.error());
+
+  // Peaks are those of the processor; a GPU's are measured by its own bench (bench/gpu_bench.cpp).
+  cpu::Peaks peaks;
+  const bool json = flags.output == "json";
+  if (loaded->engine->device().computes_in_host_memory()) {
+    ThreadPool pool(loaded->engine->device().threads());
+    peaks = cpu::measure_peaks(pool);
+    fmt::print(json ? stderr : stdout, "{}\n\n", describe(peaks, loaded->engine->device().threads()));
+  }
+  if (!json) {
+    fmt::print(
+        "| model | device | test | tok/s | GB/s | GFLOP/s | of peak |\n|---|---|---|---|---|---|---|\n");
+  }
+  const InterruptScope interrupt;
+  Bench bench(*loaded, flags);
+  auto rows = nlohmann::ordered_json::array();
+  auto report = [&](int tokens, bool generation) -> Status {
+    if (tokens <= 0) return {};
+    BRAID_ASSIGN(const Row row, bench.measure(tokens, generation));
+    const Speeds speeds = speeds_of(row, *loaded, peaks);
+    rows.push_back(to_json(row, *loaded, peaks));
+    if (json) return {};
+    fmt::print("| {} | {} | {} | {:.1f} ± {:.1f} | {} | {:.1f} | {} |\n", loaded->name,
+               loaded->engine->device().description(), row.test, row.mean(), row.deviation(),
+               generation ? fmt::format("{:.1f}", speeds.gb_s) : "", speeds.gflop_s,
+               speeds.share > 0 ? fmt::format("{:.0f} %", 100 * speeds.share) : "");
+    std::fflush(stdout);
+    return {};
+  };
+  for (int tokens : flags.prompts) {
+    if (const auto status = report(tokens, false); !status.ok()) return fail(status.error());
+  }
+  for (int tokens : flags.generations) {
+    if (const auto status = report(tokens, true); !status.ok()) return fail(status.error());
+  }
+  if (flags.fit > 0) {
+    const auto line = bench.fit(flags.fit);
+    if (!line.ok()) return fail(line.error());
+    fmt::print(json ? stderr : stdout, "\n{}\n", *line);
+  }
+  if (json) fmt::print("{}\n", rows.dump(2));
+  return 0;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, int* exit_code) {
+  auto flags = std::make_shared<BenchFlags>();
+  auto* command = app.add_subcommand("bench", "Measure prompt and generation speed");
+  add_model_options(*command, flags->model);
+  command->add_option("-p,--n-prompt", flags->prompts, "prompt lengths, comma-separated; 0: none")
+      ->delimiter(',')
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("-n,--n-gen", flags->generations, "generated lengths, comma-separated; 0: none")
+      ->delimiter(',')
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("-d,--depth", flags->depth, "generate after a prompt of this length")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("-r,--repetitions", flags->repetitions, "runs per row")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  command->add_option("--fit", flags->fit, "fit the cost per token over a prompt of this length")
+      ->check(CLI::NonNegativeNumber);
+  command->add_flag("--profile", flags->profile,
+                    "GPU: time every op of a step of --batch sequences after -p tokens, and of a prompt");
+  command
+      ->add_option(
+          "--batch", flags->serving.batches,
+          "numbers of sequences that decode together, comma-separated: prompts of -p, -n tokens each")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 4096));
+  command
+      ->add_option("--shared-prefix", flags->serving.shared_prefix,
+                   "--requests prompts that begin with so many common tokens arrive at once")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--requests", flags->serving.requests, "with --shared-prefix: how many")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  command->add_option("--tail", flags->serving.tail, "with --shared-prefix: tokens of their own")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  command
+      ->add_option("--interference", flags->serving.interference,
+                   "--users decode when a prompt of so many tokens arrives")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--users", flags->serving.users, "with --interference: how many")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  command
+      ->add_option("--conversation", flags->serving.conversation,
+                   "--turns turns of a conversation grow to so many tokens")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--turns", flags->serving.turns, "with --conversation: how many")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  command->add_option("-o,--output", flags->output, "md or json")
+      ->check(CLI::IsMember({"md", "json"}))
+      ->capture_default_str();
+  command->add_option("--shape", flags->shape, "random weights in a published shape: " + shape_names());
+  command
+      ->add_option("--mix", flags->mix,
+                   "with --shape: the types of its weights, a mix of `braid quantize` or a type like MXFP4")
+      ->capture_default_str();
+  command->add_option("--save", flags->save, "with --shape: keep the file here, for other engines");
+  command->callback([flags, exit_code] { *exit_code = run_bench(*flags); });
+}
+
+}  // namespace braid::cli

@@ -1,0 +1,265 @@
+// bench_profile.cpp -- see bench_profile.h.
+//
+// Peaks first: a copy, reads and products. Then a decoding step of --batch sequences and the step of a
+// prompt of -p tokens (at most -ub), each run a few times with a clock around every op. Beside the sum of the
+// ops stands what the same step takes as the engine runs it, recorded and replayed, seen from the host.
+#include "cli/bench/bench_profile.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <random>
+
+#include "cli/bench/bench_serving.h"
+#include "cli/terminal/interrupt.h"
+#include "cli/terminal/terminal.h"
+
+namespace braid::cli {
+
+namespace {
+
+constexpr int kRecordingSteps = 4;
+constexpr int kPlainSteps = 20;
+constexpr int kProfiledSteps = 5;
+
+struct Quiet : Sink {
+  void token(RequestId, const TokenEvent&) override { ++tokens; }
+  void finished(RequestId, const Finished& event) override {
+    const bool early = event.reason == FinishReason::length && event.usage.generated_tokens > 0;
+    if (event.reason == FinishReason::error || early) ended = event;
+  }
+  int64_t tokens = 0;
+  std::optional<Finished> ended;  // that should have gone on
+};
+
+// One kind of step: its ops, each as of one step.
+struct StepProfile {
+  std::string name;
+  std::vector<OpTime> ops;
+  double step_ms = 0;  // as the engine runs it
+  double host_ms = 0;  // of that, with nothing queued on the device
+};
+
+class ProfileBench {
+ public:
+  ProfileBench(LoadedModel& loaded, const ProfileFlags& flags) : engine_(*loaded.engine), flags_(flags) {}
+
+  Result<StepProfile> decode() {
+    for (int i = 0; i < flags_.sequences; ++i) BRAID_TRY(submit(flags_.prompt, -1, static_cast<uint64_t>(i)));
+    // Everybody has a token when all prompts are done; a few steps more record what is recorded.
+    while (!everybody_decodes()) BRAID_TRY(step());
+    for (int i = 0; i < kRecordingSteps; ++i) BRAID_TRY(step());
+    StepProfile profile;
+    profile.name = fmt::format("decoding step, {} sequences of {} tokens", flags_.sequences, flags_.prompt);
+    const double begin = now_ms();
+    const double host_before_ms = engine_.stats().host_ms;
+    for (int i = 0; i < kPlainSteps; ++i) BRAID_TRY(step());
+    profile.step_ms = (now_ms() - begin) / kPlainSteps;
+    profile.host_ms = (engine_.stats().host_ms - host_before_ms) / kPlainSteps;
+    BRAID_ASSIGN(profile.ops, profiled([&] { return step(); }));
+    clear();
+    return profile;
+  }
+
+  Result<StepProfile> prompt() {
+    const int tokens = std::min(flags_.prompt, engine_.ubatch_tokens());
+    StepProfile profile;
+    profile.name = fmt::format("prompt step, {} tokens", tokens);
+    const auto once = [&]() -> Status {
+      BRAID_TRY(submit(tokens, 0, 7));
+      BRAID_TRY(step());
+      clear();
+      return {};
+    };
+    BRAID_TRY(once());
+    profile.step_ms = 1e30;
+    for (int i = 0; i < kProfiledSteps; ++i) {
+      const double begin = now_ms();
+      const double host_before_ms = engine_.stats().host_ms;
+      BRAID_TRY(once());
+      const double ms = now_ms() - begin;
+      if (ms >= profile.step_ms) continue;
+      profile.step_ms = ms;
+      profile.host_ms = engine_.stats().host_ms - host_before_ms;
+    }
+    BRAID_ASSIGN(profile.ops, profiled(once));
+    return profile;
+  }
+
+ private:
+  Status submit(int prompt, int answer, uint64_t seed) {
+    Request r;
+    std::mt19937_64 random(seed + 1);
+    for (int i = 0; i < prompt; ++i)
+      r.prompt.push_back(static_cast<int32_t>(random() % static_cast<uint64_t>(engine_.config().vocabulary)));
+    r.max_tokens = answer;
+    r.sampling.temperature = 0;
+    r.use_cache = false;
+    BRAID_TRY(engine_.submit(std::move(r), sink_));
+    return {};
+  }
+  bool everybody_decodes() const {
+    const auto running = engine_.scheduler().running();
+    return std::ssize(running) == flags_.sequences &&
+           std::all_of(running.begin(), running.end(), [](const auto& s) { return s->decoding(); });
+  }
+  Status step() {
+    if (interrupted()) return Error{ErrorKind::cancelled, "interrupted"};
+    engine_.step();
+    if (sink_.ended) return early_end(*sink_.ended, engine_);
+    return engine_.health();
+  }
+  void clear() {
+    engine_.cancel_all();
+    engine_.run_until_idle();
+    sink_.tokens = 0;
+  }
+
+  // Of one of several runs, on average. The first run makes the events.
+  template <typename Run>
+  Result<std::vector<OpTime>> profiled(Run run) {
+    Device& device = engine_.device();
+    if (!device.start_profile())
+      return Error{ErrorKind::unsupported, device.description() + " does not time its ops"};
+    const Status warm = run();
+    device.stop_profile();
+    BRAID_TRY(warm);
+    device.start_profile();
+    Status status;
+    for (int i = 0; i < kProfiledSteps && status.ok(); ++i) status = run();
+    std::vector<OpTime> ops = device.stop_profile();
+    BRAID_TRY(status);
+    for (OpTime& op : ops) {
+      op.calls /= kProfiledSteps;
+      op.launches /= kProfiledSteps;
+      op.ms /= kProfiledSteps;
+      op.bytes /= kProfiledSteps;
+      op.flops /= kProfiledSteps;
+    }
+    return ops;
+  }
+
+  Engine& engine_;
+  const ProfileFlags& flags_;
+  Quiet sink_;
+};
+
+// The larger of what bytes and flops alone would take, of what it took.
+double share(const OpTime& op, const DevicePeaks& peaks) {
+  if (op.ms <= 0) return 0;
+  const double least_s = std::max(op.bytes / peaks.copy_bytes_s, op.flops / peaks.product_flops_s);
+  return least_s / (1e-3 * op.ms);
+}
+
+void print_table(const StepProfile& profile, const DevicePeaks& peaks) {
+  OpTime all;
+  double least_ms = 0;
+  fmt::print(
+      "\n{}\n\n| op | | calls | kernels | us a call | us | % | GB/s | TFLOP/s | of peak |\n"
+      "|---|---|---|---|---|---|---|---|---|---|\n",
+      profile.name);
+  for (const OpTime& op : profile.ops) {
+    all.ms += op.ms;
+    all.launches += op.launches;
+    all.calls += op.calls;
+    all.bytes += op.bytes;
+    all.flops += op.flops;
+    least_ms += share(op, peaks) * op.ms;
+  }
+  for (const OpTime& op : profile.ops) {
+    fmt::print(
+        "| {} | {} | {} | {} | {:.1f} | {:.0f} | {:.1f} | {:.0f} | {:.1f} | {:.0f} % |\n", op.op, op.what,
+        op.calls, op.launches, 1e3 * op.ms / static_cast<double>(std::max<int64_t>(op.calls, 1)), 1e3 * op.ms,
+        100 * op.ms / all.ms, op.bytes / op.ms * 1e-6, op.flops / op.ms * 1e-9, 100 * share(op, peaks));
+  }
+  fmt::print("| all | | {} | {} | | {:.0f} | 100 | {:.0f} | {:.1f} | {:.0f} % |\n\n", all.calls, all.launches,
+             1e3 * all.ms, all.bytes / all.ms * 1e-6, all.flops / all.ms * 1e-9, 100 * least_ms / all.ms);
+  fmt::print(
+      "as the engine runs it: {:.0f} us a step, {:.2f} of the sum; at the peaks {:.0f} us; host work around "
+      "it {:.0f} us\n",
+      1e3 * profile.step_ms, profile.step_ms / all.ms, 1e3 * least_ms, 1e3 * profile.host_ms);
+}
+
+nlohmann::ordered_json to_json(const StepProfile& profile, const DevicePeaks& peaks) {
+  auto ops = nlohmann::ordered_json::array();
+  for (const OpTime& op : profile.ops)
+    ops.push_back({{"op", op.op},
+                   {"what", op.what},
+                   {"calls", op.calls},
+                   {"kernels", op.launches},
+                   {"us", 1e3 * op.ms},
+                   {"gb_s", op.bytes / op.ms * 1e-6},
+                   {"tflop_s", op.flops / op.ms * 1e-9},
+                   {"share_of_peak", share(op, peaks)}});
+  return {{"step", profile.name},
+          {"engine_us", 1e3 * profile.step_ms},
+          {"host_us", 1e3 * profile.host_ms},
+          {"ops", std::move(ops)}};
+}
+
+Status profile_model(const ModelFlags& model, const ProfileFlags& flags) {
+  ModelFlags wanted = model;
+  wanted.parallel = flags.sequences;
+  constexpr int kDecoded = kRecordingSteps + kPlainSteps + 1 + kProfiledSteps;
+  wanted.context =
+      std::max(wanted.context, batch_context(flags.sequences, flags.prompt, kDecoded, wanted.ubatch));
+  const double loading = now_ms();
+  // Prompts as fast as they go: nobody reads.
+  BRAID_ASSIGN(LoadedModel loaded, load_model(wanted, [](EngineOptions& options) { options.gap_limit = 0; }));
+  const double load_s = 1e-3 * (now_ms() - loading);
+  const InterruptScope interrupt;
+  BRAID_ASSIGN(const DevicePeaks peaks, loaded.engine->device().measure_peaks());
+  const std::string device = loaded.engine->device().description();
+  if (!flags.json)
+    fmt::print("{} on {}: copy {:.0f} GB/s, reads {:.0f} GB/s, products {:.0f} TFLOP/s\n", loaded.name,
+               device, peaks.copy_bytes_s * 1e-9, peaks.read_bytes_s * 1e-9, peaks.product_flops_s * 1e-12);
+  const MemoryPlan& plan = loaded.engine->memory();
+  double file_bytes = 0;
+  for (const GgufTensor& t : loaded.file->tensors()) file_bytes += static_cast<double>(t.data.size());
+  ProfileBench bench(loaded, flags);
+  auto steps = nlohmann::ordered_json::array();
+  const auto show = [&](const StepProfile& profile) {
+    if (!flags.json) print_table(profile, peaks);
+    steps.push_back(to_json(profile, peaks));
+  };
+  BRAID_ASSIGN(const StepProfile decode, bench.decode());
+  show(decode);
+  BRAID_ASSIGN(const StepProfile prompt, bench.prompt());
+  show(prompt);
+  // By the driver's count, everything that the engine has made the GPU take: kernels' code and records too.
+  const auto taken =
+      static_cast<double>(plan.available_bytes) - static_cast<double>(loaded.engine->device().free_bytes());
+  const auto predicted = static_cast<double>(plan.predicted_bytes());
+  if (!flags.json) {
+    fmt::print(
+        "\n{}\ntaken from the driver: {:.2f} GiB ({:+.2f} %); loaded in {:.2f} s, {:.2f} GB/s of the file\n",
+        plan.table(), taken / 0x1p30, 100 * (taken / predicted - 1), load_s, 1e-9 * file_bytes / load_s);
+    return {};
+  }
+  const nlohmann::ordered_json all = {{"model", loaded.name},
+                                      {"device", device},
+                                      {"copy_gb_s", peaks.copy_bytes_s * 1e-9},
+                                      {"read_gb_s", peaks.read_bytes_s * 1e-9},
+                                      {"product_tflop_s", peaks.product_flops_s * 1e-12},
+                                      {"load_s", load_s},
+                                      {"load_gb_s", 1e-9 * file_bytes / load_s},
+                                      {"predicted_bytes", predicted},
+                                      {"counted_bytes", plan.actual_bytes()},
+                                      {"taken_bytes", taken},
+                                      {"steps", std::move(steps)}};
+  fmt::print("{}\n", all.dump(2));
+  return {};
+}
+
+}  // namespace
+
+int run_profile_bench(const ModelFlags& model, const ProfileFlags& flags) {
+  const Status status = profile_model(model, flags);
+  if (status.ok()) return 0;
+  print_error(status.error().message);
+  return status.error().kind == ErrorKind::cancelled ? 130 : 2;
+}
+
+}  // namespace braid::cli

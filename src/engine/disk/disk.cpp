@@ -1,0 +1,583 @@
+// disk.cpp -- see disk.h.
+#include "engine/disk/disk.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+#include "base/log.h"
+
+namespace braid {
+namespace {
+
+constexpr uint64_t kPieceBytes = uint64_t{8} << 20;
+constexpr uint64_t kPieces = 4;
+constexpr int kMostFailures = 8;  // in a row, then the disk is not written to any more
+constexpr int64_t kMicrosecond = 1000;
+
+uint64_t piece_blocks(const DiskKind& kind) { return std::max<uint64_t>(1, kPieceBytes / kind.block_bytes); }
+
+PrefixHash checkpoint_key(const PrefixHash& prefix, std::span<const int32_t> tail) {
+  unsigned char bytes[sizeof(PrefixHash) + kBlockTokens * sizeof(int32_t)];
+  std::memcpy(bytes, &prefix, sizeof prefix);
+  if (!tail.empty()) std::memcpy(bytes + sizeof prefix, tail.data(), tail.size_bytes());
+  return hash_bytes(bytes, sizeof prefix + tail.size_bytes());
+}
+
+std::span<const std::byte> bytes_of(const DiskHeader& header) { return std::as_bytes(std::span(&header, 1)); }
+
+}  // namespace
+
+// What the writer needs to know of one file to be.
+struct DiskTier::Job {
+  PrefixHash seed;
+  std::vector<PrefixHash> hashes;  // of all full blocks below its end
+  std::vector<int32_t> tokens;     // all below its end
+  int32_t first_block = 0;
+  int32_t block_count = 0;
+  int32_t tail_tokens = 0;
+  bool has_state = false;
+  std::span<std::byte> images;  // as in the file
+  uint64_t step = 0;
+  PrefixHash checkpoint;
+
+  PrefixKey key() const { return {seed, hashes, tokens}; }
+};
+
+struct DiskTier::Load {
+  struct Run {
+    DiskFilePtr file;
+    uint32_t index = 0;
+    int32_t first_block = 0;
+    int32_t count = 0;
+  };
+  PrefixHash seed;
+  std::vector<PrefixHash> hashes;
+  std::vector<int32_t> tokens;
+  std::vector<Run> runs;
+  DiskFilePtr checkpoint;
+
+  PrefixKey key() const { return {seed, hashes, tokens}; }
+};
+
+uint64_t DiskStaging::write_bytes(const DiskKind& kind, int64_t gap_tokens) {
+  const auto gap_blocks = static_cast<uint64_t>((gap_tokens + kBlockTokens - 1) / kBlockTokens);
+  return 2 * (kind.state_bytes + kind.block_bytes + gap_blocks * kind.block_bytes);
+}
+
+uint64_t DiskStaging::read_bytes(const DiskKind& kind) {
+  return kind.state_bytes + kind.block_bytes + kPieces * piece_blocks(kind) * kind.block_bytes;
+}
+
+Result<std::unique_ptr<DiskTier>> DiskTier::open(const DiskOptions& options, const DiskKind& kind) {
+  BRAID_CHECK(kind.state_bytes > 0 && kind.block_bytes > 0);
+  BRAID_ASSIGN(DiskDirectory directory, DiskDirectory::open(options.directory));
+  std::unique_ptr<DiskTier> tier(new DiskTier(options, kind, std::move(directory)));
+  BRAID_TRY(tier->scan());
+  tier->writer_ = std::thread([t = tier.get()] { t->write_loop(); });
+  tier->reader_ = std::thread([t = tier.get()] { t->read_loop(); });
+  return tier;
+}
+
+DiskTier::DiskTier(const DiskOptions& options, const DiskKind& kind, DiskDirectory directory)
+    : options_(options), kind_(kind), directory_(std::move(directory)) {}
+
+DiskTier::~DiskTier() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+    deadline_ = std::chrono::steady_clock::now() + std::chrono::milliseconds(options_.flush_ms);
+  }
+  work_.notify_all();
+  if (writer_.joinable()) writer_.join();
+  if (reader_.joinable()) reader_.join();
+}
+
+void DiskTier::set_staging(const DiskStaging& staging) {
+  const std::lock_guard lock(mutex_);
+  const uint64_t image_bytes = kind_.state_bytes + kind_.block_bytes;
+  BRAID_CHECK(staging.read.size() >= image_bytes + kind_.block_bytes);
+  staging_ = staging;
+  ring_ = StagingRing(staging.write);
+  const uint64_t room = staging.read.size() - image_bytes;
+  piece_blocks_ = static_cast<int32_t>(std::min(piece_blocks(kind_), room / kind_.block_bytes));
+  const uint64_t piece_bytes = static_cast<uint64_t>(piece_blocks_) * kind_.block_bytes;
+  for (uint64_t i = 0; i < std::min<uint64_t>(room / piece_bytes, 64); ++i)
+    free_buffers_.push_back(static_cast<int32_t>(i));
+}
+
+// Before the threads start.
+Status DiskTier::scan() {
+  stats_.removed += static_cast<uint64_t>(directory_.remove_leftovers());
+  BRAID_ASSIGN(const auto entries, directory_.list());
+  for (const DiskDirectory::Entry& entry : entries) {
+    if (entry.partial) continue;
+    last_touch_ns_ = std::max(last_touch_ns_, entry.last_use_ns);
+    DiskHeader header;
+    DiskRead got = DiskRead::failed;
+    if (entry.known) got = directory_.read(entry.name, 0, std::as_writable_bytes(std::span(&header, 1)));
+    if (got == DiskRead::failed) count_read_error();
+    if (got == DiskRead::gone || got == DiskRead::failed) continue;
+    const DiskVerdict verdict =
+        got == DiskRead::ok ? judge_header(header, entry.bytes, kind_) : DiskVerdict::corrupt;
+    if (verdict == DiskVerdict::foreign) {
+      ++stats_.foreign;
+      continue;
+    }
+    DiskFilePtr file;
+    if (verdict == DiskVerdict::ours) {
+      std::vector<std::byte> table(disk_layout(header)->images_at - sizeof header);
+      got = directory_.read(entry.name, sizeof header, table);
+      if (got == DiskRead::failed) count_read_error();
+      if (got == DiskRead::gone || got == DiskRead::failed) continue;
+      if (got == DiskRead::ok) file = make_disk_file(entry.name, header, table);
+    }
+    if (file) {
+      index_.add(file);
+    } else if (directory_.remove(entry.name)) {
+      ++stats_.removed;
+    }
+  }
+  if (stats_.read_errors > 0) {
+    orphans_stay_ = true;
+    spdlog::warn("prefix cache on disk: {} files cannot be read now; they are left alone",
+                 stats_.read_errors);
+  }
+  remove_orphans();
+  make_room(0, {});
+  return {};
+}
+
+void DiskTier::count_read_error() {
+  const std::lock_guard lock(mutex_);
+  ++stats_.read_errors;
+}
+
+// ---- store ----
+
+std::optional<DiskTier::Room> DiskTier::begin_store(const PrefixKey& key, int32_t position) {
+  if (position < options_.minimum_tokens) return std::nullopt;
+  int32_t full = position / kBlockTokens;
+  std::span<const int32_t> tail = key.tokens.subspan(static_cast<size_t>(full) * kBlockTokens,
+                                                     static_cast<size_t>(position % kBlockTokens));
+  const PrefixHash name = checkpoint_key(key.prefix(full), tail);
+  auto job = std::make_unique<Job>();
+  {
+    const std::lock_guard lock(mutex_);
+    if (broken_ || closing_) return std::nullopt;
+    if (pending_checkpoints_.contains(name) || index_.has_checkpoint(key.prefix(full), full, tail))
+      return std::nullopt;
+    int32_t first = 0;
+    while (first < full && (pending_blocks_.contains(key.hashes[static_cast<size_t>(first)]) ||
+                            index_.block(key, first).file))
+      ++first;
+    const uint64_t block = kind_.block_bytes;
+    job->has_state = true;
+    uint64_t need =
+        static_cast<uint64_t>(full - first) * block + (tail.empty() ? 0 : block) + kind_.state_bytes;
+    if (need > ring_.size()) {
+      // Too long for one: its first blocks alone, so that the next checkpoint has less to bring.
+      job->has_state = false;
+      tail = {};
+      full = first + static_cast<int32_t>(
+                         std::min<uint64_t>(ring_.size() / 2 / block, static_cast<uint64_t>(full - first)));
+      need = static_cast<uint64_t>(full - first) * block;
+    }
+    std::byte* memory = nullptr;
+    if (need > 0 && need < options_.limit_bytes) memory = ring_.take(need);
+    if (memory == nullptr) {
+      ++stats_.dropped;
+      return std::nullopt;
+    }
+    job->images = {memory, need};
+    job->first_block = first;
+    job->block_count = full - first;
+    for (int32_t b = first; b < full; ++b) pending_blocks_.insert(key.hashes[static_cast<size_t>(b)]);
+    if (job->has_state) pending_checkpoints_.insert(name);
+  }
+  const size_t end = static_cast<size_t>(full) * kBlockTokens + tail.size();
+  job->seed = key.seed;
+  job->hashes.assign(key.hashes.begin(), key.hashes.begin() + full);
+  job->tokens.assign(key.tokens.begin(), key.tokens.begin() + static_cast<std::ptrdiff_t>(end));
+  job->tail_tokens = static_cast<int32_t>(tail.size());
+  job->step = step_;
+  job->checkpoint = name;
+
+  Room room;
+  room.first_block = job->first_block;
+  room.block_count = job->block_count;
+  room.blocks = job->images.data();
+  std::byte* next = room.blocks + static_cast<size_t>(room.block_count) * kind_.block_bytes;
+  if (!tail.empty()) room.tail_block = std::exchange(next, next + kind_.block_bytes);
+  if (job->has_state) room.state = next;
+  begun_.push_back(std::move(job));
+  return room;
+}
+
+void DiskTier::submit(uint64_t step) {
+  if (begun_.empty() || begun_.front()->step > step) return;
+  {
+    const std::lock_guard lock(mutex_);
+    while (!begun_.empty() && begun_.front()->step <= step) {
+      queue_.push_back(std::move(begun_.front()));
+      begun_.pop_front();
+    }
+  }
+  work_.notify_all();
+}
+
+bool DiskTier::must_stop() const {
+  const std::lock_guard lock(mutex_);
+  return closing_ && std::chrono::steady_clock::now() > deadline_;
+}
+
+void DiskTier::write_loop() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    work_.wait(lock, [&] { return closing_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    const std::unique_ptr<Job> job = std::move(queue_.front());
+    queue_.pop_front();
+    writing_ = true;
+    const bool skip = broken_ || (closing_ && std::chrono::steady_clock::now() > deadline_);
+    lock.unlock();
+    const bool stored = !skip && write(*job);
+    lock.lock();
+    writing_ = false;
+    if (!stored) ++stats_.dropped;
+    for (int32_t b = job->first_block; b < job->first_block + job->block_count; ++b)
+      pending_blocks_.erase(job->hashes[static_cast<size_t>(b)]);
+    if (job->has_state) pending_checkpoints_.erase(job->checkpoint);
+    ring_.give_back_oldest();
+    news_.notify_all();
+  }
+}
+
+bool DiskTier::write(const Job& job) {
+  std::vector<std::string> chain;
+  {
+    const std::lock_guard lock(mutex_);
+    // What it hangs on may have been removed since.
+    if (job.first_block > 0 && !index_.has_block(job.hashes[static_cast<size_t>(job.first_block) - 1],
+                                                 static_cast<uint32_t>(job.first_block) - 1))
+      return false;
+    chain = chain_of(job.key(), job.first_block);
+  }
+  DiskHeader header;
+  header.flags = job.has_state ? kDiskHasState : 0;
+  header.fingerprint = kind_.fingerprint;
+  header.parent = job.key().prefix(job.first_block);
+  header.state_bytes = kind_.state_bytes;
+  header.block_bytes = kind_.block_bytes;
+  header.first_block = static_cast<uint32_t>(job.first_block);
+  header.block_count = static_cast<uint32_t>(job.block_count);
+  header.tail_tokens = static_cast<uint32_t>(job.tail_tokens);
+  const std::byte* image = job.images.data();
+  std::vector<uint64_t> checksums;
+  for (int32_t b = 0; b < job.block_count; ++b, image += kind_.block_bytes)
+    checksums.push_back(disk_checksum(image, kind_.block_bytes));
+  if (job.tail_tokens > 0) {
+    header.tail_checksum = disk_checksum(image, kind_.block_bytes);
+    image += kind_.block_bytes;
+  }
+  if (job.has_state) header.state_checksum = disk_checksum(image, kind_.state_bytes);
+  const auto own = std::span(job.tokens).subspan(static_cast<size_t>(job.first_block) * kBlockTokens);
+  const std::vector<std::byte> table = make_disk_table(header, own, checksums);
+
+  // Equal names mean equal files.
+  const PrefixHash hash = hash_bytes(&header, sizeof header);
+  const std::string name = fmt::format("{:016x}{:016x}{}", hash.high, hash.low, kDiskSuffix);
+  const DiskFilePtr file = make_disk_file(name, header, table);
+  BRAID_CHECK(file && header.total_bytes == file->layout.images_at + job.images.size());
+  if (!make_room(header.total_bytes, chain)) return false;
+  const std::span<const std::byte> parts[] = {bytes_of(header), table, job.images};
+  const Status written = directory_.write(name, parts, [this] { return must_stop(); });
+  {
+    const std::lock_guard lock(mutex_);
+    if (!written.ok()) {
+      if (written.error().kind == ErrorKind::cancelled) return false;
+      ++stats_.write_errors;
+      if (++failures_ == 1) spdlog::warn("prefix cache on disk: {}", written.error().message);
+      if (failures_ == kMostFailures) {
+        broken_ = true;
+        spdlog::warn("prefix cache on disk: nothing more is stored after {} failures", failures_);
+      }
+      return false;
+    }
+    failures_ = 0;
+    index_.add(file);
+    ++stats_.stored;
+    stats_.stored_bytes += header.total_bytes;
+  }
+  chain.push_back(name);
+  touch(chain);
+  return true;
+}
+
+// Names of the files that carry the first `blocks` blocks, in order. The caller holds the lock.
+std::vector<std::string> DiskTier::chain_of(const PrefixKey& key, int32_t blocks) const {
+  std::vector<std::string> chain;
+  for (int32_t b = 0; b < blocks; ++b) {
+    const DiskIndex::Place place = index_.block(key, b);
+    if (place.file && (chain.empty() || chain.back() != place.file->name)) chain.push_back(place.file->name);
+  }
+  return chain;
+}
+
+// They were used now; each a little later than those that hang on it, so that those go first.
+void DiskTier::touch(const std::vector<std::string>& chain) {
+  if (chain.empty()) return;
+  int64_t at = std::chrono::duration_cast<std::chrono::nanoseconds>(
+                   std::chrono::system_clock::now().time_since_epoch())
+                   .count();
+  {
+    const std::lock_guard lock(mutex_);
+    at = std::max(at, last_touch_ns_ + kMicrosecond);
+    last_touch_ns_ = at + static_cast<int64_t>(chain.size()) * kMicrosecond;
+  }
+  for (size_t i = chain.size(); i > 0; --i, at += kMicrosecond) directory_.set_last_use(chain[i - 1], at);
+}
+
+// Removes the least recently used files until `bytes` more stay below the limit. False: they cannot.
+bool DiskTier::make_room(uint64_t bytes, const std::vector<std::string>& keep) {
+  auto listed = directory_.list();
+  if (!listed.ok()) return false;
+  std::vector<DiskDirectory::Entry>& entries = *listed;
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](const auto& a, const auto& b) { return a.last_use_ns < b.last_use_ns; });
+  uint64_t total = 0;
+  for (const auto& entry : entries) total += entry.bytes;
+  bool removed = false;
+  for (const auto& entry : entries) {
+    if (total + bytes <= options_.limit_bytes) break;
+    if (entry.partial || !entry.known || std::find(keep.begin(), keep.end(), entry.name) != keep.end())
+      continue;
+    if (!directory_.remove(entry.name)) continue;
+    total -= entry.bytes;
+    removed = true;
+    const std::lock_guard lock(mutex_);
+    index_.remove(entry.name);
+    ++stats_.evicted;
+  }
+  if (removed) remove_orphans();
+  return total + bytes <= options_.limit_bytes;
+}
+
+// A file that could not be delivered: damaged ones are removed, and with them what hangs on them.
+void DiskTier::discard(const std::string& name, DiskRead why) {
+  if (why == DiskRead::failed) return count_read_error();
+  if (why == DiskRead::damaged) directory_.remove(name);
+  {
+    const std::lock_guard lock(mutex_);
+    index_.remove(name);
+    if (why == DiskRead::damaged) ++stats_.removed;
+  }
+  remove_orphans();
+}
+
+void DiskTier::remove_orphans() {
+  std::vector<DiskFilePtr> files;
+  {
+    const std::lock_guard lock(mutex_);
+    if (orphans_stay_) return;
+    files = index_.files();
+  }
+  for (const std::string& name : orphans_of(std::move(files))) {
+    directory_.remove(name);
+    const std::lock_guard lock(mutex_);
+    index_.remove(name);
+    ++stats_.removed;
+  }
+}
+
+// ---- load ----
+
+DiskTier::Found DiskTier::find(const PrefixKey& key, int32_t most, int32_t blocks_present) const {
+  Found found;
+  int32_t to_read = 0;
+  const std::lock_guard lock(mutex_);
+  if (closing_ || index_.size() == 0) return found;
+  for (int32_t depth = 0;; ++depth) {
+    const int32_t at = depth * kBlockTokens;
+    if (at > most) break;
+    const auto next = key.tokens.subspan(static_cast<size_t>(at),
+                                         static_cast<size_t>(std::min(most - at, kBlockTokens - 1)));
+    if (DiskFilePtr file = index_.checkpoint(key.prefix(depth), depth, next)) {
+      found.position = at + static_cast<int32_t>(file->tail().size());
+      found.checkpoint = std::move(file);
+      found.bytes = kind_.state_bytes + static_cast<uint64_t>(to_read + 1) * kind_.block_bytes;
+    }
+    if (depth >= static_cast<int32_t>(key.hashes.size())) break;
+    if (depth < blocks_present) continue;
+    if (!index_.block(key, depth).file) break;
+    ++to_read;
+  }
+  return found;
+}
+
+void DiskTier::start(const PrefixKey& key, const Found& found, int32_t blocks_present) {
+  auto load = std::make_shared<Load>();
+  const auto full = static_cast<size_t>(found.position / kBlockTokens);
+  load->seed = key.seed;
+  load->hashes.assign(key.hashes.begin(), key.hashes.begin() + static_cast<std::ptrdiff_t>(full));
+  load->tokens.assign(key.tokens.begin(), key.tokens.begin() + found.position);
+  load->checkpoint = found.checkpoint;
+  {
+    const std::lock_guard lock(mutex_);
+    BRAID_CHECK(load_state_ == LoadState::none && piece_blocks_ > 0 && found.position > 0);
+    load_state_ = LoadState::reading;
+    for (auto b = blocks_present; b < static_cast<int32_t>(full); ++b) {
+      const DiskIndex::Place place = index_.block(load->key(), b);
+      if (!place.file) load_state_ = LoadState::failed;
+      if (!place.file) break;
+      std::vector<Load::Run>& runs = load->runs;
+      if (!runs.empty() && runs.back().file == place.file && runs.back().count < piece_blocks_ &&
+          runs.back().index + static_cast<uint32_t>(runs.back().count) == place.index) {
+        ++runs.back().count;
+      } else {
+        runs.push_back({place.file, place.index, b, 1});
+      }
+    }
+    load_ = std::move(load);
+    read_wanted_ = load_state_ == LoadState::reading;
+  }
+  work_.notify_all();
+}
+
+void DiskTier::read_loop() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    work_.wait(lock, [&] { return closing_ || read_wanted_; });
+    if (closing_) return;
+    read_wanted_ = false;
+    const std::shared_ptr<const Load> load = load_;
+    lock.unlock();
+    const bool complete = read(*load);
+    lock.lock();
+    load_state_ = complete ? LoadState::complete : LoadState::failed;
+    ++(complete ? stats_.loads : stats_.failed_loads);
+    news_.notify_all();
+  }
+}
+
+bool DiskTier::read(const Load& load) {
+  const size_t image_bytes = kind_.state_bytes + kind_.block_bytes;
+  uint64_t bytes = image_bytes;
+  for (const Load::Run& run : load.runs) {
+    Piece piece{run.first_block, run.count, nullptr, 0};
+    {
+      std::unique_lock lock(mutex_);
+      work_.wait(lock, [&] { return closing_ || !free_buffers_.empty(); });
+      if (closing_) return false;
+      piece.buffer = free_buffers_.back();
+      free_buffers_.pop_back();
+    }
+    const size_t buffer_bytes = static_cast<size_t>(piece_blocks_) * kind_.block_bytes;
+    const auto out = staging_.read.subspan(image_bytes + static_cast<size_t>(piece.buffer) * buffer_bytes,
+                                           static_cast<size_t>(run.count) * kind_.block_bytes);
+    piece.images = out.data();
+    const bool good =
+        read_checked(run.file, run.file->layout.images_at + run.index * kind_.block_bytes, out,
+                     std::span(run.file->checksums).subspan(run.index, static_cast<size_t>(run.count)));
+    bytes += out.size();
+    const std::lock_guard lock(mutex_);
+    if (!good) {
+      free_buffers_.push_back(piece.buffer);
+      return false;
+    }
+    pieces_.push_back(piece);
+    news_.notify_all();
+  }
+  const DiskFilePtr& file = load.checkpoint;
+  const DiskHeader& header = file->header;
+  if (!read_checked(file, file->layout.state_at, staging_.read.first(kind_.state_bytes),
+                    std::span(&header.state_checksum, 1)))
+    return false;
+  if (header.tail_tokens > 0 &&
+      !read_checked(file, file->layout.tail_at, staging_.read.subspan(kind_.state_bytes, kind_.block_bytes),
+                    std::span(&header.tail_checksum, 1)))
+    return false;
+  std::vector<std::string> chain;
+  {
+    const std::lock_guard lock(mutex_);
+    chain = chain_of(load.key(), static_cast<int32_t>(load.hashes.size()));
+    stats_.loaded_bytes += bytes;
+  }
+  if (chain.empty() || chain.back() != file->name) chain.push_back(file->name);
+  touch(chain);
+  return true;
+}
+
+// `out`: equal parts, one for each checksum. A file that is gone is forgotten, one that is damaged removed,
+// and one that the system cannot read now may be asked for again.
+bool DiskTier::read_checked(const DiskFilePtr& file, uint64_t at, std::span<std::byte> out,
+                            std::span<const uint64_t> checksums) {
+  DiskHeader header;
+  DiskRead got = directory_.read(file->name, 0, std::as_writable_bytes(std::span(&header, 1)));
+  if (got == DiskRead::ok && std::memcmp(&header, &file->header, sizeof header) != 0) got = DiskRead::damaged;
+  if (got == DiskRead::ok) got = directory_.read(file->name, at, out);
+  const size_t part = out.size() / checksums.size();
+  for (size_t i = 0; got == DiskRead::ok && i < checksums.size(); ++i)
+    if (disk_checksum(out.data() + i * part, part) != checksums[i]) got = DiskRead::damaged;
+  if (got != DiskRead::ok) discard(file->name, got);
+  return got == DiskRead::ok;
+}
+
+DiskTier::LoadState DiskTier::load_state() const {
+  const std::lock_guard lock(mutex_);
+  const bool more = load_state_ == LoadState::complete && !pieces_.empty();
+  return more ? LoadState::reading : load_state_;
+}
+
+std::optional<DiskTier::Piece> DiskTier::take_piece() {
+  const std::lock_guard lock(mutex_);
+  if (pieces_.empty()) return std::nullopt;
+  const Piece piece = pieces_.front();
+  pieces_.pop_front();
+  return piece;
+}
+
+void DiskTier::give_back(const Piece& piece) {
+  {
+    const std::lock_guard lock(mutex_);
+    free_buffers_.push_back(piece.buffer);
+  }
+  work_.notify_all();
+}
+
+PrefixKey DiskTier::load_key() const {
+  const std::lock_guard lock(mutex_);
+  BRAID_CHECK(load_ != nullptr);
+  return load_->key();
+}
+
+void DiskTier::finish_load() {
+  const std::lock_guard lock(mutex_);
+  BRAID_CHECK(load_state_ == LoadState::complete || load_state_ == LoadState::failed);
+  for (const Piece& piece : pieces_) free_buffers_.push_back(piece.buffer);
+  pieces_.clear();
+  load_ = nullptr;
+  load_state_ = LoadState::none;
+}
+
+void DiskTier::wait_for_news(std::chrono::milliseconds at_most) {
+  std::unique_lock lock(mutex_);
+  news_.wait_for(lock, at_most, [&] { return !pieces_.empty() || load_state_ != LoadState::reading; });
+}
+
+DiskStats DiskTier::stats() const {
+  const std::lock_guard lock(mutex_);
+  DiskStats stats = stats_;
+  stats.files = index_.size();
+  return stats;
+}
+
+void DiskTier::drain() {
+  std::unique_lock lock(mutex_);
+  news_.wait(lock, [&] { return queue_.empty() && !writing_; });
+}
+
+}  // namespace braid

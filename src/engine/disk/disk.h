@@ -1,0 +1,195 @@
+// disk.h -- prefixes that outlive the process: blocks and checkpoints in files of one directory.
+//
+// The scheduler offers every checkpoint it takes (begin_store) and asks what is known of a prompt (find). Two
+// threads do the work on files, one for each direction; nothing here makes the engine's thread wait for a
+// disk.
+//   store   begin_store() gives room in a bounded stretch of host memory, or nothing: then the checkpoint is
+//           not stored. The copies that fill it may still be queued on the device: the job goes to the writer
+//           only when step_synchronized() or all_synchronized() says that they are done. Only blocks that are
+//           in no file yet are stored.
+//   load    find(), start(); then take_piece() / give_back() until load_state() is no longer `reading`.
+//           Everything is verified before it is handed out. One load at a time.
+//
+// A file appears under its name when all of it is on the disk (temporary name, fsync, rename, fsync of the
+// directory), so a process that dies leaves whole files and temporary ones, and the latter are removed at the
+// next start. A file that breaks a checksum is removed, one of another model or version is left alone, and so
+// is one that the system cannot read now (too many open files, a device's error): it may be whole.
+// Processes may share a directory: nobody writes into a file that has its name, and all keep to the limit.
+// The least recently used files go first; a file's time of modification is when it was last used, and files
+// that others hang on are a little younger than those.
+//
+// Prompts are private: files have mode 0600, the directory 0700 if it is made here, and files of other users
+// are not read.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <unordered_set>
+#include <vector>
+
+#include "base/result.h"
+#include "engine/disk/disk_format.h"
+#include "engine/disk/disk_store.h"
+
+namespace braid {
+
+struct DiskOptions {
+  std::string directory;
+  uint64_t limit_bytes = uint64_t{8} << 30;  // of all files together
+  int32_t minimum_tokens = 256;              // shorter prefixes are not worth a file
+  int32_t flush_ms = 5000;                   // the destructor writes for so long what is queued
+};
+
+struct DiskStats {
+  uint64_t files = 0;  // usable ones
+  uint64_t stored = 0;
+  uint64_t stored_bytes = 0;
+  uint64_t dropped = 0;  // not stored: no room in the queue, larger than the limit, chain broken meanwhile
+  uint64_t write_errors = 0;  // disk full and the like
+  uint64_t evicted = 0;       // files, for the limit
+  uint64_t loads = 0;         // complete ones
+  uint64_t loaded_bytes = 0;
+  uint64_t failed_loads = 0;
+  uint64_t read_errors = 0;  // files that the system could not read when they were wanted; they stay
+  uint64_t removed = 0;      // files: corrupt, partial, or unreachable
+  uint64_t foreign = 0;      // files of another model or version, at start
+};
+
+// Host memory of the tier, owned by the caller; device copies come and go here.
+struct DiskStaging {
+  std::span<std::byte> write;
+  std::span<std::byte> read;  // one image of state and block, and at least one block
+
+  // What serves well: `write` for two checkpoints with `gap_tokens` of blocks between them.
+  static uint64_t write_bytes(const DiskKind& kind, int64_t gap_tokens);
+  static uint64_t read_bytes(const DiskKind& kind);
+};
+
+class DiskTier {
+ public:
+  // Makes the directory if need be, removes leftovers, reads the headers of all files, starts the threads.
+  // Errors: io (directory cannot be made, listed or written).
+  static Result<std::unique_ptr<DiskTier>> open(const DiskOptions& options, const DiskKind& kind);
+  // Writes what is queued, for a bounded time.
+  ~DiskTier();
+  DiskTier(const DiskTier&) = delete;
+  DiskTier& operator=(const DiskTier&) = delete;
+
+  // Before the first store or load.
+  void set_staging(const DiskStaging& staging);
+
+  // ---- store; engine thread, like all below ----
+  struct Room {
+    int32_t first_block = 0;
+    int32_t block_count = 0;
+    std::byte* blocks = nullptr;
+    std::byte* tail_block = nullptr;  // null: not wanted
+    std::byte* state = nullptr;       // null: not wanted
+  };
+  // Empty: known already, too short, or no room. Otherwise the caller queues the copies at once.
+  std::optional<Room> begin_store(const PrefixKey& key, int32_t position);
+  // The engine begins to lay out a step; its forward pass has been waited for; nothing is queued any more.
+  void step_begins() { ++step_; }
+  void step_synchronized() { submit(step_ - 1); }
+  void all_synchronized() { submit(step_); }
+
+  // ---- load ----
+  struct Found {
+    int32_t position = 0;  // a sequence can go on from here; 0: nothing known
+    uint64_t bytes = 0;    // to read
+    DiskFilePtr checkpoint;
+  };
+  // The longest prefix of at most `most` tokens, given that its first `blocks_present` blocks are in memory.
+  Found find(const PrefixKey& key, int32_t most, int32_t blocks_present) const;
+  // Not while another load is under way.
+  void start(const PrefixKey& key, const Found& found, int32_t blocks_present);
+
+  enum class LoadState : uint8_t { none, reading, complete, failed };
+  // `complete` only after the last piece has been taken.
+  LoadState load_state() const;
+  struct Piece {
+    int32_t first_block = 0;
+    int32_t count = 0;
+    const std::byte* images = nullptr;
+    int32_t buffer = 0;
+  };
+  std::optional<Piece> take_piece();
+  void give_back(const Piece& piece);
+  // What is being loaded: exactly the tokens below its position; and, when complete, [state][block] of the
+  // checkpoint. Until finish_load().
+  PrefixKey load_key() const;
+  const std::byte* load_image() const { return staging_.read.data(); }
+  // After complete or failed.
+  void finish_load();
+  // Sleeps until something has come for take_piece() or load_state(), or the time is over.
+  void wait_for_news(std::chrono::milliseconds at_most);
+
+  DiskStats stats() const;
+  // Waits until the writer has nothing left (tests, tools).
+  void drain();
+
+ private:
+  struct Job;
+  struct Load;
+  DiskTier(const DiskOptions& options, const DiskKind& kind, DiskDirectory directory);
+
+  Status scan();
+  void submit(uint64_t step);
+  void write_loop();
+  void read_loop();
+  bool write(const Job& job);
+  bool make_room(uint64_t bytes, const std::vector<std::string>& keep);
+  std::vector<std::string> chain_of(const PrefixKey& key, int32_t blocks) const;
+  void touch(const std::vector<std::string>& chain);
+  bool read(const Load& load);
+  bool read_checked(const DiskFilePtr& file, uint64_t at, std::span<std::byte> out,
+                    std::span<const uint64_t> checksums);
+  void discard(const std::string& name, DiskRead why);
+  void remove_orphans();
+  void count_read_error();
+  bool must_stop() const;
+
+  DiskOptions options_;
+  DiskKind kind_;
+  DiskDirectory directory_;
+  DiskStaging staging_;
+  uint64_t step_ = 0;                       // engine thread
+  std::deque<std::unique_ptr<Job>> begun_;  // engine thread: copies are queued
+  int32_t piece_blocks_ = 0;
+
+  mutable std::mutex mutex_;  // of all below; never held during file work
+  std::condition_variable work_;
+  std::condition_variable news_;
+  DiskIndex index_;
+  // Some files could not be read at the start: what seems to hang on nothing may hang on them.
+  bool orphans_stay_ = false;
+  StagingRing ring_;
+  std::deque<std::unique_ptr<Job>> queue_;
+  bool writing_ = false;
+  bool broken_ = false;  // too many writes failed in a row
+  int failures_ = 0;
+  // Begun, queued or being written: blocks by their prefix, checkpoints by prefix and tail.
+  std::unordered_set<PrefixHash, PrefixHashKey> pending_blocks_;
+  std::unordered_set<PrefixHash, PrefixHashKey> pending_checkpoints_;
+  std::shared_ptr<const Load> load_;
+  std::vector<int32_t> free_buffers_;
+  std::deque<Piece> pieces_;
+  LoadState load_state_ = LoadState::none;
+  bool read_wanted_ = false;
+  bool closing_ = false;
+  int64_t last_touch_ns_ = 0;
+  std::chrono::steady_clock::time_point deadline_;
+  DiskStats stats_;
+
+  std::thread writer_;
+  std::thread reader_;
+};
+
+}  // namespace braid

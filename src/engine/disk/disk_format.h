@@ -1,0 +1,149 @@
+// disk_format.h -- one file of the disk tier, byte by byte, and the index of all of them.
+//
+// A file carries consecutive full blocks of one prefix and, unless it is a mere piece of a long one, the
+// checkpoint at their end:
+//   [DiskHeader, 128 bytes]
+//   [token ids: block_count * kBlockTokens of the blocks, then tail_tokens] [pad to 8] [xxh3 of each block
+//   image] [pad to 4096] [block images] [image of the block that the checkpoint lies in, if tail_tokens > 0]
+//   [state image]
+// Little-endian. Blocks below first_block are in other files, found by `parent`, the chained hash (prefix_hash.h) of
+// all tokens before; for first_block 0 that is the seed of the empty prefix, which depends on the model and
+// on the tenant's salt. The position of a state is therefore what its key says, by construction.
+//
+// Every field is hostile. A file is judged by its header alone (checksum, arithmetic, size of the file), its
+// table by a checksum; images are verified when they are read.
+//
+// DiskIndex only remembers; it opens no files and takes no locks.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/prefix/prefix_hash.h"
+
+namespace braid {
+
+// To be raised whenever the bytes of a file or of an image (sequence_cache.h) change their meaning.
+constexpr uint32_t kDiskVersion = 1;
+constexpr char kDiskMagic[8] = {'b', 'r', 'a', 'i', 'd', 'p', 'f', 'x'};
+constexpr uint32_t kDiskHasState = 1;  // flags
+
+struct DiskHeader {
+  char magic[8] = {};
+  uint32_t version = 0;
+  uint32_t flags = 0;
+  PrefixHash fingerprint;  // model, formats, device layout
+  PrefixHash parent;       // prefix before the first block
+  uint64_t state_bytes = 0;
+  uint64_t block_bytes = 0;
+  uint32_t block_tokens = 0;
+  uint32_t first_block = 0;
+  uint32_t block_count = 0;
+  uint32_t tail_tokens = 0;
+  uint64_t total_bytes = 0;
+  uint64_t table_checksum = 0;  // of the bytes from the header's end to the images
+  uint64_t tail_checksum = 0;
+  uint64_t state_checksum = 0;
+  uint64_t reserved = 0;
+  uint64_t header_checksum = 0;  // of the bytes before it
+
+  bool has_state() const { return (flags & kDiskHasState) != 0; }
+  uint64_t token_count() const { return uint64_t{block_count} * kBlockTokens + tail_tokens; }
+};
+static_assert(sizeof(DiskHeader) == 128);
+
+uint64_t disk_checksum(const void* data, size_t size_bytes);
+// Checksum of a header as it stands.
+uint64_t header_checksum(const DiskHeader& header);
+
+// Where things lie. Empty when the header's numbers do not make sense.
+struct DiskLayout {
+  uint64_t checksums_at = 0;
+  uint64_t images_at = 0;
+  uint64_t tail_at = 0;
+  uint64_t state_at = 0;
+  uint64_t total_bytes = 0;
+};
+std::optional<DiskLayout> disk_layout(const DiskHeader& header);
+
+// What a running engine accepts.
+struct DiskKind {
+  PrefixHash fingerprint;
+  uint64_t state_bytes = 0;
+  uint64_t block_bytes = 0;
+};
+
+enum class DiskVerdict : uint8_t { ours, foreign, corrupt };
+DiskVerdict judge_header(const DiskHeader& header, uint64_t file_bytes, const DiskKind& kind);
+
+// What is remembered of a file; never changes.
+struct DiskFile {
+  std::string name;
+  DiskHeader header;
+  DiskLayout layout;
+  std::vector<int32_t> tokens;
+  std::vector<uint64_t> checksums;  // [block_count]
+  std::vector<PrefixHash> hashes;   // [block_count]
+
+  const PrefixHash& prefix() const { return hashes.empty() ? header.parent : hashes.back(); }
+  std::span<const int32_t> tail() const {
+    return std::span(tokens).subspan(size_t{header.block_count} * kBlockTokens);
+  }
+  uint32_t end_block() const { return header.first_block + header.block_count; }
+};
+using DiskFilePtr = std::shared_ptr<const DiskFile>;
+
+// Takes the table (the bytes from the header's end to the images) apart. Null if it breaks its checksum.
+DiskFilePtr make_disk_file(std::string name, const DiskHeader& header, std::span<const std::byte> table);
+// The table's bytes; sets layout-dependent fields and checksums of the header, whose counts are set.
+std::vector<std::byte> make_disk_table(DiskHeader& header, std::span<const int32_t> tokens,
+                                       std::span<const uint64_t> checksums);
+
+// A prefix in question: hashes of its full blocks, all tokens.
+struct PrefixKey {
+  PrefixHash seed;
+  std::span<const PrefixHash> hashes;
+  std::span<const int32_t> tokens;
+
+  const PrefixHash& prefix(int32_t blocks_before) const {
+    return blocks_before == 0 ? seed : hashes[static_cast<size_t>(blocks_before) - 1];
+  }
+};
+
+class DiskIndex {
+ public:
+  void add(const DiskFilePtr& file);
+  void remove(const std::string& name);
+  DiskFilePtr file(const std::string& name) const;
+  size_t size() const { return files_.size(); }
+
+  struct Place {
+    DiskFilePtr file;  // null: nowhere
+    uint32_t index = 0;
+  };
+  // Block `depth` of the prefix, tokens compared.
+  Place block(const PrefixKey& key, int32_t depth) const;
+  bool has_block(const PrefixHash& hash, uint32_t depth) const;
+  // The checkpoint with most tokens that hangs on the first `depth` blocks and whose further tokens begin
+  // `next`.
+  DiskFilePtr checkpoint(const PrefixHash& prefix, int32_t depth, std::span<const int32_t> next) const;
+  bool has_checkpoint(const PrefixHash& prefix, int32_t depth, std::span<const int32_t> tail) const;
+
+  std::vector<DiskFilePtr> files() const;
+
+ private:
+  std::map<std::string, DiskFilePtr> files_;
+  std::unordered_multimap<PrefixHash, Place, PrefixHashKey> blocks_;
+  std::unordered_multimap<PrefixHash, DiskFilePtr, PrefixHashKey> checkpoints_;
+};
+
+// Those of all files whose chain to position 0 is broken: nothing can reach them.
+std::vector<std::string> orphans_of(std::vector<DiskFilePtr> files);
+
+}  // namespace braid

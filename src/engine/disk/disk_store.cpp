@@ -1,0 +1,217 @@
+// disk_store.cpp -- see disk_store.h. A writer holds an advisory lock on its temporary file, which the system
+// releases when the process dies however it dies: that tells leftovers from work in progress.
+#include "engine/disk/disk_store.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "base/check.h"
+
+namespace braid {
+namespace {
+
+constexpr size_t kChunkBytes = size_t{4} << 20;
+
+// A descriptor with one owner.
+class File {
+ public:
+  explicit File(int fd) : fd_(fd) {}
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  ~File() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  int fd() const { return fd_; }
+  bool ok() const { return fd_ >= 0; }
+
+ private:
+  int fd_;
+};
+
+Error system_error(const std::string& what, const char* action) {
+  return {ErrorKind::io, fmt::format("{}: {}: {}", what, action, std::strerror(errno))};
+}
+
+bool ends_with(const std::string& name, const char* suffix) {
+  const size_t length = std::strlen(suffix);
+  return name.size() > length && name.compare(name.size() - length, length, suffix) == 0;
+}
+
+// A file may claim to be from any year.
+int64_t nanoseconds(const timespec& t) {
+  return std::clamp<int64_t>(t.tv_sec, 0, int64_t{1} << 32) * 1'000'000'000 + t.tv_nsec;
+}
+
+// Not in the same process and instant as any other.
+std::string partial_name() {
+  static std::atomic<uint64_t> count{0};
+  return fmt::format("{}-{}-{}{}", ::getpid(), count.fetch_add(1),
+                     std::chrono::steady_clock::now().time_since_epoch().count(), kPartialSuffix);
+}
+
+}  // namespace
+
+Result<DiskDirectory> DiskDirectory::open(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path wanted(path);
+  if (!std::filesystem::exists(wanted, error)) {
+    if (wanted.has_parent_path()) std::filesystem::create_directories(wanted.parent_path(), error);
+    if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
+      return system_error(path, "the cache directory cannot be made");
+  }
+  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return system_error(path, "the cache directory cannot be opened");
+  DiskDirectory directory(path, fd);
+  const std::string probe = partial_name();
+  const File file(::openat(fd, probe.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (!file.ok()) return system_error(path, "the cache directory cannot be written to");
+  ::unlinkat(fd, probe.c_str(), 0);
+  return directory;
+}
+
+DiskDirectory::DiskDirectory(DiskDirectory&& other) noexcept
+    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
+
+DiskDirectory::~DiskDirectory() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+Result<std::vector<DiskDirectory::Entry>> DiskDirectory::list() const {
+  std::vector<Entry> out;
+  // A stream of its own: positions in a directory are shared between duplicates of a descriptor.
+  const int fd = ::openat(fd_, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return system_error(path_, "the cache directory cannot be listed");
+  DIR* stream = ::fdopendir(fd);
+  if (stream == nullptr) {
+    const Error error = system_error(path_, "the cache directory cannot be listed");
+    ::close(fd);
+    return error;
+  }
+  while (true) {
+    errno = 0;
+    const dirent* item = ::readdir(stream);
+    if (item == nullptr) break;
+    Entry entry;
+    entry.name = item->d_name;
+    entry.partial = ends_with(entry.name, kPartialSuffix);
+    if (!entry.partial && !ends_with(entry.name, kDiskSuffix)) continue;
+    struct stat info {};
+    if (::fstatat(fd_, item->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) {
+      entry.known = false;
+      if (errno != ENOENT) out.push_back(std::move(entry));
+      continue;
+    }
+    if (!S_ISREG(info.st_mode) || info.st_uid != ::geteuid()) continue;
+    entry.bytes = static_cast<uint64_t>(info.st_size);
+    entry.last_use_ns = nanoseconds(info.st_mtim);
+    out.push_back(std::move(entry));
+  }
+  const int stopped = errno;  // 0: at the end
+  ::closedir(stream);
+  errno = stopped;
+  if (stopped != 0) return system_error(path_, "the cache directory cannot be listed");
+  return out;
+}
+
+int DiskDirectory::remove_leftovers() const {
+  int removed = 0;
+  const auto entries = list();
+  if (!entries.ok()) return 0;
+  for (const Entry& entry : *entries) {
+    if (!entry.partial || !entry.known) continue;
+    const File file(::openat(fd_, entry.name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+    if (!file.ok() || ::flock(file.fd(), LOCK_EX | LOCK_NB) != 0) continue;
+    if (remove(entry.name)) ++removed;
+  }
+  return removed;
+}
+
+Status DiskDirectory::write(const std::string& name, std::span<const std::span<const std::byte>> parts,
+                            const std::function<bool()>& stop) const {
+  const std::string partial = partial_name();
+  const File file(::openat(fd_, partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (!file.ok()) return system_error(path_, "cannot make a file");
+  ::flock(file.fd(), LOCK_EX | LOCK_NB);
+  const auto give_up = [&](Error error) {
+    remove(partial);
+    return error;
+  };
+  for (std::span<const std::byte> part : parts) {
+    while (!part.empty()) {
+      if (stop()) return give_up({ErrorKind::cancelled, "stopped"});
+      const ssize_t written = ::write(file.fd(), part.data(), std::min(part.size(), kChunkBytes));
+      if (written < 0 && errno == EINTR) continue;
+      if (written <= 0) return give_up(system_error(path_, "cannot write"));
+      part = part.subspan(static_cast<size_t>(written));
+    }
+  }
+  if (::fsync(file.fd()) != 0) return give_up(system_error(path_, "cannot write"));
+  if (::renameat(fd_, partial.c_str(), fd_, name.c_str()) != 0)
+    return give_up(system_error(path_, "cannot rename"));
+  ::fsync(fd_);  // without it a crash of the machine may lose the name, not the bytes
+  return {};
+}
+
+DiskRead DiskDirectory::read(const std::string& name, uint64_t at, std::span<std::byte> out) const {
+  const File file(::openat(fd_, name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+  if (!file.ok()) return errno == ENOENT ? DiskRead::gone : DiskRead::failed;
+  while (!out.empty()) {
+    const ssize_t got =
+        ::pread(file.fd(), out.data(), std::min(out.size(), kChunkBytes), static_cast<off_t>(at));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return DiskRead::failed;
+    if (got == 0) return DiskRead::damaged;
+    out = out.subspan(static_cast<size_t>(got));
+    at += static_cast<uint64_t>(got);
+  }
+  return DiskRead::ok;
+}
+
+bool DiskDirectory::remove(const std::string& name) const { return ::unlinkat(fd_, name.c_str(), 0) == 0; }
+
+void DiskDirectory::set_last_use(const std::string& name, int64_t ns) const {
+  const timespec time{static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
+  const timespec both[2] = {time, time};
+  ::utimensat(fd_, name.c_str(), both, AT_SYMLINK_NOFOLLOW);
+}
+
+// ---- staging ----
+
+std::byte* StagingRing::take(size_t size_bytes) {
+  BRAID_CHECK(size_bytes > 0);
+  if (size_bytes > memory_.size()) return nullptr;
+  size_t begin = 0;
+  if (!taken_.empty()) {
+    const size_t oldest = taken_.front().begin;
+    const size_t newest_end = taken_.back().end;
+    const bool wrapped = taken_.back().begin < oldest;
+    if (wrapped) {
+      if (oldest - newest_end < size_bytes) return nullptr;
+      begin = newest_end;
+    } else if (memory_.size() - newest_end >= size_bytes) {
+      begin = newest_end;
+    } else if (oldest < size_bytes) {
+      return nullptr;
+    }
+  }
+  taken_.push_back({begin, begin + size_bytes});
+  return memory_.data() + begin;
+}
+
+void StagingRing::give_back_oldest() {
+  BRAID_CHECK(!taken_.empty());
+  taken_.pop_front();
+}
+
+}  // namespace braid

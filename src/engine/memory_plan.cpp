@@ -1,0 +1,155 @@
+// memory_plan.cpp -- see memory_plan.h.
+#include "engine/memory_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <sstream>
+
+namespace braid {
+namespace {
+
+std::optional<std::string> read_text(const std::string& path) {
+  std::ifstream in(path);
+  if (!in) return std::nullopt;
+  return std::string(std::istreambuf_iterator<char>(in), {});
+}
+
+// The number after `key` in lines of the form "key   123 unit"; or the whole text when key is empty.
+std::optional<uint64_t> number_after(const std::optional<std::string>& text, const std::string& key) {
+  if (!text) return std::nullopt;
+  std::istringstream lines(*text);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.compare(0, key.size(), key) != 0) continue;
+    const size_t first = line.find_first_of("0123456789", key.size());
+    if (first == std::string::npos || line.find_first_not_of(" \t:", key.size()) != first) continue;
+    uint64_t value = 0;
+    const auto [end, error] = std::from_chars(line.data() + first, line.data() + line.size(), value);
+    if (error == std::errc()) return value;
+  }
+  return std::nullopt;
+}
+
+// What a cgroup directory leaves, if it limits memory.
+std::optional<uint64_t> left_in_cgroup(const std::string& directory, bool v2) {
+  const char* limit_file = v2 ? "/memory.max" : "/memory.limit_in_bytes";
+  const char* usage_file = v2 ? "/memory.current" : "/memory.usage_in_bytes";
+  const char* cache_key = v2 ? "inactive_file " : "total_inactive_file ";
+  const auto limit = number_after(read_text(directory + limit_file), "");
+  const auto usage = number_after(read_text(directory + usage_file), "");
+  if (!limit || !usage) return std::nullopt;
+  const uint64_t cache = number_after(read_text(directory + "/memory.stat"), cache_key).value_or(0);
+  const uint64_t used = *usage - std::min(*usage, cache);
+  return *limit - std::min(*limit, used);
+}
+
+}  // namespace
+
+uint64_t available_memory_bytes(const std::string& root) {
+  uint64_t available = UINT64_MAX;
+  if (const auto kib = number_after(read_text(root + "proc/meminfo"), "MemAvailable:"))
+    available = *kib * 1024;
+
+  // Lines "id:controllers:path"; v2 has no controllers.
+  std::istringstream lines(read_text(root + "proc/self/cgroup").value_or(""));
+  for (std::string line; std::getline(lines, line);) {
+    const size_t first = line.find(':');
+    const size_t second = first == std::string::npos ? first : line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    const bool v2 = controllers.empty();
+    if (!v2 && controllers != "memory") continue;
+    const std::string mount = root + (v2 ? "sys/fs/cgroup" : "sys/fs/cgroup/memory");
+    // Every level may limit; inside a container the path may not exist below the mount, the mount itself
+    // does.
+    std::string path = line.substr(second + 1);
+    while (true) {
+      if (path == "/") path.clear();
+      if (const auto left = left_in_cgroup(mount + path, v2)) available = std::min(available, *left);
+      if (path.empty()) break;
+      path.resize(path.find_last_of('/') == std::string::npos ? 0 : path.find_last_of('/'));
+    }
+  }
+  return available;
+}
+
+std::string format_bytes(uint64_t bytes) {
+  const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  auto value = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < std::size(units)) {
+    value /= 1024;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{} B", bytes)
+                   : fmt::format("{:.{}f} {}", value, unit >= 3 ? 2 : 1, units[unit]);
+}
+
+uint64_t MemoryPlan::predicted_bytes() const {
+  uint64_t sum = 0;
+  for (const MemoryRow& row : rows)
+    if (!own_memory || !row.on_host) sum += row.predicted_bytes;
+  return sum;
+}
+
+uint64_t MemoryPlan::actual_bytes() const {
+  uint64_t sum = 0;
+  for (const MemoryRow& row : rows)
+    if (!own_memory || !row.on_host) sum += row.actual_bytes;
+  return sum;
+}
+
+void MemoryPlan::set_predicted(const std::string& label, uint64_t bytes) {
+  for (MemoryRow& row : rows)
+    if (row.label == label) row.predicted_bytes = bytes;
+}
+
+void MemoryPlan::set_actual(const std::string& label, uint64_t bytes) {
+  for (MemoryRow& row : rows)
+    if (row.label == label) row.actual_bytes = bytes;
+}
+
+std::string MemoryPlan::table() const {
+  const bool taken = actual_bytes() > 0;
+  const auto line = [&](const std::string& label, uint64_t predicted, uint64_t actual) {
+    return taken ? fmt::format("{:<16} {:>12} {:>12}\n", label, format_bytes(predicted), format_bytes(actual))
+                 : fmt::format("{:<16} {:>12}\n", label, format_bytes(predicted));
+  };
+  std::string out = taken ? fmt::format("{:<16} {:>12} {:>12}\n", "memory", "predicted", "actual")
+                          : fmt::format("{:<16} {:>12}\n", "memory", "predicted");
+  const auto empty = [](const MemoryRow& row) { return row.predicted_bytes == 0 && row.actual_bytes == 0; };
+  for (const MemoryRow& row : rows)
+    if (!empty(row) && (!own_memory || !row.on_host))
+      out += line(row.label, row.predicted_bytes, row.actual_bytes);
+  out += line("total", predicted_bytes(), actual_bytes());
+  if (available_bytes != UINT64_MAX)
+    out += fmt::format("{:<16} {:>12}\n", "available", format_bytes(available_bytes));
+  for (const MemoryRow& row : rows)
+    if (!empty(row) && own_memory && row.on_host)
+      out += line(row.label + " (host)", row.predicted_bytes, row.actual_bytes);
+  return out;
+}
+
+Status MemoryPlan::check_fits() const {
+  if (predicted_bytes() <= available_bytes) return {};
+  uint64_t kv = 0;
+  for (const MemoryRow& row : rows)
+    if (row.label == "KV blocks") kv = row.predicted_bytes;
+  const uint64_t rest = predicted_bytes() - kv;
+  std::string help = "a smaller model is needed";
+  if (rest < available_bytes && kv > 0 && max_sequences > 0) {
+    const auto fitting = static_cast<uint64_t>(static_cast<double>(available_bytes - rest) /
+                                               static_cast<double>(kv) * context_tokens);
+    help = fmt::format("a context of at most {} tokens would fit (-c {})", fitting, fitting);
+  }
+  return Error{ErrorKind::exhausted,
+               fmt::format("a context of {} tokens needs {} ({} of it KV cache) and {} are available; {}",
+                           context_tokens, format_bytes(predicted_bytes()), format_bytes(kv),
+                           format_bytes(available_bytes), help)};
+}
+
+}  // namespace braid

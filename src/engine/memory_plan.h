@@ -1,0 +1,44 @@
+// memory_plan.h -- all memory the engine takes at start, predicted before anything is loaded, and what it became.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+
+namespace braid {
+
+struct MemoryRow {
+  std::string label;
+  uint64_t predicted_bytes = 0;
+  uint64_t actual_bytes = 0;  // 0 until taken
+  bool on_host = false;       // beside a device that has its own memory
+};
+
+struct MemoryPlan {
+  std::vector<MemoryRow> rows;
+  uint64_t available_bytes = 0;  // what the machine had free when the plan was made
+  bool own_memory = false;       // the device's: rows on the host do not count against it
+  int32_t context_tokens = 0;    // per sequence
+  int32_t max_sequences = 0;
+
+  uint64_t predicted_bytes() const;
+  uint64_t actual_bytes() const;
+  void set_predicted(const std::string& label, uint64_t bytes);
+  void set_actual(const std::string& label, uint64_t bytes);
+  // A table for people, a few lines; actual bytes only when there are any.
+  std::string table() const;
+  // Error: exhausted, with the numbers and what would help.
+  Status check_fits() const;
+};
+
+// "1.25 GiB", "33.0 MiB", "512 B".
+std::string format_bytes(uint64_t bytes);
+
+// Memory this process can still take: MemAvailable, or less where a cgroup (v1 or v2, any level) limits it.
+// Page cache of the cgroup counts as free. `root` is "/" except in tests. UINT64_MAX when the system does not
+// say.
+uint64_t available_memory_bytes(const std::string& root = "/");
+
+}  // namespace braid

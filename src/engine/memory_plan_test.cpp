@@ -1,0 +1,80 @@
+// memory_plan_test.cpp -- what the system says about memory, read from made-up trees; and the table.
+#include "engine/memory_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+namespace braid {
+namespace {
+
+class FakeRoot : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string test = ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    root_ = std::filesystem::path(::testing::TempDir()) / ("braid-plan-" + test);
+    std::filesystem::remove_all(root_);
+  }
+  void TearDown() override { std::filesystem::remove_all(root_); }
+  void write(const std::string& path, const std::string& text) {
+    std::filesystem::create_directories((root_ / path).parent_path());
+    std::ofstream(root_ / path) << text;
+  }
+  uint64_t available() { return available_memory_bytes(root_.string() + "/"); }
+
+  std::filesystem::path root_;
+};
+
+TEST_F(FakeRoot, WithoutCgroupsTheMachineDecides) {
+  EXPECT_EQ(available(), UINT64_MAX);
+  write("proc/meminfo", "MemTotal:       2000 kB\nMemFree:        10 kB\nMemAvailable:    1000 kB\n");
+  EXPECT_EQ(available(), 1000u * 1024);
+}
+
+TEST_F(FakeRoot, TheTightestLevelOfTheHierarchyDecides) {
+  write("proc/meminfo", "MemAvailable:    1000 kB\n");
+  write("proc/self/cgroup", "0::/a/b\n");
+  write("sys/fs/cgroup/a/b/memory.max", "max\n");
+  write("sys/fs/cgroup/a/b/memory.current", "5000\n");
+  EXPECT_EQ(available(), 1000u * 1024);
+  write("sys/fs/cgroup/a/memory.max", "100000\n");
+  write("sys/fs/cgroup/a/memory.current", "60000\n");
+  write("sys/fs/cgroup/a/memory.stat", "anon 1\nfile 2\ninactive_file 20000\n");
+  EXPECT_EQ(available(), 60000u);
+  write("sys/fs/cgroup/a/memory.current", "200000\n");
+  EXPECT_EQ(available(), 0u);
+}
+
+TEST_F(FakeRoot, TheFirstVersionOfCgroupsCounts) {
+  write("proc/meminfo", "MemAvailable:    1000 kB\n");
+  write("proc/self/cgroup", "3:cpu:/x\n2:memory:/docker/7\n");
+  write("sys/fs/cgroup/memory/memory.limit_in_bytes", "50000\n");
+  write("sys/fs/cgroup/memory/memory.usage_in_bytes", "20000\n");
+  EXPECT_EQ(available(), 30000u);
+}
+
+TEST(MemoryPlan, SaysWhatWouldFit) {
+  MemoryPlan plan;
+  plan.rows = {{"weights", 1 << 20}, {"KV blocks", 8 << 20}};
+  plan.available_bytes = 5 << 20;
+  plan.context_tokens = 8000;
+  plan.max_sequences = 1;
+  const Status status = plan.check_fits();
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().kind, ErrorKind::exhausted);
+  EXPECT_NE(status.error().message.find("-c 4000"), std::string::npos) << status.error().message;
+  plan.available_bytes = 9 << 20;
+  EXPECT_TRUE(plan.check_fits().ok());
+  plan.set_actual("weights", 1 << 19);
+  EXPECT_NE(plan.table().find("512.0 KiB"), std::string::npos) << plan.table();
+}
+
+TEST(FormatBytes, UsesTheLargestUnitThatFits) {
+  EXPECT_EQ(format_bytes(512), "512 B");
+  EXPECT_EQ(format_bytes(33 << 20), "33.0 MiB");
+  EXPECT_EQ(format_bytes(uint64_t{5} << 28), "1.25 GiB");
+}
+
+}  // namespace
+}  // namespace braid

@@ -1,0 +1,262 @@
+// block_pool.cpp -- see block_pool.h. The free queue is a ring through the blocks with one sentinel; the block after
+// the sentinel is reused first.
+#include "engine/prefix/block_pool.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+
+namespace braid {
+
+BlockPool::BlockPool(int32_t blocks)
+    : blocks_(static_cast<size_t>(blocks) + 1),
+      tokens_(static_cast<size_t>(blocks) * kBlockTokens),
+      free_(blocks) {
+  BRAID_CHECK(blocks >= 0);
+  by_hash_.reserve(static_cast<size_t>(blocks));
+  std::vector<int32_t> order;
+  for (int32_t b = 0; b < blocks; ++b) order.push_back(b);
+  relink_in(order);
+}
+
+void BlockPool::relink_in(const std::vector<int32_t>& order) {
+  int32_t before = sentinel();
+  for (const int32_t b : order) {
+    blocks_[before].next = b;
+    blocks_[b].previous = before;
+    before = b;
+  }
+  blocks_[before].next = sentinel();
+  blocks_[sentinel()].previous = before;
+}
+
+void BlockPool::unlink(int32_t b) {
+  Block& block = blocks_[b];
+  blocks_[block.previous].next = block.next;
+  blocks_[block.next].previous = block.previous;
+  block.previous = block.next = -1;
+}
+
+void BlockPool::link_before(int32_t b, int32_t next) {
+  Block& block = blocks_[b];
+  block.next = next;
+  block.previous = blocks_[next].previous;
+  blocks_[block.previous].next = b;
+  blocks_[next].previous = b;
+}
+
+int32_t BlockPool::take() {
+  while (blocks_[sentinel()].next == sentinel()) BRAID_CHECK(asked_to_unmark_ && asked_to_unmark_());
+  const int32_t b = blocks_[sentinel()].next;
+  Block& block = blocks_[b];
+  BRAID_CHECK(block.holders == 0 && !block.kept());
+  unlink(b);
+  --free_;
+  if (block.published) {
+    by_hash_.erase(block.hash);
+    block.published = false;
+    ++evictions_;
+  }
+  if (told_of_unused_) told_of_unused_(b);
+  block.holders = 1;
+  return b;
+}
+
+void BlockPool::give_back(int32_t b) {
+  Block& block = blocks_[b];
+  BRAID_CHECK(block.holders > 0);
+  if (--block.holders > 0) return;
+  ++free_;
+  if (block.kept()) return;
+  link_before(b, block.published ? sentinel() : blocks_[sentinel()].next);
+  if (!block.published && told_of_unused_) told_of_unused_(b);
+}
+
+bool BlockPool::grow(BlockTable& table, int64_t tokens) {
+  const int64_t missing = blocks_for(tokens) - static_cast<int64_t>(table.size());
+  if (missing > free_) return false;
+  for (int64_t i = 0; i < missing; ++i) table.push_back(take());
+  return true;
+}
+
+void BlockPool::truncate(BlockTable& table, int64_t tokens) {
+  BRAID_CHECK(tokens >= 0);
+  while (static_cast<int64_t>(table.size()) > blocks_for(tokens)) {
+    give_back(table.back());
+    table.pop_back();
+  }
+}
+
+void BlockPool::share(int32_t b, BlockTable& table) {
+  BRAID_CHECK(b >= 0 && b < total());
+  Block& block = blocks_[b];
+  BRAID_CHECK(block.holders > 0 || block.published);
+  if (block.holders++ == 0) {
+    --free_;
+    if (!block.kept()) unlink(b);
+  }
+  table.push_back(b);
+}
+
+int32_t BlockPool::make_private(BlockTable& table, int32_t index) {
+  const int32_t old = table[static_cast<size_t>(index)];
+  BRAID_CHECK(!blocks_[old].published);  // full: nobody has reason to write it
+  if (blocks_[old].holders == 1) return -1;
+  if (free_ == 0) return kNoBlock;
+  table[static_cast<size_t>(index)] = take();
+  give_back(old);
+  return old;
+}
+
+int32_t BlockPool::find(const PrefixHash& hash, const int32_t* tokens) const {
+  const auto it = by_hash_.find(hash);
+  if (it == by_hash_.end()) return -1;
+  const bool same = std::memcmp(tokens_of(it->second), tokens, kBlockTokens * sizeof(int32_t)) == 0;
+  return same ? it->second : -1;
+}
+
+void BlockPool::publish(int32_t b, const PrefixHash& hash, const int32_t* tokens) {
+  Block& block = blocks_[b];
+  BRAID_CHECK(block.holders > 0);
+  if (block.published || !by_hash_.emplace(hash, b).second) return;
+  block.published = true;
+  block.hash = hash;
+  std::copy_n(tokens, kBlockTokens, &tokens_[int64_t{b} * kBlockTokens]);
+}
+
+void BlockPool::forget_unheld() {
+  const auto kept_and_unheld = [](const Block& b) { return b.holders == 0 && b.kept(); };
+  while (std::any_of(blocks_.begin(), blocks_.end(), kept_and_unheld))
+    BRAID_CHECK(asked_to_unmark_ && asked_to_unmark_());
+  for (int32_t b = 0; b < total(); ++b) {
+    Block& block = blocks_[b];
+    if (!block.published || block.holders > 0) continue;
+    by_hash_.erase(block.hash);
+    block.published = false;
+    if (told_of_unused_) told_of_unused_(b);
+  }
+  relink();
+}
+
+// ---- marks ----
+
+int32_t BlockPool::published_block(const PrefixHash& hash) const {
+  const auto it = by_hash_.find(hash);
+  return it == by_hash_.end() ? -1 : it->second;
+}
+
+bool BlockPool::mark(std::span<const PrefixHash> chain) {
+  if (chain.empty()) return false;
+  for (size_t i = chain.size(); i > 0; --i) {
+    const int32_t b = published_block(chain[i - 1]);
+    if (b < 0) return false;
+    if (blocks_[b].kept()) break;  // so are those before it
+  }
+  int32_t after = -1;
+  for (size_t i = chain.size(); i > 0; --i) {
+    const int32_t b = published_block(chain[i - 1]);
+    Block& block = blocks_[b];
+    const bool was_kept = block.kept();
+    ++(after < 0 ? block.marks : block.kept_after);
+    if (after >= 0) blocks_[after].before = b;
+    if (was_kept) break;
+    if (block.holders == 0) unlink(b);
+    block.before = -1;
+    after = b;
+  }
+  return true;
+}
+
+void BlockPool::unmark(const PrefixHash& last) {
+  int32_t b = published_block(last);
+  BRAID_CHECK(b >= 0 && blocks_[b].marks > 0);
+  --blocks_[b].marks;
+  // The last one first: it will be reused before those it hangs on.
+  while (b >= 0 && !blocks_[b].kept()) {
+    if (blocks_[b].holders == 0) link_before(b, sentinel());
+    b = std::exchange(blocks_[b].before, -1);
+    if (b >= 0) --blocks_[b].kept_after;
+  }
+}
+
+int BlockPool::freed_by_unmark(const PrefixHash& last) const {
+  const int32_t b = published_block(last);
+  BRAID_CHECK(b >= 0 && blocks_[b].marks > 0);
+  if (blocks_[b].kept_after > 0) return 0;
+  return blocks_[b].holders == 0 ? 2 : 1;
+}
+
+bool BlockPool::begins_with(const PrefixHash& longer, int32_t levels, const PrefixHash& shorter) const {
+  int32_t b = published_block(longer);
+  for (; levels > 0 && b >= 0; --levels) b = blocks_[b].before;
+  return b >= 0 && blocks_[b].hash == shorter;
+}
+
+const int32_t* BlockPool::tokens_before(const PrefixHash& longer, int32_t levels) const {
+  int32_t b = published_block(longer);
+  for (; levels > 1 && b >= 0; --levels) b = blocks_[b].before;
+  BRAID_CHECK(b >= 0);
+  return tokens_of(b);
+}
+
+void BlockPool::relink() {
+  std::vector<int32_t> order;
+  std::vector<int32_t> findable;
+  for (int32_t b = blocks_[sentinel()].next; b != sentinel(); b = blocks_[b].next)
+    (blocks_[b].published ? findable : order).push_back(b);
+  std::sort(order.begin(), order.end());
+  order.insert(order.end(), findable.begin(), findable.end());
+  relink_in(order);
+}
+
+void BlockPool::shuffle_free(const std::function<uint64_t()>& random) {
+  std::vector<int32_t> order;
+  for (int32_t b = blocks_[sentinel()].next; b != sentinel(); b = blocks_[b].next) order.push_back(b);
+  for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random() % i]);
+  relink_in(order);
+}
+
+void BlockPool::check(std::span<const BlockTable* const> tables, std::span<const PrefixHash> marked) const {
+  std::vector<int32_t> entries(blocks_.size(), 0);
+  for (const BlockTable* table : tables)
+    for (const int32_t b : *table) {
+      BRAID_CHECK(b >= 0 && b < total());
+      ++entries[b];
+    }
+  std::vector<int32_t> marks(blocks_.size(), 0);
+  for (const PrefixHash& hash : marked) {
+    const int32_t b = published_block(hash);
+    BRAID_CHECK(b >= 0);
+    ++marks[b];
+  }
+  std::vector<int32_t> kept_after(blocks_.size(), 0);
+  int32_t held = 0;
+  int32_t kept_unheld = 0;
+  size_t published = 0;
+  for (int32_t b = 0; b < total(); ++b) {
+    const Block& block = blocks_[b];
+    BRAID_CHECK(block.holders == entries[b] && block.marks == marks[b]);
+    if (entries[b] > 0) ++held;
+    if (block.kept()) {
+      BRAID_CHECK(block.published);
+      if (block.holders == 0) ++kept_unheld;
+      if (block.before >= 0) ++kept_after[block.before];
+    }
+    if (!block.published) continue;
+    ++published;
+    BRAID_CHECK(published_block(block.hash) == b);
+  }
+  for (int32_t b = 0; b < total(); ++b) BRAID_CHECK(blocks_[b].kept_after == kept_after[b]);
+  BRAID_CHECK(published == by_hash_.size());
+  BRAID_CHECK(held + free_ == total());
+  int32_t linked = 0;
+  for (int32_t b = blocks_[sentinel()].next; b != sentinel(); b = blocks_[b].next) {
+    BRAID_CHECK(blocks_[b].holders == 0 && !blocks_[b].kept() && blocks_[blocks_[b].next].previous == b);
+    BRAID_CHECK(++linked <= total());
+  }
+  BRAID_CHECK(linked + kept_unheld == free_);
+}
+
+}  // namespace braid

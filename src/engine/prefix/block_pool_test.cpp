@@ -1,0 +1,100 @@
+// block_pool_test.cpp -- random programs on the block pool and the slot pool, the books balanced after each
+// action.
+#include "engine/prefix/block_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "engine/prefix/state_slots.h"
+
+namespace braid {
+namespace {
+
+TEST(BlockPool, RandomProgramsBalance) {
+  std::mt19937 random(11);
+  BlockPool pool(40);
+  std::vector<BlockTable> tables(8);
+  std::vector<int64_t> tokens(8, 0);
+  std::vector<const BlockTable*> all;
+  for (const BlockTable& t : tables) all.push_back(&t);
+  int refused = 0;
+  for (int step = 0; step < 20000; ++step) {
+    const size_t i = random() % tables.size();
+    switch (random() % 4) {
+      case 0: {
+        const int64_t wanted = tokens[i] + static_cast<int64_t>(random() % 300);
+        const BlockTable before = tables[i];
+        const int32_t free_before = pool.free();
+        if (pool.grow(tables[i], wanted)) {
+          tokens[i] = wanted;
+          ASSERT_EQ(static_cast<int64_t>(tables[i].size()),
+                    std::max<int64_t>(blocks_for(wanted), before.size()));
+        } else {
+          ++refused;
+          ASSERT_EQ(tables[i], before);
+          ASSERT_EQ(pool.free(), free_before);
+        }
+        break;
+      }
+      case 1:
+        tokens[i] = static_cast<int64_t>(random() % static_cast<uint64_t>(tokens[i] + 1));
+        pool.truncate(tables[i], tokens[i]);
+        break;
+      case 2:
+        pool.release(tables[i]);
+        tokens[i] = 0;
+        break;
+      default: {
+        const size_t j = random() % tables.size();
+        if (i == j || !tables[j].empty()) break;
+        const auto shared = static_cast<int32_t>(tables[i].size() == 0 ? 0 : random() % tables[i].size());
+        for (int32_t k = 0; k < shared; ++k) pool.share(tables[i][k], tables[j]);
+        tokens[j] = int64_t{shared} * kBlockTokens;
+        break;
+      }
+    }
+    pool.check(all);
+  }
+  EXPECT_GT(refused, 0);
+  for (BlockTable& t : tables) pool.release(t);
+  pool.check(all);
+  EXPECT_EQ(pool.free(), pool.total());
+}
+
+TEST(BlockPool, ASharedBlockLivesUntilItsLastHolderLeaves) {
+  BlockPool pool(4);
+  BlockTable a, b;
+  ASSERT_TRUE(pool.grow(a, 64));
+  pool.share(a[0], b);
+  EXPECT_EQ(pool.holders(a[0]), 2);
+  const int32_t first = a[0];
+  pool.release(a);
+  EXPECT_EQ(pool.holders(first), 1);
+  EXPECT_EQ(pool.free(), 3);
+  pool.release(b);
+  EXPECT_EQ(pool.free(), 4);
+}
+
+TEST(BlockPoolDeathTest, BooksThatDoNotBalanceStopTheProgram) {
+  BlockPool pool(4);
+  BlockTable a;
+  ASSERT_TRUE(pool.grow(a, 32));
+  const BlockTable forged = {a[0], a[0]};
+  const BlockTable* tables[] = {&forged};
+  EXPECT_DEATH(pool.check(tables), "broken promise");
+}
+
+TEST(SlotPool, EachSlotIsHeldOnce) {
+  SlotPool pool(3);
+  const int32_t a = pool.take(), b = pool.take(), c = pool.take();
+  EXPECT_EQ(pool.take(), -1);
+  const int32_t held[] = {a, b, c};
+  pool.check(held);
+  pool.give_back(b);
+  EXPECT_EQ(pool.take(), b);
+  pool.check(held);
+}
+
+}  // namespace
+}  // namespace braid

@@ -1,0 +1,154 @@
+// sequence_cache.cpp -- see sequence_cache.h. Each kind of memory is one stretch, cut into layers.
+#include "engine/prefix/sequence_cache.h"
+
+#include <algorithm>
+#include <initializer_list>
+
+#include "base/checked.h"
+
+namespace braid {
+namespace {
+
+KvShape kv_shape(const ModelConfig& config, const CacheSizes& sizes) {
+  return {config.kv_heads, config.head_dim, sizes.k_format, sizes.v_format};
+}
+
+// Sizes of a hostile file times a large option may not fit 64 bits: then far more than any memory.
+uint64_t product(std::initializer_list<uint64_t> factors) {
+  constexpr uint64_t kTooMuch = UINT64_MAX / 16;
+  uint64_t out = 1;
+  for (const uint64_t f : factors) out = checked_mul(out, f).value_or(kTooMuch);
+  return std::min(out, kTooMuch);
+}
+
+}  // namespace
+
+uint64_t CacheSizes::kv_bytes(const ModelConfig& config) const {
+  const KvShape shape = kv_shape(config, *this);
+  const auto block_bytes = static_cast<uint64_t>(shape.k_block_bytes() + shape.v_block_bytes());
+  return block_bytes * static_cast<uint64_t>(blocks) *
+         static_cast<uint64_t>(config.count(LayerKind::attention));
+}
+
+uint64_t CacheSizes::slot_bytes(const ModelConfig& config) const {
+  return product({static_cast<uint64_t>(config.state_bytes()), static_cast<uint64_t>(slots)});
+}
+
+uint64_t CacheSizes::journal_bytes(const ModelConfig& config) const {
+  return product({static_cast<uint64_t>(DeltaJournal::elements_per_row(config.delta)), sizeof(float),
+                  static_cast<uint64_t>(journal_rows),
+                  static_cast<uint64_t>(config.count(LayerKind::delta))});
+}
+
+Status SequenceCache::allocate(Device& device, const ModelConfig& config, const CacheSizes& sizes) {
+  device_ = &device;
+  BRAID_ASSIGN(kv_memory_, device.allocate(sizes.kv_bytes(config), "KV blocks"));
+  BRAID_ASSIGN(slot_memory_, device.allocate(sizes.slot_bytes(config), "state slots"));
+  if (sizes.journal_rows > 0) {
+    BRAID_ASSIGN(journal_memory_, device.allocate(sizes.journal_bytes(config), "journals"));
+  }
+
+  const KvShape shape = kv_shape(config, sizes);
+  auto* kv = static_cast<std::byte*>(kv_memory_.data());
+  for (int32_t i = 0; i < config.count(LayerKind::attention); ++i) {
+    KvLayer layer{shape, sizes.blocks, kv, kv + sizes.blocks * shape.k_block_bytes()};
+    kv += sizes.blocks * (shape.k_block_bytes() + shape.v_block_bytes());
+    kv_.push_back(layer);
+  }
+  const DeltaShape& d = config.delta;
+  auto* slots = static_cast<float*>(slot_memory_.data());
+  auto* journal = static_cast<float*>(journal_memory_.data());
+  for (int32_t i = 0; i < config.count(LayerKind::delta); ++i) {
+    delta_.push_back({d, sizes.slots, device.state_tile_columns(d), slots});
+    slots += sizes.slots * d.slot_elements();
+    if (sizes.journal_rows == 0) continue;
+    DeltaJournal j;
+    j.rows = sizes.journal_rows;
+    j.k = journal;
+    j.d = j.k + j.rows * d.key_width();
+    j.g = j.d + j.rows * d.value_width();
+    j.conv_in = j.g + j.rows * d.value_heads;
+    journal = j.conv_in + j.rows * d.channels();
+    journals_.push_back(j);
+  }
+  return {};
+}
+
+size_t SequenceCache::state_bytes() const {
+  size_t bytes = 0;
+  for (const DeltaLayer& layer : delta_)
+    bytes += static_cast<size_t>(layer.shape.slot_elements()) * sizeof(float);
+  return bytes;
+}
+
+size_t SequenceCache::block_bytes() const {
+  size_t bytes = 0;
+  for (const KvLayer& kv : kv_)
+    bytes += static_cast<size_t>(kv.shape.k_block_bytes() + kv.shape.v_block_bytes());
+  return bytes;
+}
+
+void SequenceCache::save_state(int32_t slot, std::byte* image) {
+  for (const DeltaLayer& layer : delta_) {
+    const size_t bytes = static_cast<size_t>(layer.shape.slot_elements()) * sizeof(float);
+    device_->to_host(image, layer.slot(slot), bytes);
+    image += bytes;
+  }
+}
+
+void SequenceCache::load_state(int32_t slot, const std::byte* image) {
+  for (const DeltaLayer& layer : delta_) {
+    const size_t bytes = static_cast<size_t>(layer.shape.slot_elements()) * sizeof(float);
+    device_->to_device(layer.slot(slot), image, bytes);
+    image += bytes;
+  }
+}
+
+void SequenceCache::save_block(int32_t block, std::byte* image) {
+  for (const KvLayer& kv : kv_) {
+    device_->to_host(image, kv.k_row(block, 0, 0), static_cast<size_t>(kv.shape.k_block_bytes()));
+    image += kv.shape.k_block_bytes();
+    device_->to_host(image, kv.v_row(block, 0, 0), static_cast<size_t>(kv.shape.v_block_bytes()));
+    image += kv.shape.v_block_bytes();
+  }
+}
+
+void SequenceCache::load_block(int32_t block, const std::byte* image) {
+  for (const KvLayer& kv : kv_) {
+    device_->to_device(kv.k_row(block, 0, 0), image, static_cast<size_t>(kv.shape.k_block_bytes()));
+    image += kv.shape.k_block_bytes();
+    device_->to_device(kv.v_row(block, 0, 0), image, static_cast<size_t>(kv.shape.v_block_bytes()));
+    image += kv.shape.v_block_bytes();
+  }
+}
+
+void SequenceCache::copy_state(int32_t dst_slot, int32_t src_slot) {
+  for (const DeltaLayer& layer : delta_) device_->ops().state_copy(layer, dst_slot, src_slot);
+}
+
+void SequenceCache::copy_block(int32_t dst_block, int32_t src_block) {
+  for (const KvLayer& kv : kv_) device_->ops().block_copy(kv, dst_block, src_block);
+}
+
+void SequenceCache::clear_blocks(std::span<const int32_t> blocks) {
+  const std::vector<std::byte> zeros(block_bytes());
+  for (const int32_t block : blocks) load_block(block, zeros.data());
+  device_->synchronize();  // the zeros go
+}
+
+// Large but finite in every format: cells that a row may not see are read by vectors and weighted with zero.
+constexpr std::byte kPoison{0x5b};
+
+void SequenceCache::poison_block(int32_t block) {
+  const std::vector<std::byte> image(block_bytes(), kPoison);
+  load_block(block, image.data());
+  device_->synchronize();
+}
+
+void SequenceCache::poison_slot(int32_t slot) {
+  const std::vector<std::byte> image(state_bytes(), kPoison);
+  load_state(slot, image.data());
+  device_->synchronize();
+}
+
+}  // namespace braid

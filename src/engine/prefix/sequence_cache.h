@@ -1,0 +1,84 @@
+// sequence_cache.h -- the bytes of all sequences on a device: KV pools, state slots, and the journals of uncertain
+// rows; and their copies in host memory.
+//
+// Taken once at start. Who holds which block or slot is bookkeeping of block_pool.h and state_slots.h; which copies
+// are worth keeping, of checkpoints.h.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "base/result.h"
+#include "model/model.h"
+#include "ops/device.h"
+
+namespace braid {
+
+struct CacheSizes {
+  int32_t blocks = 0;        // of kBlockTokens cells, in every attention layer
+  int32_t slots = 0;         // recurrent states
+  int32_t journal_rows = 0;  // largest batch with uncertain rows; 0: no speculation
+  KvFormat k_format = KvFormat::f16;
+  KvFormat v_format = KvFormat::f16;
+
+  uint64_t kv_bytes(const ModelConfig& config) const;
+  uint64_t slot_bytes(const ModelConfig& config) const;
+  uint64_t journal_bytes(const ModelConfig& config) const;
+};
+
+// What the bookkeeping needs done to the bytes. Copies are queued behind the steps before them and ahead of
+// those after them (device.h); an image that was saved may be read by the host after Device::synchronize().
+// The bookkeeping is tested with one that only remembers what was copied where.
+class CacheBytes {
+ public:
+  virtual ~CacheBytes() = default;
+  virtual size_t state_bytes() const = 0;  // of the image of one slot, all layers; 0 without delta layers
+  virtual size_t block_bytes() const = 0;  // of the image of one block, all layers
+  virtual void save_state(int32_t slot, std::byte* image) = 0;
+  virtual void load_state(int32_t slot, const std::byte* image) = 0;
+  virtual void save_block(int32_t block, std::byte* image) = 0;
+  virtual void load_block(int32_t block, const std::byte* image) = 0;
+  virtual void copy_state(int32_t dst_slot, int32_t src_slot) = 0;
+  virtual void copy_block(int32_t dst_block, int32_t src_block) = 0;
+  // Zeros in all their cells.
+  virtual void clear_blocks(std::span<const int32_t> blocks) = 0;
+  // Waits for all that was queued.
+  virtual void synchronize() {}
+};
+
+class SequenceCache final : public CacheBytes {
+ public:
+  // Errors: exhausted.
+  Status allocate(Device& device, const ModelConfig& config, const CacheSizes& sizes);
+
+  SequenceMemory memory() { return {kv_, delta_, journals_}; }
+  uint64_t kv_bytes() const { return kv_memory_.size_bytes(); }
+  uint64_t slot_bytes() const { return slot_memory_.size_bytes(); }
+  uint64_t journal_bytes() const { return journal_memory_.size_bytes(); }
+
+  size_t state_bytes() const override;
+  size_t block_bytes() const override;
+  void save_state(int32_t slot, std::byte* image) override;
+  void load_state(int32_t slot, const std::byte* image) override;
+  void save_block(int32_t block, std::byte* image) override;
+  void load_block(int32_t block, const std::byte* image) override;
+  void copy_state(int32_t dst_slot, int32_t src_slot) override;
+  void copy_block(int32_t dst_block, int32_t src_block) override;
+  void clear_blocks(std::span<const int32_t> blocks) override;
+  void synchronize() override { device_->synchronize(); }
+
+  // Fills a block or slot that nobody may read with values that spoil any sum they enter (tests).
+  void poison_block(int32_t block);
+  void poison_slot(int32_t slot);
+
+ private:
+  Device* device_ = nullptr;
+  std::vector<KvLayer> kv_;
+  std::vector<DeltaLayer> delta_;
+  std::vector<DeltaJournal> journals_;
+  Buffer kv_memory_;
+  Buffer slot_memory_;
+  Buffer journal_memory_;
+};
+
+}  // namespace braid

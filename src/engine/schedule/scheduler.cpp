@@ -1,0 +1,353 @@
+// scheduler.cpp -- the step's plan: who runs, how far, and what happens after. Entering, prefixes and making
+// room are in scheduler_admit.cpp.
+#include "engine/schedule/scheduler.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "engine/disk/disk.h"
+
+namespace braid {
+namespace {
+
+// Nobody runs and a prefix is being read: so long until the caller may look for news of its own.
+constexpr std::chrono::milliseconds kDiskPatience(5);
+
+}  // namespace
+
+Scheduler::Scheduler(const SchedulerLimits& limits, int32_t blocks, int32_t slots, CacheBytes& bytes,
+                     const HostImages& host)
+    : limits_(limits),
+      bytes_(bytes),
+      blocks_(blocks),
+      slots_(slots),
+      checkpoints_(host.checkpoints, host.checkpoint_count, bytes.state_bytes() + bytes.block_bytes()),
+      swap_images_(host.swap_count),
+      swap_memory_(host.swap),
+      pacer_(limits.gap_limit) {
+  checkpoints_.on_gone([this](const PrefixHash& prefix) { blocks_.unmark(prefix); });
+  blocks_.on_shortage([this] {
+    // Rather one whose blocks are free at once; none that a longer one needs too, for it would free nothing.
+    const bool evicted = checkpoints_.evict_for_blocks([this](const PrefixHash& p) {
+      const int freed = blocks_.freed_by_unmark(p);
+      return freed == 0 ? -1 : 2 - freed;
+    });
+    if (evicted) return true;
+    if (!load_mark_) return false;
+    mark_load({});
+    return true;
+  });
+}
+
+int32_t Scheduler::most_tokens() const {
+  const int64_t all = int64_t{blocks_.total()} * kBlockTokens - limits_.max_drafts;
+  return static_cast<int32_t>(std::clamp<int64_t>(all, 0, limits_.context_tokens));
+}
+
+Sequence* Scheduler::find(RequestId id) {
+  for (const auto& s : running_)
+    if (s->id == id) return s.get();
+  for (const auto& s : waiting_)
+    if (s->id == id) return s.get();
+  return nullptr;
+}
+
+void Scheduler::cancel_all() {
+  for (const auto& s : running_) s->cancelled = true;
+  for (const auto& s : waiting_) s->cancelled = true;
+}
+
+bool Scheduler::add_item(Plan& plan, Sequence& s, int32_t certain) {
+  if (!make_room(s, s.held + certain, plan)) return false;
+  PlanItem item;
+  item.sequence = &s;
+  item.certain = certain;
+  item.wants_next = certain == s.pending() && s.request.max_tokens != 0;
+  plan.items.push_back(std::move(item));
+  return true;
+}
+
+Plan Scheduler::plan(Clock::time_point now) {
+  if (disk_ != nullptr) promote_from_disk();
+  admit(now);
+  Plan plan;
+  // By index and in order: making room pushes out sequences behind the one that needs it.
+  for (size_t i = 0; i < running_.size(); ++i) {
+    Sequence& s = *running_[i];
+    if (!s.decoding()) continue;
+    if (add_item(plan, s, 1)) {
+      ++plan.decoding;
+    } else {
+      preempt(s);  // nobody behind it is left
+      --i;
+    }
+  }
+  int32_t budget = std::max(limits_.ubatch_tokens, limits_.step_tokens - plan.decoding);
+  if (plan.decoding > 0 && pacer_.limits()) budget = 0;  // in pieces
+  for (size_t i = 0; i < running_.size() && budget > 0; ++i) {
+    Sequence& s = *running_[i];
+    if (!s.decoding() && s.under_way == 0) budget -= add_chunk(plan, s, budget);
+  }
+  if (plan.items.empty() && disk_ != nullptr && !pieces_under_way()) disk_->wait_for_news(kDiskPatience);
+  return plan;
+}
+
+// Takes up to `budget` of its prompt's tokens into the plan; says how many.
+int32_t Scheduler::add_chunk(Plan& plan, Sequence& s, int32_t budget) {
+  int32_t certain = chunk(s, budget);
+  if (certain == 0) return 0;
+  if (!add_item(plan, s, certain)) {
+    // What fits without the others; they will make room when they end.
+    const auto cells =
+        static_cast<int32_t>(s.blocks.size() + static_cast<size_t>(blocks_.free())) * kBlockTokens;
+    certain = chunk(s, std::min(certain, cells - s.held));
+    if (certain <= 0 || !add_item(plan, s, certain)) return 0;
+  }
+  plan.prompt_tokens += certain;
+  return certain;
+}
+
+bool Scheduler::pieces_under_way() const {
+  return std::any_of(running_.begin(), running_.end(), [](const auto& s) { return s->under_way > 0; });
+}
+
+Plan Scheduler::plan_pieces(int32_t most) {
+  BRAID_CHECK(!pieces_under_way());
+  Plan plan;
+  for (size_t i = 0; i < running_.size() && plan.items.empty(); ++i) {
+    Sequence& s = *running_[i];
+    if (!s.decoding()) s.under_way = add_chunk(plan, s, most);
+  }
+  return plan;
+}
+
+// Prompt tokens of `s` for a step that has room for `budget`. Never one alone, and never so that one alone is
+// left: devices run one row by another form than many (ops/cpu/attention/attention.cpp), and a prompt's bytes shall not
+// depend on how it was cut. Waits for a better step (0) rather than break that, except where steps are too
+// small anyway.
+int32_t Scheduler::chunk(const Sequence& s, int32_t budget) const {
+  const int32_t pending = s.pending();
+  int32_t certain = std::min(pending, budget);
+  if (const int32_t due = next_checkpoint(s, s.held + 2); due > 0 && pending - (due - s.held) >= 2)
+    certain = std::min(certain, due - s.held);
+  if (certain == pending) return certain;
+  if (pending - certain == 1) --certain;
+  return certain >= 2 || limits_.ubatch_tokens < 3 ? std::max(certain, std::min(budget, 1)) : 0;
+}
+
+// ---- after the step ----
+
+void Scheduler::committed(Sequence& s) {
+  if (disk_ != nullptr) disk_->step_synchronized();
+  s.under_way = 0;
+  s.extend_hashes();
+  if (limits_.prefix_cache && s.request.use_cache) {
+    for (; s.published < s.held / kBlockTokens; ++s.published)
+      blocks_.publish(s.blocks[s.published], s.hashes[s.published],
+                      &s.tokens[int64_t{s.published} * kBlockTokens]);
+  }
+  ResumeKind kind = ResumeKind::interval;
+  if (s.held > 0 && next_checkpoint(s, s.held, &kind) == s.held)
+    if (take_checkpoint(s, kind) >= 0) store_on_disk(s);
+  std::erase_if(s.checkpoints, [&](const ResumePoint& p) { return p.position <= s.held; });
+}
+
+// A request's state and blocks may be found by others.
+bool Scheduler::keeps_checkpoints(const Sequence& s) const {
+  return limits_.prefix_cache && limits_.recurrent && s.request.use_cache;
+}
+
+// The first position from `from` on where a checkpoint is due, and its kind; 0: none.
+int32_t Scheduler::next_checkpoint(const Sequence& s, int32_t from, ResumeKind* kind) const {
+  if (!keeps_checkpoints(s)) return 0;
+  if (s.generated() == 0) {
+    const auto at = std::find_if(s.checkpoints.begin(), s.checkpoints.end(),
+                                 [&](const ResumePoint& p) { return p.position >= from; });
+    if (at == s.checkpoints.end()) return 0;
+    if (kind != nullptr) *kind = at->kind;
+    return at->position;
+  }
+  const int32_t every = limits_.checkpoint_interval;
+  if (every == 0) return 0;
+  const int64_t due = std::max<int64_t>(1, (int64_t{from} + every - 1) / every) * every;
+  return due < static_cast<int64_t>(s.tokens.size()) ? static_cast<int32_t>(due) : 0;
+}
+
+// ---- checkpoints ----
+
+// The longest checkpoint of the prefix that is shorter than `position`; -1: none.
+int32_t Scheduler::checkpoint_below(const PrefixKey& key, int32_t position) const {
+  for (int32_t depth = (position - 1) / kBlockTokens; depth >= 0 && position > 0; --depth) {
+    const int32_t at = depth * kBlockTokens;
+    const auto more = static_cast<size_t>(std::min(position - 1 - at, kBlockTokens - 1));
+    const int32_t id =
+        checkpoints_.find(key.prefix(depth), key.tokens.subspan(static_cast<size_t>(at), more));
+    if (id >= 0) return id;
+  }
+  return -1;
+}
+
+// An image to be filled for the prefix of `point`, findable from now on, with its place among its neighbours;
+// -1: there is no memory, or its blocks are not all published.
+int32_t Scheduler::put_checkpoint(const PrefixKey& key, ResumePoint point) {
+  const int32_t full = point.position / kBlockTokens;
+  const auto tail = key.tokens.subspan(static_cast<size_t>(full) * kBlockTokens,
+                                       static_cast<size_t>(point.position % kBlockTokens));
+  if (full > 0 && !blocks_.mark(key.hashes.first(static_cast<size_t>(full)))) return -1;
+  const int32_t id = checkpoints_.take();
+  if (id < 0) {
+    if (full > 0) blocks_.unmark(key.prefix(full));
+    return -1;
+  }
+  const int32_t below = checkpoint_below(key, point.position);
+  checkpoints_.put(id, key.prefix(full), tail, point, below);
+  // Longer ones that begin with it save less now. (What one shorter than a block saves is nothing.)
+  for (int32_t other = 0; full > 0 && other < checkpoints_.capacity(); ++other) {
+    if (other == id || !checkpoints_.findable(other) || checkpoints_.below(other) != below) continue;
+    if (checkpoints_.position(other) <= point.position) continue;
+    const PrefixHash& longer = checkpoints_.prefix(other);
+    const int32_t levels = checkpoints_.position(other) / kBlockTokens - full;
+    if (!blocks_.begins_with(longer, levels, key.prefix(full))) continue;
+    const int32_t* next =
+        levels == 0 ? checkpoints_.tail(other).data() : blocks_.tokens_before(longer, levels);
+    if (std::equal(tail.begin(), tail.end(), next)) checkpoints_.set_below(other, id);
+  }
+  return id;
+}
+
+// Publishes all full blocks of a prefix whose beginning others may have published and lost again.
+bool Scheduler::make_findable(Sequence& s) {
+  for (int32_t i = 0; i < s.held / kBlockTokens; ++i) {
+    const int32_t* tokens = &s.tokens[int64_t{i} * kBlockTokens];
+    blocks_.publish(s.blocks[i], s.hashes[i], tokens);
+    if (blocks_.find(s.hashes[i], tokens) < 0) return false;
+  }
+  return true;
+}
+
+// Where `s` stands; -1: not to be had.
+int32_t Scheduler::take_checkpoint(Sequence& s, ResumeKind kind) {
+  const int32_t full = s.held / kBlockTokens;
+  const std::span<const int32_t> tail(s.tokens.data() + int64_t{full} * kBlockTokens,
+                                      static_cast<size_t>(s.held % kBlockTokens));
+  int32_t id = checkpoints_.find_exact(s.prefix(full), tail);
+  if (id >= 0) {
+    checkpoints_.touch(id, kind);
+    return id;
+  }
+  if (!make_findable(s)) return -1;
+  id = put_checkpoint({s.seed, s.hashes, s.tokens}, {s.held, kind});
+  if (id < 0) return -1;
+  bytes_.save_state(s.slot, checkpoints_.image(id));
+  if (!tail.empty()) bytes_.save_block(s.blocks[full], checkpoints_.image(id) + bytes_.state_bytes());
+  ++stats_.checkpoints;
+  return id;
+}
+
+// What a sequence without cache goes on from after it had to make room: nobody else can find it.
+void Scheduler::take_own_copy(Sequence& s) {
+  const int32_t id = checkpoints_.take();
+  if (id < 0) return;
+  bytes_.save_state(s.slot, checkpoints_.image(id));
+  if (s.held % kBlockTokens != 0)
+    bytes_.save_block(s.blocks[s.held / kBlockTokens], checkpoints_.image(id) + bytes_.state_bytes());
+  checkpoints_.put_unfindable(id);
+  s.resume_checkpoint = id;
+}
+
+std::unique_ptr<Sequence> Scheduler::take_running(const Sequence* sequence) {
+  const auto it =
+      std::find_if(running_.begin(), running_.end(), [&](const auto& s) { return s.get() == sequence; });
+  BRAID_CHECK(it != running_.end());
+  std::unique_ptr<Sequence> out = std::move(*it);
+  running_.erase(it);
+  return out;
+}
+
+std::unique_ptr<Sequence> Scheduler::remove(Sequence* sequence, bool keep) {
+  std::unique_ptr<Sequence> out = take_running(sequence);
+  keep = keep && out->under_way == 0;
+  clear_under_way(*out);
+  // The end of an answer is where the next turn of a conversation goes on.
+  if (keep && keeps_checkpoints(*out) && out->held >= limits_.checkpoint_spacing &&
+      take_checkpoint(*out, ResumeKind::turn) >= 0)
+    store_on_disk(*out);
+  blocks_.release(out->blocks);
+  slots_.give_back(out->slot);
+  out->slot = -1;
+  if (running_.empty()) blocks_.relink();
+  return out;
+}
+
+// Cells that nobody has judged. Whoever gets their blocks reads the whole of them, most cells with a weight
+// of zero, and zero times what is no number is none.
+void Scheduler::clear_under_way(Sequence& s) {
+  if (std::exchange(s.under_way, 0) == 0) return;
+  const std::span<const int32_t> table(s.blocks);
+  const auto written = table.subspan(static_cast<size_t>(s.held) / kBlockTokens);
+  for (const int32_t block : written) BRAID_CHECK(blocks_.holders(block) == 1);
+  bytes_.clear_blocks(written);
+}
+
+std::vector<std::unique_ptr<Sequence>> Scheduler::remove_all() {
+  std::vector<std::unique_ptr<Sequence>> out;
+  for (const auto& s : running_) s->under_way = 0;
+  while (!running_.empty()) out.push_back(remove(running_.back().get(), false));
+  for (auto& s : waiting_) {
+    forget_copies(*s);
+    out.push_back(std::move(s));
+  }
+  waiting_.clear();
+  return out;
+}
+
+std::vector<std::unique_ptr<Sequence>> Scheduler::remove_cancelled() {
+  std::vector<std::unique_ptr<Sequence>> out;
+  for (size_t i = 0; i < running_.size();) {
+    if (running_[i]->cancelled) {
+      out.push_back(remove(running_[i].get(), true));
+    } else {
+      ++i;
+    }
+  }
+  for (auto& s : waiting_) {
+    if (!s->cancelled) continue;
+    forget_copies(*s);
+    out.push_back(std::move(s));
+  }
+  std::erase(waiting_, nullptr);
+  return out;
+}
+
+void Scheduler::check() const {
+  std::vector<const BlockTable*> tables;
+  std::vector<int32_t> slots;
+  std::vector<int32_t> swapped;
+  for (const auto& s : running_) {
+    tables.push_back(&s->blocks);
+    slots.push_back(s->slot);
+    BRAID_CHECK(s->held < static_cast<int32_t>(s->tokens.size()));
+    BRAID_CHECK(static_cast<int64_t>(s->blocks.size()) == blocks_for(s->held + s->under_way));
+    BRAID_CHECK(s->published <= s->held / kBlockTokens);
+    BRAID_CHECK(s->swapped.empty() && s->resume_checkpoint < 0);
+    // What will be written next is nobody else's, or will be copied first (make_room).
+    for (size_t b = static_cast<size_t>(s->held) / kBlockTokens + 1; b < s->blocks.size(); ++b)
+      BRAID_CHECK(blocks_.holders(s->blocks[b]) == 1);
+  }
+  for (const auto& s : waiting_) {
+    BRAID_CHECK(s->blocks.empty() && s->slot < 0 && s->under_way == 0);
+    swapped.insert(swapped.end(), s->swapped.begin(), s->swapped.end());
+  }
+  std::vector<PrefixHash> marked;
+  for (int32_t id = 0; id < checkpoints_.capacity(); ++id)
+    if (checkpoints_.findable(id) && checkpoints_.position(id) >= kBlockTokens)
+      marked.push_back(checkpoints_.prefix(id));
+  if (load_mark_) marked.push_back(*load_mark_);
+  blocks_.check(tables, marked);
+  slots_.check(slots);
+  swap_images_.check(swapped);
+  checkpoints_.check();
+}
+
+}  // namespace braid

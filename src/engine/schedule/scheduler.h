@@ -1,0 +1,202 @@
+// scheduler.h -- which sequences run, how far each goes in the next step, and what memory they get for it.
+//
+// A step carries every decoding sequence (one certain token each), then prompts in order of priority and
+// arrival, in chunks, as long as the step's budget of prompt tokens lasts:
+//   budget  max(ubatch_tokens, step_tokens - decoding)
+//   chunk   ends at the next position where a checkpoint is due (few positions of a prompt:
+//   plan_checkpoints())
+// With a gap limit, prompts do not share steps with those who decode: plan_pieces() hands out one chunk after
+// the other, which the engine runs in pieces between the decoding steps (pacer.h).
+//
+// Blocks are given as sequences grow. A sequence enters when a slot is free and its tokens' blocks are too,
+// beside what the prompts of those who run still need and one block to spare for each of them. When they run
+// out all the same, the youngest sequence of the lowest priority makes room: its state and perhaps its blocks
+// are copied to the host, it waits in its old place, and goes on later with the same tokens as if nothing had
+// been.
+//
+// A prompt that begins like one that is being computed waits for it (and has a checkpoint set where they
+// part): prefixes are computed once. A prompt equal to one that has just been computed is forked from it.
+// One that parts from a known prompt where there is no checkpoint leaves one there for the next.
+//
+// A request without cache takes nothing from others and leaves nothing that can be found; when it has to make
+// room, what it keeps of itself are copies.
+//
+// A prompt whose prefix is on disk (disk.h) waits while it is read into the cache, and then finds it there.
+//
+// Nobody overtakes except past those who wait for a prefix: the first who finds no room stops the others.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "engine/prefix/block_pool.h"
+#include "engine/prefix/checkpoints.h"
+#include "engine/prefix/sequence_cache.h"
+#include "engine/prefix/state_slots.h"
+#include "engine/schedule/pacer.h"
+#include "engine/schedule/sequence.h"
+
+namespace braid {
+
+enum class Preemption : uint8_t { cheaper, recompute, swap };
+
+struct SchedulerLimits {
+  int32_t context_tokens = 0;   // positions one sequence may reach
+  int32_t ubatch_tokens = 512;  // prompt tokens a step may always carry
+  int32_t step_tokens = 0;      // all tokens of a step; 0: ubatch_tokens
+  int32_t max_drafts = 0;       // uncertain tokens of one sequence in one step
+  double gap_limit = 3.95;      // longest time between two steps of those who decode, in steps; 0: any
+  bool prefix_cache = true;
+  bool recurrent = true;            // the model has state: a prefix is resumed at checkpoints only
+  int32_t checkpoint_interval = 0;  // a checkpoint every so many tokens; 0: none on the way
+  int32_t checkpoint_spacing = 64;  // checkpoints of one prompt are at least so far apart
+  Preemption preemption = Preemption::cheaper;
+};
+
+struct SchedulerStats {
+  uint64_t preempted = 0;
+  uint64_t swapped = 0;  // of them, with their blocks copied
+  uint64_t forked = 0;
+  uint64_t checkpoints = 0;  // taken
+  uint64_t resumed = 0;      // sequences that began at a checkpoint
+  uint64_t cached_tokens = 0;
+  uint64_t held_back = 0;  // sequences that waited for another's prefix
+  uint64_t from_disk = 0;  // prefixes that were brought back into memory
+  uint64_t lookups = 0;    // walks along a waiting sequence's prefix
+};
+
+// Host memory of the scheduler, owned by the caller.
+struct HostImages {
+  std::byte* checkpoints = nullptr;  // [checkpoint_count][state_bytes + block_bytes]
+  int32_t checkpoint_count = 0;
+  std::byte* swap = nullptr;  // [swap_count][block_bytes]
+  int32_t swap_count = 0;
+};
+
+class DiskTier;
+struct PrefixKey;
+
+class Scheduler {
+ public:
+  Scheduler(const SchedulerLimits& limits, int32_t blocks, int32_t slots, CacheBytes& bytes,
+            const HostImages& host);
+
+  // Tokens that one sequence can reach: context_tokens, or what all blocks hold.
+  int32_t most_tokens() const;
+
+  // `sequence` needs tokens, request and seed.
+  void enqueue(std::unique_ptr<Sequence> sequence);
+  Sequence* find(RequestId id);
+  bool idle() const { return waiting_.empty() && running_.empty(); }
+
+  // Admits what fits and lays out the next step. Every item's blocks cover its certain rows.
+  Plan plan(Clock::time_point now);
+  // A chunk to be run in pieces while others decode, at most `most` tokens: one item, or none. Until
+  // committed(), or until its `under_way` is 0 for another reason (cancelled, pushed out), it runs.
+  Plan plan_pieces(int32_t most);
+  // Has someone's chunk under way.
+  bool pieces_under_way() const;
+  Pacer& pacer() { return pacer_; }
+
+  // After the step: `s` holds more tokens now. Publishes full blocks, takes the checkpoint that is due.
+  void committed(Sequence& s);
+
+  // Before commit, when the prompt of `s` ends in this step without drafts: waiting sequences with the same
+  // prompt, running now with shared blocks and a copy of the state after the prompt.
+  std::vector<Sequence*> fork(Sequence& s);
+
+  void cancel_all();
+  // Everybody, without a look at the device: it has failed.
+  std::vector<std::unique_ptr<Sequence>> remove_all();
+  // Takes the sequence out, with everything it holds. `keep`: its state is worth a checkpoint. What it has
+  // under way may hold what is no number: those cells are cleared.
+  std::unique_ptr<Sequence> remove(Sequence* sequence, bool keep);
+  // Those marked cancelled, waiting or running, already removed.
+  std::vector<std::unique_ptr<Sequence>> remove_cancelled();
+
+  // Persistent prefixes (disk.h), with their staging set; null: none. It outlives the last call of plan(),
+  // committed() and remove().
+  void set_disk(DiskTier* disk) { disk_ = disk; }
+  // Nobody runs: waits for what is queued on the device, so that the disk gets what was kept last.
+  void all_queued_is_done();
+
+  BlockPool& blocks() { return blocks_; }
+  const BlockPool& blocks() const { return blocks_; }
+  SlotPool& slots() { return slots_; }
+  const SlotPool& slots() const { return slots_; }
+  const CheckpointStore& checkpoints() const { return checkpoints_; }
+  std::span<const std::unique_ptr<Sequence>> running() const { return running_; }
+  std::span<const std::unique_ptr<Sequence>> waiting() const { return waiting_; }
+  const SchedulerStats& stats() const { return stats_; }
+  // Makes room in the table for `tokens` cells without pushing anybody out. False if there is none.
+  bool grow(Sequence& s, int32_t tokens) { return blocks_.grow(s.blocks, tokens); }
+  // Stops the program if pools and sequences do not balance.
+  void check() const;
+
+ private:
+  // What is there of a sequence's beginning.
+  struct Hit {
+    int32_t position = 0;         // it can go on from here
+    int32_t checkpoint = -1;      // whose image is the state at `position`; -1: none is needed
+    int32_t known = 0;            // tokens whose full blocks are here, perhaps more than `position`
+    bool swapped = false;         // the sequence's own copies
+    std::vector<int32_t> blocks;  // full blocks below position; -1: in the sequence's swap images
+  };
+  Hit lookup(const Sequence& s) const;
+  Hit lookup_own(const Sequence& s) const;
+  bool keeps_checkpoints(const Sequence& s) const;
+  bool held_back(Sequence& s, int32_t position);
+  bool still_waits(const Sequence& s) const;
+  int64_t blocks_spoken_for() const;
+  bool fits(const Sequence& s, const Hit& hit) const;
+  void enter(std::unique_ptr<Sequence> sequence, const Hit& hit, Clock::time_point now);
+  void restore(Sequence& s, const Hit& hit);
+  void forget_copies(Sequence& s);
+  void plan_checkpoints(Sequence& s, int32_t known);
+  int32_t add_checkpoint(Sequence& s, int32_t position);
+  int32_t chunk(const Sequence& s, int32_t budget) const;
+  void clear_under_way(Sequence& s);
+  int32_t next_checkpoint(const Sequence& s, int32_t from, ResumeKind* kind = nullptr) const;
+  int32_t put_checkpoint(const PrefixKey& key, ResumePoint point);
+  int32_t checkpoint_below(const PrefixKey& key, int32_t position) const;
+  bool make_findable(Sequence& s);
+  int32_t take_checkpoint(Sequence& s, ResumeKind kind);
+  void take_own_copy(Sequence& s);
+  void admit(Clock::time_point now);
+  bool make_room(Sequence& s, int32_t tokens, const Plan& plan);
+  bool push_out_one(const Sequence& for_whom, const Plan& plan);
+  void preempt(Sequence& victim);
+  void keep_for_later(Sequence& victim);
+  bool swap_out(Sequence& victim);
+  std::unique_ptr<Sequence> take_running(const Sequence* sequence);
+  void insert_waiting(std::unique_ptr<Sequence> sequence);
+  bool add_item(Plan& plan, Sequence& s, int32_t certain);
+  int32_t add_chunk(Plan& plan, Sequence& s, int32_t budget);
+  bool awaits_disk(Sequence& s, const Hit& hit);
+  void store_on_disk(const Sequence& s);
+  void mark_load(std::span<const PrefixHash> chain);
+  void promote_from_disk();
+  void promote_checkpoint();
+
+  SchedulerLimits limits_;
+  CacheBytes& bytes_;
+  BlockPool blocks_;
+  SlotPool slots_;
+  CheckpointStore checkpoints_;
+  SlotPool swap_images_;
+  std::byte* swap_memory_;
+  Pacer pacer_;
+  DiskTier* disk_ = nullptr;
+  SchedulerStats stats_;
+  uint64_t next_order_ = 1;
+  uint64_t loads_ended_ = 0;                        // from the disk
+  std::optional<PrefixHash> load_mark_;             // of what has been read by the load that is under way
+  std::vector<std::unique_ptr<Sequence>> waiting_;  // by priority, then arrival
+  std::vector<std::unique_ptr<Sequence>> running_;  // by priority, then arrival
+};
+
+}  // namespace braid

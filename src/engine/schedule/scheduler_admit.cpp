@@ -1,0 +1,439 @@
+// scheduler_admit.cpp -- entering and making room: what is found of a prefix, who waits for whom, who goes
+// out when blocks run out, and how it comes back. See scheduler.h.
+#include <algorithm>
+
+#include "base/check.h"
+#include "engine/disk/disk.h"
+#include "engine/schedule/scheduler.h"
+
+namespace braid {
+namespace {
+
+// Waiting for another's prefix must save at least so many tokens.
+constexpr int32_t kWorthWaiting = 64;
+// Checkpoints closer to the end of a prompt than this make one at the end itself superfluous.
+constexpr int32_t kNearEnd = 64;
+// A checkpoint so little before another serves as well: few rows cost a step as much as one block of them.
+constexpr int32_t kSamePlace = kBlockTokens;
+
+// Tokens that two sequences begin with, by whole blocks first.
+int32_t common_prefix(const Sequence& a, const Sequence& b) {
+  const size_t most = std::min(a.hashes.size(), b.hashes.size());
+  // Equal at i means equal before i.
+  size_t equal = 0;
+  for (size_t step = most; step > 0; step /= 2)
+    while (equal + step <= most && a.hashes[equal + step - 1] == b.hashes[equal + step - 1]) equal += step;
+  size_t tokens = equal * kBlockTokens;
+  const size_t end = std::min(a.tokens.size(), b.tokens.size());
+  while (tokens < end && a.tokens[tokens] == b.tokens[tokens]) ++tokens;
+  return static_cast<int32_t>(tokens);
+}
+
+// Inside a chunk that is under way nobody stops any more, only at its end.
+int32_t passed(const Sequence& s) { return s.held + std::max(s.under_way - 1, 0); }
+
+bool before(const Sequence& a, const Sequence& b) {
+  return a.request.priority != b.request.priority ? a.request.priority > b.request.priority
+                                                  : a.order < b.order;
+}
+
+void insert_in_order(std::vector<std::unique_ptr<Sequence>>& list, std::unique_ptr<Sequence> s) {
+  const auto at =
+      std::find_if(list.begin(), list.end(), [&](const auto& other) { return before(*s, *other); });
+  list.insert(at, std::move(s));
+}
+
+}  // namespace
+
+void Scheduler::enqueue(std::unique_ptr<Sequence> sequence) {
+  BRAID_CHECK(static_cast<int32_t>(sequence->tokens.size()) <= most_tokens());
+  sequence->order = next_order_++;
+  sequence->extend_hashes();
+  insert_waiting(std::move(sequence));
+}
+
+void Scheduler::insert_waiting(std::unique_ptr<Sequence> s) { insert_in_order(waiting_, std::move(s)); }
+
+// ---- prefixes ----
+
+Scheduler::Hit Scheduler::lookup(const Sequence& s) const {
+  Hit hit;
+  if (!limits_.prefix_cache || !s.request.use_cache || s.request.score) return hit;
+  // The last token is run for its logits, and not alone (chunk()).
+  const auto most = static_cast<int32_t>(s.tokens.size()) - 2;
+  std::vector<int32_t> chain;
+  for (int32_t depth = 0;; ++depth) {
+    const int32_t at = depth * kBlockTokens;
+    if (at > most) break;
+    const std::span<const int32_t> next(s.tokens.data() + at,
+                                        static_cast<size_t>(std::min(most - at, kBlockTokens - 1)));
+    const int32_t id = limits_.recurrent ? checkpoints_.find(s.prefix(depth), next) : -1;
+    if (id >= 0) {
+      hit.position = at + static_cast<int32_t>(checkpoints_.tail(id).size());
+      hit.checkpoint = id;
+      hit.blocks = chain;
+    } else if (!limits_.recurrent && depth > 0) {
+      hit.position = at;
+      hit.blocks = chain;
+    }
+    if (depth >= static_cast<int32_t>(s.hashes.size())) break;
+    const int32_t block = blocks_.find(s.hashes[depth], s.tokens.data() + at);
+    if (block < 0) break;
+    chain.push_back(block);
+    hit.known = at + kBlockTokens;
+  }
+  return hit;
+}
+
+// Where a preempted sequence stood, if all of it is still there or was copied.
+Scheduler::Hit Scheduler::lookup_own(const Sequence& s) const {
+  if (s.resume_checkpoint < 0 && limits_.recurrent) return {};
+  if (s.swapped_held == 0) return {};
+  Hit hit;
+  const int32_t full = s.swapped_held / kBlockTokens;
+  for (int32_t i = 0; i < full; ++i) {
+    const int32_t block = limits_.prefix_cache && s.request.use_cache
+                              ? blocks_.find(s.hashes[i], &s.tokens[int64_t{i} * kBlockTokens])
+                              : -1;
+    if (block < 0 && s.swapped.empty()) return {};
+    hit.blocks.push_back(block);
+  }
+  // The part of a last block is in the checkpoint's image, if there is one.
+  hit.position = limits_.recurrent ? s.swapped_held : full * kBlockTokens;
+  hit.known = hit.position;
+  hit.checkpoint = s.resume_checkpoint;
+  hit.swapped = true;
+  return hit;
+}
+
+// Whether `s` should wait for a running prompt that begins like it, rather than go on from `position` by
+// itself. The other one gets a checkpoint where they part.
+bool Scheduler::held_back(Sequence& s, int32_t position) {
+  if (!limits_.prefix_cache || !s.request.use_cache || s.request.score) return false;
+  for (const auto& other : running_) {
+    if (other->decoding() || !other->request.use_cache || !(other->seed == s.seed)) continue;
+    const int32_t common = common_prefix(s, *other);
+    const auto own = static_cast<int32_t>(s.tokens.size());
+    const auto others = static_cast<int32_t>(other->tokens.size());
+    const bool twin = common == own && own == others;  // will be forked from the other
+    int32_t shared = std::min({common, own - 2, others - 2});
+    if (!limits_.recurrent) shared -= shared % kBlockTokens;
+    if (!twin && (shared <= passed(*other) || shared < position + kWorthWaiting)) continue;
+    s.waits_for = other->id;
+    s.waits_until = twin ? INT32_MAX : add_checkpoint(*other, shared);
+    if (!s.was_held_back) ++stats_.held_back;
+    s.was_held_back = true;
+    return true;
+  }
+  return false;
+}
+
+// What held_back() has said still holds: nothing of the cache has to be looked at.
+bool Scheduler::still_waits(const Sequence& s) const {
+  if (s.waits_for == 0) return false;
+  for (const auto& other : running_)
+    if (other->id == s.waits_for) return !other->decoding() && passed(*other) < s.waits_until;
+  return false;
+}
+
+// Says where the checkpoint stands that serves for `position`: there, or a little before.
+int32_t Scheduler::add_checkpoint(Sequence& s, int32_t position) {
+  const auto after = std::find_if(s.checkpoints.begin(), s.checkpoints.end(),
+                                  [&](const ResumePoint& p) { return p.position > position; });
+  if (after != s.checkpoints.begin()) {
+    ResumePoint& before = *std::prev(after);
+    if (before.position > passed(s) && before.position >= position - kSamePlace) {
+      before.kind = ResumeKind::shared;
+      return before.position;
+    }
+  }
+  s.checkpoints.insert(after, {position, ResumeKind::shared});
+  return position;
+}
+
+// Every checkpoint cuts the prompt there (a step more, as long as one of few rows) and costs an image, so few
+// are planned:
+//   always     ends of what others share, where the prompt leaves what is known, the last two ends of turns,
+//              and the end of the prompt if none of those is near; but not where one stands at most a block
+//              before: so nothing that begins like this prompt up to such an end costs more than what
+//              follows it and a block
+//   if others of this prompt are `checkpoint_spacing` away
+//              ends of the turns before, the last first; then every `checkpoint_interval` tokens
+void Scheduler::plan_checkpoints(Sequence& s, int32_t known) {
+  s.checkpoints.clear();
+  if (!keeps_checkpoints(s) || s.generated() > 0) return;
+  const int32_t end = s.prompt_tokens() - 2;
+  std::vector<ResumePoint> wanted;
+  for (const ResumePoint& p : s.request.checkpoints)
+    if (p.position > s.held && p.position <= end && (wanted.empty() || p.position > wanted.back().position))
+      wanted.push_back(p);
+  if (end - s.held >= kNearEnd && (wanted.empty() || wanted.back().position < end - kNearEnd))
+    wanted.push_back({end, ResumeKind::turn});
+  const auto after =
+      std::find_if(wanted.begin(), wanted.end(), [&](const ResumePoint& p) { return p.position >= known; });
+  // The end of a message next to where it parts is the better place.
+  const bool end_near = after != wanted.end() && after->position <= known + kSamePlace;
+  if (known <= end && known - s.held >= kWorthWaiting && !end_near)
+    wanted.insert(after, {known, ResumeKind::shared});
+
+  const auto turns = std::count_if(wanted.begin(), wanted.end(),
+                                   [](const ResumePoint& p) { return p.kind != ResumeKind::shared; });
+  std::vector<ResumePoint> optional;
+  int64_t turn = 0;
+  int32_t last = s.held;
+  for (const ResumePoint& p : wanted) {
+    if (p.kind != ResumeKind::shared && ++turn <= turns - 2) {
+      optional.push_back(p);
+    } else if (p.position > last + kSamePlace) {
+      s.checkpoints.push_back(p);
+      last = p.position;
+    }
+  }
+  const int64_t every = limits_.checkpoint_interval;
+  for (int64_t p = every == 0 ? end + 1 : (s.held / every + 1) * every; p <= end; p += every)
+    optional.push_back({static_cast<int32_t>(p), ResumeKind::interval});
+  std::stable_sort(optional.begin(), optional.end(), [](const ResumePoint& a, const ResumePoint& b) {
+    return a.kind != b.kind ? a.kind < b.kind : a.position < b.position;
+  });
+  for (; !optional.empty(); optional.pop_back()) {
+    const ResumePoint& p = optional.back();
+    const auto next = std::find_if(s.checkpoints.begin(), s.checkpoints.end(),
+                                   [&](const ResumePoint& other) { return other.position > p.position; });
+    const int32_t before = next == s.checkpoints.begin() ? s.held : std::prev(next)->position;
+    if (p.position - before < limits_.checkpoint_spacing) continue;
+    if (next != s.checkpoints.end() && next->position - p.position < limits_.checkpoint_spacing) continue;
+    s.checkpoints.insert(next, p);
+  }
+}
+
+// ---- entering ----
+
+// Blocks that those who run will take before their prompts end, and one to spare for each.
+int64_t Scheduler::blocks_spoken_for() const {
+  int64_t sum = 0;
+  for (const auto& s : running_) {
+    const int64_t whole = blocks_for(static_cast<int64_t>(s->tokens.size()) + 1);
+    sum += std::max<int64_t>(0, whole - static_cast<int64_t>(s->blocks.size())) + 1;
+  }
+  return sum;
+}
+
+bool Scheduler::fits(const Sequence& s, const Hit& hit) const {
+  if (running_.empty()) return true;  // everything is free or can be: enqueue() has seen to it
+  int32_t shared = 0;                 // blocks that cost nothing, as somebody holds them
+  for (const int32_t b : hit.blocks)
+    if (b >= 0 && blocks_.holders(b) > 0) ++shared;
+  const int64_t needed = blocks_for(static_cast<int64_t>(s.tokens.size()) + 1) - shared;
+  return needed + blocks_spoken_for() <= blocks_.free();
+}
+
+void Scheduler::admit(Clock::time_point now) {
+  const bool reading = disk_ != nullptr && disk_->load_state() != DiskTier::LoadState::none;
+  for (size_t i = 0; i < waiting_.size() && slots_.free() > 0;) {
+    Sequence& s = *waiting_[i];
+    if (still_waits(s) || (reading && s.waits_for_load == loads_ended_ + 1)) {
+      ++i;
+      continue;
+    }
+    s.waits_for = 0;
+    Hit hit = lookup_own(s);
+    ++stats_.lookups;
+    if (Hit found = lookup(s); found.position > hit.position || hit.position == 0) hit = std::move(found);
+    if (held_back(s, hit.position)) {
+      ++i;
+      continue;
+    }
+    if (!fits(s, hit)) return;  // nobody overtakes
+    if (awaits_disk(s, hit)) {
+      s.waits_for_load = loads_ended_ + 1;
+      ++i;
+      continue;
+    }
+    std::unique_ptr<Sequence> entering = std::move(waiting_[i]);
+    waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
+    enter(std::move(entering), hit, now);
+  }
+}
+
+void Scheduler::enter(std::unique_ptr<Sequence> sequence, const Hit& hit, Clock::time_point now) {
+  Sequence& s = *sequence;
+  s.slot = slots_.take();
+  const bool first = s.started == Clock::time_point();
+  restore(s, hit);
+  forget_copies(s);
+  plan_checkpoints(s, hit.known);
+  if (first) {
+    s.started = now;
+    s.cached = std::min(s.held, s.prompt_tokens());
+    stats_.cached_tokens += static_cast<uint64_t>(s.cached);
+    if (s.held > 0) ++stats_.resumed;
+  }
+  insert_in_order(running_, std::move(sequence));
+}
+
+void Scheduler::restore(Sequence& s, const Hit& hit) {
+  s.held = hit.position;
+  s.published = 0;
+  if (hit.position == 0) return;
+  // New blocks may cost a checkpoint, but not this one.
+  if (hit.checkpoint >= 0) {
+    if (!hit.swapped) checkpoints_.used_by_request(hit.checkpoint);
+    checkpoints_.pin(hit.checkpoint);
+  }
+  // Hold what is shared before taking new blocks: taking could reuse it.
+  BlockTable found;
+  for (const int32_t b : hit.blocks)
+    if (b >= 0) blocks_.share(b, found);
+  size_t next = 0;
+  BlockTable fresh;
+  for (size_t i = 0; i < hit.blocks.size(); ++i) {
+    if (hit.blocks[i] >= 0) {
+      s.blocks.push_back(found[next++]);
+      continue;
+    }
+    BRAID_CHECK(blocks_.grow(fresh, 1));
+    bytes_.load_block(fresh[0], swap_memory_ + static_cast<size_t>(s.swapped[i]) * bytes_.block_bytes());
+    s.blocks.push_back(fresh[0]);
+    fresh.clear();
+  }
+  const bool inside = hit.position % kBlockTokens != 0;
+  if (inside) BRAID_CHECK(blocks_.grow(s.blocks, hit.position));
+  if (hit.checkpoint < 0) return;
+  const std::byte* image = checkpoints_.image(hit.checkpoint);
+  bytes_.load_state(s.slot, image);
+  if (inside) bytes_.load_block(s.blocks.back(), image + bytes_.state_bytes());
+  checkpoints_.unpin(hit.checkpoint);
+}
+
+void Scheduler::forget_copies(Sequence& s) {
+  if (s.resume_checkpoint >= 0) checkpoints_.unpin(s.resume_checkpoint);
+  s.resume_checkpoint = -1;
+  s.swapped_held = 0;
+  for (const int32_t image : s.swapped) swap_images_.give_back(image);
+  s.swapped.clear();
+}
+
+std::vector<Sequence*> Scheduler::fork(Sequence& s) {
+  std::vector<Sequence*> out;
+  if (!limits_.prefix_cache || !s.request.use_cache || s.generated() > 0) return out;
+  for (size_t i = 0; i < waiting_.size() && slots_.free() > 0;) {
+    Sequence& twin = *waiting_[i];
+    const bool same = twin.request.use_cache && !twin.request.score && twin.request.max_tokens != 0 &&
+                      twin.seed == s.seed && !twin.cancelled && twin.tokens == s.tokens;
+    // One block to spare for everyone who runs, as for any other that enters.
+    if (!same || blocks_.free() < blocks_spoken_for() + 1) {
+      ++i;
+      continue;
+    }
+    std::unique_ptr<Sequence> entering = std::move(waiting_[i]);
+    waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
+    forget_copies(twin);
+    twin.slot = slots_.take();
+    bytes_.copy_state(twin.slot, s.slot);
+    for (const int32_t b : s.blocks) blocks_.share(b, twin.blocks);
+    twin.held = s.prompt_tokens();
+    twin.published = s.published;
+    if (twin.started == Clock::time_point()) {
+      twin.started = std::max(s.started, twin.submitted);  // the other may have begun before
+      twin.cached = twin.prompt_tokens();
+      stats_.cached_tokens += static_cast<uint64_t>(twin.cached);
+    }
+    ++stats_.forked;
+    out.push_back(&twin);
+    insert_in_order(running_, std::move(entering));
+  }
+  return out;
+}
+
+// ---- making room ----
+
+// Brings the table of `s` to `tokens` cells, of which those from s.held on are its own to write.
+bool Scheduler::make_room(Sequence& s, int32_t tokens, const Plan& plan) {
+  while (!blocks_.grow(s.blocks, tokens))
+    if (!push_out_one(s, plan)) {
+      blocks_.truncate(s.blocks, s.held);
+      return false;
+    }
+  const int32_t first = s.held / kBlockTokens;
+  if (s.held % kBlockTokens == 0) return true;
+  int32_t shared = blocks_.make_private(s.blocks, first);
+  while (shared == BlockPool::kNoBlock) {
+    if (!push_out_one(s, plan)) {
+      blocks_.truncate(s.blocks, s.held);
+      return false;
+    }
+    shared = blocks_.make_private(s.blocks, first);
+  }
+  if (shared >= 0) bytes_.copy_block(s.blocks[first], shared);
+  return true;
+}
+
+// The last in order goes, if it stands behind `for_whom` and is not in the plan yet.
+bool Scheduler::push_out_one(const Sequence& for_whom, const Plan& plan) {
+  for (size_t i = running_.size(); i > 0; --i) {
+    Sequence& victim = *running_[i - 1];
+    if (&victim == &for_whom) return false;
+    const bool planned = std::any_of(plan.items.begin(), plan.items.end(),
+                                     [&](const PlanItem& item) { return item.sequence == &victim; });
+    if (planned || victim.blocks.empty()) continue;
+    preempt(victim);
+    return true;
+  }
+  return false;
+}
+
+void Scheduler::preempt(Sequence& victim) {
+  ++stats_.preempted;
+  BRAID_CHECK(victim.resume_checkpoint < 0 && victim.swapped.empty());
+  const bool whole = victim.under_way == 0;  // else its memory is neither here nor there
+  clear_under_way(victim);
+  if (whole && victim.held > 0) keep_for_later(victim);
+  std::unique_ptr<Sequence> out = take_running(&victim);
+  blocks_.release(out->blocks);
+  slots_.give_back(out->slot);
+  out->slot = -1;
+  out->held = 0;
+  out->published = 0;
+  insert_waiting(std::move(out));
+}
+
+// What `victim` will go on from: with the cache, its blocks and a checkpoint that anybody may use, unless
+// they are needed for something else meanwhile; copies of its own where that is cheaper, or nothing else is
+// allowed.
+void Scheduler::keep_for_later(Sequence& victim) {
+  const bool cache = limits_.prefix_cache && victim.request.use_cache;
+  if (cache && limits_.recurrent) {
+    const int32_t id = take_checkpoint(victim, ResumeKind::turn);
+    if (id < 0) return;
+    checkpoints_.pin(id);
+    victim.resume_checkpoint = id;
+  }
+  const bool copied = swap_out(victim);
+  if (copied) ++stats_.swapped;
+  if (!cache) {
+    if (!copied && victim.held >= kBlockTokens) return;
+    if (limits_.recurrent) take_own_copy(victim);
+    if (limits_.recurrent && victim.resume_checkpoint < 0) return forget_copies(victim);
+  }
+  victim.swapped_held = victim.held;
+}
+
+// Copies the full blocks to the host if that is asked for, or cheaper than computing them again.
+bool Scheduler::swap_out(Sequence& victim) {
+  if (limits_.preemption == Preemption::recompute) return false;
+  const int32_t full = victim.held / kBlockTokens;
+  if (full == 0 || swap_images_.free() < full) return false;
+  if (limits_.preemption == Preemption::cheaper) {
+    constexpr double kCopyBytesPerMs = 4e6;  // out and in, what the slowest supported link does
+    const double copy_ms = 2.0 * full * static_cast<double>(bytes_.block_bytes()) / kCopyBytesPerMs;
+    if (pacer_.token_ms() * full * kBlockTokens < copy_ms) return false;
+  }
+  for (int32_t i = 0; i < full; ++i) {
+    const int32_t image = swap_images_.take();
+    bytes_.save_block(victim.blocks[i], swap_memory_ + static_cast<size_t>(image) * bytes_.block_bytes());
+    victim.swapped.push_back(image);
+  }
+  return true;
+}
+
+}  // namespace braid

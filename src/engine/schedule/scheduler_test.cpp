@@ -1,0 +1,311 @@
+// scheduler_test.cpp -- random programs on pool, cache and scheduler, with a model whose every cell and state
+// can be checked (scheduler_world_test.h).
+#include <fmt/format.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <random>
+#include <set>
+
+#include "engine/disk/disk.h"
+#include "engine/schedule/scheduler_world_test.h"
+
+namespace braid {
+namespace {
+
+// Random operations: prompts that branch off a few common beginnings or go on from earlier answers.
+// `paced`: prompts go in pieces between the steps of those who decode.
+void random_program(uint64_t seed, int64_t operations, Preemption preemption, bool recurrent, bool paced) {
+  std::mt19937_64 random(seed);
+  SchedulerLimits limits = small_limits();
+  limits.preemption = preemption;
+  limits.recurrent = recurrent;
+  if (paced) limits.gap_limit = 3;
+  World world(limits, 17, 5, recurrent ? 6 : 0, preemption == Preemption::recompute ? 0 : 10);
+  world.most_prompt_tokens = limits.ubatch_tokens;
+  std::vector<std::vector<int32_t>> beginnings;
+  for (int i = 0; i < 4; ++i)
+    beginnings.push_back(tokens_of(random, 20 + static_cast<int32_t>(random() % 200)));
+  std::map<RequestId, std::pair<std::vector<int32_t>, int32_t>> asked;
+  int64_t answers = 0, failures = 0;
+  std::set<RequestId> uncached;
+  for (int64_t operation = 0; operation < operations; ++operation) {
+    const uint64_t kind = random() % 100;
+    if (kind < 4 && world.scheduler.waiting().size() < 8) {
+      std::vector<int32_t> prompt = beginnings[random() % beginnings.size()];
+      prompt.resize(1 + random() % prompt.size());
+      const auto more = tokens_of(random, static_cast<int32_t>(random() % 3 == 0 ? 0 : random() % 60));
+      prompt.insert(prompt.end(), more.begin(), more.end());
+      if (random() % 12 == 0) prompt[random() % prompt.size()] = kBroken;
+      const auto max_tokens = static_cast<int32_t>(random() % (random() % 3 == 0 ? 200 : 20));
+      std::vector<int32_t> hints;
+      for (int32_t p = static_cast<int32_t>(random() % 40);
+           p < static_cast<int32_t>(prompt.size()) && random() % 4 != 0;
+           p += static_cast<int32_t>(random() % 70))
+        hints.push_back(p);
+      const auto copies = 1 + (random() % 4 == 0 ? random() % 3 : 0);
+      for (uint64_t c = 0; c < copies; ++c) {
+        world.shared_until = static_cast<int32_t>(random() % 150);
+        const bool use_cache = random() % 8 != 0;
+        const RequestId id =
+            world.submit(prompt, max_tokens, hints, static_cast<int32_t>(random() % 2), "", use_cache);
+        if (!use_cache) uncached.insert(id);
+        asked[id] = {prompt, max_tokens};
+      }
+    } else if (kind == 4 && !asked.empty()) {
+      auto it = asked.lower_bound(random() % world.next_id);
+      if (it == asked.end()) it = asked.begin();
+      if (Sequence* s = world.scheduler.find(it->first)) s->cancelled = true;
+    } else if (kind == 5 && random() % 50 == 0) {
+      world.scheduler.blocks().forget_unheld();
+    } else {
+      world.step();
+    }
+    world.scheduler.check();
+    if (testing::Test::HasFatalFailure()) FAIL() << "seed " << seed << ", operation " << operation;
+    for (const RequestId id : world.failed) {
+      const auto& prompt = asked.at(id).first;
+      ASSERT_NE(std::count(prompt.begin(), prompt.end(), kBroken), 0) << "request " << id;
+      asked.erase(id);
+      ++failures;
+    }
+    world.failed.clear();
+    for (const auto& [id, tokens] : world.finished) {
+      ASSERT_EQ(std::count(tokens.begin(), tokens.end(), kBroken), 0) << "request " << id;
+      const auto& [prompt, max_tokens] = asked.at(id);
+      ASSERT_EQ(tokens, alone(prompt, max_tokens, world.scheduler.most_tokens())) << "request " << id;
+      if (uncached.erase(id) > 0) {
+        ASSERT_EQ(world.cached[id], 0);
+      }
+      // The next turn of a conversation.
+      beginnings[random() % beginnings.size()] = std::vector<int32_t>(
+          tokens.begin(), tokens.begin() + std::min<std::ptrdiff_t>(280, std::ssize(tokens)));
+      asked.erase(id);
+      ++answers;
+    }
+    world.finished.clear();
+    for (const auto& [id, tokens] : world.cancelled) asked.erase(id);
+    world.cancelled.clear();
+  }
+  world.run();
+  EXPECT_EQ(world.scheduler.blocks().free(), world.scheduler.blocks().total());
+  EXPECT_GT(answers, operations / 1000);
+  EXPECT_GT(failures, answers / 100);
+  const SchedulerStats& stats = world.scheduler.stats();
+  EXPECT_GT(stats.preempted, 0u);
+  EXPECT_GT(stats.forked, 0u);
+  EXPECT_GT(stats.cached_tokens, 0u);
+  EXPECT_GT(stats.held_back, 0u);
+  EXPECT_EQ(world.pieced > 0, paced);
+  if (preemption == Preemption::swap) {
+    EXPECT_GT(stats.swapped, 0u);
+  }
+  fmt::print(
+      "[report] {} operations: {} answers, {} failures, {} chunks in pieces, {} cached tokens, {} "
+      "checkpoints, {} "
+      "resumed, "
+      "{} preempted ({} swapped), {} forked, {} held back\n",
+      operations, answers, failures, world.pieced, stats.cached_tokens, stats.checkpoints, stats.resumed,
+      stats.preempted, stats.swapped, stats.forked, stats.held_back);
+}
+
+TEST(Scheduler, RandomProgramsBalanceAndAnswerAsAlone) {
+  random_program(1, 250000, Preemption::swap, true, false);
+  random_program(2, 150000, Preemption::recompute, true, false);
+  random_program(3, 100000, Preemption::cheaper, true, true);
+  random_program(4, 100000, Preemption::swap, false, true);
+  random_program(5, 250000, Preemption::swap, true, true);
+  random_program(6, 150000, Preemption::recompute, true, true);
+}
+
+TEST(Scheduler, PromptsThatArriveTogetherComputeTheirPrefixOnce) {
+  std::mt19937_64 random(5);
+  SchedulerLimits limits = small_limits();
+  limits.context_tokens = 4096;
+  limits.ubatch_tokens = 512;
+  limits.checkpoint_interval = 0;
+  limits.checkpoint_spacing = 64;
+  World world(limits, 600, 32, 64, 0);
+  const auto prefix = tokens_of(random, 2000);
+  std::vector<RequestId> ids;
+  std::map<RequestId, std::vector<int32_t>> prompts;
+  for (int32_t i = 0; i < 32; ++i) {
+    auto prompt = prefix;
+    const auto tail = tokens_of(random, 20);
+    prompt.insert(prompt.end(), tail.begin(), tail.end());
+    const RequestId id = world.submit(prompt, 1);
+    prompts[id] = prompt;
+  }
+  world.run();
+  // Nobody named the place where they part; it was seen. Tails of four letters may have more in common.
+  EXPECT_LE(world.computed, 2000 + 32 * 20);
+  int32_t whole = 0;
+  for (const auto& [id, prompt] : prompts) {
+    EXPECT_EQ(world.finished[id], alone(prompt, 1, 4096));
+    if (world.cached[id] == 0) {
+      ++whole;
+    } else {
+      EXPECT_GE(world.cached[id], 2000);
+    }
+  }
+  EXPECT_EQ(whole, 1);
+}
+
+TEST(Scheduler, EqualPromptsAreForkedAndPartOnTheirOwnBlocks) {
+  std::mt19937_64 random(6);
+  World world(small_limits(), 60, 8, 4, 0);
+  const auto prompt = tokens_of(random, 75);
+  std::vector<RequestId> ids;
+  for (int i = 0; i < 8; ++i) ids.push_back(world.submit(prompt, 30));
+  world.run();
+  for (const RequestId id : ids) EXPECT_EQ(world.finished[id], alone(prompt, 30, 400));
+  EXPECT_EQ(world.scheduler.stats().forked, 7u);
+  EXPECT_EQ(world.computed, 75 + 8 * 29);
+}
+
+TEST(Scheduler, OtherSaltsShareNothing) {
+  std::mt19937_64 random(7);
+  World world(small_limits(), 60, 2, 16, 0);
+  const auto prompt = tokens_of(random, 100);
+  world.submit(prompt, 2, {64}, 0, "alice");
+  world.run();
+  const RequestId other = world.submit(prompt, 2, {64}, 0, "bob");
+  world.run();
+  EXPECT_EQ(world.cached[other], 0);
+  const RequestId again = world.submit(prompt, 2, {64}, 0, "alice");
+  world.run();
+  EXPECT_GE(world.cached[again], 64);
+}
+
+TEST(Scheduler, TenThousandCancelsLeakNothing) {
+  std::mt19937_64 random(8);
+  SchedulerLimits limits = small_limits();
+  limits.gap_limit = 3;
+  World world(limits, 40, 4, 4, 8);
+  int64_t cancels = 0;
+  while (cancels < 10000) {
+    const RequestId id = world.submit(tokens_of(random, 1 + static_cast<int32_t>(random() % 150)), 20);
+    for (uint64_t i = random() % 6; i > 0; --i) world.step();
+    if (Sequence* s = world.scheduler.find(id)) {
+      s->cancelled = true;
+      ++cancels;
+      world.step();
+      ASSERT_EQ(world.scheduler.find(id), nullptr);  // the next step has returned everything
+    }
+    world.scheduler.check();
+    ASSERT_FALSE(testing::Test::HasFatalFailure());
+  }
+  world.run();
+  EXPECT_EQ(world.scheduler.blocks().free(), world.scheduler.blocks().total());
+  EXPECT_EQ(world.scheduler.slots().free(), 4);
+}
+
+TEST(Scheduler, HigherPrioritiesEnterFirstAndEqualOnesInOrder) {
+  std::mt19937_64 random(9);
+  World world(small_limits(), 40, 1, 4, 0);
+  const RequestId first = world.submit(tokens_of(random, 30), 3);
+  const RequestId low = world.submit(tokens_of(random, 30), 3);
+  const RequestId later = world.submit(tokens_of(random, 30), 3);
+  const RequestId high = world.submit(tokens_of(random, 30), 3, {}, 1);
+  std::vector<RequestId> order;
+  while (world.step()) {
+    for (const auto& [id, tokens] : world.finished)
+      if (std::find(order.begin(), order.end(), id) == order.end()) order.push_back(id);
+  }
+  EXPECT_EQ(order, (std::vector<RequestId>{high, first, low, later}));
+}
+
+TEST(Scheduler, EvictingEverythingChangesSpeedOnly) {
+  std::mt19937_64 random(10);
+  World world(small_limits(), 60, 2, 4, 0);
+  const auto prompt = tokens_of(random, 200);
+  const RequestId a = world.submit(prompt, 20, {100});
+  world.run();
+  world.scheduler.blocks().forget_unheld();
+  const RequestId b = world.submit(prompt, 20, {100});
+  world.run();
+  EXPECT_EQ(world.finished[a], world.finished[b]);
+  EXPECT_EQ(world.cached[b], 0);
+}
+
+// Worlds that end at any moment and begin again with what is on disk; copies arrive late, files are damaged
+// and pushed out by a small limit.
+TEST(Scheduler, RestartsFromTheDiskAnswerAsAlone) {
+  namespace fs = std::filesystem;
+  std::string folder = (fs::temp_directory_path() / "braid-disk-XXXXXX").string();
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  std::mt19937_64 random(11);
+  std::vector<std::vector<int32_t>> beginnings;
+  for (int i = 0; i < 4; ++i)
+    beginnings.push_back(tokens_of(random, 100 + static_cast<int32_t>(random() % 150)));
+  uint64_t from_disk = 0, damaged = 0, evicted = 0, answers = 0;
+  for (int life = 0; life < 12; ++life) {
+    SchedulerLimits limits = small_limits();
+    limits.gap_limit = life % 2 == 0 ? 0 : 3;
+    World world(limits, 17, 5, 6, 10);
+    world.bytes.late = true;
+    DiskOptions options;
+    options.directory = folder;
+    options.limit_bytes = 40000;
+    options.flush_ms = 200;
+    options.minimum_tokens = 40;
+    const DiskKind kind{seed_hash("world"), world.bytes.state_bytes(), world.bytes.block_bytes()};
+    std::vector<std::byte> staging(20000), reading(4 * world.bytes.block_bytes());
+    auto opened = DiskTier::open(options, kind);
+    ASSERT_TRUE(opened.ok());
+    DiskTier& disk = **opened;
+    disk.set_staging({staging, reading});
+    world.scheduler.set_disk(&disk);
+    std::map<RequestId, std::pair<std::vector<int32_t>, int32_t>> asked;
+    for (int operation = 0; operation < 600; ++operation) {
+      if (random() % 12 == 0 && world.scheduler.waiting().size() < 6) {
+        std::vector<int32_t> prompt = beginnings[random() % beginnings.size()];
+        const auto more = tokens_of(random, 1 + static_cast<int32_t>(random() % 40));
+        prompt.insert(prompt.end(), more.begin(), more.end());
+        const auto max_tokens = static_cast<int32_t>(1 + random() % 40);
+        asked[world.submit(prompt, max_tokens)] = {prompt, max_tokens};
+      } else if (random() % 100 == 0 && !asked.empty()) {
+        if (Sequence* s = world.scheduler.find(asked.begin()->first)) s->cancelled = true;
+      } else {
+        world.step();
+      }
+      world.scheduler.check();
+      ASSERT_FALSE(testing::Test::HasFatalFailure()) << "life " << life << ", operation " << operation;
+      for (const auto& [id, tokens] : world.finished) {
+        ASSERT_EQ(tokens, alone(asked.at(id).first, asked.at(id).second, world.scheduler.most_tokens()));
+        beginnings[random() % 4].assign(tokens.begin(),
+                                        tokens.begin() + std::min<std::ptrdiff_t>(280, std::ssize(tokens)));
+        asked.erase(id);
+        ++answers;
+      }
+      world.finished.clear();
+      for (const auto& [id, tokens] : world.cancelled) asked.erase(id);
+      world.cancelled.clear();
+    }
+    from_disk += world.scheduler.stats().from_disk;
+    damaged += disk.stats().failed_loads;
+    evicted += disk.stats().evicted;
+    opened->reset();
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      if (random() % 6 != 0) continue;
+      std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+      const auto at = static_cast<std::streamoff>(entry.file_size() - 1 - random() % 400);
+      file.seekg(at);
+      const int byte = file.get();
+      file.seekp(at);
+      file.put(static_cast<char>(byte ^ 4));
+    }
+  }
+  fs::remove_all(folder);
+  EXPECT_GT(answers, 100u);
+  EXPECT_GT(from_disk, 5u);
+  EXPECT_GT(evicted, 0u);
+  fmt::print("[report] {} answers in 12 lives, {} prefixes from disk, {} loads failed, {} files evicted\n",
+             answers, from_disk, damaged, evicted);
+}
+
+}  // namespace
+}  // namespace braid

@@ -1,0 +1,306 @@
+// scheduler_world_test.h -- a scheduler with a model whose every cell and state can be checked.
+//
+// The "device" here remembers in each cell, and in each slot, a hash of all tokens up to that position:
+// exactly what a cell and a state depend on in a real model. Running a token checks that everything before it
+// is there and belongs to it, and that nobody else can see what it writes. The next token is a function of
+// that hash, so each answer has one right value, however its sequence was batched, shared, forked, pushed out
+// or resumed.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <random>
+
+#include "engine/schedule/scheduler.h"
+
+namespace braid {
+
+constexpr uint64_t kPoison = 0xDEADDEADDEADDEADu;
+constexpr int32_t kBroken = 9;                      // a token after which nothing is a number
+constexpr uint64_t kNone = 0xBADBADBADBADBADBu;     // what is no number, in a cell or state
+constexpr uint64_t kHalfWay = 0xA5A5A5A5A5A5A5A5u;  // a state of which some layers are ahead of others
+
+inline uint64_t extend(uint64_t prefix, int32_t token) {
+  if (prefix == kNone || token == kBroken) return kNone;
+  const uint64_t both[] = {prefix, static_cast<uint64_t>(token)};
+  return hash_bytes(both, sizeof both).low;
+}
+
+inline int32_t next_token(uint64_t prefix) { return static_cast<int32_t>(prefix >> 20 & 3); }
+
+class FakeBytes : public CacheBytes {
+ public:
+  FakeBytes(int32_t blocks, int32_t slots)
+      : cells(static_cast<size_t>(blocks) * kBlockTokens, kPoison),
+        states(static_cast<size_t>(slots), kPoison) {}
+  size_t state_bytes() const override { return sizeof(uint64_t); }
+  size_t block_bytes() const override { return kBlockTokens * sizeof(uint64_t); }
+  void save_state(int32_t slot, std::byte* image) override {
+    queue([=, this] { std::memcpy(image, &states[slot], state_bytes()); });
+  }
+  void load_state(int32_t slot, const std::byte* image) override {
+    queue([=, this] { std::memcpy(&states[slot], image, state_bytes()); });
+  }
+  void save_block(int32_t block, std::byte* image) override {
+    queue([=, this] { std::memcpy(image, block_of(block), block_bytes()); });
+  }
+  void load_block(int32_t block, const std::byte* image) override {
+    queue([=, this] { std::memcpy(block_of(block), image, block_bytes()); });
+  }
+  void copy_state(int32_t dst, int32_t src) override {
+    queue([=, this] { states[dst] = states[src]; });
+  }
+  void copy_block(int32_t dst, int32_t src) override {
+    queue([=, this] { std::memcpy(block_of(dst), block_of(src), block_bytes()); });
+  }
+  void clear_blocks(std::span<const int32_t> blocks) override {
+    for (const int32_t block : blocks) queue([=, this] { std::fill_n(block_of(block), kBlockTokens, 0); });
+  }
+  // Nobody holds it any more, and nobody finds it.
+  void poison_block(int32_t block) {
+    queue([=, this] {
+      EXPECT_EQ(std::count(block_of(block), block_of(block) + kBlockTokens, kNone), 0) << "block " << block;
+      std::fill_n(block_of(block), kBlockTokens, kPoison);
+    });
+  }
+  void poison_state(int32_t slot) {
+    queue([=, this] { states[slot] = kPoison; });
+  }
+  void synchronize() override {
+    for (const auto& copy : queued) copy();
+    queued.clear();
+  }
+  // Like a device with its own queue: nothing is copied before somebody waits for it, or before the next
+  // step.
+  void queue(std::function<void()> copy) {
+    queued.push_back(std::move(copy));
+    if (!late) synchronize();
+  }
+
+  uint64_t* block_of(int32_t block) { return &cells[static_cast<size_t>(block) * kBlockTokens]; }
+  std::vector<uint64_t> cells;
+  std::vector<uint64_t> states;
+  bool late = false;
+  std::vector<std::function<void()>> queued;
+};
+
+struct World {
+  World(const SchedulerLimits& limits, int32_t blocks, int32_t slots, int32_t checkpoints, int32_t swap)
+      : bytes(blocks, slots),
+        checkpoint_memory(static_cast<size_t>(checkpoints) * (bytes.state_bytes() + bytes.block_bytes())),
+        swap_memory(static_cast<size_t>(swap) * bytes.block_bytes()),
+        scheduler(limits, blocks, slots, bytes,
+                  {checkpoint_memory.data(), checkpoints, swap_memory.data(), swap}),
+        recurrent(limits.recurrent),
+        paced(limits.gap_limit > 0) {
+    scheduler.blocks().on_unused([this](int32_t b) { bytes.poison_block(b); });
+    scheduler.slots().on_unused([this](int32_t s) { bytes.poison_state(s); });
+  }
+
+  RequestId submit(std::vector<int32_t> prompt, int32_t max_tokens, std::vector<int32_t> hints = {},
+                   int32_t priority = 0, const std::string& salt = "", bool use_cache = true) {
+    auto s = std::make_unique<Sequence>();
+    s->id = next_id++;
+    s->tokens = prompt;
+    s->request.prompt = std::move(prompt);
+    s->request.max_tokens = max_tokens;
+    for (const int32_t p : hints)
+      s->request.checkpoints.push_back({p, p <= shared_until ? ResumeKind::shared : ResumeKind::turn});
+    s->request.priority = priority;
+    s->request.use_cache = use_cache;
+    s->seed = seed_hash(salt);
+    s->submitted = Clock::now();
+    const RequestId id = s->id;
+    scheduler.enqueue(std::move(s));
+    return id;
+  }
+
+  // Everything below `held` is there, and is this sequence's own past.
+  void expect_memory_of(const Sequence& s) {
+    uint64_t prefix = 0;
+    for (int32_t p = 0; p < s.held; ++p) {
+      prefix = extend(prefix, s.tokens[p]);
+      ASSERT_NE(prefix, kNone) << "request " << s.id << " holds what is no number";
+      ASSERT_EQ(bytes.block_of(s.blocks[p / kBlockTokens])[p % kBlockTokens], prefix)
+          << "request " << s.id << " position " << p << " of " << s.held;
+    }
+    if (s.held > 0 && recurrent) {
+      ASSERT_EQ(bytes.states[s.slot], prefix) << "request " << s.id;
+    }
+  }
+
+  void run_item(const PlanItem& item, Verdict& verdict) {
+    const Sequence& s = *item.sequence;
+    expect_memory_of(s);
+    uint64_t prefix = 0;
+    for (int32_t p = 0; p < s.held; ++p) prefix = extend(prefix, s.tokens[p]);
+    for (int32_t p = s.held; p < s.held + item.certain; ++p) {
+      prefix = extend(prefix, s.tokens[p]);
+      const int32_t block = s.blocks[p / kBlockTokens];
+      ASSERT_EQ(scheduler.blocks().holders(block), 1) << "a shared block is written";
+      bytes.block_of(block)[p % kBlockTokens] = prefix;
+      ++computed;
+      if (p < s.prompt_tokens()) ++prompt_computed;
+    }
+    if (!s.decoding()) ++prompt_steps;
+    if (item.certain > 0) bytes.states[s.slot] = prefix;
+    verdict.failed = prefix == kNone;
+    if (verdict.failed) return;
+    if (!item.wants_next) {
+      verdict.finished = item.certain == s.pending();
+      return;
+    }
+    verdict.next.push_back(next_token(prefix));
+    const int32_t made = s.generated() + 1;
+    verdict.finished = made == s.request.max_tokens || s.prompt_tokens() + made >= scheduler.most_tokens();
+  }
+
+  bool step() {
+    if (pieces && pieces->items[0].sequence->cancelled) pieces.reset();
+    for (auto& s : scheduler.remove_cancelled()) cancelled[s->id] = s->tokens;
+    Plan plan = scheduler.plan(Clock::now());
+    if (pieces && pieces->items[0].sequence->under_way == 0) pieces.reset();
+    const int32_t decoding = plan.decoding;
+    if (plan.items.empty() && !pieces) return !scheduler.idle();
+    bytes.synchronize();
+    if (!plan.items.empty() && !run_plan(plan)) return false;
+    return run_pieces(decoding);
+  }
+
+  // As the engine does it (engine.h), with a chance for time.
+  bool run_pieces(int32_t decoding) {
+    if (!paced) return true;
+    while (decoding == 0 ? pieces.has_value() : pace() % 3 != 0) {
+      if (!pieces) {
+        Plan plan = scheduler.plan_pieces(2 + static_cast<int32_t>(pace() % 46));
+        if (plan.items.empty()) return true;
+        bytes.synchronize();
+        const Sequence& s = *plan.items[0].sequence;
+        expect_memory_of(s);
+        state_before = bytes.states[s.slot];
+        bytes.states[s.slot] = kHalfWay;
+        for (int32_t p = s.held; p < s.held + s.under_way; ++p)
+          bytes.block_of(s.blocks[p / kBlockTokens])[p % kBlockTokens] = kNone;
+        pieces = std::move(plan);
+        continue;
+      }
+      Plan plan = std::move(*pieces);
+      pieces.reset();
+      const Sequence& s = *plan.items[0].sequence;
+      EXPECT_EQ(bytes.states[s.slot], kHalfWay);
+      EXPECT_EQ(s.under_way, plan.items[0].certain);
+      bytes.states[s.slot] = state_before;
+      ++pieced;
+      if (!run_plan(plan)) return false;
+    }
+    return true;
+  }
+
+  bool run_plan(Plan& plan) {
+    std::vector<Verdict> verdicts(plan.items.size());
+    int32_t prompt_tokens = 0;
+    for (size_t i = 0; i < plan.items.size(); ++i) {
+      if (!plan.items[i].sequence->decoding()) prompt_tokens += plan.items[i].certain;
+      run_item(plan.items[i], verdicts[i]);
+      if (testing::Test::HasFatalFailure()) return false;
+    }
+    EXPECT_LE(prompt_tokens, most_prompt_tokens);
+    if (paced && plan.decoding > 0) {
+      EXPECT_EQ(prompt_tokens, 0);
+    }
+    const size_t planned = plan.items.size();
+    for (size_t i = 0; i < planned; ++i) {
+      const PlanItem item = plan.items[i];
+      if (!item.wants_next || item.sequence->held + item.certain != item.sequence->prompt_tokens()) continue;
+      if (verdicts[i].failed) continue;
+      for (Sequence* twin : scheduler.fork(*item.sequence)) {
+        PlanItem forked = item;
+        forked.sequence = twin;
+        forked.certain = 0;
+        plan.items.push_back(forked);
+        verdicts.emplace_back();
+        bytes.synchronize();
+        run_item(forked, verdicts.back());
+      }
+    }
+    for (size_t i = 0; i < plan.items.size(); ++i) {
+      Sequence& s = *plan.items[i].sequence;
+      if (verdicts[i].failed) {
+        s.under_way = plan.items[i].certain;
+        continue;
+      }
+      s.held += plan.items[i].certain;
+      s.tokens.insert(s.tokens.end(), verdicts[i].next.begin(), verdicts[i].next.end());
+      scheduler.committed(s);
+    }
+    for (size_t i = 0; i < plan.items.size(); ++i) {
+      if (verdicts[i].failed) failed.insert(scheduler.remove(plan.items[i].sequence, false)->id);
+      if (!verdicts[i].finished || verdicts[i].failed) continue;
+      auto s = scheduler.remove(plan.items[i].sequence, true);
+      finished[s->id] = s->tokens;
+      cached[s->id] = s->cached;
+      EXPECT_GE(s->started, s->submitted) << "request " << s->id;
+    }
+    return true;
+  }
+  void run() {
+    while (step()) {
+      scheduler.check();
+      ASSERT_FALSE(testing::Test::HasFatalFailure());
+    }
+    scheduler.check();
+  }
+
+  FakeBytes bytes;
+  std::vector<std::byte> checkpoint_memory, swap_memory;
+  Scheduler scheduler;
+  RequestId next_id = 1;
+  int64_t computed = 0;
+  int64_t prompt_computed = 0;  // of them, prompt tokens
+  int64_t prompt_steps = 0;     // chunks of prompts
+  int32_t most_prompt_tokens = INT32_MAX;
+  int32_t shared_until = 0;  // named ends up to here are ends of what others share
+  bool recurrent;
+  bool paced;
+  std::mt19937_64 pace{12};
+  std::optional<Plan> pieces;  // a chunk that is under way
+  uint64_t state_before = 0;   // of its sequence
+  int64_t pieced = 0;          // chunks that ended so
+  std::map<RequestId, std::vector<int32_t>> finished, cancelled;
+  std::set<RequestId> failed;
+  std::map<RequestId, int32_t> cached;
+};
+
+// What a request answers when nobody else is there.
+inline std::vector<int32_t> alone(const std::vector<int32_t>& prompt, int32_t max_tokens,
+                                  int32_t most_tokens) {
+  std::vector<int32_t> tokens = prompt;
+  uint64_t prefix = 0;
+  for (const int32_t t : prompt) prefix = extend(prefix, t);
+  for (int32_t made = 0; made < max_tokens && static_cast<int32_t>(tokens.size()) < most_tokens; ++made) {
+    tokens.push_back(next_token(prefix));
+    prefix = extend(prefix, tokens.back());
+  }
+  return tokens;
+}
+
+inline SchedulerLimits small_limits() {
+  SchedulerLimits limits;
+  limits.context_tokens = 400;
+  limits.ubatch_tokens = 48;
+  limits.gap_limit = 0;
+  limits.checkpoint_interval = 96;
+  limits.checkpoint_spacing = 16;
+  return limits;
+}
+
+inline std::vector<int32_t> tokens_of(std::mt19937_64& random, int32_t count) {
+  std::vector<int32_t> out;
+  for (int32_t i = 0; i < count; ++i) out.push_back(static_cast<int32_t>(random() % 4));
+  return out;
+}
+
+}  // namespace braid

@@ -1,0 +1,523 @@
+// engine_test.cpp -- however the work is cut, shared, interrupted or guessed ahead, the answers are the same.
+//
+// Small random models on devices whose results do not depend on how rows are grouped (the GPU when it is told
+// to be deterministic), so tokens are compared exactly. Greedy logits of random models have margins far above
+// rounding.
+#include "engine/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "engine/tests/engine_devices_test.h"
+#include "model/test_models_test.h"
+
+namespace braid {
+namespace {
+
+using namespace testing_models;
+
+struct Answer {
+  std::vector<int32_t> tokens;
+  std::vector<TokenEvent> events;
+  Finished end;
+  bool done = false;
+};
+
+class Collector : public Sink {
+ public:
+  void token(RequestId id, const TokenEvent& event) override {
+    EXPECT_FALSE(answers[id].done);
+    answers[id].tokens.push_back(event.id);
+    answers[id].events.push_back(event);
+    if (on_token) on_token(id);
+  }
+  void finished(RequestId id, const Finished& event) override {
+    EXPECT_FALSE(answers[id].done);
+    answers[id].end = event;
+    answers[id].done = true;
+  }
+  std::map<RequestId, Answer> answers;
+  std::function<void(RequestId)> on_token;
+};
+
+EngineOptions on(const char* device) {
+  EngineOptions options;
+  testing_devices::choose(options, device);
+  options.threads = 2;
+  options.activations = Activations::f32;
+  options.deterministic = true;
+  return options;
+}
+
+// Tests that run on every device.
+class EngineOn : public testing_devices::OnDevice {};
+INSTANTIATE_TEST_SUITE_P(Devices, EngineOn, ::testing::Values("ref", "cpu", "cpu_late", "cuda"),
+                         [](const auto& info) { return std::string(info.param); });
+
+// An engine with the file it reads from.
+struct Machine {
+  explicit Machine(std::vector<std::byte> bytes_in, EngineOptions options = on("ref"))
+      : bytes(std::move(bytes_in)) {
+    file = std::make_unique<GgufFile>(parsed(bytes));
+    if (options.context_tokens == 0) options.context_tokens = 256;
+    options.k_format = options.v_format = KvFormat::f32;
+    auto made = Engine::create(*file, options);
+    EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message);
+    engine = std::move(made).value();
+  }
+  RequestId submit(Request request) {
+    auto id = engine->submit(std::move(request), sink);
+    EXPECT_TRUE(id.ok()) << (id.ok() ? "" : id.error().message);
+    return *id;
+  }
+  void run() {
+    while (engine->step()) engine->check();
+    engine->check();
+  }
+  Answer ask(Request request) {
+    const RequestId id = submit(std::move(request));
+    run();
+    EXPECT_TRUE(sink.answers[id].done);
+    return sink.answers[id];
+  }
+
+  std::vector<std::byte> bytes;
+  std::unique_ptr<GgufFile> file;
+  std::unique_ptr<Engine> engine;
+  Collector sink;
+};
+
+std::vector<int32_t> prompt(int32_t length, int32_t salt = 0) {
+  std::vector<int32_t> ids;
+  for (int32_t i = 0; i < length; ++i) ids.push_back((i * 37 + salt * 101 + i * i * 7 + 5) % 320);
+  return ids;
+}
+
+Request greedy(std::vector<int32_t> ids, int32_t max_tokens) {
+  Request r;
+  r.prompt = std::move(ids);
+  r.sampling.temperature = 0;
+  r.max_tokens = max_tokens;
+  return r;
+}
+
+std::string refusal(Machine& m, const Request& request) {
+  const auto id = m.engine->submit(request, m.sink);
+  return id.ok() ? "" : id.error().message;
+}
+
+TEST_P(EngineOn, AnswersDoNotDependOnTheChunksOfThePrompt) {
+  for (const RandomShape& shape : {tiny_dense(), tiny_moe()}) {
+    std::vector<std::vector<int32_t>> answers;
+    for (const int32_t chunk : {1, 7, 32, 64, 200}) {
+      EngineOptions options = on(GetParam());
+      options.ubatch_tokens = chunk;
+      Machine m(bytes_of(shape), options);
+      answers.push_back(m.ask(greedy(prompt(70), 20)).tokens);
+    }
+    for (const auto& answer : answers) EXPECT_EQ(answer, answers[0]);
+    EXPECT_EQ(answers[0].size(), 20u);
+  }
+}
+
+TEST_P(EngineOn, TogetherIsTheSameAsAlone) {
+  for (const RandomShape& shape : {tiny_dense(), tiny_moe()}) {
+    std::vector<std::vector<int32_t>> alone;
+    for (int32_t i = 0; i < 6; ++i) {
+      Machine m(bytes_of(shape), on(GetParam()));
+      alone.push_back(m.ask(greedy(prompt(3 + 17 * i, i), 10 + i)).tokens);
+    }
+    EngineOptions options = on(GetParam());
+    options.max_sequences = 3;  // the others wait
+    options.ubatch_tokens = 16;
+    Machine m(bytes_of(shape), options);
+    std::vector<RequestId> ids;
+    for (int32_t i = 0; i < 6; ++i) {
+      ids.push_back(m.submit(greedy(prompt(3 + 17 * i, i), 10 + i)));
+      m.engine->step();  // they arrive while others run
+    }
+    m.run();
+    for (size_t i = 0; i < ids.size(); ++i) EXPECT_EQ(m.sink.answers[ids[i]].tokens, alone[i]) << i;
+  }
+}
+
+TEST_P(EngineOn, FusedTensorsAreTheSameModel) {
+  const auto split = bytes_of(tiny_moe(), "Q8_0");
+  const auto fused = edited(split, [](GgufWriter&, std::vector<OwnTensor>& t) {
+    fuse(t, {"blk.3.attn_q.weight", "blk.3.attn_k.weight", "blk.3.attn_v.weight"}, "blk.3.attn_qkv.weight");
+    for (int i = 0; i < 4; ++i) {
+      const std::string p = "blk." + std::to_string(i) + ".";
+      fuse(t, {p + "ffn_gate_exps.weight", p + "ffn_up_exps.weight"}, p + "ffn_gate_up_exps.weight");
+    }
+  });
+  Machine a(split, on(GetParam())), b(fused, on(GetParam()));
+  EXPECT_EQ(a.ask(greedy(prompt(40), 20)).tokens, b.ask(greedy(prompt(40), 20)).tokens);
+}
+
+TEST_P(EngineOn, ScaleCompanionsMultiplyTheirProducts) {
+  const auto plain = bytes_of(tiny_moe());
+  // Twice the scale of half the weights: powers of two, so nothing rounds differently.
+  const auto scaled = edited(plain, [](GgufWriter&, std::vector<OwnTensor>& t) {
+    for (const char* name : {"blk.0.ssm_out", "blk.1.ffn_down_exps", "blk.2.ssm_alpha", "blk.3.attn_k",
+                             "blk.3.ffn_up_shexp", "output"}) {
+      OwnTensor& w = find(t, std::string(name) + ".weight");
+      auto* values = reinterpret_cast<float*>(w.data.data());
+      for (size_t i = 0; i < w.data.size() / 4; ++i) values[i] *= 0.5f;
+      OwnTensor scale{std::string(name) + ".scale", GgmlType::F32, {w.ne[2], 1, 1, 1}, {}};
+      const std::vector<float> twos(w.ne[2], 2.0f);
+      const auto raw = std::as_bytes(std::span(twos));
+      scale.data.assign(raw.begin(), raw.end());
+      t.push_back(std::move(scale));
+    }
+  });
+  Machine a(plain, on(GetParam())), b(scaled, on(GetParam()));
+  EXPECT_EQ(a.ask(greedy(prompt(40), 20)).tokens, b.ask(greedy(prompt(40), 20)).tokens);
+}
+
+TEST_P(EngineOn, StopsAtStopTokensLengthAndContext) {
+  Machine m(bytes_of(tiny_dense()), on(GetParam()));
+  const auto free_run = m.ask(greedy(prompt(20), 30));
+  EXPECT_EQ(free_run.end.reason, FinishReason::length);
+  EXPECT_EQ(free_run.end.usage.generated_tokens, 30);
+  EXPECT_EQ(free_run.end.usage.prompt_tokens, 20);
+
+  Request with_stop = greedy(prompt(20), 30);
+  const int32_t stop = free_run.tokens[5];
+  const auto first = std::find(free_run.tokens.begin(), free_run.tokens.end(), stop);
+  with_stop.stop_ids = {stop};
+  const auto stopped = m.ask(with_stop);
+  EXPECT_EQ(stopped.end.reason, FinishReason::stop);
+  EXPECT_EQ(stopped.end.stop_id, stop);
+  EXPECT_EQ(stopped.tokens, std::vector<int32_t>(free_run.tokens.begin(), first));
+
+  const auto full = m.ask(greedy(prompt(250), -1));
+  EXPECT_EQ(full.end.reason, FinishReason::length);
+  EXPECT_EQ(full.tokens.size(), 6u);  // 250 + 6 = the context of 256
+
+  const auto nothing = m.ask(greedy(prompt(250), 0));
+  EXPECT_EQ(nothing.end.reason, FinishReason::length);
+  EXPECT_TRUE(nothing.tokens.empty());
+}
+
+TEST_P(EngineOn, CancelReturnsEverythingWithinTwoSteps) {
+  EngineOptions options = on(GetParam());
+  options.max_sequences = 2;
+  options.ubatch_tokens = 8;
+  Machine m(bytes_of(tiny_dense()), options);
+  std::vector<RequestId> ids;
+  for (int32_t i = 0; i < 4; ++i) ids.push_back(m.submit(greedy(prompt(50, i), 20)));
+  m.sink.on_token = [&](RequestId id) {
+    if (id == ids[1] && m.sink.answers[id].tokens.size() == 3) m.engine->cancel(id);  // from inside a step
+  };
+  m.engine->step();
+  m.engine->cancel(ids[0]);  // in its prompt
+  m.engine->cancel(ids[3]);  // not begun
+  m.engine->cancel(999);     // nobody
+  m.engine->step();
+  EXPECT_TRUE(m.sink.answers[ids[0]].done);
+  EXPECT_TRUE(m.sink.answers[ids[3]].done);
+  m.run();
+  EXPECT_EQ(m.sink.answers[ids[0]].end.reason, FinishReason::cancelled);
+  EXPECT_EQ(m.sink.answers[ids[1]].end.reason, FinishReason::cancelled);
+  EXPECT_EQ(m.sink.answers[ids[1]].tokens.size(), 3u);
+  EXPECT_EQ(m.sink.answers[ids[2]].end.reason, FinishReason::length);
+  EXPECT_EQ(m.sink.answers[ids[3]].end.reason, FinishReason::cancelled);
+  EXPECT_EQ(m.sink.answers[ids[2]].tokens,
+            Machine(bytes_of(tiny_dense()), on(GetParam())).ask(greedy(prompt(50, 2), 20)).tokens);
+}
+
+// A token is told in the step after its own, the last with the end in its own: nobody waits for a step that
+// does not come.
+TEST(Engine, LateNewsIsCompleteWhenNobodyRuns) {
+  Machine m(bytes_of(tiny_dense()), on("cpu_late"));
+  size_t told_in_step = 0;
+  m.sink.on_token = [&](RequestId) { ++told_in_step; };
+  const RequestId id = m.submit(greedy(prompt(20), 3));
+  std::vector<size_t> told;
+  while (true) {
+    told_in_step = 0;
+    if (!m.engine->step()) break;
+    told.push_back(told_in_step);
+  }
+  EXPECT_EQ(told, (std::vector<size_t>{0, 1, 2}));  // the end waits for no step
+  EXPECT_TRUE(m.sink.answers[id].done);
+  EXPECT_EQ(m.sink.answers[id].end.usage.generated_tokens, 3);
+}
+
+// By the caller between two steps, and by another's sink: also where the token has been written down already.
+TEST_P(EngineOn, NoTokenComesAfterCancel) {
+  for (const bool last_token : {false, true}) {
+    for (const bool from_sink : {false, true}) {
+      EngineOptions options = on(GetParam());
+      options.max_sequences = 3;
+      Machine m(bytes_of(tiny_dense()), options);
+      std::vector<RequestId> ids;
+      for (int32_t i = 0; i < 3; ++i) ids.push_back(m.submit(greedy(prompt(20, i), last_token ? 4 : 30)));
+      std::map<RequestId, size_t> heard;  // at cancel()
+      const auto cancel_all_but = [&](RequestId kept) {
+        for (const RequestId id : ids)
+          if (id != kept && m.engine->scheduler().running().size() > 0) {
+            m.engine->cancel(id);
+            heard.emplace(id, m.sink.answers[id].tokens.size());
+          }
+      };
+      m.sink.on_token = [&](RequestId id) {
+        if (from_sink && heard.empty() && m.sink.answers[id].tokens.size() == 3) cancel_all_but(id);
+      };
+      while (m.engine->step()) {
+        m.engine->check();
+        // What is pending now is told in the next step where news is late.
+        if (!from_sink && heard.empty() && m.engine->scheduler().running().size() == 3 &&
+            m.engine->scheduler().running()[0]->generated() == 3)
+          cancel_all_but(ids[0]);
+      }
+      ASSERT_EQ(heard.size(), 2u) << last_token << from_sink;
+      for (const auto& [id, tokens] : heard) {
+        EXPECT_EQ(m.sink.answers[id].tokens.size(), tokens) << last_token << from_sink;
+        EXPECT_EQ(m.sink.answers[id].end.reason, FinishReason::cancelled) << last_token << from_sink;
+      }
+    }
+  }
+}
+
+// Judged before it was cancelled in the same step.
+TEST_P(EngineOn, AScoreThatCancelsAnotherIsHeardAtOnce) {
+  EngineOptions options = on(GetParam());
+  options.max_sequences = 2;
+  Machine m(bytes_of(tiny_dense()), options);
+  Request first = greedy(prompt(20, 1), 10);
+  first.priority = 1;
+  const RequestId id = m.submit(std::move(first));
+  Request scored = greedy(prompt(20, 2), 0);
+  scored.score = [&](int32_t, std::span<const float>) { m.engine->cancel(id); };
+  m.submit(std::move(scored));
+  m.run();
+  EXPECT_TRUE(m.sink.answers[id].tokens.empty());
+  EXPECT_EQ(m.sink.answers[id].end.reason, FinishReason::cancelled);
+}
+
+// The end of the prompt is the end of a block, and nothing comes after it.
+TEST_P(EngineOn, APromptOfWholeBlocksMayEndWithoutAnAnswer) {
+  Machine m(bytes_of(tiny_dense()), on(GetParam()));
+  for (const int32_t length : {32, 64, 192}) {
+    EXPECT_EQ(m.ask(greedy(prompt(length, length), 0)).end.reason, FinishReason::length);
+    EXPECT_EQ(m.ask(greedy(prompt(length, length), 3)).tokens.size(), 3u);
+  }
+}
+
+TEST_P(EngineOn, TheSameSeedGivesTheSameAnswer) {
+  Machine m(bytes_of(tiny_dense()), on(GetParam()));
+  const auto ask = [&](uint64_t seed) {
+    Request r = greedy(prompt(10), 30);
+    r.sampling = {};
+    r.sampling.temperature = 2;
+    r.sampling.seed = seed;
+    return m.ask(r).tokens;
+  };
+  EXPECT_EQ(ask(1), ask(1));
+  EXPECT_NE(ask(1), ask(2));
+}
+
+TEST_P(EngineOn, ScoresEveryPromptRowInOrderHoweverTheRowsAreCut) {
+  std::vector<std::vector<float>> whole;
+  for (const int32_t chunk : {64, 5}) {
+    EngineOptions options = on(GetParam());
+    options.ubatch_tokens = chunk;
+    Machine m(bytes_of(tiny_dense()), options);
+    Request r = greedy(prompt(40), 0);
+    r.score_from = 3;
+    std::vector<std::vector<float>> rows;
+    r.score = [&](int32_t position, std::span<const float> logits) {
+      EXPECT_EQ(position, 3 + static_cast<int32_t>(rows.size()));
+      rows.emplace_back(logits.begin(), logits.end());
+    };
+    m.ask(r);
+    ASSERT_EQ(rows.size(), 37u);
+    if (whole.empty()) {
+      whole = rows;
+    } else {
+      EXPECT_EQ(rows, whole);
+    }
+  }
+}
+
+TEST_P(EngineOn, LogProbabilitiesBelongToTheTokens) {
+  Machine m(bytes_of(tiny_dense()), on(GetParam()));
+  Request r = greedy(prompt(12), 5);
+  r.top_logprobs = 3;
+  const auto answer = m.ask(r);
+  for (const TokenEvent& e : answer.events) {
+    ASSERT_EQ(e.top.size(), 3u);
+    EXPECT_EQ(e.top[0].first, e.id);  // greedy
+    EXPECT_EQ(e.top[0].second, e.logprob);
+    EXPECT_LT(e.logprob, 0);
+    EXPECT_GE(e.top[1].second, e.top[2].second);
+  }
+}
+
+// Knows the true continuation and wraps it in wrong branches; sometimes wrong itself.
+class TreeDrafter : public Drafter {
+ public:
+  explicit TreeDrafter(std::vector<int32_t> truth, int32_t prompt_tokens)
+      : truth_(std::move(truth)), prompt_(prompt_tokens) {}
+
+  void propose(Plan& plan, int32_t budget) override {
+    for (PlanItem& item : plan.items) {
+      if (!item.wants_next) continue;
+      const auto next =
+          static_cast<size_t>(item.sequence->held + item.certain - prompt_);  // index into truth_
+      const auto at = [&](size_t i) { return i < truth_.size() ? truth_[i] : 0; };
+      const int32_t wrong = (at(next) + 1) % 320;
+      //   wrong, true0, (true0 ->) wrong, true1, (true1 ->) true2 or wrong
+      const std::vector<Draft> tree = {{wrong, -1},       {at(next), -1},
+                                       {wrong, 1},        {at(next + 1), 1},
+                                       {at(next + 1), 0}, {round_ % 3 == 0 ? wrong : at(next + 2), 3}};
+      ++round_;
+      const auto count = std::min<size_t>(tree.size(), static_cast<size_t>(std::max(budget, 0)));
+      item.drafts.assign(tree.begin(), tree.begin() + static_cast<std::ptrdiff_t>(count));
+      budget -= static_cast<int32_t>(count);
+    }
+  }
+  void observe(const Plan& plan, std::span<const Verdict> verdicts) override {
+    EXPECT_EQ(plan.items.size(), verdicts.size());
+    for (const Verdict& v : verdicts) accepted += v.accepted.size();
+  }
+  size_t accepted = 0;
+
+ private:
+  std::vector<int32_t> truth_;
+  int32_t prompt_;
+  int round_ = 0;
+};
+
+// On a GPU the rows of a tree and a row alone run different kernels, so a draw next to a boundary between two
+// tokens may fall on the other side; what follows is another text. Before that, nothing may differ, and there
+// both must have drawn from the same distribution, up to rounding. Returns the number of equal tokens.
+size_t expect_same_draws(const Answer& plain, const Answer& drafted, float rounding) {
+  EXPECT_EQ(plain.tokens.size(), drafted.tokens.size());
+  const size_t most = std::min(plain.tokens.size(), drafted.tokens.size());
+  size_t same = 0;
+  while (same < most && plain.tokens[same] == drafted.tokens[same]) ++same;
+  if (same == most) return same;
+  std::map<int32_t, float> expected(plain.events[same].top.begin(), plain.events[same].top.end());
+  int compared = 0;
+  float largest = 0;
+  for (const auto& [id, logprob] : drafted.events[same].top) {
+    if (!expected.contains(id)) continue;
+    ++compared;
+    largest = std::max(largest, std::abs(logprob - expected[id]));
+  }
+  std::printf("[report] token %zu: %d instead of %d, log probabilities of %d tokens within %.2e\n", same,
+              drafted.tokens[same], plain.tokens[same], compared, static_cast<double>(largest));
+  EXPECT_GE(compared, 6);
+  EXPECT_LE(largest, rounding);
+  return same;
+}
+
+TEST_P(EngineOn, SpeculationChangesNothingButTheNumberOfSteps) {
+  const bool exact = std::string(GetParam()) != "cuda";
+  for (const RandomShape& shape : {tiny_dense(), tiny_moe()}) {
+    for (const float temperature : {0.0f, 1.5f}) {
+      Request r = greedy(prompt(29), 40);
+      r.sampling.temperature = temperature;
+      r.sampling.seed = 5;
+      r.top_logprobs = 8;
+      Machine plain(bytes_of(shape), on(GetParam()));
+      const auto truth = plain.ask(r);
+
+      EngineOptions options = on(GetParam());
+      options.max_drafts = 6;
+      Machine m(bytes_of(shape), options);
+      TreeDrafter drafter(truth.tokens, 29);
+      m.engine->set_drafter(&drafter);
+      const auto drafted = m.ask(r);
+      const size_t same = expect_same_draws(truth, drafted, exact ? 0 : 0.02f);
+      EXPECT_TRUE(same == truth.tokens.size() || !exact);
+      EXPECT_GT(drafter.accepted, same / 2);
+      EXPECT_LT(m.engine->stats().steps, plain.engine->stats().steps);
+    }
+  }
+}
+
+TEST(Engine, ImpossibleRequestsAreRefusedWithNumbers) {
+  Machine m(bytes_of(tiny_dense()));
+  EXPECT_NE(refusal(m, greedy({}, 1)).find("no tokens"), std::string::npos);
+  EXPECT_NE(refusal(m, greedy(prompt(256), 1)).find("256 tokens"), std::string::npos);
+  EXPECT_NE(refusal(m, greedy({1, 320}, 1)).find("token 320"), std::string::npos);
+  EXPECT_NE(refusal(m, greedy({-1}, 1)).find("token -1"), std::string::npos);
+  Request hot = greedy({1}, 1);
+  hot.sampling.temperature = -1;
+  EXPECT_NE(refusal(m, hot).find("temperature"), std::string::npos);
+  EXPECT_TRUE(m.engine->idle());
+}
+
+TEST_P(EngineOn, DamagedWeightsEndTheAnswerWithAnError) {
+  const auto damaged = edited(bytes_of(tiny_dense()), [](GgufWriter&, std::vector<OwnTensor>& t) {
+    auto* values = reinterpret_cast<float*>(find(t, "output_norm.weight").data.data());
+    for (int i = 0; i < 64; ++i) values[i] = NAN;
+  });
+  Machine m(damaged, on(GetParam()));
+  const auto answer = m.ask(greedy(prompt(5), 5));
+  EXPECT_EQ(answer.end.reason, FinishReason::error);
+  EXPECT_NE(answer.end.error.find("not numbers"), std::string::npos);
+}
+
+std::string creation_error(EngineOptions options) {
+  const auto bytes = bytes_of(tiny_dense());
+  const GgufFile file = parsed(bytes);
+  options.device = options.device == "cpu" ? "ref" : options.device;
+  const auto engine = Engine::create(file, options);
+  return engine.ok() ? "" : engine.error().message;
+}
+
+TEST(Engine, OnACpuThePlanIsWhatIsTaken) {
+  const auto bytes = bytes_of(tiny_moe());
+  const GgufFile file = parsed(bytes);
+  EngineOptions options;
+  options.max_sequences = 3;
+  options.context_tokens = 512;
+  options.threads = 2;
+  const auto engine = Engine::create(file, options);
+  ASSERT_TRUE(engine.ok()) << engine.error().message;
+  for (const MemoryRow& row : (*engine)->memory().rows)
+    EXPECT_NEAR(static_cast<double>(row.actual_bytes), static_cast<double>(row.predicted_bytes),
+                0.02 * static_cast<double>(row.predicted_bytes))
+        << row.label;
+}
+
+TEST(Engine, WhatDoesNotFitIsRefusedBeforeLoadingWithWhatWould) {
+  EngineOptions options;
+  options.context_tokens = 4096;
+  options.memory_limit_bytes = 3 << 20;
+  const std::string message = creation_error(options);
+  EXPECT_NE(message.find("4096 tokens"), std::string::npos) << message;
+  EXPECT_NE(message.find("3.0 MiB are available"), std::string::npos) << message;
+
+  options.memory_limit_bytes = 0;
+  options.context_tokens = 4097;
+  EXPECT_NE(creation_error(options).find("4096"), std::string::npos);
+  options.context_tokens = 100;
+  options.max_sequences = 0;
+  EXPECT_NE(creation_error(options), "");
+  options.max_sequences = 1;
+  options.device = "abacus";
+  EXPECT_NE(creation_error(options).find("abacus"), std::string::npos);
+}
+
+TEST(Engine, AnOpenContextTakesWhatTheModelAllows) {
+  const auto bytes = bytes_of(tiny_dense());
+  const GgufFile file = parsed(bytes);
+  EngineOptions options;
+  options.device = "ref";
+  options.memory_limit_bytes = uint64_t{1} << 30;
+  auto plan = Engine::plan_memory(file, options);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->context_tokens, 4096);
+  EXPECT_NE(plan->table().find("KV blocks"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace braid

@@ -1,0 +1,340 @@
+// equality_test.cpp -- golden prompts give the same bytes alone, among others, resumed, pushed out and
+// forked.
+//
+// On the CPU every op sums in an order that depends on the row alone, and so it does on a GPU that is told to
+// be deterministic: the rule is identity, tokens equal and their log probabilities equal to the last bit.
+// What each case is compared with is its own run alone, on an engine without a cache; golden_test.cpp
+// compares that with float64. What a GPU does without being told: gpu_engine_test.cpp.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "engine/engine.h"
+#include "engine/tests/engine_devices_test.h"
+
+namespace braid {
+namespace {
+
+const std::string kRoot = BRAID_SOURCE_DIR;
+constexpr int32_t kAnswer = 48;       // tokens
+constexpr int32_t kLongAnswer = 144;  // that grow beyond what was kept free when they entered
+
+struct Written {
+  std::vector<int32_t> tokens;
+  std::vector<float> logprobs;
+  Usage usage;
+  FinishReason reason = FinishReason::error;
+};
+
+// Empty if log probabilities differ by at most `limit` (0: the same to the last bit) up to the first
+// different token, which is allowed only with a limit.
+std::string difference(const Written& a, const Written& b, float limit = 0) {
+  if (a.reason != b.reason) return std::string("ended by ") + finish_reason_name(a.reason);
+  for (size_t i = 0; i < std::min(a.tokens.size(), b.tokens.size()); ++i) {
+    if (a.tokens[i] != b.tokens[i])
+      return limit > 0 && std::abs(a.logprobs[i] - b.logprobs[i]) <= limit
+                 ? ""
+                 : "another token at " + std::to_string(i);
+    if (!(std::abs(a.logprobs[i] - b.logprobs[i]) <= limit))
+      return "log probability at " + std::to_string(i) + ": " + std::to_string(a.logprobs[i]) +
+             " instead of " + std::to_string(b.logprobs[i]);
+  }
+  return a.tokens.size() == b.tokens.size() ? "" : "another length";
+}
+
+class Writer : public Sink {
+ public:
+  void token(RequestId id, const TokenEvent& event) override {
+    written[id].tokens.push_back(event.id);
+    written[id].logprobs.push_back(event.logprob);
+  }
+  void finished(RequestId id, const Finished& event) override {
+    written[id].usage = event.usage;
+    written[id].reason = event.reason;
+  }
+  std::map<RequestId, Written> written;
+};
+
+struct Subject {
+  const char* name;
+  const char* model;
+  const char* goldens;
+  const char* device;
+  bool mixture;
+};
+const char* const kDemo = "/models/braid-demo-q8_0.gguf";
+const char* const kMoe = "/tests/goldens/braid-tiny-moe-q4_k_m.gguf";
+const Subject kSubjects[] = {
+    {"Demo", kDemo, "/tests/goldens/demo.json", "cpu", false},
+    {"Moe", kMoe, "/tests/goldens/tiny-moe.json", "cpu", true},
+    {"DemoCuda", kDemo, "/tests/goldens/demo.json", "cuda", false},
+    {"MoeCuda", kMoe, "/tests/goldens/tiny-moe.json", "cuda", true},
+};
+void PrintTo(const Subject& subject, std::ostream* out) { *out << subject.name; }
+
+class Equality : public ::testing::TestWithParam<Subject> {
+ protected:
+  void SetUp() override {
+    const std::string why = testing_devices::why_not_on(GetParam().device);
+    if (!why.empty()) GTEST_SKIP() << why;
+    std::ifstream in(kRoot + GetParam().goldens);
+    ASSERT_TRUE(in.good());
+    for (const auto& golden : nlohmann::json::parse(in))
+      prompts.push_back(golden["ids"].get<std::vector<int32_t>>());
+    auto opened = GgufFile::open(kRoot + GetParam().model);
+    ASSERT_TRUE(opened.ok()) << opened.error().message;
+    file = std::make_unique<GgufFile>(std::move(opened).value());
+    // Once per model.
+    static std::map<std::string, std::vector<Written>> known;
+    alone = known[GetParam().name];
+    if (!alone.empty()) return;
+    EngineOptions options;
+    options.prefix_cache = false;
+    Writer writer;
+    auto engine = start(options);
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      const RequestId id = submit(*engine, writer, request(i));
+      engine->run_until_idle();
+      alone.push_back(writer.written[id]);
+      ASSERT_EQ(alone.back().tokens.size(), static_cast<size_t>(kAnswer));
+    }
+    known[GetParam().name] = alone;
+  }
+
+  std::unique_ptr<Engine> start(EngineOptions options) {
+    options.device = GetParam().device;
+    options.deterministic = true;
+    options.threads = 2;
+    if (options.context_tokens == 0) options.context_tokens = 2048;
+    auto engine = Engine::create(*file, options);
+    EXPECT_TRUE(engine.ok()) << (engine.ok() ? "" : engine.error().message);
+    return std::move(engine).value();
+  }
+  // Half of the cases are drawn, from a seed, so that the sampler's state is part of what must survive.
+  Request request(size_t i) const {
+    Request r;
+    r.prompt = prompts[i];
+    r.max_tokens = kAnswer;
+    r.top_logprobs = 0;
+    r.sampling.temperature = i % 2 == 0 ? 0.0f : 0.9f;
+    r.sampling.seed = i;
+    return r;
+  }
+  static RequestId submit(Engine& engine, Writer& writer, Request r) {
+    auto id = engine.submit(std::move(r), writer);
+    EXPECT_TRUE(id.ok()) << (id.ok() ? "" : id.error().message);
+    return id.ok() ? *id : 0;
+  }
+  int64_t blocks_needed() const {
+    int64_t blocks = 0;
+    for (const auto& p : prompts) blocks += blocks_for(static_cast<int64_t>(p.size()) + kAnswer);
+    return blocks;
+  }
+  uint64_t bytes_of_blocks(const Engine& engine, int64_t blocks) const {
+    return static_cast<uint64_t>(engine.config().kv_bytes_per_token(KvFormat::f16, KvFormat::f16)) *
+           kBlockTokens * static_cast<uint64_t>(blocks);
+  }
+  // Everybody at once, in a random order, with strangers in between who come and go.
+  void run_together(Engine& engine, uint64_t seed, const std::string& what) {
+    std::mt19937_64 random(seed);
+    Writer writer;
+    std::vector<size_t> order;
+    for (size_t i = 0; i < prompts.size(); ++i) order.push_back(i);
+    std::shuffle(order.begin(), order.end(), random);
+    std::map<RequestId, size_t> asked;
+    std::vector<RequestId> strangers;
+    for (const size_t i : order) {
+      Request stranger;
+      for (uint64_t n = 1 + random() % 60; n > 0; --n)
+        stranger.prompt.push_back(
+            static_cast<int32_t>(random() % static_cast<uint64_t>(engine.config().vocabulary)));
+      stranger.max_tokens = static_cast<int32_t>(random() % 30);
+      strangers.push_back(submit(engine, writer, std::move(stranger)));
+      asked[submit(engine, writer, request(i))] = i;
+      for (uint64_t n = random() % 4; n > 0; --n) {
+        engine.step();
+        engine.check();
+      }
+      if (random() % 3 == 0) engine.cancel(strangers[random() % strangers.size()]);
+    }
+    while (engine.step()) engine.check();
+    for (const auto& [id, i] : asked)
+      EXPECT_EQ(difference(writer.written[id], alone[i]), "") << what << ", case " << i;
+  }
+
+  std::vector<std::vector<int32_t>> prompts;
+  std::vector<Written> alone;
+  std::unique_ptr<GgufFile> file;
+};
+
+TEST_P(Equality, AmongSixteenOthersWhoComeAndGo) {
+  for (const double gap_limit : {0.0, 3.5}) {
+    EngineOptions options;
+    options.max_sequences = 16;
+    options.ubatch_tokens = 96;
+    options.gap_limit = gap_limit;
+    options.shuffle_blocks = 77;   // blocks in random physical order
+    options.poison_unused = true;  // whoever reads what is not his shows it
+    auto engine = start(options);
+    run_together(*engine, 1, "together");
+    run_together(*engine, 2, "together, with what the first round left in the cache");
+    EXPECT_GT(engine->scheduler().stats().cached_tokens, 0u);
+  }
+}
+
+TEST_P(Equality, ResumedAtEveryPosition) {
+  EngineOptions options;
+  options.max_sequences = 2;
+  options.checkpoint_spacing = 0;
+  options.poison_unused = true;
+  auto engine = start(options);
+  Writer writer;
+  int resumed = 0;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const auto size = static_cast<int32_t>(prompts[i].size());
+    std::vector<int32_t> positions = {2, 31, 32, 33, size - 2};
+    for (int32_t p = 48; p < size; p += 131) positions.push_back(p);
+    for (const int32_t p : positions) {
+      if (p < 2 || p > size - 2) continue;
+      Request prefix = request(i);
+      prefix.prompt.resize(static_cast<size_t>(p));
+      prefix.max_tokens = 0;
+      prefix.cache_salt = std::to_string(i) + "/" + std::to_string(p);
+      Request whole = request(i);
+      whole.cache_salt = prefix.cache_salt;
+      submit(*engine, writer, std::move(prefix));
+      engine->run_until_idle();
+      const RequestId id = submit(*engine, writer, std::move(whole));
+      engine->run_until_idle();
+      engine->check();
+      EXPECT_EQ(writer.written[id].usage.cached_tokens, p);
+      EXPECT_EQ(difference(writer.written[id], alone[i]), "") << "case " << i << " resumed at " << p;
+      ++resumed;
+    }
+  }
+  std::printf("[report] %s: %d resumptions equal to the last bit\n", GetParam().name, resumed);
+}
+
+TEST_P(Equality, AfterARestartFromTheDisk) {
+  namespace fs = std::filesystem;
+  std::string folder = (fs::temp_directory_path() / "braid-equality-XXXXXX").string();
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  EngineOptions options;
+  options.max_sequences = 4;
+  options.cache_dir = folder;
+  options.checkpoint_interval = 64;
+  options.checkpoint_spacing = 0;
+  options.poison_unused = true;
+  run_together(*start(options), 3, "before the restart");
+  auto engine = start(options);
+  Writer writer;
+  int64_t cached = 0;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const RequestId id = submit(*engine, writer, request(i));
+    engine->run_until_idle();
+    cached += writer.written[id].usage.cached_tokens;
+    EXPECT_EQ(difference(writer.written[id], alone[i]), "") << "after a restart, case " << i;
+  }
+  std::printf("[report] %s: %llu prefixes from the disk, %lld prompt tokens not computed again\n",
+              GetParam().name, static_cast<unsigned long long>(engine->scheduler().stats().from_disk),
+              static_cast<long long>(cached));
+  EXPECT_GT(engine->scheduler().stats().from_disk, 0u);
+  engine.reset();
+  fs::remove_all(folder);
+}
+
+TEST_P(Equality, PushedOutAndBackAgain) {
+  for (const Preemption preemption : {Preemption::swap, Preemption::recompute}) {
+    EngineOptions options;
+    options.max_sequences = static_cast<int32_t>(prompts.size());
+    options.gap_limit = 0;
+    options.ubatch_tokens = 64;
+    options.preemption = preemption;
+    options.poison_unused = true;
+    options.swap_memory_bytes = int64_t{64} << 20;
+    options.context_tokens = 1024;
+    // First with all they need, to learn the size of a block; then with room for the two longest only.
+    size_t longest = 0;
+    for (const auto& p : prompts) longest = std::max(longest, p.size());
+    options.context_tokens = static_cast<int32_t>(longest) + kLongAnswer;
+    const auto measured = start(options);
+    const auto long_request = [&](size_t i) {
+      Request r = request(i);
+      r.max_tokens = kLongAnswer;
+      r.use_cache = false;
+      return r;
+    };
+    std::vector<Written> long_alone;
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      Writer solo;
+      const RequestId id = submit(*measured, solo, long_request(i));
+      measured->run_until_idle();
+      long_alone.push_back(solo.written[id]);
+    }
+    const int64_t blocks = std::max<int64_t>(blocks_for(options.context_tokens), blocks_needed() * 3 / 10);
+    options.kv_memory_bytes = bytes_of_blocks(*measured, blocks);
+    auto engine = start(options);
+    // Computed again, the tokens of an answer run many at a time, which is another form of attention: equal
+    // up to near ties, and what 8-bit activations make of the last bit.
+    const float limit = preemption == Preemption::swap ? 0 : 0.05f;
+    Writer writer;
+    std::vector<std::pair<RequestId, size_t>> asked;
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      Request r = long_request(i);
+      r.use_cache = i % 3 != 0;  // without it, copies of its own are all that a request goes on from
+      asked.emplace_back(submit(*engine, writer, std::move(r)), i);
+    }
+    while (engine->step()) engine->check();
+    for (const auto& [id, i] : asked)
+      EXPECT_EQ(difference(writer.written[id], long_alone[i], limit), "") << "case " << i;
+    const SchedulerStats& stats = engine->scheduler().stats();
+    std::printf("[report] %s: %llu pushed out, %llu of them swapped\n", GetParam().name,
+                static_cast<unsigned long long>(stats.preempted),
+                static_cast<unsigned long long>(stats.swapped));
+    EXPECT_GT(stats.preempted, 0u);
+    EXPECT_EQ(stats.swapped > 0, preemption == Preemption::swap);
+  }
+}
+
+TEST_P(Equality, ForksOfOnePromptDrawTheirOwn) {
+  EngineOptions options;
+  options.max_sequences = 4;
+  options.poison_unused = true;
+  auto engine = start(options);
+  Writer writer;
+  for (size_t i = 0; i < std::min<size_t>(prompts.size(), 4); ++i) {
+    std::vector<RequestId> ids;
+    std::vector<Written> solo;
+    EngineOptions plain;
+    plain.prefix_cache = false;
+    auto other = start(plain);
+    for (uint64_t seed = 0; seed < 6; ++seed) {
+      Request r = request(i);
+      r.sampling.temperature = 1.2f;
+      r.sampling.seed = seed;
+      Writer own;
+      const RequestId id = submit(*other, own, r);
+      other->run_until_idle();
+      solo.push_back(own.written[id]);
+      ids.push_back(submit(*engine, writer, std::move(r)));
+    }
+    const uint64_t before = engine->scheduler().stats().forked;
+    while (engine->step()) engine->check();
+    EXPECT_GE(engine->scheduler().stats().forked, before + 3);  // two found no slot and entered later
+    for (size_t n = 0; n < ids.size(); ++n)
+      EXPECT_EQ(difference(writer.written[ids[n]], solo[n]), "") << "case " << i << ", seed " << n;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Equality, ::testing::ValuesIn(kSubjects),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace braid

@@ -1,0 +1,18 @@
+// moe.cpp -- mixture of experts: router, choice, routed experts and the shared one.
+#include "model/layers/layers.h"
+
+namespace braid {
+
+void moe_block(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, const MoeBlock& w,
+               const RouteParams& params, const MoeScratch& scratch) {
+  const int64_t rows = normed.rows;
+  const Tensor logits = scratch.logits.top(rows);
+  const Tensor ids = scratch.ids.top(rows);
+  const Tensor weights = scratch.weights.top(rows);
+
+  const LinearPart router[] = {{&w.router, nullptr, logits}};
+  ops.norm_linear(router, normed, residual, norm.weight, norm.eps);
+  ops.moe(residual, normed, ids, weights, logits, params, w.view());
+}
+
+}  // namespace braid

@@ -1,0 +1,406 @@
+// attention.cpp -- attention over the cells a row sees: which form a row takes, and who does what.
+//
+// Two forms, which may differ in the last bits:
+//   many rows  the certain rows of a sequence that has at least kManyRows of them in this step: tiles of
+//              tokens times the query heads of a KV head (attention_prefill.cpp). Task = (tile, KV head),
+//              longest first. The engine never runs a prompt by single rows, so a prompt's bytes do not
+//              depend on how it was cut into steps (engine/schedule/scheduler.h).
+//   few rows   all other rows, uncertain ones always: one row at a time (attention_decode.cpp). Task = (row,
+//   KV head
+//              or part of its heads, segment of 512 positions); segments are merged in position order
+//              afterwards.
+// A row sees its positions 0 .. own position, wherever their cells are: below context they are the cells of
+// that number, above it the cells of the row's ancestors. So an uncertain row has the bytes it would have had
+// as a certain one, and blocks and segments are counted from position 0, never from the start of a step.
+
+#include "ops/cpu/attention/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "ops/cpu/cpu_ops.h"
+
+namespace braid {
+namespace {
+
+constexpr int32_t kManyRows = 2;
+constexpr int32_t kTileTokens = 32;
+constexpr int32_t kSegment = 512;
+
+// One call of attention.
+struct Attention {
+  Tensor o;
+  Tensor q;
+  Tensor qg;
+  const AttentionParams& params;
+  const KvLayer& kv;
+  const Batch& batch;
+  int64_t head_dim;
+  int32_t group;  // query heads of a KV head
+
+  bool certain(int32_t t) const {
+    const int32_t s = batch.sequence[t];
+    return t - batch.first_row[s] < batch.certain[s];
+  }
+  bool many(int32_t s) const { return batch.certain[s] >= kManyRows; }
+  int32_t block_of(int32_t s, int32_t cell) const {
+    BRAID_CHECK(cell >= 0 && cell / kBlockTokens < batch.blocks_per_sequence);
+    const int32_t block = batch.blocks_of(s)[cell / kBlockTokens];
+    BRAID_CHECK(block >= 0 && block < kv.blocks);
+    return block;
+  }
+  const float* gate(int32_t t, int32_t head) const {
+    return params.gated ? qg.f32(t) + (2 * int64_t{head} + 1) * head_dim : nullptr;
+  }
+  int32_t lowest_position(int32_t own) const {
+    return params.window > 0 ? std::max(0, own - params.window + 1) : 0;
+  }
+  int32_t first_segment(int32_t t) const { return lowest_position(batch.position[t]) / kSegment; }
+  int32_t segments(int32_t t) const { return batch.position[t] / kSegment + 1 - first_segment(t); }
+};
+
+// ---- few rows
+
+struct Unit {
+  int32_t row;
+  int32_t kv_head;
+  int32_t first_head;  // inside the group
+  int32_t heads;
+  int32_t segment;  // from 0 at position 0
+};
+
+// Copies the K and V rows of positions begin .. end-1, of which some belong to ancestors, to the scratch
+// block.
+void gather_cells(const Attention& call, const Unit& unit, int32_t begin, int32_t end, std::byte* k,
+                  std::byte* v) {
+  const KvShape& shape = call.kv.shape;
+  const int32_t s = call.batch.sequence[unit.row];
+  const int64_t k_bytes = kv_row_bytes(shape.k_format, shape.head_dim);
+  const int64_t v_bytes = kv_row_bytes(shape.v_format, shape.head_dim);
+  int32_t ancestor = unit.row;
+  for (int32_t position = call.batch.position[unit.row]; position >= begin; position--) {
+    int32_t cell = position;
+    if (position >= call.batch.context[s]) {
+      BRAID_CHECK(ancestor >= 0 && call.batch.position[ancestor] == position);
+      cell = call.batch.cell[ancestor];
+      ancestor = call.batch.parent[ancestor];
+    }
+    if (position >= end) continue;
+    const int32_t block = call.block_of(s, cell), at = cell % kBlockTokens;
+    std::memcpy(k + (position - begin) * k_bytes, call.kv.k_row(block, unit.kv_head, at), k_bytes);
+    std::memcpy(v + (position - begin) * v_bytes, call.kv.v_row(block, unit.kv_head, at), v_bytes);
+  }
+}
+
+// partials [heads], `stride` apart, get the results of the unit's segment.
+void run_segment(const Attention& call, const Unit& unit, float* partials, int64_t stride,
+                 std::byte* scratch) {
+  const Batch& batch = call.batch;
+  const int32_t s = batch.sequence[unit.row], own = batch.position[unit.row];
+  const int32_t lowest = call.lowest_position(own);
+  const int32_t held =
+      call.certain(unit.row) ? own + 1 : batch.context[s];  // positions with cells of their number
+  const int32_t end = std::min(own + 1, (unit.segment + 1) * kSegment);
+  cpu::DecodeBlock block;
+  block.k_format = call.kv.shape.k_format;
+  block.v_format = call.kv.shape.v_format;
+  block.heads = unit.heads;
+  block.head_dim = static_cast<int32_t>(call.head_dim);
+  block.scale = call.params.scale;
+  block.q = call.q.f32(unit.row) + (int64_t{unit.kv_head} * call.group + unit.first_head) * call.head_dim;
+  block.partials = partials;
+  block.partial_stride = stride;
+  for (int32_t h = 0; h < unit.heads; h++) cpu::decode_clear(partials + h * stride, call.head_dim);
+  const int32_t first_block = std::max(unit.segment * kSegment, lowest) / kBlockTokens * kBlockTokens;
+  for (int32_t begin = first_block; begin < end; begin += kBlockTokens) {
+    block.first = std::max(0, lowest - begin);
+    block.last = std::min(kBlockTokens, end - begin);
+    if (begin + block.last <= held) {
+      const int32_t index = call.block_of(s, begin);
+      block.k = call.kv.k_row(index, unit.kv_head, 0);
+      block.v = call.kv.v_row(index, unit.kv_head, 0);
+      // The segment's next block, or the first of the next segment, which somebody will want.
+      const bool more = begin + kBlockTokens < held;
+      const int32_t next = more ? call.block_of(s, begin + kBlockTokens) : 0;
+      block.next_k = more ? call.kv.k_row(next, unit.kv_head, 0) : nullptr;
+      block.next_v = more ? call.kv.v_row(next, unit.kv_head, 0) : nullptr;
+    } else {
+      std::byte* v = scratch + kBlockTokens * kv_row_bytes(block.k_format, block.head_dim);
+      gather_cells(call, unit, begin, begin + block.last, scratch, v);
+      block.k = scratch;
+      block.v = v;
+      block.next_k = block.next_v = nullptr;
+    }
+    cpu::decode_block(block);
+  }
+}
+
+// ---- many rows
+
+struct TileScratch {
+  float* k;  // [32][padded_dim]
+  float* v;
+  float* scores;  // [32][16]
+  float* panels;  // [panels] of q, acc, max, sum, position
+};
+
+int64_t panel_floats(int64_t head_dim) { return (2 * head_dim + 3) * cpu::kPanelRows; }
+
+cpu::Panel panel_at(float* panels, int64_t index, int64_t head_dim) {
+  cpu::Panel panel;
+  panel.q = panels + index * panel_floats(head_dim);
+  panel.acc = panel.q + head_dim * cpu::kPanelRows;
+  panel.max = panel.acc + head_dim * cpu::kPanelRows;
+  panel.sum = panel.max + cpu::kPanelRows;
+  panel.position = reinterpret_cast<int32_t*>(panel.sum + cpu::kPanelRows);
+  return panel;
+}
+
+// Row `index` of the tile is token index / group, head index % group of the KV head.
+void fill_panels(const Attention& call, int32_t first, int32_t tokens, int32_t kv_head, float* panels) {
+  const int64_t rows = int64_t{tokens} * call.group;
+  for (int64_t begin = 0; begin < rows; begin += cpu::kPanelRows) {
+    cpu::Panel panel = panel_at(panels, begin / cpu::kPanelRows, call.head_dim);
+    cpu::panel_clear(panel, call.head_dim);
+    const float* q[cpu::kPanelRows];
+    for (int64_t r = 0; r < cpu::kPanelRows; r++) {
+      const int64_t index = std::min(begin + r, rows - 1);
+      const int32_t t = first + static_cast<int32_t>(index / call.group);
+      q[r] = call.q.f32(t) + (int64_t{kv_head} * call.group + index % call.group) * call.head_dim;
+      panel.position[r] = call.batch.position[t];
+    }
+    cpu::panel_set_rows(panel, q, call.params.scale, call.head_dim);
+  }
+}
+
+// Asks for part `index` of `parts` of the K and V rows of a block, whose turn comes next. Threads that share
+// a prompt stream all of its cells each.
+void prefetch_part(const std::byte* k, const std::byte* v, int64_t k_bytes, int64_t v_bytes, int64_t index,
+                   int64_t parts) {
+  constexpr int64_t kLine = 64;
+  const auto ask = [&](const std::byte* base, int64_t bytes) {
+    for (int64_t at = bytes * index / parts / kLine * kLine; at < bytes * (index + 1) / parts; at += kLine)
+      __builtin_prefetch(base + at, 0, 2);
+  };
+  ask(k, k_bytes);
+  ask(v, v_bytes);
+}
+
+void run_tile(const Attention& call, int32_t s, int32_t first, int32_t tokens, int32_t kv_head,
+              const TileScratch& scratch) {
+  const KvShape& shape = call.kv.shape;
+  const int64_t rows = int64_t{tokens} * call.group;
+  const int64_t panels = (rows + cpu::kPanelRows - 1) / cpu::kPanelRows;
+  const int32_t last_position = call.batch.position[first + tokens - 1];
+  const int64_t k_bytes = kBlockTokens * kv_row_bytes(shape.k_format, shape.head_dim);
+  const int64_t v_bytes = kBlockTokens * kv_row_bytes(shape.v_format, shape.head_dim);
+  fill_panels(call, first, tokens, kv_head, scratch.panels);
+  const int32_t lowest = call.lowest_position(call.batch.position[first]);
+  for (int32_t begin = lowest / kBlockTokens * kBlockTokens; begin <= last_position; begin += kBlockTokens) {
+    const int32_t index = call.block_of(s, begin);
+    const int32_t count = std::min(kBlockTokens, last_position + 1 - begin);
+    cpu::expand_block(scratch.k, call.kv.k_row(index, kv_head, 0), shape.k_format, shape.head_dim, count);
+    cpu::expand_block(scratch.v, call.kv.v_row(index, kv_head, 0), shape.v_format, shape.head_dim, count);
+    const bool more = begin + kBlockTokens <= last_position;
+    const int32_t next = more ? call.block_of(s, begin + kBlockTokens) : 0;
+    for (int64_t p = 0; p < panels; p++) {
+      if (more)
+        prefetch_part(call.kv.k_row(next, kv_head, 0), call.kv.v_row(next, kv_head, 0), k_bytes, v_bytes, p,
+                      panels);
+      cpu::Panel panel = panel_at(scratch.panels, p, call.head_dim);
+      panel.first_position = panel.position[0];
+      panel.last_position = panel.position[cpu::kPanelRows - 1];
+      if (begin > panel.last_position) continue;
+      cpu::panel_block(panel, scratch.k, scratch.v, scratch.scores, call.head_dim, begin, call.params.window);
+    }
+  }
+  for (int64_t begin = 0; begin < rows; begin += cpu::kPanelRows) {
+    float* out[cpu::kPanelRows] = {};
+    const float* gates[cpu::kPanelRows] = {};
+    for (int64_t r = 0; r < std::min(cpu::kPanelRows, rows - begin); r++) {
+      const int32_t t = first + static_cast<int32_t>((begin + r) / call.group);
+      const int32_t head = kv_head * call.group + static_cast<int32_t>((begin + r) % call.group);
+      out[r] = call.o.f32(t) + head * call.head_dim;
+      gates[r] = call.gate(t, head);
+    }
+    cpu::panel_get_rows(panel_at(scratch.panels, begin / cpu::kPanelRows, call.head_dim), out, gates,
+                        call.head_dim);
+  }
+}
+
+int64_t tile_scratch_floats(int64_t group, int64_t head_dim) {
+  const int64_t panels = (kTileTokens * group + cpu::kPanelRows - 1) / cpu::kPanelRows;
+  return 2 * kBlockTokens * cpu::padded_dim(head_dim) + kBlockTokens * cpu::kPanelRows +
+         panels * panel_floats(head_dim);
+}
+
+int64_t segment_scratch_floats(int64_t heads, int64_t head_dim) {
+  return heads * cpu::partial_floats(head_dim) + 2 * kBlockTokens * head_dim;
+}
+
+}  // namespace
+
+namespace cpu {
+int64_t attention_scratch_floats(int64_t heads, int64_t head_dim) {
+  return std::max(tile_scratch_floats(heads, head_dim), segment_scratch_floats(heads, head_dim));
+}
+int64_t attention_partial_floats(int64_t heads, int64_t head_dim, int64_t max_context, int64_t max_tokens) {
+  const int64_t segments = (max_context + kSegment - 1) / kSegment + 1;
+  if (segments <= 2) return segments * heads * partial_floats(head_dim) * std::min<int64_t>(max_tokens, 64);
+  constexpr int64_t kEnough = 2 << 20;  // floats; more rows than fit run in rounds
+  return std::max(segments * heads * partial_floats(head_dim), kEnough);
+}
+}  // namespace cpu
+
+// Sequences with many certain rows.
+void CpuOps::attend_many(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
+                         const Batch& batch) {
+  const Attention call{o, q, qg, params, kv, batch, kv.shape.head_dim, params.heads / kv.shape.kv_heads};
+  const auto count_tasks = [&](int32_t tile) {
+    int64_t tasks = 0;
+    for (int32_t s = 0; s < batch.sequences; s++) {
+      if (call.many(s)) tasks += (batch.certain[s] + tile - 1) / tile * kv.shape.kv_heads;
+    }
+    return tasks;
+  };
+  // A tile expands K and V once for its panels, which costs about a third of what one panel does with them;
+  // large tiles save that, small ones keep every thread busy to the end.
+  const int32_t panel_tokens = std::max(1, static_cast<int32_t>(cpu::kPanelRows) / call.group);
+  int32_t tile = kTileTokens;
+  double least = 0;
+  for (int32_t size = kTileTokens; size > 0; size -= panel_tokens) {
+    const double panels = std::ceil(static_cast<double>(size * call.group) / cpu::kPanelRows);
+    const double turns = std::ceil(static_cast<double>(count_tasks(size)) / pool_.size());
+    const double cost = turns * (panels + 0.35);
+    if (size < kTileTokens && cost >= least) continue;
+    tile = size;
+    least = cost;
+  }
+  const int64_t tasks = count_tasks(tile);
+  if (tasks == 0) return;
+  BRAID_CHECK(tile_scratch_floats(call.group, call.head_dim) <= work_.worker_floats);
+  counter_.reset();
+  pool_.run([&](int worker) {
+    TileScratch scratch;
+    scratch.k = work_.worker[worker];
+    scratch.v = scratch.k + kBlockTokens * cpu::padded_dim(call.head_dim);
+    scratch.scores = scratch.v + kBlockTokens * cpu::padded_dim(call.head_dim);
+    scratch.panels = scratch.scores + kBlockTokens * cpu::kPanelRows;
+    for (int64_t claimed; (claimed = counter_.claim()) < tasks;) {
+      int64_t task = claimed;
+      for (int32_t s = 0; s < batch.sequences; s++) {
+        if (!call.many(s)) continue;
+        const int64_t tiles = (batch.certain[s] + tile - 1) / tile;
+        if (task >= tiles * kv.shape.kv_heads) {
+          task -= tiles * kv.shape.kv_heads;
+          continue;
+        }
+        // The last tile sees the most.
+        const int32_t index = static_cast<int32_t>(tiles - 1 - task / kv.shape.kv_heads);
+        const int32_t tokens = std::min(tile, batch.certain[s] - index * tile);
+        run_tile(call, s, batch.first_row[s] + index * tile, tokens,
+                 static_cast<int32_t>(task % kv.shape.kv_heads), scratch);
+        break;
+      }
+    }
+  });
+}
+
+// Rows first .. last-1 (as indices into work_.few_rows), whose partial results fit into the workspace
+// together.
+void CpuOps::attend_few(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
+                        const Batch& batch, int64_t first, int64_t last) {
+  const Attention call{o, q, qg, params, kv, batch, kv.shape.head_dim, params.heads / kv.shape.kv_heads};
+  const int64_t stride = cpu::partial_floats(call.head_dim);
+  int64_t segments = 0, positions = 0;
+  for (int64_t i = first; i < last; i++) {
+    const int32_t t = work_.few_rows[i];
+    work_.few_segments[i] = segments;  // before this row
+    segments += call.segments(t);
+    positions += batch.position[t] + 1;
+  }
+  // Fewer tasks than threads: give parts of the heads to different threads.
+  const int64_t tasks = segments * kv.shape.kv_heads;
+  int32_t parts = 1;
+  while (tasks * parts < pool_.size() && parts < call.group) parts++;
+  const int32_t part_heads = (call.group + parts - 1) / parts;
+  parts = (call.group + part_heads - 1) / part_heads;
+
+  const auto run_unit = [&](int64_t index, int worker) {
+    Unit unit;
+    unit.first_head = static_cast<int32_t>(index % parts) * part_heads;
+    unit.heads = std::min(part_heads, call.group - unit.first_head);
+    unit.kv_head = static_cast<int32_t>(index / parts % kv.shape.kv_heads);
+    const int64_t segment = index / parts / kv.shape.kv_heads;
+    const auto begin = work_.few_segments.begin();
+    const int64_t i = std::upper_bound(begin + first, begin + last, segment) - begin - 1;
+    unit.row = work_.few_rows[i];
+    unit.segment = call.first_segment(unit.row) + static_cast<int32_t>(segment - work_.few_segments[i]);
+    const int32_t head = unit.kv_head * call.group + unit.first_head;
+    float* partials = work_.partials + (segment * params.heads + head) * stride;
+    run_segment(call, unit, partials, stride, reinterpret_cast<std::byte*>(work_.worker[worker]));
+    if (call.segments(unit.row) > 1) return;
+    for (int32_t h = 0; h < unit.heads; h++) {
+      cpu::decode_finish(o.f32(unit.row) + (head + h) * call.head_dim, partials + h * stride, 1, 0,
+                         call.gate(unit.row, head + h), call.head_dim);
+    }
+  };
+  const auto merge = [&](int64_t index) {
+    const int64_t i = first + index / params.heads;
+    const int32_t t = work_.few_rows[i], head = static_cast<int32_t>(index % params.heads);
+    if (call.segments(t) == 1) return;
+    cpu::decode_finish(o.f32(t) + head * call.head_dim,
+                       work_.partials + (work_.few_segments[i] * params.heads + head) * stride,
+                       call.segments(t), params.heads * stride, call.gate(t, head), call.head_dim);
+  };
+  const int64_t units = tasks * parts;
+  const int64_t merges = segments > last - first ? (last - first) * params.heads : 0;
+  constexpr double kNsPerElement = 0.04;
+  const double ns = kNsPerElement * static_cast<double>(positions * params.heads * call.head_dim);
+  if (pool_.size() == 1 || ns < kWorthARegionNs) {
+    const FlushDenormals flush;
+    for (int64_t i = 0; i < units; i++) run_unit(i, 0);
+    for (int64_t i = 0; i < merges; i++) merge(i);
+    return;
+  }
+  counter_.reset();
+  pool_.run([&](int worker) {
+    for (int64_t i; (i = counter_.claim()) < units;) run_unit(i, worker);
+    if (merges == 0) return;
+    pool_.barrier(worker);
+    const auto [begin, end] = pool_.share(merges, worker);
+    for (int64_t i = begin; i < end; i++) merge(i);
+  });
+}
+
+void CpuOps::attention(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
+                       const Batch& batch) {
+  const int64_t head_dim = kv.shape.head_dim;
+  BRAID_CHECK(params.heads > 0 && params.heads % kv.shape.kv_heads == 0);
+  BRAID_CHECK(q.cols == params.heads * head_dim && o.cols == q.cols && q.rows >= batch.tokens);
+  BRAID_CHECK(!params.gated || (qg.cols == 2 * q.cols && qg.rows >= batch.tokens));
+  BRAID_CHECK(batch.tokens <= work_.max_tokens);
+  BRAID_CHECK(cpu::attention_scratch_floats(params.heads / kv.shape.kv_heads, head_dim) <=
+              work_.worker_floats);
+  attend_many(o, q, qg, params, kv, batch);
+
+  const Attention call{o, q, qg, params, kv, batch, head_dim, params.heads / kv.shape.kv_heads};
+  int64_t few = 0;
+  for (int32_t t = 0; t < batch.tokens; t++) {
+    if (!(call.certain(t) && call.many(batch.sequence[t]))) work_.few_rows[few++] = t;
+  }
+  const int64_t segment_floats = params.heads * cpu::partial_floats(head_dim);
+  for (int64_t first = 0; first < few;) {
+    int64_t last = first, floats = 0;
+    while (last < few &&
+           floats + call.segments(work_.few_rows[last]) * segment_floats <= work_.partial_floats) {
+      floats += call.segments(work_.few_rows[last++]) * segment_floats;
+    }
+    BRAID_CHECK(last > first);
+    attend_few(o, q, qg, params, kv, batch, first, last);
+    first = last;
+  }
+}
+
+}  // namespace braid

@@ -1,0 +1,266 @@
+// attention.cu -- which kernel attends: the fast forms for 16-bit caches and f16 queries
+// (attention_decode.cu, attention_tiles.cu, attention_wide.cu), and here the plain form for everything else.
+//
+// Plain form: a warp per row and head, f32, cells in order, four at a time. Any head width up to 256 that is
+// a multiple of 16, any pair of cache formats. It reads K and V once per query head and has one warp per
+// head: a tool for tests and odd shapes, not for speed.
+#include <algorithm>
+
+#include "ops/cuda/attention/attention_common.h"
+#include "ops/cuda/primitives/launch.h"
+
+namespace braid::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kPlainDim = 256;
+
+__device__ float load_cell(const std::byte* row, KvFormat format, int i) {
+  if (format == KvFormat::f32) return reinterpret_cast<const float*>(row)[i];
+  if (format == KvFormat::f16) return __half2float(reinterpret_cast<const __half*>(row)[i]);
+  return __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(row)[i]);
+}
+
+struct PlainState {
+  float o[kPlainDim / 32];
+  float largest;
+  float total;
+};
+
+// Up to four cells, in order.
+__device__ void take_cells(PlainState& st, const AttentionArgs& a, const float (&q)[kPlainDim / 32], int s,
+                           int kv_head, const int (&cell)[4], int count) {
+  const int lane = threadIdx.x % 32;
+  const KvFormat k_format = a.kv.shape.k_format;
+  const KvFormat v_format = a.kv.shape.v_format;
+  const int64_t k_bytes = a.head_dim * (k_format == KvFormat::f32 ? 4 : 2);
+  const int64_t v_bytes = a.head_dim * (v_format == KvFormat::f32 ? 4 : 2);
+  float score[4];
+  int64_t row[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int at = cell[i < count ? i : 0];
+    row[i] = pool_cell(a, table_of(a, s)[at / kBlockTokens], kv_head) + at % kBlockTokens;
+    const std::byte* k = a.kv.k + row[i] * k_bytes;
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < kPlainDim / 32; ++j) {
+      if (lane + 32 * j < a.head_dim) sum = fmaf(q[j], load_cell(k, k_format, lane + 32 * j), sum);
+    }
+    score[i] = sum;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float sum = warp_sum(score[i]) * a.scale;
+    score[i] = i < count ? sum : -INFINITY;
+  }
+  const float top = fmaxf(fmaxf(score[0], score[1]), fmaxf(score[2], score[3]));
+  if (top > st.largest) {
+    const float factor = exp2f(st.largest - top);
+    st.largest = top;
+    st.total *= factor;
+#pragma unroll
+    for (int j = 0; j < kPlainDim / 32; ++j) st.o[j] *= factor;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (i >= count) break;
+    const float p = exp2f(score[i] - st.largest);
+    st.total += p;
+    const std::byte* v = a.kv.v + row[i] * v_bytes;
+#pragma unroll
+    for (int j = 0; j < kPlainDim / 32; ++j) {
+      if (lane + 32 * j < a.head_dim) st.o[j] = fmaf(p, load_cell(v, v_format, lane + 32 * j), st.o[j]);
+    }
+  }
+}
+
+__global__ __launch_bounds__(32 * kWarps) void plain_kernel(const __grid_constant__ AttentionArgs a) {
+  const int t = blockIdx.x;
+  const int head = blockIdx.y * kWarps + threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  const int s = a.batch.sequence[t];
+  if (head >= a.heads || s < 0 || a.batch.rows[s] == 0) return;
+  const int kv_head = head / a.group;
+  float q[kPlainDim / 32];
+#pragma unroll
+  for (int j = 0; j < kPlainDim / 32; ++j) {
+    const int i = lane + 32 * j;
+    q[j] = i < a.head_dim
+               ? load_as(a.q.data, a.q.type, t * a.q.stride + static_cast<int64_t>(head) * a.head_dim + i)
+               : 0.0f;
+  }
+  PlainState st;
+#pragma unroll
+  for (int j = 0; j < kPlainDim / 32; ++j) st.o[j] = 0;
+  st.largest = -INFINITY;
+  st.total = 0;
+  const RowView view = row_view(a, s, t);
+  for (int cell = max(view.low + 1, 0); cell < view.limit; cell += 4) {
+    const int cells[4] = {cell, cell + 1, cell + 2, cell + 3};
+    take_cells(st, a, q, s, kv_head, cells, min(4, view.limit - cell));
+  }
+  for (unsigned long long left = view.mask; left != 0; left &= left - 1) {
+    const int cells[4] = {view.context + __ffsll(static_cast<long long>(left)) - 1, 0, 0, 0};
+    take_cells(st, a, q, s, kv_head, cells, 1);
+  }
+  const float inverse = 1.0f / st.total;
+#pragma unroll
+  for (int j = 0; j < kPlainDim / 32; ++j) {
+    const int i = lane + 32 * j;
+    if (i >= a.head_dim) break;
+    float y = st.o[j] * inverse;
+    if (a.gated) {
+      const int64_t gate = t * a.qg.stride + (2 * static_cast<int64_t>(head) + 1) * a.head_dim + i;
+      y *= 1.0f / (1.0f + expf(-load_as(a.qg.data, a.qg.type, gate)));
+    }
+    store_as(a.o.data, a.o.type, t * a.o.stride + static_cast<int64_t>(head) * a.head_dim + i, y);
+  }
+}
+
+// Adds up what the kernels for many rows leave: the splits of a row in position order. A block is one head;
+// its z walks over the tokens of a sequence. The decode kernel does this itself, in the warp that stores the
+// query (Reader::merge in attention_decode_reader.cuh).
+__global__ __launch_bounds__(kPlainDim / 4) void merge_kernel(const __grid_constant__ AttentionArgs a) {
+  __shared__ float weight[kMostSplits];
+  __shared__ float2 part[kMostSplits];
+  const int head = blockIdx.x;
+  const int s = blockIdx.y;
+  const int rows = a.batch.rows[s];
+  const int splits = rows > 0 && !few_rows(a, rows) ? splits_of(a, rows, span_of(a, s)).count : 1;
+  wait_for_previous();
+  let_next_start();
+  if (splits == 1) return;
+  const int first = a.batch.first_row[s];
+  const int dim = 4 * static_cast<int>(threadIdx.x);
+  for (int token = blockIdx.z; token < rows; token += gridDim.z) {
+    const int64_t base = partial_index(a, s, head, token);
+    float4 v[8];
+    const auto load = [&](int split) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (split + i >= splits || dim >= a.head_dim) break;
+        v[i] = __ldcg(
+            reinterpret_cast<const float4*>(a.partials + (base + (split + i) * rows) * a.head_dim + dim));
+      }
+    };
+    load(0);
+    for (int split = threadIdx.x; split < splits; split += blockDim.x) {
+      part[split] = __ldcg(reinterpret_cast<const float2*>(a.partial_sums + 2 * (base + split * rows)));
+    }
+    __syncthreads();
+    float largest = -INFINITY;
+    for (int split = 0; split < splits; ++split) largest = fmaxf(largest, part[split].x);
+    for (int split = threadIdx.x; split < splits; split += blockDim.x) {
+      weight[split] = part[split].x == -INFINITY ? 0.0f : exp2f(part[split].x - largest);
+    }
+    __syncthreads();
+    float total = 0;
+    float4 sum = {0, 0, 0, 0};
+    for (int split = 0; split < splits; split += 8) {
+      if (split > 0) load(split);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (split + i >= splits) break;
+        const float w = weight[split + i];
+        total = fmaf(w, part[split + i].y, total);
+        sum = {fmaf(w, v[i].x, sum.x), fmaf(w, v[i].y, sum.y), fmaf(w, v[i].z, sum.z),
+               fmaf(w, v[i].w, sum.w)};
+      }
+    }
+    const float inverse = 1.0f / total;
+    if (dim < a.head_dim) {
+      store_output(a, first + token, head, dim,
+                   {sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse});
+    }
+    __syncthreads();
+  }
+}
+
+bool multiple_of_eight(const Tensor& t) {
+  return reinterpret_cast<uintptr_t>(t.data) % (8 * size_bytes(t.type)) == 0 && t.stride % 8 == 0;
+}
+bool narrow(const Tensor& t) { return t.type == kActType && multiple_of_eight(t); }
+
+AttentionArgs arguments(const Context& context, const SequenceWorkspace& work, Tensor o, Tensor qg,
+                        const AttentionParams& params, const KvLayer& kv, const Batch& batch) {
+  const int head_dim = kv.shape.head_dim;
+  BRAID_CHECK(o.cols == params.heads * head_dim && params.heads % kv.shape.kv_heads == 0);
+  BRAID_CHECK(head_dim <= kPlainDim);
+  if (params.gated) BRAID_CHECK(qg.cols == 2 * o.cols);
+  AttentionArgs args{};
+  args.o = o;
+  args.qg = qg;
+  args.kv = kv;
+  args.batch = batch;
+  args.heads = params.heads;
+  args.kv_heads = kv.shape.kv_heads;
+  args.group = params.heads / kv.shape.kv_heads;
+  args.head_dim = head_dim;
+  args.scale = params.scale * 1.4426950408889634f;
+  args.window = params.window;
+  args.gated = params.gated;
+  args.processors = context.processors;
+  args.deterministic = context.deterministic;
+  args.partial_rows = static_cast<int>(work.partial_rows);
+  args.partials = work.partials;
+  args.partial_sums = work.partial_sums;
+  args.arrivals = work.arrivals;
+  return args;
+}
+
+// Whether the fast forms take it.
+bool fits(const SequenceWorkspace& work, const AttentionArgs& args) {
+  const KvShape& cells = args.kv.shape;
+  return cells.k_format == cells.v_format && cells.k_format != KvFormat::f32 && multiple_of_eight(args.o) &&
+         (!args.gated || narrow(args.qg)) && args.batch.sequences <= work.max_sequences &&
+         args.heads * int64_t{args.head_dim} <= work.partial_dim;
+}
+
+}  // namespace
+
+void attention(Context& context, const SequenceWorkspace& work, Tensor o, Tensor q, Tensor qg,
+               const AttentionParams& params, const KvLayer& kv, const Batch& batch) {
+  AttentionArgs args = arguments(context, work, o, qg, params, kv, batch);
+  BRAID_CHECK(q.cols == o.cols);
+  args.q = q;
+  if (batch.tokens == 0 || batch.sequences == 0) return;
+  const int32_t most_rows = batch.most_rows > 0 ? batch.most_rows : batch.tokens;
+  if (fits(work, args) && narrow(q)) {
+    // Each form takes the sequences that are its own; one that can have none is not launched.
+    const bool all_few = few_rows(args, most_rows);
+    if (attention_decode(context, args) && (all_few || attention_tiles(context, args))) {
+      // The decode kernel merges its splits itself.
+      if (all_few || batch.blocks_per_sequence * kBlockTokens <= kSplitCells) return;
+      const dim3 grid(static_cast<unsigned>(params.heads), static_cast<unsigned>(batch.sequences),
+                      static_cast<unsigned>(std::min(most_rows, 8)));
+      launch_early(context, merge_kernel, grid, static_cast<unsigned>(div_up(args.head_dim, 128) * 32), 0,
+                   args);
+      return;
+    }
+  }
+  const dim3 grid(static_cast<unsigned>(batch.tokens), static_cast<unsigned>(div_up(params.heads, kWarps)));
+  plain_kernel<<<grid, 32 * kWarps, 0, context.stream>>>(args);
+  context.launched("attention");
+}
+
+bool store_attend(Context& context, const SequenceWorkspace& work, Tensor o, Tensor qg, Tensor k, Tensor v,
+                  Tensor rope_table, const AttentionWeights& w, const AttentionParams& params,
+                  const KvLayer& kv, const Batch& batch) {
+  AttentionArgs args = arguments(context, work, o, qg, params, kv, batch);
+  BRAID_CHECK(k.cols == int64_t{kv.shape.kv_heads} * args.head_dim && v.cols == k.cols);
+  BRAID_CHECK(rope_table.cols <= args.head_dim && rope_table.type == DType::f32);
+  if (batch.most_rows != 1 || !fits(work, args) || !narrow(qg) || !narrow(k) || !narrow(v)) return false;
+  const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
+  if (rope_table.cols % 16 != 0 || rope_table.stride % 4 != 0 || !aligned(rope_table.data) ||
+      !aligned(w.q_norm) || !aligned(w.k_norm))
+    return false;
+  args.fresh = true;
+  args.k = k;
+  args.v = v;
+  args.rope = rope_table;
+  args.w = w;
+  return attention_decode(context, args);
+}
+
+}  // namespace braid::cuda

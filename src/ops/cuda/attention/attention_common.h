@@ -1,0 +1,257 @@
+// attention_common.h -- what the attention kernels share: which cells a row sees, how a step's sequences are
+// cut into items of work, and how partial results of one row are merged.
+//
+// Queries of a KV head are packed: query = token * group + head, token counted from the sequence's first row.
+// Cells are cut into splits at multiples of a length, which are merged in position order. The length depends
+// on the sequence alone in deterministic mode, else also on how many sequences the batch has room for.
+#pragma once
+
+#include "ops/cuda/primitives/device_math.h"
+#include "ops/cuda/primitives/mma.h"
+#include "ops/cuda/sequence_ops.h"
+
+namespace braid::cuda {
+
+inline constexpr int kMaxUncertain = 64;
+inline constexpr int kMostSplits = 64;  // of one row
+// Cells of a split: of one that is never cut, the fewest, and what many sequences make of it at most.
+inline constexpr int kSplitCells = 256;
+inline constexpr int kFewestSplitCells = 128;
+inline constexpr int kLongSplitCells = 2048;
+
+struct AttentionArgs {
+  Tensor o, q, qg;
+  KvLayer kv;
+  Batch batch;
+  int heads, kv_heads, group, head_dim;
+  float scale;  // times log2(e)
+  int window;
+  bool gated;
+  int processors;
+  bool deterministic;  // context.h: a row's form and splits do not depend on the rows beside it
+  // Splits: see split_length.
+  int partial_rows;  // tokens x splits of a sequence that the workspace has room for
+  float* partials;
+  float* partial_sums;
+  int* arrivals;  // [S][H] of splits at the same queries; zero between launches
+  // Rows that are not in the cache yet (store_attend): every sequence has one at most, and the decode kernel
+  // makes its query from qg, its key and value from k and v, and stores them.
+  bool fresh;
+  Tensor k, v, rope;
+  AttentionWeights w;
+};
+
+// Sequences whose queries fit one tile of 8 go to the decode kernel, the others to the tile kernel.
+__host__ __device__ inline bool few_rows(const AttentionArgs& a, int rows) {
+  return rows == 1 || (rows * a.group <= 8 && !a.deterministic);
+}
+
+// Cells that a sequence's rows look at: [begin, end).
+struct Span {
+  int begin, end;
+};
+__device__ inline Span span_of(const AttentionArgs& a, int s) {
+  const int certain = a.batch.certain[s];
+  const int context = a.batch.context[s];
+  const int end = context + a.batch.rows[s] - certain;
+  const int begin = a.window > 0 ? max(0, context - certain - a.window + 1) : 0;
+  return {begin, end};
+}
+
+// How a sequence's cells are cut: at multiples of `length`. Few splits leave a lone sequence without enough
+// blocks, many cost partial results; the length grows with the square root of the span. Where the result may
+// depend on the batch, decoding rows start from shorter splits, and many sequences, which fill the GPU
+// without them, get longer ones.
+struct Splits {
+  int length, count;
+};
+__device__ inline Splits splits_of(const AttentionArgs& a, int rows, Span span) {
+  // The end of a prompt's piece shall not show in its rows.
+  if (a.deterministic && rows > 1) return {1 << 30, 1};
+  if (span.begin == 0 && span.end <= kSplitCells) return {kSplitCells, 1};
+  const int most = rows > a.partial_rows ? 1 : min(kMostSplits, a.partial_rows / rows);
+  if (most < 2) return {1 << 30, 1};
+  const int64_t cells = span.end - span.begin;
+  const bool adapts = few_rows(a, rows) && !a.deterministic;
+  int length = adapts ? kFewestSplitCells : kSplitCells;
+  while (int64_t{length} * length < 4 * a.kv_heads * cells || int64_t{length} * (most - 1) < cells)
+    length *= 2;
+  if (adapts) {
+    const int wanted = max(1, a.processors / (a.batch.sequences * a.kv_heads));
+    while (length < kLongSplitCells && int64_t{length} * wanted < cells) length *= 2;
+  }
+  return {length, (span.end - 1) / length - span.begin / length + 1};
+}
+
+// The blocks of a sequence's cells, and the first of the cells that a block of the pool has for a KV head.
+__device__ inline const int32_t* table_of(const AttentionArgs& a, int s) {
+  return a.batch.block_table + static_cast<int64_t>(s) * a.batch.blocks_per_sequence;
+}
+__device__ inline int64_t pool_cell(const AttentionArgs& a, int64_t block, int kv_head) {
+  return (block * a.kv_heads + kv_head) * kBlockTokens;
+}
+
+// What one row sees: cells (low, limit), and of the uncertain cells those in `mask`.
+struct RowView {
+  int limit, low, context;
+  unsigned long long mask;
+};
+__device__ inline RowView row_view(const AttentionArgs& a, int s, int t) {
+  const int first = a.batch.first_row[s];
+  const int certain = a.batch.certain[s];
+  const int own = a.batch.position[t];
+  RowView v;
+  v.context = a.batch.context[s];
+  v.low = a.window > 0 ? own - a.window : -1;
+  v.mask = 0;
+  if (t - first < certain) {
+    v.limit = own + 1;
+    return v;
+  }
+  v.limit = v.context;
+  for (int row = t; row >= 0; row = a.batch.parent[row]) {
+    const int node = row - first - certain;
+    if (node >= kMaxUncertain) __trap();
+    if (a.batch.position[row] > v.low) v.mask |= 1ull << node;
+  }
+  return v;
+}
+__device__ inline bool sees(const RowView& v, int cell) {
+  if (cell < v.limit) return cell > v.low;
+  const int node = cell - v.context;
+  return node >= 0 && node < kMaxUncertain && (v.mask >> node & 1) != 0;
+}
+
+// The first and the last cell that a row sees.
+__device__ inline int first_seen(const RowView& v) {
+  return v.low + 1 < v.limit ? v.low + 1 : v.context + __ffsll(static_cast<long long>(v.mask)) - 1;
+}
+__device__ inline int last_seen(const RowView& v) {
+  return v.mask == 0 ? v.limit - 1 : v.context + 63 - __clzll(static_cast<long long>(v.mask));
+}
+
+// Eight f16 activations in the type of the cache.
+__device__ inline uint4 convert(uint4 x, __half) { return x; }
+__device__ inline uint4 convert(uint4 x, __nv_bfloat16) {
+  uint32_t* words = &x.x;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = unpack(words[i], __half());
+    words[i] = pack(pair.x, pair.y, __nv_bfloat16());
+  }
+  return x;
+}
+
+// The step's items of one kernel: `Cut` gives tiles and splits of a sequence, no tiles if it is not its own.
+// All threads of the block call; `starts` [sequences + 1] in shared memory gets the first item of each
+// sequence.
+template <typename Cut>
+__device__ int list_items(const AttentionArgs& a, int* starts, int* scratch, Cut cut) {
+  const int sequences = a.batch.sequences;
+  const bool few = sequences <= 32;  // each warp lists them by itself, all the same
+  int base = 0;
+  for (int first = 0; first < sequences; first += static_cast<int>(blockDim.x)) {
+    const int s = few ? static_cast<int>(threadIdx.x) % 32 : first + static_cast<int>(threadIdx.x);
+    int count = 0;
+    if (s < sequences) {
+      const int2 c = cut(s);
+      count = a.kv_heads * c.x * c.y;
+    }
+    // Inclusive sum over the warp, then over the block.
+    int sum = count;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const int other = __shfl_up_sync(kFullWarp, sum, offset);
+      if (static_cast<int>(threadIdx.x % 32) >= offset) sum += other;
+    }
+    int before = 0, all = __shfl_sync(kFullWarp, sum, 31);
+    if (!few) {
+      __syncthreads();
+      if (threadIdx.x % 32 == 31) scratch[threadIdx.x / 32] = sum;
+      __syncthreads();
+      all = 0;
+      for (int w = 0; w < static_cast<int>(blockDim.x / 32); ++w) {
+        if (w < static_cast<int>(threadIdx.x / 32)) before += scratch[w];
+        all += scratch[w];
+      }
+    }
+    if (s < sequences) starts[s] = base + before + sum - count;
+    base += all;
+  }
+  if (threadIdx.x == 0) starts[sequences] = base;
+  __syncthreads();
+  return base;
+}
+// The sequence whose items include `item`.
+__device__ inline int sequence_of(const int* starts, int sequences, int item) {
+  int low = 0, high = sequences - 1;
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (starts[middle] <= item) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+// Four outputs of one query: gate and store. `x` is divided by its sum already. Gates and outputs are 8-byte
+// aligned (attention.cu has checked).
+__device__ inline void store_output(const AttentionArgs& a, int64_t t, int head, int dim, float4 x) {
+  uint2 gates = {0, 0};
+  if (a.gated) {
+    const int64_t gate = t * a.qg.stride + (2 * static_cast<int64_t>(head) + 1) * a.head_dim + dim;
+    gates = *reinterpret_cast<const uint2*>(static_cast<const Act*>(a.qg.data) + gate);
+  }
+  float y[4] = {x.x, x.y, x.z, x.w};
+  const int64_t at = static_cast<int64_t>(head) * a.head_dim + dim;
+  if (a.gated) {
+    const float2 low = unpack(gates.x, __half());
+    const float2 high = unpack(gates.y, __half());
+    const float g[4] = {low.x, low.y, high.x, high.y};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) y[i] *= 1.0f / (1.0f + __expf(-g[i]));
+  }
+  if (a.o.type == DType::f32) {
+    *reinterpret_cast<float4*>(static_cast<float*>(a.o.data) + t * a.o.stride + at) = {y[0], y[1], y[2],
+                                                                                       y[3]};
+  } else {
+    Act out[4] = {to_act(y[0]), to_act(y[1]), to_act(y[2]), to_act(y[3])};
+    *reinterpret_cast<uint2*>(static_cast<Act*>(a.o.data) + t * a.o.stride + at) =
+        *reinterpret_cast<const uint2*>(out);
+  }
+}
+
+// Where the partial result of one head of a row lies: rows of a sequence, split after split.
+__device__ inline int64_t partial_index(const AttentionArgs& a, int s, int head, int row) {
+  return (static_cast<int64_t>(s) * a.heads + head) * a.partial_rows + row;
+}
+
+// The instances that each of the three kernels is compiled for: heads of 256 and 128, caches of f16 and bf16.
+// Calls launch<head dim, number type of the cache>(); false, and nothing is done, for another head dim. Other
+// caches go to the plain form and do not come here.
+template <typename Launch>
+bool launch_instance(const AttentionArgs& args, Launch launch) {
+  const KvFormat format = args.kv.shape.k_format;
+  BRAID_CHECK(format == args.kv.shape.v_format && (format == KvFormat::f16 || format == KvFormat::bf16));
+  const bool half = format == KvFormat::f16;
+  switch (args.head_dim) {
+    case 256:
+      return half ? launch.template operator()<256, __half>()
+                  : launch.template operator()<256, __nv_bfloat16>();
+    case 128:
+      return half ? launch.template operator()<128, __half>()
+                  : launch.template operator()<128, __nv_bfloat16>();
+    default:
+      return false;
+  }
+}
+
+// attention_decode.cu, attention_tiles.cu, attention_wide.cu: false if the shape or the GPU has no such
+// kernel.
+bool attention_decode(Context& context, const AttentionArgs& args);
+bool attention_tiles(Context& context, const AttentionArgs& args);
+bool attention_wide(Context& context, const AttentionArgs& args);
+
+}  // namespace braid::cuda

@@ -1,0 +1,120 @@
+// attention_decode.cu -- attention of sequences with few rows (decoding): K and V are read once for all heads
+// of a group, merged over splits, and in a plain decoding step all that lies between the products.
+//
+// Per query: s_c = scale q . K[c], o = sum_c softmax(s)_c V[c], times sigmoid(gate).
+// Traffic: 4 Dh bytes a cell and KV head (16-bit cache), each byte read once; 27B (4 KV heads of 256): 4 KiB
+// a cell and layer, 31 us at 32K cells and 4.3 TB/s. 6 (27B) or 8 (35B-A3B) flops a byte: bandwidth only.
+//
+// Shape: an item is 8 queries (heads of a group, for one or more tokens) of a KV head over one split of
+// the cells. A block takes items in turn: kLoaders warps copy blocks of 32 cells into a ring in shared
+// memory, as far ahead as it goes, also of the items that follow (attention_decode.cuh); kReaders warps
+// compute, 128 cells at a time (attention_decode_reader.cuh). Scores are transposed, S^T = K Q^T with
+// m16n8k16, so that 8 queries fill a tile: a warp has 16 of the cells. Largest score and weights P go
+// through shared memory. Then a warp has an eighth of the dims, O^T = V^T P^T: sums over cells stay in one
+// warp and nothing is added up at the end. The last block to finish a split of the same queries merges
+// them, in position order.
+//
+// Fresh rows (store_attend, ops.h): a query is normed and rotated by the warp that will store its output; key
+// and value of the row by two warps that also put them into the cache, and the ring gets them from shared
+// memory. The other cells are older than the step, so they are on their way before the product in front of
+// this kernel has ended.
+//
+// Reached on an H200, all between the products included (layers in a chain), 27B: one sequence of 150 cells
+// 5.8 us, 8 of them 6.1, 32 9.6 and 128 32 us (floor 20); 35B-A3B 6.0, 6.2, 6.9 and 18 us (floor 10). One of
+// 2K 9.5, one of 32K 44 us; 8 of 8K 75, 32 of 2K 72, 128 of 1K 139 us: 92, 96 and 100 % of copying. In a step
+// of the 35B one layer's own time fell from 12.7 to 8.0 us (one sequence) and from 36.6 to 21.6 us (128)
+// against three kernels (store, 4 warps straight from global memory to fragments, merge).
+//
+// Clocks of an item: 2,000 to 3,500 until its queries are there, 4,200 a step of 128 cells even if all of it
+// lies in the ring (2,600 if it has few cells: latency, not bandwidth), 1,700 for its end, but 9,000 if it is
+// one of many splits and memory is busy: fence, atomic and fence one after the other. With splits of 256 to
+// 512 cells many long sequences paid for that: 8 of 8K 100 us, 32 of 2K 116, 128 of 1K 207 us (splits of 128:
+// 325 us; the three kernels: 76, 80 and 177). So many sequences get longer splits (attention_common.h),
+// except in deterministic mode.
+//
+// Tried: the same code once on other data while the kernel in front ends, for the instruction cache (one
+// sequence of the 35B 8.0 to 11.3 us, 128 rows of the 27B 33.9 to 35.8). Not tried: two blocks of half the
+// warps on a multiprocessor, so that one's ends hide behind the other's steps.
+#include <algorithm>
+
+#include "ops/cuda/attention/attention_decode_reader.cuh"
+#include "ops/cuda/primitives/launch.h"
+
+namespace braid::cuda {
+namespace {
+
+using namespace decode_attention;
+
+template <int kHeadDim, typename Number>
+__global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_constant__ AttentionArgs a,
+                                                             int units) {
+  using Shared = DecodeShared<kHeadDim>;
+  extern __shared__ __align__(16) char memory[];
+  auto& sh = *reinterpret_cast<Shared*>(memory + units * Shared::kUnitBytes);
+  auto* sequences = reinterpret_cast<Sequence*>(&sh + 1);
+  int* starts = reinterpret_cast<int*>(sequences + a.batch.sequences);
+  Ring ring;
+  ring.base = shared_address(memory);
+  ring.full = shared_address(sh.full);
+  ring.empty = shared_address(sh.empty);
+  ring.units = units;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < units; ++i) {
+      init_barrier(ring.full + 8 * i, 32);
+      init_barrier(ring.empty + 8 * i, kReaders * kWarpArrivals);
+    }
+    publish_barriers();
+  }
+  const int items = list_items(a, starts, sh.scratch, [&](int s) -> int2 {
+    const int rows = a.batch.rows[s];
+    const int first = a.batch.first_row[s];
+    const Span span = span_of(a, s);
+    if (rows <= 0 || !few_rows(a, rows)) return {0, 0};
+    const Splits splits = splits_of(a, rows, span);
+    sequences[s] = {first,
+                    rows,
+                    span.begin,
+                    span.end,
+                    splits.length,
+                    splits.count,
+                    span.begin / splits.length * splits.length};
+    return {div_up(rows * a.group, kQueries), splits.count};
+  });
+  if (static_cast<int>(blockIdx.x) >= items) {
+    if (blockIdx.x == 0) wait_for_previous();
+    return;
+  }
+  if (threadIdx.x >= kReaderThreads) {
+    // Cells that rows of this step have filled come from the kernel before.
+    if (!a.fresh) wait_for_previous();
+    load_items<kHeadDim>(a, ring, sequences, starts, items);
+  } else {
+    Reader<kHeadDim, Number> reader(a, sh, ring);
+    reader.run(sequences, starts, items);
+  }
+}
+
+template <int kHeadDim, typename Number>
+bool launch(Context& context, const AttentionArgs& args) {
+  using Shared = DecodeShared<kHeadDim>;
+  const int64_t cells = int64_t{args.batch.blocks_per_sequence} * kBlockTokens;
+  const int64_t splits = std::min<int64_t>(kMostSplits, cells / kFewestSplitCells + 2);
+  const int64_t most = int64_t{args.batch.sequences} * args.kv_heads * div_up(args.group, kQueries) * splits;
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(most, context.processors));
+  const size_t fixed = sizeof(Shared) + args.batch.sequences * (sizeof(Sequence) + sizeof(int)) + sizeof(int);
+  if (fixed + kFewestUnits * Shared::kUnitBytes > context.shared_bytes_per_block) return false;
+  const auto units = static_cast<int>(
+      std::min<size_t>(kMostUnits, (context.shared_bytes_per_block - fixed) / Shared::kUnitBytes));
+  launch_early(context, decode_kernel<kHeadDim, Number>, dim3(blocks), kThreads,
+               units * Shared::kUnitBytes + fixed, args, units);
+  return true;
+}
+
+}  // namespace
+
+bool attention_decode(Context& context, const AttentionArgs& args) {
+  return launch_instance(
+      args, [&]<int kHeadDim, typename Number>() { return launch<kHeadDim, Number>(context, args); });
+}
+
+}  // namespace braid::cuda

@@ -1,0 +1,110 @@
+// delta_common.h -- what the three forms of the gated delta rule share on the GPU: their arguments, and gates
+// that are computed with the same instructions everywhere, so that a stored decay does not depend on the
+// form.
+//
+// State of a value head: [Dv][Dk] f32 (tile_columns = 1), the keys of a value column contiguous.
+#pragma once
+
+#include "ops/cuda/primitives/device_math.h"
+#include "ops/cuda/sequence_ops.h"
+
+namespace braid::cuda {
+
+// Certain rows of a sequence up to which the step form runs; longer runs take the chunk form where the shape
+// allows it. Decided by the sequence alone.
+inline constexpr int kStepRows = 48;
+inline constexpr int kMaxNodes = 64;  // uncertain rows of a sequence
+inline constexpr int kMaxTaps = 4;
+
+// Clusters exist from compute capability 9.0 on; what uses them is never launched below.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define BRAID_CLUSTERS 1
+#else
+#define BRAID_CLUSTERS 0
+#endif
+
+// The chunk form is built for published shapes.
+inline bool chunk_form_fits(const DeltaShape& shape) {
+  return shape.key_dim == 128 && shape.value_dim == 128 && shape.conv_width == 4;
+}
+
+// DeltaShape and DeltaLayer as kernels see them.
+struct DeltaView {
+  int key_heads, value_heads, key_dim, value_dim, taps;
+  int channels;
+  int64_t slot_elements, state_elements;
+  float* data;
+
+  __device__ float* state(int slot, int head) const {
+    return data + slot * slot_elements + static_cast<int64_t>(head) * key_dim * value_dim;
+  }
+  __device__ float* decay(int slot) const { return data + slot * slot_elements + state_elements; }
+  __device__ float* ring(int slot, int position) const {
+    return decay(slot) + value_heads + static_cast<int64_t>(position % taps) * channels;
+  }
+  // First channel of the head's q, k and v.
+  __device__ int q_channel(int key_head) const { return key_head * key_dim; }
+  __device__ int k_channel(int key_head) const { return (key_heads + key_head) * key_dim; }
+  __device__ int v_channel(int head) const { return 2 * key_heads * key_dim + head * value_dim; }
+};
+
+inline DeltaView view_of(const DeltaLayer& layer) {
+  const DeltaShape& s = layer.shape;
+  return {s.key_heads,       s.value_heads,     s.key_dim,          s.value_dim, s.conv_width,
+          int(s.channels()), s.slot_elements(), s.state_elements(), layer.data};
+}
+
+struct DeltaArgs {
+  Tensor o;
+  DeltaInputs in;
+  DeltaWeights w;
+  DeltaView layer;
+  Batch batch;
+};
+
+inline void check_delta(const Tensor& o, const DeltaInputs& in, const DeltaLayer& layer, const Batch& batch) {
+  const DeltaShape& shape = layer.shape;
+  BRAID_CHECK(layer.tile_columns == 1 && shape.value_heads % shape.key_heads == 0);
+  BRAID_CHECK(in.qkv.cols == shape.channels() && in.z.cols == shape.value_width() && o.cols == in.z.cols);
+  BRAID_CHECK(in.alpha.cols == shape.value_heads && in.beta.cols == shape.value_heads);
+  BRAID_CHECK(o.rows >= batch.tokens && in.qkv.rows >= batch.tokens && in.z.rows >= batch.tokens);
+  BRAID_CHECK(shape.key_dim == 32 || shape.key_dim == 64 || shape.key_dim == 128);
+  BRAID_CHECK(shape.value_dim % 32 == 0 && shape.value_dim <= 128);
+  BRAID_CHECK(shape.conv_width >= 2 && shape.conv_width <= kMaxTaps);
+}
+
+__device__ inline float load_at(const Tensor& t, int64_t row, int64_t column) {
+  return load_as(t.data, t.type, row * t.stride + column);
+}
+// The same in two steps: an element as it lies in memory, to be turned into a number when it is needed. A
+// conversion right behind its load would wait for it, and with it everything that follows.
+__device__ inline uint32_t load_bits(const Tensor& t, int64_t row, int64_t column) {
+  const int64_t at = row * t.stride + column;
+  return t.type == DType::f32 ? static_cast<const uint32_t*>(t.data)[at]
+                              : static_cast<const uint16_t*>(t.data)[at];
+}
+__device__ inline float from_bits(DType type, uint32_t bits) {
+  return type == DType::f32 ? __uint_as_float(bits)
+                            : __half2float(__ushort_as_half(static_cast<uint16_t>(bits)));
+}
+__device__ inline void store_at(const Tensor& t, int64_t row, int64_t column, float x) {
+  store_as(t.data, t.type, row * t.stride + column, x);
+}
+
+// Accurate to an ulp or two, unlike their short forms in device_math.h: states keep what they get.
+__device__ inline float exact_silu(float x) { return x / (1.0f + expf(-x)); }
+__device__ inline float log_decay(float alpha, float dt, float a) {
+  const float x = alpha + dt;
+  return a * (x > 20.0f ? x : log1pf(expf(x)));
+}
+__device__ inline float exact_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+// One token of the decay that lies beside the state: `before` is what the old state is to be multiplied with,
+// `fold` whether it goes into the state now; returns what lies beside the new state.
+__device__ inline float next_decay(float decay, float e, float* before, bool* fold) {
+  *before = decay * e;
+  *fold = !(*before >= kFoldBelow);
+  return *fold ? 1.0f : *before;
+}
+
+}  // namespace braid::cuda

@@ -1,0 +1,369 @@
+// delta_rows.h -- the step form's pieces: rows of one sequence and value head prepared in shared memory, and
+// run through columns of the state that lie in registers. delta_step.cu says what is computed, and in which
+// order.
+#pragma once
+
+#include "ops/cuda/delta/delta_common.h"
+
+namespace braid::cuda {
+
+inline constexpr int kTokens = 8;  // rows that are prepared together
+inline constexpr int kMaxDim = 128;
+
+struct Shared {
+  float q[kTokens][kMaxDim];
+  float k[kTokens][kMaxDim];
+  float v[kTokens][kMaxDim];     // of this block's columns
+  float gate[kTokens][kMaxDim];  // norm * silu(z) of this block's columns
+  float o[kTokens][kMaxDim];     // of all columns of the head
+  float e[kTokens];
+  float beta[kTokens];
+  float qk[kTokens];
+  bool last;
+};
+
+__device__ inline float4 load_state(const float* at) {
+  float4 v;
+  asm volatile("ld.global.cs.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "l"(at));
+  return v;
+}
+__device__ inline void store_state(float* at, float4 v) {
+  asm volatile("st.global.cs.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+               : "memory");
+}
+
+__device__ inline float dot4(float4 a, float4 b, float sum) {
+  return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
+}
+
+// This block's part of the sequence and head.
+struct Place {
+  int s, h, key_head, slot;
+  int first, rows;       // rows of the sequence that are advanced
+  int position;          // of the first
+  int column0, columns;  // value columns of this block
+};
+
+// One channel of the convolution: its taps, what came before, where its results go.
+struct Channel {
+  int index = -1;            // -1: none
+  float tap[kMaxTaps];       // tap[j] multiplies the input j rows back
+  float past[kMaxTaps - 1];  // the input j + 1 rows before
+  uint32_t x = 0;            // of the first row, as in memory
+  int out;                   // floats from the start of Shared
+};
+
+// All but the first row's input. With begin 0 nothing that a kernel of the same step writes.
+__device__ inline Channel load_history(const DeltaArgs& a, const Place& p, int begin, int c) {
+  const DeltaView& l = a.layer;
+  Channel ch;
+  if (c >= 2 * l.key_dim + p.columns) return ch;
+  const int part = c < l.key_dim ? 0 : c < 2 * l.key_dim ? 1 : 2;
+  const int own = c - part * l.key_dim;
+  ch.index = part == 0   ? l.q_channel(p.key_head) + own
+             : part == 1 ? l.k_channel(p.key_head) + own
+                         : l.v_channel(p.h) + p.column0 + own;
+  ch.out = part * kTokens * kMaxDim + own;
+  if (l.taps == 4) {
+    const float4 w = *reinterpret_cast<const float4*>(a.w.conv + static_cast<int64_t>(ch.index) * 4);
+    ch.tap[0] = w.w;
+    ch.tap[1] = w.z;
+    ch.tap[2] = w.y;
+    ch.tap[3] = w.x;
+  } else {
+#pragma unroll
+    for (int j = 0; j < kMaxTaps; ++j) {
+      ch.tap[j] = j < l.taps ? a.w.conv[static_cast<int64_t>(ch.index) * l.taps + l.taps - 1 - j] : 0.0f;
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kMaxTaps - 1; ++j) {
+    const int position = p.position + begin - 1 - j;
+    ch.past[j] = 0.0f;
+    if (j + 1 >= l.taps || position < 0) continue;
+    ch.past[j] = begin - 1 - j >= 0 ? load_at(a.in.qkv, p.first + begin - 1 - j, ch.index)
+                                    : l.ring(p.slot, position)[ch.index];
+  }
+  return ch;
+}
+__device__ inline Channel load_channel(const DeltaArgs& a, const Place& p, int begin, int c) {
+  Channel ch = load_history(a, p, begin, c);
+  if (ch.index >= 0) ch.x = load_bits(a.in.qkv, p.first + begin, ch.index);
+  return ch;
+}
+
+__device__ inline void run_channel(const DeltaArgs& a, const Place& p, int begin, int count, Channel& ch,
+                                   Shared& sh) {
+  if (ch.index < 0) return;
+  for (int i = 0; i < count; ++i) {
+    const float x = from_bits(a.in.qkv.type, ch.x);
+    if (i + 1 < count) ch.x = load_bits(a.in.qkv, p.first + begin + i + 1, ch.index);
+    const float sum =
+        fmaf(ch.tap[0], x, fmaf(ch.tap[1], ch.past[0], fmaf(ch.tap[2], ch.past[1], ch.tap[3] * ch.past[2])));
+    (&sh.q[0][0])[ch.out + i * kMaxDim] = exact_silu(sum);
+    ch.past[2] = ch.past[1];
+    ch.past[1] = ch.past[0];
+    ch.past[0] = x;
+  }
+}
+
+// What a thread brings to the preparation of rows [begin, begin + count): everything that it needs for the
+// first of them is asked for before anything is used. With kTwo it has two channels, else the others are
+// fetched when the first is done (registers are short where the state lies in them).
+struct Inputs {
+  Channel first, second;
+  uint32_t z = 0;  // as in memory
+  float norm = 0;
+  float alpha = 0, beta = 0, dt = 0, slope = 0;
+};
+
+template <bool kTwo>
+__device__ Inputs fetch_inputs(const DeltaArgs& a, const Place& p, int begin, int count) {
+  const int tid = static_cast<int>(threadIdx.x);
+  const int threads = static_cast<int>(blockDim.x);
+  Inputs in;
+  in.first = load_channel(a, p, begin, tid);
+  if constexpr (kTwo) in.second = load_channel(a, p, begin, tid + threads);
+  if (tid < p.columns) {
+    in.z =
+        load_bits(a.in.z, p.first + begin, static_cast<int64_t>(p.h) * a.layer.value_dim + p.column0 + tid);
+    in.norm = a.w.norm[p.column0 + tid];
+  }
+  const int gate = threads - 1 - tid;  // the last threads have the fewest channels
+  if (gate < count) {
+    in.alpha = load_at(a.in.alpha, p.first + begin + gate, p.h);
+    in.beta = load_at(a.in.beta, p.first + begin + gate, p.h);
+    in.dt = a.w.dt[p.h];
+    in.slope = a.w.a[p.h];
+  }
+  return in;
+}
+
+// Rows [begin, begin + count) of the sequence into shared memory: SiLU of the convolution, decays and betas,
+// gates of the output. A lone row also goes into the ring: nobody reads what it replaces.
+template <bool kTwo>
+__device__ void finish_inputs(const DeltaArgs& a, const Place& p, int begin, int count, Inputs& in,
+                              Shared& sh) {
+  const DeltaView& l = a.layer;
+  const int tid = static_cast<int>(threadIdx.x);
+  const int threads = static_cast<int>(blockDim.x);
+  const int gate = threads - 1 - tid;
+  if (gate < count) {
+    sh.e[gate] = expf(log_decay(in.alpha, in.dt, in.slope));
+    sh.beta[gate] = exact_sigmoid(in.beta);
+  }
+  const bool owns_keys = p.h < l.key_heads && p.column0 == 0;
+  const auto run = [&](Channel& channel) {
+    if (channel.index < 0) return;
+    run_channel(a, p, begin, count, channel, sh);
+    if (p.rows == 1 && (owns_keys || channel.index >= l.v_channel(0))) {
+      l.ring(p.slot, p.position)[channel.index] = channel.past[0];
+    }
+  };
+  run(in.first);
+  if constexpr (kTwo) run(in.second);
+  for (int c = tid + (kTwo ? 2 : 1) * threads; c < 2 * l.key_dim + p.columns; c += threads) {
+    Channel other = load_channel(a, p, begin, c);
+    run(other);
+  }
+  if (tid < p.columns) {
+    sh.gate[0][tid] = in.norm * exact_silu(from_bits(a.in.z.type, in.z));
+    for (int i = 1; i < count; ++i) {
+      const float z =
+          load_at(a.in.z, p.first + begin + i, static_cast<int64_t>(p.h) * l.value_dim + p.column0 + tid);
+      sh.gate[i][tid] = in.norm * exact_silu(z);
+    }
+  }
+}
+
+// l2 norms of q and k and their product. One warp a row.
+__device__ inline void normalise(const DeltaArgs& a, int count, Shared& sh) {
+  const int lane = threadIdx.x % 32;
+  const int key_dim = a.layer.key_dim;
+  for (int i = threadIdx.x / 32; i < count; i += blockDim.x / 32) {
+    float qq = 0, kk = 0, qk = 0;
+    for (int c = 4 * lane; c < key_dim; c += 128) {
+      const float4 q = *reinterpret_cast<const float4*>(&sh.q[i][c]);
+      const float4 k = *reinterpret_cast<const float4*>(&sh.k[i][c]);
+      qq = dot4(q, q, qq);
+      kk = dot4(k, k, kk);
+      qk = dot4(q, k, qk);
+    }
+    const float iq = 1.0f / (sqrtf(warp_sum(qq) + 1e-6f) * sqrtf(static_cast<float>(key_dim)));
+    const float ik = 1.0f / sqrtf(warp_sum(kk) + 1e-6f);
+    qk = warp_sum(qk);
+    for (int c = lane; c < key_dim; c += 32) {
+      sh.q[i][c] *= iq;
+      sh.k[i][c] *= ik;
+    }
+    if (lane == 0) sh.qk[i] = qk * iq * ik;
+  }
+}
+
+// Raw inputs of the last rows into the ring: channels [channel, channel + count).
+__device__ inline void store_ring(const DeltaArgs& a, const Place& p, int channel, int count) {
+  const int keep = min(p.rows, a.layer.taps);
+  for (int c = threadIdx.x; c < keep * count; c += blockDim.x) {
+    const int row = p.rows - keep + c / count;
+    a.layer.ring(p.slot, p.position + row)[channel + c % count] =
+        load_at(a.in.qkv, p.first + row, channel + c % count);
+  }
+}
+
+// The ring of more than one row: q and k channels wait for the last block that reads what they replace. All
+// threads of the block have read their part.
+__device__ inline void move_ring(const DeltaArgs& a, const Place& p, int* counters, int slices, Shared& sh) {
+  store_ring(a, p, a.layer.v_channel(p.h) + p.column0, p.columns);
+  if (threadIdx.x == 0) {
+    int* counter = counters + static_cast<int64_t>(p.s) * a.layer.key_heads + p.key_head;
+    __threadfence();
+    const int arrivals = a.layer.value_heads / a.layer.key_heads * slices;
+    sh.last = atomicAdd(counter, 1) == arrivals - 1;
+    if (sh.last) *counter = 0;
+  }
+  __syncthreads();
+  if (!sh.last) return;
+  store_ring(a, p, a.layer.q_channel(p.key_head), a.layer.key_dim);
+  store_ring(a, p, a.layer.k_channel(p.key_head), a.layer.key_dim);
+}
+
+template <int kVectors>
+struct Column {
+  float4 s[kVectors];
+};
+
+// One row through columns of the state in registers, and the state back to memory: `at` and `o` are where the
+// first group's column lies, each other four columns further. `gates`: decay factor, beta. Returns the decay.
+template <int kVectors, int kGroups>
+__device__ float advance_row(const DeltaView& l, Column<kVectors> (&state)[kGroups],
+                             const float4 (&q)[kVectors], const float4 (&k)[kVectors],
+                             const float (&v)[kGroups], float2 gates, float qk, float decay, int part,
+                             float* at, float* o) {
+  float sums[2 * kGroups];
+#pragma unroll
+  for (int g = 0; g < 2 * kGroups; ++g) sums[g] = 0;
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      sums[2 * g] = dot4(state[g].s[j], k[j], sums[2 * g]);
+      sums[2 * g + 1] = dot4(state[g].s[j], q[j], sums[2 * g + 1]);
+    }
+  }
+#pragma unroll
+  for (int g = 0; g < 2 * kGroups; ++g) {
+    sums[g] += __shfl_xor_sync(kFullWarp, sums[g], 4);
+    sums[g] += __shfl_xor_sync(kFullWarp, sums[g], 2);
+    sums[g] += __shfl_xor_sync(kFullWarp, sums[g], 1);
+  }
+  float before;
+  bool fold;
+  decay = next_decay(decay, gates.x, &before, &fold);
+  const float inverse = 1.0f / decay;
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    const float d = gates.y * (v[g] - before * sums[2 * g]);
+    if (part == 0) o[4 * g] = fmaf(qk, d, before * sums[2 * g + 1]);
+    const float update = d * inverse;
+    if (fold) {
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        float4& x = state[g].s[j];
+        x = {x.x * before, x.y * before, x.z * before, x.w * before};
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      float4& x = state[g].s[j];
+      x = {fmaf(k[j].x, update, x.x), fmaf(k[j].y, update, x.y), fmaf(k[j].z, update, x.z),
+           fmaf(k[j].w, update, x.w)};
+      store_state(at + 4 * g * l.key_dim + 32 * j, x);
+    }
+  }
+  return decay;
+}
+
+// The recurrence over prepared rows: S of the warp's columns in registers, no barrier.
+template <int kVectors, int kGroups>
+__device__ float run_tokens(const Place& p, int count, int warp_column, float decay,
+                            Column<kVectors> (&state)[kGroups], Shared& sh) {
+  const int lane = threadIdx.x % 32;
+  const int part = lane % 8;
+  for (int i = 0; i < count; ++i) {
+    const float4* k4 = reinterpret_cast<const float4*>(sh.k[i]);
+    const float4* q4 = reinterpret_cast<const float4*>(sh.q[i]);
+    float4 k[kVectors];
+    float sums[2 * kGroups];
+#pragma unroll
+    for (int g = 0; g < 2 * kGroups; ++g) sums[g] = 0;
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      k[j] = k4[part + 8 * j];
+      const float4 q = q4[part + 8 * j];
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+        sums[2 * g] = dot4(state[g].s[j], k[j], sums[2 * g]);
+        sums[2 * g + 1] = dot4(state[g].s[j], q, sums[2 * g + 1]);
+      }
+    }
+#pragma unroll
+    for (int g = 0; g < 2 * kGroups; ++g) {
+      sums[g] += __shfl_xor_sync(kFullWarp, sums[g], 4);
+      sums[g] += __shfl_xor_sync(kFullWarp, sums[g], 2);
+      sums[g] += __shfl_xor_sync(kFullWarp, sums[g], 1);
+    }
+    float before;
+    bool fold;
+    decay = next_decay(decay, sh.e[i], &before, &fold);
+    const float inverse = 1.0f / decay;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      const int column = warp_column + 4 * g + lane / 8;
+      const float d = sh.beta[i] * (sh.v[i][column] - before * sums[2 * g]);
+      if (part == 0) sh.o[i][p.column0 + column] = fmaf(sh.qk[i], d, before * sums[2 * g + 1]);
+      const float update = d * inverse;
+      if (fold) {
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j) {
+          float4& s = state[g].s[j];
+          s = {s.x * before, s.y * before, s.z * before, s.w * before};
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        float4& s = state[g].s[j];
+        s = {fmaf(k[j].x, update, s.x), fmaf(k[j].y, update, s.y), fmaf(k[j].z, update, s.z),
+             fmaf(k[j].w, update, s.w)};
+      }
+    }
+  }
+  return decay;
+}
+
+// One over the rms of a head's outputs. A warp.
+__device__ inline float rms_scale(const DeltaArgs& a, const float* o) {
+  float sum = 0;
+  for (int c = 4 * (threadIdx.x % 32); c < a.layer.value_dim; c += 128) {
+    const float4 x = *reinterpret_cast<const float4*>(&o[c]);
+    sum = dot4(x, x, sum);
+  }
+  return 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(a.layer.value_dim) + a.w.eps);
+}
+
+// rms over the head, gate, store.
+__device__ inline void write_outputs(const DeltaArgs& a, const Place& p, int begin, int count,
+                                     const Shared& sh) {
+  const int lane = threadIdx.x % 32;
+  const int value_dim = a.layer.value_dim;
+  for (int i = threadIdx.x / 32; i < count; i += blockDim.x / 32) {
+    const float inverse = rms_scale(a, sh.o[i]);
+    for (int own = lane; own < p.columns; own += 32) {
+      store_at(a.o, p.first + begin + i, static_cast<int64_t>(p.h) * value_dim + p.column0 + own,
+               sh.o[i][p.column0 + own] * inverse * sh.gate[i][own]);
+    }
+  }
+}
+
+}  // namespace braid::cuda

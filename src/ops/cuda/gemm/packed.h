@@ -1,0 +1,250 @@
+// packed.h -- the form in which weights lie on the GPU, and the arguments of the product kernels.
+//
+// A unit is 32 rows x 256 k; units of a 32-row block follow each other along k, blocks follow each other
+// along n, experts along both. Rows are padded to 32 and k to 256 with zeros. Inside a unit, for r16 = 0, 1
+// (rows 0-15, 16-31), k128 = 0, 1 and half = 0, 1 (rows g and g + 8), lane 4g + c holds 32 consecutive k of
+// one row:
+//   row = 16 r16 + 8 half + g        k = 128 k128 + 32 c + 0 .. 31
+// so that one lane needs one scale where the natural order of an MMA fragment needs four. The fragment's
+// columns are a permutation of k, the same for weights and activations: step s, column 8 h + 2 c + e is k =
+// 32 c + 4 s + 2 h + e. A lane's activations for two steps are then 16 consecutive bytes of the natural
+// order.
+//
+// A unit is two halves of 128 k, then what both share; a product kernel loads a half at a time.
+//
+//   codes of a half [r16][half][piece][lane][16 B], and what lies beside them in the half or is shared
+//   f16  4 pieces: 32 numbers
+//   q8   2 pieces: code + 128; bytes 0 2 | 1 3 of a word are 2 h + e
+//        scale f16 [lane][r16][half]
+//   q4k  1 piece: nibble 4e + 2p + h of word i is k = 8i + 4p + 2h + e
+//        12-bit (scale, min) [lane][6 B]; shared: d, dmin f16 [g][4 rows][2]
+//   q6k  1 piece, and a word for each two of it [r16][lane][half][8 B]. Of e's 16 bits, (p, h) of the first
+//        word: low 4 bits of (0, 0) at 0, (0, 1) at 4, (1, 1) at 10; of the second: the same, but (1, 0) at
+//        10; of the third: high bits of the first's and the second's (0, 0) at 0 and 2, the second's (1, 1)
+//        at 4, the first's (1, 0) at 10
+//        scales + 128 of each 16 [lane][r16][half][2]; shared: d f16 [g][4 rows]
+//   q5   1 piece, and a word [r16][lane][half][4 B]. Of e's 16 bits of word i, (p, h): (0, 0) at 0, (0, 1) at
+//        5, (1, 1) at 10; of the fifth word: (1, 0) of i = 0, 1, 2; at 15 of all five that of i = 3
+//        (scale, min) f16 [r16][lane][half]
+//   t4   1 piece: nibble 4p + 2e + h of word i
+//        scale f16 of each 16 [r16][lane][half][2]; 16 levels + 128
+//   fp4  1 piece: of e's 16 bits of word i, sign and magnitude of (p, h): 15, 11-9 (0, 0); 12, 8-6 (0, 1);
+//        14, 5-3 (1, 0); 13, 2-0 (1, 1)
+//        scale f16 of each 16 [r16][lane][half][2]
+//
+// q4k and q6k take the bytes of the file; q8 those of Q8_0; q5 the codes of Q5_K, Q5_1, Q5_0 (a minimum of 16
+// scales) and Q4_1 (bit 4 zero), whose scales and minima are rounded to f16 when they are packed, as the
+// kernels of q4k round theirs; t4 those of IQ4_NL, IQ4_XS and Q4_0, which differ in what a code stands for:
+// the levels, as large as a byte holds, lie beside the scales (0.6 % of the bytes), so that weights of all of
+// these go together and no kernel has to be told. fp4 takes those of MXFP4 and NVFP4, whose sign, exponent
+// and mantissa bits are those of an f16 2^-14 as large once they stand in its places: no levels to look up.
+// Everything is multiplied by a power of two P per 32-row block, chosen from the block's range, so that
+// scales fit f16 with 24 binades to spare; 1 / P (times the weight's own scale) is applied to the sums. f32
+// weights are two f16 matrices side by side along k: the rounded number and what the rounding left, 22 bits
+// together.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cuda/primitives/context.h"
+#include "ops/cuda/primitives/device_math.h"
+#include "ops/device.h"
+
+namespace braid::cuda {
+
+enum class Pack : uint8_t { f16, q8, q4k, q6k, q5, t4, fp4 };
+inline constexpr int kPacks = 7;
+
+inline constexpr int kUnitRows = 32;
+inline constexpr int kUnitWidth = 256;
+__host__ __device__ constexpr int unit_bytes(Pack pack) {
+  switch (pack) {
+    case Pack::f16:
+      return 16384;
+    case Pack::q8:
+      return 8192 + 512;
+    case Pack::q4k:
+      return 4096 + 384 + 128;
+    case Pack::q6k:
+      return 4096 + 2048 + 512 + 64;
+    case Pack::q5:
+      return 4096 + 1024 + 1024;
+    case Pack::t4:
+      return 4096 + 1024 + 32;
+    case Pack::fp4:
+      return 4096 + 1024;
+  }
+  return 0;
+}
+
+// What Weight::device_data points to.
+struct PackedWeight {
+  Pack pack = Pack::f16;
+  int64_t blocks = 0;              // 32-row blocks of one expert
+  int x_units = 0;                 // units along k
+  int units = 0;                   // the same, twice that for f32 weights
+  const uint8_t* data = nullptr;   // [experts][blocks][units]
+  const float* scales = nullptr;   // [experts][blocks]
+  const uint8_t* table = nullptr;  // rows as in the file (or f32), for look-ups
+  GgmlType table_type = GgmlType::F32;
+  size_t table_row_bytes = 0;
+  Buffer memory;
+  Buffer table_memory;
+
+  int64_t expert_bytes() const { return blocks * units * unit_bytes(pack); }
+};
+
+inline const PackedWeight& packed(const Weight& w) {
+  BRAID_CHECK(w.device_data != nullptr);
+  return *static_cast<const PackedWeight*>(w.device_data);
+}
+
+// Bytes of a half of a unit, and of what both halves share.
+__host__ __device__ constexpr int half_bytes(Pack pack) {
+  switch (pack) {
+    case Pack::f16:
+      return 8192;
+    case Pack::q8:
+      return 4096 + 256;
+    case Pack::q4k:
+      return 2048 + 192;
+    case Pack::q6k:
+      return 2048 + 1024 + 256;
+    case Pack::q5:
+      return 2048 + 512 + 512;
+    case Pack::t4:
+      return 2048 + 512 + 16;
+    case Pack::fp4:
+      return 2048 + 512;
+  }
+  return 0;
+}
+__host__ __device__ constexpr int shared_bytes(Pack pack) { return unit_bytes(pack) - 2 * half_bytes(pack); }
+
+enum class Store : uint8_t {
+  plain,     // y = p
+  add,       // y += p
+  gated,     // y = silu(p) * p_up, both from this launch
+  gate_old,  // y = silu(p) * y: the up product is in y already
+};
+
+// Rows of one weight (and of its up twin when gated) in a launch. Blocks of gate and up alternate.
+struct ProductPart {
+  const uint8_t* units = nullptr;
+  const uint8_t* up_units = nullptr;
+  const float* scales = nullptr;
+  const float* up_scales = nullptr;
+  // The same of the shared expert, when it is in the list (ProductArgs::shared_expert).
+  const uint8_t* shared_units = nullptr;
+  const uint8_t* shared_up_units = nullptr;
+  const float* shared_scales = nullptr;
+  const float* shared_up_scales = nullptr;
+  void* y = nullptr;
+  int64_t y_stride = 0;
+  int rows = 0;
+  int first_block = 0;  // in the launch
+  int expert_blocks = 0;
+  DType y_type = DType::f32;
+  Store store = Store::plain;
+};
+
+// Up to 8 x columns rows of one expert.
+struct ExpertTile {
+  int expert;
+  int first;  // in the list of pairs
+  int count;
+};
+
+// x of a product of few rows that is still to be normed (product_few_x.cuh): x = norm(residual) * weight.
+struct FewNormArgs {
+  const float* residual = nullptr;  // null: x is there
+  int64_t residual_stride = 0;      // a multiple of 4; the width is one of 8
+  const float* weight = nullptr;
+  float eps = 0;
+  bool writes = false;  // x is to be written too
+};
+inline constexpr int kMostFewNormRows = 1;
+inline constexpr int kMostFewNormWidth = 5120;
+
+inline constexpr int kMostParts = 8;
+struct ProductArgs {
+  ProductPart parts[kMostParts];
+  int part_count = 0;
+  int blocks = 0;  // of all parts
+  int units = 0;
+  int x_units = 0;
+  int second_tile = 0;     // wide kernel of two formats: the first tile of rows of the second
+  int split = 1;           // warps that share 32 rows, each with every split-th 128 of k
+  const Act* x = nullptr;  // rows 16-byte aligned, k a multiple of 8
+  int64_t x_stride = 0;
+  int k = 0;
+  int tokens = 0;
+  FewNormArgs norm;
+  float* partials = nullptr;     // [2 * grid][tile]; kMostLookedColumns: zero between launches
+  unsigned* counters = nullptr;  // [8 * grid], zero between launches
+  unsigned* claims = nullptr;    // [4], zero between launches: work given to who comes first
+  // Experts: the list of tiles replaces the count of tokens.
+  const ExpertTile* tiles = nullptr;
+  const int* tile_count = nullptr;
+  const int* x_row = nullptr;  // row of x of each pair; null: the pair's own
+  int shared_expert = -1;      // the id that means the shared expert
+  int tile_rows = 0;           // most of a tile
+  int likely_tiles = 1;        // shapes the launch, never the result's meaning
+  int most_tiles = 1;
+  bool early_list = false;  // the list was complete before the kernel before this one began
+  // x was too, and nothing that the kernel before reads or writes is written: it may still run.
+  bool beside_previous = false;
+  bool once = false;  // every weight is read once: it may leave the L2 cache first
+};
+
+// Grid and tile limits that size the workspace.
+inline constexpr int kMostTileFloats = 256 * 128;
+inline constexpr int kMostCtasPerProcessor = 1;
+// Up to so many columns of a wide kernel, partials are zero between launches: no counters.
+inline constexpr int kMostLookedColumns = 32;
+inline constexpr int kMostLookedFloats = 12 * kUnitRows * kMostLookedColumns;
+inline constexpr int kClaims = 4;
+
+// How a launch multiplies: rows of x a CTA takes at once, and the kernel.
+struct Columns {
+  int count = 8;      // 8, 16, 32, 64 with mma.sync; 16, 32, 64, 96, 128 with wgmma
+  bool wide = false;  // wgmma: x must be in the order of units
+};
+// For up to `rows` rows of x of one weight.
+Columns columns_for(const Context& context, int64_t rows);
+
+// Warps of a CTA of the wide kernels that multiply, with 32 rows each of a tile.
+constexpr int wide_warps(Pack pack, int columns) { return pack == Pack::f16 ? 4 : columns <= 32 ? 12 : 8; }
+
+void launch_products(Context& context, Pack pack, Columns columns, const ProductArgs& args);
+// For kernels that do not norm: queues the norm, if there is one, and returns the arguments without it.
+ProductArgs norm_first(Context& context, const ProductArgs& args);
+void launch_products_f16(Context& context, int groups, const ProductArgs& args);
+void launch_products_q8(Context& context, int groups, const ProductArgs& args);
+void launch_products_q4k(Context& context, int groups, const ProductArgs& args);
+void launch_products_q6k(Context& context, int groups, const ProductArgs& args);
+void launch_products_q5(Context& context, int groups, const ProductArgs& args);
+void launch_products_t4(Context& context, int groups, const ProductArgs& args);
+void launch_products_fp4(Context& context, int groups, const ProductArgs& args);
+void launch_wide_f16(Context& context, int columns, const ProductArgs& args);
+void launch_wide_q8(Context& context, int columns, const ProductArgs& args);
+void launch_wide_q4k(Context& context, int columns, const ProductArgs& args);
+void launch_wide_q6k(Context& context, int columns, const ProductArgs& args);
+void launch_wide_q5(Context& context, int columns, const ProductArgs& args);
+void launch_wide_t4(Context& context, int columns, const ProductArgs& args);
+void launch_wide_fp4(Context& context, int columns, const ProductArgs& args);
+// Matrices of a few megabytes of 16-bit pairs, 9 to 128 rows of x (product_small.cuh).
+inline constexpr int kMostSmallRows = 128;
+bool small_fits(const Context& context, int64_t blocks, int units);
+void launch_small(Context& context, const ProductArgs& args);
+// Many experts with up to 8 rows each; false: there is no form for the product.
+bool launch_experts(Context& context, Pack pack, const ProductArgs& args);
+// q6k parts, then those of the other pack from tile ProductArgs::second_tile on.
+void launch_wide_q6k_q4k(Context& context, int columns, const ProductArgs& args);
+void launch_wide_q6k_q5(Context& context, int columns, const ProductArgs& args);
+// The same for up to 8 rows, the other pack from block second_block on; false: there is no form for the
+// product.
+bool launch_few_q6k_q4k(Context& context, const ProductArgs& args, int second_block);
+bool launch_few_q6k_q5(Context& context, const ProductArgs& args, int second_block);
+
+}  // namespace braid::cuda

@@ -1,0 +1,445 @@
+// product_experts.cuh -- y = x W^T for many experts with up to 8 rows of x each: decode steps of 9 and more
+// sequences, where nearly every byte of every expert is read for a handful of rows. Dense rows:
+// product_few.cuh; one or two tokens: moe_few.cuh; more rows per expert: product_wide.cuh. sm_90 (bulk
+// copies).
+//
+// What counts is that all multiprocessors read memory from the first to the last microsecond. So the list of
+// tiles (an expert and up to 8 of its rows) is one long stretch of bytes, cut at the smallest pieces that
+// give whole sums:
+//
+//   chunk   4 units (packed.h), one bulk copy into the ring, which runs on over the ends of tiles
+//   atom    chunks with all of k for 32 or more rows of y (gate and up: both blocks of 32 rows)
+//   round   up to 4 chunks: 16 warps multiply a unit each, 32 rows x 256 k
+//
+// Three quarters of the atoms are cut into equal runs, one per CTA; the last quarter goes, a round at a time,
+// to the CTAs that come first (some multiprocessors are further from memory than others). One warp finds the
+// rounds, tells the others where they are and asks for the chunks.
+//
+// A warp has the same 256 of k in every round, so x of a tile stays in its registers. Sums of the warps along
+// k meet in shared memory while the next round is multiplied; a warp then adds up 32 rows of y of one token,
+// in the order of k. What a row of x gives does not depend on the other rows, nor on who multiplies what.
+//
+// Traffic: the weights of each tile once (of several tiles of one expert mostly from L2), x once per run and
+// tile. 35B, 128 rows: gate and up 300 MB, down 150 or 220.
+//
+// In a decoding step, what it gets longer by this kernel: gate and up, down q4_K, down q6_K of 8 rows 25.5,
+// 12.8, 15.6 us, of 32 rows 58, 28, 37, of 128 rows 93, 45, 60. The bytes of the experts that so many random
+// choices touch take 62 to 75, 77 to 89 and 75 to 84 % of that at 4.3 TB/s.
+//
+// Reached on one H200, 35B experts, q6_K down, with plan and sum: 128 rows 150 us (product_list.cuh: 209), 32
+// rows 96 (135), 8 rows 47 (58; before the hint to L2). A unit takes 620 issue slots (q4k) of the 990 that
+// memory leaves. Of 156 us, before the hint: without multiplying 145, with nothing to load 135. Tried: a
+// meeting of all warps each round and no dynamic quarter 159 and 104 us; half of the work dynamic 160, all of
+// it 181 (each such round reads x anew); 7 stages instead of 10 the same; 5 % fewer instructions the same.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "ops/cuda/gemm/product_few.cuh"
+#include "ops/cuda/gemm/product_pipeline.cuh"
+
+namespace braid::cuda {
+
+inline constexpr int kExpertWarps = 16;                         // that multiply
+inline constexpr int kExpertThreads = kExpertWarps * 32 + 128;  // one more warpgroup: its first warp loads
+inline constexpr int kChunkUnits = 4;
+inline constexpr int kRoundChunks = kExpertWarps / kChunkUnits;
+inline constexpr int kExpertShare = 4;    // of the work, that goes to who is early
+inline constexpr int kExpertStages = 12;  // at most
+// Rounds that are described at a time: more than the loader can be ahead of any warp.
+inline constexpr int kExpertRounds = 16;
+// 32 rows of y of a token, moved so that the lanes that write meet all banks.
+inline constexpr int kSumStride = 36;
+inline constexpr int kSumFloats = kFewRows * kSumStride;  // of a warp
+
+template <class Format, bool kGated, int kUnits>
+struct ExpertsShape {
+  using Y = std::conditional_t<kGated, Act, float>;
+  static constexpr int kUnit = unit_bytes(Format::kPack);
+  static constexpr int kChunk = kChunkUnits * kUnit;
+  // Units that 32 rows of y need, and of an atom.
+  static constexpr int kStretch = kGated ? 2 * kUnits : kUnits;
+  static constexpr int kAtomUnits = kStretch < kChunkUnits ? kChunkUnits : kStretch;
+  static constexpr int kAtomChunks = kAtomUnits / kChunkUnits;
+  static constexpr int kAtomStretches = kAtomUnits / kStretch;
+  static constexpr int kRoundAtoms = kRoundChunks / kAtomChunks;
+  static constexpr int kStretches = kExpertWarps / kStretch;  // of a round
+  static constexpr int kExchange = 2 * kExpertWarps * kSumFloats * 4;
+  static_assert(kExpertWarps % kAtomUnits == 0 && kAtomUnits % kStretch == 0 && kStretches >= 1);
+  static_assert(!kGated || kUnits % kChunkUnits == 0);
+};
+
+// What the loader tells the other warps about a round.
+struct ExpertRound {
+  int atoms;  // 0: there are no more rounds
+  int tile;
+  int count;  // rows of the tile
+  int unused;
+  const float* scales;  // of the round's first 32 rows of y
+  const float* up_scales;
+  void* y;  // where the first of them goes for the tile's first row
+  int64_t unused_too;
+  int x_row[kFewRows];
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+struct ExpertBarriers {
+  uint32_t full;       // a stage's bytes are there
+  uint32_t empty;      // its four warps are done with it
+  uint32_t described;  // a round is known
+  uint32_t summed;     // a round's sums are in the exchange
+};
+
+// By one warp: finds this CTA's rounds and asks for their chunks, as far ahead as the ring is long.
+template <class Format, bool kGated, int kUnits>
+__device__ inline void load_experts(const ProductArgs& a, ExpertRound* rounds, uint32_t ring,
+                                    const ExpertBarriers& barriers, int stages) {
+  using Shape = ExpertsShape<Format, kGated, kUnits>;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const uint64_t policy = cache_policy(true);  // pair rows are to stay in L2
+  const ProductPart& part = a.parts[0];
+  unsigned* claims = a.claims + (kGated ? 0 : 2);
+  unsigned claimed = 0;
+  if (lane == 0) claimed = atomicAdd(claims, 1u);
+  const int tile_atoms = a.blocks * kUnits / Shape::kAtomUnits;
+  const int all = *a.tile_count * tile_atoms;
+  const int fixed = all - all / kExpertShare;  // in equal runs; the rest goes to who is early
+  int at = static_cast<int>(int64_t{fixed} * blockIdx.x / gridDim.x);
+  int end = static_cast<int>(int64_t{fixed} * (blockIdx.x + 1) / gridDim.x);
+  ExpertTile known{0, 0, 0};
+  int tile = -1;
+  int x_row = 0;
+  int stage = 0;
+  int parity = 1;  // of the phase that ended before the first use
+  for (int round = 0;; ++round) {
+    if (at >= end) {
+      const int item = static_cast<int>(__shfl_sync(kFullWarp, claimed, 0));
+      at = fixed + item * Shape::kRoundAtoms;
+      end = min(at + Shape::kRoundAtoms, all);
+      if (at < end && lane == 0) claimed = atomicAdd(claims, 1u);
+    }
+    ExpertRound& told = rounds[round % kExpertRounds];
+    if (at >= end) {
+      if (kWarpArrivals > 1 && lane > 0) arrive(barriers.described + 8 * (round % kExpertRounds));
+      if (lane == 0) {
+        told.atoms = 0;
+        arrive(barriers.described + 8 * (round % kExpertRounds));
+        // The last CTA leaves the counters as they were.
+        if (atomicAdd(claims + 1, 1u) == gridDim.x - 1) claims[0] = claims[1] = 0;
+      }
+      return;
+    }
+    const int own = at / tile_atoms;
+    const int first = at - own * tile_atoms;
+    const int atoms = min(Shape::kRoundAtoms, min(tile_atoms - first, end - at));
+    if (own != tile) {
+      tile = own;
+      known = a.tiles[tile];
+      x_row = known.first + min(lane % kFewRows, known.count - 1);
+      if (a.x_row != nullptr) x_row = a.x_row[x_row];
+    }
+    const bool shared = known.expert == a.shared_expert;
+    const int block = (shared ? 0 : known.expert * part.expert_blocks) + first * Shape::kAtomStretches;
+    const auto describe = [&] {
+      if (lane < kFewRows) told.x_row[lane] = x_row;
+      if (lane == 0) {
+        told.atoms = atoms;
+        told.tile = tile;
+        told.count = known.count;
+        told.scales = (shared ? part.shared_scales : part.scales) + block;
+        if (kGated) told.up_scales = (shared ? part.shared_up_scales : part.up_scales) + block;
+        told.y = static_cast<typename Shape::Y*>(part.y) + known.first * part.y_stride +
+                 first * (Shape::kAtomStretches * kUnitRows);
+      }
+      __syncwarp();
+      if (lane == 0 || kWarpArrivals > 1) arrive(barriers.described + 8 * (round % kExpertRounds));
+    };
+    // The first chunks do not wait for x's rows to be known.
+    if (round > 0) describe();
+    if (lane == 0) {
+      const uint8_t* units =
+          (shared ? part.shared_units : part.units) + static_cast<int64_t>(block) * (kUnits * Shape::kUnit);
+      const uint8_t* up_units = (shared ? part.shared_up_units : part.up_units) +
+                                static_cast<int64_t>(block) * (kUnits * Shape::kUnit);
+      for (int chunk = 0; chunk < atoms * Shape::kAtomChunks; ++chunk) {
+        const int in_stretch = chunk * kChunkUnits % Shape::kStretch;
+        const uint8_t* from =
+            (kGated && in_stretch >= kUnits ? up_units : units) +
+            (chunk * kChunkUnits / Shape::kStretch * kUnits + in_stretch % kUnits) * Shape::kUnit;
+        const uint32_t full = barriers.full + 8 * stage;
+        wait_barrier(barriers.empty + 8 * stage, parity);
+        arrive_expecting(full, Shape::kChunk);
+        copy_bulk(ring + stage * Shape::kChunk, from, Shape::kChunk, full, policy);
+        if (++stage == stages) {
+          stage = 0;
+          parity ^= 1;
+        }
+      }
+    }
+    if (round == 0) describe();
+    at += atoms;
+    __syncwarp();  // the other lanes must not describe rounds that are further away
+  }
+}
+
+// Adds up what this warp must of a round: 32 rows of y, of every kStep-th token. Rounds take turns where
+// there is less to add than there are warps.
+template <class Format, bool kGated, int kUnits>
+struct ExpertsSum {
+  using Shape = ExpertsShape<Format, kGated, kUnits>;
+  static constexpr int kStep = kExpertWarps / Shape::kStretches;
+  static constexpr int kTurn = kExpertWarps / 2;
+  int lane;
+  int warp;
+  float scale = 0;
+  float up_scale = 0;
+
+  __device__ int stretch(int round) const {
+    return (kTurn % Shape::kStretches == 0 ? warp : warp ^ round % 2 * kTurn) % Shape::kStretches;
+  }
+  __device__ bool adds(const ExpertRound& told, int round) const {
+    return stretch(round) < told.atoms * Shape::kAtomStretches;
+  }
+  // Early: asks for the scales.
+  __device__ void prepare(const ExpertRound& told, int round) {
+    if (!adds(told, round)) return;
+    scale = __ldg(told.scales + stretch(round));
+    if (kGated) up_scale = __ldg(told.up_scales + stretch(round));
+  }
+  __device__ void add(const ProductArgs& a, const ExpertRound& told, int round, const float* sums) const {
+    if (!adds(told, round)) return;
+    const int first_token = (warp ^ round % 2 * kTurn) / Shape::kStretches;
+    const float* from =
+        sums + stretch(round) * (Shape::kStretch * kSumFloats) + first_token * kSumStride + lane;
+    auto* y = static_cast<typename Shape::Y*>(told.y) + first_token * a.parts[0].y_stride +
+              stretch(round) * kUnitRows + lane;
+#pragma unroll
+    for (int i = 0; i < div_up(kFewRows, kStep); ++i) {
+      if (first_token + i * kStep >= told.count) break;
+      float sum = 0;
+      float up_sum = 0;
+#pragma unroll
+      for (int s = 0; s < kUnits; ++s) sum += from[s * kSumFloats + i * kStep * kSumStride];
+      if (kGated) {
+#pragma unroll
+        for (int s = 0; s < kUnits; ++s) up_sum += from[(kUnits + s) * kSumFloats + i * kStep * kSumStride];
+      }
+      const float value = sum * scale;
+      store(y + i * kStep * a.parts[0].y_stride, kGated ? silu(value) * (up_sum * up_scale) : value);
+    }
+  }
+};
+
+__device__ inline void mma_first(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, "
+      "%10, %10, %10};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+}
+// sums[r16] of a unit: 32 rows x 256 k.
+template <class Format>
+__device__ inline void multiply_unit(const uint8_t* unit, const uint4 (&b)[2][4], float (&sums)[2][4],
+                                     int lane) {
+  constexpr int kPart = half_bytes(Format::kPack);
+  float acc[2][2][4];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const uint8_t* part = unit + h * kPart;
+    typename Format::Codes codes[2];
+    typename Format::Scales scales[2];
+#pragma unroll
+    for (int r16 = 0; r16 < 2; ++r16) {
+      Format::load(codes[r16], part, lane, r16);
+      Format::scales(scales[r16], part, unit + 2 * kPart, lane, r16);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const Fragments f[2] = {Format::fragments(codes[0], scales[0], i),
+                              Format::fragments(codes[1], scales[1], i)};
+#pragma unroll
+      for (int p = 0; p < 2; ++p)
+#pragma unroll
+        for (int r16 = 0; r16 < 2; ++r16) {
+          const uint32_t b0 = p == 0 ? b[h][i].x : b[h][i].z;
+          const uint32_t b1 = p == 0 ? b[h][i].y : b[h][i].w;
+          if (h == 0 && i == 0) {
+            mma_first(acc[p][r16], f[r16].a[p], b0, b1);
+          } else {
+            mma(acc[p][r16], f[r16].a[p], b0, b1, __half());
+          }
+        }
+    }
+  }
+#pragma unroll
+  for (int r16 = 0; r16 < 2; ++r16)
+#pragma unroll
+    for (int q = 0; q < 4; ++q) sums[r16][q] = acc[0][r16][q] + acc[1][r16][q];
+}
+
+template <class Format, bool kGated, int kUnits>
+__device__ inline void multiply_experts(const ProductArgs& a, const ExpertRound* rounds, const uint8_t* ring,
+                                        float* exchange, const ExpertBarriers& barriers, int stages) {
+  using Shape = ExpertsShape<Format, kGated, kUnits>;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int g = lane / 4;
+  const int c = lane % 4;
+  const int own_chunk = warp / kChunkUnits;
+  constexpr int kHalfExchange = kExpertWarps * kSumFloats;
+  float* own_sums = exchange + warp * kSumFloats + 2 * c * kSumStride + g;
+  const Act* own_x = a.x + warp % kUnits * 256 + c * 32;
+  uint4 b[2][4];  // this warp's 256 k of row g of x
+  const auto read_x = [&](const ExpertRound& told) {
+    const Act* x = own_x + told.x_row[g] * a.x_stride;
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) b[h][j] = *reinterpret_cast<const uint4*>(x + h * 128 + j * 8);
+  };
+  ExpertsSum<Format, kGated, kUnits> sum{lane, warp};
+  int stage = 0;  // of the round's first chunk
+  int parity = 0;
+  wait_barrier(barriers.described, 0);
+  int atoms = rounds[0].atoms;
+  int tile = rounds[0].tile;
+  if (atoms > 0) read_x(rounds[0]);
+  int round = 0;
+  while (atoms > 0) {
+    if (round > 0) sum.prepare(rounds[(round - 1) % kExpertRounds], round - 1);
+    float own[2][4];
+    const int chunks = atoms * Shape::kAtomChunks;
+    if (own_chunk < chunks) {
+      int own_stage = stage + own_chunk;
+      int own_parity = parity;
+      if (own_stage >= stages) {
+        own_stage -= stages;
+        own_parity ^= 1;
+      }
+      const uint8_t* unit = ring + own_stage * Shape::kChunk + warp % kChunkUnits * Shape::kUnit;
+      // A warp may be a round ahead of others, so another chunk of the round before may not even have come to
+      // this stage: it has if its warps are done with it.
+      if (stages < 2 * kRoundChunks) wait_barrier(barriers.empty + 8 * own_stage, own_parity ^ 1);
+      wait_barrier(barriers.full + 8 * own_stage, own_parity);
+      multiply_unit<Format>(unit, b, own, lane);
+      __syncwarp();
+      if (lane == 0 || kWarpArrivals > 1) arrive(barriers.empty + 8 * own_stage);
+    }
+    stage += chunks;
+    if (stage >= stages) {
+      stage -= stages;
+      parity ^= 1;
+    }
+    // The next round's x is on its way while the sums of the round before meet: all warps are done with that
+    // one by now, or nearly so.
+    const int next = round + 1;
+    wait_barrier(barriers.described + 8 * (next % kExpertRounds), next / kExpertRounds & 1);
+    const ExpertRound& next_told = rounds[next % kExpertRounds];
+    atoms = next_told.atoms;
+    if (atoms > 0 && next_told.tile != tile) {
+      tile = next_told.tile;
+      read_x(next_told);
+    }
+    if (round > 0) {
+      wait_barrier(barriers.summed, (round - 1) & 1);
+      sum.add(a, rounds[(round - 1) % kExpertRounds], round - 1, exchange + next % 2 * kHalfExchange);
+    }
+    // All have read what this overwrites: they did before they came to the meeting above.
+    if (own_chunk < chunks) {
+      float* to = own_sums + round % 2 * kHalfExchange;
+#pragma unroll
+      for (int r16 = 0; r16 < 2; ++r16)
+#pragma unroll
+        for (int q = 0; q < 4; ++q) to[q % 2 * kSumStride + r16 * 16 + q / 2 * 8] = own[r16][q];
+    }
+    __syncwarp();
+    if (lane == 0 || kWarpArrivals > 1) arrive(barriers.summed);
+    round = next;
+  }
+  if (round == 0) return;
+  const ExpertRound& last = rounds[(round - 1) % kExpertRounds];
+  sum.prepare(last, round - 1);
+  wait_barrier(barriers.summed, (round - 1) & 1);
+  sum.add(a, last, round - 1, exchange + (round - 1) % 2 * kHalfExchange);
+}
+
+#endif
+
+template <class Format, bool kGated, int kUnits>
+__global__ void __launch_bounds__(kExpertThreads, 1)
+    experts_kernel(const __grid_constant__ ProductArgs a, int stages) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using Shape = ExpertsShape<Format, kGated, kUnits>;
+  extern __shared__ __align__(128) uint8_t dynamic[];
+  __shared__ __align__(8) uint64_t barriers[2 * kExpertStages + kExpertRounds + 1];
+  __shared__ __align__(16) ExpertRound rounds[kExpertRounds];
+  float* exchange = reinterpret_cast<float*>(dynamic + stages * Shape::kChunk);
+  const ExpertBarriers at{shared_address(barriers), shared_address(barriers + kExpertStages),
+                          shared_address(barriers + 2 * kExpertStages),
+                          shared_address(barriers + 2 * kExpertStages + kExpertRounds)};
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < stages; ++stage) {
+      init_barrier(at.full + 8 * stage, 1);
+      init_barrier(at.empty + 8 * stage, kChunkUnits * kWarpArrivals);
+    }
+    for (int i = 0; i < kExpertRounds; ++i) init_barrier(at.described + 8 * i, kWarpArrivals);
+    init_barrier(at.summed, kExpertWarps * kWarpArrivals);
+    publish_barriers();
+  }
+  __syncthreads();
+  if (!a.early_list) wait_for_previous();
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  if (warp >= kExpertWarps) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 64;\n");
+    if (warp == kExpertWarps)
+      load_experts<Format, kGated, kUnits>(a, rounds, shared_address(dynamic), at, stages);
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 104;\n");
+    if (a.early_list) wait_for_previous();
+    let_next_start();
+    multiply_experts<Format, kGated, kUnits>(a, rounds, dynamic, exchange, at, stages);
+  }
+#endif
+}
+
+template <class Format, bool kGated, int kUnits>
+bool launch_experts_kernel(Context& context, const ProductArgs& args) {
+  using Shape = ExpertsShape<Format, kGated, kUnits>;
+  if (args.blocks * kUnits % Shape::kAtomUnits != 0) return false;
+  const auto room = static_cast<int64_t>(context.shared_bytes_per_block) - 4 * 1024 - Shape::kExchange;
+  const int stages = static_cast<int>(std::min<int64_t>(room / Shape::kChunk, kExpertStages));
+  if (stages < kRoundChunks) return false;
+  launch_early(context, experts_kernel<Format, kGated, kUnits>,
+               dim3(static_cast<unsigned>(context.processors)), kExpertThreads,
+               static_cast<size_t>(stages * Shape::kChunk + Shape::kExchange), args, stages);
+  return true;
+}
+
+// False: this kernel has no form for the product.
+template <class Format>
+bool launch_experts_format(Context& context, const ProductArgs& args) {
+  const ProductPart& part = args.parts[0];
+  const bool gated = part.store == Store::gated;
+  if (context.capability != 90 || args.tiles == nullptr || args.tile_rows > kFewRows ||
+      args.part_count != 1 || (!gated && part.store != Store::plain) || args.k != args.units * kUnitWidth ||
+      args.units != args.x_units || part.rows != part.expert_blocks * kUnitRows ||
+      part.y_type != (gated ? kActType : DType::f32))
+    return false;
+  switch (args.units) {
+    case 1:
+      return !gated && launch_experts_kernel<Format, false, 1>(context, args);
+    case 2:
+      return !gated && launch_experts_kernel<Format, false, 2>(context, args);
+    case 4:
+      return gated ? launch_experts_kernel<Format, true, 4>(context, args)
+                   : launch_experts_kernel<Format, false, 4>(context, args);
+    case 8:
+      return gated && launch_experts_kernel<Format, true, 8>(context, args);
+    default:
+      return false;
+  }
+}
+
+}  // namespace braid::cuda

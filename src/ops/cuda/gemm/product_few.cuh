@@ -1,0 +1,693 @@
+// product_few.cuh -- y = x W^T for up to 8 rows of x: the products of decoding, which are as fast as their
+// weights come. Lists of experts: product_list.cuh, product_experts.cuh, moe_few.cuh.
+//
+// A warp multiplies 32 rows x 128 k at a time (a half of a unit, packed.h) with mma.m16n8k16, weights as the
+// row operand, from a ring of its own that bulk copies fill. No warp waits for another one before the end.
+// The cut:
+//
+//   cluster   of 1 to 8 CTAs: an equal run of 32-row blocks (of gate and up pairs)
+//   CTA       of a cluster: a slice of k of all of them
+//   warp      an equal run of its halves, block after block, wherever blocks begin or end
+//
+// Weights of two formats that multiply the same x go in one launch: clusters are shared out by bytes, so that
+// the last of either end together.
+//
+// Sums of a block meet once, at the end, in shared memory of the CTA that stores its rows (`exchange`,
+// written through the cluster's network): a slot for every slice of k and every warp that may share the
+// block, zero where none does, added in an order that only the cut knows. How k is cut follows from the shape
+// of the weights, so a row's bytes do not depend on the other rows; one or two rows are multiplied in another
+// form (product_few_pair.cuh), which rounds elsewhere.
+//
+// What bounds these kernels is not bandwidth alone. (1) Balance: published widths have 160 blocks, or 544
+// pairs; over 264 CTAs most have 2 pairs and some 3. Clusters even that out, but their CTAs have to meet: two
+// slices pay for most shapes, four for 160 blocks of a long k, eight never. (2) Instructions: 82 halves come
+// to a quarter of a multiprocessor in the time that memory needs for gate and up of 27B, 520 clocks for each.
+// (3) The time between two kernels: a CTA takes half of a multiprocessor where it can, sets up its rings
+// and asks for its first weights before it waits for the kernel before (launch.h). (4) What a warp runs
+// once, about 10 clocks an instruction (each waits for the one before, some for their own code: what
+// streams through L2 between two launches pushes code out even from there unless it leaves first,
+// ProductArgs::once). So what lies between the last sum and y is short: scales and places of rows are
+// looked up before x comes, and slots that nobody fills are zeroed there, so that nobody has to know who
+// filled which. Clocks inside a step of 27B with 8 sequences: sums to y of gate and up 4.1 us when they
+// were looked up at the end, now 1.6; of the output matrix 21, now 11. Tried: running all of it once on
+// nothing before the wait. What follows the wait then takes 0.5 us less, but most CTAs have no time to
+// spare before it (27B: 159 to 145 tok/s).
+//
+// x is copied to shared memory, a slice of it, or normed on the way (product_few_x.cuh).
+//
+// Traffic: the weights once, x once per CTA. 27B gate + up: 100 MB, floor 23 us at 4.3 TB/s; reached on one
+// H200: 28 us for 1 row, 33 for 8; output matrix 251 (1 row).
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "ops/cuda/primitives/mma.h"
+#include "ops/cuda/gemm/product_few_pair.cuh"
+#include "ops/cuda/gemm/product_few_x.cuh"
+#include "ops/cuda/gemm/product_pipeline.cuh"
+
+namespace braid::cuda {
+
+inline constexpr int kFewRows = 8;
+// More leave less room for the kernel after (27B, one row: with six 161 tok/s, with four 168).
+inline constexpr int kFewStages = 4;
+inline constexpr int kMostFewTasks = 8192;  // FewPlan::by_row is exact up to here
+
+// How a launch is cut. Numbers that the kernel would divide by are powers of two, and the rest is divided
+// here: a division by a number known late costs as much as a tenth of a half.
+struct FewShare {    // of the weights of one format
+  int first = 0;     // 32-row block
+  int clusters = 0;  // that multiply it
+  int items = 0;     // of each cluster: stretches of y
+  int more = 0;      // clusters that have one more
+  int stages = 2;    // of a warp's ring
+  int sources = 1;   // warps of a CTA that may share a block
+  int x_bytes = 0;   // of shared memory
+  int sums_bytes = 0;
+  uint32_t source_of = 0;  // 4 bits of each warp: its number modulo sources
+};
+struct FewPlan {
+  FewShare shares[2];            // the second one: of the second format
+  int slices_log2 = 0;           // of k: CTAs of a cluster
+  int pair_log2 = 0;             // blocks of a stretch: 2 for gate and up
+  int rows = 1;                  // of x
+  int by_row = 1 << 16;          // n / rows = n * by_row >> 16
+  bool beside_previous = false;  // need not wait for the kernel before, only end after it
+};
+
+__device__ inline void meet_cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");
+#endif
+}
+__device__ inline void meet_cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
+#endif
+}
+// The same place of shared memory of the cluster's CTA `rank`.
+__device__ inline uint32_t address_in(const float* at, int rank) {
+  uint32_t address = 0;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(address) : "r"(shared_address(at)), "r"(rank));
+#endif
+  return address;
+}
+__device__ inline void store_remote(uint32_t address, float x) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.f32 [%0], %1;\n" ::"r"(address), "f"(x) : "memory");
+#endif
+}
+
+// A float on its way from global to shared memory.
+__device__ inline void copy_word_async(float* to, const float* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;\n" ::: "memory"); }
+
+template <class Format>
+struct FewShape {
+  static constexpr int kWarps = Format::kStreams;
+  static constexpr int kWarpsLog2 = kWarps == 8 ? 3 : 2;
+  static_assert(1 << kWarpsLog2 == kWarps);
+  static constexpr int kThreads = kWarps * 32;
+  static constexpr int kPart = half_bytes(Format::kPack);
+  static constexpr int kRest = shared_bytes(Format::kPack);
+  static constexpr int kPiece = kPart + kRest;
+};
+
+template <class Format>
+__device__ inline void multiply_few(const uint8_t* part, const uint8_t* rest, const uint4 (&b)[4],
+                                    float (&acc)[2][2][4], int lane) {
+  typename Format::Codes codes[2];
+  typename Format::Scales scales[2];
+#pragma unroll
+  for (int r16 = 0; r16 < 2; ++r16) {
+    Format::load(codes[r16], part, lane, r16);
+    Format::scales(scales[r16], part, rest, lane, r16);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const Fragments f0 = Format::fragments(codes[0], scales[0], i);
+    const Fragments f1 = Format::fragments(codes[1], scales[1], i);
+    mma(acc[0][0], f0.a[0], b[i].x, b[i].y, __half());
+    mma(acc[0][1], f1.a[0], b[i].x, b[i].y, __half());
+    mma(acc[1][0], f0.a[1], b[i].z, b[i].w, __half());
+    mma(acc[1][1], f1.a[1], b[i].z, b[i].w, __half());
+  }
+}
+
+// Halves of a CTA, and how its warps share them.
+template <int kWarpsLog2>
+struct FewRuns {
+  int halves;  // of a block
+  int total;
+
+  __device__ FewRuns(int blocks, int block_halves) : halves(block_halves), total(blocks * block_halves) {}
+  __device__ int start(int warp) const { return total * warp >> kWarpsLog2; }
+};
+
+// The ring of a warp: loads run ahead of the products by its length.
+template <class Format>
+struct FewRing {
+  using Shape = FewShape<Format>;
+  static constexpr int kUnit = unit_bytes(Format::kPack);
+
+  const ProductArgs& a;
+  const ProductPart* parts;
+  uint8_t* memory;
+  uint32_t full;   // barriers
+  int first_half;  // of the slice
+  int halves;      // of a block
+  int lane;
+  int left;   // halves to ask for
+  int block;  // of the next one
+  int half;   // in the slice
+  const uint8_t* unit = nullptr;
+#if __CUDA_ARCH__ >= 900
+  uint64_t policy = cache_policy(a.once);
+#endif
+
+  __device__ void find() {
+    const uint8_t* units = units_of<kUnit>(a, parts, 0, block);
+    unit = units + static_cast<int64_t>((first_half + half) / 2) * kUnit;
+  }
+  __device__ void load(int stage) {
+    if (left == 0) return;
+    --left;
+    const bool second = ((first_half + half) & 1) != 0;
+    const uint32_t to = shared_address(memory + stage * Shape::kPiece);
+#if __CUDA_ARCH__ >= 900
+    if (lane == 0) {
+      const uint32_t barrier = full + 8 * stage;
+      arrive_expecting(barrier, Shape::kPiece);
+      if (second || Shape::kRest == 0) {  // what both halves share lies behind the second
+        copy_bulk(to, unit + (second ? Shape::kPart : 0), Shape::kPiece, barrier, policy);
+      } else {
+        copy_bulk(to, unit, Shape::kPart, barrier, policy);
+        copy_bulk(to + Shape::kPart, unit + 2 * Shape::kPart, Shape::kRest, barrier, policy);
+      }
+    }
+#else
+    for (int i = lane * 16; i < Shape::kPiece; i += 512)
+      copy_async(to + i, i < Shape::kPart ? unit + (second ? Shape::kPart : 0) + i
+                                          : unit + 2 * Shape::kPart + (i - Shape::kPart));
+    arrive_after_copies(full + 8 * stage);
+#endif
+    if (++half == halves) {
+      half = 0;
+      ++block;
+      if (left > 0) find();
+    } else if (second) {
+      unit += kUnit;
+    }
+  }
+};
+
+// 32 rows of y: what their sums need.
+struct alignas(16) FewTarget {
+  float scale, up_scale;
+  int row;  // the first, in its part
+  int part;
+};
+
+// few: up to 8 rows of x; pair: up to 2 (product_few_pair.cuh).
+enum class FewForm : uint8_t { few, pair };
+
+// A CTA: its place in the cut, and what its warps do once x is there.
+template <class Format, FewForm kForm>
+struct FewCta {
+  using Shape = FewShape<Format>;
+  using Runs = FewRuns<Shape::kWarpsLog2>;
+  static constexpr bool kPair = kForm == FewForm::pair;
+  static constexpr int kSums = kPair ? 8 * Format::kSubBlocks : 0;  // floats of a half beside x
+
+  const ProductArgs& a;
+  const FewPlan& p;
+  const FewShare& share;
+  const ProductPart* parts;
+  const uint8_t* xs;
+  float* exchange;
+  int slices;
+  int rank;        // which of them
+  int begin;       // first block
+  int own_blocks;  // of the cluster
+  Runs runs;
+
+  // cluster: of the share.
+  __device__ FewCta(const ProductArgs& args, const FewPlan& plan, const FewShare& own, int cluster,
+                    const ProductPart* all_parts, uint8_t* x_memory)
+      : a(args),
+        p(plan),
+        share(own),
+        parts(all_parts),
+        xs(x_memory),
+        exchange(reinterpret_cast<float*>(x_memory + own.x_bytes)),
+        slices(1 << plan.slices_log2),
+        rank(static_cast<int>(blockIdx.x) & (slices - 1)),
+        begin(own.first + ((own.items * cluster + min(cluster, own.more)) << plan.pair_log2)),
+        own_blocks((own.items + (cluster < own.more ? 1 : 0)) << plan.pair_log2),
+        runs(own_blocks, first_half(rank + 1) - first_half(rank)) {}
+
+  __device__ int first_half(int slice) const { return 2 * a.units * slice >> p.slices_log2; }
+  __device__ const float* x_sums() const {
+    return reinterpret_cast<const float*>(xs + runs.halves * p.rows * 256);
+  }
+
+  // This warp's run, from half `half` of block `block` on.
+  __device__ void multiply(FewRing<Format>& ring, int block, int half, int left) const {
+    const int lane = ring.lane;
+    const int g = lane / 4;
+    const int c = lane % 4;
+    // Where this lane's four pieces of a half of x lie. Pair: lanes that hold no x of this column keep zeros.
+    const int row = kPair ? g & 1 : min(g, p.rows - 1);
+    const int exchanged = (c >> 1) ^ ((row & 1) << 1);
+    const bool holds_x = !kPair || (c == g >> 1 && row < p.rows);
+    const int x_half = p.rows * 256;
+    const uint8_t* x_first = xs + row * 256 + c * 64;
+    uint4 pair_b[2] = {};
+    int stage = 0;
+    int parity = 0;
+    while (left > 0) {
+      const int count = min(left, runs.halves - half);
+      const uint8_t* x_at = x_first + half * x_half;
+      const float* sums_at = x_sums() + half * kSums + c * 2 * Format::kSubBlocks;
+      float acc[2][2][4] = {};
+      for (int i = 0; i < count; ++i) {
+        wait_barrier(ring.full + 8 * stage, parity);
+        const uint8_t* part = ring.memory + stage * Shape::kPiece;
+        if constexpr (kPair) {
+          multiply_pair<Format>(part, part + Shape::kPart, holds_x, x_at, exchanged, sums_at, pair_b, acc[0],
+                                lane);
+        } else {
+          uint4 b[4];
+#pragma unroll
+          for (int j = 0; j < 4; ++j) b[j] = *reinterpret_cast<const uint4*>(x_at + ((j ^ exchanged) << 4));
+          multiply_few<Format>(part, part + Shape::kPart, b, acc, lane);
+        }
+        x_at += x_half;
+        sums_at += kSums;
+        __syncwarp();
+        ring.load(stage);
+        if (++stage == share.stages) {
+          stage = 0;
+          parity ^= 1;
+        }
+      }
+      leave(block, acc, g, c);
+      left -= count;
+      half = 0;
+      ++block;
+    }
+  }
+
+  // The sums of a block, or of this warp's part of it, to the CTA that stores its rows. What stands here is
+  // short on purpose: with a way from registers to y for blocks that one warp has alone the kernel had 1,200
+  // instructions more, and every launch of a step took a microsecond longer.
+  __device__ void leave(int block, const float (&acc)[2][2][4], int g, int c) const {
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int item = block >> p.pair_log2;
+    const int place = (item >> p.slices_log2 << p.pair_log2) + (block & ((1 << p.pair_log2) - 1));
+    const int source = static_cast<int>(share.source_of >> 4 * warp & 15);
+    const int slot = ((place << p.slices_log2) + rank) * share.sources + source;
+    float* to = exchange + slot * p.rows * 32;
+    const uint32_t remote = address_in(to, item & (slices - 1));
+    const auto put = [&](int row_in_block, int token, float sum) {
+      if (slices > 1) {
+        store_remote(remote + (token * 32 + row_in_block) * 4, sum);
+      } else {
+        to[token * 32 + row_in_block] = sum;
+      }
+    };
+    if constexpr (kPair) {
+      const float2 sum = add_lanes(acc[0], c);
+      const int own_row = (c >> 1) * 16 + (c & 1) * 8 + g;
+      put(own_row, 0, sum.x);
+      if (p.rows > 1) put(own_row, 1, sum.y);
+    } else {
+#pragma unroll
+      for (int r16 = 0; r16 < 2; ++r16)
+#pragma unroll
+        for (int q = 0; q < 4; ++q) {
+          const int token = 2 * c + q % 2;
+          if (token < p.rows) put(r16 * 16 + q / 2 * 8 + g, token, acc[0][r16][q] + acc[1][r16][q]);
+        }
+    }
+  }
+
+  // ---- the rows that this CTA stores: items rank, rank + slices, ... of the cluster ----
+
+  __device__ int stored() const {
+    const int items = own_blocks >> p.pair_log2;
+    return items > rank ? (items - rank + slices - 1) >> p.slices_log2 : 0;
+  }
+  __device__ FewTarget* targets() const {
+    return reinterpret_cast<FewTarget*>(reinterpret_cast<uint8_t*>(exchange) + share.sums_bytes);
+  }
+
+  // Before x: where the rows go, and zeros, since not every slot of a block meets a warp.
+  __device__ void prepare() const {
+    const int thread = static_cast<int>(threadIdx.x);
+    for (int i = thread * 16; i < share.sums_bytes; i += Shape::kThreads * 16)
+      *reinterpret_cast<float4*>(reinterpret_cast<uint8_t*>(exchange) + i) = make_float4(0, 0, 0, 0);
+    for (int i = thread; i < stored(); i += Shape::kThreads) {
+      const int block = begin + (((i << p.slices_log2) + rank) << p.pair_log2);
+      int part = 0;
+      while (part + 1 < a.part_count && block >= parts[part + 1].first_block) ++part;
+      const ProductPart& own = parts[part];
+      const int at = (block - own.first_block) >> p.pair_log2;
+      FewTarget& target = targets()[i];
+      target.row = at * kUnitRows;
+      target.part = part;
+      copy_word_async(&target.scale, own.scales + at);
+      if (p.pair_log2 > 0) copy_word_async(&target.up_scale, own.up_scales + at);
+    }
+  }
+
+  // A warp for 32 rows of a token. What needs no sums is fetched before all have met.
+  struct Task {
+    int item, token;
+  };
+  __device__ Task task_of(int number) const {
+    const int item = number * p.by_row >> 16;
+    return {item, number - item * p.rows};
+  }
+  __device__ float old_of(const Task& task, int lane) const {
+    const FewTarget target = targets()[task.item];
+    const ProductPart& part = parts[target.part];
+    const int row = target.row + lane;
+    if (row >= part.rows || (part.store != Store::add && part.store != Store::gate_old)) return 0;
+    return load_as(part.y, part.y_type, task.token * part.y_stride + row);
+  }
+  __device__ float sum_of(const Task& task, int twin, int lane) const {
+    const int slots = share.sources << p.slices_log2;
+    const int stride = p.rows * 32;
+    const float* from =
+        exchange + ((task.item << p.pair_log2) + twin) * slots * stride + task.token * 32 + lane;
+    float sum = 0;
+#pragma unroll 4
+    for (int slot = 0; slot < slots; ++slot) sum += from[slot * stride];
+    return sum;
+  }
+  __device__ void store() const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int tasks = stored() * p.rows;
+    constexpr int kAhead = 2;
+    float old[kAhead] = {};
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i)
+      if (warp + i * Shape::kWarps < tasks) old[i] = old_of(task_of(warp + i * Shape::kWarps), lane);
+    if (slices > 1) {
+      __syncwarp();
+      meet_cluster_arrive();
+      meet_cluster_wait();
+    } else {
+      __syncthreads();
+    }
+    int i = 0;
+    for (int number = warp; number < tasks; number += Shape::kWarps, ++i) {
+      const Task task = task_of(number);
+      const FewTarget target = targets()[task.item];
+      const ProductPart& part = parts[target.part];
+      const float sum = sum_of(task, 0, lane);
+      const float up_sum = p.pair_log2 > 0 ? sum_of(task, 1, lane) : 0.0f;
+      const RowTarget row{&part, target.row + lane, target.scale, target.up_scale};
+      if (row.row < part.rows)
+        store_sum(row, task.token, sum, up_sum, i == 0 ? old[0] : i == 1 ? old[1] : old_of(task, lane));
+    }
+  }
+};
+
+// What all CTAs of a launch have in shared memory besides rings, x and sums that meet.
+template <int kWarps>
+struct FewMemory {
+  uint64_t barriers[kWarps * kFewStages];
+  alignas(16) float norm_sums[kNormWarps];
+  alignas(8) uint32_t part_words[sizeof(ProductPart) / 4 * kMostParts];
+};
+
+// A CTA of cluster number `cluster` of a share.
+template <class Format, FewForm kForm, int kWarps>
+__device__ inline void run_few(const ProductArgs& a, const FewPlan& p, const FewShare& share, int cluster,
+                               FewMemory<kWarps>& memory, uint8_t* dynamic) {
+  using Shape = FewShape<Format>;
+  static_assert(Shape::kWarps == kWarps);
+  const auto* parts = reinterpret_cast<const ProductPart*>(memory.part_words);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const uint32_t full = shared_address(memory.barriers + warp * kFewStages);
+  init_ring(full, share.stages);
+  __syncthreads();
+  uint8_t* xs = dynamic + kWarps * share.stages * Shape::kPiece;
+  const FewCta<Format, kForm> cta(a, p, share, cluster, parts, xs);
+  const auto& runs = cta.runs;
+  const int start = runs.start(warp);
+  const int count = runs.start(warp + 1) - start;
+  const int block = count > 0 ? start / runs.halves : 0;
+  const int half = count > 0 ? start - block * runs.halves : 0;
+  const int first_half = cta.first_half(cta.rank);
+  FewRing<Format> ring{a,    parts,      dynamic + warp * share.stages * Shape::kPiece,
+                       full, first_half, runs.halves,
+                       lane, count,      cta.begin + block,
+                       half};
+  if (count > 0) ring.find();
+  for (int stage = 0; stage < share.stages; ++stage) ring.load(stage);
+  cta.prepare();
+  // Another CTA's shared memory may be written once it is prepared.
+  __syncwarp();
+  if (cta.slices > 1) meet_cluster_arrive();
+
+  FewX<Format, FewCta<Format, kForm>::kPair, Shape::kThreads> x_fill(
+      a, p.rows, xs, const_cast<float*>(cta.x_sums()), FewSlice{first_half, runs.halves, 2 * a.x_units});
+  x_fill.begin();
+  if (!p.beside_previous) {
+    wait_for_previous();
+    let_next_start();
+  }
+  x_fill.fill(memory.norm_sums, a.norm.writes && static_cast<int>(blockIdx.x) < cta.slices);
+  wait_for_copies();  // of x and of scales
+  __syncthreads();
+  if (cta.slices > 1) meet_cluster_wait();
+  cta.multiply(ring, block, half, count);
+  if (p.beside_previous) {
+    wait_for_previous();
+    let_next_start();
+  }
+  cta.store();
+}
+
+// Weights of one format, or of two that multiply the same x: then the first clusters have the first format.
+template <class Format, class Other, FewForm kForm>
+__global__ void __launch_bounds__(FewShape<Format>::kThreads, 2)
+    few_kernel(const __grid_constant__ ProductArgs a, const __grid_constant__ FewPlan p) {
+  using Shape = FewShape<Format>;
+  extern __shared__ __align__(128) uint8_t dynamic[];
+  __shared__ __align__(16) FewMemory<Shape::kWarps> memory;
+  copy_parts(memory.part_words, a, Shape::kThreads);
+  const int cluster = static_cast<int>(blockIdx.x) >> p.slices_log2;
+  if constexpr (!std::is_same_v<Format, Other>) {
+    if (cluster >= p.shares[0].clusters)
+      return run_few<Other, kForm>(a, p, p.shares[1], cluster - p.shares[0].clusters, memory, dynamic);
+  }
+  run_few<Format, kForm>(a, p, p.shares[0], cluster, memory, dynamic);
+}
+
+// ---- the cut ----
+
+// CTAs of a cluster, along k, and CTAs of a multiprocessor.
+struct FewCut {
+  int slices = 1;
+  int density = 2;
+};
+
+inline int log2_of(int power) { return power <= 1 ? 0 : 1 + log2_of(power / 2); }
+
+// The weights of one format in a launch.
+struct FewWork {
+  int warps = 0, piece_bytes = 0;
+  int64_t items = 0;  // 0: none
+  int pair = 1, halves = 0, rows = 0;
+  int sums_bytes = 0;  // of a half: what product_few_pair.cuh has beside x
+
+  int64_t x_bytes(const FewCut& cut) const {
+    return int64_t{div_up(halves, cut.slices)} * (256 * rows + sums_bytes);
+  }
+  int64_t item_bytes() const { return int64_t{pair} * halves * piece_bytes; }
+  int64_t most_bytes(int64_t clusters) const {
+    return items == 0 ? 0 : div_up<int64_t>(items, clusters) * item_bytes();
+  }
+  // Warps of a CTA that may share a block: a run is at least that of the clusters with fewest items.
+  int sources(int64_t clusters) const {
+    const int64_t blocks = std::max<int64_t>(items / clusters, 1) * pair;
+    return static_cast<int>(std::min<int64_t>(div_up<int64_t>(warps, blocks) + 1, warps));
+  }
+  int64_t stored(const FewCut& cut, int64_t clusters) const {
+    return div_up<int64_t>(div_up<int64_t>(items, clusters), cut.slices);
+  }
+  int64_t sums_bytes_of(const FewCut& cut, int64_t clusters) const {
+    return stored(cut, clusters) * pair * cut.slices * sources(clusters) * rows * 128;
+  }
+  int64_t exchange_bytes(const FewCut& cut, int64_t clusters) const {
+    return sums_bytes_of(cut, clusters) + stored(cut, clusters) * static_cast<int64_t>(sizeof(FewTarget));
+  }
+  // Of a warp, and at least one.
+  int64_t most_halves(const FewCut& cut, int64_t clusters) const {
+    return div_up<int64_t>(div_up<int64_t>(items, clusters) * pair * div_up(halves, cut.slices), warps);
+  }
+  int64_t stage_bytes() const { return int64_t{warps} * piece_bytes; }
+  bool fits(const FewCut& cut, int64_t clusters, int64_t room) const {
+    return items == 0 || (clusters > 0 && stored(cut, clusters) * kFewRows <= kMostFewTasks &&
+                          x_bytes(cut) + exchange_bytes(cut, clusters) + 2 * stage_bytes() <= room);
+  }
+};
+
+// A cut with its clusters, and about how long it takes.
+struct FewChoice {
+  FewCut cut;
+  int64_t clusters[2] = {0, 0};
+  double clocks = 0;
+
+  bool found() const { return clusters[0] > 0; }
+};
+
+// Clocks of a multiprocessor, fitted to an H200: its share of memory; clusters that have more than others,
+// which then get more of the memory; the meeting of CTAs; x through L2.
+inline double few_clocks(const Context& context, const FewWork (&work)[2], const FewChoice& choice,
+                         int64_t at_once) {
+  const FewCut& cut = choice.cut;
+  const int64_t clusters = choice.clusters[0] + choice.clusters[1];
+  const auto bytes =
+      static_cast<double>(work[0].items * work[0].item_bytes() + work[1].items * work[1].item_bytes());
+  const auto most = static_cast<double>(
+      std::max(work[0].most_bytes(choice.clusters[0]), work[1].most_bytes(choice.clusters[1])));
+  const double share = bytes / context.processors / 18.5;
+  const double uneven = most * static_cast<double>(std::max(clusters, at_once)) / bytes - 1;
+  const double meeting[] = {0, 2600, 5000, 11000};
+  const bool sparse = cut.density == 1 && (work[0].items + work[1].items) * cut.slices > context.processors;
+  // Sums that meet, 3 bytes a clock.
+  const auto blocks = static_cast<double>(work[0].items * work[0].pair + work[1].items * work[1].pair);
+  const double sums =
+      (blocks + static_cast<double>(work[0].warps * clusters)) * cut.slices * work[0].rows * 128;
+  return share * (1 + uneven * (clusters < at_once ? 0.8 : 0.45) + (sparse ? 0.12 : 0)) +
+         (sparse ? 5500 : 0) + meeting[log2_of(cut.slices)] + sums / context.processors / 3 +
+         static_cast<double>(cut.density * work[0].x_bytes(cut)) / 25;
+}
+
+// Clusters for both formats, so that those with most take least. False: there is no room.
+inline bool share_out(const FewWork (&work)[2], FewChoice& choice, int64_t at_once, int64_t room) {
+  int64_t(&clusters)[2] = choice.clusters;
+  if (work[1].items == 0) {
+    clusters[0] = std::min(at_once, work[0].items);
+    // Sums of many blocks need room: then more, shorter clusters than run at once.
+    for (int wave = 0;
+         wave < 3 && clusters[0] < work[0].items && !work[0].fits(choice.cut, clusters[0], room); ++wave)
+      clusters[0] = std::min(2 * clusters[0], work[0].items);
+    return work[0].fits(choice.cut, clusters[0], room);
+  }
+  int64_t best = 0;
+  for (int64_t first = 1; first < at_once; ++first) {
+    const int64_t now[2] = {std::min(first, work[0].items), std::min(at_once - first, work[1].items)};
+    const int64_t most = std::max(work[0].most_bytes(now[0]), work[1].most_bytes(now[1]));
+    if (best != 0 && most >= best) continue;
+    if (!work[0].fits(choice.cut, now[0], room) || !work[1].fits(choice.cut, now[1], room)) continue;
+    best = most;
+    clusters[0] = now[0];
+    clusters[1] = now[1];
+  }
+  return best != 0;
+}
+
+// Clusters that run together.
+template <class Kernel>
+int64_t few_clusters(Context& context, const FewCut& cut, Kernel* kernel, int threads, int64_t shared) {
+  if (cut.slices == 1) return int64_t{context.processors} * cut.density;
+  return most_clusters(context, static_cast<unsigned>(cut.slices), kernel, static_cast<unsigned>(threads),
+                       static_cast<size_t>(shared));
+}
+
+template <class Format, FewForm kForm>
+FewWork few_work(const ProductArgs& args, int blocks) {
+  const int pair = args.parts[0].store == Store::gated ? 2 : 1;
+  // The same cut for all that take this form, so that a row's bytes do not depend on how many they are.
+  const int rows = kForm == FewForm::pair ? 2 : kFewRows;
+  return {FewShape<Format>::kWarps,
+          FewShape<Format>::kPiece,
+          blocks / pair,
+          pair,
+          2 * args.units,
+          rows,
+          kForm == FewForm::pair ? 32 * Format::kSubBlocks : 0};
+}
+
+// second_block: where weights of the second format begin.
+template <class Format, class Other, FewForm kForm>
+bool launch_few_form(Context& context, const ProductArgs& args, int second_block) {
+  constexpr int kThreads = FewShape<Format>::kThreads;
+  auto* kernel = few_kernel<Format, Other, kForm>;
+  // Less what a block takes besides; 111 and 224 KB of an H200.
+  const auto all = static_cast<int64_t>(context.shared_bytes_per_block);
+  const auto room_of = [&](const FewCut& cut) {
+    return cut.density == 1 ? all - 3 * 1024 : (all - 5 * 1024) / 2;
+  };
+  FewWork work[2] = {few_work<Format, kForm>(args, second_block),
+                     few_work<Other, kForm>(args, args.blocks - second_block)};
+  FewChoice best;
+  const int most_slices = std::min(context.capability < 90 ? 1 : 8, work[0].halves);
+  for (int slices = 1; slices <= most_slices; slices *= 2)
+    for (int density = 1; density <= 2; ++density) {
+      FewChoice choice{{slices, density}};
+      const int64_t at_once = few_clusters(context, choice.cut, kernel, kThreads, room_of(choice.cut));
+      if (at_once == 0 || !share_out(work, choice, at_once, room_of(choice.cut))) continue;
+      choice.clocks = few_clocks(context, work, choice, at_once);
+      if (!best.found() || choice.clocks < best.clocks) best = choice;
+    }
+  if (!best.found()) return false;
+  FewPlan plan;
+  plan.slices_log2 = log2_of(best.cut.slices);
+  plan.pair_log2 = log2_of(work[0].pair);
+  plan.rows = args.tokens;
+  plan.by_row = (1 << 16) / args.tokens + 1;
+  plan.beside_previous = args.beside_previous;
+  int64_t shared = 0;
+  for (int i = 0; i < 2; ++i) {
+    if (work[i].items == 0) continue;
+    work[i].rows = args.tokens;
+    FewShare& share = plan.shares[i];
+    share.first = i == 0 ? 0 : second_block;
+    share.clusters = static_cast<int>(best.clusters[i]);
+    share.items = static_cast<int>(work[i].items / best.clusters[i]);
+    share.more = static_cast<int>(work[i].items % best.clusters[i]);
+    share.sources = work[i].sources(best.clusters[i]);
+    share.sums_bytes = static_cast<int>(work[i].sums_bytes_of(best.cut, best.clusters[i]));
+    for (int warp = 0; warp < work[i].warps; ++warp)
+      share.source_of |= static_cast<uint32_t>(warp % share.sources) << 4 * warp;
+    const int64_t beside = work[i].x_bytes(best.cut) + work[i].exchange_bytes(best.cut, best.clusters[i]);
+    const int64_t most = std::min<int64_t>(work[i].most_halves(best.cut, best.clusters[i]), kFewStages);
+    share.stages = static_cast<int>(std::min((room_of(best.cut) - beside) / work[i].stage_bytes(), most));
+    share.x_bytes = static_cast<int>(work[i].x_bytes(best.cut));
+    shared = std::max(shared, share.stages * work[i].stage_bytes() + beside);
+  }
+  launch_clusters(context, static_cast<unsigned>(best.cut.slices), kernel,
+                  dim3(static_cast<unsigned>((best.clusters[0] + best.clusters[1]) * best.cut.slices)),
+                  kThreads, static_cast<size_t>(shared), args, plan);
+  return true;
+}
+
+// False: this kernel has no form for the product. From block second_block on weights have the other format.
+template <class Format, class Other = Format>
+bool launch_few(Context& context, const ProductArgs& args, int second_block) {
+  const bool gated = args.parts[0].store == Store::gated;
+  for (int i = 1; i < args.part_count; ++i)
+    if ((args.parts[i].store == Store::gated) != gated) return false;
+  if constexpr (Format::kSubBlocks > 0)
+    if (args.tokens <= 2) return launch_few_form<Format, Other, FewForm::pair>(context, args, second_block);
+  return launch_few_form<Format, Other, FewForm::few>(context, args, second_block);
+}
+template <class Format>
+bool launch_few(Context& context, const ProductArgs& args) {
+  return launch_few<Format, Format>(context, args, args.blocks);
+}
+
+}  // namespace braid::cuda

@@ -1,0 +1,481 @@
+// product_formats.cuh -- from packed units (packed.h) to fragments of f16 weights, two MMA steps at a time.
+//
+// A code in the low mantissa bits of an f16 with exponent 0 is the subnormal number code * 2^-24, exactly; a
+// fused multiply-add with S = scale * P * 2^24 turns a pair of them into weights with one rounding. Codes
+// that lie 4 or 5 bits higher are 16 or 32 times that and meet S / 16 or S / 32. Bits lie in the packed words
+// so that most pairs come out with one AND, or a shift and an AND: integer instructions are what these
+// kernels run short of; left shifts can be multiplications, which another unit does. For 8 codes: Q4_K 5, FP4
+// 6 and 5 left shifts, Q6_K 7 and 1, Q5 8, levels of 4 bits 15.
+//
+// Each format has: Codes, what a lane loads for 16 rows (g and g + 8) of half a unit; Scales, what it derives
+// once for them; fragments(), the A operands of steps 2i and 2i + 1. `part` is half a unit, `rest` what both
+// halves share.
+#pragma once
+
+#include "ops/cuda/gemm/packed.h"
+
+namespace braid::cuda {
+
+__device__ inline __half2 as_half2(uint32_t bits) { return *reinterpret_cast<const __half2*>(&bits); }
+__device__ inline uint32_t as_bits(__half2 h) { return *reinterpret_cast<const uint32_t*>(&h); }
+__device__ inline __half2 twice(__half h) { return __half2half2(h); }
+__device__ inline uint32_t word_of(const uint4& v, int i) {
+  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+// __byte_perm() without its mask: the selector has no bits 3, 7, 11, 15.
+__device__ inline uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) {
+  uint32_t bytes;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(selector));
+  return bytes;
+}
+
+// Formats whose codes can be multiplied as they are, with scales on the sums (product_few_pair.cuh), have
+// besides: kSubBlocks, parts of a lane's 32 k that have a scale each; kHigh, what codes of h = 1 must be
+// multiplied with; raw(), fragments of codes times 2^-24; sum_scales(), factors of the sums; kOffset, what
+// the sum of x is multiplied with for what a code of 0 means: kMin, that times SumScales::min, else times s.
+//
+// a[step][4]: rows g, g + 8 of h = 0, then of h = 1.
+struct Fragments {
+  uint32_t a[2][4];
+};
+
+// Codes to weights: code * s + c, where codes of h = 1 have a factor of their own.
+__device__ inline Fragments scaled(Fragments f, const __half2 (&low)[2], const __half2 (&high)[2],
+                                   const __half2 (&c)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+#pragma unroll
+    for (int p = 0; p < 2; ++p) {
+      f.a[p][half] = as_bits(__hfma2(as_half2(f.a[p][half]), low[half], c[half]));
+      f.a[p][2 + half] = as_bits(__hfma2(as_half2(f.a[p][2 + half]), high[half], c[half]));
+    }
+  return f;
+}
+
+// Factors of the sums of rows g and g + 8; `min`: of the sum of x, in formats with kMin.
+template <int kSubBlocks>
+struct SumScales {
+  float2 s[kSubBlocks];
+  float2 min;
+};
+
+// Warps of a CTA, and what one of them takes at a time; formats that differ say so. Half a unit of f16 has
+// about twice the bytes of any other, so half as many warps share the shared memory.
+struct FormatWarps {
+  static constexpr int kWarps = 8;         // product_kernel.cuh
+  static constexpr int kFewWarps = 16;     // there, up to 16 rows of x
+  static constexpr int kStreams = 8;       // up to 8 rows: product_few.cuh, product_list.cuh
+  static constexpr int kStreamHalves = 1;  // that a warp of product_list.cuh loads at a time
+};
+
+struct FormatF16 : FormatWarps {
+  static constexpr Pack kPack = Pack::f16;
+  static constexpr int kSubBlocks = 0;
+  static constexpr int kWarps = 4;
+  static constexpr int kFewWarps = 8;
+  static constexpr int kStreams = 4;
+  struct Codes {
+    uint4 v[2][4];
+  };
+  struct Scales {};
+  __device__ static void load(Codes& codes, const uint8_t* part, int lane, int r16) {
+    const uint4* at = reinterpret_cast<const uint4*>(part) + r16 * 2 * 4 * 32 + lane;
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) codes.v[half][i] = at[(half * 4 + i) * 32];
+  }
+  __device__ static void scales(Scales&, const uint8_t*, const uint8_t*, int, int) {}
+  __device__ static Fragments fragments(const Codes& codes, const Scales&, int i) {
+    const uint4& low = codes.v[0][i];
+    const uint4& high = codes.v[1][i];
+    return {{{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}}};
+  }
+};
+
+struct FormatQ8 : FormatWarps {
+  static constexpr Pack kPack = Pack::q8;
+  struct Codes {
+    uint4 v[2][2];
+  };
+  struct Scales {
+    __half2 s[2];
+    __half2 c[2];
+  };
+  __device__ static void load(Codes& codes, const uint8_t* part, int lane, int r16) {
+    const uint4* at = reinterpret_cast<const uint4*>(part) + r16 * 2 * 2 * 32 + lane;
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) codes.v[half][i] = at[(half * 2 + i) * 32];
+  }
+  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+    const __half2 d = *reinterpret_cast<const __half2*>(part + 4096 + lane * 8 + r16 * 4);
+    out.s[0] = twice(__low2half(d));
+    out.s[1] = twice(__high2half(d));
+    const __half2 back = __float2half2_rn(-0x1p-17f);  // -128 * 2^-24
+    for (int half = 0; half < 2; ++half) out.c[half] = __hmul2(out.s[half], back);
+  }
+  __device__ static Fragments fragments(const Codes& codes, const Scales& scales, int i) {
+    return scaled(raw(codes, i), scales.s, scales.s, scales.c);
+  }
+
+  static constexpr int kSubBlocks = 1;
+  static constexpr bool kMin = false;
+  static constexpr float kHigh = 1.0f;
+  __device__ static Fragments raw(const Codes& codes, int i) {
+    Fragments f;
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int p = 0; p < 2; ++p) {
+        const uint32_t w = word_of(codes.v[half][i / 2], 2 * (i % 2) + p);
+        f.a[p][half] = w & 0x00ff00ffu;
+        f.a[p][2 + half] = w >> 8 & 0x00ff00ffu;
+      }
+    return f;
+  }
+  static constexpr float kOffset = -0x1p-17f;  // 128 * 2^-24
+  __device__ static SumScales<1> sum_scales(const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+    const float2 s = __half22float2(*reinterpret_cast<const __half2*>(part + 4096 + lane * 8 + r16 * 4));
+    return {{s}, {}};
+  }
+};
+
+struct FormatQ4K : FormatWarps {
+  static constexpr Pack kPack = Pack::q4k;
+  static constexpr int kStreamHalves = 2;
+  struct Codes {
+    uint4 v[2];
+  };
+  struct Scales {
+    __half2 s[2];
+    __half2 s16[2];
+    __half2 c[2];
+  };
+  __device__ static void load(Codes& codes, const uint8_t* part, int lane, int r16) {
+    const uint4* at = reinterpret_cast<const uint4*>(part) + r16 * 2 * 32 + lane;
+    codes.v[0] = at[0];
+    codes.v[1] = at[32];
+  }
+  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+    const unsigned short* words = reinterpret_cast<const unsigned short*>(part + 2048 + lane * 6);
+    const __half2 offset = __float2half2_rn(64.0f);
+    const uint32_t spare = (words[0] & 15u) << 4 | (words[1] & 15u) << 8 | (words[2] & 15u) << 12;
+    const uint4 rows = *reinterpret_cast<const uint4*>(rest + (lane / 4) * 16);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      // [min @10][scale @4] in both halves
+      uint32_t x = half == 0 ? words[2 * r16] : r16 == 0 ? words[1] : spare;
+      x |= x << 16;
+      const __half2 d = as_half2(word_of(rows, r16 * 2 + half));  // d, dmin
+      const __half2 scale = __hsub2(as_half2((x & 0x03f003f0u) | 0x54005400u), offset);
+      const __half2 min = __hsub2(as_half2((x >> 6 & 0x03f003f0u) | 0x54005400u), offset);
+      out.s[half] = __hmul2(scale, twice(__low2half(d)));
+      out.s16[half] = __hmul2(out.s[half], __float2half2_rn(0.0625f));
+      out.c[half] = __hmul2(__hmul2(min, twice(__high2half(d))), __float2half2_rn(-0x1p-12f));
+    }
+  }
+  __device__ static Fragments fragments(const Codes& codes, const Scales& scales, int i) {
+    return scaled(raw(codes, i), scales.s, scales.s16, scales.c);
+  }
+
+  static constexpr int kSubBlocks = 1;
+  static constexpr bool kMin = true;
+  static constexpr float kHigh = 0.0625f;
+  static constexpr float kOffset = -0x1p-12f;  // of the sum of x that meets the minimum
+  __device__ static Fragments raw(const Codes& codes, int i) {
+    Fragments f;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t w = word_of(codes.v[half], i);
+#pragma unroll
+      for (int p = 0; p < 2; ++p) {
+        const uint32_t x = p == 0 ? w : w >> 8;
+        f.a[p][half] = x & 0x000f000fu;
+        f.a[p][2 + half] = x & 0x00f000f0u;
+      }
+    }
+    return f;
+  }
+  // Both rows at once.
+  __device__ static SumScales<1> sum_scales(const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+    const unsigned short* words = reinterpret_cast<const unsigned short*>(part + 2048 + lane * 6);
+    uint32_t x;
+    if (r16 == 0) {
+      x = words[0] | static_cast<uint32_t>(words[1]) << 16;
+    } else {
+      x = words[2] | (words[0] & 15u) << 20 | (words[1] & 15u) << 24 | (words[2] & 15u) << 28;
+    }
+    const uint2 rows = *reinterpret_cast<const uint2*>(rest + (lane / 4) * 16 + r16 * 8);
+    const __half2 d = as_half2(__byte_perm(rows.x, rows.y, 0x5410));
+    const __half2 dmin = as_half2(__byte_perm(rows.x, rows.y, 0x7632));
+    const __half2 offset = __float2half2_rn(64.0f);
+    const __half2 scale = __hsub2(as_half2((x & 0x03f003f0u) | 0x54005400u), offset);
+    const __half2 min = __hsub2(as_half2((x >> 6 & 0x03f003f0u) | 0x54005400u), offset);
+    return {{__half22float2(__hmul2(scale, d))}, __half22float2(__hmul2(min, dmin))};
+  }
+};
+
+struct FormatQ6K : FormatWarps {
+  static constexpr Pack kPack = Pack::q6k;
+  struct Codes {
+    uint4 v[2];
+    uint4 high;  // two words of row g, two of row g + 8
+  };
+  struct Scales {  // [first or last 16][half]
+    __half2 s[2][2];
+    __half2 s16[2][2];
+    __half2 c[2][2];
+  };
+  __device__ static void load(Codes& codes, const uint8_t* part, int lane, int r16) {
+    const uint4* at = reinterpret_cast<const uint4*>(part) + r16 * 2 * 32 + lane;
+    codes.v[0] = at[0];
+    codes.v[1] = at[32];
+    codes.high = reinterpret_cast<const uint4*>(part + 2048)[r16 * 32 + lane];
+  }
+  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+    const uint32_t bytes = *reinterpret_cast<const uint32_t*>(part + 3072 + lane * 8 + r16 * 4);
+    const __half2 offset = __float2half2_rn(1152.0f);  // 1024 + 128
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const __half d = reinterpret_cast<const __half*>(rest + (lane / 4) * 8)[r16 * 2 + half];
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
+        const uint32_t code = __byte_perm(bytes, 0x64646464u, 0x4040 + 0x0101 * (half * 2 + s));
+        const __half2 scale = __hmul2(__hsub2(as_half2(code), offset), twice(d));
+        out.s[s][half] = scale;
+        out.s16[s][half] = __hmul2(scale, __float2half2_rn(0.0625f));
+        out.c[s][half] = __hmul2(scale, __float2half2_rn(-0x1p-19f));  // -32 * 2^-24
+      }
+    }
+  }
+  __device__ static Fragments fragments(const Codes& codes, const Scales& scales, int i) {
+    const int s = i / 2;
+    return scaled(raw(codes, i), scales.s[s], scales.s16[s], scales.c[s]);
+  }
+
+  static constexpr int kSubBlocks = 2;
+  static constexpr bool kMin = false;
+  static constexpr float kHigh = 0.0625f;
+  static constexpr float kOffset = -0x1p-19f;  // 32 * 2^-24
+  // Three words have what 16 codes need: two codes of each 16 bits as they are, or after one shift; what
+  // these leave is put together to the rest. 15 instructions for 16 codes (packed.h: where which lies).
+  __device__ static Fragments raw(const Codes& codes, int i) {
+    Fragments f;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t w = word_of(codes.v[half], i);
+      const uint32_t h = word_of(codes.high, half * 2 + i / 2);
+      f.a[0][half] = (w & 0x000f000fu) | ((i % 2 == 0 ? h << 4 : h << 2) & 0x00300030u);
+      f.a[0][2 + half] = w & 0x03f003f0u;
+      f.a[1][half] = (i % 2 == 0 ? h : w) >> 10 & 0x003f003fu;
+      f.a[1][2 + half] = (i % 2 == 0 ? w >> 6 : h) & 0x03f003f0u;
+    }
+    return f;
+  }
+  __device__ static SumScales<2> sum_scales(const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+    const uint32_t bytes = *reinterpret_cast<const uint32_t*>(part + 3072 + lane * 8 + r16 * 4);
+    const __half2 d = *reinterpret_cast<const __half2*>(rest + (lane / 4) * 8 + r16 * 4);
+    const __half2 offset = __float2half2_rn(1152.0f);  // 1024 + 128
+    SumScales<2> out;
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {  // bytes s and 2 + s: the two rows
+      const uint32_t code = __byte_perm(bytes, 0x64646464u, 0x4240 + 0x0101 * s);
+      out.s[s] = __half22float2(__hmul2(__hsub2(as_half2(code), offset), d));
+    }
+    return out;
+  }
+};
+
+struct FormatQ5 : FormatWarps {
+  static constexpr Pack kPack = Pack::q5;
+  struct Codes {
+    uint4 v[2];
+    uint2 high;  // a word of row g, one of row g + 8
+  };
+  struct Scales {
+    __half2 s[2];
+    __half2 s32[2];
+    __half2 c[2];
+  };
+  __device__ static void load(Codes& codes, const uint8_t* part, int lane, int r16) {
+    const uint4* at = reinterpret_cast<const uint4*>(part) + r16 * 2 * 32 + lane;
+    codes.v[0] = at[0];
+    codes.v[1] = at[32];
+    codes.high = reinterpret_cast<const uint2*>(part + 2048)[r16 * 32 + lane];
+  }
+  // (scale, min) of rows g and g + 8.
+  __device__ static uint2 pairs_at(const uint8_t* part, int lane, int r16) {
+    return reinterpret_cast<const uint2*>(part + 2560)[r16 * 32 + lane];
+  }
+  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+    const uint2 pairs = pairs_at(part, lane, r16);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const __half2 pair = as_half2(half == 0 ? pairs.x : pairs.y);
+      out.s[half] = twice(__low2half(pair));
+      out.s32[half] = __hmul2(out.s[half], __float2half2_rn(0.03125f));
+      out.c[half] = __hmul2(twice(__high2half(pair)), __float2half2_rn(-0x1p-12f));
+    }
+  }
+  __device__ static Fragments fragments(const Codes& codes, const Scales& scales, int i) {
+    return scaled(raw(codes, i), scales.s, scales.s32, scales.c);
+  }
+
+  static constexpr int kSubBlocks = 1;
+  static constexpr bool kMin = true;
+  static constexpr float kHigh = 0.03125f;
+  static constexpr float kOffset = -0x1p-12f;  // of the sum of x that meets the minimum
+  // Three codes in each 16 bits, and five bits that are left of five words are the sixteenth.
+  __device__ static Fragments raw(const Codes& codes, int i) {
+    Fragments f;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint4& v = codes.v[half];
+      const uint32_t w = word_of(v, i);
+      const uint32_t h = half == 0 ? codes.high.x : codes.high.y;
+      f.a[0][half] = w & 0x001f001fu;
+      f.a[0][2 + half] = w & 0x03e003e0u;
+      f.a[1][2 + half] = w >> 5 & 0x03e003e0u;
+      if (i < 3) {
+        f.a[1][half] = h >> 5 * i & 0x001f001fu;
+      } else {
+        f.a[1][half] = (v.x >> 15 & 0x00010001u) | (v.y >> 14 & 0x00020002u) | (v.z >> 13 & 0x00040004u) |
+                       (v.w >> 12 & 0x00080008u) | (h >> 11 & 0x00100010u);
+      }
+    }
+    return f;
+  }
+  __device__ static SumScales<1> sum_scales(const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+    const uint2 pairs = pairs_at(part, lane, r16);
+    return {{__half22float2(as_half2(__byte_perm(pairs.x, pairs.y, 0x5410)))},
+            __half22float2(as_half2(__byte_perm(pairs.x, pairs.y, 0x7632)))};
+  }
+};
+
+// Codes of one piece with a scale f16 of each 16 behind them.
+struct TwoScales {
+  // Of rows g and g + 8, both scales each.
+  __device__ static uint2 pairs_at(const uint8_t* part, int lane, int r16) {
+    return reinterpret_cast<const uint2*>(part + 2048)[r16 * 32 + lane];
+  }
+  // [first or last 16][row]
+  __device__ static void both_scales(__half2 (&s)[2][2], const uint8_t* part, int lane, int r16) {
+    const uint2 pairs = pairs_at(part, lane, r16);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const __half2 pair = as_half2(half == 0 ? pairs.x : pairs.y);
+      s[0][half] = twice(__low2half(pair));
+      s[1][half] = twice(__high2half(pair));
+    }
+  }
+  __device__ static SumScales<2> sum_scales(const uint8_t* part, const uint8_t*, int lane, int r16) {
+    const uint2 pairs = pairs_at(part, lane, r16);
+    SumScales<2> out;
+    out.s[0] = __half22float2(as_half2(__byte_perm(pairs.x, pairs.y, 0x5410)));
+    out.s[1] = __half22float2(as_half2(__byte_perm(pairs.x, pairs.y, 0x7632)));
+    return out;
+  }
+};
+
+struct FormatT4 : FormatWarps, TwoScales {
+  static constexpr Pack kPack = Pack::t4;
+  struct Codes {
+    uint4 v[2];
+    uint4 levels;  // + 128, a byte each
+  };
+  struct Scales {  // [first or last 16][half]
+    __half2 s[2][2];
+    __half2 c[2][2];
+  };
+  __device__ static void load(Codes& codes, const uint8_t* part, int lane, int r16) {
+    const uint4* at = reinterpret_cast<const uint4*>(part) + r16 * 2 * 32 + lane;
+    codes.v[0] = at[0];
+    codes.v[1] = at[32];
+    codes.levels = *reinterpret_cast<const uint4*>(part + 2560);
+  }
+  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+    both_scales(out.s, part, lane, r16);
+    const __half2 back = __float2half2_rn(-0x1p-17f);  // -128 * 2^-24
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      for (int s = 0; s < 2; ++s) out.c[s][half] = __hmul2(out.s[s][half], back);
+  }
+  __device__ static Fragments fragments(const Codes& codes, const Scales& scales, int i) {
+    const int s = i / 2;
+    return scaled(raw(codes, i), scales.s[s], scales.s[s], scales.c[s]);
+  }
+
+  static constexpr int kSubBlocks = 2;
+  static constexpr bool kMin = false;
+  static constexpr float kHigh = 1.0f;
+  static constexpr float kOffset = -0x1p-17f;  // 128 * 2^-24
+  __device__ static Fragments raw(const Codes& codes, int i) {
+    Fragments f;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t w = word_of(codes.v[half], i);
+      const uint32_t in_eight = w & 0x77777777u;                          // among the first or last levels
+      const uint32_t which_eight = (w >> 1 & 0x44444444u) | 0x32103210u;  // of byte 0, 1, 2, 3
+#pragma unroll
+      for (int p = 0; p < 2; ++p) {
+        const uint32_t at = p == 0 ? in_eight : in_eight >> 16;
+        const uint32_t low = permute(codes.levels.x, codes.levels.y, at);
+        const uint32_t high = permute(codes.levels.z, codes.levels.w, at);
+        const uint32_t x = permute(low, high, p == 0 ? which_eight : which_eight >> 16);
+        f.a[p][half] = x & 0x00ff00ffu;
+        f.a[p][2 + half] = __byte_perm(x, 0, 0x4341);
+      }
+    }
+    return f;
+  }
+};
+
+struct FormatFp4 : FormatWarps, TwoScales {
+  static constexpr Pack kPack = Pack::fp4;
+  struct Codes {
+    uint4 v[2];
+  };
+  struct Scales {  // [first or last 16][half]
+    __half2 s[2][2];
+  };
+  __device__ static void load(Codes& codes, const uint8_t* part, int lane, int r16) {
+    const uint4* at = reinterpret_cast<const uint4*>(part) + r16 * 2 * 32 + lane;
+    codes.v[0] = at[0];
+    codes.v[1] = at[32];
+  }
+  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t*, int lane, int r16) {
+    both_scales(out.s, part, lane, r16);
+  }
+  __device__ static Fragments fragments(const Codes& codes, const Scales& scales, int i) {
+    Fragments f = raw(codes, i);
+#pragma unroll
+    for (int p = 0; p < 2; ++p)
+#pragma unroll
+      for (int n = 0; n < 4; ++n) f.a[p][n] = as_bits(__hmul2(as_half2(f.a[p][n]), scales.s[i / 2][n % 2]));
+    return f;
+  }
+
+  static constexpr int kSubBlocks = 2;
+  static constexpr bool kMin = false;
+  static constexpr float kHigh = 1.0f;
+  static constexpr float kOffset = 0.0f;
+  // What an f16 has of these numbers, the bits of [p][h] one after the other as packed.h says.
+  __device__ static Fragments raw(const Codes& codes, int i) {
+    constexpr uint32_t kSign = 0x80008000u, kMagnitude = 0x0e000e00u;
+    Fragments f;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t w = word_of(codes.v[half], i);
+      f.a[0][half] = w & (kSign | kMagnitude);
+      f.a[0][2 + half] = w << 3 & (kSign | kMagnitude);
+      f.a[1][half] = (w << 6 & kMagnitude) | (w << 1 & kSign);
+      f.a[1][2 + half] = (w << 9 & kMagnitude) | (w << 2 & kSign);
+    }
+    return f;
+  }
+};
+
+}  // namespace braid::cuda

@@ -1,0 +1,248 @@
+// product_pipeline.cuh -- what the product kernels share: their place in the list of work, the loads of
+// weights, and the way from sums to y.
+//
+// A half is 32 rows x 128 k of packed weights (packed.h). Work is the flat list of (tile, step along k), cut
+// into one equal run per CTA. A tile that several CTAs share is finished by the last of them to arrive, which
+// adds the parts in order of k.
+#pragma once
+
+#include "ops/cuda/primitives/barriers.cuh"
+#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/gemm/product_formats.cuh"
+
+namespace braid::cuda {
+
+// The tile that an index means.
+struct Tile {
+  int row_tile;
+  int expert;
+  int first;  // of the rows of x
+  int count;
+  int x_tile;  // which tile of rows
+};
+
+__device__ inline Tile locate(const ProductArgs& a, int tile, int row_tiles, int token_tiles, int tile_rows) {
+  if (a.tiles != nullptr) {
+    const ExpertTile e = a.tiles[tile / row_tiles];
+    return {tile % row_tiles, e.expert, e.first, e.count, tile / row_tiles};
+  }
+  const int first = tile % token_tiles * tile_rows;
+  return {tile / token_tiles, 0, first, min(tile_rows, a.tokens - first), tile % token_tiles};
+}
+
+// `parts`: those of a, or a copy of them that is quicker to read.
+__device__ inline const ProductPart& part_of(const ProductArgs& a, const ProductPart* parts, int block) {
+  int part = 0;
+  while (part + 1 < a.part_count && block >= parts[part + 1].first_block) ++part;
+  return parts[part];
+}
+
+// First unit of a 32-row block; null behind the last block.
+template <int kUnit>
+__device__ inline const uint8_t* units_of(const ProductArgs& a, const ProductPart* parts, int expert,
+                                          int block) {
+  if (block >= a.blocks) return nullptr;
+  const ProductPart& part = part_of(a, parts, block);
+  int own = block - part.first_block;
+  const bool shared = expert == a.shared_expert;
+  const uint8_t* units = shared ? part.shared_units : part.units;
+  if (part.store == Store::gated) {
+    if (own & 1) units = shared ? part.shared_up_units : part.up_units;
+    own >>= 1;
+  }
+  if (!shared) own += expert * part.expert_blocks;
+  return units + static_cast<int64_t>(own) * a.units * kUnit;
+}
+
+// One row of y and what its sums need.
+struct RowTarget {
+  const ProductPart* part = nullptr;  // null: this thread stores nothing
+  int row = 0;
+  float scale = 0;
+  float up_scale = 0;
+};
+__device__ inline RowTarget target_of(const ProductArgs& a, const ProductPart* parts, int expert, int block,
+                                      int row_in_block) {
+  RowTarget t;
+  if (block >= a.blocks) return t;
+  const ProductPart* part = &part_of(a, parts, block);
+  int own = block - part->first_block;
+  if (part->store == Store::gated) {
+    if (own & 1) return t;
+    own >>= 1;
+  }
+  t.row = own * kUnitRows + row_in_block;
+  if (t.row >= part->rows) return t;
+  const bool shared = expert == a.shared_expert;
+  const int at = shared ? own : expert * part->expert_blocks + own;
+  t.scale = (shared ? part->shared_scales : part->scales)[at];
+  if (part->store == Store::gated) t.up_scale = (shared ? part->shared_up_scales : part->up_scales)[at];
+  t.part = part;
+  return t;
+}
+// What y holds, where the new value needs it.
+__device__ inline float old_value(const RowTarget& t, int64_t y_row) {
+  const ProductPart& part = *t.part;
+  if (part.store != Store::add && part.store != Store::gate_old) return 0;
+  return load_as(part.y, part.y_type, y_row * part.y_stride + t.row);
+}
+__device__ inline void store_sum(const RowTarget& t, int64_t y_row, float sum, float up_sum, float old) {
+  const ProductPart& part = *t.part;
+  float value = sum * t.scale;
+  switch (part.store) {
+    case Store::plain:
+      break;
+    case Store::add:
+      value += old;
+      break;
+    case Store::gated:
+      value = silu(value) * (up_sum * t.up_scale);
+      break;
+    case Store::gate_old:
+      value = silu(value) * old;
+      break;
+  }
+  store_as(part.y, part.y_type, y_row * part.y_stride + t.row, value);
+}
+__device__ inline void store_sum(const RowTarget& t, int64_t y_row, float sum, float up_sum) {
+  store_sum(t, y_row, sum, up_sum, old_value(t, y_row));
+}
+
+// Arrivals at the barrier of a stage that a warp fills: lane 0 for its bulk copies, before sm_90 each lane
+// for its own copies.
+#if __CUDA_ARCH__ >= 900
+inline constexpr int kLoadArrivals = 1;
+#else
+inline constexpr int kLoadArrivals = 32;
+#endif
+
+// A warp's ring: a barrier for each stage.
+__device__ inline void init_ring(uint32_t full, int stages) {
+  if (threadIdx.x % 32 != 0) return;
+  for (int stage = 0; stage < stages; ++stage) init_barrier(full + 8 * stage, kLoadArrivals);
+  publish_barriers();
+}
+// Parameters are slow to read at an index that is not known when the kernel is compiled: a copy in shared
+// memory [kMostParts].
+__device__ inline void copy_parts(uint32_t* words, const ProductArgs& a, int threads) {
+  for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(sizeof(ProductPart)) / 4 * a.part_count;
+       i += threads)
+    words[i] = reinterpret_cast<const uint32_t*>(a.parts)[i];
+}
+
+// Parts of a shared tile: [2 * cta + (0: the tile holds the CTA's first step, 1: only its last)][floats].
+struct Sharing {
+  int64_t first_cta;
+  int64_t last_cta;
+  int64_t tile_begin;
+  int64_t total;
+  int64_t grid;
+
+  __device__ bool shared() const { return first_cta != last_cta; }
+  __device__ int64_t slot(int64_t cta) const { return 2 * cta + (total * cta / grid >= tile_begin ? 0 : 1); }
+};
+__device__ inline Sharing sharing_of(int tile, int steps, int64_t total, int64_t grid) {
+  const int64_t begin = static_cast<int64_t>(tile) * steps;
+  return {((begin + 1) * grid - 1) / total, ((begin + steps) * grid - 1) / total, begin, total, grid};
+}
+__device__ inline void add_to(float4& sum, const float4& v) {
+  sum.x += v.x;
+  sum.y += v.y;
+  sum.z += v.z;
+  sum.w += v.w;
+}
+
+// CTAs that share the work: an equal number for each tile where that keeps most of the GPU busy (they end
+// together, and one alone needs no sharing) or where there is little to do; else all, in equal runs.
+__device__ inline int64_t ctas_for(int tiles, int steps) {
+  const int most = static_cast<int>(gridDim.x);
+  if (tiles == 0 || tiles > most) return tiles == 0 ? 0 : most;
+  const int even = tiles * min(most / tiles, steps);
+  const bool little = static_cast<int64_t>(tiles) * steps < 4 * most;
+  return little || even * 8 >= most * 7 ? even : most;
+}
+
+// After this CTA's part of a shared tile is written. CTAs whose run of work ends here wait for all parts and
+// finish a share of the tile each; a CTA whose run goes on leaves at once. Nobody waits with work left to do,
+// and all CTAs of a launch fit on the GPU at the same time, so the wait ends.
+template <int kThreads>
+__device__ inline void finish_shared(const ProductArgs& a, const Sharing& s, const Tile& tile, int steps,
+                                     bool run_ends, int tile_blocks, int64_t slot_floats) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const int parts = static_cast<int>(s.last_cta - s.first_cta) + 1;
+  const bool last_goes_on = s.total * (s.last_cta + 1) / s.grid > s.tile_begin + steps;
+  const int finishers = parts - (last_goes_on ? 1 : 0);
+  unsigned* arrived = a.counters + s.first_cta;
+  unsigned* departed = a.counters + s.grid + s.first_cta;
+  __threadfence();
+  meet<kThreads>();
+  if (thread == 0) {
+    atomicAdd(arrived, 1u);
+    if (run_ends) {
+      while (*reinterpret_cast<volatile unsigned*>(arrived) < static_cast<unsigned>(parts)) {
+      }
+      __threadfence();
+    }
+  }
+  if (!run_ends) return;
+  meet<kThreads>();
+  // A piece is 64 rows of one token, four rows to a thread. Four pieces at a time: the reads of all are under
+  // way before the first is stored.
+  const int rows = tile_blocks * 32;
+  const int pieces = rows / 64 * tile.count;
+  const int own = static_cast<int>(blockIdx.x - s.first_cta);
+  const int last = pieces * (own + 1) / finishers;
+  constexpr int kAtOnce = kThreads >= 512 ? 1 : 4;  // few rows of x make few pieces
+  constexpr int kStride = kThreads / 16;
+  for (int piece = pieces * own / finishers + thread / 16; piece < last; piece += kAtOnce * kStride) {
+    float4 sums[kAtOnce];
+    float4 ups[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) sums[i] = ups[i] = make_float4(0, 0, 0, 0);
+    const auto index_of = [&](int i) {
+      const int at = min(piece + i * kStride, last - 1);
+      return static_cast<int64_t>(at / (rows / 64)) * rows + at % (rows / 64) * 64 + thread % 16 * 4;
+    };
+    const bool up_too = a.parts[0].store == Store::gated && thread % 16 < 8;  // gated parts stand first
+#pragma unroll 2
+    for (int64_t cta = s.first_cta; cta <= s.last_cta; ++cta) {
+      const float* from = a.partials + s.slot(cta) * slot_floats;
+      float4 v[kAtOnce];
+      float4 u[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        v[i] = __ldcg(reinterpret_cast<const float4*>(from + index_of(i)));
+        if (up_too) u[i] = __ldcg(reinterpret_cast<const float4*>(from + index_of(i) + 32));
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        add_to(sums[i], v[i]);
+        if (up_too) add_to(ups[i], u[i]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int at = piece + i * kStride;
+      if (at >= last) break;
+      const int row = at % (rows / 64) * 64 + thread % 16 * 4;
+      RowTarget target = target_of(a, a.parts, tile.expert, tile.row_tile * tile_blocks + row / 32, row % 32);
+      if (target.part == nullptr) continue;
+      const int64_t y_row = tile.first + at / (rows / 64);
+      const float sum[4] = {sums[i].x, sums[i].y, sums[i].z, sums[i].w};
+      const float up[4] = {ups[i].x, ups[i].y, ups[i].z, ups[i].w};
+      const int left = target.part->rows - target.row;
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        if (q < left) store_sum(target, y_row, sum[q], up[q]);
+        ++target.row;
+      }
+    }
+  }
+  meet<kThreads>();
+  if (thread == 0 && atomicAdd(departed, 1u) == static_cast<unsigned>(finishers) - 1) {
+    *arrived = 0;
+    *departed = 0;
+  }
+}
+
+}  // namespace braid::cuda

@@ -1,0 +1,386 @@
+// product_wide.cuh -- y = x W^T for 9 and more rows of x on sm_90a: packed weights through registers into
+// wgmma. Up to 8 rows: product_few.cuh.
+//
+// A tile is 256 rows of W (f16: 128, up to 32 rows of x 384) x 16 to 128 rows of x, a step 128 k of it. Four
+// warps ask for the weights and x of a step with bulk copies, some steps ahead, over the ends of tiles. The
+// others, in warpgroups of four, decode 32 rows each in registers, 32 k at a time, and multiply them with
+// what lies in shared memory. A warpgroup meets nobody: it gives a stage back a step late, when the
+// instructions that read it are done, so that two groups of instructions are under way while codes are
+// decoded, and while one warpgroup stores its sums another multiplies.
+//
+// Flops 2 n k a row of x; 27B, 2048 rows: 105 TFLOP a pass, floor 133 ms at 790 TFLOP/s. A step at 128
+// columns: 2048 clocks of the matrix units, 660 of 2048 issue slots (q4k), 51 KB from L2, which is 25 bytes a
+// clock: close to what L2 gives.
+//
+// x is first copied to an image of what shared memory holds (order_rows in products.cu): 128 k of a tile of
+// rows are one run of bytes, in the order of k that units have and with the exchange of 16-byte pieces that
+// the instruction wants.
+//
+// Work (wide_walk): whole tiles in turn, one per CTA and round, so that CTAs that run together read the same
+// weights and the same x from L2; what is left is cut along k, one run of steps per CTA, and comes first.
+// Parts of a cut tile lie in memory as the registers that hold them; at its end each CTA whose run ended in
+// the tile waits for all parts, mostly long there, and finishes some columns, adding in the order of k. Up to
+// 32 columns parts are looked at until they are there, without counters (LookedParts).
+//
+// q6k weights and q4k or q5 weights of one x (published mixes have two types in a layer) go in one launch:
+// the tiles of rows of the first, then those of the second.
+//
+// Gate and up: their 32-row blocks alternate. The two warps of a pair of blocks take 16 rows of both, so that
+// both sums of a row meet in one thread.
+//
+// Reached on one H200, gate + up q4_K: 2048 rows 646-690 TFLOP/s, 512 689, 128 545, 64 404; 32 rows 48 us, 16
+// 40 (floor 27 at what is read per second). Where 32 rows lose it, by clock stamps, 27B out of 16.7 us:
+// weights are asked for 2.5 us after the start (looking for work, cold), the first products begin at 4.4, the
+// last end at 9 to 11, sums are there at 13 to 15. Gate and up: 27 of 48 us are steps that wait for nothing,
+// 1,770 clocks each, where the instruction alone takes 770 and issuing 1,200. Looking instead of counters,
+// with all that needs no x before the wait, made a step of 16 sequences of the 27B 5 % shorter; looking from
+// 64 columns on costs a product 6 to 13 us (perhaps those that look take what L2 gives). What a launch costs
+// beside its steps: about 12 us at 128 rows, with order_rows. Tried: one warp that asks for all copies, a
+// third of the step at 32 rows; sums through shared memory to y, with the CTA's warps meeting every 16
+// columns, a third of the whole at 2048 rows and half of it at 128; runs of equal length over all tiles,
+// which read the weights once per tile of rows from memory; 256 rows a tile at 32 rows of x, 65 us; tiles of
+// 8 rows of experts, no faster than product_few.cuh; two formats in two launches, 13-18 us more at 32-128
+// rows.
+#pragma once
+
+#include "ops/cuda/gemm/product_wide_parts.cuh"
+#include "ops/cuda/primitives/wgmma.cuh"
+
+namespace braid::cuda {
+
+// Tiles of rows before ProductArgs::second_tile are of the first format, the others of the second; most
+// kernels have one.
+template <class First, class Second, int kColumns>
+struct WideShape {
+  // Up to 32 columns a step is waiting, more than work: three warpgroups.
+  static constexpr int kWarps = wide_warps(First::kPack, kColumns);
+  static constexpr int kThreads = kWarps * 32;  // that multiply; one more warpgroup loads
+  // Parts are looked at (LookedParts), and all that needs no x comes before the wait for the kernel before.
+  static constexpr bool kLooked = kColumns <= kMostLookedColumns;
+  static constexpr bool kMixed = First::kPack != Second::kPack;
+  template <class Format>
+  static constexpr int kBytes = half_bytes(Format::kPack) + shared_bytes(Format::kPack);
+  static constexpr int kHalf = kBytes<First> > kBytes<Second> ? kBytes<First> : kBytes<Second>;
+  static constexpr int kX = kColumns * 256;
+  static constexpr int kFit = 225 * 1024 / (kWarps * kHalf + kX);
+  static constexpr int kStages = kFit > 8 ? 8 : kFit;
+  static constexpr int kShared = kStages * (kWarps * kHalf + kX) + 1024;
+  static_assert(kStages >= 3 && kColumns * kThreads <= kMostTileFloats);
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// ---- loading: three warps ask for weights, a fourth for x ----
+
+// Shared memory of the stages, and their barriers.
+struct Stages {
+  uint8_t* xs;
+  uint8_t* weights;
+  uint32_t full;  // a loader each
+  uint32_t empty;
+};
+
+// First unit of a block; null behind the last and between the formats.
+template <class Format>
+__device__ inline const uint8_t* wide_units(const ProductArgs& a, int expert, int block) {
+  if (block >= a.blocks || part_of(a, a.parts, block).rows == 0) return nullptr;
+  return units_of<unit_bytes(Format::kPack)>(a, a.parts, expert, block);
+}
+
+template <class First, class Second, int kColumns>
+struct WideLoader {
+  using Shape = WideShape<First, Second, kColumns>;
+  static constexpr int kOwn = div_up(Shape::kWarps, 3);
+
+  const ProductArgs& a;
+  const Stages& s;
+  int row_tiles;
+  int token_tiles;
+  WideWalk walk;
+  uint64_t policy = cache_policy(a.once);
+
+  // By lane 0 of the fourth.
+  __device__ void load_x(const Tile& tile, int step, int stage) const {
+    const int half = step < 2 * a.x_units ? step : step - 2 * a.x_units;
+    const auto* image = reinterpret_cast<const uint8_t*>(a.x);
+    const uint32_t full = s.full + 8 * stage;
+    arrive_expecting(full, Shape::kX);
+    copy_bulk(shared_address(s.xs) + stage * Shape::kX,
+              image + (static_cast<int64_t>(tile.x_tile) * 2 * a.x_units + half) * Shape::kX, Shape::kX,
+              full);
+  }
+  // By lane 0 of the others, from block `first` of the tile on.
+  template <class Format>
+  __device__ void load_weights(const uint8_t* const (&units)[kOwn], int first, int step, int stage) const {
+    constexpr int kPart = half_bytes(Format::kPack);
+    constexpr int kRest = shared_bytes(Format::kPack);
+    const uint32_t full = s.full + 8 * stage;
+    const uint32_t to = shared_address(s.weights) + (stage * Shape::kWarps + first) * Shape::kHalf;
+    int bytes = 0;
+#pragma unroll
+    for (int w = 0; w < kOwn; ++w) bytes += units[w] != nullptr ? kPart + kRest : 0;
+    if (bytes == 0) return arrive(full);
+    arrive_expecting(full, bytes);
+    const int64_t at = static_cast<int64_t>(step / 2) * unit_bytes(Format::kPack);
+    const bool second = step % 2 != 0;
+#pragma unroll
+    for (int w = 0; w < kOwn; ++w) {
+      if (units[w] == nullptr) continue;
+      const uint8_t* unit = units[w] + at;
+      if (second || kRest == 0) {  // what both halves share lies behind the second
+        copy_bulk(to + w * Shape::kHalf, unit + (second ? kPart : 0), kPart + kRest, full, policy);
+      } else {
+        copy_bulk(to + w * Shape::kHalf, unit, kPart, full, policy);
+        copy_bulk(to + w * Shape::kHalf + kPart, unit + 2 * kPart, kRest, full, policy);
+      }
+    }
+  }
+
+  __device__ void run() {
+    const int own = static_cast<int>(threadIdx.x) / 32 - Shape::kWarps;
+    if (threadIdx.x % 32 != 0) return;
+    bool waits = own == 3;  // for x
+    if (waits && !Shape::kLooked) {
+      wait_for_previous();
+      waits = false;
+    }
+    int stage = 0;
+    int use = 0;
+    while (walk.next()) {
+      const Tile tile = locate(a, walk.tile, row_tiles, token_tiles, kColumns);
+      const bool second = Shape::kMixed && tile.row_tile >= a.second_tile;
+      const uint8_t* units[kOwn] = {};
+#pragma unroll
+      for (int w = 0; w < kOwn; ++w) {
+        if (own == 3 || own * kOwn + w >= Shape::kWarps) continue;
+        const int block = tile.row_tile * Shape::kWarps + own * kOwn + w;
+        units[w] =
+            second ? wide_units<Second>(a, tile.expert, block) : wide_units<First>(a, tile.expert, block);
+      }
+      if (Shape::kLooked && waits) wait_for_previous();  // all else is known
+      waits = false;
+      for (int step = walk.first_step; step < walk.last_step; ++step) {
+        if (use > 0) wait_barrier(s.empty + 8 * stage, (use - 1) & 1);
+        if (own == 3) {
+          load_x(tile, step, stage);
+        } else if (second) {
+          load_weights<Second>(units, own * kOwn, step, stage);
+        } else {
+          load_weights<First>(units, own * kOwn, step, stage);
+        }
+        if (++stage == Shape::kStages) {
+          stage = 0;
+          ++use;
+        }
+      }
+    }
+    if (Shape::kLooked && waits) wait_for_previous();
+    if (own == 3) let_next_start();
+  }
+};
+
+// ---- multiplying ----
+
+// One step. `parts`, `r16`: where the two sets of 16 rows come from. The stage of the step before is given
+// back at `release` (0: none).
+template <class Format, int kColumns>
+__device__ inline void multiply_step(float (&acc)[2][kColumns / 8][4], const uint8_t* const (&parts)[2],
+                                     const int (&r16)[2], uint64_t x, uint32_t release) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  // Codes of this format are fragments already: instructions under way still read those of the step before.
+  if (Format::kPack == Pack::f16) wait_wide<0>();
+  typename Format::Codes codes[2];
+  typename Format::Scales scales[2];
+#pragma unroll
+  for (int set = 0; set < 2; ++set) {
+    Format::load(codes[set], parts[set], lane, r16[set]);
+    Format::scales(scales[set], parts[set], parts[set] + half_bytes(Format::kPack), lane, r16[set]);
+  }
+  Fragments f[2][2];  // [buffer][set]
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    wait_wide<1>();  // the group before the last: its fragments and, at i = 1, the stage before are free
+    // The other lanes have read that stage too: the instructions since took what they read, from all lanes at
+    // once. (A __syncwarp() here makes the compiler wait after every instruction.)
+    if (i == 1 && release != 0 && (lane == 0 || kWarpArrivals > 1)) arrive(release);
+#pragma unroll
+    for (int set = 0; set < 2; ++set) f[i % 2][set] = Format::fragments(codes[set], scales[set], i);
+    fence_wide();
+#pragma unroll
+    for (int p = 0; p < 2; ++p) {
+      const int s = 2 * i + p;
+      const uint64_t b = wide_operand_at(x, s / 4 * (kColumns * 128) + s % 4 * 32);
+      multiply_wide<kColumns>(acc[0], f[i % 2][0].a[p], b);
+      multiply_wide<kColumns>(acc[1], f[i % 2][1].a[p], b);
+    }
+    commit_wide();
+  }
+}
+
+// A CTA's place in the ring of stages.
+struct WidePlace {
+  int stage = 0;
+  int parity = 0;
+};
+
+// Steps of a tile, for a warp.
+template <class Format, class Shape, int kColumns>
+__device__ inline void multiply_steps(float (&acc)[2][kColumns / 8][4], const WideWalk& walk, bool gated,
+                                      const Stages& s, WidePlace& place) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int from[2] = {(gated ? warp & ~1 : warp) * Shape::kHalf, (gated ? warp | 1 : warp) * Shape::kHalf};
+  const int r16[2] = {gated ? warp % 2 : 0, gated ? warp % 2 : 1};
+  uint32_t release = 0;
+  for (int step = walk.first_step; step < walk.last_step; ++step) {
+    wait_barrier(s.full + 8 * place.stage, place.parity);
+    const uint8_t* at = s.weights + place.stage * Shape::kWarps * Shape::kHalf;
+    const uint8_t* const parts[2] = {at + from[0], at + from[1]};
+    // The instruction takes operands from registers that all lanes share: the compiler must see that.
+    const uint32_t x = __shfl_sync(kFullWarp, shared_address(s.xs) + place.stage * Shape::kX, 0);
+    multiply_step<Format, kColumns>(acc, parts, r16, wide_operand(x), release);
+    release = s.empty + 8 * place.stage;
+    if (++place.stage == Shape::kStages) {
+      place.stage = 0;
+      place.parity ^= 1;
+    }
+  }
+  wait_wide<0>();
+  if constexpr (Shape::kLooked) {  // what follows must not be moved before the wait, as no memory is read
+#pragma unroll
+    for (int set = 0; set < 2; ++set)
+#pragma unroll
+      for (int j = 0; j < kColumns / 8; ++j)
+#pragma unroll
+        for (int q = 0; q < 4; ++q) asm volatile("" : "+f"(acc[set][j][q]));
+  }
+  __syncwarp();
+  if (threadIdx.x % 32 == 0 || kWarpArrivals > 1) arrive(release);
+}
+
+template <class First, class Second, int kColumns>
+__device__ inline void multiply_all(const ProductArgs& a, WideWalk walk, int row_tiles, int token_tiles,
+                                    const Stages& s) {
+  using Shape = WideShape<First, Second, kColumns>;
+  constexpr int kGroups = kColumns / 8;
+  constexpr bool kRowsFirst = kColumns <= 64;  // there are registers to look them up under the first steps
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  float acc[2][kGroups][4];
+  WidePlace place;
+  int cut_tile = -1;
+  WideSharing sharing;
+  WideRows rows;
+  while (walk.next()) {
+    const Tile tile = locate(a, walk.tile, row_tiles, token_tiles, kColumns);
+    const bool gated = gated_block(a, tile.row_tile * Shape::kWarps + warp);
+#pragma unroll
+    for (int set = 0; set < 2; ++set)
+#pragma unroll
+      for (int j = 0; j < kGroups; ++j)
+#pragma unroll
+        for (int q = 0; q < 4; ++q) acc[set][j][q] = 0;
+    if (kRowsFirst) {
+      rows = wide_rows(a, tile, tile.row_tile * Shape::kWarps + warp);
+      if (Shape::kLooked && !walk.whole()) sharing = WideSharing(walk, walk.tile);
+    }
+    if (Shape::kLooked) wait_for_previous();
+    if (Shape::kMixed && tile.row_tile >= a.second_tile) {
+      multiply_steps<Second, Shape, kColumns>(acc, walk, gated, s, place);
+    } else {
+      multiply_steps<First, Shape, kColumns>(acc, walk, gated, s, place);
+    }
+    if (!kRowsFirst) rows = wide_rows(a, tile, tile.row_tile * Shape::kWarps + warp);
+    if (walk.whole()) {
+      store_wide<kGroups>(rows, tile, 0, acc);
+    } else {
+      if (!Shape::kLooked) sharing = WideSharing(walk, walk.tile);
+      WideParts<Shape::kWarps, kGroups>{a, sharing}.put(tile, rows, acc);
+      if (walk.run_ends()) cut_tile = walk.tile;
+    }
+  }
+  if (cut_tile < 0) return;
+  const Tile tile = locate(a, cut_tile, row_tiles, token_tiles, kColumns);
+  if (!Shape::kLooked || walk.rounds > 0) {  // other tiles came since
+    rows = wide_rows(a, tile, tile.row_tile * Shape::kWarps + warp);
+    sharing = WideSharing(walk, cut_tile);
+  }
+  WideParts<Shape::kWarps, kGroups>{a, sharing}.finish(tile, rows);
+}
+
+// Loading needs few registers, multiplying more than an equal share of what four warps of a quarter of the
+// multiprocessor have: 512.
+template <int kWarps>
+__device__ inline void give_registers() {
+  if (kWarps == 8) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;\n");
+  if (kWarps == 12) asm volatile("setmaxnreg.dec.sync.aligned.u32 32;\n");
+}
+template <int kWarps>
+__device__ inline void take_registers() {
+  if (kWarps == 8) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;\n");
+  if (kWarps == 12) asm volatile("setmaxnreg.inc.sync.aligned.u32 160;\n");
+}
+
+#endif
+
+template <class First, class Second, int kColumns>
+__global__ void __launch_bounds__(WideShape<First, Second, kColumns>::kThreads + 128, 1)
+    wide_kernel(const __grid_constant__ ProductArgs a) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using Shape = WideShape<First, Second, kColumns>;
+  constexpr int kStages = Shape::kStages;
+  extern __shared__ __align__(1024) uint8_t dynamic[];
+  __shared__ __align__(8) uint64_t barriers[2 * kStages];
+  uint8_t* xs = dynamic + (1024 - shared_address(dynamic) % 1024) % 1024;
+  uint8_t* weights = xs + kStages * Shape::kX;
+  const uint32_t full = shared_address(barriers);
+  const uint32_t empty = shared_address(barriers + kStages);
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < kStages; ++stage) {
+      init_barrier(full + 8 * stage, 4);
+      init_barrier(empty + 8 * stage, Shape::kWarps * kWarpArrivals);
+    }
+    publish_barriers();
+  }
+  __syncthreads();
+  if (a.tiles != nullptr || (!Shape::kLooked && warp < Shape::kWarps)) wait_for_previous();
+  const int row_tiles = div_up(a.blocks, Shape::kWarps);
+  const int token_tiles = div_up(a.tokens, kColumns);
+  const WideWalk walk =
+      wide_walk(row_tiles * (a.tiles != nullptr ? *a.tile_count : token_tiles), 2 * a.units);
+
+  const Stages at{xs, weights, full, empty};
+  if (warp >= Shape::kWarps) {
+    give_registers<Shape::kWarps>();
+    WideLoader<First, Second, kColumns>{a, at, row_tiles, token_tiles, walk}.run();
+  } else {
+    take_registers<Shape::kWarps>();
+    multiply_all<First, Second, kColumns>(a, walk, row_tiles, token_tiles, at);
+  }
+#endif
+}
+
+template <class First, class Second, int kColumns>
+void launch_wide_kernel(Context& context, const ProductArgs& args) {
+  using Shape = WideShape<First, Second, kColumns>;
+  auto* kernel = wide_kernel<First, Second, kColumns>;
+  launch_early(context, kernel, dim3(static_cast<unsigned>(context.processors)), Shape::kThreads + 128,
+               Shape::kShared, args);
+}
+
+template <class First, class Second = First>
+void launch_wide(Context& context, int columns, const ProductArgs& args) {
+  switch (columns) {
+    case 16:
+      return launch_wide_kernel<First, Second, 16>(context, args);
+    case 32:
+      return launch_wide_kernel<First, Second, 32>(context, args);
+    case 64:
+      return launch_wide_kernel<First, Second, 64>(context, args);
+    case 96:
+      return launch_wide_kernel<First, Second, 96>(context, args);
+    default:
+      return launch_wide_kernel<First, Second, 128>(context, args);
+  }
+}
+
+}  // namespace braid::cuda

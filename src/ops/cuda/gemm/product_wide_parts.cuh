@@ -1,0 +1,459 @@
+// product_wide_parts.cuh -- how the work of a wide product kernel (product_wide.cuh) is cut, and the way from
+// its sums to y: of whole tiles, and of tiles whose k several CTAs share.
+//
+// Parts of a shared tile are added in the order of k, whoever is first. They are counted, or looked at until
+// they are there; product_wide.cuh says what either costs.
+#pragma once
+
+#include <type_traits>
+
+#include "ops/cuda/primitives/mma.h"
+#include "ops/cuda/gemm/product_pipeline.cuh"
+
+namespace braid::cuda {
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// ---- the work of a CTA ----
+
+inline constexpr int kLeastWideSteps = 3;  // a part of a tile that is worth a part's cost
+
+// First this CTA's run of steps of tiles that are cut, then whole tiles.
+struct WideWalk {
+  int steps = 0;   // of a tile
+  int rounds = 0;  // of whole tiles
+  int left = 0;    // tiles that are cut
+  int runs = 0;    // into so many runs
+  int round = 0;
+  int at = 0;  // place in the run
+  int end = 0;
+
+  // Next: steps begin .. end of a tile.
+  int tile = 0;
+  int first_step = 0;
+  int last_step = 0;
+
+  __device__ bool next() {
+    if (at < end) {
+      const int own = at / steps;
+      tile = rounds * static_cast<int>(gridDim.x) + own;
+      first_step = at - own * steps;
+      last_step = min(steps, first_step + end - at);
+      at += last_step - first_step;
+      return true;
+    }
+    if (round >= rounds) return false;
+    tile = round++ * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
+    first_step = 0;
+    last_step = steps;
+    return true;
+  }
+  __device__ bool whole() const { return last_step - first_step == steps; }
+  __device__ bool run_ends() const { return at >= end; }
+};
+
+// Who has steps of a tile that is cut, and where their parts lie: [2 * cta + (0: the CTA's run starts in the
+// tile, 1: before it)][part].
+struct WideSharing {
+  int first_cta = 0;
+  int last_cta = 0;
+  int first_slot = 0;
+  int finishers = 0;  // the CTAs whose run ends in the tile: all, or all but the last
+
+  __device__ WideSharing() {}
+  __device__ WideSharing(const WideWalk& w, int tile) {
+    const int total = w.left * w.steps;
+    const int begin = (tile - w.rounds * static_cast<int>(gridDim.x)) * w.steps;
+    first_cta = ((begin + 1) * w.runs - 1) / total;
+    last_cta = ((begin + w.steps) * w.runs - 1) / total;
+    first_slot = 2 * first_cta + (total * first_cta / w.runs < begin ? 1 : 0);
+    const bool last_goes_on = total * (last_cta + 1) / w.runs > begin + w.steps;
+    finishers = last_cta - first_cta + (last_goes_on ? 0 : 1);
+  }
+  __device__ int parts() const { return last_cta - first_cta + 1; }
+  __device__ int slot(int cta) const { return cta == first_cta ? first_slot : 2 * cta; }
+};
+
+__device__ inline WideWalk wide_walk(int tiles, int steps) {
+  const int grid = static_cast<int>(gridDim.x);
+  const int cta = static_cast<int>(blockIdx.x);
+  WideWalk w;
+  w.steps = steps;
+  w.rounds = tiles / grid;
+  w.left = tiles - w.rounds * grid;
+  if (w.left == 0) return w;
+  const int most = grid / w.left;
+  const int parts = min(most, max(1, steps / kLeastWideSteps));
+  // As many for each tile, if that keeps most of the GPU busy: a run then has one tile.
+  w.runs = parts < most || w.left * parts * 4 >= grid * 3 ? w.left * parts : grid;
+  const int total = w.left * steps;
+  if (cta < w.runs) {
+    w.at = static_cast<int>(static_cast<unsigned>(total * cta) / static_cast<unsigned>(w.runs));
+    w.end = static_cast<int>(static_cast<unsigned>(total * (cta + 1)) / static_cast<unsigned>(w.runs));
+  }
+  return w;
+}
+
+// ---- storing ----
+
+// Where a thread's sums go: two sets of 16 rows, or 16 rows of gate and up.
+struct WideRows {
+  RowTarget target;  // of the first row of the warp
+  bool gated = false;
+};
+
+__device__ inline bool gated_block(const ProductArgs& a, int block) {
+  return block < a.blocks && part_of(a, a.parts, block).store == Store::gated;
+}
+__device__ inline WideRows wide_rows(const ProductArgs& a, const Tile& tile, int block) {
+  WideRows r;
+  r.gated = gated_block(a, block);
+  r.target = target_of(a, a.parts, tile.expert, r.gated ? block & ~1 : block, 0);
+  if (r.gated) r.target.row += block % 2 * 16;
+  return r;
+}
+
+__device__ inline uint32_t act_pair(float x, float y) {
+  const __half2 pair = __halves2half2(to_act(x), to_act(y));
+  return as_bits(pair);
+}
+// Rows g and g + 8, two tokens each, become row pairs of one token: 4 bytes to store, 16 next to each other.
+__device__ inline void store_pairs(const WideRows& r, int row, int64_t y_row, bool wanted,
+                                   const float (&v)[4]) {
+  const uint32_t low = transpose_matrix(act_pair(v[0], v[1]));
+  const uint32_t high = transpose_matrix(act_pair(v[2], v[3]));
+  const ProductPart& part = *r.target.part;
+  row += static_cast<int>(threadIdx.x) % 4 * 2;
+  Act* y = static_cast<Act*>(part.y) + y_row * part.y_stride + row;
+  if (wanted && row < part.rows) *reinterpret_cast<uint32_t*>(y) = low;
+  if (wanted && row + 8 < part.rows) *reinterpret_cast<uint32_t*>(y + 8) = high;
+}
+
+// What y holds where a thread's sums of set 0 go, for Store::add: [group][row half, column].
+template <int kGroups>
+__device__ inline void old_sums(const WideRows& r, const Tile& tile, int first_group,
+                                float (&old)[kGroups][4]) {
+  const ProductPart& part = *r.target.part;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int left = tile.count - 8 * first_group;
+  const int row = r.target.row + lane / 4;
+  const int column = lane % 4 * 2;
+  const bool add = part.y_type == DType::f32 && part.store == Store::add;
+  const float* y =
+      static_cast<const float*>(part.y) + (tile.first + 8 * first_group + column) * part.y_stride + row;
+#pragma unroll
+  for (int j = 0; j < kGroups; ++j)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const bool wanted = row + e / 2 * 8 < part.rows && 8 * j + column + e % 2 < left;
+      old[j][e] = add && wanted ? y[(8 * j + e % 2) * part.y_stride + e / 2 * 8] : 0.0f;
+    }
+}
+
+// acc[set][group of 8 columns][4] to y, columns 8 * first_group on; kSets 1: rows of set 0 only, where y
+// holds `early`, of old_sums(). By whole warps.
+template <int kGroups, int kSets = 2>
+__device__ inline void store_wide(const WideRows& r, const Tile& tile, int first_group,
+                                  const float (&acc)[2][kGroups][4], const float (*early)[4] = nullptr) {
+  if (r.target.part == nullptr) return;
+  const ProductPart& part = *r.target.part;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int left = tile.count - 8 * first_group;  // columns
+  const int64_t y_row = tile.first + 8 * first_group;
+  const float s0 = r.target.scale;
+  const float s1 = r.gated ? r.target.up_scale : s0;
+  const bool pairs = part.y_type != DType::f32 && part.rows % 2 == 0 && part.y_stride % 2 == 0 &&
+                     reinterpret_cast<uintptr_t>(part.y) % 4 == 0;
+  if (pairs && part.store == Store::gated) {
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+      if (8 * j >= left) break;
+      float v[4];
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        const float gate = acc[0][j][q] * s0;
+        v[q] = __fdividef(gate, 1.0f + __expf(-gate)) * (acc[1][j][q] * s1);
+      }
+      store_pairs(r, r.target.row, y_row + 8 * j + lane / 4, 8 * j + lane / 4 < left, v);
+    }
+    return;
+  }
+  if (pairs && part.store == Store::plain) {
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+      if (8 * j >= left) break;
+#pragma unroll
+      for (int set = 0; set < kSets; ++set) {
+        const float v[4] = {acc[set][j][0] * s0, acc[set][j][1] * s0, acc[set][j][2] * s0,
+                            acc[set][j][3] * s0};
+        store_pairs(r, r.target.row + 16 * set, y_row + 8 * j + lane / 4, 8 * j + lane / 4 < left, v);
+      }
+    }
+    return;
+  }
+  const int row = r.target.row + lane / 4;
+  const int column = lane % 4 * 2;
+  if (part.y_type == DType::f32 && (part.store == Store::plain || part.store == Store::add)) {
+    const bool add = part.store == Store::add;
+    float* y = static_cast<float*>(part.y) + (y_row + column) * part.y_stride + row;
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+      if (8 * j >= left) break;
+      float old[4 * kSets];
+#pragma unroll
+      for (int e = 0; e < 4 * kSets; ++e) {  // set, row half, column
+        const bool wanted = row + e / 2 * 8 < part.rows && 8 * j + column + e % 2 < left;
+        old[e] = kSets == 1      ? early[j][e]
+                 : add && wanted ? y[(8 * j + e % 2) * part.y_stride + e / 2 * 8]
+                                 : 0.0f;
+      }
+#pragma unroll
+      for (int e = 0; e < 4 * kSets; ++e) {
+        const bool wanted = row + e / 2 * 8 < part.rows && 8 * j + column + e % 2 < left;
+        if (wanted) y[(8 * j + e % 2) * part.y_stride + e / 2 * 8] = acc[e / 4][j][e % 4] * s0 + old[e];
+      }
+    }
+    return;
+  }
+  // Anything else, one number at a time.
+  for (int j = 0; j < kGroups; ++j) {
+    if (8 * j >= left) break;
+    float v[2][4] = {};
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i)
+#pragma unroll
+      for (int e = 0; e < 8; ++e)
+        if (i == j) v[e / 4][e % 4] = acc[e / 4][i][e % 4];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      if ((r.gated || kSets == 1) && e >= 4) break;
+      RowTarget target = r.target;
+      target.row = row + e / 2 * 8;
+      if (target.row < part.rows && 8 * j + column + e % 2 < left)
+        store_sum(target, y_row + 8 * j + column + e % 2, v[e / 4][e % 4], v[1][e % 4]);
+    }
+  }
+}
+
+// The warps of a warpgroup meet.
+__device__ inline void meet_group() {
+  asm volatile("bar.sync %0, 128;\n" ::"r"(threadIdx.x / 128 + 1) : "memory");
+}
+__device__ inline float4 load_part(const float4* from) {
+  float4 v;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "l"(from)
+               : "memory");
+  return v;
+}
+
+// Parts of tiles that are cut, in device memory as the registers that hold them. Warpgroups go separate ways.
+//
+// From 64 columns on they are counted: they are too many bytes to look at twice.
+template <int kWarps, int kGroups>
+struct CountedParts {
+  static constexpr int kPieces = kWarps / 4 * 2 * kGroups * 128;  // float4 of one
+  static constexpr int kMostGroups = 4;                           // warpgroups
+
+  const ProductArgs& a;
+  const WideSharing& s;
+  int thread = static_cast<int>(threadIdx.x) % 128;
+  int group = static_cast<int>(threadIdx.x) / 128;
+
+  __device__ float4* piece(int cta, int set, int j) const {
+    float4* part = reinterpret_cast<float4*>(a.partials) + static_cast<int64_t>(s.slot(cta)) * kPieces;
+    return part + ((group * 2 + set) * kGroups + j) * 128 + thread;
+  }
+  __device__ unsigned* arrived() const { return a.counters + kMostGroups * s.first_cta + group; }
+
+  __device__ void put(const Tile& tile, const WideRows& rows, const float (&acc)[2][kGroups][4]) const {
+    if (rows.target.part != nullptr) {
+#pragma unroll
+      for (int set = 0; set < 2; ++set)
+#pragma unroll
+        for (int j = 0; j < kGroups; ++j)
+          if (8 * j < tile.count)
+            __stcg(piece(static_cast<int>(blockIdx.x), set, j),
+                   make_float4(acc[set][j][0], acc[set][j][1], acc[set][j][2], acc[set][j][3]));
+    }
+    meet_group();
+    if (thread != 0) return;
+    __threadfence();
+    atomicAdd(arrived(), 1u);
+  }
+
+  // Waits for all parts and adds some columns of them, in the order of k.
+  __device__ void finish(const Tile& tile, const WideRows& rows) const {
+    constexpr int kAtOnce = kGroups < 2 ? kGroups : 2;
+    constexpr int kParts = 4;
+    if (thread == 0) {
+      while (*reinterpret_cast<volatile unsigned*>(arrived()) < static_cast<unsigned>(s.parts())) {
+      }
+      __threadfence();
+    }
+    meet_group();
+    const int groups = div_up(tile.count, 8);
+    const int own = static_cast<int>(blockIdx.x) - s.first_cta;
+    const int last = groups * (own + 1) / s.finishers;
+    Tile some = tile;
+    some.count = min(tile.count, 8 * last);
+    for (int first = groups * own / s.finishers; rows.target.part != nullptr && first < last;
+         first += kAtOnce) {
+      float sum[2][kAtOnce][4] = {};
+      for (int cta = s.first_cta; cta <= s.last_cta; cta += kParts) {
+        float4 v[kParts][2][kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kParts; ++i)
+#pragma unroll
+          for (int set = 0; set < 2; ++set)
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j)
+              v[i][set][j] = cta + i <= s.last_cta && first + j < last
+                                 ? load_part(piece(cta + i, set, first + j))
+                                 : make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int i = 0; i < kParts; ++i)
+#pragma unroll
+          for (int set = 0; set < 2; ++set)
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) {
+              sum[set][j][0] += v[i][set][j].x;
+              sum[set][j][1] += v[i][set][j].y;
+              sum[set][j][2] += v[i][set][j].z;
+              sum[set][j][3] += v[i][set][j].w;
+            }
+      }
+      store_wide<kAtOnce>(rows, some, first, sum);
+    }
+    meet_group();
+    unsigned* departed = arrived() + kMostGroups * gridDim.x;
+    if (thread == 0 && atomicAdd(departed, 1u) == static_cast<unsigned>(s.finishers) - 1) {
+      *arrived() = 0;
+      *departed = 0;
+    }
+  }
+};
+
+// Up to 32 columns a launch waits for its end: parts are looked at until they are there, with neither a fence
+// nor a counter between. A word that is 0 is not there yet, so words are stored inverted, and who reads one
+// clears it again; each is read once, by a thread of the same number.
+__device__ inline void leave_part(uint4* to, const float (&v)[4]) {
+  uint32_t words[4];
+#pragma unroll
+  for (int q = 0; q < 4; ++q) {
+    words[q] = ~__float_as_uint(v[q]);
+    if (words[q] == 0) words[q] = 0x80000000u;  // a NaN of other bits
+  }
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"l"(to), "r"(words[0]),
+               "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+__device__ inline uint4 look_at_part(const uint4* from) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from)
+               : "memory");
+  return v;
+}
+
+template <int kWarps, int kGroups>
+struct LookedParts {
+  static constexpr int kPieces = kWarps / 4 * 2 * kGroups * 128;  // uint4 of one
+  // Groups of columns and parts that a thread looks at together.
+  static constexpr int kAtOnce = kGroups <= 4 ? 1 : kGroups <= 8 ? 2 : 4;
+  static constexpr int kItems = kGroups <= 4 ? 8 : 4;
+
+  const ProductArgs& a;
+  const WideSharing& s;
+
+  __device__ uint4* piece(int cta, int set, int j) const {
+    const int thread = static_cast<int>(threadIdx.x);
+    const int at = s.slot(cta) * kPieces + ((thread / 128 * 2 + set) * kGroups + j) * 128 + thread % 128;
+    return reinterpret_cast<uint4*>(a.partials) + at;
+  }
+
+  __device__ void put(const Tile& tile, const WideRows& rows, const float (&acc)[2][kGroups][4]) const {
+    if (rows.target.part == nullptr) return;
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j)
+#pragma unroll
+      for (int set = 0; set < 2; ++set)
+        if (8 * j < tile.count) leave_part(piece(static_cast<int>(blockIdx.x), set, j), acc[set][j]);
+  }
+
+  // Waits for all parts and adds some columns of them, in the order of k.
+  __device__ void finish(const Tile& tile, const WideRows& rows) const {
+    if (rows.target.part == nullptr) return;
+    const int sets = rows.gated ? 1 : 2;  // that are finished by themselves
+    const int groups = div_up(tile.count, 8);
+    const int all = div_up(groups, kAtOnce) * sets;
+    const int own = static_cast<int>(blockIdx.x) - s.first_cta;
+    const int last = all * (own + 1) / s.finishers;
+    for (int i = all * own / s.finishers; i < last; ++i) {
+      const int set = rows.gated ? 0 : i & 1;
+      const int first = (rows.gated ? i : i >> 1) * kAtOnce;
+      WideRows some = rows;
+      some.target.row += 16 * set;
+      float old[kAtOnce][4];
+      old_sums<kAtOnce>(some, tile, first, old);
+      float sum[2][kAtOnce][4] = {};
+      add_parts(sum, rows.gated, set, first, groups);
+      store_wide<kAtOnce, 1>(some, tile, first, sum, old);
+    }
+  }
+
+ private:
+  // sum[0]: of the set; gated: of both sets.
+  __device__ void add_parts(float (&sum)[2][kAtOnce][4], bool gated, int set, int first, int groups) const {
+    const int step = gated ? kItems / 2 : kItems;
+    for (int cta = s.first_cta; cta <= s.last_cta; cta += step) {
+      uint4 v[kItems][kAtOnce];
+      const auto wanted = [&](int n) { return cta + (gated ? n / 2 : n) <= s.last_cta; };
+      const auto at = [&](int n) { return piece(cta + (gated ? n / 2 : n), gated ? n % 2 : set, first); };
+      bool missing = true;
+      while (missing) {
+        missing = false;
+#pragma unroll
+        for (int n = 0; n < kItems; ++n)
+#pragma unroll
+          for (int j = 0; j < kAtOnce; ++j)
+            if (wanted(n) && first + j < groups) v[n][j] = look_at_part(at(n) + j * 128);
+#pragma unroll
+        for (int n = 0; n < kItems; ++n)
+#pragma unroll
+          for (int j = 0; j < kAtOnce; ++j)
+            if (wanted(n) && first + j < groups)
+              missing |= v[n][j].x == 0 || v[n][j].y == 0 || v[n][j].z == 0 || v[n][j].w == 0;
+      }
+#pragma unroll
+      for (int n = 0; n < kItems; ++n)
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          if (!wanted(n) || first + j >= groups) continue;
+          at(n)[j * 128] = make_uint4(0, 0, 0, 0);
+          float(&to)[4] = sum[0][j];
+          const float add[4] = {__uint_as_float(~v[n][j].x), __uint_as_float(~v[n][j].y),
+                                __uint_as_float(~v[n][j].z), __uint_as_float(~v[n][j].w)};
+#pragma unroll
+          for (int q = 0; q < 4; ++q) {
+            if (gated && n % 2 != 0) {
+              sum[1][j][q] += add[q];
+            } else {
+              to[q] += add[q];
+            }
+          }
+        }
+    }
+    __syncwarp();
+  }
+};
+
+template <int kWarps, int kGroups>
+using WideParts = std::conditional_t<8 * kGroups <= kMostLookedColumns, LookedParts<kWarps, kGroups>,
+                                     CountedParts<kWarps, kGroups>>;
+
+#endif
+
+}  // namespace braid::cuda

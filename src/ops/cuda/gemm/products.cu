@@ -1,0 +1,478 @@
+// products.cu -- which kernel multiplies what: linear, logits, and the workspace they share. The kernel
+// itself and its mathematics: product_kernel.cuh; the form of the weights: packed.h.
+#include <algorithm>
+
+#include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/gemm/packed.h"
+#include "ops/cuda/gemm/product_pipeline.cuh"
+#include "ops/cuda/gemm/products.h"
+#include "ops/cuda/sequence_ops.h"
+
+namespace braid {
+
+using namespace cuda;
+
+namespace cuda {
+
+// Rows that cp.async can read: 16-byte aligned, zeros behind the end.
+__global__ void pad_rows(Act* to, int64_t to_stride, const Act* from, int64_t from_stride, int cols) {
+  let_next_start();  // short, launch.h
+  wait_for_previous();
+  const int64_t row = blockIdx.x;
+  for (int i = threadIdx.x; i < to_stride; i += blockDim.x)
+    to[row * to_stride + i] = i < cols ? from[row * from_stride + i] : __float2half(0.0f);
+}
+
+// Rows as the wide kernels' shared memory holds them, zeros behind the end of k: [tile of `columns` rows][128
+// k] [64 of them][row][64 k in the order of units (packed.h), 16-byte pieces exchanged by row % 8]. Blocks:
+// row of a tile x 256 pieces; with a list of expert tiles, rows that no pair has are left alone. A thread
+// makes 16 bytes of four pairs that lie 64 bytes apart; a warp's reads and writes cover the same 512 bytes.
+constexpr int kOrderThreads = 256;
+__global__ void __launch_bounds__(kOrderThreads)
+    order_rows(Act* to, int units, int columns, const Act* from, int64_t from_stride, int cols,
+               const ExpertTile* tiles, const int* tile_count, const int* x_row) {
+  let_next_start();  // short, launch.h
+  wait_for_previous();
+  const int tile = static_cast<int>(blockIdx.x) / columns;
+  const int own = static_cast<int>(blockIdx.x) % columns;
+  const int piece = static_cast<int>(blockIdx.y) * kOrderThreads + static_cast<int>(threadIdx.x);
+  if (piece >= units * 32) return;
+  int64_t row = blockIdx.x;
+  if (tiles != nullptr) {
+    if (tile >= *tile_count || own >= tiles[tile].count) return;
+    row = tiles[tile].first + own;
+    if (x_row != nullptr) row = x_row[row];
+  }
+  const Act* source = from + row * from_stride;
+  const bool whole = reinterpret_cast<uintptr_t>(source) % 4 == 0;
+  const int half = piece / 16;
+  const int within = piece % 16;
+  const int k = half * 128 + within / 2 * 4 + within % 2 * 2;
+  uint32_t words[4];
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    const int at = k + 32 * c;
+    if (whole && at + 1 < cols) {
+      words[c] = *reinterpret_cast<const uint32_t*>(source + at);
+    } else {
+      const Act zero = __float2half(0.0f);
+      const __half2 pair =
+          __halves2half2(at < cols ? source[at] : zero, at + 1 < cols ? source[at + 1] : zero);
+      words[c] = *reinterpret_cast<const uint32_t*>(&pair);
+    }
+  }
+  uint8_t* target = reinterpret_cast<uint8_t*>(to) +
+                    (static_cast<int64_t>(tile) * units * 2 * columns) * 256 +
+                    (static_cast<int64_t>(half) * columns * 2 + within / 8 * columns + own) * 128;
+  *reinterpret_cast<uint4*>(target + ((within % 8 ^ own % 8) << 4)) =
+      make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+Columns columns_for(const Context& context, int64_t rows) {
+  // The wide forms from 64 columns on have tiles of one height, so they cut k at the same places.
+  if (context.deterministic) rows = std::max<int64_t>(rows, 33);
+  if (rows <= 8) return {8, false};
+  const bool wide = context.capability == 90;
+  if (rows <= 16) return {16, wide};
+  const int count = rows <= 32 ? 32 : rows <= 64 ? 64 : rows <= 96 ? 96 : 128;
+  return wide ? Columns{count, true} : Columns{std::min(count, 64), false};
+}
+
+ProductArgs norm_first(Context& context, const ProductArgs& args) {
+  if (args.norm.residual == nullptr) return args;
+  const FewNormArgs& norm = args.norm;
+  const Tensor x{const_cast<Act*>(args.x), kActType, args.tokens, args.k, args.x_stride};
+  const Tensor residual{const_cast<float*>(norm.residual), DType::f32, args.tokens, args.k,
+                        norm.residual_stride};
+  if (norm.writes) add_norm(context, x, residual, {}, norm.weight, norm.eps);
+  ProductArgs normed = args;
+  normed.norm = {};
+  normed.beside_previous = false;
+  return normed;
+}
+
+void launch_products(Context& context, Pack pack, Columns columns, const ProductArgs& args) {
+  switch (pack) {
+    case Pack::f16:
+      return columns.wide ? launch_wide_f16(context, columns.count, args)
+                          : launch_products_f16(context, columns.count / 8, args);
+    case Pack::q8:
+      return columns.wide ? launch_wide_q8(context, columns.count, args)
+                          : launch_products_q8(context, columns.count / 8, args);
+    case Pack::q4k:
+      return columns.wide ? launch_wide_q4k(context, columns.count, args)
+                          : launch_products_q4k(context, columns.count / 8, args);
+    case Pack::q6k:
+      return columns.wide ? launch_wide_q6k(context, columns.count, args)
+                          : launch_products_q6k(context, columns.count / 8, args);
+    case Pack::q5:
+      return columns.wide ? launch_wide_q5(context, columns.count, args)
+                          : launch_products_q5(context, columns.count / 8, args);
+    case Pack::t4:
+      return columns.wide ? launch_wide_t4(context, columns.count, args)
+                          : launch_products_t4(context, columns.count / 8, args);
+    case Pack::fp4:
+      return columns.wide ? launch_wide_fp4(context, columns.count, args)
+                          : launch_products_fp4(context, columns.count / 8, args);
+  }
+}
+
+namespace {
+
+struct Layout {
+  size_t counters = 0;
+  size_t partials = 0;
+  size_t looked = 0;
+  size_t padded = 0;
+  size_t end = 0;
+};
+int64_t whole_units(int64_t width) { return (width + kUnitWidth - 1) / kUnitWidth * kUnitWidth; }
+
+// Of the largest copy of x: dense rows in whole tiles, or one expert's rows at a time in whole tiles.
+int64_t copied_elements(const Device::WorkspaceNeeds& needs) {
+  const int64_t dense = div_up<int64_t>(needs.max_tokens, 128) * 128 * whole_units(needs.max_width);
+  if (needs.experts == 0) return dense;
+  const int64_t pairs = int64_t{needs.max_tokens} * (needs.experts_used + 1);
+  const int64_t columns = rows_per_expert_tile(pairs, needs.experts);
+  const int64_t width = whole_units(std::max(needs.model_width, needs.expert_width));
+  return std::max(dense, most_expert_tiles(pairs, needs.experts, columns) * columns * width);
+}
+
+Layout layout_of(const Context& context, const Device::WorkspaceNeeds& needs) {
+  const auto grid = static_cast<size_t>(context.processors * kMostCtasPerProcessor);
+  const auto rounded = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
+  Layout at;
+  at.partials = rounded((8 * grid + kClaims) * sizeof(unsigned));
+  at.looked = at.partials + 2 * grid * kMostTileFloats * sizeof(float);
+  at.padded = at.looked + (context.capability == 90 ? 2 * grid * kMostLookedFloats * sizeof(float) : 0);
+  at.end = at.padded + rounded(static_cast<size_t>(copied_elements(needs)) * sizeof(Act));
+  return at;
+}
+
+}  // namespace
+
+size_t products_bytes(const Context& context, const Device::WorkspaceNeeds& needs) {
+  return layout_of(context, needs).end;
+}
+
+Products::Products(Context& context, const Device::WorkspaceNeeds& needs, std::byte* work)
+    : context_(context), needs_(needs) {
+  const Layout at = layout_of(context, needs);
+  counters_ = reinterpret_cast<unsigned*>(work + at.counters);
+  partials_ = reinterpret_cast<float*>(work + at.partials);
+  looked_ = reinterpret_cast<float*>(work + at.looked);
+  padded_ = reinterpret_cast<Act*>(work + at.padded);
+  padded_elements_ = static_cast<int64_t>((at.end - at.padded) / sizeof(Act));
+}
+
+ProductArgs Products::args_for(Tensor x, Columns columns, const ExpertList* list) {
+  BRAID_CHECK(x.type == kActType);
+  ProductArgs args;
+  args.x = static_cast<const Act*>(x.data);
+  args.x_stride = x.stride;
+  args.k = static_cast<int>(x.cols);
+  args.tokens = static_cast<int>(x.rows);
+  args.partials = columns.wide && columns.count <= kMostLookedColumns ? looked_ : partials_;
+  args.counters = counters_;
+  args.claims = counters_ + 8 * context_.processors * kMostCtasPerProcessor;
+  if (list != nullptr) {
+    args.tiles = list->tiles;
+    args.tile_count = list->tile_count;
+    args.x_row = list->x_row;
+    args.shared_expert = list->shared_expert;
+    args.tile_rows = list->tile_rows;
+    args.likely_tiles = list->likely_tiles;
+    args.most_tiles = static_cast<int>(list->most_tiles);
+    args.early_list = list->early;
+  }
+  const bool readable = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 8 == 0 && x.cols % 8 == 0;
+  if (columns.wide) {
+    const int64_t tiles = list != nullptr ? list->most_tiles : div_up<int64_t>(x.rows, columns.count);
+    const int64_t rows = list != nullptr ? tiles * columns.count : x.rows;
+    const auto units = static_cast<int>(whole_units(x.cols) / kUnitWidth);
+    BRAID_CHECK(tiles * columns.count * units * kUnitWidth <= padded_elements_);
+    const dim3 blocks(static_cast<unsigned>(rows), static_cast<unsigned>(div_up(units * 32, kOrderThreads)));
+    if (!ordered_)
+      launch_early(context_, order_rows, blocks, kOrderThreads, 0, padded_, units, columns.count, args.x,
+                   x.stride, args.k, args.tiles, args.tile_count, args.x_row);
+    ordered_ = false;
+    args.x = padded_;
+  } else if (!readable) {
+    const int64_t stride = (x.cols + 7) / 8 * 8;
+    BRAID_CHECK(x.rows * stride <= padded_elements_);
+    launch_early(context_, pad_rows, dim3(static_cast<unsigned>(x.rows)), 256, 0, padded_, stride, args.x,
+                 x.stride, args.k);
+    args.x = padded_;
+    args.x_stride = stride;
+    args.k = static_cast<int>(stride);
+  }
+  return args;
+}
+
+ProductPart Products::part_for(const Weight& w, Tensor y, Store store) {
+  const PackedWeight& p = packed(w);
+  BRAID_CHECK(p.data != nullptr && (y.type == DType::f32 || y.type == kActType) && y.cols == w.n);
+  ProductPart part;
+  part.units = p.data;
+  part.scales = p.scales;
+  part.y = y.data;
+  part.y_type = y.type;
+  part.y_stride = y.stride;
+  part.rows = static_cast<int>(w.n);
+  part.expert_blocks = static_cast<int>(p.blocks);
+  part.store = store;
+  return part;
+}
+
+void Products::add_up(ProductPart& part, const Weight& up) {
+  part.up_units = packed(up).data;
+  part.up_scales = packed(up).scales;
+  part.store = Store::gated;
+}
+
+void Products::add_shared(ProductPart& part, const Weight& w, const Weight* up) {
+  part.shared_units = packed(w).data;
+  part.shared_scales = packed(w).scales;
+  if (up == nullptr) return;
+  part.shared_up_units = packed(*up).data;
+  part.shared_up_scales = packed(*up).scales;
+}
+
+bool Products::same_form(const Weight& a, const Weight& b) {
+  return packed(a).pack == packed(b).pack && packed(a).units == packed(b).units;
+}
+
+// All parts have the pack and units of `like`.
+void Products::launch(const Weight& like, Columns columns, ProductArgs args,
+                      std::span<const ProductPart> parts, bool beside) {
+  args.units = packed(like).units;
+  args.x_units = packed(like).x_units;
+  for (size_t first = 0; first < parts.size(); first += kMostParts) {
+    args.part_count = static_cast<int>(std::min<size_t>(parts.size() - first, kMostParts));
+    args.beside_previous = beside || first > 0;
+    if (first > 0) args.norm.writes = false;
+    args.blocks = 0;
+    for (int i = 0; i < args.part_count; ++i) {
+      args.parts[i] = parts[first + i];
+      args.parts[i].first_block = args.blocks;
+      args.blocks += args.parts[i].expert_blocks * (args.parts[i].store == Store::gated ? 2 : 1);
+    }
+    if (columns.count == 8 && args.tile_rows == 8 && !context_.deterministic &&
+        launch_experts(context_, packed(like).pack, args))
+      continue;
+    args.once = args.tiles == nullptr && args.tokens <= columns.count;
+    launch_products(context_, packed(like).pack, columns, args);
+  }
+}
+
+bool Products::mix(const Weight& a, const Weight& b) {
+  const auto goes_with = [](Pack q6k, Pack other) {
+    return q6k == Pack::q6k && (other == Pack::q4k || other == Pack::q5);
+  };
+  const Pack pack = packed(a).pack;
+  const Pack other = packed(b).pack;
+  return packed(a).units == packed(b).units && (goes_with(pack, other) || goes_with(other, pack));
+}
+
+// False: nothing was launched. In the wide kernels both start with a tile: an empty part fills the last tile
+// of the first format.
+bool Products::launch_mixed(const Weight& like, Columns columns, ProductArgs args,
+                            std::span<const ProductPart> q6k, std::span<const ProductPart> second,
+                            Pack second_pack, bool beside) {
+  args.units = packed(like).units;
+  args.x_units = packed(like).x_units;
+  args.beside_previous = beside;
+  args.blocks = 0;
+  const auto add = [&](const ProductPart& part) {
+    BRAID_CHECK(args.part_count < kMostParts);
+    args.parts[args.part_count] = part;
+    args.parts[args.part_count++].first_block = args.blocks;
+    args.blocks += part.expert_blocks * (part.store == Store::gated ? 2 : 1);
+  };
+  for (const ProductPart& part : q6k) add(part);
+  if (!columns.wide) {
+    const int second_block = args.blocks;
+    for (const ProductPart& part : second) add(part);
+    args.once = true;
+    return second_pack == Pack::q5 ? launch_few_q6k_q5(context_, args, second_block)
+                                   : launch_few_q6k_q4k(context_, args, second_block);
+  }
+  const int tile = wide_warps(Pack::q6k, columns.count);
+  ProductPart empty;
+  empty.expert_blocks = div_up(args.blocks, tile) * tile - args.blocks;
+  if (empty.expert_blocks > 0) add(empty);
+  args.second_tile = args.blocks / tile;
+  for (const ProductPart& part : second) add(part);
+  args.once = args.tokens <= columns.count;
+  if (second_pack == Pack::q5) {
+    launch_wide_q6k_q5(context_, columns.count, args);
+  } else {
+    launch_wide_q6k_q4k(context_, columns.count, args);
+  }
+  return true;
+}
+
+// Where 128 columns leave a CTA a few steps only, tiles of 64 need fewer parts of tiles.
+void Products::narrow(Columns& columns, std::span<const LinearPart> parts, int64_t rows) const {
+  if (context_.deterministic || !columns.wide || columns.count <= 64 || rows > 128) return;
+  const PackedWeight& like = packed(*parts.front().w);
+  int64_t blocks = 0;
+  for (const LinearPart& p : parts)
+    blocks += packed(*p.w).blocks + (p.up != nullptr ? packed(*p.up).blocks : 0);
+  const int64_t steps = div_up<int64_t>(blocks, wide_warps(like.pack, columns.count)) * 2 * like.units;
+  if (steps < 7 * int64_t{context_.processors}) columns.count = 64;
+}
+
+// Matrices for a launch of their own kind.
+bool Products::small(std::span<const LinearPart> parts, int64_t rows) const {
+  if (context_.deterministic || rows <= 8 || rows > kMostSmallRows || parts.size() > kMostParts) return false;
+  const Weight& like = *parts.front().w;
+  int64_t blocks = 0;
+  for (const LinearPart& p : parts) {
+    if (p.tail == Tail::silu_mul || !same_form(*p.w, like)) return false;
+    blocks += packed(*p.w).blocks;
+  }
+  return packed(like).pack == Pack::f16 && small_fits(context_, blocks, packed(like).units);
+}
+
+bool Products::linear_small(std::span<const LinearPart> parts, Tensor x) {
+  if (!small(parts, x.rows)) return false;
+  const Weight& like = *parts.front().w;
+  ProductArgs args = args_for(x, {8, false}, nullptr);
+  args.units = packed(like).units;
+  args.x_units = packed(like).x_units;
+  for (const LinearPart& p : parts) {
+    BRAID_CHECK(p.w->experts == 1 && p.w->k == x.cols && p.y.rows >= x.rows);
+    ProductPart& part = args.parts[args.part_count++];
+    part = part_for(*p.w, p.y, p.tail == Tail::add ? Store::add : Store::plain);
+    part.first_block = args.blocks;
+    args.blocks += part.expert_blocks;
+  }
+  launch_small(context_, args);
+  return true;
+}
+
+// Rows that each of a product's CTAs may norm for itself: reading them whole, in f32, is still quicker than a
+// kernel between two products.
+bool Products::norms_inside(Tensor h, Tensor residual, const float* weight) const {
+  const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
+  const Columns columns = columns_for(context_, h.rows);
+  return columns.count == 8 && !columns.wide && h.rows <= kMostFewNormRows && h.cols <= kMostFewNormWidth &&
+         h.cols % 8 == 0 && h.stride % 8 == 0 && residual.stride % 4 == 0 && h.type == kActType &&
+         aligned(h.data) && aligned(residual.data) && aligned(weight);
+}
+
+void Products::norm_for(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
+                        float eps) {
+  OrderedRows ordered;
+  Columns columns = columns_for(context_, h.rows);
+  narrow(columns, parts, h.rows);
+  if (columns.wide && !context_.deterministic && !small(parts, h.rows) &&
+      div_up<int64_t>(h.rows, columns.count) * columns.count * h.cols <= padded_elements_)
+    ordered = {padded_, columns.count};
+  ordered_ = add_norm(context_, h, residual, {}, weight, eps, ordered) && ordered.to != nullptr;
+}
+
+void Products::linear(std::span<const LinearPart> parts, Tensor x, const FewNormArgs& norm) {
+  if (x.rows == 0) return;
+  if (linear_small(parts, x)) return;
+  Columns columns = columns_for(context_, x.rows);
+  narrow(columns, parts, x.rows);
+  // One tile of rows at a time: how k is cut then depends on the weights alone.
+  if (context_.deterministic && x.rows > columns.count) {
+    for (int64_t first = 0; first < x.rows; first += columns.count) {
+      const int64_t rows = std::min<int64_t>(columns.count, x.rows - first);
+      std::vector<LinearPart> slice(parts.begin(), parts.end());
+      for (LinearPart& p : slice) p.y = p.y.middle(first, rows);
+      linear(slice, x.middle(first, rows));
+    }
+    return;
+  }
+  ProductArgs args = args_for(x, columns, nullptr);
+  args.norm = norm;
+  // One entry per product: gated pairs first, so that gate and up blocks stay side by side in a tile.
+  struct Entry {
+    const Weight* w;
+    ProductPart part;
+  };
+  std::vector<Entry> now;
+  std::vector<Entry> later;  // need what `now` stores
+  for (const LinearPart& p : parts) {
+    BRAID_CHECK(p.w->experts == 1 && p.w->k == x.cols && p.y.rows >= x.rows);
+    BRAID_CHECK((p.tail == Tail::silu_mul) == (p.up != nullptr));
+    if (p.tail != Tail::silu_mul) {
+      now.push_back({p.w, part_for(*p.w, p.y, p.tail == Tail::add ? Store::add : Store::plain)});
+    } else if (same_form(*p.w, *p.up)) {
+      Entry entry{p.w, part_for(*p.w, p.y, Store::gated)};
+      add_up(entry.part, *p.up);
+      now.insert(now.begin(), entry);
+    } else {
+      now.push_back({p.up, part_for(*p.up, p.y, Store::plain)});
+      later.push_back({p.w, part_for(*p.w, p.y, Store::gate_old)});
+    }
+  }
+  for (std::vector<Entry>* list : {&now, &later}) {
+    bool beside = false;
+    while (!list->empty()) {
+      const Weight& like = *list->front().w;
+      std::vector<ProductPart> same;
+      std::vector<ProductPart> other;  // goes with them
+      const Weight* other_like = nullptr;
+      std::vector<Entry> rest;
+      for (const Entry& e : *list) {
+        if (same_form(*e.w, like)) {
+          same.push_back(e.part);
+        } else if ((columns.wide || columns.count == 8) && mix(*e.w, like) && list->size() < kMostParts &&
+                   (other_like == nullptr || same_form(*e.w, *other_like))) {
+          other.push_back(e.part);
+          other_like = e.w;
+        } else {
+          rest.push_back(e);
+        }
+      }
+      const bool q6k_first = packed(like).pack == Pack::q6k;
+      if (other.empty() ||
+          !launch_mixed(like, columns, args, q6k_first ? same : other, q6k_first ? other : same,
+                        packed(q6k_first ? *other_like : like).pack, beside)) {
+        launch(like, columns, args, same, beside);
+        if (!other.empty()) {
+          args.norm.writes = false;
+          launch(*other_like, columns, args, other, true);
+        }
+      }
+      beside = true;
+      args.norm.writes = false;
+      *list = std::move(rest);
+    }
+  }
+}
+
+}  // namespace cuda
+
+size_t CudaOps::products_workspace_bytes(const Context& context, const Device::WorkspaceNeeds& needs) {
+  return products_bytes(context, needs);
+}
+
+void CudaOps::linear(std::span<const LinearPart> parts, Tensor x) {
+  BRAID_CHECK(products_work_ != nullptr);
+  Products(context_, needs_, products_work_).linear(parts, x);
+}
+
+void CudaOps::norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
+                          float eps) {
+  BRAID_CHECK(products_work_ != nullptr && residual.cols == h.cols && residual.rows >= h.rows);
+  BRAID_CHECK(residual.type == DType::f32);
+  Products products(context_, needs_, products_work_);
+  if (!products.norms_inside(h, residual, weight)) {
+    products.norm_for(parts, h, residual, weight, eps);
+    return products.linear(parts, h);
+  }
+  products.linear(parts, h, {residual.f32(), residual.stride, weight, eps, true});
+}
+
+void CudaOps::logits(Tensor logits, const Weight& w, Tensor x) {
+  const LinearPart part{&w, nullptr, logits, Tail::store};
+  linear({&part, 1}, x);
+}
+
+}  // namespace braid

@@ -1,0 +1,76 @@
+// products.h -- launching products: what linear, logits and the experts share.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "ops/cuda/gemm/packed.h"
+#include "ops/device.h"
+#include "ops/ops.h"
+
+namespace braid::cuda {
+
+size_t products_bytes(const Context& context, const Device::WorkspaceNeeds& needs);
+
+// Tiles of rows of experts in device memory (moe.cu).
+struct ExpertList {
+  const ExpertTile* tiles = nullptr;
+  const int* tile_count = nullptr;
+  const int* x_row = nullptr;
+  int64_t most_tiles = 0;  // whatever the choice
+  int shared_expert = -1;
+  int tile_rows = 0;     // most of a tile
+  int likely_tiles = 1;  // shapes launches, never the result's meaning
+  bool early = false;    // complete before the kernel before began
+};
+// Rows of one expert that a tile should hold: most experts should need one tile.
+constexpr int rows_per_expert_tile(int64_t pairs, int64_t experts) {
+  const int64_t mean = pairs / (experts > 0 ? experts : 1);
+  return mean <= 6 ? 8 : mean <= 12 ? 16 : mean <= 26 ? 32 : mean <= 52 ? 64 : mean <= 76 ? 96 : 128;
+}
+constexpr int64_t most_expert_tiles(int64_t pairs, int64_t experts, int64_t rows) {
+  return pairs / rows + (experts < pairs ? experts : pairs) + 1;
+}
+
+class Products {
+ public:
+  Products(Context& context, const Device::WorkspaceNeeds& needs, std::byte* work);
+
+  // norm: x is still to be normed, and written; only if norms_inside().
+  void linear(std::span<const LinearPart> parts, Tensor x, const FewNormArgs& norm = {});
+  bool norms_inside(Tensor h, Tensor residual, const float* weight) const;
+  // h = norm(residual) * weight, and its copy for the products if they read one: linear() then makes none.
+  void norm_for(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight, float eps);
+
+  // Pieces of a launch.
+  // Copies x to the form that the kernel reads, if it must. The copy of a call is overwritten by the next
+  // one. With a list, x is read by it (x_row, or the pair's own row).
+  ProductArgs args_for(Tensor x, Columns columns, const ExpertList* list);
+  static ProductPart part_for(const Weight& w, Tensor y, Store store);
+  static void add_up(ProductPart& part, const Weight& up);
+  static void add_shared(ProductPart& part, const Weight& w, const Weight* up);
+  static bool same_form(const Weight& a, const Weight& b);
+  // `beside`: the kernel before this launch is a product of the same x whose results it does not need.
+  void launch(const Weight& like, Columns columns, ProductArgs args, std::span<const ProductPart> parts,
+              bool beside = false);
+  // q6k weights and q4k or q5 weights of one x, which a kernel multiplies together.
+  static bool mix(const Weight& a, const Weight& b);
+
+ private:
+  void narrow(Columns& columns, std::span<const LinearPart> parts, int64_t rows) const;
+  bool small(std::span<const LinearPart> parts, int64_t rows) const;
+  bool linear_small(std::span<const LinearPart> parts, Tensor x);
+  bool launch_mixed(const Weight& like, Columns columns, ProductArgs args, std::span<const ProductPart> q6k,
+                    std::span<const ProductPart> second, Pack second_pack, bool beside);
+
+  Context& context_;
+  const Device::WorkspaceNeeds& needs_;
+  unsigned* counters_ = nullptr;
+  float* partials_ = nullptr;
+  float* looked_ = nullptr;  // partials that are zero between launches
+  Act* padded_ = nullptr;
+  int64_t padded_elements_ = 0;
+  bool ordered_ = false;  // padded_ holds the next linear()'s x already
+};
+
+}  // namespace braid::cuda

@@ -1,0 +1,17 @@
+// products_small.cu -- the kernel for small matrices and 9 to 128 rows (product_small.cuh).
+#include "ops/cuda/gemm/product_small.cuh"
+
+namespace braid::cuda {
+
+bool small_fits(const Context& context, int64_t blocks, int units) {
+  return context.capability >= 90 && blocks <= 16 && units <= 32 &&
+         context.shared_bytes_per_block >= kSmallShared + 2048;
+}
+
+void launch_small(Context& context, const ProductArgs& args) {
+  const dim3 grid(static_cast<unsigned>(2 * args.blocks),
+                  static_cast<unsigned>(div_up(args.tokens, kSmallRows)));
+  launch_clusters(context, 2, small_kernel, grid, kSmallThreads, kSmallShared, args);
+}
+
+}  // namespace braid::cuda

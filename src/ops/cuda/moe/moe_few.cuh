@@ -1,0 +1,328 @@
+// moe_few.cuh -- what the two kernels of moe_few.cu are made of: the choice of experts by a whole block, and
+// slices of packed weights with a warp's ring of them.
+//
+// A slice is 16 of a unit's 32 rows x 128 k (packed.h): its codes stand in one stretch. So do its scales in
+// some formats; in the others they are read with those of the other 16 rows, which another block reads at the
+// same time, so that memory is read once.
+#pragma once
+
+#include "ops/cuda/primitives/barriers.cuh"
+#include "ops/cuda/sampling/choose.cuh"
+#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/moe/moe_few.h"
+#include "ops/cuda/gemm/packed.h"
+#include "ops/cuda/gemm/product_few_pair.cuh"
+#include "ops/cuda/gemm/product_formats.cuh"
+
+namespace braid::cuda {
+
+// An entry is what a token chose, [token][used] in the order of its choice, then one for the shared expert.
+inline constexpr int kMostEntries = kFewTokens * kMostUsed + 1;
+inline constexpr int kSliceStages = 8;  // of a warp's ring, at most
+
+// ---- arguments ----
+
+// Where the choice comes from: logits, or null and ids and weights are there already (the ids of a token
+// differ).
+struct FewRoute {
+  const float* logits = nullptr;
+  int64_t logits_stride = 0;
+  int32_t* ids = nullptr;
+  int64_t ids_stride = 0;
+  float* weights = nullptr;
+  int64_t weights_stride = 0;
+  int tokens = 0;
+  int used = 0;
+  int experts = 0;      // at most kQuickExperts
+  bool shared = false;  // there is a shared expert: one more entry, with all tokens
+
+  __device__ int entries() const { return tokens * used; }  // without the shared one
+};
+
+// One packed matrix of the experts, and that of the shared one.
+struct FewMatrix {
+  const uint8_t* units = nullptr;
+  const float* scales = nullptr;
+  const uint8_t* shared_units = nullptr;
+  const float* shared_scales = nullptr;
+};
+
+// Gate and up: hidden[row] = silu(gate x) * up x.
+struct FewIn {
+  FewRoute route;
+  FewMatrix matrix[2];
+  const Act* x = nullptr;  // rows 16-byte aligned, k a multiple of 8
+  int64_t x_stride = 0;
+  int k = 0;
+  int units = 0;  // of a block along k; f32 weights read x twice
+  int x_units = 0;
+  int blocks = 0;  // 32-row blocks of an expert
+  int shared_blocks = 0;
+  int rows = 0;  // of an expert's hidden rows, to a multiple of 8
+  int shared_rows = 0;
+  Act* hidden = nullptr;  // [tokens * used, then the shared expert's tokens][hidden_stride]
+  int64_t hidden_stride = 0;
+};
+
+// Down and the sum: y[t] += sum over entries of weight * down hidden.
+struct FewOut {
+  FewRoute route;
+  FewMatrix matrix;
+  const Act* hidden = nullptr;
+  int64_t hidden_stride = 0;
+  int hidden_cols = 0;  // to a multiple of 8
+  int shared_cols = 0;
+  int units = 0;
+  int x_units = 0;
+  int shared_units = 0;
+  int shared_x_units = 0;
+  int blocks = 0;
+  float* y = nullptr;
+  int64_t y_stride = 0;
+  int width = 0;
+  const Act* x = nullptr;
+  int64_t x_stride = 0;
+  int x_cols = 0;
+  const float* shared_scale = nullptr;  // null: the shared expert's factor is 1
+};
+
+// ---- the choice ----
+
+// In shared memory. Entry t * used + j: choice j of token t.
+struct alignas(16) FewList {
+  static constexpr int kWarps = kQuickExperts / 32;
+
+  uint32_t key[kFewTokens][kWarps][64];           // each 32 twice
+  uint32_t best[kFewTokens][kWarps * kMostUsed];  // the largest of each 32, in order, then zeros
+  int16_t best_id[kFewTokens][kWarps * kMostUsed];
+  uint32_t chosen[kFewTokens][kMostUsed];  // keys
+  float2 weight[kMostEntries];             // with which the sums of both tokens are multiplied
+  int16_t expert[kMostEntries];
+};
+
+// So many of the keys of each 32 experts are looked at.
+__device__ inline int most_places(const FewRoute& route) { return (route.used + 3) / 4 * 4; }
+
+// By all threads, who meet before make_list.
+__device__ inline void clear_list(FewList& list, const FewRoute& route, int thread) {
+  if (thread < FewList::kWarps * most_places(route))
+    for (int t = 0; t < route.tokens; ++t) list.best[t][thread] = 0;
+}
+
+// What choose() (choose.cuh) finds: a thread for each expert finds its place among 32, then 4 threads for
+// each of the best find its place among the best of all.
+__device__ inline void place_all(FewList& list, const FewRoute& route, int thread) {
+  const int lane = thread % 32;
+  const int warp = thread / 32;
+  const int most = most_places(route);
+  uint32_t key[kFewTokens] = {};
+#pragma unroll
+  for (int t = 0; t < kFewTokens; ++t)
+    if (t < route.tokens && thread < route.experts)
+      key[t] = ordered(__ldcg(route.logits + t * route.logits_stride + thread));
+#pragma unroll 1
+  for (int t = 0; t < route.tokens && thread < kQuickExperts; ++t) {
+    const uint32_t own = t == 0 ? key[0] : key[1];
+    uint32_t* all = list.key[t][warp];
+    all[lane] = own;
+    all[32 + lane] = own + 1;  // seen by higher ids only, which the same key comes before
+    __syncwarp();
+    int place = 0;
+#pragma unroll
+    for (int d = 1; d < 32; ++d) place += all[lane + d] > own ? 1 : 0;
+    if (place >= most || own == 0) continue;
+    list.best[t][warp * most + place] = own;
+    list.best_id[t][warp * most + place] = static_cast<int16_t>(thread);
+  }
+  __syncthreads();
+  const int candidates = FewList::kWarps * most;
+  const int parts = candidates <= kQuickExperts / 4 ? 4 : 1;
+  const int candidate = thread / parts;
+  if (candidate >= candidates) return;  // whole warps: a multiple of 32
+  const int lists = FewList::kWarps / parts;
+  const int own_list = candidate / most;
+#pragma unroll 1
+  for (int t = 0; t < route.tokens; ++t) {
+    const uint32_t own = list.best[t][candidate];
+    int place = 0;
+#pragma unroll 2
+    for (int w = thread % parts * lists, end = w + lists; w < end; ++w) {
+      // Of lower ids the same key comes before; in the own list the order is known.
+      const uint32_t less = w == own_list ? 0xffffffffu : w < own_list ? own - 1 : own;
+      if (w == own_list) place += candidate - own_list * most;
+#pragma unroll 2
+      for (int j = 0; j < most; j += 4) {
+        const uint4 four = *reinterpret_cast<const uint4*>(&list.best[t][w * most + j]);
+        place += (four.x > less ? 1 : 0) + (four.y > less ? 1 : 0) + (four.z > less ? 1 : 0) +
+                 (four.w > less ? 1 : 0);
+      }
+    }
+    if (parts == 4) {
+      place += __shfl_xor_sync(kFullWarp, place, 1);
+      place += __shfl_xor_sync(kFullWarp, place, 2);
+    }
+    if (own == 0 || place >= route.used || thread % parts != 0) continue;
+    list.expert[t * route.used + place] = list.best_id[t][candidate];
+    list.chosen[t][place] = own;
+  }
+}
+
+// By all threads, at least kQuickExperts, who have met when it returns.
+__device__ inline void make_list(FewList& list, const FewRoute& route, int thread) {
+  if (route.logits != nullptr) {
+    place_all(list, route, thread);
+  } else if (thread < route.entries()) {
+    const int token = thread / route.used;
+    list.expert[thread] =
+        static_cast<int16_t>(__ldcg(route.ids + token * route.ids_stride + thread - token * route.used));
+  }
+  __syncthreads();
+}
+
+// By a warp, once the list is made: the weights of a token, in lane j that of choice j.
+__device__ inline float weights_of(const FewList& list, const FewRoute& route, int token, int lane) {
+  if (route.logits == nullptr)
+    return lane < route.used ? __ldcg(route.weights + token * route.weights_stride + lane) : 0.0f;
+  const auto logit = [](uint32_t key) {
+    return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+  };
+  const float e =
+      lane < route.used ? expf(logit(list.chosen[token][lane]) - logit(list.chosen[token][0])) : 0.0f;
+  return e / warp_sum(e);
+}
+
+// ---- slices ----
+
+template <class Format>
+struct Slice {
+  static constexpr Pack kPack = Format::kPack;
+  static constexpr int kCodes = kPack == Pack::f16 ? 4096 : kPack == Pack::q8 ? 2048 : 1024;
+  static constexpr int kHigh = kPack == Pack::q6k ? 512 : kPack == Pack::q5 ? 256 : 0;
+  // Scales of 16 rows in one stretch, and what is in both slices of a half.
+  static constexpr bool kOwnScales = kPack == Pack::q5 || kPack == Pack::t4 || kPack == Pack::fp4;
+  static constexpr int kLevels = kPack == Pack::t4 ? 16 : 0;
+  static constexpr int kScales = kOwnScales ? 256 + kLevels : half_bytes(kPack) - 2 * (kCodes + kHigh);
+  static constexpr int kRest = shared_bytes(kPack);
+  static constexpr int kHighAt = kCodes;
+  static constexpr int kScalesAt = kHighAt + kHigh;
+  static constexpr int kRestAt = kScalesAt + kScales;
+  static constexpr int kBytes = kRestAt + kRest;
+  static constexpr int kTailAt = kOwnScales ? kHighAt : kScalesAt;
+  static constexpr int kTail = (kBytes - kTailAt) / 16;  // lanes that copy scales, and high bits if they fit
+  static_assert(kCodes % 512 == 0 && kScales % 16 == 0 && kTail <= 32);
+  static_assert(kOwnScales ? kCodes == 1024 && kRest == 0 && kHigh % 256 == 0 : kHigh % 512 == 0);
+  // Formats count the bytes of scales from the beginning of half a unit.
+  static constexpr int kBack = 2 * (kCodes + kHigh) - kScalesAt;
+
+  // The codes of a slice in shared memory.
+  __device__ static void load(typename Format::Codes& codes, const uint8_t* slice, int lane) {
+    if constexpr (kPack == Pack::q6k) {
+      const uint4* at = reinterpret_cast<const uint4*>(slice) + lane;
+      codes.v[0] = at[0];
+      codes.v[1] = at[32];
+      codes.high = reinterpret_cast<const uint4*>(slice + kHighAt)[lane];
+    } else if constexpr (kOwnScales) {
+      const uint4* at = reinterpret_cast<const uint4*>(slice) + lane;
+      codes.v[0] = at[0];
+      codes.v[1] = at[32];
+      if constexpr (kPack == Pack::q5)
+        codes.high = reinterpret_cast<const uint2*>(slice + kHighAt)[lane];
+      else if constexpr (kPack == Pack::t4)
+        codes.levels = *reinterpret_cast<const uint4*>(slice + kBytes - kLevels);
+    } else {
+      Format::load(codes, slice, lane, 0);
+    }
+  }
+};
+
+// copy_async() of what is read once: the L2 cache lets go of it before it lets go of the kernels' code, which
+// the next layer needs again.
+__device__ inline void copy_once(uint32_t to, const void* from, uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from),
+               "l"(policy)
+               : "memory");
+}
+
+// Copies of 16 bytes a lane: bulk copies are for larger pieces, each takes a warp ten instructions.
+template <class Format>
+struct SliceRing {
+  using S = Slice<Format>;
+
+  const uint8_t* memory;  // of this warp
+  uint32_t to;            // the same, for this lane
+  uint32_t full;
+  int tail_from;  // where this lane's part of the scales begins, less 16 lane; and one half later
+  int tail_step;
+  int tail_rows;  // and of the other 16 rows
+  uint64_t policy;
+  int stages;
+  int stage = 0;
+  int parity = 0;
+
+  __device__ void prepare(const uint8_t* at, uint64_t* barriers, int stage_count, int lane) {
+    constexpr int kHalf = half_bytes(Format::kPack);
+    const bool rest = lane * 16 >= S::kScales;
+    tail_from = rest ? 2 * kHalf - S::kScales : kHalf - S::kScales;
+    tail_step = rest ? 0 : kHalf;
+    if constexpr (S::kOwnScales) {  // two stretches of 256 bytes, or one and the levels
+      tail_from = 2 * S::kCodes + (lane < 16 ? 0 : 256);
+      tail_step = kHalf;
+      tail_rows = lane < 16 || S::kLevels == 0 ? 256 : 0;
+    }
+    policy = cache_policy(true);
+    memory = at;
+    to = shared_address(at) + lane * 16;
+    full = shared_address(barriers);
+    stages = stage_count;
+    if (lane == 0) {
+      for (int i = 0; i < stages; ++i) init_barrier(full + 8 * i, 32);
+      publish_barriers();
+    }
+  }
+  // 16 rows of half a unit. `unit`: its first byte, plus 16 lane.
+  __device__ void ask(int at_stage, const uint8_t* unit, int half, int r16, int lane) const {
+    const uint32_t at = to + at_stage * S::kBytes;
+    const uint8_t* part = unit + half * half_bytes(Format::kPack) + r16 * S::kCodes;
+#pragma unroll
+    for (int j = 0; j < S::kCodes; j += 512) copy_once(at + j, part + j, policy);
+    if constexpr (S::kOwnScales) {
+      if (lane < S::kTail)
+        copy_once(at + S::kTailAt, unit + tail_from + half * tail_step + r16 * tail_rows, policy);
+      return arrive_after_copies(full + 8 * at_stage);
+    }
+    if (S::kHigh > 0) copy_once(at + S::kHighAt, part + 2 * S::kCodes - r16 * (S::kCodes - S::kHigh), policy);
+    if (lane < S::kTail) copy_async(at + S::kScalesAt, unit + tail_from + half * tail_step);
+    arrive_after_copies(full + 8 * at_stage);
+  }
+  __device__ const uint8_t* wait() const {
+    wait_barrier(full + 8 * stage, parity);
+    return memory + stage * S::kBytes;
+  }
+  __device__ void advance() {
+    if (++stage < stages) return;
+    stage = 0;
+    parity ^= 1;
+  }
+};
+
+// ---- x in shared memory: [row][half] 256 bytes, pieces exchanged as in product_few_x.cuh ----
+
+// Formats with codes that can be multiplied as they are take x so that they can (product_few_pair.cuh).
+template <class Format>
+inline constexpr bool kPairForm = Format::kSubBlocks > 0;
+template <class Format>
+inline constexpr int kHalfSums = 8 * Format::kSubBlocks;  // floats beside a half of a row
+
+__device__ inline int piece_place(int piece, int token) {
+  return (piece ^ (piece >> 3) ^ ((token & 1) << 1)) << 4;
+}
+
+// A piece of 8 k, by 16 neighbours together who have those of a half. `sums`: of the half.
+template <class Format>
+__device__ inline void put_piece(uint8_t* half, float* sums, uint4 v, int piece, int token, int sums_token) {
+  if constexpr (kPairForm<Format>)
+    v = prepare_pair<Format, 1>(v, sums, piece, sums_token, 0xffffu << (threadIdx.x & 16));
+  *reinterpret_cast<uint4*>(half + piece_place(piece, token)) = v;
+}
+
+}  // namespace braid::cuda

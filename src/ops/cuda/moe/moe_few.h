@@ -1,0 +1,18 @@
+// moe_few.h -- the experts of one or two tokens in two launches (moe_few.cu).
+#pragma once
+
+#include "ops/cuda/primitives/context.h"
+#include "ops/cuda/primitives/device_math.h"
+#include "ops/ops.h"
+
+namespace braid::cuda {
+
+inline constexpr int kFewTokens = 2;
+
+// Ops::moe with `logits`, Ops::moe_ffn without (null); then the ids of a token must differ. `hidden`: rows *
+// (used + 1) rows of the widest expert's inner width, to a multiple of 8. False: there is no form for these,
+// and nothing was launched.
+bool few_experts(Context& context, Act* hidden, Tensor y, Tensor x, Tensor ids, Tensor weights,
+                 const Tensor* logits, const MoeWeights& w);
+
+}  // namespace braid::cuda

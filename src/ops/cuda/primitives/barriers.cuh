@@ -1,0 +1,106 @@
+// barriers.cuh -- barriers in shared memory, and copies that report to them. sm_80 and up; bulk copies sm_90.
+//
+// A barrier counts arrivals and bytes of its current phase; a phase ends when both are complete, and the next
+// one begins. Who waits names the parity of the phase: 0 for the first, 1 for the second, and so on.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cuda/primitives/mma.h"
+
+namespace braid::cuda {
+
+__device__ inline void init_barrier(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+// After all init_barrier of a thread, before the CTA meets.
+__device__ inline void publish_barriers() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+#endif
+}
+__device__ inline void arrive(uint32_t barrier) {
+  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}\n" ::"r"(barrier) : "memory");
+}
+__device__ inline void wait_barrier(uint32_t barrier, int parity) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "AGAIN_%=:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra AGAIN_%=;\n"
+      "}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+#else
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "AGAIN_%=:\n"
+      "mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n"
+      "@!done bra AGAIN_%=;\n"
+      "}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+#endif
+}
+
+// Stages that are filled again: when all lanes of a warp have read one, one lane arrives for all 32 at the
+// barrier that the next copy into it waits for. compute-sanitizer's racecheck does not see what orders the
+// other lanes' reads before that arrival where it is not a __syncwarp(). In a build for it (CMake option
+// BRAID_SANITIZE_CUDA) every lane arrives for itself, and a warp counts as that many.
+#if defined(BRAID_SANITIZE_CUDA)
+inline constexpr int kWarpArrivals = 32;
+#else
+inline constexpr int kWarpArrivals = 1;
+#endif
+
+// Arrives once all cp.async of this thread so far are done; counts as one of the arrivals given to
+// init_barrier.
+__device__ inline void arrive_after_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(barrier) : "memory");
+}
+
+// Which lines of the L2 cache a copy takes: first those that leave first, so that what streams through once
+// does not push out code and activations.
+__device__ inline uint64_t cache_policy(bool leaves_first) {
+  uint64_t policy;
+  if (leaves_first) {
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));
+  } else {
+    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;\n" : "=l"(policy));
+  }
+  return policy;
+}
+
+#if __CUDA_ARCH__ >= 900
+// Arrives, and the phase also waits for that many bytes.
+__device__ inline void arrive_expecting(uint32_t barrier, int size_bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(size_bytes)
+               : "memory");
+}
+// Whole 16-byte pieces, 16-byte aligned; the bytes are counted by the barrier.
+__device__ inline void copy_bulk(uint32_t to, const void* from, int size_bytes, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(to),
+      "l"(from), "r"(size_bytes), "r"(barrier)
+      : "memory");
+}
+__device__ inline void copy_bulk(uint32_t to, const void* from, int size_bytes, uint32_t barrier,
+                                 uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+      "[%3], %4;\n" ::"r"(to),
+      "l"(from), "r"(size_bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+#endif
+
+// Threads of the first kThreads / 32 warps meet; others do not take part.
+template <int kThreads>
+__device__ inline void meet() {
+  asm volatile("bar.sync 1, %0;\n" ::"n"(kThreads) : "memory");
+}
+
+}  // namespace braid::cuda

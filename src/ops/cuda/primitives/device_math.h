@@ -1,0 +1,78 @@
+// device_math.h -- what kernels share: the activation type, warp and block sums, a few functions.
+//
+// Activations are f16: 11 bits where bf16 has 8, and packed codes turn into f16 in fewer instructions
+// (products.h). What f16 lacks is range: every store saturates at +-65504 instead of becoming infinite. The
+// residual stream, which grows with depth, stays f32.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cuda/primitives/gpu.h"
+#include "ops/tensor.h"
+
+namespace braid::cuda {
+
+using Act = __half;
+inline constexpr DType kActType = DType::f16;
+inline constexpr unsigned kFullWarp = 0xffffffffu;
+
+__device__ inline float to_float(Act x) { return __half2float(x); }
+__device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ inline float to_float(float x) { return x; }
+
+// Largest finite value instead of infinity; NaN stays NaN.
+__device__ inline Act to_act(float x) {
+  if (x > 65504.0f) x = 65504.0f;
+  if (x < -65504.0f) x = -65504.0f;
+  return __float2half_rn(x);
+}
+__device__ inline void store(Act* at, float x) { *at = to_act(x); }
+__device__ inline void store(float* at, float x) { *at = x; }
+
+// Element `index` of a buffer whose type is known at run time; the branch is the same in all threads.
+__device__ inline float load_as(const void* data, DType type, int64_t index) {
+  return type == DType::f32 ? static_cast<const float*>(data)[index]
+                            : to_float(static_cast<const Act*>(data)[index]);
+}
+__device__ inline void store_as(void* data, DType type, int64_t index, float x) {
+  if (type == DType::f32) {
+    static_cast<float*>(data)[index] = x;
+  } else {
+    static_cast<Act*>(data)[index] = to_act(x);
+  }
+}
+
+__device__ inline float warp_sum(float x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(kFullWarp, x, offset);
+  return x;
+}
+__device__ inline float warp_max(float x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(kFullWarp, x, offset));
+  return x;
+}
+// Sum over the block, in every thread, in warp order. `scratch` [33] in shared memory; may be used again at
+// once.
+__device__ inline float block_sum(float x, float* scratch) {
+  const int warp = threadIdx.x / 32;
+  const int warps = (blockDim.x + 31) / 32;
+  x = warp_sum(x);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) scratch[warp] = x;
+  __syncthreads();
+  float sum = 0;
+  for (int i = 0; i < warps; ++i) sum += scratch[i];
+  return sum;
+}
+
+__device__ inline float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
+__device__ inline float silu(float x) { return x / (1.0f + __expf(-x)); }
+__device__ inline float softplus(float x) { return x > 20.0f ? x : log1pf(__expf(x)); }
+
+template <typename T>
+constexpr __host__ __device__ T div_up(T a, T b) {
+  return (a + b - 1) / b;
+}
+
+}  // namespace braid::cuda

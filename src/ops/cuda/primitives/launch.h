@@ -1,0 +1,164 @@
+// launch.h -- launching kernels so that each may start while the one before it ends (programmatic dependent
+// launch, compute capability 9.0; elsewhere a plain launch).
+//
+// A kernel launched with launch_early() or launch_clusters() may begin as soon as every block of the kernel
+// before it has called let_next_start() or ended. Rules, for all kernels launched here:
+//   - before wait_for_previous() a kernel reads only what no kernel of a step writes (weights, tables), and
+//     writes nothing outside its own shared memory;
+//   - every block that does anything calls wait_for_previous(), also when it has no need of its own: the
+//     next kernel takes the end of this one for the end of all before it;
+//   - let_next_start() comes after wait_for_previous(). So two kernels overlap, and when a kernel starts, the
+//     one before the one before it is complete and its writes are visible;
+//   - but short kernels between two products (norm, order, route, plan, combine) call it first, so that the
+//     product after them sets itself up under the product before them, not under the few microseconds that
+//     they take. The kernel after one of these may rely on nothing but its own wait, which ends when all
+//     before it have ended: ProductArgs::beside_previous and early_list are not for it.
+// Called early, let_next_start() lets the next kernel set itself up and ask for its first weights under the
+// tail of this one, if both fit on a multiprocessor: at most half of its threads, registers and shared
+// memory. All kernels ask for the same division of the L1 cache, since changing it waits for an idle
+// multiprocessor. Except those that have very many loads in flight (launch_loads): what is under way to
+// registers lies in the L1 cache, and the division that the others want leaves it a tenth of itself.
+#pragma once
+
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "ops/cuda/primitives/context.h"
+
+namespace braid::cuda {
+
+#if defined(__CUDACC__) || defined(__HIPCC__)
+__device__ inline void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ inline void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+#endif
+
+enum class L1 : uint8_t {
+  small,  // as all others
+  large,  // as the driver chooses for the kernel alone: always for this kernel
+};
+
+#if !defined(__HIP_PLATFORM_AMD__)
+// Before the first launch of a kernel.
+template <typename... Parameters>
+void prepare_kernel(Context& context, L1 l1, void (*kernel)(Parameters...), size_t shared) {
+  static thread_local std::unordered_set<const void*> prepared;
+  const auto* name = reinterpret_cast<const void*>(kernel);
+  // Below 9.0 only what needs more than any block may have unasked.
+  if ((context.capability >= 90 || shared > 48 * 1024) && prepared.insert(name).second) {
+    cudaFuncAttributes attributes;
+    context.note(cudaFuncGetAttributes(&attributes, name), "asking for a kernel's needs");
+    const auto most = static_cast<int>(context.shared_bytes_per_block - attributes.sharedSizeBytes);
+    context.note(cudaFuncSetAttribute(name, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
+                 "shared memory of a kernel");
+    if (context.capability >= 90 && l1 == L1::small) {
+      context.note(cudaFuncSetAttribute(name, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                        cudaSharedmemCarveoutMaxShared),
+                   "division of the L1 cache");
+    }
+  }
+}
+#endif
+
+// `shared`: dynamic shared memory. `cluster`: blocks (along x) that run together; needs capability 9.0.
+template <typename... Parameters, typename... Args>
+void launch_on(Context& context, L1 l1, unsigned cluster, void (*kernel)(Parameters...), dim3 grid,
+               unsigned threads, size_t shared, Args&&... args) {
+#if defined(__HIP_PLATFORM_AMD__)
+  kernel<<<grid, threads, shared, context.stream>>>(std::forward<Args>(args)...);
+#else
+  prepare_kernel(context, l1, kernel, shared);
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared;
+  config.stream = context.stream;
+  cudaLaunchAttribute attributes[3];
+  if (context.capability >= 90) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs].val.clusterDim.x = cluster;
+    attributes[config.numAttrs].val.clusterDim.y = 1;
+    attributes[config.numAttrs++].val.clusterDim.z = 1;
+    // Few blocks: on as many multiprocessors. Many: as they come, since beside the blocks of the kernel
+    // before clusters that insist on their own multiprocessors leave some of them to a second round.
+    if (grid.x <= static_cast<unsigned>(context.processors)) {
+      attributes[config.numAttrs].id = cudaLaunchAttributeClusterSchedulingPolicyPreference;
+      attributes[config.numAttrs++].val.clusterSchedulingPolicyPreference = cudaClusterSchedulingPolicySpread;
+    }
+  }
+  config.attrs = attributes;
+  context.note(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), "launching a kernel");
+#endif
+  context.launched("launching a kernel");
+}
+
+// How many clusters of `cluster` blocks the GPU runs at the same time, if it does nothing else.
+template <typename... Parameters>
+int64_t most_clusters(Context& context, unsigned cluster, void (*kernel)(Parameters...), unsigned threads,
+                      size_t shared) {
+#if defined(__HIP_PLATFORM_AMD__)
+  return 0;
+#else
+  struct Known {
+    const void* kernel;
+    unsigned cluster;
+    size_t shared;
+    int64_t count;
+  };
+  static thread_local std::vector<Known> known;
+  const auto* name = reinterpret_cast<const void*>(kernel);
+  for (const Known& k : known)
+    if (k.kernel == name && k.cluster == cluster && k.shared == shared) return k.count;
+  prepare_kernel(context, L1::small, kernel, shared);
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(cluster);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared;
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = cluster;
+  attribute.val.clusterDim.y = 1;
+  attribute.val.clusterDim.z = 1;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int count = 0;
+  if (cudaOccupancyMaxActiveClusters(&count, kernel, &config) != cudaSuccess) {
+    cudaGetLastError();
+    count = 0;  // a size that this GPU has not
+  }
+  known.push_back({name, cluster, shared, count});
+  return count;
+#endif
+}
+
+template <typename... Parameters, typename... Args>
+void launch_clusters(Context& context, unsigned cluster, void (*kernel)(Parameters...), dim3 grid,
+                     unsigned threads, size_t shared, Args&&... args) {
+  launch_on(context, L1::small, cluster, kernel, grid, threads, shared, std::forward<Args>(args)...);
+}
+
+template <typename... Parameters, typename... Args>
+void launch_loads(Context& context, void (*kernel)(Parameters...), dim3 grid, unsigned threads, size_t shared,
+                  Args&&... args) {
+  launch_on(context, L1::large, 1, kernel, grid, threads, shared, std::forward<Args>(args)...);
+}
+
+template <typename... Parameters, typename... Args>
+void launch_early(Context& context, void (*kernel)(Parameters...), dim3 grid, unsigned threads, size_t shared,
+                  Args&&... args) {
+  launch_clusters(context, 1, kernel, grid, threads, shared, std::forward<Args>(args)...);
+}
+
+}  // namespace braid::cuda

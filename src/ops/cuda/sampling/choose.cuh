@@ -1,0 +1,119 @@
+// choose.cuh -- which experts a row of logits chooses: the `used` largest, ties to the lowest id, weights
+// normalised to 1. By one warp. What moe.cu and moe_few.cu share; every kernel that makes the choice again
+// makes it to the last bit.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cuda/primitives/device_math.h"
+
+namespace braid::cuda {
+
+inline constexpr int kMostExperts = 1024;
+inline constexpr int kMostUsed = 32;
+// Up to so many experts each lane holds its own in registers.
+inline constexpr int kQuickExperts = 256;
+
+__device__ inline uint32_t ordered(float x) {  // as numbers are, NaN lowest but for 0: nothing
+  const uint32_t bits = isnan(x) ? 0xff800000u : __float_as_uint(x + 0.0f);  // no -0
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// Lane j gets number j.
+struct Choice {
+  float weight;
+  int id;
+};
+
+// Numbers 0 .. used - 1 in turn: `best` is a lane's best key, id_of(key) its lowest id with that key,
+// take_out(id) removes an expert and makes `best` the best of what is left.
+template <class IdOf, class TakeOut>
+__device__ inline Choice choose_rounds(uint32_t& best, int experts, int used, int lane, IdOf id_of,
+                                       TakeOut take_out) {
+  uint32_t own = 0;
+  uint32_t first = 0;
+  int own_id = 0;
+#pragma unroll 1
+  for (int j = 0; j < used; ++j) {
+    const uint32_t most = __reduce_max_sync(kFullWarp, best);
+    const int id = __reduce_min_sync(kFullWarp, best == most ? id_of(most) : experts);
+    if (j == 0) first = most;
+    if (lane == j) {
+      own = most;
+      own_id = id;
+    }
+    take_out(id);
+  }
+  const auto logit = [](uint32_t key) {
+    return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+  };
+  const float e = lane < used ? expf(logit(own) - logit(first)) : 0.0f;
+  return {e / warp_sum(e), own_id};
+}
+
+// Up to kQuickExperts: lane l has experts l, l + 32, ... in registers, sorted, so that a round looks at the
+// first of each lane only.
+__device__ inline Choice choose_quickly(const float* logits, int experts, int used, int lane) {
+  constexpr int kOwn = kQuickExperts / 32;
+  uint32_t key[kOwn];
+  int id[kOwn];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    id[i] = lane + 32 * i;
+    key[i] = id[i] < experts ? ordered(__ldcg(logits + id[i])) : 0;
+  }
+  // Neighbours change places, so of equal keys the lowest id stays in front.
+#pragma unroll
+  for (int round = 0; round < kOwn; ++round)
+#pragma unroll
+    for (int i = round % 2; i + 1 < kOwn; i += 2) {
+      const bool swap = key[i + 1] > key[i];
+      const uint32_t more = max(key[i], key[i + 1]);
+      key[i + 1] = min(key[i], key[i + 1]);
+      key[i] = more;
+      const int first = swap ? id[i + 1] : id[i];
+      id[i + 1] = swap ? id[i] : id[i + 1];
+      id[i] = first;
+    }
+  uint32_t best = key[0];
+  return choose_rounds(
+      best, experts, used, lane, [&](uint32_t) { return id[0]; },
+      [&](int taken) {
+        if (taken != id[0]) return;
+#pragma unroll
+        for (int i = 0; i + 1 < kOwn; ++i) {
+          key[i] = key[i + 1];
+          id[i] = id[i + 1];
+        }
+        key[kOwn - 1] = 0;
+        best = key[0];
+      });
+}
+
+// `left` [experts]: shared memory of this warp; not used for up to kQuickExperts.
+__device__ inline Choice choose(const float* logits, uint32_t* left, int experts, int used, int lane) {
+  if (experts <= kQuickExperts) return choose_quickly(logits, experts, used, lane);
+  uint32_t best = 0;
+  int best_id = experts;
+  const auto find = [&]() {
+    best = 0;
+    best_id = experts;
+    for (int i = lane; i < experts; i += 32) {
+      if (left[i] <= best) continue;
+      best = left[i];
+      best_id = i;
+    }
+  };
+#pragma unroll 8
+  for (int e = lane; e < experts; e += 32) left[e] = ordered(logits[e]);
+  find();
+  return choose_rounds(
+      best, experts, used, lane, [&](uint32_t) { return best_id; },
+      [&](int id) {
+        if (id % 32 != lane) return;
+        left[id] = 0;
+        find();
+      });
+}
+
+}  // namespace braid::cuda

@@ -1,0 +1,546 @@
+// moe_test.cpp -- routing and expert products on every device.
+#include <algorithm>
+#include <cmath>
+
+#include "ops/tests/op_test.h"
+
+namespace braid {
+namespace {
+
+using namespace test;
+
+struct Routed {
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+};
+
+Routed route(const DeviceCase& device, const std::vector<float>& logits, int32_t experts, int32_t used) {
+  World world(device);
+  Device::WorkspaceNeeds needs;
+  needs.experts = experts;
+  needs.experts_used = used;
+  world.prepare({}, needs);
+  const int64_t rows = std::ssize(logits) / experts;
+  const Tensor ids = world.tensor(rows, used, DType::i32);
+  const Tensor weights = world.tensor(rows, used);
+  world.ops().moe_route(ids, weights, world.tensor(rows, experts, logits), {experts, used});
+  world.device().synchronize();
+  const auto* data = static_cast<const int32_t*>(ids.data);
+  return {{data, data + rows * used}, values_of(weights)};
+}
+
+TEST(MoeRoute, AgreesWithTheReference) {
+  for (const DeviceCase& device : plain_devices()) {
+    for (auto [experts, used] : {std::pair{8, 2}, {16, 4}, {256, 8}, {100, 10}, {5, 5}, {1, 1}, {512, 1}}) {
+      for (int rows : {1, 7, 100}) {
+        Random random(static_cast<uint64_t>(experts * 1000 + rows));
+        const std::vector<float> logits = random.normals(int64_t{rows} * experts, 3.0f);
+        const Routed actual = route(device, logits, experts, used);
+        const Routed expected = route(reference_device(), logits, experts, used);
+        EXPECT_EQ(actual.ids, expected.ids) << device.name << " " << experts << " experts";
+        expect_close(actual.weights, expected.weights, 1e-12, device.gpu ? 1e-5 : 2e-6, device.name);
+        for (const DeviceCase& other : other_thread_counts(device)) {
+          const Routed same = route(other, logits, experts, used);
+          EXPECT_EQ(same.ids, actual.ids) << other.name;
+          expect_same(same.weights, actual.weights, other.name);
+        }
+      }
+    }
+  }
+}
+
+TEST(MoeRoute, TiesGoToTheLowestId) {
+  for (const DeviceCase& device : plain_devices()) {
+    const Routed same = route(device, std::vector<float>(64, 0.25f), 64, 6);
+    EXPECT_EQ(same.ids, (std::vector<int32_t>{0, 1, 2, 3, 4, 5})) << device.name;
+    for (float w : same.weights) EXPECT_NEAR(w, 1.0 / 6, 1e-7) << device.name;
+    std::vector<float> logits(40, -1.0f);
+    for (int i : {38, 21, 7, 30}) logits[i] = 2.0f;
+    logits[33] = 5.0f;
+    EXPECT_EQ(route(device, logits, 40, 4).ids, (std::vector<int32_t>{33, 7, 21, 30})) << device.name;
+    EXPECT_EQ(route(device, logits, 40, 6).ids, (std::vector<int32_t>{33, 7, 21, 30, 38, 0})) << device.name;
+  }
+}
+
+TEST(MoeRoute, WeightsOfEveryRowSumToOne) {
+  for (const DeviceCase& device : plain_devices()) {
+    Random random(3);
+    std::vector<float> logits = random.normals(50 * 32, 40.0f);
+    std::fill(logits.begin(), logits.begin() + 32, -1e30f);
+    const Routed routed = route(device, logits, 32, 8);
+    for (int row = 0; row < 50; ++row) {
+      double sum = 0;
+      for (int j = 0; j < 8; ++j) sum += routed.weights[row * 8 + j];
+      EXPECT_NEAR(sum, 1.0, 1e-6) << device.name << " row " << row;
+    }
+  }
+}
+
+// ---- experts ----
+
+struct Shape {
+  GgmlType gate = GgmlType::F32;
+  GgmlType down = GgmlType::F32;
+  int32_t experts = 8;
+  int32_t used = 2;
+  int64_t width = 256;         // E
+  int64_t expert_width = 256;  // Fe
+  int64_t shared_width = 0;    // Fs; 0: no shared expert
+  bool with_scales = false;
+  float input = 1.0f;  // scale of x; f16 inner rows end at 65504
+};
+
+struct Model {
+  std::vector<std::unique_ptr<TestWeight>> weights;  // gate up down, then the same of the shared expert
+  std::vector<float> shared_scale;
+};
+
+Model random_model(const Shape& shape, Random& random) {
+  Model model;
+  auto add = [&](GgmlType type, int64_t n, int64_t k, int64_t experts) {
+    model.weights.push_back(random_weight(random, type, n, k, experts, shape.with_scales));
+  };
+  add(shape.gate, shape.expert_width, shape.width, shape.experts);
+  add(shape.gate, shape.expert_width, shape.width, shape.experts);
+  add(shape.down, shape.width, shape.expert_width, shape.experts);
+  if (shape.shared_width > 0) {
+    add(shape.gate, shape.shared_width, shape.width, 1);
+    add(shape.gate, shape.shared_width, shape.width, 1);
+    add(shape.down, shape.width, shape.shared_width, 1);
+    model.shared_scale = random.normals(shape.width, 0.1f);
+  }
+  return model;
+}
+
+// A device with the experts loaded.
+struct Experts {
+  World world;
+  std::vector<Weight> loaded;
+  MoeWeights w;
+
+  Experts(const DeviceCase& device, const Shape& shape, const Model& model) : world(device) {
+    for (const auto& weight : model.weights) loaded.push_back(weight->weight);
+    std::vector<Weight*> pointers;
+    for (Weight& weight : loaded) pointers.push_back(&weight);
+    Device::WorkspaceNeeds needs;
+    needs.max_tokens = 64;
+    needs.max_width = std::max({shape.width, shape.expert_width, shape.shared_width});
+    needs.experts = shape.experts;
+    needs.experts_used = shape.used;
+    needs.expert_width = std::max(shape.expert_width, shape.shared_width);
+    needs.model_width = shape.width;
+    world.prepare(pointers, needs);
+    w.gate = &loaded[0];
+    w.up = &loaded[1];
+    w.down = &loaded[2];
+    if (shape.shared_width == 0) return;
+    w.shared_gate = &loaded[3];
+    w.shared_up = &loaded[4];
+    w.shared_down = &loaded[5];
+    w.shared_scale = world.array(model.shared_scale);
+  }
+};
+
+struct Inputs {
+  int32_t rows = 0;
+  std::vector<float> x;
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+};
+// Skewed: low ids get many rows, some ids none.
+Inputs random_inputs(const Shape& shape, int32_t rows, Random& random) {
+  Inputs in{rows, random.normals(rows * shape.width, shape.input), {}, {}};
+  for (int32_t t = 0; t < rows; ++t) {
+    std::vector<int32_t> all(static_cast<size_t>(shape.experts));
+    for (int32_t e = 0; e < shape.experts; ++e) all[e] = e;
+    random.shuffle(all);
+    std::stable_sort(all.begin(), all.begin() + shape.experts / 2);
+    for (int32_t j = 0; j < shape.used; ++j) {
+      in.ids.push_back(all[j]);
+      in.weights.push_back(random.uniform(0.05f, 0.9f));
+    }
+  }
+  return in;
+}
+
+constexpr float kStart = 1.0f / 64;
+
+// What moe_ffn adds to a small number in calls of the given row counts.
+std::vector<float> added(const DeviceCase& device, const Shape& shape, const Model& model, const Inputs& in,
+                         const std::vector<int32_t>& cuts) {
+  Experts experts(device, shape, model);
+  World& world = experts.world;
+  const Tensor x = world.tensor(in.rows, shape.width, in.x);
+  const Tensor weights = world.tensor(in.rows, shape.used, in.weights);
+  const Tensor ids = world.tensor(in.rows, shape.used, DType::i32);
+  std::copy(in.ids.begin(), in.ids.end(), static_cast<int32_t*>(ids.data));
+  const Tensor y = world.tensor(in.rows, shape.width,
+                                std::vector<float>(static_cast<size_t>(in.rows * shape.width), kStart));
+  int32_t first = 0;
+  for (int32_t rows : cuts) {
+    auto part = [&](Tensor t) {
+      t.data = static_cast<std::byte*>(t.data) + first * t.stride * 4;
+      t.rows = rows;
+      return t;
+    };
+    world.ops().moe_ffn(part(y), part(x), part(ids), part(weights), experts.w);
+    first += rows;
+  }
+  world.device().synchronize();
+  std::vector<float> result = values_of(y);
+  for (float& v : result) v -= kStart;
+  return result;
+}
+
+void expect_relative_rms(const std::vector<float>& actual, const std::vector<float>& expected, double limit,
+                         const std::string& what) {
+  ASSERT_EQ(actual.size(), expected.size());
+  double error = 0;
+  double size = 0;
+  for (size_t i = 0; i < actual.size(); ++i) {
+    error += (double{actual[i]} - expected[i]) * (double{actual[i]} - expected[i]);
+    size += double{expected[i]} * expected[i];
+  }
+  EXPECT_LE(std::sqrt(error / size), limit) << what;
+}
+
+const Shape kShapes[] = {
+    {.gate = GgmlType::F32, .down = GgmlType::F32, .experts = 4, .used = 2, .width = 64, .expert_width = 40},
+    {.gate = GgmlType::BF16,
+     .down = GgmlType::F16,
+     .experts = 6,
+     .used = 3,
+     .width = 96,
+     .expert_width = 50,
+     .shared_width = 70},
+    {.gate = GgmlType::Q8_0,
+     .down = GgmlType::Q8_0,
+     .experts = 16,
+     .used = 4,
+     .width = 128,
+     .expert_width = 96,
+     .shared_width = 160},
+    {.gate = GgmlType::Q4_K, .down = GgmlType::Q6_K, .experts = 8, .used = 2, .shared_width = 512},
+    {.gate = GgmlType::Q4_K,
+     .down = GgmlType::Q8_0,
+     .experts = 8,
+     .used = 8,
+     .expert_width = 64,
+     .shared_width = 64},
+    {.gate = GgmlType::NVFP4,
+     .down = GgmlType::NVFP4,
+     .experts = 5,
+     .used = 2,
+     .width = 128,
+     .expert_width = 64,
+     .shared_width = 64,
+     .with_scales = true,
+     .input = 0.03f},
+    {.gate = GgmlType::IQ4_XS, .down = GgmlType::Q5_K, .experts = 4, .used = 1, .shared_width = 256},
+    {.gate = GgmlType::Q5_K, .down = GgmlType::Q6_K, .experts = 6, .used = 2, .shared_width = 256},
+    {.gate = GgmlType::MXFP4,
+     .down = GgmlType::MXFP4,
+     .experts = 8,
+     .used = 3,
+     .width = 160,
+     .expert_width = 96},
+};
+
+TEST(MoeFfn, AgreesWithTheReferenceInAnyCompanyOnAnyThreads) {
+  for (const Shape& shape : kShapes) {
+    Random random(5);
+    const Model model = random_model(shape, random);
+    const Inputs in = random_inputs(shape, 45, random);
+    const std::vector<float> expected = added(reference_device(), shape, model, in, {45});
+    for (const DeviceCase& device : all_devices()) {
+      // A GPU rounds activations, weights and the inner rows to f16.
+      const double limit = device.gpu                               ? 2e-3
+                           : device.activations == Activations::i8  ? 2e-2
+                           : device.activations == Activations::i16 ? 2e-4
+                                                                    : 2e-6;
+      const std::string what = device.name + " " + std::string(type_name(shape.gate));
+      const std::vector<float> actual = added(device, shape, model, in, {45});
+      expect_relative_rms(actual, expected, limit, what);
+      const std::vector<float> pieces = added(device, shape, model, in, {1, 3, 16, 2, 1, 22});
+      if (device.gpu) {
+        expect_relative_rms(pieces, actual, 2e-4, what + " in pieces");
+      } else {
+        expect_same(pieces, actual, what + " in pieces");
+      }
+      for (const DeviceCase& other : other_thread_counts(device)) {
+        expect_same(added(other, shape, model, in, {45}), actual, other.name);
+        expect_same(added(other, shape, model, in, {1, 1, 43}), actual, other.name);
+      }
+    }
+  }
+}
+
+// Many experts with few rows each, as in a published model: GPUs have a kernel for these.
+TEST(MoeFfn, ManyExpertsWithFewRowsEach) {
+  const Shape shapes[] = {{.gate = GgmlType::Q4_K,
+                           .down = GgmlType::Q6_K,
+                           .experts = 24,
+                           .used = 2,
+                           .width = 1024,
+                           .shared_width = 256,
+                           .input = 0.5f},
+                          {.gate = GgmlType::Q4_K,
+                           .down = GgmlType::Q4_K,
+                           .experts = 12,
+                           .used = 1,
+                           .width = 2048,
+                           .expert_width = 512,
+                           .shared_width = 512,
+                           .input = 0.5f},
+                          {.gate = GgmlType::Q5_K,
+                           .down = GgmlType::Q5_K,
+                           .experts = 12,
+                           .used = 1,
+                           .width = 2048,
+                           .expert_width = 512,
+                           .shared_width = 512,
+                           .input = 0.5f},
+                          {.gate = GgmlType::MXFP4,
+                           .down = GgmlType::IQ4_XS,
+                           .experts = 24,
+                           .used = 2,
+                           .width = 1024,
+                           .shared_width = 256,
+                           .input = 0.5f},
+                          {.gate = GgmlType::IQ4_XS,
+                           .down = GgmlType::MXFP4,
+                           .experts = 12,
+                           .used = 1,
+                           .width = 2048,
+                           .expert_width = 512,
+                           .input = 0.5f},
+                          {.gate = GgmlType::Q8_0,
+                           .down = GgmlType::Q8_0,
+                           .experts = 12,
+                           .used = 1,
+                           .width = 1024,
+                           .expert_width = 1024,
+                           .input = 0.1f},
+                          {.gate = GgmlType::Q6_K,
+                           .down = GgmlType::Q4_K,
+                           .experts = 12,
+                           .used = 1,
+                           .width = 2048,
+                           .shared_width = 256,
+                           .input = 0.5f}};
+  for (const DeviceCase& device : all_devices()) {
+    if (!device.gpu) continue;
+    for (const Shape& shape : shapes) {
+      Random random(29);
+      const Model model = random_model(shape, random);
+      const Inputs in = random_inputs(shape, 45, random);
+      const std::string what =
+          device.name + " " + std::string(type_name(shape.gate)) + " " + std::to_string(shape.width);
+      const std::vector<float> expected = added(reference_device(), shape, model, in, {45});
+      const std::vector<float> actual = added(device, shape, model, in, {45});
+      expect_relative_rms(actual, expected, 2e-3, what);
+      expect_same(added(device, shape, model, in, {45}), actual, what + " again");
+      expect_relative_rms(added(device, shape, model, in, {1, 9, 2, 33}), actual, 2e-4, what + " in pieces");
+    }
+  }
+}
+
+// The formula once more, with a shared expert, in the simplest numbers there are.
+TEST(MoeFfn, AddsWeightedExpertsAndTheGatedSharedOne) {
+  const Shape shape{
+      .experts = 4, .used = 2, .width = 32, .expert_width = 32, .shared_width = 32, .with_scales = true};
+  Random random(17);
+  const Model model = random_model(shape, random);
+  const Inputs in{1, random.normals(32), {3, 1}, {0.75f, 0.25f}};
+  auto product = [&](const TestWeight& w, int64_t e, const std::vector<double>& x) {
+    std::vector<double> y(32, 0.0);
+    for (int64_t i = 0; i < 32; ++i) {
+      for (int64_t j = 0; j < 32; ++j) y[i] += w.scales[e] * w.values[(e * 32 + i) * 32 + j] * x[j];
+    }
+    return y;
+  };
+  const std::vector<double> x(in.x.begin(), in.x.end());
+  std::vector<float> expected(32, 0.0f);
+  auto add = [&](double factor, int first, int64_t e) {
+    std::vector<double> inner = product(*model.weights[first], e, x);
+    const std::vector<double> up = product(*model.weights[first + 1], e, x);
+    for (int i = 0; i < 32; ++i) inner[i] = inner[i] / (1 + std::exp(-inner[i])) * up[i];
+    const std::vector<double> y = product(*model.weights[first + 2], e, inner);
+    for (int i = 0; i < 32; ++i) expected[i] += static_cast<float>(factor * y[i]);
+  };
+  add(0.75, 0, 3);
+  add(0.25, 0, 1);
+  double gate = 0;
+  for (int i = 0; i < 32; ++i) gate += x[i] * model.shared_scale[i];
+  add(1 / (1 + std::exp(-gate)), 3, 0);
+  for (const DeviceCase& device : all_devices()) {
+    expect_close(added(device, shape, model, in, {1}), expected, device.gpu ? 1e-5 : 1e-7,
+                 device.tolerance(2e-6, 8), device.name);
+  }
+}
+
+// A device may group rows by expert; the sum over a row's experts still runs in ascending id.
+TEST(MoeFfn, OrderOfTheChosenExpertsDoesNotMatter) {
+  for (const Shape& shape : kShapes) {
+    Random random(13);
+    const Model model = random_model(shape, random);
+    Inputs in = random_inputs(shape, 6, random);
+    for (const DeviceCase& device : all_devices()) {
+      const std::vector<float> expected = added(device, shape, model, in, {6});
+      Inputs turned = in;
+      for (int32_t t = 0; t < 6; ++t) {
+        std::reverse(turned.ids.begin() + t * shape.used, turned.ids.begin() + (t + 1) * shape.used);
+        std::reverse(turned.weights.begin() + t * shape.used, turned.weights.begin() + (t + 1) * shape.used);
+      }
+      expect_same(added(device, shape, model, turned, {6}), expected, device.name);
+    }
+  }
+}
+
+// What a device makes of both at once is what it makes of one after the other.
+TEST(Moe, IsRouteAndThenFfn) {
+  const Shape& shape = kShapes[3];
+  Random random(17);
+  const Model model = random_model(shape, random);
+  for (const DeviceCase& device : all_devices()) {
+    for (const int32_t rows : {1, 5, 33}) {
+      const std::vector<float> input = random.normals(int64_t{rows} * shape.width, shape.input);
+      const std::vector<float> scores = random.normals(int64_t{rows} * shape.experts, 2.0f);
+      const RouteParams params{shape.experts, shape.used};
+      std::vector<float> results[2];
+      for (const bool at_once : {false, true}) {
+        Experts experts(device, shape, model);
+        World& world = experts.world;
+        const Tensor x = world.tensor(rows, shape.width, input);
+        const Tensor logits = world.tensor(rows, shape.experts, scores);
+        const Tensor ids = world.tensor(rows, shape.used, DType::i32);
+        const Tensor weights = world.tensor(rows, shape.used);
+        const Tensor y = world.tensor(rows, shape.width);
+        if (at_once) {
+          world.ops().moe(y, x, ids, weights, logits, params, experts.w);
+        } else {
+          world.ops().moe_route(ids, weights, logits, params);
+          world.ops().moe_ffn(y, x, ids, weights, experts.w);
+        }
+        world.device().synchronize();
+        results[at_once] = values_of(y);
+        const std::vector<float> chosen = values_of(weights);
+        results[at_once].insert(results[at_once].end(), chosen.begin(), chosen.end());
+        const auto* id = static_cast<const int32_t*>(ids.data);
+        results[at_once].insert(results[at_once].end(), id, id + ids.rows * ids.cols);
+      }
+      expect_same(results[1], results[0], device.name + " " + std::to_string(rows) + " rows");
+    }
+  }
+}
+
+// ---- few tokens ----
+
+enum class Crowd { spread, same, apart };  // do tokens choose the same experts?
+
+// What moe() adds to y, whose rows stand apart; then the weights of the choice.
+std::vector<float> few_result(const DeviceCase& device, const Shape& shape, const Model& model, int32_t rows,
+                              const std::vector<float>& input, const std::vector<float>& scores) {
+  constexpr int64_t kApart = 4;
+  Experts experts(device, shape, model);
+  World& world = experts.world;
+  const Tensor x = world.tensor(rows, shape.width, input);
+  const Tensor logits = world.tensor(rows, shape.experts, scores);
+  const Tensor ids = world.tensor(rows, shape.used, DType::i32);
+  const Tensor weights = world.tensor(rows, shape.used);
+  const Tensor all = world.tensor(rows, shape.width + kApart);
+  Tensor y = all;
+  y.cols = shape.width;
+  world.ops().moe(y, x, ids, weights, logits, {shape.experts, shape.used}, experts.w);
+  world.ops().moe(y, x, ids, weights, logits, {shape.experts, shape.used}, experts.w);  // adds once more
+  world.device().synchronize();
+  std::vector<float> result;
+  const std::vector<float> values = values_of(all);
+  for (int64_t i = 0; i < std::ssize(values); ++i) {
+    if (i % (shape.width + kApart) < shape.width) {
+      result.push_back(values[i]);
+    } else {
+      EXPECT_EQ(values[i], 0.0f) << device.name;
+    }
+  }
+  const std::vector<float> chosen = values_of(weights);
+  result.insert(result.end(), chosen.begin(), chosen.end());
+  return result;
+}
+
+std::vector<float> scores_for(const Shape& shape, int32_t rows, Crowd crowd, Random& random) {
+  std::vector<float> scores = random.normals(int64_t{rows} * shape.experts, 2.0f);
+  for (int32_t t = 0; t < rows; ++t) {
+    float* row = scores.data() + int64_t{t} * shape.experts;
+    if (crowd == Crowd::same) std::copy_n(scores.data(), shape.experts, row);
+    for (int32_t e = 0; crowd == Crowd::apart && e < shape.experts; ++e)
+      if (e / shape.used % rows == t) row[e] += 40.0f;
+  }
+  return scores;
+}
+
+TEST(Moe, FewTokensOfEveryFormAndCrowdAgreeWithTheReference) {
+  const Shape shapes[] = {
+      {.gate = GgmlType::Q4_K,
+       .down = GgmlType::Q6_K,
+       .experts = 20,
+       .used = 8,
+       .width = 512,
+       .shared_width = 512},
+      {.gate = GgmlType::Q4_K, .down = GgmlType::Q4_K, .experts = 6, .used = 4, .expert_width = 512},
+      {.gate = GgmlType::Q6_K, .down = GgmlType::Q8_0, .experts = 7, .used = 3, .width = 1280},
+      {.gate = GgmlType::Q5_K, .down = GgmlType::Q6_K, .experts = 9, .used = 3, .width = 512},
+      {.gate = GgmlType::IQ4_XS, .down = GgmlType::MXFP4, .experts = 9, .used = 3, .shared_width = 256},
+      {.gate = GgmlType::MXFP4,
+       .down = GgmlType::Q5_K,
+       .experts = 20,
+       .used = 8,
+       .width = 512,
+       .shared_width = 512},
+      {.gate = GgmlType::Q8_0,
+       .down = GgmlType::BF16,
+       .experts = 300,
+       .used = 5,
+       .width = 64,
+       .expert_width = 32},
+      {.gate = GgmlType::F16,
+       .down = GgmlType::F32,
+       .experts = 6,
+       .used = 1,
+       .width = 72,
+       .expert_width = 50,
+       .shared_width = 300},
+      {.gate = GgmlType::F32,
+       .down = GgmlType::F16,
+       .experts = 9,
+       .used = 2,
+       .width = 264,
+       .expert_width = 33},
+  };
+  for (const Shape& shape : shapes) {
+    Random random(23);
+    const Model model = random_model(shape, random);
+    for (const int32_t rows : {1, 2, 5, 8}) {
+      for (const Crowd crowd : {Crowd::spread, Crowd::same, Crowd::apart}) {
+        const std::vector<float> input = random.normals(int64_t{rows} * shape.width, shape.input);
+        const std::vector<float> scores = scores_for(shape, rows, crowd, random);
+        const std::vector<float> expected = few_result(reference_device(), shape, model, rows, input, scores);
+        for (const DeviceCase& device : plain_devices()) {
+          const std::string what = device.name + " " + std::string(type_name(shape.gate)) + " " +
+                                   std::to_string(rows) + " rows, crowd " +
+                                   std::to_string(static_cast<int>(crowd));
+          const std::vector<float> actual = few_result(device, shape, model, rows, input, scores);
+          const double limit = device.gpu                               ? 2e-3
+                               : device.activations == Activations::i8  ? 2e-2
+                               : device.activations == Activations::i16 ? 2e-4
+                                                                        : 2e-6;
+          expect_relative_rms(actual, expected, limit, what);
+          expect_same(few_result(device, shape, model, rows, input, scores), actual, what + " again");
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace braid

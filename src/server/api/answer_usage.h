@@ -1,0 +1,15 @@
+// answer_usage.h -- the tokens of one answer, as every API and the metrics count them.
+#pragma once
+
+#include <cstdint>
+
+namespace braid::server {
+
+struct AnswerUsage {
+  int64_t prompt_tokens = 0;  // once per prompt
+  int64_t cached_tokens = 0;
+  int64_t generated_tokens = 0;
+  int64_t reasoning_tokens = 0;
+};
+
+}  // namespace braid::server

@@ -1,0 +1,80 @@
+// api_error.cpp -- see api_error.h.
+#include "server/api/api_error.h"
+
+#include <fmt/format.h>
+
+namespace braid::server {
+namespace {
+
+std::string anthropic_type(const ApiError& error) {
+  switch (error.status) {
+    case 401:
+      return "authentication_error";
+    case 403:
+      return "permission_error";
+    case 404:
+      return "not_found_error";
+    case 408:
+    case 504:
+      return "timeout_error";
+    case 413:
+      return "request_too_large";
+    case 429:
+    case 503:
+      return "overloaded_error";
+    case 500:
+    case 501:
+      return "api_error";
+    default:
+      return "invalid_request_error";
+  }
+}
+
+Json or_null(const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); }
+
+}  // namespace
+
+int ApiError::status_for(Family family) const {
+  return family == Family::anthropic && (status == 429 || status == 503) ? 529 : status;
+}
+
+Json ApiError::body(Family family, std::string_view request_id) const {
+  if (family == Family::anthropic) {
+    return Json{{"type", "error"},
+                {"error", {{"type", anthropic_type(*this)}, {"message", message}}},
+                {"request_id", request_id}};
+  }
+  Json inner{{"message", message}, {"type", type}, {"param", or_null(param)}, {"code", or_null(code)}};
+  for (const auto& [key, value] : extra.items()) inner[key] = value;
+  return Json{{"error", std::move(inner)}};
+}
+
+ApiError invalid_value(std::string param, std::string message) {
+  return {.code = "invalid_value", .param = std::move(param), .message = std::move(message)};
+}
+
+ApiError invalid_type(std::string param, std::string message) {
+  return {.code = "invalid_type", .param = std::move(param), .message = std::move(message)};
+}
+
+ApiError missing_field(std::string param) {
+  std::string message = param + ": field required";
+  return {.code = "missing_required_parameter", .param = std::move(param), .message = std::move(message)};
+}
+
+ApiError unsupported(std::string param, std::string message) {
+  return {.code = "unsupported_parameter", .param = std::move(param), .message = std::move(message)};
+}
+
+ApiError too_long(int64_t prompt_tokens, int64_t context_tokens) {
+  // Clients look for these very words to start their compaction.
+  return {.code = "context_length_exceeded",
+          .message = fmt::format("prompt is too long: {} tokens > {} maximum", prompt_tokens, context_tokens),
+          .extra = {{"n_prompt_tokens", prompt_tokens}, {"n_ctx", context_tokens}}};
+}
+
+ApiError internal_error(std::string message) {
+  return {.status = 500, .type = "server_error", .code = "internal_error", .message = std::move(message)};
+}
+
+}  // namespace braid::server

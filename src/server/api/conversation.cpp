@@ -1,0 +1,320 @@
+// conversation.cpp -- see conversation.h.
+#include "server/api/conversation.h"
+
+#include <algorithm>
+#include <map>
+
+#include "server/api/fields.h"
+
+namespace braid::server {
+namespace {
+
+using Role = Message::Role;
+
+constexpr std::string_view kBlanks = " \t\r\n\v\f";
+
+bool is_blank(std::string_view text) { return text.find_first_not_of(kBlanks) == std::string_view::npos; }
+
+std::string_view trimmed(std::string_view text) {
+  const size_t first = text.find_first_not_of(kBlanks);
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(kBlanks) - first + 1);
+}
+
+void append_paragraph(std::string& text, std::string_view more) {
+  if (more.empty()) return;
+  if (!text.empty()) text += "\n\n";
+  text += more;
+}
+
+// The system messages at the start become one; empty ones vanish.
+Messages merge_head(Messages messages) {
+  Messages out;
+  size_t at = 0;
+  std::string head;
+  for (; at < messages.size() && messages[at].role == Role::system; ++at) {
+    if (!is_blank(messages[at].text)) append_paragraph(head, messages[at].text);
+  }
+  if (!head.empty()) out.push_back({.role = Role::system, .text = std::move(head)});
+  std::move(messages.begin() + static_cast<ptrdiff_t>(at), messages.end(), std::back_inserter(out));
+  return out;
+}
+
+std::string reminder(const std::string& text) {
+  return "<system-reminder>\n" + std::string(trimmed(text)) + "\n</system-reminder>";
+}
+
+// Puts a system message's words into a user's turn: before the user's own, behind other such words.
+void insert_system(Message& user, const std::string& text) {
+  std::string own = user.text.substr(user.system_bytes);
+  if (is_blank(own)) own.clear();
+  user.text.resize(user.system_bytes);
+  while (user.text.ends_with('\n')) user.text.pop_back();
+  append_paragraph(user.text, text);
+  if (!own.empty()) user.text += "\n\n";
+  user.system_bytes = user.text.size();
+  user.text += own;
+}
+
+// A late system message keeps its place: it joins the turn before it, so that what was rendered before stays.
+void attach_late(Messages& out, const Message& message) {
+  if (is_blank(message.text)) return;
+  const std::string text = reminder(message.text);
+  if (!out.empty() && out.back().role == Role::tool) {
+    append_paragraph(out.back().text, text);
+    return;
+  }
+  if (out.empty() || out.back().role != Role::user) out.push_back({.role = Role::user});
+  insert_system(out.back(), text);
+}
+
+Messages place_late_system(Messages messages, const TemplateAbilities& abilities, LateSystem policy) {
+  if (policy == LateSystem::native && abilities.late_system) return messages;
+  Messages out;
+  for (size_t i = 0; i < messages.size(); ++i) {
+    if (messages[i].role != Role::system || i == 0) {
+      out.push_back(std::move(messages[i]));
+    } else if (policy == LateSystem::merge) {
+      if (out.empty() || out[0].role != Role::system) out.insert(out.begin(), {.role = Role::system});
+      append_paragraph(out[0].text, messages[i].text);
+    } else {
+      attach_late(out, messages[i]);
+    }
+  }
+  return out;
+}
+
+// The results that follow an assistant turn, in the order of its calls. Results of unknown calls stay put.
+void sort_results(Messages& messages) {
+  std::map<std::string, std::string> names;  // call id -> tool
+  for (size_t i = 0; i < messages.size(); ++i) {
+    if (messages[i].role != Role::assistant || messages[i].calls.empty()) continue;
+    std::map<std::string, size_t> order;
+    for (const ToolCall& call : messages[i].calls) {
+      if (!call.id.empty()) order.emplace(call.id, order.size());
+      names[call.id] = call.name;
+    }
+    std::vector<size_t> places;
+    for (size_t j = i + 1; j < messages.size() && messages[j].role == Role::tool; ++j) {
+      if (order.contains(messages[j].call_id)) places.push_back(j);
+    }
+    std::vector<Message> known;
+    for (const size_t place : places) known.push_back(std::move(messages[place]));
+    std::stable_sort(known.begin(), known.end(), [&](const Message& a, const Message& b) {
+      return order.at(a.call_id) < order.at(b.call_id);
+    });
+    for (size_t k = 0; k < places.size(); ++k) messages[places[k]] = std::move(known[k]);
+  }
+  for (Message& message : messages) {
+    if (message.role != Role::tool || !message.name.empty()) continue;
+    if (const auto found = names.find(message.call_id); found != names.end()) message.name = found->second;
+  }
+}
+
+// Templates of the family look for a user message that is no tool response.
+bool is_query(const Message& message) {
+  if (message.role != Role::user) return false;
+  const std::string_view text = trimmed(message.text);
+  return !(text.starts_with("<tool_response>") && text.ends_with("</tool_response>"));
+}
+
+// Results that a client kept although it dropped what led to them come first too; templates look back from a
+// result.
+void ensure_query(Messages& messages) {
+  const bool query = std::any_of(messages.begin(), messages.end(), is_query);
+  if (!query && !messages.empty() && messages.back().role == Role::system) {
+    messages.back().role = Role::user;
+    messages.back().system_bytes = messages.back().text.size();
+    return;
+  }
+  const auto first = messages.begin() + (!messages.empty() && messages[0].role == Role::system ? 1 : 0);
+  const bool orphan = first != messages.end() && first->role == Role::tool;
+  if (!query || orphan) messages.insert(first, Message{.role = Role::user});
+}
+
+}  // namespace
+
+const char* role_name(Role role) {
+  switch (role) {
+    case Role::system:
+      return "system";
+    case Role::user:
+      return "user";
+    case Role::assistant:
+      return "assistant";
+    case Role::tool:
+      return "tool";
+  }
+  return "user";
+}
+
+void join_text(std::string& text, std::string_view more) {
+  if (!text.empty() && !more.empty() && !text.ends_with('\n') && !more.starts_with('\n')) text += '\n';
+  text += more;
+}
+
+Json arguments_object(const std::string& text) {
+  if (is_blank(text)) return Json::object();
+  auto parsed = parse_body(text);  // an object, with the same limits as a request
+  return parsed.ok() ? std::move(*parsed) : Json{{"_raw", text}};
+}
+
+Messages normalise(Messages messages, const TemplateAbilities& abilities, LateSystem late_system) {
+  std::erase_if(messages, [](const Message& message) {
+    return message.role == Role::assistant && message.text.empty() && message.calls.empty() &&
+           message.reasoning.value_or("").empty();
+  });
+  messages = place_late_system(merge_head(std::move(messages)), abilities, late_system);
+  sort_results(messages);
+  if (!abilities.system_role && !messages.empty() && messages[0].role == Role::system) {
+    const std::string text = std::move(messages[0].text);
+    messages.erase(messages.begin());
+    const auto user = std::find_if(messages.begin(), messages.end(),
+                                   [](const Message& message) { return message.role == Role::user; });
+    if (user == messages.end()) {
+      messages.insert(messages.begin(), {.role = Role::user, .text = text, .system_bytes = text.size()});
+    } else {
+      const std::string own = std::move(user->text);
+      user->text = text + "\n\n";
+      user->system_bytes += user->text.size();
+      user->text += own;
+    }
+  }
+  ensure_query(messages);
+  return messages;
+}
+
+Json template_messages(const Messages& messages, const TemplateAbilities& abilities) {
+  Json out = Json::array();
+  for (const Message& message : messages) {
+    Json json{{"role", role_name(message.role)}, {"content", message.text}};
+    if (message.reasoning) json["reasoning_content"] = *message.reasoning;
+    if (!message.calls.empty()) {
+      Json calls = Json::array();
+      for (const ToolCall& call : message.calls) {
+        Json arguments = abilities.arguments_as_text ? Json(call.arguments.dump()) : call.arguments;
+        calls.push_back({{"id", call.id},
+                         {"type", "function"},
+                         {"function", {{"name", call.name}, {"arguments", std::move(arguments)}}}});
+      }
+      json["tool_calls"] = std::move(calls);
+    }
+    if (message.role == Role::tool) {
+      json["tool_call_id"] = message.call_id;
+      if (!message.name.empty()) json["name"] = message.name;
+    }
+    out.push_back(std::move(json));
+  }
+  return out;
+}
+
+std::vector<size_t> instruction_bytes(const Messages& messages) {
+  std::vector<size_t> out;
+  for (const Message& message : messages) out.push_back(message.system_bytes);
+  return out;
+}
+
+// ---- What a template can do ------------------------------------------------------------------------------
+
+namespace {
+
+class Prober {
+ public:
+  explicit Prober(const ChatTemplate& chat) : chat_(chat) {}
+
+  // Empty when the template refuses. One that has once run into its limits is not asked again: a model must
+  // not take long to load because of it.
+  std::string render(const Json& messages, const Json& tools = nullptr, const ChatOptions& options = {}) {
+    if (endless_) return {};
+    auto text = chat_.render(messages, tools, options);
+    endless_ = !text.ok() && text.error().kind == ErrorKind::exhausted;
+    return text.ok() ? std::move(text->text) : std::string();
+  }
+
+  static Json call_turn(const Json& arguments, int calls) {
+    Json list = Json::array();
+    for (int i = 0; i < calls; ++i) {
+      list.push_back({{"id", "call_" + std::to_string(i)},
+                      {"type", "function"},
+                      {"function", {{"name", "FUNCNAME" + std::to_string(i)}, {"arguments", arguments}}}});
+    }
+    return Json{{"role", "assistant"}, {"content", ""}, {"tool_calls", std::move(list)}};
+  }
+
+ private:
+  const ChatTemplate& chat_;
+  bool endless_ = false;
+};
+
+bool has(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
+
+std::string dialect_of(const std::string& text) {
+  if (has(text, "<function=FUNCNAME0>")) return "xml";
+  if (has(text, "<arg_key>")) return "argkv";
+  if (has(text, "\"FUNCNAME0\"") && has(text, "<tool_call>")) return "hermes";
+  return "none";
+}
+
+void probe_calls(Prober& prober, TemplateAbilities& abilities) {
+  const Json user = chat_message("user", "USERTEXT"), later = chat_message("user", "AGAIN");
+  const Json tools =
+      Json::array({{{"type", "function"},
+                    {"function",
+                     {{"name", "TOOLNAME"},
+                      {"description", "d"},
+                      {"parameters", {{"type", "object"}, {"properties", Json::object()}}}}}}});
+  abilities.tools = has(prober.render(Json::array({user}), tools), "TOOLNAME");
+  const Json object{{"ARGKEY", "ARGVALUE"}};
+  std::string text = prober.render(Json::array({user, Prober::call_turn(object, 1), later}), tools);
+  abilities.calls = has(text, "ARGKEY") && has(text, "ARGVALUE");
+  if (!abilities.calls) {
+    text = prober.render(Json::array({user, Prober::call_turn(object.dump(), 1), later}), tools);
+    abilities.calls = abilities.arguments_as_text = has(text, "ARGKEY") && has(text, "ARGVALUE");
+  }
+  abilities.dialect = dialect_of(text);
+  const Json arguments = abilities.arguments_as_text ? Json(object.dump()) : object;
+  text = prober.render(Json::array({user, Prober::call_turn(arguments, 2), later}), tools);
+  abilities.parallel_calls = has(text, "FUNCNAME0") && has(text, "FUNCNAME1");
+  Json turn = Prober::call_turn(arguments, 1);
+  turn["reasoning_content"] = "THOUGHT";
+  const Json result{
+      {"role", "tool"}, {"content", "RESULT"}, {"tool_call_id", "call_0"}, {"name", "FUNCNAME0"}};
+  abilities.reasoning = has(prober.render(Json::array({user, turn, result}), tools), "THOUGHT");
+}
+
+}  // namespace
+
+TemplateAbilities probe_template(const ChatTemplate& chat) {
+  Prober prober(chat);
+  TemplateAbilities abilities;
+  const Json system = chat_message("system", "SYSTEXT"), user = chat_message("user", "USERTEXT");
+  const Json assistant = chat_message("assistant", "SAID"), again = chat_message("user", "AGAIN");
+  abilities.system_role = has(prober.render(Json::array({system, user})), "SYSTEXT");
+  abilities.late_system = has(prober.render(Json::array({user, assistant, system, again})), "SYSTEXT");
+  probe_calls(prober, abilities);
+
+  Json thought = assistant;
+  thought["reasoning_content"] = "THOUGHT";
+  ChatOptions keep;
+  keep.variables["preserve_thinking"] = true;
+  const Json earlier = Json::array({user, thought, again});
+  abilities.preserve_thinking =
+      has(prober.render(earlier, nullptr, keep), "THOUGHT") && chat.program().mentions("preserve_thinking");
+  ChatOptions on, off;
+  on.enable_thinking = true;
+  off.enable_thinking = false;
+  const Json one = Json::array({user});
+  const auto opens = [](std::string_view text) { return trimmed(text).ends_with("<think>"); };
+  abilities.thinks_by_default = opens(prober.render(one));
+  abilities.thinking_switch = prober.render(one, nullptr, on) != prober.render(one, nullptr, off);
+  abilities.effort = chat.program().mentions("reasoning_effort");
+  for (const char* effort : {"low", "medium", "high", "xhigh", "max"}) {
+    ChatOptions options;
+    options.variables["reasoning_effort"] = effort;
+    if (abilities.effort && !prober.render(one, nullptr, options).empty())
+      abilities.efforts.push_back(effort);
+  }
+  return abilities;
+}
+
+}  // namespace braid::server

@@ -1,0 +1,134 @@
+// generation.h -- what a request asks for, in one form for all APIs. Plain data: it is what the readers of
+// requests give out, and all that the rest of the server knows of them.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "server/api/api_error.h"
+#include "server/api/conversation.h"
+
+namespace braid::server {
+
+enum class Endpoint { chat, completions, responses, messages };
+const char* endpoint_path(Endpoint endpoint);
+inline Family family_of(Endpoint endpoint) {
+  return endpoint == Endpoint::messages ? Family::anthropic : Family::openai;
+}
+
+// Tokens with a bias in one request, texts counted by their tokens; and bytes of such a text.
+inline constexpr size_t kMaxLogitBiases = 4096;
+inline constexpr size_t kMaxBiasBytes = 512;
+
+// What the operator allows and prefers; the readers check against it.
+struct ApiLimits {
+  int32_t max_n = 8;
+  int32_t max_stops = 16;
+  size_t max_stop_bytes = 512;
+  size_t max_choices = 4096;  // of a form
+  size_t max_choice_bytes = size_t{32} << 10;
+  int32_t max_top_logprobs = 20;
+  size_t max_tools = 1024;
+  size_t max_tool_name_bytes = 128;
+  size_t max_messages = 100'000;
+  size_t max_schema_bytes = size_t{256} << 10;
+  bool reject_media = false;       // else a placeholder takes the place of images
+  bool prefill_assistant = false;  // OpenAI chat: a last assistant message is continued
+  bool allow_request_template = false;
+};
+
+// Values a request may set; what it leaves out comes from the server or the model.
+struct SamplingWishes {
+  std::optional<double> temperature, top_p, min_p;
+  std::optional<double> repetition_penalty, presence_penalty, frequency_penalty;
+  std::optional<int32_t> top_k, penalty_last_n;
+  std::optional<uint64_t> seed;
+  std::vector<std::pair<int32_t, float>> logit_bias;            // by token id
+  std::vector<std::pair<std::string, float>> logit_bias_texts;  // by text: each of its tokens
+};
+
+struct ReasoningWishes {
+  std::optional<bool> think;
+  std::optional<int64_t> budget_tokens;  // -1: none, although an effort may say otherwise
+  std::optional<std::string> effort;     // low medium high xhigh max
+  bool hidden = false;                   // generated and counted, not sent
+  bool omitted = false;                  // Anthropic: an empty block, the text inside the signature
+};
+
+struct ToolChoice {
+  enum class Mode { automatic, none, required } mode = Mode::automatic;
+  std::vector<std::string> names;  // admissible tools (flat names); empty: all
+};
+
+// What a tool is called on the wire, where that differs from its name in the prompt.
+struct ToolIdentity {
+  std::string name_space;  // empty: none
+  std::string name;
+  bool custom = false;  // free-form: its arguments are {"input": text}
+};
+
+struct OutputFormat {
+  enum class Kind { text, json_object, json_schema, choice } kind = Kind::text;
+  Json schema;                       // json_schema
+  std::vector<std::string> choices;  // choice: the answer is one of them, as it stands
+  bool strict = false;
+  std::string param;  // path in the request, for errors
+};
+
+using PromptInput = std::variant<std::string, std::vector<int32_t>>;
+
+struct Generation {
+  Endpoint endpoint = Endpoint::chat;
+  std::string model;  // as the client wrote it
+  bool stream = false;
+  bool include_usage = false;
+
+  // Conversations.
+  Messages messages;
+  Json tools = Json::array();  // {type: function, function: {name, description, parameters}}
+  std::map<std::string, ToolIdentity> identities;  // flat name -> wire name, for those that differ
+  std::set<std::string> strict_tools;              // flat names: arguments are held to the schema
+  Json template_variables = Json::object();
+  bool add_generation_prompt = true;
+  bool continue_final = false;
+  bool keep_thinking = false;  // the client asked to keep all reasoning
+
+  // Completions.
+  std::vector<PromptInput> prompts;
+  bool echo = false;
+  bool add_special = true;
+  bool show_special = false;  // control tokens of the answer are text
+  std::optional<std::string> suffix;
+
+  ToolChoice tool_choice;
+  bool parallel_calls = true;
+  std::optional<int64_t> max_tokens;  // -1: no limit; 0: only the prompt is run
+  int32_t min_tokens = 0;
+  SamplingWishes sampling;
+  std::vector<std::string> stops;
+  std::vector<int32_t> stop_token_ids;
+  bool ignore_eos = false;
+  bool include_stop = false;
+  int32_t n = 1;
+  int32_t top_logprobs = -1;  // -1: none
+  ReasoningWishes reasoning;
+  OutputFormat format;
+
+  bool cache_prompt = true;
+  std::string cache_salt;
+  int32_t priority = 0;
+
+  bool include_encrypted = false;     // Responses: reasoning as an opaque text too
+  Json echo_fields = Json::object();  // Responses: request members that the answer repeats
+};
+
+// A conversation's flat tool names are unique; empty when there is no such tool.
+const Json* find_tool(const Generation& generation, const std::string& name);
+
+}  // namespace braid::server

@@ -1,0 +1,336 @@
+// grammar_matcher.cpp -- see grammar_matcher.h.
+#include "server/grammar/grammar_matcher.h"
+
+#include <algorithm>
+
+#include "server/automata/grammar_parts.h"
+
+namespace braid::server {
+
+using Op = Instruction::Op;
+
+namespace {
+
+constexpr size_t kMaxCompared = 64;  // threads and frames of one step that are looked at for equal ones
+constexpr int kMaxNesting = 64;      // forks inside forks; those of a program are flat
+
+}  // namespace
+
+GrammarMatcher::GrammarMatcher(std::shared_ptr<const GrammarProgram> program) : program_(std::move(program)) {
+  marks_.push_back({0, 0});
+  enter(program_->start(), 0, -1, 0);
+}
+
+// ---- Threads ---------------------------------------------------------------------------------------------
+
+void GrammarMatcher::keep(const Thread& thread, size_t since) {
+  const size_t made = threads_.size() - since;
+  if (made >= kMaxThreads) return;
+  const auto begin = threads_.end() - static_cast<ptrdiff_t>(std::min(made, kMaxCompared));
+  if (std::find(begin, threads_.end(), thread) == threads_.end()) threads_.push_back(thread);
+}
+
+int32_t GrammarMatcher::push(const Frame& frame) {
+  const size_t made = frames_.size() - frames_since_;
+  for (size_t i = frames_.size() - std::min(made, kMaxCompared); i < frames_.size(); ++i)
+    if (frames_[i] == frame) return static_cast<int32_t>(i);
+  frames_.push_back(frame);
+  return static_cast<int32_t>(frames_.size() - 1);
+}
+
+// Follows the program from `place` until bytes are needed.
+void GrammarMatcher::enter(int32_t place, int32_t reg, int32_t frame, size_t since) {
+  if (++depth_ > kMaxNesting) {
+    --depth_;
+    return;
+  }
+  for (bool more = true; more && threads_.size() - since < kMaxThreads;) {
+    const Instruction& at = program_->code(place);
+    ++steps_;
+    ++place;
+    switch (at.op) {
+      case Op::literal:
+      case Op::end:
+      case Op::characters:
+        keep({place - 1, 0, reg, frame}, since);
+        more = false;
+        break;
+      case Op::words:
+        if (program_->words(at.a).goes_on(0, reg)) keep({place - 1, 0, reg, frame}, since);
+        more = false;
+        break;
+      case Op::automaton:
+        if (const Automaton& automaton = program_->automaton(at.a); true) {
+          if (!automaton.last(0)) keep({place - 1, 0, reg, frame}, since);
+          more = automaton.accepts(0);
+        }
+        break;
+      case Op::fork:
+        for (int32_t i = 0; i < at.b; ++i)
+          enter(program_->forks()[static_cast<size_t>(at.a + i)], reg, frame, since);
+        more = false;
+        break;
+      case Op::jump:
+        place = at.a;
+        break;
+      case Op::call:
+        // What follows a call at the end of a call is what follows that: lists do not grow the stack.
+        if (program_->code(place).op != Op::back) frame = push({place, reg, frame});
+        place = at.a;
+        reg = 0;
+        break;
+      case Op::back:
+        if (const Frame& to = frames_[static_cast<size_t>(frame)]; true) {
+          place = to.back;
+          reg = to.reg;
+          frame = to.frame;
+        }
+        break;
+      case Op::count:
+        reg = std::min(reg + 1, at.a);
+        break;
+      case Op::set:
+        reg = at.a;
+        break;
+      case Op::at_least:
+        more = reg >= at.a;
+        break;
+      case Op::below:
+        more = reg < at.a;
+        break;
+      case Op::finished:
+        more = program_->words(at.a).finished(reg);
+        break;
+      case Op::left:
+        more = program_->words(at.a).goes_on(0, reg);
+        break;
+    }
+  }
+  --depth_;
+}
+
+void GrammarMatcher::step_words(const Thread& t, uint8_t byte, size_t since) {
+  const int32_t index = program_->code(t.place).a;
+  const WordSet& words = program_->words(index);
+  const int32_t node = words.child(t.state, byte);
+  if (node == WordSet::kNone) return;
+  const int32_t word = words.word(node);
+  if (words.goes_on(node, t.reg)) keep({t.place, node, t.reg, t.frame}, since);
+  if (word != WordSet::kNone && words.may_come(word, t.reg)) {
+    const int32_t target = program_->word_target(index, word);
+    enter(target, words.ordered() ? word + 1 : t.reg, t.frame, since);
+  }
+}
+
+void GrammarMatcher::step_characters(const Thread& t, uint8_t byte, size_t since) {
+  const GrammarProgram::Bounds& bounds = program_->bounds(program_->code(t.place).a);
+  if (t.state == 0 && byte == '"') {
+    if (t.reg >= bounds.least) enter(t.place + 1, 0, t.frame, since);
+    return;
+  }
+  if (t.state == 0 && bounds.most >= 0 && t.reg >= bounds.most) return;
+  const Automaton& character = json_character();
+  const int32_t to = character.next(t.state, byte);
+  if (to == Automaton::kDead) return;
+  Thread next = t;
+  next.state = to;
+  if (character.accepts(to)) {
+    next.state = 0;
+    const int64_t counted = bounds.most < 0 ? bounds.least : bounds.most;
+    next.reg = static_cast<int32_t>(std::min<int64_t>(counted, int64_t{t.reg} + 1));
+  }
+  keep(next, since);
+}
+
+GrammarMatcher::Span GrammarMatcher::step(Span from, uint8_t byte) {
+  const size_t since = threads_.size();
+  frames_since_ = frames_.size();
+  for (size_t i = from.begin; i < from.end; ++i) {
+    const Thread t = threads_[i];
+    const Instruction& at = program_->code(t.place);
+    ++steps_;
+    switch (at.op) {
+      case Op::literal:
+        if (static_cast<uint8_t>(program_->text()[static_cast<size_t>(at.a + t.state)]) != byte) break;
+        if (t.state + 1 < at.b)
+          keep({t.place, t.state + 1, t.reg, t.frame}, since);
+        else
+          enter(t.place + 1, t.reg, t.frame, since);
+        break;
+      case Op::words:
+        step_words(t, byte, since);
+        break;
+      case Op::automaton: {
+        const Automaton& automaton = program_->automaton(at.a);
+        const int32_t to = automaton.next(t.state, byte);
+        if (to == Automaton::kDead) break;
+        if (!automaton.last(to)) keep({t.place, to, t.reg, t.frame}, since);
+        if (automaton.accepts(to)) enter(t.place + 1, t.reg, t.frame, since);
+        break;
+      }
+      case Op::characters:
+        step_characters(t, byte, since);
+        break;
+      default:
+        break;
+    }
+  }
+  return {since, threads_.size()};
+}
+
+bool GrammarMatcher::advance(std::string_view bytes) {
+  steps_ = 0;
+  const Mark mark{threads_.size(), frames_.size()};
+  Span now{marks_.back().threads, threads_.size()};
+  for (const char c : bytes) {
+    const Span next = step(now, static_cast<uint8_t>(c));
+    if (next.begin == next.end) {
+      threads_.resize(mark.threads);
+      frames_.resize(mark.frames);
+      return false;
+    }
+    // Only the last byte's threads stay.
+    threads_.erase(threads_.begin() + static_cast<ptrdiff_t>(mark.threads),
+                   threads_.begin() + static_cast<ptrdiff_t>(next.begin));
+    now = {mark.threads, threads_.size()};
+  }
+  if (bytes.empty()) {
+    for (size_t i = now.begin; i < now.end; ++i) threads_.push_back(Thread(threads_[i]));
+  }
+  marks_.push_back(mark);
+  return true;
+}
+
+void GrammarMatcher::rewind_to(size_t depth) {
+  if (depth >= this->depth()) return;
+  threads_.resize(marks_[depth + 1].threads);
+  frames_.resize(marks_[depth + 1].frames);
+  marks_.resize(depth + 1);
+}
+
+bool GrammarMatcher::accepts() const {
+  return std::any_of(threads_.begin() + static_cast<ptrdiff_t>(marks_.back().threads), threads_.end(),
+                     [&](const Thread& t) {
+                       const Instruction& at = program_->code(t.place);
+                       return at.op == Op::end || (at.op == Op::automaton && at.b == 1);
+                     });
+}
+
+// ---- Masks -----------------------------------------------------------------------------------------------
+
+void GrammarMatcher::walk(uint32_t begin, uint32_t end, size_t depth, Span from, bool roots_only,
+                          std::span<uint64_t> bits) {
+  const auto nodes = program_->trie().nodes();
+  levels_.clear();
+  levels_.push_back({from, frames_.size()});
+  for (uint32_t i = begin; i < end;) {
+    const TokenTrie::Node& node = nodes[i];
+    if (!roots_only && steps_ > kMaxSteps) break;
+    levels_.resize(node.depth - depth);
+    const Level above = levels_.back();
+    threads_.resize(std::max(above.threads.end, from.end));
+    frames_.resize(above.frames);
+    const Span next = step(above.threads, node.byte);
+    if (next.begin == next.end) {
+      i = node.end;
+      continue;
+    }
+    program_->trie().set_tokens(node, bits);
+    if (roots_only) {
+      i = node.end;
+      continue;
+    }
+    levels_.push_back({next, frames_.size()});
+    ++i;
+  }
+  threads_.resize(from.end);
+  frames_.resize(levels_.front().frames);
+}
+
+bool GrammarMatcher::is_wide(const Thread& t) const {
+  const Instruction& at = program_->code(t.place);
+  return at.op == Op::characters || (at.op == Op::automaton && program_->automaton(at.a).wide());
+}
+
+// Tokens that go on behind the regular part that `t` is in, which has ended at each of `exits`.
+void GrammarMatcher::beyond(const Thread& t, std::span<const uint32_t> exits, std::span<uint64_t> bits) {
+  if (exits.empty()) return;
+  const auto nodes = program_->trie().nodes();
+  const size_t threads = threads_.size(), frames = frames_.size();
+  frames_since_ = frames;
+  enter(t.place + 1, t.reg, t.frame, threads);
+  const Span after{threads, threads_.size()};
+  for (const uint32_t exit : exits) walk(exit + 1, nodes[exit].end, nodes[exit].depth, after, false, bits);
+  threads_.resize(threads);
+  frames_.resize(frames);
+}
+
+void GrammarMatcher::wide_automaton(const Thread& t, std::span<uint64_t> bits) {
+  const std::shared_ptr<const Reach> reach = program_->reach(program_->code(t.place).a, t.state);
+  const size_t words = std::min(bits.size(), reach->bits.size());
+  for (size_t i = 0; i < words; ++i) bits[i] |= reach->bits[i];
+  for (const int32_t id : reach->ids) bits[static_cast<size_t>(id) / 64] |= uint64_t{1} << (id % 64);
+  beyond(t, reach->exits, bits);
+}
+
+void GrammarMatcher::wide_characters(const Thread& t, std::span<uint64_t> bits) {
+  const GrammarProgram::Bounds& bounds = program_->bounds(program_->code(t.place).a);
+  const TokenTrie& trie = program_->trie();
+  const TokenTrie::InString& in = trie.in_string(t.state);
+  // The character that has begun counts already.
+  const int64_t have = int64_t{t.reg} + (t.state == 0 ? 0 : 1);
+  const int64_t room = bounds.most < 0 ? INT64_MAX : bounds.most - have;
+  if (room > 0 && !in.up_to.empty()) {
+    const auto& dense =
+        in.up_to[static_cast<size_t>(std::min<int64_t>(room, static_cast<int64_t>(in.up_to.size()))) - 1];
+    for (size_t i = 0; i < std::min(bits.size(), dense.size()); ++i) bits[i] |= dense[i];
+  }
+  for (const auto& token : in.tokens) {
+    if (int64_t{token.begun} > room) break;
+    bits[static_cast<size_t>(token.id) / 64] |= uint64_t{1} << (token.id % 64);
+  }
+  std::vector<uint32_t> exits;
+  for (const auto& closing : in.closings) {
+    if (int64_t{closing.begun} > room || have + closing.begun < bounds.least) continue;
+    const TokenTrie::Node& node = trie.nodes()[closing.node];
+    trie.set_tokens(node, bits);
+    if (node.end > closing.node + 1) exits.push_back(closing.node);
+  }
+  Thread outside = t;
+  outside.reg = 0;
+  beyond(outside, exits, bits);
+}
+
+void GrammarMatcher::allowed(std::span<uint64_t> bits) {
+  steps_ = 0;
+  const Span now{marks_.back().threads, threads_.size()};
+  const size_t frames = frames_.size();
+  size_t wide = 0;
+  for (size_t i = now.begin; i < now.end; ++i) wide += is_wide(threads_[i]) ? 1 : 0;
+  const bool apart = wide <= kMaxWide;
+  for (size_t i = now.begin; i < now.end; ++i)
+    if (!apart || !is_wide(threads_[i])) threads_.push_back(Thread(threads_[i]));
+  const Span rest{now.end, threads_.size()};
+  const auto nodes = static_cast<uint32_t>(program_->trie().nodes().size());
+  if (rest.begin < rest.end) {
+    walk(0, nodes, 0, rest, false, bits);
+    if (steps_ > kMaxSteps) walk(0, nodes, 0, rest, true, bits);
+  }
+  if (apart && wide > 0) {
+    const int64_t spent = steps_;
+    for (size_t i = now.begin; i < now.end; ++i) {
+      const Thread t = threads_[i];
+      if (!is_wide(t)) continue;
+      steps_ = 0;  // each has its own allowance: few of them there are
+      if (program_->code(t.place).op == Op::characters)
+        wide_characters(t, bits);
+      else
+        wide_automaton(t, bits);
+    }
+    steps_ += spent;
+  }
+  threads_.resize(now.end);
+  frames_.resize(frames);
+}
+
+}  // namespace braid::server

@@ -1,0 +1,178 @@
+// grammar_program.cpp -- see grammar_program.h.
+#include "server/grammar/grammar_program.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace braid::server {
+
+// ---- Words -----------------------------------------------------------------------------------------------
+
+WordSet::WordSet(const std::vector<std::string>& words, bool ordered, const std::vector<int32_t>& required,
+                 GrammarBudget& budget)
+    : size_(static_cast<int32_t>(words.size())), ordered_(ordered) {
+  if (ordered) {
+    next_required_.assign(words.size() + 1, size_);
+    for (size_t i = words.size(), r = required.size(); i-- > 0;) {
+      next_required_[i] =
+          r > 0 && required[r - 1] == static_cast<int32_t>(i) ? required[--r] : next_required_[i + 1];
+    }
+  }
+  std::vector<int32_t> order(words.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+    return words[static_cast<size_t>(a)] < words[static_cast<size_t>(b)];
+  });
+  // Level by level, so that the edges of a node stand side by side: a node is a span of the sorted words.
+  struct Span {
+    size_t begin, end, depth;
+  };
+  std::vector<Span> spans{{0, words.size(), 0}};
+  nodes_.emplace_back();
+  for (size_t n = 0; n < spans.size(); ++n) {
+    auto [begin, end, depth] = spans[n];
+    const auto word = [&](size_t i) -> const std::string& { return words[static_cast<size_t>(order[i])]; };
+    if (begin < end && word(begin).size() == depth) nodes_[n].word = order[begin++];
+    nodes_[n].edge = static_cast<uint32_t>(edge_bytes_.size());
+    if (ordered) {
+      nodes_[n].below = static_cast<uint32_t>(below_.size());
+      nodes_[n].belows = static_cast<uint32_t>(end - begin);
+      below_.insert(below_.end(), order.begin() + static_cast<ptrdiff_t>(begin),
+                    order.begin() + static_cast<ptrdiff_t>(end));
+      std::sort(below_.begin() + nodes_[n].below, below_.end());
+    }
+    const auto kept = static_cast<int64_t>(sizeof(Node) + 5 + (ordered ? 4 * (end - begin) : 0));
+    if (!budget.spend(1 + static_cast<int64_t>(end - begin), kept)) return;
+    while (begin < end) {
+      const char byte = word(begin)[depth];
+      size_t stop = begin + 1;
+      while (stop < end && word(stop)[depth] == byte) ++stop;
+      edge_bytes_.push_back(static_cast<uint8_t>(byte));
+      edge_nodes_.push_back(static_cast<int32_t>(nodes_.size()));
+      nodes_.emplace_back();
+      spans.push_back({begin, stop, depth + 1});
+      begin = stop;
+    }
+    nodes_[n].edges = static_cast<uint32_t>(edge_bytes_.size()) - nodes_[n].edge;
+  }
+}
+
+int32_t WordSet::child(int32_t node, uint8_t byte) const {
+  const Node& at = nodes_[static_cast<size_t>(node)];
+  const auto begin = edge_bytes_.begin() + at.edge, end = begin + at.edges;
+  const auto found = std::lower_bound(begin, end, byte);
+  return found == end || *found != byte ? kNone
+                                        : edge_nodes_[static_cast<size_t>(found - edge_bytes_.begin())];
+}
+
+bool WordSet::goes_on(int32_t node, int32_t from) const {
+  const Node& at = nodes_[static_cast<size_t>(node)];
+  if (!ordered_) return at.edges > 0;
+  const auto begin = below_.begin() + at.below, end = begin + at.belows;
+  const auto found = std::lower_bound(begin, end, from);
+  return found != end && *found <= next_required_[static_cast<size_t>(from)];
+}
+
+// ---- Tokens ----------------------------------------------------------------------------------------------
+
+namespace {
+
+Reach find_reach(const Automaton& automaton, int32_t state, const TokenTrie& trie, int64_t& walked) {
+  Reach out;
+  const auto nodes = trie.nodes();
+  std::vector<uint64_t> bits(trie.words());
+  std::vector<int32_t> path{state};
+  size_t tokens = 0;
+  for (uint32_t i = 0; i < nodes.size();) {
+    const TokenTrie::Node& node = nodes[i];
+    ++walked;
+    path.resize(node.depth);
+    const int32_t to = automaton.next(path.back(), node.byte);
+    if (to == Automaton::kDead) {
+      i = node.end;
+      continue;
+    }
+    trie.set_tokens(node, bits);
+    tokens += node.count;
+    if (automaton.accepts(to) && node.end > i + 1) out.exits.push_back(i);
+    path.push_back(to);
+    ++i;
+  }
+  if (tokens * 4 >= bits.size() * 8) {
+    out.bits = std::move(bits);
+    return out;
+  }
+  for (size_t w = 0; w < bits.size(); ++w) {
+    for (uint64_t left = bits[w]; left != 0; left &= left - 1)
+      out.ids.push_back(static_cast<int32_t>(w * 64) + __builtin_ctzll(left));
+  }
+  return out;
+}
+
+}  // namespace
+
+std::shared_ptr<const Reach> ReachStore::of(const Automaton& automaton, int32_t state,
+                                            const TokenTrie& trie) {
+  const std::lock_guard lock(mutex_);
+  auto& known = known_[{&automaton, state}];
+  if (known != nullptr) return known;
+  int64_t walked = 0;
+  auto made = std::make_shared<const Reach>(find_reach(automaton, state, trie, walked));
+  if (bytes_ + made->bytes() > kMaxBytes) {
+    known_.clear();
+    bytes_ = 0;
+  }
+  bytes_ += made->bytes();
+  known_[{&automaton, state}] = made;
+  return made;
+}
+
+void ReachStore::prepare(const Automaton& automaton, const TokenTrie& trie, int64_t nodes) {
+  int64_t walked = 0;
+  const std::lock_guard lock(mutex_);
+  for (int32_t state = 0; state < automaton.states() && walked < nodes; ++state) {
+    if (known_.contains({&automaton, state})) continue;
+    auto made = std::make_shared<const Reach>(find_reach(automaton, state, trie, walked));
+    if (bytes_ + made->bytes() > kMaxBytes) return;
+    bytes_ += made->bytes();
+    known_[{&automaton, state}] = std::move(made);
+  }
+}
+
+// ---- Programs --------------------------------------------------------------------------------------------
+
+void GrammarProgram::literal(std::string_view text) {
+  if (text.empty()) return;
+  const auto [found, added] = literals_.emplace(text, static_cast<uint32_t>(text_.size()));
+  if (added) text_ += text;
+  add(Op::literal, static_cast<int32_t>(found->second), static_cast<int32_t>(text.size()));
+}
+
+void GrammarProgram::fork(const std::vector<int32_t>& places) {
+  add(Op::fork, static_cast<int32_t>(forks_.size()), static_cast<int32_t>(places.size()));
+  forks_.insert(forks_.end(), places.begin(), places.end());
+}
+
+int32_t GrammarProgram::add_words(WordSet set, std::vector<int32_t> targets) {
+  word_sets_.push_back(std::move(set));
+  word_targets_.push_back(std::move(targets));
+  return static_cast<int32_t>(word_sets_.size() - 1);
+}
+
+int32_t GrammarProgram::add_automaton(Automaton automaton) {
+  automata_.push_back({std::make_shared<const Automaton>(std::move(automaton)), reach_.get()});
+  return static_cast<int32_t>(automata_.size() - 1);
+}
+
+void GrammarProgram::prepare() {
+  constexpr int64_t kNodes = 3'000'000;
+  int64_t left = kNodes;
+  for (const Part& part : automata_) {
+    if (part.reach != reach_.get() || !part.automaton->wide() || left <= 0) continue;
+    const int64_t share = std::min<int64_t>(left, kNodes / 4);
+    part.reach->prepare(*part.automaton, *trie_, share);
+    left -= share;
+  }
+}
+
+}  // namespace braid::server

@@ -1,0 +1,220 @@
+// grammar_program.h -- a form as a program over bytes: what a schema or a list of tools is compiled to.
+//
+// The regular parts (words, numbers, patterns, blanks) are automata and dictionaries; what nests is a call;
+// bounds are counted. A GrammarMatcher runs the program over an answer's tokens. Every place of a program can
+// be completed: what has no finite sentence was left out when it was compiled.
+//
+// Immutable after finish(), but for what is remembered of tokens (ReachStore, which guards itself); any
+// thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "server/automata/byte_automaton.h"
+#include "server/grammar/token_trie.h"
+
+namespace braid::server {
+
+// Words of which one comes next, as a tree. If `ordered`, only words behind the one that came last may come,
+// and none behind a required one that has not come yet.
+class WordSet {
+ public:
+  static constexpr int32_t kNone = -1;
+
+  // Without duplicates. `required`: indices, ascending; only if ordered.
+  WordSet(const std::vector<std::string>& words, bool ordered, const std::vector<int32_t>& required,
+          GrammarBudget& budget);
+
+  int32_t size() const { return size_; }
+  bool ordered() const { return ordered_; }
+  int32_t root() const { return 0; }
+  // The node behind `byte`, or kNone.
+  int32_t child(int32_t node, uint8_t byte) const;
+  // The word that ends at a node, or kNone.
+  int32_t word(int32_t node) const { return nodes_[static_cast<size_t>(node)].word; }
+  // Some word goes on from here. `from`: first index that may come (ordered).
+  bool goes_on(int32_t node, int32_t from) const;
+  bool may_come(int32_t word, int32_t from) const {
+    return !ordered_ || (word >= from && word <= next_required_[static_cast<size_t>(from)]);
+  }
+  // No required word is left.
+  bool finished(int32_t from) const { return next_required_[static_cast<size_t>(from)] >= size_; }
+
+ private:
+  struct Node {
+    uint32_t edge = 0, edges = 0;
+    uint32_t below = 0, belows = 0;  // of ordered sets: words that go on from here, ascending
+    int32_t word = kNone;
+  };
+  int32_t size_ = 0;
+  bool ordered_;
+  std::vector<Node> nodes_;
+  std::vector<uint8_t> edge_bytes_;
+  std::vector<int32_t> edge_nodes_, below_, next_required_;
+};
+
+struct Instruction {
+  enum class Op : uint8_t {
+    // Places that wait for bytes:
+    literal,     // a: first byte in text, b: bytes
+    words,       // a: word set; goes on at target[word] (an ordered set's register becomes word + 1)
+    automaton,   // a: automaton; b: 1 if the whole answer may end inside it
+    characters,  // of a JSON string and the quote behind them; a: bounds; counted in the register
+    end,         // the whole sentence is there
+    // Steps without bytes:
+    fork,      // a: first of b places in forks
+    jump,      // a: place
+    call,      // a: place; the register is kept and 0 inside
+    back,      // from a call
+    count,     // the register, up to a
+    set,       // the register to a
+    at_least,  // goes on if the register is at least a
+    below,     // ... below a
+    finished,  // ... if no required word of set a is left
+    left,      // ... if some word of set a may still come
+  };
+  Op op;
+  int32_t a = 0, b = 0;
+};
+
+// What one token can do from a state of an automaton.
+struct Reach {
+  std::vector<uint64_t> bits;  // tokens that it takes whole; or, if they are few:
+  std::vector<int32_t> ids;
+  std::vector<uint32_t> exits;  // nodes behind which it has accepted and tokens go on
+
+  int64_t bytes() const {
+    return static_cast<int64_t>(bits.size() * 8 + ids.size() * 4 + exits.size() * 4 + 128);
+  }
+};
+
+// Remembers them; bounded. Thread-safe.
+class ReachStore {
+ public:
+  static constexpr int64_t kMaxBytes = int64_t{4} << 20;
+  std::shared_ptr<const Reach> of(const Automaton& automaton, int32_t state, const TokenTrie& trie);
+  // Those of the first states, up to `nodes` nodes of the tree walked.
+  void prepare(const Automaton& automaton, const TokenTrie& trie, int64_t nodes);
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<const Automaton*, int32_t>, std::shared_ptr<const Reach>> known_;
+  int64_t bytes_ = 0;
+};
+
+// Automata that all forms of one vocabulary share, with what is remembered of them. Thread-safe.
+class SharedAutomata {
+ public:
+  struct Entry {
+    Automaton automaton;
+    ReachStore reach;
+  };
+  // Makes it if `name` is new; `make` must give the same every time.
+  template <typename Make>
+  std::shared_ptr<Entry> find(const std::string& name, const TokenTrie& trie, const Make& make) {
+    const std::lock_guard lock(mutex_);
+    auto& entry = known_[name];
+    if (entry == nullptr) {
+      entry = std::make_shared<Entry>();
+      entry->automaton = make();
+      entry->reach.prepare(entry->automaton, trie, INT64_MAX);
+    }
+    return entry;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<Entry>> known_;  // a handful
+};
+
+class GrammarProgram {
+ public:
+  using Op = Instruction::Op;
+  struct Bounds {
+    int64_t least, most;  // most < 0: none
+  };
+
+  // What it was compiled for.
+  GrammarProgram(std::shared_ptr<const TokenTrie> trie, std::shared_ptr<SharedAutomata> shared)
+      : trie_(std::move(trie)), shared_(std::move(shared)) {}
+
+  // ---- Making one ----
+  int32_t here() const { return static_cast<int32_t>(code_.size()); }
+  int32_t add(Op op, int32_t a = 0, int32_t b = 0) {
+    code_.push_back({op, a, b});
+    return here() - 1;
+  }
+  Instruction& at(int32_t place) { return code_[static_cast<size_t>(place)]; }
+  void literal(std::string_view text);
+  void fork(const std::vector<int32_t>& places);
+  int32_t add_bounds(Bounds bounds) {
+    return bounds_.push_back(bounds), static_cast<int32_t>(bounds_.size() - 1);
+  }
+  int32_t add_words(WordSet set, std::vector<int32_t> targets);
+  void set_target(int32_t words, int32_t word, int32_t place) {
+    word_targets_[static_cast<size_t>(words)][static_cast<size_t>(word)] = place;
+  }
+  int32_t add_automaton(Automaton automaton);
+  template <typename Make>
+  int32_t add_shared(const std::string& name, const Make& make) {
+    const auto [found, added] = shared_index_.emplace(name, static_cast<int32_t>(automata_.size()));
+    if (added) {
+      auto entry = shared_->find(name, *trie_, make);
+      automata_.push_back({std::shared_ptr<const Automaton>(entry, &entry->automaton), &entry->reach});
+    }
+    return found->second;
+  }
+  void set_start(int32_t place) { start_ = place; }
+  // Looks at what tokens can do where automata begin, so that the first answer need not. Charged to nobody.
+  void prepare();
+
+  // ---- Running it ----
+  int32_t start() const { return start_; }
+  const Instruction& code(int32_t place) const { return code_[static_cast<size_t>(place)]; }
+  std::string_view text() const { return text_; }
+  std::span<const int32_t> forks() const { return forks_; }
+  const WordSet& words(int32_t set) const { return word_sets_[static_cast<size_t>(set)]; }
+  int32_t word_target(int32_t set, int32_t word) const {
+    return word_targets_[static_cast<size_t>(set)][static_cast<size_t>(word)];
+  }
+  const Automaton& automaton(int32_t index) const { return *automata_[static_cast<size_t>(index)].automaton; }
+  std::shared_ptr<const Reach> reach(int32_t automaton, int32_t state) const {
+    const Part& part = automata_[static_cast<size_t>(automaton)];
+    return part.reach->of(*part.automaton, state, *trie_);
+  }
+  const Bounds& bounds(int32_t index) const { return bounds_[static_cast<size_t>(index)]; }
+  const TokenTrie& trie() const { return *trie_; }
+  // Of memory that it keeps, without what is remembered of tokens.
+  int64_t bytes() const { return bytes_; }
+  void set_bytes(int64_t bytes) { bytes_ = bytes; }
+
+ private:
+  struct Part {
+    std::shared_ptr<const Automaton> automaton;
+    ReachStore* reach;  // lives as long as the automaton does
+  };
+  std::shared_ptr<const TokenTrie> trie_;
+  std::shared_ptr<SharedAutomata> shared_;
+  std::vector<Instruction> code_;
+  std::string text_;
+  std::vector<int32_t> forks_;
+  std::vector<Bounds> bounds_;
+  std::vector<WordSet> word_sets_;
+  std::vector<std::vector<int32_t>> word_targets_;
+  std::vector<Part> automata_;
+  std::map<std::string, int32_t> shared_index_;
+  std::unordered_map<std::string, uint32_t> literals_;
+  std::unique_ptr<ReachStore> reach_ = std::make_unique<ReachStore>();
+  int32_t start_ = 0;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace braid::server

@@ -1,0 +1,395 @@
+// grammar_test.cpp -- what hostile schemas cost, that bounds are counted, what patterns mean, and what is
+// kept.
+#include <gtest/gtest.h>
+
+#include <random>
+#include <regex>
+
+#include "server/automata/grammar_parts.h"
+#include "server/grammar/grammar_matcher.h"
+#include "server/requests/read_request.h"
+#include "server/schema/schema_grammar.h"
+#include "server/test_server_test.h"
+
+namespace braid::server {
+namespace {
+
+using Program = std::shared_ptr<const GrammarProgram>;
+
+struct Compiled {
+  explicit Compiled(const Json& schema, bool strict = false) {
+    auto made = schema_to_grammar(schema, strict, *demo_served_model(nullptr)->grammars);
+    if (made.ok())
+      program = *made;
+    else
+      error = made.error().message;
+  }
+  bool takes(const std::string& text) const {
+    if (program == nullptr) return false;
+    GrammarMatcher matcher(program);
+    return matcher.advance(text) && matcher.accepts();
+  }
+  Program program;
+  std::string error;
+};
+
+Json text_schema(const std::string& pattern) { return {{"type", "string"}, {"pattern", pattern}}; }
+
+std::vector<int32_t> allowed_by(GrammarMatcher& matcher) {
+  const Tokenizer& tokenizer = *demo_served_model(nullptr)->tokenizer;
+  std::vector<uint64_t> bits((static_cast<size_t>(tokenizer.size()) + 63) / 64);
+  matcher.allowed(bits);
+  std::vector<int32_t> ids;
+  for (int32_t id = 0; id < tokenizer.size(); ++id)
+    if ((bits[static_cast<size_t>(id) / 64] >> (id % 64) & 1) != 0) ids.push_back(id);
+  return ids;
+}
+
+std::string repeated(const std::string& what, int times) {
+  std::string out;
+  for (int i = 0; i < times; ++i) out += what;
+  return out;
+}
+
+Json wide_object(int properties) {
+  Json out{{"type", "object"}, {"properties", Json::object()}};
+  for (int i = 0; i < properties; ++i)
+    out["properties"]["property" + std::to_string(i)] = Json{{"type", "null"}};
+  return out;
+}
+
+// ---- What a stranger would try ---------------------------------------------------------------------------
+
+struct Hostile {
+  std::string name;
+  Json schema;
+  bool compiles;
+};
+
+std::vector<Hostile> hostile_schemas() {
+  std::string alternatives = "a";
+  for (int i = 0; i < 8000; ++i) alternatives += "|word" + std::to_string(i * 7919);
+  Json words = Json::array(), objects = Json::array(), exponential{{"$ref", "#/$defs/x0"}};
+  for (int i = 0; i < 30'000; ++i) words.push_back("word" + std::to_string(i * 7919));
+  for (int i = 0; i < 600; ++i)
+    objects.push_back(
+        {{"type", "object"}, {"properties", {{"p", {{"const", i}}}, {"q", {{"type", "string"}}}}}});
+  for (int i = 0; i < 40; ++i) {
+    const Json next{{"$ref", "#/$defs/x" + std::to_string(i + 1)}};
+    exponential["$defs"]["x" + std::to_string(i)] = {{"allOf", Json::array({next, next})}};
+  }
+  exponential["$defs"]["x40"] = {{"type", "object"}};
+  Json deep{{"type", "null"}};
+  for (int i = 0; i < 60; ++i) deep = {{"anyOf", Json::array({deep, {{"type", "null"}}})}};
+  return {
+      {"optional characters", text_schema("^(.?){1000}$"), true},
+      {"thousands of alternatives", text_schema("^(" + alternatives + ")$"), true},
+      {"thousands of brackets", text_schema("^" + std::string(4000, '(') + std::string(4000, ')') + "$"),
+       true},
+      {"repeats of repeats", text_schema("^((a{0,200}b?){0,200}c?){0,200}$"), false},
+      {"stars in stars", text_schema("^(((a*)*)*b*)*$"), true},
+      {"exponential", text_schema("(a|b)*a(a|b){40}"), false},
+      {"a long repeat", text_schema("^(ab|cd){1000000}$"), false},
+      {"2,000 optional properties", wide_object(2000), true},
+      {"2,000 optional strings",
+       [] {
+         Json out = wide_object(2000);
+         for (auto& [name, property] : out["properties"].items())
+           property = Json{{"type", "string"}, {"maxLength", 9}};
+         return out;
+       }(),
+       true},
+      {"30,000 words", {{"enum", words}}, true},
+      {"a long word", {{"const", std::string(200'000, 'x')}}, true},
+      {"600 objects", {{"anyOf", objects}}, false},
+      {"allOf that doubles", exponential, false},
+      {"anyOf in anyOf", deep, true},
+      {"long strings", {{"type", "string"}, {"minLength", 9000}, {"maxLength", 9400}}, true},
+      {"endless bounds", {{"type", "string"}, {"maxLength", 1e18}}, true},
+      {"endless lists",
+       {{"type", "array"}, {"maxItems", 1'000'000'000}, {"items", {{"type", "integer"}}}},
+       true},
+      {"huge integers", {{"type", "integer"}, {"minimum", -1e300}, {"maximum", 1e299}}, true},
+      {"huge integers only", {{"type", "integer"}, {"minimum", 1e298}, {"maximum", 1e299}}, true},
+      {"a recursion",
+       {{"type", "array"}, {"items", {{"anyOf", Json::array({{{"$ref", "#"}}, {{"type", "null"}}})}}}},
+       true},
+      {"a bound and a pattern", {{"type", "string"}, {"pattern", "^\\S+$"}, {"maxLength", 1'000'000}}, false},
+  };
+}
+
+TEST(HostileSchemas, CompileWithinTheBudgetOrSayWhatIsTooLarge) {
+  for (const Hostile& hostile : hostile_schemas()) {
+    const Compiled form(hostile.schema);
+    EXPECT_EQ(form.error.empty(), hostile.compiles) << hostile.name << ": " << form.error;
+    if (!hostile.compiles) {
+      const bool says = form.error.find("too large") != std::string::npos ||
+                        form.error.find("alternatives") != std::string::npos;
+      EXPECT_TRUE(says) << hostile.name << ": " << form.error;
+    }
+    if (form.program == nullptr) continue;
+    EXPECT_LE(form.program->bytes(), GrammarBudget::kBytes + ReachStore::kMaxBytes);
+    // Each call costs a bounded number of steps, and there is always a way on.
+    GrammarMatcher matcher(form.program);
+    std::mt19937 random(5);
+    for (int step = 0; step < 30; ++step) {
+      const auto ids = allowed_by(matcher);
+      EXPECT_LE(matcher.steps(), 2 * GrammarMatcher::kMaxSteps) << hostile.name;
+      ASSERT_TRUE(!ids.empty() || matcher.accepts()) << hostile.name;
+      if (ids.empty()) break;
+      ASSERT_TRUE(matcher.advance(demo_served_model(nullptr)->tokenizer->piece(ids[random() % ids.size()])));
+      EXPECT_LE(matcher.steps(), 1'000'000) << hostile.name;
+    }
+  }
+}
+
+TEST(HostileSchemas, OptionalPropertiesCostWhatTheyAre) {
+  GrammarBudget budget;
+  const auto bytes = [](int properties) {
+    return Compiled(wide_object(properties)).program->bytes() - ReachStore::kMaxBytes;
+  };
+  const int64_t one = bytes(1000), two = bytes(2000);
+  EXPECT_LT(two, one * 3);
+  const Compiled form(wide_object(2000));
+  EXPECT_TRUE(form.takes(R"({"property0":null,"property7":null,"property1999":null})"));
+  EXPECT_FALSE(form.takes(R"({"property7":null,"property0":null})"));
+  EXPECT_TRUE(form.takes("{}"));
+}
+
+TEST(Bounds, AreCountedExactly) {
+  const Compiled form({{"type", "string"}, {"minLength", 9000}, {"maxLength", 9400}});
+  ASSERT_EQ(form.error, "");
+  for (const int length : {8999, 9000, 9400, 9401}) {
+    const bool fits = length >= 9000 && length <= 9400;
+    EXPECT_EQ(form.takes('"' + repeated("é", length) + '"'), fits) << length;
+  }
+  GrammarMatcher matcher(form.program);
+  ASSERT_TRUE(matcher.advance('"' + repeated("x", 9399)));
+  EXPECT_EQ(matcher.threads(), 1u);
+  for (const int32_t id : allowed_by(matcher)) {  // one character, and then the end
+    const size_t depth = matcher.depth();
+    ASSERT_TRUE(matcher.advance(demo_served_model(nullptr)->tokenizer->piece(id)));
+    matcher.rewind_to(depth);
+  }
+  const Compiled list({{"type", "array"}, {"items", {{"const", 1}}}, {"minItems", 3000}, {"maxItems", 4000}});
+  ASSERT_EQ(list.error, "");
+  for (const int count : {2999, 3000, 4000, 4001})
+    EXPECT_EQ(list.takes("[1" + repeated(",1", count - 1) + "]"), count >= 3000 && count <= 4000) << count;
+  const Compiled both({{"type", "string"}, {"pattern", "^(ab)*$"}, {"minLength", 3}, {"maxLength", 6}});
+  EXPECT_TRUE(both.takes("\"abab\"") && both.takes("\"ababab\""));
+  EXPECT_FALSE(both.takes("\"ab\"") || both.takes("\"abababab\""));
+}
+
+TEST(Bounds, OfIntegersMayBeOfAnySize) {
+  const Compiled form(Json::parse(
+      R"({"type":"integer","minimum":9223372036854775808,"exclusiveMaximum":9223372036854775818})"));
+  EXPECT_TRUE(form.takes("9223372036854775808") && form.takes("9223372036854775817"));
+  EXPECT_FALSE(form.takes("9223372036854775807") || form.takes("9223372036854775818"));
+  EXPECT_TRUE(Compiled(Json::parse(R"({"type":"integer","minimum":1e20})")).takes("100000000000000000000"));
+  EXPECT_TRUE(Compiled(Json::parse(R"({"type":"integer","exclusiveMaximum":-9})")).takes("-10"));
+  EXPECT_FALSE(Compiled(Json::parse(R"({"type":"integer","exclusiveMaximum":-9})")).takes("-9"));
+  EXPECT_TRUE(Compiled(Json::parse(R"({"type":"integer","exclusiveMinimum":-10,"maximum":0})")).takes("-9"));
+  EXPECT_FALSE(
+      Compiled(Json::parse(R"({"type":"integer","exclusiveMinimum":-10,"maximum":0})")).takes("-10"));
+}
+
+// A number that no double holds is JSON to a grammar and an error to who reads it.
+TEST(Bounds, OfNumbersAreThoseOfADouble) {
+  const Compiled number(Json{{"type", "number"}});
+  EXPECT_TRUE(number.takes("-123456789012345678.5E+99"));
+  EXPECT_FALSE(number.takes("1e999"));
+}
+
+TEST(Forms, ThatNothingFitsAreRefused) {
+  for (const char* schema :
+       {R"({"type":"string","minLength":5,"maxLength":3})", R"({"enum":[]})",
+        R"({"type":"string","pattern":"^a$","minLength":2})", R"({"type":"array","minItems":2,"maxItems":1})",
+        R"({"type":"string","pattern":"[]"})", R"({"$ref":"#"})", R"({"type":"array","minItems":1000000000})",
+        R"({"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"]})"})
+    EXPECT_NE(Compiled(Json::parse(schema)).error, "") << schema;
+  // What nothing fits is left out where something else does.
+  const Compiled form(
+      Json::parse(R"({"type":"object","properties":{"a":{"$ref":"#/$defs/x"},"b":{"type":"null"}},
+      "$defs":{"x":{"type":"array","minItems":1,"items":{"$ref":"#/$defs/x"}}}})"));
+  EXPECT_TRUE(form.takes(R"({"b":null})"));
+  GrammarMatcher matcher(form.program);
+  EXPECT_FALSE(matcher.advance(R"({"a)"));
+}
+
+// ---- Patterns --------------------------------------------------------------------------------------------
+
+// Against the regular expressions of the standard library, on random short texts.
+TEST(Patterns, MeanWhatEcmaSays) {
+  const std::vector<std::string> patterns = {"^a*b$",
+                                             "a|b|cc",
+                                             "^(a|bc)+$",
+                                             "^a{2,3}b?$",
+                                             "^[a-c]{2}$",
+                                             "^[^a]+$",
+                                             "b+",
+                                             "^(ab?){2,4}$",
+                                             "^(a?){5}$",
+                                             "^((a*)*)*$",
+                                             "^a.c$",
+                                             "^\\w\\d?$",
+                                             "^(a{0,2}b){1,2}$",
+                                             "^[\\w-]*$",
+                                             "^a$|^bb",
+                                             "c$",
+                                             "^((a|b){2}){2}$",
+                                             "^(a{2,3}){2}$",
+                                             "^(a+){2,3}b*?$",
+                                             "^[\\]a]+$",
+                                             "^(?:ab|a)(bc|c)$",
+                                             "^\\.\\*$",
+                                             "^a\\|b$",
+                                             "^$",
+                                             "^\"\\\\$",
+                                             "^(a{2}){0,3}$",
+                                             "^(?<n>a)b{0}$",
+                                             "^[a\\-c]+$"};
+  std::mt19937 random(11);
+  const std::string letters = "aabbc1-.]*|\"\\";
+  for (const std::string& pattern : patterns) {
+    std::string plain = pattern;
+    if (const size_t at = plain.find("?<n>"); at != std::string::npos) plain.replace(at, 4, "?:");
+    const std::regex expected(plain);
+    const Compiled form(text_schema(pattern), true);
+    ASSERT_EQ(form.error, "") << pattern;
+    for (int round = 0; round < 400; ++round) {
+      std::string text;
+      for (size_t n = random() % 8; n > 0; --n)
+        text += letters[random() % (round % 2 == 0 ? 5 : letters.size())];
+      EXPECT_EQ(form.takes(json_literal(Json(text))), std::regex_search(text, expected))
+          << pattern << " on " << text;
+    }
+  }
+}
+
+TEST(Patterns, KnowCharactersBeyondAscii) {
+  EXPECT_TRUE(Compiled(text_schema("^[а-я]{3}$")).takes("\"мир\""));
+  EXPECT_FALSE(Compiled(text_schema("^[а-я]{3}$")).takes("\"мiр\""));
+  EXPECT_TRUE(Compiled(text_schema("^\\u00e9\\x41\\u{1F600}$")).takes("\"éA😀\""));
+  EXPECT_TRUE(Compiled(text_schema("^[^x]$")).takes("\"😀\""));
+  EXPECT_TRUE(Compiled(text_schema("^.{2}$")).takes("\"é😀\""));
+  EXPECT_FALSE(Compiled(text_schema("^.$")).takes(R"("\n")"));
+  EXPECT_TRUE(Compiled(text_schema("^\\n\\t$")).takes(R"("\n\t")"));
+  for (const char* pattern :
+       {"(?=x)y", "(a)\\1", "\\bx", "\\p{L}", "a**", "(", "[a", "a{2,1}", "(?<!a)b", "a^b"}) {
+    EXPECT_NE(Compiled(text_schema(pattern), true).error, "") << pattern;
+    EXPECT_EQ(Compiled(text_schema(pattern)).error, "") << pattern;
+  }
+}
+
+// ---- Tools and the cache ---------------------------------------------------------------------------------
+
+ApiResult<Program> calls_of(const std::string& parameters, bool strict, const std::string& dialect = "qwen") {
+  auto read =
+      read_chat(Json::parse(R"({"messages":[{"role":"user","content":"q"}],"tools":[{"type":"function",
+      "function":{"name":"big","strict":)" +
+                            std::string(strict ? "true" : "false") + R"(,"parameters":)" + parameters +
+                            R"(}},{"type":"function","function":{"name":"small","parameters":{"type":"object",
+      "properties":{"n":{"type":"integer"}},"required":["n"]}}}]})"),
+                {});
+  EXPECT_TRUE(read.ok());
+  auto model = demo_served_model(nullptr);
+  model->abilities.dialect = dialect;
+  AnswerPolicy policy;
+  policy.tool_form = AnswerPolicy::ToolForm::full;
+  return answer_grammar(*read, *model, policy);
+}
+
+bool takes(const ApiResult<Program>& made, const std::string& text) {
+  if (!made.ok() || *made == nullptr) return false;
+  GrammarMatcher matcher(*made);
+  return matcher.advance(text) && matcher.accepts();
+}
+
+TEST(ToolForms, ASchemaBeyondTheBudgetFreesItsToolsArgumentsOnly) {
+  const std::string large =
+      R"({"type":"object","properties":{"a":{"type":"array","items":{"type":"string","pattern":"(a|b)*a(a|b){40}"}}}})";
+  const auto xml = calls_of(large, false);
+  ASSERT_TRUE(xml.ok()) << xml.error().message;
+  const auto call = [](const std::string& name, const std::string& key, const std::string& value) {
+    return "<tool_call>\n<function=" + name + ">\n<parameter=" + key + ">\n" + value +
+           "\n</parameter>\n</function>\n</tool_call>";
+  };
+  EXPECT_TRUE(takes(xml, call("big", "a", "anything")));
+  EXPECT_FALSE(takes(xml, call("other", "a", "anything")));
+  EXPECT_TRUE(takes(xml, call("small", "n", "7")));
+  EXPECT_FALSE(takes(xml, call("small", "n", "seven")));
+  const auto strict = calls_of(large, true);
+  ASSERT_FALSE(strict.ok());
+  EXPECT_EQ(strict.error().status, 400);
+  EXPECT_NE(strict.error().message.find("too large"), std::string::npos) << strict.error().message;
+
+  const auto json = calls_of(large, false, "hermes");
+  ASSERT_TRUE(json.ok()) << json.error().message;
+  const auto object = [](const std::string& name, const std::string& arguments) {
+    return "<tool_call>\n{\"name\": \"" + name + "\", \"arguments\": " + arguments + "}\n</tool_call>";
+  };
+  EXPECT_TRUE(takes(json, object("big", R"({"x":[1]})")));
+  EXPECT_FALSE(takes(json, object("big", "7")));
+  EXPECT_FALSE(takes(json, object("other", "{}")));
+  EXPECT_TRUE(takes(json, object("small", R"({"n":7})")));
+  EXPECT_FALSE(takes(json, object("small", R"({"n":"7"})")));
+
+  const auto pairs = calls_of(large, false, "argkv");
+  ASSERT_TRUE(pairs.ok()) << pairs.error().message;
+  EXPECT_TRUE(takes(pairs, "<tool_call>small\n<arg_key>n</arg_key></tool_call>"));
+  EXPECT_TRUE(takes(pairs, "<tool_call>small<arg_key>n</arg_key></tool_call>"));
+  EXPECT_TRUE(takes(pairs, "<tool_call>small</tool_call>"));
+  EXPECT_FALSE(takes(pairs, "<tool_call>smaller\n</tool_call>"));
+}
+
+TEST(ToolForms, FreeParametersStayFree) {
+  const auto open = calls_of(R"({"type":"object"})", false);
+  EXPECT_TRUE(takes(
+      open, "<tool_call>\n<function=big>\n<parameter=any>\n1\n</parameter>\n</function>\n</tool_call>"));
+  const auto none = calls_of(R"({"type":"object","properties":{}})", false);
+  EXPECT_TRUE(takes(none, "<tool_call>\n<function=big>\n</function>\n</tool_call>"));
+  EXPECT_FALSE(takes(
+      none, "<tool_call>\n<function=big>\n<parameter=any>\n1\n</parameter>\n</function>\n</tool_call>"));
+  const auto more = calls_of(
+      R"({"type":"object","properties":{"a":{"type":"integer"}},"additionalProperties":true})", false);
+  EXPECT_TRUE(
+      takes(more,
+            "<tool_call>\n<function=big>\n<parameter=a>\n1\n</parameter>\n<parameter=z>\nq\n</parameter>\n"
+            "</function>\n</tool_call>"));
+}
+
+TEST(GrammarCache, CompilesOnceAndKeepsRefusals) {
+  const auto model = demo_served_model(nullptr);
+  GrammarCache cache(*model->tokenizer);
+  int made = 0;
+  const auto make = [&]() -> GrammarCache::Made {
+    ++made;
+    return Program(std::make_shared<GrammarProgram>(cache.program()));
+  };
+  const auto first = cache.find("a", make), again = cache.find("a", make), other = cache.find("b", make);
+  EXPECT_EQ(*first, *again);
+  EXPECT_NE(*first, *other);
+  EXPECT_EQ(made, 2);
+  const auto refuse = [&]() -> GrammarCache::Made {
+    ++made;
+    return ApiError{.message = "too large"};
+  };
+  EXPECT_FALSE(cache.find("c", refuse).ok());
+  EXPECT_FALSE(cache.find("c", refuse).ok());
+  EXPECT_EQ(made, 3);
+  // Bounded in bytes: those used last stay.
+  const auto large = [&]() -> GrammarCache::Made {
+    auto program = std::make_shared<GrammarProgram>(cache.program());
+    program->set_bytes(GrammarCache::kMaxBytes / 4);
+    return Program(std::move(program));
+  };
+  for (int i = 0; i < 12; ++i) {
+    (void)cache.find("a", make);
+    (void)cache.find("large " + std::to_string(i), large);
+    EXPECT_LE(cache.bytes(), GrammarCache::kMaxBytes);
+  }
+  EXPECT_EQ(made, 3);
+}
+
+}  // namespace
+}  // namespace braid::server

@@ -1,0 +1,64 @@
+// token_trie.h -- all tokens of a vocabulary as a tree of their bytes, and what JSON strings make of them.
+// Immutable; any thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "text/tokenizer/tokenizer.h"
+
+namespace braid::server {
+
+class TokenTrie {
+ public:
+  explicit TokenTrie(const Tokenizer& tokenizer);
+
+  // In depth-first order.
+  struct Node {
+    uint32_t end;       // index behind the last node of its subtree
+    uint32_t first_id;  // its tokens are ids()[first_id, first_id + count)
+    uint16_t depth;     // bytes, from 1
+    uint16_t count;
+    uint8_t byte;
+  };
+  std::span<const Node> nodes() const { return nodes_; }
+  std::span<const int32_t> ids() const { return ids_; }
+  int32_t vocabulary() const { return vocabulary_; }
+  size_t words() const { return (static_cast<size_t>(vocabulary_) + 63) / 64; }
+
+  // What may follow inside a JSON string, from one state of json_character() on (state 0: between
+  // characters). `begun` counts the characters that begin inside the token.
+  struct InString {
+    struct Token {
+      int32_t id;
+      uint32_t begun;
+    };
+    struct Closing {
+      uint32_t node;  // its byte is the quote that ends the string
+      uint32_t begun;
+    };
+    std::vector<Token> tokens;      // that stay inside; fewest characters first
+    std::vector<Closing> closings;  // in the order of the tree
+    // Dense forms for state 0: those of at most k + 1 characters.
+    std::vector<std::vector<uint64_t>> up_to;
+  };
+  const InString& in_string(int32_t state) const { return in_string_[static_cast<size_t>(state)]; }
+
+  void set_tokens(const Node& node, std::span<uint64_t> bits) const {
+    for (uint32_t k = 0; k < node.count; ++k) {
+      const auto id = static_cast<uint32_t>(ids_[node.first_id + k]);
+      if (id / 64 < bits.size()) bits[id / 64] |= uint64_t{1} << (id % 64);
+    }
+  }
+
+ private:
+  void look_into_strings();
+
+  std::vector<Node> nodes_;
+  std::vector<int32_t> ids_;
+  std::vector<InString> in_string_;
+  int32_t vocabulary_ = 0;
+};
+
+}  // namespace braid::server

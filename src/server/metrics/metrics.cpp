@@ -1,0 +1,279 @@
+// metrics.cpp -- see metrics.h.
+#include "server/metrics/metrics.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+
+namespace braid::server {
+namespace {
+
+std::vector<double> latency_bounds() {
+  return {.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680};
+}
+
+std::vector<double> size_bounds() {  // 1, 2, 5, 10, ...
+  std::vector<double> out;
+  for (double power = 1; power <= 100'000; power *= 10) {
+    for (const double step : {1.0, 2.0, 5.0}) out.push_back(step * power);
+  }
+  return out;
+}
+
+// A label's value; quotes, backslashes and line feeds are escaped.
+std::string escaped(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    if (c == '\n') {
+      out += "\\n";
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+class Page {
+ public:
+  explicit Page(const std::string& model) : label_(fmt::format("model_name=\"{}\"", escaped(model))) {}
+
+  void family(const std::string& name, const char* type, const char* help) {
+    text_ += fmt::format("# HELP {0} {2}\n# TYPE {0} {1}\n", name, type, help);
+  }
+  void sample(const std::string& name, double value, const std::string& labels = "") {
+    text_ += fmt::format("{}{{{}{}{}}} {}\n", name, label_, labels.empty() ? "" : ",", labels, value);
+  }
+  void one(const std::string& name, const char* type, const char* help, double value) {
+    family(name, type, help);
+    sample(name, value);
+  }
+  void histogram(const std::string& name, const char* help, const Histogram& histogram) {
+    family(name, "histogram", help);
+    histogram.render(name, label_, text_);
+  }
+  std::string take() { return std::move(text_); }
+
+ private:
+  std::string label_, text_;
+};
+
+// The cache in files (--cache-dir); absent without one.
+void disk_metrics(const BackendStats& stats, Page& page) {
+  if (!stats.has_disk) return;
+  const DiskStats& disk = stats.disk;
+  const auto number = [](uint64_t value) { return static_cast<double>(value); };
+  page.one("braid_disk_cache_files", "gauge", "Usable files of cached prefixes.", number(disk.files));
+  page.one("braid_disk_cache_hits_total", "counter", "Prefixes loaded from files.", number(disk.loads));
+  page.one("braid_disk_cache_read_bytes_total", "counter", "Bytes loaded.", number(disk.loaded_bytes));
+  page.one("braid_disk_cache_failed_reads_total", "counter", "Loads that were given up.",
+           number(disk.failed_loads));
+  page.one("braid_disk_cache_read_errors_total", "counter",
+           "Files that the system could not read; they stay.", number(disk.read_errors));
+  page.one("braid_disk_cache_writes_total", "counter", "Files written.", number(disk.stored));
+  page.one("braid_disk_cache_written_bytes_total", "counter", "Bytes written.", number(disk.stored_bytes));
+  page.one("braid_disk_cache_write_errors_total", "counter", "Writes that failed.",
+           number(disk.write_errors));
+  page.one("braid_disk_cache_dropped_total", "counter", "Prefixes that were not written.",
+           number(disk.dropped));
+  page.family("braid_disk_cache_removed_total", "counter", "Files removed.");
+  page.sample("braid_disk_cache_removed_total", number(disk.evicted), "reason=\"limit\"");
+  page.sample("braid_disk_cache_removed_total", number(disk.removed), "reason=\"unusable\"");
+}
+
+}  // namespace
+
+void Histogram::observe(double value) {
+  if (!std::isfinite(value) || value < 0) return;
+  const auto at = std::lower_bound(bounds_.begin(), bounds_.end(), value) - bounds_.begin();
+  ++counts_[static_cast<size_t>(at)];
+  sum_ += value;
+  ++total_;
+}
+
+void Histogram::render(const std::string& name, const std::string& label, std::string& out) const {
+  uint64_t running = 0;
+  for (size_t i = 0; i < bounds_.size(); ++i) {
+    running += counts_[i];
+    out += fmt::format("{}_bucket{{{},le=\"{}\"}} {}\n", name, label, bounds_[i], running);
+  }
+  out += fmt::format("{0}_bucket{{{1},le=\"+Inf\"}} {2}\n{0}_sum{{{1}}} {3}\n{0}_count{{{1}}} {2}\n", name,
+                     label, total_, sum_);
+}
+
+Metrics::Metrics()
+    : first_token_({.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,  .75,
+                    1,    2.5,  5,   7.5, 10,  20,  40,  80, 160, 640, 2560}),
+      per_token_({.001, .0025, .005, .01, .025, .05, .075, .1, .15, .2, .3,
+                  .4,   .5,    .75,  1,   2.5,  5,   7.5,  10, 20,  40, 80}),
+      whole_(latency_bounds()),
+      queue_(latency_bounds()),
+      prompt_(latency_bounds()),
+      generation_(latency_bounds()),
+      inference_(latency_bounds()),
+      prompt_size_(size_bounds()),
+      answer_size_(size_bounds()),
+      max_tokens_(size_bounds()),
+      choices_({1, 2, 5, 10, 20}) {}
+
+void Metrics::answered(const AnswerReport& report) {
+  const std::lock_guard lock(mutex_);
+  ++finished_[{report.reason, report.endpoint}];
+  const AnswerUsage& usage = report.usage;
+  prompt_tokens_ += static_cast<uint64_t>(usage.prompt_tokens - usage.cached_tokens);
+  cached_tokens_ += static_cast<uint64_t>(usage.cached_tokens);
+  generated_tokens_ += static_cast<uint64_t>(usage.generated_tokens);
+  reasoning_tokens_ += static_cast<uint64_t>(usage.reasoning_tokens);
+  calls_ += static_cast<uint64_t>(report.calls);
+  repairs_["missing_end"] += static_cast<uint64_t>(report.repairs.missing_end);
+  repairs_["call_in_reasoning"] += static_cast<uint64_t>(report.repairs.call_in_reasoning);
+  repairs_["bare_function"] += static_cast<uint64_t>(report.repairs.bare_function);
+  repairs_["stray_close"] += static_cast<uint64_t>(report.repairs.stray_close);
+  repairs_["broken_json"] += static_cast<uint64_t>(report.repairs.broken_json);
+  recent_s_.push_back(report.whole_s);
+  if (recent_s_.size() > 32) recent_s_.erase(recent_s_.begin());
+  if (report.reason == "abort" || report.reason == "error") return;
+  prompt_s_ += report.prompt_s;
+  generation_s_ += report.generation_s;
+  if (report.prompt_s > 0) {
+    last_prompt_rate_ = static_cast<double>(usage.prompt_tokens - usage.cached_tokens) / report.prompt_s;
+  }
+  if (report.generation_s > 0) {
+    last_generation_rate_ = static_cast<double>(usage.generated_tokens) / report.generation_s;
+  }
+  first_token_.observe(report.first_token_s);
+  if (usage.generated_tokens > 1) {
+    per_token_.observe(report.generation_s / static_cast<double>(usage.generated_tokens - 1));
+  }
+  whole_.observe(report.whole_s);
+  queue_.observe(report.queue_s);
+  prompt_.observe(report.prompt_s);
+  generation_.observe(report.generation_s);
+  inference_.observe(report.prompt_s + report.generation_s);
+  choices_.observe(report.n);
+  prompt_size_.observe(static_cast<double>(usage.prompt_tokens));
+  answer_size_.observe(static_cast<double>(usage.generated_tokens));
+  max_tokens_.observe(static_cast<double>(report.max_tokens));
+}
+
+void Metrics::rejected(int status) {
+  const std::lock_guard lock(mutex_);
+  ++rejected_[status];
+}
+
+void Metrics::http(const std::string& method, const std::string& route, int status) {
+  static constexpr std::array<std::string_view, 9> kMethods = {
+      "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"};
+  const bool known = std::find(kMethods.begin(), kMethods.end(), method) != kMethods.end();
+  const std::lock_guard lock(mutex_);
+  ++http_[fmt::format("method=\"{}\",path=\"{}\",status=\"{}\"", known ? method : kOther, escaped(route),
+                      status)];
+}
+
+int Metrics::retry_after_s(const BackendStats& stats) const {
+  const std::lock_guard lock(mutex_);
+  const double mean = recent_s_.empty() ? 1
+                                        : std::accumulate(recent_s_.begin(), recent_s_.end(), 0.0) /
+                                              static_cast<double>(recent_s_.size());
+  return static_cast<int>(std::clamp(std::ceil(mean * stats.waiting / std::max(1, stats.slots)), 1.0, 60.0));
+}
+
+std::string Metrics::render(const BackendStats& stats, const std::string& model, const std::string& version,
+                            int connections) const {
+  const std::lock_guard lock(mutex_);
+  Page page(model);
+  const auto number = [](auto value) { return static_cast<double>(value); };
+  const double kv = stats.kv_blocks > 0 ? number(stats.kv_blocks_used) / number(stats.kv_blocks) : 0;
+  const double prompt = number(prompt_tokens_ + cached_tokens_);
+
+  page.one("braid_num_requests_running", "gauge", "Sequences in a batch now.", stats.running);
+  page.one("braid_num_requests_waiting", "gauge", "Requests that wait for a slot.", stats.waiting);
+  page.one("braid_num_requests_prefill", "gauge", "Running sequences still in their prompt.",
+           stats.prefilling);
+  page.one("braid_kv_cache_usage_perc", "gauge", "Used blocks of the KV cache, 0 to 1.", kv);
+  page.one("braid_state_slots_used", "gauge", "Recurrent states in use.", stats.state_slots_used);
+  page.one("braid_state_slots_total", "gauge", "Recurrent states there is room for.", stats.state_slots);
+  page.one("braid_num_preemptions_total", "counter", "Sequences pushed out for others, to go on later.",
+           number(stats.preempted));
+  page.family("braid_prefix_cache_evictions_total", "counter", "What the prefix cache gave up for room.");
+  page.sample("braid_prefix_cache_evictions_total", number(stats.evicted_blocks), "tier=\"blocks\"");
+  page.sample("braid_prefix_cache_evictions_total", number(stats.evicted_checkpoints),
+              "tier=\"checkpoints\"");
+  page.one("braid_prefix_cache_queries_total", "counter", "Prompt tokens looked up.", prompt);
+  page.one("braid_prefix_cache_hits_total", "counter", "Prompt tokens found.", number(cached_tokens_));
+  page.family("braid_prompt_tokens_total", "counter", "Prompt tokens, by where they came from.");
+  page.sample("braid_prompt_tokens_total", number(prompt_tokens_), "source=\"computed\"");
+  page.sample("braid_prompt_tokens_total", number(cached_tokens_), "source=\"cached\"");
+  page.family("braid_generation_tokens_total", "counter", "Generated tokens.");
+  page.sample("braid_generation_tokens_total", number(generated_tokens_ - reasoning_tokens_),
+              "kind=\"content\"");
+  page.sample("braid_generation_tokens_total", number(reasoning_tokens_), "kind=\"reasoning\"");
+  page.family("braid_request_success_total", "counter", "Finished requests.");
+  for (const auto& [key, count] : finished_) {
+    page.sample("braid_request_success_total", number(count),
+                fmt::format("finished_reason=\"{}\",endpoint=\"{}\"", key.first, key.second));
+  }
+  page.family("braid_request_rejected_total", "counter", "Requests answered before they were queued.");
+  for (const auto& [status, count] : rejected_) {
+    page.sample("braid_request_rejected_total", number(count), fmt::format("status=\"{}\"", status));
+  }
+  page.one("braid_prompt_seconds_total", "counter", "Time spent on prompts.", prompt_s_);
+  page.one("braid_predicted_seconds_total", "counter", "Time spent on answers.", generation_s_);
+  page.one("braid_prompt_tokens_seconds", "gauge", "Prompt tokens per second of the last request.",
+           last_prompt_rate_);
+  page.one("braid_predicted_tokens_seconds", "gauge", "Generated tokens per second of the last request.",
+           last_generation_rate_);
+  page.one("braid_engine_prompt_tokens_total", "counter", "Prompt tokens run so far, also of open requests.",
+           number(stats.prompt_tokens));
+  page.one("braid_engine_generated_tokens_total", "counter",
+           "Generated tokens so far, also of open requests.", number(stats.generated_tokens));
+  disk_metrics(stats, page);
+  page.one("braid_decode_steps_total", "counter", "Steps of the engine.", number(stats.steps));
+  page.one("braid_spec_decode_num_draft_tokens_total", "counter", "Drafted tokens.",
+           number(stats.drafted_tokens));
+  page.one("braid_spec_decode_num_accepted_tokens_total", "counter", "Drafted tokens that were kept.",
+           number(stats.accepted_tokens));
+  page.histogram("braid_time_to_first_token_seconds", "From the request to its first token.", first_token_);
+  page.histogram("braid_time_per_output_token_seconds", "Between tokens of an answer, on average.",
+                 per_token_);
+  page.histogram("braid_e2e_request_latency_seconds", "From the request to the end of its answer.", whole_);
+  page.histogram("braid_request_queue_time_seconds", "Waiting for a slot.", queue_);
+  page.histogram("braid_request_prefill_time_seconds", "Running the prompt.", prompt_);
+  page.histogram("braid_request_decode_time_seconds", "Generating.", generation_);
+  page.histogram("braid_request_inference_time_seconds", "Prompt and generation.", inference_);
+  page.histogram("braid_request_params_n", "Choices asked for.", choices_);
+  page.histogram("braid_request_prompt_tokens", "Prompt tokens of a request.", prompt_size_);
+  page.histogram("braid_request_generation_tokens", "Generated tokens of a request.", answer_size_);
+  page.histogram("braid_request_params_max_tokens", "Limit of a request.", max_tokens_);
+  page.family("braid_http_requests_total", "counter", "HTTP requests.");
+  for (const auto& [labels, count] : http_) page.sample("braid_http_requests_total", number(count), labels);
+  page.one("braid_http_open_connections", "gauge", "Open connections.", connections);
+  page.one("braid_tool_calls_total", "counter", "Tool calls of models.", number(calls_));
+  page.family("braid_parser_repairs_total", "counter", "How often a model's markup had to be repaired.");
+  for (const auto& [kind, count] : repairs_) {
+    page.sample("braid_parser_repairs_total", number(count), fmt::format("kind=\"{}\"", kind));
+  }
+  page.family("braid_build_info", "gauge", "Version of this program.");
+  page.sample("braid_build_info", 1, fmt::format("version=\"{}\"", escaped(version)));
+
+  // What gateways and dashboards of other servers look for.
+  page.one("vllm:num_requests_running", "gauge", "As braid_num_requests_running.", stats.running);
+  page.one("vllm:num_requests_waiting", "gauge", "As braid_num_requests_waiting.", stats.waiting);
+  page.one("vllm:kv_cache_usage_perc", "gauge", "As braid_kv_cache_usage_perc.", kv);
+  page.one("vllm:prompt_tokens_total", "counter", "Prompt tokens.", prompt);
+  page.one("vllm:generation_tokens_total", "counter", "Generated tokens.", number(generated_tokens_));
+  page.histogram("vllm:time_to_first_token_seconds", "As braid_time_to_first_token_seconds.", first_token_);
+  page.one("llamacpp:requests_processing", "gauge", "As braid_num_requests_running.", stats.running);
+  page.one("llamacpp:requests_deferred", "gauge", "As braid_num_requests_waiting.", stats.waiting);
+  page.one("llamacpp:prompt_tokens_total", "counter", "Prompt tokens run.", number(prompt_tokens_));
+  page.one("llamacpp:tokens_predicted_total", "counter", "Generated tokens.", number(generated_tokens_));
+  page.one("llamacpp:prompt_tokens_seconds", "gauge", "As braid_prompt_tokens_seconds.", last_prompt_rate_);
+  page.one("llamacpp:predicted_tokens_seconds", "gauge", "As braid_predicted_tokens_seconds.",
+           last_generation_rate_);
+  return page.take();
+}
+
+}  // namespace braid::server

@@ -1,0 +1,76 @@
+// metrics.h -- counters and histograms in Prometheus' text form.
+//
+// Names follow vLLM's set under the prefix braid_, and a few are offered again under the names that gateways
+// already scrape. One lock, held for microseconds; the engine's thread never takes it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/api/answer_usage.h"
+#include "server/api/backend.h"
+#include "text/answer/answer_parser.h"
+
+namespace braid::server {
+
+class Histogram {
+ public:
+  explicit Histogram(std::vector<double> bounds) : bounds_(std::move(bounds)), counts_(bounds_.size() + 1) {}
+  void observe(double value);
+  // Lines of one family: buckets, sum, count.
+  void render(const std::string& name, const std::string& label, std::string& out) const;
+
+ private:
+  std::vector<double> bounds_;
+  std::vector<uint64_t> counts_;
+  double sum_ = 0;
+  uint64_t total_ = 0;
+};
+
+struct AnswerReport {
+  std::string endpoint;
+  std::string reason;  // stop, length, tool_calls, abort, error
+  AnswerUsage usage;
+  double queue_s = 0, prompt_s = 0, generation_s = 0, whole_s = 0, first_token_s = 0;
+  int64_t max_tokens = 0;
+  int32_t n = 1;
+  int32_t calls = 0;
+  AnswerRepairs repairs;
+};
+
+// Labels come from closed sets, whatever clients send: what is once counted is shown for ever.
+class Metrics {
+ public:
+  // The path of what is at no route.
+  static constexpr const char* kOther = "other";
+
+  Metrics();
+  void answered(const AnswerReport& report);
+  void rejected(int status);
+  // `route` is one of the server's own paths, or kOther. Methods that HTTP does not define are "other".
+  void http(const std::string& method, const std::string& route, int status);
+
+  std::string render(const BackendStats& stats, const std::string& model, const std::string& version,
+                     int connections) const;
+  // Seconds until a new request would find room, from how long the last ones took.
+  int retry_after_s(const BackendStats& stats) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::pair<std::string, std::string>, uint64_t> finished_;  // reason, endpoint
+  std::map<int, uint64_t> rejected_;
+  std::map<std::string, uint64_t> http_;  // rendered labels
+  std::map<std::string, uint64_t> repairs_;
+  uint64_t prompt_tokens_ = 0, cached_tokens_ = 0, generated_tokens_ = 0, reasoning_tokens_ = 0, calls_ = 0;
+  double prompt_s_ = 0, generation_s_ = 0;
+  double last_prompt_rate_ = 0, last_generation_rate_ = 0;
+  std::vector<double> recent_s_;
+  Histogram first_token_, per_token_, whole_, queue_, prompt_, generation_, inference_, prompt_size_,
+      answer_size_, max_tokens_, choices_;
+};
+
+}  // namespace braid::server

@@ -1,0 +1,279 @@
+// model_host.cpp -- see model_host.h.
+#include "server/models/model_host.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/log.h"
+
+namespace braid::server {
+
+namespace {
+
+Catalog catalog_of(const ServedModel& model) {
+  Catalog catalog;
+  catalog.add(model.names.front(), {"", model.file_name, "", model.file_bytes});
+  for (size_t i = 1; i < model.names.size(); ++i) {
+    const Status added = catalog.add_name(0, model.names[i]);
+    BRAID_CHECK(added.ok());
+  }
+  return catalog;
+}
+
+// Errors name files with their folders, which clients need not know.
+std::string without_folder(std::string message, const ModelFile& file) {
+  if (file.path.empty()) return message;
+  const size_t at = message.find(file.path);
+  if (at != std::string::npos) message.replace(at, file.path.size(), file.shown);
+  return message;
+}
+
+ApiError load_error(const ModelFile& file, const Error& error) {
+  // A status that clients do not try again: the file will not get better.
+  return {.code = "model_load_failed",
+          .param = "model",
+          .message = fmt::format("the model cannot be loaded: {}", without_folder(error.message, file))};
+}
+
+}  // namespace
+
+ModelHost::ModelHost(Catalog catalog, std::shared_ptr<ServedModel> first, size_t first_file, Load load,
+                     Check check, Options options)
+    : catalog_(std::move(catalog)),
+      load_(std::move(load)),
+      check_(std::move(check)),
+      options_(options),
+      resident_(std::move(first)),
+      resident_file_(first_file) {
+  for (size_t i = catalog_.entries().size(); i-- > 0;) {
+    if (file_of(i) == first_file) resident_entry_ = i;
+  }
+  if (load_) thread_ = std::thread([this] { run(); });
+}
+
+ModelHost::ModelHost(std::shared_ptr<ServedModel> model, bool strict)
+    : ModelHost(catalog_of(*model), model, 0, nullptr, nullptr, {.strict = strict}) {}
+
+ModelHost::~ModelHost() { stop(); }
+
+void ModelHost::stop() {
+  refuse({.status = 503,
+          .type = "unavailable_error",
+          .code = "shutting_down",
+          .message = "the server is shutting down"});
+  if (thread_.joinable()) thread_.join();
+}
+
+void ModelHost::refuse(const ApiError& error) {
+  std::deque<Waiter> waiters;
+  {
+    const std::lock_guard lock(shared_->mutex);
+    if (!stopped_) stopped_ = error;
+    waiters.swap(waiters_);
+  }
+  shared_->changed.notify_all();
+  for (const Waiter& waiter : waiters) waiter.ready(error);
+}
+
+// The model itself stays with the host: the last lease may end on the model's own thread, which could not
+// wait for itself.
+std::shared_ptr<const ServedModel> ModelHost::lease() const {
+  ++shared_->leases;
+  return {resident_.get(), [shared = shared_](const ServedModel*) {
+            const std::lock_guard lock(shared->mutex);
+            if (--shared->leases == 0) shared->changed.notify_all();
+          }};
+}
+
+ModelHost::Ticket ModelHost::acquire(const std::string& name, Ready ready) {
+  std::optional<ApiError> fault;
+  std::optional<Lease> leased;
+  {
+    const std::lock_guard lock(shared_->mutex);
+    const auto known = name.empty() ? std::nullopt : catalog_.find(name);
+    const size_t entry = known.value_or(resident_entry_);
+    if (!known && !name.empty() && options_.strict) {
+      fault = ApiError{.status = 404,
+                       .type = "not_found_error",
+                       .code = "model_not_found",
+                       .param = "model",
+                       .message = "model: " + name.substr(0, 256)};
+    } else if (resident_ && !coming_ && file_of(entry) == resident_file_) {
+      leased = Lease{lease(), &catalog_.entries()[entry]};
+    } else if (stopped_) {
+      fault = stopped_;
+    } else if (waiters_.size() >= options_.max_waiting) {
+      fault = ApiError{.status = 429,
+                       .type = "rate_limit_error",
+                       .code = "queue_full",
+                       .message = "too many requests wait for models that are not loaded",
+                       .retry_after_s = 10};
+    } else {
+      waiters_.push_back({++last_ticket_, entry, std::move(ready)});
+      shared_->changed.notify_all();
+      return last_ticket_;
+    }
+  }
+  if (leased) {
+    ready(std::move(*leased));
+  } else {
+    ready(*fault);
+  }
+  return 0;
+}
+
+bool ModelHost::is_resident(const std::string& name) const {
+  const std::lock_guard lock(shared_->mutex);
+  const size_t entry = catalog_.find(name).value_or(resident_entry_);
+  return resident_ && !coming_ && file_of(entry) == resident_file_;
+}
+
+bool ModelHost::give_back(Ticket ticket) {
+  Ready ready;  // destroyed outside the lock
+  {
+    const std::lock_guard lock(shared_->mutex);
+    const auto found = std::find_if(waiters_.begin(), waiters_.end(),
+                                    [&](const Waiter& waiter) { return waiter.ticket == ticket; });
+    if (found == waiters_.end()) return false;
+    ready = std::move(found->ready);
+    waiters_.erase(found);
+  }
+  shared_->changed.notify_all();  // a change that nobody waits for any more is called off
+  return true;
+}
+
+std::shared_ptr<const ServedModel> ModelHost::look() const {
+  const std::lock_guard lock(shared_->mutex);
+  return resident_ ? lease() : nullptr;
+}
+
+const CatalogEntry& ModelHost::resident_entry() const {
+  const std::lock_guard lock(shared_->mutex);
+  return catalog_.entries()[resident_entry_];
+}
+
+ModelHost::State ModelHost::state(size_t entry, std::string* error) const {
+  const std::lock_guard lock(shared_->mutex);
+  const size_t file = file_of(entry);
+  if (coming_ == file) return State::loading;
+  if (resident_ && resident_file_ == file) return State::loaded;
+  const auto failure = failures_.find(file);
+  if (failure == failures_.end()) return State::unloaded;
+  if (error != nullptr) *error = failure->second;
+  return State::failed;
+}
+
+bool ModelHost::swapping() const {
+  const std::lock_guard lock(shared_->mutex);
+  return coming_.has_value();
+}
+
+size_t ModelHost::waiting() const {
+  const std::lock_guard lock(shared_->mutex);
+  return waiters_.size();
+}
+
+uint64_t ModelHost::loads() const {
+  const std::lock_guard lock(shared_->mutex);
+  return loads_;
+}
+
+bool ModelHost::wanted(size_t file) const {
+  return std::any_of(waiters_.begin(), waiters_.end(),
+                     [&](const Waiter& waiter) { return file_of(waiter.entry) == file; });
+}
+
+std::vector<ModelHost::Waiter> ModelHost::take_waiters(size_t file) {
+  std::vector<Waiter> out;
+  for (Waiter& waiter : waiters_) {
+    if (file_of(waiter.entry) == file) out.push_back(std::move(waiter));
+  }
+  std::erase_if(waiters_, [](const Waiter& waiter) { return waiter.ready == nullptr; });
+  return out;
+}
+
+// Leases for all who wait for the resident model.
+void ModelHost::admit(size_t file) {
+  std::vector<std::pair<Ready, Lease>> ready;
+  {
+    const std::lock_guard lock(shared_->mutex);
+    for (Waiter& waiter : take_waiters(file))
+      ready.emplace_back(std::move(waiter.ready), Lease{lease(), &catalog_.entries()[waiter.entry]});
+  }
+  for (auto& [call, lease] : ready) call(std::move(lease));
+}
+
+void ModelHost::refuse_waiters(size_t file, const ApiError& error) {
+  std::vector<Waiter> waiters;
+  {
+    const std::lock_guard lock(shared_->mutex);
+    waiters = take_waiters(file);
+  }
+  for (const Waiter& waiter : waiters) waiter.ready(error);
+}
+
+void ModelHost::run() {
+  while (true) {
+    size_t file = 0;
+    {
+      std::unique_lock lock(shared_->mutex);
+      shared_->changed.wait(lock, [&] { return stopped_ || !waiters_.empty(); });
+      if (stopped_) return;
+      file = file_of(waiters_.front().entry);
+      if (resident_ && file == resident_file_) {
+        lock.unlock();
+        admit(file);  // came while another change was called off
+        continue;
+      }
+    }
+    change_to(file);
+  }
+}
+
+void ModelHost::change_to(size_t file) {
+  const ModelFile& model_file = catalog_.files()[file];
+  const auto failed = [&](const Error& error) {
+    const ApiError answer = load_error(model_file, error);
+    spdlog::error("{}", error.message);
+    {
+      const std::lock_guard lock(shared_->mutex);
+      failures_[file] = without_folder(error.message, model_file);
+      coming_.reset();
+    }
+    refuse_waiters(file, answer);
+  };
+  if (check_) {
+    if (const Status status = check_(model_file); !status.ok()) return failed(status.error());
+  }
+  std::shared_ptr<ServedModel> old;
+  {
+    std::unique_lock lock(shared_->mutex);
+    coming_ = file;
+    shared_->changed.wait(lock, [&] { return stopped_ || !wanted(file) || shared_->leases == 0; });
+    if (stopped_ || !wanted(file)) {  // called off
+      coming_.reset();
+      return;
+    }
+    old = std::move(resident_);
+    resident_ = nullptr;
+  }
+  old.reset();
+  spdlog::info("loading {}", model_file.shown);
+  auto loaded = load_(model_file);
+  if (!loaded.ok()) return failed(loaded.error());
+  {
+    const std::lock_guard lock(shared_->mutex);
+    resident_ = std::move(*loaded);
+    resident_file_ = file;
+    for (size_t i = catalog_.entries().size(); i-- > 0;) {
+      if (file_of(i) == file) resident_entry_ = i;
+    }
+    failures_.erase(file);
+    coming_.reset();
+    ++loads_;
+  }
+  admit(file);
+}
+
+}  // namespace braid::server

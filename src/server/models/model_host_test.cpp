@@ -1,0 +1,347 @@
+// model_host_test.cpp -- one model at a time: who waits, who is answered, and what becomes of a model that
+// cannot be loaded. The backends answer what the test says; real engines are in tests/serve_test.cpp.
+#include "server/models/model_host.h"
+
+#include <gtest/gtest.h>
+
+#include "server/test_server_test.h"
+
+namespace braid::server {
+namespace {
+
+// A server with the models a (resident), b, c and broken, and a preset of a.
+class HostedServer : public testing::Test, protected ListeningApp {
+ protected:
+  void start(const std::function<void(AppOptions&, ModelHost::Options&)>& adjust = nullptr) {
+    Catalog catalog;
+    for (const char* name : {"a", "b", "c", "broken", "refused"}) {
+      catalog.add(name, {std::string("/models/") + name, std::string(name) + ".gguf", "", 10});
+    }
+    Preset preset;
+    preset.system_prompt = "PRESET";
+    preset.sampling.temperature = 0.25;
+    catalog.add("a-preset", catalog.files()[0], preset);
+    AppOptions options = test_options();
+    ModelHost::Options hosting;
+    if (adjust) adjust(options, hosting);
+    auto first = load("a");
+    auto hosted = std::make_unique<ModelHost>(
+        std::move(catalog), std::move(first), 0,
+        [this](const ModelFile& file) -> Result<std::shared_ptr<ServedModel>> {
+          EXPECT_EQ(alive, 0) << "two models at once";
+          if (hold_loads) gate.wait();
+          ++tries;
+          if (file.shown == "broken.gguf") {
+            return Error{ErrorKind::corrupt, "/models/broken: is a broken file"};
+          }
+          return load(file.shown.substr(0, 1));
+        },
+        [](const ModelFile& file) -> Status {
+          if (file.shown == "refused.gguf") return Error{ErrorKind::corrupt, "/models/refused: no model"};
+          return {};
+        },
+        hosting);
+    host = hosted.get();
+    listen(App::create(std::move(options), std::move(hosted)));
+  }
+
+  void TearDown() override {
+    release();
+    gate.open();
+    stop();
+    http.reset();  // before what the models count with
+    app.reset();
+  }
+
+  // Says its name; waits before that if told so.
+  std::shared_ptr<ServedModel> load(const std::string& name) {
+    auto backend = std::make_shared<FakeBackend>([this, name](const Request& request) {
+      {
+        const std::lock_guard lock(mutex);
+        temperature = request.sampling.temperature;
+        prompt = tokenizer->decode(request.prompt, SpecialText::show);
+        ++begun[name];
+      }
+      FakeBackend::Script script;
+      script.tokens = tokenizer->encode("I am " + name, {.add_special = false}).value();
+      script.stop_id = tokenizer->end_ids().front();
+      script.wait = holding.contains(name);
+      return script;
+    });
+    auto model = demo_served_model(backend);
+    tokenizer = model->tokenizer;
+    ++alive;
+    {
+      const std::lock_guard lock(mutex);
+      current = backend;
+    }
+    model->source = std::shared_ptr<const void>(nullptr, [this](const void*) { --alive; });
+    return model;
+  }
+  void release() {
+    const std::lock_guard lock(mutex);
+    holding.clear();
+    if (const auto backend = current.lock()) backend->release();
+  }
+  bool wait_begun(const std::string& name, int count) {
+    for (int i = 0; i < 2000; ++i) {
+      {
+        const std::lock_guard lock(mutex);
+        if (begun[name] >= count) return true;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return false;
+  }
+
+  struct Gate {
+    void wait() {
+      std::unique_lock lock(mutex);
+      reached = true;
+      changed.notify_all();
+      changed.wait(lock, [&] { return is_open; });
+    }
+    void open() {
+      const std::lock_guard lock(mutex);
+      is_open = true;
+      changed.notify_all();
+    }
+    bool wait_reached() {
+      std::unique_lock lock(mutex);
+      return changed.wait_for(lock, std::chrono::seconds(20), [&] { return reached; });
+    }
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool is_open = false, reached = false;
+  };
+
+  static std::string chat(const std::string& model) {
+    return Json{{"model", model}, {"messages", Json::array({{{"role", "user"}, {"content", "who?"}}})}}
+        .dump();
+  }
+  Client::Answer ask(const std::string& model) {
+    return Client(port()).ask("POST", "/v1/chat/completions", chat(model));
+  }
+  static std::string said(const Client::Answer& answer) {
+    return answer.status == 200 ? answer.json()["choices"][0]["message"]["content"].get<std::string>()
+                                : answer.body;
+  }
+  // Sends a request and leaves the answer for later.
+  std::unique_ptr<Client> send(const std::string& model) {
+    auto client = std::make_unique<Client>(port());
+    const std::string body = chat(model);
+    client->send("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: " +
+                 std::to_string(body.size()) + "\r\n\r\n" + body);
+    return client;
+  }
+  std::string state_of(const std::string& model) {
+    return Client(port()).ask("GET", "/v1/models/" + model).json()["status"]["value"];
+  }
+
+  std::atomic<int> alive{0}, tries{0};
+  bool hold_loads = false;
+  Gate gate;
+  std::mutex mutex;
+  std::set<std::string> holding;  // changed before requests
+  std::map<std::string, int> begun;
+  double temperature = 0;
+  std::string prompt;
+  std::weak_ptr<FakeBackend> current;
+  std::shared_ptr<const Tokenizer> tokenizer;
+  ModelHost* host = nullptr;
+};
+
+TEST_F(HostedServer, ChangesTheModelOnRequest) {
+  start();
+  EXPECT_EQ(said(ask("a")), "I am a");
+  EXPECT_EQ(tries, 0);
+  EXPECT_EQ(said(ask("b")), "I am b");
+  EXPECT_EQ(said(ask("c")), "I am c");
+  EXPECT_EQ(said(ask("nobody")), "I am c");  // unknown names mean the resident model
+  EXPECT_EQ(said(ask("")), "I am c");
+  EXPECT_EQ(said(ask("b")), "I am b");
+  EXPECT_EQ(tries, 3);
+  EXPECT_EQ(alive, 1);
+  Client client(port());
+  EXPECT_EQ(client.ask("POST", "/tokenize", R"({"model": "a", "content": "x"})").status, 200);
+  EXPECT_EQ(tries, 4);
+  EXPECT_EQ(client.ask("GET", "/props").json()["model_alias"], "a");
+  const Json list = client.ask("GET", "/v1/models").json();
+  ASSERT_EQ(list["data"].size(), 6u);
+  EXPECT_EQ(list["data"][0]["status"]["value"], "loaded");
+  EXPECT_EQ(list["data"][1]["status"]["value"], "unloaded");
+  EXPECT_EQ(list["data"][1]["meta"]["size"], 10);
+  EXPECT_EQ(client.ask("GET", "/v1/models", "", "anthropic-version: 2023-06-01\r\n").json()["last_id"],
+            "a-preset");
+}
+
+TEST_F(HostedServer, PresetsOfOneFileShareItsModel) {
+  start();
+  EXPECT_EQ(said(ask("a-preset")), "I am a");
+  EXPECT_EQ(tries, 0);
+  EXPECT_NEAR(temperature, 0.25, 1e-6);
+  EXPECT_NE(prompt.find("PRESET"), std::string::npos);
+  EXPECT_EQ(said(ask("a")), "I am a");
+  EXPECT_EQ(prompt.find("PRESET"), std::string::npos);
+}
+
+TEST_F(HostedServer, AnswersUnderWayEndBeforeTheModelGoes) {
+  holding = {"a"};
+  start();
+  const auto first = send("a");
+  ASSERT_TRUE(wait_begun("a", 1));
+  const auto second = send("b");
+  while (state_of("b") != "loading") std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  // Behind the change, though its model is still there: the one who waits must not wait for ever.
+  const auto third = send("a");
+  const Json health = Client(port()).ask("GET", "/health").json();
+  EXPECT_EQ(health["status"], "loading");
+  EXPECT_EQ(tries, 0);
+  release();
+  EXPECT_EQ(said(first->read_answer()), "I am a");
+  EXPECT_EQ(said(second->read_answer()), "I am b");
+  EXPECT_EQ(said(third->read_answer()), "I am a");
+  EXPECT_EQ(tries, 2);
+}
+
+TEST_F(HostedServer, AModelThatCannotBeLoadedIsOneSentence) {
+  start();
+  const auto answer = ask("broken");
+  EXPECT_EQ(answer.status, 400);
+  EXPECT_EQ(answer.json()["error"]["code"], "model_load_failed");
+  EXPECT_EQ(answer.json()["error"]["message"], "the model cannot be loaded: broken.gguf: is a broken file");
+  EXPECT_EQ(state_of("broken"), "failed");
+  EXPECT_EQ(Client(port()).ask("GET", "/health").status, 200);
+  EXPECT_EQ(Client(port()).ask("GET", "/metrics").status, 200);
+  EXPECT_EQ(Client(port()).ask("GET", "/props").status, 503);  // there is no model now
+  EXPECT_EQ(said(ask("")), "I am a");                          // the last good one comes back
+  EXPECT_EQ(said(ask("b")), "I am b");
+  // What a look finds does not cost the resident model.
+  const int before = tries;
+  EXPECT_EQ(ask("refused").status, 400);
+  EXPECT_EQ(state_of("b"), "loaded");
+  EXPECT_EQ(tries, before);
+}
+
+TEST_F(HostedServer, OnlySoManyMayWait) {
+  holding = {"a"};
+  start([](AppOptions&, ModelHost::Options& hosting) { hosting.max_waiting = 2; });
+  const auto first = send("a");
+  ASSERT_TRUE(wait_begun("a", 1));
+  const auto second = send("b"), third = send("c");
+  while (host->waiting() < 2) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  const auto busy = ask("c");
+  EXPECT_EQ(busy.status, 429);
+  EXPECT_EQ(busy.json()["error"]["code"], "queue_full");
+  EXPECT_NE(busy.head.find("Retry-After: "), std::string::npos);
+  release();
+  EXPECT_EQ(said(second->read_answer()), "I am b");
+  EXPECT_EQ(said(third->read_answer()), "I am c");
+}
+
+TEST_F(HostedServer, WaitingEndsWithAnAnswerThatSaysWhenToComeBack) {
+  holding = {"a"};
+  start([](AppOptions& options, ModelHost::Options&) { options.model_wait_ms = 1; });
+  const auto first = send("a");
+  ASSERT_TRUE(wait_begun("a", 1));
+  const auto late = ask("b");
+  EXPECT_EQ(late.status, 503);
+  EXPECT_EQ(late.json()["error"]["code"], "model_loading");
+  EXPECT_NE(late.head.find("Retry-After: 5"), std::string::npos);
+  const Json body{{"model", "b"},
+                  {"max_tokens", 5},
+                  {"messages", Json::array({{{"role", "user"}, {"content", "hello"}}})}};
+  EXPECT_EQ(Client(port()).ask("POST", "/v1/messages", body.dump()).status, 529);
+  // Nobody waits any more, so the model stays and goes on answering.
+  while (state_of("a") != "loaded" || host->swapping()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  release();
+  EXPECT_EQ(said(first->read_answer()), "I am a");
+  EXPECT_EQ(said(ask("a")), "I am a");
+  EXPECT_EQ(tries, 0);
+}
+
+TEST_F(HostedServer, AClientThatLeavesWhileItWaitsCallsTheChangeOff) {
+  holding = {"a"};
+  start();
+  const auto first = send("a");
+  ASSERT_TRUE(wait_begun("a", 1));
+  auto second = send("b");
+  while (state_of("b") != "loading") std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  second->close();
+  while (state_of("b") != "unloaded") std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  release();
+  EXPECT_EQ(said(first->read_answer()), "I am a");
+  EXPECT_EQ(said(ask("a")), "I am a");
+  EXPECT_EQ(tries, 0);
+}
+
+TEST_F(HostedServer, NamesOfPathsReachNothing) {
+  start(
+      [](AppOptions& options, ModelHost::Options& hosting) { options.strict_model = hosting.strict = true; });
+  for (const char* name : {"../a", "/models/b", "b.gguf", "a/../b", "b/", "B", "%62", "./b"}) {
+    const auto answer = ask(name);
+    EXPECT_EQ(answer.status, 404) << name;
+    EXPECT_EQ(answer.json()["error"]["code"], "model_not_found");
+  }
+  Client client(port());
+  for (const char* path :
+       {"/v1/models/..%2f..%2fetc%2fpasswd", "/v1/models/%2fmodels%2fb", "/v1/models/../../models/b",
+        "/v1/models/b%00", "/v1/models/%", "/v1/models/b%2f"}) {
+    EXPECT_EQ(client.ask("GET", path).status, 404) << path;
+  }
+  EXPECT_EQ(said(ask("b")), "I am b");
+  EXPECT_EQ(tries, 1);
+}
+
+TEST_F(HostedServer, StoppingAnswersThoseWhoWait) {
+  holding = {"a"};
+  start();
+  const auto first = send("a");
+  ASSERT_TRUE(wait_begun("a", 1));
+  const auto second = send("b");
+  while (state_of("b") != "loading") std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  app->drain();
+  EXPECT_GE(app->active(), 2);
+  app->fail_all({.status = 503, .type = "unavailable_error", .code = "shutting_down", .message = "bye"});
+  EXPECT_EQ(second->read_answer().status, 503);
+  EXPECT_EQ(first->read_answer().status, 503);
+}
+
+TEST_F(HostedServer, ManyClientsOfManyModelsAreAllAnswered) {
+  start();
+  std::vector<std::thread> threads;
+  std::atomic<int> right{0};
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 12; ++i) {
+        const std::string name(1, static_cast<char>('a' + (i * 7 + t * 5 + i * t) % 3));
+        right += said(ask(name)) == "I am " + name;
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(right, 48);
+  EXPECT_EQ(alive, 1);
+}
+
+TEST_F(HostedServer, StoppingWaitsForALoadUnderWay) {
+  hold_loads = true;
+  start();
+  const auto waiting = send("b");
+  ASSERT_TRUE(gate.wait_reached());
+  EXPECT_EQ(state_of("b"), "loading");
+  EXPECT_EQ(Client(port()).ask("GET", "/props").status, 503);
+  EXPECT_EQ(Client(port()).ask("GET", "/slots").status, 200);
+  std::thread opener([this] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    gate.open();
+  });
+  app->stop();
+  opener.join();
+  EXPECT_EQ(waiting->read_answer().status, 503);
+}
+
+}  // namespace
+}  // namespace braid::server

@@ -1,0 +1,404 @@
+// prompt.cpp -- see prompt.h.
+#include "server/requests/prompt.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "server/schema/answer_mask.h"
+
+namespace braid::server {
+namespace {
+
+using Role = Message::Role;
+
+// Stands for text that must come out of the template as it is; templates trim what they know to be text.
+constexpr std::string_view kSentinel =
+    "\x01"
+    "braid-continues-here"
+    "\x01";
+constexpr size_t kMaxCheckpoints = 64;
+
+ApiError template_error(const Error& error) {
+  const bool limit = error.kind == ErrorKind::exhausted;
+  return {.code = limit ? "context_length_exceeded" : "chat_template_error",
+          .param = "messages",
+          .message = "the chat template refused the conversation: " + error.message};
+}
+
+std::optional<bool> wanted_thinking(const Generation& generation, const AnswerPolicy& policy) {
+  if (generation.reasoning.think) return generation.reasoning.think;
+  if (policy.thinking == Thinking::automatic) return std::nullopt;
+  return policy.thinking == Thinking::on;
+}
+
+void set_effort(ChatOptions& options, const Generation& generation, const TemplateAbilities& abilities) {
+  if (!generation.reasoning.effort || abilities.efforts.empty()) return;
+  const auto& known = abilities.efforts;
+  const bool exact = std::find(known.begin(), known.end(), *generation.reasoning.effort) != known.end();
+  options.variables["reasoning_effort"] = exact ? *generation.reasoning.effort : known.back();
+}
+
+bool keeps_thinking(const Generation& generation, const ServedModel& model, const AnswerPolicy& policy) {
+  if (!model.abilities.preserve_thinking) return false;
+  if (policy.preserve_thinking) return *policy.preserve_thinking;
+  return generation.keep_thinking ||
+         std::any_of(generation.messages.begin(), generation.messages.end(),
+                     [](const Message& message) { return message.reasoning.has_value(); });
+}
+
+// The last message is continued: what the template makes of the text before it, and that text as it is.
+ApiResult<RenderedText> render_continued(const Generation& generation, const ServedModel& model,
+                                         Messages messages, ChatOptions options) {
+  Message& last = messages.back();
+  const bool inside_thought = last.text.empty() && last.reasoning && !last.reasoning->empty();
+  const std::string text =
+      std::exchange(inside_thought ? *last.reasoning : last.text, std::string(kSentinel));
+  options.add_generation_prompt = false;
+  auto rendered = model.chat->render(template_messages(messages, model.abilities), generation.tools, options);
+  if (!rendered.ok()) return template_error(rendered.error());
+  const size_t at = rendered->text.rfind(kSentinel);
+  if (at == std::string::npos) {
+    return unsupported("messages",
+                       "messages: the template of this model cannot continue an assistant message");
+  }
+  RenderedText out = rendered->prefix(at);
+  out.append(text, Origin::answer);
+  return out;
+}
+
+// Positions worth resuming from: where messages end, and where the list of tools ends. What stands before the
+// first message of the conversation is shared with others.
+std::vector<ResumePoint> checkpoints_of(const std::vector<int32_t>& ids, const RenderedPrompt& prompt,
+                                        const ServedModel& model) {
+  std::vector<ResumePoint> out;
+  if (!prompt.stable.text.empty()) {
+    const auto head = model.tokenizer->encode_rendered(prompt.stable);
+    if (head.ok()) {
+      const auto [a, b] = std::mismatch(head->begin(), head->end(), ids.begin(), ids.end());
+      if (a - head->begin() > 16)
+        out.push_back({static_cast<int32_t>(a - head->begin()), ResumeKind::shared});
+    }
+  }
+  bool in_head = prompt.has_head;
+  for (size_t i = 0; i + 1 < ids.size(); ++i) {
+    if (!model.tokenizer->is_end(ids[i])) continue;
+    // The line feed behind the end of a turn belongs to it.
+    const bool line = model.tokenizer->piece(ids[i + 1]) == "\n";
+    const auto position = static_cast<int32_t>(i + (line ? 2 : 1));
+    const ResumeKind kind = std::exchange(in_head, false) ? ResumeKind::shared : ResumeKind::turn;
+    if (position < static_cast<int32_t>(ids.size()) && (out.empty() || position > out.back().position))
+      out.push_back({position, kind});
+  }
+  if (out.size() <= kMaxCheckpoints) return out;
+  const auto first_turn =
+      std::find_if(out.begin(), out.end(), [](const ResumePoint& p) { return p.kind == ResumeKind::turn; });
+  out.erase(first_turn, first_turn + static_cast<std::ptrdiff_t>(out.size() - kMaxCheckpoints));
+  return out;
+}
+
+bool ends_in_thought(const std::string& prompt) {
+  const size_t end = prompt.find_last_not_of(" \t\r\n");
+  return end != std::string::npos && std::string_view(prompt).substr(0, end + 1).ends_with("<think>");
+}
+
+// The whole of the prompt decides: a continued thought does not end with the tag.
+bool open_thought(const std::string& prompt, bool continued) {
+  if (ends_in_thought(prompt)) return true;
+  if (!continued) return false;
+  const size_t open = prompt.rfind("<think>"), close = prompt.rfind("</think>");
+  const size_t turn = prompt.rfind("<|im_start|>");
+  return open != std::string::npos && (close == std::string::npos || close < open) &&
+         (turn == std::string::npos || turn < open);
+}
+
+// Texts stand for their tokens, each once. Counted while they are expanded, so that short requests do not
+// make long lists.
+ApiResult<std::vector<std::pair<int32_t, float>>> biases_of(const SamplingWishes& wishes,
+                                                            const Tokenizer& tokenizer) {
+  std::vector<std::pair<int32_t, float>> out = wishes.logit_bias;
+  for (const auto& [id, bias] : out) {
+    if (id >= tokenizer.size()) {
+      return invalid_value(
+          "logit_bias",
+          fmt::format("logit_bias: the vocabulary has {} tokens, there is no {}", tokenizer.size(), id));
+    }
+  }
+  for (const auto& [text, bias] : wishes.logit_bias_texts) {
+    auto ids = tokenizer.encode(text, {.add_special = false, .parse_special = true});
+    if (!ids.ok()) return invalid_value("logit_bias", "logit_bias: " + ids.error().message);
+    std::sort(ids->begin(), ids->end());
+    ids->erase(std::unique(ids->begin(), ids->end()), ids->end());
+    if (out.size() + ids->size() > kMaxLogitBiases) {
+      return invalid_value("logit_bias",
+                           fmt::format("logit_bias: its entries are more than {} tokens", kMaxLogitBiases));
+    }
+    for (const int32_t id : *ids) out.emplace_back(id, bias);
+  }
+  merge_biases(out);
+  return out;
+}
+
+ApiResult<SamplingParams> sampling_of(const Generation& generation, const ServedModel& model,
+                                      uint64_t random_seed) {
+  const SamplingWishes& wishes = generation.sampling;
+  SamplingParams out = model.defaults;
+  const auto set = [](float& value, const std::optional<double>& wish) {
+    if (wish) value = static_cast<float>(*wish);
+  };
+  set(out.temperature, wishes.temperature);
+  set(out.top_p, wishes.top_p);
+  set(out.min_p, wishes.min_p);
+  set(out.repetition_penalty, wishes.repetition_penalty);
+  set(out.presence_penalty, wishes.presence_penalty);
+  set(out.frequency_penalty, wishes.frequency_penalty);
+  if (wishes.top_k) out.top_k = *wishes.top_k;
+  if (wishes.penalty_last_n) out.penalty_last_n = *wishes.penalty_last_n;
+  out.seed = wishes.seed.value_or(random_seed);
+  auto biases = biases_of(wishes, *model.tokenizer);
+  if (!biases.ok()) return biases.error();
+  out.logit_bias = std::move(*biases);
+  return out;
+}
+
+// Tokens to generate at most: what was asked for, as far as the context has room. Never an error.
+int32_t max_tokens_of(const Generation& generation, const AnswerPolicy& policy, int64_t prompt,
+                      int64_t context) {
+  int64_t most = generation.max_tokens.value_or(policy.default_max_tokens);
+  if (most < 0) most = context;
+  return static_cast<int32_t>(std::min(most, context - prompt));
+}
+
+// A text far beyond the context is refused after a look at its beginning, so that megabytes of it cost next
+// to nothing; how many tokens it has is then what its length suggests. Empty: it may fit, or only all of it
+// can tell.
+template <typename Encode>
+std::optional<ApiError> far_too_long(std::string_view text, int64_t context, Encode encode_beginning) {
+  size_t bytes = 16 * static_cast<size_t>(context);
+  if (text.size() / 2 < bytes) return std::nullopt;
+  while (bytes > 0 && (static_cast<unsigned char>(text[bytes]) & 0xC0) == 0x80) --bytes;
+  const auto ids = encode_beginning(bytes);
+  // What the cut changes is a word at its end.
+  if (!ids.ok() || static_cast<int64_t>(ids->size()) < context + context / 8) return std::nullopt;
+  const double tokens_per_byte = static_cast<double>(ids->size()) / static_cast<double>(bytes);
+  return too_long(static_cast<int64_t>(tokens_per_byte * static_cast<double>(text.size())), context);
+}
+
+ApiResult<std::vector<int32_t>> completion_tokens(const Generation& generation, const PromptInput& input,
+                                                  const ServedModel& model) {
+  const Tokenizer& tokenizer = *model.tokenizer;
+  if (const auto* given = std::get_if<std::vector<int32_t>>(&input)) {
+    for (const int32_t id : *given) {
+      if (id >= tokenizer.size()) {
+        return invalid_value("prompt", fmt::format("prompt: the vocabulary has {} tokens, there is no {}",
+                                                   tokenizer.size(), id));
+      }
+    }
+    return *given;
+  }
+  const bool fill = generation.suffix && !generation.suffix->empty();
+  if (fill && !(tokenizer.fim_prefix() && tokenizer.fim_suffix() && tokenizer.fim_middle())) {
+    return unsupported("suffix", "suffix: this model's vocabulary has no fill-in-the-middle tokens");
+  }
+  const std::string& text = std::get<std::string>(input);
+  const EncodeOptions options{.add_special = generation.add_special && !fill, .parse_special = true};
+  const auto beginning = [&](size_t bytes) { return tokenizer.encode(text.substr(0, bytes), options); };
+  if (const auto error = far_too_long(text, model.backend->context_tokens(), beginning)) return *error;
+  auto ids = tokenizer.encode(text, options);
+  if (!ids.ok()) return invalid_value("prompt", "prompt: " + ids.error().message);
+  if (fill) {
+    const auto tail = tokenizer.encode(*generation.suffix, {.add_special = false, .parse_special = true});
+    if (!tail.ok()) return invalid_value("suffix", "suffix: " + tail.error().message);
+    ids->insert(ids->begin(), *tokenizer.fim_prefix());
+    ids->push_back(*tokenizer.fim_suffix());
+    ids->insert(ids->end(), tail->begin(), tail->end());
+    ids->push_back(*tokenizer.fim_middle());
+  }
+  if (ids->empty()) return invalid_value("prompt", "prompt must not be empty");
+  return std::move(*ids);
+}
+
+// The tools that may be called: all, or those of tool_choice.
+Json callable_tools(const Generation& generation) {
+  const std::vector<std::string>& names = generation.tool_choice.names;
+  if (names.empty()) return generation.tools;
+  Json out = Json::array();
+  for (const Json& tool : generation.tools) {
+    if (std::find(names.begin(), names.end(), tool["function"]["name"]) != names.end()) out.push_back(tool);
+  }
+  return out;
+}
+
+// What all choices of one prompt share.
+ApiResult<Request> request_of(const Generation& generation, const ServedModel& model,
+                              const AnswerPolicy& policy, std::vector<int32_t> ids,
+                              const SamplingParams& sampling) {
+  const int64_t context = model.backend->context_tokens();
+  const auto prompt = static_cast<int64_t>(ids.size());
+  if (prompt >= context) return too_long(prompt, context);
+  Request request;
+  request.prompt = std::move(ids);
+  request.sampling = sampling;
+  request.max_tokens = max_tokens_of(generation, policy, prompt, context);
+  if (!generation.ignore_eos) request.stop_ids = model.tokenizer->end_ids();
+  for (const int32_t id : generation.stop_token_ids) {
+    if (id >= model.tokenizer->size()) {
+      return invalid_value("stop_token_ids", fmt::format("stop_token_ids: there is no token {}", id));
+    }
+    request.stop_ids.push_back(id);
+  }
+  request.priority = policy.low_priority_first ? -generation.priority : generation.priority;
+  request.cache_salt = generation.cache_salt;
+  request.use_cache = generation.cache_prompt;
+  request.top_logprobs = generation.top_logprobs;
+  return request;
+}
+
+// The request's prompt as it is echoed. Its log probabilities, if they are asked for, cost the engine a
+// softmax over the vocabulary for each token, and the prefix cache cannot help.
+EchoedPrompt echo_of(const PromptInput& input, const Tokenizer& tokenizer, Request& request) {
+  EchoedPrompt out;
+  const auto* text = std::get_if<std::string>(&input);
+  out.text = text != nullptr ? *text : tokenizer.decode(request.prompt, SpecialText::show);
+  if (request.top_logprobs < 0) return out;
+  const auto scores = std::make_shared<std::vector<TokenEvent>>();
+  scores->push_back({request.prompt[0], std::numeric_limits<float>::quiet_NaN(), {}});
+  request.score = [scores, prompt = request.prompt, top = request.top_logprobs](
+                      int32_t position, std::span<const float> logits) {
+    const size_t next = static_cast<size_t>(position) + 1;
+    if (next >= prompt.size()) return;
+    scores->push_back(
+        {prompt[next], log_probability(logits, prompt[next]), top_log_probabilities(logits, top)});
+  };
+  out.scores = scores;
+  return out;
+}
+
+}  // namespace
+
+ApiResult<RenderedPrompt> render_prompt(const Generation& generation, const ServedModel& model,
+                                        const AnswerPolicy& policy) {
+  if (!model.chat) {
+    return ApiError{.status = 501,
+                    .type = "not_supported_error",
+                    .code = "not_supported",
+                    .message = "this model has no chat template that can be used; /v1/completions works"};
+  }
+  ChatOptions options;
+  options.add_generation_prompt = generation.add_generation_prompt;
+  options.enable_thinking = wanted_thinking(generation, policy);
+  options.variables = generation.template_variables;
+  if (options.enable_thinking) options.variables.erase("enable_thinking");
+  set_effort(options, generation, model.abilities);
+  if (keeps_thinking(generation, model, policy) && !options.variables.contains("preserve_thinking")) {
+    options.variables["preserve_thinking"] = true;
+  }
+  Messages messages = normalise(generation.messages, model.abilities, policy.late_system);
+  options.instruction_bytes = instruction_bytes(messages);
+  RenderedPrompt out;
+  out.thinking = options.enable_thinking.value_or(true);
+  out.has_head = !generation.tools.empty() || (!messages.empty() && messages[0].role == Role::system);
+  if (generation.continue_final && !messages.empty() && messages.back().role == Role::assistant) {
+    auto text = render_continued(generation, model, messages, options);
+    if (!text.ok()) return text.error();
+    out.text = std::move(*text);
+    return out;
+  }
+  auto text = model.chat->render(template_messages(messages, model.abilities), generation.tools, options);
+  if (!text.ok()) return template_error(text.error());
+  out.text = std::move(*text);
+  if (!generation.tools.empty() && messages[0].role == Role::system) {
+    // Templates of the family print the tools before the system text, so they survive a change of it.
+    std::string_view head = messages[0].text;
+    head = head.substr(0, std::min<size_t>(64, head.size()));
+    const size_t start = head.find_first_not_of(" \t\r\n");
+    const size_t at = start == std::string_view::npos ? start : out.text.text.find(head.substr(start));
+    if (at != std::string::npos) out.stable = out.text.prefix(at);
+  }
+  return out;
+}
+
+ApiResult<std::vector<int32_t>> prompt_tokens(const RenderedPrompt& prompt, const ServedModel& model) {
+  auto ids = model.tokenizer->encode_rendered(prompt.text);
+  if (!ids.ok()) return invalid_value("messages", "messages: " + ids.error().message);
+  if (ids->empty()) return invalid_value("messages", "messages: the template made an empty prompt of them");
+  return std::move(*ids);
+}
+
+ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> generation,
+                                         const ServedModel& model, const AnswerPolicy& policy,
+                                         uint64_t random_seed) {
+  PreparedAnswer out;
+  out.generation = generation;
+  out.parsed = generation->endpoint != Endpoint::completions;
+  auto sampling = sampling_of(*generation, model, random_seed);
+  if (!sampling.ok()) return sampling.error();
+  out.seed = sampling->seed;
+  out.temperature = sampling->temperature;
+  out.top_p = sampling->top_p;
+
+  std::vector<Request> prompts;
+  bool thinking = false;
+  if (out.parsed) {
+    // Every message writes a token at least, its mark: so many are refused before a template has run over
+    // them.
+    const int64_t context = model.backend->context_tokens();
+    const auto count = static_cast<int64_t>(generation->messages.size());
+    if (count > context) return too_long(count, context);
+    auto rendered = render_prompt(*generation, model, policy);
+    if (!rendered.ok()) return rendered.error();
+    const auto beginning = [&](size_t bytes) {
+      return model.tokenizer->encode_rendered(rendered->text.prefix(bytes));
+    };
+    if (const auto error = far_too_long(rendered->text.text, model.backend->context_tokens(), beginning)) {
+      return *error;
+    }
+    auto ids = prompt_tokens(*rendered, model);
+    if (!ids.ok()) return ids.error();
+    std::vector<ResumePoint> checkpoints = checkpoints_of(*ids, *rendered, model);
+    auto request = request_of(*generation, model, policy, std::move(*ids), *sampling);
+    if (!request.ok()) return request.error();
+    request->checkpoints = std::move(checkpoints);
+    prompts.push_back(std::move(*request));
+    out.format.starts_in_reasoning = open_thought(rendered->text.text, generation->continue_final);
+    thinking = out.format.starts_in_reasoning || (rendered->thinking && model.abilities.reasoning);
+    if (!generation->tools.empty() && generation->tool_choice.mode != ToolChoice::Mode::none) {
+      out.format.tools = std::make_shared<OfferedTools>(callable_tools(*generation));
+      // Where nothing holds the model, its client answers for the names.
+      out.format.offered_only = policy.tool_form != AnswerPolicy::ToolForm::free ||
+                                generation->tool_choice.mode == ToolChoice::Mode::required ||
+                                !generation->tool_choice.names.empty();
+    }
+    out.format.dialect = model.abilities.dialect == "argkv" ? CallDialect::key_value : CallDialect::xml;
+    out.format.calls_in_reasoning = policy.calls_in_reasoning;
+  } else {
+    for (const PromptInput& input : generation->prompts) {
+      auto ids = completion_tokens(*generation, input, model);
+      if (!ids.ok()) return ids.error();
+      auto request = request_of(*generation, model, policy, std::move(*ids), *sampling);
+      if (!request.ok()) return request.error();
+      prompts.push_back(std::move(*request));
+    }
+  }
+
+  auto masks = MaskFactory::create(*generation, model, policy, out.format.starts_in_reasoning, thinking);
+  if (!masks.ok()) return masks.error();
+  for (size_t p = 0; p < prompts.size(); ++p) {
+    const Request& prompt = prompts[p];
+    out.prompt_tokens += static_cast<int64_t>(prompt.prompt.size());
+    for (int32_t i = 0; i < generation->n; ++i) {
+      Request request = prompt;
+      request.sampling.seed += static_cast<uint64_t>(out.requests.size()) * 0x9E3779B97F4A7C15u;
+      request.mask = masks->make(request.max_tokens);
+      out.think_budget = masks->think_budget(request.max_tokens);
+      out.echoed.push_back(generation->echo ? echo_of(generation->prompts[p], *model.tokenizer, request)
+                                            : EchoedPrompt{});
+      out.requests.push_back(std::move(request));
+    }
+  }
+  return out;
+}
+
+}  // namespace braid::server

@@ -1,0 +1,225 @@
+// answer_mask.cpp -- see answer_mask.h.
+#include "server/schema/answer_mask.h"
+
+#include <algorithm>
+
+#include "server/grammar/grammar_matcher.h"
+#include "server/schema/schema_grammar.h"
+#include "text/unicode.h"
+
+namespace braid::server {
+namespace {
+
+class AnswerMask : public TokenMask {
+ public:
+  explicit AnswerMask(std::shared_ptr<const MaskRules> rules) : rules_(std::move(rules)) {
+    State start;
+    start.thought = rules_->starts_in_thought;
+    if (rules_->grammar != nullptr) form_.emplace(rules_->grammar);
+    path_.push_back(start);
+  }
+
+  void allowed(std::span<uint64_t> bits) override {
+    const State& now = path_.back();
+    if (now.thought) {
+      if (const int32_t forced = forced_at(now); forced >= 0) {
+        set(bits, rules_->closing[static_cast<size_t>(forced)]);
+        return;
+      }
+      set_all(bits);
+    } else {
+      allow_content(now, bits);
+    }
+    if (rules_->suppress_end || now.generated < rules_->min_tokens) {
+      for (const int32_t id : rules_->end_ids) clear(bits, id);
+      // At least one token must be allowed; then the end it is.
+      if (std::all_of(bits.begin(), bits.end(), [](uint64_t word) { return word == 0; })) set_end(bits);
+    }
+  }
+
+  std::optional<std::span<const int32_t>> all_but() override {
+    const State& now = path_.back();
+    if (rules_->suppress_end || now.generated < rules_->min_tokens) return std::nullopt;
+    if (!now.thought) return form_ ? std::nullopt : std::optional(std::span(forbidden(now)));
+    return forced_at(now) >= 0 ? std::nullopt : std::optional(std::span<const int32_t>());
+  }
+
+  void advance(int32_t token) override {
+    State now = path_.back();
+    ++now.generated;
+    const std::string_view piece = rules_->tokenizer->piece(token);
+    if (now.thought) {
+      const int32_t forced = forced_at(now);
+      ++now.used;
+      now.forced = forced >= 0 ? forced + 1 : -1;
+      now.partial_bytes = partial_after(now.partial_bytes, piece);
+      const bool closed = forced >= 0 ? now.forced == static_cast<int32_t>(rules_->closing.size())
+                                      : token == rules_->think_close;
+      if (closed) {
+        now.thought = false;
+        now.forced = -1;
+      }
+    } else if (now.fresh && token == rules_->think_open) {
+      now.thought = true;
+    } else {
+      now.fresh = now.fresh && piece.find_first_not_of(" \t\r\n") == std::string_view::npos;
+      // A token that the form does not admit was not allowed; after it nothing is.
+      if (form_ && !now.broken) {
+        now.broken = !form_->advance(piece);
+        now.form = static_cast<uint32_t>(form_->depth());
+      }
+    }
+    path_.push_back(now);
+  }
+
+  void rewind(int32_t tokens) override {
+    path_.resize(path_.size() - static_cast<size_t>(tokens));
+    if (form_) form_->rewind_to(path_.back().form);
+  }
+
+ private:
+  struct State {
+    bool thought = false;
+    bool fresh = true;          // only blanks since the start of content
+    uint8_t partial_bytes = 0;  // of a character at the end of the thought that is not whole yet
+    int32_t forced = -1;        // tokens of the closing text that were written; -1: not begun
+    int32_t generated = 0;
+    int64_t used = 0;   // tokens of thought
+    uint32_t form = 0;  // depth of the form
+    bool broken = false;
+  };
+
+  static uint8_t partial_after(uint8_t before, std::string_view piece) {
+    if (before > 0 && piece.size() < 4) {
+      // Continuation bytes only: still open unless they complete it; a rough count is enough here.
+      const bool continues = std::all_of(
+          piece.begin(), piece.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; });
+      if (continues) return before > piece.size() ? static_cast<uint8_t>(before - piece.size()) : 0;
+    }
+    for (size_t length = 1; length <= std::min<size_t>(3, piece.size()); ++length) {
+      const std::string_view tail = piece.substr(piece.size() - length);
+      if (utf8_step(tail).kind != Utf8Kind::incomplete) continue;
+      const auto lead = static_cast<unsigned char>(tail[0]);
+      const size_t whole = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
+      return static_cast<uint8_t>(whole - length);
+    }
+    return 0;
+  }
+
+  // Which token of the closing text must come now; -1: none.
+  int32_t forced_at(const State& now) const {
+    if (now.forced >= 0) return now.forced;
+    if (rules_->think_budget < 0 || rules_->closing.empty() || now.used < rules_->think_budget) return -1;
+    const bool wait = now.partial_bytes > 0 && now.used < rules_->think_budget + 3;
+    return wait ? -1 : 0;
+  }
+
+  void allow_content(const State& now, std::span<uint64_t> bits) {
+    if (!form_) {
+      set_all(bits);
+    } else if (!now.broken) {
+      form_->allowed(bits);
+      if (form_->accepts()) set_end(bits);
+      if (now.fresh && now.generated == 0 && rules_->think_open >= 0) set(bits, rules_->think_open);
+    }
+    for (const int32_t id : forbidden(now)) clear(bits, id);
+  }
+
+  const std::vector<int32_t>& forbidden(const State& now) const {
+    return now.fresh ? rules_->forbidden : rules_->forbidden_later;
+  }
+
+  void set_all(std::span<uint64_t> bits) const {
+    const auto vocabulary = static_cast<size_t>(rules_->tokenizer->size());
+    const size_t words = std::min(bits.size(), vocabulary / 64);
+    std::fill_n(bits.begin(), words, ~uint64_t{0});
+    if (words < bits.size() && vocabulary % 64 != 0) bits[words] = (uint64_t{1} << (vocabulary % 64)) - 1;
+  }
+  void set_end(std::span<uint64_t> bits) const {
+    for (const int32_t id : rules_->end_ids) set(bits, id);
+  }
+  static void set(std::span<uint64_t> bits, int32_t id) {
+    if (static_cast<size_t>(id) / 64 < bits.size())
+      bits[static_cast<size_t>(id) / 64] |= uint64_t{1} << (id % 64);
+  }
+  static void clear(std::span<uint64_t> bits, int32_t id) {
+    if (static_cast<size_t>(id) / 64 < bits.size())
+      bits[static_cast<size_t>(id) / 64] &= ~(uint64_t{1} << (id % 64));
+  }
+
+  std::shared_ptr<const MaskRules> rules_;
+  std::vector<State> path_;  // after every token, so that going back is cheap
+  std::optional<GrammarMatcher> form_;
+};
+
+int32_t id_of(const Tokenizer& tokenizer, std::string_view text) { return tokenizer.find(text).value_or(-1); }
+
+}  // namespace
+
+std::unique_ptr<TokenMask> make_mask(std::shared_ptr<const MaskRules> rules) {
+  return std::make_unique<AnswerMask>(std::move(rules));
+}
+
+ApiResult<MaskFactory> MaskFactory::create(const Generation& generation, const ServedModel& model,
+                                           const AnswerPolicy& policy, bool starts_in_thought,
+                                           bool thinking) {
+  MaskFactory out;
+  MaskRules& rules = out.rules_;
+  const Tokenizer& tokenizer = *model.tokenizer;
+  rules.tokenizer = model.tokenizer;
+  rules.end_ids = tokenizer.end_ids();
+  rules.suppress_end = generation.ignore_eos;
+  rules.min_tokens = generation.min_tokens;
+  rules.starts_in_thought = starts_in_thought;
+  rules.think_close = id_of(tokenizer, "</think>");
+  if (thinking) rules.think_open = id_of(tokenizer, "<think>");
+  if (generation.tool_choice.mode == ToolChoice::Mode::none && !generation.tools.empty()) {
+    if (const int32_t call = id_of(tokenizer, "<tool_call>"); call >= 0) rules.forbidden.push_back(call);
+  }
+
+  // A thought that is not open cannot be closed, and none is opened in the middle of an answer. A completion
+  // has no such parts.
+  const bool conversation = generation.endpoint != Endpoint::completions;
+  if (conversation && rules.think_close >= 0) rules.forbidden.push_back(rules.think_close);
+  rules.forbidden_later = rules.forbidden;
+  if (const int32_t open = id_of(tokenizer, "<think>"); conversation && open >= 0)
+    rules.forbidden_later.push_back(open);
+
+  out.thinking_ = thinking && rules.think_close >= 0;
+  const ReasoningWishes& wishes = generation.reasoning;
+  if (out.thinking_) {
+    const auto tier = wishes.effort ? policy.effort_tokens.find(*wishes.effort) : policy.effort_tokens.end();
+    if (wishes.budget_tokens) {
+      rules.think_budget = *wishes.budget_tokens;
+    } else if (tier != policy.effort_tokens.end()) {
+      rules.think_budget = tier->second;
+    }
+    out.limited_ = generation.max_tokens.value_or(-1) > 0;
+    out.reserve_tokens_ = policy.reply_reserve_tokens;
+    auto closing = tokenizer.encode(policy.think_closing, {.add_special = false, .parse_special = true});
+    if (closing.ok()) rules.closing = std::move(*closing);
+  }
+  auto grammar = answer_grammar(generation, model, policy);
+  if (!grammar.ok()) return grammar.error();
+  rules.grammar = std::move(*grammar);
+  return out;
+}
+
+int64_t MaskFactory::think_budget(int32_t max_tokens) const {
+  const int64_t asked = rules_.think_budget;
+  const int64_t reserve = thinking_ && limited_ ? std::min<int64_t>(reserve_tokens_, max_tokens / 4) : 0;
+  if (reserve <= 0) return asked;
+  const int64_t room =
+      std::max<int64_t>(0, max_tokens - reserve - static_cast<int64_t>(rules_.closing.size()));
+  return asked < 0 ? room : std::min(asked, room);
+}
+
+std::shared_ptr<TokenMask> MaskFactory::make(int32_t max_tokens) const {
+  auto rules = std::make_shared<MaskRules>(rules_);
+  rules->think_budget = think_budget(max_tokens);
+  const bool holds = rules->suppress_end || rules->min_tokens > 0 || rules->think_budget >= 0 ||
+                     !rules->forbidden_later.empty() || rules->grammar != nullptr;
+  return holds ? std::shared_ptr<TokenMask>(make_mask(std::move(rules))) : nullptr;
+}
+
+}  // namespace braid::server

@@ -1,0 +1,58 @@
+// answer_mask.h -- which tokens may come next, for answers with rules: a thinking budget, a required call, a
+// form to keep. Everything that only needs to be decided once is decided here, off the engine's thread.
+//
+// An answer is followed token by token:
+//   thought   free, counted; when the budget is used up the closing text is forced, token by token
+//   content   after </think>: the form, if there is one, holds from its first token on
+// so a form never disturbs thinking, and the budget never cuts a character in two.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "engine/request/request.h"
+#include "server/api/generation.h"
+#include "server/models/served_model.h"
+
+namespace braid::server {
+
+class GrammarProgram;
+
+// What is the same for all choices of an answer.
+struct MaskRules {
+  std::shared_ptr<const Tokenizer> tokenizer;
+  std::vector<int32_t> end_ids;  // end the answer
+  bool suppress_end = false;     // ignore_eos: they are not to come at all
+  int32_t min_tokens = 0;        // end_ids come only after so many tokens
+  bool starts_in_thought = false;
+  int32_t think_open = -1, think_close = -1;  // ids; -1: the vocabulary has none
+  int64_t think_budget = -1;                  // tokens; -1: none
+  std::vector<int32_t> closing;               // forced when the budget is used up; ends the thought
+  std::vector<int32_t> forbidden;             // in content
+  std::vector<int32_t> forbidden_later;       // in content that has begun: those, and what opens a thought
+  std::shared_ptr<const GrammarProgram> grammar;  // of content; null: free
+};
+
+std::unique_ptr<TokenMask> make_mask(std::shared_ptr<const MaskRules> rules);
+
+// Makes the masks of one answer's choices. None at all when nothing is to be held, so free answers cost
+// nothing.
+class MaskFactory {
+ public:
+  // Errors: 400 invalid_json_schema. `thinking`: the model may think in this answer.
+  static ApiResult<MaskFactory> create(const Generation& generation, const ServedModel& model,
+                                       const AnswerPolicy& policy, bool starts_in_thought, bool thinking);
+
+  // Null: free. `max_tokens`: of this choice; some are kept for the visible answer.
+  std::shared_ptr<TokenMask> make(int32_t max_tokens) const;
+  // How many tokens a thought may have then; -1: any number.
+  int64_t think_budget(int32_t max_tokens) const;
+
+ private:
+  MaskRules rules_;
+  bool thinking_ = false;
+  bool limited_ = false;  // the client limits the whole answer
+  int32_t reserve_tokens_ = 0;
+};
+
+}  // namespace braid::server

@@ -1,0 +1,249 @@
+// call_grammar.cpp -- see call_grammar.h.
+#include "server/schema/call_grammar.h"
+
+#include <algorithm>
+#include <set>
+
+#include "server/automata/grammar_parts.h"
+#include "server/schema/schema_reader.h"
+#include "text/answer/arguments.h"
+
+namespace braid::server {
+
+using Op = Instruction::Op;
+
+namespace {
+
+constexpr std::string_view kOpen = "<tool_call>", kClose = "</tool_call>", kFunction = "\n<function=";
+constexpr std::string_view kValueEnd = "\n</parameter>";
+
+Automaton parameter_name() {
+  GrammarBudget budget;
+  Expression out(budget);
+  const auto name = out.characters(complement({{0, 0x20}, {'<', '<'}, {'>', '>'}}));
+  const auto whole = out.sequence({out.repeat(name, 1, 64), out.text(">\n")});
+  return *out.compile(whole, Expression::Spelling::plain);
+}
+
+}  // namespace
+
+CallGrammar::CallGrammar(GrammarProgram& program, ValueShapes& shapes, GrammarBudget& budget,
+                         const Generation& generation, std::string dialect, bool all_strict)
+    : program_(program),
+      shapes_(shapes),
+      budget_(budget),
+      generation_(generation),
+      dialect_(std::move(dialect)),
+      all_strict_(all_strict) {}
+
+void CallGrammar::add_text(std::string_view mark, std::string_view forbidden, std::string_view begun) {
+  std::string name = "until ";
+  for (const std::string_view part : {mark, forbidden, begun}) name += std::string(part) + '\0';
+  program_.add(Op::automaton, program_.add_shared(name, [&] { return text_until(mark, forbidden, begun); }));
+}
+
+int32_t CallGrammar::calls() {
+  const int32_t place = program_.here();
+  program_.literal(kOpen);
+  body();
+  const int32_t after = program_.here();
+  if (generation_.parallel_calls) {
+    program_.fork({after + 1, after + 2});
+    program_.add(Op::end);
+    program_.literal("\n");
+    program_.add(Op::jump, place);
+  } else {
+    program_.add(Op::end);
+  }
+  finish_body(after);
+  return place;
+}
+
+int32_t CallGrammar::text_with_calls() {
+  const int32_t place = program_.here();
+  add_text(kOpen);
+  program_.at(place).b = 1;  // the answer may end in the text
+  body();
+  finish_body(place);
+  return place;
+}
+
+void CallGrammar::finish_body(int32_t after) {
+  for (const int32_t exit : exits_) program_.at(exit).a = after;
+}
+
+// One dictionary of all names; the code of each tool comes behind.
+void CallGrammar::body() {
+  names_ = program_.add(Op::words);
+  const std::vector<std::string>& chosen = generation_.tool_choice.names;
+  std::vector<std::string> openings;
+  std::vector<int32_t> places;
+  for (const Json& offered : generation_.tools) {
+    const Json& function = offered["function"];
+    const auto& name = function["name"].get_ref<const std::string&>();
+    if (!chosen.empty() && std::find(chosen.begin(), chosen.end(), name) == chosen.end()) continue;
+    if (pairs()) {
+      // Where the name ends is seen by what comes next.
+      for (const std::string_view next : {"\n", "<"}) {
+        openings.push_back(name + std::string(next));
+        places.push_back(program_.here());
+        add_text(kClose, kFunction, next == "<" ? next : std::string_view());
+        leave();
+      }
+      continue;
+    }
+    openings.push_back(json() ? "\n{\"name\": " + json_literal(Json(name)) + ", \"arguments\": "
+                              : std::string(kFunction) + name + ">\n");
+    places.push_back(tool(function, generation_.strict_tools.contains(name)));
+    if (!error_.empty()) return;
+  }
+  budget_.spend(0, static_cast<int64_t>(openings.size()) * 64);
+  program_.at(names_).a = program_.add_words(WordSet(openings, false, {}, budget_), std::move(places));
+  if (budget_.used_up()) error_ = budget_.sentence("the list of tools");
+}
+
+// The code of one tool's arguments. Its schema has a part of the budget, so that it costs no other tool
+// its own.
+int32_t CallGrammar::tool(const Json& function, bool strict) {
+  if (!strict && !all_strict_) return free_arguments();
+  GrammarBudget budget(std::min(budget_.steps_left(), GrammarBudget::kSteps / 4),
+                       std::min(budget_.bytes_left(), GrammarBudget::kBytes / 4));
+  shapes_.charge(budget);
+  const int32_t place = program_.here();
+  const size_t exits = exits_.size();
+  reason_.clear();
+  const auto found = function.find("parameters");
+  const Json schema = found == function.end() || found->is_null() ? Json(true) : *found;
+  const bool made = json() ? strict_arguments(schema, budget) : strict_parameters(schema, budget);
+  budget_.spend(std::min(budget.steps(), budget_.steps_left()),
+                std::min(budget.bytes(), budget_.bytes_left()));
+  shapes_.charge(budget_);
+  if (made) return place;
+  exits_.resize(exits);
+  if (!strict) return free_arguments();
+  error_ = function["name"].get<std::string>() + ": " + reason_;
+  return place;
+}
+
+int32_t CallGrammar::free_arguments() {
+  const int32_t place = program_.here();
+  if (!json()) {
+    // Another function in the same wrapper would be a call of any name.
+    add_text(kClose, kFunction);
+    leave();
+    return place;
+  }
+  shapes_.call(program_, shapes_.object({}, shapes_.any()));
+  program_.literal("}\n</tool_call>");
+  leave();
+  if (!shapes_.finish(program_) || budget_.used_up()) error_ = budget_.sentence("the list of tools");
+  return place;
+}
+
+bool CallGrammar::strict_arguments(const Json& schema, GrammarBudget& budget) {
+  SchemaReader reader(shapes_, budget, schema, false);
+  const auto shape = schema == true ? shapes_.object({}, shapes_.any()) : reader.value();
+  reason_ = reader.error();
+  if (!reason_.empty()) return false;
+  shapes_.call(program_, shape);
+  program_.literal("}\n</tool_call>");
+  leave();
+  if (!shapes_.finish(program_)) reason_ = "a value in it has too many alternatives";
+  if (budget.used_up()) reason_ = budget.sentence("the schema");
+  return reason_.empty();
+}
+
+// <parameter=KEY>\nVALUE\n</parameter>\n for each property, in the schema's order.
+bool CallGrammar::strict_parameters(const Json& schema, GrammarBudget& budget) {
+  SchemaReader reader(shapes_, budget, schema, false);
+  const Json members = reader.members();
+  const auto listed = members.find("properties");
+  const auto additional = members.find("additionalProperties");
+  const bool closed = additional != members.end() && *additional == false;
+  if (listed == members.end() || !listed->is_object()) {
+    if (reader.error().empty() && !closed) return free_arguments() >= 0 && error_.empty();
+  }
+  std::set<std::string> wanted;
+  if (const auto names = members.find("required"); names != members.end() && names->is_array()) {
+    for (const Json& name : *names)
+      if (name.is_string()) wanted.insert(name.get<std::string>());
+  }
+  std::vector<std::string> openings;
+  std::vector<int32_t> required;
+  if (listed != members.end() && listed->is_object()) {
+    for (const auto& [name, property] : listed->items()) {
+      if (wanted.erase(name) > 0) required.push_back(static_cast<int32_t>(openings.size()));
+      openings.push_back("<parameter=" + name + ">\n");
+    }
+  }
+  for (const std::string& name : wanted) {  // any value will do
+    required.push_back(static_cast<int32_t>(openings.size()));
+    openings.push_back("<parameter=" + name + ">\n");
+  }
+  budget.spend(static_cast<int64_t>(openings.size()) * 4, static_cast<int64_t>(openings.size()) * 96);
+  const int32_t set =
+      program_.add_words(WordSet(openings, true, required, budget), std::vector<int32_t>(openings.size(), 0));
+  const bool more = additional != members.end() && !closed;
+  const int32_t next = program_.here();
+  std::vector<int32_t> ways{next + 1, next + 2};
+  if (more) ways.push_back(next + 5);
+  program_.fork(ways);
+  program_.add(Op::words, set);
+  program_.add(Op::finished, set);
+  program_.literal("</function>\n</tool_call>");
+  leave();
+  if (more) {
+    program_.add(Op::finished, set);
+    program_.literal("<parameter=");
+    program_.add(Op::automaton, program_.add_shared("parameter name", parameter_name));
+    add_text(kValueEnd, "\n</function>\n</tool_call>", "\n");
+    program_.literal("\n");
+    program_.add(Op::set, static_cast<int32_t>(openings.size()));
+    program_.add(Op::jump, next);
+  }
+  static const Json kAny = true;
+  for (size_t i = 0; i < openings.size() && !budget.used_up(); ++i) {
+    program_.set_target(set, static_cast<int32_t>(i), program_.here());
+    const bool given = listed != members.end() && listed->is_object() && i < listed->size();
+    parameter_value(given ? std::next(listed->begin(), static_cast<ptrdiff_t>(i)).value() : kAny, reader,
+                    budget);
+    program_.literal("\n");
+    program_.add(Op::jump, next);
+  }
+  reason_ = reader.error();
+  if (reason_.empty() && !shapes_.finish(program_)) reason_ = "a value in it has too many alternatives";
+  if (reason_.empty() && budget.used_up()) reason_ = budget.sentence("the schema");
+  if (!reason_.empty()) shapes_.forget_calls();
+  return reason_.empty();
+}
+
+// Strings stand without quotes and end where the tag does; everything else is JSON.
+void CallGrammar::parameter_value(const Json& property, SchemaReader& reader, GrammarBudget& budget) {
+  if (property.is_object()) {
+    const auto values = property.find("enum");
+    if (values != property.end() && values->is_array() && !values->empty()) {
+      std::set<std::string> texts;
+      for (const Json& value : *values) {
+        texts.insert((value.is_string() ? value.get<std::string>() : json_literal(value)) +
+                     std::string(kValueEnd));
+        budget.spend(8 + static_cast<int64_t>(texts.size()) / 8, 16);
+      }
+      const int32_t behind = program_.here() + 1;
+      const std::vector<std::string> list(texts.begin(), texts.end());
+      program_.add(Op::words, program_.add_words(WordSet(list, false, {}, budget),
+                                                 std::vector<int32_t>(list.size(), behind)));
+      return;
+    }
+  }
+  const auto types = property.is_object() ? schema_types(property) : std::vector<ArgumentType>();
+  if (types.empty() || std::find(types.begin(), types.end(), ArgumentType::string) != types.end()) {
+    // The line feed behind the opening tag may be the one before the closing tag, of an empty text. What
+    // would end the call for whoever reads it does not stand in a text.
+    add_text(kValueEnd, "\n</function>\n</tool_call>", "\n");
+    return;
+  }
+  shapes_.call(program_, reader.value(property));
+  program_.literal(kValueEnd);
+}
+
+}  // namespace braid::server

@@ -1,0 +1,56 @@
+// call_grammar.h -- calls of the offered tools, as the model's template writes them.
+//
+// Names are those of the offered tools. Arguments follow the schema where the client asked for strictness, or
+// everywhere if the operator did; elsewhere they are any JSON object, or any text of the markup. A schema
+// that cannot be compiled is an error where the client asked, and frees the arguments of its tool where only
+// the operator did.
+#pragma once
+
+#include <string>
+
+#include "server/api/generation.h"
+#include "server/schema/value_shapes.h"
+
+namespace braid::server {
+
+class CallGrammar {
+ public:
+  // `all_strict`: the operator asks for schemas everywhere.
+  CallGrammar(GrammarProgram& program, ValueShapes& shapes, GrammarBudget& budget,
+              const Generation& generation, std::string dialect, bool all_strict);
+
+  // Both end with `end`. One call or, if they may be several, more of them:
+  int32_t calls();
+  // Free text in which a call, where one begins, keeps the form.
+  int32_t text_with_calls();
+
+  const std::string& error() const { return error_; }
+
+ private:
+  // What stands behind the opening marker, up to the end of the closing one; goes on at `after` + what the
+  // caller patches.
+  void body();
+  void finish_body(int32_t after);
+  int32_t tool(const Json& function, bool strict);
+  int32_t free_arguments();
+  bool strict_arguments(const Json& schema, GrammarBudget& budget);
+  bool strict_parameters(const Json& schema, GrammarBudget& budget);
+  void parameter_value(const Json& property, class SchemaReader& reader, GrammarBudget& budget);
+  void add_text(std::string_view mark, std::string_view forbidden = {}, std::string_view begun = {});
+  void leave() { exits_.push_back(program_.add(Instruction::Op::jump)); }
+  bool json() const { return dialect_ == "hermes"; }
+  bool pairs() const { return dialect_ == "argkv"; }
+
+  GrammarProgram& program_;
+  ValueShapes& shapes_;
+  GrammarBudget& budget_;
+  const Generation& generation_;
+  std::string dialect_;
+  bool all_strict_;
+  std::vector<int32_t> exits_;  // jumps behind a call
+  int32_t names_ = -1;          // instruction of the tools' names
+  std::string error_;
+  std::string reason_;  // why the last schema could not be compiled
+};
+
+}  // namespace braid::server

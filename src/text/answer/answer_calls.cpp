@@ -1,0 +1,386 @@
+// answer_calls.cpp -- the inside of tool calls: parameters, values, JSON bodies, key and value pairs.
+#include <algorithm>
+
+#include "text/answer/answer_parser.h"
+#include "text/answer_markers.h"
+
+namespace braid {
+
+using namespace answer_markers;
+using Kind = AnswerEvent::Kind;
+
+namespace {
+
+// The keys under which models put the arguments of a JSON call.
+const JsonValue* arguments_of(const JsonValue& function) {
+  const JsonValue* found = function.find("arguments");
+  return found != nullptr ? found : function.find("parameters");
+}
+
+// Bytes of `text` up to the first place where a marker may begin at its end.
+size_t before_partial(std::string_view text, std::initializer_list<std::string_view> markers) {
+  const size_t at = text.rfind('<');
+  if (at == std::string_view::npos) return text.size();
+  const std::string_view tail = text.substr(at);
+  const bool partial = std::any_of(markers.begin(), markers.end(),
+                                   [&](auto m) { return m.size() > tail.size() && m.starts_with(tail); });
+  return partial ? at : text.size();
+}
+
+}  // namespace
+
+void AnswerParser::open_call(std::string_view name) {
+  ++calls_;
+  properties_ = format_.tools->find(name);
+  parameters_.clear();
+  whole_json_ = body_scan_ = false;
+  body_attempts_ = 0;
+  astray_.clear();
+  emit(Kind::call, name);
+  state_ = State::function;
+}
+
+void AnswerParser::close_call() {
+  if (!whole_json_) emit(Kind::arguments, parameters_.empty() ? "{}" : "}");
+  emit(Kind::call_end, {});
+  begin_segment(State::content);
+}
+
+// A byte that belongs to no markup, where only markup should be.
+void AnswerParser::skip_astray() { astray_ += take(1); }
+
+// Blanks, which are layout until something is astray.
+void AnswerParser::skip_layout() {
+  const size_t start = begin_;
+  skip_blanks();
+  if (!astray_.empty()) astray_.append(buffer_, start, begin_ - start);
+}
+
+bool AnswerParser::has_parameter(std::string_view name) const {
+  return std::find(parameters_.begin(), parameters_.end(), name) != parameters_.end();
+}
+
+void AnswerParser::open_parameter(std::string_view name) {
+  astray_.clear();
+  parameter_ = name;
+  types_.clear();
+  if (properties_ != nullptr) {
+    if (const auto found = properties_->find(name); found != properties_->end()) types_ = found->second;
+  }
+  repeated_ = whole_json_ || has_parameter(name);
+  streams_ = types_.empty() || (types_.size() == 1 && types_[0] == ArgumentType::string);
+  lead_ = true;
+  value_begun_ = false;
+  value_.clear();
+  state_ = State::value;
+}
+
+void AnswerParser::write_key() {
+  emit(Kind::arguments, (parameters_.empty() ? "{" : ", ") + json_string(parameter_) + ": ");
+  parameters_.push_back(parameter_);
+}
+
+void AnswerParser::write_value_text(std::string_view text) {
+  std::string out;
+  if (!value_begun_) {
+    write_key();
+    out = '"';
+    value_begun_ = true;
+  }
+  append_json_escaped(out, text);
+  emit(Kind::arguments, out);
+}
+
+// The open value ends with `tail`. at_end: because the answer does.
+void AnswerParser::end_value(std::string_view tail, bool at_end) {
+  const bool left_open = at_end && cut_;
+  state_ = State::function;
+  if (repeated_) return;
+  if (!streams_) {
+    value_ += tail;
+    if (value_.ends_with('\n')) value_.pop_back();
+    if (value_.size() <= format_.max_value_bytes) {
+      if (left_open) return;
+      write_key();
+      emit(Kind::arguments, convert_argument(value_, types_));
+      value_.clear();
+      return;
+    }
+    tail = value_;
+  } else if (tail.ends_with('\n')) {
+    tail.remove_suffix(1);
+  }
+  write_value_text(tail);
+  if (!left_open) emit(Kind::arguments, "\"");
+  value_.clear();
+}
+
+// Between parameters.
+bool AnswerParser::step_function() {
+  skip_layout();
+  const std::string_view text = rest();
+  if (text.empty()) return false;
+  if (text.starts_with(kParameterOpen)) {
+    size_t end = 0;
+    const auto name = tag_name(0, kParameterOpen, &end);
+    if (name) {
+      take(end);
+      open_parameter(*name);
+      return true;
+    }
+    if (end == 0) return false;
+    skip_astray();
+    return true;
+  }
+  if (text.starts_with(kFunctionClose) || text.starts_with(kCallClose)) {
+    const bool function = text.starts_with(kFunctionClose);
+    take((function ? kFunctionClose : kCallClose).size());
+    close_call();
+    if (function) {
+      state_ = State::after_function;
+    } else {
+      ++repairs_.missing_end;
+    }
+    return true;
+  }
+  if (may_become({kParameterOpen, kFunctionClose, kCallClose})) return false;
+  if (text[0] == '{' && parameters_.empty() && !whole_json_ && body_attempts_ < kMaxBodyAttempts) {
+    return step_function_body();
+  }
+  skip_astray();
+  return true;
+}
+
+// An object where parameters should be: the arguments as a whole, if it is one.
+bool AnswerParser::step_function_body() {
+  if (!body_scan_) extent_ = {};
+  body_scan_ = true;
+  const JsonExtent::State state = extent_.scan(rest());
+  if (state == JsonExtent::State::open && !final_ && rest().size() <= format_.max_value_bytes) return false;
+  body_scan_ = false;
+  auto value = state == JsonExtent::State::complete && extent_.end() <= format_.max_value_bytes
+                   ? read_json(rest().substr(0, extent_.end()))
+                   : std::nullopt;
+  if (!value) {
+    ++body_attempts_;
+    skip_astray();
+    return true;
+  }
+  take(extent_.end());
+  whole_json_ = true;
+  astray_.clear();
+  emit(Kind::arguments, value->text);
+  return true;
+}
+
+bool AnswerParser::step_value() {
+  if (lead_) {  // exactly one line feed behind the tag is layout
+    const std::string_view text = rest();
+    if (!final_ && (text.empty() || text == "\r")) return false;
+    if (text.starts_with('\n')) {
+      take(1);
+    } else if (text.starts_with("\r\n")) {
+      take(2);
+    }
+    lead_ = false;
+  }
+  const std::initializer_list<std::string_view> markers = {kParameterClose, kParameterOpen, kFunctionClose,
+                                                           kCallClose};
+  const std::string_view text = rest();
+  size_t keep = final_ ? text.size() : before_partial(text, markers);
+  for (size_t at = text.find('<'); at < keep; at = text.find('<', at + 1)) {
+    const std::string_view here = text.substr(at);
+    if (std::none_of(markers.begin(), markers.end(), [&](auto m) { return here.starts_with(m); })) continue;
+    const Verdict verdict = judge(at);
+    if (verdict == Verdict::end) {
+      end_value(take(at), /*at_end=*/false);
+      if (rest().starts_with(kParameterClose)) {
+        take(kParameterClose.size());
+      } else {
+        ++repairs_.missing_end;
+      }
+      return true;
+    }
+    if (verdict == Verdict::wait) {
+      keep = at;
+      break;
+    }
+  }
+  if (repeated_) {
+    take(keep);
+  } else if (!streams_) {
+    value_ += take(keep);
+    if (value_.size() > format_.max_value_bytes + 1) {  // + 1: a line feed at the end may be layout
+      const bool line = value_.ends_with('\n');
+      if (line) value_.pop_back();
+      write_value_text(value_);
+      value_.clear();
+      streams_ = true;
+      if (line) {  // back into the text that is not consumed
+        begin_ -= 1;
+        last_ = begin_ > 0 ? buffer_[begin_ - 1] : ' ';
+      }
+    }
+  } else {
+    if (keep > 0 && text[keep - 1] == '\n') --keep;  // could be layout
+    if (keep > 0) write_value_text(take(keep));
+  }
+  return false;
+}
+
+// Is the marker at `at` the end of the open value, or a part of it?
+AnswerParser::Verdict AnswerParser::judge(size_t at) const {
+  const std::string_view here = rest().substr(at);
+  Tri end = Tri::no;
+  if (here.starts_with(kParameterClose)) {
+    end = follows(at + kParameterClose.size(), {kParameterOpen, kFunctionClose, kCallClose});
+  } else if (!at_line_start(at)) {
+    return Verdict::text;
+  } else if (here.starts_with(kFunctionClose)) {
+    end = follows(at + kFunctionClose.size(), {kCallClose, kCallOpen, kFunctionOpen});
+  } else if (here.starts_with(kCallClose)) {
+    end = follows(at + kCallClose.size(), {kCallOpen});
+  } else {
+    size_t tag_end = 0;
+    const auto name = tag_name(at, kParameterOpen, &tag_end);
+    if (!name) return tag_end == 0 ? Verdict::wait : Verdict::text;
+    const bool known = properties_ != nullptr && properties_->contains(*name);
+    return known && *name != parameter_ && !has_parameter(*name) ? Verdict::end : Verdict::text;
+  }
+  return end == Tri::yes ? Verdict::end : end == Tri::unknown ? Verdict::wait : Verdict::text;
+}
+
+bool AnswerParser::step_after_function() {
+  skip_blanks();
+  const std::string_view text = rest();
+  if (text.starts_with(kCallClose)) {
+    take(kCallClose.size());
+    begin_segment(State::content);
+    return true;
+  }
+  if (text.starts_with(kFunctionOpen)) {
+    size_t end = 0;
+    const auto name = tag_name(0, kFunctionOpen, &end);
+    if (name && may_call(*name)) {
+      take(end);
+      open_call(*name);
+      return true;
+    }
+    if (end == 0) return false;
+  } else if (may_become({kCallClose, kFunctionOpen})) {
+    return false;
+  }
+  if (!text.empty()) ++repairs_.missing_end;
+  begin_segment(State::content);
+  return true;
+}
+
+// The object and everything before it was no call after all.
+void AnswerParser::give_back(size_t bytes) {
+  ++repairs_.broken_json;
+  while (bytes < rest().size() && (static_cast<unsigned char>(rest()[bytes]) & 0xC0) == 0x80) --bytes;
+  begin_segment(State::content);
+  emit_text(Kind::content, opener_ + std::string(take(bytes)));
+}
+
+bool AnswerParser::step_json() {
+  // Too long is decided where the object would have to be complete, so that pieces make no difference.
+  const size_t limit = format_.max_value_bytes;
+  JsonExtent::State state = extent_.scan(rest());
+  while (state == JsonExtent::State::angle) {
+    const std::string_view here = rest().substr(extent_.end());
+    if (here.starts_with(kCallClose)) {
+      give_back(std::min(extent_.end() + kCallClose.size(), limit));
+      return true;
+    }
+    if (!final_ && kCallClose.starts_with(here)) break;
+    extent_.skip();
+    state = extent_.scan(rest());
+  }
+  const size_t reached = state == JsonExtent::State::complete ? extent_.end() : rest().size();
+  if (reached > limit) {
+    give_back(limit);
+    return true;
+  }
+  if (state != JsonExtent::State::complete) return false;
+  const auto call = read_json(rest().substr(0, extent_.end()));
+  if (!call) {
+    give_back(extent_.end());
+    return true;
+  }
+  const JsonValue* inner = call->find("function");
+  const JsonValue& function = inner != nullptr && inner->kind == JsonKind::object ? *inner : *call;
+  const JsonValue* name = function.find("name");
+  const JsonValue* given = arguments_of(function);
+  std::optional<JsonValue> arguments = given == nullptr                  ? read_json("{}")
+                                       : given->kind == JsonKind::string ? read_json(given->string)
+                                                                         : std::optional(*given);
+  if (name == nullptr || name->kind != JsonKind::string || !arguments ||
+      arguments->kind != JsonKind::object || !may_call(name->string)) {
+    give_back(extent_.end());
+    return true;
+  }
+  take(extent_.end());
+  open_call(name->string);
+  whole_json_ = true;
+  emit(Kind::arguments, arguments->text);
+  close_call();
+  state_ = State::after_function;
+  return true;
+}
+
+// <arg_key>K</arg_key><arg_value>V</arg_value> ...
+bool AnswerParser::step_pairs() {
+  skip_layout();
+  const std::string_view text = rest();
+  if (text.starts_with(kCallClose)) {
+    take(kCallClose.size());
+    close_call();
+    return true;
+  }
+  if (!text.starts_with(kKeyOpen)) {
+    if (text.empty() || may_become({kKeyOpen, kCallClose})) return false;
+    skip_astray();
+    return true;
+  }
+  const size_t key_end = text.find(kKeyClose);
+  const size_t value_open = key_end == std::string_view::npos ? key_end : text.find(kValueOpen, key_end);
+  if (value_open == std::string_view::npos) return false;
+  const size_t value = value_open + kValueOpen.size();
+  // What was searched before is not searched again.
+  pairs_scan_ = std::max(pairs_scan_, value);
+  size_t end = 0, tag = kValueClose.size();
+  while (true) {
+    end = text.find(kValueClose, pairs_scan_);
+    if (end == std::string_view::npos) {
+      if (!final_ || cut_) {
+        pairs_scan_ = std::max(value, text.size() - std::min(text.size(), kValueClose.size()));
+        return false;
+      }
+      end = text.size();
+      tag = 0;
+      break;
+    }
+    const Tri ends = follows(end + tag, {kKeyOpen, kCallClose});
+    if (ends == Tri::yes) break;
+    pairs_scan_ = end;
+    if (ends == Tri::unknown) return false;
+    pairs_scan_ = end + 1;
+  }
+  pairs_scan_ = 0;
+  parameter_ = trim_blanks(text.substr(kKeyOpen.size(), key_end - kKeyOpen.size()));
+  astray_.clear();
+  if (!has_parameter(parameter_)) {
+    std::vector<ArgumentType> types;
+    if (properties_ != nullptr) {
+      if (const auto found = properties_->find(parameter_); found != properties_->end())
+        types = found->second;
+    }
+    write_key();
+    emit(Kind::arguments, convert_argument(text.substr(value, end - value), types));
+  }
+  take(end + tag);
+  return true;
+}
+
+}  // namespace braid

@@ -1,0 +1,178 @@
+// answer_parser.h -- what a model writes, taken apart while it is being written: reasoning, content, tool
+// calls.
+//
+// Not here: UTF-8 (detokenizer.h comes before), stop strings (stop_strings.h comes after), JSON of any API.
+//
+// Two forms of calls are recognised inside <tool_call> ... </tool_call>, at the same time:
+//   XML   <function=NAME> <parameter=KEY> value </parameter> ... </function>, also without the outer tags
+//   JSON  {"name": NAME, "arguments": {...}}
+// and, where the model's template asks for it, NAME with <arg_key>/<arg_value> pairs. Arguments come out as
+// the text of one JSON object, typed by the tool's schema (arguments.h).
+//
+// Always true:
+//   the events joined do not depend on how the text was cut into pieces
+//   text that is no marker of a call is given out, in order; only blanks at the edges of parts are dropped
+//   the arguments of a call that ended are a valid JSON object
+//   work and memory grow with the length of the text, not faster
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "text/answer/arguments.h"
+#include "text/json_text.h"
+
+namespace braid {
+
+struct AnswerEvent {
+  enum class Kind : uint8_t {
+    reasoning,  // text
+    content,    // text
+    call,       // text: the tool's name; a call begins
+    arguments,  // text: more of the JSON object
+    call_end,
+  };
+  Kind kind;
+  int32_t call = 0;  // index of the call, from 0
+  std::string text;
+
+  bool operator==(const AnswerEvent&) const = default;
+};
+using AnswerEvents = std::vector<AnswerEvent>;
+
+enum class CallDialect : uint8_t { xml, key_value };
+
+struct AnswerFormat {
+  bool starts_in_reasoning = false;  // the prompt ends inside an open think block
+  CallDialect dialect = CallDialect::xml;
+  std::shared_ptr<const OfferedTools> tools;  // null or empty: call markers are ordinary text
+  bool offered_only = false;                  // a call of any other tool is ordinary text
+  bool calls_in_reasoning = true;             // accept a call (under strict rules) before the block is closed
+  size_t max_value_bytes = size_t{8} << 20;   // of a buffered argument; a longer one becomes a string
+};
+
+// How often the parser had to bend, for metrics.
+struct AnswerRepairs {
+  int32_t missing_end = 0;        // a value, function or wrapper was not closed
+  int32_t call_in_reasoning = 0;  // </think> was forgotten
+  int32_t bare_function = 0;      // no <tool_call> before the function
+  int32_t stray_close = 0;        // </think> without a block
+  int32_t broken_json = 0;        // a JSON call that is none: given back as text
+};
+
+class AnswerParser {
+ public:
+  explicit AnswerParser(AnswerFormat format);
+
+  // `text`: well-formed UTF-8, whole characters. Appends events; neighbours of a kind are joined.
+  void push(std::string_view text, AnswerEvents& out);
+
+  // The end. `cut`: the answer was ended by a limit, so what is open stays open (an unfinished call gets no
+  // call_end). Otherwise an open call is closed and counts. Text in it that is no argument is content.
+  void finish(bool cut, AnswerEvents& out);
+
+  // Inside the think block, as far as the text is understood.
+  bool in_reasoning() const { return state_ == State::reasoning; }
+  // Outside of calls and of the think block.
+  bool in_content() const { return state_ == State::content; }
+  int32_t calls() const { return calls_; }
+  const AnswerRepairs& repairs() const { return repairs_; }
+
+ private:
+  enum class State : uint8_t { reasoning, content, function, value, after_function, json, pairs };
+  enum class Verdict : uint8_t { text, wait, end };
+  enum class Tri : uint8_t { no, unknown, yes };
+  using Markers = std::initializer_list<std::string_view>;
+
+  struct Opening {  // what stands behind an opening marker
+    enum class Kind : uint8_t { none, unknown, xml, json, pairs } kind = Kind::none;
+    size_t end = 0;  // offset behind it
+    std::string name;
+  };
+
+  std::string_view rest() const { return std::string_view(buffer_).substr(begin_); }
+  std::string_view take(size_t bytes);
+  void skip_blanks();
+  bool at_line_start(size_t at) const;
+  Tri follows(size_t at, Markers markers) const;
+  bool may_become(Markers markers) const;
+
+  void emit(AnswerEvent::Kind kind, std::string_view text);
+  void emit_text(AnswerEvent::Kind kind, std::string_view text);
+  void emit_prose(std::string_view text);
+  void begin_segment(State state);
+
+  // One step of a state; false: more text is needed.
+  bool step();
+  bool step_prose();
+  bool found_think_open(size_t at);
+  bool found_think_close(size_t at);
+  bool found_call(size_t at, bool wrapped);
+  bool step_function();
+  bool step_function_body();
+  bool step_value();
+  bool step_after_function();
+  bool step_json();
+  bool step_pairs();
+
+  Opening opening(size_t at, bool wrapped) const;
+  Opening pairs_opening(size_t at) const;
+  std::optional<std::string> tag_name(size_t at, std::string_view marker, size_t* end) const;
+  Tri accept_call(const Opening& opening, size_t at, bool bare) const;
+  bool may_call(std::string_view name) const;
+
+  void open_call(std::string_view name);
+  void close_call();
+  void open_parameter(std::string_view name);
+  void write_key();
+  void write_value_text(std::string_view text);
+  void end_value(std::string_view tail, bool at_end);
+  bool has_parameter(std::string_view name) const;
+  void skip_astray();
+  void skip_layout();
+  Verdict judge(size_t at) const;
+  void give_back(size_t bytes);
+
+  AnswerFormat format_;
+  State state_;
+  std::string buffer_;
+  size_t begin_ = 0;  // of what is not consumed
+  bool final_ = false;
+  bool cut_ = false;
+  char last_ = '\n';  // the last consumed byte
+  AnswerEvents* out_ = nullptr;
+  size_t out_start_ = 0;
+
+  std::string held_;       // blanks that are given out only if text follows
+  bool fresh_ = true;      // nothing given out in this segment yet
+  bool seen_any_ = false;  // anything given out at all
+
+  int32_t calls_ = 0;
+  std::string opener_;  // of the JSON call that is being read
+  JsonExtent extent_;
+  const OfferedTools::Properties* properties_ = nullptr;  // of the open call; null: unknown tool
+  std::vector<std::string> parameters_;                   // given so far
+  bool whole_json_ = false;                               // the arguments came as one object
+  bool body_scan_ = false;                                // extent_ follows an object in a function's body
+  int body_attempts_ = 0;
+  // Text since the last argument that is no markup. A call that goes on does without it; in one that never
+  // ends it is given back, because it may be all that follows a mention of a call.
+  std::string astray_;
+  size_t pairs_scan_ = 0;  // where the search for the end of a value goes on
+
+  std::string parameter_;  // the open one
+  std::vector<ArgumentType> types_;
+  bool streams_ = false;   // its value is given out as it comes
+  bool repeated_ = false;  // its name was given already: the value is dropped
+  bool lead_ = false;      // the line feed behind the opening tag is not yet seen
+  bool value_begun_ = false;
+  std::string value_;  // collected, if it does not stream
+  AnswerRepairs repairs_;
+};
+
+}  // namespace braid

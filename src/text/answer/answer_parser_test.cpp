@@ -1,0 +1,418 @@
+// answer_parser_test.cpp -- what models write, taken apart: recorded cases, every way to cut them, and
+// damage.
+//
+// Method: a case is an output, the tools that were offered, and what must come of it. It is run whole, in
+// pieces of fixed and random sizes, and byte by byte through the UTF-8 joiner; the result must be the same.
+#include "text/answer/answer_parser.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "text/answer/detokenizer.h"
+#include "text/unicode.h"
+
+namespace braid {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Call {
+  std::string name, arguments;
+  bool complete = false;
+  bool operator==(const Call&) const = default;
+};
+
+struct Parts {
+  std::string reasoning, content;
+  std::vector<Call> calls;
+  bool operator==(const Parts&) const = default;
+};
+
+std::ostream& operator<<(std::ostream& out, const Parts& parts) {
+  out << "\n reasoning " << Json(parts.reasoning).dump() << "\n content " << Json(parts.content).dump();
+  for (const Call& call : parts.calls) {
+    out << "\n call " << call.name << " " << call.arguments << (call.complete ? "" : " (open)");
+  }
+  return out;
+}
+
+Parts joined(const AnswerEvents& events) {
+  Parts parts;
+  for (const AnswerEvent& event : events) {
+    switch (event.kind) {
+      case AnswerEvent::Kind::reasoning:
+        parts.reasoning += event.text;
+        break;
+      case AnswerEvent::Kind::content:
+        parts.content += event.text;
+        break;
+      case AnswerEvent::Kind::call:
+        parts.calls.push_back({event.text, "", false});
+        break;
+      case AnswerEvent::Kind::arguments:
+        parts.calls.at(event.call).arguments += event.text;
+        break;
+      case AnswerEvent::Kind::call_end:
+        parts.calls.at(event.call).complete = true;
+        break;
+    }
+  }
+  return parts;
+}
+
+struct Case {
+  std::string output;
+  AnswerFormat format;
+  bool cut = false;
+};
+
+// Pieces of `bytes` bytes of the output (0: all at once), joined to whole characters on the way.
+Parts run(const Case& c, const std::vector<size_t>& cuts) {
+  AnswerParser parser(c.format);
+  Utf8Stream joiner;
+  AnswerEvents events;
+  size_t at = 0;
+  for (const size_t cut : cuts) {
+    parser.push(joiner.push(std::string_view(c.output).substr(at, cut - at)), events);
+    at = cut;
+  }
+  parser.push(joiner.push(std::string_view(c.output).substr(at)), events);
+  parser.push(joiner.flush(), events);
+  parser.finish(c.cut, events);
+  return joined(events);
+}
+
+std::vector<size_t> every(size_t bytes, const std::string& text) {
+  std::vector<size_t> cuts;
+  for (size_t at = bytes; at < text.size(); at += bytes) cuts.push_back(at);
+  return cuts;
+}
+
+void expect_valid_arguments(const Parts& parts) {
+  for (const Call& call : parts.calls) {
+    if (!call.complete) continue;
+    const Json parsed = Json::parse(call.arguments, nullptr, /*allow_exceptions=*/false);
+    ASSERT_TRUE(parsed.is_object()) << call.arguments;
+  }
+}
+
+Case case_of(const Json& golden) {
+  Case c;
+  c.output = golden["output"].get<std::string>();
+  c.format.starts_in_reasoning = golden["starts_in_reasoning"].get<bool>();
+  c.format.dialect = golden["dialect"] == "argkv" ? CallDialect::key_value : CallDialect::xml;
+  c.format.tools = std::make_shared<OfferedTools>(golden["tools"]);
+  c.cut = golden["end"] == "length";
+  return c;
+}
+
+Parts parts_of(const Json& expected) {
+  Parts parts{expected["reasoning"].get<std::string>(), expected["content"].get<std::string>(), {}};
+  for (const Json& call : expected["tool_calls"]) {
+    parts.calls.push_back({call["name"].get<std::string>(), call["arguments"].get<std::string>(),
+                           call["complete"].get<bool>()});
+  }
+  return parts;
+}
+
+TEST(AnswerParser, EveryRecordedCaseComesOutAsRecordedHoweverItIsCut) {
+  int ran = 0;
+  std::mt19937 random(7);
+  for (const auto& file : std::filesystem::directory_iterator(BRAID_SOURCE_DIR "/tests/goldens/parse")) {
+    const Json golden = Json::parse(std::ifstream(file.path()));
+    SCOPED_TRACE(file.path().filename().string());
+    const Case c = case_of(golden);
+    const Parts want = parts_of(golden["expected"]);
+    EXPECT_EQ(run(c, {}), want);
+    for (const size_t bytes : {1, 2, 3, 4, 5, 6, 7, 8, 13, 21})
+      ASSERT_EQ(run(c, every(bytes, c.output)), want);
+    for (int round = 0; round < 40; ++round) {
+      std::vector<size_t> cuts;
+      for (size_t at = random() % 30; at < c.output.size(); at += 1 + random() % 30) cuts.push_back(at);
+      ASSERT_EQ(run(c, cuts), want);
+    }
+    expect_valid_arguments(want);
+    ++ran;
+  }
+  std::printf("[          ] %d recorded outputs\n", ran);
+  EXPECT_EQ(ran, 88);
+}
+
+std::shared_ptr<const OfferedTools> tools(const char* properties) {
+  return std::make_shared<OfferedTools>(Json::parse(
+      std::string(
+          R"([{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":)") +
+      properties + "}}}]"));
+}
+
+// Every marker, half markers, and things that look like values.
+std::string random_output(std::mt19937& random) {
+  static const std::vector<std::string> kPieces = {"<think>",
+                                                   "</think>",
+                                                   "<tool_call>",
+                                                   "</tool_call>",
+                                                   "<function=f>",
+                                                   "<function=x>",
+                                                   "</function>",
+                                                   "<parameter=i>",
+                                                   "<parameter=s>",
+                                                   "<parameter=o>",
+                                                   "<parameter=zz>",
+                                                   "</parameter>",
+                                                   "\n",
+                                                   "\n",
+                                                   "\n",
+                                                   " ",
+                                                   "a",
+                                                   "7",
+                                                   "{",
+                                                   "}",
+                                                   "[",
+                                                   "]",
+                                                   "{\"name\": \"f\"}",
+                                                   "\"",
+                                                   "\\",
+                                                   "<",
+                                                   "</",
+                                                   "<function=",
+                                                   "<parameter=",
+                                                   "\u00e9",
+                                                   "\r\n",
+                                                   "<arg_key>",
+                                                   "</arg_key>",
+                                                   "<arg_value>",
+                                                   "</arg_value>",
+                                                   "f",
+                                                   "{\"a\": 1}",
+                                                   "\xf0\x9f",
+                                                   "\xff",
+                                                   "'",
+                                                   ",",
+                                                   ":",
+                                                   "True",
+                                                   "null",
+                                                   "<tool_call>\n<function=f>\n<parameter=s>\n"};
+  std::string out;
+  for (size_t n = 1 + random() % 24; n > 0; --n) out += kPieces[random() % kPieces.size()];
+  return out;
+}
+
+TEST(AnswerParser, DamagedStreamsNeverCrashAndNeverDependOnTheCut) {
+  const auto offered =
+      tools(R"({"i":{"type":"integer"},"s":{"type":"string"},"o":{"type":["object","array"]}})");
+  std::mt19937 random(11);
+  // BRAID_TEST_ROUNDS=1000000 is the long run, for hands.
+  const char* wanted = std::getenv("BRAID_TEST_ROUNDS");
+  const int rounds = wanted != nullptr ? std::atoi(wanted) : 15'000;
+  for (int round = 0; round < rounds; ++round) {
+    Case c{random_output(random), {}, random() % 2 == 0};
+    c.format.tools = offered;
+    c.format.starts_in_reasoning = random() % 3 == 0;
+    c.format.dialect = random() % 2 == 0 ? CallDialect::xml : CallDialect::key_value;
+    if (random() % 8 == 0) c.format.max_value_bytes = 8;
+    const Parts want = run(c, {});
+    ASSERT_EQ(run(c, every(1, c.output)), want) << Json(repaired_utf8(c.output, Utf8Repair::maximal_subpart));
+    std::vector<size_t> cuts;
+    for (size_t at = 1 + random() % 9; at < c.output.size(); at += 1 + random() % 9) cuts.push_back(at);
+    ASSERT_EQ(run(c, cuts), want) << Json(repaired_utf8(c.output, Utf8Repair::maximal_subpart));
+    expect_valid_arguments(want);
+    ASSERT_FALSE(HasFatalFailure());
+  }
+}
+
+TEST(AnswerParser, DamagedRecordingsStillGiveValidArguments) {
+  std::mt19937 random(13);
+  for (const auto& file : std::filesystem::directory_iterator(BRAID_SOURCE_DIR "/tests/goldens/parse")) {
+    const Case original = case_of(Json::parse(std::ifstream(file.path())));
+    for (int round = 0; round < 40; ++round) {
+      Case c = original;
+      for (size_t edits = 1 + random() % 3; edits > 0 && !c.output.empty(); --edits) {
+        const size_t at = random() % c.output.size();
+        switch (random() % 3) {
+          case 0:
+            c.output.erase(at, 1 + random() % 12);
+            break;
+          case 1:
+            c.output.insert(at, 1, "<>{}\"\n/="[random() % 8]);
+            break;
+          default:
+            c.output.insert(at, c.output.substr(random() % c.output.size(), random() % 20));
+        }
+      }
+      const Parts want = run(c, {});
+      ASSERT_EQ(run(c, every(1, c.output)), want) << c.output;
+      expect_valid_arguments(want);
+      ASSERT_FALSE(HasFatalFailure()) << c.output;
+    }
+  }
+}
+
+TEST(AnswerParser, WithoutToolsNoTextIsLost) {
+  std::mt19937 random(17);
+  const auto solid = [](const std::string& text) {  // blanks at the edges of parts are layout
+    std::string out;
+    for (const char c : text) {
+      if (std::string_view(" \t\r\n").find(c) == std::string_view::npos) out += c;
+    }
+    return out;
+  };
+  for (int round = 0; round < 2000; ++round) {
+    Case c{repaired_utf8(random_output(random), Utf8Repair::maximal_subpart), {}, false};
+    const Parts parts = run(c, {});
+    std::string want = c.output, got = parts.reasoning + parts.content;
+    for (const char* marker : {"<think>", "</think>"}) {  // may be taken as markers, or be text
+      for (std::string* text : {&want, &got}) {
+        for (size_t at; (at = text->find(marker)) != std::string::npos;)
+          text->erase(at, std::string(marker).size());
+      }
+    }
+    if (parts.reasoning.empty()) {
+      ASSERT_EQ(solid(got), solid(want)) << c.output;
+    }
+    ASSERT_TRUE(parts.calls.empty());
+  }
+}
+
+TEST(AnswerParser, TextBehindACallThatNeverEndsIsGivenBack) {
+  const auto offered = tools(R"({"s":{"type":"string"}})");
+  const struct {
+    const char *output, *content;
+    size_t calls;
+  } kCases[] = {
+      {"Write\n<function=f>\nand then close it. Here is more to say.",
+       "Write|and then close it. Here is more to say.", 1},
+      {"<tool_call>\n<function=f>\nnothing but text", "nothing but text", 1},
+      {"<tool_call>\n<function=f>\n{\"s\": \"Os", "{\"s\": \"Os", 1},
+      {"<tool_call>\n<function=f>\ntext <b>bold</b>  and \n\n more", "text <b>bold</b>  and \n\n more", 1},
+      // A call that goes on does without it.
+      {"<tool_call>\n<function=f>\nhm\n<parameter=s>\nx\n</parameter>\n</function>\n</tool_call>", "", 1},
+  };
+  for (const auto& [output, content, calls] : kCases) {
+    Case c{output, {}, false};
+    c.format.tools = offered;
+    const Parts parts = run(c, {});
+    EXPECT_EQ(run(c, every(1, c.output)), parts) << output;
+    std::string wanted = content;
+    wanted.erase(std::remove(wanted.begin(), wanted.end(), '|'), wanted.end());
+    EXPECT_EQ(parts.content, wanted) << output;
+    EXPECT_EQ(parts.calls.size(), calls) << output;
+    expect_valid_arguments(parts);
+    // Cut by a limit: prose is given back, the beginning of an argument is not prose.
+    c.cut = true;
+    EXPECT_EQ(run(c, every(1, c.output)), run(c, {})) << output;
+  }
+  Case cut{"<tool_call>\n<function=f>\nsome text <parameter=s", {}, true};
+  cut.format.tools = offered;
+  EXPECT_EQ(run(cut, {}).content, "some text");
+}
+
+TEST(AnswerParser, TheCallIsReportedAsSoonAsItsNameIsKnown) {
+  AnswerFormat format;
+  format.tools = tools(R"({"s":{"type":"string"}})");
+  AnswerParser parser(std::move(format));
+  AnswerEvents events;
+  parser.push("Hi.\n<tool_call>\n<function=f>", events);
+  EXPECT_EQ(events,
+            (AnswerEvents{{AnswerEvent::Kind::content, 0, "Hi."}, {AnswerEvent::Kind::call, 0, "f"}}));
+  events.clear();
+  parser.push("\n<parameter=s>\nab", events);
+  EXPECT_EQ(events, (AnswerEvents{{AnswerEvent::Kind::arguments, 0, "{\"s\": \"ab"}}));
+  EXPECT_FALSE(parser.in_content());
+  EXPECT_FALSE(parser.in_reasoning());
+}
+
+TEST(AnswerParser, ValuesOverTheLimitBecomeStrings) {
+  Case c{
+      "<tool_call><function=f><parameter=o>\n[1, 2, 3, 4]\n</parameter></function></tool_call>", {}, false};
+  c.format.tools = tools(R"({"o":{"type":"array"}})");
+  EXPECT_EQ(run(c, {}).calls.at(0).arguments, R"({"o": [1, 2, 3, 4]})");
+  c.format.max_value_bytes = 11;
+  EXPECT_EQ(run(c, {}).calls.at(0).arguments, R"({"o": "[1, 2, 3, 4]"})");
+  EXPECT_EQ(run(c, every(1, c.output)).calls.at(0).arguments, R"({"o": "[1, 2, 3, 4]"})");
+}
+
+TEST(AnswerParser, NumbersKeepTheirSpelling) {
+  Case c{
+      R"(<tool_call>{"name": "f", "arguments": {"a": 2.50, "b": 123456789012345678901234567890, "c": 1e400}}</tool_call>)",
+      {},
+      false};
+  c.format.tools = tools("{}");
+  EXPECT_EQ(run(c, {}).calls.at(0).arguments,
+            R"({"a": 2.50, "b": 123456789012345678901234567890, "c": 1e400})");
+}
+
+TEST(AnswerParser, LineFeedsInsideJsonStringsAreRepaired) {
+  Case c{"<tool_call>{\"name\": \"f\", \"arguments\": {\"s\": \"a\nb\"}}</tool_call>", {}, false};
+  c.format.tools = tools("{}");
+  EXPECT_EQ(run(c, {}).calls.at(0).arguments, R"({"s": "a\nb"})");
+}
+
+TEST(AnswerParser, LongAndHostileOutputsTakeLinearWork) {
+  const auto offered = tools(R"({"o":{"type":"object"},"s":{"type":"string"}})");
+  const auto repeat = [](const char* text, int times) {
+    std::string out;
+    for (int i = 0; i < times; ++i) out += text;
+    return out;
+  };
+  for (const std::string& body :
+       {repeat("{", 200'000), repeat("<function=f>", 20'000),
+        "<parameter=o>" + repeat("</parameter> ", 20'000),
+        "<parameter=s>\n" + repeat("<parameter=\n", 20'000), repeat("<tool_call>{", 20'000),
+        "<tool_call>{" + repeat("[", 200'000), repeat(" ", 200'000), "<parameter=" + repeat("x", 200'000)}) {
+    Case c{"<tool_call><function=f>" + body, {}, false};
+    c.format.tools = offered;
+    const Parts parts = run(c, {});
+    EXPECT_EQ(run(c, every(3, c.output)), parts);
+    expect_valid_arguments(parts);
+  }
+}
+
+TEST(Arguments, AreConvertedByTheSchemaAndNeverEvaluated) {
+  const auto convert = [](const char* schema, const char* raw) {
+    return convert_argument(raw, schema_types(Json::parse(schema)));
+  };
+  EXPECT_EQ(convert(R"({"type":"integer"})", " 7 "), "7");
+  EXPECT_EQ(convert(R"({"type":"integer"})", "7.0"), "7");
+  EXPECT_EQ(convert(R"({"type":"integer"})", "7.5"), "\"7.5\"");
+  EXPECT_EQ(convert(R"({"type":"integer"})", "1e300"), "\"1e300\"");
+  EXPECT_EQ(convert(R"({"type":"number"})", "NaN"), "\"NaN\"");
+  EXPECT_EQ(convert(R"({"type":"boolean"})", "True"), "true");
+  EXPECT_EQ(convert(R"({"type":["string","null"]})", "None"), "null");
+  EXPECT_EQ(convert(R"({"type":["string","null"]})", "none"), "\"none\"");
+  EXPECT_EQ(convert(R"({"type":"array"})", "['a', \"b\", None, (1, 2), {'k': True}]"),
+            R"(["a", "b", null, [1, 2], {"k": true}])");
+  EXPECT_EQ(convert(R"({"type":"array"})", "__import__('os')"), "\"__import__('os')\"");
+  EXPECT_EQ(convert(R"({"type":"object"})", R"({"a":1,"a":2})"), R"({"a": 2})");
+  EXPECT_EQ(convert(R"({"type":"object"})", R"({"a":NaN})"), R"("{\"a\":NaN}")");
+  EXPECT_EQ(convert(R"({"enum":["red",3]})", "red"), "\"red\"");
+  EXPECT_EQ(convert(R"({"anyOf":[{"type":"integer"},{"type":"string"}]})", "x"), "\"x\"");
+  EXPECT_EQ(convert("{}", "{\"a\":1}"), R"("{\"a\":1}")");
+  EXPECT_EQ(convert(R"({"$ref":"#/x"})", "{}"), "{}");
+  const std::string deep(1000, '[');
+  EXPECT_EQ(convert(R"({"type":"array"})", deep.c_str()), '"' + deep + '"');
+}
+
+TEST(JsonText, ReadsWhatJsonAllowsAndWritesNothingElse) {
+  EXPECT_EQ(read_json(" {\"a\" : [1,-2.5e3 , \"x\\u00e9\\ud83d\\ude00\\/\"]} ")->text,
+            "{\"a\": [1, -2.5e3, \"x\u00e9\U0001f600/\"]}");
+  EXPECT_EQ(read_json("\"\\ud800x\"")->text, "\"\ufffdx\"");
+  for (const char* bad : {"", "{", "[1,]", "{\"a\":}", "01", "1.", ".5", "+1", "'a'", "nul", "{a:1}", "[1] 2",
+                          "\"\\x41\"", "\"\\u12\"", "True", "-"}) {
+    EXPECT_FALSE(read_json(bad)) << bad;
+  }
+  EXPECT_EQ(read_python_literal("{'a': (1,), 2: 'it\\'s \\x41',}")->text, R"({"a": [1], "2": "it's A"})");
+  EXPECT_EQ(json_string("\x01\"\\\n\x7f"), "\"\\u0001\\\"\\\\\\n\x7f\"");
+  std::string ascii;
+  append_json_string(ascii, "\b\f\v\x7f\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80 \xff\xe2\x82",
+                     JsonLetters::ascii);
+  EXPECT_EQ(ascii, R"("\b\f\u000b\u007f\u00e9\u20ac\ud83d\ude00 \ufffd\ufffd\ufffd")");
+  EXPECT_EQ(json_string("\xff\xe2\x82"), "\"\xff\xe2\x82\"");  // broken bytes stay as they are
+}
+
+}  // namespace
+}  // namespace braid
