@@ -277,7 +277,7 @@ uint64_t CudaDevice::free_bytes() const {
 CudaOps::WorkspaceParts CudaOps::workspace_parts(const Device::WorkspaceNeeds& needs) const {
   const auto rounded = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
   return {rounded(attention_workspace_bytes(context_, needs)),
-          rounded(delta_workspace_bytes(context_, needs)), rounded(products_workspace_bytes(context_, needs)),
+          rounded(delta_workspace_bytes(context_, needs)), rounded(gemm_workspace_bytes(context_, needs)),
           rounded(moe_workspace_bytes(context_, needs)), rounded(cuda::top_k_bytes())};
 }
 
@@ -294,9 +294,9 @@ Result<size_t> CudaOps::reserve(Device& device, const Device::WorkspaceNeeds& ne
   auto* at = static_cast<std::byte*>(workspace_.data());
   attention_work_ = at;
   delta_work_ = at + parts.attention;
-  products_work_ = at + parts.attention + parts.delta;
-  moe_work_ = at + parts.attention + parts.delta + parts.products;
-  top_k_work_ = at + parts.attention + parts.delta + parts.products + parts.moe;
+  gemm_work_ = at + parts.attention + parts.delta;
+  moe_work_ = at + parts.attention + parts.delta + parts.gemm;
+  top_k_work_ = at + parts.attention + parts.delta + parts.gemm + parts.moe;
   return workspace_.size_bytes() + stage_device_.size_bytes();
 }
 

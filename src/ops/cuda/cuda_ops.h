@@ -30,7 +30,7 @@ class CudaOps final : public Ops {
   size_t workspace_bytes(const Device::WorkspaceNeeds& needs) const;
   Result<size_t> reserve(Device& device, const Device::WorkspaceNeeds& needs);
 
-  // products*.cu, embed.cu
+  // gemm.cu, embed.cu
   void embed(Tensor y, const Weight& table, const Batch& batch) override;
   void linear(std::span<const LinearPart> parts, Tensor x) override;
   void norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
@@ -80,15 +80,15 @@ class CudaOps final : public Ops {
 
  private:
   struct WorkspaceParts {
-    size_t attention, delta, products, moe, top_k;
-    size_t sum() const { return attention + delta + products + moe + top_k; }
+    size_t attention, delta, gemm, moe, top_k;
+    size_t sum() const { return attention + delta + gemm + moe + top_k; }
   };
   void run_experts(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w);
 
   WorkspaceParts workspace_parts(const Device::WorkspaceNeeds& needs) const;
   static size_t attention_workspace_bytes(const cuda::Context& context, const Device::WorkspaceNeeds& needs);
   static size_t delta_workspace_bytes(const cuda::Context& context, const Device::WorkspaceNeeds& needs);
-  static size_t products_workspace_bytes(const cuda::Context& context, const Device::WorkspaceNeeds& needs);
+  static size_t gemm_workspace_bytes(const cuda::Context& context, const Device::WorkspaceNeeds& needs);
   static size_t moe_workspace_bytes(const cuda::Context& context, const Device::WorkspaceNeeds& needs);
 
   // A copy of host bytes in device memory, queued before the kernels that follow; valid until kStageSlots
@@ -106,7 +106,7 @@ class CudaOps final : public Ops {
   // Parts of workspace_, 256-byte aligned.
   std::byte* attention_work_ = nullptr;
   std::byte* delta_work_ = nullptr;
-  std::byte* products_work_ = nullptr;
+  std::byte* gemm_work_ = nullptr;
   std::byte* moe_work_ = nullptr;
   std::byte* top_k_work_ = nullptr;
 };

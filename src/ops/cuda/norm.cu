@@ -8,7 +8,7 @@
 // Reached: 3.0 us for 1 row, 3.5 us for 128, 35 us for 2048 (3.6 TB/s).
 //
 // The sum's order is fixed by the width (norm_math.cuh; norm_any: thread t adds its elements in ascending
-// order, then warps, in order). Products of few rows norm for themselves instead (product_few_x.cuh).
+// order, then warps, in order). Products of few rows norm for themselves instead (gemm_skinny_x.cuh).
 #include "ops/cuda/primitives/device_math.h"
 #include "ops/cuda/primitives/launch.h"
 #include "ops/cuda/primitives/norm_math.cuh"
@@ -51,7 +51,7 @@ __device__ void store4(void* data, DType type, int64_t index, float4 v) {
   *reinterpret_cast<uint2*>(static_cast<Act*>(data) + index) = acts_of(v);
 }
 
-// Columns k .. k + 3 of a row, as order_rows (products.cu) places them: two pieces of four bytes.
+// Columns k .. k + 3 of a row, as order_rows (gemm.cu) places them: two pieces of four bytes.
 __device__ void store_ordered(const NormArgs& a, int row, int k, uint2 v) {
   const int columns = a.ordered.columns;
   const int own = row % columns;

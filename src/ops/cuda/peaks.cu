@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "ops/cuda/primitives/mma.h"
-#include "ops/cuda/profile.h"
 #include "ops/cuda/primitives/wgmma.cuh"
+#include "ops/cuda/profile.h"
 
 namespace braid::cuda {
 namespace {
@@ -72,11 +72,11 @@ __global__ __launch_bounds__(kProductThreads, 1) void multiply(const uint32_t* n
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   const auto base = static_cast<uint32_t>(__cvta_generic_to_shared(b));
   for (int turn = 0; turn < kTurns; ++turn) {
-    fence_wide();
+    fence_wgmma();
 #pragma unroll
-    for (int i = 0; i < 4; ++i) multiply_wide<128>(sums, a[i], wide_operand(base + 32 * i));
-    commit_wide();
-    wait_wide<0>();
+    for (int i = 0; i < 4; ++i) multiply_wgmma<128>(sums, a[i], wgmma_operand(base + 32 * i));
+    commit_wgmma();
+    wait_wgmma<0>();
   }
 #else
   for (int turn = 0; turn < kTurns; ++turn) {

@@ -54,7 +54,7 @@ size_t sequence_workspace_bytes(const Device::WorkspaceNeeds& needs);
 SequenceWorkspace place_sequence_workspace(void* base, const Device::WorkspaceNeeds& needs);
 
 // norm.cu
-// The form in which the wide products read x (order_rows in products.cu), beside y.
+// The form in which the wgmma products read x (order_rows in gemm.cu), beside y.
 struct OrderedRows {
   void* to = nullptr;  // null: not wanted
   int columns = 0;     // rows of a tile

@@ -1,5 +1,5 @@
 // attention.cu -- which kernel attends: the fast forms for 16-bit caches and f16 queries
-// (attention_decode.cu, attention_tiles.cu, attention_wide.cu), and here the plain form for everything else.
+// (attention_decode.cu, attention_tiles.cu, attention_wgmma.cu), and here the plain form for everything else.
 //
 // Plain form: a warp per row and head, f32, cells in order, four at a time. Any head width up to 256 that is
 // a multiple of 16, any pair of cache formats. It reads K and V once per query head and has one warp per
@@ -127,7 +127,7 @@ __global__ __launch_bounds__(kPlainDim / 4) void merge_kernel(const __grid_const
   const int head = blockIdx.x;
   const int s = blockIdx.y;
   const int rows = a.batch.rows[s];
-  const int splits = rows > 0 && !few_rows(a, rows) ? splits_of(a, rows, span_of(a, s)).count : 1;
+  const int splits = rows > 0 && !decodes(a, rows) ? splits_of(a, rows, span_of(a, s)).count : 1;
   wait_for_previous();
   let_next_start();
   if (splits == 1) return;
@@ -228,10 +228,10 @@ void attention(Context& context, const SequenceWorkspace& work, Tensor o, Tensor
   const int32_t most_rows = batch.most_rows > 0 ? batch.most_rows : batch.tokens;
   if (fits(work, args) && narrow(q)) {
     // Each form takes the sequences that are its own; one that can have none is not launched.
-    const bool all_few = few_rows(args, most_rows);
-    if (attention_decode(context, args) && (all_few || attention_tiles(context, args))) {
+    const bool all_decode = decodes(args, most_rows);
+    if (attention_decode(context, args) && (all_decode || attention_tiles(context, args))) {
       // The decode kernel merges its splits itself.
-      if (all_few || batch.blocks_per_sequence * kBlockTokens <= kSplitCells) return;
+      if (all_decode || batch.blocks_per_sequence * kBlockTokens <= kSplitCells) return;
       const dim3 grid(static_cast<unsigned>(params.heads), static_cast<unsigned>(batch.sequences),
                       static_cast<unsigned>(std::min(most_rows, 8)));
       launch_early(context, merge_kernel, grid, static_cast<unsigned>(div_up(args.head_dim, 128) * 32), 0,

@@ -41,8 +41,8 @@ struct AttentionArgs {
   AttentionWeights w;
 };
 
-// Sequences whose queries fit one tile of 8 go to the decode kernel, the others to the tile kernel.
-__host__ __device__ inline bool few_rows(const AttentionArgs& a, int rows) {
+// Sequences whose queries fit one tile of 8 take the decode kernel, the others to the tile kernel.
+__host__ __device__ inline bool decodes(const AttentionArgs& a, int rows) {
   return rows == 1 || (rows * a.group <= 8 && !a.deterministic);
 }
 
@@ -72,7 +72,7 @@ __device__ inline Splits splits_of(const AttentionArgs& a, int rows, Span span) 
   const int most = rows > a.partial_rows ? 1 : min(kMostSplits, a.partial_rows / rows);
   if (most < 2) return {1 << 30, 1};
   const int64_t cells = span.end - span.begin;
-  const bool adapts = few_rows(a, rows) && !a.deterministic;
+  const bool adapts = decodes(a, rows) && !a.deterministic;
   int length = adapts ? kFewestSplitCells : kSplitCells;
   while (int64_t{length} * length < 4 * a.kv_heads * cells || int64_t{length} * (most - 1) < cells)
     length *= 2;
@@ -248,10 +248,10 @@ bool launch_instance(const AttentionArgs& args, Launch launch) {
   }
 }
 
-// attention_decode.cu, attention_tiles.cu, attention_wide.cu: false if the shape or the GPU has no such
+// attention_decode.cu, attention_tiles.cu, attention_wgmma.cu: false if the shape or the GPU has no such
 // kernel.
 bool attention_decode(Context& context, const AttentionArgs& args);
 bool attention_tiles(Context& context, const AttentionArgs& args);
-bool attention_wide(Context& context, const AttentionArgs& args);
+bool attention_wgmma(Context& context, const AttentionArgs& args);
 
 }  // namespace braid::cuda

@@ -1,5 +1,5 @@
 // attention_tile_items.h -- attention of sequences with many rows, as far as its two kernels agree
-// (attention_tiles.cu, and attention_wide.cu for compute capability 9.0): which tiles of queries there are,
+// (attention_tiles.cu, and attention_wgmma.cu for compute capability 9.0): which tiles of queries there are,
 // what belongs to one, and what becomes of sums. Products, softmax and masks are their own.
 //
 // A tile is 128 packed queries of a KV head of a sequence, against 64 cells at a time. A warp has 16 of the
@@ -28,7 +28,7 @@ struct TileItem {
 __device__ inline int list_tile_items(const AttentionArgs& a, int* starts, int* scratch) {
   return list_items(a, starts, scratch, [&](int s) -> int2 {
     const int rows = a.batch.rows[s];
-    if (rows <= 0 || few_rows(a, rows)) return {0, 0};
+    if (rows <= 0 || decodes(a, rows)) return {0, 0};
     return {div_up(rows * a.group, kTileRows), splits_of(a, rows, span_of(a, s)).count};
   });
 }

@@ -15,7 +15,7 @@
 // (240 TFLOP/s); a tree of 22 after 32K 314 us. Tried: one stage with three barriers a tile (174 TFLOP/s at
 // 8192); outputs and gates element by element from the fragments, which cost half of a short prompt.
 //
-// Compute capability 9.0 has a form of its own for the same items, attention_wide.cu, which is tried first.
+// Compute capability 9.0 has a form of its own for the same items, attention_wgmma.cu, which is tried first.
 #include "ops/cuda/attention/attention_tile_items.h"
 
 namespace braid::cuda {
@@ -107,8 +107,8 @@ struct Softmax {
   float total[2] = {0, 0};
 
   // Scores of 64 cells become exp2 of their distance to the largest so far, and what was summed up before is
-  // brought to the same scale. The Softmax of attention_wide.cuh is another on purpose: it adds up in another
-  // order and takes the fast exp2, so one for both would round differently than one of them does now.
+  // brought to the same scale. The Softmax of attention_wgmma.cuh is another on purpose: it adds up in
+  // another order and takes the fast exp2, so one for both would round differently than one of them does now.
   __device__ void take(float (&x)[kTileCells / 8][4], float scale) {
     float factor[2];
 #pragma unroll
@@ -312,7 +312,7 @@ bool launch(Context& context, const AttentionArgs& args) {
 }  // namespace
 
 bool attention_tiles(Context& context, const AttentionArgs& args) {
-  if (attention_wide(context, args)) return true;
+  if (attention_wgmma(context, args)) return true;
   return launch_instance(
       args, [&]<int kHeadDim, typename Number>() { return launch<kHeadDim, Number>(context, args); });
 }

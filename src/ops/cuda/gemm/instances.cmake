@@ -23,29 +23,29 @@ endfunction()
 foreach(format F16 Q8 Q4K Q6K Q5 T4 Fp4)
   string(TOLOWER ${format} suffix)
   # Up to 8 rows, lists of experts, anything else.
-  gemm_instance(products_${suffix} "product_few.cuh;product_kernel.cuh;product_list.cuh"
-"void launch_products_${suffix}(Context& context, int groups, const ProductArgs& args) {
-  if (groups == 1 && (args.tiles != nullptr ? launch_list<Format${format}>(context, args)
-                                            : launch_few<Format${format}>(context, args)))
+  gemm_instance(gemm_${suffix} "gemm_skinny.cuh;gemm_mma.cuh;gemm_grouped.cuh"
+"void launch_gemm_${suffix}(Context& context, int groups, const GemmArgs& args) {
+  if (groups == 1 && (args.tiles != nullptr ? launch_gemm_grouped<Format${format}>(context, args)
+                                            : launch_gemm_skinny<Format${format}>(context, args)))
     return;
-  launch_format<Format${format}>(context, groups, norm_first(context, args));
+  launch_gemm_mma<Format${format}>(context, groups, norm_first(context, args));
 }")
   # wgmma (sm_90a).
-  gemm_instance(products_wide_${suffix} "product_wide.cuh"
-"void launch_wide_${suffix}(Context& context, int columns, const ProductArgs& args) {
-  launch_wide<Format${format}>(context, columns, args);
+  gemm_instance(gemm_wgmma_${suffix} "gemm_wgmma.cuh"
+"void launch_gemm_wgmma_${suffix}(Context& context, int columns, const GemmArgs& args) {
+  launch_gemm_wgmma<Format${format}>(context, columns, args);
 }")
 endforeach()
 
 # Published mixes keep some tensors of an input in q6_K and the others in q4_K or q5_K: one launch takes both.
 foreach(second Q4K Q5)
   string(TOLOWER ${second} suffix)
-  gemm_instance(products_few_q6k_${suffix} "product_few.cuh"
-"bool launch_few_q6k_${suffix}(Context& context, const ProductArgs& args, int second_block) {
-  return launch_few<FormatQ6K, Format${second}>(context, args, second_block);
+  gemm_instance(gemm_skinny_q6k_${suffix} "gemm_skinny.cuh"
+"bool launch_gemm_skinny_q6k_${suffix}(Context& context, const GemmArgs& args, int second_block) {
+  return launch_gemm_skinny<FormatQ6K, Format${second}>(context, args, second_block);
 }")
-  gemm_instance(products_wide_q6k_${suffix} "product_wide.cuh"
-"void launch_wide_q6k_${suffix}(Context& context, int columns, const ProductArgs& args) {
-  launch_wide<FormatQ6K, Format${second}>(context, columns, args);
+  gemm_instance(gemm_wgmma_q6k_${suffix} "gemm_wgmma.cuh"
+"void launch_gemm_wgmma_q6k_${suffix}(Context& context, int columns, const GemmArgs& args) {
+  launch_gemm_wgmma<FormatQ6K, Format${second}>(context, columns, args);
 }")
 endforeach()

@@ -129,12 +129,12 @@ enum class Store : uint8_t {
 };
 
 // Rows of one weight (and of its up twin when gated) in a launch. Blocks of gate and up alternate.
-struct ProductPart {
+struct GemmPart {
   const uint8_t* units = nullptr;
   const uint8_t* up_units = nullptr;
   const float* scales = nullptr;
   const float* up_scales = nullptr;
-  // The same of the shared expert, when it is in the list (ProductArgs::shared_expert).
+  // The same of the shared expert, when it is in the list (GemmArgs::shared_expert).
   const uint8_t* shared_units = nullptr;
   const uint8_t* shared_up_units = nullptr;
   const float* shared_scales = nullptr;
@@ -155,31 +155,31 @@ struct ExpertTile {
   int count;
 };
 
-// x of a product of few rows that is still to be normed (product_few_x.cuh): x = norm(residual) * weight.
-struct FewNormArgs {
+// x of a product of few rows that is still to be normed (gemm_skinny_x.cuh): x = norm(residual) * weight.
+struct SkinnyNorm {
   const float* residual = nullptr;  // null: x is there
   int64_t residual_stride = 0;      // a multiple of 4; the width is one of 8
   const float* weight = nullptr;
   float eps = 0;
   bool writes = false;  // x is to be written too
 };
-inline constexpr int kMostFewNormRows = 1;
-inline constexpr int kMostFewNormWidth = 5120;
+inline constexpr int kMostNormRows = 1;
+inline constexpr int kMostNormWidth = 5120;
 
 inline constexpr int kMostParts = 8;
-struct ProductArgs {
-  ProductPart parts[kMostParts];
+struct GemmArgs {
+  GemmPart parts[kMostParts];
   int part_count = 0;
   int blocks = 0;  // of all parts
   int units = 0;
   int x_units = 0;
-  int second_tile = 0;     // wide kernel of two formats: the first tile of rows of the second
+  int second_tile = 0;     // wgmma kernel of two formats: the first tile of rows of the second
   int split = 1;           // warps that share 32 rows, each with every split-th 128 of k
   const Act* x = nullptr;  // rows 16-byte aligned, k a multiple of 8
   int64_t x_stride = 0;
   int k = 0;
   int tokens = 0;
-  FewNormArgs norm;
+  SkinnyNorm norm;
   float* partials = nullptr;     // [2 * grid][tile]; kMostLookedColumns: zero between launches
   unsigned* counters = nullptr;  // [8 * grid], zero between launches
   unsigned* claims = nullptr;    // [4], zero between launches: work given to who comes first
@@ -200,51 +200,51 @@ struct ProductArgs {
 // Grid and tile limits that size the workspace.
 inline constexpr int kMostTileFloats = 256 * 128;
 inline constexpr int kMostCtasPerProcessor = 1;
-// Up to so many columns of a wide kernel, partials are zero between launches: no counters.
+// Up to so many columns of a wgmma kernel, partials are zero between launches: no counters.
 inline constexpr int kMostLookedColumns = 32;
 inline constexpr int kMostLookedFloats = 12 * kUnitRows * kMostLookedColumns;
 inline constexpr int kClaims = 4;
 
 // How a launch multiplies: rows of x a CTA takes at once, and the kernel.
 struct Columns {
-  int count = 8;      // 8, 16, 32, 64 with mma.sync; 16, 32, 64, 96, 128 with wgmma
-  bool wide = false;  // wgmma: x must be in the order of units
+  int count = 8;       // 8, 16, 32, 64 with mma.sync; 16, 32, 64, 96, 128 with wgmma
+  bool wgmma = false;  // x must be in the order of units
 };
 // For up to `rows` rows of x of one weight.
 Columns columns_for(const Context& context, int64_t rows);
 
-// Warps of a CTA of the wide kernels that multiply, with 32 rows each of a tile.
-constexpr int wide_warps(Pack pack, int columns) { return pack == Pack::f16 ? 4 : columns <= 32 ? 12 : 8; }
+// Warps of a CTA of the wgmma kernels that multiply, with 32 rows each of a tile.
+constexpr int wgmma_warps(Pack pack, int columns) { return pack == Pack::f16 ? 4 : columns <= 32 ? 12 : 8; }
 
-void launch_products(Context& context, Pack pack, Columns columns, const ProductArgs& args);
+void launch_gemm(Context& context, Pack pack, Columns columns, const GemmArgs& args);
 // For kernels that do not norm: queues the norm, if there is one, and returns the arguments without it.
-ProductArgs norm_first(Context& context, const ProductArgs& args);
-void launch_products_f16(Context& context, int groups, const ProductArgs& args);
-void launch_products_q8(Context& context, int groups, const ProductArgs& args);
-void launch_products_q4k(Context& context, int groups, const ProductArgs& args);
-void launch_products_q6k(Context& context, int groups, const ProductArgs& args);
-void launch_products_q5(Context& context, int groups, const ProductArgs& args);
-void launch_products_t4(Context& context, int groups, const ProductArgs& args);
-void launch_products_fp4(Context& context, int groups, const ProductArgs& args);
-void launch_wide_f16(Context& context, int columns, const ProductArgs& args);
-void launch_wide_q8(Context& context, int columns, const ProductArgs& args);
-void launch_wide_q4k(Context& context, int columns, const ProductArgs& args);
-void launch_wide_q6k(Context& context, int columns, const ProductArgs& args);
-void launch_wide_q5(Context& context, int columns, const ProductArgs& args);
-void launch_wide_t4(Context& context, int columns, const ProductArgs& args);
-void launch_wide_fp4(Context& context, int columns, const ProductArgs& args);
-// Matrices of a few megabytes of 16-bit pairs, 9 to 128 rows of x (product_small.cuh).
+GemmArgs norm_first(Context& context, const GemmArgs& args);
+void launch_gemm_f16(Context& context, int groups, const GemmArgs& args);
+void launch_gemm_q8(Context& context, int groups, const GemmArgs& args);
+void launch_gemm_q4k(Context& context, int groups, const GemmArgs& args);
+void launch_gemm_q6k(Context& context, int groups, const GemmArgs& args);
+void launch_gemm_q5(Context& context, int groups, const GemmArgs& args);
+void launch_gemm_t4(Context& context, int groups, const GemmArgs& args);
+void launch_gemm_fp4(Context& context, int groups, const GemmArgs& args);
+void launch_gemm_wgmma_f16(Context& context, int columns, const GemmArgs& args);
+void launch_gemm_wgmma_q8(Context& context, int columns, const GemmArgs& args);
+void launch_gemm_wgmma_q4k(Context& context, int columns, const GemmArgs& args);
+void launch_gemm_wgmma_q6k(Context& context, int columns, const GemmArgs& args);
+void launch_gemm_wgmma_q5(Context& context, int columns, const GemmArgs& args);
+void launch_gemm_wgmma_t4(Context& context, int columns, const GemmArgs& args);
+void launch_gemm_wgmma_fp4(Context& context, int columns, const GemmArgs& args);
+// Matrices of a few megabytes of 16-bit pairs, 9 to 128 rows of x (gemm_small.cuh).
 inline constexpr int kMostSmallRows = 128;
 bool small_fits(const Context& context, int64_t blocks, int units);
-void launch_small(Context& context, const ProductArgs& args);
+void launch_gemm_small(Context& context, const GemmArgs& args);
 // Many experts with up to 8 rows each; false: there is no form for the product.
-bool launch_experts(Context& context, Pack pack, const ProductArgs& args);
-// q6k parts, then those of the other pack from tile ProductArgs::second_tile on.
-void launch_wide_q6k_q4k(Context& context, int columns, const ProductArgs& args);
-void launch_wide_q6k_q5(Context& context, int columns, const ProductArgs& args);
+bool launch_gemm_grouped_persistent(Context& context, Pack pack, const GemmArgs& args);
+// q6k parts, then those of the other pack from tile GemmArgs::second_tile on.
+void launch_gemm_wgmma_q6k_q4k(Context& context, int columns, const GemmArgs& args);
+void launch_gemm_wgmma_q6k_q5(Context& context, int columns, const GemmArgs& args);
 // The same for up to 8 rows, the other pack from block second_block on; false: there is no form for the
 // product.
-bool launch_few_q6k_q4k(Context& context, const ProductArgs& args, int second_block);
-bool launch_few_q6k_q5(Context& context, const ProductArgs& args, int second_block);
+bool launch_gemm_skinny_q6k_q4k(Context& context, const GemmArgs& args, int second_block);
+bool launch_gemm_skinny_q6k_q5(Context& context, const GemmArgs& args, int second_block);
 
 }  // namespace braid::cuda

@@ -5,32 +5,32 @@
 //   j]
 //
 // The shared expert is one more entry of the list, with all tokens, when its weights have the form of the
-// others. Everything stays on the GPU: routing and `make_plan` sort the (token, expert) pairs by expert and
+// others. Everything stays on the GPU: routing and `sort_pairs` sort the (token, expert) pairs by expert and
 // list the tiles, a tile being up to 8, 16, 32 or 64 rows of one expert; the product kernels take the list
 // instead of a token count, read x by row index and cut all tiles of all experts into equal runs, so that a
 // skewed choice costs no more than an even one; `combine` adds each token's pairs in ascending expert id.
 // Where a pair stands in its expert's list depends on timing, what is computed for it does not: columns of a
 // product are independent.
 //
-// Few tokens: two kernels instead of all these (moe_few.cu).
+// Few tokens: two kernels instead of all these (moe_skinny.cu).
 //
 // Traffic, 35B (256 experts, 8 used, 2048 x 512, q4_k): an expert's three matrices are 1.8 MB; one token
 // reads 8 of them and the shared one, 16 MB a layer, floor 3.7 us at 4.3 TB/s; 128 tokens touch 252 experts,
 // 450 MB, 105 us. Pair rows in f32 add 9.4 MB in and out at 128 tokens, 4 %.
 //
-// Reached on one H200 (4 launches: plan, gate and up, down, combine; two more that order rows from 16-row
-// tiles on; q4_k, q6_k down): 8 tokens 47 us, 32 96, 128 150, 512 343, 2048 643. Of the 150 plan and combine
-// take 5 each. In a decoding step the choice of 8 / 32 tokens in one block takes 1.9 / 4.2 us, their list 1.1
-// / 1.6. One or two tokens: moe_few.cu.
+// Reached on one H200 (4 launches: sort, gate and up, down, combine; two more that order rows from 16-row
+// tiles on; q4_k, q6_k down): 8 tokens 47 us, 32 96, 128 150, 512 343, 2048 643. Of the 150 sorting and
+// combine take 5 each. In a decoding step the choice of 8 / 32 tokens in one block takes 1.9 / 4.2 us, their
+// list 1.1 / 1.6. One or two tokens: moe_skinny.cu.
 #include <algorithm>
 #include <cmath>
 
-#include "ops/cuda/sampling/choose.cuh"
 #include "ops/cuda/cuda_ops.h"
-#include "ops/cuda/moe/moe_few.h"
+#include "ops/cuda/gemm/gemm.h"
+#include "ops/cuda/gemm/gemm_common.cuh"
 #include "ops/cuda/gemm/packed.h"
-#include "ops/cuda/gemm/product_pipeline.cuh"
-#include "ops/cuda/gemm/products.h"
+#include "ops/cuda/moe/moe_skinny.h"
+#include "ops/cuda/sampling/choose.cuh"
 
 namespace braid {
 
@@ -39,8 +39,8 @@ using namespace cuda;
 namespace cuda {
 namespace {
 
-constexpr int kPlanThreads = 1024;
-constexpr int kRoutedAtOnce = kPlanThreads / 32;
+constexpr int kSortThreads = 1024;
+constexpr int kRoutedAtOnce = kSortThreads / 32;
 
 // ---- routing: a warp per row ----
 
@@ -74,7 +74,7 @@ __global__ void route_kernel(RouteArgs a) {
 
 // ---- the list ----
 
-struct Plan {
+struct SortedPairs {
   ExpertTile* tiles;
   int* tile_count;
   int* pair_token;  // [pairs] token of each place, places sorted by expert
@@ -98,8 +98,8 @@ __device__ inline int2 block_scan(int2 x, int2* scratch) {
 
 // By all threads of a block, at least `experts`. with_shared: pairs tokens * used .. are the tokens once
 // more, for expert `experts`.
-__device__ inline void make_plan(const Plan& plan, const int32_t* ids, int64_t ids_stride, int tokens,
-                                 int used, int experts, int tile_rows, bool with_shared) {
+__device__ inline void sort_pairs(const SortedPairs& sorted, const int32_t* ids, int64_t ids_stride,
+                                  int tokens, int used, int experts, int tile_rows, bool with_shared) {
   __shared__ int count[kMostExperts];
   __shared__ int next[kMostExperts];
   __shared__ int2 scratch[32];
@@ -121,34 +121,34 @@ __device__ inline void make_plan(const Plan& plan, const int32_t* ids, int64_t i
   if (thread < experts) {
     next[thread] = first;
     for (int i = 0; i < own_tiles; ++i)
-      plan.tiles[last_tile - own_tiles + i] = {thread, first + i * tile_rows,
-                                               min(tile_rows, own - i * tile_rows)};
+      sorted.tiles[last_tile - own_tiles + i] = {thread, first + i * tile_rows,
+                                                 min(tile_rows, own - i * tile_rows)};
   }
   if (thread == threads - 1) routed_tiles = last_tile;
   __syncthreads();
   const int shared_tiles = with_shared ? div_up(tokens, tile_rows) : 0;
   for (int i = thread; i < shared_tiles; i += threads)
-    plan.tiles[routed_tiles + i] = {experts, pairs + i * tile_rows, min(tile_rows, tokens - i * tile_rows)};
-  if (thread == 0) *plan.tile_count = routed_tiles + shared_tiles;
-  for (int i = thread; with_shared && i < tokens; i += threads) plan.pair_token[pairs + i] = i;
+    sorted.tiles[routed_tiles + i] = {experts, pairs + i * tile_rows, min(tile_rows, tokens - i * tile_rows)};
+  if (thread == 0) *sorted.tile_count = routed_tiles + shared_tiles;
+  for (int i = thread; with_shared && i < tokens; i += threads) sorted.pair_token[pairs + i] = i;
   for (int i = thread; i < pairs; i += threads) {
     const int place = atomicAdd(&next[i == thread ? first_id : id_of(i)], 1);
-    plan.pair_token[place] = i / used;
-    plan.place[i] = place;
+    sorted.pair_token[place] = i / used;
+    sorted.place[i] = place;
   }
 }
 
-__global__ void __launch_bounds__(kPlanThreads)
-    plan_kernel(Plan plan, const int32_t* ids, int64_t ids_stride, int tokens, int used, int experts,
+__global__ void __launch_bounds__(kSortThreads)
+    sort_kernel(SortedPairs sorted, const int32_t* ids, int64_t ids_stride, int tokens, int used, int experts,
                 int tile_rows, bool with_shared) {
   let_next_start();  // short, launch.h
   wait_for_previous();
-  make_plan(plan, ids, ids_stride, tokens, used, experts, tile_rows, with_shared);
+  sort_pairs(sorted, ids, ids_stride, tokens, used, experts, tile_rows, with_shared);
 }
 
 // Both for few tokens, one block: a warp chooses for each token, then all make the list.
-__global__ void __launch_bounds__(kPlanThreads)
-    route_plan_kernel(RouteArgs route, Plan plan, int tile_rows, bool with_shared) {
+__global__ void __launch_bounds__(kSortThreads)
+    route_sort_kernel(RouteArgs route, SortedPairs sorted, int tile_rows, bool with_shared) {
   extern __shared__ uint32_t shared[];
   __shared__ int32_t ids[kRoutedAtOnce * kMostUsed];
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(kPlanThreads)
   wait_for_previous();
   if (warp < route.rows) route_row(route, warp, shared + warp * route.experts, ids);
   __syncthreads();
-  make_plan(plan, ids, route.used, route.rows, route.used, route.experts, tile_rows, with_shared);
+  sort_pairs(sorted, ids, route.used, route.rows, route.used, route.experts, tile_rows, with_shared);
 }
 
 // ---- the sum: blocks of 1024 columns of a token ----
@@ -330,9 +330,9 @@ struct Tiling {
 };
 Tiling tiling_of(const Context& context, int64_t tokens, int64_t used, const MoeWeights& w) {
   Tiling t;
-  t.joined = w.shared_gate != nullptr && Products::same_form(*w.gate, *w.up) &&
-             Products::same_form(*w.gate, *w.shared_gate) && Products::same_form(*w.gate, *w.shared_up) &&
-             Products::same_form(*w.down, *w.shared_down) && w.shared_gate->n == w.gate->n;
+  t.joined = w.shared_gate != nullptr && Gemm::same_form(*w.gate, *w.up) &&
+             Gemm::same_form(*w.gate, *w.shared_gate) && Gemm::same_form(*w.gate, *w.shared_up) &&
+             Gemm::same_form(*w.down, *w.shared_down) && w.shared_gate->n == w.gate->n;
   t.pairs = tokens * (used + (t.joined ? 1 : 0));
   t.columns = context.deterministic
                   ? Columns{8, false}
@@ -341,23 +341,23 @@ Tiling tiling_of(const Context& context, int64_t tokens, int64_t used, const Moe
   return t;
 }
 
-Plan plan_in(std::byte* work, const Layout& l) {
+SortedPairs sorted_in(std::byte* work, const Layout& l) {
   return {reinterpret_cast<ExpertTile*>(work + l.tiles), reinterpret_cast<int*>(work + l.tile_count),
           reinterpret_cast<int*>(work + l.pair_token), reinterpret_cast<int*>(work + l.place)};
 }
 
-// Few tokens (moe_few.cu), by logits, or by the choice that stands in ids and weights. False: nothing was
+// Few tokens (moe_skinny.cu), by logits, or by the choice that stands in ids and weights. False: nothing was
 // launched.
-bool run_few(Context& context, const Device::WorkspaceNeeds& needs, std::byte* work, Tensor y, Tensor x,
-             Tensor ids, Tensor weights, const Tensor* logits, const MoeWeights& w) {
+bool run_skinny(Context& context, const Device::WorkspaceNeeds& needs, std::byte* work, Tensor y, Tensor x,
+                Tensor ids, Tensor weights, const Tensor* logits, const MoeWeights& w) {
   const bool given = logits == nullptr;
-  if (x.rows > kFewTokens || x.rows == 0 || context.deterministic) return false;
+  if (x.rows > kSkinnyTokens || x.rows == 0 || context.deterministic) return false;
   BRAID_CHECK(work != nullptr && x.rows <= needs.max_tokens && ids.cols <= needs.experts_used);
   BRAID_CHECK(given || (logits->rows == x.rows && logits->cols == w.gate->experts));
   BRAID_CHECK(w.gate->n <= needs.expert_width && w.down->n <= needs.model_width &&
               (w.shared_gate == nullptr || w.shared_gate->n <= needs.expert_width));
   auto* hidden = reinterpret_cast<Act*>(work + layout_of(needs).hidden);
-  return few_experts(context, hidden, y, x, ids, weights, logits, w);
+  return moe_skinny(context, hidden, y, x, ids, weights, logits, w);
 }
 
 }  // namespace
@@ -372,7 +372,7 @@ void CudaOps::moe_route(Tensor ids, Tensor weights, Tensor logits, const RoutePa
 
 void CudaOps::moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits, const RouteParams& params,
                   const MoeWeights& w) {
-  if (run_few(context_, needs_, moe_work_, y, x, ids, weights, &logits, w)) return;
+  if (run_skinny(context_, needs_, moe_work_, y, x, ids, weights, &logits, w)) return;
   if (logits.rows > kRoutedAtOnce || logits.rows == 0) {
     moe_route(ids, weights, logits, params);
     return moe_ffn(y, x, ids, weights, w);
@@ -381,9 +381,9 @@ void CudaOps::moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits,
   const RouteArgs args = route_args(ids, weights, logits, params);
   const Tiling tiling = tiling_of(context_, x.rows, params.used, w);
   const int threads = std::max(32 * args.rows, div_up(args.experts, 32) * 32);
-  launch_early(context_, route_plan_kernel, dim3(1), static_cast<unsigned>(threads),
+  launch_early(context_, route_sort_kernel, dim3(1), static_cast<unsigned>(threads),
                static_cast<size_t>(args.rows * args.experts) * sizeof(float), args,
-               plan_in(moe_work_, layout_of(needs_)), tiling.rows, tiling.joined);
+               sorted_in(moe_work_, layout_of(needs_)), tiling.rows, tiling.joined);
   run_experts(y, x, ids, weights, w);
 }
 
@@ -391,9 +391,9 @@ void CudaOps::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeW
   BRAID_CHECK(ids.type == DType::i32 && ids.rows >= x.rows && moe_work_ != nullptr && ids.cols <= kMostUsed);
   BRAID_CHECK(x.rows <= needs_.max_tokens && w.gate->experts <= kMostExperts);
   if (x.rows == 0) return;
-  if (run_few(context_, needs_, moe_work_, y, x, ids, weights, nullptr, w)) return;
+  if (run_skinny(context_, needs_, moe_work_, y, x, ids, weights, nullptr, w)) return;
   const Tiling tiling = tiling_of(context_, x.rows, ids.cols, w);
-  launch_early(context_, plan_kernel, dim3(1), kPlanThreads, 0, plan_in(moe_work_, layout_of(needs_)),
+  launch_early(context_, sort_kernel, dim3(1), kSortThreads, 0, sorted_in(moe_work_, layout_of(needs_)),
                static_cast<const int32_t*>(ids.data), ids.stride, static_cast<int>(x.rows),
                static_cast<int>(ids.cols), static_cast<int>(w.gate->experts), tiling.rows, tiling.joined);
   run_experts(y, x, ids, weights, w);
@@ -413,44 +413,44 @@ void CudaOps::run_experts(Tensor y, Tensor x, Tensor ids, Tensor weights, const 
   if (tokens == 0) return;
   const Layout l = layout_of(needs_);
   const auto at = [&](size_t offset) { return moe_work_ + offset; };
-  const Plan plan = plan_in(moe_work_, l);
+  const SortedPairs sorted = sorted_in(moe_work_, l);
   const auto experts = static_cast<int>(w.gate->experts);
   const Tiling tiling = tiling_of(context_, tokens, used, w);
   const auto [pairs, columns, tile_rows, joined] = tiling;
-  Products products(context_, needs_, products_work_);
+  Gemm gemm(context_, needs_, gemm_work_);
   const int64_t hidden_stride = (hidden_width + 7) / 8 * 8;
   const Tensor hidden{at(l.hidden), kActType, pairs, hidden_width, hidden_stride};
   const Tensor pair_out{at(l.pair_out), DType::f32, pairs, width, width};
   const double missed =
       std::pow(1.0 - 1.0 / static_cast<double>(experts), static_cast<double>(tokens * used));
   ExpertList list;
-  list.tiles = plan.tiles;
-  list.tile_count = plan.tile_count;
-  list.x_row = plan.pair_token;
+  list.tiles = sorted.tiles;
+  list.tile_count = sorted.tile_count;
+  list.x_row = sorted.pair_token;
   list.most_tiles = std::min(pairs, most_expert_tiles(pairs, experts, tile_rows));
   list.shared_expert = joined ? experts : -1;
   list.tile_rows = tile_rows;
   list.likely_tiles = static_cast<int>(std::lround(experts * (1.0 - missed))) + (joined ? 1 : 0);
-  const ProductArgs args = products.args_for(x, columns, &list);
-  ProductPart gate = Products::part_for(*w.gate, hidden, Store::gated);
-  if (Products::same_form(*w.gate, *w.up)) {
-    Products::add_up(gate, *w.up);
-    if (joined) Products::add_shared(gate, *w.shared_gate, w.shared_up);
-    products.launch(*w.gate, columns, args, {&gate, 1});
+  const GemmArgs args = gemm.args_for(x, columns, &list);
+  GemmPart gate = Gemm::part_for(*w.gate, hidden, Store::gated);
+  if (Gemm::same_form(*w.gate, *w.up)) {
+    Gemm::add_up(gate, *w.up);
+    if (joined) Gemm::add_shared(gate, *w.shared_gate, w.shared_up);
+    gemm.launch(*w.gate, columns, args, {&gate, 1});
   } else {
-    const ProductPart up = Products::part_for(*w.up, hidden, Store::plain);
-    products.launch(*w.up, columns, args, {&up, 1});
+    const GemmPart up = Gemm::part_for(*w.up, hidden, Store::plain);
+    gemm.launch(*w.up, columns, args, {&up, 1});
     gate.store = Store::gate_old;
-    products.launch(*w.gate, columns, args, {&gate, 1});
+    gemm.launch(*w.gate, columns, args, {&gate, 1});
   }
   Tensor inner_rows = hidden;
   inner_rows.cols = hidden_stride;  // zeros, or numbers that meet zero weights
   list.x_row = nullptr;
   list.early = true;
-  const ProductArgs inner_args = products.args_for(inner_rows, columns, &list);
-  ProductPart down = Products::part_for(*w.down, pair_out, Store::plain);
-  if (joined) Products::add_shared(down, *w.shared_down, nullptr);
-  products.launch(*w.down, columns, inner_args, {&down, 1});
+  const GemmArgs inner_args = gemm.args_for(inner_rows, columns, &list);
+  GemmPart down = Gemm::part_for(*w.down, pair_out, Store::plain);
+  if (joined) Gemm::add_shared(down, *w.shared_down, nullptr);
+  gemm.launch(*w.down, columns, inner_args, {&down, 1});
 
   float* shared_out = nullptr;
   if (joined) {
@@ -461,9 +461,9 @@ void CudaOps::run_experts(Tensor y, Tensor x, Tensor ids, Tensor weights, const 
                        (w.shared_gate->n + 7) / 8 * 8};
     const Tensor outer{at(l.shared_out), DType::f32, tokens, width, width};
     const LinearPart in{w.shared_gate, w.shared_up, inner, Tail::silu_mul};
-    products.linear({&in, 1}, x);
+    gemm.linear({&in, 1}, x);
     const LinearPart out{w.shared_down, nullptr, outer, Tail::store};
-    products.linear({&out, 1}, inner);
+    gemm.linear({&out, 1}, inner);
     shared_out = static_cast<float*>(outer.data);
   }
   const CombineArgs args_of_sum{y.f32(),
@@ -472,7 +472,7 @@ void CudaOps::run_experts(Tensor y, Tensor x, Tensor ids, Tensor weights, const 
                                 ids.stride,
                                 weights.f32(),
                                 weights.stride,
-                                plan.place,
+                                sorted.place,
                                 static_cast<int>(used),
                                 static_cast<const float*>(pair_out.data),
                                 static_cast<int>(width),

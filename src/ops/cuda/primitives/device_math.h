@@ -1,7 +1,7 @@
 // device_math.h -- what kernels share: the activation type, warp and block sums, a few functions.
 //
 // Activations are f16: 11 bits where bf16 has 8, and packed codes turn into f16 in fewer instructions
-// (products.h). What f16 lacks is range: every store saturates at +-65504 instead of becoming infinite. The
+// (gemm.h). What f16 lacks is range: every store saturates at +-65504 instead of becoming infinite. The
 // residual stream, which grows with depth, stays f32.
 #pragma once
 

@@ -9,10 +9,10 @@
 //     next kernel takes the end of this one for the end of all before it;
 //   - let_next_start() comes after wait_for_previous(). So two kernels overlap, and when a kernel starts, the
 //     one before the one before it is complete and its writes are visible;
-//   - but short kernels between two products (norm, order, route, plan, combine) call it first, so that the
+//   - but short kernels between two products (norm, order, route, sort, combine) call it first, so that the
 //     product after them sets itself up under the product before them, not under the few microseconds that
 //     they take. The kernel after one of these may rely on nothing but its own wait, which ends when all
-//     before it have ended: ProductArgs::beside_previous and early_list are not for it.
+//     before it have ended: GemmArgs::beside_previous and early_list are not for it.
 // Called early, let_next_start() lets the next kernel set itself up and ask for its first weights under the
 // tail of this one, if both fit on a multiprocessor: at most half of its threads, registers and shared
 // memory. All kernels ask for the same division of the L1 cache, since changing it waits for an idle

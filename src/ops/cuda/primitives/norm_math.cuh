@@ -1,5 +1,5 @@
 // norm_math.cuh -- the arithmetic of the norm before a product: one order of additions for the kernel of its
-// own (norm.cu) and for the products that norm their input themselves (product_few_x.cuh). Both give the same
+// own (norm.cu) and for the products that norm their input themselves (gemm_skinny_x.cuh). Both give the same
 // bytes.
 //
 // A row is kNormThreads chains: chain c adds the squares of the float4 c, c + kNormThreads, ... in this

@@ -5,7 +5,7 @@
 // sums in the same places. What lies in shared memory are rows of 64 numbers (128 bytes), 16-byte pieces
 // exchanged by row modulo 8, eight rows (1024 bytes, so aligned) to a group: as copies with a tensor map
 // leave them (128-byte swizzle). A row of A has 64 k, a row of B 64 k of a column or 64 columns of one k. A
-// register that an instruction reads must keep its value until wait_wide().
+// register that an instruction reads must keep its value until wait_wgmma().
 #pragma once
 
 #include <cstdint>
@@ -16,23 +16,23 @@ namespace braid::cuda {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-__device__ inline void fence_wide() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
-__device__ inline void commit_wide() { asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory"); }
+__device__ inline void fence_wgmma() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
+__device__ inline void commit_wgmma() { asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory"); }
 template <int kPending>
-__device__ inline void wait_wide() {
+__device__ inline void wait_wgmma() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
 }
 
 // What an instruction under way writes or reads must not be touched or moved before the wait for it: named
 // right after that wait.
 template <int kCount>
-__device__ inline void hold_wide(float (&x)[kCount][4]) {
+__device__ inline void hold_wgmma(float (&x)[kCount][4]) {
 #pragma unroll
   for (int n = 0; n < kCount; ++n)
     asm volatile("" : "+f"(x[n][0]), "+f"(x[n][1]), "+f"(x[n][2]), "+f"(x[n][3])::"memory");
 }
 template <int kCount>
-__device__ inline void hold_wide(uint32_t (&x)[kCount][4]) {
+__device__ inline void hold_wgmma(uint32_t (&x)[kCount][4]) {
 #pragma unroll
   for (int n = 0; n < kCount; ++n)
     asm volatile("" : "+r"(x[n][0]), "+r"(x[n][1]), "+r"(x[n][2]), "+r"(x[n][3])::"memory");
@@ -40,15 +40,15 @@ __device__ inline void hold_wide(uint32_t (&x)[kCount][4]) {
 
 // B whose rows are k, at a shared address; 2048 bytes further are the next 16 k, `columns` bytes further the
 // next 64 columns.
-__device__ inline uint64_t wide_rows_operand(uint32_t shared, uint32_t columns) {
+__device__ inline uint64_t wgmma_rows_operand(uint32_t shared, uint32_t columns) {
   return static_cast<uint64_t>(shared >> 4 & 0x3fff) | static_cast<uint64_t>(columns >> 4) << 16 |
          uint64_t{64} << 32 | uint64_t{1} << 62;
 }
 // Rows of 64 k at a shared address; 32 bytes further are the next 16 k. The instruction does not look at the
 // distance here.
-__device__ inline uint64_t wide_operand(uint32_t shared) { return wide_rows_operand(shared, 16); }
+__device__ inline uint64_t wgmma_operand(uint32_t shared) { return wgmma_rows_operand(shared, 16); }
 // The operand so many bytes further on.
-__device__ inline uint64_t wide_operand_at(uint64_t operand, uint32_t offset) {
+__device__ inline uint64_t wgmma_operand_at(uint64_t operand, uint32_t offset) {
   return (operand & ~uint64_t{0xffffffffu}) | (static_cast<uint32_t>(operand) + (offset >> 4));
 }
 
@@ -82,13 +82,13 @@ __device__ inline uint64_t wide_operand_at(uint64_t operand, uint32_t offset) {
 
 // d[n8][4] += a b, f16, one step of 16 k.
 template <int kColumns>
-__device__ void multiply_wide(float (&d)[kColumns / 8][4], const uint32_t (&a)[4], uint64_t b);
+__device__ void multiply_wgmma(float (&d)[kColumns / 8][4], const uint32_t (&a)[4], uint64_t b);
 
-#define BRAID_WIDE(columns, names, operands, ...)                                                 \
-  template <>                                                                                     \
-  __device__ inline void multiply_wide<columns>(float(&d)[columns / 8][4], const uint32_t(&a)[4], \
-                                                uint64_t b) {                                     \
-    BRAID_MULTIPLY(columns, "f16", names, operands, 0, __VA_ARGS__);                              \
+#define BRAID_WIDE(columns, names, operands, ...)                                                  \
+  template <>                                                                                      \
+  __device__ inline void multiply_wgmma<columns>(float(&d)[columns / 8][4], const uint32_t(&a)[4], \
+                                                 uint64_t b) {                                     \
+    BRAID_MULTIPLY(columns, "f16", names, operands, 0, __VA_ARGS__);                               \
   }
 BRAID_WIDE(16, BRAID_NAMES_8, "{%8, %9, %10, %11}, %12", BRAID_SUMS_2(0))
 BRAID_WIDE(32, BRAID_NAMES_16, "{%16, %17, %18, %19}, %20", BRAID_SUMS_4(0))

@@ -1,5 +1,5 @@
 // choose.cuh -- which experts a row of logits chooses: the `used` largest, ties to the lowest id, weights
-// normalised to 1. By one warp. What moe.cu and moe_few.cu share; every kernel that makes the choice again
+// normalised to 1. By one warp. What moe.cu and moe_skinny.cu share; every kernel that makes the choice again
 // makes it to the last bit.
 #pragma once
 

@@ -18,8 +18,8 @@
 #include <algorithm>
 
 #include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/gemm/gemm_common.cuh"
 #include "ops/cuda/primitives/device_math.h"
-#include "ops/cuda/gemm/product_pipeline.cuh"
 
 namespace braid {
 

@@ -1,31 +1,31 @@
-// product_few_x.cuh -- the way of x into shared memory, for products of few rows (product_few.cuh): copied,
+// gemm_skinny_x.cuh -- the way of x into shared memory, for products of few rows (gemm_skinny.cuh): copied,
 // or normed on the way, which saves a kernel between two products.
 //
 // Shared memory: [half of the CTA's slice][row] 256 bytes = 128 k in f16, its 16-byte pieces exchanged so
 // that a quarter warp that multiplies meets all banks. For one or two rows of some formats what
-// product_few_pair.cuh wants of them.
+// gemm_skinny_pair.cuh wants of them.
 //
 // A decoding step waits here, since nothing can be multiplied before: loads are under way together. A normed
 // row is read whole by every CTA (the sum of squares), in f32: that pays for one row, two lose 1 %. Its bytes
 // are those of norm.cu.
 #pragma once
 
+#include "ops/cuda/gemm/gemm_formats.cuh"
+#include "ops/cuda/gemm/gemm_skinny_pair.cuh"
 #include "ops/cuda/primitives/barriers.cuh"
 #include "ops/cuda/primitives/norm_math.cuh"
-#include "ops/cuda/gemm/product_few_pair.cuh"
-#include "ops/cuda/gemm/product_formats.cuh"
 
 namespace braid::cuda {
 
 // A CTA's slice of k, in halves of units. f32 weights read x twice: half x_halves is half 0 again.
-struct FewSlice {
+struct SkinnySlice {
   int first = 0;
   int count = 0;
   int x_halves = 0;
 };
 
 template <class Format, bool kPair, int kThreads>
-class FewX {
+class SkinnyX {
  public:
   static constexpr int kSums = kPair ? 8 * Format::kSubBlocks : 0;  // floats of a half
 
@@ -33,7 +33,7 @@ class FewX {
   static constexpr bool kNorms = kPair || Format::kSubBlocks == 0;
 
   // rows of x; sums: beside it [half][kSums] (pair); writes: this CTA's slice of normed rows goes to a.x too.
-  __device__ FewX(const ProductArgs& a, int rows, uint8_t* xs, float* sums, const FewSlice& slice)
+  __device__ SkinnyX(const GemmArgs& a, int rows, uint8_t* xs, float* sums, const SkinnySlice& slice)
       : a_(a), rows_(rows), xs_(xs), sums_(sums), slice_(slice) {}
 
   // Before wait_for_previous(): asks for what it can.
@@ -54,10 +54,10 @@ class FewX {
   }
 
  private:
-  static constexpr int kChains = kNormThreads / kThreads;         // of norm_math.cuh, of a thread
-  static constexpr int kHeld = kMostFewNormWidth / 4 / kThreads;  // float4 of a row that a thread has
-  static constexpr int kLoads = 4;                                // pieces of a thread under way
-  static_assert(kHeld * kThreads * 4 == kMostFewNormWidth && kChains * kThreads == kNormThreads);
+  static constexpr int kChains = kNormThreads / kThreads;      // of norm_math.cuh, of a thread
+  static constexpr int kHeld = kMostNormWidth / 4 / kThreads;  // float4 of a row that a thread has
+  static constexpr int kLoads = 4;                             // pieces of a thread under way
+  static_assert(kHeld * kThreads * 4 == kMostNormWidth && kChains * kThreads == kNormThreads);
 
   __device__ uint8_t* place(int half, int row, int piece) const {
     return xs_ + (half * rows_ + row) * 256 + ((piece ^ (piece >> 3) ^ ((row & 1) << 1)) << 4);
@@ -110,7 +110,7 @@ class FewX {
   __device__ bool outside(int i) const { return i * 4 * kThreads >= slice_.x_halves * 128; }
 
   __device__ void norm(float* norm_sums, bool writes) const {
-    static_assert(kMostFewNormRows == 1);
+    static_assert(kMostNormRows == 1);
     float4 held[kHeld];
     load(held, a_.norm.residual);
     float chains[kChains] = {};
@@ -167,11 +167,11 @@ class FewX {
     }
   }
 
-  const ProductArgs& a_;
+  const GemmArgs& a_;
   int rows_;
   uint8_t* xs_;
   float* sums_;
-  FewSlice slice_;
+  SkinnySlice slice_;
   float4 weight_[kNorms ? kHeld : 1];  // of the norm
 };
 

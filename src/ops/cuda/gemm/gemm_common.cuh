@@ -1,4 +1,4 @@
-// product_pipeline.cuh -- what the product kernels share: their place in the list of work, the loads of
+// gemm_common.cuh -- what the product kernels share: their place in the list of work, the loads of
 // weights, and the way from sums to y.
 //
 // A half is 32 rows x 128 k of packed weights (packed.h). Work is the flat list of (tile, step along k), cut
@@ -6,9 +6,9 @@
 // adds the parts in order of k.
 #pragma once
 
+#include "ops/cuda/gemm/gemm_formats.cuh"
 #include "ops/cuda/primitives/barriers.cuh"
 #include "ops/cuda/primitives/launch.h"
-#include "ops/cuda/gemm/product_formats.cuh"
 
 namespace braid::cuda {
 
@@ -21,7 +21,7 @@ struct Tile {
   int x_tile;  // which tile of rows
 };
 
-__device__ inline Tile locate(const ProductArgs& a, int tile, int row_tiles, int token_tiles, int tile_rows) {
+__device__ inline Tile locate(const GemmArgs& a, int tile, int row_tiles, int token_tiles, int tile_rows) {
   if (a.tiles != nullptr) {
     const ExpertTile e = a.tiles[tile / row_tiles];
     return {tile % row_tiles, e.expert, e.first, e.count, tile / row_tiles};
@@ -31,7 +31,7 @@ __device__ inline Tile locate(const ProductArgs& a, int tile, int row_tiles, int
 }
 
 // `parts`: those of a, or a copy of them that is quicker to read.
-__device__ inline const ProductPart& part_of(const ProductArgs& a, const ProductPart* parts, int block) {
+__device__ inline const GemmPart& part_of(const GemmArgs& a, const GemmPart* parts, int block) {
   int part = 0;
   while (part + 1 < a.part_count && block >= parts[part + 1].first_block) ++part;
   return parts[part];
@@ -39,10 +39,9 @@ __device__ inline const ProductPart& part_of(const ProductArgs& a, const Product
 
 // First unit of a 32-row block; null behind the last block.
 template <int kUnit>
-__device__ inline const uint8_t* units_of(const ProductArgs& a, const ProductPart* parts, int expert,
-                                          int block) {
+__device__ inline const uint8_t* units_of(const GemmArgs& a, const GemmPart* parts, int expert, int block) {
   if (block >= a.blocks) return nullptr;
-  const ProductPart& part = part_of(a, parts, block);
+  const GemmPart& part = part_of(a, parts, block);
   int own = block - part.first_block;
   const bool shared = expert == a.shared_expert;
   const uint8_t* units = shared ? part.shared_units : part.units;
@@ -56,16 +55,16 @@ __device__ inline const uint8_t* units_of(const ProductArgs& a, const ProductPar
 
 // One row of y and what its sums need.
 struct RowTarget {
-  const ProductPart* part = nullptr;  // null: this thread stores nothing
+  const GemmPart* part = nullptr;  // null: this thread stores nothing
   int row = 0;
   float scale = 0;
   float up_scale = 0;
 };
-__device__ inline RowTarget target_of(const ProductArgs& a, const ProductPart* parts, int expert, int block,
+__device__ inline RowTarget target_of(const GemmArgs& a, const GemmPart* parts, int expert, int block,
                                       int row_in_block) {
   RowTarget t;
   if (block >= a.blocks) return t;
-  const ProductPart* part = &part_of(a, parts, block);
+  const GemmPart* part = &part_of(a, parts, block);
   int own = block - part->first_block;
   if (part->store == Store::gated) {
     if (own & 1) return t;
@@ -82,12 +81,12 @@ __device__ inline RowTarget target_of(const ProductArgs& a, const ProductPart* p
 }
 // What y holds, where the new value needs it.
 __device__ inline float old_value(const RowTarget& t, int64_t y_row) {
-  const ProductPart& part = *t.part;
+  const GemmPart& part = *t.part;
   if (part.store != Store::add && part.store != Store::gate_old) return 0;
   return load_as(part.y, part.y_type, y_row * part.y_stride + t.row);
 }
 __device__ inline void store_sum(const RowTarget& t, int64_t y_row, float sum, float up_sum, float old) {
-  const ProductPart& part = *t.part;
+  const GemmPart& part = *t.part;
   float value = sum * t.scale;
   switch (part.store) {
     case Store::plain:
@@ -124,8 +123,8 @@ __device__ inline void init_ring(uint32_t full, int stages) {
 }
 // Parameters are slow to read at an index that is not known when the kernel is compiled: a copy in shared
 // memory [kMostParts].
-__device__ inline void copy_parts(uint32_t* words, const ProductArgs& a, int threads) {
-  for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(sizeof(ProductPart)) / 4 * a.part_count;
+__device__ inline void copy_parts(uint32_t* words, const GemmArgs& a, int threads) {
+  for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(sizeof(GemmPart)) / 4 * a.part_count;
        i += threads)
     words[i] = reinterpret_cast<const uint32_t*>(a.parts)[i];
 }
@@ -166,7 +165,7 @@ __device__ inline int64_t ctas_for(int tiles, int steps) {
 // finish a share of the tile each; a CTA whose run goes on leaves at once. Nobody waits with work left to do,
 // and all CTAs of a launch fit on the GPU at the same time, so the wait ends.
 template <int kThreads>
-__device__ inline void finish_shared(const ProductArgs& a, const Sharing& s, const Tile& tile, int steps,
+__device__ inline void finish_shared(const GemmArgs& a, const Sharing& s, const Tile& tile, int steps,
                                      bool run_ends, int tile_blocks, int64_t slot_floats) {
   const int thread = static_cast<int>(threadIdx.x);
   const int parts = static_cast<int>(s.last_cta - s.first_cta) + 1;

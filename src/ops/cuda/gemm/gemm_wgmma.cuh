@@ -1,5 +1,5 @@
-// product_wide.cuh -- y = x W^T for 9 and more rows of x on sm_90a: packed weights through registers into
-// wgmma. Up to 8 rows: product_few.cuh.
+// gemm_wgmma.cuh -- y = x W^T for 9 and more rows of x on sm_90a: packed weights through registers into
+// wgmma. Up to 8 rows: gemm_skinny.cuh.
 //
 // A tile is 256 rows of W (f16: 128, up to 32 rows of x 384) x 16 to 128 rows of x, a step 128 k of it. Four
 // warps ask for the weights and x of a step with bulk copies, some steps ahead, over the ends of tiles. The
@@ -12,11 +12,11 @@
 // columns: 2048 clocks of the matrix units, 660 of 2048 issue slots (q4k), 51 KB from L2, which is 25 bytes a
 // clock: close to what L2 gives.
 //
-// x is first copied to an image of what shared memory holds (order_rows in products.cu): 128 k of a tile of
+// x is first copied to an image of what shared memory holds (order_rows in gemm.cu): 128 k of a tile of
 // rows are one run of bytes, in the order of k that units have and with the exchange of 16-byte pieces that
 // the instruction wants.
 //
-// Work (wide_walk): whole tiles in turn, one per CTA and round, so that CTAs that run together read the same
+// Work (wgmma_walk): whole tiles in turn, one per CTA and round, so that CTAs that run together read the same
 // weights and the same x from L2; what is left is cut along k, one run of steps per CTA, and comes first.
 // Parts of a cut tile lie in memory as the registers that hold them; at its end each CTA whose run ended in
 // the tile waits for all parts, mostly long there, and finishes some columns, adding in the order of k. Up to
@@ -39,21 +39,21 @@
 // third of the step at 32 rows; sums through shared memory to y, with the CTA's warps meeting every 16
 // columns, a third of the whole at 2048 rows and half of it at 128; runs of equal length over all tiles,
 // which read the weights once per tile of rows from memory; 256 rows a tile at 32 rows of x, 65 us; tiles of
-// 8 rows of experts, no faster than product_few.cuh; two formats in two launches, 13-18 us more at 32-128
+// 8 rows of experts, no faster than gemm_skinny.cuh; two formats in two launches, 13-18 us more at 32-128
 // rows.
 #pragma once
 
-#include "ops/cuda/gemm/product_wide_parts.cuh"
+#include "ops/cuda/gemm/gemm_wgmma_streamk.cuh"
 #include "ops/cuda/primitives/wgmma.cuh"
 
 namespace braid::cuda {
 
-// Tiles of rows before ProductArgs::second_tile are of the first format, the others of the second; most
+// Tiles of rows before GemmArgs::second_tile are of the first format, the others of the second; most
 // kernels have one.
 template <class First, class Second, int kColumns>
-struct WideShape {
+struct WgmmaShape {
   // Up to 32 columns a step is waiting, more than work: three warpgroups.
-  static constexpr int kWarps = wide_warps(First::kPack, kColumns);
+  static constexpr int kWarps = wgmma_warps(First::kPack, kColumns);
   static constexpr int kThreads = kWarps * 32;  // that multiply; one more warpgroup loads
   // Parts are looked at (LookedParts), and all that needs no x comes before the wait for the kernel before.
   static constexpr bool kLooked = kColumns <= kMostLookedColumns;
@@ -82,21 +82,21 @@ struct Stages {
 
 // First unit of a block; null behind the last and between the formats.
 template <class Format>
-__device__ inline const uint8_t* wide_units(const ProductArgs& a, int expert, int block) {
+__device__ inline const uint8_t* wgmma_units(const GemmArgs& a, int expert, int block) {
   if (block >= a.blocks || part_of(a, a.parts, block).rows == 0) return nullptr;
   return units_of<unit_bytes(Format::kPack)>(a, a.parts, expert, block);
 }
 
 template <class First, class Second, int kColumns>
-struct WideLoader {
-  using Shape = WideShape<First, Second, kColumns>;
+struct WgmmaLoader {
+  using Shape = WgmmaShape<First, Second, kColumns>;
   static constexpr int kOwn = div_up(Shape::kWarps, 3);
 
-  const ProductArgs& a;
+  const GemmArgs& a;
   const Stages& s;
   int row_tiles;
   int token_tiles;
-  WideWalk walk;
+  WgmmaWalk walk;
   uint64_t policy = cache_policy(a.once);
 
   // By lane 0 of the fourth.
@@ -155,7 +155,7 @@ struct WideLoader {
         if (own == 3 || own * kOwn + w >= Shape::kWarps) continue;
         const int block = tile.row_tile * Shape::kWarps + own * kOwn + w;
         units[w] =
-            second ? wide_units<Second>(a, tile.expert, block) : wide_units<First>(a, tile.expert, block);
+            second ? wgmma_units<Second>(a, tile.expert, block) : wgmma_units<First>(a, tile.expert, block);
       }
       if (Shape::kLooked && waits) wait_for_previous();  // all else is known
       waits = false;
@@ -188,7 +188,7 @@ __device__ inline void multiply_step(float (&acc)[2][kColumns / 8][4], const uin
                                      const int (&r16)[2], uint64_t x, uint32_t release) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   // Codes of this format are fragments already: instructions under way still read those of the step before.
-  if (Format::kPack == Pack::f16) wait_wide<0>();
+  if (Format::kPack == Pack::f16) wait_wgmma<0>();
   typename Format::Codes codes[2];
   typename Format::Scales scales[2];
 #pragma unroll
@@ -199,34 +199,34 @@ __device__ inline void multiply_step(float (&acc)[2][kColumns / 8][4], const uin
   Fragments f[2][2];  // [buffer][set]
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    wait_wide<1>();  // the group before the last: its fragments and, at i = 1, the stage before are free
+    wait_wgmma<1>();  // the group before the last: its fragments and, at i = 1, the stage before are free
     // The other lanes have read that stage too: the instructions since took what they read, from all lanes at
     // once. (A __syncwarp() here makes the compiler wait after every instruction.)
     if (i == 1 && release != 0 && (lane == 0 || kWarpArrivals > 1)) arrive(release);
 #pragma unroll
     for (int set = 0; set < 2; ++set) f[i % 2][set] = Format::fragments(codes[set], scales[set], i);
-    fence_wide();
+    fence_wgmma();
 #pragma unroll
     for (int p = 0; p < 2; ++p) {
       const int s = 2 * i + p;
-      const uint64_t b = wide_operand_at(x, s / 4 * (kColumns * 128) + s % 4 * 32);
-      multiply_wide<kColumns>(acc[0], f[i % 2][0].a[p], b);
-      multiply_wide<kColumns>(acc[1], f[i % 2][1].a[p], b);
+      const uint64_t b = wgmma_operand_at(x, s / 4 * (kColumns * 128) + s % 4 * 32);
+      multiply_wgmma<kColumns>(acc[0], f[i % 2][0].a[p], b);
+      multiply_wgmma<kColumns>(acc[1], f[i % 2][1].a[p], b);
     }
-    commit_wide();
+    commit_wgmma();
   }
 }
 
 // A CTA's place in the ring of stages.
-struct WidePlace {
+struct WgmmaPlace {
   int stage = 0;
   int parity = 0;
 };
 
 // Steps of a tile, for a warp.
 template <class Format, class Shape, int kColumns>
-__device__ inline void multiply_steps(float (&acc)[2][kColumns / 8][4], const WideWalk& walk, bool gated,
-                                      const Stages& s, WidePlace& place) {
+__device__ inline void multiply_steps(float (&acc)[2][kColumns / 8][4], const WgmmaWalk& walk, bool gated,
+                                      const Stages& s, WgmmaPlace& place) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int from[2] = {(gated ? warp & ~1 : warp) * Shape::kHalf, (gated ? warp | 1 : warp) * Shape::kHalf};
   const int r16[2] = {gated ? warp % 2 : 0, gated ? warp % 2 : 1};
@@ -237,14 +237,14 @@ __device__ inline void multiply_steps(float (&acc)[2][kColumns / 8][4], const Wi
     const uint8_t* const parts[2] = {at + from[0], at + from[1]};
     // The instruction takes operands from registers that all lanes share: the compiler must see that.
     const uint32_t x = __shfl_sync(kFullWarp, shared_address(s.xs) + place.stage * Shape::kX, 0);
-    multiply_step<Format, kColumns>(acc, parts, r16, wide_operand(x), release);
+    multiply_step<Format, kColumns>(acc, parts, r16, wgmma_operand(x), release);
     release = s.empty + 8 * place.stage;
     if (++place.stage == Shape::kStages) {
       place.stage = 0;
       place.parity ^= 1;
     }
   }
-  wait_wide<0>();
+  wait_wgmma<0>();
   if constexpr (Shape::kLooked) {  // what follows must not be moved before the wait, as no memory is read
 #pragma unroll
     for (int set = 0; set < 2; ++set)
@@ -258,17 +258,17 @@ __device__ inline void multiply_steps(float (&acc)[2][kColumns / 8][4], const Wi
 }
 
 template <class First, class Second, int kColumns>
-__device__ inline void multiply_all(const ProductArgs& a, WideWalk walk, int row_tiles, int token_tiles,
+__device__ inline void multiply_all(const GemmArgs& a, WgmmaWalk walk, int row_tiles, int token_tiles,
                                     const Stages& s) {
-  using Shape = WideShape<First, Second, kColumns>;
+  using Shape = WgmmaShape<First, Second, kColumns>;
   constexpr int kGroups = kColumns / 8;
   constexpr bool kRowsFirst = kColumns <= 64;  // there are registers to look them up under the first steps
   const int warp = static_cast<int>(threadIdx.x) / 32;
   float acc[2][kGroups][4];
-  WidePlace place;
+  WgmmaPlace place;
   int cut_tile = -1;
-  WideSharing sharing;
-  WideRows rows;
+  WgmmaSharing sharing;
+  WgmmaRows rows;
   while (walk.next()) {
     const Tile tile = locate(a, walk.tile, row_tiles, token_tiles, kColumns);
     const bool gated = gated_block(a, tile.row_tile * Shape::kWarps + warp);
@@ -279,8 +279,8 @@ __device__ inline void multiply_all(const ProductArgs& a, WideWalk walk, int row
 #pragma unroll
         for (int q = 0; q < 4; ++q) acc[set][j][q] = 0;
     if (kRowsFirst) {
-      rows = wide_rows(a, tile, tile.row_tile * Shape::kWarps + warp);
-      if (Shape::kLooked && !walk.whole()) sharing = WideSharing(walk, walk.tile);
+      rows = wgmma_rows(a, tile, tile.row_tile * Shape::kWarps + warp);
+      if (Shape::kLooked && !walk.whole()) sharing = WgmmaSharing(walk, walk.tile);
     }
     if (Shape::kLooked) wait_for_previous();
     if (Shape::kMixed && tile.row_tile >= a.second_tile) {
@@ -288,22 +288,22 @@ __device__ inline void multiply_all(const ProductArgs& a, WideWalk walk, int row
     } else {
       multiply_steps<First, Shape, kColumns>(acc, walk, gated, s, place);
     }
-    if (!kRowsFirst) rows = wide_rows(a, tile, tile.row_tile * Shape::kWarps + warp);
+    if (!kRowsFirst) rows = wgmma_rows(a, tile, tile.row_tile * Shape::kWarps + warp);
     if (walk.whole()) {
-      store_wide<kGroups>(rows, tile, 0, acc);
+      store_wgmma<kGroups>(rows, tile, 0, acc);
     } else {
-      if (!Shape::kLooked) sharing = WideSharing(walk, walk.tile);
-      WideParts<Shape::kWarps, kGroups>{a, sharing}.put(tile, rows, acc);
+      if (!Shape::kLooked) sharing = WgmmaSharing(walk, walk.tile);
+      WgmmaParts<Shape::kWarps, kGroups>{a, sharing}.put(tile, rows, acc);
       if (walk.run_ends()) cut_tile = walk.tile;
     }
   }
   if (cut_tile < 0) return;
   const Tile tile = locate(a, cut_tile, row_tiles, token_tiles, kColumns);
   if (!Shape::kLooked || walk.rounds > 0) {  // other tiles came since
-    rows = wide_rows(a, tile, tile.row_tile * Shape::kWarps + warp);
-    sharing = WideSharing(walk, cut_tile);
+    rows = wgmma_rows(a, tile, tile.row_tile * Shape::kWarps + warp);
+    sharing = WgmmaSharing(walk, cut_tile);
   }
-  WideParts<Shape::kWarps, kGroups>{a, sharing}.finish(tile, rows);
+  WgmmaParts<Shape::kWarps, kGroups>{a, sharing}.finish(tile, rows);
 }
 
 // Loading needs few registers, multiplying more than an equal share of what four warps of a quarter of the
@@ -322,10 +322,10 @@ __device__ inline void take_registers() {
 #endif
 
 template <class First, class Second, int kColumns>
-__global__ void __launch_bounds__(WideShape<First, Second, kColumns>::kThreads + 128, 1)
-    wide_kernel(const __grid_constant__ ProductArgs a) {
+__global__ void __launch_bounds__(WgmmaShape<First, Second, kColumns>::kThreads + 128, 1)
+    gemm_wgmma_kernel(const __grid_constant__ GemmArgs a) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Shape = WideShape<First, Second, kColumns>;
+  using Shape = WgmmaShape<First, Second, kColumns>;
   constexpr int kStages = Shape::kStages;
   extern __shared__ __align__(1024) uint8_t dynamic[];
   __shared__ __align__(8) uint64_t barriers[2 * kStages];
@@ -345,13 +345,13 @@ __global__ void __launch_bounds__(WideShape<First, Second, kColumns>::kThreads +
   if (a.tiles != nullptr || (!Shape::kLooked && warp < Shape::kWarps)) wait_for_previous();
   const int row_tiles = div_up(a.blocks, Shape::kWarps);
   const int token_tiles = div_up(a.tokens, kColumns);
-  const WideWalk walk =
-      wide_walk(row_tiles * (a.tiles != nullptr ? *a.tile_count : token_tiles), 2 * a.units);
+  const WgmmaWalk walk =
+      wgmma_walk(row_tiles * (a.tiles != nullptr ? *a.tile_count : token_tiles), 2 * a.units);
 
   const Stages at{xs, weights, full, empty};
   if (warp >= Shape::kWarps) {
     give_registers<Shape::kWarps>();
-    WideLoader<First, Second, kColumns>{a, at, row_tiles, token_tiles, walk}.run();
+    WgmmaLoader<First, Second, kColumns>{a, at, row_tiles, token_tiles, walk}.run();
   } else {
     take_registers<Shape::kWarps>();
     multiply_all<First, Second, kColumns>(a, walk, row_tiles, token_tiles, at);
@@ -360,26 +360,26 @@ __global__ void __launch_bounds__(WideShape<First, Second, kColumns>::kThreads +
 }
 
 template <class First, class Second, int kColumns>
-void launch_wide_kernel(Context& context, const ProductArgs& args) {
-  using Shape = WideShape<First, Second, kColumns>;
-  auto* kernel = wide_kernel<First, Second, kColumns>;
+void launch_gemm_wgmma_kernel(Context& context, const GemmArgs& args) {
+  using Shape = WgmmaShape<First, Second, kColumns>;
+  auto* kernel = gemm_wgmma_kernel<First, Second, kColumns>;
   launch_early(context, kernel, dim3(static_cast<unsigned>(context.processors)), Shape::kThreads + 128,
                Shape::kShared, args);
 }
 
 template <class First, class Second = First>
-void launch_wide(Context& context, int columns, const ProductArgs& args) {
+void launch_gemm_wgmma(Context& context, int columns, const GemmArgs& args) {
   switch (columns) {
     case 16:
-      return launch_wide_kernel<First, Second, 16>(context, args);
+      return launch_gemm_wgmma_kernel<First, Second, 16>(context, args);
     case 32:
-      return launch_wide_kernel<First, Second, 32>(context, args);
+      return launch_gemm_wgmma_kernel<First, Second, 32>(context, args);
     case 64:
-      return launch_wide_kernel<First, Second, 64>(context, args);
+      return launch_gemm_wgmma_kernel<First, Second, 64>(context, args);
     case 96:
-      return launch_wide_kernel<First, Second, 96>(context, args);
+      return launch_gemm_wgmma_kernel<First, Second, 96>(context, args);
     default:
-      return launch_wide_kernel<First, Second, 128>(context, args);
+      return launch_gemm_wgmma_kernel<First, Second, 128>(context, args);
   }
 }
 

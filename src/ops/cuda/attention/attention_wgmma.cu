@@ -1,4 +1,4 @@
-// attention_wide.cu -- attention of sequences with many rows on compute capability 9.0: what
+// attention_wgmma.cu -- attention of sequences with many rows on compute capability 9.0: what
 // attention_tiles.cu does, with the warpgroup matrix instruction and copies by tensor map.
 //
 // Shape: items of 128 packed queries as there (attention_common.h), 64 cells at a time, two blocks of the
@@ -8,7 +8,7 @@
 //
 // Shared memory (head dim 256): Q 2 x 32 KB, K and V 2 x 32 KB each, 16 KB for the way out. Q and K as
 // [64 dims of the head][64 rows][64 dims], V as [32 cells][64 dims of the head][cell][64 dims], all with
-// 128-byte swizzle (wgmma.cuh). A warpgroup (attention_wide.cuh) keeps O [64, Dh] and S [64, 64] in
+// 128-byte swizzle (wgmma.cuh). A warpgroup (attention_wgmma.cuh) keeps O [64, Dh] and S [64, 64] in
 // registers: the products of the next tile's keys and of this tile's values are under way together, and the
 // softmax of the next tile runs under the latter. P goes from S to the operand of V without leaving the
 // registers.
@@ -25,7 +25,7 @@
 // rows see prepared before the queries are free, and gates fetched to the L2 cache meanwhile: no difference.
 //
 // Not done: K and V for two blocks at once (cluster), an item's outputs under the next item's products.
-#include "ops/cuda/attention/attention_wide.cuh"
+#include "ops/cuda/attention/attention_wgmma.cuh"
 #include "ops/cuda/primitives/launch.h"
 
 #if !defined(__HIP_PLATFORM_AMD__)
@@ -37,7 +37,7 @@ namespace braid::cuda {
 #if !defined(__HIP_PLATFORM_AMD__) && CUDART_VERSION >= 12050
 namespace {
 
-using namespace wide_attention;
+using namespace wgmma_attention;
 
 constexpr int kThreads = 384;
 
@@ -77,7 +77,7 @@ __device__ inline Cells cells_of(const AttentionArgs& a, const TileItem& item) {
 // The first warp of the third warpgroup: items from a counter that all blocks share, and their K and V.
 template <int kHeadDim>
 struct Fetch {
-  using Shared = WideShared<kHeadDim>;
+  using Shared = WgmmaShared<kHeadDim>;
   const AttentionArgs& a;
   const Maps& maps;
   Shared& sh;
@@ -196,7 +196,7 @@ __device__ void load_queries(const AttentionArgs& a, const TileItem& item, int g
 
 // A warp for each warpgroup that multiplies: what it needs to know of the next item, and its queries.
 template <int kHeadDim, typename Number>
-__device__ void prepare(const AttentionArgs& a, WideShared<kHeadDim>& sh, const int* starts, int items,
+__device__ void prepare(const AttentionArgs& a, WgmmaShared<kHeadDim>& sh, const int* starts, int items,
                         int group) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   for (int n = 0;; ++n) {
@@ -242,10 +242,10 @@ __device__ void prepare(const AttentionArgs& a, WideShared<kHeadDim>& sh, const 
 #endif
 
 template <int kHeadDim, typename Number>
-__global__ __launch_bounds__(kThreads, 1) void wide_attention_kernel(const __grid_constant__ AttentionArgs a,
-                                                                     const __grid_constant__ Maps maps) {
+__global__ __launch_bounds__(kThreads, 1) void attention_wgmma_kernel(const __grid_constant__ AttentionArgs a,
+                                                                      const __grid_constant__ Maps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Shared = WideShared<kHeadDim>;
+  using Shared = WgmmaShared<kHeadDim>;
   extern __shared__ __align__(1024) uint8_t dynamic[];
   uint8_t* memory = dynamic + (1024 - shared_address(dynamic) % 1024) % 1024;
   auto& sh = *reinterpret_cast<Shared*>(memory);
@@ -313,19 +313,19 @@ bool describe(CUtensorMap& map, const std::byte* cells, const KvLayer& kv, int c
 
 template <int kHeadDim, typename Number>
 bool launch(Context& context, const AttentionArgs& args) {
-  const size_t shared = sizeof(WideShared<kHeadDim>) + 1024 + (args.batch.sequences + 1) * sizeof(int);
+  const size_t shared = sizeof(WgmmaShared<kHeadDim>) + 1024 + (args.batch.sequences + 1) * sizeof(int);
   Maps maps;
   if (shared > context.shared_bytes_per_block || !describe(maps.k, args.kv.k, args.kv, 1) ||
       !describe(maps.v, args.kv.v, args.kv, kHeadDim / 64))
     return false;
-  launch_early(context, wide_attention_kernel<kHeadDim, Number>, dim3(tile_blocks(context, args)), kThreads,
+  launch_early(context, attention_wgmma_kernel<kHeadDim, Number>, dim3(tile_blocks(context, args)), kThreads,
                shared, args, maps);
   return true;
 }
 
 }  // namespace
 
-bool attention_wide(Context& context, const AttentionArgs& args) {
+bool attention_wgmma(Context& context, const AttentionArgs& args) {
   if (context.capability != 90) return false;
   return launch_instance(
       args, [&]<int kHeadDim, typename Number>() { return launch<kHeadDim, Number>(context, args); });
@@ -333,7 +333,7 @@ bool attention_wide(Context& context, const AttentionArgs& args) {
 
 #else
 
-bool attention_wide(Context&, const AttentionArgs&) { return false; }
+bool attention_wgmma(Context&, const AttentionArgs&) { return false; }
 
 #endif
 

@@ -1,4 +1,4 @@
-// product_few_pair.cuh -- one or two rows of x: codes are multiplied as they are, scales meet the sums.
+// gemm_skinny_pair.cuh -- one or two rows of x: codes are multiplied as they are, scales meet the sums.
 //
 // An mma adds over the k of all four lanes c of a group, and each of them holds another 32 k of a row
 // (packed.h), with another scale. So the 8 columns are not 8 rows of x but 4 lanes x 2 rows: column 2 c + t
@@ -6,12 +6,12 @@
 // knows their scale. That saves the multiply-add of every pair of weights, a third of the instructions; the
 // sums of the four lanes are added once, at the end.
 //
-// x: 16-byte pieces as in product_few.cuh, with what meets codes of h = 1 times Format::kHigh; beside them
-// the sums of x over what a scale covers, times Format::kOffset: [half][c][sub-block][row].
+// x: 16-byte pieces as in gemm_skinny.cuh, with what meets codes of h = 1 times Format::kHighFactor; beside
+// them the sums of x over what a scale covers, times Format::kOffset: [half][c][sub-block][row].
 #pragma once
 
+#include "ops/cuda/gemm/gemm_formats.cuh"
 #include "ops/cuda/primitives/barriers.cuh"
-#include "ops/cuda/gemm/product_formats.cuh"
 
 namespace braid::cuda {
 
@@ -89,8 +89,8 @@ __device__ inline uint4 prepare_pair(uint4 v, float* sums, int piece, int row, u
   sum += __shfl_xor_sync(lanes, sum, kApart);
   if (kSub == 1) sum += __shfl_xor_sync(lanes, sum, 2 * kApart);
   if (sums != nullptr && piece % (4 / kSub) == 0) sums[piece / (4 / kSub) * 2 + row] = sum * Format::kOffset;
-  if (Format::kHigh != 1.0f) {
-    const __half2 high = __float2half2_rn(Format::kHigh);
+  if (Format::kHighFactor != 1.0f) {
+    const __half2 high = __float2half2_rn(Format::kHighFactor);
     v.y = as_bits(__hmul2(as_half2(v.y), high));
     v.w = as_bits(__hmul2(as_half2(v.w), high));
   }

@@ -1,14 +1,14 @@
-// product_wide_parts.cuh -- how the work of a wide product kernel (product_wide.cuh) is cut, and the way from
+// gemm_wgmma_streamk.cuh -- how the work of a wgmma product kernel (gemm_wgmma.cuh) is cut, and the way from
 // its sums to y: of whole tiles, and of tiles whose k several CTAs share.
 //
 // Parts of a shared tile are added in the order of k, whoever is first. They are counted, or looked at until
-// they are there; product_wide.cuh says what either costs.
+// they are there; gemm_wgmma.cuh says what either costs.
 #pragma once
 
 #include <type_traits>
 
+#include "ops/cuda/gemm/gemm_common.cuh"
 #include "ops/cuda/primitives/mma.h"
-#include "ops/cuda/gemm/product_pipeline.cuh"
 
 namespace braid::cuda {
 
@@ -16,10 +16,10 @@ namespace braid::cuda {
 
 // ---- the work of a CTA ----
 
-inline constexpr int kLeastWideSteps = 3;  // a part of a tile that is worth a part's cost
+inline constexpr int kLeastWgmmaSteps = 3;  // a part of a tile that is worth a part's cost
 
 // First this CTA's run of steps of tiles that are cut, then whole tiles.
-struct WideWalk {
+struct WgmmaWalk {
   int steps = 0;   // of a tile
   int rounds = 0;  // of whole tiles
   int left = 0;    // tiles that are cut
@@ -54,14 +54,14 @@ struct WideWalk {
 
 // Who has steps of a tile that is cut, and where their parts lie: [2 * cta + (0: the CTA's run starts in the
 // tile, 1: before it)][part].
-struct WideSharing {
+struct WgmmaSharing {
   int first_cta = 0;
   int last_cta = 0;
   int first_slot = 0;
   int finishers = 0;  // the CTAs whose run ends in the tile: all, or all but the last
 
-  __device__ WideSharing() {}
-  __device__ WideSharing(const WideWalk& w, int tile) {
+  __device__ WgmmaSharing() {}
+  __device__ WgmmaSharing(const WgmmaWalk& w, int tile) {
     const int total = w.left * w.steps;
     const int begin = (tile - w.rounds * static_cast<int>(gridDim.x)) * w.steps;
     first_cta = ((begin + 1) * w.runs - 1) / total;
@@ -74,16 +74,16 @@ struct WideSharing {
   __device__ int slot(int cta) const { return cta == first_cta ? first_slot : 2 * cta; }
 };
 
-__device__ inline WideWalk wide_walk(int tiles, int steps) {
+__device__ inline WgmmaWalk wgmma_walk(int tiles, int steps) {
   const int grid = static_cast<int>(gridDim.x);
   const int cta = static_cast<int>(blockIdx.x);
-  WideWalk w;
+  WgmmaWalk w;
   w.steps = steps;
   w.rounds = tiles / grid;
   w.left = tiles - w.rounds * grid;
   if (w.left == 0) return w;
   const int most = grid / w.left;
-  const int parts = min(most, max(1, steps / kLeastWideSteps));
+  const int parts = min(most, max(1, steps / kLeastWgmmaSteps));
   // As many for each tile, if that keeps most of the GPU busy: a run then has one tile.
   w.runs = parts < most || w.left * parts * 4 >= grid * 3 ? w.left * parts : grid;
   const int total = w.left * steps;
@@ -97,16 +97,16 @@ __device__ inline WideWalk wide_walk(int tiles, int steps) {
 // ---- storing ----
 
 // Where a thread's sums go: two sets of 16 rows, or 16 rows of gate and up.
-struct WideRows {
+struct WgmmaRows {
   RowTarget target;  // of the first row of the warp
   bool gated = false;
 };
 
-__device__ inline bool gated_block(const ProductArgs& a, int block) {
+__device__ inline bool gated_block(const GemmArgs& a, int block) {
   return block < a.blocks && part_of(a, a.parts, block).store == Store::gated;
 }
-__device__ inline WideRows wide_rows(const ProductArgs& a, const Tile& tile, int block) {
-  WideRows r;
+__device__ inline WgmmaRows wgmma_rows(const GemmArgs& a, const Tile& tile, int block) {
+  WgmmaRows r;
   r.gated = gated_block(a, block);
   r.target = target_of(a, a.parts, tile.expert, r.gated ? block & ~1 : block, 0);
   if (r.gated) r.target.row += block % 2 * 16;
@@ -118,11 +118,11 @@ __device__ inline uint32_t act_pair(float x, float y) {
   return as_bits(pair);
 }
 // Rows g and g + 8, two tokens each, become row pairs of one token: 4 bytes to store, 16 next to each other.
-__device__ inline void store_pairs(const WideRows& r, int row, int64_t y_row, bool wanted,
+__device__ inline void store_pairs(const WgmmaRows& r, int row, int64_t y_row, bool wanted,
                                    const float (&v)[4]) {
   const uint32_t low = transpose_matrix(act_pair(v[0], v[1]));
   const uint32_t high = transpose_matrix(act_pair(v[2], v[3]));
-  const ProductPart& part = *r.target.part;
+  const GemmPart& part = *r.target.part;
   row += static_cast<int>(threadIdx.x) % 4 * 2;
   Act* y = static_cast<Act*>(part.y) + y_row * part.y_stride + row;
   if (wanted && row < part.rows) *reinterpret_cast<uint32_t*>(y) = low;
@@ -131,9 +131,9 @@ __device__ inline void store_pairs(const WideRows& r, int row, int64_t y_row, bo
 
 // What y holds where a thread's sums of set 0 go, for Store::add: [group][row half, column].
 template <int kGroups>
-__device__ inline void old_sums(const WideRows& r, const Tile& tile, int first_group,
+__device__ inline void old_sums(const WgmmaRows& r, const Tile& tile, int first_group,
                                 float (&old)[kGroups][4]) {
-  const ProductPart& part = *r.target.part;
+  const GemmPart& part = *r.target.part;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int left = tile.count - 8 * first_group;
   const int row = r.target.row + lane / 4;
@@ -153,10 +153,10 @@ __device__ inline void old_sums(const WideRows& r, const Tile& tile, int first_g
 // acc[set][group of 8 columns][4] to y, columns 8 * first_group on; kSets 1: rows of set 0 only, where y
 // holds `early`, of old_sums(). By whole warps.
 template <int kGroups, int kSets = 2>
-__device__ inline void store_wide(const WideRows& r, const Tile& tile, int first_group,
-                                  const float (&acc)[2][kGroups][4], const float (*early)[4] = nullptr) {
+__device__ inline void store_wgmma(const WgmmaRows& r, const Tile& tile, int first_group,
+                                   const float (&acc)[2][kGroups][4], const float (*early)[4] = nullptr) {
   if (r.target.part == nullptr) return;
-  const ProductPart& part = *r.target.part;
+  const GemmPart& part = *r.target.part;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int left = tile.count - 8 * first_group;  // columns
   const int64_t y_row = tile.first + 8 * first_group;
@@ -256,8 +256,8 @@ struct CountedParts {
   static constexpr int kPieces = kWarps / 4 * 2 * kGroups * 128;  // float4 of one
   static constexpr int kMostGroups = 4;                           // warpgroups
 
-  const ProductArgs& a;
-  const WideSharing& s;
+  const GemmArgs& a;
+  const WgmmaSharing& s;
   int thread = static_cast<int>(threadIdx.x) % 128;
   int group = static_cast<int>(threadIdx.x) / 128;
 
@@ -267,7 +267,7 @@ struct CountedParts {
   }
   __device__ unsigned* arrived() const { return a.counters + kMostGroups * s.first_cta + group; }
 
-  __device__ void put(const Tile& tile, const WideRows& rows, const float (&acc)[2][kGroups][4]) const {
+  __device__ void put(const Tile& tile, const WgmmaRows& rows, const float (&acc)[2][kGroups][4]) const {
     if (rows.target.part != nullptr) {
 #pragma unroll
       for (int set = 0; set < 2; ++set)
@@ -284,7 +284,7 @@ struct CountedParts {
   }
 
   // Waits for all parts and adds some columns of them, in the order of k.
-  __device__ void finish(const Tile& tile, const WideRows& rows) const {
+  __device__ void finish(const Tile& tile, const WgmmaRows& rows) const {
     constexpr int kAtOnce = kGroups < 2 ? kGroups : 2;
     constexpr int kParts = 4;
     if (thread == 0) {
@@ -324,7 +324,7 @@ struct CountedParts {
               sum[set][j][3] += v[i][set][j].w;
             }
       }
-      store_wide<kAtOnce>(rows, some, first, sum);
+      store_wgmma<kAtOnce>(rows, some, first, sum);
     }
     meet_group();
     unsigned* departed = arrived() + kMostGroups * gridDim.x;
@@ -365,8 +365,8 @@ struct LookedParts {
   static constexpr int kAtOnce = kGroups <= 4 ? 1 : kGroups <= 8 ? 2 : 4;
   static constexpr int kItems = kGroups <= 4 ? 8 : 4;
 
-  const ProductArgs& a;
-  const WideSharing& s;
+  const GemmArgs& a;
+  const WgmmaSharing& s;
 
   __device__ uint4* piece(int cta, int set, int j) const {
     const int thread = static_cast<int>(threadIdx.x);
@@ -374,7 +374,7 @@ struct LookedParts {
     return reinterpret_cast<uint4*>(a.partials) + at;
   }
 
-  __device__ void put(const Tile& tile, const WideRows& rows, const float (&acc)[2][kGroups][4]) const {
+  __device__ void put(const Tile& tile, const WgmmaRows& rows, const float (&acc)[2][kGroups][4]) const {
     if (rows.target.part == nullptr) return;
 #pragma unroll
     for (int j = 0; j < kGroups; ++j)
@@ -384,7 +384,7 @@ struct LookedParts {
   }
 
   // Waits for all parts and adds some columns of them, in the order of k.
-  __device__ void finish(const Tile& tile, const WideRows& rows) const {
+  __device__ void finish(const Tile& tile, const WgmmaRows& rows) const {
     if (rows.target.part == nullptr) return;
     const int sets = rows.gated ? 1 : 2;  // that are finished by themselves
     const int groups = div_up(tile.count, 8);
@@ -394,13 +394,13 @@ struct LookedParts {
     for (int i = all * own / s.finishers; i < last; ++i) {
       const int set = rows.gated ? 0 : i & 1;
       const int first = (rows.gated ? i : i >> 1) * kAtOnce;
-      WideRows some = rows;
+      WgmmaRows some = rows;
       some.target.row += 16 * set;
       float old[kAtOnce][4];
       old_sums<kAtOnce>(some, tile, first, old);
       float sum[2][kAtOnce][4] = {};
       add_parts(sum, rows.gated, set, first, groups);
-      store_wide<kAtOnce, 1>(some, tile, first, sum, old);
+      store_wgmma<kAtOnce, 1>(some, tile, first, sum, old);
     }
   }
 
@@ -451,8 +451,8 @@ struct LookedParts {
 };
 
 template <int kWarps, int kGroups>
-using WideParts = std::conditional_t<8 * kGroups <= kMostLookedColumns, LookedParts<kWarps, kGroups>,
-                                     CountedParts<kWarps, kGroups>>;
+using WgmmaParts = std::conditional_t<8 * kGroups <= kMostLookedColumns, LookedParts<kWarps, kGroups>,
+                                      CountedParts<kWarps, kGroups>>;
 
 #endif
 

@@ -1,5 +1,5 @@
-// product_small.cuh -- y = x W^T for 9 to 128 rows of x and a matrix of a few megabytes of 16-bit pairs: the
-// router of experts. Larger matrices: product_wide.cuh; up to 8 rows: product_few.cuh. sm_90 (clusters).
+// gemm_small.cuh -- y = x W^T for 9 to 128 rows of x and a matrix of a few megabytes of 16-bit pairs: the
+// router of experts. Larger matrices: gemm_wgmma.cuh; up to 8 rows: gemm_skinny.cuh. sm_90 (clusters).
 //
 // There is nothing to stream, so what counts is the length of the chain: everything that a CTA multiplies is
 // asked for before it waits for the kernel before, x is read as it lies, and k is cut so far that no warp has
@@ -12,10 +12,10 @@
 // of the warps.
 //
 // Traffic: 16 rows of x cost the matrix once, from L2: 17 MB for 128 rows of the 35B's router (2.1 MB), 4 us.
-// Reached on one H200: 6.5 us; in the wide kernel 12.8.
+// Reached on one H200: 6.5 us; in the wgmma kernel 12.8.
 #pragma once
 
-#include "ops/cuda/gemm/product_few.cuh"
+#include "ops/cuda/gemm/gemm_skinny.cuh"
 
 namespace braid::cuda {
 
@@ -29,7 +29,7 @@ inline constexpr int kSmallSums = 8 * kSmallStride;  // of a warp, for one CTA
 inline constexpr int kSmallShared =
     kSmallWarps * kSmallStages * half_bytes(Pack::f16) + 2 * kSmallWarps * kSmallSums * 4;
 
-__global__ void __launch_bounds__(kSmallThreads, 1) small_kernel(const __grid_constant__ ProductArgs a) {
+__global__ void __launch_bounds__(kSmallThreads, 1) gemm_small_kernel(const __grid_constant__ GemmArgs a) {
 #if __CUDA_ARCH__ >= 900
   constexpr int kHalf = half_bytes(Pack::f16);
   extern __shared__ __align__(128) uint8_t dynamic[];

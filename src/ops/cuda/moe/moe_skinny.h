@@ -1,4 +1,4 @@
-// moe_few.h -- the experts of one or two tokens in two launches (moe_few.cu).
+// moe_skinny.h -- the experts of one or two tokens in two launches (moe_skinny.cu).
 #pragma once
 
 #include "ops/cuda/primitives/context.h"
@@ -7,12 +7,12 @@
 
 namespace braid::cuda {
 
-inline constexpr int kFewTokens = 2;
+inline constexpr int kSkinnyTokens = 2;
 
 // Ops::moe with `logits`, Ops::moe_ffn without (null); then the ids of a token must differ. `hidden`: rows *
 // (used + 1) rows of the widest expert's inner width, to a multiple of 8. False: there is no form for these,
 // and nothing was launched.
-bool few_experts(Context& context, Act* hidden, Tensor y, Tensor x, Tensor ids, Tensor weights,
-                 const Tensor* logits, const MoeWeights& w);
+bool moe_skinny(Context& context, Act* hidden, Tensor y, Tensor x, Tensor ids, Tensor weights,
+                const Tensor* logits, const MoeWeights& w);
 
 }  // namespace braid::cuda

@@ -1,5 +1,5 @@
-// attention_wide.cuh -- the warpgroups of attention_wide.cu that multiply: from prepared queries and tiles of
-// cells in shared memory to outputs.
+// attention_wgmma.cuh -- the warpgroups of attention_wgmma.cu that multiply: from prepared queries and tiles
+// of cells in shared memory to outputs.
 #pragma once
 
 #include "ops/cuda/attention/attention_tile_items.h"
@@ -7,7 +7,7 @@
 #include "ops/cuda/primitives/wgmma.cuh"
 
 namespace braid::cuda {
-namespace wide_attention {
+namespace wgmma_attention {
 
 inline constexpr int kGroupRows = 64;  // queries of a warpgroup
 inline constexpr int kSpaceDims = 32;  // of O that leave together
@@ -21,7 +21,7 @@ struct Prepared {
 };
 
 template <int kHeadDim>
-struct WideShared {
+struct WgmmaShared {
   static constexpr int kChunks = kHeadDim / 64;
   static constexpr int kStages = kHeadDim == 256 ? 2 : 4;
   static constexpr int kTileBytes = kChunks * 64 * kTileCells * 2;
@@ -107,7 +107,7 @@ struct Softmax {
 // What a warpgroup holds while it walks over an item's tiles of cells.
 template <int kHeadDim, typename Number>
 struct Walk {
-  using Shared = WideShared<kHeadDim>;
+  using Shared = WgmmaShared<kHeadDim>;
   const AttentionArgs& a;
   Shared& sh;
   const Prepared& it;
@@ -129,33 +129,33 @@ struct Walk {
 
   __device__ void start_keys() {
     wait_barrier(shared_address(sh.k_full + k.stage), k.parity);
-    fence_wide();
-    const uint64_t q_at = wide_operand(shared_address(sh.q[group]));
-    const uint64_t k_at = wide_operand(shared_address(sh.k[k.stage]));
+    fence_wgmma();
+    const uint64_t q_at = wgmma_operand(shared_address(sh.q[group]));
+    const uint64_t k_at = wgmma_operand(shared_address(sh.k[k.stage]));
 #pragma unroll
     for (int step = 0; step < kHeadDim / 16; ++step) {
       const uint32_t offset = step / 4 * 8192 + step % 4 * 32;
       if (step == 0) {
         multiply_shared<0>(x, q_at, k_at, Number());
       } else {
-        multiply_shared<1>(x, wide_operand_at(q_at, offset), wide_operand_at(k_at, offset), Number());
+        multiply_shared<1>(x, wgmma_operand_at(q_at, offset), wgmma_operand_at(k_at, offset), Number());
       }
     }
-    commit_wide();
+    commit_wgmma();
   }
   __device__ void start_values(int tile) {
     wait_barrier(shared_address(sh.v_full + v.stage), v.parity);
     const uint32_t from = shared_address(sh.v[v.stage]);
     const int first = first_of(tile);
     if (!whole(first)) clear_cells(sh.v[v.stage], first);
-    fence_wide();
-    const uint64_t v_at = wide_rows_operand(from, 4096);
+    fence_wgmma();
+    const uint64_t v_at = wgmma_rows_operand(from, 4096);
 #pragma unroll
     for (int step = 0; step < kTileCells / 16; ++step) {
-      multiply_rows(o, p[step], wide_operand_at(v_at, step / 2 * (Shared::kTileBytes / 2) + step % 2 * 2048),
+      multiply_rows(o, p[step], wgmma_operand_at(v_at, step / 2 * (Shared::kTileBytes / 2) + step % 2 * 2048),
                     Number());
     }
-    commit_wide();
+    commit_wgmma();
   }
   // Values of cells that nobody sees may be anything, also no numbers. Both warpgroups write the same zeros.
   __device__ void clear_cells(uint8_t* values, int first) const {
@@ -171,7 +171,7 @@ struct Walk {
 
   // The keys of tile `tile` are multiplied: scores to weights.
   __device__ void take_scores(int tile, float (&factor)[2]) {
-    hold_wide(x);
+    hold_wgmma(x);
     release(sh.k_empty + k.stage);
     k.advance();
     if (tile == it.tiles - 1) release(sh.q_empty + group);
@@ -207,9 +207,9 @@ struct Walk {
     }
   }
   __device__ void finish_values() {
-    wait_wide<0>();
-    hold_wide(o);
-    hold_wide(p);
+    wait_wgmma<0>();
+    hold_wgmma(o);
+    hold_wgmma(p);
     release(sh.v_empty + v.stage);
     v.advance();
   }
@@ -219,13 +219,13 @@ struct Walk {
 #pragma unroll
     for (int n = 0; n < kTileCells / 8; ++n) x[n][0] = x[n][1] = x[n][2] = x[n][3] = 0;  // dead between items
     start_keys();
-    wait_wide<0>();
+    wait_wgmma<0>();
     take_scores(0, factor);
     pack_weights();
     for (int tile = 1; tile < it.tiles; ++tile) {
       start_keys();
       start_values(tile - 1);
-      wait_wide<1>();
+      wait_wgmma<1>();
       take_scores(tile, factor);
       finish_values();
       rescale(o, factor);
@@ -356,8 +356,8 @@ __device__ void write_outputs(const AttentionArgs& a, const TileItem& item, int 
 
 // A warpgroup of 64 queries.
 template <int kHeadDim, typename Number>
-__device__ void multiply(const AttentionArgs& a, WideShared<kHeadDim>& sh, int group) {
-  using Shared = WideShared<kHeadDim>;
+__device__ void multiply(const AttentionArgs& a, WgmmaShared<kHeadDim>& sh, int group) {
+  using Shared = WgmmaShared<kHeadDim>;
   Ring<Shared::kStages> k, v;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int row0 = warp * 16;
@@ -383,5 +383,5 @@ __device__ void multiply(const AttentionArgs& a, WideShared<kHeadDim>& sh, int g
 
 #endif
 
-}  // namespace wide_attention
+}  // namespace wgmma_attention
 }  // namespace braid::cuda

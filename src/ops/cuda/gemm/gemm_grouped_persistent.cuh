@@ -1,6 +1,6 @@
-// product_experts.cuh -- y = x W^T for many experts with up to 8 rows of x each: decode steps of 9 and more
-// sequences, where nearly every byte of every expert is read for a handful of rows. Dense rows:
-// product_few.cuh; one or two tokens: moe_few.cuh; more rows per expert: product_wide.cuh. sm_90 (bulk
+// gemm_grouped_persistent.cuh -- y = x W^T for many experts with up to 8 rows of x each: decode steps of 9
+// and more sequences, where nearly every byte of every expert is read for a handful of rows. Dense rows:
+// gemm_skinny.cuh; one or two tokens: moe_skinny.cuh; more rows per expert: gemm_wgmma.cuh. sm_90 (bulk
 // copies).
 //
 // What counts is that all multiprocessors read memory from the first to the last microsecond. So the list of
@@ -26,8 +26,8 @@
 // 12.8, 15.6 us, of 32 rows 58, 28, 37, of 128 rows 93, 45, 60. The bytes of the experts that so many random
 // choices touch take 62 to 75, 77 to 89 and 75 to 84 % of that at 4.3 TB/s.
 //
-// Reached on one H200, 35B experts, q6_K down, with plan and sum: 128 rows 150 us (product_list.cuh: 209), 32
-// rows 96 (135), 8 rows 47 (58; before the hint to L2). A unit takes 620 issue slots (q4k) of the 990 that
+// Reached on one H200, 35B experts, q6_K down, with sorting and sum: 128 rows 150 us (gemm_grouped.cuh: 209),
+// 32 rows 96 (135), 8 rows 47 (58; before the hint to L2). A unit takes 620 issue slots (q4k) of the 990 that
 // memory leaves. Of 156 us, before the hint: without multiplying 145, with nothing to load 135. Tried: a
 // meeting of all warps each round and no dynamic quarter 159 and 104 us; half of the work dynamic 160, all of
 // it 181 (each such round reads x anew); 7 stages instead of 10 the same; 5 % fewer instructions the same.
@@ -36,25 +36,26 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "ops/cuda/gemm/product_few.cuh"
-#include "ops/cuda/gemm/product_pipeline.cuh"
+#include "ops/cuda/gemm/gemm_common.cuh"
+#include "ops/cuda/gemm/gemm_skinny.cuh"
 
 namespace braid::cuda {
 
-inline constexpr int kExpertWarps = 16;                         // that multiply
-inline constexpr int kExpertThreads = kExpertWarps * 32 + 128;  // one more warpgroup: its first warp loads
+inline constexpr int kPersistentWarps = 16;  // that multiply
+inline constexpr int kPersistentThreads =
+    kPersistentWarps * 32 + 128;  // one more warpgroup: its first warp loads
 inline constexpr int kChunkUnits = 4;
-inline constexpr int kRoundChunks = kExpertWarps / kChunkUnits;
-inline constexpr int kExpertShare = 4;    // of the work, that goes to who is early
-inline constexpr int kExpertStages = 12;  // at most
+inline constexpr int kRoundChunks = kPersistentWarps / kChunkUnits;
+inline constexpr int kPersistentShare = 4;    // of the work, that goes to who is early
+inline constexpr int kPersistentStages = 12;  // at most
 // Rounds that are described at a time: more than the loader can be ahead of any warp.
-inline constexpr int kExpertRounds = 16;
+inline constexpr int kPersistentRounds = 16;
 // 32 rows of y of a token, moved so that the lanes that write meet all banks.
 inline constexpr int kSumStride = 36;
-inline constexpr int kSumFloats = kFewRows * kSumStride;  // of a warp
+inline constexpr int kSumFloats = kSkinnyRows * kSumStride;  // of a warp
 
 template <class Format, bool kGated, int kUnits>
-struct ExpertsShape {
+struct PersistentShape {
   using Y = std::conditional_t<kGated, Act, float>;
   static constexpr int kUnit = unit_bytes(Format::kPack);
   static constexpr int kChunk = kChunkUnits * kUnit;
@@ -64,14 +65,14 @@ struct ExpertsShape {
   static constexpr int kAtomChunks = kAtomUnits / kChunkUnits;
   static constexpr int kAtomStretches = kAtomUnits / kStretch;
   static constexpr int kRoundAtoms = kRoundChunks / kAtomChunks;
-  static constexpr int kStretches = kExpertWarps / kStretch;  // of a round
-  static constexpr int kExchange = 2 * kExpertWarps * kSumFloats * 4;
-  static_assert(kExpertWarps % kAtomUnits == 0 && kAtomUnits % kStretch == 0 && kStretches >= 1);
+  static constexpr int kStretches = kPersistentWarps / kStretch;  // of a round
+  static constexpr int kExchange = 2 * kPersistentWarps * kSumFloats * 4;
+  static_assert(kPersistentWarps % kAtomUnits == 0 && kAtomUnits % kStretch == 0 && kStretches >= 1);
   static_assert(!kGated || kUnits % kChunkUnits == 0);
 };
 
 // What the loader tells the other warps about a round.
-struct ExpertRound {
+struct PersistentRound {
   int atoms;  // 0: there are no more rounds
   int tile;
   int count;  // rows of the tile
@@ -80,12 +81,12 @@ struct ExpertRound {
   const float* up_scales;
   void* y;  // where the first of them goes for the tile's first row
   int64_t unused_too;
-  int x_row[kFewRows];
+  int x_row[kSkinnyRows];
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-struct ExpertBarriers {
+struct PersistentBarriers {
   uint32_t full;       // a stage's bytes are there
   uint32_t empty;      // its four warps are done with it
   uint32_t described;  // a round is known
@@ -94,18 +95,18 @@ struct ExpertBarriers {
 
 // By one warp: finds this CTA's rounds and asks for their chunks, as far ahead as the ring is long.
 template <class Format, bool kGated, int kUnits>
-__device__ inline void load_experts(const ProductArgs& a, ExpertRound* rounds, uint32_t ring,
-                                    const ExpertBarriers& barriers, int stages) {
-  using Shape = ExpertsShape<Format, kGated, kUnits>;
+__device__ inline void load_experts(const GemmArgs& a, PersistentRound* rounds, uint32_t ring,
+                                    const PersistentBarriers& barriers, int stages) {
+  using Shape = PersistentShape<Format, kGated, kUnits>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const uint64_t policy = cache_policy(true);  // pair rows are to stay in L2
-  const ProductPart& part = a.parts[0];
+  const GemmPart& part = a.parts[0];
   unsigned* claims = a.claims + (kGated ? 0 : 2);
   unsigned claimed = 0;
   if (lane == 0) claimed = atomicAdd(claims, 1u);
   const int tile_atoms = a.blocks * kUnits / Shape::kAtomUnits;
   const int all = *a.tile_count * tile_atoms;
-  const int fixed = all - all / kExpertShare;  // in equal runs; the rest goes to who is early
+  const int fixed = all - all / kPersistentShare;  // in equal runs; the rest goes to who is early
   int at = static_cast<int>(int64_t{fixed} * blockIdx.x / gridDim.x);
   int end = static_cast<int>(int64_t{fixed} * (blockIdx.x + 1) / gridDim.x);
   ExpertTile known{0, 0, 0};
@@ -120,12 +121,12 @@ __device__ inline void load_experts(const ProductArgs& a, ExpertRound* rounds, u
       end = min(at + Shape::kRoundAtoms, all);
       if (at < end && lane == 0) claimed = atomicAdd(claims, 1u);
     }
-    ExpertRound& told = rounds[round % kExpertRounds];
+    PersistentRound& told = rounds[round % kPersistentRounds];
     if (at >= end) {
-      if (kWarpArrivals > 1 && lane > 0) arrive(barriers.described + 8 * (round % kExpertRounds));
+      if (kWarpArrivals > 1 && lane > 0) arrive(barriers.described + 8 * (round % kPersistentRounds));
       if (lane == 0) {
         told.atoms = 0;
-        arrive(barriers.described + 8 * (round % kExpertRounds));
+        arrive(barriers.described + 8 * (round % kPersistentRounds));
         // The last CTA leaves the counters as they were.
         if (atomicAdd(claims + 1, 1u) == gridDim.x - 1) claims[0] = claims[1] = 0;
       }
@@ -137,13 +138,13 @@ __device__ inline void load_experts(const ProductArgs& a, ExpertRound* rounds, u
     if (own != tile) {
       tile = own;
       known = a.tiles[tile];
-      x_row = known.first + min(lane % kFewRows, known.count - 1);
+      x_row = known.first + min(lane % kSkinnyRows, known.count - 1);
       if (a.x_row != nullptr) x_row = a.x_row[x_row];
     }
     const bool shared = known.expert == a.shared_expert;
     const int block = (shared ? 0 : known.expert * part.expert_blocks) + first * Shape::kAtomStretches;
     const auto describe = [&] {
-      if (lane < kFewRows) told.x_row[lane] = x_row;
+      if (lane < kSkinnyRows) told.x_row[lane] = x_row;
       if (lane == 0) {
         told.atoms = atoms;
         told.tile = tile;
@@ -154,7 +155,7 @@ __device__ inline void load_experts(const ProductArgs& a, ExpertRound* rounds, u
                  first * (Shape::kAtomStretches * kUnitRows);
       }
       __syncwarp();
-      if (lane == 0 || kWarpArrivals > 1) arrive(barriers.described + 8 * (round % kExpertRounds));
+      if (lane == 0 || kWarpArrivals > 1) arrive(barriers.described + 8 * (round % kPersistentRounds));
     };
     // The first chunks do not wait for x's rows to be known.
     if (round > 0) describe();
@@ -187,10 +188,10 @@ __device__ inline void load_experts(const ProductArgs& a, ExpertRound* rounds, u
 // Adds up what this warp must of a round: 32 rows of y, of every kStep-th token. Rounds take turns where
 // there is less to add than there are warps.
 template <class Format, bool kGated, int kUnits>
-struct ExpertsSum {
-  using Shape = ExpertsShape<Format, kGated, kUnits>;
-  static constexpr int kStep = kExpertWarps / Shape::kStretches;
-  static constexpr int kTurn = kExpertWarps / 2;
+struct PersistentSum {
+  using Shape = PersistentShape<Format, kGated, kUnits>;
+  static constexpr int kStep = kPersistentWarps / Shape::kStretches;
+  static constexpr int kTurn = kPersistentWarps / 2;
   int lane;
   int warp;
   float scale = 0;
@@ -199,16 +200,16 @@ struct ExpertsSum {
   __device__ int stretch(int round) const {
     return (kTurn % Shape::kStretches == 0 ? warp : warp ^ round % 2 * kTurn) % Shape::kStretches;
   }
-  __device__ bool adds(const ExpertRound& told, int round) const {
+  __device__ bool adds(const PersistentRound& told, int round) const {
     return stretch(round) < told.atoms * Shape::kAtomStretches;
   }
   // Early: asks for the scales.
-  __device__ void prepare(const ExpertRound& told, int round) {
+  __device__ void prepare(const PersistentRound& told, int round) {
     if (!adds(told, round)) return;
     scale = __ldg(told.scales + stretch(round));
     if (kGated) up_scale = __ldg(told.up_scales + stretch(round));
   }
-  __device__ void add(const ProductArgs& a, const ExpertRound& told, int round, const float* sums) const {
+  __device__ void add(const GemmArgs& a, const PersistentRound& told, int round, const float* sums) const {
     if (!adds(told, round)) return;
     const int first_token = (warp ^ round % 2 * kTurn) / Shape::kStretches;
     const float* from =
@@ -216,7 +217,7 @@ struct ExpertsSum {
     auto* y = static_cast<typename Shape::Y*>(told.y) + first_token * a.parts[0].y_stride +
               stretch(round) * kUnitRows + lane;
 #pragma unroll
-    for (int i = 0; i < div_up(kFewRows, kStep); ++i) {
+    for (int i = 0; i < div_up(kSkinnyRows, kStep); ++i) {
       if (first_token + i * kStep >= told.count) break;
       float sum = 0;
       float up_sum = 0;
@@ -280,26 +281,26 @@ __device__ inline void multiply_unit(const uint8_t* unit, const uint4 (&b)[2][4]
 }
 
 template <class Format, bool kGated, int kUnits>
-__device__ inline void multiply_experts(const ProductArgs& a, const ExpertRound* rounds, const uint8_t* ring,
-                                        float* exchange, const ExpertBarriers& barriers, int stages) {
-  using Shape = ExpertsShape<Format, kGated, kUnits>;
+__device__ inline void multiply_experts(const GemmArgs& a, const PersistentRound* rounds, const uint8_t* ring,
+                                        float* exchange, const PersistentBarriers& barriers, int stages) {
+  using Shape = PersistentShape<Format, kGated, kUnits>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int g = lane / 4;
   const int c = lane % 4;
   const int own_chunk = warp / kChunkUnits;
-  constexpr int kHalfExchange = kExpertWarps * kSumFloats;
+  constexpr int kHalfExchange = kPersistentWarps * kSumFloats;
   float* own_sums = exchange + warp * kSumFloats + 2 * c * kSumStride + g;
   const Act* own_x = a.x + warp % kUnits * 256 + c * 32;
   uint4 b[2][4];  // this warp's 256 k of row g of x
-  const auto read_x = [&](const ExpertRound& told) {
+  const auto read_x = [&](const PersistentRound& told) {
     const Act* x = own_x + told.x_row[g] * a.x_stride;
 #pragma unroll
     for (int h = 0; h < 2; ++h)
 #pragma unroll
       for (int j = 0; j < 4; ++j) b[h][j] = *reinterpret_cast<const uint4*>(x + h * 128 + j * 8);
   };
-  ExpertsSum<Format, kGated, kUnits> sum{lane, warp};
+  PersistentSum<Format, kGated, kUnits> sum{lane, warp};
   int stage = 0;  // of the round's first chunk
   int parity = 0;
   wait_barrier(barriers.described, 0);
@@ -308,7 +309,7 @@ __device__ inline void multiply_experts(const ProductArgs& a, const ExpertRound*
   if (atoms > 0) read_x(rounds[0]);
   int round = 0;
   while (atoms > 0) {
-    if (round > 0) sum.prepare(rounds[(round - 1) % kExpertRounds], round - 1);
+    if (round > 0) sum.prepare(rounds[(round - 1) % kPersistentRounds], round - 1);
     float own[2][4];
     const int chunks = atoms * Shape::kAtomChunks;
     if (own_chunk < chunks) {
@@ -335,8 +336,8 @@ __device__ inline void multiply_experts(const ProductArgs& a, const ExpertRound*
     // The next round's x is on its way while the sums of the round before meet: all warps are done with that
     // one by now, or nearly so.
     const int next = round + 1;
-    wait_barrier(barriers.described + 8 * (next % kExpertRounds), next / kExpertRounds & 1);
-    const ExpertRound& next_told = rounds[next % kExpertRounds];
+    wait_barrier(barriers.described + 8 * (next % kPersistentRounds), next / kPersistentRounds & 1);
+    const PersistentRound& next_told = rounds[next % kPersistentRounds];
     atoms = next_told.atoms;
     if (atoms > 0 && next_told.tile != tile) {
       tile = next_told.tile;
@@ -344,7 +345,7 @@ __device__ inline void multiply_experts(const ProductArgs& a, const ExpertRound*
     }
     if (round > 0) {
       wait_barrier(barriers.summed, (round - 1) & 1);
-      sum.add(a, rounds[(round - 1) % kExpertRounds], round - 1, exchange + next % 2 * kHalfExchange);
+      sum.add(a, rounds[(round - 1) % kPersistentRounds], round - 1, exchange + next % 2 * kHalfExchange);
     }
     // All have read what this overwrites: they did before they came to the meeting above.
     if (own_chunk < chunks) {
@@ -359,7 +360,7 @@ __device__ inline void multiply_experts(const ProductArgs& a, const ExpertRound*
     round = next;
   }
   if (round == 0) return;
-  const ExpertRound& last = rounds[(round - 1) % kExpertRounds];
+  const PersistentRound& last = rounds[(round - 1) % kPersistentRounds];
   sum.prepare(last, round - 1);
   wait_barrier(barriers.summed, (round - 1) & 1);
   sum.add(a, last, round - 1, exchange + (round - 1) % 2 * kHalfExchange);
@@ -368,32 +369,32 @@ __device__ inline void multiply_experts(const ProductArgs& a, const ExpertRound*
 #endif
 
 template <class Format, bool kGated, int kUnits>
-__global__ void __launch_bounds__(kExpertThreads, 1)
-    experts_kernel(const __grid_constant__ ProductArgs a, int stages) {
+__global__ void __launch_bounds__(kPersistentThreads, 1)
+    gemm_grouped_persistent_kernel(const __grid_constant__ GemmArgs a, int stages) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Shape = ExpertsShape<Format, kGated, kUnits>;
+  using Shape = PersistentShape<Format, kGated, kUnits>;
   extern __shared__ __align__(128) uint8_t dynamic[];
-  __shared__ __align__(8) uint64_t barriers[2 * kExpertStages + kExpertRounds + 1];
-  __shared__ __align__(16) ExpertRound rounds[kExpertRounds];
+  __shared__ __align__(8) uint64_t barriers[2 * kPersistentStages + kPersistentRounds + 1];
+  __shared__ __align__(16) PersistentRound rounds[kPersistentRounds];
   float* exchange = reinterpret_cast<float*>(dynamic + stages * Shape::kChunk);
-  const ExpertBarriers at{shared_address(barriers), shared_address(barriers + kExpertStages),
-                          shared_address(barriers + 2 * kExpertStages),
-                          shared_address(barriers + 2 * kExpertStages + kExpertRounds)};
+  const PersistentBarriers at{shared_address(barriers), shared_address(barriers + kPersistentStages),
+                              shared_address(barriers + 2 * kPersistentStages),
+                              shared_address(barriers + 2 * kPersistentStages + kPersistentRounds)};
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
       init_barrier(at.full + 8 * stage, 1);
       init_barrier(at.empty + 8 * stage, kChunkUnits * kWarpArrivals);
     }
-    for (int i = 0; i < kExpertRounds; ++i) init_barrier(at.described + 8 * i, kWarpArrivals);
-    init_barrier(at.summed, kExpertWarps * kWarpArrivals);
+    for (int i = 0; i < kPersistentRounds; ++i) init_barrier(at.described + 8 * i, kWarpArrivals);
+    init_barrier(at.summed, kPersistentWarps * kWarpArrivals);
     publish_barriers();
   }
   __syncthreads();
   if (!a.early_list) wait_for_previous();
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  if (warp >= kExpertWarps) {
+  if (warp >= kPersistentWarps) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 64;\n");
-    if (warp == kExpertWarps)
+    if (warp == kPersistentWarps)
       load_experts<Format, kGated, kUnits>(a, rounds, shared_address(dynamic), at, stages);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 104;\n");
@@ -405,38 +406,38 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
 }
 
 template <class Format, bool kGated, int kUnits>
-bool launch_experts_kernel(Context& context, const ProductArgs& args) {
-  using Shape = ExpertsShape<Format, kGated, kUnits>;
+bool launch_grouped_persistent_kernel(Context& context, const GemmArgs& args) {
+  using Shape = PersistentShape<Format, kGated, kUnits>;
   if (args.blocks * kUnits % Shape::kAtomUnits != 0) return false;
   const auto room = static_cast<int64_t>(context.shared_bytes_per_block) - 4 * 1024 - Shape::kExchange;
-  const int stages = static_cast<int>(std::min<int64_t>(room / Shape::kChunk, kExpertStages));
+  const int stages = static_cast<int>(std::min<int64_t>(room / Shape::kChunk, kPersistentStages));
   if (stages < kRoundChunks) return false;
-  launch_early(context, experts_kernel<Format, kGated, kUnits>,
-               dim3(static_cast<unsigned>(context.processors)), kExpertThreads,
+  launch_early(context, gemm_grouped_persistent_kernel<Format, kGated, kUnits>,
+               dim3(static_cast<unsigned>(context.processors)), kPersistentThreads,
                static_cast<size_t>(stages * Shape::kChunk + Shape::kExchange), args, stages);
   return true;
 }
 
 // False: this kernel has no form for the product.
 template <class Format>
-bool launch_experts_format(Context& context, const ProductArgs& args) {
-  const ProductPart& part = args.parts[0];
+bool launch_grouped_persistent(Context& context, const GemmArgs& args) {
+  const GemmPart& part = args.parts[0];
   const bool gated = part.store == Store::gated;
-  if (context.capability != 90 || args.tiles == nullptr || args.tile_rows > kFewRows ||
+  if (context.capability != 90 || args.tiles == nullptr || args.tile_rows > kSkinnyRows ||
       args.part_count != 1 || (!gated && part.store != Store::plain) || args.k != args.units * kUnitWidth ||
       args.units != args.x_units || part.rows != part.expert_blocks * kUnitRows ||
       part.y_type != (gated ? kActType : DType::f32))
     return false;
   switch (args.units) {
     case 1:
-      return !gated && launch_experts_kernel<Format, false, 1>(context, args);
+      return !gated && launch_grouped_persistent_kernel<Format, false, 1>(context, args);
     case 2:
-      return !gated && launch_experts_kernel<Format, false, 2>(context, args);
+      return !gated && launch_grouped_persistent_kernel<Format, false, 2>(context, args);
     case 4:
-      return gated ? launch_experts_kernel<Format, true, 4>(context, args)
-                   : launch_experts_kernel<Format, false, 4>(context, args);
+      return gated ? launch_grouped_persistent_kernel<Format, true, 4>(context, args)
+                   : launch_grouped_persistent_kernel<Format, false, 4>(context, args);
     case 8:
-      return gated && launch_experts_kernel<Format, true, 8>(context, args);
+      return gated && launch_grouped_persistent_kernel<Format, true, 8>(context, args);
     default:
       return false;
   }

@@ -1,30 +1,30 @@
-// moe_few.cuh -- what the two kernels of moe_few.cu are made of: the choice of experts by a whole block, and
-// slices of packed weights with a warp's ring of them.
+// moe_skinny.cuh -- what the two kernels of moe_skinny.cu are made of: the choice of experts by a whole
+// block, and slices of packed weights with a warp's ring of them.
 //
 // A slice is 16 of a unit's 32 rows x 128 k (packed.h): its codes stand in one stretch. So do its scales in
 // some formats; in the others they are read with those of the other 16 rows, which another block reads at the
 // same time, so that memory is read once.
 #pragma once
 
-#include "ops/cuda/primitives/barriers.cuh"
-#include "ops/cuda/sampling/choose.cuh"
-#include "ops/cuda/primitives/launch.h"
-#include "ops/cuda/moe/moe_few.h"
+#include "ops/cuda/gemm/gemm_formats.cuh"
+#include "ops/cuda/gemm/gemm_skinny_pair.cuh"
 #include "ops/cuda/gemm/packed.h"
-#include "ops/cuda/gemm/product_few_pair.cuh"
-#include "ops/cuda/gemm/product_formats.cuh"
+#include "ops/cuda/moe/moe_skinny.h"
+#include "ops/cuda/primitives/barriers.cuh"
+#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/sampling/choose.cuh"
 
 namespace braid::cuda {
 
 // An entry is what a token chose, [token][used] in the order of its choice, then one for the shared expert.
-inline constexpr int kMostEntries = kFewTokens * kMostUsed + 1;
+inline constexpr int kMostEntries = kSkinnyTokens * kMostUsed + 1;
 inline constexpr int kSliceStages = 8;  // of a warp's ring, at most
 
 // ---- arguments ----
 
 // Where the choice comes from: logits, or null and ids and weights are there already (the ids of a token
 // differ).
-struct FewRoute {
+struct MoeRoute {
   const float* logits = nullptr;
   int64_t logits_stride = 0;
   int32_t* ids = nullptr;
@@ -40,7 +40,7 @@ struct FewRoute {
 };
 
 // One packed matrix of the experts, and that of the shared one.
-struct FewMatrix {
+struct MoeMatrix {
   const uint8_t* units = nullptr;
   const float* scales = nullptr;
   const uint8_t* shared_units = nullptr;
@@ -48,9 +48,9 @@ struct FewMatrix {
 };
 
 // Gate and up: hidden[row] = silu(gate x) * up x.
-struct FewIn {
-  FewRoute route;
-  FewMatrix matrix[2];
+struct MoeIn {
+  MoeRoute route;
+  MoeMatrix matrix[2];
   const Act* x = nullptr;  // rows 16-byte aligned, k a multiple of 8
   int64_t x_stride = 0;
   int k = 0;
@@ -65,9 +65,9 @@ struct FewIn {
 };
 
 // Down and the sum: y[t] += sum over entries of weight * down hidden.
-struct FewOut {
-  FewRoute route;
-  FewMatrix matrix;
+struct MoeOut {
+  MoeRoute route;
+  MoeMatrix matrix;
   const Act* hidden = nullptr;
   int64_t hidden_stride = 0;
   int hidden_cols = 0;  // to a multiple of 8
@@ -89,35 +89,35 @@ struct FewOut {
 // ---- the choice ----
 
 // In shared memory. Entry t * used + j: choice j of token t.
-struct alignas(16) FewList {
+struct alignas(16) MoeList {
   static constexpr int kWarps = kQuickExperts / 32;
 
-  uint32_t key[kFewTokens][kWarps][64];           // each 32 twice
-  uint32_t best[kFewTokens][kWarps * kMostUsed];  // the largest of each 32, in order, then zeros
-  int16_t best_id[kFewTokens][kWarps * kMostUsed];
-  uint32_t chosen[kFewTokens][kMostUsed];  // keys
-  float2 weight[kMostEntries];             // with which the sums of both tokens are multiplied
+  uint32_t key[kSkinnyTokens][kWarps][64];           // each 32 twice
+  uint32_t best[kSkinnyTokens][kWarps * kMostUsed];  // the largest of each 32, in order, then zeros
+  int16_t best_id[kSkinnyTokens][kWarps * kMostUsed];
+  uint32_t chosen[kSkinnyTokens][kMostUsed];  // keys
+  float2 weight[kMostEntries];                // with which the sums of both tokens are multiplied
   int16_t expert[kMostEntries];
 };
 
 // So many of the keys of each 32 experts are looked at.
-__device__ inline int most_places(const FewRoute& route) { return (route.used + 3) / 4 * 4; }
+__device__ inline int most_places(const MoeRoute& route) { return (route.used + 3) / 4 * 4; }
 
 // By all threads, who meet before make_list.
-__device__ inline void clear_list(FewList& list, const FewRoute& route, int thread) {
-  if (thread < FewList::kWarps * most_places(route))
+__device__ inline void clear_list(MoeList& list, const MoeRoute& route, int thread) {
+  if (thread < MoeList::kWarps * most_places(route))
     for (int t = 0; t < route.tokens; ++t) list.best[t][thread] = 0;
 }
 
 // What choose() (choose.cuh) finds: a thread for each expert finds its place among 32, then 4 threads for
 // each of the best find its place among the best of all.
-__device__ inline void place_all(FewList& list, const FewRoute& route, int thread) {
+__device__ inline void place_all(MoeList& list, const MoeRoute& route, int thread) {
   const int lane = thread % 32;
   const int warp = thread / 32;
   const int most = most_places(route);
-  uint32_t key[kFewTokens] = {};
+  uint32_t key[kSkinnyTokens] = {};
 #pragma unroll
-  for (int t = 0; t < kFewTokens; ++t)
+  for (int t = 0; t < kSkinnyTokens; ++t)
     if (t < route.tokens && thread < route.experts)
       key[t] = ordered(__ldcg(route.logits + t * route.logits_stride + thread));
 #pragma unroll 1
@@ -135,11 +135,11 @@ __device__ inline void place_all(FewList& list, const FewRoute& route, int threa
     list.best_id[t][warp * most + place] = static_cast<int16_t>(thread);
   }
   __syncthreads();
-  const int candidates = FewList::kWarps * most;
+  const int candidates = MoeList::kWarps * most;
   const int parts = candidates <= kQuickExperts / 4 ? 4 : 1;
   const int candidate = thread / parts;
   if (candidate >= candidates) return;  // whole warps: a multiple of 32
-  const int lists = FewList::kWarps / parts;
+  const int lists = MoeList::kWarps / parts;
   const int own_list = candidate / most;
 #pragma unroll 1
   for (int t = 0; t < route.tokens; ++t) {
@@ -168,7 +168,7 @@ __device__ inline void place_all(FewList& list, const FewRoute& route, int threa
 }
 
 // By all threads, at least kQuickExperts, who have met when it returns.
-__device__ inline void make_list(FewList& list, const FewRoute& route, int thread) {
+__device__ inline void make_list(MoeList& list, const MoeRoute& route, int thread) {
   if (route.logits != nullptr) {
     place_all(list, route, thread);
   } else if (thread < route.entries()) {
@@ -180,7 +180,7 @@ __device__ inline void make_list(FewList& list, const FewRoute& route, int threa
 }
 
 // By a warp, once the list is made: the weights of a token, in lane j that of choice j.
-__device__ inline float weights_of(const FewList& list, const FewRoute& route, int token, int lane) {
+__device__ inline float weights_of(const MoeList& list, const MoeRoute& route, int token, int lane) {
   if (route.logits == nullptr)
     return lane < route.used ? __ldcg(route.weights + token * route.weights_stride + lane) : 0.0f;
   const auto logit = [](uint32_t key) {
@@ -197,22 +197,22 @@ template <class Format>
 struct Slice {
   static constexpr Pack kPack = Format::kPack;
   static constexpr int kCodes = kPack == Pack::f16 ? 4096 : kPack == Pack::q8 ? 2048 : 1024;
-  static constexpr int kHigh = kPack == Pack::q6k ? 512 : kPack == Pack::q5 ? 256 : 0;
+  static constexpr int kHighBytes = kPack == Pack::q6k ? 512 : kPack == Pack::q5 ? 256 : 0;
   // Scales of 16 rows in one stretch, and what is in both slices of a half.
   static constexpr bool kOwnScales = kPack == Pack::q5 || kPack == Pack::t4 || kPack == Pack::fp4;
   static constexpr int kLevels = kPack == Pack::t4 ? 16 : 0;
-  static constexpr int kScales = kOwnScales ? 256 + kLevels : half_bytes(kPack) - 2 * (kCodes + kHigh);
+  static constexpr int kScales = kOwnScales ? 256 + kLevels : half_bytes(kPack) - 2 * (kCodes + kHighBytes);
   static constexpr int kRest = shared_bytes(kPack);
   static constexpr int kHighAt = kCodes;
-  static constexpr int kScalesAt = kHighAt + kHigh;
+  static constexpr int kScalesAt = kHighAt + kHighBytes;
   static constexpr int kRestAt = kScalesAt + kScales;
   static constexpr int kBytes = kRestAt + kRest;
   static constexpr int kTailAt = kOwnScales ? kHighAt : kScalesAt;
   static constexpr int kTail = (kBytes - kTailAt) / 16;  // lanes that copy scales, and high bits if they fit
   static_assert(kCodes % 512 == 0 && kScales % 16 == 0 && kTail <= 32);
-  static_assert(kOwnScales ? kCodes == 1024 && kRest == 0 && kHigh % 256 == 0 : kHigh % 512 == 0);
+  static_assert(kOwnScales ? kCodes == 1024 && kRest == 0 && kHighBytes % 256 == 0 : kHighBytes % 512 == 0);
   // Formats count the bytes of scales from the beginning of half a unit.
-  static constexpr int kBack = 2 * (kCodes + kHigh) - kScalesAt;
+  static constexpr int kBack = 2 * (kCodes + kHighBytes) - kScalesAt;
 
   // The codes of a slice in shared memory.
   __device__ static void load(typename Format::Codes& codes, const uint8_t* slice, int lane) {
@@ -290,7 +290,8 @@ struct SliceRing {
         copy_once(at + S::kTailAt, unit + tail_from + half * tail_step + r16 * tail_rows, policy);
       return arrive_after_copies(full + 8 * at_stage);
     }
-    if (S::kHigh > 0) copy_once(at + S::kHighAt, part + 2 * S::kCodes - r16 * (S::kCodes - S::kHigh), policy);
+    if (S::kHighBytes > 0)
+      copy_once(at + S::kHighAt, part + 2 * S::kCodes - r16 * (S::kCodes - S::kHighBytes), policy);
     if (lane < S::kTail) copy_async(at + S::kScalesAt, unit + tail_from + half * tail_step);
     arrive_after_copies(full + 8 * at_stage);
   }
@@ -305,9 +306,9 @@ struct SliceRing {
   }
 };
 
-// ---- x in shared memory: [row][half] 256 bytes, pieces exchanged as in product_few_x.cuh ----
+// ---- x in shared memory: [row][half] 256 bytes, pieces exchanged as in gemm_skinny_x.cuh ----
 
-// Formats with codes that can be multiplied as they are take x so that they can (product_few_pair.cuh).
+// Formats with codes that can be multiplied as they are take x so that they can (gemm_skinny_pair.cuh).
 template <class Format>
 inline constexpr bool kPairForm = Format::kSubBlocks > 0;
 template <class Format>

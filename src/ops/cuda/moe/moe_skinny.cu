@@ -1,34 +1,36 @@
-// moe_few.cu -- the experts of one or two tokens in two launches: route + gate and up, then down + the sum.
+// moe_skinny.cu -- the experts of one or two tokens in two launches: route + gate and up, then down + the
+// sum.
 //
-// Every block makes the choice itself, from the router's logits, with a thread for each expert (moe_few.cuh):
-// that needs no kernel and no border. Each token's experts are entries of their own, so that how the work is
-// cut is known before the choice is; what both tokens chose comes from L2 for the second.
+// Every block makes the choice itself, from the router's logits, with a thread for each expert
+// (moe_skinny.cuh): that needs no kernel and no border. Each token's experts are entries of their own, so
+// that how the work is cut is known before the choice is; what both tokens chose comes from L2 for the
+// second.
 //
-//   few_in   an item is 32 rows of gate and up of an entry; a block has one or two. Its 8 warps share k, by
+//   moe_in   an item is 32 rows of gate and up of an entry; a block has one or two. Its 8 warps share k, by
 //            units of 256, which bulk copies fetch whole; sums meet once for each item. The items of the
 //            shared expert come first: their weights are asked for before the choice is there.
-//   few_out  block b makes rows 16 b .. of y, for all tokens. Its warps share out the (entry, 128 k) pieces,
+//   moe_out  block b makes rows 16 b .. of y, for all tokens. Its warps share out the (entry, 128 k) pieces,
 //            weigh each with the token's weight and meet once, in warp order. The choice is made again, and
-//            all weights, the old y and the shared expert's factor are fetched, while few_in still runs: what
+//            all weights, the old y and the shared expert's factor are fetched, while moe_in still runs: what
 //            they need was complete before that began (launch.h).
 //
-// Codes are multiplied as they are, with scales on the sums (product_few_pair.cuh); f16 weights as usual.
+// Codes are multiplied as they are, with scales on the sums (gemm_skinny_pair.cuh); f16 weights as usual.
 // Sums run in an order that follows from the tokens' places alone; the same step gives the same bytes.
 //
 // Traffic, 35B (256 experts, 8 used, 2048 x 512, q4_K): 1.8 MB an entry; 1 token has 9 entries, 16 MB, floor
 // 3.7 us at 4.3 TB/s. All of it is asked for at once.
 //
-// Reached on one H200 inside the 35B, one token, by clock stamps: few_in takes 9.7 us from the router's end
-// to its last block's (6.9 to a block's with one item), few_out 3.9 more. Of few_in the choice is 1.7, asking
+// Reached on one H200 inside the 35B, one token, by clock stamps: moe_in takes 9.7 us from the router's end
+// to its last block's (6.9 to a block's with one item), moe_out 3.9 more. Of moe_in the choice is 1.7, asking
 // 0.5, then 1.3 until weights come, 0.9 a unit, 0.7 for the sums. Before, with rings of 16 rows x 128 k, a
 // list in ascending order and a choice by one warp: 14.4 and 4.9. What counts is the length of the chain: a
 // warp issues one instruction in about 8 clocks here. Tried: all code once more before the wait, on dummy
-// data, so that it is in the instruction cache: no difference; 18 warps in few_out: none.
+// data, so that it is in the instruction cache: no difference; 18 warps in moe_out: none.
 #include <algorithm>
 
-#include "ops/cuda/moe/moe_few.cuh"
-#include "ops/cuda/gemm/product_few.cuh"
-#include "ops/cuda/gemm/products.h"
+#include "ops/cuda/gemm/gemm.h"
+#include "ops/cuda/gemm/gemm_skinny.cuh"
+#include "ops/cuda/moe/moe_skinny.cuh"
 
 // Before 9.0 the kernels are empty, and nobody calls what they are made of.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -44,7 +46,7 @@ constexpr int kInStages = 4;  // units of a warp's ring, at most
 static_assert(kInThreads == kQuickExperts);
 
 // They share the 36 pieces of a token of the 35B evenly, and with 80 registers a thread they fit beside a
-// block of few_in. 18 warps are as quick.
+// block of moe_in. 18 warps are as quick.
 constexpr int kOutWarps = 12;
 constexpr int kOutThreads = 32 * kOutWarps;
 constexpr int kZeroBytes = 64;  // for lanes that have no x
@@ -78,7 +80,7 @@ struct InItems {
       : shared(static_cast<int>(blockIdx.x) - p.uneven), routed(static_cast<int>(blockIdx.x)) {
     if (shared < 0) shared += static_cast<int>(gridDim.x);
   }
-  __device__ void next(const FewIn& a, const InPlan& p) {
+  __device__ void next(const MoeIn& a, const InPlan& p) {
     const auto step = static_cast<int>(gridDim.x);
     more = true;
     if (shared < a.shared_blocks) {
@@ -98,9 +100,9 @@ struct InItems {
 template <class Format>
 struct InAsker {
   static constexpr int kUnit = unit_bytes(Format::kPack);
-  const FewIn& a;
+  const MoeIn& a;
   const InPlan& p;
-  const FewList& list;
+  const MoeList& list;
   uint32_t memory, full;  // of the warp's ring
   int first, count;       // units of this warp
   uint64_t policy;
@@ -112,7 +114,7 @@ struct InAsker {
   __device__ bool more() const { return items.more; }
   __device__ bool shared() const { return items.entry == a.route.entries(); }
   __device__ void ask(int stage, int lane) {
-    const FewMatrix& m = a.matrix[matrix];
+    const MoeMatrix& m = a.matrix[matrix];
     const int block = items.block + (shared() ? 0 : list.expert[items.entry] * a.blocks);
 #if __CUDA_ARCH__ >= 900
     if (lane == 0) {
@@ -131,7 +133,7 @@ struct InAsker {
 
 // x to shared memory; `held` is the first piece of each thread.
 template <class Format>
-__device__ inline void keep_x(const FewIn& a, const uint4 (&held)[kFewTokens], uint8_t* xs, float* x_sums,
+__device__ inline void keep_x(const MoeIn& a, const uint4 (&held)[kSkinnyTokens], uint8_t* xs, float* x_sums,
                               int thread) {
   const int tokens = a.route.tokens;
   const int pieces = a.x_units * 32;
@@ -141,7 +143,7 @@ __device__ inline void keep_x(const FewIn& a, const uint4 (&held)[kFewTokens], u
                       token, token);
   };
 #pragma unroll
-  for (int t = 0; t < kFewTokens; ++t)
+  for (int t = 0; t < kSkinnyTokens; ++t)
     if (t < tokens && thread < pieces) put(held[t], thread, t);
 #pragma unroll 1
   for (int t = 0; t < tokens; ++t)
@@ -187,7 +189,7 @@ __device__ inline void multiply_unit(float (&acc)[2][2][4], const uint8_t* unit,
       uint4 b[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) b[j] = *reinterpret_cast<const uint4*>(x_at + ((j ^ x.exchanged) << 4));
-      multiply_few<Format>(unit + h * kPart, unit + 2 * kPart, b, acc, lane);
+      multiply_skinny<Format>(unit + h * kPart, unit + 2 * kPart, b, acc, lane);
     }
   }
 }
@@ -212,7 +214,7 @@ __device__ inline void leave_sums(float* to, const float (&acc)[2][2][4], int to
 }
 
 // What an item's sums are multiplied with.
-__device__ inline float2 scales_of(const FewIn& a, const FewList& list, const InItems& item) {
+__device__ inline float2 scales_of(const MoeIn& a, const MoeList& list, const InItems& item) {
   const bool shared = item.entry == a.route.entries();
   const int block = item.block + (shared ? 0 : list.expert[item.entry] * a.blocks);
   return make_float2((shared ? a.matrix[0].shared_scales : a.matrix[0].scales)[block],
@@ -220,7 +222,7 @@ __device__ inline float2 scales_of(const FewIn& a, const FewList& list, const In
 }
 
 // By a warp for its token: 32 hidden values from the sums [source][matrix][token][32].
-__device__ inline void store_hidden(const FewIn& a, const InPlan& p, const InItems& item, const float* sums,
+__device__ inline void store_hidden(const MoeIn& a, const InPlan& p, const InItems& item, const float* sums,
                                     float2 scale, int token, int lane) {
   const bool shared = item.entry == a.route.entries();
   const int row = item.block * 32 + lane;
@@ -242,11 +244,11 @@ __device__ inline void store_hidden(const FewIn& a, const InPlan& p, const InIte
 
 template <class Format>
 __global__ void __launch_bounds__(kInThreads, 2)
-    few_in(const __grid_constant__ FewIn a, const __grid_constant__ InPlan p) {
+    moe_in(const __grid_constant__ MoeIn a, const __grid_constant__ InPlan p) {
 #if __CUDA_ARCH__ >= 900
   constexpr int kUnit = unit_bytes(Format::kPack);
   extern __shared__ __align__(128) uint8_t dynamic[];
-  __shared__ FewList list;
+  __shared__ MoeList list;
   __shared__ __align__(8) uint64_t barriers[kInWarps * kInStages];
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
@@ -277,9 +279,9 @@ __global__ void __launch_bounds__(kInThreads, 2)
   wait_for_previous();
   let_next_start();
   // The first pieces of x are under way while the choice is made.
-  uint4 held[kFewTokens] = {};
+  uint4 held[kSkinnyTokens] = {};
 #pragma unroll
-  for (int t = 0; t < kFewTokens; ++t)
+  for (int t = 0; t < kSkinnyTokens; ++t)
     if (t < tokens && thread * 8 < a.k)
       held[t] = __ldcg(reinterpret_cast<const uint4*>(a.x + t * a.x_stride + thread * 8));
   make_list(list, a.route, thread);
@@ -329,7 +331,7 @@ struct Pieces {
   int routed, halves, shared_halves;
   int entry_step, half_step;
 
-  __device__ Pieces(const FewOut& a, const OutPlan& p, int warp)
+  __device__ Pieces(const MoeOut& a, const OutPlan& p, int warp)
       : entry(0),
         half(warp),
         routed(a.route.entries()),
@@ -355,7 +357,7 @@ struct Pieces {
 };
 
 // A warp's: sigmoid(shared_scale . x), in all lanes.
-__device__ inline float shared_factor(const FewOut& a, int token, int lane) {
+__device__ inline float shared_factor(const MoeOut& a, int token, int lane) {
   const Act* x = a.x + token * a.x_stride;
   float dot = 0;
 #pragma unroll 4
@@ -374,7 +376,7 @@ __device__ inline float shared_factor(const FewOut& a, int token, int lane) {
 
 // Hidden rows to shared memory, zeros behind their end.
 template <class Format>
-__device__ inline void fetch_hidden(const FewOut& a, const OutPlan& p, uint8_t* rows, float* sums,
+__device__ inline void fetch_hidden(const MoeOut& a, const OutPlan& p, uint8_t* rows, float* sums,
                                     int thread) {
   constexpr int kLoads = 2;
   const int routed = a.route.entries();
@@ -489,8 +491,8 @@ __device__ inline float sum_of_lane(OutSum& out, int lane) {
 
 template <class Format>
 struct OutAsker {
-  const FewOut& a;
-  const FewList& list;
+  const MoeOut& a;
+  const MoeList& list;
   Pieces piece;
   int block, r16;
 
@@ -508,12 +510,12 @@ struct OutAsker {
 
 template <class Format>
 __global__ void __launch_bounds__(kOutThreads, 2)
-    few_out(const __grid_constant__ FewOut a, const __grid_constant__ OutPlan p) {
+    moe_out(const __grid_constant__ MoeOut a, const __grid_constant__ OutPlan p) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) uint8_t dynamic[];
-  __shared__ FewList list;
+  __shared__ MoeList list;
   __shared__ __align__(8) uint64_t barriers[kOutWarps * kSliceStages];
-  __shared__ float sums[kOutWarps][kFewTokens * 16];
+  __shared__ float sums[kOutWarps][kSkinnyTokens * 16];
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int warp = thread / 32;
@@ -606,19 +608,19 @@ __global__ void __launch_bounds__(kOutThreads, 2)
 
 // ---- launching ----
 
-struct FewLaunch {
+struct MoeLaunch {
   unsigned in_grid, out_grid;
   InPlan in;
   OutPlan out;
   size_t in_shared, out_shared;
 };
 
-// What few_in leaves for a block of few_out beside it, if it can; and what both take besides.
+// What moe_in leaves for a block of moe_out beside it, if it can; and what both take besides.
 constexpr int64_t kOutRoom = 80 * 1024;
 constexpr int64_t kStaticBytes = 22 * 1024;
 
 template <class InFormat>
-bool plan_in(const Context& context, const FewIn& in, FewLaunch& launch) {
+bool plan_in(const Context& context, const MoeIn& in, MoeLaunch& launch) {
   constexpr int kUnit = unit_bytes(InFormat::kPack);
   InPlan& plan = launch.in;
   const int64_t items = int64_t{in.route.tokens} * in.route.used * in.blocks;
@@ -646,7 +648,7 @@ bool plan_in(const Context& context, const FewIn& in, FewLaunch& launch) {
 }
 
 template <class OutFormat>
-bool plan_out(const Context& context, const FewOut& out, FewLaunch& launch) {
+bool plan_out(const Context& context, const MoeOut& out, MoeLaunch& launch) {
   const int64_t pairs = int64_t{out.route.tokens} * out.route.used;
   const int x_units = std::max(out.x_units, out.shared_x_units);
   launch.out_grid = static_cast<unsigned>(div_up(out.width, 16));
@@ -671,31 +673,31 @@ bool plan_out(const Context& context, const FewOut& out, FewLaunch& launch) {
 
 // By format of a product.
 struct InForm {
-  bool (*plan)(const Context&, const FewIn&, FewLaunch&);
-  void (*kernel)(FewIn, InPlan);
+  bool (*plan)(const Context&, const MoeIn&, MoeLaunch&);
+  void (*kernel)(MoeIn, InPlan);
 };
 struct OutForm {
-  bool (*plan)(const Context&, const FewOut&, FewLaunch&);
-  void (*kernel)(FewOut, OutPlan);
+  bool (*plan)(const Context&, const MoeOut&, MoeLaunch&);
+  void (*kernel)(MoeOut, OutPlan);
 };
 constexpr InForm kInForms[kPacks] = {
-    {plan_in<FormatF16>, few_in<FormatF16>}, {plan_in<FormatQ8>, few_in<FormatQ8>},
-    {plan_in<FormatQ4K>, few_in<FormatQ4K>}, {plan_in<FormatQ6K>, few_in<FormatQ6K>},
-    {plan_in<FormatQ5>, few_in<FormatQ5>},   {plan_in<FormatT4>, few_in<FormatT4>},
-    {plan_in<FormatFp4>, few_in<FormatFp4>}};
+    {plan_in<FormatF16>, moe_in<FormatF16>}, {plan_in<FormatQ8>, moe_in<FormatQ8>},
+    {plan_in<FormatQ4K>, moe_in<FormatQ4K>}, {plan_in<FormatQ6K>, moe_in<FormatQ6K>},
+    {plan_in<FormatQ5>, moe_in<FormatQ5>},   {plan_in<FormatT4>, moe_in<FormatT4>},
+    {plan_in<FormatFp4>, moe_in<FormatFp4>}};
 constexpr OutForm kOutForms[kPacks] = {
-    {plan_out<FormatF16>, few_out<FormatF16>}, {plan_out<FormatQ8>, few_out<FormatQ8>},
-    {plan_out<FormatQ4K>, few_out<FormatQ4K>}, {plan_out<FormatQ6K>, few_out<FormatQ6K>},
-    {plan_out<FormatQ5>, few_out<FormatQ5>},   {plan_out<FormatT4>, few_out<FormatT4>},
-    {plan_out<FormatFp4>, few_out<FormatFp4>}};
+    {plan_out<FormatF16>, moe_out<FormatF16>}, {plan_out<FormatQ8>, moe_out<FormatQ8>},
+    {plan_out<FormatQ4K>, moe_out<FormatQ4K>}, {plan_out<FormatQ6K>, moe_out<FormatQ6K>},
+    {plan_out<FormatQ5>, moe_out<FormatQ5>},   {plan_out<FormatT4>, moe_out<FormatT4>},
+    {plan_out<FormatFp4>, moe_out<FormatFp4>}};
 static_assert(static_cast<int>(Pack::f16) == 0 && static_cast<int>(Pack::q8) == 1 &&
               static_cast<int>(Pack::q4k) == 2 && static_cast<int>(Pack::q6k) == 3 &&
               static_cast<int>(Pack::q5) == 4 && static_cast<int>(Pack::t4) == 5 &&
               static_cast<int>(Pack::fp4) == 6);
 
 // Both formats, and that every matrix has them. False: not in one of the forms that the kernels take.
-bool fill_matrices(FewIn& in, FewOut& out, const MoeWeights& w) {
-  if (!Products::same_form(*w.gate, *w.up)) return false;
+bool fill_matrices(MoeIn& in, MoeOut& out, const MoeWeights& w) {
+  if (!Gemm::same_form(*w.gate, *w.up)) return false;
   const PackedWeight& gate = packed(*w.gate);
   const PackedWeight& up = packed(*w.up);
   const PackedWeight& down = packed(*w.down);
@@ -715,7 +717,7 @@ bool fill_matrices(FewIn& in, FewOut& out, const MoeWeights& w) {
     const PackedWeight& shared_up = packed(*w.shared_up);
     const PackedWeight& shared_down = packed(*w.shared_down);
     const bool twice = down.units != down.x_units;  // f32
-    if (!Products::same_form(*w.gate, *w.shared_gate) || !Products::same_form(*w.gate, *w.shared_up) ||
+    if (!Gemm::same_form(*w.gate, *w.shared_gate) || !Gemm::same_form(*w.gate, *w.shared_up) ||
         shared_down.pack != down.pack || (shared_down.units != shared_down.x_units) != twice)
       return false;
     in.matrix[0].shared_units = shared_gate.data;
@@ -736,19 +738,19 @@ bool fill_matrices(FewIn& in, FewOut& out, const MoeWeights& w) {
 
 }  // namespace
 
-bool few_experts(Context& context, Act* hidden, Tensor y, Tensor x, Tensor ids, Tensor weights,
-                 const Tensor* logits, const MoeWeights& w) {
+bool moe_skinny(Context& context, Act* hidden, Tensor y, Tensor x, Tensor ids, Tensor weights,
+                const Tensor* logits, const MoeWeights& w) {
   const bool readable = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 8 == 0 && x.cols % 8 == 0;
-  if (context.capability < 90 || x.rows > kFewTokens || ids.cols > kMostUsed || !readable ||
+  if (context.capability < 90 || x.rows > kSkinnyTokens || ids.cols > kMostUsed || !readable ||
       y.type != DType::f32 || x.type != kActType || w.gate->experts > kQuickExperts)
     return false;
   BRAID_CHECK(y.cols == w.down->n && x.cols == w.gate->k && w.down->k == w.gate->n && y.rows >= x.rows);
   BRAID_CHECK(ids.type == DType::i32 && ids.rows >= x.rows && weights.rows >= x.rows &&
               weights.cols == ids.cols);
-  FewIn in;
-  FewOut out;
+  MoeIn in;
+  MoeOut out;
   if (!fill_matrices(in, out, w)) return false;
-  FewRoute& route = in.route;
+  MoeRoute& route = in.route;
   if (logits != nullptr) {
     route.logits = logits->f32();
     route.logits_stride = logits->stride;
@@ -775,7 +777,7 @@ bool few_experts(Context& context, Act* hidden, Tensor y, Tensor x, Tensor ids, 
   out.shared_scale = w.shared_scale;
   const InForm& in_form = kInForms[static_cast<int>(packed(*w.gate).pack)];
   const OutForm& out_form = kOutForms[static_cast<int>(packed(*w.down).pack)];
-  FewLaunch launch;
+  MoeLaunch launch;
   if (!in_form.plan(context, in, launch) || !out_form.plan(context, out, launch)) return false;
   launch_early(context, in_form.kernel, dim3(launch.in_grid), kInThreads, launch.in_shared, in, launch.in);
   launch_early(context, out_form.kernel, dim3(launch.out_grid), kOutThreads, launch.out_shared, out,

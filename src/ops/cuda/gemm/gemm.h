@@ -1,4 +1,4 @@
-// products.h -- launching products: what linear, logits and the experts share.
+// gemm.h -- launching products: what linear, logits and the experts share.
 #pragma once
 
 #include <span>
@@ -10,7 +10,7 @@
 
 namespace braid::cuda {
 
-size_t products_bytes(const Context& context, const Device::WorkspaceNeeds& needs);
+size_t gemm_bytes(const Context& context, const Device::WorkspaceNeeds& needs);
 
 // Tiles of rows of experts in device memory (moe.cu).
 struct ExpertList {
@@ -32,12 +32,12 @@ constexpr int64_t most_expert_tiles(int64_t pairs, int64_t experts, int64_t rows
   return pairs / rows + (experts < pairs ? experts : pairs) + 1;
 }
 
-class Products {
+class Gemm {
  public:
-  Products(Context& context, const Device::WorkspaceNeeds& needs, std::byte* work);
+  Gemm(Context& context, const Device::WorkspaceNeeds& needs, std::byte* work);
 
   // norm: x is still to be normed, and written; only if norms_inside().
-  void linear(std::span<const LinearPart> parts, Tensor x, const FewNormArgs& norm = {});
+  void linear(std::span<const LinearPart> parts, Tensor x, const SkinnyNorm& norm = {});
   bool norms_inside(Tensor h, Tensor residual, const float* weight) const;
   // h = norm(residual) * weight, and its copy for the products if they read one: linear() then makes none.
   void norm_for(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight, float eps);
@@ -45,13 +45,13 @@ class Products {
   // Pieces of a launch.
   // Copies x to the form that the kernel reads, if it must. The copy of a call is overwritten by the next
   // one. With a list, x is read by it (x_row, or the pair's own row).
-  ProductArgs args_for(Tensor x, Columns columns, const ExpertList* list);
-  static ProductPart part_for(const Weight& w, Tensor y, Store store);
-  static void add_up(ProductPart& part, const Weight& up);
-  static void add_shared(ProductPart& part, const Weight& w, const Weight* up);
+  GemmArgs args_for(Tensor x, Columns columns, const ExpertList* list);
+  static GemmPart part_for(const Weight& w, Tensor y, Store store);
+  static void add_up(GemmPart& part, const Weight& up);
+  static void add_shared(GemmPart& part, const Weight& w, const Weight* up);
   static bool same_form(const Weight& a, const Weight& b);
   // `beside`: the kernel before this launch is a product of the same x whose results it does not need.
-  void launch(const Weight& like, Columns columns, ProductArgs args, std::span<const ProductPart> parts,
+  void launch(const Weight& like, Columns columns, GemmArgs args, std::span<const GemmPart> parts,
               bool beside = false);
   // q6k weights and q4k or q5 weights of one x, which a kernel multiplies together.
   static bool mix(const Weight& a, const Weight& b);
@@ -60,8 +60,8 @@ class Products {
   void narrow(Columns& columns, std::span<const LinearPart> parts, int64_t rows) const;
   bool small(std::span<const LinearPart> parts, int64_t rows) const;
   bool linear_small(std::span<const LinearPart> parts, Tensor x);
-  bool launch_mixed(const Weight& like, Columns columns, ProductArgs args, std::span<const ProductPart> q6k,
-                    std::span<const ProductPart> second, Pack second_pack, bool beside);
+  bool launch_mixed(const Weight& like, Columns columns, GemmArgs args, std::span<const GemmPart> q6k,
+                    std::span<const GemmPart> second, Pack second_pack, bool beside);
 
   Context& context_;
   const Device::WorkspaceNeeds& needs_;

@@ -1,6 +1,6 @@
-// product_list.cuh -- products of lists of experts' tiles of up to 8 rows, for what the quicker kernels
-// (moe_few.cuh, product_experts.cuh) have no form for, and where a row's bytes may not depend on the others
-// (--deterministic). Same warps, rings and halves as product_few.cuh.
+// gemm_grouped.cuh -- products of lists of experts' tiles of up to 8 rows, for what the quicker kernels
+// (moe_skinny.cuh, gemm_grouped_persistent.cuh) have no form for, and where a row's bytes may not depend on
+// the others (--deterministic). Same warps, rings and halves as gemm_skinny.cuh.
 //
 // A CTA takes an equal run of (tile, 32-row block); its warps are groups of `along` warps that cut k of one
 // block and take the blocks in turn. Sums of the warps meet once, at the end, in shared memory (`exchange`),
@@ -11,14 +11,14 @@
 
 #include <algorithm>
 
-#include "ops/cuda/gemm/product_few.cuh"
+#include "ops/cuda/gemm/gemm_skinny.cuh"
 
 namespace braid::cuda {
 
-inline constexpr int kListStages = 4;
+inline constexpr int kGroupedStages = 4;
 
 // How a launch is cut.
-struct ListPlan {
+struct GroupedPlan {
   int along_log2 = 0;  // warps of a CTA along k
   int stages = 2;      // of a warp's ring
   int rows = 1;        // of x, at most, in a tile
@@ -28,7 +28,7 @@ struct ListPlan {
 };
 
 template <class Format>
-struct ListShape {
+struct GroupedShape {
   static constexpr int kWarps = Format::kStreams;
   static constexpr int kWarpsLog2 = kWarps == 8 ? 3 : 2;
   static_assert(1 << kWarpsLog2 == kWarps);
@@ -43,7 +43,7 @@ struct ListShape {
 
 // A CTA's run of (tile, 32-row block), and what of it one warp has: every `groups`-th turn of blocks, and of
 // each block every `along`-th piece.
-struct ListRun {
+struct GroupedRun {
   int begin;       // first block of the CTA
   int own_blocks;  // of the CTA
   int along;       // warps along k
@@ -55,7 +55,7 @@ struct ListRun {
   int piece_count;  // of each block
 
   // Waits for the list of experts, unless it is there already. `pieces`: of a block.
-  __device__ ListRun(const ProductArgs& a, const ListPlan& p, int warp, int warps_log2, int pieces)
+  __device__ GroupedRun(const GemmArgs& a, const GroupedPlan& p, int warp, int warps_log2, int pieces)
       : along(1 << p.along_log2) {
     if (!p.early_list) wait_for_previous();
     const unsigned items = static_cast<unsigned>(a.blocks * *a.tile_count) >> p.pair_log2;
@@ -81,19 +81,19 @@ struct ListRun {
 
 // The ring of a warp: loads run ahead of the products by its length.
 template <class Format>
-struct ListRing {
-  using Shape = ListShape<Format>;
+struct GroupedRing {
+  using Shape = GroupedShape<Format>;
   static constexpr int kUnit = unit_bytes(Format::kPack);
   static constexpr int kHalves = Shape::kHalves;
 
-  const ProductArgs& a;
-  const ListRun& run;
-  const ProductPart* parts;
+  const GemmArgs& a;
+  const GroupedRun& run;
+  const GemmPart* parts;
   uint8_t* memory;
   uint32_t full;  // barriers
   int stages;
   int lane;
-  int next_block;      // of the next load, as in ListRun::block_of()
+  int next_block;      // of the next load, as in GroupedRun::block_of()
   int next_piece = 0;  // of it
   const uint8_t* units = nullptr;
 
@@ -139,14 +139,14 @@ struct ListRing {
 // ---- multiplying, and from sums to y ----
 
 template <class Format>
-struct ListCta {
-  using Shape = ListShape<Format>;
+struct GroupedCta {
+  using Shape = GroupedShape<Format>;
   static constexpr int kHalves = Shape::kHalves;
 
-  const ProductArgs& a;
-  const ListPlan& p;
-  const ListRun& run;
-  const ProductPart* parts;
+  const GemmArgs& a;
+  const GroupedPlan& p;
+  const GroupedRun& run;
+  const GemmPart* parts;
   float* exchange;
   int lane;
 
@@ -168,7 +168,7 @@ struct ListCta {
   }
 
   // All blocks of this warp.
-  __device__ void multiply(ListRing<Format>& ring) const {
+  __device__ void multiply(GroupedRing<Format>& ring) const {
     int stage = 0;
     int parity = 0;
     float gate[2][4] = {};
@@ -188,7 +188,7 @@ struct ListCta {
         const uint8_t* piece = ring.memory + stage * Shape::kPiece;
 #pragma unroll
         for (int h = 0; h < kHalves; ++h)
-          multiply_few<Format>(piece + h * Shape::kPart, piece + kHalves * Shape::kPart, b[h], acc, lane);
+          multiply_skinny<Format>(piece + h * Shape::kPart, piece + kHalves * Shape::kPart, b[h], acc, lane);
         __syncwarp();
         ring.load(stage);
         if (++stage == ring.stages) {
@@ -247,13 +247,13 @@ struct ListCta {
   }
 
   // Where the 32 rows of an item go, and what y holds there where the new value needs it.
-  __device__ void find(int item, ExpertTile& tile, RowTarget& target, float (&old)[kFewRows]) const {
+  __device__ void find(int item, ExpertTile& tile, RowTarget& target, float (&old)[kSkinnyRows]) const {
     const int block = run.begin + (item << p.pair_log2);
     tile = tile_of(block);
     target = target_of(a, parts, tile.expert, within(block), lane);
     if (target.part == nullptr) return;
 #pragma unroll
-    for (int token = 0; token < kFewRows; ++token)
+    for (int token = 0; token < kSkinnyRows; ++token)
       old[token] = token < tile.count ? old_value(target, tile.first + token) : 0.0f;
   }
   // The rows that this CTA stores. What needs no sums is fetched before all have met.
@@ -262,7 +262,7 @@ struct ListCta {
     const int stored = run.own_blocks >> p.pair_log2;
     RowTarget target;
     ExpertTile tile{0, 0, 0};
-    float old[kFewRows];
+    float old[kSkinnyRows];
     if (warp < stored) find(warp, tile, target, old);
     __syncthreads();
     for (int item = warp; item < stored; item += Shape::kWarps) {
@@ -270,7 +270,7 @@ struct ListCta {
       if (target.part == nullptr) continue;
       const float* from = exchange + (item << p.pair_log2 << p.along_log2) * p.rows * 32 + lane;
 #pragma unroll
-      for (int token = 0; token < kFewRows; ++token) {
+      for (int token = 0; token < kSkinnyRows; ++token) {
         if (token >= tile.count) break;
         float sum = 0;
         float up_sum = 0;
@@ -287,30 +287,30 @@ struct ListCta {
 // ---- the kernel ----
 
 template <class Format>
-__global__ void __launch_bounds__(ListShape<Format>::kThreads, 2)
-    list_kernel(const __grid_constant__ ProductArgs a, const __grid_constant__ ListPlan p) {
-  using Shape = ListShape<Format>;
+__global__ void __launch_bounds__(GroupedShape<Format>::kThreads, 2)
+    gemm_grouped_kernel(const __grid_constant__ GemmArgs a, const __grid_constant__ GroupedPlan p) {
+  using Shape = GroupedShape<Format>;
   extern __shared__ __align__(128) uint8_t dynamic[];
-  __shared__ __align__(8) uint64_t barriers[Shape::kWarps * kListStages];
-  __shared__ __align__(8) uint32_t part_words[sizeof(ProductPart) / 4 * kMostParts];
-  const auto* parts = reinterpret_cast<const ProductPart*>(part_words);
+  __shared__ __align__(8) uint64_t barriers[Shape::kWarps * kGroupedStages];
+  __shared__ __align__(8) uint32_t part_words[sizeof(GemmPart) / 4 * kMostParts];
+  const auto* parts = reinterpret_cast<const GemmPart*>(part_words);
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int warp = thread / 32;
   uint8_t* memory = dynamic + warp * p.stages * Shape::kPiece;
   float* exchange = reinterpret_cast<float*>(dynamic + Shape::kWarps * p.stages * Shape::kPiece);
-  const uint32_t full = shared_address(barriers + warp * kListStages);
+  const uint32_t full = shared_address(barriers + warp * kGroupedStages);
   copy_parts(part_words, a, Shape::kThreads);
   init_ring(full, p.stages);
   __syncthreads();
-  const ListRun run(a, p, warp, Shape::kWarpsLog2, 2 / Shape::kHalves * a.units);
-  ListRing<Format> ring{a,    run,      parts, memory,
-                        full, p.stages, lane,  run.piece_count > 0 ? 0 : run.block_count};
+  const GroupedRun run(a, p, warp, Shape::kWarpsLog2, 2 / Shape::kHalves * a.units);
+  GroupedRing<Format> ring{a,    run,      parts, memory,
+                           full, p.stages, lane,  run.piece_count > 0 ? 0 : run.block_count};
   ring.find();
   for (int stage = 0; stage < p.stages; ++stage) ring.load(stage);
   wait_for_previous();
   let_next_start();
-  const ListCta<Format> cta{a, p, run, parts, exchange, lane};
+  const GroupedCta<Format> cta{a, p, run, parts, exchange, lane};
   cta.multiply(ring);
   if (!p.direct) cta.store(warp);
 }
@@ -318,25 +318,25 @@ __global__ void __launch_bounds__(ListShape<Format>::kThreads, 2)
 // ---- the cut ----
 
 // Warps along k; CTAs of a multiprocessor, which change no sum.
-struct ListCut {
+struct GroupedCut {
   int along = 0;  // 0: none fits
   int density = 1;
 };
 
 // What a launch asks of a cut.
-struct ListWork {
+struct GroupedWork {
   int warps, piece_bytes, halves;  // of the kernel; halves of a piece
   int64_t items, most_items;       // likely; at most
   int pair, pieces, rows, processors;
 
-  bool direct(const ListCut& cut) const { return cut.along == 1; }
-  int64_t grid(const ListCut& cut) const { return int64_t{cut.density} * processors; }
-  int64_t exchange_bytes(const ListCut& cut) const {
+  bool direct(const GroupedCut& cut) const { return cut.along == 1; }
+  int64_t grid(const GroupedCut& cut) const { return int64_t{cut.density} * processors; }
+  int64_t exchange_bytes(const GroupedCut& cut) const {
     return direct(cut) ? 0 : div_up<int64_t>(most_items, grid(cut)) * pair * cut.along * rows * 128;
   }
   // About how long it takes, in clocks of a multiprocessor, fitted to an H200: its share of memory, halves of
   // units decoded by 8 or 16 warps, the chain of one warp.
-  double clocks(const ListCut& cut) const {
+  double clocks(const GroupedCut& cut) const {
     const int64_t own = div_up<int64_t>(items, grid(cut)) * pair;
     const int64_t turn = direct(cut) ? pair : 1;
     const int64_t rounds = div_up<int64_t>(own / turn, warps / cut.along) * turn;
@@ -351,8 +351,8 @@ struct ListWork {
 
 // False: this kernel has no form for the product.
 template <class Format>
-bool launch_list(Context& context, const ProductArgs& args) {
-  using Shape = ListShape<Format>;
+bool launch_gemm_grouped(Context& context, const GemmArgs& args) {
+  using Shape = GroupedShape<Format>;
   // Less what a block takes besides; 111 and 224 KB of an H200.
   const auto most = static_cast<int64_t>(context.shared_bytes_per_block);
   const int64_t half_of_all = (most - 5 * 1024) / 2;
@@ -363,24 +363,24 @@ bool launch_list(Context& context, const ProductArgs& args) {
     if ((args.parts[i].store == Store::gated) != gated) return false;
   const int pair = gated ? 2 : 1;
   const int64_t items = args.blocks / pair;
-  const ListWork work{Shape::kWarps,
-                      Shape::kPiece,
-                      Shape::kHalves,
-                      items * args.likely_tiles,
-                      items * args.most_tiles,
-                      pair,
-                      2 / Shape::kHalves * args.units,
-                      kFewRows,
-                      context.processors};
-  ListCut best;
+  const GroupedWork work{Shape::kWarps,
+                         Shape::kPiece,
+                         Shape::kHalves,
+                         items * args.likely_tiles,
+                         items * args.most_tiles,
+                         pair,
+                         2 / Shape::kHalves * args.units,
+                         kSkinnyRows,
+                         context.processors};
+  GroupedCut best;
   for (int along = 1; along <= (context.deterministic ? 1 : Shape::kWarps); along *= 2)
     for (int density = 1; density <= 2; ++density) {
-      const ListCut cut{along, density};
+      const GroupedCut cut{along, density};
       if (work.exchange_bytes(cut) > (density == 1 ? whole : half_of_all) - 2 * kStageBytes) continue;
       if (best.along == 0 || work.clocks(cut) < work.clocks(best)) best = cut;
     }
   if (best.along == 0) return false;
-  ListPlan plan;
+  GroupedPlan plan;
   plan.along_log2 = log2_of(best.along);
   plan.rows = args.tile_rows;
   plan.pair_log2 = pair - 1;
@@ -389,9 +389,9 @@ bool launch_list(Context& context, const ProductArgs& args) {
   const int64_t beside = work.exchange_bytes(best);
   int64_t stages = (half_of_all - beside) / kStageBytes;
   if (stages < 2) stages = (whole - beside) / kStageBytes;
-  plan.stages = static_cast<int>(std::min<int64_t>(stages, kListStages));
-  launch_early(context, list_kernel<Format>, dim3(static_cast<unsigned>(work.grid(best))), Shape::kThreads,
-               static_cast<size_t>(plan.stages * kStageBytes + beside), args, plan);
+  plan.stages = static_cast<int>(std::min<int64_t>(stages, kGroupedStages));
+  launch_early(context, gemm_grouped_kernel<Format>, dim3(static_cast<unsigned>(work.grid(best))),
+               Shape::kThreads, static_cast<size_t>(plan.stages * kStageBytes + beside), args, plan);
   return true;
 }
 

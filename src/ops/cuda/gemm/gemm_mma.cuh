@@ -1,5 +1,5 @@
-// product_kernel.cuh -- y = x W^T on tensor cores (mma.sync), straight from packed weights, for 9 and more
-// rows of x on GPUs without wgmma. Up to 8 rows: product_few.cuh; with wgmma: product_wide.cuh.
+// gemm_mma.cuh -- y = x W^T on tensor cores (mma.sync), straight from packed weights, for 9 and more
+// rows of x on GPUs without wgmma. Up to 8 rows: gemm_skinny.cuh; with wgmma: gemm_wgmma.cuh.
 //
 //   y[t][n] = store( 1/P * sum_k W[n][k] x[t][k] )        W in units of 32 x 256 (packed.h), x f16, sums f32
 //
@@ -12,7 +12,7 @@
 // Arithmetic per 32 x 256 and warp: 460 issue slots (q4k), where memory leaves each scheduler 992 clocks.
 //
 // Work is the flat list of (tile, step), cut into one equal run per CTA: every shape fills every SM, without
-// a table of splits, and the same shape is cut the same way every time (product_pipeline.cuh). Each warp asks
+// a table of splits, and the same shape is cut the same way every time (gemm_common.cuh). Each warp asks
 // for its own weights, a bulk copy or two per step, into a ring that runs on over the ends of tiles; weights
 // of the first stages are asked for before the kernel waits for the one before it. One more warp loads x.
 // Warps meet only at the end of a tile. Lanes read codes back at lane * 16, conflict-free; x is stored with
@@ -27,7 +27,7 @@
 
 #include <algorithm>
 
-#include "ops/cuda/gemm/product_pipeline.cuh"
+#include "ops/cuda/gemm/gemm_common.cuh"
 
 namespace braid::cuda {
 
@@ -37,8 +37,8 @@ __device__ inline int x_offset(int token, int piece) {
 }
 
 template <class Format, int kGroups>
-struct ProductShape {
-  static constexpr int kWarps = kGroups <= 2 ? Format::kFewWarps : Format::kWarps;
+struct MmaShape {
+  static constexpr int kWarps = kGroups <= 2 ? Format::kNarrowWarps : Format::kWarps;
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kMostSplit = kGroups <= 2 ? 2 : 1;
   static constexpr int kHalf = half_bytes(Format::kPack) + shared_bytes(Format::kPack);
@@ -54,7 +54,7 @@ struct ProductShape {
 // ---- a CTA's place in the work ----
 
 // How a launch is cut into tiles and steps of them.
-struct ProductCut {
+struct MmaCut {
   int split;        // warps along k for each 32-row block; 128 k of each warp are a step
   int tile_blocks;  // 32-row blocks of a tile
   int halves;       // of a block: 128 k each
@@ -66,7 +66,7 @@ struct ProductCut {
   int64_t grid;     // CTAs that share them
 
   // Waits for a list of experts' tiles: it comes from the kernel before.
-  __device__ ProductCut(const ProductArgs& a, int warps, int most_tokens)
+  __device__ MmaCut(const GemmArgs& a, int warps, int most_tokens)
       : split(a.split),
         tile_blocks(warps / split),
         halves(2 * a.units),
@@ -79,18 +79,18 @@ struct ProductCut {
     total = static_cast<int64_t>(tiles) * steps;
     grid = ctas_for(tiles, steps);
   }
-  __device__ Tile tile(const ProductArgs& a, int index) const {
+  __device__ Tile tile(const GemmArgs& a, int index) const {
     return locate(a, index, row_tiles, token_tiles, tile_tokens);
   }
 };
 
 // A CTA's run of the list of (tile, step), and how far a warp has come with it.
-struct ProductRun {
+struct MmaRun {
   int count;  // steps of all its tiles
   int tile;   // the one now
   int step;
 
-  __device__ explicit ProductRun(const ProductCut& cut) {
+  __device__ explicit MmaRun(const MmaCut& cut) {
     const int64_t begin = cut.total * blockIdx.x / cut.grid;
     const int64_t end = cut.total * (blockIdx.x + 1) / cut.grid;
     count = static_cast<int>(end - begin);
@@ -102,7 +102,7 @@ struct ProductRun {
 // A CTA's shared memory: stages of [a half of weights for each warp][128 k of x for each warp along k], then
 // `out`, where sums meet.
 template <class Shape>
-struct ProductMemory {
+struct MmaMemory {
   uint8_t* bytes;
   uint64_t* barriers;
   int stages;
@@ -135,8 +135,8 @@ struct ProductMemory {
 
 // All x of a run, by a warp of its own.
 template <class Shape>
-__device__ inline void load_x(const ProductArgs& a, const ProductCut& cut, ProductRun run,
-                              const ProductMemory<Shape>& memory) {
+__device__ inline void load_x(const GemmArgs& a, const MmaCut& cut, MmaRun run,
+                              const MmaMemory<Shape>& memory) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   Tile where = cut.tile(a, run.tile);
   for (int n = 0; n < run.count; ++n) {
@@ -172,14 +172,14 @@ struct WeightLoader {
   static constexpr int kPart = half_bytes(Format::kPack);
   static constexpr int kRest = shared_bytes(Format::kPack);
 
-  const ProductArgs& a;
-  const ProductCut& cut;
-  const ProductMemory<Shape>& memory;
+  const GemmArgs& a;
+  const MmaCut& cut;
+  const MmaMemory<Shape>& memory;
   int lane;
   int warp;
   int sub;        // which of the 128 k of a step
   int own_block;  // which row block of the tile
-  ProductRun run;
+  MmaRun run;
   const uint8_t* units = nullptr;
 
   __device__ void find() {
@@ -258,9 +258,9 @@ __device__ inline void multiply_half(const uint8_t* part, const uint8_t* x, floa
 // A CTA's share of a tile: sums of the warps along k meet in `out` [warp along k][8 tokens][rows + 4], 8
 // tokens at a time, and go to y, or to the partial sums of a tile that other CTAs have a share of.
 template <class Shape, int kGroups>
-struct ProductSums {
-  const ProductArgs& a;
-  const ProductCut& cut;
+struct MmaSums {
+  const GemmArgs& a;
+  const MmaCut& cut;
   float* out;
   Tile tile;
   Sharing sharing;
@@ -270,7 +270,7 @@ struct ProductSums {
   RowTarget target;
   float* partials;
 
-  __device__ ProductSums(const ProductArgs& args, const ProductCut& launch_cut, int tile_index, float* memory)
+  __device__ MmaSums(const GemmArgs& args, const MmaCut& launch_cut, int tile_index, float* memory)
       : a(args),
         cut(launch_cut),
         out(memory),
@@ -332,20 +332,20 @@ struct ProductSums {
 // ---- the kernel ----
 
 template <class Format, int kGroups>
-__global__ void __launch_bounds__(ProductShape<Format, kGroups>::kThreads + 32, 1)
-    product_kernel(const __grid_constant__ ProductArgs a, int stages) {
-  using Shape = ProductShape<Format, kGroups>;
+__global__ void __launch_bounds__(MmaShape<Format, kGroups>::kThreads + 32, 1)
+    gemm_mma_kernel(const __grid_constant__ GemmArgs a, int stages) {
+  using Shape = MmaShape<Format, kGroups>;
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ __align__(8) uint64_t barriers[(2 + Shape::kWarps) * Shape::kStages];
-  const ProductMemory<Shape> memory{shared, barriers, stages};
+  const MmaMemory<Shape> memory{shared, barriers, stages};
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int warp = thread / 32;
   if (thread == 0) memory.init_barriers();
   __syncthreads();
-  const ProductCut cut(a, Shape::kWarps, 8 * kGroups);
+  const MmaCut cut(a, Shape::kWarps, 8 * kGroups);
   if (blockIdx.x >= cut.grid) return;
-  ProductRun run(cut);
+  MmaRun run(cut);
   if (warp == Shape::kWarps) {
     wait_for_previous();
     load_x(a, cut, run, memory);
@@ -372,8 +372,7 @@ __global__ void __launch_bounds__(ProductShape<Format, kGroups>::kThreads + 32, 
     weights.load(n + stages);  // in the place of this step, before the end of a tile holds the warp up
     ++run.step;
     if (run.step < cut.steps && n + 1 < run.count) continue;
-    ProductSums<Shape, kGroups>(a, cut, run.tile, memory.out())
-        .leave(acc, sub, own_block, n + 1 == run.count);
+    MmaSums<Shape, kGroups>(a, cut, run.tile, memory.out()).leave(acc, sub, own_block, n + 1 == run.count);
 #pragma unroll
     for (int r16 = 0; r16 < 2; ++r16)
 #pragma unroll
@@ -386,9 +385,9 @@ __global__ void __launch_bounds__(ProductShape<Format, kGroups>::kThreads + 32, 
 }
 
 template <class Format, int kGroups>
-void launch_product_kernel(Context& context, ProductArgs args) {
-  using Shape = ProductShape<Format, kGroups>;
-  auto* kernel = product_kernel<Format, kGroups>;
+void launch_gemm_mma_kernel(Context& context, GemmArgs args) {
+  using Shape = MmaShape<Format, kGroups>;
+  auto* kernel = gemm_mma_kernel<Format, kGroups>;
   // The largest tiles that still give every CTA one; lists of experts are many small products.
   args.split = args.tiles != nullptr ? Shape::kMostSplit : 1;
   while (args.split < Shape::kMostSplit && args.blocks < context.processors * (Shape::kWarps / args.split))
@@ -402,15 +401,15 @@ void launch_product_kernel(Context& context, ProductArgs args) {
 }
 
 template <class Format>
-void launch_format(Context& context, int groups, const ProductArgs& args) {
+void launch_gemm_mma(Context& context, int groups, const GemmArgs& args) {
   switch (groups) {
     case 1:
     case 2:
-      return launch_product_kernel<Format, 2>(context, args);
+      return launch_gemm_mma_kernel<Format, 2>(context, args);
     case 4:
-      return launch_product_kernel<Format, 4>(context, args);
+      return launch_gemm_mma_kernel<Format, 4>(context, args);
     default:
-      return launch_product_kernel<Format, 8>(context, args);
+      return launch_gemm_mma_kernel<Format, 8>(context, args);
   }
 }
 

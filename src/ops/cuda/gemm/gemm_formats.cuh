@@ -1,4 +1,4 @@
-// product_formats.cuh -- from packed units (packed.h) to fragments of f16 weights, two MMA steps at a time.
+// gemm_formats.cuh -- from packed units (packed.h) to fragments of f16 weights, two MMA steps at a time.
 //
 // A code in the low mantissa bits of an f16 with exponent 0 is the subnormal number code * 2^-24, exactly; a
 // fused multiply-add with S = scale * P * 2^24 turns a pair of them into weights with one rounding. Codes
@@ -30,9 +30,9 @@ __device__ inline uint32_t permute(uint32_t low, uint32_t high, uint32_t selecto
   return bytes;
 }
 
-// Formats whose codes can be multiplied as they are, with scales on the sums (product_few_pair.cuh), have
-// besides: kSubBlocks, parts of a lane's 32 k that have a scale each; kHigh, what codes of h = 1 must be
-// multiplied with; raw(), fragments of codes times 2^-24; sum_scales(), factors of the sums; kOffset, what
+// Formats whose codes can be multiplied as they are, with scales on the sums (gemm_skinny_pair.cuh), have
+// besides: kSubBlocks, parts of a lane's 32 k that have a scale each; kHighFactor, what codes of h = 1 must
+// be multiplied with; raw(), fragments of codes times 2^-24; sum_scales(), factors of the sums; kOffset, what
 // the sum of x is multiplied with for what a code of 0 means: kMin, that times SumScales::min, else times s.
 //
 // a[step][4]: rows g, g + 8 of h = 0, then of h = 1.
@@ -63,17 +63,17 @@ struct SumScales {
 // Warps of a CTA, and what one of them takes at a time; formats that differ say so. Half a unit of f16 has
 // about twice the bytes of any other, so half as many warps share the shared memory.
 struct FormatWarps {
-  static constexpr int kWarps = 8;         // product_kernel.cuh
-  static constexpr int kFewWarps = 16;     // there, up to 16 rows of x
-  static constexpr int kStreams = 8;       // up to 8 rows: product_few.cuh, product_list.cuh
-  static constexpr int kStreamHalves = 1;  // that a warp of product_list.cuh loads at a time
+  static constexpr int kWarps = 8;         // gemm_mma.cuh
+  static constexpr int kNarrowWarps = 16;  // there, up to 16 rows of x
+  static constexpr int kStreams = 8;       // up to 8 rows: gemm_skinny.cuh, gemm_grouped.cuh
+  static constexpr int kStreamHalves = 1;  // that a warp of gemm_grouped.cuh loads at a time
 };
 
 struct FormatF16 : FormatWarps {
   static constexpr Pack kPack = Pack::f16;
   static constexpr int kSubBlocks = 0;
   static constexpr int kWarps = 4;
-  static constexpr int kFewWarps = 8;
+  static constexpr int kNarrowWarps = 8;
   static constexpr int kStreams = 4;
   struct Codes {
     uint4 v[2][4];
@@ -123,7 +123,7 @@ struct FormatQ8 : FormatWarps {
 
   static constexpr int kSubBlocks = 1;
   static constexpr bool kMin = false;
-  static constexpr float kHigh = 1.0f;
+  static constexpr float kHighFactor = 1.0f;
   __device__ static Fragments raw(const Codes& codes, int i) {
     Fragments f;
 #pragma unroll
@@ -183,7 +183,7 @@ struct FormatQ4K : FormatWarps {
 
   static constexpr int kSubBlocks = 1;
   static constexpr bool kMin = true;
-  static constexpr float kHigh = 0.0625f;
+  static constexpr float kHighFactor = 0.0625f;
   static constexpr float kOffset = -0x1p-12f;  // of the sum of x that meets the minimum
   __device__ static Fragments raw(const Codes& codes, int i) {
     Fragments f;
@@ -258,7 +258,7 @@ struct FormatQ6K : FormatWarps {
 
   static constexpr int kSubBlocks = 2;
   static constexpr bool kMin = false;
-  static constexpr float kHigh = 0.0625f;
+  static constexpr float kHighFactor = 0.0625f;
   static constexpr float kOffset = -0x1p-19f;  // 32 * 2^-24
   // Three words have what 16 codes need: two codes of each 16 bits as they are, or after one shift; what
   // these leave is put together to the rest. 15 instructions for 16 codes (packed.h: where which lies).
@@ -326,7 +326,7 @@ struct FormatQ5 : FormatWarps {
 
   static constexpr int kSubBlocks = 1;
   static constexpr bool kMin = true;
-  static constexpr float kHigh = 0.03125f;
+  static constexpr float kHighFactor = 0.03125f;
   static constexpr float kOffset = -0x1p-12f;  // of the sum of x that meets the minimum
   // Three codes in each 16 bits, and five bits that are left of five words are the sixteenth.
   __device__ static Fragments raw(const Codes& codes, int i) {
@@ -410,7 +410,7 @@ struct FormatT4 : FormatWarps, TwoScales {
 
   static constexpr int kSubBlocks = 2;
   static constexpr bool kMin = false;
-  static constexpr float kHigh = 1.0f;
+  static constexpr float kHighFactor = 1.0f;
   static constexpr float kOffset = -0x1p-17f;  // 128 * 2^-24
   __device__ static Fragments raw(const Codes& codes, int i) {
     Fragments f;
@@ -460,7 +460,7 @@ struct FormatFp4 : FormatWarps, TwoScales {
 
   static constexpr int kSubBlocks = 2;
   static constexpr bool kMin = false;
-  static constexpr float kHigh = 1.0f;
+  static constexpr float kHighFactor = 1.0f;
   static constexpr float kOffset = 0.0f;
   // What an f16 has of these numbers, the bits of [p][h] one after the other as packed.h says.
   __device__ static Fragments raw(const Codes& codes, int i) {

@@ -1,5 +1,5 @@
-// product_few.cuh -- y = x W^T for up to 8 rows of x: the products of decoding, which are as fast as their
-// weights come. Lists of experts: product_list.cuh, product_experts.cuh, moe_few.cuh.
+// gemm_skinny.cuh -- y = x W^T for up to 8 rows of x: the products of decoding, which are as fast as their
+// weights come. Lists of experts: gemm_grouped.cuh, gemm_grouped_persistent.cuh, moe_skinny.cuh.
 //
 // A warp multiplies 32 rows x 128 k at a time (a half of a unit, packed.h) with mma.m16n8k16, weights as the
 // row operand, from a ring of its own that bulk copies fill. No warp waits for another one before the end.
@@ -16,7 +16,7 @@
 // written through the cluster's network): a slot for every slice of k and every warp that may share the
 // block, zero where none does, added in an order that only the cut knows. How k is cut follows from the shape
 // of the weights, so a row's bytes do not depend on the other rows; one or two rows are multiplied in another
-// form (product_few_pair.cuh), which rounds elsewhere.
+// form (gemm_skinny_pair.cuh), which rounds elsewhere.
 //
 // What bounds these kernels is not bandwidth alone. (1) Balance: published widths have 160 blocks, or 544
 // pairs; over 264 CTAs most have 2 pairs and some 3. Clusters even that out, but their CTAs have to meet: two
@@ -26,14 +26,14 @@
 // and asks for its first weights before it waits for the kernel before (launch.h). (4) What a warp runs
 // once, about 10 clocks an instruction (each waits for the one before, some for their own code: what
 // streams through L2 between two launches pushes code out even from there unless it leaves first,
-// ProductArgs::once). So what lies between the last sum and y is short: scales and places of rows are
+// GemmArgs::once). So what lies between the last sum and y is short: scales and places of rows are
 // looked up before x comes, and slots that nobody fills are zeroed there, so that nobody has to know who
 // filled which. Clocks inside a step of 27B with 8 sequences: sums to y of gate and up 4.1 us when they
 // were looked up at the end, now 1.6; of the output matrix 21, now 11. Tried: running all of it once on
 // nothing before the wait. What follows the wait then takes 0.5 us less, but most CTAs have no time to
 // spare before it (27B: 159 to 145 tok/s).
 //
-// x is copied to shared memory, a slice of it, or normed on the way (product_few_x.cuh).
+// x is copied to shared memory, a slice of it, or normed on the way (gemm_skinny_x.cuh).
 //
 // Traffic: the weights once, x once per CTA. 27B gate + up: 100 MB, floor 23 us at 4.3 TB/s; reached on one
 // H200: 28 us for 1 row, 33 for 8; output matrix 251 (1 row).
@@ -42,33 +42,33 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "ops/cuda/gemm/gemm_common.cuh"
+#include "ops/cuda/gemm/gemm_skinny_pair.cuh"
+#include "ops/cuda/gemm/gemm_skinny_x.cuh"
 #include "ops/cuda/primitives/mma.h"
-#include "ops/cuda/gemm/product_few_pair.cuh"
-#include "ops/cuda/gemm/product_few_x.cuh"
-#include "ops/cuda/gemm/product_pipeline.cuh"
 
 namespace braid::cuda {
 
-inline constexpr int kFewRows = 8;
+inline constexpr int kSkinnyRows = 8;
 // More leave less room for the kernel after (27B, one row: with six 161 tok/s, with four 168).
-inline constexpr int kFewStages = 4;
-inline constexpr int kMostFewTasks = 8192;  // FewPlan::by_row is exact up to here
+inline constexpr int kSkinnyStages = 4;
+inline constexpr int kMostSkinnyTasks = 8192;  // SkinnyPlan::by_row is exact up to here
 
 // How a launch is cut. Numbers that the kernel would divide by are powers of two, and the rest is divided
 // here: a division by a number known late costs as much as a tenth of a half.
-struct FewShare {    // of the weights of one format
-  int first = 0;     // 32-row block
-  int clusters = 0;  // that multiply it
-  int items = 0;     // of each cluster: stretches of y
-  int more = 0;      // clusters that have one more
-  int stages = 2;    // of a warp's ring
-  int sources = 1;   // warps of a CTA that may share a block
-  int x_bytes = 0;   // of shared memory
+struct SkinnyShare {  // of the weights of one format
+  int first = 0;      // 32-row block
+  int clusters = 0;   // that multiply it
+  int items = 0;      // of each cluster: stretches of y
+  int more = 0;       // clusters that have one more
+  int stages = 2;     // of a warp's ring
+  int sources = 1;    // warps of a CTA that may share a block
+  int x_bytes = 0;    // of shared memory
   int sums_bytes = 0;
   uint32_t source_of = 0;  // 4 bits of each warp: its number modulo sources
 };
-struct FewPlan {
-  FewShare shares[2];            // the second one: of the second format
+struct SkinnyPlan {
+  SkinnyShare shares[2];         // the second one: of the second format
   int slices_log2 = 0;           // of k: CTAs of a cluster
   int pair_log2 = 0;             // blocks of a stretch: 2 for gate and up
   int rows = 1;                  // of x
@@ -107,7 +107,7 @@ __device__ inline void copy_word_async(float* to, const float* from) {
 __device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;\n" ::: "memory"); }
 
 template <class Format>
-struct FewShape {
+struct SkinnyShape {
   static constexpr int kWarps = Format::kStreams;
   static constexpr int kWarpsLog2 = kWarps == 8 ? 3 : 2;
   static_assert(1 << kWarpsLog2 == kWarps);
@@ -118,8 +118,8 @@ struct FewShape {
 };
 
 template <class Format>
-__device__ inline void multiply_few(const uint8_t* part, const uint8_t* rest, const uint4 (&b)[4],
-                                    float (&acc)[2][2][4], int lane) {
+__device__ inline void multiply_skinny(const uint8_t* part, const uint8_t* rest, const uint4 (&b)[4],
+                                       float (&acc)[2][2][4], int lane) {
   typename Format::Codes codes[2];
   typename Format::Scales scales[2];
 #pragma unroll
@@ -140,22 +140,22 @@ __device__ inline void multiply_few(const uint8_t* part, const uint8_t* rest, co
 
 // Halves of a CTA, and how its warps share them.
 template <int kWarpsLog2>
-struct FewRuns {
+struct SkinnyRuns {
   int halves;  // of a block
   int total;
 
-  __device__ FewRuns(int blocks, int block_halves) : halves(block_halves), total(blocks * block_halves) {}
+  __device__ SkinnyRuns(int blocks, int block_halves) : halves(block_halves), total(blocks * block_halves) {}
   __device__ int start(int warp) const { return total * warp >> kWarpsLog2; }
 };
 
 // The ring of a warp: loads run ahead of the products by its length.
 template <class Format>
-struct FewRing {
-  using Shape = FewShape<Format>;
+struct SkinnyRing {
+  using Shape = SkinnyShape<Format>;
   static constexpr int kUnit = unit_bytes(Format::kPack);
 
-  const ProductArgs& a;
-  const ProductPart* parts;
+  const GemmArgs& a;
+  const GemmPart* parts;
   uint8_t* memory;
   uint32_t full;   // barriers
   int first_half;  // of the slice
@@ -206,27 +206,27 @@ struct FewRing {
 };
 
 // 32 rows of y: what their sums need.
-struct alignas(16) FewTarget {
+struct alignas(16) SkinnyTarget {
   float scale, up_scale;
   int row;  // the first, in its part
   int part;
 };
 
-// few: up to 8 rows of x; pair: up to 2 (product_few_pair.cuh).
-enum class FewForm : uint8_t { few, pair };
+// eight: up to 8 rows of x; pair: up to 2 (gemm_skinny_pair.cuh).
+enum class SkinnyForm : uint8_t { eight, pair };
 
 // A CTA: its place in the cut, and what its warps do once x is there.
-template <class Format, FewForm kForm>
-struct FewCta {
-  using Shape = FewShape<Format>;
-  using Runs = FewRuns<Shape::kWarpsLog2>;
-  static constexpr bool kPair = kForm == FewForm::pair;
+template <class Format, SkinnyForm kForm>
+struct SkinnyCta {
+  using Shape = SkinnyShape<Format>;
+  using Runs = SkinnyRuns<Shape::kWarpsLog2>;
+  static constexpr bool kPair = kForm == SkinnyForm::pair;
   static constexpr int kSums = kPair ? 8 * Format::kSubBlocks : 0;  // floats of a half beside x
 
-  const ProductArgs& a;
-  const FewPlan& p;
-  const FewShare& share;
-  const ProductPart* parts;
+  const GemmArgs& a;
+  const SkinnyPlan& p;
+  const SkinnyShare& share;
+  const GemmPart* parts;
   const uint8_t* xs;
   float* exchange;
   int slices;
@@ -236,8 +236,8 @@ struct FewCta {
   Runs runs;
 
   // cluster: of the share.
-  __device__ FewCta(const ProductArgs& args, const FewPlan& plan, const FewShare& own, int cluster,
-                    const ProductPart* all_parts, uint8_t* x_memory)
+  __device__ SkinnyCta(const GemmArgs& args, const SkinnyPlan& plan, const SkinnyShare& own, int cluster,
+                       const GemmPart* all_parts, uint8_t* x_memory)
       : a(args),
         p(plan),
         share(own),
@@ -256,7 +256,7 @@ struct FewCta {
   }
 
   // This warp's run, from half `half` of block `block` on.
-  __device__ void multiply(FewRing<Format>& ring, int block, int half, int left) const {
+  __device__ void multiply(SkinnyRing<Format>& ring, int block, int half, int left) const {
     const int lane = ring.lane;
     const int g = lane / 4;
     const int c = lane % 4;
@@ -284,7 +284,7 @@ struct FewCta {
           uint4 b[4];
 #pragma unroll
           for (int j = 0; j < 4; ++j) b[j] = *reinterpret_cast<const uint4*>(x_at + ((j ^ exchanged) << 4));
-          multiply_few<Format>(part, part + Shape::kPart, b, acc, lane);
+          multiply_skinny<Format>(part, part + Shape::kPart, b, acc, lane);
         }
         x_at += x_half;
         sums_at += kSums;
@@ -342,8 +342,8 @@ struct FewCta {
     const int items = own_blocks >> p.pair_log2;
     return items > rank ? (items - rank + slices - 1) >> p.slices_log2 : 0;
   }
-  __device__ FewTarget* targets() const {
-    return reinterpret_cast<FewTarget*>(reinterpret_cast<uint8_t*>(exchange) + share.sums_bytes);
+  __device__ SkinnyTarget* targets() const {
+    return reinterpret_cast<SkinnyTarget*>(reinterpret_cast<uint8_t*>(exchange) + share.sums_bytes);
   }
 
   // Before x: where the rows go, and zeros, since not every slot of a block meets a warp.
@@ -355,9 +355,9 @@ struct FewCta {
       const int block = begin + (((i << p.slices_log2) + rank) << p.pair_log2);
       int part = 0;
       while (part + 1 < a.part_count && block >= parts[part + 1].first_block) ++part;
-      const ProductPart& own = parts[part];
+      const GemmPart& own = parts[part];
       const int at = (block - own.first_block) >> p.pair_log2;
-      FewTarget& target = targets()[i];
+      SkinnyTarget& target = targets()[i];
       target.row = at * kUnitRows;
       target.part = part;
       copy_word_async(&target.scale, own.scales + at);
@@ -374,8 +374,8 @@ struct FewCta {
     return {item, number - item * p.rows};
   }
   __device__ float old_of(const Task& task, int lane) const {
-    const FewTarget target = targets()[task.item];
-    const ProductPart& part = parts[target.part];
+    const SkinnyTarget target = targets()[task.item];
+    const GemmPart& part = parts[target.part];
     const int row = target.row + lane;
     if (row >= part.rows || (part.store != Store::add && part.store != Store::gate_old)) return 0;
     return load_as(part.y, part.y_type, task.token * part.y_stride + row);
@@ -409,8 +409,8 @@ struct FewCta {
     int i = 0;
     for (int number = warp; number < tasks; number += Shape::kWarps, ++i) {
       const Task task = task_of(number);
-      const FewTarget target = targets()[task.item];
-      const ProductPart& part = parts[target.part];
+      const SkinnyTarget target = targets()[task.item];
+      const GemmPart& part = parts[target.part];
       const float sum = sum_of(task, 0, lane);
       const float up_sum = p.pair_log2 > 0 ? sum_of(task, 1, lane) : 0.0f;
       const RowTarget row{&part, target.row + lane, target.scale, target.up_scale};
@@ -422,36 +422,36 @@ struct FewCta {
 
 // What all CTAs of a launch have in shared memory besides rings, x and sums that meet.
 template <int kWarps>
-struct FewMemory {
-  uint64_t barriers[kWarps * kFewStages];
+struct SkinnyMemory {
+  uint64_t barriers[kWarps * kSkinnyStages];
   alignas(16) float norm_sums[kNormWarps];
-  alignas(8) uint32_t part_words[sizeof(ProductPart) / 4 * kMostParts];
+  alignas(8) uint32_t part_words[sizeof(GemmPart) / 4 * kMostParts];
 };
 
 // A CTA of cluster number `cluster` of a share.
-template <class Format, FewForm kForm, int kWarps>
-__device__ inline void run_few(const ProductArgs& a, const FewPlan& p, const FewShare& share, int cluster,
-                               FewMemory<kWarps>& memory, uint8_t* dynamic) {
-  using Shape = FewShape<Format>;
+template <class Format, SkinnyForm kForm, int kWarps>
+__device__ inline void run_skinny(const GemmArgs& a, const SkinnyPlan& p, const SkinnyShare& share,
+                                  int cluster, SkinnyMemory<kWarps>& memory, uint8_t* dynamic) {
+  using Shape = SkinnyShape<Format>;
   static_assert(Shape::kWarps == kWarps);
-  const auto* parts = reinterpret_cast<const ProductPart*>(memory.part_words);
+  const auto* parts = reinterpret_cast<const GemmPart*>(memory.part_words);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const uint32_t full = shared_address(memory.barriers + warp * kFewStages);
+  const uint32_t full = shared_address(memory.barriers + warp * kSkinnyStages);
   init_ring(full, share.stages);
   __syncthreads();
   uint8_t* xs = dynamic + kWarps * share.stages * Shape::kPiece;
-  const FewCta<Format, kForm> cta(a, p, share, cluster, parts, xs);
+  const SkinnyCta<Format, kForm> cta(a, p, share, cluster, parts, xs);
   const auto& runs = cta.runs;
   const int start = runs.start(warp);
   const int count = runs.start(warp + 1) - start;
   const int block = count > 0 ? start / runs.halves : 0;
   const int half = count > 0 ? start - block * runs.halves : 0;
   const int first_half = cta.first_half(cta.rank);
-  FewRing<Format> ring{a,    parts,      dynamic + warp * share.stages * Shape::kPiece,
-                       full, first_half, runs.halves,
-                       lane, count,      cta.begin + block,
-                       half};
+  SkinnyRing<Format> ring{a,    parts,      dynamic + warp * share.stages * Shape::kPiece,
+                          full, first_half, runs.halves,
+                          lane, count,      cta.begin + block,
+                          half};
   if (count > 0) ring.find();
   for (int stage = 0; stage < share.stages; ++stage) ring.load(stage);
   cta.prepare();
@@ -459,8 +459,8 @@ __device__ inline void run_few(const ProductArgs& a, const FewPlan& p, const Few
   __syncwarp();
   if (cta.slices > 1) meet_cluster_arrive();
 
-  FewX<Format, FewCta<Format, kForm>::kPair, Shape::kThreads> x_fill(
-      a, p.rows, xs, const_cast<float*>(cta.x_sums()), FewSlice{first_half, runs.halves, 2 * a.x_units});
+  SkinnyX<Format, SkinnyCta<Format, kForm>::kPair, Shape::kThreads> x_fill(
+      a, p.rows, xs, const_cast<float*>(cta.x_sums()), SkinnySlice{first_half, runs.halves, 2 * a.x_units});
   x_fill.begin();
   if (!p.beside_previous) {
     wait_for_previous();
@@ -479,25 +479,25 @@ __device__ inline void run_few(const ProductArgs& a, const FewPlan& p, const Few
 }
 
 // Weights of one format, or of two that multiply the same x: then the first clusters have the first format.
-template <class Format, class Other, FewForm kForm>
-__global__ void __launch_bounds__(FewShape<Format>::kThreads, 2)
-    few_kernel(const __grid_constant__ ProductArgs a, const __grid_constant__ FewPlan p) {
-  using Shape = FewShape<Format>;
+template <class Format, class Other, SkinnyForm kForm>
+__global__ void __launch_bounds__(SkinnyShape<Format>::kThreads, 2)
+    gemm_skinny_kernel(const __grid_constant__ GemmArgs a, const __grid_constant__ SkinnyPlan p) {
+  using Shape = SkinnyShape<Format>;
   extern __shared__ __align__(128) uint8_t dynamic[];
-  __shared__ __align__(16) FewMemory<Shape::kWarps> memory;
+  __shared__ __align__(16) SkinnyMemory<Shape::kWarps> memory;
   copy_parts(memory.part_words, a, Shape::kThreads);
   const int cluster = static_cast<int>(blockIdx.x) >> p.slices_log2;
   if constexpr (!std::is_same_v<Format, Other>) {
     if (cluster >= p.shares[0].clusters)
-      return run_few<Other, kForm>(a, p, p.shares[1], cluster - p.shares[0].clusters, memory, dynamic);
+      return run_skinny<Other, kForm>(a, p, p.shares[1], cluster - p.shares[0].clusters, memory, dynamic);
   }
-  run_few<Format, kForm>(a, p, p.shares[0], cluster, memory, dynamic);
+  run_skinny<Format, kForm>(a, p, p.shares[0], cluster, memory, dynamic);
 }
 
 // ---- the cut ----
 
 // CTAs of a cluster, along k, and CTAs of a multiprocessor.
-struct FewCut {
+struct SkinnyCut {
   int slices = 1;
   int density = 2;
 };
@@ -505,13 +505,13 @@ struct FewCut {
 inline int log2_of(int power) { return power <= 1 ? 0 : 1 + log2_of(power / 2); }
 
 // The weights of one format in a launch.
-struct FewWork {
+struct SkinnyWork {
   int warps = 0, piece_bytes = 0;
   int64_t items = 0;  // 0: none
   int pair = 1, halves = 0, rows = 0;
-  int sums_bytes = 0;  // of a half: what product_few_pair.cuh has beside x
+  int sums_bytes = 0;  // of a half: what gemm_skinny_pair.cuh has beside x
 
-  int64_t x_bytes(const FewCut& cut) const {
+  int64_t x_bytes(const SkinnyCut& cut) const {
     return int64_t{div_up(halves, cut.slices)} * (256 * rows + sums_bytes);
   }
   int64_t item_bytes() const { return int64_t{pair} * halves * piece_bytes; }
@@ -523,29 +523,29 @@ struct FewWork {
     const int64_t blocks = std::max<int64_t>(items / clusters, 1) * pair;
     return static_cast<int>(std::min<int64_t>(div_up<int64_t>(warps, blocks) + 1, warps));
   }
-  int64_t stored(const FewCut& cut, int64_t clusters) const {
+  int64_t stored(const SkinnyCut& cut, int64_t clusters) const {
     return div_up<int64_t>(div_up<int64_t>(items, clusters), cut.slices);
   }
-  int64_t sums_bytes_of(const FewCut& cut, int64_t clusters) const {
+  int64_t sums_bytes_of(const SkinnyCut& cut, int64_t clusters) const {
     return stored(cut, clusters) * pair * cut.slices * sources(clusters) * rows * 128;
   }
-  int64_t exchange_bytes(const FewCut& cut, int64_t clusters) const {
-    return sums_bytes_of(cut, clusters) + stored(cut, clusters) * static_cast<int64_t>(sizeof(FewTarget));
+  int64_t exchange_bytes(const SkinnyCut& cut, int64_t clusters) const {
+    return sums_bytes_of(cut, clusters) + stored(cut, clusters) * static_cast<int64_t>(sizeof(SkinnyTarget));
   }
   // Of a warp, and at least one.
-  int64_t most_halves(const FewCut& cut, int64_t clusters) const {
+  int64_t most_halves(const SkinnyCut& cut, int64_t clusters) const {
     return div_up<int64_t>(div_up<int64_t>(items, clusters) * pair * div_up(halves, cut.slices), warps);
   }
   int64_t stage_bytes() const { return int64_t{warps} * piece_bytes; }
-  bool fits(const FewCut& cut, int64_t clusters, int64_t room) const {
-    return items == 0 || (clusters > 0 && stored(cut, clusters) * kFewRows <= kMostFewTasks &&
+  bool fits(const SkinnyCut& cut, int64_t clusters, int64_t room) const {
+    return items == 0 || (clusters > 0 && stored(cut, clusters) * kSkinnyRows <= kMostSkinnyTasks &&
                           x_bytes(cut) + exchange_bytes(cut, clusters) + 2 * stage_bytes() <= room);
   }
 };
 
 // A cut with its clusters, and about how long it takes.
-struct FewChoice {
-  FewCut cut;
+struct SkinnyChoice {
+  SkinnyCut cut;
   int64_t clusters[2] = {0, 0};
   double clocks = 0;
 
@@ -554,9 +554,9 @@ struct FewChoice {
 
 // Clocks of a multiprocessor, fitted to an H200: its share of memory; clusters that have more than others,
 // which then get more of the memory; the meeting of CTAs; x through L2.
-inline double few_clocks(const Context& context, const FewWork (&work)[2], const FewChoice& choice,
-                         int64_t at_once) {
-  const FewCut& cut = choice.cut;
+inline double skinny_clocks(const Context& context, const SkinnyWork (&work)[2], const SkinnyChoice& choice,
+                            int64_t at_once) {
+  const SkinnyCut& cut = choice.cut;
   const int64_t clusters = choice.clusters[0] + choice.clusters[1];
   const auto bytes =
       static_cast<double>(work[0].items * work[0].item_bytes() + work[1].items * work[1].item_bytes());
@@ -576,7 +576,7 @@ inline double few_clocks(const Context& context, const FewWork (&work)[2], const
 }
 
 // Clusters for both formats, so that those with most take least. False: there is no room.
-inline bool share_out(const FewWork (&work)[2], FewChoice& choice, int64_t at_once, int64_t room) {
+inline bool share_out(const SkinnyWork (&work)[2], SkinnyChoice& choice, int64_t at_once, int64_t room) {
   int64_t(&clusters)[2] = choice.clusters;
   if (work[1].items == 0) {
     clusters[0] = std::min(at_once, work[0].items);
@@ -601,50 +601,50 @@ inline bool share_out(const FewWork (&work)[2], FewChoice& choice, int64_t at_on
 
 // Clusters that run together.
 template <class Kernel>
-int64_t few_clusters(Context& context, const FewCut& cut, Kernel* kernel, int threads, int64_t shared) {
+int64_t skinny_clusters(Context& context, const SkinnyCut& cut, Kernel* kernel, int threads, int64_t shared) {
   if (cut.slices == 1) return int64_t{context.processors} * cut.density;
   return most_clusters(context, static_cast<unsigned>(cut.slices), kernel, static_cast<unsigned>(threads),
                        static_cast<size_t>(shared));
 }
 
-template <class Format, FewForm kForm>
-FewWork few_work(const ProductArgs& args, int blocks) {
+template <class Format, SkinnyForm kForm>
+SkinnyWork skinny_work(const GemmArgs& args, int blocks) {
   const int pair = args.parts[0].store == Store::gated ? 2 : 1;
   // The same cut for all that take this form, so that a row's bytes do not depend on how many they are.
-  const int rows = kForm == FewForm::pair ? 2 : kFewRows;
-  return {FewShape<Format>::kWarps,
-          FewShape<Format>::kPiece,
+  const int rows = kForm == SkinnyForm::pair ? 2 : kSkinnyRows;
+  return {SkinnyShape<Format>::kWarps,
+          SkinnyShape<Format>::kPiece,
           blocks / pair,
           pair,
           2 * args.units,
           rows,
-          kForm == FewForm::pair ? 32 * Format::kSubBlocks : 0};
+          kForm == SkinnyForm::pair ? 32 * Format::kSubBlocks : 0};
 }
 
 // second_block: where weights of the second format begin.
-template <class Format, class Other, FewForm kForm>
-bool launch_few_form(Context& context, const ProductArgs& args, int second_block) {
-  constexpr int kThreads = FewShape<Format>::kThreads;
-  auto* kernel = few_kernel<Format, Other, kForm>;
+template <class Format, class Other, SkinnyForm kForm>
+bool launch_gemm_skinny_form(Context& context, const GemmArgs& args, int second_block) {
+  constexpr int kThreads = SkinnyShape<Format>::kThreads;
+  auto* kernel = gemm_skinny_kernel<Format, Other, kForm>;
   // Less what a block takes besides; 111 and 224 KB of an H200.
   const auto all = static_cast<int64_t>(context.shared_bytes_per_block);
-  const auto room_of = [&](const FewCut& cut) {
+  const auto room_of = [&](const SkinnyCut& cut) {
     return cut.density == 1 ? all - 3 * 1024 : (all - 5 * 1024) / 2;
   };
-  FewWork work[2] = {few_work<Format, kForm>(args, second_block),
-                     few_work<Other, kForm>(args, args.blocks - second_block)};
-  FewChoice best;
+  SkinnyWork work[2] = {skinny_work<Format, kForm>(args, second_block),
+                        skinny_work<Other, kForm>(args, args.blocks - second_block)};
+  SkinnyChoice best;
   const int most_slices = std::min(context.capability < 90 ? 1 : 8, work[0].halves);
   for (int slices = 1; slices <= most_slices; slices *= 2)
     for (int density = 1; density <= 2; ++density) {
-      FewChoice choice{{slices, density}};
-      const int64_t at_once = few_clusters(context, choice.cut, kernel, kThreads, room_of(choice.cut));
+      SkinnyChoice choice{{slices, density}};
+      const int64_t at_once = skinny_clusters(context, choice.cut, kernel, kThreads, room_of(choice.cut));
       if (at_once == 0 || !share_out(work, choice, at_once, room_of(choice.cut))) continue;
-      choice.clocks = few_clocks(context, work, choice, at_once);
+      choice.clocks = skinny_clocks(context, work, choice, at_once);
       if (!best.found() || choice.clocks < best.clocks) best = choice;
     }
   if (!best.found()) return false;
-  FewPlan plan;
+  SkinnyPlan plan;
   plan.slices_log2 = log2_of(best.cut.slices);
   plan.pair_log2 = log2_of(work[0].pair);
   plan.rows = args.tokens;
@@ -654,7 +654,7 @@ bool launch_few_form(Context& context, const ProductArgs& args, int second_block
   for (int i = 0; i < 2; ++i) {
     if (work[i].items == 0) continue;
     work[i].rows = args.tokens;
-    FewShare& share = plan.shares[i];
+    SkinnyShare& share = plan.shares[i];
     share.first = i == 0 ? 0 : second_block;
     share.clusters = static_cast<int>(best.clusters[i]);
     share.items = static_cast<int>(work[i].items / best.clusters[i]);
@@ -664,7 +664,7 @@ bool launch_few_form(Context& context, const ProductArgs& args, int second_block
     for (int warp = 0; warp < work[i].warps; ++warp)
       share.source_of |= static_cast<uint32_t>(warp % share.sources) << 4 * warp;
     const int64_t beside = work[i].x_bytes(best.cut) + work[i].exchange_bytes(best.cut, best.clusters[i]);
-    const int64_t most = std::min<int64_t>(work[i].most_halves(best.cut, best.clusters[i]), kFewStages);
+    const int64_t most = std::min<int64_t>(work[i].most_halves(best.cut, best.clusters[i]), kSkinnyStages);
     share.stages = static_cast<int>(std::min((room_of(best.cut) - beside) / work[i].stage_bytes(), most));
     share.x_bytes = static_cast<int>(work[i].x_bytes(best.cut));
     shared = std::max(shared, share.stages * work[i].stage_bytes() + beside);
@@ -677,17 +677,18 @@ bool launch_few_form(Context& context, const ProductArgs& args, int second_block
 
 // False: this kernel has no form for the product. From block second_block on weights have the other format.
 template <class Format, class Other = Format>
-bool launch_few(Context& context, const ProductArgs& args, int second_block) {
+bool launch_gemm_skinny(Context& context, const GemmArgs& args, int second_block) {
   const bool gated = args.parts[0].store == Store::gated;
   for (int i = 1; i < args.part_count; ++i)
     if ((args.parts[i].store == Store::gated) != gated) return false;
   if constexpr (Format::kSubBlocks > 0)
-    if (args.tokens <= 2) return launch_few_form<Format, Other, FewForm::pair>(context, args, second_block);
-  return launch_few_form<Format, Other, FewForm::few>(context, args, second_block);
+    if (args.tokens <= 2)
+      return launch_gemm_skinny_form<Format, Other, SkinnyForm::pair>(context, args, second_block);
+  return launch_gemm_skinny_form<Format, Other, SkinnyForm::eight>(context, args, second_block);
 }
 template <class Format>
-bool launch_few(Context& context, const ProductArgs& args) {
-  return launch_few<Format, Format>(context, args, args.blocks);
+bool launch_gemm_skinny(Context& context, const GemmArgs& args) {
+  return launch_gemm_skinny<Format, Format>(context, args, args.blocks);
 }
 
 }  // namespace braid::cuda

@@ -1,5 +1,5 @@
-// products_small.cu -- the kernel for small matrices and 9 to 128 rows (product_small.cuh).
-#include "ops/cuda/gemm/product_small.cuh"
+// gemm_small.cu -- the kernel for small matrices and 9 to 128 rows (gemm_small.cuh).
+#include "ops/cuda/gemm/gemm_small.cuh"
 
 namespace braid::cuda {
 
@@ -8,10 +8,10 @@ bool small_fits(const Context& context, int64_t blocks, int units) {
          context.shared_bytes_per_block >= kSmallShared + 2048;
 }
 
-void launch_small(Context& context, const ProductArgs& args) {
+void launch_gemm_small(Context& context, const GemmArgs& args) {
   const dim3 grid(static_cast<unsigned>(2 * args.blocks),
                   static_cast<unsigned>(div_up(args.tokens, kSmallRows)));
-  launch_clusters(context, 2, small_kernel, grid, kSmallThreads, kSmallShared, args);
+  launch_clusters(context, 2, gemm_small_kernel, grid, kSmallThreads, kSmallShared, args);
 }
 
 }  // namespace braid::cuda

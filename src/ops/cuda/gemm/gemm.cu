@@ -1,11 +1,11 @@
-// products.cu -- which kernel multiplies what: linear, logits, and the workspace they share. The kernel
-// itself and its mathematics: product_kernel.cuh; the form of the weights: packed.h.
+// gemm.cu -- which kernel multiplies what: linear, logits, and the workspace they share. The kernel
+// itself and its mathematics: gemm_mma.cuh; the form of the weights: packed.h.
 #include <algorithm>
 
 #include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/gemm/gemm.h"
+#include "ops/cuda/gemm/gemm_common.cuh"
 #include "ops/cuda/gemm/packed.h"
-#include "ops/cuda/gemm/product_pipeline.cuh"
-#include "ops/cuda/gemm/products.h"
 #include "ops/cuda/sequence_ops.h"
 
 namespace braid {
@@ -23,10 +23,11 @@ __global__ void pad_rows(Act* to, int64_t to_stride, const Act* from, int64_t fr
     to[row * to_stride + i] = i < cols ? from[row * from_stride + i] : __float2half(0.0f);
 }
 
-// Rows as the wide kernels' shared memory holds them, zeros behind the end of k: [tile of `columns` rows][128
-// k] [64 of them][row][64 k in the order of units (packed.h), 16-byte pieces exchanged by row % 8]. Blocks:
-// row of a tile x 256 pieces; with a list of expert tiles, rows that no pair has are left alone. A thread
-// makes 16 bytes of four pairs that lie 64 bytes apart; a warp's reads and writes cover the same 512 bytes.
+// Rows as the wgmma kernels' shared memory holds them, zeros behind the end of k: [tile of `columns`
+// rows][128 k] [64 of them][row][64 k in the order of units (packed.h), 16-byte pieces exchanged by row % 8].
+// Blocks: row of a tile x 256 pieces; with a list of expert tiles, rows that no pair has are left alone. A
+// thread makes 16 bytes of four pairs that lie 64 bytes apart; a warp's reads and writes cover the same 512
+// bytes.
 constexpr int kOrderThreads = 256;
 __global__ void __launch_bounds__(kOrderThreads)
     order_rows(Act* to, int units, int columns, const Act* from, int64_t from_stride, int cols,
@@ -69,51 +70,51 @@ __global__ void __launch_bounds__(kOrderThreads)
 }
 
 Columns columns_for(const Context& context, int64_t rows) {
-  // The wide forms from 64 columns on have tiles of one height, so they cut k at the same places.
+  // The wgmma forms from 64 columns on have tiles of one height, so they cut k at the same places.
   if (context.deterministic) rows = std::max<int64_t>(rows, 33);
   if (rows <= 8) return {8, false};
-  const bool wide = context.capability == 90;
-  if (rows <= 16) return {16, wide};
+  const bool wgmma = context.capability == 90;
+  if (rows <= 16) return {16, wgmma};
   const int count = rows <= 32 ? 32 : rows <= 64 ? 64 : rows <= 96 ? 96 : 128;
-  return wide ? Columns{count, true} : Columns{std::min(count, 64), false};
+  return wgmma ? Columns{count, true} : Columns{std::min(count, 64), false};
 }
 
-ProductArgs norm_first(Context& context, const ProductArgs& args) {
+GemmArgs norm_first(Context& context, const GemmArgs& args) {
   if (args.norm.residual == nullptr) return args;
-  const FewNormArgs& norm = args.norm;
+  const SkinnyNorm& norm = args.norm;
   const Tensor x{const_cast<Act*>(args.x), kActType, args.tokens, args.k, args.x_stride};
   const Tensor residual{const_cast<float*>(norm.residual), DType::f32, args.tokens, args.k,
                         norm.residual_stride};
   if (norm.writes) add_norm(context, x, residual, {}, norm.weight, norm.eps);
-  ProductArgs normed = args;
+  GemmArgs normed = args;
   normed.norm = {};
   normed.beside_previous = false;
   return normed;
 }
 
-void launch_products(Context& context, Pack pack, Columns columns, const ProductArgs& args) {
+void launch_gemm(Context& context, Pack pack, Columns columns, const GemmArgs& args) {
   switch (pack) {
     case Pack::f16:
-      return columns.wide ? launch_wide_f16(context, columns.count, args)
-                          : launch_products_f16(context, columns.count / 8, args);
+      return columns.wgmma ? launch_gemm_wgmma_f16(context, columns.count, args)
+                           : launch_gemm_f16(context, columns.count / 8, args);
     case Pack::q8:
-      return columns.wide ? launch_wide_q8(context, columns.count, args)
-                          : launch_products_q8(context, columns.count / 8, args);
+      return columns.wgmma ? launch_gemm_wgmma_q8(context, columns.count, args)
+                           : launch_gemm_q8(context, columns.count / 8, args);
     case Pack::q4k:
-      return columns.wide ? launch_wide_q4k(context, columns.count, args)
-                          : launch_products_q4k(context, columns.count / 8, args);
+      return columns.wgmma ? launch_gemm_wgmma_q4k(context, columns.count, args)
+                           : launch_gemm_q4k(context, columns.count / 8, args);
     case Pack::q6k:
-      return columns.wide ? launch_wide_q6k(context, columns.count, args)
-                          : launch_products_q6k(context, columns.count / 8, args);
+      return columns.wgmma ? launch_gemm_wgmma_q6k(context, columns.count, args)
+                           : launch_gemm_q6k(context, columns.count / 8, args);
     case Pack::q5:
-      return columns.wide ? launch_wide_q5(context, columns.count, args)
-                          : launch_products_q5(context, columns.count / 8, args);
+      return columns.wgmma ? launch_gemm_wgmma_q5(context, columns.count, args)
+                           : launch_gemm_q5(context, columns.count / 8, args);
     case Pack::t4:
-      return columns.wide ? launch_wide_t4(context, columns.count, args)
-                          : launch_products_t4(context, columns.count / 8, args);
+      return columns.wgmma ? launch_gemm_wgmma_t4(context, columns.count, args)
+                           : launch_gemm_t4(context, columns.count / 8, args);
     case Pack::fp4:
-      return columns.wide ? launch_wide_fp4(context, columns.count, args)
-                          : launch_products_fp4(context, columns.count / 8, args);
+      return columns.wgmma ? launch_gemm_wgmma_fp4(context, columns.count, args)
+                           : launch_gemm_fp4(context, columns.count / 8, args);
   }
 }
 
@@ -151,11 +152,11 @@ Layout layout_of(const Context& context, const Device::WorkspaceNeeds& needs) {
 
 }  // namespace
 
-size_t products_bytes(const Context& context, const Device::WorkspaceNeeds& needs) {
+size_t gemm_bytes(const Context& context, const Device::WorkspaceNeeds& needs) {
   return layout_of(context, needs).end;
 }
 
-Products::Products(Context& context, const Device::WorkspaceNeeds& needs, std::byte* work)
+Gemm::Gemm(Context& context, const Device::WorkspaceNeeds& needs, std::byte* work)
     : context_(context), needs_(needs) {
   const Layout at = layout_of(context, needs);
   counters_ = reinterpret_cast<unsigned*>(work + at.counters);
@@ -165,14 +166,14 @@ Products::Products(Context& context, const Device::WorkspaceNeeds& needs, std::b
   padded_elements_ = static_cast<int64_t>((at.end - at.padded) / sizeof(Act));
 }
 
-ProductArgs Products::args_for(Tensor x, Columns columns, const ExpertList* list) {
+GemmArgs Gemm::args_for(Tensor x, Columns columns, const ExpertList* list) {
   BRAID_CHECK(x.type == kActType);
-  ProductArgs args;
+  GemmArgs args;
   args.x = static_cast<const Act*>(x.data);
   args.x_stride = x.stride;
   args.k = static_cast<int>(x.cols);
   args.tokens = static_cast<int>(x.rows);
-  args.partials = columns.wide && columns.count <= kMostLookedColumns ? looked_ : partials_;
+  args.partials = columns.wgmma && columns.count <= kMostLookedColumns ? looked_ : partials_;
   args.counters = counters_;
   args.claims = counters_ + 8 * context_.processors * kMostCtasPerProcessor;
   if (list != nullptr) {
@@ -186,7 +187,7 @@ ProductArgs Products::args_for(Tensor x, Columns columns, const ExpertList* list
     args.early_list = list->early;
   }
   const bool readable = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 8 == 0 && x.cols % 8 == 0;
-  if (columns.wide) {
+  if (columns.wgmma) {
     const int64_t tiles = list != nullptr ? list->most_tiles : div_up<int64_t>(x.rows, columns.count);
     const int64_t rows = list != nullptr ? tiles * columns.count : x.rows;
     const auto units = static_cast<int>(whole_units(x.cols) / kUnitWidth);
@@ -209,10 +210,10 @@ ProductArgs Products::args_for(Tensor x, Columns columns, const ExpertList* list
   return args;
 }
 
-ProductPart Products::part_for(const Weight& w, Tensor y, Store store) {
+GemmPart Gemm::part_for(const Weight& w, Tensor y, Store store) {
   const PackedWeight& p = packed(w);
   BRAID_CHECK(p.data != nullptr && (y.type == DType::f32 || y.type == kActType) && y.cols == w.n);
-  ProductPart part;
+  GemmPart part;
   part.units = p.data;
   part.scales = p.scales;
   part.y = y.data;
@@ -224,13 +225,13 @@ ProductPart Products::part_for(const Weight& w, Tensor y, Store store) {
   return part;
 }
 
-void Products::add_up(ProductPart& part, const Weight& up) {
+void Gemm::add_up(GemmPart& part, const Weight& up) {
   part.up_units = packed(up).data;
   part.up_scales = packed(up).scales;
   part.store = Store::gated;
 }
 
-void Products::add_shared(ProductPart& part, const Weight& w, const Weight* up) {
+void Gemm::add_shared(GemmPart& part, const Weight& w, const Weight* up) {
   part.shared_units = packed(w).data;
   part.shared_scales = packed(w).scales;
   if (up == nullptr) return;
@@ -238,13 +239,13 @@ void Products::add_shared(ProductPart& part, const Weight& w, const Weight* up) 
   part.shared_up_scales = packed(*up).scales;
 }
 
-bool Products::same_form(const Weight& a, const Weight& b) {
+bool Gemm::same_form(const Weight& a, const Weight& b) {
   return packed(a).pack == packed(b).pack && packed(a).units == packed(b).units;
 }
 
 // All parts have the pack and units of `like`.
-void Products::launch(const Weight& like, Columns columns, ProductArgs args,
-                      std::span<const ProductPart> parts, bool beside) {
+void Gemm::launch(const Weight& like, Columns columns, GemmArgs args, std::span<const GemmPart> parts,
+                  bool beside) {
   args.units = packed(like).units;
   args.x_units = packed(like).x_units;
   for (size_t first = 0; first < parts.size(); first += kMostParts) {
@@ -258,14 +259,14 @@ void Products::launch(const Weight& like, Columns columns, ProductArgs args,
       args.blocks += args.parts[i].expert_blocks * (args.parts[i].store == Store::gated ? 2 : 1);
     }
     if (columns.count == 8 && args.tile_rows == 8 && !context_.deterministic &&
-        launch_experts(context_, packed(like).pack, args))
+        launch_gemm_grouped_persistent(context_, packed(like).pack, args))
       continue;
     args.once = args.tiles == nullptr && args.tokens <= columns.count;
-    launch_products(context_, packed(like).pack, columns, args);
+    launch_gemm(context_, packed(like).pack, columns, args);
   }
 }
 
-bool Products::mix(const Weight& a, const Weight& b) {
+bool Gemm::mix(const Weight& a, const Weight& b) {
   const auto goes_with = [](Pack q6k, Pack other) {
     return q6k == Pack::q6k && (other == Pack::q4k || other == Pack::q5);
   };
@@ -274,57 +275,56 @@ bool Products::mix(const Weight& a, const Weight& b) {
   return packed(a).units == packed(b).units && (goes_with(pack, other) || goes_with(other, pack));
 }
 
-// False: nothing was launched. In the wide kernels both start with a tile: an empty part fills the last tile
+// False: nothing was launched. In the wgmma kernels both start with a tile: an empty part fills the last tile
 // of the first format.
-bool Products::launch_mixed(const Weight& like, Columns columns, ProductArgs args,
-                            std::span<const ProductPart> q6k, std::span<const ProductPart> second,
-                            Pack second_pack, bool beside) {
+bool Gemm::launch_mixed(const Weight& like, Columns columns, GemmArgs args, std::span<const GemmPart> q6k,
+                        std::span<const GemmPart> second, Pack second_pack, bool beside) {
   args.units = packed(like).units;
   args.x_units = packed(like).x_units;
   args.beside_previous = beside;
   args.blocks = 0;
-  const auto add = [&](const ProductPart& part) {
+  const auto add = [&](const GemmPart& part) {
     BRAID_CHECK(args.part_count < kMostParts);
     args.parts[args.part_count] = part;
     args.parts[args.part_count++].first_block = args.blocks;
     args.blocks += part.expert_blocks * (part.store == Store::gated ? 2 : 1);
   };
-  for (const ProductPart& part : q6k) add(part);
-  if (!columns.wide) {
+  for (const GemmPart& part : q6k) add(part);
+  if (!columns.wgmma) {
     const int second_block = args.blocks;
-    for (const ProductPart& part : second) add(part);
+    for (const GemmPart& part : second) add(part);
     args.once = true;
-    return second_pack == Pack::q5 ? launch_few_q6k_q5(context_, args, second_block)
-                                   : launch_few_q6k_q4k(context_, args, second_block);
+    return second_pack == Pack::q5 ? launch_gemm_skinny_q6k_q5(context_, args, second_block)
+                                   : launch_gemm_skinny_q6k_q4k(context_, args, second_block);
   }
-  const int tile = wide_warps(Pack::q6k, columns.count);
-  ProductPart empty;
+  const int tile = wgmma_warps(Pack::q6k, columns.count);
+  GemmPart empty;
   empty.expert_blocks = div_up(args.blocks, tile) * tile - args.blocks;
   if (empty.expert_blocks > 0) add(empty);
   args.second_tile = args.blocks / tile;
-  for (const ProductPart& part : second) add(part);
+  for (const GemmPart& part : second) add(part);
   args.once = args.tokens <= columns.count;
   if (second_pack == Pack::q5) {
-    launch_wide_q6k_q5(context_, columns.count, args);
+    launch_gemm_wgmma_q6k_q5(context_, columns.count, args);
   } else {
-    launch_wide_q6k_q4k(context_, columns.count, args);
+    launch_gemm_wgmma_q6k_q4k(context_, columns.count, args);
   }
   return true;
 }
 
 // Where 128 columns leave a CTA a few steps only, tiles of 64 need fewer parts of tiles.
-void Products::narrow(Columns& columns, std::span<const LinearPart> parts, int64_t rows) const {
-  if (context_.deterministic || !columns.wide || columns.count <= 64 || rows > 128) return;
+void Gemm::narrow(Columns& columns, std::span<const LinearPart> parts, int64_t rows) const {
+  if (context_.deterministic || !columns.wgmma || columns.count <= 64 || rows > 128) return;
   const PackedWeight& like = packed(*parts.front().w);
   int64_t blocks = 0;
   for (const LinearPart& p : parts)
     blocks += packed(*p.w).blocks + (p.up != nullptr ? packed(*p.up).blocks : 0);
-  const int64_t steps = div_up<int64_t>(blocks, wide_warps(like.pack, columns.count)) * 2 * like.units;
+  const int64_t steps = div_up<int64_t>(blocks, wgmma_warps(like.pack, columns.count)) * 2 * like.units;
   if (steps < 7 * int64_t{context_.processors}) columns.count = 64;
 }
 
 // Matrices for a launch of their own kind.
-bool Products::small(std::span<const LinearPart> parts, int64_t rows) const {
+bool Gemm::small(std::span<const LinearPart> parts, int64_t rows) const {
   if (context_.deterministic || rows <= 8 || rows > kMostSmallRows || parts.size() > kMostParts) return false;
   const Weight& like = *parts.front().w;
   int64_t blocks = 0;
@@ -335,45 +335,45 @@ bool Products::small(std::span<const LinearPart> parts, int64_t rows) const {
   return packed(like).pack == Pack::f16 && small_fits(context_, blocks, packed(like).units);
 }
 
-bool Products::linear_small(std::span<const LinearPart> parts, Tensor x) {
+bool Gemm::linear_small(std::span<const LinearPart> parts, Tensor x) {
   if (!small(parts, x.rows)) return false;
   const Weight& like = *parts.front().w;
-  ProductArgs args = args_for(x, {8, false}, nullptr);
+  GemmArgs args = args_for(x, {8, false}, nullptr);
   args.units = packed(like).units;
   args.x_units = packed(like).x_units;
   for (const LinearPart& p : parts) {
     BRAID_CHECK(p.w->experts == 1 && p.w->k == x.cols && p.y.rows >= x.rows);
-    ProductPart& part = args.parts[args.part_count++];
+    GemmPart& part = args.parts[args.part_count++];
     part = part_for(*p.w, p.y, p.tail == Tail::add ? Store::add : Store::plain);
     part.first_block = args.blocks;
     args.blocks += part.expert_blocks;
   }
-  launch_small(context_, args);
+  launch_gemm_small(context_, args);
   return true;
 }
 
 // Rows that each of a product's CTAs may norm for itself: reading them whole, in f32, is still quicker than a
 // kernel between two products.
-bool Products::norms_inside(Tensor h, Tensor residual, const float* weight) const {
+bool Gemm::norms_inside(Tensor h, Tensor residual, const float* weight) const {
   const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
   const Columns columns = columns_for(context_, h.rows);
-  return columns.count == 8 && !columns.wide && h.rows <= kMostFewNormRows && h.cols <= kMostFewNormWidth &&
+  return columns.count == 8 && !columns.wgmma && h.rows <= kMostNormRows && h.cols <= kMostNormWidth &&
          h.cols % 8 == 0 && h.stride % 8 == 0 && residual.stride % 4 == 0 && h.type == kActType &&
          aligned(h.data) && aligned(residual.data) && aligned(weight);
 }
 
-void Products::norm_for(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
-                        float eps) {
+void Gemm::norm_for(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
+                    float eps) {
   OrderedRows ordered;
   Columns columns = columns_for(context_, h.rows);
   narrow(columns, parts, h.rows);
-  if (columns.wide && !context_.deterministic && !small(parts, h.rows) &&
+  if (columns.wgmma && !context_.deterministic && !small(parts, h.rows) &&
       div_up<int64_t>(h.rows, columns.count) * columns.count * h.cols <= padded_elements_)
     ordered = {padded_, columns.count};
   ordered_ = add_norm(context_, h, residual, {}, weight, eps, ordered) && ordered.to != nullptr;
 }
 
-void Products::linear(std::span<const LinearPart> parts, Tensor x, const FewNormArgs& norm) {
+void Gemm::linear(std::span<const LinearPart> parts, Tensor x, const SkinnyNorm& norm) {
   if (x.rows == 0) return;
   if (linear_small(parts, x)) return;
   Columns columns = columns_for(context_, x.rows);
@@ -388,12 +388,12 @@ void Products::linear(std::span<const LinearPart> parts, Tensor x, const FewNorm
     }
     return;
   }
-  ProductArgs args = args_for(x, columns, nullptr);
+  GemmArgs args = args_for(x, columns, nullptr);
   args.norm = norm;
   // One entry per product: gated pairs first, so that gate and up blocks stay side by side in a tile.
   struct Entry {
     const Weight* w;
-    ProductPart part;
+    GemmPart part;
   };
   std::vector<Entry> now;
   std::vector<Entry> later;  // need what `now` stores
@@ -415,14 +415,14 @@ void Products::linear(std::span<const LinearPart> parts, Tensor x, const FewNorm
     bool beside = false;
     while (!list->empty()) {
       const Weight& like = *list->front().w;
-      std::vector<ProductPart> same;
-      std::vector<ProductPart> other;  // goes with them
+      std::vector<GemmPart> same;
+      std::vector<GemmPart> other;  // goes with them
       const Weight* other_like = nullptr;
       std::vector<Entry> rest;
       for (const Entry& e : *list) {
         if (same_form(*e.w, like)) {
           same.push_back(e.part);
-        } else if ((columns.wide || columns.count == 8) && mix(*e.w, like) && list->size() < kMostParts &&
+        } else if ((columns.wgmma || columns.count == 8) && mix(*e.w, like) && list->size() < kMostParts &&
                    (other_like == nullptr || same_form(*e.w, *other_like))) {
           other.push_back(e.part);
           other_like = e.w;
@@ -449,25 +449,25 @@ void Products::linear(std::span<const LinearPart> parts, Tensor x, const FewNorm
 
 }  // namespace cuda
 
-size_t CudaOps::products_workspace_bytes(const Context& context, const Device::WorkspaceNeeds& needs) {
-  return products_bytes(context, needs);
+size_t CudaOps::gemm_workspace_bytes(const Context& context, const Device::WorkspaceNeeds& needs) {
+  return gemm_bytes(context, needs);
 }
 
 void CudaOps::linear(std::span<const LinearPart> parts, Tensor x) {
-  BRAID_CHECK(products_work_ != nullptr);
-  Products(context_, needs_, products_work_).linear(parts, x);
+  BRAID_CHECK(gemm_work_ != nullptr);
+  Gemm(context_, needs_, gemm_work_).linear(parts, x);
 }
 
 void CudaOps::norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
                           float eps) {
-  BRAID_CHECK(products_work_ != nullptr && residual.cols == h.cols && residual.rows >= h.rows);
+  BRAID_CHECK(gemm_work_ != nullptr && residual.cols == h.cols && residual.rows >= h.rows);
   BRAID_CHECK(residual.type == DType::f32);
-  Products products(context_, needs_, products_work_);
-  if (!products.norms_inside(h, residual, weight)) {
-    products.norm_for(parts, h, residual, weight, eps);
-    return products.linear(parts, h);
+  Gemm gemm(context_, needs_, gemm_work_);
+  if (!gemm.norms_inside(h, residual, weight)) {
+    gemm.norm_for(parts, h, residual, weight, eps);
+    return gemm.linear(parts, h);
   }
-  products.linear(parts, h, {residual.f32(), residual.stride, weight, eps, true});
+  gemm.linear(parts, h, {residual.f32(), residual.stride, weight, eps, true});
 }
 
 void CudaOps::logits(Tensor logits, const Weight& w, Tensor x) {
