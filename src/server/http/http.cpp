@@ -1,9 +1,14 @@
 // http.cpp -- see http.h: the port, certificates, and how it ends. http_connection.h is one connection.
 #include "server/http/http.h"
 
+#include <fmt/format.h>
 #include <pthread.h>
 #include <signal.h>
 
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/ssl/context.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <mutex>
 #include <thread>
 
 #include "base/log.h"
@@ -12,6 +17,10 @@
 namespace braid::server {
 
 namespace {
+
+namespace asio = boost::asio;
+using asio::ip::tcp;
+using boost::system::error_code;
 
 class Server : public HttpServer {
  public:
@@ -74,7 +83,7 @@ class Server : public HttpServer {
 
   void drain() override {
     shared_->draining = true;
-    for_each([](ConnectionBase& connection) { connection.close_if_idle(); });
+    for_each([](Connection& connection) { connection.close_if_idle(); });
   }
 
   void stop() override {
@@ -84,7 +93,7 @@ class Server : public HttpServer {
     for (std::thread& thread : threads_) thread.join();
     threads_.clear();
     // Alone now. Everything is shut, whoever works for a client is told, and what was under way ends here.
-    for_each([](ConnectionBase& connection) { connection.shut(); });
+    for_each([](Connection& connection) { connection.shut(); });
     {
       const std::lock_guard lock(shared_->gate);
       shared_->open = false;
@@ -131,10 +140,9 @@ class Server : public HttpServer {
       if (shared_->connections >= shared_->options.max_connections) {
         turn_away(std::move(socket));
       } else if (const auto tls = certificate()) {
-        add(std::make_shared<Connection<SecureTransport>>(SecureTransport{{std::move(socket), *tls}},
-                                                          shared_));
+        add(Transport::secure(std::move(socket), *tls));
       } else {
-        add(std::make_shared<Connection<PlainTransport>>(PlainTransport{std::move(socket)}, shared_));
+        add(Transport::plain(std::move(socket)));
       }
       accept();
     });
@@ -158,11 +166,11 @@ class Server : public HttpServer {
     socket.close(ignored);
   }
 
-  template <typename Kind>
-  void add(std::shared_ptr<Kind> connection) {
+  void add(std::unique_ptr<Transport> transport) {
+    const auto connection = std::make_shared<Connection>(std::move(transport), shared_);
     {
       const std::lock_guard lock(mutex_);
-      std::erase_if(open_, [](const std::weak_ptr<ConnectionBase>& weak) { return weak.expired(); });
+      std::erase_if(open_, [](const std::weak_ptr<Connection>& weak) { return weak.expired(); });
       open_.push_back(connection);
     }
     connection->start();
@@ -170,7 +178,7 @@ class Server : public HttpServer {
 
   template <typename Work>
   void for_each(Work work) {
-    std::vector<std::shared_ptr<ConnectionBase>>
+    std::vector<std::shared_ptr<Connection>>
         open;  // the last one to hold a connection must not hold the lock
     {
       const std::lock_guard lock(mutex_);
@@ -187,8 +195,8 @@ class Server : public HttpServer {
   uint16_t port_ = 0;
   std::vector<std::thread> threads_;
   std::mutex mutex_;
-  std::shared_ptr<asio::ssl::context> tls_;          // guarded by mutex_; null: no TLS
-  std::vector<std::weak_ptr<ConnectionBase>> open_;  // guarded by mutex_
+  std::shared_ptr<asio::ssl::context> tls_;      // guarded by mutex_; null: no TLS
+  std::vector<std::weak_ptr<Connection>> open_;  // guarded by mutex_
 };
 
 }  // namespace

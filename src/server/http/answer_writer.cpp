@@ -1,0 +1,84 @@
+// answer_writer.cpp -- see answer_writer.h.
+#include "server/http/answer_writer.h"
+
+#include <fmt/format.h>
+
+#include <optional>
+#include <utility>
+
+namespace braid::server {
+
+namespace {
+
+// What is sent in one go, so that the owner's clock measures progress and not the size of an answer.
+constexpr size_t kPendingBytes = size_t{256} << 10;
+// A buffer above this is given back after an answer.
+constexpr size_t kKeptPendingBytes = size_t{16} << 10;
+
+// `length` of the body; none: a stream.
+std::string answer_head(int status, std::string_view type, const Headers& more, std::optional<size_t> length,
+                        const AnswerWriter::Terms& terms) {
+  std::string out = fmt::format("HTTP/1.1 {} {}\r\n", status, status_text(status));
+  const auto add = [&](std::string_view name, std::string_view value) {
+    out += name;
+    out += ": ";
+    for (const char c : value) out += c == '\r' || c == '\n' ? ' ' : c;
+    out += "\r\n";
+  };
+  if (status != 204) add("Content-Type", type);
+  if (length) {
+    if (status != 204) add("Content-Length", std::to_string(*length));
+  } else if (terms.chunks) {
+    add("Transfer-Encoding", "chunked");
+  }
+  if (!terms.keep_alive) add("Connection", "close");
+  for (const auto& [name, value] : terms.headers) add(name, value);
+  for (const auto& [name, value] : more) add(name, value);
+  return out + "\r\n";
+}
+
+}  // namespace
+
+void AnswerWriter::whole(HttpAnswer answer, const Terms& terms, bool with_body) {
+  status_ = answer.status;
+  finishing_ = true;
+  unsent_.push(answer_head(answer.status, answer.content_type, answer.headers, answer.body.size(), terms));
+  if (with_body && answer.status != 204) unsent_.push(std::move(answer.body));
+}
+
+void AnswerWriter::begin_stream(const Headers& headers, const Terms& terms) {
+  status_ = 200;
+  streaming_ = true;
+  chunks_ = terms.chunks;
+  unsent_.push(answer_head(200, "text/event-stream", headers, std::nullopt, terms));
+}
+
+bool AnswerWriter::write(std::string_view bytes) {
+  if (!streaming_ || bytes.empty()) return false;
+  unsent_.push(chunks_ ? fmt::format("{:x}\r\n{}\r\n", bytes.size(), bytes) : std::string(bytes));
+  return true;
+}
+
+bool AnswerWriter::finish_stream() {
+  if (!streaming_) return false;
+  streaming_ = false;
+  finishing_ = true;
+  if (chunks_) unsent_.push("0\r\n\r\n");
+  return true;
+}
+
+bool AnswerWriter::take_pending() {
+  if (unsent_.empty()) return false;
+  unsent_.take(kPendingBytes, pending_);
+  return true;
+}
+
+uint64_t AnswerWriter::take_sent_bytes() { return std::exchange(sent_bytes_, 0); }
+
+void AnswerWriter::end_answer() {
+  finishing_ = false;
+  pending_.clear();
+  if (pending_.capacity() > kKeptPendingBytes) std::string().swap(pending_);
+}
+
+}  // namespace braid::server

@@ -1,0 +1,393 @@
+// http_connection.cpp -- see http_connection.h.
+#include "server/http/http_connection.h"
+
+#include <algorithm>
+#include <boost/asio/buffer.hpp>
+#include <chrono>
+#include <utility>
+
+#include "server/http/http_rules.h"
+
+namespace braid::server {
+
+namespace {
+
+// A request that comes while another is answered waits; of it so much is read, to notice that the client leaves.
+constexpr size_t kReadAheadBytes = size_t{16} << 10;
+// How long a client has to end its side after the last answer.
+constexpr std::chrono::milliseconds kGoodbyeTime{500};
+
+std::string address_of(const Transport::Socket& socket) {
+  boost::system::error_code error;
+  const auto end = socket.remote_endpoint(error);
+  return error ? std::string() : end.address().to_string();
+}
+
+}  // namespace
+
+Connection::Connection(std::unique_ptr<Transport> transport, std::shared_ptr<HttpShared> shared)
+    : shared_(std::move(shared)),
+      transport_(std::move(transport)),
+      read_timer_(strand()),
+      write_timer_(strand()),
+      reader_(shared_->options, shared_->memory, address_of(transport_->socket())),
+      body_place_(shared_->bodies) {
+  ++shared_->connections;
+  Error ignored;
+  transport_->socket().set_option(boost::asio::ip::tcp::no_delay(true), ignored);
+}
+
+Connection::~Connection() {
+  set_phase(Phase::closed);
+  --shared_->connections;
+}
+
+void Connection::start() {
+  shared_->post(strand(), [self = shared_from_this()] {
+    const int64_t handshake_ms = self->shared_->options.header_ms;
+    self->set_read_deadline(HttpClock::now() + std::chrono::milliseconds(handshake_ms));
+    self->transport_->handshake([self](const Error& error) {
+      if (error) return self->close();
+      self->next_request();
+    });
+  });
+}
+
+void Connection::close_if_idle() {
+  shared_->post(strand(), [self = shared_from_this()] {
+    const bool idle = !self->reader_.in_body() && self->reader_.input_bytes() == 0;
+    if (self->phase_ == Phase::reading && idle) self->close();
+    self->keep_ = false;
+  });
+}
+
+void Connection::shut() {
+  shared_->post(strand(), [self = shared_from_this()] { self->lost(); });
+}
+
+void Connection::give_way() {
+  shared_->post(strand(), [self = shared_from_this()] {
+    if (self->phase_ == Phase::reading && self->reader_.in_body()) self->refuse_for_room();
+  });
+}
+
+void Connection::set_phase(Phase phase) {
+  if (phase_ != Phase::busy && phase == Phase::busy) ++shared_->busy;
+  if (phase_ == Phase::busy && phase != Phase::busy) --shared_->busy;
+  if (phase != Phase::reading) body_place_.leave();
+  phase_ = phase;
+}
+
+// ---- Reading ---------------------------------------------------------------------------------------------
+
+void Connection::next_request() {
+  if (phase_ == Phase::closed) return;
+  set_phase(Phase::reading);
+  serial_++;
+  answered_ = reported_ = false;
+  request_ = nullptr;
+  reader_.begin();
+  consume();
+}
+
+void Connection::read() {
+  if (reading_ || phase_ == Phase::closed) return;
+  reading_ = true;
+  transport_->read_some(
+      boost::asio::buffer(arriving_),
+      [self = shared_from_this()](const Error& error, size_t bytes) { self->read_done(error, bytes); });
+}
+
+void Connection::read_done(const Error& error, size_t bytes) {
+  reading_ = false;
+  if (phase_ == Phase::closed) {
+    if (transport_->reads_after_goodbye()) drain_input(error);
+    return;
+  }
+  reader_.append({arriving_.data(), bytes});
+  if (error) {
+    lost();
+  } else {
+    consume();
+  }
+}
+
+// What has arrived, by phase.
+void Connection::consume() {
+  if (phase_ == Phase::closed) return;
+  if (phase_ == Phase::busy) {
+    if (reader_.input_bytes() < kReadAheadBytes) read();
+    return;
+  }
+  while (true) {
+    switch (reader_.advance()) {
+      case RequestReader::Outcome::head:
+        if (!head_is_wanted()) return;
+        break;
+      case RequestReader::Outcome::whole:
+        return whole_request();
+      case RequestReader::Outcome::more:
+        set_read_deadline(reader_.deadline());
+        return read();
+      case RequestReader::Outcome::refused:
+        return refuse(reader_.fault().status, reader_.fault().code, reader_.fault().message);
+      case RequestReader::Outcome::no_room:
+        refuse_for_room();  // it is not the one that makes room now
+        return shared_->bodies.make_room(shared_->options.give_way_ms);
+    }
+  }
+}
+
+// False: the request was answered before its body was read, and is over.
+bool Connection::head_is_wanted() {
+  request_ = reader_.request();
+  keep_ = reader_.keep_alive();
+  if (auto answer = shared_->handlers.check(*request_)) {
+    keep_ = keep_ && reader_.body_ends();
+    end_with(std::move(*answer));
+    return false;
+  }
+  reader_.accept_body();
+  if (reader_.body_ends()) return true;
+  body_place_.enter([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->give_way();
+  });
+  if (same_name(request_->header("Expect"), "100-continue")) {
+    writer_.interim("HTTP/1.1 100 Continue\r\n\r\n");
+    flush();
+  }
+  return true;
+}
+
+void Connection::refuse_for_room() {
+  refuse(503, "busy", "other requests that are being read leave no room for this one; try again");
+}
+
+// Ends the request with an error and the connection with its answer.
+void Connection::refuse(int status, const char* code, const std::string& message) {
+  request_ = reader_.request();
+  keep_ = false;
+  end_with(shared_->handlers.error(*request_, status, code, message));
+}
+
+void Connection::end_with(HttpAnswer answer) {
+  set_phase(Phase::busy);
+  read_timer_.cancel();
+  if (!keep_) reader_.drop();  // nothing more of it will be looked at
+  this->answer(std::move(answer));
+}
+
+// By when reader_ must have come further.
+void Connection::set_read_deadline(HttpClock::time_point at) {
+  if (at == deadline_) return;
+  deadline_ = at;
+  read_timer_.expires_at(at);
+  read_timer_.async_wait([self = shared_from_this()](const Error& error) {
+    if (error || self->phase_ != Phase::reading || self->read_timer_.expiry() > HttpClock::now()) return;
+    if (!self->reader_.begun()) return self->close();
+    self->refuse(408, "request_timeout", "the request did not arrive in time");
+  });
+}
+
+// ---- Writing ---------------------------------------------------------------------------------------------
+
+AnswerWriter::Terms Connection::terms() const {
+  return {reader_.chunks(), keep_, shared_->handlers.headers(*request_)};
+}
+
+void Connection::answer(HttpAnswer answer) {
+  if (std::exchange(answered_, true)) return;
+  if (shared_->draining) keep_ = false;
+  writer_.whole(std::move(answer), terms(), request_->method != "HEAD");
+  flush();
+}
+
+void Connection::begin_stream(const Headers& headers) {
+  if (std::exchange(answered_, true)) return;
+  if (shared_->draining || !reader_.chunks()) keep_ = false;
+  writer_.begin_stream(headers, terms());
+  flush();
+}
+
+void Connection::stream_write(const std::string& bytes) {
+  if (!writer_.write(bytes)) return;
+  flush();
+  if (writer_.unsent_bytes() > shared_->options.max_unsent_bytes) lost();
+}
+
+void Connection::stream_finish() {
+  if (writer_.finish_stream()) flush();
+}
+
+void Connection::flush() {
+  if (writing_ || phase_ == Phase::closed) return;
+  if (writer_.take_pending()) return send_pending();
+  if (writer_.finishing()) answer_complete();
+}
+
+void Connection::send_pending() {
+  writing_ = true;
+  write_timer_.expires_after(std::chrono::milliseconds(shared_->options.send_stall_ms));
+  write_timer_.async_wait([self = shared_from_this()](const Error& error) {
+    if (!error && self->writing_ && self->write_timer_.expiry() <= HttpClock::now()) self->lost();
+  });
+  transport_->write(boost::asio::buffer(writer_.pending()),
+                    [self = shared_from_this()](const Error& error, size_t sent) {
+                      self->writing_ = false;
+                      self->writer_.sent(sent);
+                      self->write_timer_.cancel();
+                      if (error) return self->lost();
+                      self->flush();
+                    });
+}
+
+void Connection::answer_complete() {
+  report(writer_.status());
+  writer_.end_answer();
+  gone_ = nullptr;
+  if (!keep_) return close_gently();
+  next_request();
+}
+
+void Connection::report(int status) {
+  if (request_ == nullptr || std::exchange(reported_, true)) return;
+  const double ms = std::chrono::duration<double, std::milli>(HttpClock::now() - reader_.begun_at()).count();
+  shared_->handlers.done(*request_, status, writer_.take_sent_bytes(), ms, note_);
+  note_.clear();
+}
+
+// ---- Ends ------------------------------------------------------------------------------------------------
+
+// The client is gone, or as good as.
+void Connection::lost() {
+  if (phase_ == Phase::closed) return;
+  const bool was_busy = phase_ == Phase::busy;
+  // Clients may leave as soon as they saw the last event; that is a whole answer all the same.
+  const int status = writer_.finishing() ? writer_.status() : 499;
+  auto gone = std::exchange(gone_, nullptr);
+  close();
+  if (gone) gone();
+  if (was_busy) report(status);
+}
+
+void Connection::close() {
+  set_phase(Phase::closed);
+  read_timer_.cancel();
+  write_timer_.cancel();
+  reader_.drop();
+  writer_.drop_unsent();
+  Error ignored;
+  transport_->socket().close(ignored);
+}
+
+// After the last answer: what the client still sends is read for a moment, so that it gets the answer and not a
+// reset.
+void Connection::close_gently() {
+  set_phase(Phase::closed);
+  read_timer_.expires_after(kGoodbyeTime);
+  read_timer_.async_wait([self = shared_from_this()](const Error&) {
+    Error ignored;
+    self->transport_->socket().close(ignored);
+  });
+  transport_->say_goodbye([self = shared_from_this()](const Error&) { self->read_timer_.cancel(); });
+  if (transport_->reads_after_goodbye()) drain_input({});
+}
+
+// Until the client ends it too. A read under way goes on here.
+void Connection::drain_input(const Error& error) {
+  if (error) {
+    read_timer_.cancel();
+    return;
+  }
+  if (reading_) return;
+  reading_ = true;
+  transport_->read_some(boost::asio::buffer(arriving_),
+                        [self = shared_from_this()](const Error& failed, size_t) {
+                          self->reading_ = false;
+                          self->drain_input(failed);
+                        });
+}
+
+// ---- What handlers see -----------------------------------------------------------------------------------
+
+// One request of the connection. What it is told after another has begun is dropped.
+class Connection::ExchangeOf : public Exchange, public std::enable_shared_from_this<ExchangeOf> {
+ public:
+  ExchangeOf(std::shared_ptr<Connection> connection, std::shared_ptr<HttpRequest> request, uint64_t serial)
+      : connection_(std::move(connection)), request_(std::move(request)), serial_(serial) {}
+
+  const HttpRequest& request() const override { return *request_; }
+  void answer(HttpAnswer answer) override {
+    run([answer = std::move(answer)](Connection& c) mutable { c.answer(std::move(answer)); });
+  }
+  void begin_stream(Headers headers) override {
+    run([headers = std::move(headers)](Connection& c) { c.begin_stream(headers); });
+  }
+  void write(std::string bytes) override {
+    run([bytes = std::move(bytes)](Connection& c) { c.stream_write(bytes); });
+  }
+  void finish() override {
+    run([](Connection& c) { c.stream_finish(); });
+  }
+  void abort() override {
+    run([](Connection& c) { c.lost(); });
+  }
+  void drop_body() override {
+    std::string().swap(request_->body);
+    request_->body_memory.reset();
+  }
+  void note(std::string text) override {
+    shared().run(strand(), [self = shared_from_this(), text = std::move(text)]() mutable {
+      Connection& c = *self->connection_;
+      if (c.serial_ == self->serial_ && !c.reported_) c.note_ = std::move(text);
+    });
+  }
+  void on_gone(std::function<void()> gone) override {
+    shared().run(strand(), [self = shared_from_this(), gone = std::move(gone)]() mutable {
+      Connection& c = *self->connection_;
+      if (c.serial_ != self->serial_) return;
+      if (c.phase_ == Phase::busy) {
+        c.gone_ = std::move(gone);
+      } else if (c.phase_ == Phase::closed) {
+        gone();
+      }
+    });
+  }
+  void post(std::function<void()> work) override { shared().post(strand(), std::move(work)); }
+  void after(int64_t ms, std::function<void()> work) override {
+    const std::shared_lock lock(shared().gate);
+    if (!shared().open) return;
+    auto timer = std::make_shared<boost::asio::steady_timer>(strand(), std::chrono::milliseconds(ms));
+    timer->async_wait([timer, work = std::move(work)](const Error& error) {
+      if (!error) work();
+    });
+  }
+
+ private:
+  HttpShared& shared() const { return *connection_->shared_; }
+  const HttpStrand& strand() const { return connection_->strand(); }
+  // On the strand, if the request is the one that is being answered.
+  template <typename Work>
+  void run(Work work) {
+    shared().run(strand(), [self = shared_from_this(), work = std::move(work)]() mutable {
+      Connection& c = *self->connection_;
+      if (c.serial_ == self->serial_ && c.phase_ == Phase::busy) work(c);
+    });
+  }
+
+  std::shared_ptr<Connection> connection_;
+  std::shared_ptr<HttpRequest> request_;
+  uint64_t serial_;
+};
+
+void Connection::whole_request() {
+  request_ = reader_.take();
+  set_phase(Phase::busy);
+  read_timer_.cancel();
+  if (shared_->draining) keep_ = false;
+  auto exchange = std::make_shared<ExchangeOf>(shared_from_this(), request_, serial_);
+  read();
+  shared_->handlers.handle(std::move(exchange));
+}
+
+}  // namespace braid::server

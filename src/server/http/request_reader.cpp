@@ -1,0 +1,245 @@
+// request_reader.cpp -- see request_reader.h.
+#include "server/http/request_reader.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <boost/asio/buffer.hpp>
+#include <boost/beast/http/error.hpp>
+#include <boost/beast/http/message.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/optional.hpp>
+#include <utility>
+
+#include "server/http/http_rules.h"
+
+namespace braid::server {
+
+namespace {
+
+namespace http = boost::beast::http;
+using boost::system::error_code;
+
+// What chunks may cost beside the body: names of sizes, extensions, trailers. A body in chunks of one byte stays
+// within.
+constexpr size_t kFramingBytes = size_t{16} << 10, kFramingPerByte = 8;
+// An input buffer above this is given back after a request.
+constexpr size_t kKeptInputBytes = size_t{16} << 10;
+
+// A body for Boost.Beast's parser: a string that takes its memory from a share, grows with what has arrived and
+// never to what a header only promises.
+struct HttpBody {
+  struct value_type {
+    std::string bytes;
+    std::shared_ptr<RequestMemory::Share> share;
+  };
+
+  class reader {
+   public:
+    template <bool request, class Fields>
+    reader(http::header<request, Fields>&, value_type& body) : body_(body) {}
+
+    void init(const boost::optional<uint64_t>& length, error_code& error) {
+      error = {};
+      if (length) length_ = *length;  // below the parser's body_limit
+    }
+    template <class Buffers>
+    size_t put(const Buffers& buffers, error_code& error) {
+      const size_t more = boost::asio::buffer_size(buffers);
+      std::string& bytes = body_.bytes;
+      const size_t needed = bytes.size() + more;
+      if (needed > bytes.capacity()) {
+        size_t wanted = std::max(needed, 2 * bytes.capacity());
+        if (length_ >= needed) wanted = std::min<size_t>(wanted, length_);
+        if (!body_.share->hold(wanted)) {
+          error = make_error_code(boost::system::errc::not_enough_memory);
+          return 0;
+        }
+        bytes.reserve(wanted);
+      }
+      for (auto at = boost::asio::buffer_sequence_begin(buffers);
+           at != boost::asio::buffer_sequence_end(buffers); ++at) {
+        const boost::asio::const_buffer piece(*at);
+        bytes.append(static_cast<const char*>(piece.data()), piece.size());
+      }
+      error = {};
+      return more;
+    }
+    void finish(error_code& error) { error = {}; }
+
+   private:
+    value_type& body_;
+    uint64_t length_ = 0;  // 0: unknown
+  };
+};
+
+}  // namespace
+
+struct RequestReader::Parser : http::request_parser<HttpBody> {};
+
+RequestReader::RequestReader(const HttpOptions& options, std::shared_ptr<RequestMemory> memory,
+                             std::string remote)
+    : options_(options), memory_(std::move(memory)), remote_(std::move(remote)), head_share_(memory_) {}
+
+RequestReader::~RequestReader() = default;
+
+void RequestReader::begin() {
+  state_ = State::head;
+  request_ = nullptr;
+  parser_ = std::make_unique<Parser>();
+  parser_->header_limit(static_cast<uint32_t>(options_.max_header_bytes));
+  parser_->body_limit(options_.max_body_bytes);
+  parser_->eager(false);
+  parser_->get().body().share = std::make_shared<RequestMemory::Share>(memory_);
+  begun_ = false;
+  head_bytes_ = scanned_bytes_ = framing_bytes_ = 0;
+  if (input_.capacity() > kKeptInputBytes) std::string(input_).swap(input_);
+  head_share_.hold(input_.capacity());
+  set_deadline(options_.idle_ms);
+}
+
+void RequestReader::drop() {
+  std::string().swap(input_);
+  parser_.reset();
+  head_share_.hold(0);
+  state_ = State::over;
+}
+
+void RequestReader::set_deadline(int64_t ms) {
+  deadline_ = HttpClock::now() + std::chrono::milliseconds(ms);
+  if (begun_) deadline_ = std::min(deadline_, begun_at_ + std::chrono::milliseconds(options_.request_ms));
+}
+
+RequestReader::Outcome RequestReader::advance() {
+  if (state_ == State::head && !input_.empty()) {
+    if (!begun_) {
+      begun_ = true;
+      begun_at_ = HttpClock::now();
+      set_deadline(options_.header_ms);
+    }
+    if (!head_is_good()) return Outcome::refused;
+  }
+  while (true) {
+    if (state_ == State::body && parser_->is_done()) return Outcome::whole;
+    if (input_.empty() || (state_ == State::head && head_bytes_ == 0)) break;
+    error_code error;
+    const size_t had = parser_->get().body().bytes.size();
+    const size_t used = parser_->put(boost::asio::buffer(input_), error);
+    input_.erase(0, used);
+    if (state_ == State::body) framing_bytes_ += used - (parser_->get().body().bytes.size() - had);
+    if (error == http::error::need_more) break;
+    if (error) return framing_error(error);
+    if (state_ == State::head && parser_->is_header_done()) return head_done();
+    if (used == 0) break;
+  }
+  return body_goes_on();
+}
+
+// All of the input that could be used has been.
+RequestReader::Outcome RequestReader::body_goes_on() {
+  if (state_ == State::body) {
+    // What is left of the input is no body, else the parser had taken it.
+    if (framing_bytes_ + input_.size() >
+        kFramingBytes + kFramingPerByte * parser_->get().body().bytes.size()) {
+      return refuse(400, "invalid_request", "the extensions or trailers of the chunks are too long");
+    }
+    set_deadline(options_.body_gap_ms);
+  }
+  return head_share_.hold(input_.capacity() + 2 * head_bytes_) ? Outcome::more : Outcome::no_room;
+}
+
+// False: the request is refused. What a block of header fields costs is looked at before it is parsed;
+// head_bytes_ stays 0 until it is whole.
+bool RequestReader::head_is_good() {
+  const size_t end = input_.find("\r\n\r\n", scanned_bytes_);
+  if (end == std::string::npos) scanned_bytes_ = input_.size() - std::min<size_t>(input_.size(), 3);
+  const size_t bytes = end == std::string::npos ? input_.size() : end + 4;
+  const std::string_view block(input_.data(), bytes);
+  if (bytes > options_.max_header_bytes) {
+    refuse(431, "invalid_request", "the header block is too large");
+  } else if (end == std::string::npos) {
+    return true;
+  } else if (count_fields(block) > static_cast<size_t>(options_.max_fields)) {
+    refuse(431, "too_many_headers", "the request has too many header fields");
+  } else if (has_folded_line(block)) {
+    refuse(400, "invalid_request", "a header field goes on in a second line");
+  } else {
+    head_bytes_ = bytes;
+    return true;
+  }
+  return false;
+}
+
+void RequestReader::fill_request() {
+  const auto& message = parser_->get();
+  request_ = std::make_shared<HttpRequest>();
+  request_->method = std::string(message.method_string());
+  const auto target = without_authority({message.target().data(), message.target().size()});
+  const size_t mark = target.find_first_of("?#");
+  request_->path = normal_path(target.substr(0, mark));
+  if (mark != std::string_view::npos && target[mark] == '?') request_->query = target.substr(mark + 1);
+  for (const auto& field : message) {
+    request_->headers.emplace_back(std::string(field.name_string()), std::string(field.value()));
+  }
+  request_->remote = remote_;
+  request_->id = request_id(request_->header("x-request-id"));
+  keep_alive_ = message.keep_alive() && message.version() >= 11;
+  version_ = message.version();
+}
+
+RequestReader::Outcome RequestReader::head_done() {
+  fill_request();
+  state_ = State::body;
+  if (parser_->get().target().size() > options_.max_target_bytes) {
+    return refuse(414, "uri_too_long", "the request line is too long");
+  }
+  if (std::string fault = framing_fault(request_->headers, version_); !fault.empty()) {
+    return refuse(400, "invalid_request", std::move(fault));
+  }
+  const std::string_view coding = request_->header("Content-Encoding");
+  if (!coding.empty() && !same_name(coding, "identity")) {
+    return refuse(415, "unsupported_encoding", "compressed bodies are not accepted");
+  }
+  return Outcome::head;
+}
+
+void RequestReader::accept_body() { parser_->eager(true); }
+
+bool RequestReader::body_ends() const { return parser_->is_done(); }
+
+std::shared_ptr<HttpRequest> RequestReader::take() {
+  request_->body = std::move(parser_->get().body().bytes);
+  request_->body_memory = std::move(parser_->get().body().share);
+  parser_.reset();
+  state_ = State::over;
+  return request_;
+}
+
+const std::shared_ptr<HttpRequest>& RequestReader::request() {
+  if (request_ == nullptr) {
+    request_ = std::make_shared<HttpRequest>();
+    request_->id = random_request_id();
+    request_->remote = remote_;
+  }
+  return request_;
+}
+
+RequestReader::Outcome RequestReader::refuse(int status, const char* code, std::string message) {
+  fault_ = {status, code, std::move(message)};
+  return Outcome::refused;
+}
+
+RequestReader::Outcome RequestReader::framing_error(const error_code& error) {
+  if (error == boost::system::errc::not_enough_memory) return Outcome::no_room;
+  if (error == http::error::header_limit) {
+    return refuse(431, "invalid_request", "the header block is too large");
+  }
+  if (error == http::error::body_limit || error == http::error::buffer_overflow) {
+    if (request_ == nullptr) fill_request();
+    return refuse(413, "request_too_large",
+                  fmt::format("the body is larger than {} bytes", options_.max_body_bytes));
+  }
+  return refuse(400, "invalid_request", "the request breaks HTTP: " + error.message());
+}
+
+}  // namespace braid::server
