@@ -1,48 +1,51 @@
-// app.cpp -- routes, and what is refused before a body is read; the endpoints themselves are endpoints.cpp.
+// app.cpp -- see app.h: what is refused before a body is read, and the way of a request to its handler.
 #include "server/app.h"
 
-#include "server/endpoints.h"
+#include <utility>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "server/access/access.h"
+#include "server/endpoints/routes.h"
+#include "server/endpoints/server_context.h"
+#include "server/page.h"
 
 namespace braid::server {
 
-std::unique_ptr<App> App::create(AppOptions options, std::unique_ptr<ModelHost> host) {
-  return std::make_unique<Endpoints>(std::move(options), std::move(host));
-}
+namespace {
 
-std::unique_ptr<App> App::create(AppOptions options, std::shared_ptr<ServedModel> model) {
-  const bool strict = options.strict_model;
-  return create(std::move(options), std::make_unique<ModelHost>(std::move(model), strict));
-}
+class ServerApp : public App {
+ public:
+  ServerApp(AppOptions options, std::unique_ptr<ModelHost> host)
+      : context_(std::move(options), std::move(host)) {}
+  ~ServerApp() override { stop(); }
 
-const Route* Endpoints::find_route(std::string_view path) const {
-  if (path.starts_with("/v1/")) path.remove_prefix(3);
-  const Route* prefix = nullptr;
-  for (const Route& route : routes_) {
-    if (route.path == path) return &route;
-    if (route.prefix && path.starts_with(route.path)) prefix = &route;
+  HttpHandlers handlers() override;
+  void count_connections(std::function<int()> connections) override {
+    context_.connections = std::move(connections);
   }
-  return prefix;
-}
-
-Family Endpoints::family(const HttpRequest& request) const {
-  const std::string_view path = request.path;
-  const bool messages = path.ends_with("/messages") || path.ends_with("/messages/count_tokens");
-  return messages || !request.header("anthropic-version").empty() ? Family::anthropic : Family::openai;
-}
-
-HttpAnswer Endpoints::error_answer(const HttpRequest& request, const ApiError& error) const {
-  const Family kind = family(request);
-  HttpAnswer answer{error.status_for(kind), "application/json", dump(error.body(kind, request.id)), {}};
-  if (error.retry_after_s > 0) {
-    answer.headers.emplace_back("Retry-After", std::to_string(error.retry_after_s));
-    answer.headers.emplace_back("retry-after-ms", std::to_string(1000 * error.retry_after_s));
+  void set_api_keys(std::vector<std::string> keys) override { context_.access.set_keys(std::move(keys)); }
+  void announce_end() override { context_.ending = true; }
+  void drain() override { context_.ending = context_.draining = true; }
+  int active() const override {
+    return context_.workers.pending() + static_cast<int>(context_.host->waiting()) + context_.answers.count();
   }
-  if (error.status == 401) answer.headers.emplace_back("WWW-Authenticate", "Bearer");
-  if (error.status == 501) answer.headers.emplace_back("x-should-retry", "false");
-  return answer;
-}
+  void fail_all(const ApiError& error) override;
+  void stop() override;
 
-ApiError Endpoints::shutting_down() const {
+ private:
+  std::optional<HttpAnswer> check(const HttpRequest& request);
+  void handle(const std::shared_ptr<Exchange>& exchange);
+  Headers headers(const HttpRequest& request) const;
+  HttpAnswer http_error(const HttpRequest& request, int status, const std::string& code,
+                        const std::string& message);
+  HttpAnswer refuse(const HttpRequest& request, const ApiError& error);
+  void log_access(const HttpRequest& request, int status, uint64_t bytes, double ms, const std::string& note);
+
+  ServerContext context_;
+};
+
+ApiError shutting_down() {
   return {.status = 503,
           .type = "unavailable_error",
           .code = "shutting_down",
@@ -50,86 +53,119 @@ ApiError Endpoints::shutting_down() const {
           .retry_after_s = 5};
 }
 
+void ServerApp::stop() {
+  context_.draining = true;
+  context_.host->stop();
+  context_.workers.join();
+}
+
+void ServerApp::fail_all(const ApiError& error) {
+  context_.host->refuse(error);
+  for (const auto& answer : context_.answers.list()) answer->fail(error);
+}
+
+HttpAnswer ServerApp::refuse(const HttpRequest& request, const ApiError& error) {
+  context_.metrics.rejected(error.status);
+  return context_.error_answer(request, error);
+}
+
 // Before the body is read.
-std::optional<HttpAnswer> Endpoints::check(const HttpRequest& request) {
-  const auto refuse = [&](ApiError error) {
-    metrics_.rejected(error.status);
-    return error_answer(request, error);
-  };
+std::optional<HttpAnswer> ServerApp::check(const HttpRequest& request) {
   if (request.method == "OPTIONS") return HttpAnswer{204, "", "", {}};
-  if (const auto fault = access_.fault(request)) return refuse(*fault);
+  if (const auto fault = context_.access.fault(request)) return refuse(request, *fault);
   const Route* route = find_route(request.path);
   if (route == nullptr) {
-    return refuse({.status = 404,
-                   .type = "not_found_error",
-                   .code = "not_found",
-                   .message = "there is nothing at " + request.path.substr(0, 256)});
+    return refuse(request, {.status = 404,
+                            .type = "not_found_error",
+                            .code = "not_found",
+                            .message = "there is nothing at " + request.path.substr(0, 256)});
   }
   const std::string method = request.method == "HEAD" ? "GET" : request.method;
-  if (route->method != "*" && method != route->method) {
-    HttpAnswer answer = refuse({.status = 405,
-                                .code = "method_not_allowed",
-                                .message = request.path.substr(0, 256) + " wants " + route->method});
-    answer.headers.emplace_back("Allow", route->method == std::string("GET")
-                                             ? "GET, HEAD, OPTIONS"
-                                             : std::string(route->method) + ", OPTIONS");
+  const std::string_view allowed = route->method;
+  if (allowed != "*" && method != allowed) {
+    HttpAnswer answer = refuse(request, {.status = 405,
+                                         .code = "method_not_allowed",
+                                         .message = request.path.substr(0, 256) + " wants " + route->method});
+    answer.headers.emplace_back(
+        "Allow", allowed == "GET" ? "GET, HEAD, OPTIONS" : std::string(route->method) + ", OPTIONS");
     return answer;
   }
-  const bool open = route->open || (route->path == "/metrics" && options_.public_metrics) ||
-                    (route->path.starts_with("/models") && options_.public_models);
-  if (!open && !access_.has_key(request)) {
-    return refuse({.status = 401,
-                   .type = "authentication_error",
-                   .code = "invalid_api_key",
-                   .message = "missing or unknown API key"});
+  if (!route->is_open(context_.options) && !context_.access.has_key(request)) {
+    return refuse(request, {.status = 401,
+                            .type = "authentication_error",
+                            .code = "invalid_api_key",
+                            .message = "missing or unknown API key"});
   }
   if (request.method == "POST") {
-    if (const auto fault = content_type_fault(request)) return refuse(*fault);
+    if (const auto fault = content_type_fault(request)) return refuse(request, *fault);
   }
-  if (draining_ && route->works) return refuse(shutting_down());
+  if (context_.draining && route->works) return refuse(request, shutting_down());
   return std::nullopt;
 }
 
-Headers Endpoints::headers(const HttpRequest& request) const {
-  Headers out{
-      {"x-request-id", request.id}, {"request-id", request.id}, {"Server", "braid/" + options_.version}};
-  access_.add_headers(request, out);
+Headers ServerApp::headers(const HttpRequest& request) const {
+  Headers out{{"x-request-id", request.id},
+              {"request-id", request.id},
+              {"Server", "braid/" + context_.options.version}};
+  context_.access.add_headers(request, out);
   return out;
 }
 
-void Endpoints::handle(const std::shared_ptr<Exchange>& exchange) {
+void ServerApp::handle(const std::shared_ptr<Exchange>& exchange) {
   const Route* route = find_route(exchange->request().path);
-  BRAID_CHECK(route != nullptr);    // check() found it
-  if (draining_ && route->works) {  // its body took long to come
-    metrics_.rejected(503);
-    return exchange->answer(error_answer(exchange->request(), shutting_down()));
+  BRAID_CHECK(route != nullptr);            // check() found it
+  if (context_.draining && route->works) {  // its body took long to come
+    return context_.refuse(exchange, shutting_down());
   }
-  (this->*route->handler)(exchange);
+  route->handler(context_, exchange);
 }
 
-HttpHandlers Endpoints::handlers() {
+// An error that HTTP found.
+HttpAnswer ServerApp::http_error(const HttpRequest& request, int status, const std::string& code,
+                                 const std::string& message) {
+  ApiError error{.status = status, .code = code, .message = message};
+  if (status == 408) error.type = "timeout_error";
+  if (status == 503) {
+    error.type = "unavailable_error";
+    error.retry_after_s = 1;
+  }
+  return refuse(request, error);
+}
+
+void ServerApp::log_access(const HttpRequest& request, int status, uint64_t bytes, double ms,
+                           const std::string& note) {
+  if (!context_.options.access_log) return;
+  spdlog::info("access id={} from={} method={} path={} status={} bytes={} ms={:.1f}{}", request.id,
+               request.remote, request.method.substr(0, 16), dump(request.path.substr(0, 256)), status, bytes,
+               ms, note);
+}
+
+HttpHandlers ServerApp::handlers() {
   HttpHandlers out;
   out.check = [this](const HttpRequest& request) { return check(request); };
   out.handle = [this](const std::shared_ptr<Exchange>& exchange) { handle(exchange); };
   out.headers = [this](const HttpRequest& request) { return headers(request); };
   out.error = [this](const HttpRequest& request, int status, const std::string& code,
-                     const std::string& message) {
-    ApiError error{.status = status, .code = code, .message = message};
-    if (status == 408) error.type = "timeout_error";
-    if (status == 503) {
-      error.type = "unavailable_error";
-      error.retry_after_s = 1;
-    }
-    metrics_.rejected(status);
-    return error_answer(request, error);
-  };
+                     const std::string& message) { return http_error(request, status, code, message); };
   out.done = [this](const HttpRequest& request, int status, uint64_t bytes, double ms,
                     const std::string& note) {
     const Route* route = find_route(request.path);
-    metrics_.http(request.method, route != nullptr ? route->path : Metrics::kOther, status);
+    context_.metrics.http(request.method, route != nullptr ? route->path : Metrics::kOther, status);
     log_access(request, status, bytes, ms, note);
   };
   return out;
+}
+
+}  // namespace
+
+std::unique_ptr<App> App::create(AppOptions options, std::unique_ptr<ModelHost> host) {
+  if (!options.page.empty()) options.page_policy = page_policy(options.page);
+  return std::make_unique<ServerApp>(std::move(options), std::move(host));
+}
+
+std::unique_ptr<App> App::create(AppOptions options, std::shared_ptr<ServedModel> model) {
+  const bool strict = options.strict_model;
+  return create(std::move(options), std::make_unique<ModelHost>(std::move(model), strict));
 }
 
 }  // namespace braid::server

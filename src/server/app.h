@@ -1,8 +1,6 @@
-// app.h -- the server's endpoints: who may ask, what they get. Between HTTP (http.h) and answers
-// (running_answer.h).
+// app.h -- the server as a whole: what stands between HTTP (http/) and the endpoints (endpoints/), and how it ends.
 //
-// Requests that need work (rendering, tokens, schemas) are done on worker threads, apart from HTTP and from
-// the engine. Nothing here blocks.
+// Nothing here blocks, except stop().
 #pragma once
 
 #include <memory>
@@ -10,31 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "server/access/access.h"
-#include "server/api/generation.h"
+#include "server/api/api_error.h"
+#include "server/endpoints/app_options.h"
 #include "server/http/http.h"
 #include "server/models/model_host.h"
 
 namespace braid::server {
-
-struct AppOptions : AccessOptions {
-  std::string version = "0";
-  bool share_cache = false;  // prefixes are shared between keys
-  bool public_metrics = false, public_models = false;
-  bool strict_model = false;        // unknown model names are errors
-  int64_t model_wait_ms = 120'000;  // that a request waits for a model that is not loaded
-  int max_queue = 256;
-  int slots = 1;
-  int workers = 2;
-  int64_t heartbeat_ms = 10'000;
-  int64_t request_limit_ms = 0;
-  int64_t watchdog_ms = 60'000;
-  ApiLimits limits;
-  AnswerPolicy policy;
-  std::string page;              // of GET /; empty: one line of text
-  std::optional<uint64_t> seed;  // of requests that name none; empty: random
-  bool access_log = true;
-};
 
 class App {
  public:

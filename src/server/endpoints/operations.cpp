@@ -1,0 +1,180 @@
+// operations.cpp -- the endpoints for whoever runs the server: how it does, what it is, and its page.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+
+#include "server/endpoints/handlers.h"
+#include "server/endpoints/routes.h"
+
+namespace braid::server::endpoint {
+
+void page(ServerContext& context, const SharedExchange& exchange) {
+  const bool text = context.options.page.empty() || exchange->request().header("Accept") == "text/plain";
+  if (text) {
+    return exchange->answer({200,
+                             "text/plain; charset=utf-8",
+                             fmt::format("braid {} serves {}\n", context.options.version,
+                                         context.host->resident_entry().names.front()),
+                             {}});
+  }
+  exchange->answer({200,
+                    "text/html; charset=utf-8",
+                    context.options.page,
+                    {{"Cache-Control", "no-cache"},
+                     {"Content-Security-Policy", context.options.page_policy},
+                     {"X-Content-Type-Options", "nosniff"},
+                     {"Referrer-Policy", "no-referrer"}}});
+}
+
+void health(ServerContext& context, const SharedExchange& exchange) {
+  const BackendStats stats = context.stats();
+  const bool stalled = stats.stalled_ms > static_cast<double>(context.options.watchdog_ms);
+  Json out{{"status", "ok"}};
+  int status = 200;
+  if (!stats.alive || stalled) {
+    status = 503;
+    out = {{"status", "error"},
+           {"error",
+            {{"message", stats.alive ? "the engine makes no progress" : "the engine has stopped"},
+             {"type", "unavailable_error"},
+             {"param", nullptr},
+             {"code", "engine_stalled"}}}};
+  } else if (context.ending) {
+    status = 503;
+    out = {{"status", "draining"}};
+  } else if (context.host->swapping()) {
+    out = {{"status", "loading"}};  // not an error: requests wait for it
+  }
+  if (exchange->request().query.find("slots=1") != std::string::npos) {
+    out["slots_idle"] = std::max(0, stats.slots - stats.running);
+    out["slots_busy"] = stats.running;
+    out["queue"] = stats.waiting;
+  }
+  exchange->answer({status, "application/json", dump(out), {}});
+}
+
+void version(ServerContext& context, const SharedExchange& exchange) {
+  context.answer_json(exchange, {{"version", context.options.version}});
+}
+
+void props(ServerContext& context, const SharedExchange& exchange) {
+  const auto model = context.host->look();
+  if (model == nullptr) {
+    return context.answer_error(exchange, {.status = 503,
+                                           .type = "unavailable_error",
+                                           .code = "model_loading",
+                                           .message = "a model is being loaded",
+                                           .retry_after_s = 5});
+  }
+  const CatalogEntry& entry = context.host->resident_entry();
+  const Tokenizer& tokenizer = *model->tokenizer;
+  const TemplateAbilities& can = model->abilities;
+  const BackendStats stats = model->backend->stats();
+  const auto text_of = [&](std::optional<int32_t> id) {
+    return id ? std::string(tokenizer.piece(*id, SpecialText::show)) : std::string();
+  };
+  Json efforts = Json::object();
+  for (const auto& [name, tokens] : context.options.policy.effort_tokens) efforts[name] = tokens;
+  Json endpoints = Json::array();
+  for (const Route& route : all_routes()) {
+    if (route.method != std::string_view("*"))
+      endpoints.push_back(fmt::format("{} {}", route.method, route.path));
+  }
+  // Floats in single precision print with noise; three digits are what people write.
+  const auto plain = [](float value) { return std::round(value * 1e3) / 1e3; };
+  const Json out{
+      {"server",
+       {{"name", "braid"},
+        {"version", context.options.version},
+        {"props_schema", 1},
+        {"started_at", context.started_s}}},
+      {"total_slots", stats.slots},
+      {"model_alias", entry.names.front()},
+      {"model_path", context.host->catalog().files()[entry.file].shown},
+      {"build_info", "braid " + context.options.version},
+      {"model",
+       {{"arch", model->architecture},
+        {"n_params", model->parameters},
+        {"n_vocab", tokenizer.size()},
+        {"n_ctx_train", model->trained_context_tokens},
+        {"quantization", model->quantization}}},
+      {"default_generation_settings",
+       {{"n_ctx", model->backend->context_tokens()},
+        {"params",
+         {{"temperature", plain(model->defaults.temperature)},
+          {"top_k", model->defaults.top_k},
+          {"top_p", plain(model->defaults.top_p)},
+          {"min_p", plain(model->defaults.min_p)},
+          {"max_tokens", context.options.policy.default_max_tokens}}}}},
+      {"modalities", {{"vision", false}, {"audio", false}}},
+      {"bos_token", text_of(tokenizer.bos())},
+      {"eos_token", text_of(tokenizer.eos())},
+      {"chat_template", model->chat ? Json(model->chat->text()) : Json("")},
+      {"chat_template_caps",
+       {{"supports_tools", can.tools},
+        {"supports_tool_calls", can.calls},
+        {"supports_parallel_tool_calls", can.parallel_calls},
+        {"supports_system_role", can.system_role},
+        {"supports_late_system", can.late_system},
+        {"supports_reasoning", can.reasoning},
+        {"supports_preserve_thinking", can.preserve_thinking},
+        {"requires_object_arguments", !can.arguments_as_text},
+        {"thinking_default", can.thinks_by_default},
+        {"tool_dialect", can.dialect}}},
+      {"reasoning",
+       {{"supported", can.reasoning},
+        {"default", context.options.policy.thinking == Thinking::automatic ? "auto"
+                    : context.options.policy.thinking == Thinking::on      ? "on"
+                                                                           : "off"},
+        {"efforts", std::move(efforts)},
+        {"reply_reserve", context.options.policy.reply_reserve_tokens}}},
+      {"kv_cache", {{"blocks", stats.kv_blocks}}},
+      {"limits", {{"max_queue", context.options.max_queue}, {"max_n", context.options.limits.max_n}}},
+      {"endpoints", std::move(endpoints)},
+      {"is_sleeping", false}};
+  context.answer_json(exchange, out);
+}
+
+void slots(ServerContext& context, const SharedExchange& exchange) {
+  if (exchange->request().query.find("fail_on_no_slot=1") != std::string::npos) {
+    const BackendStats stats = context.stats();
+    if (stats.running >= stats.slots) {
+      return context.answer_error(exchange, {.status = 503,
+                                             .type = "unavailable_error",
+                                             .code = "no_slot",
+                                             .message = "all slots are taken",
+                                             .retry_after_s = context.metrics.retry_after_s(stats)});
+    }
+  }
+  Json out = Json::array();
+  const auto model = context.host->look();
+  const int64_t context_tokens = model ? model->backend->context_tokens() : 0;
+  for (const auto& answer : context.answers.list()) {
+    const RunningInfo info = answer->info();
+    out.push_back({{"id", out.size()},
+                   {"state", info.generated_tokens > 0 ? "decode"
+                             : info.begun              ? "prefill"
+                                                       : "queued"},
+                   {"request_id", info.request_id},
+                   {"endpoint", info.endpoint},
+                   {"n_ctx", context_tokens},
+                   {"n_prompt", info.prompt_tokens},
+                   {"n_generated", info.generated_tokens},
+                   {"age_ms", static_cast<int64_t>(info.age_ms)},
+                   {"is_processing", true}});
+  }
+  context.answer_json(exchange, out);
+}
+
+void metrics(ServerContext& context, const SharedExchange& exchange) {
+  exchange->answer(
+      {200,
+       "text/plain; version=0.0.4; charset=utf-8",
+       context.metrics.render(context.stats(), context.host->resident_entry().names.front(),
+                              context.options.version, context.connections ? context.connections() : 0),
+       {}});
+}
+
+}  // namespace braid::server::endpoint

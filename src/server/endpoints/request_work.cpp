@@ -1,0 +1,184 @@
+// request_work.cpp -- see request_work.h.
+#include "server/endpoints/request_work.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "server/access/tenant.h"
+#include "server/api/fields.h"
+
+namespace braid::server {
+
+namespace {
+
+// Clients that were told that their model is not loaded yet come back after so many seconds.
+constexpr int kModelRetryS = 5;
+
+std::optional<ApiError> queue_fault(const ServerContext& context) {
+  const BackendStats now = context.stats();
+  if (!now.alive) return internal_error("the engine has stopped");
+  if (now.waiting + context.workers.pending() <= context.options.max_queue) return std::nullopt;
+  return ApiError{.status = 429,
+                  .type = "rate_limit_error",
+                  .code = "queue_full",
+                  .message = "too many requests are waiting",
+                  .retry_after_s = context.metrics.retry_after_s(now)};
+}
+
+std::optional<ApiError> start_answer(ServerContext& context, const std::shared_ptr<Exchange>& exchange,
+                                     const Lease& lease,
+                                     const std::shared_ptr<const Generation>& generation) {
+  const auto& model = lease.model;
+  auto prepared = prepare_answer(generation, *model, context.options.policy,
+                                 context.options.seed.value_or(context.random_number()));
+  if (!prepared.ok()) return prepared.error();
+
+  // What one key's requests leave in the prefix cache tells nothing to another key.
+  const bool apart = context.access.needs_key() && !context.options.share_cache;
+  const std::string tenant = apart ? cache_tenant(presented_key(exchange->request())) : "";
+  for (Request& request : prepared->requests) request.cache_salt = tenant + request.cache_salt;
+
+  AnswerContext about;
+  about.id = context.new_id(answer_id_prefix(generation->endpoint));
+  about.created_s = now_s();
+  about.model = generation->model.empty() ? lease.entry->names.front() : generation->model;
+  if (generation->endpoint == Endpoint::chat) about.fingerprint = "braid-" + context.options.version;
+  about.new_id = [&context](const char* prefix) { return context.new_id(prefix); };
+  about.now_s = now_s;
+  // Floats in single precision print with noise; three digits are what people write.
+  about.temperature = std::round(prepared->temperature * 1e3) / 1e3;
+  about.top_p = std::round(prepared->top_p * 1e3) / 1e3;
+  auto stream = std::make_unique<AnswerStream>(std::move(*prepared), model->tokenizer,
+                                               make_writer(*generation, std::move(about)));
+  RunningAnswer::Hooks hooks;
+  hooks.heartbeat_ms = context.options.heartbeat_ms;
+  hooks.limit_ms = context.options.request_limit_ms;
+  hooks.retry_after_s = [&context] { return context.metrics.retry_after_s(context.stats()); };
+  hooks.report = [&context, exchange](const AnswerReport& report) {
+    context.metrics.answered(report);
+    exchange->note(fmt::format(
+        " reason={} prompt={} cached={} generated={} reasoning={} queue_ms={:.1f} first_ms={:.1f}",
+        report.reason, report.usage.prompt_tokens, report.usage.cached_tokens, report.usage.generated_tokens,
+        report.usage.reasoning_tokens, 1e3 * report.queue_s, 1e3 * report.first_token_s));
+  };
+  auto answer = std::make_shared<RunningAnswer>(exchange, std::move(stream), model, std::move(hooks));
+  context.answers.add(answer);
+  answer->start();
+  return std::nullopt;
+}
+
+}  // namespace
+
+void on_worker(ServerContext& context, const std::shared_ptr<Exchange>& exchange, Workers::Work work) {
+  if (const auto fault = queue_fault(context)) return context.refuse(exchange, *fault);
+  context.workers.run(exchange, std::move(work));
+}
+
+std::optional<ApiError> with_model(ServerContext& context, const std::shared_ptr<Exchange>& exchange,
+                                   const std::string& name, ModelWork work) {
+  // What waiting and leaving know of each other. The ticket is 0 until it is known.
+  struct Wait {
+    std::mutex mutex;
+    ModelHost::Ticket ticket = 0;
+    bool gone = false;
+  };
+  const auto wait = std::make_shared<Wait>();
+  if (!context.host->is_resident(name)) {
+    // Before the host knows of it: later the answer itself looks after its client.
+    exchange->on_gone([&context, wait] {
+      const std::lock_guard lock(wait->mutex);
+      wait->gone = true;
+      if (wait->ticket != 0) context.host->give_back(wait->ticket);
+    });
+  }
+  std::optional<ApiResult<Lease>> at_once;
+  const auto caller = std::this_thread::get_id();
+  const ModelHost::Ticket ticket =
+      context.host->acquire(name, [&context, exchange, work, caller, &at_once](ApiResult<Lease> lease) {
+        if (std::this_thread::get_id() == caller) {
+          at_once.emplace(std::move(lease));
+          return;
+        }
+        context.workers.run(exchange, [work, lease = std::move(lease)] {
+          return lease.ok() ? work(*lease) : std::optional(lease.error());
+        });
+      });
+  if (at_once) return at_once->ok() ? work(**at_once) : std::optional(at_once->error());
+  {
+    const std::lock_guard lock(wait->mutex);
+    wait->ticket = ticket;
+    if (wait->gone) context.host->give_back(ticket);
+  }
+  const auto late = [&context, ticket, weak = std::weak_ptr(exchange), name] {
+    const auto waiting = weak.lock();
+    if (waiting == nullptr || !context.host->give_back(ticket)) return;
+    const ApiError error{.status = 503,
+                         .type = "unavailable_error",
+                         .code = "model_loading",
+                         .param = "model",
+                         .message = "the model is not loaded yet: " + name.substr(0, 256),
+                         .retry_after_s = kModelRetryS};
+    context.refuse(waiting, error);
+  };
+  exchange->after(context.options.model_wait_ms, late);
+  return std::nullopt;
+}
+
+ApiResult<Json> take_body(Exchange& exchange) {
+  auto body = parse_body(exchange.request().body);
+  exchange.drop_body();
+  return body;
+}
+
+void with_prompt(ServerContext& context, const std::shared_ptr<Exchange>& exchange, RequestReaderOf reader,
+                 PromptWork work) {
+  on_worker(context, exchange, [&context, exchange, reader, work]() -> std::optional<ApiError> {
+    const auto body = take_body(*exchange);
+    if (!body.ok()) return body.error();
+    auto read = reader(*body, context.options.limits);
+    if (!read.ok()) return read.error();
+    auto generation = std::make_shared<Generation>(std::move(*read));
+    return with_model(context, exchange, generation->model,
+                      [&context, generation, work](const Lease& lease) -> std::optional<ApiError> {
+                        apply_preset(lease.entry->preset, *generation);
+                        const auto prompt = render_prompt(*generation, *lease.model, context.options.policy);
+                        return prompt.ok() ? work(lease, *prompt) : std::optional(prompt.error());
+                      });
+  });
+}
+
+void count_prompt(ServerContext& context, const std::shared_ptr<Exchange>& exchange, RequestReaderOf reader,
+                  const char* object) {
+  with_prompt(context, exchange, reader,
+              [&context, exchange, object](const Lease& lease,
+                                           const RenderedPrompt& prompt) -> std::optional<ApiError> {
+                auto ids = prompt_tokens(prompt, *lease.model);
+                if (!ids.ok()) return ids.error();
+                Json out = Json::object();
+                if (object != nullptr) out["object"] = object;
+                out["input_tokens"] = ids->size();
+                context.answer_json(exchange, out);
+                return std::nullopt;
+              });
+}
+
+void generate(ServerContext& context, const std::shared_ptr<Exchange>& exchange, RequestReaderOf reader) {
+  on_worker(context, exchange, [&context, exchange, reader]() -> std::optional<ApiError> {
+    const auto body = take_body(*exchange);
+    if (!body.ok()) return body.error();
+    auto read = reader(*body, context.options.limits);
+    if (!read.ok()) return read.error();
+    auto generation = std::make_shared<Generation>(std::move(*read));
+    return with_model(context, exchange, generation->model,
+                      [&context, exchange, generation](const Lease& lease) {
+                        apply_preset(lease.entry->preset, *generation);
+                        return start_answer(context, exchange, lease, generation);
+                      });
+  });
+}
+
+}  // namespace braid::server

@@ -1,0 +1,72 @@
+// server_context.h -- what all endpoints share: options, the model host, metrics, answers under way, ids.
+//
+// Made once by the App, which lives as long as anything here is used. Thread-safe.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "server/access/access.h"
+#include "server/answers/running_answer.h"
+#include "server/endpoints/app_options.h"
+#include "server/endpoints/workers.h"
+#include "server/metrics/metrics.h"
+#include "server/models/model_host.h"
+
+namespace braid::server {
+
+// Seconds since 1970.
+int64_t now_s();
+
+// The answers under way. Thread-safe.
+class RunningAnswers {
+ public:
+  void add(const std::shared_ptr<RunningAnswer>& answer);
+  std::vector<std::shared_ptr<RunningAnswer>> list() const;
+  int count() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<std::weak_ptr<RunningAnswer>> answers_;  // guarded by mutex_
+};
+
+class ServerContext {
+ public:
+  ServerContext(AppOptions wanted, std::unique_ptr<ModelHost> models);
+
+  // In the form of the API that the request speaks.
+  HttpAnswer error_answer(const HttpRequest& request, const ApiError& error) const;
+  void answer_error(const std::shared_ptr<Exchange>& exchange, const ApiError& error) const;
+  // The same, and metrics count it as rejected.
+  void refuse(const std::shared_ptr<Exchange>& exchange, const ApiError& error);
+  void answer_json(const std::shared_ptr<Exchange>& exchange, const Json& json) const;
+
+  BackendStats stats() const;  // of the resident model; nothing while there is none
+  // A prefix and 24 letters and digits.
+  std::string new_id(const char* prefix);
+  uint64_t random_number();
+
+  const AppOptions options;
+  Access access;
+  const std::unique_ptr<ModelHost> host;
+  Metrics metrics;
+  RunningAnswers answers;
+  std::function<int()> connections;   // set before the first request
+  std::atomic<bool> ending{false};    // /health says so
+  std::atomic<bool> draining{false};  // new work is refused
+  const int64_t started_s;
+
+ private:
+  std::mutex random_mutex_;
+  std::mt19937_64 random_;  // guarded by random_mutex_
+
+ public:
+  Workers workers;  // last: its threads use all of the above
+};
+
+}  // namespace braid::server
