@@ -114,7 +114,7 @@ Json describe(const GgufFile& file, const Result<MemoryPlan>& plan) {
   if (plan.ok()) {
     out["memory_plan"] = Json::array();
     for (const auto& row : plan->rows) {
-      out["memory_plan"].push_back({{"what", row.label}, {"bytes", row.predicted_bytes}});
+      out["memory_plan"].push_back({{"what", memory_use_name(row.use)}, {"bytes", row.predicted_bytes}});
     }
     out["memory_plan_context_tokens"] = plan->context_tokens;
   } else {

@@ -49,6 +49,32 @@ std::optional<uint64_t> left_in_cgroup(const std::string& directory, bool v2) {
 
 }  // namespace
 
+const char* memory_use_name(MemoryUse use) {
+  switch (use) {
+    case MemoryUse::weights:
+      return "weights";
+    case MemoryUse::kv_blocks:
+      return "KV blocks";
+    case MemoryUse::state_slots:
+      return "state slots";
+    case MemoryUse::journals:
+      return "journals";
+    case MemoryUse::activations:
+      return "activations";
+    case MemoryUse::logits:
+      return "logits";
+    case MemoryUse::workspaces:
+      return "workspaces";
+    case MemoryUse::checkpoints:
+      return "checkpoints";
+    case MemoryUse::swap:
+      return "swap";
+    case MemoryUse::disk_staging:
+      return "disk staging";
+  }
+  return "";
+}
+
 uint64_t available_memory_bytes(const std::string& root) {
   uint64_t available = UINT64_MAX;
   if (const auto kib = number_after(read_text(root + "proc/meminfo"), "MemAvailable:"))
@@ -103,14 +129,14 @@ uint64_t MemoryPlan::actual_bytes() const {
   return sum;
 }
 
-void MemoryPlan::set_predicted(const std::string& label, uint64_t bytes) {
+void MemoryPlan::set_predicted(MemoryUse use, uint64_t bytes) {
   for (MemoryRow& row : rows)
-    if (row.label == label) row.predicted_bytes = bytes;
+    if (row.use == use) row.predicted_bytes = bytes;
 }
 
-void MemoryPlan::set_actual(const std::string& label, uint64_t bytes) {
+void MemoryPlan::set_actual(MemoryUse use, uint64_t bytes) {
   for (MemoryRow& row : rows)
-    if (row.label == label) row.actual_bytes = bytes;
+    if (row.use == use) row.actual_bytes = bytes;
 }
 
 std::string MemoryPlan::table() const {
@@ -124,13 +150,13 @@ std::string MemoryPlan::table() const {
   const auto empty = [](const MemoryRow& row) { return row.predicted_bytes == 0 && row.actual_bytes == 0; };
   for (const MemoryRow& row : rows)
     if (!empty(row) && (!own_memory || !row.on_host))
-      out += line(row.label, row.predicted_bytes, row.actual_bytes);
+      out += line(memory_use_name(row.use), row.predicted_bytes, row.actual_bytes);
   out += line("total", predicted_bytes(), actual_bytes());
   if (available_bytes != UINT64_MAX)
     out += fmt::format("{:<16} {:>12}\n", "available", format_bytes(available_bytes));
   for (const MemoryRow& row : rows)
     if (!empty(row) && own_memory && row.on_host)
-      out += line(row.label + " (host)", row.predicted_bytes, row.actual_bytes);
+      out += line(std::string(memory_use_name(row.use)) + " (host)", row.predicted_bytes, row.actual_bytes);
   return out;
 }
 
@@ -138,7 +164,7 @@ Status MemoryPlan::check_fits() const {
   if (predicted_bytes() <= available_bytes) return {};
   uint64_t kv = 0;
   for (const MemoryRow& row : rows)
-    if (row.label == "KV blocks") kv = row.predicted_bytes;
+    if (row.use == MemoryUse::kv_blocks) kv = row.predicted_bytes;
   const uint64_t rest = predicted_bytes() - kv;
   std::string help = "a smaller model is needed";
   if (rest < available_bytes && kv > 0 && max_sequences > 0) {

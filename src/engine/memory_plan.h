@@ -9,8 +9,22 @@
 
 namespace braid {
 
+enum class MemoryUse : uint8_t {
+  weights,
+  kv_blocks,
+  state_slots,
+  journals,
+  activations,
+  logits,
+  workspaces,
+  checkpoints,
+  swap,
+  disk_staging
+};
+const char* memory_use_name(MemoryUse use);
+
 struct MemoryRow {
-  std::string label;
+  MemoryUse use = MemoryUse::weights;
   uint64_t predicted_bytes = 0;
   uint64_t actual_bytes = 0;  // 0 until taken
   bool on_host = false;       // beside a device that has its own memory
@@ -25,8 +39,8 @@ struct MemoryPlan {
 
   uint64_t predicted_bytes() const;
   uint64_t actual_bytes() const;
-  void set_predicted(const std::string& label, uint64_t bytes);
-  void set_actual(const std::string& label, uint64_t bytes);
+  void set_predicted(MemoryUse use, uint64_t bytes);
+  void set_actual(MemoryUse use, uint64_t bytes);
   // A table for people, a few lines; actual bytes only when there are any.
   std::string table() const;
   // Error: exhausted, with the numbers and what would help.

@@ -56,7 +56,7 @@ TEST_F(FakeRoot, TheFirstVersionOfCgroupsCounts) {
 
 TEST(MemoryPlan, SaysWhatWouldFit) {
   MemoryPlan plan;
-  plan.rows = {{"weights", 1 << 20}, {"KV blocks", 8 << 20}};
+  plan.rows = {{MemoryUse::weights, 1 << 20}, {MemoryUse::kv_blocks, 8 << 20}};
   plan.available_bytes = 5 << 20;
   plan.context_tokens = 8000;
   plan.max_sequences = 1;
@@ -66,7 +66,7 @@ TEST(MemoryPlan, SaysWhatWouldFit) {
   EXPECT_NE(status.error().message.find("-c 4000"), std::string::npos) << status.error().message;
   plan.available_bytes = 9 << 20;
   EXPECT_TRUE(plan.check_fits().ok());
-  plan.set_actual("weights", 1 << 19);
+  plan.set_actual(MemoryUse::weights, 1 << 19);
   EXPECT_NE(plan.table().find("512.0 KiB"), std::string::npos) << plan.table();
 }
 

@@ -7,9 +7,8 @@
 // A model is a straight line of blocks (layers.h) over Ops: no graph, no callbacks except the Observer, which
 // tests and tools use to look inside. One thread calls it. The file must outlive the model.
 //
-// A step can also be run in pieces, so that other steps run in between: a prompt's layers between the
-// decoding steps of those who are reading. It has activations of its own and touches nothing that other steps
-// of other sequences see.
+// A step can also be interleaved with others: a prompt's layers run some at a time, between the decoding steps
+// of other sequences. It has activations of its own and touches nothing that other sequences' steps see.
 #pragma once
 
 #include <cstdint>
@@ -51,18 +50,41 @@ class Observer {
 struct StepSizes {
   int32_t tokens = 0;
   int32_t outputs = 0;
-  int32_t pieced_tokens = 0;  // of a step that is run in pieces; 0: none will be
+  int32_t interleaved_tokens = 0;  // of a step that is interleaved with others; 0: none will be
 };
 
-// Where a step that is run in pieces stands.
+// What a step does one after the other, and before each of which it may be paused.
+enum class StepPart : uint8_t {
+  embedding,
+  delta_layer,
+  attention_in,
+  attention_rows,
+  attention_out,
+  outputs
+};
+inline constexpr int kStepParts = 6;
+
+// Where a paused step goes on.
 struct StepCursor {
-  enum class Piece : uint8_t { begin, delta_layer, attention_in, attention_rows, attention_out, end };
-  Piece next = Piece::begin;
-  int32_t layer = 0;
-  int32_t kv = 0;     // attention layers before `layer`
-  int32_t delta = 0;  // delta layers before it
-  int32_t row = 0;    // before attention_rows: the first row that has not been attended yet
-  bool done = false;
+  int32_t layer = -1;                           // -1: before the embedding
+  int32_t kv = 0;                               // attention layers before `layer`
+  int32_t delta = 0;                            // delta layers before it
+  StepPart attention = StepPart::attention_in;  // in an attention layer: its next part
+  int32_t row = 0;                              // before attention_rows: the first row not attended yet
+};
+
+// Asked by a step before each of its parts. This one never pauses.
+class StepPacing {
+ public:
+  virtual ~StepPacing() = default;
+  // Whether attention over the cells is a part of its own, of some rows at a time.
+  virtual bool splits_attention() const { return false; }
+  // False: the step pauses here.
+  virtual bool may_run(StepPart part) { return true; }
+  // Rows from first_row on as if they were the whole batch; no tokens: the step pauses here.
+  virtual Batch attention_rows(int32_t first_row) { return {}; }
+  // The part that was allowed last is queued on the device.
+  virtual void queued() {}
 };
 
 struct ModelOptions {
@@ -93,11 +115,10 @@ class Model {
   // `has_uncertain`: the batch has uncertain rows somewhere (known to the host, as it shapes the launch).
   virtual void forward(const Batch& batch, const SequenceMemory& memory, bool has_uncertain) = 0;
 
-  // Runs the piece at `at` of a step whose batch is one sequence's certain rows, and moves on; the last one
-  // leaves what forward() leaves. `part` is read before attention_rows only: the batch as if it were the rows
-  // [at.row, at.row + part.tokens) of it and the rest did not exist.
-  virtual void forward_piece(StepCursor& at, const Batch& batch, const Batch& part,
-                             const SequenceMemory& memory) = 0;
+  // The same for a step of one sequence's certain rows that may be paused, from `at` on; other sequences' steps may run in
+  // between. True: it has ended and left what forward() leaves.
+  virtual bool forward_interleaved(StepCursor& at, const Batch& batch, const SequenceMemory& memory,
+                                   StepPacing& pacing) = 0;
 
   // logits [count, V] of output rows first .. first + count of the step that ended last.
   virtual void logits(Tensor logits, int32_t first, int32_t count) = 0;

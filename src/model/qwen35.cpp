@@ -1,4 +1,4 @@
-// qwen35.cpp -- see qwen35.h. A layer is run_piece(); everything else is sizes.
+// qwen35.cpp -- see qwen35.h. The layer loop is run_layers(); everything else is sizes.
 #include "model/qwen35.h"
 
 #include <algorithm>
@@ -75,7 +75,7 @@ size_t Qwen35Model::lane_bytes(int32_t max_tokens, int32_t max_outputs, DType ac
 
 size_t Qwen35Model::activation_bytes(const StepSizes& sizes, DType activations) const {
   return lane_bytes(sizes.tokens, sizes.outputs, activations) +
-         lane_bytes(sizes.pieced_tokens, sizes.pieced_tokens, activations);
+         lane_bytes(sizes.interleaved_tokens, sizes.interleaved_tokens, activations);
 }
 
 Device::WorkspaceNeeds Qwen35Model::workspace_needs(int32_t max_tokens) const {
@@ -115,7 +115,7 @@ Status Qwen35Model::load(Device& device, const StepSizes& sizes, const ModelWeig
   BRAID_ASSIGN(activations_, device.allocate(activation_bytes(sizes, activations), "activations"));
   auto* base = static_cast<std::byte*>(activations_.data());
   base += place(whole_, base, sizes.tokens, sizes.outputs, activations);
-  place(pieced_, base, sizes.pieced_tokens, sizes.pieced_tokens, activations);
+  place(interleaved_, base, sizes.interleaved_tokens, sizes.interleaved_tokens, activations);
   ops_ = &device.ops();
   device_ = &device;
   return {};
@@ -123,85 +123,93 @@ Status Qwen35Model::load(Device& device, const StepSizes& sizes, const ModelWeig
 
 void Qwen35Model::forward(const Batch& batch, const SequenceMemory& memory, bool has_uncertain) {
   StepCursor at;
-  while (!at.done) run_piece(whole_, at, batch, batch, memory, has_uncertain);
+  StepPacing never_pauses;
+  BRAID_CHECK(run_layers(whole_, at, {batch, memory, has_uncertain, never_pauses}));
 }
 
-void Qwen35Model::forward_piece(StepCursor& at, const Batch& batch, const Batch& part,
-                                const SequenceMemory& memory) {
-  BRAID_CHECK(batch.tokens <= pieced_.residual.rows);
-  run_piece(pieced_, at, batch, part, memory, false);
+bool Qwen35Model::forward_interleaved(StepCursor& at, const Batch& batch, const SequenceMemory& memory,
+                                      StepPacing& pacing) {
+  BRAID_CHECK(batch.tokens <= interleaved_.residual.rows);
+  return run_layers(interleaved_, at, {batch, memory, false, pacing});
 }
 
-void Qwen35Model::run_piece(Lane& lane, StepCursor& at, const Batch& batch, const Batch& part,
-                            const SequenceMemory& memory, bool has_uncertain) {
-  using Piece = StepCursor::Piece;
-  Ops& ops = *ops_;
-  const Tensor x = lane.residual.top(batch.tokens);
-  const Tensor h = lane.normed.top(batch.tokens);
-  const Tensor rope = lane.rope.top(batch.tokens);
-  const AttentionParams attention{config_.heads, config_.attention_scale, 0, true};
-  switch (at.next) {
-    case Piece::begin:
-      ops.embed(x, weights_.embedding, batch);
-      ops.rope_table(rope, config_.rope, batch);
-      return move_to_layer(at, 0);
-    case Piece::delta_layer: {
-      const LayerWeights& layer = weights_.layers[at.layer];
-      DeltaJournal* journal = has_uncertain ? &memory.journals[at.delta] : nullptr;
-      delta_block(ops, x, h, {layer.mixer_norm, config_.eps}, layer.delta, memory.delta[at.delta], journal,
-                  lane.delta, batch);
-      ++at.delta;
-      return feed_forward(lane, at, batch);
-    }
-    case Piece::attention_in: {
-      const LayerWeights& layer = weights_.layers[at.layer];
-      const bool attend = &lane == &whole_;
-      attention_in(ops, x, h, {layer.mixer_norm, config_.eps}, rope, layer.attention, attention,
-                   memory.kv[at.kv], lane.attention, batch, attend);
-      at.row = 0;
-      at.next = attend ? Piece::attention_out : Piece::attention_rows;
-      return;
-    }
-    case Piece::attention_rows:
-      BRAID_CHECK(part.tokens > 0 && at.row + part.tokens <= batch.tokens);
-      attention_rows(ops, attention, memory.kv[at.kv], lane.attention, at.row, part);
-      at.row += part.tokens;
-      if (at.row == batch.tokens) at.next = Piece::attention_out;
-      return;
-    case Piece::attention_out:
-      attention_out(ops, x, weights_.layers[at.layer].attention, lane.attention);
-      ++at.kv;
-      return feed_forward(lane, at, batch);
-    case Piece::end:
-      leave_outputs(lane, batch);
-      at.done = true;
+bool Qwen35Model::run_layers(const Lane& lane, StepCursor& at, const Run& run) {
+  const int32_t tokens = run.batch.tokens;
+  const Tensor x = lane.residual.top(tokens);
+  const Tensor h = lane.normed.top(tokens);
+  if (at.layer < 0) {
+    if (!run.pacing.may_run(StepPart::embedding)) return false;
+    ops_->embed(x, weights_.embedding, run.batch);
+    ops_->rope_table(lane.rope.top(tokens), config_.rope, run.batch);
+    at.layer = 0;
+    run.pacing.queued();
   }
+  for (; at.layer < config_.layers; ++at.layer) {
+    const LayerWeights& layer = weights_.layers[at.layer];
+    if (config_.kinds[at.layer] == LayerKind::delta) {
+      if (!run.pacing.may_run(StepPart::delta_layer)) return false;
+      DeltaJournal* journal = run.has_uncertain ? &run.memory.journals[at.delta] : nullptr;
+      delta_block(*ops_, x, h, {layer.mixer_norm, config_.eps}, layer.delta, run.memory.delta[at.delta],
+                  journal, lane.delta, run.batch);
+      ++at.delta;
+    } else {
+      if (!run_attention(lane, at, run)) return false;
+      ++at.kv;
+    }
+    run_feed_forward(lane, at.layer, run.batch);
+    run.pacing.queued();
+  }
+  if (!run.pacing.may_run(StepPart::outputs)) return false;
+  leave_outputs(lane, run.batch);
+  run.pacing.queued();
+  return true;
+}
+
+// An attention layer without its feed-forward. False: paused on the way.
+bool Qwen35Model::run_attention(const Lane& lane, StepCursor& at, const Run& run) {
+  const LayerWeights& layer = weights_.layers[at.layer];
+  const KvLayer& kv = run.memory.kv[at.kv];
+  const AttentionParams params{config_.heads, config_.attention_scale, 0, true};
+  const int32_t tokens = run.batch.tokens;
+  const Tensor x = lane.residual.top(tokens);
+  if (at.attention == StepPart::attention_in) {
+    if (!run.pacing.may_run(StepPart::attention_in)) return false;
+    const bool splits = run.pacing.splits_attention();
+    attention_in(*ops_, x, lane.normed.top(tokens), {layer.mixer_norm, config_.eps}, lane.rope.top(tokens),
+                 layer.attention, params, kv, lane.attention, run.batch, !splits);
+    at.row = splits ? 0 : tokens;
+    at.attention = StepPart::attention_rows;
+    run.pacing.queued();
+  }
+  while (at.row < tokens) {
+    const Batch rows = run.pacing.attention_rows(at.row);
+    if (rows.tokens == 0) return false;
+    BRAID_CHECK(at.row + rows.tokens <= tokens);
+    attention_rows(*ops_, params, kv, lane.attention, at.row, rows);
+    at.row += rows.tokens;
+    run.pacing.queued();
+  }
+  if (!run.pacing.may_run(StepPart::attention_out)) return false;
+  attention_out(*ops_, x, layer.attention, lane.attention);
+  at.attention = StepPart::attention_in;  // of the next such layer
+  return true;
 }
 
 // The second half of a layer of either kind.
-void Qwen35Model::feed_forward(Lane& lane, StepCursor& at, const Batch& batch) {
-  const LayerWeights& layer = weights_.layers[at.layer];
+void Qwen35Model::run_feed_forward(const Lane& lane, int32_t layer, const Batch& batch) {
+  const LayerWeights& w = weights_.layers[layer];
   const Tensor x = lane.residual.top(batch.tokens);
   const Tensor h = lane.normed.top(batch.tokens);
-  const BlockNorm norm{layer.ffn_norm, config_.eps};
+  const BlockNorm norm{w.ffn_norm, config_.eps};
   if (config_.is_moe()) {
-    moe_block(*ops_, x, h, norm, layer.moe, {config_.experts, config_.experts_used}, lane.moe);
+    moe_block(*ops_, x, h, norm, w.moe, {config_.experts, config_.experts_used}, lane.moe);
   } else {
-    mlp_block(*ops_, x, h, norm, layer.mlp, lane.mlp);
+    mlp_block(*ops_, x, h, norm, w.mlp, lane.mlp);
   }
-  if (observer_ != nullptr) show(lane, at.layer, batch);
-  move_to_layer(at, at.layer + 1);
+  if (observer_ != nullptr) show(lane, layer, batch);
 }
 
-void Qwen35Model::move_to_layer(StepCursor& at, int32_t layer) const {
-  using Piece = StepCursor::Piece;
-  at.layer = layer;
-  at.next = layer == config_.layers                        ? Piece::end
-            : config_.kinds[layer] == LayerKind::attention ? Piece::attention_in
-                                                           : Piece::delta_layer;
-}
-
-void Qwen35Model::leave_outputs(Lane& lane, const Batch& batch) {
+void Qwen35Model::leave_outputs(const Lane& lane, const Batch& batch) {
   ended_ = &lane;
   last_outputs_ = batch.outputs;
   if (batch.outputs == 0) return;

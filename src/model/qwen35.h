@@ -15,8 +15,8 @@ class Qwen35Model : public Model {
   int64_t flops_per_token() const override;
   Status load(Device& device, const StepSizes& sizes, const ModelWeights::Progress& progress) override;
   void forward(const Batch& batch, const SequenceMemory& memory, bool has_uncertain) override;
-  void forward_piece(StepCursor& at, const Batch& batch, const Batch& part,
-                     const SequenceMemory& memory) override;
+  bool forward_interleaved(StepCursor& at, const Batch& batch, const SequenceMemory& memory,
+                           StepPacing& pacing) override;
   void logits(Tensor logits, int32_t first, int32_t count) override;
   Tensor output_hidden() const override { return ended_->hidden.top(last_outputs_); }
 
@@ -40,18 +40,24 @@ class Qwen35Model : public Model {
   size_t place(Lane& lane, std::byte* base, int32_t max_tokens, int32_t max_outputs, DType activations) const;
   size_t lane_bytes(int32_t max_tokens, int32_t max_outputs, DType activations) const;
 
-  void run_piece(Lane& lane, StepCursor& at, const Batch& batch, const Batch& part,
-                 const SequenceMemory& memory, bool has_uncertain);
-  void feed_forward(Lane& lane, StepCursor& at, const Batch& batch);
-  void move_to_layer(StepCursor& at, int32_t layer) const;
-  void leave_outputs(Lane& lane, const Batch& batch);
+  // What all layers of a step work on.
+  struct Run {
+    const Batch& batch;
+    const SequenceMemory& memory;
+    bool has_uncertain = false;
+    StepPacing& pacing;
+  };
+  bool run_layers(const Lane& lane, StepCursor& at, const Run& run);
+  bool run_attention(const Lane& lane, StepCursor& at, const Run& run);
+  void run_feed_forward(const Lane& lane, int32_t layer, const Batch& batch);
+  void leave_outputs(const Lane& lane, const Batch& batch);
   void show(const Lane& lane, int32_t layer, const Batch& batch);
 
   Device* device_ = nullptr;
   Ops* ops_ = nullptr;
   Buffer activations_;
-  Lane whole_;   // steps that run at once
-  Lane pieced_;  // the step that is run in pieces
+  Lane whole_;        // steps that run at once
+  Lane interleaved_;  // the step that is interleaved with them
   const Lane* ended_ = &whole_;
   int32_t last_outputs_ = 0;
 };

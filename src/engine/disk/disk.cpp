@@ -13,12 +13,14 @@
 namespace braid {
 namespace {
 
-constexpr uint64_t kPieceBytes = uint64_t{8} << 20;
-constexpr uint64_t kPieces = 4;
+constexpr uint64_t kBufferBytes = uint64_t{8} << 20;
+constexpr uint64_t kBuffers = 4;
 constexpr int kMostFailures = 8;  // in a row, then the disk is not written to any more
 constexpr int64_t kMicrosecond = 1000;
 
-uint64_t piece_blocks(const DiskKind& kind) { return std::max<uint64_t>(1, kPieceBytes / kind.block_bytes); }
+uint64_t buffer_blocks(const DiskKind& kind) {
+  return std::max<uint64_t>(1, kBufferBytes / kind.block_bytes);
+}
 
 PrefixHash checkpoint_key(const PrefixHash& prefix, std::span<const int32_t> tail) {
   unsigned char bytes[sizeof(PrefixHash) + kBlockTokens * sizeof(int32_t)];
@@ -69,7 +71,7 @@ uint64_t DiskStaging::write_bytes(const DiskKind& kind, int64_t gap_tokens) {
 }
 
 uint64_t DiskStaging::read_bytes(const DiskKind& kind) {
-  return kind.state_bytes + kind.block_bytes + kPieces * piece_blocks(kind) * kind.block_bytes;
+  return kind.state_bytes + kind.block_bytes + kBuffers * buffer_blocks(kind) * kind.block_bytes;
 }
 
 Result<std::unique_ptr<DiskTier>> DiskTier::open(const DiskOptions& options, const DiskKind& kind) {
@@ -103,9 +105,9 @@ void DiskTier::set_staging(const DiskStaging& staging) {
   staging_ = staging;
   ring_ = StagingRing(staging.write);
   const uint64_t room = staging.read.size() - image_bytes;
-  piece_blocks_ = static_cast<int32_t>(std::min(piece_blocks(kind_), room / kind_.block_bytes));
-  const uint64_t piece_bytes = static_cast<uint64_t>(piece_blocks_) * kind_.block_bytes;
-  for (uint64_t i = 0; i < std::min<uint64_t>(room / piece_bytes, 64); ++i)
+  buffer_blocks_ = static_cast<int32_t>(std::min(buffer_blocks(kind_), room / kind_.block_bytes));
+  const uint64_t buffer_bytes = static_cast<uint64_t>(buffer_blocks_) * kind_.block_bytes;
+  for (uint64_t i = 0; i < std::min<uint64_t>(room / buffer_bytes, 64); ++i)
     free_buffers_.push_back(static_cast<int32_t>(i));
 }
 
@@ -147,7 +149,7 @@ Status DiskTier::scan() {
                  stats_.read_errors);
   }
   remove_orphans();
-  make_room(0, {});
+  evict_for(0, {});
   return {};
 }
 
@@ -252,7 +254,7 @@ void DiskTier::write_loop() {
       pending_blocks_.erase(job->hashes[static_cast<size_t>(b)]);
     if (job->has_state) pending_checkpoints_.erase(job->checkpoint);
     ring_.give_back_oldest();
-    news_.notify_all();
+    events_.notify_all();
   }
 }
 
@@ -292,7 +294,7 @@ bool DiskTier::write(const Job& job) {
   const std::string name = fmt::format("{:016x}{:016x}{}", hash.high, hash.low, kDiskSuffix);
   const DiskFilePtr file = make_disk_file(name, header, table);
   BRAID_CHECK(file && header.total_bytes == file->layout.images_at + job.images.size());
-  if (!make_room(header.total_bytes, chain)) return false;
+  if (!evict_for(header.total_bytes, chain)) return false;
   const std::span<const std::byte> parts[] = {bytes_of(header), table, job.images};
   const Status written = directory_.write(name, parts, [this] { return must_stop(); });
   {
@@ -342,7 +344,7 @@ void DiskTier::touch(const std::vector<std::string>& chain) {
 }
 
 // Removes the least recently used files until `bytes` more stay below the limit. False: they cannot.
-bool DiskTier::make_room(uint64_t bytes, const std::vector<std::string>& keep) {
+bool DiskTier::evict_for(uint64_t bytes, const std::vector<std::string>& keep) {
   auto listed = directory_.list();
   if (!listed.ok()) return false;
   std::vector<DiskDirectory::Entry>& entries = *listed;
@@ -427,14 +429,14 @@ void DiskTier::start(const PrefixKey& key, const Found& found, int32_t blocks_pr
   load->checkpoint = found.checkpoint;
   {
     const std::lock_guard lock(mutex_);
-    BRAID_CHECK(load_state_ == LoadState::none && piece_blocks_ > 0 && found.position > 0);
+    BRAID_CHECK(load_state_ == LoadState::none && buffer_blocks_ > 0 && found.position > 0);
     load_state_ = LoadState::reading;
     for (auto b = blocks_present; b < static_cast<int32_t>(full); ++b) {
       const DiskIndex::Place place = index_.block(load->key(), b);
       if (!place.file) load_state_ = LoadState::failed;
       if (!place.file) break;
       std::vector<Load::Run>& runs = load->runs;
-      if (!runs.empty() && runs.back().file == place.file && runs.back().count < piece_blocks_ &&
+      if (!runs.empty() && runs.back().file == place.file && runs.back().count < buffer_blocks_ &&
           runs.back().index + static_cast<uint32_t>(runs.back().count) == place.index) {
         ++runs.back().count;
       } else {
@@ -459,7 +461,7 @@ void DiskTier::read_loop() {
     lock.lock();
     load_state_ = complete ? LoadState::complete : LoadState::failed;
     ++(complete ? stats_.loads : stats_.failed_loads);
-    news_.notify_all();
+    events_.notify_all();
   }
 }
 
@@ -467,29 +469,29 @@ bool DiskTier::read(const Load& load) {
   const size_t image_bytes = kind_.state_bytes + kind_.block_bytes;
   uint64_t bytes = image_bytes;
   for (const Load::Run& run : load.runs) {
-    Piece piece{run.first_block, run.count, nullptr, 0};
+    LoadedBlocks loaded{run.first_block, run.count, nullptr, 0};
     {
       std::unique_lock lock(mutex_);
       work_.wait(lock, [&] { return closing_ || !free_buffers_.empty(); });
       if (closing_) return false;
-      piece.buffer = free_buffers_.back();
+      loaded.buffer = free_buffers_.back();
       free_buffers_.pop_back();
     }
-    const size_t buffer_bytes = static_cast<size_t>(piece_blocks_) * kind_.block_bytes;
-    const auto out = staging_.read.subspan(image_bytes + static_cast<size_t>(piece.buffer) * buffer_bytes,
+    const size_t buffer_bytes = static_cast<size_t>(buffer_blocks_) * kind_.block_bytes;
+    const auto out = staging_.read.subspan(image_bytes + static_cast<size_t>(loaded.buffer) * buffer_bytes,
                                            static_cast<size_t>(run.count) * kind_.block_bytes);
-    piece.images = out.data();
+    loaded.images = out.data();
     const bool good =
         read_checked(run.file, run.file->layout.images_at + run.index * kind_.block_bytes, out,
                      std::span(run.file->checksums).subspan(run.index, static_cast<size_t>(run.count)));
     bytes += out.size();
     const std::lock_guard lock(mutex_);
     if (!good) {
-      free_buffers_.push_back(piece.buffer);
+      free_buffers_.push_back(loaded.buffer);
       return false;
     }
-    pieces_.push_back(piece);
-    news_.notify_all();
+    loaded_.push_back(loaded);
+    events_.notify_all();
   }
   const DiskFilePtr& file = load.checkpoint;
   const DiskHeader& header = file->header;
@@ -528,22 +530,22 @@ bool DiskTier::read_checked(const DiskFilePtr& file, uint64_t at, std::span<std:
 
 DiskTier::LoadState DiskTier::load_state() const {
   const std::lock_guard lock(mutex_);
-  const bool more = load_state_ == LoadState::complete && !pieces_.empty();
+  const bool more = load_state_ == LoadState::complete && !loaded_.empty();
   return more ? LoadState::reading : load_state_;
 }
 
-std::optional<DiskTier::Piece> DiskTier::take_piece() {
+std::optional<DiskTier::LoadedBlocks> DiskTier::take_loaded() {
   const std::lock_guard lock(mutex_);
-  if (pieces_.empty()) return std::nullopt;
-  const Piece piece = pieces_.front();
-  pieces_.pop_front();
-  return piece;
+  if (loaded_.empty()) return std::nullopt;
+  const LoadedBlocks loaded = loaded_.front();
+  loaded_.pop_front();
+  return loaded;
 }
 
-void DiskTier::give_back(const Piece& piece) {
+void DiskTier::give_back(const LoadedBlocks& loaded) {
   {
     const std::lock_guard lock(mutex_);
-    free_buffers_.push_back(piece.buffer);
+    free_buffers_.push_back(loaded.buffer);
   }
   work_.notify_all();
 }
@@ -557,15 +559,15 @@ PrefixKey DiskTier::load_key() const {
 void DiskTier::finish_load() {
   const std::lock_guard lock(mutex_);
   BRAID_CHECK(load_state_ == LoadState::complete || load_state_ == LoadState::failed);
-  for (const Piece& piece : pieces_) free_buffers_.push_back(piece.buffer);
-  pieces_.clear();
+  for (const LoadedBlocks& loaded : loaded_) free_buffers_.push_back(loaded.buffer);
+  loaded_.clear();
   load_ = nullptr;
   load_state_ = LoadState::none;
 }
 
 void DiskTier::wait_for_news(std::chrono::milliseconds at_most) {
   std::unique_lock lock(mutex_);
-  news_.wait_for(lock, at_most, [&] { return !pieces_.empty() || load_state_ != LoadState::reading; });
+  events_.wait_for(lock, at_most, [&] { return !loaded_.empty() || load_state_ != LoadState::reading; });
 }
 
 DiskStats DiskTier::stats() const {
@@ -577,7 +579,7 @@ DiskStats DiskTier::stats() const {
 
 void DiskTier::drain() {
   std::unique_lock lock(mutex_);
-  news_.wait(lock, [&] { return queue_.empty() && !writing_; });
+  events_.wait(lock, [&] { return queue_.empty() && !writing_; });
 }
 
 }  // namespace braid

@@ -7,7 +7,7 @@
 //           not stored. The copies that fill it may still be queued on the device: the job goes to the writer
 //           only when step_synchronized() or all_synchronized() says that they are done. Only blocks that are
 //           in no file yet are stored.
-//   load    find(), start(); then take_piece() / give_back() until load_state() is no longer `reading`.
+//   load    find(), start(); then take_loaded() / give_back() until load_state() is no longer `reading`.
 //           Everything is verified before it is handed out. One load at a time.
 //
 // A file appears under its name when all of it is on the disk (temporary name, fsync, rename, fsync of the
@@ -112,23 +112,23 @@ class DiskTier {
   void start(const PrefixKey& key, const Found& found, int32_t blocks_present);
 
   enum class LoadState : uint8_t { none, reading, complete, failed };
-  // `complete` only after the last piece has been taken.
+  // `complete` only after the last blocks have been taken.
   LoadState load_state() const;
-  struct Piece {
+  struct LoadedBlocks {
     int32_t first_block = 0;
     int32_t count = 0;
     const std::byte* images = nullptr;
     int32_t buffer = 0;
   };
-  std::optional<Piece> take_piece();
-  void give_back(const Piece& piece);
+  std::optional<LoadedBlocks> take_loaded();
+  void give_back(const LoadedBlocks& loaded);
   // What is being loaded: exactly the tokens below its position; and, when complete, [state][block] of the
   // checkpoint. Until finish_load().
   PrefixKey load_key() const;
   const std::byte* load_image() const { return staging_.read.data(); }
   // After complete or failed.
   void finish_load();
-  // Sleeps until something has come for take_piece() or load_state(), or the time is over.
+  // Sleeps until something has come for take_loaded() or load_state(), or the time is over.
   void wait_for_news(std::chrono::milliseconds at_most);
 
   DiskStats stats() const;
@@ -145,7 +145,7 @@ class DiskTier {
   void write_loop();
   void read_loop();
   bool write(const Job& job);
-  bool make_room(uint64_t bytes, const std::vector<std::string>& keep);
+  bool evict_for(uint64_t bytes, const std::vector<std::string>& keep);
   std::vector<std::string> chain_of(const PrefixKey& key, int32_t blocks) const;
   void touch(const std::vector<std::string>& chain);
   bool read(const Load& load);
@@ -162,11 +162,11 @@ class DiskTier {
   DiskStaging staging_;
   uint64_t step_ = 0;                       // engine thread
   std::deque<std::unique_ptr<Job>> begun_;  // engine thread: copies are queued
-  int32_t piece_blocks_ = 0;
+  int32_t buffer_blocks_ = 0;
 
   mutable std::mutex mutex_;  // of all below; never held during file work
   std::condition_variable work_;
-  std::condition_variable news_;
+  std::condition_variable events_;
   DiskIndex index_;
   // Some files could not be read at the start: what seems to hang on nothing may hang on them.
   bool orphans_stay_ = false;
@@ -180,7 +180,7 @@ class DiskTier {
   std::unordered_set<PrefixHash, PrefixHashKey> pending_checkpoints_;
   std::shared_ptr<const Load> load_;
   std::vector<int32_t> free_buffers_;
-  std::deque<Piece> pieces_;
+  std::deque<LoadedBlocks> loaded_;
   LoadState load_state_ = LoadState::none;
   bool read_wanted_ = false;
   bool closing_ = false;

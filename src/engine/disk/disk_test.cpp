@@ -133,14 +133,14 @@ struct Tier {
     tier->start(p.key(), found, present);
     int32_t next = present;
     while (true) {
-      while (const auto piece = tier->take_piece()) {
-        EXPECT_EQ(piece->first_block, next);
-        for (int32_t i = 0; i < piece->count; ++i, ++next) {
+      while (const auto loaded = tier->take_loaded()) {
+        EXPECT_EQ(loaded->first_block, next);
+        for (int32_t i = 0; i < loaded->count; ++i, ++next) {
           const auto right = block_image(p, next);
           EXPECT_TRUE(
-              std::equal(right.begin(), right.end(), piece->images + static_cast<size_t>(i) * kBlock));
+              std::equal(right.begin(), right.end(), loaded->images + static_cast<size_t>(i) * kBlock));
         }
-        tier->give_back(*piece);
+        tier->give_back(*loaded);
       }
       const auto state = tier->load_state();
       if (state != DiskTier::LoadState::reading) break;

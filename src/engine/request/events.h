@@ -12,65 +12,66 @@
 namespace braid {
 
 // Of one request, in the order in which its sink hears it.
-struct News {
+struct RequestEvents {
   RequestId id = 0;
   Sink* sink = nullptr;        // lives until its finished()
   int32_t cached_tokens = -1;  // begun, with so many; -1: nothing about that
   int32_t prompt_done = -1;    // -1: nothing about that
   int32_t prompt_total = 0;
   std::vector<TokenEvent> tokens;
-  size_t told = 0;  // of tokens
+  size_t delivered = 0;  // of tokens
   std::optional<Finished> end;
 };
 
 // Used by the engine's thread alone. What is not told when it goes is told to nobody.
-class NewsQueue {
+class EventQueue {
  public:
   // More about `id`; valid until the next.
-  News& add(RequestId id, Sink& sink) {
-    News& news = news_.emplace_back();
-    news.id = id;
-    news.sink = &sink;
-    return news;
+  RequestEvents& add(RequestId id, Sink& sink) {
+    RequestEvents& events = events_.emplace_back();
+    events.id = id;
+    events.sink = &sink;
+    return events;
   }
 
-  // `id` is cancelled and hears of no token any more, from inside tell() neither; an end that came with them
+  // `id` is cancelled and hears of no token any more, from inside deliver() neither; an end that came with them
   // is none that it knows.
   void silence(RequestId id) {
-    bool untold = false;
-    for (News& n : news_)
-      if (n.id == id) untold = silence(n, untold);
+    bool undelivered = false;
+    for (RequestEvents& n : events_)
+      if (n.id == id) undelivered = silence(n, undelivered);
   }
   void silence_all() {
-    for (size_t i = 0; i < news_.size(); ++i) silence(news_[i].id);
+    for (size_t i = 0; i < events_.size(); ++i) silence(events_[i].id);
   }
 
   // Everything in the order of add(). A sink may submit and cancel, which adds nothing.
-  void tell() {
-    for (News& n : news_) {
+  void deliver() {
+    for (RequestEvents& n : events_) {
       if (n.cached_tokens >= 0) n.sink->started(n.id, n.cached_tokens);
       if (n.prompt_done >= 0) n.sink->progress(n.id, n.prompt_done, n.prompt_total);
-      while (n.told < n.tokens.size()) {
-        const TokenEvent& event = n.tokens[n.told++];  // counted first: silence() leaves what is being told
+      while (n.delivered < n.tokens.size()) {
+        const TokenEvent& event =
+            n.tokens[n.delivered++];  // counted first: silence() leaves what is being told
         n.sink->token(n.id, event);
       }
       if (n.end) n.sink->finished(n.id, *n.end);
     }
-    news_.clear();
+    events_.clear();
   }
 
  private:
-  static bool silence(News& n, bool untold) {
-    untold = untold || n.told < n.tokens.size();
-    n.tokens.resize(n.told);
-    if (untold && n.end && n.end->reason != FinishReason::error) {
+  static bool silence(RequestEvents& n, bool undelivered) {
+    undelivered = undelivered || n.delivered < n.tokens.size();
+    n.tokens.resize(n.delivered);
+    if (undelivered && n.end && n.end->reason != FinishReason::error) {
       n.end->reason = FinishReason::cancelled;
       n.end->stop_id.reset();
     }
-    return untold;
+    return undelivered;
   }
 
-  std::vector<News> news_;
+  std::vector<RequestEvents> events_;
 };
 
 }  // namespace braid

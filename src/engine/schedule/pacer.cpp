@@ -7,7 +7,7 @@ namespace braid {
 namespace {
 
 constexpr double kAim = 0.97;           // of the limit: what is measured between tokens is a little more
-constexpr double kShare = 1.0 / 5;      // of a slice, for one piece: what does not fit any more is lost
+constexpr double kShare = 1.0 / 5;      // of a slice, for one part: what does not fit any more is lost
 constexpr int32_t kTileRows = 16;       // products and attention take rows by tiles
 constexpr int32_t kFirstRows = 32;      // of a chunk, before anything is known
 constexpr int32_t kFewestRows = 8;      // of attention
@@ -23,9 +23,9 @@ int32_t rounded_down(double rows) { return static_cast<int32_t>(rows / kTileRows
 
 }  // namespace
 
-double Pacer::weight(Piece kind, int32_t rows, int32_t position) {
-  return kind == Piece::attention_rows ? static_cast<double>(rows) * (position + rows / 2 + kNearPositions)
-                                       : rows;
+double Pacer::weight(StepPart part, int32_t rows, int32_t position) {
+  return part == StepPart::attention_rows ? static_cast<double>(rows) * (position + rows / 2 + kNearPositions)
+                                          : rows;
 }
 
 double Pacer::slice_ms() const {
@@ -35,15 +35,15 @@ double Pacer::slice_ms() const {
 }
 
 int32_t Pacer::chunk_rows(int32_t most) const {
-  const double dearest =
-      std::max({row_ms(Piece::delta_layer), row_ms(Piece::attention_in), row_ms(Piece::attention_out)});
+  const double dearest = std::max(
+      {row_ms(StepPart::delta_layer), row_ms(StepPart::attention_in), row_ms(StepPart::attention_out)});
   if (dearest == 0) return std::min(kFirstRows, most);
   const double rows = std::min<double>(kShare * slice_ms() / dearest, most);
   return std::min(most, std::max(kTileRows, rounded_down(rows)));
 }
 
 int32_t Pacer::attention_rows(int32_t position, double ms, int32_t most) const {
-  const double row = piece_ms(Piece::attention_rows, 1, position);
+  const double row = part_ms(StepPart::attention_rows, 1, position);
   if (row == 0) return std::min(kTileRows, most);
   const double fit = std::min<double>(std::max(0.0, ms) / row, most);
   int32_t rows = static_cast<int32_t>(fit) / kFewestRows * kFewestRows;
@@ -52,8 +52,8 @@ int32_t Pacer::attention_rows(int32_t position, double ms, int32_t most) const {
   return most - rows < kFewestRows ? most : rows;  // a row alone would take another form
 }
 
-double Pacer::piece_ms(Piece kind, int32_t rows, int32_t position) const {
-  return row_ms(kind) * weight(kind, rows, position);
+double Pacer::part_ms(StepPart part, int32_t rows, int32_t position) const {
+  return row_ms(part) * weight(part, rows, position);
 }
 
 void Pacer::observe_step(int32_t decoding, double ms, bool disturbed) {
@@ -66,8 +66,8 @@ void Pacer::observe_step(int32_t decoding, double ms, bool disturbed) {
 
 void Pacer::observe_prompt(int32_t tokens, double ms) { follow(token_ms_, ms / tokens); }
 
-void Pacer::observe_piece(Piece kind, int32_t rows, int32_t position, double ms) {
-  follow(row_ms(kind), ms / weight(kind, rows, position));
+void Pacer::observe_part(StepPart part, int32_t rows, int32_t position, double ms) {
+  follow(row_ms(part), ms / weight(part, rows, position));
 }
 
 }  // namespace braid

@@ -1,4 +1,4 @@
-// pacer_test.cpp -- slices and chunks follow what steps and pieces are measured to cost.
+// pacer_test.cpp -- slices and chunks follow what steps and parts are measured to cost.
 #include "engine/schedule/pacer.h"
 
 #include <gtest/gtest.h>
@@ -8,26 +8,24 @@
 namespace braid {
 namespace {
 
-using Piece = StepCursor::Piece;
-
 // A machine on which a decoding step takes 4 ms undisturbed, a tenth more else, a row of a layer 0.02 ms, and
 // a row of attention as much as its context asks for.
-double piece_ms(Piece kind, int32_t rows, int32_t position) {
+double part_ms(StepPart part, int32_t rows, int32_t position) {
   double ms = 0;
-  for (int32_t r = 0; r < rows; ++r) ms += kind == Piece::attention_rows ? 1e-5 * (position + r) : 0.02;
+  for (int32_t r = 0; r < rows; ++r) ms += part == StepPart::attention_rows ? 1e-5 * (position + r) : 0.02;
   return ms;
 }
 
 TEST(Pacer, SlicesStayBelowTheLimitWhileThePromptGrowsDearer) {
   Pacer pacer(3.5);
   for (int i = 0; i < 20; ++i) pacer.observe_step(8, 4.0, false);
-  double longest = 0, slices = 0, pieces = 0;
+  double longest = 0, slices = 0, parts = 0;
   int32_t held = 0;
   int steps = 0;
   double spent = 0;
-  const auto run = [&](Piece kind, int32_t rows, int32_t position) {
-    double ms = piece_ms(kind, rows, position);
-    if (spent > 0 && spent + pacer.piece_ms(kind, rows, position) > pacer.slice_ms()) {
+  const auto run = [&](StepPart part, int32_t rows, int32_t position) {
+    double ms = part_ms(part, rows, position);
+    if (spent > 0 && spent + pacer.part_ms(part, rows, position) > pacer.slice_ms()) {
       longest = std::max(longest, spent + 4.4);
       slices += spent;
       pacer.observe_step(8, 4.4, true);
@@ -35,23 +33,23 @@ TEST(Pacer, SlicesStayBelowTheLimitWhileThePromptGrowsDearer) {
       spent = 0;
     }
     spent += ms;
-    pieces += ms;
-    pacer.observe_piece(kind, rows, position, ms);
+    parts += ms;
+    pacer.observe_part(part, rows, position, ms);
   };
   while (held < 20000) {
     const int32_t rows = pacer.chunk_rows(512);
     ASSERT_GE(rows, 16);
     for (int layer = 0; layer < 4; ++layer) {
-      run(Piece::delta_layer, rows, held);
-      run(Piece::attention_in, rows, held);
+      run(StepPart::delta_layer, rows, held);
+      run(StepPart::attention_in, rows, held);
       for (int32_t row = 0; row < rows;) {
         const int32_t part = pacer.attention_rows(held + row, pacer.slice_ms() - spent, rows - row);
         ASSERT_GE(part, 1);
         ASSERT_NE(rows - row - part, 1) << "a row alone takes another form";
-        run(Piece::attention_rows, part, held + row);
+        run(StepPart::attention_rows, part, held + row);
         row += part;
       }
-      run(Piece::attention_out, rows, held);
+      run(StepPart::attention_out, rows, held);
     }
     held += rows;
   }

@@ -58,9 +58,9 @@ void Scheduler::cancel_all() {
   for (const auto& s : waiting_) s->cancelled = true;
 }
 
-bool Scheduler::add_item(Plan& plan, Sequence& s, int32_t certain) {
-  if (!make_room(s, s.held + certain, plan)) return false;
-  PlanItem item;
+bool Scheduler::add_item(StepPlan& plan, Sequence& s, int32_t certain) {
+  if (!grow_or_preempt(s, s.computed_tokens + certain, plan)) return false;
+  StepItem item;
   item.sequence = &s;
   item.certain = certain;
   item.wants_next = certain == s.pending() && s.request.max_tokens != 0;
@@ -68,10 +68,10 @@ bool Scheduler::add_item(Plan& plan, Sequence& s, int32_t certain) {
   return true;
 }
 
-Plan Scheduler::plan(Clock::time_point now) {
+StepPlan Scheduler::plan(Clock::time_point now) {
   if (disk_ != nullptr) promote_from_disk();
   admit(now);
-  Plan plan;
+  StepPlan plan;
   // By index and in order: making room pushes out sequences behind the one that needs it.
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& s = *running_[i];
@@ -84,40 +84,40 @@ Plan Scheduler::plan(Clock::time_point now) {
     }
   }
   int32_t budget = std::max(limits_.ubatch_tokens, limits_.step_tokens - plan.decoding);
-  if (plan.decoding > 0 && pacer_.limits()) budget = 0;  // in pieces
+  if (plan.decoding > 0 && pacer_.limits()) budget = 0;  // interleaved instead
   for (size_t i = 0; i < running_.size() && budget > 0; ++i) {
     Sequence& s = *running_[i];
-    if (!s.decoding() && s.under_way == 0) budget -= add_chunk(plan, s, budget);
+    if (!s.decoding() && s.in_flight_tokens == 0) budget -= add_chunk(plan, s, budget);
   }
-  if (plan.items.empty() && disk_ != nullptr && !pieces_under_way()) disk_->wait_for_news(kDiskPatience);
+  if (plan.items.empty() && disk_ != nullptr && !interleaves()) disk_->wait_for_news(kDiskPatience);
   return plan;
 }
 
 // Takes up to `budget` of its prompt's tokens into the plan; says how many.
-int32_t Scheduler::add_chunk(Plan& plan, Sequence& s, int32_t budget) {
+int32_t Scheduler::add_chunk(StepPlan& plan, Sequence& s, int32_t budget) {
   int32_t certain = chunk(s, budget);
   if (certain == 0) return 0;
   if (!add_item(plan, s, certain)) {
     // What fits without the others; they will make room when they end.
     const auto cells =
         static_cast<int32_t>(s.blocks.size() + static_cast<size_t>(blocks_.free())) * kBlockTokens;
-    certain = chunk(s, std::min(certain, cells - s.held));
+    certain = chunk(s, std::min(certain, cells - s.computed_tokens));
     if (certain <= 0 || !add_item(plan, s, certain)) return 0;
   }
   plan.prompt_tokens += certain;
   return certain;
 }
 
-bool Scheduler::pieces_under_way() const {
-  return std::any_of(running_.begin(), running_.end(), [](const auto& s) { return s->under_way > 0; });
+bool Scheduler::interleaves() const {
+  return std::any_of(running_.begin(), running_.end(), [](const auto& s) { return s->in_flight_tokens > 0; });
 }
 
-Plan Scheduler::plan_pieces(int32_t most) {
-  BRAID_CHECK(!pieces_under_way());
-  Plan plan;
+StepPlan Scheduler::plan_interleaved(int32_t most) {
+  BRAID_CHECK(!interleaves());
+  StepPlan plan;
   for (size_t i = 0; i < running_.size() && plan.items.empty(); ++i) {
     Sequence& s = *running_[i];
-    if (!s.decoding()) s.under_way = add_chunk(plan, s, most);
+    if (!s.decoding()) s.in_flight_tokens = add_chunk(plan, s, most);
   }
   return plan;
 }
@@ -129,8 +129,9 @@ Plan Scheduler::plan_pieces(int32_t most) {
 int32_t Scheduler::chunk(const Sequence& s, int32_t budget) const {
   const int32_t pending = s.pending();
   int32_t certain = std::min(pending, budget);
-  if (const int32_t due = next_checkpoint(s, s.held + 2); due > 0 && pending - (due - s.held) >= 2)
-    certain = std::min(certain, due - s.held);
+  if (const int32_t due = next_checkpoint(s, s.computed_tokens + 2);
+      due > 0 && pending - (due - s.computed_tokens) >= 2)
+    certain = std::min(certain, due - s.computed_tokens);
   if (certain == pending) return certain;
   if (pending - certain == 1) --certain;
   return certain >= 2 || limits_.ubatch_tokens < 3 ? std::max(certain, std::min(budget, 1)) : 0;
@@ -140,17 +141,17 @@ int32_t Scheduler::chunk(const Sequence& s, int32_t budget) const {
 
 void Scheduler::committed(Sequence& s) {
   if (disk_ != nullptr) disk_->step_synchronized();
-  s.under_way = 0;
+  s.in_flight_tokens = 0;
   s.extend_hashes();
   if (limits_.prefix_cache && s.request.use_cache) {
-    for (; s.published < s.held / kBlockTokens; ++s.published)
-      blocks_.publish(s.blocks[s.published], s.hashes[s.published],
-                      &s.tokens[int64_t{s.published} * kBlockTokens]);
+    for (; s.prefix.published_blocks < s.computed_tokens / kBlockTokens; ++s.prefix.published_blocks)
+      blocks_.publish(s.blocks[s.prefix.published_blocks], s.prefix.hashes[s.prefix.published_blocks],
+                      &s.tokens[int64_t{s.prefix.published_blocks} * kBlockTokens]);
   }
   ResumeKind kind = ResumeKind::interval;
-  if (s.held > 0 && next_checkpoint(s, s.held, &kind) == s.held)
+  if (s.computed_tokens > 0 && next_checkpoint(s, s.computed_tokens, &kind) == s.computed_tokens)
     if (take_checkpoint(s, kind) >= 0) store_on_disk(s);
-  std::erase_if(s.checkpoints, [&](const ResumePoint& p) { return p.position <= s.held; });
+  std::erase_if(s.prefix.checkpoints, [&](const ResumePoint& p) { return p.position <= s.computed_tokens; });
 }
 
 // A request's state and blocks may be found by others.
@@ -162,9 +163,9 @@ bool Scheduler::keeps_checkpoints(const Sequence& s) const {
 int32_t Scheduler::next_checkpoint(const Sequence& s, int32_t from, ResumeKind* kind) const {
   if (!keeps_checkpoints(s)) return 0;
   if (s.generated() == 0) {
-    const auto at = std::find_if(s.checkpoints.begin(), s.checkpoints.end(),
+    const auto at = std::find_if(s.prefix.checkpoints.begin(), s.prefix.checkpoints.end(),
                                  [&](const ResumePoint& p) { return p.position >= from; });
-    if (at == s.checkpoints.end()) return 0;
+    if (at == s.prefix.checkpoints.end()) return 0;
     if (kind != nullptr) *kind = at->kind;
     return at->position;
   }
@@ -218,26 +219,26 @@ int32_t Scheduler::put_checkpoint(const PrefixKey& key, ResumePoint point) {
 
 // Publishes all full blocks of a prefix whose beginning others may have published and lost again.
 bool Scheduler::make_findable(Sequence& s) {
-  for (int32_t i = 0; i < s.held / kBlockTokens; ++i) {
+  for (int32_t i = 0; i < s.computed_tokens / kBlockTokens; ++i) {
     const int32_t* tokens = &s.tokens[int64_t{i} * kBlockTokens];
-    blocks_.publish(s.blocks[i], s.hashes[i], tokens);
-    if (blocks_.find(s.hashes[i], tokens) < 0) return false;
+    blocks_.publish(s.blocks[i], s.prefix.hashes[i], tokens);
+    if (blocks_.find(s.prefix.hashes[i], tokens) < 0) return false;
   }
   return true;
 }
 
 // Where `s` stands; -1: not to be had.
 int32_t Scheduler::take_checkpoint(Sequence& s, ResumeKind kind) {
-  const int32_t full = s.held / kBlockTokens;
+  const int32_t full = s.computed_tokens / kBlockTokens;
   const std::span<const int32_t> tail(s.tokens.data() + int64_t{full} * kBlockTokens,
-                                      static_cast<size_t>(s.held % kBlockTokens));
-  int32_t id = checkpoints_.find_exact(s.prefix(full), tail);
+                                      static_cast<size_t>(s.computed_tokens % kBlockTokens));
+  int32_t id = checkpoints_.find_exact(s.prefix_hash(full), tail);
   if (id >= 0) {
     checkpoints_.touch(id, kind);
     return id;
   }
   if (!make_findable(s)) return -1;
-  id = put_checkpoint({s.seed, s.hashes, s.tokens}, {s.held, kind});
+  id = put_checkpoint({s.prefix.seed, s.prefix.hashes, s.tokens}, {s.computed_tokens, kind});
   if (id < 0) return -1;
   bytes_.save_state(s.slot, checkpoints_.image(id));
   if (!tail.empty()) bytes_.save_block(s.blocks[full], checkpoints_.image(id) + bytes_.state_bytes());
@@ -250,10 +251,11 @@ void Scheduler::take_own_copy(Sequence& s) {
   const int32_t id = checkpoints_.take();
   if (id < 0) return;
   bytes_.save_state(s.slot, checkpoints_.image(id));
-  if (s.held % kBlockTokens != 0)
-    bytes_.save_block(s.blocks[s.held / kBlockTokens], checkpoints_.image(id) + bytes_.state_bytes());
+  if (s.computed_tokens % kBlockTokens != 0)
+    bytes_.save_block(s.blocks[s.computed_tokens / kBlockTokens],
+                      checkpoints_.image(id) + bytes_.state_bytes());
   checkpoints_.put_unfindable(id);
-  s.resume_checkpoint = id;
+  s.preempted.checkpoint = id;
 }
 
 std::unique_ptr<Sequence> Scheduler::take_running(const Sequence* sequence) {
@@ -267,10 +269,10 @@ std::unique_ptr<Sequence> Scheduler::take_running(const Sequence* sequence) {
 
 std::unique_ptr<Sequence> Scheduler::remove(Sequence* sequence, bool keep) {
   std::unique_ptr<Sequence> out = take_running(sequence);
-  keep = keep && out->under_way == 0;
-  clear_under_way(*out);
+  keep = keep && out->in_flight_tokens == 0;
+  clear_in_flight(*out);
   // The end of an answer is where the next turn of a conversation goes on.
-  if (keep && keeps_checkpoints(*out) && out->held >= limits_.checkpoint_spacing &&
+  if (keep && keeps_checkpoints(*out) && out->computed_tokens >= limits_.checkpoint_spacing &&
       take_checkpoint(*out, ResumeKind::turn) >= 0)
     store_on_disk(*out);
   blocks_.release(out->blocks);
@@ -282,17 +284,17 @@ std::unique_ptr<Sequence> Scheduler::remove(Sequence* sequence, bool keep) {
 
 // Cells that nobody has judged. Whoever gets their blocks reads the whole of them, most cells with a weight
 // of zero, and zero times what is no number is none.
-void Scheduler::clear_under_way(Sequence& s) {
-  if (std::exchange(s.under_way, 0) == 0) return;
+void Scheduler::clear_in_flight(Sequence& s) {
+  if (std::exchange(s.in_flight_tokens, 0) == 0) return;
   const std::span<const int32_t> table(s.blocks);
-  const auto written = table.subspan(static_cast<size_t>(s.held) / kBlockTokens);
+  const auto written = table.subspan(static_cast<size_t>(s.computed_tokens) / kBlockTokens);
   for (const int32_t block : written) BRAID_CHECK(blocks_.holders(block) == 1);
   bytes_.clear_blocks(written);
 }
 
 std::vector<std::unique_ptr<Sequence>> Scheduler::remove_all() {
   std::vector<std::unique_ptr<Sequence>> out;
-  for (const auto& s : running_) s->under_way = 0;
+  for (const auto& s : running_) s->in_flight_tokens = 0;
   while (!running_.empty()) out.push_back(remove(running_.back().get(), false));
   for (auto& s : waiting_) {
     forget_copies(*s);
@@ -327,17 +329,18 @@ void Scheduler::check() const {
   for (const auto& s : running_) {
     tables.push_back(&s->blocks);
     slots.push_back(s->slot);
-    BRAID_CHECK(s->held < static_cast<int32_t>(s->tokens.size()));
-    BRAID_CHECK(static_cast<int64_t>(s->blocks.size()) == blocks_for(s->held + s->under_way));
-    BRAID_CHECK(s->published <= s->held / kBlockTokens);
-    BRAID_CHECK(s->swapped.empty() && s->resume_checkpoint < 0);
-    // What will be written next is nobody else's, or will be copied first (make_room).
-    for (size_t b = static_cast<size_t>(s->held) / kBlockTokens + 1; b < s->blocks.size(); ++b)
+    BRAID_CHECK(s->computed_tokens < static_cast<int32_t>(s->tokens.size()));
+    BRAID_CHECK(static_cast<int64_t>(s->blocks.size()) ==
+                blocks_for(s->computed_tokens + s->in_flight_tokens));
+    BRAID_CHECK(s->prefix.published_blocks <= s->computed_tokens / kBlockTokens);
+    BRAID_CHECK(s->preempted.blocks.empty() && s->preempted.checkpoint < 0);
+    // What will be written next is nobody else's, or will be copied first (grow_or_preempt).
+    for (size_t b = static_cast<size_t>(s->computed_tokens) / kBlockTokens + 1; b < s->blocks.size(); ++b)
       BRAID_CHECK(blocks_.holders(s->blocks[b]) == 1);
   }
   for (const auto& s : waiting_) {
-    BRAID_CHECK(s->blocks.empty() && s->slot < 0 && s->under_way == 0);
-    swapped.insert(swapped.end(), s->swapped.begin(), s->swapped.end());
+    BRAID_CHECK(s->blocks.empty() && s->slot < 0 && s->in_flight_tokens == 0);
+    swapped.insert(swapped.end(), s->preempted.blocks.begin(), s->preempted.blocks.end());
   }
   std::vector<PrefixHash> marked;
   for (int32_t id = 0; id < checkpoints_.capacity(); ++id)

@@ -5,12 +5,12 @@
 //   budget  max(ubatch_tokens, step_tokens - decoding)
 //   chunk   ends at the next position where a checkpoint is due (few positions of a prompt:
 //   plan_checkpoints())
-// With a gap limit, prompts do not share steps with those who decode: plan_pieces() hands out one chunk after
-// the other, which the engine runs in pieces between the decoding steps (pacer.h).
+// While sequences decode and their inter-token latency is bounded (gap_limit), prompts do not share their steps:
+// plan_interleaved() hands out one chunk after the other, which goes through the layers between them (pacer.h).
 //
 // Blocks are given as sequences grow. A sequence enters when a slot is free and its tokens' blocks are too,
 // beside what the prompts of those who run still need and one block to spare for each of them. When they run
-// out all the same, the youngest sequence of the lowest priority makes room: its state and perhaps its blocks
+// out all the same, the youngest sequence of the lowest priority is preempted: its state and perhaps its blocks
 // are copied to the host, it waits in its old place, and goes on later with the same tokens as if nothing had
 // been.
 //
@@ -18,8 +18,8 @@
 // part): prefixes are computed once. A prompt equal to one that has just been computed is forked from it.
 // One that parts from a known prompt where there is no checkpoint leaves one there for the next.
 //
-// A request without cache takes nothing from others and leaves nothing that can be found; when it has to make
-// room, what it keeps of itself are copies.
+// A request without cache takes nothing from others and leaves nothing that can be found; when it is preempted,
+// what it keeps of itself are copies.
 //
 // A prompt whose prefix is on disk (disk.h) waits while it is read into the cache, and then finds it there.
 //
@@ -39,6 +39,7 @@
 #include "engine/prefix/state_slots.h"
 #include "engine/schedule/pacer.h"
 #include "engine/schedule/sequence.h"
+#include "engine/schedule/step_plan.h"
 
 namespace braid {
 
@@ -49,7 +50,7 @@ struct SchedulerLimits {
   int32_t ubatch_tokens = 512;  // prompt tokens a step may always carry
   int32_t step_tokens = 0;      // all tokens of a step; 0: ubatch_tokens
   int32_t max_drafts = 0;       // uncertain tokens of one sequence in one step
-  double gap_limit = 3.95;      // longest time between two steps of those who decode, in steps; 0: any
+  double gap_limit = 3.95;      // inter-token latency beside a prompt, in undisturbed steps; 0: any
   bool prefix_cache = true;
   bool recurrent = true;            // the model has state: a prefix is resumed at checkpoints only
   int32_t checkpoint_interval = 0;  // a checkpoint every so many tokens; 0: none on the way
@@ -94,12 +95,12 @@ class Scheduler {
   bool idle() const { return waiting_.empty() && running_.empty(); }
 
   // Admits what fits and lays out the next step. Every item's blocks cover its certain rows.
-  Plan plan(Clock::time_point now);
-  // A chunk to be run in pieces while others decode, at most `most` tokens: one item, or none. Until
-  // committed(), or until its `under_way` is 0 for another reason (cancelled, pushed out), it runs.
-  Plan plan_pieces(int32_t most);
+  StepPlan plan(Clock::time_point now);
+  // A chunk to be interleaved with decoding steps, at most `most` tokens: one item, or none. Until
+  // committed(), or until its `in_flight_tokens` is 0 for another reason (cancelled, preempted), it runs.
+  StepPlan plan_interleaved(int32_t most);
   // Has someone's chunk under way.
-  bool pieces_under_way() const;
+  bool interleaves() const;
   Pacer& pacer() { return pacer_; }
 
   // After the step: `s` holds more tokens now. Publishes full blocks, takes the checkpoint that is due.
@@ -132,7 +133,7 @@ class Scheduler {
   std::span<const std::unique_ptr<Sequence>> running() const { return running_; }
   std::span<const std::unique_ptr<Sequence>> waiting() const { return waiting_; }
   const SchedulerStats& stats() const { return stats_; }
-  // Makes room in the table for `tokens` cells without pushing anybody out. False if there is none.
+  // Grows the table to `tokens` cells without preempting anybody. False if there is none.
   bool grow(Sequence& s, int32_t tokens) { return blocks_.grow(s.blocks, tokens); }
   // Stops the program if pools and sequences do not balance.
   void check() const;
@@ -159,7 +160,7 @@ class Scheduler {
   void plan_checkpoints(Sequence& s, int32_t known);
   int32_t add_checkpoint(Sequence& s, int32_t position);
   int32_t chunk(const Sequence& s, int32_t budget) const;
-  void clear_under_way(Sequence& s);
+  void clear_in_flight(Sequence& s);
   int32_t next_checkpoint(const Sequence& s, int32_t from, ResumeKind* kind = nullptr) const;
   int32_t put_checkpoint(const PrefixKey& key, ResumePoint point);
   int32_t checkpoint_below(const PrefixKey& key, int32_t position) const;
@@ -167,15 +168,15 @@ class Scheduler {
   int32_t take_checkpoint(Sequence& s, ResumeKind kind);
   void take_own_copy(Sequence& s);
   void admit(Clock::time_point now);
-  bool make_room(Sequence& s, int32_t tokens, const Plan& plan);
-  bool push_out_one(const Sequence& for_whom, const Plan& plan);
+  bool grow_or_preempt(Sequence& s, int32_t tokens, const StepPlan& plan);
+  bool preempt_one(const Sequence& for_whom, const StepPlan& plan);
   void preempt(Sequence& victim);
   void keep_for_later(Sequence& victim);
   bool swap_out(Sequence& victim);
   std::unique_ptr<Sequence> take_running(const Sequence* sequence);
   void insert_waiting(std::unique_ptr<Sequence> sequence);
-  bool add_item(Plan& plan, Sequence& s, int32_t certain);
-  int32_t add_chunk(Plan& plan, Sequence& s, int32_t budget);
+  bool add_item(StepPlan& plan, Sequence& s, int32_t certain);
+  int32_t add_chunk(StepPlan& plan, Sequence& s, int32_t budget);
   bool awaits_disk(Sequence& s, const Hit& hit);
   void store_on_disk(const Sequence& s);
   void mark_load(std::span<const PrefixHash> chain);

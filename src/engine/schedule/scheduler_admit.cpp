@@ -18,11 +18,11 @@ constexpr int32_t kSamePlace = kBlockTokens;
 
 // Tokens that two sequences begin with, by whole blocks first.
 int32_t common_prefix(const Sequence& a, const Sequence& b) {
-  const size_t most = std::min(a.hashes.size(), b.hashes.size());
+  const size_t most = std::min(a.prefix.hashes.size(), b.prefix.hashes.size());
   // Equal at i means equal before i.
   size_t equal = 0;
   for (size_t step = most; step > 0; step /= 2)
-    while (equal + step <= most && a.hashes[equal + step - 1] == b.hashes[equal + step - 1]) equal += step;
+    while (equal + step <= most && a.prefix.hashes[equal + step - 1] == b.prefix.hashes[equal + step - 1]) equal += step;
   size_t tokens = equal * kBlockTokens;
   const size_t end = std::min(a.tokens.size(), b.tokens.size());
   while (tokens < end && a.tokens[tokens] == b.tokens[tokens]) ++tokens;
@@ -30,7 +30,7 @@ int32_t common_prefix(const Sequence& a, const Sequence& b) {
 }
 
 // Inside a chunk that is under way nobody stops any more, only at its end.
-int32_t passed(const Sequence& s) { return s.held + std::max(s.under_way - 1, 0); }
+int32_t passed(const Sequence& s) { return s.computed_tokens + std::max(s.in_flight_tokens - 1, 0); }
 
 bool before(const Sequence& a, const Sequence& b) {
   return a.request.priority != b.request.priority ? a.request.priority > b.request.priority
@@ -67,7 +67,7 @@ Scheduler::Hit Scheduler::lookup(const Sequence& s) const {
     if (at > most) break;
     const std::span<const int32_t> next(s.tokens.data() + at,
                                         static_cast<size_t>(std::min(most - at, kBlockTokens - 1)));
-    const int32_t id = limits_.recurrent ? checkpoints_.find(s.prefix(depth), next) : -1;
+    const int32_t id = limits_.recurrent ? checkpoints_.find(s.prefix_hash(depth), next) : -1;
     if (id >= 0) {
       hit.position = at + static_cast<int32_t>(checkpoints_.tail(id).size());
       hit.checkpoint = id;
@@ -76,8 +76,8 @@ Scheduler::Hit Scheduler::lookup(const Sequence& s) const {
       hit.position = at;
       hit.blocks = chain;
     }
-    if (depth >= static_cast<int32_t>(s.hashes.size())) break;
-    const int32_t block = blocks_.find(s.hashes[depth], s.tokens.data() + at);
+    if (depth >= static_cast<int32_t>(s.prefix.hashes.size())) break;
+    const int32_t block = blocks_.find(s.prefix.hashes[depth], s.tokens.data() + at);
     if (block < 0) break;
     chain.push_back(block);
     hit.known = at + kBlockTokens;
@@ -87,21 +87,21 @@ Scheduler::Hit Scheduler::lookup(const Sequence& s) const {
 
 // Where a preempted sequence stood, if all of it is still there or was copied.
 Scheduler::Hit Scheduler::lookup_own(const Sequence& s) const {
-  if (s.resume_checkpoint < 0 && limits_.recurrent) return {};
-  if (s.swapped_held == 0) return {};
+  if (s.preempted.checkpoint < 0 && limits_.recurrent) return {};
+  if (s.preempted.tokens == 0) return {};
   Hit hit;
-  const int32_t full = s.swapped_held / kBlockTokens;
+  const int32_t full = s.preempted.tokens / kBlockTokens;
   for (int32_t i = 0; i < full; ++i) {
     const int32_t block = limits_.prefix_cache && s.request.use_cache
-                              ? blocks_.find(s.hashes[i], &s.tokens[int64_t{i} * kBlockTokens])
+                              ? blocks_.find(s.prefix.hashes[i], &s.tokens[int64_t{i} * kBlockTokens])
                               : -1;
-    if (block < 0 && s.swapped.empty()) return {};
+    if (block < 0 && s.preempted.blocks.empty()) return {};
     hit.blocks.push_back(block);
   }
   // The part of a last block is in the checkpoint's image, if there is one.
-  hit.position = limits_.recurrent ? s.swapped_held : full * kBlockTokens;
+  hit.position = limits_.recurrent ? s.preempted.tokens : full * kBlockTokens;
   hit.known = hit.position;
-  hit.checkpoint = s.resume_checkpoint;
+  hit.checkpoint = s.preempted.checkpoint;
   hit.swapped = true;
   return hit;
 }
@@ -111,7 +111,7 @@ Scheduler::Hit Scheduler::lookup_own(const Sequence& s) const {
 bool Scheduler::held_back(Sequence& s, int32_t position) {
   if (!limits_.prefix_cache || !s.request.use_cache || s.request.score) return false;
   for (const auto& other : running_) {
-    if (other->decoding() || !other->request.use_cache || !(other->seed == s.seed)) continue;
+    if (other->decoding() || !other->request.use_cache || !(other->prefix.seed == s.prefix.seed)) continue;
     const int32_t common = common_prefix(s, *other);
     const auto own = static_cast<int32_t>(s.tokens.size());
     const auto others = static_cast<int32_t>(other->tokens.size());
@@ -119,10 +119,10 @@ bool Scheduler::held_back(Sequence& s, int32_t position) {
     int32_t shared = std::min({common, own - 2, others - 2});
     if (!limits_.recurrent) shared -= shared % kBlockTokens;
     if (!twin && (shared <= passed(*other) || shared < position + kWorthWaiting)) continue;
-    s.waits_for = other->id;
-    s.waits_until = twin ? INT32_MAX : add_checkpoint(*other, shared);
-    if (!s.was_held_back) ++stats_.held_back;
-    s.was_held_back = true;
+    s.wait.prefix_of = other->id;
+    s.wait.until_tokens = twin ? INT32_MAX : add_checkpoint(*other, shared);
+    if (!s.wait.was_held_back) ++stats_.held_back;
+    s.wait.was_held_back = true;
     return true;
   }
   return false;
@@ -130,24 +130,24 @@ bool Scheduler::held_back(Sequence& s, int32_t position) {
 
 // What held_back() has said still holds: nothing of the cache has to be looked at.
 bool Scheduler::still_waits(const Sequence& s) const {
-  if (s.waits_for == 0) return false;
+  if (s.wait.prefix_of == 0) return false;
   for (const auto& other : running_)
-    if (other->id == s.waits_for) return !other->decoding() && passed(*other) < s.waits_until;
+    if (other->id == s.wait.prefix_of) return !other->decoding() && passed(*other) < s.wait.until_tokens;
   return false;
 }
 
 // Says where the checkpoint stands that serves for `position`: there, or a little before.
 int32_t Scheduler::add_checkpoint(Sequence& s, int32_t position) {
-  const auto after = std::find_if(s.checkpoints.begin(), s.checkpoints.end(),
+  const auto after = std::find_if(s.prefix.checkpoints.begin(), s.prefix.checkpoints.end(),
                                   [&](const ResumePoint& p) { return p.position > position; });
-  if (after != s.checkpoints.begin()) {
+  if (after != s.prefix.checkpoints.begin()) {
     ResumePoint& before = *std::prev(after);
     if (before.position > passed(s) && before.position >= position - kSamePlace) {
       before.kind = ResumeKind::shared;
       return before.position;
     }
   }
-  s.checkpoints.insert(after, {position, ResumeKind::shared});
+  s.prefix.checkpoints.insert(after, {position, ResumeKind::shared});
   return position;
 }
 
@@ -160,49 +160,52 @@ int32_t Scheduler::add_checkpoint(Sequence& s, int32_t position) {
 //   if others of this prompt are `checkpoint_spacing` away
 //              ends of the turns before, the last first; then every `checkpoint_interval` tokens
 void Scheduler::plan_checkpoints(Sequence& s, int32_t known) {
-  s.checkpoints.clear();
+  s.prefix.checkpoints.clear();
   if (!keeps_checkpoints(s) || s.generated() > 0) return;
   const int32_t end = s.prompt_tokens() - 2;
   std::vector<ResumePoint> wanted;
   for (const ResumePoint& p : s.request.checkpoints)
-    if (p.position > s.held && p.position <= end && (wanted.empty() || p.position > wanted.back().position))
+    if (p.position > s.computed_tokens && p.position <= end &&
+        (wanted.empty() || p.position > wanted.back().position))
       wanted.push_back(p);
-  if (end - s.held >= kNearEnd && (wanted.empty() || wanted.back().position < end - kNearEnd))
+  if (end - s.computed_tokens >= kNearEnd && (wanted.empty() || wanted.back().position < end - kNearEnd))
     wanted.push_back({end, ResumeKind::turn});
   const auto after =
       std::find_if(wanted.begin(), wanted.end(), [&](const ResumePoint& p) { return p.position >= known; });
   // The end of a message next to where it parts is the better place.
   const bool end_near = after != wanted.end() && after->position <= known + kSamePlace;
-  if (known <= end && known - s.held >= kWorthWaiting && !end_near)
+  if (known <= end && known - s.computed_tokens >= kWorthWaiting && !end_near)
     wanted.insert(after, {known, ResumeKind::shared});
 
   const auto turns = std::count_if(wanted.begin(), wanted.end(),
                                    [](const ResumePoint& p) { return p.kind != ResumeKind::shared; });
   std::vector<ResumePoint> optional;
   int64_t turn = 0;
-  int32_t last = s.held;
+  int32_t last = s.computed_tokens;
   for (const ResumePoint& p : wanted) {
     if (p.kind != ResumeKind::shared && ++turn <= turns - 2) {
       optional.push_back(p);
     } else if (p.position > last + kSamePlace) {
-      s.checkpoints.push_back(p);
+      s.prefix.checkpoints.push_back(p);
       last = p.position;
     }
   }
   const int64_t every = limits_.checkpoint_interval;
-  for (int64_t p = every == 0 ? end + 1 : (s.held / every + 1) * every; p <= end; p += every)
+  for (int64_t p = every == 0 ? end + 1 : (s.computed_tokens / every + 1) * every; p <= end; p += every)
     optional.push_back({static_cast<int32_t>(p), ResumeKind::interval});
   std::stable_sort(optional.begin(), optional.end(), [](const ResumePoint& a, const ResumePoint& b) {
     return a.kind != b.kind ? a.kind < b.kind : a.position < b.position;
   });
   for (; !optional.empty(); optional.pop_back()) {
     const ResumePoint& p = optional.back();
-    const auto next = std::find_if(s.checkpoints.begin(), s.checkpoints.end(),
+    const auto next = std::find_if(s.prefix.checkpoints.begin(), s.prefix.checkpoints.end(),
                                    [&](const ResumePoint& other) { return other.position > p.position; });
-    const int32_t before = next == s.checkpoints.begin() ? s.held : std::prev(next)->position;
+    const int32_t before =
+        next == s.prefix.checkpoints.begin() ? s.computed_tokens : std::prev(next)->position;
     if (p.position - before < limits_.checkpoint_spacing) continue;
-    if (next != s.checkpoints.end() && next->position - p.position < limits_.checkpoint_spacing) continue;
-    s.checkpoints.insert(next, p);
+    if (next != s.prefix.checkpoints.end() && next->position - p.position < limits_.checkpoint_spacing)
+      continue;
+    s.prefix.checkpoints.insert(next, p);
   }
 }
 
@@ -231,11 +234,11 @@ void Scheduler::admit(Clock::time_point now) {
   const bool reading = disk_ != nullptr && disk_->load_state() != DiskTier::LoadState::none;
   for (size_t i = 0; i < waiting_.size() && slots_.free() > 0;) {
     Sequence& s = *waiting_[i];
-    if (still_waits(s) || (reading && s.waits_for_load == loads_ended_ + 1)) {
+    if (still_waits(s) || (reading && s.wait.disk_load == loads_ended_ + 1)) {
       ++i;
       continue;
     }
-    s.waits_for = 0;
+    s.wait.prefix_of = 0;
     Hit hit = lookup_own(s);
     ++stats_.lookups;
     if (Hit found = lookup(s); found.position > hit.position || hit.position == 0) hit = std::move(found);
@@ -245,7 +248,7 @@ void Scheduler::admit(Clock::time_point now) {
     }
     if (!fits(s, hit)) return;  // nobody overtakes
     if (awaits_disk(s, hit)) {
-      s.waits_for_load = loads_ended_ + 1;
+      s.wait.disk_load = loads_ended_ + 1;
       ++i;
       continue;
     }
@@ -258,22 +261,22 @@ void Scheduler::admit(Clock::time_point now) {
 void Scheduler::enter(std::unique_ptr<Sequence> sequence, const Hit& hit, Clock::time_point now) {
   Sequence& s = *sequence;
   s.slot = slots_.take();
-  const bool first = s.started == Clock::time_point();
+  const bool first = s.times.started == Clock::time_point();
   restore(s, hit);
   forget_copies(s);
   plan_checkpoints(s, hit.known);
   if (first) {
-    s.started = now;
-    s.cached = std::min(s.held, s.prompt_tokens());
-    stats_.cached_tokens += static_cast<uint64_t>(s.cached);
-    if (s.held > 0) ++stats_.resumed;
+    s.times.started = now;
+    s.prefix.cached_tokens = std::min(s.computed_tokens, s.prompt_tokens());
+    stats_.cached_tokens += static_cast<uint64_t>(s.prefix.cached_tokens);
+    if (s.computed_tokens > 0) ++stats_.resumed;
   }
   insert_in_order(running_, std::move(sequence));
 }
 
 void Scheduler::restore(Sequence& s, const Hit& hit) {
-  s.held = hit.position;
-  s.published = 0;
+  s.computed_tokens = hit.position;
+  s.prefix.published_blocks = 0;
   if (hit.position == 0) return;
   // New blocks may cost a checkpoint, but not this one.
   if (hit.checkpoint >= 0) {
@@ -292,7 +295,8 @@ void Scheduler::restore(Sequence& s, const Hit& hit) {
       continue;
     }
     BRAID_CHECK(blocks_.grow(fresh, 1));
-    bytes_.load_block(fresh[0], swap_memory_ + static_cast<size_t>(s.swapped[i]) * bytes_.block_bytes());
+    bytes_.load_block(fresh[0],
+                      swap_memory_ + static_cast<size_t>(s.preempted.blocks[i]) * bytes_.block_bytes());
     s.blocks.push_back(fresh[0]);
     fresh.clear();
   }
@@ -306,11 +310,11 @@ void Scheduler::restore(Sequence& s, const Hit& hit) {
 }
 
 void Scheduler::forget_copies(Sequence& s) {
-  if (s.resume_checkpoint >= 0) checkpoints_.unpin(s.resume_checkpoint);
-  s.resume_checkpoint = -1;
-  s.swapped_held = 0;
-  for (const int32_t image : s.swapped) swap_images_.give_back(image);
-  s.swapped.clear();
+  if (s.preempted.checkpoint >= 0) checkpoints_.unpin(s.preempted.checkpoint);
+  s.preempted.checkpoint = -1;
+  s.preempted.tokens = 0;
+  for (const int32_t image : s.preempted.blocks) swap_images_.give_back(image);
+  s.preempted.blocks.clear();
 }
 
 std::vector<Sequence*> Scheduler::fork(Sequence& s) {
@@ -319,7 +323,7 @@ std::vector<Sequence*> Scheduler::fork(Sequence& s) {
   for (size_t i = 0; i < waiting_.size() && slots_.free() > 0;) {
     Sequence& twin = *waiting_[i];
     const bool same = twin.request.use_cache && !twin.request.score && twin.request.max_tokens != 0 &&
-                      twin.seed == s.seed && !twin.cancelled && twin.tokens == s.tokens;
+                      twin.prefix.seed == s.prefix.seed && !twin.cancelled && twin.tokens == s.tokens;
     // One block to spare for everyone who runs, as for any other that enters.
     if (!same || blocks_.free() < blocks_spoken_for() + 1) {
       ++i;
@@ -331,12 +335,13 @@ std::vector<Sequence*> Scheduler::fork(Sequence& s) {
     twin.slot = slots_.take();
     bytes_.copy_state(twin.slot, s.slot);
     for (const int32_t b : s.blocks) blocks_.share(b, twin.blocks);
-    twin.held = s.prompt_tokens();
-    twin.published = s.published;
-    if (twin.started == Clock::time_point()) {
-      twin.started = std::max(s.started, twin.submitted);  // the other may have begun before
-      twin.cached = twin.prompt_tokens();
-      stats_.cached_tokens += static_cast<uint64_t>(twin.cached);
+    twin.computed_tokens = s.prompt_tokens();
+    twin.prefix.published_blocks = s.prefix.published_blocks;
+    if (twin.times.started == Clock::time_point()) {
+      twin.times.started =
+          std::max(s.times.started, twin.times.submitted);  // the other may have begun before
+      twin.prefix.cached_tokens = twin.prompt_tokens();
+      stats_.cached_tokens += static_cast<uint64_t>(twin.prefix.cached_tokens);
     }
     ++stats_.forked;
     out.push_back(&twin);
@@ -347,19 +352,19 @@ std::vector<Sequence*> Scheduler::fork(Sequence& s) {
 
 // ---- making room ----
 
-// Brings the table of `s` to `tokens` cells, of which those from s.held on are its own to write.
-bool Scheduler::make_room(Sequence& s, int32_t tokens, const Plan& plan) {
+// Brings the table of `s` to `tokens` cells, of which those from s.computed_tokens on are its own to write.
+bool Scheduler::grow_or_preempt(Sequence& s, int32_t tokens, const StepPlan& plan) {
   while (!blocks_.grow(s.blocks, tokens))
-    if (!push_out_one(s, plan)) {
-      blocks_.truncate(s.blocks, s.held);
+    if (!preempt_one(s, plan)) {
+      blocks_.truncate(s.blocks, s.computed_tokens);
       return false;
     }
-  const int32_t first = s.held / kBlockTokens;
-  if (s.held % kBlockTokens == 0) return true;
+  const int32_t first = s.computed_tokens / kBlockTokens;
+  if (s.computed_tokens % kBlockTokens == 0) return true;
   int32_t shared = blocks_.make_private(s.blocks, first);
   while (shared == BlockPool::kNoBlock) {
-    if (!push_out_one(s, plan)) {
-      blocks_.truncate(s.blocks, s.held);
+    if (!preempt_one(s, plan)) {
+      blocks_.truncate(s.blocks, s.computed_tokens);
       return false;
     }
     shared = blocks_.make_private(s.blocks, first);
@@ -369,12 +374,12 @@ bool Scheduler::make_room(Sequence& s, int32_t tokens, const Plan& plan) {
 }
 
 // The last in order goes, if it stands behind `for_whom` and is not in the plan yet.
-bool Scheduler::push_out_one(const Sequence& for_whom, const Plan& plan) {
+bool Scheduler::preempt_one(const Sequence& for_whom, const StepPlan& plan) {
   for (size_t i = running_.size(); i > 0; --i) {
     Sequence& victim = *running_[i - 1];
     if (&victim == &for_whom) return false;
     const bool planned = std::any_of(plan.items.begin(), plan.items.end(),
-                                     [&](const PlanItem& item) { return item.sequence == &victim; });
+                                     [&](const StepItem& item) { return item.sequence == &victim; });
     if (planned || victim.blocks.empty()) continue;
     preempt(victim);
     return true;
@@ -384,16 +389,16 @@ bool Scheduler::push_out_one(const Sequence& for_whom, const Plan& plan) {
 
 void Scheduler::preempt(Sequence& victim) {
   ++stats_.preempted;
-  BRAID_CHECK(victim.resume_checkpoint < 0 && victim.swapped.empty());
-  const bool whole = victim.under_way == 0;  // else its memory is neither here nor there
-  clear_under_way(victim);
-  if (whole && victim.held > 0) keep_for_later(victim);
+  BRAID_CHECK(victim.preempted.checkpoint < 0 && victim.preempted.blocks.empty());
+  const bool whole = victim.in_flight_tokens == 0;  // else its memory is neither here nor there
+  clear_in_flight(victim);
+  if (whole && victim.computed_tokens > 0) keep_for_later(victim);
   std::unique_ptr<Sequence> out = take_running(&victim);
   blocks_.release(out->blocks);
   slots_.give_back(out->slot);
   out->slot = -1;
-  out->held = 0;
-  out->published = 0;
+  out->computed_tokens = 0;
+  out->prefix.published_blocks = 0;
   insert_waiting(std::move(out));
 }
 
@@ -406,22 +411,22 @@ void Scheduler::keep_for_later(Sequence& victim) {
     const int32_t id = take_checkpoint(victim, ResumeKind::turn);
     if (id < 0) return;
     checkpoints_.pin(id);
-    victim.resume_checkpoint = id;
+    victim.preempted.checkpoint = id;
   }
   const bool copied = swap_out(victim);
   if (copied) ++stats_.swapped;
   if (!cache) {
-    if (!copied && victim.held >= kBlockTokens) return;
+    if (!copied && victim.computed_tokens >= kBlockTokens) return;
     if (limits_.recurrent) take_own_copy(victim);
-    if (limits_.recurrent && victim.resume_checkpoint < 0) return forget_copies(victim);
+    if (limits_.recurrent && victim.preempted.checkpoint < 0) return forget_copies(victim);
   }
-  victim.swapped_held = victim.held;
+  victim.preempted.tokens = victim.computed_tokens;
 }
 
 // Copies the full blocks to the host if that is asked for, or cheaper than computing them again.
 bool Scheduler::swap_out(Sequence& victim) {
   if (limits_.preemption == Preemption::recompute) return false;
-  const int32_t full = victim.held / kBlockTokens;
+  const int32_t full = victim.computed_tokens / kBlockTokens;
   if (full == 0 || swap_images_.free() < full) return false;
   if (limits_.preemption == Preemption::cheaper) {
     constexpr double kCopyBytesPerMs = 4e6;  // out and in, what the slowest supported link does
@@ -431,7 +436,7 @@ bool Scheduler::swap_out(Sequence& victim) {
   for (int32_t i = 0; i < full; ++i) {
     const int32_t image = swap_images_.take();
     bytes_.save_block(victim.blocks[i], swap_memory_ + static_cast<size_t>(image) * bytes_.block_bytes());
-    victim.swapped.push_back(image);
+    victim.preempted.blocks.push_back(image);
   }
   return true;
 }

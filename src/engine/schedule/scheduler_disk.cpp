@@ -13,30 +13,32 @@ namespace {
 
 constexpr int32_t kWorthReading = 64;    // tokens at least, beyond what memory knows
 constexpr double kReadBytesPerMs = 1e6;  // what a common disk does
-constexpr int32_t kMostTries = 3;  // of one sequence: damaged files, prefixes pushed out again meanwhile
+constexpr int32_t kMostTries = 3;        // of one sequence: damaged files, prefixes preempted again meanwhile
 
 }  // namespace
 
 void Scheduler::store_on_disk(const Sequence& s) {
   if (disk_ == nullptr) return;
-  const auto room = disk_->begin_store({s.seed, s.hashes, s.tokens}, s.held);
+  const auto room = disk_->begin_store({s.prefix.seed, s.prefix.hashes, s.tokens}, s.computed_tokens);
   if (!room) return;
   for (int32_t i = 0; i < room->block_count; ++i)
     bytes_.save_block(s.blocks[room->first_block + i],
                       room->blocks + static_cast<size_t>(i) * bytes_.block_bytes());
-  if (room->tail_block != nullptr) bytes_.save_block(s.blocks[s.held / kBlockTokens], room->tail_block);
+  if (room->tail_block != nullptr)
+    bytes_.save_block(s.blocks[s.computed_tokens / kBlockTokens], room->tail_block);
   if (room->state != nullptr) bytes_.save_state(s.slot, room->state);
 }
 
 // Whether `s` should wait until its prefix, or another's before, has been read, rather than enter at
 // hit.position.
 bool Scheduler::awaits_disk(Sequence& s, const Hit& hit) {
-  if (disk_ == nullptr || s.disk_tries >= kMostTries) return false;
+  if (disk_ == nullptr || s.wait.disk_loads >= kMostTries) return false;
   if (!limits_.prefix_cache || !limits_.recurrent || !s.request.use_cache || s.request.score) return false;
-  const PrefixKey key{s.seed, s.hashes, s.tokens};
-  const auto full = static_cast<int32_t>(s.hashes.size());
+  const PrefixKey key{s.prefix.seed, s.prefix.hashes, s.tokens};
+  const auto full = static_cast<int32_t>(s.prefix.hashes.size());
   int32_t present = 0;
-  while (present < full && blocks_.find(s.hashes[present], &s.tokens[int64_t{present} * kBlockTokens]) >= 0)
+  while (present < full &&
+         blocks_.find(s.prefix.hashes[present], &s.tokens[int64_t{present} * kBlockTokens]) >= 0)
     ++present;
   const DiskTier::Found found =
       disk_->find(key, static_cast<int32_t>(s.tokens.size()) - 2, present);  // as lookup()
@@ -45,7 +47,7 @@ bool Scheduler::awaits_disk(Sequence& s, const Hit& hit) {
   const double read_ms = static_cast<double>(found.bytes) / kReadBytesPerMs;
   if (pacer_.token_ms() > 0 && pacer_.token_ms() * gain < read_ms) return false;
   if (disk_->load_state() == DiskTier::LoadState::none) {
-    ++s.disk_tries;
+    ++s.wait.disk_loads;
     disk_->start(key, found, present);
     mark_load(key.hashes.first(static_cast<size_t>(present)));
   }
@@ -69,21 +71,21 @@ void Scheduler::mark_load(std::span<const PrefixHash> chain) {
 void Scheduler::promote_from_disk() {
   if (running_.empty()) all_queued_is_done();  // whoever left last may have stored something
   disk_->step_begins();
-  while (const auto piece = disk_->take_piece()) {
+  while (const auto loaded = disk_->take_loaded()) {
     const PrefixKey key = disk_->load_key();
-    for (int32_t i = 0; i < piece->count; ++i) {
-      const auto depth = static_cast<size_t>(piece->first_block + i);
+    for (int32_t i = 0; i < loaded->count; ++i) {
+      const auto depth = static_cast<size_t>(loaded->first_block + i);
       const int32_t* tokens = &key.tokens[depth * kBlockTokens];
       if (blocks_.find(key.hashes[depth], tokens) >= 0) continue;  // computed meanwhile
       BlockTable fresh;
       if (!blocks_.grow(fresh, kBlockTokens)) break;
-      bytes_.load_block(fresh[0], piece->images + static_cast<size_t>(i) * bytes_.block_bytes());
+      bytes_.load_block(fresh[0], loaded->images + static_cast<size_t>(i) * bytes_.block_bytes());
       blocks_.publish(fresh[0], key.hashes[depth], tokens);
       blocks_.release(fresh);
       mark_load(key.hashes.first(depth + 1));
     }
     bytes_.synchronize();
-    disk_->give_back(*piece);
+    disk_->give_back(*loaded);
   }
   const DiskTier::LoadState state = disk_->load_state();
   if (state == DiskTier::LoadState::complete) promote_checkpoint();

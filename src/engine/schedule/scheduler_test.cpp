@@ -232,7 +232,7 @@ TEST(Scheduler, EvictingEverythingChangesSpeedOnly) {
 }
 
 // Worlds that end at any moment and begin again with what is on disk; copies arrive late, files are damaged
-// and pushed out by a small limit.
+// and preempted by a small limit.
 TEST(Scheduler, RestartsFromTheDiskAnswerAsAlone) {
   namespace fs = std::filesystem;
   std::string folder = (fs::temp_directory_path() / "braid-disk-XXXXXX").string();

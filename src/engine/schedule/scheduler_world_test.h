@@ -3,7 +3,7 @@
 // The "device" here remembers in each cell, and in each slot, a hash of all tokens up to that position:
 // exactly what a cell and a state depend on in a real model. Running a token checks that everything before it
 // is there and belongs to it, and that nobody else can see what it writes. The next token is a function of
-// that hash, so each answer has one right value, however its sequence was batched, shared, forked, pushed out
+// that hash, so each answer has one right value, however its sequence was batched, shared, forked, preempted
 // or resumed.
 #pragma once
 
@@ -111,33 +111,33 @@ struct World {
       s->request.checkpoints.push_back({p, p <= shared_until ? ResumeKind::shared : ResumeKind::turn});
     s->request.priority = priority;
     s->request.use_cache = use_cache;
-    s->seed = seed_hash(salt);
-    s->submitted = Clock::now();
+    s->prefix.seed = seed_hash(salt);
+    s->times.submitted = Clock::now();
     const RequestId id = s->id;
     scheduler.enqueue(std::move(s));
     return id;
   }
 
-  // Everything below `held` is there, and is this sequence's own past.
+  // Everything below `computed_tokens` is there, and is this sequence's own past.
   void expect_memory_of(const Sequence& s) {
     uint64_t prefix = 0;
-    for (int32_t p = 0; p < s.held; ++p) {
+    for (int32_t p = 0; p < s.computed_tokens; ++p) {
       prefix = extend(prefix, s.tokens[p]);
       ASSERT_NE(prefix, kNone) << "request " << s.id << " holds what is no number";
       ASSERT_EQ(bytes.block_of(s.blocks[p / kBlockTokens])[p % kBlockTokens], prefix)
-          << "request " << s.id << " position " << p << " of " << s.held;
+          << "request " << s.id << " position " << p << " of " << s.computed_tokens;
     }
-    if (s.held > 0 && recurrent) {
+    if (s.computed_tokens > 0 && recurrent) {
       ASSERT_EQ(bytes.states[s.slot], prefix) << "request " << s.id;
     }
   }
 
-  void run_item(const PlanItem& item, Verdict& verdict) {
+  void run_item(const StepItem& item, Verdict& verdict) {
     const Sequence& s = *item.sequence;
     expect_memory_of(s);
     uint64_t prefix = 0;
-    for (int32_t p = 0; p < s.held; ++p) prefix = extend(prefix, s.tokens[p]);
-    for (int32_t p = s.held; p < s.held + item.certain; ++p) {
+    for (int32_t p = 0; p < s.computed_tokens; ++p) prefix = extend(prefix, s.tokens[p]);
+    for (int32_t p = s.computed_tokens; p < s.computed_tokens + item.certain; ++p) {
       prefix = extend(prefix, s.tokens[p]);
       const int32_t block = s.blocks[p / kBlockTokens];
       ASSERT_EQ(scheduler.blocks().holders(block), 1) << "a shared block is written";
@@ -161,8 +161,8 @@ struct World {
   bool step() {
     if (pieces && pieces->items[0].sequence->cancelled) pieces.reset();
     for (auto& s : scheduler.remove_cancelled()) cancelled[s->id] = s->tokens;
-    Plan plan = scheduler.plan(Clock::now());
-    if (pieces && pieces->items[0].sequence->under_way == 0) pieces.reset();
+    StepPlan plan = scheduler.plan(Clock::now());
+    if (pieces && pieces->items[0].sequence->in_flight_tokens == 0) pieces.reset();
     const int32_t decoding = plan.decoding;
     if (plan.items.empty() && !pieces) return !scheduler.idle();
     bytes.synchronize();
@@ -175,23 +175,23 @@ struct World {
     if (!paced) return true;
     while (decoding == 0 ? pieces.has_value() : pace() % 3 != 0) {
       if (!pieces) {
-        Plan plan = scheduler.plan_pieces(2 + static_cast<int32_t>(pace() % 46));
+        StepPlan plan = scheduler.plan_interleaved(2 + static_cast<int32_t>(pace() % 46));
         if (plan.items.empty()) return true;
         bytes.synchronize();
         const Sequence& s = *plan.items[0].sequence;
         expect_memory_of(s);
         state_before = bytes.states[s.slot];
         bytes.states[s.slot] = kHalfWay;
-        for (int32_t p = s.held; p < s.held + s.under_way; ++p)
+        for (int32_t p = s.computed_tokens; p < s.computed_tokens + s.in_flight_tokens; ++p)
           bytes.block_of(s.blocks[p / kBlockTokens])[p % kBlockTokens] = kNone;
         pieces = std::move(plan);
         continue;
       }
-      Plan plan = std::move(*pieces);
+      StepPlan plan = std::move(*pieces);
       pieces.reset();
       const Sequence& s = *plan.items[0].sequence;
       EXPECT_EQ(bytes.states[s.slot], kHalfWay);
-      EXPECT_EQ(s.under_way, plan.items[0].certain);
+      EXPECT_EQ(s.in_flight_tokens, plan.items[0].certain);
       bytes.states[s.slot] = state_before;
       ++pieced;
       if (!run_plan(plan)) return false;
@@ -199,7 +199,7 @@ struct World {
     return true;
   }
 
-  bool run_plan(Plan& plan) {
+  bool run_plan(StepPlan& plan) {
     std::vector<Verdict> verdicts(plan.items.size());
     int32_t prompt_tokens = 0;
     for (size_t i = 0; i < plan.items.size(); ++i) {
@@ -213,11 +213,12 @@ struct World {
     }
     const size_t planned = plan.items.size();
     for (size_t i = 0; i < planned; ++i) {
-      const PlanItem item = plan.items[i];
-      if (!item.wants_next || item.sequence->held + item.certain != item.sequence->prompt_tokens()) continue;
+      const StepItem item = plan.items[i];
+      if (!item.wants_next || item.sequence->computed_tokens + item.certain != item.sequence->prompt_tokens())
+        continue;
       if (verdicts[i].failed) continue;
       for (Sequence* twin : scheduler.fork(*item.sequence)) {
-        PlanItem forked = item;
+        StepItem forked = item;
         forked.sequence = twin;
         forked.certain = 0;
         plan.items.push_back(forked);
@@ -229,10 +230,10 @@ struct World {
     for (size_t i = 0; i < plan.items.size(); ++i) {
       Sequence& s = *plan.items[i].sequence;
       if (verdicts[i].failed) {
-        s.under_way = plan.items[i].certain;
+        s.in_flight_tokens = plan.items[i].certain;
         continue;
       }
-      s.held += plan.items[i].certain;
+      s.computed_tokens += plan.items[i].certain;
       s.tokens.insert(s.tokens.end(), verdicts[i].next.begin(), verdicts[i].next.end());
       scheduler.committed(s);
     }
@@ -241,8 +242,8 @@ struct World {
       if (!verdicts[i].finished || verdicts[i].failed) continue;
       auto s = scheduler.remove(plan.items[i].sequence, true);
       finished[s->id] = s->tokens;
-      cached[s->id] = s->cached;
-      EXPECT_GE(s->started, s->submitted) << "request " << s->id;
+      cached[s->id] = s->prefix.cached_tokens;
+      EXPECT_GE(s->times.started, s->times.submitted) << "request " << s->id;
     }
     return true;
   }
@@ -266,9 +267,9 @@ struct World {
   bool recurrent;
   bool paced;
   std::mt19937_64 pace{12};
-  std::optional<Plan> pieces;  // a chunk that is under way
-  uint64_t state_before = 0;   // of its sequence
-  int64_t pieced = 0;          // chunks that ended so
+  std::optional<StepPlan> pieces;  // a chunk that is under way
+  uint64_t state_before = 0;       // of its sequence
+  int64_t pieced = 0;              // chunks that ended so
   std::map<RequestId, std::vector<int32_t>> finished, cancelled;
   std::set<RequestId> failed;
   std::map<RequestId, int32_t> cached;

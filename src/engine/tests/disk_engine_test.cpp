@@ -111,7 +111,7 @@ class DiskEngineOn : public testing_devices::OnDevice {
     o.device = GetParam();
     o.deterministic = true;
     o.cache_dir = folder.path;
-    o.poison_unused = true;
+    o.hooks.poison_unused = true;
     return o;
   }
 };
@@ -216,7 +216,7 @@ TEST_P(DiskEngineOn, ReadingUnderPressureHarmsNobody) {
   EngineOptions o = options(folder);
   o.max_sequences = 3;
   o.kv_memory_bytes = 38 * 32 * 2 * 2 * 32;  // 38 blocks of f16
-  o.poison_unused = true;
+  o.hooks.poison_unused = true;
   Machine after(tiny_dense(), o);
   EXPECT_LT(after.engine->scheduler().blocks().total(), 60);
   std::vector<RequestId> ids;

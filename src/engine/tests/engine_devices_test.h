@@ -28,8 +28,8 @@ inline std::string why_not_on(std::string_view device) {
 
 // "cpu_late": a CPU whose clients hear of a step during the next, as those of a GPU do.
 inline void choose(EngineOptions& options, std::string_view device) {
-  options.late_news = device == "cpu_late";
-  options.device = options.late_news ? "cpu" : device;
+  options.hooks.late_events = device == "cpu_late";
+  options.device = options.hooks.late_events ? "cpu" : device;
 }
 
 // A test fixture whose parameter is a device's name, for choose().

@@ -364,11 +364,11 @@ class TreeDrafter : public Drafter {
   explicit TreeDrafter(std::vector<int32_t> truth, int32_t prompt_tokens)
       : truth_(std::move(truth)), prompt_(prompt_tokens) {}
 
-  void propose(Plan& plan, int32_t budget) override {
-    for (PlanItem& item : plan.items) {
+  void propose(StepPlan& plan, int32_t budget) override {
+    for (StepItem& item : plan.items) {
       if (!item.wants_next) continue;
       const auto next =
-          static_cast<size_t>(item.sequence->held + item.certain - prompt_);  // index into truth_
+          static_cast<size_t>(item.sequence->computed_tokens + item.certain - prompt_);  // index into truth_
       const auto at = [&](size_t i) { return i < truth_.size() ? truth_[i] : 0; };
       const int32_t wrong = (at(next) + 1) % 320;
       //   wrong, true0, (true0 ->) wrong, true1, (true1 ->) true2 or wrong
@@ -381,7 +381,7 @@ class TreeDrafter : public Drafter {
       budget -= static_cast<int32_t>(count);
     }
   }
-  void observe(const Plan& plan, std::span<const Verdict> verdicts) override {
+  void observe(const StepPlan& plan, std::span<const Verdict> verdicts) override {
     EXPECT_EQ(plan.items.size(), verdicts.size());
     for (const Verdict& v : verdicts) accepted += v.accepted.size();
   }
@@ -485,7 +485,7 @@ TEST(Engine, OnACpuThePlanIsWhatIsTaken) {
   for (const MemoryRow& row : (*engine)->memory().rows)
     EXPECT_NEAR(static_cast<double>(row.actual_bytes), static_cast<double>(row.predicted_bytes),
                 0.02 * static_cast<double>(row.predicted_bytes))
-        << row.label;
+        << memory_use_name(row.use);
 }
 
 TEST(Engine, WhatDoesNotFitIsRefusedBeforeLoadingWithWhatWould) {

@@ -1,4 +1,4 @@
-// equality_test.cpp -- golden prompts give the same bytes alone, among others, resumed, pushed out and
+// equality_test.cpp -- golden prompts give the same bytes alone, among others, resumed, preempted and
 // forked.
 //
 // On the CPU every op sums in an order that depends on the row alone, and so it does on a GPU that is told to
@@ -180,8 +180,8 @@ TEST_P(Equality, AmongSixteenOthersWhoComeAndGo) {
     options.max_sequences = 16;
     options.ubatch_tokens = 96;
     options.gap_limit = gap_limit;
-    options.shuffle_blocks = 77;   // blocks in random physical order
-    options.poison_unused = true;  // whoever reads what is not his shows it
+    options.hooks.shuffle_blocks = 77;   // blocks in random physical order
+    options.hooks.poison_unused = true;  // whoever reads what is not his shows it
     auto engine = start(options);
     run_together(*engine, 1, "together");
     run_together(*engine, 2, "together, with what the first round left in the cache");
@@ -193,7 +193,7 @@ TEST_P(Equality, ResumedAtEveryPosition) {
   EngineOptions options;
   options.max_sequences = 2;
   options.checkpoint_spacing = 0;
-  options.poison_unused = true;
+  options.hooks.poison_unused = true;
   auto engine = start(options);
   Writer writer;
   int resumed = 0;
@@ -231,7 +231,7 @@ TEST_P(Equality, AfterARestartFromTheDisk) {
   options.cache_dir = folder;
   options.checkpoint_interval = 64;
   options.checkpoint_spacing = 0;
-  options.poison_unused = true;
+  options.hooks.poison_unused = true;
   run_together(*start(options), 3, "before the restart");
   auto engine = start(options);
   Writer writer;
@@ -257,7 +257,7 @@ TEST_P(Equality, PushedOutAndBackAgain) {
     options.gap_limit = 0;
     options.ubatch_tokens = 64;
     options.preemption = preemption;
-    options.poison_unused = true;
+    options.hooks.poison_unused = true;
     options.swap_memory_bytes = int64_t{64} << 20;
     options.context_tokens = 1024;
     // First with all they need, to learn the size of a block; then with room for the two longest only.
@@ -295,7 +295,7 @@ TEST_P(Equality, PushedOutAndBackAgain) {
     for (const auto& [id, i] : asked)
       EXPECT_EQ(difference(writer.written[id], long_alone[i], limit), "") << "case " << i;
     const SchedulerStats& stats = engine->scheduler().stats();
-    std::printf("[report] %s: %llu pushed out, %llu of them swapped\n", GetParam().name,
+    std::printf("[report] %s: %llu preempted, %llu of them swapped\n", GetParam().name,
                 static_cast<unsigned long long>(stats.preempted),
                 static_cast<unsigned long long>(stats.swapped));
     EXPECT_GT(stats.preempted, 0u);
@@ -306,7 +306,7 @@ TEST_P(Equality, PushedOutAndBackAgain) {
 TEST_P(Equality, ForksOfOnePromptDrawTheirOwn) {
   EngineOptions options;
   options.max_sequences = 4;
-  options.poison_unused = true;
+  options.hooks.poison_unused = true;
   auto engine = start(options);
   Writer writer;
   for (size_t i = 0; i < std::min<size_t>(prompts.size(), 4); ++i) {

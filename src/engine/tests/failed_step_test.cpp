@@ -218,7 +218,8 @@ TEST_P(FailedStep, PiecesAreJudgedToo) {
       m.engine->check();
       const auto running = m.engine->scheduler().running();
       for (const auto& s : running)
-        if (cancel && s->id == bad && s->held + s->under_way > kBadAt) m.engine->cancel(bad);
+        if (cancel && s->id == bad && s->computed_tokens + s->in_flight_tokens > kBadAt)
+          m.engine->cancel(bad);
     }
     if (!cancel) m.expect_failed(m.answers[bad]);
     m.run();

@@ -129,8 +129,8 @@ TEST_P(GpuEngine, DeterministicRowsAreTheSameBytesAloneAndAmongSixtyFour) {
   options.prefix_cache = false;
   const std::vector<Answer> right = alone(options, true);
   options.max_sequences = 64;
-  options.poison_unused = true;
-  options.shuffle_blocks = 5;
+  options.hooks.poison_unused = true;
+  options.hooks.shuffle_blocks = 5;
   options.context_tokens = 2048;
   size_t compared = 0;
   for (const int32_t ubatch : {512, 100}) {
@@ -172,7 +172,7 @@ TEST_P(GpuEngine, OtherwiseAnswersAgreeUpToNearTies) {
   const std::vector<Answer> right = alone(options, false);
   options.max_sequences = 16;
   options.ubatch_tokens = 96;
-  options.poison_unused = true;
+  options.hooks.poison_unused = true;
   auto engine = start(options);
   Reader reader;
   std::mt19937_64 random(9);
@@ -217,7 +217,7 @@ INSTANTIATE_TEST_SUITE_P(Models, GpuEngine, ::testing::ValuesIn(kSubjects),
 class GpuFaults : public GpuEngine {
  protected:
   // Three requests and a fourth that waits; the device fails in step 6. Returns what is wrong, in words.
-  std::string run(EngineOptions::Fault fault) {
+  std::string run(TestHooks::Fault fault) {
     std::string wrong;
     const auto expect = [&](bool holds, const std::string& what) {
       if (!holds) wrong += what + "; ";
@@ -237,8 +237,8 @@ class GpuFaults : public GpuEngine {
     const auto right = ask(*sound, good);
     sound->run_until_idle();
 
-    options.fault = fault;
-    options.fault_step = 6;
+    options.hooks.fault = fault;
+    options.hooks.fault_step = 6;
     auto engine = start(options);
     const auto ids = ask(*engine, broken);
     // Somebody else on the same GPU, in the middle of his answers.
@@ -262,7 +262,7 @@ class GpuFaults : public GpuEngine {
     for (size_t i = 0; i < others.size(); ++i) {
       const Answer& got = other.answers[others[i]];
       const auto& want = good.answers[right[i]].tokens;
-      if (fault == EngineOptions::Fault::passing) {
+      if (fault == TestHooks::Fault::passing) {
         expect(got.tokens == want, "another engine's answer changed");
       } else {
         expect(got.end.reason == FinishReason::error, "another engine did not notice");
@@ -273,16 +273,14 @@ class GpuFaults : public GpuEngine {
   }
 };
 
-TEST_P(GpuFaults, AFailedLaunchEndsItsEnginesRequestsOnly) {
-  EXPECT_EQ(run(EngineOptions::Fault::passing), "");
-}
+TEST_P(GpuFaults, AFailedLaunchEndsItsEnginesRequestsOnly) { EXPECT_EQ(run(TestHooks::Fault::passing), ""); }
 
 // The process cannot use the GPU after this, so another one does it.
 TEST_P(GpuFaults, AFailedKernelEndsEverybodysRequestsWithAnError) {
   ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
   EXPECT_EXIT(
       {
-        const std::string wrong = run(EngineOptions::Fault::lasting);
+        const std::string wrong = run(TestHooks::Fault::lasting);
         std::fprintf(stderr, "wrong: <%s>\n", wrong.c_str());
         std::_Exit(wrong.empty() ? 0 : 1);
       },

@@ -78,7 +78,7 @@ struct DownSum {
   int64_t shared_slot = 0;  // first slot of the shared expert's rows
 
   // The products of row group g for one expert's slots, added to y.
-  void add(const Piece& piece, const ActView& view, int worker, int64_t g) const {
+  void add(const GemmPart& piece, const ActView& view, int worker, int64_t g) const {
     for (int64_t row = 0; row < piece.rows; row += kChunkRows) {
       const int64_t rows = std::min(kChunkRows, piece.rows - row);
       const auto& mine = impl.workers[static_cast<size_t>(worker)];
@@ -161,13 +161,13 @@ void Products::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const Moe
   for (int64_t e = 0; e < experts; e++) {
     const int64_t first = impl.expert_begin[e], rows = impl.expert_begin[e + 1] - first;
     if (rows == 0) continue;
-    Piece& up = impl.pieces[count] = impl.make_piece(*w.gate, w.up, e);
+    GemmPart& up = impl.pieces[count] = impl.make_piece(*w.gate, w.up, e);
     up.tail = Tail::silu_mul;
     up.y = routed_hidden;
     up.row = impl.slot_token + first;
     up.y_first = first;
     up.rows = rows;
-    Piece& down = impl.down_pieces[count] = impl.make_piece(*w.down, nullptr, e);
+    GemmPart& down = impl.down_pieces[count] = impl.make_piece(*w.down, nullptr, e);
     down.first = first;
     down.rows = rows;
     needs |= up.needs();
@@ -176,16 +176,16 @@ void Products::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const Moe
   }
   uint8_t shared_down_needs = 0;
   if (has_shared) {
-    Piece& up = impl.pieces[count] = impl.make_piece(*w.shared_gate, w.shared_up, 0);
+    GemmPart& up = impl.pieces[count] = impl.make_piece(*w.shared_gate, w.shared_up, 0);
     up.tail = Tail::silu_mul;
     up.y = shared_hidden;
     up.rows = tokens;
-    Piece& down = impl.down_pieces[count] = impl.make_piece(*w.shared_down, nullptr, 0);
+    GemmPart& down = impl.down_pieces[count] = impl.make_piece(*w.shared_down, nullptr, 0);
     down.rows = tokens;
     needs |= up.needs();
     shared_down_needs = down.needs();
   }
-  const std::span<const Piece> up_pieces(impl.pieces, static_cast<size_t>(count + (has_shared ? 1 : 0)));
+  const std::span<const GemmPart> up_pieces(impl.pieces, static_cast<size_t>(count + (has_shared ? 1 : 0)));
 
   impl.counter.reset();
   impl.pool.run([&](int worker) {
@@ -207,7 +207,7 @@ void Products::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const Moe
     }
   });
 
-  const auto down_region = [&](const Tensor& hidden, uint8_t hidden_needs, std::span<const Piece> list,
+  const auto down_region = [&](const Tensor& hidden, uint8_t hidden_needs, std::span<const GemmPart> list,
                                int64_t shared_slot) {
     const DownSum sum{impl, y, shared_slot};
     const int64_t groups = (y.cols + kGroupRows - 1) / kGroupRows;
@@ -220,7 +220,7 @@ void Products::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const Moe
       }
       const ActView view = impl.act.view(hidden, hidden_needs);
       const auto group = [&](int64_t g) {
-        for (const Piece& p : list) sum.add(p, view, worker, g);
+        for (const GemmPart& p : list) sum.add(p, view, worker, g);
       };
       if (tokens <= kStaticRows) {
         const auto [begin, end] = impl.pool.share(groups, worker);

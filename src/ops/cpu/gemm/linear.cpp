@@ -155,8 +155,8 @@ void Products::Impl::reserve_buffers(Carver& carver, const Device::WorkspaceNeed
   slot_weight = carver.take<float>(static_cast<size_t>(max_slots));
   const auto experts = static_cast<size_t>(max_experts) + 1;
   expert_begin = carver.take<int32_t>(experts + 1);
-  pieces = carver.take<Piece>(experts);
-  down_pieces = carver.take<Piece>(experts);
+  pieces = carver.take<GemmPart>(experts);
+  down_pieces = carver.take<GemmPart>(experts);
   shared_weight = carver.take<float>(tokens);
   workers.resize(static_cast<size_t>(pool.size()));
   for (Worker& w : workers) {
@@ -197,12 +197,12 @@ const Kernels& Products::Impl::kernels_of(const PackedWeight& w) const {
   return table.f32[i];
 }
 
-Piece Products::Impl::make_piece(const Weight& w, const Weight* up, int64_t expert) const {
+GemmPart Products::Impl::make_piece(const Weight& w, const Weight* up, int64_t expert) const {
   const auto scale_of = [&](const Weight& weight) {
     if (weight.scales.empty()) return 1.0f;
     return weight.scales[weight.scales.size() == 1 ? 0 : static_cast<size_t>(expert)];
   };
-  Piece piece;
+  GemmPart piece;
   piece.w = &packed(w);
   piece.kernels = &kernels_of(*piece.w);
   piece.scale = scale_of(w);
@@ -243,7 +243,7 @@ void scale_all(float* p, int64_t count, float scale) {
 
 }  // namespace
 
-void Products::Impl::run_groups(const Piece& piece, const ActView& act_view, int worker, int64_t g0,
+void Products::Impl::run_groups(const GemmPart& piece, const ActView& act_view, int worker, int64_t g0,
                                 int64_t g1, int64_t row, int64_t rows) const {
   const Worker& mine = workers[static_cast<size_t>(worker)];
   const bool few = piece.rows <= kFewRows;
@@ -290,14 +290,15 @@ void Products::Impl::run_groups(const Piece& piece, const ActView& act_view, int
   }
 }
 
-void Products::Impl::run_share(std::span<const Piece> pieces_in, const ActView& act_view, int worker) const {
+void Products::Impl::run_share(std::span<const GemmPart> pieces_in, const ActView& act_view,
+                               int worker) const {
   size_t total = 0;
-  for (const Piece& p : pieces_in) total += static_cast<size_t>(p.groups()) * p.bytes_per_group();
+  for (const GemmPart& p : pieces_in) total += static_cast<size_t>(p.groups()) * p.bytes_per_group();
   const auto threads = static_cast<size_t>(pool.size());
   const auto begin = total / threads * static_cast<size_t>(worker);
   const auto end = worker + 1 == pool.size() ? total : total / threads * static_cast<size_t>(worker + 1);
   size_t offset = 0;
-  for (const Piece& p : pieces_in) {
+  for (const GemmPart& p : pieces_in) {
     const size_t bytes = p.bytes_per_group(), size = static_cast<size_t>(p.groups()) * bytes;
     // A group belongs to the worker in whose share its first byte lies.
     const auto first_from = [&](size_t at) {
@@ -311,12 +312,12 @@ void Products::Impl::run_share(std::span<const Piece> pieces_in, const ActView& 
   }
 }
 
-void Products::Impl::run_claimed(std::span<const Piece> pieces_in, const ActView& act_view, int worker) {
+void Products::Impl::run_claimed(std::span<const GemmPart> pieces_in, const ActView& act_view, int worker) {
   int64_t groups = 0;
-  for (const Piece& p : pieces_in) groups += p.groups();
+  for (const GemmPart& p : pieces_in) groups += p.groups();
   const int64_t span = std::clamp<int64_t>(groups / (pool.size() * int64_t{8}), 1, 8);
   int64_t next = counter.claim(), first = 0;
-  for (const Piece& p : pieces_in) {
+  for (const GemmPart& p : pieces_in) {
     const int64_t blocks = (p.groups() + span - 1) / span;
     const int64_t chunks = (p.rows + kChunkRows - 1) / kChunkRows;
     for (; next < first + blocks * chunks; next = counter.claim()) {
@@ -331,7 +332,7 @@ void Products::Impl::run_claimed(std::span<const Piece> pieces_in, const ActView
 void Products::linear(std::span<const LinearPart> parts, Tensor x) {
   Impl& impl = *impl_;
   BRAID_CHECK(!parts.empty() && parts.size() <= kMaxParts && x.rows >= 1);
-  Piece pieces[kMaxParts];
+  GemmPart pieces[kMaxParts];
   uint8_t needs = 0;
   for (size_t i = 0; i < parts.size(); i++) {
     const LinearPart& part = parts[i];
@@ -343,7 +344,7 @@ void Products::linear(std::span<const LinearPart> parts, Tensor x) {
     pieces[i].rows = x.rows;
     needs |= pieces[i].needs();
   }
-  const std::span<const Piece> list(pieces, parts.size());
+  const std::span<const GemmPart> list(pieces, parts.size());
   const bool quantized = (needs & ~kNeedsFloat) != 0;
   if (x.rows <= kFewRows) {
     impl.pool.run([&](int worker) {

@@ -25,7 +25,7 @@ struct ActBuffer {
 };
 
 // One product of a call: a matrix (with `up` for SiLU pairs), its kernels and factors.
-struct Piece {
+struct GemmPart {
   const PackedWeight* w = nullptr;
   const PackedWeight* up = nullptr;
   const Kernels* kernels = nullptr;
@@ -91,21 +91,21 @@ struct Products::Impl {
   int32_t* slot_token = nullptr;
   float* slot_weight = nullptr;
   int32_t* expert_begin = nullptr;  // [experts + 1]
-  Piece* pieces = nullptr;          // [experts + 1]
-  Piece* down_pieces = nullptr;
+  GemmPart* pieces = nullptr;       // [experts + 1]
+  GemmPart* down_pieces = nullptr;
   float* shared_weight = nullptr;  // [tokens]
   int64_t expert_width = 0;
 
   const Kernels& kernels_of(const PackedWeight& w) const;
-  Piece make_piece(const Weight& w, const Weight* up, int64_t expert) const;
+  GemmPart make_piece(const Weight& w, const Weight* up, int64_t expert) const;
   void quantize_row(const ActBuffer& buffer, const Tensor& x, int64_t row, uint8_t needs) const;
   // Sums of row groups [g0, g1) for rows [row, row + rows) of the piece, then its tail.
-  void run_groups(const Piece& piece, const ActView& act_view, int worker, int64_t g0, int64_t g1,
+  void run_groups(const GemmPart& piece, const ActView& act_view, int worker, int64_t g0, int64_t g1,
                   int64_t row, int64_t rows) const;
   // This worker's static share (by bytes) of the row groups of all pieces, all rows.
-  void run_share(std::span<const Piece> pieces_in, const ActView& act_view, int worker) const;
+  void run_share(std::span<const GemmPart> pieces_in, const ActView& act_view, int worker) const;
   // Blocks of row groups of all pieces, claimed from `counter`.
-  void run_claimed(std::span<const Piece> pieces_in, const ActView& act_view, int worker);
+  void run_claimed(std::span<const GemmPart> pieces_in, const ActView& act_view, int worker);
   void reserve_buffers(Carver& carver, const Device::WorkspaceNeeds& needs);
 };
 

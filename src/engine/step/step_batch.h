@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/result.h"
-#include "engine/schedule/sequence.h"
+#include "engine/schedule/step_plan.h"
 #include "ops/batch.h"
 #include "ops/device.h"
 
@@ -15,7 +15,7 @@ class StepBatch {
 
   // Also sets first_row, first_output and outputs of the plan's items. The arrays of the result are in the
   // device's memory. Valid until the next fill().
-  Batch fill(Plan& plan);
+  Batch fill(StepPlan& plan);
   // The batch of one sequence's certain rows as if it were the `count` rows from `first` on; the arrays of
   // the sequence then stand behind those of the whole. Valid until the next part().
   Batch part(const Batch& batch, int32_t first, int32_t count);

@@ -1,5 +1,5 @@
 // step_batch.cpp -- see step_batch.h.
-#include "engine/step_batch.h"
+#include "engine/step/step_batch.h"
 
 #include <algorithm>
 
@@ -39,7 +39,7 @@ void StepBatch::add_row(int32_t token_id, int32_t at, int32_t cell_index, int32_
   host(parent)[row] = parent_row;
 }
 
-Batch StepBatch::fill(Plan& plan) {
+Batch StepBatch::fill(StepPlan& plan) {
   has_uncertain_ = false;
   rows_used_ = 0;
   int32_t outputs = 0;
@@ -47,15 +47,15 @@ Batch StepBatch::fill(Plan& plan) {
   BRAID_CHECK(sequences <= max_sequences_ && plan.rows() <= max_rows_);
 
   for (int32_t index = 0; index < sequences; ++index) {
-    PlanItem& item = plan.items[index];
+    StepItem& item = plan.items[index];
     const Sequence& s = *item.sequence;
-    const int32_t held_after = s.held + item.certain;
+    const int32_t computed_after = s.computed_tokens + item.certain;
     item.first_row = rows_used_;
     item.first_output = outputs;
-    for (int32_t p = s.held; p < held_after; ++p) {
+    for (int32_t p = s.computed_tokens; p < computed_after; ++p) {
       const bool scored =
-          s.request.score && p >= std::max(s.request.score_from, s.scored) && p < s.prompt_tokens();
-      const bool last = p + 1 == held_after;
+          s.request.score && p >= std::max(s.request.score_from, s.scored_tokens) && p < s.prompt_tokens();
+      const bool last = p + 1 == computed_after;
       if (scored || last) host(output_row)[outputs++] = rows_used_;  // the last: it is judged (engine.h)
       add_row(s.tokens[p], p, p, index, -1);
     }
@@ -64,9 +64,9 @@ Batch StepBatch::fill(Plan& plan) {
       const Draft& draft = item.drafts[d];
       BRAID_CHECK(item.wants_next && draft.parent < static_cast<int32_t>(d));
       const int32_t parent_row = draft.parent < 0 ? -1 : first_draft_row + draft.parent;
-      const int32_t at = (parent_row < 0 ? held_after - 1 : host(position)[parent_row]) + 1;
+      const int32_t at = (parent_row < 0 ? computed_after - 1 : host(position)[parent_row]) + 1;
       host(output_row)[outputs++] = rows_used_;
-      add_row(draft.token, at, held_after + static_cast<int32_t>(d), index, parent_row);
+      add_row(draft.token, at, computed_after + static_cast<int32_t>(d), index, parent_row);
       has_uncertain_ = true;
     }
     item.outputs = outputs - item.first_output;
@@ -74,7 +74,7 @@ Batch StepBatch::fill(Plan& plan) {
     host(first_row)[index] = item.first_row;
     host(rows)[index] = item.rows();
     host(certain)[index] = item.certain;
-    host(context)[index] = held_after;
+    host(context)[index] = computed_after;
     host(slot)[index] = s.slot;
     BRAID_CHECK(static_cast<int32_t>(s.blocks.size()) <= blocks_per_sequence_);
     std::copy(s.blocks.begin(), s.blocks.end(), host(table) + int64_t{index} * blocks_per_sequence_);
@@ -82,7 +82,7 @@ Batch StepBatch::fill(Plan& plan) {
   plain_decode_ = rows_used_ == sequences && outputs == sequences;
 
   Batch b;
-  for (const PlanItem& item : plan.items) b.most_rows = std::max(b.most_rows, item.rows());
+  for (const StepItem& item : plan.items) b.most_rows = std::max(b.most_rows, item.rows());
   b.tokens = rows_used_;
   b.sequences = sequences;
   b.outputs = outputs;

@@ -1,0 +1,251 @@
+// engine_memory.cpp -- see engine_memory.h.
+#include "engine/engine_memory.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "engine/step/step_outputs.h"
+
+namespace braid {
+namespace {
+
+constexpr int32_t kSmallestContext = 512;
+constexpr int32_t kInterleavedTokens = 512;  // of an interleaved step: larger ones gain nothing
+
+// What the ops keep beside their operands: the device's word, or a rough upper bound for one that does not
+// know.
+uint64_t expected_workspaces(const Device& device, const Device::WorkspaceNeeds& needs) {
+  if (const size_t known = device.workspace_bytes(needs); known > 0) return known;
+  const auto rows = static_cast<uint64_t>(needs.max_tokens);
+  const auto row_elements =
+      static_cast<uint64_t>(2 * needs.max_width + 2 * needs.delta.channels() +
+                            needs.experts_used * (2 * needs.expert_width + needs.model_width));
+  return rows * row_elements * sizeof(float) + (static_cast<uint64_t>(device.threads()) << 20);
+}
+
+// What the fixed parts leave for KV blocks. Of host memory half stays free: for the page cache, for other
+// programs, for what text and clients need; of a device's own a twentieth.
+uint64_t spare_bytes(const MemoryPlan& plan) {
+  const uint64_t taken = plan.predicted_bytes();
+  const uint64_t left = plan.available_bytes > taken ? plan.available_bytes - taken : 0;
+  return plan.own_memory ? left / 20 * 19 : left / 2;
+}
+
+// What host memory has to spare for copies.
+uint64_t spare_host_bytes(const MemoryPlan& plan) {
+  return plan.own_memory ? available_memory_bytes() / 2 : spare_bytes(plan);
+}
+
+}  // namespace
+
+Status EngineMemory::make_plan(const EngineOptions& options, Model& model, Device& device) {
+  const ModelConfig& config = model.config();
+  const int32_t per_sequence = 1 + options.max_drafts;
+  max_rows = most_rows(options);
+  if (options.max_sequences > 1 && options.gap_limit > 0)
+    interleaved_tokens = std::min(options.ubatch_tokens, kInterleavedTokens);
+  logit_rows = StepOutputs::rows_for(options.max_sequences * per_sequence, max_rows, config.vocabulary);
+
+  sizes.slots = options.max_sequences;
+  sizes.journal_rows = options.max_drafts > 0 ? max_rows : 0;
+  sizes.k_format = options.k_format;
+  sizes.v_format = options.v_format;
+  plan.own_memory = !device.computes_in_host_memory();
+  plan.available_bytes = plan.own_memory ? device.free_bytes() : available_memory_bytes();
+  if (options.memory_limit_bytes != 0) plan.available_bytes = options.memory_limit_bytes;
+  plan.max_sequences = options.max_sequences;
+  plan.rows = {{MemoryUse::weights, model.weights().planned_bytes(device)},
+               {MemoryUse::kv_blocks},
+               {MemoryUse::state_slots, sizes.slot_bytes(config)},
+               {MemoryUse::activations, model.activation_bytes(step_sizes(), device.activation_type())},
+               {MemoryUse::logits, StepOutputs::bytes(logit_rows, config.vocabulary)},
+               {MemoryUse::workspaces, expected_workspaces(device, workspace_needs(options, model))}};
+  if (sizes.journal_rows > 0) plan.rows.push_back({MemoryUse::journals, sizes.journal_bytes(config)});
+
+  if (options.state_memory_bytes != 0 && options.prefix_cache)
+    plan.rows.push_back({MemoryUse::checkpoints, 0, 0, true});
+  if (options.swap_memory_bytes != 0) plan.rows.push_back({MemoryUse::swap, 0, 0, true});
+  BRAID_TRY(plan_blocks(options, config));
+  plan.set_predicted(MemoryUse::workspaces, expected_workspaces(device, workspace_needs(options, model)));
+  plan_host_images(options, config);
+  return plan_disk(options, config);
+}
+
+int32_t EngineMemory::most_rows(const EngineOptions& options) {
+  const int32_t others = options.max_sequences - 1;
+  return std::max(options.ubatch_tokens + others * (1 + options.max_drafts),
+                  options.max_batch_tokens + others * options.max_drafts) +
+         options.max_drafts;
+}
+
+// For the largest step; before the context is known, for the model's own.
+Device::WorkspaceNeeds EngineMemory::workspace_needs(const EngineOptions& options, const Model& model) const {
+  Device::WorkspaceNeeds needs = model.workspace_needs(max_rows);
+  const int32_t context = plan.context_tokens > 0 ? plan.context_tokens : model.config().context_length;
+  needs.max_sequences = options.max_sequences;
+  needs.max_context = context + options.max_drafts;
+  return needs;
+}
+
+// The KV cache takes what the contexts of all sequences ask for, as far as memory goes, and at least one
+// context: sequences that grow at the same time share what there is (scheduler.h).
+Status EngineMemory::plan_blocks(const EngineOptions& options, const ModelConfig& config) {
+  CacheSizes one = sizes;
+  one.blocks = 1;
+  const uint64_t block_bytes = std::max<uint64_t>(one.kv_bytes(config), 1);
+  const auto blocks_of = [&](int32_t tokens) { return blocks_for(int64_t{tokens} + options.max_drafts); };
+
+  const int32_t context = options.context_tokens > 0 ? options.context_tokens : config.context_length;
+  const uint64_t budget = options.kv_memory_bytes > 0 ? options.kv_memory_bytes : spare_bytes(plan);
+  int64_t blocks =
+      std::min<int64_t>(blocks_of(context) * options.max_sequences,
+                        static_cast<int64_t>(std::min<uint64_t>(budget / block_bytes, INT32_MAX)));
+  if (options.context_tokens > 0) {
+    if (options.kv_memory_bytes > 0 && blocks < blocks_of(context))
+      return Error{ErrorKind::exhausted,
+                   fmt::format("a context of {} tokens needs {} of KV blocks; --kv-memory gives {}", context,
+                               format_bytes(static_cast<uint64_t>(blocks_of(context)) * block_bytes),
+                               format_bytes(options.kv_memory_bytes))};
+    blocks = std::max(blocks, blocks_of(context));  // check_fits() has the last word
+    plan.context_tokens = context;
+  } else {
+    blocks = std::max(blocks, blocks_of(std::min(kSmallestContext, context)));
+    const int64_t holds = blocks * kBlockTokens - options.max_drafts;
+    plan.context_tokens = static_cast<int32_t>(std::min<int64_t>(holds, context));
+  }
+  if (blocks > INT32_MAX)
+    return Error{ErrorKind::invalid_argument, fmt::format("{} contexts of {} tokens are too many",
+                                                          options.max_sequences, plan.context_tokens)};
+  sizes.blocks = static_cast<int32_t>(blocks);
+  plan.set_predicted(MemoryUse::kv_blocks, sizes.kv_bytes(config));
+  return {};
+}
+
+// Host memory beside the device's: checkpoints of recurrent states, blocks of preempted sequences.
+void EngineMemory::plan_host_images(const EngineOptions& options, const ModelConfig& config) {
+  CacheSizes one = sizes;
+  one.blocks = one.slots = 1;
+  const uint64_t block_bytes = one.kv_bytes(config);
+  const uint64_t image_bytes = one.slot_bytes(config) + block_bytes;
+  const auto count = [&](int64_t asked, uint64_t each, uint64_t chosen) {
+    const uint64_t most = asked < 0 ? spare_host_bytes(plan) / 4 / each : static_cast<uint64_t>(asked) / each;
+    return static_cast<int32_t>(std::min<uint64_t>({most, asked < 0 ? chosen : most, 1 << 20}));
+  };
+  if (options.prefix_cache && one.slot_bytes(config) > 0 && options.state_memory_bytes != 0) {
+    // A handful for each who runs: the turns of a conversation.
+    host_images.checkpoint_count =
+        count(options.state_memory_bytes, image_bytes, std::max(16, 4 * options.max_sequences));
+    plan.set_predicted(MemoryUse::checkpoints,
+                       static_cast<uint64_t>(host_images.checkpoint_count) * image_bytes);
+  }
+  if (options.swap_memory_bytes != 0 && block_bytes > 0) {
+    const auto quarter = static_cast<uint64_t>(options.max_sequences > 1 ? sizes.blocks / 4 : 0);
+    host_images.swap_count = count(options.swap_memory_bytes, block_bytes, quarter);
+    plan.set_predicted(MemoryUse::swap, static_cast<uint64_t>(host_images.swap_count) * block_bytes);
+  }
+}
+
+DiskKind EngineMemory::disk_kind(const ModelConfig& config, const PrefixHash& fingerprint) const {
+  CacheSizes one = sizes;
+  one.blocks = one.slots = 1;
+  return {fingerprint, one.slot_bytes(config), one.kv_bytes(config)};
+}
+
+// Host memory through which prefixes go to the disk and come back.
+Status EngineMemory::plan_disk(const EngineOptions& options, const ModelConfig& config) {
+  if (options.cache_dir.empty()) return {};
+  const DiskKind kind = disk_kind(config, {});
+  if (kind.state_bytes == 0 || kind.block_bytes == 0)
+    return Error{ErrorKind::unsupported,
+                 "a cache directory needs a model with recurrent and attention layers"};
+  if (!options.prefix_cache || host_images.checkpoint_count == 0)
+    return Error{ErrorKind::invalid_argument,
+                 "a cache directory needs the prefix cache and memory for checkpoints (--state-memory)"};
+  const int32_t interval = scheduler_limits(options, config).checkpoint_interval;
+  const uint64_t good = DiskStaging::write_bytes(
+      kind, std::min(interval > 0 ? interval + options.ubatch_tokens : 8192, plan.context_tokens));
+  disk_write_bytes =
+      std::min(good, std::max(spare_host_bytes(plan) / 8, 2 * (kind.state_bytes + kind.block_bytes)));
+  plan.rows.push_back({MemoryUse::disk_staging, disk_write_bytes + DiskStaging::read_bytes(kind), 0, true});
+  return {};
+}
+
+SchedulerLimits EngineMemory::scheduler_limits(const EngineOptions& options,
+                                               const ModelConfig& config) const {
+  SchedulerLimits limits;
+  limits.context_tokens = plan.context_tokens;
+  limits.ubatch_tokens = options.ubatch_tokens;
+  limits.step_tokens = options.max_batch_tokens;
+  limits.max_drafts = options.max_drafts;
+  limits.gap_limit = options.gap_limit;
+  limits.prefix_cache = options.prefix_cache;
+  limits.recurrent = config.count(LayerKind::delta) > 0;
+  limits.preemption = options.preemption;
+  // What is computed again runs many rows at a time, which is another form of attention.
+  if (options.deterministic && limits.preemption == Preemption::cheaper) limits.preemption = Preemption::swap;
+  // In tokens whose keys and values take the room of one state: copies shall not outgrow what they belong to.
+  const int64_t per_token =
+      std::max<int64_t>(1, config.kv_bytes_per_token(options.k_format, options.v_format));
+  const auto state_tokens =
+      static_cast<int32_t>(std::min<int64_t>(config.state_bytes() / per_token, 1 << 20));
+  const auto rounded = [](int32_t tokens) {
+    return (tokens + kBlockTokens - 1) / kBlockTokens * kBlockTokens;
+  };
+  limits.checkpoint_interval = options.checkpoint_interval >= 0
+                                   ? options.checkpoint_interval
+                                   : std::clamp(rounded(2 * state_tokens), 1024, 8192);
+  limits.checkpoint_spacing = options.checkpoint_spacing >= 0
+                                  ? options.checkpoint_spacing
+                                  : std::clamp(rounded(state_tokens / 8), 64, 512);
+  return limits;
+}
+
+Status EngineMemory::take(const EngineOptions& options, Model& model, Device& device) {
+  const ModelConfig& config = model.config();
+  BRAID_TRY(model.load(device, step_sizes(), options.progress));
+  BRAID_TRY(cache.allocate(device, config, sizes));
+  plan.set_actual(MemoryUse::weights, model.weights().loaded_bytes());
+  plan.set_actual(MemoryUse::kv_blocks, cache.kv_bytes());
+  plan.set_actual(MemoryUse::state_slots, cache.slot_bytes());
+  plan.set_actual(MemoryUse::journals, cache.journal_bytes());
+  plan.set_actual(MemoryUse::activations, model.activation_bytes(step_sizes(), device.activation_type()));
+  BRAID_ASSIGN(const size_t workspace_bytes, device.reserve_workspaces(workspace_needs(options, model)));
+  plan.set_actual(MemoryUse::workspaces, workspace_bytes);
+  return take_host_images(options, device);
+}
+
+Status EngineMemory::take_host_images(const EngineOptions& options, Device& device) {
+  const size_t block_bytes = cache.block_bytes();
+  const size_t checkpoint_bytes =
+      static_cast<size_t>(host_images.checkpoint_count) * (cache.state_bytes() + block_bytes);
+  const size_t swap_bytes = static_cast<size_t>(host_images.swap_count) * block_bytes;
+  const auto taking = [&](size_t before) -> BytesDone {
+    if (!options.host_progress) return nullptr;
+    return
+        [&, before](uint64_t done) { options.host_progress(before + done, checkpoint_bytes + swap_bytes); };
+  };
+  if (checkpoint_bytes > 0) {
+    BRAID_ASSIGN(checkpoint_memory, device.allocate_host(checkpoint_bytes, "checkpoints", taking(0)));
+  }
+  if (swap_bytes > 0) {
+    BRAID_ASSIGN(swap_memory, device.allocate_host(swap_bytes, "swap", taking(checkpoint_bytes)));
+  }
+  host_images.checkpoints = static_cast<std::byte*>(checkpoint_memory.data());
+  host_images.swap = static_cast<std::byte*>(swap_memory.data());
+  plan.set_actual(MemoryUse::checkpoints, checkpoint_bytes);
+  plan.set_actual(MemoryUse::swap, swap_bytes);
+  return {};
+}
+
+Status EngineMemory::take_disk_staging(DiskTier& disk, const DiskKind& kind, Device& device) {
+  BRAID_CHECK(cache.state_bytes() == kind.state_bytes && cache.block_bytes() == kind.block_bytes);
+  const size_t bytes = disk_write_bytes + DiskStaging::read_bytes(kind);
+  BRAID_ASSIGN(disk_memory, device.allocate_host(bytes, "disk staging"));
+  const std::span<std::byte> memory(static_cast<std::byte*>(disk_memory.data()), bytes);
+  disk.set_staging({memory.first(disk_write_bytes), memory.subspan(disk_write_bytes)});
+  plan.set_actual(MemoryUse::disk_staging, bytes);
+  return {};
+}
+
+}  // namespace braid

@@ -1,0 +1,54 @@
+// engine_memory.h -- all memory that the engine takes at start: sizes from options, a plan with numbers, and then the
+// memory itself.
+//
+// make_plan() takes nothing and may be asked what would be; take() follows it once. What the host keeps beside a
+// device (checkpoints, swap, staging for the disk) is planned here too. Members are read by the engine and its parts.
+#pragma once
+
+#include "base/result.h"
+#include "engine/disk/disk.h"
+#include "engine/engine_options.h"
+#include "engine/memory_plan.h"
+#include "engine/prefix/sequence_cache.h"
+#include "engine/schedule/scheduler.h"
+#include "model/model.h"
+#include "ops/device.h"
+
+namespace braid {
+
+struct EngineMemory {
+  // Errors: invalid_argument (options that contradict each other), exhausted, unsupported.
+  Status make_plan(const EngineOptions& options, Model& model, Device& device);
+  // Loads the weights and takes everything but logits and the disk's staging. Errors: exhausted, and the file's.
+  Status take(const EngineOptions& options, Model& model, Device& device);
+  Status take_disk_staging(DiskTier& disk, const DiskKind& kind, Device& device);
+
+  // Rows of the largest step.
+  static int32_t most_rows(const EngineOptions& options);
+  StepSizes step_sizes() const { return {max_rows, max_rows, interleaved_tokens}; }
+  // After make_plan():
+  SchedulerLimits scheduler_limits(const EngineOptions& options, const ModelConfig& config) const;
+  DiskKind disk_kind(const ModelConfig& config, const PrefixHash& fingerprint) const;
+
+  MemoryPlan plan;
+  CacheSizes sizes;
+  int32_t max_rows = 0;            // of a step
+  int32_t interleaved_tokens = 0;  // of an interleaved step, at most; 0: there are none
+  int32_t logit_rows = 0;          // whose logits are there at once
+
+  SequenceCache cache;
+  HostImages host_images;
+  Buffer checkpoint_memory;
+  Buffer swap_memory;
+  Buffer disk_memory;
+  size_t disk_write_bytes = 0;  // of disk_memory; the rest is for reading
+
+ private:
+  Device::WorkspaceNeeds workspace_needs(const EngineOptions& options, const Model& model) const;
+  Status plan_blocks(const EngineOptions& options, const ModelConfig& config);
+  void plan_host_images(const EngineOptions& options, const ModelConfig& config);
+  Status plan_disk(const EngineOptions& options, const ModelConfig& config);
+  Status take_host_images(const EngineOptions& options, Device& device);
+};
+
+}  // namespace braid

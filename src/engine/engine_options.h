@@ -1,0 +1,53 @@
+// engine_options.h -- everything about an engine that is chosen at start.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "engine/schedule/scheduler.h"
+#include "model/weights.h"
+#include "ops/device.h"
+#include "ops/state.h"
+
+namespace braid {
+
+// What tests do to an engine from inside.
+struct TestHooks {
+  bool poison_unused = false;   // memory that nobody may read is filled with what spoils any sum
+  uint64_t shuffle_blocks = 0;  // seed of a random order of free blocks; 0: in order
+  bool late_events = false;     // clients hear of a step during the next on any device
+  enum class Fault : uint8_t { none, passing, lasting };
+  Fault fault = Fault::none;  // the device fails in step `fault_step`
+  uint64_t fault_step = 0;
+};
+
+struct EngineOptions {
+  int32_t context_tokens = 0;    // per sequence; 0: what the model was made for, less if memory is short
+  int32_t max_sequences = 1;     // running at the same time
+  int32_t ubatch_tokens = 512;   // prompt tokens a step may always carry
+  int32_t max_batch_tokens = 0;  // all tokens of a step, if that is more; 0: ubatch_tokens
+  double gap_limit = 3.95;  // inter-token latency beside a prompt, in undisturbed steps (pacer.h); 0: any
+  int32_t max_drafts = 0;   // uncertain tokens of one sequence in one step; 0: no speculation
+  KvFormat k_format = KvFormat::f16;
+  KvFormat v_format = KvFormat::f16;
+  std::string device = "cpu";  // or "ref"
+  int threads = 0;             // 0: the device chooses
+  Activations activations = Activations::i8;
+  bool deterministic = false;  // a request's bytes depend on nothing but itself (DeviceOptions)
+  bool with_mtp = true;
+  uint64_t memory_limit_bytes = 0;  // 0: what the machine has available
+  uint64_t kv_memory_bytes = 0;     // KV blocks; 0: all contexts at once, less if memory is short
+  int64_t state_memory_bytes = -1;  // checkpoints in host memory; -1: chosen, 0: none
+  int64_t swap_memory_bytes = -1;   // blocks of preempted sequences in host memory; -1: chosen, 0: none
+  bool prefix_cache = true;
+  int32_t checkpoint_interval = -1;  // a checkpoint every so many tokens; -1: chosen, 0: none on the way
+  std::string cache_dir;             // prefixes are kept here too (disk.h); empty: nowhere
+  uint64_t cache_dir_bytes = uint64_t{8} << 30;  // of all files there
+  int32_t checkpoint_spacing = -1;  // at least so many tokens between those of one prompt; -1: chosen
+  Preemption preemption = Preemption::cheaper;
+  ModelWeights::Progress progress;       // while weights load
+  ModelWeights::Progress host_progress;  // while host memory for checkpoints and swap is taken
+  TestHooks hooks;
+};
+
+}  // namespace braid

@@ -1,0 +1,69 @@
+// step_plan.h -- what one step does for each of its sequences, and what comes of it.
+//
+// The scheduler makes the plan, a drafter may add uncertain tokens, StepBatch numbers its rows, and Judge gives
+// a verdict on each item.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/schedule/sequence.h"
+
+namespace braid {
+
+// A drafted token. `parent` is an index into the drafts of the same item, -1: follows the last certain token.
+struct Draft {
+  int32_t token = 0;
+  int32_t parent = -1;
+};
+
+// What one step does for one sequence: run `certain` tokens from `computed_tokens` on, then the drafts.
+struct StepItem {
+  Sequence* sequence = nullptr;
+  int32_t certain = 0;
+  std::vector<Draft> drafts;  // parents before children; only when the certain rows end the known tokens
+
+  // Filled by StepBatch.
+  int32_t first_row = 0;     // in the batch
+  int32_t first_output = 0;  // in the batch's outputs
+  int32_t outputs = 0;       // scored rows, the last of the certain rows (always), then all drafts
+  bool wants_next = false;   // the last certain row and the drafts decide what comes next
+
+  int32_t rows() const { return certain + static_cast<int32_t>(drafts.size()); }
+  // That of the last certain row.
+  int32_t last_output() const { return first_output + outputs - static_cast<int32_t>(drafts.size()) - 1; }
+};
+
+struct StepPlan {
+  std::vector<StepItem> items;
+  int32_t decoding = 0;       // sequences that take one token further
+  int32_t prompt_tokens = 0;  // certain rows of the others
+  int32_t rows() const {
+    int32_t sum = 0;
+    for (const StepItem& item : items) sum += item.rows();
+    return sum;
+  }
+};
+
+// What survived of an item and what comes next.
+struct Verdict {
+  std::vector<TokenEvent> events;  // to report, in order
+  std::vector<int32_t> next;       // new tokens of the sequence: accepted drafts, then one of its own
+  std::vector<int32_t> accepted;   // indices into drafts, a path from the root
+  bool failed = false;             // its numbers are none: nothing of the step is kept; finished as well
+  bool finished = false;
+  Finished end;
+};
+
+// Adds uncertain tokens to a plan; hears what became of them. The engine without speculation has none.
+class Drafter {
+ public:
+  virtual ~Drafter() = default;
+  // May add drafts to items whose `wants_next` is set, at most `budget` in all.
+  virtual void propose(StepPlan& plan, int32_t budget) = 0;
+  // Called after the sequences have been brought up to date; verdicts[i] belongs to plan.items[i].
+  virtual void observe(const StepPlan& plan, std::span<const Verdict> verdicts) = 0;
+};
+
+}  // namespace braid

@@ -1,0 +1,127 @@
+// step.cpp -- see step.h.
+#include "engine/step/step.h"
+
+#include <algorithm>
+
+namespace braid {
+namespace {
+
+double ms_since(Clock::time_point from) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - from).count();
+}
+
+// Sequences of a plain decoding step, rounded up so that few records serve all.
+int32_t bucket_of(int32_t sequences, int32_t most) {
+  int32_t step = 1;
+  while (step * 8 <= sequences) step *= 2;
+  return std::min((sequences + step - 1) / step * step, most);
+}
+
+}  // namespace
+
+Status StepRunner::allocate(const Sizes& sizes) {
+  sizes_ = sizes;
+  // Beside the one sequence there is room for a part of it (StepBatch::part).
+  if (sizes.interleaved_tokens > 0)
+    BRAID_TRY(interleaved_.allocate(device_, sizes.interleaved_tokens, 2, sizes.block_table));
+  return whole_.allocate(device_, sizes.rows, sizes.sequences, sizes.block_table);
+}
+
+void StepRunner::enqueue(const Batch& batch) {
+  whole_.upload(batch);
+  model_.forward(batch, cache_.memory(), whole_.has_uncertain());
+  if (outputs_.finds_best()) outputs_.queue_best(batch);
+}
+
+Status StepRunner::queue(Step& step) {
+  Batch& batch = step.batch;
+  batch = whole_.fill(step.plan);
+  outputs_.begin(step.plan, batch);
+  if (!outputs_.finds_best() || !whole_.plain_decode() || model_.observed()) {
+    enqueue(batch);
+    return {};
+  }
+  const int32_t rows = bucket_of(batch.sequences, sizes_.sequences);
+  whole_.pad(batch, rows);
+  const auto key = static_cast<uint64_t>(rows);
+  if (!device_.has_record(key) && !warmed_up_.insert(rows).second && device_.begin_record()) {
+    enqueue(batch);
+    BRAID_TRY(device_.end_record(key));
+  }
+  if (device_.has_record(key)) {
+    device_.replay(key);
+  } else {
+    enqueue(batch);
+  }
+  return {};
+}
+
+// Allows parts of a step as long as they fit the slice by what the pacer knows, and tells it what they took.
+class StepRunner::SlicePacing final : public StepPacing {
+ public:
+  SlicePacing(StepRunner& runner, Step& step, const Slice& slice, Pacer& pacer)
+      : runner_(runner), step_(step), slice_(slice), pacer_(pacer) {}
+
+  bool splits_attention() const override { return true; }
+
+  bool may_run(StepPart part) override { return allow(part, step_.batch.tokens); }
+
+  Batch attention_rows(int32_t first_row) override {
+    const int32_t left = step_.batch.tokens - first_row;
+    const int32_t rows = slice_.others_decode
+                             ? pacer_.attention_rows(position(), slice_.ms - ms_since(slice_.begin), left)
+                             : left;
+    if (!allow(StepPart::attention_rows, rows)) return {};
+    return runner_.interleaved_.part(step_.batch, first_row, rows);
+  }
+
+  void queued() override {
+    slice_.while_working();
+    runner_.device_.synchronize();
+    works_ = runner_.device_.health().ok();
+    if (!works_) return;
+    pacer_.observe_part(part_, rows_, part_position_, ms_since(slice_.begin) - spent_ms_);
+    *slice_.disturbed = true;
+  }
+
+ private:
+  int32_t position() const { return step_.plan.items[0].sequence->computed_tokens + step_.at.row; }
+
+  bool allow(StepPart part, int32_t rows) {
+    if (!works_) return false;
+    spent_ms_ = ms_since(slice_.begin);
+    if (*slice_.disturbed && spent_ms_ + pacer_.part_ms(part, rows, position()) > slice_.ms) return false;
+    part_ = part;
+    rows_ = rows;
+    part_position_ = position();
+    return true;
+  }
+
+  StepRunner& runner_;
+  Step& step_;
+  const Slice& slice_;
+  Pacer& pacer_;
+  bool works_ = true;
+  // The part that was allowed last.
+  StepPart part_ = StepPart::embedding;
+  int32_t rows_ = 0;
+  int32_t part_position_ = 0;
+  double spent_ms_ = 0;  // before it
+};
+
+void StepRunner::begin_interleaved(Step& step) {
+  step.batch = interleaved_.fill(step.plan);
+  step.at = {};
+  interleaved_.upload(step.batch);
+}
+
+bool StepRunner::advance(Step& step, const Slice& slice, Pacer& pacer) {
+  SlicePacing pacing(*this, step, slice, pacer);
+  if (!model_.forward_interleaved(step.at, step.batch, cache_.memory(), pacing)) return false;
+  outputs_.begin(step.plan, step.batch);
+  if (outputs_.finds_best()) outputs_.queue_best(step.batch);
+  device_.synchronize();
+  return device_.health().ok();
+}
+
+}  // namespace braid

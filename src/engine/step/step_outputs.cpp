@@ -1,0 +1,131 @@
+// step_outputs.cpp -- see step_outputs.h.
+#include "engine/step/step_outputs.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.h"
+
+namespace braid {
+namespace {
+
+constexpr int32_t kBestLogits = 64;  // of a row, found by the device: enough for nearly every sampler
+constexpr uint64_t kLogitsBytes = uint64_t{16} << 20;  // rows scored at once; a few rows are always possible
+
+// Neither infinite nor no number at all.
+bool all_finite(const void* values, DType type, int64_t count) {
+  int64_t bad = 0;
+  if (type == DType::f32) {
+    const auto* bits = static_cast<const uint32_t*>(values);
+    for (int64_t i = 0; i < count; ++i) bad += (bits[i] & 0x7f800000u) == 0x7f800000u ? 1 : 0;
+  } else {
+    const uint16_t exponent = type == DType::f16 ? 0x7c00 : 0x7f80;
+    const auto* bits = static_cast<const uint16_t*>(values);
+    for (int64_t i = 0; i < count; ++i) bad += (bits[i] & exponent) == exponent ? 1 : 0;
+  }
+  return bad == 0;
+}
+
+}  // namespace
+
+int32_t StepOutputs::rows_for(int32_t decoding_rows, int32_t max_rows, int64_t vocabulary) {
+  const uint64_t affordable = kLogitsBytes / (static_cast<uint64_t>(vocabulary) * sizeof(float));
+  return std::max(decoding_rows,
+                  std::min(max_rows, static_cast<int32_t>(std::min<uint64_t>(affordable, 1 << 20))));
+}
+
+uint64_t StepOutputs::bytes(int32_t rows, int64_t vocabulary) {
+  return static_cast<uint64_t>(rows) * static_cast<uint64_t>(vocabulary) * sizeof(float);
+}
+
+Status StepOutputs::allocate(Device& device, Model& model, int32_t rows) {
+  device_ = &device;
+  model_ = &model;
+  const int64_t vocabulary = model.config().vocabulary;
+  BRAID_ASSIGN(logits_memory_, device.allocate(bytes(rows, vocabulary), "logits"));
+  logits_ = Tensor{logits_memory_.data(), DType::f32, rows, vocabulary, vocabulary};
+  return device.computes_in_host_memory() ? Status() : allocate_best();
+}
+
+// Where a device with its own memory leaves the best logits of each row, and the host's copies.
+Status StepOutputs::allocate_best() {
+  const int64_t rows = logits_.rows;
+  best_count_ = static_cast<int32_t>(std::min<int64_t>(kBestLogits, logits_.cols));
+  const int64_t values = rows * best_count_;
+  const size_t bytes = static_cast<size_t>(2 * values + rows) * sizeof(float);
+  BRAID_ASSIGN(best_memory_, device_->allocate(bytes, "best logits"));
+  BRAID_ASSIGN(best_on_host_, device_->allocate_host(bytes, "best logits"));
+  const auto row_numbers = static_cast<size_t>(std::max(logits_.cols, model_->config().width));
+  BRAID_ASSIGN(row_on_host_, device_->allocate_host(row_numbers * sizeof(float), "logits"));
+  auto* base = static_cast<float*>(best_memory_.data());
+  best_values_ = Tensor{base, DType::f32, rows, best_count_, best_count_};
+  best_ids_ = Tensor{base + values, DType::i32, rows, best_count_, best_count_};
+  best_sums_ = Tensor{base + 2 * values, DType::f32, rows, 1, 1};
+  return {};
+}
+
+void StepOutputs::begin(const StepPlan& plan, const Batch& batch) {
+  outputs_ = batch.outputs;
+  logits_count_ = 0;
+  row_fetched_ = -1;
+  const bool wanted = std::any_of(plan.items.begin(), plan.items.end(), [](const StepItem& item) {
+    return item.wants_next || item.sequence->request.score;
+  });
+  best_rows_ = best_count_ > 0 && wanted && batch.outputs <= logits_.rows ? batch.outputs : 0;
+  if (best_rows_ == 0) return;
+  logits_first_ = 0;
+  logits_count_ = batch.outputs;
+}
+
+void StepOutputs::queue_best(const Batch& batch) {
+  const int32_t rows = batch.outputs;
+  model_->logits(logits_, 0, rows);
+  device_->ops().top_k(best_values_.top(rows), best_ids_.top(rows), best_sums_.top(rows), logits_.top(rows));
+  device_->to_host(best_on_host_.data(), best_memory_.data(), best_on_host_.size_bytes());
+}
+
+std::optional<TopLogits> StepOutputs::best_of(int32_t output) const {
+  if (output >= best_rows_) return std::nullopt;
+  const auto* base = static_cast<const float*>(best_on_host_.data());
+  const int64_t values = logits_.rows * best_count_;
+  const auto count = static_cast<size_t>(best_count_);
+  TopLogits top;
+  top.values = {base + int64_t{output} * best_count_, count};
+  top.ids = {reinterpret_cast<const int32_t*>(base + values) + int64_t{output} * best_count_, count};
+  top.log_sum = base[2 * values + output];
+  return top;
+}
+
+std::span<const float> StepOutputs::row(int32_t output, int32_t together) {
+  BRAID_CHECK(together <= logits_.rows && output + together <= outputs_);
+  if (output < logits_first_ || output + together > logits_first_ + logits_count_) {
+    logits_first_ = output;
+    logits_count_ = std::min(static_cast<int32_t>(logits_.rows), outputs_ - output);
+    model_->logits(logits_, logits_first_, logits_count_);
+    device_->synchronize();
+  }
+  const auto width = static_cast<size_t>(logits_.cols);
+  float* row = static_cast<float*>(logits_.data) + int64_t{output - logits_first_} * logits_.stride;
+  if (row_on_host_.data() == nullptr) return {row, width};
+  if (row_fetched_ != output) {
+    device_->to_host(row_on_host_.data(), row, width * sizeof(float));
+    device_->synchronize();
+    row_fetched_ = output;
+  }
+  return {static_cast<const float*>(row_on_host_.data()), width};
+}
+
+bool StepOutputs::is_sound(int32_t output) {
+  if (const auto best = best_of(output)) return std::isfinite(best->values[0]);
+  const Tensor row = model_->output_hidden().middle(output, 1);
+  const void* values = row.data;
+  if (row_on_host_.data() != nullptr) {
+    device_->to_host(row_on_host_.data(), row.data, static_cast<size_t>(row.cols) * size_bytes(row.type));
+    device_->synchronize();
+    row_fetched_ = -1;
+    values = row_on_host_.data();
+  }
+  return all_finite(values, row.type, row.cols);
+}
+
+}  // namespace braid

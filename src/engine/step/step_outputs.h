@@ -1,0 +1,68 @@
+// step_outputs.h -- what a step leaves to judge: logits of its output rows, and the best of each.
+//
+// Logits are computed where somebody wants them, at most rows() of them at a time. A device with memory of its own
+// finds the best of every row and sends those; whole rows come to the host one by one, when the best do not decide.
+// Engine thread only; allocate() once, then nothing is allocated.
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "base/result.h"
+#include "engine/request/sampler.h"
+#include "engine/schedule/step_plan.h"
+#include "model/model.h"
+#include "ops/device.h"
+
+namespace braid {
+
+class StepOutputs {
+ public:
+  // Rows of logits that a step of at most max_rows may need at once: all that decode, and as many more as a few
+  // megabytes hold.
+  static int32_t rows_for(int32_t decoding_rows, int32_t max_rows, int64_t vocabulary);
+
+  // Bytes of `rows` rows of logits.
+  static uint64_t bytes(int32_t rows, int64_t vocabulary);
+  // Errors: exhausted.
+  Status allocate(Device& device, Model& model, int32_t rows);
+
+  // A step begins. Where no row's logits are wanted, rows that are only to be judged need no product with the
+  // output matrix.
+  void begin(const StepPlan& plan, const Batch& batch);
+  // The device finds the best logits of this step's rows: queue_best() belongs to its work.
+  bool finds_best() const { return best_rows_ > 0; }
+  // Logits of all outputs, their best, and those to the host. `batch` may be padded.
+  void queue_best(const Batch& batch);
+
+  // After the device was waited for:
+  // The best of an output row, if the device has found them.
+  std::optional<TopLogits> best_of(int32_t output) const;
+  int32_t best_count() const { return best_count_; }
+  // Logits of an output row; at least `together` rows from it on are computed together. Valid until the next call.
+  std::span<const float> row(int32_t output, int32_t together);
+  // Whether the logits of this row are numbers: as the device found them, or from the hidden row they are made of.
+  bool is_sound(int32_t output);
+
+ private:
+  Status allocate_best();
+
+  Device* device_ = nullptr;
+  Model* model_ = nullptr;
+  Buffer logits_memory_;
+  Tensor logits_;             // [rows, V]
+  int32_t outputs_ = 0;       // of the current step
+  int32_t logits_first_ = 0;  // output rows that logits_ holds now
+  int32_t logits_count_ = 0;
+
+  // Where the host cannot read the device's memory: the best logits of each row, and one whole row.
+  Buffer best_memory_;
+  Tensor best_values_, best_ids_, best_sums_;  // [rows, best], [.., best] i32, [.., 1]
+  int32_t best_count_ = 0;
+  int32_t best_rows_ = 0;  // that best_on_host_ holds for the current step
+  Buffer best_on_host_;
+  Buffer row_on_host_;        // of logits, or of what they are made of
+  int32_t row_fetched_ = -1;  // output row in row_on_host_
+};
+
+}  // namespace braid
