@@ -112,16 +112,15 @@ void sort_results(Messages& messages) {
 }
 
 // Templates of the family look for a user message that is no tool response.
-bool is_query(const Message& message) {
-  if (message.role != Role::user) return false;
-  const std::string_view text = trimmed(message.text);
-  return !(text.starts_with("<tool_response>") && text.ends_with("</tool_response>"));
+bool is_query(const Message& message, const Dialect& dialect) {
+  return message.role == Role::user && !dialect.is_result(trimmed(message.text));
 }
 
 // Results that a client kept although it dropped what led to them come first too; templates look back from a
 // result.
-void ensure_query(Messages& messages) {
-  const bool query = std::any_of(messages.begin(), messages.end(), is_query);
+void ensure_query(Messages& messages, const Dialect& dialect) {
+  const bool query = std::any_of(messages.begin(), messages.end(),
+                                 [&](const Message& message) { return is_query(message, dialect); });
   if (!query && !messages.empty() && messages.back().role == Role::system) {
     messages.back().role = Role::user;
     messages.back().system_bytes = messages.back().text.size();
@@ -180,7 +179,7 @@ Messages normalise(Messages messages, const TemplateAbilities& abilities, LateSy
       user->text += own;
     }
   }
-  ensure_query(messages);
+  ensure_query(messages, abilities.dialect);
   return messages;
 }
 
@@ -248,13 +247,6 @@ class Prober {
 
 bool has(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
 
-std::string dialect_of(const std::string& text) {
-  if (has(text, "<function=FUNCNAME0>")) return "xml";
-  if (has(text, "<arg_key>")) return "argkv";
-  if (has(text, "\"FUNCNAME0\"") && has(text, "<tool_call>")) return "hermes";
-  return "none";
-}
-
 void probe_calls(Prober& prober, TemplateAbilities& abilities) {
   const Json user = chat_message("user", "USERTEXT"), later = chat_message("user", "AGAIN");
   const Json tools =
@@ -271,7 +263,7 @@ void probe_calls(Prober& prober, TemplateAbilities& abilities) {
     text = prober.render(Json::array({user, Prober::call_turn(object.dump(), 1), later}), tools);
     abilities.calls = abilities.arguments_as_text = has(text, "ARGKEY") && has(text, "ARGVALUE");
   }
-  abilities.dialect = dialect_of(text);
+  abilities.dialect.calls = call_form_of(text, "FUNCNAME0");
   const Json arguments = abilities.arguments_as_text ? Json(object.dump()) : object;
   text = prober.render(Json::array({user, Prober::call_turn(arguments, 2), later}), tools);
   abilities.parallel_calls = has(text, "FUNCNAME0") && has(text, "FUNCNAME1");
@@ -304,8 +296,7 @@ TemplateAbilities probe_template(const ChatTemplate& chat) {
   on.enable_thinking = true;
   off.enable_thinking = false;
   const Json one = Json::array({user});
-  const auto opens = [](std::string_view text) { return trimmed(text).ends_with("<think>"); };
-  abilities.thinks_by_default = opens(prober.render(one));
+  abilities.thinks_by_default = abilities.dialect.opens_thought(prober.render(one));
   abilities.thinking_switch = prober.render(one, nullptr, on) != prober.render(one, nullptr, off);
   abilities.effort = chat.program().mentions("reasoning_effort");
   for (const char* effort : {"low", "medium", "high", "xhigh", "max"}) {

@@ -14,6 +14,7 @@
 
 #include "server/api/api_error.h"
 #include "text/chat.h"
+#include "text/dialect.h"
 
 namespace braid::server {
 
@@ -50,7 +51,7 @@ struct TemplateAbilities {
   bool thinks_by_default = false;         // the prompt opens a think block when nobody says anything
   bool effort = false;                    // reads reasoning_effort
   std::vector<std::string> efforts = {};  // accepted values
-  std::string dialect = "none";           // xml, hermes, argkv or none
+  Dialect dialect;                        // the form of its calls
 };
 TemplateAbilities probe_template(const ChatTemplate& chat);
 

@@ -167,7 +167,7 @@ TEST(Conversation, TheDemoTemplateIsProbedRight) {
   EXPECT_TRUE(model->abilities.calls);
   EXPECT_TRUE(model->abilities.parallel_calls);
   EXPECT_TRUE(model->abilities.thinking_switch);
-  EXPECT_EQ(model->abilities.dialect, "xml");
+  EXPECT_EQ(model->abilities.dialect.calls, Dialect::Calls::xml);
 }
 
 std::string rendered(const ServedModel& model, const Generation& generation) {

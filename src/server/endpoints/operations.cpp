@@ -122,7 +122,7 @@ void props(ServerContext& context, const SharedExchange& exchange) {
         {"supports_preserve_thinking", can.preserve_thinking},
         {"requires_object_arguments", !can.arguments_as_text},
         {"thinking_default", can.thinks_by_default},
-        {"tool_dialect", can.dialect}}},
+        {"tool_dialect", call_form_name(can.dialect.calls)}}},
       {"reasoning",
        {{"supported", can.reasoning},
         {"default", context.options.policy.thinking == Thinking::automatic ? "auto"

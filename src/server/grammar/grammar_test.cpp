@@ -283,7 +283,8 @@ TEST(Patterns, KnowCharactersBeyondAscii) {
 
 // ---- Tools and the cache ---------------------------------------------------------------------------------
 
-ApiResult<Program> calls_of(const std::string& parameters, bool strict, const std::string& dialect = "qwen") {
+ApiResult<Program> calls_of(const std::string& parameters, bool strict,
+                            Dialect::Calls form = Dialect::Calls::xml) {
   auto read =
       read_chat(Json::parse(R"({"messages":[{"role":"user","content":"q"}],"tools":[{"type":"function",
       "function":{"name":"big","strict":)" +
@@ -293,7 +294,7 @@ ApiResult<Program> calls_of(const std::string& parameters, bool strict, const st
                 {});
   EXPECT_TRUE(read.ok());
   auto model = demo_served_model(nullptr);
-  model->abilities.dialect = dialect;
+  model->abilities.dialect.calls = form;
   AnswerPolicy policy;
   policy.tool_form = AnswerPolicy::ToolForm::full;
   return answer_grammar(*read, *model, policy);
@@ -323,7 +324,7 @@ TEST(ToolForms, ASchemaBeyondTheBudgetFreesItsToolsArgumentsOnly) {
   EXPECT_EQ(strict.error().status, 400);
   EXPECT_NE(strict.error().message.find("too large"), std::string::npos) << strict.error().message;
 
-  const auto json = calls_of(large, false, "hermes");
+  const auto json = calls_of(large, false, Dialect::Calls::json);
   ASSERT_TRUE(json.ok()) << json.error().message;
   const auto object = [](const std::string& name, const std::string& arguments) {
     return "<tool_call>\n{\"name\": \"" + name + "\", \"arguments\": " + arguments + "}\n</tool_call>";
@@ -334,7 +335,7 @@ TEST(ToolForms, ASchemaBeyondTheBudgetFreesItsToolsArgumentsOnly) {
   EXPECT_TRUE(takes(json, object("small", R"({"n":7})")));
   EXPECT_FALSE(takes(json, object("small", R"({"n":"7"})")));
 
-  const auto pairs = calls_of(large, false, "argkv");
+  const auto pairs = calls_of(large, false, Dialect::Calls::key_value);
   ASSERT_TRUE(pairs.ok()) << pairs.error().message;
   EXPECT_TRUE(takes(pairs, "<tool_call>small\n<arg_key>n</arg_key></tool_call>"));
   EXPECT_TRUE(takes(pairs, "<tool_call>small<arg_key>n</arg_key></tool_call>"));

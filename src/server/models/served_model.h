@@ -54,7 +54,6 @@ struct AnswerPolicy {
   int32_t reply_reserve_tokens = 4096;  // kept for the visible answer when the client limits the whole
   std::map<std::string, int64_t> effort_tokens = {
       {"low", 4032}, {"medium", 16128}, {"high", 32256}, {"xhigh", 56832}, {"max", 81408}};
-  std::string think_closing = "\n</think>\n\n";  // written for the model when its budget is used up
 };
 
 }  // namespace braid::server

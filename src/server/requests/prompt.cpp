@@ -99,21 +99,6 @@ std::vector<ResumePoint> checkpoints_of(const std::vector<int32_t>& ids, const R
   return out;
 }
 
-bool ends_in_thought(const std::string& prompt) {
-  const size_t end = prompt.find_last_not_of(" \t\r\n");
-  return end != std::string::npos && std::string_view(prompt).substr(0, end + 1).ends_with("<think>");
-}
-
-// The whole of the prompt decides: a continued thought does not end with the tag.
-bool open_thought(const std::string& prompt, bool continued) {
-  if (ends_in_thought(prompt)) return true;
-  if (!continued) return false;
-  const size_t open = prompt.rfind("<think>"), close = prompt.rfind("</think>");
-  const size_t turn = prompt.rfind("<|im_start|>");
-  return open != std::string::npos && (close == std::string::npos || close < open) &&
-         (turn == std::string::npos || turn < open);
-}
-
 // Texts stand for their tokens, each once. Counted while they are expanded, so that short requests do not
 // make long lists.
 ApiResult<std::vector<std::pair<int32_t, float>>> biases_of(const SamplingWishes& wishes,
@@ -362,7 +347,11 @@ ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> gener
     if (!request.ok()) return request.error();
     request->checkpoints = std::move(checkpoints);
     prompts.push_back(std::move(*request));
-    out.format.starts_in_reasoning = open_thought(rendered->text.text, generation->continue_final);
+    // A continued thought does not end with the tag.
+    const Dialect& dialect = model.abilities.dialect;
+    const std::string& text = rendered->text.text;
+    out.format.starts_in_reasoning =
+        generation->continue_final ? dialect.is_in_thought(text) : dialect.opens_thought(text);
     thinking = out.format.starts_in_reasoning || (rendered->thinking && model.abilities.reasoning);
     if (!generation->tools.empty() && generation->tool_choice.mode != ToolChoice::Mode::none) {
       out.format.tools = std::make_shared<OfferedTools>(callable_tools(*generation));
@@ -371,7 +360,7 @@ ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> gener
                                 generation->tool_choice.mode == ToolChoice::Mode::required ||
                                 !generation->tool_choice.names.empty();
     }
-    out.format.dialect = model.abilities.dialect == "argkv" ? CallDialect::key_value : CallDialect::xml;
+    out.format.dialect = dialect;
     out.format.calls_in_reasoning = policy.calls_in_reasoning;
   } else {
     for (const PromptInput& input : generation->prompts) {

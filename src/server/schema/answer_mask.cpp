@@ -166,15 +166,17 @@ ApiResult<MaskFactory> MaskFactory::create(const Generation& generation, const S
   MaskFactory out;
   MaskRules& rules = out.rules_;
   const Tokenizer& tokenizer = *model.tokenizer;
+  const Dialect& dialect = model.abilities.dialect;
   rules.tokenizer = model.tokenizer;
   rules.end_ids = tokenizer.end_ids();
   rules.suppress_end = generation.ignore_eos;
   rules.min_tokens = generation.min_tokens;
   rules.starts_in_thought = starts_in_thought;
-  rules.think_close = id_of(tokenizer, "</think>");
-  if (thinking) rules.think_open = id_of(tokenizer, "<think>");
+  const int32_t think_open = id_of(tokenizer, dialect.think.open);
+  rules.think_close = id_of(tokenizer, dialect.think.close);
+  if (thinking) rules.think_open = think_open;
   if (generation.tool_choice.mode == ToolChoice::Mode::none && !generation.tools.empty()) {
-    if (const int32_t call = id_of(tokenizer, "<tool_call>"); call >= 0) rules.forbidden.push_back(call);
+    if (const int32_t call = id_of(tokenizer, dialect.call.open); call >= 0) rules.forbidden.push_back(call);
   }
 
   // A thought that is not open cannot be closed, and none is opened in the middle of an answer. A completion
@@ -182,8 +184,7 @@ ApiResult<MaskFactory> MaskFactory::create(const Generation& generation, const S
   const bool conversation = generation.endpoint != Endpoint::completions;
   if (conversation && rules.think_close >= 0) rules.forbidden.push_back(rules.think_close);
   rules.forbidden_later = rules.forbidden;
-  if (const int32_t open = id_of(tokenizer, "<think>"); conversation && open >= 0)
-    rules.forbidden_later.push_back(open);
+  if (conversation && think_open >= 0) rules.forbidden_later.push_back(think_open);
 
   out.thinking_ = thinking && rules.think_close >= 0;
   const ReasoningWishes& wishes = generation.reasoning;
@@ -196,7 +197,7 @@ ApiResult<MaskFactory> MaskFactory::create(const Generation& generation, const S
     }
     out.limited_ = generation.max_tokens.value_or(-1) > 0;
     out.reserve_tokens_ = policy.reply_reserve_tokens;
-    auto closing = tokenizer.encode(policy.think_closing, {.add_special = false, .parse_special = true});
+    auto closing = tokenizer.encode(dialect.end_of_thought, {.add_special = false, .parse_special = true});
     if (closing.ok()) rules.closing = std::move(*closing);
   }
   auto grammar = answer_grammar(generation, model, policy);

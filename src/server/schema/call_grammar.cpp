@@ -2,6 +2,7 @@
 #include "server/schema/call_grammar.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <set>
 
 #include "server/automata/grammar_parts.h"
@@ -14,8 +15,11 @@ using Op = Instruction::Op;
 
 namespace {
 
-constexpr std::string_view kOpen = "<tool_call>", kClose = "</tool_call>", kFunction = "\n<function=";
-constexpr std::string_view kValueEnd = "\n</parameter>";
+std::string joined(std::initializer_list<std::string_view> parts) {
+  std::string out;
+  for (const std::string_view part : parts) out += part;
+  return out;
+}
 
 Automaton parameter_name() {
   GrammarBudget budget;
@@ -28,12 +32,16 @@ Automaton parameter_name() {
 }  // namespace
 
 CallGrammar::CallGrammar(GrammarProgram& program, ValueShapes& shapes, GrammarBudget& budget,
-                         const Generation& generation, std::string dialect, bool all_strict)
+                         const Generation& generation, const Dialect& dialect, bool all_strict)
     : program_(program),
       shapes_(shapes),
       budget_(budget),
       generation_(generation),
-      dialect_(std::move(dialect)),
+      dialect_(dialect),
+      function_(joined({"\n", dialect.function.open})),
+      parameter_end_(joined({"\n", dialect.parameter.close})),
+      function_end_(joined({dialect.function.close, "\n", dialect.call.close})),
+      json_end_(joined({"}\n", dialect.call.close})),
       all_strict_(all_strict) {}
 
 void CallGrammar::add_text(std::string_view mark, std::string_view forbidden, std::string_view begun) {
@@ -42,9 +50,13 @@ void CallGrammar::add_text(std::string_view mark, std::string_view forbidden, st
   program_.add(Op::automaton, program_.add_shared(name, [&] { return text_until(mark, forbidden, begun); }));
 }
 
+std::string CallGrammar::parameter(const std::string& name) const {
+  return joined({dialect_.parameter.open, name, ">\n"});
+}
+
 int32_t CallGrammar::calls() {
   const int32_t place = program_.here();
-  program_.literal(kOpen);
+  program_.literal(dialect_.call.open);
   body();
   const int32_t after = program_.here();
   if (generation_.parallel_calls) {
@@ -61,7 +73,7 @@ int32_t CallGrammar::calls() {
 
 int32_t CallGrammar::text_with_calls() {
   const int32_t place = program_.here();
-  add_text(kOpen);
+  add_text(dialect_.call.open);
   program_.at(place).b = 1;  // the answer may end in the text
   body();
   finish_body(place);
@@ -87,13 +99,13 @@ void CallGrammar::body() {
       for (const std::string_view next : {"\n", "<"}) {
         openings.push_back(name + std::string(next));
         places.push_back(program_.here());
-        add_text(kClose, kFunction, next == "<" ? next : std::string_view());
+        add_text(dialect_.call.close, function_, next == "<" ? next : std::string_view());
         leave();
       }
       continue;
     }
     openings.push_back(json() ? "\n{\"name\": " + json_literal(Json(name)) + ", \"arguments\": "
-                              : std::string(kFunction) + name + ">\n");
+                              : function_ + name + ">\n");
     places.push_back(tool(function, generation_.strict_tools.contains(name)));
     if (!error_.empty()) return;
   }
@@ -129,12 +141,12 @@ int32_t CallGrammar::free_arguments() {
   const int32_t place = program_.here();
   if (!json()) {
     // Another function in the same wrapper would be a call of any name.
-    add_text(kClose, kFunction);
+    add_text(dialect_.call.close, function_);
     leave();
     return place;
   }
   shapes_.call(program_, shapes_.object({}, shapes_.any()));
-  program_.literal("}\n</tool_call>");
+  program_.literal(json_end_);
   leave();
   if (!shapes_.finish(program_) || budget_.used_up()) error_ = budget_.sentence("the list of tools");
   return place;
@@ -146,14 +158,14 @@ bool CallGrammar::strict_arguments(const Json& schema, GrammarBudget& budget) {
   reason_ = reader.error();
   if (!reason_.empty()) return false;
   shapes_.call(program_, shape);
-  program_.literal("}\n</tool_call>");
+  program_.literal(json_end_);
   leave();
   if (!shapes_.finish(program_)) reason_ = "a value in it has too many alternatives";
   if (budget.used_up()) reason_ = budget.sentence("the schema");
   return reason_.empty();
 }
 
-// <parameter=KEY>\nVALUE\n</parameter>\n for each property, in the schema's order.
+// Tag, value and closing tag, a line each, for each property, in the schema's order.
 bool CallGrammar::strict_parameters(const Json& schema, GrammarBudget& budget) {
   SchemaReader reader(shapes_, budget, schema, false);
   const Json members = reader.members();
@@ -173,12 +185,12 @@ bool CallGrammar::strict_parameters(const Json& schema, GrammarBudget& budget) {
   if (listed != members.end() && listed->is_object()) {
     for (const auto& [name, property] : listed->items()) {
       if (wanted.erase(name) > 0) required.push_back(static_cast<int32_t>(openings.size()));
-      openings.push_back("<parameter=" + name + ">\n");
+      openings.push_back(parameter(name));
     }
   }
   for (const std::string& name : wanted) {  // any value will do
     required.push_back(static_cast<int32_t>(openings.size()));
-    openings.push_back("<parameter=" + name + ">\n");
+    openings.push_back(parameter(name));
   }
   budget.spend(static_cast<int64_t>(openings.size()) * 4, static_cast<int64_t>(openings.size()) * 96);
   const int32_t set =
@@ -190,13 +202,13 @@ bool CallGrammar::strict_parameters(const Json& schema, GrammarBudget& budget) {
   program_.fork(ways);
   program_.add(Op::words, set);
   program_.add(Op::finished, set);
-  program_.literal("</function>\n</tool_call>");
+  program_.literal(function_end_);
   leave();
   if (more) {
     program_.add(Op::finished, set);
-    program_.literal("<parameter=");
+    program_.literal(dialect_.parameter.open);
     program_.add(Op::automaton, program_.add_shared("parameter name", parameter_name));
-    add_text(kValueEnd, "\n</function>\n</tool_call>", "\n");
+    add_text(parameter_end_, "\n" + function_end_, "\n");
     program_.literal("\n");
     program_.add(Op::set, static_cast<int32_t>(openings.size()));
     program_.add(Op::jump, next);
@@ -224,8 +236,7 @@ void CallGrammar::parameter_value(const Json& property, SchemaReader& reader, Gr
     if (values != property.end() && values->is_array() && !values->empty()) {
       std::set<std::string> texts;
       for (const Json& value : *values) {
-        texts.insert((value.is_string() ? value.get<std::string>() : json_literal(value)) +
-                     std::string(kValueEnd));
+        texts.insert((value.is_string() ? value.get<std::string>() : json_literal(value)) + parameter_end_);
         budget.spend(8 + static_cast<int64_t>(texts.size()) / 8, 16);
       }
       const int32_t behind = program_.here() + 1;
@@ -239,11 +250,11 @@ void CallGrammar::parameter_value(const Json& property, SchemaReader& reader, Gr
   if (types.empty() || std::find(types.begin(), types.end(), ArgumentType::string) != types.end()) {
     // The line feed behind the opening tag may be the one before the closing tag, of an empty text. What
     // would end the call for whoever reads it does not stand in a text.
-    add_text(kValueEnd, "\n</function>\n</tool_call>", "\n");
+    add_text(parameter_end_, "\n" + function_end_, "\n");
     return;
   }
   shapes_.call(program_, reader.value(property));
-  program_.literal(kValueEnd);
+  program_.literal(parameter_end_);
 }
 
 }  // namespace braid::server

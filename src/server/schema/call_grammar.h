@@ -10,6 +10,7 @@
 
 #include "server/api/generation.h"
 #include "server/schema/value_shapes.h"
+#include "text/dialect.h"
 
 namespace braid::server {
 
@@ -17,7 +18,7 @@ class CallGrammar {
  public:
   // `all_strict`: the operator asks for schemas everywhere.
   CallGrammar(GrammarProgram& program, ValueShapes& shapes, GrammarBudget& budget,
-              const Generation& generation, std::string dialect, bool all_strict);
+              const Generation& generation, const Dialect& dialect, bool all_strict);
 
   // Both end with `end`. One call or, if they may be several, more of them:
   int32_t calls();
@@ -36,16 +37,22 @@ class CallGrammar {
   bool strict_arguments(const Json& schema, GrammarBudget& budget);
   bool strict_parameters(const Json& schema, GrammarBudget& budget);
   void parameter_value(const Json& property, class SchemaReader& reader, GrammarBudget& budget);
+  std::string parameter(const std::string& name) const;  // what opens it
   void add_text(std::string_view mark, std::string_view forbidden = {}, std::string_view begun = {});
   void leave() { exits_.push_back(program_.add(Instruction::Op::jump)); }
-  bool json() const { return dialect_ == "hermes"; }
-  bool pairs() const { return dialect_ == "argkv"; }
+  bool json() const { return dialect_.calls == Dialect::Calls::json; }
+  bool pairs() const { return dialect_.calls == Dialect::Calls::key_value; }
 
   GrammarProgram& program_;
   ValueShapes& shapes_;
   GrammarBudget& budget_;
   const Generation& generation_;
-  std::string dialect_;
+  // Tags with the layout around them, as templates write it.
+  const Dialect dialect_;
+  const std::string function_;       // what opens a function
+  const std::string parameter_end_;  // of a value and its tag
+  const std::string function_end_;   // of a function and the call
+  const std::string json_end_;       // of a JSON call
   bool all_strict_;
   std::vector<int32_t> exits_;  // jumps behind a call
   int32_t names_ = -1;          // instruction of the tools' names

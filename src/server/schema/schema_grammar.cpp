@@ -120,7 +120,7 @@ std::string describe(const Generation& generation, const ServedModel& model, con
     }
     out.push_back(Json(generation.tool_choice.names));
     out.push_back(generation.parallel_calls);
-    out.push_back(model.abilities.dialect);
+    out.push_back(call_form_name(model.abilities.dialect.calls));
   }
   return json_literal(out);
 }

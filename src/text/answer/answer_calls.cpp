@@ -1,12 +1,12 @@
 // answer_calls.cpp -- the inside of tool calls: parameters, values, JSON bodies, key and value pairs.
 #include <algorithm>
 
+#include "text/answer/answer_limits.h"
 #include "text/answer/answer_parser.h"
-#include "text/answer_markers.h"
 
 namespace braid {
 
-using namespace answer_markers;
+using namespace answer_limits;
 using Kind = AnswerEvent::Kind;
 
 namespace {
@@ -120,9 +120,9 @@ bool AnswerParser::step_function() {
   skip_layout();
   const std::string_view text = rest();
   if (text.empty()) return false;
-  if (text.starts_with(kParameterOpen)) {
+  if (text.starts_with(tags().parameter.open)) {
     size_t end = 0;
-    const auto name = tag_name(0, kParameterOpen, &end);
+    const auto name = tag_name(0, tags().parameter.open, &end);
     if (name) {
       take(end);
       open_parameter(*name);
@@ -132,9 +132,9 @@ bool AnswerParser::step_function() {
     skip_astray();
     return true;
   }
-  if (text.starts_with(kFunctionClose) || text.starts_with(kCallClose)) {
-    const bool function = text.starts_with(kFunctionClose);
-    take((function ? kFunctionClose : kCallClose).size());
+  if (text.starts_with(tags().function.close) || text.starts_with(tags().call.close)) {
+    const bool function = text.starts_with(tags().function.close);
+    take((function ? tags().function.close : tags().call.close).size());
     close_call();
     if (function) {
       state_ = State::after_function;
@@ -143,7 +143,7 @@ bool AnswerParser::step_function() {
     }
     return true;
   }
-  if (may_become({kParameterOpen, kFunctionClose, kCallClose})) return false;
+  if (may_become({tags().parameter.open, tags().function.close, tags().call.close})) return false;
   if (text[0] == '{' && parameters_.empty() && !whole_json_ && body_attempts_ < kMaxBodyAttempts) {
     return step_function_body();
   }
@@ -184,8 +184,8 @@ bool AnswerParser::step_value() {
     }
     lead_ = false;
   }
-  const std::initializer_list<std::string_view> markers = {kParameterClose, kParameterOpen, kFunctionClose,
-                                                           kCallClose};
+  const std::initializer_list<std::string_view> markers = {tags().parameter.close, tags().parameter.open,
+                                                           tags().function.close, tags().call.close};
   const std::string_view text = rest();
   size_t keep = final_ ? text.size() : before_partial(text, markers);
   for (size_t at = text.find('<'); at < keep; at = text.find('<', at + 1)) {
@@ -194,8 +194,8 @@ bool AnswerParser::step_value() {
     const Verdict verdict = judge(at);
     if (verdict == Verdict::end) {
       end_value(take(at), /*at_end=*/false);
-      if (rest().starts_with(kParameterClose)) {
-        take(kParameterClose.size());
+      if (rest().starts_with(tags().parameter.close)) {
+        take(tags().parameter.close.size());
       } else {
         ++repairs_.missing_end;
       }
@@ -232,17 +232,19 @@ bool AnswerParser::step_value() {
 AnswerParser::Verdict AnswerParser::judge(size_t at) const {
   const std::string_view here = rest().substr(at);
   Tri end = Tri::no;
-  if (here.starts_with(kParameterClose)) {
-    end = follows(at + kParameterClose.size(), {kParameterOpen, kFunctionClose, kCallClose});
+  if (here.starts_with(tags().parameter.close)) {
+    end = follows(at + tags().parameter.close.size(),
+                  {tags().parameter.open, tags().function.close, tags().call.close});
   } else if (!at_line_start(at)) {
     return Verdict::text;
-  } else if (here.starts_with(kFunctionClose)) {
-    end = follows(at + kFunctionClose.size(), {kCallClose, kCallOpen, kFunctionOpen});
-  } else if (here.starts_with(kCallClose)) {
-    end = follows(at + kCallClose.size(), {kCallOpen});
+  } else if (here.starts_with(tags().function.close)) {
+    end = follows(at + tags().function.close.size(),
+                  {tags().call.close, tags().call.open, tags().function.open});
+  } else if (here.starts_with(tags().call.close)) {
+    end = follows(at + tags().call.close.size(), {tags().call.open});
   } else {
     size_t tag_end = 0;
-    const auto name = tag_name(at, kParameterOpen, &tag_end);
+    const auto name = tag_name(at, tags().parameter.open, &tag_end);
     if (!name) return tag_end == 0 ? Verdict::wait : Verdict::text;
     const bool known = properties_ != nullptr && properties_->contains(*name);
     return known && *name != parameter_ && !has_parameter(*name) ? Verdict::end : Verdict::text;
@@ -253,21 +255,21 @@ AnswerParser::Verdict AnswerParser::judge(size_t at) const {
 bool AnswerParser::step_after_function() {
   skip_blanks();
   const std::string_view text = rest();
-  if (text.starts_with(kCallClose)) {
-    take(kCallClose.size());
+  if (text.starts_with(tags().call.close)) {
+    take(tags().call.close.size());
     begin_segment(State::content);
     return true;
   }
-  if (text.starts_with(kFunctionOpen)) {
+  if (text.starts_with(tags().function.open)) {
     size_t end = 0;
-    const auto name = tag_name(0, kFunctionOpen, &end);
+    const auto name = tag_name(0, tags().function.open, &end);
     if (name && may_call(*name)) {
       take(end);
       open_call(*name);
       return true;
     }
     if (end == 0) return false;
-  } else if (may_become({kCallClose, kFunctionOpen})) {
+  } else if (may_become({tags().call.close, tags().function.open})) {
     return false;
   }
   if (!text.empty()) ++repairs_.missing_end;
@@ -289,11 +291,11 @@ bool AnswerParser::step_json() {
   JsonExtent::State state = extent_.scan(rest());
   while (state == JsonExtent::State::angle) {
     const std::string_view here = rest().substr(extent_.end());
-    if (here.starts_with(kCallClose)) {
-      give_back(std::min(extent_.end() + kCallClose.size(), limit));
+    if (here.starts_with(tags().call.close)) {
+      give_back(std::min(extent_.end() + tags().call.close.size(), limit));
       return true;
     }
-    if (!final_ && kCallClose.starts_with(here)) break;
+    if (!final_ && tags().call.close.starts_with(here)) break;
     extent_.skip();
     state = extent_.scan(rest());
   }
@@ -333,42 +335,43 @@ bool AnswerParser::step_json() {
 bool AnswerParser::step_pairs() {
   skip_layout();
   const std::string_view text = rest();
-  if (text.starts_with(kCallClose)) {
-    take(kCallClose.size());
+  if (text.starts_with(tags().call.close)) {
+    take(tags().call.close.size());
     close_call();
     return true;
   }
-  if (!text.starts_with(kKeyOpen)) {
-    if (text.empty() || may_become({kKeyOpen, kCallClose})) return false;
+  if (!text.starts_with(tags().key.open)) {
+    if (text.empty() || may_become({tags().key.open, tags().call.close})) return false;
     skip_astray();
     return true;
   }
-  const size_t key_end = text.find(kKeyClose);
-  const size_t value_open = key_end == std::string_view::npos ? key_end : text.find(kValueOpen, key_end);
+  const size_t key_end = text.find(tags().key.close);
+  const size_t value_open =
+      key_end == std::string_view::npos ? key_end : text.find(tags().value.open, key_end);
   if (value_open == std::string_view::npos) return false;
-  const size_t value = value_open + kValueOpen.size();
+  const size_t value = value_open + tags().value.open.size();
   // What was searched before is not searched again.
   pairs_scan_ = std::max(pairs_scan_, value);
-  size_t end = 0, tag = kValueClose.size();
+  size_t end = 0, tag = tags().value.close.size();
   while (true) {
-    end = text.find(kValueClose, pairs_scan_);
+    end = text.find(tags().value.close, pairs_scan_);
     if (end == std::string_view::npos) {
       if (!final_ || cut_) {
-        pairs_scan_ = std::max(value, text.size() - std::min(text.size(), kValueClose.size()));
+        pairs_scan_ = std::max(value, text.size() - std::min(text.size(), tags().value.close.size()));
         return false;
       }
       end = text.size();
       tag = 0;
       break;
     }
-    const Tri ends = follows(end + tag, {kKeyOpen, kCallClose});
+    const Tri ends = follows(end + tag, {tags().key.open, tags().call.close});
     if (ends == Tri::yes) break;
     pairs_scan_ = end;
     if (ends == Tri::unknown) return false;
     pairs_scan_ = end + 1;
   }
   pairs_scan_ = 0;
-  parameter_ = trim_blanks(text.substr(kKeyOpen.size(), key_end - kKeyOpen.size()));
+  parameter_ = trim_blanks(text.substr(tags().key.open.size(), key_end - tags().key.open.size()));
   astray_.clear();
   if (!has_parameter(parameter_)) {
     std::vector<ArgumentType> types;

@@ -3,12 +3,21 @@
 
 #include <algorithm>
 
-#include "text/answer_markers.h"
+#include "text/answer/answer_limits.h"
 
 namespace braid {
 
-using namespace answer_markers;
+using namespace answer_limits;
 using Kind = AnswerEvent::Kind;
+
+namespace {
+
+bool is_plain_name_byte(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' ||
+         c == ':' || c == '-';
+}
+
+}  // namespace
 
 AnswerParser::AnswerParser(AnswerFormat format)
     : format_(std::move(format)), state_(format_.starts_in_reasoning ? State::reasoning : State::content) {
@@ -151,10 +160,10 @@ bool AnswerParser::step_prose() {
   const bool reasoning = state_ == State::reasoning;
   std::array<std::string_view, 4> active;
   size_t count = 0;
-  active[count++] = kThinkClose;
-  if (!seen_any_) active[count++] = kThinkOpen;
-  if (tools && (!reasoning || format_.calls_in_reasoning)) active[count++] = kCallOpen;
-  if (tools && !reasoning) active[count++] = kFunctionOpen;
+  active[count++] = tags().think.close;
+  if (!seen_any_) active[count++] = tags().think.open;
+  if (tools && (!reasoning || format_.calls_in_reasoning)) active[count++] = tags().call.open;
+  if (tools && !reasoning) active[count++] = tags().function.open;
 
   const std::string_view text = rest();
   size_t at = text.find('<');
@@ -163,9 +172,9 @@ bool AnswerParser::step_prose() {
     bool partial = false;
     for (size_t i = 0; i < count; ++i) {
       if (here.starts_with(active[i])) {
-        if (active[i] == kThinkOpen) return found_think_open(at);
-        if (active[i] == kThinkClose) return found_think_close(at);
-        return found_call(at, active[i] == kCallOpen);
+        if (active[i] == tags().think.open) return found_think_open(at);
+        if (active[i] == tags().think.close) return found_think_close(at);
+        return found_call(at, active[i] == tags().call.open);
       }
       partial = partial || active[i].starts_with(here);
     }
@@ -177,7 +186,7 @@ bool AnswerParser::step_prose() {
 
 bool AnswerParser::found_think_open(size_t at) {
   const bool blanks_only = rest().substr(0, at).find_first_not_of(kBlanks) == std::string_view::npos;
-  const std::string_view taken = take(at + kThinkOpen.size());
+  const std::string_view taken = take(at + tags().think.open.size());
   if (blanks_only) {
     begin_segment(State::reasoning);
   } else {
@@ -189,12 +198,12 @@ bool AnswerParser::found_think_open(size_t at) {
 bool AnswerParser::found_think_close(size_t at) {
   emit_prose(take(at));
   if (state_ == State::reasoning) {
-    take(kThinkClose.size());
+    take(tags().think.close.size());
     begin_segment(State::content);
     return true;
   }
   const bool drop = fresh_ || last_ == '\n';
-  const std::string_view marker = take(kThinkClose.size());
+  const std::string_view marker = take(tags().think.close.size());
   if (drop) {
     ++repairs_.stray_close;
   } else {
@@ -214,7 +223,7 @@ bool AnswerParser::found_call(size_t at, bool wrapped) {
     return false;
   }
   if (accepted == Tri::no) {
-    emit_prose(take(at + (wrapped ? kCallOpen : kFunctionOpen).size()));
+    emit_prose(take(at + (wrapped ? tags().call.open : tags().function.open).size()));
     return true;
   }
   if (state_ == State::reasoning) ++repairs_.call_in_reasoning;
@@ -242,7 +251,7 @@ AnswerParser::Tri AnswerParser::accept_call(const Opening& found, size_t at, boo
     return Tri::no;
   }
   if (reasoning && found.kind == Opening::Kind::xml) {
-    return follows(found.end, {kParameterOpen, kFunctionClose});
+    return follows(found.end, {tags().parameter.open, tags().function.close});
   }
   return Tri::yes;
 }
@@ -253,18 +262,18 @@ bool AnswerParser::may_call(std::string_view name) const {
 
 AnswerParser::Opening AnswerParser::opening(size_t at, bool wrapped) const {
   const std::string_view text = rest();
-  size_t start = at + (wrapped ? kCallOpen.size() : 0);
+  size_t start = at + (wrapped ? tags().call.open.size() : 0);
   const size_t limit = start + kMaxGap;
   while (wrapped && start < text.size() && is_blank(text[start]) && start < limit) ++start;
   const std::string_view next = text.substr(start);
   if (wrapped && next.starts_with('{')) return {Opening::Kind::json, start, {}};
-  if (wrapped && format_.dialect == CallDialect::key_value) return pairs_opening(start);
-  if (!next.starts_with(kFunctionOpen)) {
-    const bool wait = !final_ && kFunctionOpen.starts_with(next);
+  if (wrapped && tags().calls == Dialect::Calls::key_value) return pairs_opening(start);
+  if (!next.starts_with(tags().function.open)) {
+    const bool wait = !final_ && tags().function.open.starts_with(next);
     return {wait ? Opening::Kind::unknown : Opening::Kind::none, 0, {}};
   }
   size_t end = 0;
-  auto name = tag_name(start, kFunctionOpen, &end);
+  auto name = tag_name(start, tags().function.open, &end);
   if (!name) return {end == 0 ? Opening::Kind::unknown : Opening::Kind::none, 0, {}};
   return {Opening::Kind::xml, end, std::move(*name)};
 }
@@ -291,7 +300,7 @@ AnswerParser::Opening AnswerParser::pairs_opening(size_t at) const {
   while (length < text.size() && length < kMaxNameBytes && is_plain_name_byte(text[length])) ++length;
   if (length == 0) return {text.empty() && !final_ ? Opening::Kind::unknown : Opening::Kind::none, 0, {}};
   const bool nothing_follows = final_ && trim_blanks(text.substr(length)).empty();
-  switch (nothing_follows ? Tri::no : follows(at + length, {kKeyOpen, kCallClose})) {
+  switch (nothing_follows ? Tri::no : follows(at + length, {tags().key.open, tags().call.close})) {
     case Tri::yes:
       return {Opening::Kind::pairs, at + length, std::string(text.substr(0, length))};
     case Tri::unknown:

@@ -3,11 +3,10 @@
 //
 // Not here: UTF-8 (detokenizer.h comes before), stop strings (stop_strings.h comes after), JSON of any API.
 //
-// Two forms of calls are recognised inside <tool_call> ... </tool_call>, at the same time:
-//   XML   <function=NAME> <parameter=KEY> value </parameter> ... </function>, also without the outer tags
-//   JSON  {"name": NAME, "arguments": {...}}
-// and, where the model's template asks for it, NAME with <arg_key>/<arg_value> pairs. Arguments come out as
-// the text of one JSON object, typed by the tool's schema (arguments.h).
+// Tags are those of the model's dialect (dialect.h). Two forms of calls are recognised between them whatever form
+// its template writes, because models mix them up: functions with parameters (also without the outer tags) and JSON.
+// Pairs of keys and values are recognised where the dialect says so. Arguments come out as the text of one JSON
+// object, typed by the tool's schema (arguments.h).
 //
 // Always true:
 //   the events joined do not depend on how the text was cut into pieces
@@ -25,6 +24,7 @@
 #include <vector>
 
 #include "text/answer/arguments.h"
+#include "text/dialect.h"
 #include "text/json_text.h"
 
 namespace braid {
@@ -45,11 +45,9 @@ struct AnswerEvent {
 };
 using AnswerEvents = std::vector<AnswerEvent>;
 
-enum class CallDialect : uint8_t { xml, key_value };
-
 struct AnswerFormat {
   bool starts_in_reasoning = false;  // the prompt ends inside an open think block
-  CallDialect dialect = CallDialect::xml;
+  Dialect dialect;
   std::shared_ptr<const OfferedTools> tools;  // null or empty: call markers are ordinary text
   bool offered_only = false;                  // a call of any other tool is ordinary text
   bool calls_in_reasoning = true;             // accept a call (under strict rules) before the block is closed
@@ -95,6 +93,7 @@ class AnswerParser {
     std::string name;
   };
 
+  const Dialect& tags() const { return format_.dialect; }
   std::string_view rest() const { return std::string_view(buffer_).substr(begin_); }
   std::string_view take(size_t bytes);
   void skip_blanks();

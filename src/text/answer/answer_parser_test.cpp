@@ -105,7 +105,7 @@ Case case_of(const Json& golden) {
   Case c;
   c.output = golden["output"].get<std::string>();
   c.format.starts_in_reasoning = golden["starts_in_reasoning"].get<bool>();
-  c.format.dialect = golden["dialect"] == "argkv" ? CallDialect::key_value : CallDialect::xml;
+  c.format.dialect.calls = golden["dialect"] == "argkv" ? Dialect::Calls::key_value : Dialect::Calls::xml;
   c.format.tools = std::make_shared<OfferedTools>(golden["tools"]);
   c.cut = golden["end"] == "length";
   return c;
@@ -213,7 +213,7 @@ TEST(AnswerParser, DamagedStreamsNeverCrashAndNeverDependOnTheCut) {
     Case c{random_output(random), {}, random() % 2 == 0};
     c.format.tools = offered;
     c.format.starts_in_reasoning = random() % 3 == 0;
-    c.format.dialect = random() % 2 == 0 ? CallDialect::xml : CallDialect::key_value;
+    c.format.dialect.calls = random() % 2 == 0 ? Dialect::Calls::xml : Dialect::Calls::key_value;
     if (random() % 8 == 0) c.format.max_value_bytes = 8;
     const Parts want = run(c, {});
     ASSERT_EQ(run(c, every(1, c.output)), want) << Json(repaired_utf8(c.output, Utf8Repair::maximal_subpart));

@@ -8,7 +8,7 @@
 #include <unordered_map>
 
 #include "base/log.h"
-#include "text/answer_markers.h"
+#include "text/dialect.h"
 #include "text/unicode.h"
 
 namespace braid {
@@ -131,15 +131,6 @@ Result<TokenIndex> index_of(const VocabularyData& data) {
   return index;
 }
 
-// What models write in the middle of their answers, whatever type the file gives it.
-bool is_answer_marker(std::string_view text) {
-  namespace markers = answer_markers;
-  static constexpr std::string_view kMarkers[] = {
-      markers::kThinkOpen, markers::kThinkClose, markers::kCallOpen,  markers::kCallClose,
-      markers::kKeyOpen,   markers::kKeyClose,   markers::kValueOpen, markers::kValueClose};
-  return std::find(std::begin(kMarkers), std::end(kMarkers), text) != std::end(kMarkers);
-}
-
 // `declared`: the types as the file gives them, before texts had a say.
 Result<SpecialFinder> finder_of(const VocabularyData& data, const std::vector<int32_t>& declared,
                                 const std::vector<int32_t>& end_ids) {
@@ -155,7 +146,7 @@ Result<SpecialFinder> finder_of(const VocabularyData& data, const std::vector<in
     const bool user_defined = type == TokenType::user_defined;
     const bool ends = std::binary_search(end_ids.begin(), end_ids.end(), static_cast<int32_t>(id));
     Origin found_in = Origin::written;
-    if (!ends && (user_defined || is_answer_marker(data.tokens[id]))) found_in = Origin::answer;
+    if (!ends && (user_defined || Dialect().is_answer_tag(data.tokens[id]))) found_in = Origin::answer;
     if (!ends && user_defined && declared[id] == data.types[id]) found_in = Origin::instruction;
     specials.push_back({data.tokens[id], static_cast<int32_t>(id), user_defined, found_in});
   }
