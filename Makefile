@@ -1,6 +1,6 @@
 # Two commands for a fresh machine: `make demo` and `make test`. Both install what is missing (tools/setup.sh), then build in
 # build/ with the preset "release" of CMakePresets.json what they need: the program, or all.
-.PHONY: demo test build setup setup-test setup-dev fuzz format format-check clean help
+.PHONY: demo test test-debug build setup setup-test setup-dev fuzz coverage lint format format-check clean help
 
 # Two gigabytes of memory per compile job are enough; all cores otherwise.
 JOBS ?= $(shell nproc)
@@ -9,13 +9,18 @@ CMAKE_FLAGS ?=
 # ON: several sources in a compiler run, which halves the work of building all. OFF: one, which is less after an edit.
 UNITY ?= ON
 configure = @cmake --preset release -DCMAKE_UNITY_BUILD=$(UNITY) $(CMAKE_FLAGS)
+# The tests that do not start the program, which are what sanitizers and coverage are for.
+unit_tests = base_test gguf_test text_test ops_test model_test engine_test server_test cli_test tree_test
 
 help:
 	@echo "make demo          build braid and let the built-in model show what it can do"
 	@echo "make test          build and run all tests"
 	@echo "make build         build only: build/braid"
-	@echo "make fuzz          sanitizer build of the parsers, FUZZ_SECONDS (default 20) per target"
-	@echo "make format        clang-format all sources      make format-check   only look"
+	@echo "make test-debug    unit tests under address and undefined-behaviour sanitizers"
+	@echo "make fuzz          fuzz the parsers in the same build, FUZZ_SECONDS (default 20) per target"
+	@echo "make coverage      what the unit tests reach, for each folder of src/"
+	@echo "make lint          clang-tidy over what differs from main, or FILES=\"a.cpp b.cpp\""
+	@echo "make format        clang-format all sources         make format-check   only look"
 
 setup:
 	@tools/setup.sh
@@ -38,11 +43,26 @@ test: setup-test
 	@cmake --build --preset release -j $(JOBS)
 	@tools/run_tests.sh build
 
+# One sanitizer build serves the unit tests and the fuzz targets.
+test-debug: setup-dev
+	@cmake --preset debug >/dev/null
+	@cmake --build --preset debug -j $(JOBS) --target $(unit_tests)
+	@tools/run_tests.sh build-debug --quick
+
 FUZZ_SECONDS ?= 20
 fuzz: setup-dev
-	@cmake --preset fuzz -DCMAKE_CXX_COMPILER=clang++-14 >/dev/null
-	@cmake --build --preset fuzz -j $(JOBS) --target fuzzers
-	@tools/fuzz.sh build-fuzz $(FUZZ_SECONDS)
+	@cmake --preset debug >/dev/null
+	@cmake --build --preset debug -j $(JOBS) --target fuzzers
+	@tools/fuzz.sh build-debug $(FUZZ_SECONDS)
+
+coverage: setup-dev
+	@cmake --preset coverage >/dev/null
+	@cmake --build --preset coverage -j $(JOBS) --target $(unit_tests)
+	@tools/coverage.sh build-coverage
+
+FILES ?=
+lint: setup-dev
+	@JOBS=$(JOBS) tools/lint.sh $(FILES)
 
 format: setup-dev
 	@git ls-files -co --exclude-standard '*.h' '*.cpp' | xargs clang-format-14 -i
@@ -51,4 +71,4 @@ format-check: setup-dev
 	@git ls-files -co --exclude-standard '*.h' '*.cpp' | xargs clang-format-14 --dry-run --Werror
 
 clean:
-	rm -rf build build-debug build-fuzz
+	rm -rf build build-debug build-coverage build-lint

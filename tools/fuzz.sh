@@ -1,23 +1,29 @@
 #!/usr/bin/env bash
-# Runs every fuzz target for a while on its corpus. Usage: tools/fuzz.sh BUILD_DIR SECONDS
+# Runs every fuzz target for a while on its corpus, as many at once as there are cores. Usage: tools/fuzz.sh BUILD_DIR SECONDS
 set -euo pipefail
 build=$1
 seconds=$2
 root=$(cd "$(dirname "$0")/.." && pwd)
-ran=0
-for target in "$build"/*_fuzz; do
-  [ -x "$target" ] || continue
-  name=$(basename "$target" _fuzz)
+
+# One target. What it found stays in a folder of /tmp, what it said is shown.
+fuzz() {
+  local name work
+  name=$(basename "$1" _fuzz)
   work=$(mktemp -d)
-  echo "fuzz $name: $seconds s"
-  "$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=65536 -print_final_stats=0 \
-    -artifact_prefix="$work/" "$work" "$root/tests/fuzz/corpus/$name" >"$work/log" 2>&1 || {
+  if "$1" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=65536 -print_final_stats=0 \
+    -artifact_prefix="$work/" "$work" "$root/tests/fuzz/corpus/$name" >"$work/log" 2>&1; then
+    echo "fuzz $name: $(grep -E '^Done' "$work/log" | tail -1)"
+    rm -rf "$work"
+  else
     tail -60 "$work/log"
     echo "fuzz $name: FOUND something, input in $work"
-    exit 1
-  }
-  grep -E '^Done|^#[0-9]+.*DONE' "$work/log" | tail -1
-  rm -rf "$work"
-  ran=$((ran + 1))
-done
-[ "$ran" -ge 4 ] || { echo "only $ran fuzz targets were built"; exit 1; }
+    return 1
+  fi
+}
+export -f fuzz
+export root seconds
+
+targets=("$build"/*_fuzz)
+[ ${#targets[@]} -ge 4 ] || { echo "only ${#targets[@]} fuzz targets were built"; exit 1; }
+echo "fuzz: ${#targets[@]} targets, $seconds s each"
+printf '%s\n' "${targets[@]}" | xargs -P "$(nproc)" -I{} bash -c 'fuzz {}'

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what braid needs to build, and nothing that is there already. Debian 12 and Ubuntu 24.04.
-# Usage: tools/setup.sh [--test] [--dev]     --test adds what the tests need, --dev what the fuzz run and the format check need
+# Usage: tools/setup.sh [--test] [--dev]     --test adds what the tests need, --dev what sanitizers, fuzzers, coverage, lint and format need
 set -euo pipefail
 
 packages=(g++ cmake ninja-build pkg-config libhwy-dev nlohmann-json3-dev libpcre2-dev libcli11-dev
@@ -8,7 +8,7 @@ packages=(g++ cmake ninja-build pkg-config libhwy-dev nlohmann-json3-dev libpcre
 for option in "$@"; do
   case $option in
     --test) packages+=(libgtest-dev) ;;
-    --dev) packages+=(clang-14 libclang-rt-14-dev clang-format-14) ;;
+    --dev) packages+=(clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 gcovr python3) ;;
     *) echo "tools/setup.sh: unknown option $option" >&2; exit 1 ;;
   esac
 done
