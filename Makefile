@@ -1,6 +1,6 @@
 # Two commands for a fresh machine: `make demo` and `make test`. Both install what is missing (tools/setup.sh), then build in
 # build/ with the preset "release" of CMakePresets.json what they need: the program, or all.
-.PHONY: demo test test-debug build setup setup-test setup-dev fuzz coverage lint format format-check clean help
+.PHONY: demo test test-debug build setup setup-test setup-dev fuzz coverage lint format format-check docs docs-check clean help
 
 # Two gigabytes of memory per compile job are enough; all cores otherwise.
 JOBS ?= $(shell nproc)
@@ -21,6 +21,7 @@ help:
 	@echo "make coverage      what the unit tests reach, for each folder of src/"
 	@echo "make lint          clang-tidy over what differs from main, or FILES=\"a.cpp b.cpp\""
 	@echo "make format        clang-format all sources         make format-check   only look"
+	@echo "make docs          tables and plots of docs/ anew   make docs-check     only look; links and paths, too"
 
 setup:
 	@tools/setup.sh
@@ -69,6 +70,13 @@ format: setup-dev
 
 format-check: setup-dev
 	@git ls-files -co --exclude-standard '*.h' '*.cpp' | xargs clang-format-14 --dry-run --Werror
+
+docs:
+	@tools/plot_benchmarks.py
+
+docs-check:
+	@tools/plot_benchmarks.py --check
+	@tools/check_docs.py
 
 clean:
 	rm -rf build build-debug build-coverage build-lint
