@@ -445,7 +445,8 @@ TEST(Linear, AgreesOnLargeShapes) {
 }
 
 TEST(TopK, AgreesWithTheReference) {
-  for (auto [width, k] : {std::pair{5, 5}, {100, 64}, {4097, 20}, {30000, 128}, {70000, 1}, {70000, 128}}) {
+  for (auto sizes : {std::pair{5, 5}, {100, 64}, {4097, 20}, {30000, 128}, {70000, 1}, {70000, 128}}) {
+    const auto width = sizes.first, k = sizes.second;  // names that a lambda may capture in clang 14, too
     for (const DeviceCase& device : plain_devices()) {
       Random random(61);
       std::vector<float> logits = random.normals(3 * width, 8.0f);
