@@ -1,6 +1,7 @@
 // gemm.cu -- which kernel multiplies what: linear, logits, and the workspace they share. The kernel
 // itself and its mathematics: gemm_mma.cuh; the form of the weights: packed.h.
 #include <algorithm>
+#include <type_traits>
 
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/gemm/gemm.h"
@@ -79,46 +80,45 @@ Columns columns_for(const Context& context, int64_t rows) {
   return wgmma ? Columns{count, true} : Columns{std::min(count, 64), false};
 }
 
-GemmArgs norm_first(Context& context, const GemmArgs& args) {
-  if (args.norm.residual == nullptr) return args;
-  const SkinnyNorm& norm = args.norm;
-  const Tensor x{const_cast<Act*>(args.x), kActType, args.tokens, args.k, args.x_stride};
-  const Tensor residual{const_cast<float*>(norm.residual), DType::f32, args.tokens, args.k,
+GemmLaunch norm_first(Context& context, const GemmLaunch& launch) {
+  const SkinnyNorm& norm = launch.norm;
+  if (norm.residual == nullptr) return launch;
+  const Tensor x{const_cast<Act*>(launch.x), kActType, launch.tokens, launch.k, launch.x_stride};
+  const Tensor residual{const_cast<float*>(norm.residual), DType::f32, launch.tokens, launch.k,
                         norm.residual_stride};
   if (norm.writes) add_norm(context, x, residual, {}, norm.weight, norm.eps);
-  GemmArgs normed = args;
+  GemmLaunch normed = launch;
   normed.norm = {};
   normed.beside_previous = false;
   return normed;
 }
 
-void launch_gemm(Context& context, Pack pack, Columns columns, const GemmArgs& args) {
-  switch (pack) {
-    case Pack::f16:
-      return columns.wgmma ? launch_gemm_wgmma_f16(context, columns.count, args)
-                           : launch_gemm_f16(context, columns.count / 8, args);
-    case Pack::q8:
-      return columns.wgmma ? launch_gemm_wgmma_q8(context, columns.count, args)
-                           : launch_gemm_q8(context, columns.count / 8, args);
-    case Pack::q4k:
-      return columns.wgmma ? launch_gemm_wgmma_q4k(context, columns.count, args)
-                           : launch_gemm_q4k(context, columns.count / 8, args);
-    case Pack::q6k:
-      return columns.wgmma ? launch_gemm_wgmma_q6k(context, columns.count, args)
-                           : launch_gemm_q6k(context, columns.count / 8, args);
-    case Pack::q5:
-      return columns.wgmma ? launch_gemm_wgmma_q5(context, columns.count, args)
-                           : launch_gemm_q5(context, columns.count / 8, args);
-    case Pack::t4:
-      return columns.wgmma ? launch_gemm_wgmma_t4(context, columns.count, args)
-                           : launch_gemm_t4(context, columns.count / 8, args);
-    case Pack::fp4:
-      return columns.wgmma ? launch_gemm_wgmma_fp4(context, columns.count, args)
-                           : launch_gemm_fp4(context, columns.count / 8, args);
+namespace {
+
+// The kernel for so many columns of weights of one format.
+template <class Format>
+void launch_one_format(Context& context, Columns columns, const GemmLaunch& launch) {
+  if (columns.wgmma) return launch_gemm_wgmma<Format, Format>(context, columns.count, launch);
+  const bool list = launch.list.tiles != nullptr;
+  if (columns.count == 8) {
+    if constexpr (!std::is_same_v<Format, FormatF16>)
+      if (launch.list.tile_rows == 8 && !context.deterministic &&
+          launch_gemm_grouped_persistent<Format>(context, launch))
+        return;
+    if (list ? launch_gemm_grouped<Format>(context, launch)
+             : launch_gemm_skinny<Format, Format>(context, launch))
+      return;
   }
+  launch_gemm_mma<Format>(context, columns.count, norm_first(context, launch));
 }
 
-namespace {
+// Weights in q6k, then those of the second format. False: nothing was launched.
+template <class Second>
+bool launch_two_formats(Context& context, Columns columns, const GemmLaunch& launch) {
+  if (!columns.wgmma) return launch_gemm_skinny<FormatQ6K, Second>(context, launch);
+  launch_gemm_wgmma<FormatQ6K, Second>(context, columns.count, launch);
+  return true;
+}
 
 struct Layout {
   size_t counters = 0;
@@ -127,6 +127,14 @@ struct Layout {
   size_t padded = 0;
   size_t end = 0;
 };
+void add_part(GemmLaunch& call, const GemmPart& part) {
+  BRAID_CHECK(call.part_count < kMostParts);
+  GemmPart& own = call.parts[call.part_count++];
+  own = part;
+  own.first_block = call.blocks;
+  call.blocks += part.expert_blocks * (part.store == Store::gated ? 2 : 1);
+}
+
 int64_t whole_units(int64_t width) { return (width + kUnitWidth - 1) / kUnitWidth * kUnitWidth; }
 
 // Of the largest copy of x: dense rows in whole tiles, or one expert's rows at a time in whole tiles.
@@ -166,48 +174,40 @@ Gemm::Gemm(Context& context, const Device::WorkspaceNeeds& needs, std::byte* wor
   padded_elements_ = static_cast<int64_t>((at.end - at.padded) / sizeof(Act));
 }
 
-GemmArgs Gemm::args_for(Tensor x, Columns columns, const ExpertList* list) {
+GemmLaunch Gemm::launch_for(Tensor x, Columns columns, const ExpertList& list) {
   BRAID_CHECK(x.type == kActType);
-  GemmArgs args;
-  args.x = static_cast<const Act*>(x.data);
-  args.x_stride = x.stride;
-  args.k = static_cast<int>(x.cols);
-  args.tokens = static_cast<int>(x.rows);
-  args.partials = columns.wgmma && columns.count <= kMostLookedColumns ? looked_ : partials_;
-  args.counters = counters_;
-  args.claims = counters_ + 8 * context_.processors * kMostCtasPerProcessor;
-  if (list != nullptr) {
-    args.tiles = list->tiles;
-    args.tile_count = list->tile_count;
-    args.x_row = list->x_row;
-    args.shared_expert = list->shared_expert;
-    args.tile_rows = list->tile_rows;
-    args.likely_tiles = list->likely_tiles;
-    args.most_tiles = static_cast<int>(list->most_tiles);
-    args.early_list = list->early;
-  }
+  GemmLaunch call;
+  call.x = static_cast<const Act*>(x.data);
+  call.x_stride = x.stride;
+  call.k = static_cast<int>(x.cols);
+  call.tokens = static_cast<int>(x.rows);
+  call.partials = columns.wgmma && columns.count <= kMostLookedColumns ? looked_ : partials_;
+  call.counters = counters_;
+  call.claims = counters_ + 8 * context_.processors * kMostCtasPerProcessor;
+  call.list = list;
   const bool readable = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 8 == 0 && x.cols % 8 == 0;
   if (columns.wgmma) {
-    const int64_t tiles = list != nullptr ? list->most_tiles : div_up<int64_t>(x.rows, columns.count);
-    const int64_t rows = list != nullptr ? tiles * columns.count : x.rows;
+    const bool listed = list.tiles != nullptr;
+    const int64_t tiles = listed ? list.most_tiles : div_up<int64_t>(x.rows, columns.count);
+    const int64_t rows = listed ? tiles * columns.count : x.rows;
     const auto units = static_cast<int>(whole_units(x.cols) / kUnitWidth);
     BRAID_CHECK(tiles * columns.count * units * kUnitWidth <= padded_elements_);
     const dim3 blocks(static_cast<unsigned>(rows), static_cast<unsigned>(div_up(units * 32, kOrderThreads)));
     if (!ordered_)
-      launch_early(context_, order_rows, blocks, kOrderThreads, 0, padded_, units, columns.count, args.x,
-                   x.stride, args.k, args.tiles, args.tile_count, args.x_row);
+      launch_early(context_, order_rows, blocks, kOrderThreads, 0, padded_, units, columns.count, call.x,
+                   x.stride, call.k, list.tiles, list.tile_count, list.x_row);
     ordered_ = false;
-    args.x = padded_;
+    call.x = padded_;
   } else if (!readable) {
     const int64_t stride = (x.cols + 7) / 8 * 8;
     BRAID_CHECK(x.rows * stride <= padded_elements_);
-    launch_early(context_, pad_rows, dim3(static_cast<unsigned>(x.rows)), 256, 0, padded_, stride, args.x,
-                 x.stride, args.k);
-    args.x = padded_;
-    args.x_stride = stride;
-    args.k = static_cast<int>(stride);
+    launch_early(context_, pad_rows, dim3(static_cast<unsigned>(x.rows)), 256, 0, padded_, stride, call.x,
+                 x.stride, call.k);
+    call.x = padded_;
+    call.x_stride = stride;
+    call.k = static_cast<int>(stride);
   }
-  return args;
+  return call;
 }
 
 GemmPart Gemm::part_for(const Weight& w, Tensor y, Store store) {
@@ -244,25 +244,20 @@ bool Gemm::same_form(const Weight& a, const Weight& b) {
 }
 
 // All parts have the pack and units of `like`.
-void Gemm::launch(const Weight& like, Columns columns, GemmArgs args, std::span<const GemmPart> parts,
+void Gemm::launch(const Weight& like, Columns columns, GemmLaunch call, std::span<const GemmPart> parts,
                   bool beside) {
-  args.units = packed(like).units;
-  args.x_units = packed(like).x_units;
+  call.units = packed(like).units;
+  call.x_units = packed(like).x_units;
   for (size_t first = 0; first < parts.size(); first += kMostParts) {
-    args.part_count = static_cast<int>(std::min<size_t>(parts.size() - first, kMostParts));
-    args.beside_previous = beside || first > 0;
-    if (first > 0) args.norm.writes = false;
-    args.blocks = 0;
-    for (int i = 0; i < args.part_count; ++i) {
-      args.parts[i] = parts[first + i];
-      args.parts[i].first_block = args.blocks;
-      args.blocks += args.parts[i].expert_blocks * (args.parts[i].store == Store::gated ? 2 : 1);
-    }
-    if (columns.count == 8 && args.tile_rows == 8 && !context_.deterministic &&
-        launch_gemm_grouped_persistent(context_, packed(like).pack, args))
-      continue;
-    args.once = args.tiles == nullptr && args.tokens <= columns.count;
-    launch_gemm(context_, packed(like).pack, columns, args);
+    call.part_count = 0;
+    call.blocks = 0;
+    call.beside_previous = beside || first > 0;
+    if (first > 0) call.norm.writes = false;
+    for (const GemmPart& part : parts.subspan(first, std::min<size_t>(parts.size() - first, kMostParts)))
+      add_part(call, part);
+    call.once = call.list.tiles == nullptr && call.tokens <= columns.count;
+    with_format(packed(like).pack,
+                [&]<class Format>() { launch_one_format<Format>(context_, columns, call); });
   }
 }
 
@@ -277,39 +272,23 @@ bool Gemm::mix(const Weight& a, const Weight& b) {
 
 // False: nothing was launched. In the wgmma kernels both start with a tile: an empty part fills the last tile
 // of the first format.
-bool Gemm::launch_mixed(const Weight& like, Columns columns, GemmArgs args, std::span<const GemmPart> q6k,
+bool Gemm::launch_mixed(const Weight& like, Columns columns, GemmLaunch call, std::span<const GemmPart> q6k,
                         std::span<const GemmPart> second, Pack second_pack, bool beside) {
-  args.units = packed(like).units;
-  args.x_units = packed(like).x_units;
-  args.beside_previous = beside;
-  args.blocks = 0;
-  const auto add = [&](const GemmPart& part) {
-    BRAID_CHECK(args.part_count < kMostParts);
-    args.parts[args.part_count] = part;
-    args.parts[args.part_count++].first_block = args.blocks;
-    args.blocks += part.expert_blocks * (part.store == Store::gated ? 2 : 1);
-  };
-  for (const GemmPart& part : q6k) add(part);
-  if (!columns.wgmma) {
-    const int second_block = args.blocks;
-    for (const GemmPart& part : second) add(part);
-    args.once = true;
-    return second_pack == Pack::q5 ? launch_gemm_skinny_q6k_q5(context_, args, second_block)
-                                   : launch_gemm_skinny_q6k_q4k(context_, args, second_block);
+  call.units = packed(like).units;
+  call.x_units = packed(like).x_units;
+  call.beside_previous = beside;
+  for (const GemmPart& part : q6k) add_part(call, part);
+  if (columns.wgmma) {
+    const int tile = wgmma_warps(Pack::q6k, columns.count);
+    GemmPart empty;
+    empty.expert_blocks = div_up(call.blocks, tile) * tile - call.blocks;
+    if (empty.expert_blocks > 0) add_part(call, empty);
   }
-  const int tile = wgmma_warps(Pack::q6k, columns.count);
-  GemmPart empty;
-  empty.expert_blocks = div_up(args.blocks, tile) * tile - args.blocks;
-  if (empty.expert_blocks > 0) add(empty);
-  args.second_tile = args.blocks / tile;
-  for (const GemmPart& part : second) add(part);
-  args.once = args.tokens <= columns.count;
-  if (second_pack == Pack::q5) {
-    launch_gemm_wgmma_q6k_q5(context_, columns.count, args);
-  } else {
-    launch_gemm_wgmma_q6k_q4k(context_, columns.count, args);
-  }
-  return true;
+  call.second_block = call.blocks;
+  for (const GemmPart& part : second) add_part(call, part);
+  call.once = !columns.wgmma || call.tokens <= columns.count;
+  return second_pack == Pack::q5 ? launch_two_formats<FormatQ5>(context_, columns, call)
+                                 : launch_two_formats<FormatQ4K>(context_, columns, call);
 }
 
 // Where 128 columns leave a CTA a few steps only, tiles of 64 need fewer parts of tiles.
@@ -338,17 +317,14 @@ bool Gemm::small(std::span<const LinearPart> parts, int64_t rows) const {
 bool Gemm::linear_small(std::span<const LinearPart> parts, Tensor x) {
   if (!small(parts, x.rows)) return false;
   const Weight& like = *parts.front().w;
-  GemmArgs args = args_for(x, {8, false}, nullptr);
-  args.units = packed(like).units;
-  args.x_units = packed(like).x_units;
+  GemmLaunch call = launch_for(x, {8, false}, {});
+  call.units = packed(like).units;
+  call.x_units = packed(like).x_units;
   for (const LinearPart& p : parts) {
     BRAID_CHECK(p.w->experts == 1 && p.w->k == x.cols && p.y.rows >= x.rows);
-    GemmPart& part = args.parts[args.part_count++];
-    part = part_for(*p.w, p.y, p.tail == Tail::add ? Store::add : Store::plain);
-    part.first_block = args.blocks;
-    args.blocks += part.expert_blocks;
+    add_part(call, part_for(*p.w, p.y, p.tail == Tail::add ? Store::add : Store::plain));
   }
-  launch_gemm_small(context_, args);
+  launch_gemm_small(context_, call);
   return true;
 }
 
@@ -388,8 +364,8 @@ void Gemm::linear(std::span<const LinearPart> parts, Tensor x, const SkinnyNorm&
     }
     return;
   }
-  GemmArgs args = args_for(x, columns, nullptr);
-  args.norm = norm;
+  GemmLaunch call = launch_for(x, columns, {});
+  call.norm = norm;
   // One entry per product: gated pairs first, so that gate and up blocks stay side by side in a tile.
   struct Entry {
     const Weight* w;
@@ -432,16 +408,16 @@ void Gemm::linear(std::span<const LinearPart> parts, Tensor x, const SkinnyNorm&
       }
       const bool q6k_first = packed(like).pack == Pack::q6k;
       if (other.empty() ||
-          !launch_mixed(like, columns, args, q6k_first ? same : other, q6k_first ? other : same,
+          !launch_mixed(like, columns, call, q6k_first ? same : other, q6k_first ? other : same,
                         packed(q6k_first ? *other_like : like).pack, beside)) {
-        launch(like, columns, args, same, beside);
+        launch(like, columns, call, same, beside);
         if (!other.empty()) {
-          args.norm.writes = false;
-          launch(*other_like, columns, args, other, true);
+          call.norm.writes = false;
+          launch(*other_like, columns, call, other, true);
         }
       }
       beside = true;
-      args.norm.writes = false;
+      call.norm.writes = false;
       *list = std::move(rest);
     }
   }

@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "ops/cuda/gemm/packed.h"
+#include "ops/cuda/gemm/gemm_kernels.h"
 #include "ops/device.h"
 #include "ops/ops.h"
 
@@ -12,17 +12,6 @@ namespace braid::cuda {
 
 size_t gemm_bytes(const Context& context, const Device::WorkspaceNeeds& needs);
 
-// Tiles of rows of experts in device memory (moe.cu).
-struct ExpertList {
-  const ExpertTile* tiles = nullptr;
-  const int* tile_count = nullptr;
-  const int* x_row = nullptr;
-  int64_t most_tiles = 0;  // whatever the choice
-  int shared_expert = -1;
-  int tile_rows = 0;     // most of a tile
-  int likely_tiles = 1;  // shapes launches, never the result's meaning
-  bool early = false;    // complete before the kernel before began
-};
 // Rows of one expert that a tile should hold: most experts should need one tile.
 constexpr int rows_per_expert_tile(int64_t pairs, int64_t experts) {
   const int64_t mean = pairs / (experts > 0 ? experts : 1);
@@ -45,13 +34,13 @@ class Gemm {
   // Pieces of a launch.
   // Copies x to the form that the kernel reads, if it must. The copy of a call is overwritten by the next
   // one. With a list, x is read by it (x_row, or the pair's own row).
-  GemmArgs args_for(Tensor x, Columns columns, const ExpertList* list);
+  GemmLaunch launch_for(Tensor x, Columns columns, const ExpertList& list);
   static GemmPart part_for(const Weight& w, Tensor y, Store store);
   static void add_up(GemmPart& part, const Weight& up);
   static void add_shared(GemmPart& part, const Weight& w, const Weight* up);
   static bool same_form(const Weight& a, const Weight& b);
   // `beside`: the kernel before this launch is a product of the same x whose results it does not need.
-  void launch(const Weight& like, Columns columns, GemmArgs args, std::span<const GemmPart> parts,
+  void launch(const Weight& like, Columns columns, GemmLaunch call, std::span<const GemmPart> parts,
               bool beside = false);
   // q6k weights and q4k or q5 weights of one x, which a kernel multiplies together.
   static bool mix(const Weight& a, const Weight& b);
@@ -60,7 +49,7 @@ class Gemm {
   void narrow(Columns& columns, std::span<const LinearPart> parts, int64_t rows) const;
   bool small(std::span<const LinearPart> parts, int64_t rows) const;
   bool linear_small(std::span<const LinearPart> parts, Tensor x);
-  bool launch_mixed(const Weight& like, Columns columns, GemmArgs args, std::span<const GemmPart> q6k,
+  bool launch_mixed(const Weight& like, Columns columns, GemmLaunch call, std::span<const GemmPart> q6k,
                     std::span<const GemmPart> second, Pack second_pack, bool beside);
 
   Context& context_;

@@ -21,9 +21,9 @@ struct Tile {
   int x_tile;  // which tile of rows
 };
 
-__device__ inline Tile locate(const GemmArgs& a, int tile, int row_tiles, int token_tiles, int tile_rows) {
-  if (a.tiles != nullptr) {
-    const ExpertTile e = a.tiles[tile / row_tiles];
+__device__ inline Tile locate(const TiledArgs& a, int tile, int row_tiles, int token_tiles, int tile_rows) {
+  if (a.list.tiles != nullptr) {
+    const ExpertTile e = a.list.tiles[tile / row_tiles];
     return {tile % row_tiles, e.expert, e.first, e.count, tile / row_tiles};
   }
   const int first = tile % token_tiles * tile_rows;
@@ -165,7 +165,7 @@ __device__ inline int64_t ctas_for(int tiles, int steps) {
 // finish a share of the tile each; a CTA whose run goes on leaves at once. Nobody waits with work left to do,
 // and all CTAs of a launch fit on the GPU at the same time, so the wait ends.
 template <int kThreads>
-__device__ inline void finish_shared(const GemmArgs& a, const Sharing& s, const Tile& tile, int steps,
+__device__ inline void finish_shared(const TiledArgs& a, const Sharing& s, const Tile& tile, int steps,
                                      bool run_ends, int tile_blocks, int64_t slot_floats) {
   const int thread = static_cast<int>(threadIdx.x);
   const int parts = static_cast<int>(s.last_cta - s.first_cta) + 1;

@@ -12,7 +12,7 @@
 // halves share.
 #pragma once
 
-#include "ops/cuda/gemm/packed.h"
+#include "ops/cuda/gemm/gemm_kernels.h"
 
 namespace braid::cuda {
 

@@ -24,7 +24,6 @@ struct GroupedPlan {
   int rows = 1;        // of x, at most, in a tile
   int pair_log2 = 0;   // blocks that make one stretch of y: 2 for gate and up
   bool direct = false;
-  bool early_list = false;  // the list of experts was complete before the kernel before began
 };
 
 template <class Format>
@@ -55,10 +54,10 @@ struct GroupedRun {
   int piece_count;  // of each block
 
   // Waits for the list of experts, unless it is there already. `pieces`: of a block.
-  __device__ GroupedRun(const GemmArgs& a, const GroupedPlan& p, int warp, int warps_log2, int pieces)
+  __device__ GroupedRun(const GroupedArgs& a, const GroupedPlan& p, int warp, int warps_log2, int pieces)
       : along(1 << p.along_log2) {
-    if (!p.early_list) wait_for_previous();
-    const unsigned items = static_cast<unsigned>(a.blocks * *a.tile_count) >> p.pair_log2;
+    if (!a.list.early) wait_for_previous();
+    const unsigned items = static_cast<unsigned>(a.blocks * *a.list.tile_count) >> p.pair_log2;
     begin = static_cast<int>(items * blockIdx.x / gridDim.x) << p.pair_log2;
     own_blocks = (static_cast<int>(items * (blockIdx.x + 1) / gridDim.x) << p.pair_log2) - begin;
     k_warp = warp & (along - 1);
@@ -86,7 +85,7 @@ struct GroupedRing {
   static constexpr int kUnit = unit_bytes(Format::kPack);
   static constexpr int kHalves = Shape::kHalves;
 
-  const GemmArgs& a;
+  const GroupedArgs& a;
   const GroupedRun& run;
   const GemmPart* parts;
   uint8_t* memory;
@@ -100,7 +99,7 @@ struct GroupedRing {
   __device__ void find() {
     if (next_block >= run.block_count) return;
     const int block = run.block_of(next_block);
-    units = units_of<kUnit>(a, parts, a.tiles[block / a.blocks].expert, block % a.blocks);
+    units = units_of<kUnit>(a, parts, a.list.tiles[block / a.blocks].expert, block % a.blocks);
     if (kHalves == 2) units += static_cast<int64_t>(run.k_warp) * kUnit;
   }
   __device__ void load(int stage) {
@@ -143,14 +142,14 @@ struct GroupedCta {
   using Shape = GroupedShape<Format>;
   static constexpr int kHalves = Shape::kHalves;
 
-  const GemmArgs& a;
+  const GroupedArgs& a;
   const GroupedPlan& p;
   const GroupedRun& run;
   const GemmPart* parts;
   float* exchange;
   int lane;
 
-  __device__ ExpertTile tile_of(int block) const { return a.tiles[block / a.blocks]; }
+  __device__ ExpertTile tile_of(int block) const { return a.list.tiles[block / a.blocks]; }
   __device__ int within(int block) const { return block % a.blocks; }
 
   // This lane's part of piece i of x.
@@ -178,7 +177,7 @@ struct GroupedCta {
       const int row = min(lane / 4, tile.count - 1);
       RowTarget target;
       if (p.direct) target = target_of(a, parts, tile.expert, within(block) & ~(run.turn - 1), 0);
-      const int at = a.x_row != nullptr ? a.x_row[tile.first + row] : tile.first + row;
+      const int at = a.list.x_row != nullptr ? a.list.x_row[tile.first + row] : tile.first + row;
       const Act* x = a.x + at * a.x_stride;
       float acc[2][2][4] = {};
       for (int i = 0; i < run.piece_count; ++i) {
@@ -288,7 +287,7 @@ struct GroupedCta {
 
 template <class Format>
 __global__ void __launch_bounds__(GroupedShape<Format>::kThreads, 2)
-    gemm_grouped_kernel(const __grid_constant__ GemmArgs a, const __grid_constant__ GroupedPlan p) {
+    gemm_grouped_kernel(const __grid_constant__ GroupedArgs a, const __grid_constant__ GroupedPlan p) {
   using Shape = GroupedShape<Format>;
   extern __shared__ __align__(128) uint8_t dynamic[];
   __shared__ __align__(8) uint64_t barriers[Shape::kWarps * kGroupedStages];
@@ -349,9 +348,9 @@ struct GroupedWork {
   }
 };
 
-// False: this kernel has no form for the product.
 template <class Format>
-bool launch_gemm_grouped(Context& context, const GemmArgs& args) {
+bool launch_gemm_grouped(Context& context, const GemmLaunch& launch) {
+  const GroupedArgs args{launch, launch.list};
   using Shape = GroupedShape<Format>;
   // Less what a block takes besides; 111 and 224 KB of an H200.
   const auto most = static_cast<int64_t>(context.shared_bytes_per_block);
@@ -366,8 +365,8 @@ bool launch_gemm_grouped(Context& context, const GemmArgs& args) {
   const GroupedWork work{Shape::kWarps,
                          Shape::kPiece,
                          Shape::kHalves,
-                         items * args.likely_tiles,
-                         items * args.most_tiles,
+                         items * args.list.likely_tiles,
+                         items * args.list.most_tiles,
                          pair,
                          2 / Shape::kHalves * args.units,
                          kSkinnyRows,
@@ -382,10 +381,9 @@ bool launch_gemm_grouped(Context& context, const GemmArgs& args) {
   if (best.along == 0) return false;
   GroupedPlan plan;
   plan.along_log2 = log2_of(best.along);
-  plan.rows = args.tile_rows;
+  plan.rows = args.list.tile_rows;
   plan.pair_log2 = pair - 1;
   plan.direct = work.direct(best);
-  plan.early_list = args.early_list;
   const int64_t beside = work.exchange_bytes(best);
   int64_t stages = (half_of_all - beside) / kStageBytes;
   if (stages < 2) stages = (whole - beside) / kStageBytes;

@@ -95,7 +95,7 @@ struct PersistentBarriers {
 
 // By one warp: finds this CTA's rounds and asks for their chunks, as far ahead as the ring is long.
 template <class Format, bool kGated, int kUnits>
-__device__ inline void load_experts(const GemmArgs& a, PersistentRound* rounds, uint32_t ring,
+__device__ inline void load_experts(const PersistentArgs& a, PersistentRound* rounds, uint32_t ring,
                                     const PersistentBarriers& barriers, int stages) {
   using Shape = PersistentShape<Format, kGated, kUnits>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -105,7 +105,7 @@ __device__ inline void load_experts(const GemmArgs& a, PersistentRound* rounds, 
   unsigned claimed = 0;
   if (lane == 0) claimed = atomicAdd(claims, 1u);
   const int tile_atoms = a.blocks * kUnits / Shape::kAtomUnits;
-  const int all = *a.tile_count * tile_atoms;
+  const int all = *a.list.tile_count * tile_atoms;
   const int fixed = all - all / kPersistentShare;  // in equal runs; the rest goes to who is early
   int at = static_cast<int>(int64_t{fixed} * blockIdx.x / gridDim.x);
   int end = static_cast<int>(int64_t{fixed} * (blockIdx.x + 1) / gridDim.x);
@@ -137,9 +137,9 @@ __device__ inline void load_experts(const GemmArgs& a, PersistentRound* rounds, 
     const int atoms = min(Shape::kRoundAtoms, min(tile_atoms - first, end - at));
     if (own != tile) {
       tile = own;
-      known = a.tiles[tile];
+      known = a.list.tiles[tile];
       x_row = known.first + min(lane % kSkinnyRows, known.count - 1);
-      if (a.x_row != nullptr) x_row = a.x_row[x_row];
+      if (a.list.x_row != nullptr) x_row = a.list.x_row[x_row];
     }
     const bool shared = known.expert == a.shared_expert;
     const int block = (shared ? 0 : known.expert * part.expert_blocks) + first * Shape::kAtomStretches;
@@ -209,7 +209,8 @@ struct PersistentSum {
     scale = __ldg(told.scales + stretch(round));
     if (kGated) up_scale = __ldg(told.up_scales + stretch(round));
   }
-  __device__ void add(const GemmArgs& a, const PersistentRound& told, int round, const float* sums) const {
+  __device__ void add(const PersistentArgs& a, const PersistentRound& told, int round,
+                      const float* sums) const {
     if (!adds(told, round)) return;
     const int first_token = (warp ^ round % 2 * kTurn) / Shape::kStretches;
     const float* from =
@@ -281,8 +282,9 @@ __device__ inline void multiply_unit(const uint8_t* unit, const uint4 (&b)[2][4]
 }
 
 template <class Format, bool kGated, int kUnits>
-__device__ inline void multiply_experts(const GemmArgs& a, const PersistentRound* rounds, const uint8_t* ring,
-                                        float* exchange, const PersistentBarriers& barriers, int stages) {
+__device__ inline void multiply_experts(const PersistentArgs& a, const PersistentRound* rounds,
+                                        const uint8_t* ring, float* exchange,
+                                        const PersistentBarriers& barriers, int stages) {
   using Shape = PersistentShape<Format, kGated, kUnits>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -370,7 +372,7 @@ __device__ inline void multiply_experts(const GemmArgs& a, const PersistentRound
 
 template <class Format, bool kGated, int kUnits>
 __global__ void __launch_bounds__(kPersistentThreads, 1)
-    gemm_grouped_persistent_kernel(const __grid_constant__ GemmArgs a, int stages) {
+    gemm_grouped_persistent_kernel(const __grid_constant__ PersistentArgs a, int stages) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Shape = PersistentShape<Format, kGated, kUnits>;
   extern __shared__ __align__(128) uint8_t dynamic[];
@@ -390,7 +392,7 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
     publish_barriers();
   }
   __syncthreads();
-  if (!a.early_list) wait_for_previous();
+  if (!a.list.early) wait_for_previous();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   if (warp >= kPersistentWarps) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 64;\n");
@@ -398,7 +400,7 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
       load_experts<Format, kGated, kUnits>(a, rounds, shared_address(dynamic), at, stages);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 104;\n");
-    if (a.early_list) wait_for_previous();
+    if (a.list.early) wait_for_previous();
     let_next_start();
     multiply_experts<Format, kGated, kUnits>(a, rounds, dynamic, exchange, at, stages);
   }
@@ -406,8 +408,9 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
 }
 
 template <class Format, bool kGated, int kUnits>
-bool launch_grouped_persistent_kernel(Context& context, const GemmArgs& args) {
+bool launch_grouped_persistent_kernel(Context& context, const GemmLaunch& launch) {
   using Shape = PersistentShape<Format, kGated, kUnits>;
+  const PersistentArgs args{{launch, launch.list}, launch.claims};
   if (args.blocks * kUnits % Shape::kAtomUnits != 0) return false;
   const auto room = static_cast<int64_t>(context.shared_bytes_per_block) - 4 * 1024 - Shape::kExchange;
   const int stages = static_cast<int>(std::min<int64_t>(room / Shape::kChunk, kPersistentStages));
@@ -418,26 +421,25 @@ bool launch_grouped_persistent_kernel(Context& context, const GemmArgs& args) {
   return true;
 }
 
-// False: this kernel has no form for the product.
 template <class Format>
-bool launch_grouped_persistent(Context& context, const GemmArgs& args) {
-  const GemmPart& part = args.parts[0];
+bool launch_gemm_grouped_persistent(Context& context, const GemmLaunch& launch) {
+  const GemmPart& part = launch.parts[0];
   const bool gated = part.store == Store::gated;
-  if (context.capability != 90 || args.tiles == nullptr || args.tile_rows > kSkinnyRows ||
-      args.part_count != 1 || (!gated && part.store != Store::plain) || args.k != args.units * kUnitWidth ||
-      args.units != args.x_units || part.rows != part.expert_blocks * kUnitRows ||
-      part.y_type != (gated ? kActType : DType::f32))
+  if (context.capability != 90 || launch.list.tiles == nullptr || launch.list.tile_rows > kSkinnyRows ||
+      launch.part_count != 1 || (!gated && part.store != Store::plain) ||
+      launch.k != launch.units * kUnitWidth || launch.units != launch.x_units ||
+      part.rows != part.expert_blocks * kUnitRows || part.y_type != (gated ? kActType : DType::f32))
     return false;
-  switch (args.units) {
+  switch (launch.units) {
     case 1:
-      return !gated && launch_grouped_persistent_kernel<Format, false, 1>(context, args);
+      return !gated && launch_grouped_persistent_kernel<Format, false, 1>(context, launch);
     case 2:
-      return !gated && launch_grouped_persistent_kernel<Format, false, 2>(context, args);
+      return !gated && launch_grouped_persistent_kernel<Format, false, 2>(context, launch);
     case 4:
-      return gated ? launch_grouped_persistent_kernel<Format, true, 4>(context, args)
-                   : launch_grouped_persistent_kernel<Format, false, 4>(context, args);
+      return gated ? launch_grouped_persistent_kernel<Format, true, 4>(context, launch)
+                   : launch_grouped_persistent_kernel<Format, false, 4>(context, launch);
     case 8:
-      return gated && launch_grouped_persistent_kernel<Format, true, 8>(context, args);
+      return gated && launch_grouped_persistent_kernel<Format, true, 8>(context, launch);
     default:
       return false;
   }

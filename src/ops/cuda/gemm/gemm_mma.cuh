@@ -66,7 +66,7 @@ struct MmaCut {
   int64_t grid;     // CTAs that share them
 
   // Waits for a list of experts' tiles: it comes from the kernel before.
-  __device__ MmaCut(const GemmArgs& a, int warps, int most_tokens)
+  __device__ MmaCut(const MmaArgs& a, int warps, int most_tokens)
       : split(a.split),
         tile_blocks(warps / split),
         halves(2 * a.units),
@@ -74,12 +74,12 @@ struct MmaCut {
         row_tiles(div_up(a.blocks, tile_blocks)),
         token_tiles(div_up(a.tokens, most_tokens)),
         tile_tokens(most_tokens) {
-    if (a.tiles != nullptr) wait_for_previous();
-    const int tiles = row_tiles * (a.tiles != nullptr ? *a.tile_count : token_tiles);
+    if (a.list.tiles != nullptr) wait_for_previous();
+    const int tiles = row_tiles * (a.list.tiles != nullptr ? *a.list.tile_count : token_tiles);
     total = static_cast<int64_t>(tiles) * steps;
     grid = ctas_for(tiles, steps);
   }
-  __device__ Tile tile(const GemmArgs& a, int index) const {
+  __device__ Tile tile(const MmaArgs& a, int index) const {
     return locate(a, index, row_tiles, token_tiles, tile_tokens);
   }
 };
@@ -135,7 +135,7 @@ struct MmaMemory {
 
 // All x of a run, by a warp of its own.
 template <class Shape>
-__device__ inline void load_x(const GemmArgs& a, const MmaCut& cut, MmaRun run,
+__device__ inline void load_x(const MmaArgs& a, const MmaCut& cut, MmaRun run,
                               const MmaMemory<Shape>& memory) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   Tile where = cut.tile(a, run.tile);
@@ -153,7 +153,7 @@ __device__ inline void load_x(const GemmArgs& a, const MmaCut& cut, MmaRun run,
 #pragma unroll 4
       for (int i = lane; i < pieces; i += 32) {
         const int token = i / 16;
-        const int row = a.x_row != nullptr ? a.x_row[where.first + token] : where.first + token;
+        const int row = a.list.x_row != nullptr ? a.list.x_row[where.first + token] : where.first + token;
         copy_async_or_zero(to + part * Shape::kX + x_offset(token, i % 16), from + row * a.x_stride, wanted);
       }
     }
@@ -172,7 +172,7 @@ struct WeightLoader {
   static constexpr int kPart = half_bytes(Format::kPack);
   static constexpr int kRest = shared_bytes(Format::kPack);
 
-  const GemmArgs& a;
+  const MmaArgs& a;
   const MmaCut& cut;
   const MmaMemory<Shape>& memory;
   int lane;
@@ -259,7 +259,7 @@ __device__ inline void multiply_half(const uint8_t* part, const uint8_t* x, floa
 // tokens at a time, and go to y, or to the partial sums of a tile that other CTAs have a share of.
 template <class Shape, int kGroups>
 struct MmaSums {
-  const GemmArgs& a;
+  const MmaArgs& a;
   const MmaCut& cut;
   float* out;
   Tile tile;
@@ -270,7 +270,7 @@ struct MmaSums {
   RowTarget target;
   float* partials;
 
-  __device__ MmaSums(const GemmArgs& args, const MmaCut& launch_cut, int tile_index, float* memory)
+  __device__ MmaSums(const MmaArgs& args, const MmaCut& launch_cut, int tile_index, float* memory)
       : a(args),
         cut(launch_cut),
         out(memory),
@@ -333,7 +333,7 @@ struct MmaSums {
 
 template <class Format, int kGroups>
 __global__ void __launch_bounds__(MmaShape<Format, kGroups>::kThreads + 32, 1)
-    gemm_mma_kernel(const __grid_constant__ GemmArgs a, int stages) {
+    gemm_mma_kernel(const __grid_constant__ MmaArgs a, int stages) {
   using Shape = MmaShape<Format, kGroups>;
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ __align__(8) uint64_t barriers[(2 + Shape::kWarps) * Shape::kStages];
@@ -385,32 +385,26 @@ __global__ void __launch_bounds__(MmaShape<Format, kGroups>::kThreads + 32, 1)
 }
 
 template <class Format, int kGroups>
-void launch_gemm_mma_kernel(Context& context, GemmArgs args) {
+void launch_gemm_mma_kernel(Context& context, const GemmLaunch& launch) {
   using Shape = MmaShape<Format, kGroups>;
-  auto* kernel = gemm_mma_kernel<Format, kGroups>;
+  MmaArgs args{{launch, launch.list, launch.partials, launch.counters}};
   // The largest tiles that still give every CTA one; lists of experts are many small products.
-  args.split = args.tiles != nullptr ? Shape::kMostSplit : 1;
+  args.split = args.list.tiles != nullptr ? Shape::kMostSplit : 1;
   while (args.split < Shape::kMostSplit && args.blocks < context.processors * (Shape::kWarps / args.split))
     args.split *= 2;
   args.split = std::min(args.split, 2 * args.units);
   // As many stages as the GPU's shared memory has room for, less what a block takes besides.
   const auto room = static_cast<int64_t>(context.shared_bytes_per_block) - 3 * 1024 - Shape::kOut;
   const int stages = static_cast<int>(std::clamp<int64_t>(room / Shape::kStage, 1, Shape::kStages));
-  launch_early(context, kernel, dim3(static_cast<unsigned>(context.processors)), Shape::kThreads + 32,
-               static_cast<size_t>(stages * Shape::kStage + Shape::kOut), args, stages);
+  launch_early(context, gemm_mma_kernel<Format, kGroups>, dim3(static_cast<unsigned>(context.processors)),
+               Shape::kThreads + 32, static_cast<size_t>(stages * Shape::kStage + Shape::kOut), args, stages);
 }
 
 template <class Format>
-void launch_gemm_mma(Context& context, int groups, const GemmArgs& args) {
-  switch (groups) {
-    case 1:
-    case 2:
-      return launch_gemm_mma_kernel<Format, 2>(context, args);
-    case 4:
-      return launch_gemm_mma_kernel<Format, 4>(context, args);
-    default:
-      return launch_gemm_mma_kernel<Format, 8>(context, args);
-  }
+void launch_gemm_mma(Context& context, int columns, const GemmLaunch& launch) {
+  if (columns <= 16) return launch_gemm_mma_kernel<Format, 2>(context, launch);
+  if (columns <= 32) return launch_gemm_mma_kernel<Format, 4>(context, launch);
+  launch_gemm_mma_kernel<Format, 8>(context, launch);
 }
 
 }  // namespace braid::cuda

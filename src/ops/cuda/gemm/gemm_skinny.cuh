@@ -236,7 +236,7 @@ struct SkinnyCta {
   Runs runs;
 
   // cluster: of the share.
-  __device__ SkinnyCta(const GemmArgs& args, const SkinnyPlan& plan, const SkinnyShare& own, int cluster,
+  __device__ SkinnyCta(const SkinnyArgs& args, const SkinnyPlan& plan, const SkinnyShare& own, int cluster,
                        const GemmPart* all_parts, uint8_t* x_memory)
       : a(args),
         p(plan),
@@ -430,7 +430,7 @@ struct SkinnyMemory {
 
 // A CTA of cluster number `cluster` of a share.
 template <class Format, SkinnyForm kForm, int kWarps>
-__device__ inline void run_skinny(const GemmArgs& a, const SkinnyPlan& p, const SkinnyShare& share,
+__device__ inline void run_skinny(const SkinnyArgs& a, const SkinnyPlan& p, const SkinnyShare& share,
                                   int cluster, SkinnyMemory<kWarps>& memory, uint8_t* dynamic) {
   using Shape = SkinnyShape<Format>;
   static_assert(Shape::kWarps == kWarps);
@@ -481,7 +481,7 @@ __device__ inline void run_skinny(const GemmArgs& a, const SkinnyPlan& p, const 
 // Weights of one format, or of two that multiply the same x: then the first clusters have the first format.
 template <class Format, class Other, SkinnyForm kForm>
 __global__ void __launch_bounds__(SkinnyShape<Format>::kThreads, 2)
-    gemm_skinny_kernel(const __grid_constant__ GemmArgs a, const __grid_constant__ SkinnyPlan p) {
+    gemm_skinny_kernel(const __grid_constant__ SkinnyArgs a, const __grid_constant__ SkinnyPlan p) {
   using Shape = SkinnyShape<Format>;
   extern __shared__ __align__(128) uint8_t dynamic[];
   __shared__ __align__(16) SkinnyMemory<Shape::kWarps> memory;
@@ -621,9 +621,10 @@ SkinnyWork skinny_work(const GemmArgs& args, int blocks) {
           kForm == SkinnyForm::pair ? 32 * Format::kSubBlocks : 0};
 }
 
-// second_block: where weights of the second format begin.
 template <class Format, class Other, SkinnyForm kForm>
-bool launch_gemm_skinny_form(Context& context, const GemmArgs& args, int second_block) {
+bool launch_gemm_skinny_form(Context& context, const GemmLaunch& launch) {
+  const SkinnyArgs args{launch, launch.norm};
+  const int second_block = std::is_same_v<Format, Other> ? args.blocks : launch.second_block;
   constexpr int kThreads = SkinnyShape<Format>::kThreads;
   auto* kernel = gemm_skinny_kernel<Format, Other, kForm>;
   // Less what a block takes besides; 111 and 224 KB of an H200.
@@ -649,7 +650,7 @@ bool launch_gemm_skinny_form(Context& context, const GemmArgs& args, int second_
   plan.pair_log2 = log2_of(work[0].pair);
   plan.rows = args.tokens;
   plan.by_row = (1 << 16) / args.tokens + 1;
-  plan.beside_previous = args.beside_previous;
+  plan.beside_previous = launch.beside_previous;
   int64_t shared = 0;
   for (int i = 0; i < 2; ++i) {
     if (work[i].items == 0) continue;
@@ -675,20 +676,14 @@ bool launch_gemm_skinny_form(Context& context, const GemmArgs& args, int second_
   return true;
 }
 
-// False: this kernel has no form for the product. From block second_block on weights have the other format.
-template <class Format, class Other = Format>
-bool launch_gemm_skinny(Context& context, const GemmArgs& args, int second_block) {
-  const bool gated = args.parts[0].store == Store::gated;
-  for (int i = 1; i < args.part_count; ++i)
-    if ((args.parts[i].store == Store::gated) != gated) return false;
-  if constexpr (Format::kSubBlocks > 0)
-    if (args.tokens <= 2)
-      return launch_gemm_skinny_form<Format, Other, SkinnyForm::pair>(context, args, second_block);
-  return launch_gemm_skinny_form<Format, Other, SkinnyForm::eight>(context, args, second_block);
-}
-template <class Format>
-bool launch_gemm_skinny(Context& context, const GemmArgs& args) {
-  return launch_gemm_skinny<Format, Format>(context, args, args.blocks);
+template <class First, class Second>
+bool launch_gemm_skinny(Context& context, const GemmLaunch& launch) {
+  const bool gated = launch.parts[0].store == Store::gated;
+  for (int i = 1; i < launch.part_count; ++i)
+    if ((launch.parts[i].store == Store::gated) != gated) return false;
+  if constexpr (First::kSubBlocks > 0)
+    if (launch.tokens <= 2) return launch_gemm_skinny_form<First, Second, SkinnyForm::pair>(context, launch);
+  return launch_gemm_skinny_form<First, Second, SkinnyForm::eight>(context, launch);
 }
 
 }  // namespace braid::cuda

@@ -33,7 +33,7 @@ class SkinnyX {
   static constexpr bool kNorms = kPair || Format::kSubBlocks == 0;
 
   // rows of x; sums: beside it [half][kSums] (pair); writes: this CTA's slice of normed rows goes to a.x too.
-  __device__ SkinnyX(const GemmArgs& a, int rows, uint8_t* xs, float* sums, const SkinnySlice& slice)
+  __device__ SkinnyX(const SkinnyArgs& a, int rows, uint8_t* xs, float* sums, const SkinnySlice& slice)
       : a_(a), rows_(rows), xs_(xs), sums_(sums), slice_(slice) {}
 
   // Before wait_for_previous(): asks for what it can.
@@ -167,7 +167,7 @@ class SkinnyX {
     }
   }
 
-  const GemmArgs& a_;
+  const SkinnyArgs& a_;
   int rows_;
   uint8_t* xs_;
   float* sums_;

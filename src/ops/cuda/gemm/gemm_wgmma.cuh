@@ -48,7 +48,7 @@
 
 namespace braid::cuda {
 
-// Tiles of rows before GemmArgs::second_tile are of the first format, the others of the second; most
+// Tiles of rows before WgmmaArgs::second_tile are of the first format, the others of the second; most
 // kernels have one.
 template <class First, class Second, int kColumns>
 struct WgmmaShape {
@@ -92,7 +92,7 @@ struct WgmmaLoader {
   using Shape = WgmmaShape<First, Second, kColumns>;
   static constexpr int kOwn = div_up(Shape::kWarps, 3);
 
-  const GemmArgs& a;
+  const WgmmaArgs& a;
   const Stages& s;
   int row_tiles;
   int token_tiles;
@@ -258,7 +258,7 @@ __device__ inline void multiply_steps(float (&acc)[2][kColumns / 8][4], const Wg
 }
 
 template <class First, class Second, int kColumns>
-__device__ inline void multiply_all(const GemmArgs& a, WgmmaWalk walk, int row_tiles, int token_tiles,
+__device__ inline void multiply_all(const WgmmaArgs& a, WgmmaWalk walk, int row_tiles, int token_tiles,
                                     const Stages& s) {
   using Shape = WgmmaShape<First, Second, kColumns>;
   constexpr int kGroups = kColumns / 8;
@@ -323,7 +323,7 @@ __device__ inline void take_registers() {
 
 template <class First, class Second, int kColumns>
 __global__ void __launch_bounds__(WgmmaShape<First, Second, kColumns>::kThreads + 128, 1)
-    gemm_wgmma_kernel(const __grid_constant__ GemmArgs a) {
+    gemm_wgmma_kernel(const __grid_constant__ WgmmaArgs a) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Shape = WgmmaShape<First, Second, kColumns>;
   constexpr int kStages = Shape::kStages;
@@ -342,11 +342,11 @@ __global__ void __launch_bounds__(WgmmaShape<First, Second, kColumns>::kThreads 
     publish_barriers();
   }
   __syncthreads();
-  if (a.tiles != nullptr || (!Shape::kLooked && warp < Shape::kWarps)) wait_for_previous();
+  if (a.list.tiles != nullptr || (!Shape::kLooked && warp < Shape::kWarps)) wait_for_previous();
   const int row_tiles = div_up(a.blocks, Shape::kWarps);
   const int token_tiles = div_up(a.tokens, kColumns);
   const WgmmaWalk walk =
-      wgmma_walk(row_tiles * (a.tiles != nullptr ? *a.tile_count : token_tiles), 2 * a.units);
+      wgmma_walk(row_tiles * (a.list.tiles != nullptr ? *a.list.tile_count : token_tiles), 2 * a.units);
 
   const Stages at{xs, weights, full, empty};
   if (warp >= Shape::kWarps) {
@@ -360,26 +360,27 @@ __global__ void __launch_bounds__(WgmmaShape<First, Second, kColumns>::kThreads 
 }
 
 template <class First, class Second, int kColumns>
-void launch_gemm_wgmma_kernel(Context& context, const GemmArgs& args) {
+void launch_gemm_wgmma_kernel(Context& context, const GemmLaunch& launch) {
   using Shape = WgmmaShape<First, Second, kColumns>;
-  auto* kernel = gemm_wgmma_kernel<First, Second, kColumns>;
-  launch_early(context, kernel, dim3(static_cast<unsigned>(context.processors)), Shape::kThreads + 128,
-               Shape::kShared, args);
+  const WgmmaArgs args{{launch, launch.list, launch.partials, launch.counters},
+                       launch.second_block / Shape::kWarps};
+  launch_early(context, gemm_wgmma_kernel<First, Second, kColumns>,
+               dim3(static_cast<unsigned>(context.processors)), Shape::kThreads + 128, Shape::kShared, args);
 }
 
-template <class First, class Second = First>
-void launch_gemm_wgmma(Context& context, int columns, const GemmArgs& args) {
+template <class First, class Second>
+void launch_gemm_wgmma(Context& context, int columns, const GemmLaunch& launch) {
   switch (columns) {
     case 16:
-      return launch_gemm_wgmma_kernel<First, Second, 16>(context, args);
+      return launch_gemm_wgmma_kernel<First, Second, 16>(context, launch);
     case 32:
-      return launch_gemm_wgmma_kernel<First, Second, 32>(context, args);
+      return launch_gemm_wgmma_kernel<First, Second, 32>(context, launch);
     case 64:
-      return launch_gemm_wgmma_kernel<First, Second, 64>(context, args);
+      return launch_gemm_wgmma_kernel<First, Second, 64>(context, launch);
     case 96:
-      return launch_gemm_wgmma_kernel<First, Second, 96>(context, args);
+      return launch_gemm_wgmma_kernel<First, Second, 96>(context, launch);
     default:
-      return launch_gemm_wgmma_kernel<First, Second, 128>(context, args);
+      return launch_gemm_wgmma_kernel<First, Second, 128>(context, launch);
   }
 }
 

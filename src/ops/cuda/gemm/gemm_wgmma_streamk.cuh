@@ -256,7 +256,7 @@ struct CountedParts {
   static constexpr int kPieces = kWarps / 4 * 2 * kGroups * 128;  // float4 of one
   static constexpr int kMostGroups = 4;                           // warpgroups
 
-  const GemmArgs& a;
+  const TiledArgs& a;
   const WgmmaSharing& s;
   int thread = static_cast<int>(threadIdx.x) % 128;
   int group = static_cast<int>(threadIdx.x) / 128;
@@ -365,7 +365,7 @@ struct LookedParts {
   static constexpr int kAtOnce = kGroups <= 4 ? 1 : kGroups <= 8 ? 2 : 4;
   static constexpr int kItems = kGroups <= 4 ? 8 : 4;
 
-  const GemmArgs& a;
+  const TiledArgs& a;
   const WgmmaSharing& s;
 
   __device__ uint4* piece(int cta, int set, int j) const {

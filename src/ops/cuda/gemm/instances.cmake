@@ -20,32 +20,32 @@ namespace braid::cuda {
   set(gemm_instances ${gemm_instances} ${instance_folder}/${name}.cu PARENT_SCOPE)
 endfunction()
 
+set(arguments "(Context&, const GemmLaunch&)")
+set(column_arguments "(Context&, int columns, const GemmLaunch&)")
+
 foreach(format F16 Q8 Q4K Q6K Q5 T4 Fp4)
   string(TOLOWER ${format} suffix)
-  # Up to 8 rows, lists of experts, anything else.
-  gemm_instance(gemm_${suffix} "gemm_skinny.cuh;gemm_mma.cuh;gemm_grouped.cuh"
-"void launch_gemm_${suffix}(Context& context, int groups, const GemmArgs& args) {
-  if (groups == 1 && (args.tiles != nullptr ? launch_gemm_grouped<Format${format}>(context, args)
-                                            : launch_gemm_skinny<Format${format}>(context, args)))
-    return;
-  launch_gemm_mma<Format${format}>(context, groups, norm_first(context, args));
-}")
-  # wgmma (sm_90a).
+  set(one Format${format})
+  gemm_instance(gemm_${suffix} "gemm_skinny.cuh;gemm_mma.cuh"
+"template bool launch_gemm_skinny<${one}, ${one}>${arguments};
+template void launch_gemm_mma<${one}>${column_arguments};")
   gemm_instance(gemm_wgmma_${suffix} "gemm_wgmma.cuh"
-"void launch_gemm_wgmma_${suffix}(Context& context, int columns, const GemmArgs& args) {
-  launch_gemm_wgmma<Format${format}>(context, columns, args);
-}")
+"template void launch_gemm_wgmma<${one}, ${one}>${column_arguments};")
+  set(persistent "
+template bool launch_gemm_grouped_persistent<${one}>${arguments};")
+  if(format STREQUAL F16)
+    set(persistent "")
+  endif()
+  gemm_instance(gemm_grouped_${suffix} "gemm_grouped.cuh;gemm_grouped_persistent.cuh"
+"template bool launch_gemm_grouped<${one}>${arguments};${persistent}")
 endforeach()
 
 # Published mixes keep some tensors of an input in q6_K and the others in q4_K or q5_K: one launch takes both.
 foreach(second Q4K Q5)
   string(TOLOWER ${second} suffix)
-  gemm_instance(gemm_skinny_q6k_${suffix} "gemm_skinny.cuh"
-"bool launch_gemm_skinny_q6k_${suffix}(Context& context, const GemmArgs& args, int second_block) {
-  return launch_gemm_skinny<FormatQ6K, Format${second}>(context, args, second_block);
-}")
+  set(two "FormatQ6K, Format${second}")
+  gemm_instance(gemm_q6k_${suffix} "gemm_skinny.cuh"
+"template bool launch_gemm_skinny<${two}>${arguments};")
   gemm_instance(gemm_wgmma_q6k_${suffix} "gemm_wgmma.cuh"
-"void launch_gemm_wgmma_q6k_${suffix}(Context& context, int columns, const GemmArgs& args) {
-  launch_gemm_wgmma<FormatQ6K, Format${second}>(context, columns, args);
-}")
+"template void launch_gemm_wgmma<${two}>${column_arguments};")
 endforeach()

@@ -427,30 +427,31 @@ void CudaOps::run_experts(Tensor y, Tensor x, Tensor ids, Tensor weights, const 
   list.tiles = sorted.tiles;
   list.tile_count = sorted.tile_count;
   list.x_row = sorted.pair_token;
-  list.most_tiles = std::min(pairs, most_expert_tiles(pairs, experts, tile_rows));
-  list.shared_expert = joined ? experts : -1;
+  list.most_tiles = static_cast<int>(std::min(pairs, most_expert_tiles(pairs, experts, tile_rows)));
   list.tile_rows = tile_rows;
   list.likely_tiles = static_cast<int>(std::lround(experts * (1.0 - missed))) + (joined ? 1 : 0);
-  const GemmArgs args = gemm.args_for(x, columns, &list);
+  GemmLaunch inner_call = gemm.launch_for(x, columns, list);
+  inner_call.shared_expert = joined ? experts : -1;
   GemmPart gate = Gemm::part_for(*w.gate, hidden, Store::gated);
   if (Gemm::same_form(*w.gate, *w.up)) {
     Gemm::add_up(gate, *w.up);
     if (joined) Gemm::add_shared(gate, *w.shared_gate, w.shared_up);
-    gemm.launch(*w.gate, columns, args, {&gate, 1});
+    gemm.launch(*w.gate, columns, inner_call, {&gate, 1});
   } else {
     const GemmPart up = Gemm::part_for(*w.up, hidden, Store::plain);
-    gemm.launch(*w.up, columns, args, {&up, 1});
+    gemm.launch(*w.up, columns, inner_call, {&up, 1});
     gate.store = Store::gate_old;
-    gemm.launch(*w.gate, columns, args, {&gate, 1});
+    gemm.launch(*w.gate, columns, inner_call, {&gate, 1});
   }
   Tensor inner_rows = hidden;
   inner_rows.cols = hidden_stride;  // zeros, or numbers that meet zero weights
   list.x_row = nullptr;
   list.early = true;
-  const GemmArgs inner_args = gemm.args_for(inner_rows, columns, &list);
+  GemmLaunch outer_call = gemm.launch_for(inner_rows, columns, list);
+  outer_call.shared_expert = inner_call.shared_expert;
   GemmPart down = Gemm::part_for(*w.down, pair_out, Store::plain);
   if (joined) Gemm::add_shared(down, *w.shared_down, nullptr);
-  gemm.launch(*w.down, columns, inner_args, {&down, 1});
+  gemm.launch(*w.down, columns, outer_call, {&down, 1});
 
   float* shared_out = nullptr;
   if (joined) {

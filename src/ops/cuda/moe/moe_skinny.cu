@@ -671,30 +671,6 @@ bool plan_out(const Context& context, const MoeOut& out, MoeLaunch& launch) {
   return stages >= 1;
 }
 
-// By format of a product.
-struct InForm {
-  bool (*plan)(const Context&, const MoeIn&, MoeLaunch&);
-  void (*kernel)(MoeIn, InPlan);
-};
-struct OutForm {
-  bool (*plan)(const Context&, const MoeOut&, MoeLaunch&);
-  void (*kernel)(MoeOut, OutPlan);
-};
-constexpr InForm kInForms[kPacks] = {
-    {plan_in<FormatF16>, moe_in<FormatF16>}, {plan_in<FormatQ8>, moe_in<FormatQ8>},
-    {plan_in<FormatQ4K>, moe_in<FormatQ4K>}, {plan_in<FormatQ6K>, moe_in<FormatQ6K>},
-    {plan_in<FormatQ5>, moe_in<FormatQ5>},   {plan_in<FormatT4>, moe_in<FormatT4>},
-    {plan_in<FormatFp4>, moe_in<FormatFp4>}};
-constexpr OutForm kOutForms[kPacks] = {
-    {plan_out<FormatF16>, moe_out<FormatF16>}, {plan_out<FormatQ8>, moe_out<FormatQ8>},
-    {plan_out<FormatQ4K>, moe_out<FormatQ4K>}, {plan_out<FormatQ6K>, moe_out<FormatQ6K>},
-    {plan_out<FormatQ5>, moe_out<FormatQ5>},   {plan_out<FormatT4>, moe_out<FormatT4>},
-    {plan_out<FormatFp4>, moe_out<FormatFp4>}};
-static_assert(static_cast<int>(Pack::f16) == 0 && static_cast<int>(Pack::q8) == 1 &&
-              static_cast<int>(Pack::q4k) == 2 && static_cast<int>(Pack::q6k) == 3 &&
-              static_cast<int>(Pack::q5) == 4 && static_cast<int>(Pack::t4) == 5 &&
-              static_cast<int>(Pack::fp4) == 6);
-
 // Both formats, and that every matrix has them. False: not in one of the forms that the kernels take.
 bool fill_matrices(MoeIn& in, MoeOut& out, const MoeWeights& w) {
   if (!Gemm::same_form(*w.gate, *w.up)) return false;
@@ -775,13 +751,19 @@ bool moe_skinny(Context& context, Act* hidden, Tensor y, Tensor x, Tensor ids, T
   out.y_stride = y.stride;
   out.width = static_cast<int>(w.down->n);
   out.shared_scale = w.shared_scale;
-  const InForm& in_form = kInForms[static_cast<int>(packed(*w.gate).pack)];
-  const OutForm& out_form = kOutForms[static_cast<int>(packed(*w.down).pack)];
+  const Pack in_pack = packed(*w.gate).pack;
+  const Pack out_pack = packed(*w.down).pack;
   MoeLaunch launch;
-  if (!in_form.plan(context, in, launch) || !out_form.plan(context, out, launch)) return false;
-  launch_early(context, in_form.kernel, dim3(launch.in_grid), kInThreads, launch.in_shared, in, launch.in);
-  launch_early(context, out_form.kernel, dim3(launch.out_grid), kOutThreads, launch.out_shared, out,
-               launch.out);
+  if (!with_format(in_pack, [&]<class Format>() { return plan_in<Format>(context, in, launch); }) ||
+      !with_format(out_pack, [&]<class Format>() { return plan_out<Format>(context, out, launch); }))
+    return false;
+  with_format(in_pack, [&]<class Format>() {
+    launch_early(context, moe_in<Format>, dim3(launch.in_grid), kInThreads, launch.in_shared, in, launch.in);
+  });
+  with_format(out_pack, [&]<class Format>() {
+    launch_early(context, moe_out<Format>, dim3(launch.out_grid), kOutThreads, launch.out_shared, out,
+                 launch.out);
+  });
   return true;
 }
 

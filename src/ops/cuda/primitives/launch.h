@@ -12,7 +12,7 @@
 //   - but short kernels between two products (norm, order, route, sort, combine) call it first, so that the
 //     product after them sets itself up under the product before them, not under the few microseconds that
 //     they take. The kernel after one of these may rely on nothing but its own wait, which ends when all
-//     before it have ended: GemmArgs::beside_previous and early_list are not for it.
+//     before it have ended: GemmLaunch::beside_previous and ExpertList::early are not for it.
 // Called early, let_next_start() lets the next kernel set itself up and ask for its first weights under the
 // tail of this one, if both fit on a multiprocessor: at most half of its threads, registers and shared
 // memory. All kernels ask for the same division of the L1 cache, since changing it waits for an idle
