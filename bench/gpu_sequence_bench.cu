@@ -17,8 +17,8 @@
 #include <string>
 #include <vector>
 
+#include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/delta/delta_forms.h"
-#include "ops/cuda/sequence_ops.h"
 #include "ops/device.h"
 
 namespace braid {
@@ -184,24 +184,40 @@ struct Rows {
   }
 };
 
-cuda::SequenceWorkspace workspace(Arena& arena, const ModelShape& m, int32_t tokens, int32_t sequences) {
+// The GPU, ops on a stream of its own that times them, and the device that gives their workspace.
+struct Gpu {
+  Context context;
+  std::unique_ptr<Device> device;
+};
+
+Device::WorkspaceNeeds needs_of(const ModelShape& m, int32_t tokens, int32_t sequences) {
   Device::WorkspaceNeeds needs;
   needs.max_tokens = tokens;
   needs.max_sequences = sequences;
   needs.max_heads = m.heads;
   needs.head_dim = m.head_dim;
   needs.delta = m.delta;
-  return cuda::place_sequence_workspace(arena.take<char>(cuda::sequence_workspace_bytes(needs)), needs);
+  return needs;
+}
+
+CudaOps ops_of(Gpu& gpu, const ModelShape& m, int32_t tokens, int32_t sequences) {
+  CudaOps ops(gpu.context);
+  if (const auto bytes = ops.reserve(*gpu.device, needs_of(m, tokens, sequences)); !bytes.ok()) {
+    std::fprintf(stderr, "%s\n", bytes.error().message.c_str());
+    std::exit(1);
+  }
+  return ops;
 }
 
 // certain rows: delta_advance; else delta_peek of `nodes`.
-void delta_row(Context& context, const ModelShape& m, int32_t sequences, int32_t certain, int32_t nodes) {
+void delta_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t certain, int32_t nodes) {
   const std::string name = std::string("delta ") + m.name +
                            (nodes > 0     ? " peek "
                             : certain > 1 ? " prefill "
                                           : " step ") +
                            std::to_string(sequences) + " x " + std::to_string(certain + nodes);
   if (!wanted(name)) return;
+  Context& context = gpu.context;
   Arena arena;
   const DeltaShape& d = m.delta;
   const Rows rows(arena, sequences, 1000, certain, nodes);
@@ -230,14 +246,16 @@ void delta_row(Context& context, const ModelShape& m, int32_t sequences, int32_t
                        arena.random<float>(d.value_heads, 1.0f), arena.random<float>(d.value_dim, 1.0f),
                        1e-6f};
   const Tensor o = arena.act(t, d.value_width());
-  const auto work = workspace(arena, m, static_cast<int32_t>(t), sequences);
+  CudaOps ops = ops_of(gpu, m, static_cast<int32_t>(t), sequences);
+  const Device::WorkspaceNeeds needs = needs_of(m, static_cast<int32_t>(t), sequences);
+  const auto work = cuda::place_sequence_workspace(arena.take<char>(cuda::sequence_bytes(needs)), needs);
   DeltaJournal journal{t, arena.take<float>(t * d.key_width()), arena.take<float>(t * d.value_width()),
                        arena.take<float>(t * d.value_heads), arena.take<float>(t * d.channels())};
   const double seconds = seconds_per_call(context, layers, [&](int i) {
     if (nodes > 0) {
-      cuda::delta_peek(context, o, journal, in, w, layer(i), rows.batch);
+      ops.delta_peek(o, journal, in, w, layer(i), rows.batch);
     } else {
-      cuda::delta_advance(context, work, o, in, w, layer(i), rows.batch);
+      ops.delta_advance(o, in, w, layer(i), rows.batch);
     }
   });
   const double state_bytes = 4.0 * d.state_elements() * sequences;
@@ -273,11 +291,12 @@ void delta_row(Context& context, const ModelShape& m, int32_t sequences, int32_t
   print_row(name, seconds, (nodes > 0 ? 1 : 2) * state_bytes + row_bytes + ring_bytes + journal_bytes, flops);
 }
 
-void attention_row(Context& context, const ModelShape& m, int32_t sequences, int32_t past, int32_t certain,
+void attention_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t past, int32_t certain,
                    int32_t nodes) {
   const std::string name = std::string("attention ") + m.name + " " + std::to_string(sequences) + " x " +
                            std::to_string(certain + nodes) + " after " + std::to_string(past);
   if (!wanted(name)) return;
+  Context& context = gpu.context;
   Arena arena;
   const Rows rows(arena, sequences, past, certain, nodes);
   KvLayer kv;
@@ -290,13 +309,13 @@ void attention_row(Context& context, const ModelShape& m, int32_t sequences, int
   const Tensor q = arena.act(t, int64_t{m.heads} * m.head_dim);
   const Tensor qg = arena.act(t, int64_t{2} * m.heads * m.head_dim);
   const Tensor o = arena.act(t, int64_t{m.heads} * m.head_dim);
-  const auto work = workspace(arena, m, static_cast<int32_t>(t), sequences);
+  CudaOps ops = ops_of(gpu, m, static_cast<int32_t>(t), sequences);
   const AttentionParams params{m.heads, 1.0f / 16, 0, true};
   const double seconds = seconds_per_call(context, layers, [&](int i) {
     KvLayer layer = kv;
     layer.k = reinterpret_cast<std::byte*>(cells + int64_t{i} * pool);
     layer.v = layer.k + pool;
-    cuda::attention(context, work, o, q, qg, params, layer, rows.batch);
+    ops.attention(o, q, qg, params, layer, rows.batch);
   });
   double seen = 0;  // (row, cell) pairs of a sequence
   for (int32_t i = 0; i < certain + nodes; ++i) seen += past + i + 1;
@@ -315,13 +334,15 @@ void attention_row(Context& context, const ModelShape& m, int32_t sequences, int
     KvLayer layer = kv;
     layer.k = reinterpret_cast<std::byte*>(cells + int64_t{i} * pool);
     layer.v = layer.k + pool;
-    if (!cuda::store_attend(context, work, o, qg, k, v, table, w, params, layer, rows.batch)) std::exit(1);
+    ops.store_attend(o, q, qg, k, v, table, w, params, layer, rows.batch);
   });
   print_row(name + " with store", whole, bytes, 0);
 }
 
-void small_rows(Context& context, const ModelShape& m, int32_t tokens) {
+void small_rows(Gpu& gpu, const ModelShape& m, int32_t tokens) {
   const std::string suffix = std::string(m.name) + " " + std::to_string(tokens) + " rows";
+  Context& context = gpu.context;
+  CudaOps ops(context);  // norms and stores need no workspace
   Arena arena;
   if (wanted("norm " + suffix)) {
     const Tensor residual = arena.wide(tokens, m.width);
@@ -329,7 +350,7 @@ void small_rows(Context& context, const ModelShape& m, int32_t tokens) {
     const Tensor y = arena.act(tokens, m.width);
     const float* weight = arena.random<float>(m.width, 1.0f);
     const double seconds =
-        seconds_per_call(context, 32, [&](int) { cuda::add_norm(context, y, residual, x, weight, 1e-6f); });
+        seconds_per_call(context, 32, [&](int) { ops.add_norm(y, residual, x, weight, 1e-6f); });
     print_row("norm " + suffix, seconds, 12.0 * tokens * m.width, 0);
   }
   if (wanted("store " + suffix)) {
@@ -347,21 +368,15 @@ void small_rows(Context& context, const ModelShape& m, int32_t tokens) {
     const AttentionWeights w{arena.random<float>(m.head_dim, 1.0f), arena.random<float>(m.head_dim, 1.0f),
                              1e-6f};
     const AttentionParams params{m.heads, 1.0f / 16, 0, true};
-    const double seconds = seconds_per_call(context, 32, [&](int) {
-      cuda::qk_norm_rope_store(context, q, qg, k, v, table, w, params, kv, rows.batch);
-    });
+    const double seconds = seconds_per_call(
+        context, 32, [&](int) { ops.qk_norm_rope_store(q, qg, k, v, table, w, params, kv, rows.batch); });
     print_row("store " + suffix, seconds, tokens * (4.0 * width + 8.0 * m.kv_heads * m.head_dim), 0);
   }
 }
 
 // The peaks: what plain kernels move.
-void measure_peaks() {
-  auto device = make_cuda_device({});
-  if (!device.ok()) {
-    std::printf("%s\n", device.error().message.c_str());
-    std::exit(1);
-  }
-  const auto peaks = (*device)->measure_peaks();
+void measure_peaks(Device& device) {
+  const auto peaks = device.measure_peaks();
   if (!peaks.ok()) {
     std::printf("%s\n", peaks.error().message.c_str());
     std::exit(1);
@@ -372,7 +387,8 @@ void measure_peaks() {
 
 int run(int argc, char** argv) {
   if (argc > 1) only = argv[1];
-  Context context;
+  Gpu gpu;
+  Context& context = gpu.context;
   cudaDeviceProp properties;
   check(cudaGetDeviceProperties(&properties, 0), "no GPU");
   context.processors = properties.multiProcessorCount;
@@ -380,28 +396,34 @@ int run(int argc, char** argv) {
   context.shared_bytes_per_block = properties.sharedMemPerBlockOptin;
   check(cudaStreamCreateWithFlags(&context.stream, cudaStreamNonBlocking), "stream");
   std::printf("%s\n", properties.name);
-  measure_peaks();
+  auto device = make_cuda_device({});
+  if (!device.ok()) {
+    std::printf("%s\n", device.error().message.c_str());
+    return 1;
+  }
+  gpu.device = std::move(device).value();
+  measure_peaks(*gpu.device);
   for (const ModelShape& m : kShapes) {
-    for (int32_t sequences : {1, 2, 8, 32, 128}) delta_row(context, m, sequences, 1, 0);
-    delta_row(context, m, 1, 8, 0);
-    delta_row(context, m, 16, 8, 0);
-    delta_row(context, m, 1, 2048, 0);
-    delta_row(context, m, 4, 512, 0);
-    delta_row(context, m, 1, 0, 22);
-    delta_row(context, m, 16, 0, 4);
-    for (int32_t sequences : {1, 8, 32, 128}) attention_row(context, m, sequences, 149, 1, 0);
-    attention_row(context, m, 1, 999, 1, 0);
-    attention_row(context, m, 1, 2047, 1, 0);
-    attention_row(context, m, 1, 32767, 1, 0);
-    attention_row(context, m, 8, 8191, 1, 0);
-    attention_row(context, m, 32, 2047, 1, 0);
-    attention_row(context, m, 128, 1023, 1, 0);
-    attention_row(context, m, 1, 8192, 1, 4);
-    attention_row(context, m, 1, 32768, 0, 22);
-    attention_row(context, m, 1, 0, 2048, 0);
-    attention_row(context, m, 1, 6144, 2048, 0);
-    attention_row(context, m, 1, 0, 8192, 0);
-    for (int32_t tokens : {1, 128, 2048}) small_rows(context, m, tokens);
+    for (int32_t sequences : {1, 2, 8, 32, 128}) delta_row(gpu, m, sequences, 1, 0);
+    delta_row(gpu, m, 1, 8, 0);
+    delta_row(gpu, m, 16, 8, 0);
+    delta_row(gpu, m, 1, 2048, 0);
+    delta_row(gpu, m, 4, 512, 0);
+    delta_row(gpu, m, 1, 0, 22);
+    delta_row(gpu, m, 16, 0, 4);
+    for (int32_t sequences : {1, 8, 32, 128}) attention_row(gpu, m, sequences, 149, 1, 0);
+    attention_row(gpu, m, 1, 999, 1, 0);
+    attention_row(gpu, m, 1, 2047, 1, 0);
+    attention_row(gpu, m, 1, 32767, 1, 0);
+    attention_row(gpu, m, 8, 8191, 1, 0);
+    attention_row(gpu, m, 32, 2047, 1, 0);
+    attention_row(gpu, m, 128, 1023, 1, 0);
+    attention_row(gpu, m, 1, 8192, 1, 4);
+    attention_row(gpu, m, 1, 32768, 0, 22);
+    attention_row(gpu, m, 1, 0, 2048, 0);
+    attention_row(gpu, m, 1, 6144, 2048, 0);
+    attention_row(gpu, m, 1, 0, 8192, 0);
+    for (int32_t tokens : {1, 128, 2048}) small_rows(gpu, m, tokens);
   }
   return 0;
 }

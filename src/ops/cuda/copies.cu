@@ -1,10 +1,14 @@
 // copies.cu -- cells, blocks and slots that are copied as they are. Bytes moved twice the bytes copied.
 #include <algorithm>
 
+#include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/primitives/device_math.h"
-#include "ops/cuda/sequence_ops.h"
 
-namespace braid::cuda {
+namespace braid {
+
+using namespace cuda;
+
+namespace cuda {
 namespace {
 
 // ---- kv_move ----
@@ -46,7 +50,9 @@ __global__ void move_kernel(const __grid_constant__ Moves a) {
 
 }  // namespace
 
-void kv_move(Context& context, const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) {
+}  // namespace cuda
+
+void CudaOps::kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) {
   const int64_t row_bytes = std::max(kv_row_bytes(kv.shape.k_format, kv.shape.head_dim),
                                      kv_row_bytes(kv.shape.v_format, kv.shape.head_dim));
   BRAID_CHECK(kv.shape.head_dim % 8 == 0);
@@ -59,31 +65,31 @@ void kv_move(Context& context, const KvLayer& kv, std::span<const CellMove> move
     }
     moves = moves.subspan(args.count);
     const dim3 grid(static_cast<unsigned>(2 * kv.shape.kv_heads), static_cast<unsigned>(args.count));
-    move_kernel<<<grid, static_cast<unsigned>(div_up<int64_t>(row_bytes / 16, 32) * 32), 0, context.stream>>>(
-        args);
-    context.launched("kv_move");
+    move_kernel<<<grid, static_cast<unsigned>(div_up<int64_t>(row_bytes / 16, 32) * 32), 0,
+                  context_.stream>>>(args);
+    context_.launched("kv_move");
   }
 }
 
-void state_copy(Context& context, const DeltaLayer& layer, int32_t dst, int32_t src) {
+void CudaOps::state_copy(const DeltaLayer& layer, int32_t dst, int32_t src) {
   if (dst == src) return;
-  context.note(cudaMemcpyAsync(layer.slot(dst), layer.slot(src),
-                               static_cast<size_t>(layer.shape.slot_elements()) * sizeof(float),
-                               cudaMemcpyDeviceToDevice, context.stream),
-               "state_copy");
+  context_.note(cudaMemcpyAsync(layer.slot(dst), layer.slot(src),
+                                static_cast<size_t>(layer.shape.slot_elements()) * sizeof(float),
+                                cudaMemcpyDeviceToDevice, context_.stream),
+                "state_copy");
 }
 
-void block_copy(Context& context, const KvLayer& kv, int32_t dst, int32_t src) {
+void CudaOps::block_copy(const KvLayer& kv, int32_t dst, int32_t src) {
   BRAID_CHECK(dst >= 0 && dst < kv.blocks && src >= 0 && src < kv.blocks);
   if (dst == src) return;
   const int64_t k_bytes = kv.shape.k_block_bytes();
   const int64_t v_bytes = kv.shape.v_block_bytes();
-  context.note(cudaMemcpyAsync(kv.k + dst * k_bytes, kv.k + src * k_bytes, static_cast<size_t>(k_bytes),
-                               cudaMemcpyDeviceToDevice, context.stream),
-               "block_copy");
-  context.note(cudaMemcpyAsync(kv.v + dst * v_bytes, kv.v + src * v_bytes, static_cast<size_t>(v_bytes),
-                               cudaMemcpyDeviceToDevice, context.stream),
-               "block_copy");
+  context_.note(cudaMemcpyAsync(kv.k + dst * k_bytes, kv.k + src * k_bytes, static_cast<size_t>(k_bytes),
+                                cudaMemcpyDeviceToDevice, context_.stream),
+                "block_copy");
+  context_.note(cudaMemcpyAsync(kv.v + dst * v_bytes, kv.v + src * v_bytes, static_cast<size_t>(v_bytes),
+                                cudaMemcpyDeviceToDevice, context_.stream),
+                "block_copy");
 }
 
-}  // namespace braid::cuda
+}  // namespace braid

@@ -271,51 +271,6 @@ uint64_t CudaDevice::free_bytes() const {
   return cudaMemGetInfo(&free, &total) == cudaSuccess ? free : 0;
 }
 
-// ---- workspaces ----
-
-// One after the other, each at a 256-byte boundary.
-CudaOps::WorkspaceParts CudaOps::workspace_parts(const Device::WorkspaceNeeds& needs) const {
-  const auto rounded = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
-  return {rounded(attention_workspace_bytes(context_, needs)),
-          rounded(delta_workspace_bytes(context_, needs)), rounded(gemm_workspace_bytes(context_, needs)),
-          rounded(moe_workspace_bytes(context_, needs)), rounded(cuda::top_k_bytes())};
-}
-
-size_t CudaOps::workspace_bytes(const Device::WorkspaceNeeds& needs) const {
-  return workspace_parts(needs).sum() + kStageSlots * kStageBytes;
-}
-
-Result<size_t> CudaOps::reserve(Device& device, const Device::WorkspaceNeeds& needs) {
-  needs_ = needs;
-  const WorkspaceParts parts = workspace_parts(needs);
-  BRAID_ASSIGN(workspace_, device.allocate(parts.sum(), "workspaces"));
-  BRAID_ASSIGN(stage_device_, device.allocate(kStageSlots * kStageBytes, "staging"));
-  BRAID_ASSIGN(stage_host_, device.allocate_host(kStageSlots * kStageBytes, "staging"));
-  auto* at = static_cast<std::byte*>(workspace_.data());
-  attention_work_ = at;
-  delta_work_ = at + parts.attention;
-  gemm_work_ = at + parts.attention + parts.delta;
-  moe_work_ = at + parts.attention + parts.delta + parts.gemm;
-  top_k_work_ = at + parts.attention + parts.delta + parts.gemm + parts.moe;
-  return workspace_.size_bytes() + stage_device_.size_bytes();
-}
-
-void* CudaOps::stage(const void* data, size_t size_bytes) {
-  BRAID_CHECK(size_bytes <= kStageBytes && stage_host_.data() != nullptr);
-  // The ring turns rarely: waiting for everything is simpler than an event per slot.
-  if (stage_next_ == kStageSlots) {
-    context_.note(cudaStreamSynchronize(context_.stream), "staging");
-    stage_next_ = 0;
-  }
-  const size_t offset = stage_next_++ * kStageBytes;
-  auto* host = static_cast<std::byte*>(stage_host_.data()) + offset;
-  auto* device = static_cast<std::byte*>(stage_device_.data()) + offset;
-  std::memcpy(host, data, size_bytes);
-  context_.note(cudaMemcpyAsync(device, host, size_bytes, cudaMemcpyHostToDevice, context_.stream),
-                "staging");
-  return std::move(device);
-}
-
 Result<std::unique_ptr<Device>> make_cuda_device(const DeviceOptions& options) {
   BRAID_ASSIGN(std::unique_ptr<Device> device, CudaDevice::make(options));
   return std::move(device);

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "ops/cuda/cuda_ops.h"
-#include "ops/cuda/weights.h"
 #include "ops/cuda/primitives/context.h"
 #include "ops/cuda/profile.h"
+#include "ops/cuda/weights.h"
 #include "ops/device.h"
 
 namespace braid {
@@ -26,9 +26,7 @@ class CudaDevice final : public Device {
   using Device::allocate_host;
   Status load_weights(std::span<Weight* const> weights, const WeightDone& done) override;
   size_t weight_bytes(const Weight& weight) const override;
-  int32_t state_tile_columns(const DeltaShape& shape) const override {
-    return CudaOps::state_tile_columns(shape);
-  }
+  int32_t state_tile_columns(const DeltaShape&) const override { return 1; }
   size_t workspace_bytes(const WorkspaceNeeds& needs) const override { return ops_.workspace_bytes(needs); }
   Result<size_t> reserve_workspaces(const WorkspaceNeeds& needs) override {
     return ops_.reserve(*this, needs);

@@ -3,24 +3,27 @@
 // Every op queues kernels on the one compute stream and returns. Batch arrays, activations, pools and small
 // weights are device memory; shapes come from the host. What varies from step to step is read on the device
 // (batch.h says how padded rows look), so that a step can be recorded. An op that takes lists from the host
-// (delta_commit, kv_move) copies them through stage() and cannot be part of a recorded step.
+// (delta_commit, kv_move) hands them to its kernels by value and cannot be part of a recorded step.
 //
-// Kernels live beside the op they serve; a group of ops sizes its own workspace (..._workspace_bytes) and
-// finds it in its member, zero-filled once.
+// Kernels live beside the op they serve; a group of ops says how much scratch it needs (..._bytes) and finds
+// it in its member, zero-filled once (workspace.cu).
 #pragma once
 
 #include <cstdint>
 #include <span>
 
 #include "ops/cuda/primitives/context.h"
+#include "ops/cuda/workspace.h"
 #include "ops/device.h"
 #include "ops/ops.h"
 
 namespace braid {
 
 namespace cuda {
+size_t gemm_bytes(const Context& context, const Device::WorkspaceNeeds& needs);
+size_t moe_bytes(const Device::WorkspaceNeeds& needs);
 size_t top_k_bytes();
-}
+}  // namespace cuda
 
 class CudaOps final : public Ops {
  public:
@@ -75,37 +78,20 @@ class CudaOps final : public Ops {
   void state_copy(const DeltaLayer& layer, int32_t dst, int32_t src) override;
   void block_copy(const KvLayer& kv, int32_t dst, int32_t src) override;
 
-  // Tile width of the recurrent state (state.h); delta*.cu.
-  static int32_t state_tile_columns(const DeltaShape& shape);
-
  private:
   struct WorkspaceParts {
-    size_t attention, delta, gemm, moe, top_k;
-    size_t sum() const { return attention + delta + gemm + moe + top_k; }
+    size_t sequence, gemm, moe, top_k;
+    size_t sum() const { return sequence + gemm + moe + top_k; }
   };
   void run_experts(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w);
 
   WorkspaceParts workspace_parts(const Device::WorkspaceNeeds& needs) const;
-  static size_t attention_workspace_bytes(const cuda::Context& context, const Device::WorkspaceNeeds& needs);
-  static size_t delta_workspace_bytes(const cuda::Context& context, const Device::WorkspaceNeeds& needs);
-  static size_t gemm_workspace_bytes(const cuda::Context& context, const Device::WorkspaceNeeds& needs);
-  static size_t moe_workspace_bytes(const cuda::Context& context, const Device::WorkspaceNeeds& needs);
-
-  // A copy of host bytes in device memory, queued before the kernels that follow; valid until kStageSlots
-  // more calls. At most kStageBytes. Waits when the slot's last copy is still under way.
-  void* stage(const void* data, size_t size_bytes);
-  static constexpr int kStageSlots = 8;
-  static constexpr size_t kStageBytes = size_t{128} << 10;
 
   cuda::Context& context_;
   Device::WorkspaceNeeds needs_;
   Buffer workspace_;
-  Buffer stage_device_;
-  Buffer stage_host_;
-  int stage_next_ = 0;
   // Parts of workspace_, 256-byte aligned.
-  std::byte* attention_work_ = nullptr;
-  std::byte* delta_work_ = nullptr;
+  cuda::SequenceWorkspace sequence_work_;
   std::byte* gemm_work_ = nullptr;
   std::byte* moe_work_ = nullptr;
   std::byte* top_k_work_ = nullptr;

@@ -9,10 +9,11 @@
 //
 // The sum's order is fixed by the width (norm_math.cuh; norm_any: thread t adds its elements in ascending
 // order, then warps, in order). Products of few rows norm for themselves instead (gemm_skinny_x.cuh).
+#include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/norm.h"
 #include "ops/cuda/primitives/device_math.h"
 #include "ops/cuda/primitives/launch.h"
 #include "ops/cuda/primitives/norm_math.cuh"
-#include "ops/cuda/sequence_ops.h"
 
 namespace braid::cuda {
 namespace {
@@ -150,3 +151,11 @@ bool add_norm(Context& context, Tensor y, Tensor residual, Tensor x, const float
 }
 
 }  // namespace braid::cuda
+
+namespace braid {
+
+void CudaOps::add_norm(Tensor y, Tensor residual, Tensor x, const float* weight, float eps) {
+  cuda::add_norm(context_, y, residual, x, weight, eps);
+}
+
+}  // namespace braid

@@ -7,9 +7,14 @@
 #include <algorithm>
 
 #include "ops/cuda/attention/attention_common.h"
+#include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/primitives/launch.h"
 
-namespace braid::cuda {
+namespace braid {
+
+using namespace cuda;
+
+namespace cuda {
 namespace {
 
 constexpr int kWarps = 4;
@@ -217,50 +222,56 @@ bool fits(const SequenceWorkspace& work, const AttentionArgs& args) {
          args.heads * int64_t{args.head_dim} <= work.partial_dim;
 }
 
+// Whether rows that are not in the cache yet can be stored and attend in one launch (AttentionArgs::fresh).
+bool fits_fresh(const AttentionArgs& args) {
+  const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
+  return args.batch.most_rows == 1 && narrow(args.qg) && narrow(args.k) && narrow(args.v) &&
+         args.rope.cols % 16 == 0 && args.rope.stride % 4 == 0 && aligned(args.rope.data) &&
+         aligned(args.w.q_norm) && aligned(args.w.k_norm);
+}
+
 }  // namespace
 
-void attention(Context& context, const SequenceWorkspace& work, Tensor o, Tensor q, Tensor qg,
-               const AttentionParams& params, const KvLayer& kv, const Batch& batch) {
-  AttentionArgs args = arguments(context, work, o, qg, params, kv, batch);
+}  // namespace cuda
+
+void CudaOps::attention(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
+                        const Batch& batch) {
+  AttentionArgs args = arguments(context_, sequence_work_, o, qg, params, kv, batch);
   BRAID_CHECK(q.cols == o.cols);
   args.q = q;
   if (batch.tokens == 0 || batch.sequences == 0) return;
   const int32_t most_rows = batch.most_rows > 0 ? batch.most_rows : batch.tokens;
-  if (fits(work, args) && narrow(q)) {
+  if (fits(sequence_work_, args) && narrow(q)) {
     // Each form takes the sequences that are its own; one that can have none is not launched.
     const bool all_decode = decodes(args, most_rows);
-    if (attention_decode(context, args) && (all_decode || attention_tiles(context, args))) {
+    if (attention_decode(context_, args) && (all_decode || attention_tiles(context_, args))) {
       // The decode kernel merges its splits itself.
       if (all_decode || batch.blocks_per_sequence * kBlockTokens <= kSplitCells) return;
       const dim3 grid(static_cast<unsigned>(params.heads), static_cast<unsigned>(batch.sequences),
                       static_cast<unsigned>(std::min(most_rows, 8)));
-      launch_early(context, merge_kernel, grid, static_cast<unsigned>(div_up(args.head_dim, 128) * 32), 0,
+      launch_early(context_, merge_kernel, grid, static_cast<unsigned>(div_up(args.head_dim, 128) * 32), 0,
                    args);
       return;
     }
   }
   const dim3 grid(static_cast<unsigned>(batch.tokens), static_cast<unsigned>(div_up(params.heads, kWarps)));
-  plain_kernel<<<grid, 32 * kWarps, 0, context.stream>>>(args);
-  context.launched("attention");
+  plain_kernel<<<grid, 32 * kWarps, 0, context_.stream>>>(args);
+  context_.launched("attention");
 }
 
-bool store_attend(Context& context, const SequenceWorkspace& work, Tensor o, Tensor qg, Tensor k, Tensor v,
-                  Tensor rope_table, const AttentionWeights& w, const AttentionParams& params,
-                  const KvLayer& kv, const Batch& batch) {
-  AttentionArgs args = arguments(context, work, o, qg, params, kv, batch);
+void CudaOps::store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
+                           const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
+                           const Batch& batch) {
+  AttentionArgs args = arguments(context_, sequence_work_, o, qg, params, kv, batch);
   BRAID_CHECK(k.cols == int64_t{kv.shape.kv_heads} * args.head_dim && v.cols == k.cols);
   BRAID_CHECK(rope_table.cols <= args.head_dim && rope_table.type == DType::f32);
-  if (batch.most_rows != 1 || !fits(work, args) || !narrow(qg) || !narrow(k) || !narrow(v)) return false;
-  const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
-  if (rope_table.cols % 16 != 0 || rope_table.stride % 4 != 0 || !aligned(rope_table.data) ||
-      !aligned(w.q_norm) || !aligned(w.k_norm))
-    return false;
   args.fresh = true;
   args.k = k;
   args.v = v;
   args.rope = rope_table;
   args.w = w;
-  return attention_decode(context, args);
+  if (fits(sequence_work_, args) && fits_fresh(args) && attention_decode(context_, args)) return;
+  Ops::store_attend(o, q, qg, k, v, rope_table, w, params, kv, batch);
 }
 
-}  // namespace braid::cuda
+}  // namespace braid

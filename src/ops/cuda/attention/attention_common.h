@@ -6,9 +6,10 @@
 // on the sequence alone in deterministic mode, else also on how many sequences the batch has room for.
 #pragma once
 
+#include "ops/cuda/primitives/context.h"
 #include "ops/cuda/primitives/device_math.h"
 #include "ops/cuda/primitives/mma.h"
-#include "ops/cuda/sequence_ops.h"
+#include "ops/cuda/workspace.h"
 
 namespace braid::cuda {
 

@@ -10,12 +10,16 @@
 // of K and V: 30 KiB, 7 ns at 4.3 TB/s; below 300 rows the launch is what it
 // costs. Reached: 3.2 us for 1 row, 5.4 us for 128, 62 us for 2048 (1.1 TB/s: the table is read once per
 // head).
-#include "ops/cuda/primitives/device_math.h"
 #include "ops/cuda/attention/head_rows.h"
+#include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/primitives/device_math.h"
 #include "ops/cuda/primitives/launch.h"
-#include "ops/cuda/sequence_ops.h"
 
-namespace braid::cuda {
+namespace braid {
+
+using namespace cuda;
+
+namespace cuda {
 namespace {
 
 constexpr int kWarps = 8;
@@ -174,17 +178,19 @@ bool multiple_of_eight(const Tensor& t) {
 
 }  // namespace
 
-void rope_table(Context& context, Tensor table, const RopeParams& rope, const Batch& batch) {
+}  // namespace cuda
+
+void CudaOps::rope_table(Tensor table, const RopeParams& rope, const Batch& batch) {
   BRAID_CHECK(table.cols == rope.dims && rope.dims % 2 == 0 && table.rows >= batch.tokens);
   const int count = batch.tokens * rope.dims / 2;
   if (count == 0) return;
-  launch_early(context, rope_table_kernel, dim3(static_cast<unsigned>(div_up(count, 128))), 128, 0,
+  launch_early(context_, rope_table_kernel, dim3(static_cast<unsigned>(div_up(count, 128))), 128, 0,
                table.f32(), table.stride, rope.dims, rope.freq_base, batch.position, batch.tokens);
 }
 
-void qk_norm_rope_store(Context& context, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
-                        const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
-                        const Batch& batch) {
+void CudaOps::qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
+                                 const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
+                                 const Batch& batch) {
   const int head_dim = kv.shape.head_dim;
   const int head_stride = head_dim * (params.gated ? 2 : 1);
   BRAID_CHECK(q.cols == params.heads * head_dim && qg.cols == params.heads * head_stride);
@@ -195,8 +201,8 @@ void qk_norm_rope_store(Context& context, Tensor q, Tensor qg, Tensor k, Tensor 
       multiple_of_eight(q) && multiple_of_eight(qg) && multiple_of_eight(k) && multiple_of_eight(v);
   const int tasks = params.heads + 2 * kv.shape.kv_heads;
   const dim3 grid(static_cast<unsigned>(batch.tokens), static_cast<unsigned>(div_up(tasks, kWarps)));
-  launch_early(context, store_kernel, grid, 32 * kWarps, 0,
+  launch_early(context_, store_kernel, grid, 32 * kWarps, 0,
                StoreArgs{q, qg, k, v, rope_table, w, params.heads, head_stride, kv, batch, wide});
 }
 
-}  // namespace braid::cuda
+}  // namespace braid

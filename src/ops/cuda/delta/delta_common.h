@@ -5,8 +5,9 @@
 // State of a value head: [Dv][Dk] f32 (tile_columns = 1), the keys of a value column contiguous.
 #pragma once
 
+#include "ops/cuda/primitives/context.h"
 #include "ops/cuda/primitives/device_math.h"
-#include "ops/cuda/sequence_ops.h"
+#include "ops/cuda/workspace.h"
 
 namespace braid::cuda {
 

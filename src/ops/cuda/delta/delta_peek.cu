@@ -21,9 +21,14 @@
 // would have folded had the rows been certain. Bytes of a step; the state stays in registers over the path.
 #include <algorithm>
 
+#include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/delta/delta_common.h"
 
-namespace braid::cuda {
+namespace braid {
+
+using namespace cuda;
+
+namespace cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -450,8 +455,10 @@ void launch_commit(Context& context, const CommitArgs& args) {
 
 }  // namespace
 
-void delta_peek(Context& context, Tensor o, DeltaJournal& journal, const DeltaInputs& in,
-                const DeltaWeights& w, const DeltaLayer& layer, const Batch& batch) {
+}  // namespace cuda
+
+void CudaOps::delta_peek(Tensor o, DeltaJournal& journal, const DeltaInputs& in, const DeltaWeights& w,
+                         const DeltaLayer& layer, const Batch& batch) {
   check_delta(o, in, layer, batch);
   BRAID_CHECK(journal.rows >= batch.tokens);
   if (batch.tokens == 0 || batch.sequences == 0) return;
@@ -459,16 +466,16 @@ void delta_peek(Context& context, Tensor o, DeltaJournal& journal, const DeltaIn
   const PeekArgs args{{o, in, w, view_of(layer), batch}, journal, nodes};
   switch (layer.shape.key_dim) {
     case 128:
-      return launch_peek<4>(context, args);
+      return launch_peek<4>(context_, args);
     case 64:
-      return launch_peek<2>(context, args);
+      return launch_peek<2>(context_, args);
     default:
-      return launch_peek<1>(context, args);
+      return launch_peek<1>(context_, args);
   }
 }
 
-void delta_commit(Context& context, const DeltaLayer& layer, const DeltaJournal& journal,
-                  std::span<const AcceptedPath> paths) {
+void CudaOps::delta_commit(const DeltaLayer& layer, const DeltaJournal& journal,
+                           std::span<const AcceptedPath> paths) {
   BRAID_CHECK(layer.tile_columns == 1);
   CommitArgs args;
   args.layer = view_of(layer);
@@ -479,7 +486,7 @@ void delta_commit(Context& context, const DeltaLayer& layer, const DeltaJournal&
     if (path.count == 0) continue;
     BRAID_CHECK(path.count <= kPathRows && path.slot >= 0 && path.slot < layer.slots);
     if (args.paths == kPaths || rows + path.count > kPathRows) {
-      launch_commit(context, args);
+      launch_commit(context_, args);
       args.paths = 0;
       rows = 0;
     }
@@ -489,7 +496,7 @@ void delta_commit(Context& context, const DeltaLayer& layer, const DeltaJournal&
       args.row[rows++] = path.row[i];
     }
   }
-  launch_commit(context, args);
+  launch_commit(context_, args);
 }
 
-}  // namespace braid::cuda
+}  // namespace braid

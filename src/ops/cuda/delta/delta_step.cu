@@ -29,12 +29,17 @@
 // bytes by two launches.
 #include <cooperative_groups.h>
 
+#include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/delta/delta_common.h"
 #include "ops/cuda/delta/delta_forms.h"
 #include "ops/cuda/delta/delta_rows.h"
 #include "ops/cuda/primitives/launch.h"
 
-namespace braid::cuda {
+namespace braid {
+
+using namespace cuda;
+
+namespace cuda {
 namespace {
 
 // kVectors float4 per lane and column (Dk / 32); kGroups * 4 columns a warp; kSlices blocks a head, as a
@@ -313,21 +318,24 @@ void delta_step(Context& context, const DeltaArgs& args, int* counters, int most
   }
 }
 
-void delta_advance(Context& context, const SequenceWorkspace& work, Tensor o, const DeltaInputs& in,
-                   const DeltaWeights& w, const DeltaLayer& layer, const Batch& batch) {
+}  // namespace cuda
+
+void CudaOps::delta_advance(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
+                            const Batch& batch) {
   check_delta(o, in, layer, batch);
   if (batch.tokens == 0 || batch.sequences == 0) return;
-  BRAID_CHECK(int64_t{batch.sequences} * layer.shape.key_heads <= work.counter_count);
+  BRAID_CHECK(int64_t{batch.sequences} * layer.shape.key_heads <= sequence_work_.counter_count);
   const DeltaArgs args{o, in, w, view_of(layer), batch};
   const int32_t most_rows = batch.most_rows > 0 ? batch.most_rows : batch.tokens;
   // Chunks are another arithmetic, and one that shows where a run of rows begins and ends.
+  const SequenceWorkspace& work = sequence_work_;
   const bool chunks = chunk_form_fits(layer.shape) && most_rows > kStepRows && work.chunk_q != nullptr &&
-                      context.capability >= 90 && !context.deterministic;
+                      context_.capability >= 90 && !context_.deterministic;
   // A single row of each of many: where one block a head would be more than three rounds of two a processor.
-  if (most_rows == 1 && int64_t{batch.sequences} * layer.shape.value_heads > 6 * context.processors)
-    return delta_decode(context, args, {work.row_keys, work.row_values, work.row_gates, work.row_qk});
-  delta_step(context, args, work.counters, chunks ? kStepRows : INT32_MAX);
-  if (chunks) delta_chunks(context, work, args);
+  if (most_rows == 1 && int64_t{batch.sequences} * layer.shape.value_heads > 6 * context_.processors)
+    return delta_decode(context_, args, {work.row_keys, work.row_values, work.row_gates, work.row_qk});
+  delta_step(context_, args, work.counters, chunks ? kStepRows : INT32_MAX);
+  if (chunks) delta_chunks(context_, work, args);
 }
 
-}  // namespace braid::cuda
+}  // namespace braid

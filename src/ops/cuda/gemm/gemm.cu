@@ -7,7 +7,7 @@
 #include "ops/cuda/gemm/gemm.h"
 #include "ops/cuda/gemm/gemm_common.cuh"
 #include "ops/cuda/gemm/packed.h"
-#include "ops/cuda/sequence_ops.h"
+#include "ops/cuda/norm.h"
 
 namespace braid {
 
@@ -424,10 +424,6 @@ void Gemm::linear(std::span<const LinearPart> parts, Tensor x, const SkinnyNorm&
 }
 
 }  // namespace cuda
-
-size_t CudaOps::gemm_workspace_bytes(const Context& context, const Device::WorkspaceNeeds& needs) {
-  return gemm_bytes(context, needs);
-}
 
 void CudaOps::linear(std::span<const LinearPart> parts, Tensor x) {
   BRAID_CHECK(gemm_work_ != nullptr);

@@ -10,8 +10,6 @@
 
 namespace braid::cuda {
 
-size_t gemm_bytes(const Context& context, const Device::WorkspaceNeeds& needs);
-
 // Rows of one expert that a tile should hold: most experts should need one tile.
 constexpr int rows_per_expert_tile(int64_t pairs, int64_t experts) {
   const int64_t mean = pairs / (experts > 0 ? experts : 1);

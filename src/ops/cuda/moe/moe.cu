@@ -297,11 +297,10 @@ Layout layout_of(const Device::WorkspaceNeeds& needs) {
 }
 
 }  // namespace
-}  // namespace cuda
 
-size_t CudaOps::moe_workspace_bytes(const Context&, const Device::WorkspaceNeeds& needs) {
-  return needs.experts > 0 ? layout_of(needs).end : 0;
-}
+size_t moe_bytes(const Device::WorkspaceNeeds& needs) { return needs.experts > 0 ? layout_of(needs).end : 0; }
+
+}  // namespace cuda
 
 namespace {
 

@@ -1,7 +1,7 @@
-// sequence_workspace.cu -- the scratch of the ops in sequence_ops.h: how much, and where each part lies.
+// workspace.cu -- the scratch of the ops of one GPU: how much, and where each part lies.
 #include <algorithm>
 
-#include "ops/cuda/attention/attention_common.h"
+#include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/delta/delta_forms.h"
 
 namespace braid::cuda {
@@ -63,7 +63,7 @@ SequenceWorkspace place(Parts& parts, const Device::WorkspaceNeeds& needs) {
 
 }  // namespace
 
-size_t sequence_workspace_bytes(const Device::WorkspaceNeeds& needs) {
+size_t sequence_bytes(const Device::WorkspaceNeeds& needs) {
   Parts parts(nullptr);
   place(parts, needs);
   return parts.bytes();
@@ -75,3 +75,30 @@ SequenceWorkspace place_sequence_workspace(void* base, const Device::WorkspaceNe
 }
 
 }  // namespace braid::cuda
+
+namespace braid {
+
+// One after the other, each at a 256-byte boundary.
+CudaOps::WorkspaceParts CudaOps::workspace_parts(const Device::WorkspaceNeeds& needs) const {
+  const auto rounded = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
+  return {rounded(cuda::sequence_bytes(needs)), rounded(cuda::gemm_bytes(context_, needs)),
+          rounded(cuda::moe_bytes(needs)), rounded(cuda::top_k_bytes())};
+}
+
+size_t CudaOps::workspace_bytes(const Device::WorkspaceNeeds& needs) const {
+  return workspace_parts(needs).sum();
+}
+
+Result<size_t> CudaOps::reserve(Device& device, const Device::WorkspaceNeeds& needs) {
+  needs_ = needs;
+  const WorkspaceParts parts = workspace_parts(needs);
+  BRAID_ASSIGN(workspace_, device.allocate(parts.sum(), "workspaces"));
+  auto* at = static_cast<std::byte*>(workspace_.data());
+  sequence_work_ = cuda::place_sequence_workspace(at, needs);
+  gemm_work_ = at + parts.sequence;
+  moe_work_ = gemm_work_ + parts.gemm;
+  top_k_work_ = moe_work_ + parts.moe;
+  return workspace_.size_bytes();
+}
+
+}  // namespace braid

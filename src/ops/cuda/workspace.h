@@ -1,0 +1,51 @@
+// workspace.h -- scratch of the ops that read and write what sequences own: attention over cells and the
+// gated delta rule.
+#pragma once
+
+#include <cstddef>
+
+#include "ops/cuda/primitives/device_math.h"
+#include "ops/device.h"
+#include "ops/ops.h"  // what attention and delta take
+
+namespace braid::cuda {
+
+// Placed once at start. Zero-filled then; `counters` and `arrivals` are zero again
+// after every op.
+struct SequenceWorkspace {
+  int32_t max_tokens = 0;
+  int32_t max_sequences = 0;
+
+  int* counters = nullptr;  // arrivals of blocks: delta [S][key head]
+  int64_t counter_count = 0;
+
+  // Attention: partial results [max_sequences][heads][partial_rows] of head_dim values, (max, sum) beside
+  // them.
+  float* partials = nullptr;
+  float* partial_sums = nullptr;
+  int64_t partial_rows = 0;
+  int32_t partial_dim = 0;
+  int* arrivals = nullptr;  // [max_sequences][heads]
+
+  // Delta, decode form (delta_forms.h, DecodeRows).
+  float* row_keys = nullptr;
+  float* row_values = nullptr;
+  float2* row_gates = nullptr;
+  float* row_qk = nullptr;
+
+  // Delta, chunk form. Rows after convolution, SiLU and l2 norm, f16 [heads][T][128]; tiles f16
+  // [chunks][Hv][64][64].
+  void* chunk_q = nullptr;
+  void* chunk_k = nullptr;
+  void* chunk_v = nullptr;
+  void* chunk_inverse = nullptr;
+  void* chunk_scores = nullptr;
+  float* chunk_gates = nullptr;  // [chunks][Hv][3][64]
+  float* chunk_decay = nullptr;  // [S][Hv] stored decay after the last row
+};
+
+size_t sequence_bytes(const Device::WorkspaceNeeds& needs);
+// `base` is zero-filled and 256-byte aligned.
+SequenceWorkspace place_sequence_workspace(void* base, const Device::WorkspaceNeeds& needs);
+
+}  // namespace braid::cuda
