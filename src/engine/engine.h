@@ -7,17 +7,17 @@
 //   commit   accepted paths become state, cells move, sequences advance
 //   settle   events for clients are written down; finished sequences release everything at once
 //
-// A turn is one whole step and then, while sequences decode, a slice of an interleaved one: a prompt that would make
-// them wait for its whole chunk goes through the layers between their steps, for as long as the pacer (pacer.h)
-// allows. Both kinds are a Step; what follows their end is the same code.
+// A turn is one whole step and then, while sequences decode, a slice of an interleaved one: a prompt that
+// would make them wait for its whole chunk goes through the layers between their steps, for as long as the
+// pacer (pacer.h) allows. Both kinds are a Step; what follows their end is the same code.
 //
-// Clients are told at the end of the step, or, where the device has its own memory and works by itself, as soon as
-// the next step is queued there.
+// Clients are told at the end of the step, or, where the device has its own memory and works by itself, as
+// soon as the next step is queued there.
 //
 // Every step has one output row for each sequence at least, its last certain one, also where nobody wants its
-// logits: numbers that are none in any row of a chunk reach the chunk's last row through states and attention. Where
-// that row holds such, the sequence ends with an error, and nothing of the step is kept: no block, no checkpoint, in
-// memory or on disk.
+// logits: numbers that are none in any row of a chunk reach the chunk's last row through states and
+// attention. Where that row holds such, the sequence ends with an error, and nothing of the step is kept: no
+// block, no checkpoint, in memory or on disk.
 //
 // create() takes all memory from one plan; afterwards nothing on the device is allocated. The engine runs in
 // its caller's thread: submit(), cancel() and step() are called from one thread (a Sink may call the first

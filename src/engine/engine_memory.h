@@ -1,8 +1,9 @@
-// engine_memory.h -- all memory that the engine takes at start: sizes from options, a plan with numbers, and then the
-// memory itself.
+// engine_memory.h -- all memory that the engine takes at start: sizes from options, a plan with numbers, and
+// then the memory itself.
 //
-// make_plan() takes nothing and may be asked what would be; take() follows it once. What the host keeps beside a
-// device (checkpoints, swap, staging for the disk) is planned here too. Members are read by the engine and its parts.
+// make_plan() takes nothing and may be asked what would be; take() follows it once. What the host keeps
+// beside a device (checkpoints, swap, staging for the disk) is planned here too. Members are read by the
+// engine and its parts.
 #pragma once
 
 #include "base/result.h"
@@ -19,7 +20,8 @@ namespace braid {
 struct EngineMemory {
   // Errors: invalid_argument (options that contradict each other), exhausted, unsupported.
   Status make_plan(const EngineOptions& options, Model& model, Device& device);
-  // Loads the weights and takes everything but logits and the disk's staging. Errors: exhausted, and the file's.
+  // Loads the weights and takes everything but logits and the disk's staging. Errors: exhausted, and the
+  // file's.
   Status take(const EngineOptions& options, Model& model, Device& device);
   Status take_disk_staging(DiskTier& disk, const DiskKind& kind, Device& device);
 

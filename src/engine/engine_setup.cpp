@@ -121,8 +121,9 @@ Result<std::unique_ptr<Engine>> Engine::create(const GgufFile& file, const Engin
   std::unique_ptr<Engine> engine(new Engine);
   BRAID_TRY(engine->open(file, options));
   BRAID_TRY(engine->memory_.plan.check_fits());
-  engine->fingerprint_ = fingerprint_of(file, options, *engine->device_,
-                                        engine->device_->state_tile_columns(engine->model_->config().delta));
+  engine->fingerprint_ =
+      fingerprint_of(file, options, *engine->device_,
+                     engine->device_->state_tile_columns(engine->model_->config().largest_delta()));
   if (!options.cache_dir.empty()) {
     DiskOptions disk;
     disk.directory = options.cache_dir;

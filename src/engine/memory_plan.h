@@ -1,4 +1,5 @@
-// memory_plan.h -- all memory the engine takes at start, predicted before anything is loaded, and what it became.
+// memory_plan.h -- all memory the engine takes at start, predicted before anything is loaded, and what it
+// became.
 #pragma once
 
 #include <cstdint>

@@ -1,11 +1,15 @@
-// config.h -- what a model is, read from a file's metadata: sizes, layer kinds, constants. No tensors, no
-// device.
+// config.h -- what a model is, read from a file's metadata: sizes, layers, constants. No tensors, no device.
 //
-// Always true of a ModelConfig that read_qwen35_config returned:
-//   every count is positive and within the limits of config.cpp; products of counts fit 63 bits with room to
-//   spare kinds.size() == layers (the trunk; MTP blocks are not in it); at least one is an attention layer
-//   heads % kv_heads == 0; delta.value_heads % delta.key_heads == 0; rope.dims is even and <= head_dim
-//   experts == 0 (dense: ffn_width > 0) or experts >= experts_used > 0 (expert_width > 0)
+// A model is a stack of layers, each with a configuration of its own: head counts, windows, gates, kinds and
+// routers may differ from layer to layer. What one architecture's files call things is in its own source
+// (qwen35.cpp).
+//
+// Always true of a ModelConfig that an architecture has read:
+//   every count is positive and within the limits of metadata_keys.h; products of counts fit 63 bits
+//   at least one layer is an attention layer; a model without delta layers is a normal case
+//   attention: heads % kv_heads == 0, rope < ropes.size(); each of ropes has even dims, at most head_dim
+//   delta: value_heads % key_heads == 0
+//   feed_forward: experts == 0 (dense: width > 0) or experts >= experts_used > 0 (expert_width > 0)
 #pragma once
 
 #include <cstdint>
@@ -20,45 +24,59 @@ namespace braid {
 
 enum class LayerKind : uint8_t { attention, delta };
 
+struct AttentionConfig {
+  int32_t heads = 0;     // H
+  int32_t kv_heads = 0;  // Hkv
+  int32_t head_dim = 0;  // Dh
+  float scale = 0;       // multiplies q . k
+  int32_t window = 0;    // > 0: a row sees only positions > its own - window
+  bool gated = true;     // query and gate of each head side by side; the output times sigmoid(gate)
+  int32_t rope = 0;      // index into ModelConfig::ropes
+
+  int64_t query_width() const { return int64_t{heads} * head_dim; }
+  int64_t kv_width() const { return int64_t{kv_heads} * head_dim; }
+  // Rows of the query matrix.
+  int64_t query_rows() const { return query_width() * (gated ? 2 : 1); }
+  AttentionParams params() const { return {heads, scale, window, gated}; }
+};
+
+struct FeedForwardConfig {
+  int64_t width = 0;         // F; 0 with experts
+  int32_t experts = 0;       // Nx; 0: dense
+  int32_t experts_used = 0;  // Kx
+  int64_t expert_width = 0;  // Fe
+  int64_t shared_width = 0;  // Fs; 0: no shared expert
+
+  bool is_moe() const { return experts > 0; }
+  RouteParams route() const { return {experts, experts_used}; }
+};
+
+struct LayerConfig {
+  LayerKind kind = LayerKind::delta;
+  AttentionConfig attention;  // one of the two, by kind
+  DeltaShape delta;
+  FeedForwardConfig feed_forward;
+};
+
 struct ModelConfig {
   std::string architecture;
   std::string name;            // general.name, for people; may be empty
-  int32_t layers = 0;          // L, trunk only
-  int32_t mtp_layers = 0;      // blocks after the trunk
   int64_t width = 0;           // E
   int64_t vocabulary = 0;      // V; set when the tensors are read
   int32_t context_length = 0;  // positions the model was made for
   float eps = 0;               // of every RMS norm
 
-  std::vector<LayerKind> kinds;  // [layers]
+  std::vector<LayerConfig> layers;  // L, the trunk
+  std::vector<LayerConfig> mtp;     // blocks after the trunk
+  std::vector<RopeParams> ropes;    // a table of each is made once per step
 
-  // attention layers
-  int32_t heads = 0;     // H
-  int32_t kv_heads = 0;  // Hkv
-  int32_t head_dim = 0;  // Dh
-  float attention_scale = 0;
-  RopeParams rope;
-
-  // delta layers
-  DeltaShape delta;
-
-  // feed-forward
-  int64_t ffn_width = 0;  // F; 0 with experts
-  int32_t experts = 0;    // Nx; 0: dense
-  int32_t experts_used = 0;
-  int64_t expert_width = 0;  // Fe
-  int64_t shared_width = 0;  // Fs; 0: no shared expert
-
-  bool is_moe() const { return experts > 0; }
   int32_t count(LayerKind kind) const;
   // Bytes of K and V of one position over all attention layers of the trunk.
   int64_t kv_bytes_per_token(KvFormat k, KvFormat v) const;
   // Bytes of one sequence's recurrent state over all delta layers.
-  int64_t state_bytes() const { return count(LayerKind::delta) * delta.slot_elements() * int64_t{4}; }
+  int64_t state_bytes() const;
+  // The delta layer with the most state; empty without delta layers.
+  DeltaShape largest_delta() const;
 };
-
-// Architectures qwen35 and qwen35moe. Errors: corrupt (a key is missing or contradicts another), unsupported
-// (a variant braid does not compute). Each names the file and the key.
-Result<ModelConfig> read_qwen35_config(const GgufFile& file);
 
 }  // namespace braid

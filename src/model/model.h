@@ -7,8 +7,9 @@
 // A model is a straight line of blocks (layers.h) over Ops: no graph, no callbacks except the Observer, which
 // tests and tools use to look inside. One thread calls it. The file must outlive the model.
 //
-// A step can also be interleaved with others: a prompt's layers run some at a time, between the decoding steps
-// of other sequences. It has activations of its own and touches nothing that other sequences' steps see.
+// A step can also be interleaved with others: a prompt's layers run some at a time, between the decoding
+// steps of other sequences. It has activations of its own and touches nothing that other sequences' steps
+// see.
 #pragma once
 
 #include <cstdint>
@@ -97,8 +98,8 @@ class Model {
   static Result<std::unique_ptr<Model>> open(const GgufFile& file, const ModelOptions& options = {});
   virtual ~Model() = default;
 
-  const ModelConfig& config() const { return config_; }
-  ModelWeights& weights() { return weights_; }
+  virtual const ModelConfig& config() const = 0;
+  virtual ModelWeights& weights() = 0;
 
   // Bytes of activations on a device with that activation type.
   virtual size_t activation_bytes(const StepSizes& sizes, DType activations = DType::f32) const = 0;
@@ -115,8 +116,8 @@ class Model {
   // `has_uncertain`: the batch has uncertain rows somewhere (known to the host, as it shapes the launch).
   virtual void forward(const Batch& batch, const SequenceMemory& memory, bool has_uncertain) = 0;
 
-  // The same for a step of one sequence's certain rows that may be paused, from `at` on; other sequences' steps may run in
-  // between. True: it has ended and left what forward() leaves.
+  // The same for a step of one sequence's certain rows that may be paused, from `at` on; other sequences'
+  // steps may run in between. True: it has ended and left what forward() leaves.
   virtual bool forward_interleaved(StepCursor& at, const Batch& batch, const SequenceMemory& memory,
                                    StepPacing& pacing) = 0;
 
@@ -131,8 +132,6 @@ class Model {
   bool observed() const { return observer_ != nullptr; }
 
  protected:
-  ModelConfig config_;
-  ModelWeights weights_;
   Observer* observer_ = nullptr;
 };
 

@@ -38,13 +38,13 @@ TEST(ModelFile, DenseAndExpertsAreReadAsDescribed) {
   auto dense = Model::open(dense_file);
   ASSERT_TRUE(dense.ok()) << dense.error().message;
   const ModelConfig& c = (*dense)->config();
-  EXPECT_EQ(c.layers, 4);
+  EXPECT_EQ(c.layers.size(), 4u);
   EXPECT_EQ(c.count(LayerKind::attention), 1);
-  EXPECT_EQ(c.kinds[3], LayerKind::attention);
+  EXPECT_EQ(c.layers[3].kind, LayerKind::attention);
   EXPECT_EQ(c.vocabulary, 320);
-  EXPECT_EQ(c.delta.channels(), 2 * 64 + 128);
-  EXPECT_FLOAT_EQ(c.attention_scale, 1.0f / std::sqrt(32.0f));
-  EXPECT_FALSE(c.is_moe());
+  EXPECT_EQ(c.layers[0].delta.channels(), 2 * 64 + 128);
+  EXPECT_FLOAT_EQ(c.layers[3].attention.scale, 1.0f / std::sqrt(32.0f));
+  EXPECT_FALSE(c.layers[0].feed_forward.is_moe());
   EXPECT_EQ(&(*dense)->weights().head(), &(*dense)->weights().embedding);
   EXPECT_EQ((*dense)->weights().trunk_parameters(), count_parameters(tiny_dense()).trunk);
 
@@ -52,8 +52,8 @@ TEST(ModelFile, DenseAndExpertsAreReadAsDescribed) {
   const GgufFile moe_file = parsed(moe_bytes);
   auto moe = Model::open(moe_file);
   ASSERT_TRUE(moe.ok()) << moe.error().message;
-  EXPECT_EQ((*moe)->config().experts, 8);
-  EXPECT_EQ((*moe)->config().shared_width, 64);
+  EXPECT_EQ((*moe)->config().layers[0].feed_forward.experts, 8);
+  EXPECT_EQ((*moe)->config().layers[0].feed_forward.shared_width, 64);
   EXPECT_EQ(&(*moe)->weights().head(), &(*moe)->weights().own_head);
   EXPECT_EQ((*moe)->weights().trunk_parameters(), count_parameters(tiny_moe()).trunk);
 }
@@ -186,7 +186,7 @@ TEST(ModelFile, TheMtpHeadIsUsableWhenItIsThere) {
   auto model = Model::open(file);
   ASSERT_TRUE(model.ok()) << model.error().message;
   ASSERT_TRUE((*model)->weights().mtp_usable());
-  EXPECT_EQ((*model)->config().layers, 4);
+  EXPECT_EQ((*model)->config().layers.size(), 4u);
   EXPECT_EQ((*model)->weights().mtp_parameters(), count_parameters(tiny_moe()).mtp);
   EXPECT_EQ((*model)->weights().mtp[0].head, &(*model)->weights().own_head);
 

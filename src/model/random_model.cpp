@@ -140,7 +140,7 @@ std::vector<Spec> all_tensors(const RandomShape& s, const RandomOptions& options
     const std::string p = fmt::format("blk.{}.", i);
     t.norm(p + "attn_norm.weight", s.width);
     t.norm(p + "post_attention_norm.weight", s.width);
-    if (i == s.layers || (i + 1) % 4 == 0) {
+    if (i == s.layers || (i + 1) % s.attention_interval == 0) {
       add_attention(t, s, p, options.fused);
     } else {
       add_delta(t, s, p);
@@ -183,7 +183,7 @@ void set_metadata(GgufWriter& w, const RandomShape& s, const RandomOptions& opti
   u32("ssm.group_count", s.key_heads);
   u32("ssm.time_step_rank", s.value_heads);
   u32("ssm.inner_size", int64_t{s.value_heads} * s.delta_dim);
-  u32("full_attention_interval", 4);
+  u32("full_attention_interval", static_cast<uint32_t>(s.attention_interval));
   if (s.experts > 0) {
     u32("expert_count", s.experts);
     u32("expert_used_count", s.experts_used);

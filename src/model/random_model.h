@@ -37,6 +37,7 @@ struct RandomShape {
   int32_t delta_dim = 128;
   int32_t head_dim = 256;
   int32_t rope_dims = 64;
+  int32_t attention_interval = 4;  // every n-th layer attends, the others are recurrent
   int32_t context_length = 262144;
   int64_t vocabulary = 248320;
 };
@@ -53,7 +54,8 @@ struct RandomParameters {
 RandomParameters count_parameters(const RandomShape& shape);
 
 struct RandomOptions {
-  // A name of gguf/quantize/quantize.h, or that of a type with an encoder ("MXFP4": all matrices but the output).
+  // A name of gguf/quantize/quantize.h, or that of a type with an encoder ("MXFP4": all matrices but the
+  // output).
   std::string mix = "Q4_K_M";
   uint64_t seed = 1;
   bool with_mtp = false;  // engines that do not know the head refuse files that have it

@@ -1,24 +1,20 @@
-// registry.cpp -- which code runs which architecture.
+// registry.cpp -- the architectures that braid runs.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <iterator>
 
 #include "gguf/gguf_text.h"
+#include "model/architectures.h"
+#include "model/decoder_model.h"
 #include "model/model.h"
-#include "model/qwen35.h"
 
 namespace braid {
 namespace {
 
-struct Architecture {
-  std::string_view name;
-  Result<std::unique_ptr<Model>> (*open)(const GgufFile&, const ModelOptions&);
-};
-
 constexpr Architecture kArchitectures[] = {
-    {"qwen35", &Qwen35Model::open},
-    {"qwen35moe", &Qwen35Model::open},
+    {"qwen35", &read_qwen35_config, &describe_qwen35_weights},
+    {"qwen35moe", &read_qwen35_config, &describe_qwen35_weights},
 };
 
 }  // namespace
@@ -32,7 +28,7 @@ std::vector<std::string> known_architectures() {
 Result<std::unique_ptr<Model>> Model::open(const GgufFile& file, const ModelOptions& options) {
   BRAID_ASSIGN(const auto name, file.get_string("general.architecture"));
   for (const Architecture& a : kArchitectures)
-    if (a.name == name) return a.open(file, options);
+    if (a.name == name) return DecoderModel::open(a, file, options);
   return Error{ErrorKind::unsupported, fmt::format("{}: unknown architecture {}; braid runs {}", file.name(),
                                                    quoted(name), fmt::join(known_architectures(), ", "))};
 }

@@ -43,6 +43,13 @@ inline RandomShape tiny_moe() {
   return s;
 }
 
+// Attention layers only: no recurrent state anywhere.
+inline RandomShape tiny_attention() {
+  RandomShape s = tiny_dense();
+  s.attention_interval = 1;
+  return s;
+}
+
 inline std::vector<std::byte> bytes_of(const RandomShape& shape, const std::string& mix = "F32",
                                        bool mtp = false, bool fused = false) {
   RandomOptions options;

@@ -1,12 +1,9 @@
-// weights.h -- the weights of a qwen35 / qwen35moe model: which tensors a file must hold, with which shapes.
+// weights.h -- the weights of a model: what a file holds of them, and where they are on a device.
 //
-// describe_weights() checks every tensor against the configuration and describes matrices as Weight (still in
-// the file) and small vectors (norms, convolution taps, decay parameters) as positions in one f32 pool.
-// Nothing is loaded; load() then hands the matrices to the device and the pool to device memory, in that
-// order, once.
-//
-// Fused forms become split ones here (rows of a fused matrix stand together, so a part is a sub-range): no
-// block knows about them. Matrices may have any type. `X.scale` companions become Weight::scales.
+// An architecture (architectures.h) describes matrices as Weight (still in the file) and small vectors
+// (norms, convolution taps, decay parameters) as positions in one f32 pool; nothing is loaded. load() then
+// hands the matrices to the device and the pool to device memory, in that order, once. Matrices may have any
+// type.
 //
 // Always true after load(): every Weight that is not empty has device_data; every non-null vector pointer is
 // valid as long as the ModelWeights; the file must outlive both (tables are read from it).
@@ -65,7 +62,7 @@ struct MoeBlock {
 struct LayerWeights {
   const float* mixer_norm = nullptr;  // [E]
   const float* ffn_norm = nullptr;    // [E]
-  AttentionBlock attention;           // one of the two, by ModelConfig::kinds
+  AttentionBlock attention;           // one of the two, by LayerConfig::kind
   DeltaBlock delta;
   MlpBlock mlp;  // one of the two; both empty in an MTP block without feed-forward
   MoeBlock moe;
@@ -92,13 +89,15 @@ class ModelWeights {
   // Called while loading: bytes of the file done so far, and in all.
   using Progress = std::function<void(uint64_t done_bytes, uint64_t total_bytes)>;
 
-  ModelWeights() = default;
   ModelWeights(const ModelWeights&) = delete;
   ModelWeights& operator=(const ModelWeights&) = delete;
 
-  // Errors: corrupt (a tensor is missing or has another shape; the message has name, expected and found
-  // shape), unsupported (biases). Sets config.vocabulary.
-  Status describe(const GgufFile& file, ModelConfig& config, bool with_mtp);
+  explicit ModelWeights(const GgufFile& file) : file_(&file) {}
+  // By the architecture, when all is described.
+  void count_parameters(int64_t trunk, int64_t mtp_heads) {
+    trunk_parameters_ = trunk;
+    mtp_parameters_ = mtp_heads;
+  }
 
   // Bytes on `device`, without and with loading.
   size_t planned_bytes(const Device& device);
@@ -129,7 +128,7 @@ class ModelWeights {
   };
   std::vector<Weight*> all();
 
-  const GgufFile* file_ = nullptr;
+  const GgufFile* file_;
   int64_t trunk_parameters_ = 0;
   int64_t mtp_parameters_ = 0;
   std::vector<float> vectors_;             // decoded small tensors, one after the other

@@ -3,15 +3,14 @@
 // A batch is T rows (tokens) of S sequences. The rows of one sequence stand together, in this order:
 //   certain rows    consecutive positions that follow what the sequence's slot and cells hold; they are kept
 //   uncertain rows  drafted tokens, a forest: `parent` is the row (inside the batch) of the token before it,
-//   or -1
-//                   when it follows the last certain row (or, without certain rows, what the slot holds)
+//                   or -1 when it follows the last certain row (or, without certain rows, what the slot holds)
 // Parents come before children. A chain is the forest in which each uncertain row's parent is the row before
 // it.
 //
 // A row writes its K and V to its `cell`, an index into the sequence's cells: cell c lives in block
 // block_table[s][c / kBlockTokens] at c % kBlockTokens. A certain row's cell is its position. Uncertain rows
 // get the cells after `context[s]`, in row order, since siblings share a position. A certain row sees cells 0
-// .. position. An uncertain row sees cells 0 .. context[s]-1, its ancestors and itself.
+// .. position. An uncertain row sees cells 0 .. context[s] - 1, its ancestors and itself.
 //
 // A batch may be padded to a bucket, so that a recorded step fits many batches: rows, sequences and outputs
 // at the end that are none. A padded row has token, cell, sequence and parent -1 and position 0; a padded
@@ -49,8 +48,8 @@ struct Batch {
   const int32_t* first_row = nullptr;
   const int32_t* rows = nullptr;     // all rows of the sequence in this batch
   const int32_t* certain = nullptr;  // how many of them are certain
-  const int32_t* context =
-      nullptr;  // cells below the first uncertain row: positions held after the certain rows
+  // Cells below the first uncertain row: positions held after the certain rows.
+  const int32_t* context = nullptr;
   const int32_t* slot = nullptr;  // recurrent-state slot
 
   // [S, blocks_per_sequence]: physical block of each logical block

@@ -96,8 +96,8 @@ struct MoeWeights {
   const Weight* shared_gate = nullptr;  // [Fs, E]; null: no shared expert
   const Weight* shared_up = nullptr;
   const Weight* shared_down = nullptr;
-  const float* shared_scale =
-      nullptr;  // [E]: the shared expert's output is multiplied by sigmoid(shared_scale . x)
+  // [E]: the shared expert's output is multiplied by sigmoid(shared_scale . x).
+  const float* shared_scale = nullptr;
 };
 
 inline constexpr int32_t kMostTopK = 128;

@@ -7,10 +7,10 @@
 //
 // Slot of a gated-delta layer:
 //   state  [value_heads][tiles][key_dim][tile_columns] f32, tiles * tile_columns = value_dim. Stored divided
-//   by decay  [value_heads] f32: true state = decay * stored. Decay products gather in it and are folded into
-//   the
-//          state when they fall below kFoldBelow, so folding depends on the sequence alone, never on how its
-//          tokens were cut into steps.
+//          by decay.
+//   decay  [value_heads] f32: true state = decay * stored. Decay products gather in it and are folded into
+//          the state when they fall below kFoldBelow, so folding depends on the sequence alone, never on how
+//          its tokens were cut into steps.
 //   conv   [conv_width][channels] f32, a ring addressed by position: row p % conv_width holds the raw input
 //          (before convolution and SiLU) of position p. Rows of positions below 0 are never read.
 // tile_columns is the device's choice; value_dim (one tile) is the plain [Dk][Dv] form that ref/ uses.

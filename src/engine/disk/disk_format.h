@@ -6,9 +6,10 @@
 //   [token ids: block_count * kBlockTokens of the blocks, then tail_tokens] [pad to 8] [xxh3 of each block
 //   image] [pad to 4096] [block images] [image of the block that the checkpoint lies in, if tail_tokens > 0]
 //   [state image]
-// Little-endian. Blocks below first_block are in other files, found by `parent`, the chained hash (prefix_hash.h) of
-// all tokens before; for first_block 0 that is the seed of the empty prefix, which depends on the model and
-// on the tenant's salt. The position of a state is therefore what its key says, by construction.
+// Little-endian. Blocks below first_block are in other files, found by `parent`, the chained hash
+// (prefix_hash.h) of all tokens before; for first_block 0 that is the seed of the empty prefix, which depends
+// on the model and on the tenant's salt. The position of a state is therefore what its key says, by
+// construction.
 //
 // Every field is hostile. A file is judged by its header alone (checksum, arithmetic, size of the file), its
 // table by a checksum; images are verified when they are read.

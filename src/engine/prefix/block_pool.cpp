@@ -1,5 +1,5 @@
-// block_pool.cpp -- see block_pool.h. The free queue is a ring through the blocks with one sentinel; the block after
-// the sentinel is reused first.
+// block_pool.cpp -- see block_pool.h. The free queue is a ring through the blocks with one sentinel; the
+// block after the sentinel is reused first.
 #include "engine/prefix/block_pool.h"
 
 #include <algorithm>

@@ -3,10 +3,10 @@
 // A block is kBlockTokens consecutive cells of every attention layer. This file counts holders; it never
 // touches device memory (sequence_cache.h owns the bytes). A sequence's table lists its blocks in cell order.
 //
-// A full block may be published under the hash of the prefix it ends (prefix_hash.h). A published block is never
-// written again; when its last holder lets go it stays findable and waits at the back of the free queue, so
-// the free queue is a list of what was used least recently. Blocks that cannot be found again wait at the
-// front. A table lets go of its last block first: a block can be reached only through those before it.
+// A full block may be published under the hash of the prefix it ends (prefix_hash.h). A published block is
+// never written again; when its last holder lets go it stays findable and waits at the back of the free
+// queue, so the free queue is a list of what was used least recently. Blocks that cannot be found again wait
+// at the front. A table lets go of its last block first: a block can be reached only through those before it.
 //
 // A prefix may be marked as one to keep (its checkpoint: checkpoints.h): then its blocks are not in the queue
 // even if nobody holds them. When the queue is empty the owner of the marks is asked to take some back. So

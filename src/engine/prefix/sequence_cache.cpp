@@ -9,7 +9,7 @@
 namespace braid {
 namespace {
 
-KvShape kv_shape(const ModelConfig& config, const CacheSizes& sizes) {
+KvShape kv_shape(const AttentionConfig& config, const CacheSizes& sizes) {
   return {config.kv_heads, config.head_dim, sizes.k_format, sizes.v_format};
 }
 
@@ -24,10 +24,13 @@ uint64_t product(std::initializer_list<uint64_t> factors) {
 }  // namespace
 
 uint64_t CacheSizes::kv_bytes(const ModelConfig& config) const {
-  const KvShape shape = kv_shape(config, *this);
-  const auto block_bytes = static_cast<uint64_t>(shape.k_block_bytes() + shape.v_block_bytes());
-  return block_bytes * static_cast<uint64_t>(blocks) *
-         static_cast<uint64_t>(config.count(LayerKind::attention));
+  uint64_t block_bytes = 0;  // over all layers
+  for (const LayerConfig& l : config.layers) {
+    if (l.kind != LayerKind::attention) continue;
+    const KvShape shape = kv_shape(l.attention, *this);
+    block_bytes += static_cast<uint64_t>(shape.k_block_bytes() + shape.v_block_bytes());
+  }
+  return product({block_bytes, static_cast<uint64_t>(blocks)});
 }
 
 uint64_t CacheSizes::slot_bytes(const ModelConfig& config) const {
@@ -35,9 +38,11 @@ uint64_t CacheSizes::slot_bytes(const ModelConfig& config) const {
 }
 
 uint64_t CacheSizes::journal_bytes(const ModelConfig& config) const {
-  return product({static_cast<uint64_t>(DeltaJournal::elements_per_row(config.delta)), sizeof(float),
-                  static_cast<uint64_t>(journal_rows),
-                  static_cast<uint64_t>(config.count(LayerKind::delta))});
+  uint64_t row_elements = 0;  // over all layers
+  for (const LayerConfig& l : config.layers)
+    if (l.kind == LayerKind::delta)
+      row_elements += static_cast<uint64_t>(DeltaJournal::elements_per_row(l.delta));
+  return product({row_elements, sizeof(float), static_cast<uint64_t>(journal_rows)});
 }
 
 Status SequenceCache::allocate(Device& device, const ModelConfig& config, const CacheSizes& sizes) {
@@ -48,17 +53,17 @@ Status SequenceCache::allocate(Device& device, const ModelConfig& config, const 
     BRAID_ASSIGN(journal_memory_, device.allocate(sizes.journal_bytes(config), "journals"));
   }
 
-  const KvShape shape = kv_shape(config, sizes);
   auto* kv = static_cast<std::byte*>(kv_memory_.data());
-  for (int32_t i = 0; i < config.count(LayerKind::attention); ++i) {
-    KvLayer layer{shape, sizes.blocks, kv, kv + sizes.blocks * shape.k_block_bytes()};
-    kv += sizes.blocks * (shape.k_block_bytes() + shape.v_block_bytes());
-    kv_.push_back(layer);
-  }
-  const DeltaShape& d = config.delta;
   auto* slots = static_cast<float*>(slot_memory_.data());
   auto* journal = static_cast<float*>(journal_memory_.data());
-  for (int32_t i = 0; i < config.count(LayerKind::delta); ++i) {
+  for (const LayerConfig& l : config.layers) {
+    if (l.kind == LayerKind::attention) {
+      const KvShape shape = kv_shape(l.attention, sizes);
+      kv_.push_back({shape, sizes.blocks, kv, kv + sizes.blocks * shape.k_block_bytes()});
+      kv += sizes.blocks * (shape.k_block_bytes() + shape.v_block_bytes());
+      continue;
+    }
+    const DeltaShape& d = l.delta;
     delta_.push_back({d, sizes.slots, device.state_tile_columns(d), slots});
     slots += sizes.slots * d.slot_elements();
     if (sizes.journal_rows == 0) continue;

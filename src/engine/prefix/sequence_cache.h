@@ -1,8 +1,8 @@
-// sequence_cache.h -- the bytes of all sequences on a device: KV pools, state slots, and the journals of uncertain
-// rows; and their copies in host memory.
+// sequence_cache.h -- the bytes of all sequences on a device: KV pools, state slots, and the journals of
+// uncertain rows; and their copies in host memory.
 //
-// Taken once at start. Who holds which block or slot is bookkeeping of block_pool.h and state_slots.h; which copies
-// are worth keeping, of checkpoints.h.
+// Taken once at start. Who holds which block or slot is bookkeeping of block_pool.h and state_slots.h; which
+// copies are worth keeping, of checkpoints.h.
 #pragma once
 
 #include <span>

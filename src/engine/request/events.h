@@ -34,8 +34,8 @@ class EventQueue {
     return events;
   }
 
-  // `id` is cancelled and hears of no token any more, from inside deliver() neither; an end that came with them
-  // is none that it knows.
+  // `id` is cancelled and hears of no token any more, from inside deliver() neither; an end that came with
+  // them is none that it knows.
   void silence(RequestId id) {
     bool undelivered = false;
     for (RequestEvents& n : events_)

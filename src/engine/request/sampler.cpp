@@ -173,14 +173,23 @@ void Sampler::soften(std::vector<Candidate>& c, double top) const {
   truncate(c);
 }
 
-std::optional<int32_t> Sampler::next(const TopLogits& top, std::span<const uint64_t> allowed,
+std::optional<int32_t> Sampler::next(const Scores& scores, std::span<const uint64_t> allowed,
                                      SamplerScratch& scratch) {
+  if (!scores.whole()) return next_of_best(scores, allowed, scratch.candidates);
+  if (allowed.empty()) return next_of_row(scores.values, scratch);
+  scratch.masked.resize(scores.values.size());
+  for (size_t id = 0; id < scores.values.size(); ++id)
+    scratch.masked[id] = (allowed[id / 64] >> (id % 64) & 1) != 0 ? scores.values[id] : kNever;
+  return next_of_row(scratch.masked, scratch);
+}
+
+std::optional<int32_t> Sampler::next_of_best(const Scores& top, std::span<const uint64_t> allowed,
+                                             std::vector<Candidate>& c) {
   const auto best = static_cast<int32_t>(top.ids.size());
   const int32_t wanted = params_.temperature == 0 ? 1 : params_.top_k;
   if (wanted <= 0 || wanted > best || raises_logits_) return std::nullopt;
   if (!(top.values[0] > kNever)) return -1;
   const bool changes = changes_logits();
-  std::vector<Candidate>& c = scratch.candidates;
   c.clear();
   for (int32_t i = 0; i < best; ++i) {
     const auto id = static_cast<size_t>(top.ids[i]);
@@ -254,7 +263,7 @@ void Sampler::truncate(std::vector<Candidate>& c) const {
   for (Candidate& x : c) x.probability /= total;
 }
 
-int32_t Sampler::next(std::span<const float> logits, SamplerScratch& scratch) {
+int32_t Sampler::next_of_row(std::span<const float> logits, SamplerScratch& scratch) {
   if (params_.temperature == 0 && !changes_logits()) return largest(logits);
   distribution(logits, scratch);
   const auto& c = scratch.candidates;
@@ -273,20 +282,9 @@ int32_t Sampler::draw(const std::vector<Candidate>& c) {
   return c.back().id;  // the sum fell short of 1 by rounding
 }
 
-float log_probability(const TopLogits& top, int32_t id) {
-  for (size_t i = 0; i < top.ids.size(); ++i)
-    if (top.ids[i] == id) return top.values[i] - top.log_sum;
-  return std::numeric_limits<float>::quiet_NaN();
-}
+namespace {
 
-std::vector<std::pair<int32_t, float>> top_log_probabilities(const TopLogits& top, int32_t count) {
-  std::vector<std::pair<int32_t, float>> out;
-  for (size_t i = 0; i < std::min(top.ids.size(), static_cast<size_t>(std::max(count, 0))); ++i)
-    out.emplace_back(top.ids[i], top.values[i] - top.log_sum);
-  return out;
-}
-
-float log_probability(std::span<const float> logits, int32_t id) {
+float log_probability_of_row(std::span<const float> logits, int32_t id) {
   const int32_t best = largest(logits);
   if (best < 0) return std::numeric_limits<float>::quiet_NaN();
   const double top = logits[static_cast<size_t>(best)];
@@ -295,7 +293,7 @@ float log_probability(std::span<const float> logits, int32_t id) {
   return static_cast<float>(logits[static_cast<size_t>(id)] - top - std::log(sum));
 }
 
-std::vector<std::pair<int32_t, float>> top_log_probabilities(std::span<const float> logits, int32_t count) {
+std::vector<std::pair<int32_t, float>> top_of_row(std::span<const float> logits, int32_t count) {
   std::vector<int32_t> ids(logits.size());
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i);
   const auto kept = std::min(ids.size(), static_cast<size_t>(std::max(count, 0)));
@@ -309,6 +307,23 @@ std::vector<std::pair<int32_t, float>> top_log_probabilities(std::span<const flo
   for (const float x : logits) sum += std::exp(x - top);
   for (size_t i = 0; i < kept; ++i)
     out.emplace_back(ids[i], static_cast<float>(logits[static_cast<size_t>(ids[i])] - top - std::log(sum)));
+  return out;
+}
+
+}  // namespace
+
+float log_probability(const Scores& scores, int32_t id) {
+  if (scores.whole()) return log_probability_of_row(scores.values, id);
+  for (size_t i = 0; i < scores.ids.size(); ++i)
+    if (scores.ids[i] == id) return scores.values[i] - scores.log_sum;
+  return std::numeric_limits<float>::quiet_NaN();
+}
+
+std::vector<std::pair<int32_t, float>> top_log_probabilities(const Scores& scores, int32_t count) {
+  if (scores.whole()) return top_of_row(scores.values, count);
+  std::vector<std::pair<int32_t, float>> out;
+  for (size_t i = 0; i < std::min(scores.ids.size(), static_cast<size_t>(std::max(count, 0))); ++i)
+    out.emplace_back(scores.ids[i], scores.values[i] - scores.log_sum);
   return out;
 }
 

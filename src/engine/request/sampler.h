@@ -1,8 +1,7 @@
 // sampler.h -- from a row of logits to the next token.
 //
 // Order: bias -> penalties -> (temperature 0: largest logit, ties to the lowest id) -> temperature -> top-k
-// -> top-p
-// -> min-p -> draw. Every truncation keeps at least the most probable token.
+// -> top-p -> min-p -> draw. Every truncation keeps at least the most probable token.
 //
 // One uniform number per drawn token, a function of seed and count alone: the same seed and logits give the
 // same tokens, however the work was cut into steps. Probabilities are computed in double.
@@ -50,15 +49,24 @@ struct Candidate {
   double probability = 0;
 };
 
-// The best of a row of logits, as a device found them (ops.h, top_k): best first, ties to the lowest id.
-struct TopLogits {
+// Logits of one output row as a sampler sees them: the whole row, or the best of it as a device found them
+// (ops.h, top_k). Views only.
+struct Scores {
+  Scores() = default;
+  Scores(std::span<const float> row) : values(row) {}
+  Scores(const std::vector<float>& row) : values(row) {}
+
   std::span<const float> values;
+  // Of the values, best first, ties to the lowest id; empty: value i is token i's.
   std::span<const int32_t> ids;
-  float log_sum = 0;  // log of the sum of exp over the whole row
+  float log_sum = 0;  // of exp over the whole row; only with ids
+
+  bool whole() const { return ids.empty(); }
 };
 
 struct SamplerScratch {
-  std::vector<float> logits;
+  std::vector<float> logits;  // a row with biases and penalties
+  std::vector<float> masked;  // a row without what is not allowed
   std::vector<Candidate> candidates;
 };
 
@@ -67,14 +75,12 @@ class Sampler {
   Sampler() = default;
   Sampler(const SamplingParams& params, std::span<const int32_t> prompt);
 
-  // The next token. -1 when no logit is a number. Consumes one random number unless greedy.
-  int32_t next(std::span<const float> logits, SamplerScratch& scratch);
-
-  // The same from the best logits alone, where they decide it: the result is then that of the whole row (with
-  // minus infinity for ids that are not allowed). Penalties and masks only take logits down, so nothing that
-  // is not among the best passes the worst of them. None: they do not decide; no random number is used.
-  // allowed: bit id % 64 of word id / 64; empty: all.
-  std::optional<int32_t> next(const TopLogits& top, std::span<const uint64_t> allowed,
+  // The next token among those allowed (bit id % 64 of word id / 64; empty: all). -1 when none has a logit
+  // that is a number. Consumes one random number unless greedy. None: the best of the row do not decide it,
+  // ask again with the whole row; no random number is used. Where they decide, the result is that of the
+  // whole row: penalties and masks only take logits down, so nothing that is not among the best passes the
+  // worst of them.
+  std::optional<int32_t> next(const Scores& scores, std::span<const uint64_t> allowed,
                               SamplerScratch& scratch);
 
   // `id` was generated: it is history now.
@@ -91,6 +97,9 @@ class Sampler {
   const float* bias_of(int32_t id) const;  // null: none
   float penalized(float logit, int32_t id) const;
   void apply_bias_and_penalties(std::span<float> logits) const;
+  int32_t next_of_row(std::span<const float> logits, SamplerScratch& scratch);
+  std::optional<int32_t> next_of_best(const Scores& best, std::span<const uint64_t> allowed,
+                                      std::vector<Candidate>& c);
   void collect(std::span<const float> logits, std::vector<Candidate>& c) const;
   void truncate(std::vector<Candidate>& c) const;
   void soften(std::vector<Candidate>& c, double top) const;
@@ -104,12 +113,10 @@ class Sampler {
   std::unordered_map<int32_t, int32_t> generated_;  // id -> occurrences in the answer
 };
 
-// The same as below for the best logits of a row; `id` must be among them, and `count` at most as many.
-float log_probability(const TopLogits& top, int32_t id);
-std::vector<std::pair<int32_t, float>> top_log_probabilities(const TopLogits& top, int32_t count);
-// log softmax of row[id].
-float log_probability(std::span<const float> logits, int32_t id);
-// The `count` most probable ids with their log probabilities, best first (ties: lowest id).
-std::vector<std::pair<int32_t, float>> top_log_probabilities(std::span<const float> logits, int32_t count);
+// log softmax of a token's logit; of the best of a row, `id` must be among them.
+float log_probability(const Scores& scores, int32_t id);
+// The `count` most probable ids with their log probabilities, best first (ties: lowest id); of the best of a
+// row, at most as many as they are.
+std::vector<std::pair<int32_t, float>> top_log_probabilities(const Scores& scores, int32_t count);
 
 }  // namespace braid

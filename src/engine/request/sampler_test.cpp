@@ -55,9 +55,9 @@ TEST(Sampler, GreedyTakesTheLargestAndTiesGoToTheLowestId) {
   p.temperature = 0;
   Sampler sampler(p, {});
   SamplerScratch scratch;
-  EXPECT_EQ(sampler.next(std::vector<float>{1, 3, 3, 2}, scratch), 1);
-  EXPECT_EQ(sampler.next(std::vector<float>{5, 3, 3, 5}, scratch), 0);
-  EXPECT_EQ(sampler.next(std::vector<float>{-4, -3, -9}, scratch), 1);
+  EXPECT_EQ(sampler.next(std::vector<float>{1, 3, 3, 2}, {}, scratch), 1);
+  EXPECT_EQ(sampler.next(std::vector<float>{5, 3, 3, 5}, {}, scratch), 0);
+  EXPECT_EQ(sampler.next(std::vector<float>{-4, -3, -9}, {}, scratch), 1);
 }
 
 TEST(Sampler, TemperatureOneIsTheSoftmax) {
@@ -156,7 +156,7 @@ TEST(Sampler, BiasIsAddedAndMinusHundredForbids) {
   p.temperature = 0;
   Sampler sampler(p, {});
   SamplerScratch scratch;
-  EXPECT_EQ(sampler.next(logs({0.5, 0.3, 0.2}), scratch), 2);
+  EXPECT_EQ(sampler.next(logs({0.5, 0.3, 0.2}), {}, scratch), 2);
 }
 
 TEST(Sampler, DrawsFollowTheDistribution) {
@@ -167,7 +167,7 @@ TEST(Sampler, DrawsFollowTheDistribution) {
   SamplerScratch scratch;
   std::vector<int> counts(5, 0);
   constexpr int kDraws = 100000;
-  for (int i = 0; i < kDraws; ++i) ++counts[sampler.next(logs({0.5, 0.25, 0.15, 0.07, 0.03}), scratch)];
+  for (int i = 0; i < kDraws; ++i) ++counts[*sampler.next(logs({0.5, 0.25, 0.15, 0.07, 0.03}), {}, scratch)];
   double chi_square = 0;
   for (int i = 0; i < 5; ++i) {
     const double expected = wanted[i] * kDraws;
@@ -180,7 +180,11 @@ TEST(Sampler, DrawsFollowTheDistribution) {
 struct Best {
   std::vector<float> values;
   std::vector<int32_t> ids;
-  TopLogits top() const { return {values, ids, 0}; }
+  Scores top() const {
+    Scores scores(values);
+    scores.ids = ids;
+    return scores;
+  }
 };
 Best best_of(const std::vector<float>& row, size_t count) {
   Best best;
@@ -225,9 +229,9 @@ TEST(Sampler, TheBestLogitsDecideAsTheWholeRowOrNotAtAll) {
         if ((allowed[id / 64] >> (id % 64) & 1) == 0) masked[id] = -std::numeric_limits<float>::infinity();
       const Best best = best_of(row, 64);
       const std::optional<int32_t> early = from_best.next(best.top(), allowed, scratch);
-      const int32_t wanted = from_row.next(masked, scratch);
+      const int32_t wanted = *from_row.next(masked, {}, scratch);
       ++(early ? decided : undecided);
-      const int32_t got = early ? *early : from_best.next(masked, scratch);
+      const int32_t got = early ? *early : *from_best.next(masked, {}, scratch);
       ASSERT_EQ(got, wanted) << "round " << round << " step " << step;
       if (wanted < 0) break;
       from_row.accept(wanted);
@@ -265,7 +269,7 @@ TEST(Sampler, BiasesOfATokenAddUpAndAreLookedUp) {
   EXPECT_EQ(Sampler(p, {}).params().logit_bias.size(), 2u);
   SamplerScratch scratch;
   // Token 1 passes token 2 only with both of its biases; token 0 never comes.
-  EXPECT_EQ(Sampler(p, {}).next(std::vector<float>{9, 1, 2.5}, scratch), 1);
+  EXPECT_EQ(Sampler(p, {}).next(std::vector<float>{9, 1, 2.5}, {}, scratch), 1);
 
   // Thousands of biases: from the best logits alone the same tokens as from the whole row.
   std::mt19937 random(5);
@@ -279,10 +283,10 @@ TEST(Sampler, BiasesOfATokenAddUpAndAreLookedUp) {
   for (int step = 0; step < 200; ++step) {
     std::vector<float> row(8000);
     for (float& x : row) x = 2 * normal(random);
-    const int32_t wanted = from_row.next(row, scratch);
+    const int32_t wanted = *from_row.next(row, {}, scratch);
     const auto early = from_best.next(best_of(row, 64).top(), {}, scratch);
     decided += early ? 1 : 0;
-    EXPECT_EQ(early ? *early : from_best.next(row, scratch), wanted);
+    EXPECT_EQ(early ? *early : *from_best.next(row, {}, scratch), wanted);
   }
   EXPECT_GT(decided, 0);
 }
@@ -294,7 +298,7 @@ TEST(Sampler, TheSameSeedGivesTheSameTokens) {
     Sampler sampler(p, {});
     SamplerScratch scratch;
     std::vector<int32_t> out;
-    for (int i = 0; i < 50; ++i) out.push_back(sampler.next(std::vector<float>(100, 0.0f), scratch));
+    for (int i = 0; i < 50; ++i) out.push_back(*sampler.next(std::vector<float>(100, 0.0f), {}, scratch));
     return out;
   };
   EXPECT_EQ(draw(1), draw(1));
@@ -321,8 +325,8 @@ TEST(Sampler, RowsWithoutNumbersGiveNoToken) {
   for (const float temperature : {0.0f, 1.0f}) {
     SamplingParams p = plain();
     p.temperature = temperature;
-    EXPECT_EQ(Sampler(p, {}).next(std::vector<float>{nan, nan}, scratch), -1);
-    EXPECT_EQ(Sampler(p, {}).next(std::vector<float>{nan, 0.5f}, scratch), 1);
+    EXPECT_EQ(Sampler(p, {}).next(std::vector<float>{nan, nan}, {}, scratch), -1);
+    EXPECT_EQ(Sampler(p, {}).next(std::vector<float>{nan, 0.5f}, {}, scratch), 1);
   }
 }
 

@@ -1,9 +1,9 @@
 // pacer.h -- the inter-token latency of decoding sequences while a prompt is computed beside them.
 //
 // A prompt's step is interleaved with decoding steps (step/step.h). Nobody shall wait longer for a token than
-// `gap_limit` times an undisturbed step: the pacer says how long the prompt may run between two decoding steps (the
-// slice), how many tokens a chunk has so that its parts are small against that, and what a part will take. It knows
-// what was measured:
+// `gap_limit` times an undisturbed step: the pacer says how long the prompt may run between two decoding
+// steps (the slice), how many tokens a chunk has so that its parts are small against that, and what a part
+// will take. It knows what was measured:
 //   step_ms        moving mean of decoding steps; the undisturbed ones count while as many decode as then
 //   row_ms[part]   moving means per row of a part; attention's, which grows with the context, per row and
 //                  position

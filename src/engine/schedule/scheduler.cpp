@@ -123,9 +123,9 @@ StepPlan Scheduler::plan_interleaved(int32_t most) {
 }
 
 // Prompt tokens of `s` for a step that has room for `budget`. Never one alone, and never so that one alone is
-// left: devices run one row by another form than many (ops/cpu/attention/attention.cpp), and a prompt's bytes shall not
-// depend on how it was cut. Waits for a better step (0) rather than break that, except where steps are too
-// small anyway.
+// left: devices run one row by another form than many (ops/cpu/attention/attention.cpp), and a prompt's bytes
+// shall not depend on how it was cut. Waits for a better step (0) rather than break that, except where steps
+// are too small anyway.
 int32_t Scheduler::chunk(const Sequence& s, int32_t budget) const {
   const int32_t pending = s.pending();
   int32_t certain = std::min(pending, budget);

@@ -5,21 +5,22 @@
 //   budget  max(ubatch_tokens, step_tokens - decoding)
 //   chunk   ends at the next position where a checkpoint is due (few positions of a prompt:
 //   plan_checkpoints())
-// While sequences decode and their inter-token latency is bounded (gap_limit), prompts do not share their steps:
-// plan_interleaved() hands out one chunk after the other, which goes through the layers between them (pacer.h).
+// While sequences decode and their inter-token latency is bounded (gap_limit), prompts do not share their
+// steps: plan_interleaved() hands out one chunk after the other, which goes through the layers between them
+// (pacer.h).
 //
 // Blocks are given as sequences grow. A sequence enters when a slot is free and its tokens' blocks are too,
 // beside what the prompts of those who run still need and one block to spare for each of them. When they run
-// out all the same, the youngest sequence of the lowest priority is preempted: its state and perhaps its blocks
-// are copied to the host, it waits in its old place, and goes on later with the same tokens as if nothing had
-// been.
+// out all the same, the youngest sequence of the lowest priority is preempted: its state and perhaps its
+// blocks are copied to the host, it waits in its old place, and goes on later with the same tokens as if
+// nothing had been.
 //
 // A prompt that begins like one that is being computed waits for it (and has a checkpoint set where they
 // part): prefixes are computed once. A prompt equal to one that has just been computed is forked from it.
 // One that parts from a known prompt where there is no checkpoint leaves one there for the next.
 //
-// A request without cache takes nothing from others and leaves nothing that can be found; when it is preempted,
-// what it keeps of itself are copies.
+// A request without cache takes nothing from others and leaves nothing that can be found; when it is
+// preempted, what it keeps of itself are copies.
 //
 // A prompt whose prefix is on disk (disk.h) waits while it is read into the cache, and then finds it there.
 //

@@ -1,5 +1,5 @@
-// sequence.h -- one running generation: its tokens, its memory, and how far it is. Its fields are grouped by who
-// may touch them.
+// sequence.h -- one running generation: its tokens, its memory, and how far it is. Its fields are grouped by
+// who may touch them.
 #pragma once
 
 #include <chrono>

@@ -1,7 +1,7 @@
 // step_plan.h -- what one step does for each of its sequences, and what comes of it.
 //
-// The scheduler makes the plan, a drafter may add uncertain tokens, StepBatch numbers its rows, and Judge gives
-// a verdict on each item.
+// The scheduler makes the plan, a drafter may add uncertain tokens, StepBatch numbers its rows, and Judge
+// gives a verdict on each item.
 #pragma once
 
 #include <cstdint>

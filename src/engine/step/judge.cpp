@@ -16,8 +16,10 @@ Judge::Judge(StepOutputs& outputs, int64_t vocabulary, int32_t most_tokens)
     : outputs_(outputs),
       most_tokens_(most_tokens),
       mask_bits_(static_cast<size_t>((vocabulary + 63) / 64)),
-      open_bits_(mask_bits_.size(), ~uint64_t{0}),
-      masked_logits_(static_cast<size_t>(vocabulary)) {}
+      open_bits_(mask_bits_.size(), ~uint64_t{0}) {
+  scratch_.logits.reserve(static_cast<size_t>(vocabulary));
+  scratch_.masked.reserve(static_cast<size_t>(vocabulary));
+}
 
 Verdict Judge::judge(const StepItem& item) {
   Verdict verdict;
@@ -64,18 +66,19 @@ void Judge::judge_path(const StepItem& item, Verdict& verdict) {
   int32_t node = -1;
   while (true) {
     const int32_t output = last_output + 1 + node;
-    // The best logits decide mostly; else the whole row.
-    std::optional<TopLogits> best = outputs_.best_of(output);
-    if (best && request.top_logprobs > outputs_.best_count()) best.reset();
     const std::span<const uint64_t> allowed = allowed_by(request.mask.get());
-    std::span<const float> row;
+    // The best logits decide mostly; else the whole row.
+    Scores scores;
     std::optional<int32_t> drawn;
-    if (best) drawn = s.sampler.next(*best, allowed, scratch_);
+    const std::optional<Scores> best = outputs_.best_of(output);
+    if (best && request.top_logprobs <= outputs_.best_count()) {
+      scores = *best;
+      drawn = s.sampler.next(scores, allowed, scratch_);
+    }
     if (!drawn) {
-      best.reset();
       outputs_.row(last_output, 1 + drafts);  // the whole tree stays together
-      row = outputs_.row(output, 1);
-      drawn = s.sampler.next(allowed.empty() ? row : masked(row, allowed), scratch_);
+      scores = outputs_.row(output, 1);
+      drawn = s.sampler.next(scores, allowed, scratch_);
     }
     const int32_t id = *drawn;
     if (id < 0) {
@@ -96,9 +99,8 @@ void Judge::judge_path(const StepItem& item, Verdict& verdict) {
     TokenEvent& event = verdict.events.emplace_back();
     event.id = id;
     if (request.top_logprobs >= 0) {
-      event.logprob = best ? log_probability(*best, id) : log_probability(row, id);
-      event.top = best ? top_log_probabilities(*best, request.top_logprobs)
-                       : top_log_probabilities(row, request.top_logprobs);
+      event.logprob = log_probability(scores, id);
+      event.top = top_log_probabilities(scores, request.top_logprobs);
     }
     const auto made = static_cast<int64_t>(s.generated()) + static_cast<int64_t>(verdict.next.size());
     const bool enough = request.max_tokens >= 0 && made >= request.max_tokens;
@@ -139,12 +141,6 @@ std::span<const uint64_t> Judge::allowed_by(TokenMask* mask) {
   std::fill(mask_bits_.begin(), mask_bits_.end(), 0);
   mask->allowed(mask_bits_);
   return mask_bits_;
-}
-
-std::span<const float> Judge::masked(std::span<const float> row, std::span<const uint64_t> allowed) {
-  for (size_t id = 0; id < row.size(); ++id)
-    masked_logits_[id] = (allowed[id / 64] >> (id % 64) & 1) != 0 ? row[id] : -INFINITY;
-  return masked_logits_;
 }
 
 }  // namespace braid

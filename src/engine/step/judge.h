@@ -1,8 +1,8 @@
 // judge.h -- from a step's outputs to a verdict on each of its sequences: what survives, what comes next.
 //
-// A sequence whose last row is no numbers fails, and nothing of its step is kept. Otherwise its sampler draws, under
-// the request's token mask, along its drafts for as long as they say the same. Engine thread only; nothing is
-// allocated but the events that a client will hear.
+// A sequence whose last row is no numbers fails, and nothing of its step is kept. Otherwise its sampler
+// draws, under the request's token mask, along its drafts for as long as they say the same. Engine thread
+// only; nothing is allocated but the events that a client will hear.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,6 @@ class Judge {
   void report_scores(const StepItem& item);
   std::string why_no_token(int32_t output, std::span<const uint64_t> allowed, Verdict& verdict);
   std::span<const uint64_t> allowed_by(TokenMask* mask);
-  std::span<const float> masked(std::span<const float> row, std::span<const uint64_t> allowed);
 
   StepOutputs& outputs_;
   int32_t most_tokens_;
@@ -38,7 +37,6 @@ class Judge {
   std::vector<uint64_t> mask_bits_;
   std::vector<uint64_t> open_bits_;  // of all tokens but closed_
   std::vector<int32_t> closed_;
-  std::vector<float> masked_logits_;
 };
 
 }  // namespace braid

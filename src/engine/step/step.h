@@ -1,11 +1,11 @@
 // step.h -- one step: from a plan to outputs that can be judged.
 //
-// A step runs to its end at once, or it is interleaved: while others decode, a prompt's chunk goes through the layers
-// between their steps, some parts at a time, until the next decoding step is due. The engine's loop (engine.h) moves
-// both kinds; only advance() knows the difference.
+// A step runs to its end at once, or it is interleaved: while others decode, a prompt's chunk goes through
+// the layers between their steps, some parts at a time, until the next decoding step is due. The engine's
+// loop (engine.h) moves both kinds; only advance() knows the difference.
 //
-// A decoding step of a device with its own memory is padded to a bucket of sequences, recorded the second time
-// (whatever a kernel sets up once must not be recorded), and replayed from then on.
+// A decoding step of a device with its own memory is padded to a bucket of sequences, recorded the second
+// time (whatever a kernel sets up once must not be recorded), and replayed from then on.
 #pragma once
 
 #include <chrono>
@@ -55,8 +55,8 @@ class StepRunner {
     bool* disturbed = nullptr;            // whether parts have run since the last decoding step; set here
     std::function<void()> while_working;  // called after each part was queued
   };
-  // Runs the step on until the slice is over: one part at least, or a prompt would never end beside very short
-  // steps. True: it has ended, its outputs are there. False: paused, or the device has failed.
+  // Runs the step on until the slice is over: one part at least, or a prompt would never end beside very
+  // short steps. True: it has ended, its outputs are there. False: paused, or the device has failed.
   bool advance(Step& step, const Slice& slice, Pacer& pacer);
 
  private:

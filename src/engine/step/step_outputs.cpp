@@ -84,12 +84,12 @@ void StepOutputs::queue_best(const Batch& batch) {
   device_->to_host(best_on_host_.data(), best_memory_.data(), best_on_host_.size_bytes());
 }
 
-std::optional<TopLogits> StepOutputs::best_of(int32_t output) const {
+std::optional<Scores> StepOutputs::best_of(int32_t output) const {
   if (output >= best_rows_) return std::nullopt;
   const auto* base = static_cast<const float*>(best_on_host_.data());
   const int64_t values = logits_.rows * best_count_;
   const auto count = static_cast<size_t>(best_count_);
-  TopLogits top;
+  Scores top;
   top.values = {base + int64_t{output} * best_count_, count};
   top.ids = {reinterpret_cast<const int32_t*>(base + values) + int64_t{output} * best_count_, count};
   top.log_sum = base[2 * values + output];

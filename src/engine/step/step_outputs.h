@@ -1,8 +1,8 @@
 // step_outputs.h -- what a step leaves to judge: logits of its output rows, and the best of each.
 //
-// Logits are computed where somebody wants them, at most rows() of them at a time. A device with memory of its own
-// finds the best of every row and sends those; whole rows come to the host one by one, when the best do not decide.
-// Engine thread only; allocate() once, then nothing is allocated.
+// Logits are computed where somebody wants them, at most rows() of them at a time. A device with memory of
+// its own finds the best of every row and sends those; whole rows come to the host one by one, when the best
+// do not decide. Engine thread only; allocate() once, then nothing is allocated.
 #pragma once
 
 #include <optional>
@@ -18,8 +18,8 @@ namespace braid {
 
 class StepOutputs {
  public:
-  // Rows of logits that a step of at most max_rows may need at once: all that decode, and as many more as a few
-  // megabytes hold.
+  // Rows of logits that a step of at most max_rows may need at once: all that decode, and as many more as a
+  // few megabytes hold.
   static int32_t rows_for(int32_t decoding_rows, int32_t max_rows, int64_t vocabulary);
 
   // Bytes of `rows` rows of logits.
@@ -37,11 +37,13 @@ class StepOutputs {
 
   // After the device was waited for:
   // The best of an output row, if the device has found them.
-  std::optional<TopLogits> best_of(int32_t output) const;
+  std::optional<Scores> best_of(int32_t output) const;
   int32_t best_count() const { return best_count_; }
-  // Logits of an output row; at least `together` rows from it on are computed together. Valid until the next call.
+  // Logits of an output row; at least `together` rows from it on are computed together. Valid until the next
+  // call.
   std::span<const float> row(int32_t output, int32_t together);
-  // Whether the logits of this row are numbers: as the device found them, or from the hidden row they are made of.
+  // Whether the logits of this row are numbers: as the device found them, or from the hidden row they are
+  // made of.
   bool is_sound(int32_t output);
 
  private:

@@ -110,7 +110,7 @@ std::string refusal(Machine& m, const Request& request) {
 }
 
 TEST_P(EngineOn, AnswersDoNotDependOnTheChunksOfThePrompt) {
-  for (const RandomShape& shape : {tiny_dense(), tiny_moe()}) {
+  for (const RandomShape& shape : {tiny_dense(), tiny_moe(), tiny_attention()}) {
     std::vector<std::vector<int32_t>> answers;
     for (const int32_t chunk : {1, 7, 32, 64, 200}) {
       EngineOptions options = on(GetParam());
@@ -124,7 +124,7 @@ TEST_P(EngineOn, AnswersDoNotDependOnTheChunksOfThePrompt) {
 }
 
 TEST_P(EngineOn, TogetherIsTheSameAsAlone) {
-  for (const RandomShape& shape : {tiny_dense(), tiny_moe()}) {
+  for (const RandomShape& shape : {tiny_dense(), tiny_moe(), tiny_attention()}) {
     std::vector<std::vector<int32_t>> alone;
     for (int32_t i = 0; i < 6; ++i) {
       Machine m(bytes_of(shape), on(GetParam()));
@@ -142,6 +142,15 @@ TEST_P(EngineOn, TogetherIsTheSameAsAlone) {
     m.run();
     for (size_t i = 0; i < ids.size(); ++i) EXPECT_EQ(m.sink.answers[ids[i]].tokens, alone[i]) << i;
   }
+}
+
+TEST_P(EngineOn, AModelWithoutRecurrentLayersResumesAtBlocks) {
+  Machine m(bytes_of(tiny_attention()), on(GetParam()));
+  EXPECT_EQ(m.engine->config().state_bytes(), 0);
+  const Answer first = m.ask(greedy(prompt(100), 8));
+  const Answer again = m.ask(greedy(prompt(100), 8));
+  EXPECT_EQ(again.tokens, first.tokens);
+  EXPECT_EQ(again.end.usage.cached_tokens, 96);  // whole blocks; no checkpoint is needed
 }
 
 TEST_P(EngineOn, FusedTensorsAreTheSameModel) {

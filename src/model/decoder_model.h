@@ -1,14 +1,24 @@
-// qwen35.h -- the layer loop of qwen35 (dense) and qwen35moe: delta layers braided with attention layers.
+// decoder_model.h -- the layer loop of every architecture: a stack of attention and gated delta layers, each
+// with a feed-forward, as its configuration says (config.h).
 #pragma once
 
+#include <vector>
+
+#include "model/architectures.h"
 #include "model/layers/layers.h"
 #include "model/model.h"
 
 namespace braid {
 
-class Qwen35Model : public Model {
+class DecoderModel final : public Model {
  public:
-  static Result<std::unique_ptr<Model>> open(const GgufFile& file, const ModelOptions& options);
+  // Errors: those of the architecture.
+  static Result<std::unique_ptr<Model>> open(const Architecture& architecture, const GgufFile& file,
+                                             const ModelOptions& options);
+  explicit DecoderModel(const GgufFile& file) : weights_(file) {}
+
+  const ModelConfig& config() const override { return config_; }
+  ModelWeights& weights() override { return weights_; }
 
   size_t activation_bytes(const StepSizes& sizes, DType activations) const override;
   Device::WorkspaceNeeds workspace_needs(int32_t max_tokens) const override;
@@ -21,17 +31,22 @@ class Qwen35Model : public Model {
   Tensor output_hidden() const override { return ended_->hidden.top(last_outputs_); }
 
  private:
-  // Everything that lives between the ops of one step.
-  struct Lane {
-    Tensor residual;  // [T, E]
-    Tensor normed;    // [T, E]
-    Tensor rope;      // [T, rope dims]
-    Tensor gathered;  // [outputs, E]
-    Tensor hidden;    // [outputs, E] after the output norm
+  // Everything that lives between the ops of one layer; layers run one at a time and share one stretch of
+  // memory.
+  struct LayerScratch {
     AttentionScratch attention;
     DeltaScratch delta;
     MlpScratch mlp;
     MoeScratch moe;
+  };
+  // Everything that lives between the ops of one step.
+  struct Lane {
+    Tensor residual;                   // [T, E]
+    Tensor normed;                     // [T, E]
+    std::vector<Tensor> ropes;         // [ropes] of [T, rope dims]
+    Tensor gathered;                   // [outputs, E]
+    Tensor hidden;                     // [outputs, E] after the output norm
+    std::vector<LayerScratch> layers;  // [layers]
   };
 
   // Places a lane in one stretch of memory that starts at `base` (null: only counts). Returns its bytes. What
@@ -49,10 +64,12 @@ class Qwen35Model : public Model {
   };
   bool run_layers(const Lane& lane, StepCursor& at, const Run& run);
   bool run_attention(const Lane& lane, StepCursor& at, const Run& run);
-  void run_feed_forward(const Lane& lane, int32_t layer, const Batch& batch);
+  void run_feed_forward(const Lane& lane, size_t layer, const Batch& batch);
   void leave_outputs(const Lane& lane, const Batch& batch);
-  void show(const Lane& lane, int32_t layer, const Batch& batch);
+  void show(const Lane& lane, size_t layer, const Batch& batch);
 
+  ModelConfig config_;
+  ModelWeights weights_;
   Device* device_ = nullptr;
   Ops* ops_ = nullptr;
   Buffer activations_;

@@ -1,0 +1,261 @@
+// decoder_model.cpp -- see decoder_model.h. The layer loop is run_layers(); everything else is sizes.
+#include "model/decoder_model.h"
+
+#include <algorithm>
+
+namespace braid {
+namespace {
+
+constexpr size_t kAlignBytes = 64;
+
+// Hands out consecutive stretches of memory as tensors.
+class Placer {
+ public:
+  Placer(std::byte* base, size_t offset) : base_(base), offset_(offset) {}
+  size_t offset() const { return offset_; }
+
+  Tensor take(int64_t rows, int64_t cols, DType type = DType::f32) {
+    Tensor t{base_ == nullptr ? nullptr : base_ + offset_, type, rows, cols, cols};
+    const size_t bytes = static_cast<size_t>(rows) * static_cast<size_t>(cols) * size_bytes(type);
+    offset_ += (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
+    return t;
+  }
+
+ private:
+  std::byte* base_;
+  size_t offset_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Model>> DecoderModel::open(const Architecture& architecture, const GgufFile& file,
+                                                  const ModelOptions& options) {
+  auto model = std::make_unique<DecoderModel>(file);
+  BRAID_ASSIGN(model->config_, architecture.read_config(file));
+  BRAID_TRY(architecture.describe_weights(file, model->config_, options.with_mtp, model->weights_));
+  return std::unique_ptr<Model>(std::move(model));
+}
+
+size_t DecoderModel::place(Lane& lane, std::byte* base, int32_t max_tokens, int32_t max_outputs,
+                           DType activations) const {
+  const DType act = activations;
+  const int64_t t = max_tokens;
+  Placer common(base, 0);
+  lane.residual = common.take(t, config_.width);
+  lane.normed = common.take(t, config_.width, act);
+  for (const RopeParams& rope : config_.ropes) lane.ropes.push_back(common.take(t, rope.dims));
+  lane.gathered = common.take(max_outputs, config_.width);
+  lane.hidden = common.take(max_outputs, config_.width, act);
+
+  size_t end = common.offset();
+  for (const LayerConfig& c : config_.layers) {
+    LayerScratch& layer = lane.layers.emplace_back();
+    Placer mixer(base, common.offset());
+    if (c.kind == LayerKind::attention) {
+      const AttentionConfig& a = c.attention;
+      layer.attention = {mixer.take(t, a.query_rows(), act), mixer.take(t, a.kv_width(), act),
+                         mixer.take(t, a.kv_width(), act), mixer.take(t, a.query_width(), act),
+                         mixer.take(t, a.query_width(), act)};
+    } else {
+      const DeltaShape& d = c.delta;
+      layer.delta = {mixer.take(t, d.channels(), act), mixer.take(t, d.value_width(), act),
+                     mixer.take(t, d.value_heads), mixer.take(t, d.value_heads),
+                     mixer.take(t, d.value_width(), act)};
+    }
+    Placer feed_forward(base, common.offset());
+    const FeedForwardConfig& f = c.feed_forward;
+    if (f.is_moe()) {
+      layer.moe = {feed_forward.take(t, f.experts), feed_forward.take(t, f.experts_used, DType::i32),
+                   feed_forward.take(t, f.experts_used)};
+    } else {
+      layer.mlp = {feed_forward.take(t, f.width, act)};
+    }
+    end = std::max({end, mixer.offset(), feed_forward.offset()});
+  }
+  return end;
+}
+
+size_t DecoderModel::lane_bytes(int32_t max_tokens, int32_t max_outputs, DType activations) const {
+  Lane counted;
+  return place(counted, nullptr, max_tokens, max_outputs, activations);
+}
+
+size_t DecoderModel::activation_bytes(const StepSizes& sizes, DType activations) const {
+  return lane_bytes(sizes.tokens, sizes.outputs, activations) +
+         lane_bytes(sizes.interleaved_tokens, sizes.interleaved_tokens, activations);
+}
+
+Device::WorkspaceNeeds DecoderModel::workspace_needs(int32_t max_tokens) const {
+  Device::WorkspaceNeeds needs;
+  needs.max_tokens = max_tokens;
+  needs.max_width = config_.width * (weights_.mtp.empty() ? 1 : 2);
+  needs.delta = config_.largest_delta();
+  needs.model_width = config_.width;
+  for (const LayerConfig& c : config_.layers) {
+    const FeedForwardConfig& f = c.feed_forward;
+    if (c.kind == LayerKind::attention) {
+      needs.max_width = std::max(needs.max_width, c.attention.query_width());
+      needs.max_heads = std::max(needs.max_heads, c.attention.heads);
+      needs.head_dim = std::max(needs.head_dim, c.attention.head_dim);
+    } else {
+      needs.max_width = std::max(needs.max_width, c.delta.value_width());
+    }
+    needs.max_width = std::max({needs.max_width, f.width, f.expert_width, f.shared_width});
+    needs.experts = std::max(needs.experts, f.experts);
+    needs.experts_used = std::max(needs.experts_used, f.experts_used);
+    needs.expert_width = std::max({needs.expert_width, f.expert_width, f.shared_width});
+  }
+  return needs;
+}
+
+int64_t DecoderModel::flops_per_token() const {
+  int64_t products = config_.vocabulary * config_.width;
+  for (const LayerConfig& c : config_.layers) {
+    if (c.kind == LayerKind::attention) {
+      const AttentionConfig& a = c.attention;
+      products += config_.width * (a.query_rows() + 2 * a.kv_width() + a.query_width());
+    } else {
+      const DeltaShape& d = c.delta;
+      products += config_.width * (d.channels() + d.value_width() + 2 * d.value_heads) +
+                  d.value_width() * config_.width + 4 * d.state_elements() + d.conv_elements();
+    }
+    const FeedForwardConfig& f = c.feed_forward;
+    products += f.is_moe()
+                    ? config_.width * (f.experts + 3 * (f.experts_used * f.expert_width + f.shared_width))
+                    : 3 * config_.width * f.width;
+  }
+  return 2 * products;
+}
+
+Status DecoderModel::load(Device& device, const StepSizes& sizes, const ModelWeights::Progress& progress) {
+  BRAID_CHECK(ops_ == nullptr);
+  BRAID_TRY(weights_.load(device, progress));
+  const DType activations = device.activation_type();
+  BRAID_ASSIGN(activations_, device.allocate(activation_bytes(sizes, activations), "activations"));
+  auto* base = static_cast<std::byte*>(activations_.data());
+  base += place(whole_, base, sizes.tokens, sizes.outputs, activations);
+  place(interleaved_, base, sizes.interleaved_tokens, sizes.interleaved_tokens, activations);
+  ops_ = &device.ops();
+  device_ = &device;
+  return {};
+}
+
+void DecoderModel::forward(const Batch& batch, const SequenceMemory& memory, bool has_uncertain) {
+  StepCursor at;
+  StepPacing never_pauses;
+  BRAID_CHECK(run_layers(whole_, at, {batch, memory, has_uncertain, never_pauses}));
+}
+
+bool DecoderModel::forward_interleaved(StepCursor& at, const Batch& batch, const SequenceMemory& memory,
+                                       StepPacing& pacing) {
+  BRAID_CHECK(batch.tokens <= interleaved_.residual.rows);
+  return run_layers(interleaved_, at, {batch, memory, false, pacing});
+}
+
+bool DecoderModel::run_layers(const Lane& lane, StepCursor& at, const Run& run) {
+  const int32_t tokens = run.batch.tokens;
+  const Tensor x = lane.residual.top(tokens);
+  const Tensor h = lane.normed.top(tokens);
+  if (at.layer < 0) {
+    if (!run.pacing.may_run(StepPart::embedding)) return false;
+    ops_->embed(x, weights_.embedding, run.batch);
+    for (size_t i = 0; i < config_.ropes.size(); ++i)
+      ops_->rope_table(lane.ropes[i].top(tokens), config_.ropes[i], run.batch);
+    at.layer = 0;
+    run.pacing.queued();
+  }
+  for (; at.layer < static_cast<int32_t>(config_.layers.size()); ++at.layer) {
+    const auto index = static_cast<size_t>(at.layer);
+    const LayerWeights& layer = weights_.layers[index];
+    if (config_.layers[index].kind == LayerKind::delta) {
+      if (!run.pacing.may_run(StepPart::delta_layer)) return false;
+      DeltaJournal* journal = run.has_uncertain ? &run.memory.journals[at.delta] : nullptr;
+      delta_block(*ops_, x, h, {layer.mixer_norm, config_.eps}, layer.delta, run.memory.delta[at.delta],
+                  journal, lane.layers[index].delta, run.batch);
+      ++at.delta;
+    } else {
+      if (!run_attention(lane, at, run)) return false;
+      ++at.kv;
+    }
+    run_feed_forward(lane, index, run.batch);
+    run.pacing.queued();
+  }
+  if (!run.pacing.may_run(StepPart::outputs)) return false;
+  leave_outputs(lane, run.batch);
+  run.pacing.queued();
+  return true;
+}
+
+// An attention layer without its feed-forward. False: paused on the way.
+bool DecoderModel::run_attention(const Lane& lane, StepCursor& at, const Run& run) {
+  const auto index = static_cast<size_t>(at.layer);
+  const LayerWeights& layer = weights_.layers[index];
+  const AttentionConfig& config = config_.layers[index].attention;
+  const AttentionScratch& scratch = lane.layers[index].attention;
+  const KvLayer& kv = run.memory.kv[at.kv];
+  const AttentionParams params = config.params();
+  const int32_t tokens = run.batch.tokens;
+  const Tensor x = lane.residual.top(tokens);
+  if (at.attention == StepPart::attention_in) {
+    if (!run.pacing.may_run(StepPart::attention_in)) return false;
+    const bool splits = run.pacing.splits_attention();
+    attention_in(*ops_, x, lane.normed.top(tokens), {layer.mixer_norm, config_.eps},
+                 lane.ropes[config.rope].top(tokens), layer.attention, params, kv, scratch, run.batch,
+                 !splits);
+    at.row = splits ? 0 : tokens;
+    at.attention = StepPart::attention_rows;
+    run.pacing.queued();
+  }
+  while (at.row < tokens) {
+    const Batch rows = run.pacing.attention_rows(at.row);
+    if (rows.tokens == 0) return false;
+    BRAID_CHECK(at.row + rows.tokens <= tokens);
+    attention_rows(*ops_, params, kv, scratch, at.row, rows);
+    at.row += rows.tokens;
+    run.pacing.queued();
+  }
+  if (!run.pacing.may_run(StepPart::attention_out)) return false;
+  attention_out(*ops_, x, layer.attention, scratch);
+  at.attention = StepPart::attention_in;  // of the next such layer
+  return true;
+}
+
+// The second half of a layer of either kind.
+void DecoderModel::run_feed_forward(const Lane& lane, size_t layer, const Batch& batch) {
+  const FeedForwardConfig& config = config_.layers[layer].feed_forward;
+  const LayerWeights& w = weights_.layers[layer];
+  const Tensor x = lane.residual.top(batch.tokens);
+  const Tensor h = lane.normed.top(batch.tokens);
+  const BlockNorm norm{w.ffn_norm, config_.eps};
+  if (config.is_moe()) {
+    moe_block(*ops_, x, h, norm, w.moe, config.route(), lane.layers[layer].moe);
+  } else {
+    mlp_block(*ops_, x, h, norm, w.mlp, lane.layers[layer].mlp);
+  }
+  if (observer_ != nullptr) show(lane, layer, batch);
+}
+
+void DecoderModel::leave_outputs(const Lane& lane, const Batch& batch) {
+  ended_ = &lane;
+  last_outputs_ = batch.outputs;
+  if (batch.outputs == 0) return;
+  const Tensor rows = lane.gathered.top(batch.outputs);
+  ops_->gather_rows(rows, lane.residual.top(batch.tokens), batch.output_row, batch.outputs);
+  ops_->add_norm(lane.hidden.top(batch.outputs), rows, {}, weights_.output_norm, config_.eps);
+}
+
+void DecoderModel::logits(Tensor logits, int32_t first, int32_t count) {
+  BRAID_CHECK(first >= 0 && count > 0 && first + count <= last_outputs_);
+  ops_->logits(logits.top(count), weights_.head(), ended_->hidden.middle(first, count));
+}
+
+void DecoderModel::show(const Lane& lane, size_t layer, const Batch& batch) {
+  device_->synchronize();
+  const auto number = static_cast<int32_t>(layer);
+  const MoeScratch& moe = lane.layers[layer].moe;
+  if (config_.layers[layer].feed_forward.is_moe())
+    observer_->experts(number, moe.ids.top(batch.tokens), moe.weights.top(batch.tokens), batch);
+  observer_->layer_output(number, lane.residual.top(batch.tokens), batch);
+}
+
+}  // namespace braid
