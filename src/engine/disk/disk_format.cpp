@@ -65,10 +65,13 @@ DiskFilePtr make_disk_file(std::string name, const DiskHeader& header, std::span
   file->header = header;
   file->layout = *layout;
   file->tokens.resize(header.token_count());
-  std::memcpy(file->tokens.data(), table.data(), file->tokens.size() * sizeof(int32_t));
   file->checksums.resize(header.block_count);
-  std::memcpy(file->checksums.data(), table.data() + (layout->checksums_at - sizeof(DiskHeader)),
-              file->checksums.size() * sizeof(uint64_t));
+  // Either may be empty, and memcpy takes no null, whatever the size.
+  if (!file->tokens.empty())
+    std::memcpy(file->tokens.data(), table.data(), file->tokens.size() * sizeof(int32_t));
+  if (!file->checksums.empty())
+    std::memcpy(file->checksums.data(), table.data() + (layout->checksums_at - sizeof(DiskHeader)),
+                file->checksums.size() * sizeof(uint64_t));
   PrefixHash hash = header.parent;
   for (uint32_t b = 0; b < header.block_count; ++b) {
     hash = chain_hash(hash, &file->tokens[size_t{b} * kBlockTokens]);
