@@ -1,0 +1,204 @@
+// reader_writer_test.cpp -- the parts of a connection that need no socket: bytes to requests, answers to bytes, and
+// the queue between an answer and its client.
+#include <gtest/gtest.h>
+
+#include "server/http/answer_writer.h"
+#include "server/http/request_reader.h"
+#include "server/http/send_queue.h"
+
+namespace braid::server {
+namespace {
+
+TEST(SendQueue, GivesBackWhatWentInInPieces) {
+  SendQueue queue;
+  std::string wanted, got, piece;
+  for (size_t round = 0; round < 400; ++round) {
+    const std::string bytes(round * 37 % 5000 * (round % 50 == 0 ? 40 : 1),
+                            static_cast<char>('a' + round % 26));
+    wanted += bytes;
+    queue.push(bytes);
+    if (round % 3 == 0) {
+      queue.take(7000, piece);
+      EXPECT_LE(piece.size(), 7000u);
+      got += piece;
+    }
+    ASSERT_EQ(queue.size(), wanted.size() - got.size());
+  }
+  while (!queue.empty()) {
+    queue.take(100'000, piece);
+    ASSERT_FALSE(piece.empty());
+    got += piece;
+  }
+  EXPECT_EQ(got, wanted);
+  queue.push("x");
+  queue.clear();
+  EXPECT_TRUE(queue.empty());
+  queue.take(10, piece);
+  EXPECT_EQ(piece, "");
+}
+
+TEST(SendQueue, AnAnswerOfMegabytesIsSentInLinearWork) {
+  // 256 MiB in pieces of 4 KiB: moving the rest each time would be eight terabytes.
+  SendQueue queue;
+  queue.push(std::string(size_t{256} << 20, 'x'));
+  std::string piece;
+  size_t taken = 0;
+  while (!queue.empty()) {
+    queue.take(4096, piece);
+    taken += piece.size();
+  }
+  EXPECT_EQ(taken, size_t{256} << 20);
+}
+
+// ---- Requests --------------------------------------------------------------------------------------------
+
+using Outcome = RequestReader::Outcome;
+
+struct Reading {
+  HttpOptions options;
+  std::shared_ptr<RequestMemory> memory = std::make_shared<RequestMemory>(size_t{1} << 20);
+  RequestReader reader{options, memory, "client"};
+
+  Reading() { reader.begin(); }
+
+  // Up to a whole request, or to the end of `bytes`.
+  Outcome feed(std::string_view bytes, size_t piece) {
+    Outcome last = Outcome::more;
+    for (size_t at = 0; at < bytes.size(); at += piece) {
+      reader.append(bytes.substr(at, piece));
+      last = step();
+      if (last != Outcome::more) break;
+    }
+    return last;
+  }
+  Outcome step() {
+    Outcome outcome = reader.advance();
+    if (outcome != Outcome::head) return outcome;
+    reader.accept_body();
+    return reader.advance();
+  }
+};
+
+TEST(RequestReader, PiecesMakeNoDifference) {
+  const std::string plain = "POST //a/b/?q=1 HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello";
+  const std::string chunked =
+      "POST /a/b?q=1 HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: "
+      "chunked\r\n\r\n2\r\nhe\r\n3;x=y\r\nllo\r\n0\r\n\r\n";
+  for (const std::string& bytes : {plain, chunked}) {
+    for (const size_t piece : {size_t{1}, size_t{7}, bytes.size()}) {
+      Reading reading;
+      ASSERT_EQ(reading.feed(bytes, piece), Outcome::whole) << piece;
+      const auto request = reading.reader.take();
+      EXPECT_EQ(request->method, "POST");
+      EXPECT_EQ(request->path, "/a/b");
+      EXPECT_EQ(request->query, "q=1");
+      EXPECT_EQ(request->body, "hello");
+      EXPECT_EQ(request->remote, "client");
+      EXPECT_TRUE(reading.reader.keep_alive());
+    }
+  }
+}
+
+TEST(RequestReader, WhatFollowsARequestIsTheNextOne) {
+  Reading reading;
+  const std::string one = "GET /1 HTTP/1.1\r\nHost: h\r\n\r\n", two = "GET /2 HTTP/1.0\r\n\r\n";
+  reading.reader.append(one + two);
+  ASSERT_EQ(reading.step(), Outcome::whole);
+  EXPECT_EQ(reading.reader.take()->path, "/1");
+  reading.reader.begin();
+  ASSERT_EQ(reading.step(), Outcome::whole);
+  EXPECT_EQ(reading.reader.take()->path, "/2");
+  EXPECT_FALSE(reading.reader.keep_alive());
+  EXPECT_FALSE(reading.reader.chunks());
+}
+
+TEST(RequestReader, RefusesWithAStatusAndAnId) {
+  const std::pair<const char*, int> cases[] = {
+      {"GET / HTTP/1.1\r\n\r\n", 400},
+      {"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 999999999\r\n\r\n", 413},
+      {"POST / HTTP/1.1\r\nHost: h\r\nContent-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx", 415},
+      {"GET / HTTP/1.1\r\nHost: h\r\nX: a\r\n b\r\n\r\n", 400},
+  };
+  for (const auto& [bytes, status] : cases) {
+    Reading reading;
+    ASSERT_EQ(reading.feed(bytes, 1000), Outcome::refused) << bytes;
+    EXPECT_EQ(reading.reader.fault().status, status) << bytes;
+    EXPECT_TRUE(reading.reader.request()->id.starts_with("req_"));
+  }
+}
+
+TEST(RequestReader, ABodyTakesItsMemoryFromTheAccount) {
+  Reading reading;
+  const std::string head = "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4000000\r\n\r\n";
+  ASSERT_EQ(reading.feed(head, head.size()), Outcome::more);
+  EXPECT_EQ(reading.memory->used_bytes(), 0u);  // promised is not held
+  ASSERT_EQ(reading.feed(std::string(3 << 20, 'x'), 8192), Outcome::no_room);
+  reading.reader.drop();
+  EXPECT_EQ(reading.memory->used_bytes(), 0u);
+}
+
+TEST(RequestReader, TheDeadlineFollowsTheRequest) {
+  Reading reading;
+  const auto idle = reading.reader.deadline();
+  reading.reader.append("POST / HTTP/1.1\r\n");
+  ASSERT_EQ(reading.step(), Outcome::more);
+  const auto head = reading.reader.deadline();
+  EXPECT_LT(head, idle);
+  reading.reader.append("Host: h\r\n");
+  ASSERT_EQ(reading.step(), Outcome::more);
+  EXPECT_EQ(reading.reader.deadline(), head);  // slow bytes win no time
+  reading.reader.append("Content-Length: 5\r\n\r\n");
+  ASSERT_EQ(reading.step(), Outcome::more);
+  EXPECT_TRUE(reading.reader.in_body());
+  EXPECT_GT(reading.reader.deadline(), head);
+}
+
+// ---- Answers ---------------------------------------------------------------------------------------------
+
+std::string all_of(AnswerWriter& writer) {
+  std::string out;
+  while (writer.take_pending()) {
+    out += writer.pending();
+    writer.sent(writer.pending().size());
+  }
+  return out;
+}
+
+TEST(AnswerWriter, AWholeAnswer) {
+  AnswerWriter writer;
+  writer.whole({200, "text/plain", "hello", {{"A", "b\r\nc"}}}, {true, false, {{"Server", "s"}}}, true);
+  const std::string wanted =
+      "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 5\r\nConnection: close\r\nServer: "
+      "s\r\nA: b  c\r\n\r\nhello";
+  EXPECT_TRUE(writer.finishing());
+  EXPECT_EQ(all_of(writer), wanted);
+  EXPECT_EQ(writer.take_sent_bytes(), wanted.size());
+  writer.end_answer();
+  EXPECT_FALSE(writer.finishing());
+}
+
+TEST(AnswerWriter, OfHeadTheHeadAlone) {
+  AnswerWriter writer;
+  writer.whole({200, "text/plain", "hello", {}}, {}, false);
+  const std::string out = all_of(writer);
+  EXPECT_NE(out.find("Content-Length: 5"), std::string::npos);
+  EXPECT_TRUE(out.ends_with("\r\n\r\n"));
+}
+
+TEST(AnswerWriter, AStreamIsChunkedWhereTheClientKnowsChunks) {
+  for (const bool chunks : {true, false}) {
+    AnswerWriter writer;
+    EXPECT_FALSE(writer.write("early"));
+    writer.begin_stream({}, {chunks, true, {}});
+    all_of(writer);
+    EXPECT_TRUE(writer.write("0123456789abcdef"));
+    EXPECT_FALSE(writer.write(""));
+    EXPECT_GT(writer.unsent_bytes(), 0u);
+    EXPECT_TRUE(writer.finish_stream());
+    EXPECT_FALSE(writer.finish_stream());
+    EXPECT_EQ(all_of(writer), chunks ? "10\r\n0123456789abcdef\r\n0\r\n\r\n" : "0123456789abcdef");
+  }
+}
+
+}  // namespace
+}  // namespace braid::server
