@@ -7,6 +7,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "server/api/field_trace.h"
 #include "text/unicode.h"
 
 namespace braid::server {
@@ -193,7 +194,12 @@ std::string Fields::element(const std::string& path, size_t index) {
   return fmt::format("{}[{}]", path, index);
 }
 
+thread_local FieldTrace* FieldTrace::current_ = nullptr;
+FieldTrace::FieldTrace() { current_ = this; }
+FieldTrace::~FieldTrace() { current_ = nullptr; }
+
 const Json* Fields::find(const char* name) const {
+  if (FieldTrace::current_ != nullptr && path_.empty()) FieldTrace::current_->names_.insert(name);
   if (!ok() || !object_.is_object()) return nullptr;
   const auto found = object_.find(name);
   return found == object_.end() || found->is_null() ? nullptr : &*found;

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "server/requests/read_request.h"
-#include "server/requests/refused_fields.h"
+#include "server/requests/request_fields.h"
 #include "text/unicode.h"
 
 namespace braid::server {
