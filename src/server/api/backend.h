@@ -21,7 +21,7 @@ struct BackendStats {
   int64_t kv_blocks = 0, kv_blocks_used = 0;
   int32_t state_slots = 0, state_slots_used = 0;  // of recurrent states
   uint64_t steps = 0;
-  uint64_t preempted = 0;                                // pushed out for others, to go on later
+  uint64_t preempted = 0;  // preempted: swapped out or dropped for others, resumed later
   uint64_t evicted_blocks = 0, evicted_checkpoints = 0;  // of the prefix cache
   uint64_t prompt_tokens = 0;                            // run through the model
   uint64_t cached_tokens = 0;                            // of prompts, not computed again

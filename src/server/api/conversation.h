@@ -4,7 +4,7 @@
 // arguments that are no object. normalise() repairs all of that, the same way every time, because a repair
 // that depends on later messages would change the text of earlier ones and cost the prefix cache.
 //
-// Not here: reading requests (openai_*.h, anthropic.h), rendering (prompt.h).
+// Not here: reading requests and rendering (requests/).
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -51,7 +51,7 @@ struct TemplateAbilities {
   bool thinks_by_default = false;         // the prompt opens a think block when nobody says anything
   bool effort = false;                    // reads reasoning_effort
   std::vector<std::string> efforts = {};  // accepted values
-  Dialect dialect;                        // the form of its calls
+  Dialect dialect = {};                   // the form of its calls
 };
 TemplateAbilities probe_template(const ChatTemplate& chat);
 

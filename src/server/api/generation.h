@@ -44,7 +44,7 @@ struct ApiLimits {
 };
 
 // Values a request may set; what it leaves out comes from the server or the model.
-struct SamplingWishes {
+struct SamplingOverrides {
   std::optional<double> temperature, top_p, min_p;
   std::optional<double> repetition_penalty, presence_penalty, frequency_penalty;
   std::optional<int32_t> top_k, penalty_last_n;
@@ -53,7 +53,7 @@ struct SamplingWishes {
   std::vector<std::pair<std::string, float>> logit_bias_texts;  // by text: each of its tokens
 };
 
-struct ReasoningWishes {
+struct ReasoningOptions {
   std::optional<bool> think;
   std::optional<int64_t> budget_tokens;  // -1: none, although an effort may say otherwise
   std::optional<std::string> effort;     // low medium high xhigh max
@@ -110,14 +110,14 @@ struct Generation {
   bool parallel_calls = true;
   std::optional<int64_t> max_tokens;  // -1: no limit; 0: only the prompt is run
   int32_t min_tokens = 0;
-  SamplingWishes sampling;
+  SamplingOverrides sampling;
   std::vector<std::string> stops;
   std::vector<int32_t> stop_token_ids;
   bool ignore_eos = false;
   bool include_stop = false;
   int32_t n = 1;
   int32_t top_logprobs = -1;  // -1: none
-  ReasoningWishes reasoning;
+  ReasoningOptions reasoning;
   OutputFormat format;
 
   bool cache_prompt = true;

@@ -102,20 +102,20 @@ bool is_model_name(std::string_view name) {
 }
 
 void apply_preset(const Preset& preset, Generation& generation) {
-  SamplingWishes& wishes = generation.sampling;
-  const SamplingWishes& given = preset.sampling;
-  const auto fill = [](auto& wish, const auto& value) {
-    if (!wish) wish = value;
+  SamplingOverrides& overrides = generation.sampling;
+  const SamplingOverrides& given = preset.sampling;
+  const auto fill = [](auto& field, const auto& preset_value) {
+    if (!field) field = preset_value;
   };
-  fill(wishes.temperature, given.temperature);
-  fill(wishes.top_p, given.top_p);
-  fill(wishes.top_k, given.top_k);
-  fill(wishes.min_p, given.min_p);
-  fill(wishes.repetition_penalty, given.repetition_penalty);
-  fill(wishes.presence_penalty, given.presence_penalty);
-  fill(wishes.frequency_penalty, given.frequency_penalty);
-  fill(wishes.penalty_last_n, given.penalty_last_n);
-  fill(wishes.seed, given.seed);
+  fill(overrides.temperature, given.temperature);
+  fill(overrides.top_p, given.top_p);
+  fill(overrides.top_k, given.top_k);
+  fill(overrides.min_p, given.min_p);
+  fill(overrides.repetition_penalty, given.repetition_penalty);
+  fill(overrides.presence_penalty, given.presence_penalty);
+  fill(overrides.frequency_penalty, given.frequency_penalty);
+  fill(overrides.penalty_last_n, given.penalty_last_n);
+  fill(overrides.seed, given.seed);
   fill(generation.max_tokens, preset.max_tokens);
   fill(generation.reasoning.think, preset.think);
   fill(generation.reasoning.effort, preset.effort);
@@ -278,27 +278,27 @@ Status read_preset(const Json& fields, const std::string& shown, const std::stri
       *target = static_cast<typename std::decay_t<decltype(*target)>::value_type>(*read);
       return {};
     };
-    SamplingWishes& wishes = out->sampling;
+    SamplingOverrides& overrides = out->sampling;
     if (field == "model" || field == "aliases") {
       continue;
     } else if (field == "temperature") {
-      BRAID_TRY(number(0, 5, &wishes.temperature));
+      BRAID_TRY(number(0, 5, &overrides.temperature));
     } else if (field == "top_p") {
-      BRAID_TRY(number(0, 1, &wishes.top_p));
+      BRAID_TRY(number(0, 1, &overrides.top_p));
     } else if (field == "min_p") {
-      BRAID_TRY(number(0, 1, &wishes.min_p));
+      BRAID_TRY(number(0, 1, &overrides.min_p));
     } else if (field == "repetition_penalty") {
-      BRAID_TRY(number(0.01, 100, &wishes.repetition_penalty));
+      BRAID_TRY(number(0.01, 100, &overrides.repetition_penalty));
     } else if (field == "presence_penalty") {
-      BRAID_TRY(number(-2, 2, &wishes.presence_penalty));
+      BRAID_TRY(number(-2, 2, &overrides.presence_penalty));
     } else if (field == "frequency_penalty") {
-      BRAID_TRY(number(-2, 2, &wishes.frequency_penalty));
+      BRAID_TRY(number(-2, 2, &overrides.frequency_penalty));
     } else if (field == "top_k") {
-      BRAID_TRY(whole(0, INT32_MAX, &wishes.top_k));
+      BRAID_TRY(whole(0, INT32_MAX, &overrides.top_k));
     } else if (field == "repeat_last_n") {
-      BRAID_TRY(whole(-1, INT32_MAX, &wishes.penalty_last_n));
+      BRAID_TRY(whole(-1, INT32_MAX, &overrides.penalty_last_n));
     } else if (field == "seed") {
-      BRAID_TRY(whole(0, INT64_MAX, &wishes.seed));
+      BRAID_TRY(whole(0, INT64_MAX, &overrides.seed));
     } else if (field == "max_tokens") {
       BRAID_TRY(whole(1, INT32_MAX, &out->max_tokens));
     } else if (field == "enable_thinking") {

@@ -27,7 +27,7 @@ struct ModelFile {
 
 // What a name brings along; requests go before it, the server's and the model's own settings behind it.
 struct Preset {
-  SamplingWishes sampling;
+  SamplingOverrides sampling;
   std::optional<int64_t> max_tokens;
   std::optional<bool> think;
   std::optional<std::string> effort;

@@ -101,9 +101,9 @@ std::vector<ResumePoint> checkpoints_of(const std::vector<int32_t>& ids, const R
 
 // Texts stand for their tokens, each once. Counted while they are expanded, so that short requests do not
 // make long lists.
-ApiResult<std::vector<std::pair<int32_t, float>>> biases_of(const SamplingWishes& wishes,
+ApiResult<std::vector<std::pair<int32_t, float>>> biases_of(const SamplingOverrides& overrides,
                                                             const Tokenizer& tokenizer) {
-  std::vector<std::pair<int32_t, float>> out = wishes.logit_bias;
+  std::vector<std::pair<int32_t, float>> out = overrides.logit_bias;
   for (const auto& [id, bias] : out) {
     if (id >= tokenizer.size()) {
       return invalid_value(
@@ -111,7 +111,7 @@ ApiResult<std::vector<std::pair<int32_t, float>>> biases_of(const SamplingWishes
           fmt::format("logit_bias: the vocabulary has {} tokens, there is no {}", tokenizer.size(), id));
     }
   }
-  for (const auto& [text, bias] : wishes.logit_bias_texts) {
+  for (const auto& [text, bias] : overrides.logit_bias_texts) {
     auto ids = tokenizer.encode(text, {.add_special = false, .parse_special = true});
     if (!ids.ok()) return invalid_value("logit_bias", "logit_bias: " + ids.error().message);
     std::sort(ids->begin(), ids->end());
@@ -128,21 +128,21 @@ ApiResult<std::vector<std::pair<int32_t, float>>> biases_of(const SamplingWishes
 
 ApiResult<SamplingParams> sampling_of(const Generation& generation, const ServedModel& model,
                                       uint64_t random_seed) {
-  const SamplingWishes& wishes = generation.sampling;
+  const SamplingOverrides& overrides = generation.sampling;
   SamplingParams out = model.defaults;
-  const auto set = [](float& value, const std::optional<double>& wish) {
-    if (wish) value = static_cast<float>(*wish);
+  const auto set = [](float& value, const std::optional<double>& asked) {
+    if (asked) value = static_cast<float>(*asked);
   };
-  set(out.temperature, wishes.temperature);
-  set(out.top_p, wishes.top_p);
-  set(out.min_p, wishes.min_p);
-  set(out.repetition_penalty, wishes.repetition_penalty);
-  set(out.presence_penalty, wishes.presence_penalty);
-  set(out.frequency_penalty, wishes.frequency_penalty);
-  if (wishes.top_k) out.top_k = *wishes.top_k;
-  if (wishes.penalty_last_n) out.penalty_last_n = *wishes.penalty_last_n;
-  out.seed = wishes.seed.value_or(random_seed);
-  auto biases = biases_of(wishes, *model.tokenizer);
+  set(out.temperature, overrides.temperature);
+  set(out.top_p, overrides.top_p);
+  set(out.min_p, overrides.min_p);
+  set(out.repetition_penalty, overrides.repetition_penalty);
+  set(out.presence_penalty, overrides.presence_penalty);
+  set(out.frequency_penalty, overrides.frequency_penalty);
+  if (overrides.top_k) out.top_k = *overrides.top_k;
+  if (overrides.penalty_last_n) out.penalty_last_n = *overrides.penalty_last_n;
+  out.seed = overrides.seed.value_or(random_seed);
+  auto biases = biases_of(overrides, *model.tokenizer);
   if (!biases.ok()) return biases.error();
   out.logit_bias = std::move(*biases);
   return out;

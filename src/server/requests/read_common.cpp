@@ -16,7 +16,7 @@ constexpr int64_t kMaxCount = 1 << 30;
 constexpr std::string_view kOpaquePrefix = "braid1.";
 constexpr std::string_view kBase64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
-void read_sampling(const Fields& fields, SamplingWishes& out) {
+void read_sampling(const Fields& fields, SamplingOverrides& out) {
   out.temperature = fields.number("temperature", 0, 5);
   out.top_p = fields.number("top_p", 0, 1);
   out.min_p = fields.number("min_p", 0, 1);
@@ -48,7 +48,7 @@ void read_sampling(const Fields& fields, SamplingWishes& out) {
 
 // llama.cpp's list of samplers: those it does not name are off. Their order is always the same here
 // (engine/request/sampler.h).
-void read_samplers(const Fields& fields, SamplingWishes& out) {
+void read_samplers(const Fields& fields, SamplingOverrides& out) {
   const Json* list = fields.array("samplers", 64);
   if (list == nullptr) return;
   std::set<std::string> named;
@@ -81,7 +81,7 @@ std::optional<float> bias_of(const Fields& fields, const Json& value) {
   return std::nullopt;
 }
 
-void read_bias_list(const Fields& fields, const Json& list, SamplingWishes& out) {
+void read_bias_list(const Fields& fields, const Json& list, SamplingOverrides& out) {
   for (const Json& entry : list) {
     const bool pair = entry.is_array() && entry.size() == 2;
     const auto id = pair ? as_integer(entry[0]) : std::nullopt;
@@ -108,7 +108,7 @@ void read_bias_list(const Fields& fields, const Json& list, SamplingWishes& out)
   }
 }
 
-void read_bias(const Fields& fields, SamplingWishes& out) {
+void read_bias(const Fields& fields, SamplingOverrides& out) {
   const Json* bias = fields.find("logit_bias");
   if (bias == nullptr) return;
   const std::string path = fields.path("logit_bias");
@@ -148,7 +148,7 @@ void read_stop_ids(const Fields& fields, Generation& out) {
 }
 
 // OpenAI's words for how hard to think. `strict`: an unknown word is an error.
-void read_effort(const Fields& fields, const char* name, bool strict, ReasoningWishes& out) {
+void read_effort(const Fields& fields, const char* name, bool strict, ReasoningOptions& out) {
   const std::string* word = fields.string(name);
   if (word == nullptr) return;
   std::string effort = *word == "x-high" ? "xhigh" : *word;
@@ -169,7 +169,7 @@ void read_effort(const Fields& fields, const char* name, bool strict, ReasoningW
   out.effort = effort;
 }
 
-void apply_budget(std::optional<int64_t> budget, ReasoningWishes& out) {
+void apply_budget(std::optional<int64_t> budget, ReasoningOptions& out) {
   if (!budget) return;
   out.budget_tokens = budget;
   if (*budget == 0) out.think = false;
@@ -178,35 +178,35 @@ void apply_budget(std::optional<int64_t> budget, ReasoningWishes& out) {
 
 // Weakest source first; a later one replaces what an earlier one said.
 void read_reasoning(const Fields& fields, Generation& out) {
-  ReasoningWishes& wishes = out.reasoning;
+  ReasoningOptions& options = out.reasoning;
   const bool openai = family_of(out.endpoint) == Family::openai;
   if (const Json* reasoning = fields.object("reasoning")) {
     const Fields inner(*reasoning, fields.path("reasoning"), fields.error());
-    if (const auto enabled = inner.boolean("enabled")) wishes.think = enabled;
-    wishes.hidden = inner.boolean("exclude", false);
-    read_effort(inner, "effort", true, wishes);
-    apply_budget(inner.integer("max_tokens", -1, kMaxCount), wishes);
+    if (const auto enabled = inner.boolean("enabled")) options.think = enabled;
+    options.hidden = inner.boolean("exclude", false);
+    read_effort(inner, "effort", true, options);
+    apply_budget(inner.integer("max_tokens", -1, kMaxCount), options);
   }
-  read_effort(fields, "reasoning_effort", true, wishes);
+  read_effort(fields, "reasoning_effort", true, options);
   if (const Json* config = fields.object("output_config")) {
     const Fields inner(*config, fields.path("output_config"), fields.error());
-    ReasoningWishes effort;
+    ReasoningOptions effort;
     read_effort(inner, "effort", openai, effort);
-    wishes.effort = effort.effort ? effort.effort : wishes.effort;
+    options.effort = effort.effort ? effort.effort : options.effort;
   }
   const Fields kwargs(out.template_variables, fields.path("chat_template_kwargs"), fields.error());
-  apply_budget(kwargs.integer("thinking_budget", -1, kMaxCount), wishes);
+  apply_budget(kwargs.integer("thinking_budget", -1, kMaxCount), options);
   for (const char* name : {"reasoning_budget", "reasoning_budget_tokens", "thinking_token_budget",
                            "thinking_budget", "thinking_budget_tokens"}) {
-    apply_budget(fields.integer(name, -1, kMaxCount), wishes);
+    apply_budget(fields.integer(name, -1, kMaxCount), options);
   }
   for (const char* name : {"thinking", "enable_thinking"}) {
     if (const Json* value = kwargs.find(name); value != nullptr && value->is_boolean()) {
-      wishes.think = value->get<bool>();
+      options.think = value->get<bool>();
     }
   }
-  if (const auto think = fields.boolean("enable_thinking")) wishes.think = think;
-  if (!fields.boolean("include_reasoning", true)) wishes.hidden = true;
+  if (const auto think = fields.boolean("enable_thinking")) options.think = think;
+  if (!fields.boolean("include_reasoning", true)) options.hidden = true;
 }
 
 }  // namespace
@@ -229,21 +229,21 @@ void read_thinking(const Fields& fields, Generation& out) {
   const Json* thinking = fields.object("thinking");
   if (thinking == nullptr) return;
   const Fields inner(*thinking, fields.path("thinking"), fields.error());
-  ReasoningWishes& wishes = out.reasoning;
+  ReasoningOptions& options = out.reasoning;
   const std::string type = inner.string("type", "adaptive");
   if (type != "enabled" && type != "disabled" && type != "adaptive") {
     inner.fail(
         invalid_value(inner.path("type"), inner.path("type") + " must be enabled, disabled or adaptive"));
   }
   const auto budget = inner.integer("budget_tokens", -1, kMaxCount);
-  wishes.think = type != "disabled";
-  if (type == "enabled") apply_budget(budget, wishes);
+  options.think = type != "disabled";
+  if (type == "enabled") apply_budget(budget, options);
   const std::string display = inner.string("display", "summarized");
   if (display != "summarized" && display != "full" && display != "omitted") {
     inner.fail(
         invalid_value(inner.path("display"), inner.path("display") + " must be summarized, full or omitted"));
   }
-  wishes.omitted = display == "omitted";
+  options.omitted = display == "omitted";
 }
 
 void read_stops(const Fields& fields, const char* name, const ApiLimits& limits, Generation& out) {

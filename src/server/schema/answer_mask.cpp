@@ -14,14 +14,14 @@ class AnswerMask : public TokenMask {
  public:
   explicit AnswerMask(std::shared_ptr<const MaskRules> rules) : rules_(std::move(rules)) {
     State start;
-    start.thought = rules_->starts_in_thought;
+    start.reasoning = rules_->starts_in_reasoning;
     if (rules_->grammar != nullptr) form_.emplace(rules_->grammar);
     path_.push_back(start);
   }
 
   void allowed(std::span<uint64_t> bits) override {
     const State& now = path_.back();
-    if (now.thought) {
+    if (now.reasoning) {
       if (const int32_t forced = forced_at(now); forced >= 0) {
         set(bits, rules_->closing[static_cast<size_t>(forced)]);
         return;
@@ -40,7 +40,7 @@ class AnswerMask : public TokenMask {
   std::optional<std::span<const int32_t>> all_but() override {
     const State& now = path_.back();
     if (rules_->suppress_end || now.generated < rules_->min_tokens) return std::nullopt;
-    if (!now.thought) return form_ ? std::nullopt : std::optional(std::span(forbidden(now)));
+    if (!now.reasoning) return form_ ? std::nullopt : std::optional(std::span(forbidden(now)));
     return forced_at(now) >= 0 ? std::nullopt : std::optional(std::span<const int32_t>());
   }
 
@@ -48,7 +48,7 @@ class AnswerMask : public TokenMask {
     State now = path_.back();
     ++now.generated;
     const std::string_view piece = rules_->tokenizer->piece(token);
-    if (now.thought) {
+    if (now.reasoning) {
       const int32_t forced = forced_at(now);
       ++now.used;
       now.forced = forced >= 0 ? forced + 1 : -1;
@@ -56,11 +56,11 @@ class AnswerMask : public TokenMask {
       const bool closed = forced >= 0 ? now.forced == static_cast<int32_t>(rules_->closing.size())
                                       : token == rules_->think_close;
       if (closed) {
-        now.thought = false;
+        now.reasoning = false;
         now.forced = -1;
       }
     } else if (now.fresh && token == rules_->think_open) {
-      now.thought = true;
+      now.reasoning = true;
     } else {
       now.fresh = now.fresh && piece.find_first_not_of(" \t\r\n") == std::string_view::npos;
       // A token that the form does not admit was not allowed; after it nothing is.
@@ -79,12 +79,12 @@ class AnswerMask : public TokenMask {
 
  private:
   struct State {
-    bool thought = false;
+    bool reasoning = false;
     bool fresh = true;          // only blanks since the start of content
-    uint8_t partial_bytes = 0;  // of a character at the end of the thought that is not whole yet
+    uint8_t partial_bytes = 0;  // of a character at the end of reasoning that is not whole yet
     int32_t forced = -1;        // tokens of the closing text that were written; -1: not begun
     int32_t generated = 0;
-    int64_t used = 0;   // tokens of thought
+    int64_t used = 0;   // tokens of reasoning
     uint32_t form = 0;  // depth of the form
     bool broken = false;
   };
@@ -161,7 +161,7 @@ std::unique_ptr<TokenMask> make_mask(std::shared_ptr<const MaskRules> rules) {
 }
 
 ApiResult<MaskFactory> MaskFactory::create(const Generation& generation, const ServedModel& model,
-                                           const AnswerPolicy& policy, bool starts_in_thought,
+                                           const AnswerPolicy& policy, bool starts_in_reasoning,
                                            bool thinking) {
   MaskFactory out;
   MaskRules& rules = out.rules_;
@@ -171,7 +171,7 @@ ApiResult<MaskFactory> MaskFactory::create(const Generation& generation, const S
   rules.end_ids = tokenizer.end_ids();
   rules.suppress_end = generation.ignore_eos;
   rules.min_tokens = generation.min_tokens;
-  rules.starts_in_thought = starts_in_thought;
+  rules.starts_in_reasoning = starts_in_reasoning;
   const int32_t think_open = id_of(tokenizer, dialect.think.open);
   rules.think_close = id_of(tokenizer, dialect.think.close);
   if (thinking) rules.think_open = think_open;
@@ -179,19 +179,20 @@ ApiResult<MaskFactory> MaskFactory::create(const Generation& generation, const S
     if (const int32_t call = id_of(tokenizer, dialect.call.open); call >= 0) rules.forbidden.push_back(call);
   }
 
-  // A thought that is not open cannot be closed, and none is opened in the middle of an answer. A completion
-  // has no such parts.
+  // Reasoning that is not open cannot be closed, and none is opened in the middle of an answer. A completion has no
+  // such parts.
   const bool conversation = generation.endpoint != Endpoint::completions;
   if (conversation && rules.think_close >= 0) rules.forbidden.push_back(rules.think_close);
   rules.forbidden_later = rules.forbidden;
   if (conversation && think_open >= 0) rules.forbidden_later.push_back(think_open);
 
   out.thinking_ = thinking && rules.think_close >= 0;
-  const ReasoningWishes& wishes = generation.reasoning;
+  const ReasoningOptions& options = generation.reasoning;
   if (out.thinking_) {
-    const auto tier = wishes.effort ? policy.effort_tokens.find(*wishes.effort) : policy.effort_tokens.end();
-    if (wishes.budget_tokens) {
-      rules.think_budget = *wishes.budget_tokens;
+    const auto tier =
+        options.effort ? policy.effort_tokens.find(*options.effort) : policy.effort_tokens.end();
+    if (options.budget_tokens) {
+      rules.think_budget = *options.budget_tokens;
     } else if (tier != policy.effort_tokens.end()) {
       rules.think_budget = tier->second;
     }

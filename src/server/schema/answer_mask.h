@@ -2,9 +2,9 @@
 // form to keep. Everything that only needs to be decided once is decided here, off the engine's thread.
 //
 // An answer is followed token by token:
-//   thought   free, counted; when the budget is used up the closing text is forced, token by token
+//   reasoning free, counted; when the budget is used up the closing text is forced, token by token
 //   content   after </think>: the form, if there is one, holds from its first token on
-// so a form never disturbs thinking, and the budget never cuts a character in two.
+// so a form never disturbs reasoning, and the budget never cuts a character in two.
 #pragma once
 
 #include <memory>
@@ -24,12 +24,12 @@ struct MaskRules {
   std::vector<int32_t> end_ids;  // end the answer
   bool suppress_end = false;     // ignore_eos: they are not to come at all
   int32_t min_tokens = 0;        // end_ids come only after so many tokens
-  bool starts_in_thought = false;
+  bool starts_in_reasoning = false;
   int32_t think_open = -1, think_close = -1;  // ids; -1: the vocabulary has none
   int64_t think_budget = -1;                  // tokens; -1: none
-  std::vector<int32_t> closing;               // forced when the budget is used up; ends the thought
+  std::vector<int32_t> closing;               // forced when the budget is used up; ends reasoning
   std::vector<int32_t> forbidden;             // in content
-  std::vector<int32_t> forbidden_later;       // in content that has begun: those, and what opens a thought
+  std::vector<int32_t> forbidden_later;       // in content that has begun: those, and what opens reasoning
   std::shared_ptr<const GrammarProgram> grammar;  // of content; null: free
 };
 
@@ -41,11 +41,11 @@ class MaskFactory {
  public:
   // Errors: 400 invalid_json_schema. `thinking`: the model may think in this answer.
   static ApiResult<MaskFactory> create(const Generation& generation, const ServedModel& model,
-                                       const AnswerPolicy& policy, bool starts_in_thought, bool thinking);
+                                       const AnswerPolicy& policy, bool starts_in_reasoning, bool thinking);
 
   // Null: free. `max_tokens`: of this choice; some are kept for the visible answer.
   std::shared_ptr<TokenMask> make(int32_t max_tokens) const;
-  // How many tokens a thought may have then; -1: any number.
+  // How many tokens of reasoning there may be then; -1: any number.
   int64_t think_budget(int32_t max_tokens) const;
 
  private:

@@ -324,7 +324,7 @@ class Mask {
 TEST(AnswerMask, ABudgetClosesTheThoughtTokenByToken) {
   const auto tokenizer = demo_served_model(nullptr)->tokenizer;
   MaskRules rules;
-  rules.starts_in_thought = true;
+  rules.starts_in_reasoning = true;
   rules.think_budget = 3;
   rules.closing = tokenizer->encode("\n</think>\n\n", {.add_special = false, .parse_special = true}).value();
   const size_t closing = rules.closing.size();
@@ -347,7 +347,7 @@ TEST(AnswerMask, ABudgetClosesTheThoughtTokenByToken) {
 
 TEST(AnswerMask, AFormHoldsBehindTheThoughtOnly) {
   MaskRules rules;
-  rules.starts_in_thought = true;
+  rules.starts_in_reasoning = true;
   rules.grammar = Form(R"({"const":7})").program;
   Mask mask(rules);
   for (const int32_t id : mask.ids("free {thought}\n</think>\n\n")) mask.mask->advance(id);
