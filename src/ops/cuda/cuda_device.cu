@@ -125,7 +125,6 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& option
   const int of_gpu = properties.major * 10 + properties.minor;
   BRAID_ASSIGN(context.capability, capability_to_use(of_gpu));
   context.shared_bytes_per_block = properties.sharedMemPerBlockOptin;
-  context.l2_bytes = static_cast<size_t>(properties.l2CacheSize);
   context.deterministic = options.deterministic;
   if (error = cudaStreamCreateWithFlags(&context.stream, cudaStreamNonBlocking); error != cudaSuccess)
     return gpu_error(error, "making a stream");

@@ -3,9 +3,9 @@
 // Traffic: one row of the table in, one of f32 out per token; 27B: 2.9 + 20 KB, nothing beside a step's
 // weights.
 #include "ops/cuda/cuda_ops.h"
-#include "ops/cuda/primitives/launch.h"
 #include "ops/cuda/gemm/packed.h"
-#include "ops/cuda/gemm/raw_rows.cuh"
+#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/raw_rows.cuh"
 
 namespace braid {
 

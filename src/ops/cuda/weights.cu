@@ -15,7 +15,7 @@
 
 #include "base/threads.h"
 #include "gguf/formats/block_layouts.h"
-#include "ops/cuda/gemm/raw_rows.cuh"
+#include "ops/cuda/raw_rows.cuh"
 
 namespace braid::cuda {
 namespace {

@@ -19,22 +19,7 @@
 // memory. The other cells are older than the step, so they are on their way before the product in front of
 // this kernel has ended.
 //
-// Reached on an H200, all between the products included (layers in a chain), 27B: one sequence of 150 cells
-// 5.8 us, 8 of them 6.1, 32 9.6 and 128 32 us (floor 20); 35B-A3B 6.0, 6.2, 6.9 and 18 us (floor 10). One of
-// 2K 9.5, one of 32K 44 us; 8 of 8K 75, 32 of 2K 72, 128 of 1K 139 us: 92, 96 and 100 % of copying. In a step
-// of the 35B one layer's own time fell from 12.7 to 8.0 us (one sequence) and from 36.6 to 21.6 us (128)
-// against three kernels (store, 4 warps straight from global memory to fragments, merge).
-//
-// Clocks of an item: 2,000 to 3,500 until its queries are there, 4,200 a step of 128 cells even if all of it
-// lies in the ring (2,600 if it has few cells: latency, not bandwidth), 1,700 for its end, but 9,000 if it is
-// one of many splits and memory is busy: fence, atomic and fence one after the other. With splits of 256 to
-// 512 cells many long sequences paid for that: 8 of 8K 100 us, 32 of 2K 116, 128 of 1K 207 us (splits of 128:
-// 325 us; the three kernels: 76, 80 and 177). So many sequences get longer splits (attention_common.h),
-// except in deterministic mode.
-//
-// Tried: the same code once on other data while the kernel in front ends, for the instruction cache (one
-// sequence of the 35B 8.0 to 11.3 us, 128 rows of the 27B 33.9 to 35.8). Not tried: two blocks of half the
-// warps on a multiprocessor, so that one's ends hide behind the other's steps.
+// Measured, and what was tried: docs/history/cuda-kernels.md.
 #include <algorithm>
 
 #include "ops/cuda/attention/attention_decode_reader.cuh"

@@ -11,11 +11,9 @@
 // query sees skip the mask; late tiles of a prompt start first. Few rows over a long context are cut into
 // splits like decoding (attention_common.h).
 //
-// Reached on an H200, 27B: 2048 tokens 344 us (150 TFLOP/s), 2048 after 6144 1.49 ms and 8192 at once 3.49 ms
-// (240 TFLOP/s); a tree of 22 after 32K 314 us. Tried: one stage with three barriers a tile (174 TFLOP/s at
-// 8192); outputs and gates element by element from the fragments, which cost half of a short prompt.
-//
 // Compute capability 9.0 has a form of its own for the same items, attention_wgmma.cu, which is tried first.
+//
+// Measured, and what was tried: docs/history/cuda-kernels.md.
 #include "ops/cuda/attention/attention_tile_items.h"
 
 namespace braid::cuda {

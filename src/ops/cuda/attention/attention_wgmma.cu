@@ -18,13 +18,9 @@
 //
 // Floor: flops as in attention_tiles.cu; keys and queries of a tile take all that shared memory can give (4
 // KB per 32 clocks), and with values and copies a tile of cells needs its whole time, so little above 650
-// TFLOP/s. Reached on an H200, 27B: 2048 tokens 155 us (332 TFLOP/s), 2048 after 6144 630 to 700 us (515 to
-// 570), 8192 at once 1.66 ms (497); a tree of 22 after 32K 144 us. Three shapes at two sizes fit 1.7 us a
-// tile of cells (650 TFLOP/s) and about 16 us an item, of which little is explained. Tried: queries found by
-// a division per row in the warp that loads them, and gates asked for one by one: 25 us an item more; what
-// rows see prepared before the queries are free, and gates fetched to the L2 cache meanwhile: no difference.
+// TFLOP/s.
 //
-// Not done: K and V for two blocks at once (cluster), an item's outputs under the next item's products.
+// Measured, and what was tried: docs/history/cuda-kernels.md.
 #include "ops/cuda/attention/attention_wgmma.cuh"
 #include "ops/cuda/primitives/launch.h"
 

@@ -19,11 +19,9 @@
 // 159 when it starts with its loads).
 //
 // Traffic of 128 sequences of 27B: 805 MB of states (206 us at the copy rate of a kernel, 3.9 TB/s); prepare
-// 29 MB (8 us), most of it the ring. Reached on an H200, both kernels behind a product: 217 us (98 % of
-// copy), 32 sequences 55 us (96 %); of 35B 147 and 39. Below about 800 heads one launch is faster. Tried: two
-// blocks of decode a head as a cluster, 269 us; the least L1 cache (as launch.h asks for others), 263 us:
-// 128 KB of states are under way to registers, and lie there; one block an SM that stays and streams states
-// through shared memory, 512 us.
+// 29 MB (8 us), most of it the ring.
+//
+// Measured, and what was tried: docs/history/cuda-kernels.md.
 #include "ops/cuda/delta/delta_common.h"
 #include "ops/cuda/delta/delta_forms.h"
 #include "ops/cuda/delta/delta_rows.h"

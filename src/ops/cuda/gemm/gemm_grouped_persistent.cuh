@@ -22,15 +22,7 @@
 // Traffic: the weights of each tile once (of several tiles of one expert mostly from L2), x once per run and
 // tile. 35B, 128 rows: gate and up 300 MB, down 150 or 220.
 //
-// In a decoding step, what it gets longer by this kernel: gate and up, down q4_K, down q6_K of 8 rows 25.5,
-// 12.8, 15.6 us, of 32 rows 58, 28, 37, of 128 rows 93, 45, 60. The bytes of the experts that so many random
-// choices touch take 62 to 75, 77 to 89 and 75 to 84 % of that at 4.3 TB/s.
-//
-// Reached on one H200, 35B experts, q6_K down, with sorting and sum: 128 rows 150 us (gemm_grouped.cuh: 209),
-// 32 rows 96 (135), 8 rows 47 (58; before the hint to L2). A unit takes 620 issue slots (q4k) of the 990 that
-// memory leaves. Of 156 us, before the hint: without multiplying 145, with nothing to load 135. Tried: a
-// meeting of all warps each round and no dynamic quarter 159 and 104 us; half of the work dynamic 160, all of
-// it 181 (each such round reads x anew); 7 stages instead of 10 the same; 5 % fewer instructions the same.
+// Measured, and what was tried: docs/history/cuda-kernels.md.
 #pragma once
 
 #include <algorithm>

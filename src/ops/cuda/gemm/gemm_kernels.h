@@ -82,7 +82,7 @@ bool launch_gemm_grouped(Context& context, const GemmLaunch& launch);
 template <class Format>
 bool launch_gemm_grouped_persistent(Context& context, const GemmLaunch& launch);
 
-// Matrices of a few megabytes of 16-bit pairs, 9 to 128 rows of x (gemm_small.cuh).
+// Matrices of a few megabytes of 16-bit pairs, 9 to 128 rows of x (gemm_small.cu).
 inline constexpr int kMostSmallRows = 128;
 bool small_fits(const Context& context, int64_t blocks, int units);
 void launch_gemm_small(Context& context, const GemmArgs& args);

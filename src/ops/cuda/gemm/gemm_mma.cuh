@@ -18,11 +18,7 @@
 // Warps meet only at the end of a tile. Lanes read codes back at lane * 16, conflict-free; x is stored with
 // its 16-byte pieces exchanged so that a quarter warp meets all banks.
 //
-// Reached on one H200, 16 rows: 27B gate + up q4_K 60 us, down q6_K 38, out 18. A launch costs about 7 us
-// before its first and after its last byte. Tried, at 1 row, on gate + up q4_K (37 us then): 8 warps of 32 x
-// 256 with cp.async and a CTA barrier a step 39 us; 16 warps of 32 x 128 the same way 44 us; one warp that
-// asks for all weights 59 us (a bulk copy wants uniform registers, so it asks for one after the other);
-// weights asked for at the start of a step instead of its end 41 us; 8 warps instead of 16 43 us.
+// Measured, and what was tried: docs/history/cuda-kernels.md.
 #pragma once
 
 #include <algorithm>

@@ -22,21 +22,19 @@
 // pairs; over 264 CTAs most have 2 pairs and some 3. Clusters even that out, but their CTAs have to meet: two
 // slices pay for most shapes, four for 160 blocks of a long k, eight never. (2) Instructions: 82 halves come
 // to a quarter of a multiprocessor in the time that memory needs for gate and up of 27B, 520 clocks for each.
-// (3) The time between two kernels: a CTA takes half of a multiprocessor where it can, sets up its rings
-// and asks for its first weights before it waits for the kernel before (launch.h). (4) What a warp runs
-// once, about 10 clocks an instruction (each waits for the one before, some for their own code: what
-// streams through L2 between two launches pushes code out even from there unless it leaves first,
-// GemmArgs::once). So what lies between the last sum and y is short: scales and places of rows are
-// looked up before x comes, and slots that nobody fills are zeroed there, so that nobody has to know who
-// filled which. Clocks inside a step of 27B with 8 sequences: sums to y of gate and up 4.1 us when they
-// were looked up at the end, now 1.6; of the output matrix 21, now 11. Tried: running all of it once on
-// nothing before the wait. What follows the wait then takes 0.5 us less, but most CTAs have no time to
-// spare before it (27B: 159 to 145 tok/s).
+// (3) The time between two kernels: a CTA takes half of a multiprocessor where it can, sets up its rings and
+// asks for its first weights before it waits for the kernel before (launch.h). (4) What a warp runs once,
+// about 10 clocks an instruction (each waits for the one before, some for their own code: what streams
+// through L2 between two launches pushes code out even from there unless it leaves first, GemmArgs::once). So
+// what lies between the last sum and y is short: scales and places of rows are looked up before x comes, and
+// slots that nobody fills are zeroed there, so that nobody has to know who filled which.
 //
 // x is copied to shared memory, a slice of it, or normed on the way (gemm_skinny_x.cuh).
 //
 // Traffic: the weights once, x once per CTA. 27B gate + up: 100 MB, floor 23 us at 4.3 TB/s; reached on one
 // H200: 28 us for 1 row, 33 for 8; output matrix 251 (1 row).
+//
+// Measured, and what was tried: docs/history/cuda-kernels.md.
 #pragma once
 
 #include <algorithm>
@@ -44,37 +42,11 @@
 
 #include "ops/cuda/gemm/gemm_common.cuh"
 #include "ops/cuda/gemm/gemm_skinny_pair.cuh"
+#include "ops/cuda/gemm/gemm_skinny_plan.h"
 #include "ops/cuda/gemm/gemm_skinny_x.cuh"
 #include "ops/cuda/primitives/mma.h"
 
 namespace braid::cuda {
-
-inline constexpr int kSkinnyRows = 8;
-// More leave less room for the kernel after (27B, one row: with six 161 tok/s, with four 168).
-inline constexpr int kSkinnyStages = 4;
-inline constexpr int kMostSkinnyTasks = 8192;  // SkinnyPlan::by_row is exact up to here
-
-// How a launch is cut. Numbers that the kernel would divide by are powers of two, and the rest is divided
-// here: a division by a number known late costs as much as a tenth of a half.
-struct SkinnyShare {  // of the weights of one format
-  int first = 0;      // 32-row block
-  int clusters = 0;   // that multiply it
-  int items = 0;      // of each cluster: stretches of y
-  int more = 0;       // clusters that have one more
-  int stages = 2;     // of a warp's ring
-  int sources = 1;    // warps of a CTA that may share a block
-  int x_bytes = 0;    // of shared memory
-  int sums_bytes = 0;
-  uint32_t source_of = 0;  // 4 bits of each warp: its number modulo sources
-};
-struct SkinnyPlan {
-  SkinnyShare shares[2];         // the second one: of the second format
-  int slices_log2 = 0;           // of k: CTAs of a cluster
-  int pair_log2 = 0;             // blocks of a stretch: 2 for gate and up
-  int rows = 1;                  // of x
-  int by_row = 1 << 16;          // n / rows = n * by_row >> 16
-  bool beside_previous = false;  // need not wait for the kernel before, only end after it
-};
 
 __device__ inline void meet_cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
@@ -203,13 +175,6 @@ struct SkinnyRing {
       unit += kUnit;
     }
   }
-};
-
-// 32 rows of y: what their sums need.
-struct alignas(16) SkinnyTarget {
-  float scale, up_scale;
-  int row;  // the first, in its part
-  int part;
 };
 
 // eight: up to 8 rows of x; pair: up to 2 (gemm_skinny_pair.cuh).
@@ -496,109 +461,6 @@ __global__ void __launch_bounds__(SkinnyShape<Format>::kThreads, 2)
 
 // ---- the cut ----
 
-// CTAs of a cluster, along k, and CTAs of a multiprocessor.
-struct SkinnyCut {
-  int slices = 1;
-  int density = 2;
-};
-
-inline int log2_of(int power) { return power <= 1 ? 0 : 1 + log2_of(power / 2); }
-
-// The weights of one format in a launch.
-struct SkinnyWork {
-  int warps = 0, piece_bytes = 0;
-  int64_t items = 0;  // 0: none
-  int pair = 1, halves = 0, rows = 0;
-  int sums_bytes = 0;  // of a half: what gemm_skinny_pair.cuh has beside x
-
-  int64_t x_bytes(const SkinnyCut& cut) const {
-    return int64_t{div_up(halves, cut.slices)} * (256 * rows + sums_bytes);
-  }
-  int64_t item_bytes() const { return int64_t{pair} * halves * piece_bytes; }
-  int64_t most_bytes(int64_t clusters) const {
-    return items == 0 ? 0 : div_up<int64_t>(items, clusters) * item_bytes();
-  }
-  // Warps of a CTA that may share a block: a run is at least that of the clusters with fewest items.
-  int sources(int64_t clusters) const {
-    const int64_t blocks = std::max<int64_t>(items / clusters, 1) * pair;
-    return static_cast<int>(std::min<int64_t>(div_up<int64_t>(warps, blocks) + 1, warps));
-  }
-  int64_t stored(const SkinnyCut& cut, int64_t clusters) const {
-    return div_up<int64_t>(div_up<int64_t>(items, clusters), cut.slices);
-  }
-  int64_t sums_bytes_of(const SkinnyCut& cut, int64_t clusters) const {
-    return stored(cut, clusters) * pair * cut.slices * sources(clusters) * rows * 128;
-  }
-  int64_t exchange_bytes(const SkinnyCut& cut, int64_t clusters) const {
-    return sums_bytes_of(cut, clusters) + stored(cut, clusters) * static_cast<int64_t>(sizeof(SkinnyTarget));
-  }
-  // Of a warp, and at least one.
-  int64_t most_halves(const SkinnyCut& cut, int64_t clusters) const {
-    return div_up<int64_t>(div_up<int64_t>(items, clusters) * pair * div_up(halves, cut.slices), warps);
-  }
-  int64_t stage_bytes() const { return int64_t{warps} * piece_bytes; }
-  bool fits(const SkinnyCut& cut, int64_t clusters, int64_t room) const {
-    return items == 0 || (clusters > 0 && stored(cut, clusters) * kSkinnyRows <= kMostSkinnyTasks &&
-                          x_bytes(cut) + exchange_bytes(cut, clusters) + 2 * stage_bytes() <= room);
-  }
-};
-
-// A cut with its clusters, and about how long it takes.
-struct SkinnyChoice {
-  SkinnyCut cut;
-  int64_t clusters[2] = {0, 0};
-  double clocks = 0;
-
-  bool found() const { return clusters[0] > 0; }
-};
-
-// Clocks of a multiprocessor, fitted to an H200: its share of memory; clusters that have more than others,
-// which then get more of the memory; the meeting of CTAs; x through L2.
-inline double skinny_clocks(const Context& context, const SkinnyWork (&work)[2], const SkinnyChoice& choice,
-                            int64_t at_once) {
-  const SkinnyCut& cut = choice.cut;
-  const int64_t clusters = choice.clusters[0] + choice.clusters[1];
-  const auto bytes =
-      static_cast<double>(work[0].items * work[0].item_bytes() + work[1].items * work[1].item_bytes());
-  const auto most = static_cast<double>(
-      std::max(work[0].most_bytes(choice.clusters[0]), work[1].most_bytes(choice.clusters[1])));
-  const double share = bytes / context.processors / 18.5;
-  const double uneven = most * static_cast<double>(std::max(clusters, at_once)) / bytes - 1;
-  const double meeting[] = {0, 2600, 5000, 11000};
-  const bool sparse = cut.density == 1 && (work[0].items + work[1].items) * cut.slices > context.processors;
-  // Sums that meet, 3 bytes a clock.
-  const auto blocks = static_cast<double>(work[0].items * work[0].pair + work[1].items * work[1].pair);
-  const double sums =
-      (blocks + static_cast<double>(work[0].warps * clusters)) * cut.slices * work[0].rows * 128;
-  return share * (1 + uneven * (clusters < at_once ? 0.8 : 0.45) + (sparse ? 0.12 : 0)) +
-         (sparse ? 5500 : 0) + meeting[log2_of(cut.slices)] + sums / context.processors / 3 +
-         static_cast<double>(cut.density * work[0].x_bytes(cut)) / 25;
-}
-
-// Clusters for both formats, so that those with most take least. False: there is no room.
-inline bool share_out(const SkinnyWork (&work)[2], SkinnyChoice& choice, int64_t at_once, int64_t room) {
-  int64_t(&clusters)[2] = choice.clusters;
-  if (work[1].items == 0) {
-    clusters[0] = std::min(at_once, work[0].items);
-    // Sums of many blocks need room: then more, shorter clusters than run at once.
-    for (int wave = 0;
-         wave < 3 && clusters[0] < work[0].items && !work[0].fits(choice.cut, clusters[0], room); ++wave)
-      clusters[0] = std::min(2 * clusters[0], work[0].items);
-    return work[0].fits(choice.cut, clusters[0], room);
-  }
-  int64_t best = 0;
-  for (int64_t first = 1; first < at_once; ++first) {
-    const int64_t now[2] = {std::min(first, work[0].items), std::min(at_once - first, work[1].items)};
-    const int64_t most = std::max(work[0].most_bytes(now[0]), work[1].most_bytes(now[1]));
-    if (best != 0 && most >= best) continue;
-    if (!work[0].fits(choice.cut, now[0], room) || !work[1].fits(choice.cut, now[1], room)) continue;
-    best = most;
-    clusters[0] = now[0];
-    clusters[1] = now[1];
-  }
-  return best != 0;
-}
-
 // Clusters that run together.
 template <class Kernel>
 int64_t skinny_clusters(Context& context, const SkinnyCut& cut, Kernel* kernel, int threads, int64_t shared) {
@@ -646,30 +508,9 @@ bool launch_gemm_skinny_form(Context& context, const GemmLaunch& launch) {
     }
   if (!best.found()) return false;
   SkinnyPlan plan;
-  plan.slices_log2 = log2_of(best.cut.slices);
-  plan.pair_log2 = log2_of(work[0].pair);
   plan.rows = args.tokens;
-  plan.by_row = (1 << 16) / args.tokens + 1;
   plan.beside_previous = launch.beside_previous;
-  int64_t shared = 0;
-  for (int i = 0; i < 2; ++i) {
-    if (work[i].items == 0) continue;
-    work[i].rows = args.tokens;
-    SkinnyShare& share = plan.shares[i];
-    share.first = i == 0 ? 0 : second_block;
-    share.clusters = static_cast<int>(best.clusters[i]);
-    share.items = static_cast<int>(work[i].items / best.clusters[i]);
-    share.more = static_cast<int>(work[i].items % best.clusters[i]);
-    share.sources = work[i].sources(best.clusters[i]);
-    share.sums_bytes = static_cast<int>(work[i].sums_bytes_of(best.cut, best.clusters[i]));
-    for (int warp = 0; warp < work[i].warps; ++warp)
-      share.source_of |= static_cast<uint32_t>(warp % share.sources) << 4 * warp;
-    const int64_t beside = work[i].x_bytes(best.cut) + work[i].exchange_bytes(best.cut, best.clusters[i]);
-    const int64_t most = std::min<int64_t>(work[i].most_halves(best.cut, best.clusters[i]), kSkinnyStages);
-    share.stages = static_cast<int>(std::min((room_of(best.cut) - beside) / work[i].stage_bytes(), most));
-    share.x_bytes = static_cast<int>(work[i].x_bytes(best.cut));
-    shared = std::max(shared, share.stages * work[i].stage_bytes() + beside);
-  }
+  const int64_t shared = fill_plan(plan, work, best, second_block, room_of(best.cut));
   launch_clusters(context, static_cast<unsigned>(best.cut.slices), kernel,
                   dim3(static_cast<unsigned>((best.clusters[0] + best.clusters[1]) * best.cut.slices)),
                   kThreads, static_cast<size_t>(shared), args, plan);

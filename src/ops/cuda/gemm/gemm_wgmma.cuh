@@ -28,19 +28,7 @@
 // Gate and up: their 32-row blocks alternate. The two warps of a pair of blocks take 16 rows of both, so that
 // both sums of a row meet in one thread.
 //
-// Reached on one H200, gate + up q4_K: 2048 rows 646-690 TFLOP/s, 512 689, 128 545, 64 404; 32 rows 48 us, 16
-// 40 (floor 27 at what is read per second). Where 32 rows lose it, by clock stamps, 27B out of 16.7 us:
-// weights are asked for 2.5 us after the start (looking for work, cold), the first products begin at 4.4, the
-// last end at 9 to 11, sums are there at 13 to 15. Gate and up: 27 of 48 us are steps that wait for nothing,
-// 1,770 clocks each, where the instruction alone takes 770 and issuing 1,200. Looking instead of counters,
-// with all that needs no x before the wait, made a step of 16 sequences of the 27B 5 % shorter; looking from
-// 64 columns on costs a product 6 to 13 us (perhaps those that look take what L2 gives). What a launch costs
-// beside its steps: about 12 us at 128 rows, with order_rows. Tried: one warp that asks for all copies, a
-// third of the step at 32 rows; sums through shared memory to y, with the CTA's warps meeting every 16
-// columns, a third of the whole at 2048 rows and half of it at 128; runs of equal length over all tiles,
-// which read the weights once per tile of rows from memory; 256 rows a tile at 32 rows of x, 65 us; tiles of
-// 8 rows of experts, no faster than gemm_skinny.cuh; two formats in two launches, 13-18 us more at 32-128
-// rows.
+// Measured, and what was tried: docs/history/cuda-kernels.md.
 #pragma once
 
 #include "ops/cuda/gemm/gemm_wgmma_streamk.cuh"

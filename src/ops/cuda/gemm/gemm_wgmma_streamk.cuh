@@ -2,7 +2,7 @@
 // its sums to y: of whole tiles, and of tiles whose k several CTAs share.
 //
 // Parts of a shared tile are added in the order of k, whoever is first. They are counted, or looked at until
-// they are there; gemm_wgmma.cuh says what either costs.
+// they are there; docs/history/cuda-kernels.md says what either costs.
 #pragma once
 
 #include <type_traits>

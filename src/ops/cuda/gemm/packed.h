@@ -53,7 +53,6 @@
 namespace braid::cuda {
 
 enum class Pack : uint8_t { f16, q8, q4k, q6k, q5, t4, fp4 };
-inline constexpr int kPacks = 7;
 
 inline constexpr int kUnitRows = 32;
 inline constexpr int kUnitWidth = 256;

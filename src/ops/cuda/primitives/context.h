@@ -17,9 +17,8 @@ struct Context {
   int processors = 0;                 // streaming multiprocessors
   int capability = 0;                 // 90 for 9.0
   size_t shared_bytes_per_block = 0;  // what a block may ask for
-  size_t l2_bytes = 0;
-  bool deterministic = false;  // device.h: forms are chosen without looking at the number of rows
-  uint64_t launches = 0;       // kernels queued so far
+  bool deterministic = false;         // device.h: forms are chosen without looking at the number of rows
+  uint64_t launches = 0;              // kernels queued so far
 
   // Remembers the first error. True: all is well.
   bool note(cudaError_t error, const char* what) {

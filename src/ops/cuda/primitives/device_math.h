@@ -68,7 +68,6 @@ __device__ inline float block_sum(float x, float* scratch) {
 
 __device__ inline float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
 __device__ inline float silu(float x) { return x / (1.0f + __expf(-x)); }
-__device__ inline float softplus(float x) { return x > 20.0f ? x : log1pf(__expf(x)); }
 
 template <typename T>
 constexpr __host__ __device__ T div_up(T a, T b) {

@@ -8,13 +8,7 @@
 // others. If too many reach it (ties), the k-th largest of all numbers is searched the same way, then the
 // last id at it. A second CTA per row does the same with what the shares kept. The row is read once.
 //
-// Reached on an H200, 248320 numbers a row: 11 us for one row, 12 for 8, 22 for 32 and 71 for 128 (127 MB,
-// floor 30). A share is issue: ten instructions a number, and 400 a warp for the search and the ranks, which
-// is why a thread has many numbers. (With 8 a thread and 32 warps, 25 instructions a number and the search to
-// its last bit: 10, 18, 38 and 145 us.) Tried with those: the search over all numbers always, 267 us; sorting
-// each share of 8192 keys whole in shared memory, 126 us for one row and 2.6 ms for 128; sorting what 31
-// shares kept, 30 us; a bound from twice k of the warps' largest instead of one bit after the other, kept
-// from share to share of a block that takes several: 14 us for one row, 40 for 32, 124 for 128.
+// Measured, and what was tried: docs/history/cuda-kernels.md.
 #include <algorithm>
 
 #include "ops/cuda/cuda_ops.h"

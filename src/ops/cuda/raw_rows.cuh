@@ -1,7 +1,7 @@
 // raw_rows.cuh -- the block formats of files, read on the GPU: 32 consecutive elements at a time.
 //
-// The values are those of gguf/formats/block_layouts.h bit for bit: every product and sum rounded by itself, in that order.
-// Types without a case here are decoded to f32 on the host before they come.
+// The values are those of gguf/formats/block_layouts.h bit for bit: every product and sum rounded by itself,
+// in that order. Types without a case here are decoded to f32 on the host before they come.
 #pragma once
 
 #include "gguf/formats/types.h"
