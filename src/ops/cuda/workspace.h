@@ -10,8 +10,7 @@
 
 namespace braid::cuda {
 
-// Placed once at start. Zero-filled then; `counters` and `arrivals` are zero again
-// after every op.
+// Placed once at start. Zero-filled then; `counters` and `arrivals` are zero again after every op.
 struct SequenceWorkspace {
   int32_t max_tokens = 0;
   int32_t max_sequences = 0;

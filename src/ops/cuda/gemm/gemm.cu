@@ -1,5 +1,5 @@
-// gemm.cu -- which kernel multiplies what: linear, logits, and the workspace they share. The kernel
-// itself and its mathematics: gemm_mma.cuh; the form of the weights: packed.h.
+// gemm.cu -- which kernel multiplies what (README.md lists them): linear, logits, and the workspace they
+// share. The form of the weights: packed.h.
 #include <algorithm>
 #include <type_traits>
 

@@ -19,6 +19,8 @@ constexpr int64_t most_expert_tiles(int64_t pairs, int64_t experts, int64_t rows
   return pairs / rows + (experts < pairs ? experts : pairs) + 1;
 }
 
+// Made for one op: `work` is scratch of gemm_bytes(), zero-filled once, and what the op leaves in it is
+// nobody's. Calls queue kernels on the context's stream and return; wrong shapes are bugs (BRAID_CHECK).
 class Gemm {
  public:
   Gemm(Context& context, const Device::WorkspaceNeeds& needs, std::byte* work);
