@@ -10,7 +10,7 @@ CMAKE_FLAGS ?=
 UNITY ?= ON
 configure = @cmake --preset release -DCMAKE_UNITY_BUILD=$(UNITY) $(CMAKE_FLAGS)
 # The tests that do not start the program, which are what sanitizers and coverage are for.
-unit_tests = base_test gguf_test text_test ops_test model_test engine_test server_test cli_test tree_test
+UNIT_TESTS ?= base_test gguf_test text_test ops_test model_test engine_test server_test cli_test tree_test
 
 help:
 	@echo "make demo          build braid and let the built-in model show what it can do"
@@ -47,8 +47,8 @@ test: setup-test
 # One sanitizer build serves the unit tests and the fuzz targets.
 test-debug: setup-dev
 	@cmake --preset debug >/dev/null
-	@cmake --build --preset debug -j $(JOBS) --target $(unit_tests)
-	@tools/run_tests.sh build-debug --quick
+	@cmake --build --preset debug -j $(JOBS) --target $(UNIT_TESTS)
+	@tools/run_tests.sh build-debug --quick $(UNIT_TESTS)
 
 FUZZ_SECONDS ?= 20
 fuzz: setup-dev
@@ -58,7 +58,7 @@ fuzz: setup-dev
 
 coverage: setup-dev
 	@cmake --preset coverage >/dev/null
-	@cmake --build --preset coverage -j $(JOBS) --target $(unit_tests)
+	@cmake --build --preset coverage -j $(JOBS) --target $(UNIT_TESTS)
 	@tools/coverage.sh build-coverage
 
 FILES ?=
