@@ -9,11 +9,11 @@
 // steps: plan_interleaved() hands out one chunk after the other, which goes through the layers between them
 // (pacer.h).
 //
-// Blocks are given as sequences grow. A sequence enters when a slot is free and its tokens' blocks are too,
-// beside what the prompts of those who run still need and one block to spare for each of them. When they run
-// out all the same, the youngest sequence of the lowest priority is preempted: its state and perhaps its
-// blocks are copied to the host, it waits in its old place, and goes on later with the same tokens as if
-// nothing had been.
+// Blocks are given as sequences grow. A sequence enters when a slot is free and so are the blocks of its
+// tokens that nobody holds yet, beside what the prompts of those who run still need and one block to spare
+// for each of them; when nobody runs, it enters at once. When blocks run out all the same, the youngest
+// sequence of the lowest priority is preempted: its state and perhaps its blocks are copied to the host, it
+// waits in its old place, and goes on later with the same tokens as if nothing had been.
 //
 // A prompt that begins like one that is being computed waits for it (and has a checkpoint set where they
 // part): prefixes are computed once. A prompt equal to one that has just been computed is forked from it.
@@ -24,7 +24,8 @@
 //
 // A prompt whose prefix is on disk (disk.h) waits while it is read into the cache, and then finds it there.
 //
-// Nobody overtakes except past those who wait for a prefix: the first who finds no room stops the others.
+// Nobody overtakes except past those who wait for another's prefix or for the disk: the first for whom there
+// is no memory stops the others.
 #pragma once
 
 #include <deque>

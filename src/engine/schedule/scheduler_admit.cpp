@@ -350,7 +350,7 @@ std::vector<Sequence*> Scheduler::fork(Sequence& s) {
   return out;
 }
 
-// ---- making room ----
+// ---- preemption ----
 
 // Brings the table of `s` to `tokens` cells, of which those from s.computed_tokens on are its own to write.
 bool Scheduler::grow_or_preempt(Sequence& s, int32_t tokens, const StepPlan& plan) {
