@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -10,6 +11,7 @@
 #include "cli/terminal/interrupt.h"
 #include "cli/terminal/terminal.h"
 #include "text/answer/detokenizer.h"
+#include "text/dialect.h"
 #include "text/unicode.h"
 
 namespace braid::cli {
@@ -87,8 +89,12 @@ class StdoutWriter {
   void write(const std::string& text) {
     put(text);
     if (!in_thought_) return;
-    seen_ += text;
-    if (seen_.find("</think>") == std::string::npos) return;
+    const std::string_view end = Dialect().think.close;
+    tail_ += text;
+    if (tail_.find(end) == std::string::npos) {
+      tail_.erase(0, tail_.size() - std::min(tail_.size(), end.size() - 1));
+      return;
+    }
     in_thought_ = false;
     if (colour_) put("\x1b[0m");
   }
@@ -100,7 +106,7 @@ class StdoutWriter {
   }
   bool colour_;
   bool in_thought_;
-  std::string seen_;
+  std::string tail_;  // of the thought: what may be the beginning of its end
 };
 
 class StreamSink : public Sink {

@@ -14,6 +14,7 @@
 #include "cli/model_options.h"
 #include "cli/terminal/interrupt.h"
 #include "cli/terminal/terminal.h"
+#include "text/dialect.h"
 #include "text/unicode.h"
 
 namespace braid::cli {
@@ -77,7 +78,7 @@ class Conversation {
     ChatOptions options;
     if (flags_.think != "auto") options.enable_thinking = flags_.think == "on";
     BRAID_ASSIGN(const RenderedText prompt, chat_.render(messages_, tools_, options));
-    const bool in_thought = prompt.text.ends_with("<think>\n") || prompt.text.ends_with("<think>");
+    const bool in_thought = Dialect().opens_thought(prompt.text);
     BRAID_ASSIGN(Answer answer, generate(model_, prompt, sampling_, flags_.max_tokens, in_thought));
     messages_.push_back(assistant_message(answer.text, in_thought));
     return answer;
@@ -85,15 +86,15 @@ class Conversation {
 
   // The answer as templates expect it in a history: thought and text apart.
   static Json assistant_message(const std::string& text, bool in_thought) {
-    constexpr std::string_view kEnd = "</think>";
-    const auto end = in_thought ? text.find(kEnd) : std::string::npos;
+    const std::string_view end_tag = Dialect().think.close;
+    const auto end = in_thought ? text.find(end_tag) : std::string::npos;
     if (in_thought && end == std::string::npos) {
       Json message = chat_message("assistant", "");
       message["reasoning_content"] = text;
       return message;
     }
     if (!in_thought) return chat_message("assistant", text);
-    const auto content = text.find_first_not_of('\n', end + kEnd.size());
+    const auto content = text.find_first_not_of('\n', end + end_tag.size());
     Json message = chat_message("assistant", content == std::string::npos ? "" : text.substr(content));
     message["reasoning_content"] = text.substr(0, end);
     return message;

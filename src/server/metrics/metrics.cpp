@@ -196,7 +196,7 @@ std::string Metrics::render(const BackendStats& stats, const std::string& model,
   page.one("braid_kv_cache_usage_perc", "gauge", "Used blocks of the KV cache, 0 to 1.", kv);
   page.one("braid_state_slots_used", "gauge", "Recurrent states in use.", stats.state_slots_used);
   page.one("braid_state_slots_total", "gauge", "Recurrent states there is room for.", stats.state_slots);
-  page.one("braid_num_preemptions_total", "counter", "Sequences pushed out for others, to go on later.",
+  page.one("braid_num_preemptions_total", "counter", "Sequences preempted for others, to go on later.",
            number(stats.preempted));
   page.family("braid_prefix_cache_evictions_total", "counter", "What the prefix cache gave up for room.");
   page.sample("braid_prefix_cache_evictions_total", number(stats.evicted_blocks), "tier=\"blocks\"");
