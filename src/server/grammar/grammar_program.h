@@ -18,6 +18,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/check.h"
 #include "server/automata/byte_automaton.h"
 #include "server/grammar/token_trie.h"
 
@@ -46,7 +47,10 @@ class WordSet {
     return !ordered_ || (word >= from && word <= next_required_[static_cast<size_t>(from)]);
   }
   // No required word is left.
-  bool finished(int32_t from) const { return next_required_[static_cast<size_t>(from)] >= size_; }
+  bool finished(int32_t from) const {
+    BRAID_CHECK(from >= 0 && from <= size_);
+    return next_required_[static_cast<size_t>(from)] >= size_;
+  }
 
  private:
   struct Node {

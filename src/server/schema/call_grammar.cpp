@@ -196,6 +196,7 @@ bool CallGrammar::strict_parameters(const Json& schema, GrammarBudget& budget) {
   const int32_t set =
       program_.add_words(WordSet(openings, true, required, budget), std::vector<int32_t>(openings.size(), 0));
   const bool more = additional != members.end() && !closed;
+  program_.add(Op::set, 0);  // whatever the call before has left in the register
   const int32_t next = program_.here();
   std::vector<int32_t> ways{next + 1, next + 2};
   if (more) ways.push_back(next + 5);

@@ -86,6 +86,9 @@ TEST(ToolCalls, AreHeldToNamesAndSchemas) {
   EXPECT_TRUE(free.may_be("See <tool_response> and <b>."));
   EXPECT_TRUE(free.may_be(call("run", cmd("ls\n"))));
   EXPECT_TRUE(free.may_be("I look.\n\n" + call("run", cmd("ls\n")) + "\n" + call("stop", "")));
+  // Each call begins at its first parameter, wherever the one before ended.
+  EXPECT_TRUE(free.may_be(call("run", cmd("ls\n")) + "\n" + call("run", cmd("pwd\n"))));
+  EXPECT_FALSE(free.may_be(call("run", cmd("ls\n")) + "\n" + call("run", ""), false));
   EXPECT_FALSE(free.may_be("<tool_call>\n<function=evil", false));
   EXPECT_FALSE(free.may_be("<tool_call>\n{\"name", false));
   EXPECT_FALSE(free.may_be(call("run", ""), false));  // cmd is required
