@@ -65,11 +65,12 @@ FILES ?=
 lint: setup-dev
 	@JOBS=$(JOBS) tools/lint.sh $(FILES)
 
+SOURCES = '*.h' '*.cpp' '*.cu' '*.cuh'
 format: setup-dev
-	@git ls-files -co --exclude-standard '*.h' '*.cpp' | xargs clang-format-14 -i
+	@git ls-files -co --exclude-standard $(SOURCES) | xargs clang-format-14 -i
 
 format-check: setup-dev
-	@git ls-files -co --exclude-standard '*.h' '*.cpp' | xargs clang-format-14 --dry-run --Werror
+	@git ls-files -co --exclude-standard $(SOURCES) | xargs clang-format-14 --dry-run --Werror
 
 docs:
 	@tools/plot_benchmarks.py

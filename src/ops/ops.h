@@ -5,9 +5,8 @@
 // Order     calls run in order; a result may be read by the next op at once, by the host after synchronize().
 // Steps     anything that changes from step to step is read from Batch (device memory), so that a step can be
 //           recorded and replayed.
-// Sums      the order of a reduction over K or over positions is fixed by the op and its shape, never by the
-// number
-//           of other rows or threads.
+// Sums      the order of a reduction over K or over positions is fixed by the op and its shape, never by
+//           the number of other rows or threads.
 // Errors    a wrong shape is a bug and stops the program. Nothing here allocates.
 // Closed    a new op needs a reason in ARCHITECTURE.md.
 // Each op has its scalar reference in ref/, which is the specification. Formulas: docs/model-math.md.

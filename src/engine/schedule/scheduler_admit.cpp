@@ -22,7 +22,8 @@ int32_t common_prefix(const Sequence& a, const Sequence& b) {
   // Equal at i means equal before i.
   size_t equal = 0;
   for (size_t step = most; step > 0; step /= 2)
-    while (equal + step <= most && a.prefix.hashes[equal + step - 1] == b.prefix.hashes[equal + step - 1]) equal += step;
+    while (equal + step <= most && a.prefix.hashes[equal + step - 1] == b.prefix.hashes[equal + step - 1])
+      equal += step;
   size_t tokens = equal * kBlockTokens;
   const size_t end = std::min(a.tokens.size(), b.tokens.size());
   while (tokens < end && a.tokens[tokens] == b.tokens[tokens]) ++tokens;

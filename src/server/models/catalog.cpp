@@ -288,7 +288,7 @@ Status read_preset(const Json& fields, const std::string& shown, const std::stri
     } else if (field == "min_p") {
       BRAID_TRY(number(0, 1, &overrides.min_p));
     } else if (field == "repetition_penalty") {
-      BRAID_TRY(number(0.01, 100, &overrides.repetition_penalty));
+      BRAID_TRY(number(0.01, 10, &overrides.repetition_penalty));
     } else if (field == "presence_penalty") {
       BRAID_TRY(number(-2, 2, &overrides.presence_penalty));
     } else if (field == "frequency_penalty") {

@@ -200,6 +200,7 @@ TEST_F(CatalogTest, WrongPresetsAndAliasesAreNamed) {
       {R"({"x": {"model": "b"}})", "no listed model"},
       {R"({"x": {"model": "a", "temperature": "hot"}})", "temperature must be a number"},
       {R"({"x": {"model": "a", "temperature": 50}})", "temperature must be a number"},
+      {R"({"x": {"model": "a", "repetition_penalty": 50}})", "repetition_penalty must be a number"},
       {R"({"x": {"model": "a", "top_k": 1.5}})", "top_k must be a whole number"},
       {R"({"x": {"model": "a", "temprature": 1}})", "there is no field \"temprature\""},
       {R"({"x": {"model": "a", "system_prompt": 1}})", "system_prompt must be a text"},

@@ -30,7 +30,11 @@ class AnswerMask : public TokenMask {
     } else {
       allow_content(now, bits);
     }
-    if (rules_->suppress_end || now.generated < rules_->min_tokens) {
+    const bool too_early = now.generated < rules_->min_tokens;
+    if (too_early) {
+      for (const int32_t id : rules_->stop_ids) clear(bits, id);
+    }
+    if (rules_->suppress_end || too_early) {
       for (const int32_t id : rules_->end_ids) clear(bits, id);
       // At least one token must be allowed; then the end it is.
       if (std::all_of(bits.begin(), bits.end(), [](uint64_t word) { return word == 0; })) set_end(bits);
@@ -170,6 +174,7 @@ ApiResult<MaskFactory> MaskFactory::create(const Generation& generation, const S
   rules.tokenizer = model.tokenizer;
   rules.end_ids = tokenizer.end_ids();
   rules.suppress_end = generation.ignore_eos;
+  rules.stop_ids = generation.stop_token_ids;
   rules.min_tokens = generation.min_tokens;
   rules.starts_in_reasoning = starts_in_reasoning;
   const int32_t think_open = id_of(tokenizer, dialect.think.open);

@@ -21,9 +21,10 @@ class GrammarProgram;
 // What is the same for all choices of an answer.
 struct MaskRules {
   std::shared_ptr<const Tokenizer> tokenizer;
-  std::vector<int32_t> end_ids;  // end the answer
-  bool suppress_end = false;     // ignore_eos: they are not to come at all
-  int32_t min_tokens = 0;        // end_ids come only after so many tokens
+  std::vector<int32_t> end_ids;   // end the answer
+  bool suppress_end = false;      // ignore_eos: they are not to come at all
+  std::vector<int32_t> stop_ids;  // end it too, since the client says so
+  int32_t min_tokens = 0;         // end_ids and stop_ids come only after so many tokens
   bool starts_in_reasoning = false;
   int32_t think_open = -1, think_close = -1;  // ids; -1: the vocabulary has none
   int64_t think_budget = -1;                  // tokens; -1: none

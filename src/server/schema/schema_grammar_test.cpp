@@ -405,5 +405,22 @@ TEST(AnswerMask, EndTokensWait) {
   EXPECT_TRUE(has_end());
 }
 
+TEST(AnswerMask, TokensThatTheClientStopsAtWaitAsEndTokensDo) {
+  const auto model = demo_served_model(nullptr);
+  Generation generation;
+  generation.endpoint = Endpoint::completions;
+  generation.min_tokens = 1;
+  generation.stop_token_ids = {65};
+  const auto mask = MaskFactory::create(generation, *model, {}, false, false)->make(-1);
+  const auto has_stop = [&] {
+    std::vector<uint64_t> bits((static_cast<size_t>(model->tokenizer->size()) + 63) / 64);
+    mask->allowed(bits);
+    return (bits[1] >> 1 & 1) != 0;
+  };
+  EXPECT_FALSE(has_stop());
+  mask->advance(66);
+  EXPECT_TRUE(has_stop());
+}
+
 }  // namespace
 }  // namespace braid::server
