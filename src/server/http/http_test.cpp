@@ -411,6 +411,14 @@ class LogLines : public spdlog::sinks::base_sink<std::mutex> {
     }
     return count(text, "") >= count_wanted;
   }
+  // How many lines there are, and the first `most` without `text`: what a failure should show.
+  std::string without(const std::string& text, size_t most) {
+    const std::lock_guard lock(mutex_);
+    std::string out = std::to_string(lines_.size()) + " lines";
+    for (const std::string& line : lines_)
+      if (most > 0 && line.find(text) == line.npos) --most, out += "\n" + line;
+    return out;
+  }
 
  protected:
   void sink_it_(const spdlog::details::log_msg& message) override {
@@ -439,7 +447,7 @@ TEST(HttpLog, RequestsWhoseClientsLeaveKeepTheirCountsAndNothingElse) {
       clients.clear();
       ASSERT_TRUE(server->backend->wait_cancelled(i + kBatch));
     }
-    ASSERT_TRUE(log->wait_for("status=499", kGone));
+    ASSERT_TRUE(log->wait_for("status=499", kGone)) << log->without("status=499", 20);
     EXPECT_EQ(log->count("status=499", "reason=abort prompt="), kGone);
     // Whole answers after that have theirs: also two at once that call themselves the same, and old clients.
     server->backend->release();
