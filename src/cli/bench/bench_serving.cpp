@@ -288,7 +288,7 @@ Status bench_interference(ServingBench& bench, const ServingBenchFlags& flags, n
                     {"alone_tok_s", run.alone_tok_s}});
     if (flags.json) continue;
     fmt::print("| {} | {:.2f} / {:.2f} / {:.2f} | {:.2f} / {:.2f} / {:.2f} | {:.2f}x | {:.0f} | {:.0f} % |\n",
-               chunks ? "paced chunks" : "whole steps", run.before.p50, run.before.p99, run.before.max,
+               chunks ? "interleaved" : "whole steps", run.before.p50, run.before.p99, run.before.max,
                run.during.p50, run.during.p99, run.during.max, worst, run.prompt_tok_s,
                100 * run.prompt_tok_s / run.alone_tok_s);
     std::fflush(stdout);
