@@ -1,8 +1,8 @@
 // step.h -- one step: from a plan to outputs that can be judged.
 //
 // A step runs to its end at once, or it is interleaved: while others decode, a prompt's chunk goes through
-// the layers between their steps, some parts at a time, until the next decoding step is due. The engine's
-// loop (engine.h) moves both kinds; only advance() knows the difference.
+// the layers between their steps, some parts at a time, until the next decoding step is due. queue() runs the
+// one kind, advance() the other; what follows a step's end (engine.cpp, end_step) does not know which it was.
 //
 // A decoding step of a device with its own memory is padded to a bucket of sequences, recorded the second
 // time (whatever a kernel sets up once must not be recorded), and replayed from then on.
@@ -42,7 +42,7 @@ class StepRunner {
   // Errors: exhausted.
   Status allocate(const Sizes& sizes);
 
-  // Queues the whole step. Errors: internal (it could not be recorded).
+  // Queues the whole step. Errors: those of Device::end_record().
   Status queue(Step& step);
 
   // Fills the arrays of an interleaved step.
