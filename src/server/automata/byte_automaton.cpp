@@ -10,7 +10,7 @@ namespace braid::server {
 
 namespace {
 
-constexpr int kWideBytes = 32;
+constexpr int kWideBytes = 16;
 
 }  // namespace
 

@@ -37,7 +37,12 @@ GrammarCache::Made GrammarCache::find(const std::string& description, const std:
   entries_.push_front({key, made, bytes});
   index_[std::move(key)] = entries_.begin();
   bytes_ += bytes;
-  while ((bytes_ > kMaxBytes || entries_.size() > kMaxEntries) && entries_.size() > 1) {
+  // Forms that were used long ago leave what they remember of tokens to those that are used now.
+  const auto full = [&] {
+    return bytes_ > kMaxBytes || entries_.size() > kMaxEntries ||
+           remembered_bytes() > ReachMemory::kMaxBytes / 2;
+  };
+  while (full() && entries_.size() > 1) {
     bytes_ -= entries_.back().bytes;
     index_.erase(entries_.back().key);
     entries_.pop_back();

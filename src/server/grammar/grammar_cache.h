@@ -36,6 +36,8 @@ class GrammarCache {
   const TokenTrie& trie() const { return *trie_; }
 
   int64_t bytes() const;
+  // What is remembered of tokens, for all forms together; at most ReachMemory::kMaxBytes.
+  int64_t remembered_bytes() const { return shared_->memory()->bytes; }
   size_t entries() const;
 
  private:

@@ -114,16 +114,13 @@ Reach find_reach(const Automaton& automaton, int32_t state, const TokenTrie& tri
 std::shared_ptr<const Reach> ReachStore::of(const Automaton& automaton, int32_t state,
                                             const TokenTrie& trie) {
   const std::lock_guard lock(mutex_);
-  auto& known = known_[{&automaton, state}];
-  if (known != nullptr) return known;
+  if (const auto known = known_.find({&automaton, state}); known != known_.end()) return known->second;
   int64_t walked = 0;
   auto made = std::make_shared<const Reach>(find_reach(automaton, state, trie, walked));
-  if (bytes_ + made->bytes() > kMaxBytes) {
-    known_.clear();
-    bytes_ = 0;
+  if (!keep(automaton, state, made)) {
+    forget();  // what is needed now is likelier needed again than what was needed first
+    keep(automaton, state, made);
   }
-  bytes_ += made->bytes();
-  known_[{&automaton, state}] = made;
   return made;
 }
 
@@ -132,11 +129,27 @@ void ReachStore::prepare(const Automaton& automaton, const TokenTrie& trie, int6
   const std::lock_guard lock(mutex_);
   for (int32_t state = 0; state < automaton.states() && walked < nodes; ++state) {
     if (known_.contains({&automaton, state})) continue;
-    auto made = std::make_shared<const Reach>(find_reach(automaton, state, trie, walked));
-    if (bytes_ + made->bytes() > kMaxBytes) return;
-    bytes_ += made->bytes();
-    known_[{&automaton, state}] = std::move(made);
+    if (!keep(automaton, state, std::make_shared<const Reach>(find_reach(automaton, state, trie, walked))))
+      return;
   }
+}
+
+bool ReachStore::keep(const Automaton& automaton, int32_t state, std::shared_ptr<const Reach> reach) {
+  const int64_t bytes = reach->bytes();
+  if (bytes_ + bytes > kMaxBytes) return false;
+  if (memory_->bytes.fetch_add(bytes) + bytes > ReachMemory::kMaxBytes) {
+    memory_->bytes.fetch_sub(bytes);
+    return false;
+  }
+  bytes_ += bytes;
+  known_[{&automaton, state}] = std::move(reach);
+  return true;
+}
+
+void ReachStore::forget() {
+  known_.clear();
+  memory_->bytes.fetch_sub(bytes_);
+  bytes_ = 0;
 }
 
 // ---- Programs --------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@
 // thread.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -100,15 +101,30 @@ struct Reach {
   }
 };
 
-// Remembers them; bounded. Thread-safe.
+// What all forms of one vocabulary remember together. Thread-safe.
+struct ReachMemory {
+  static constexpr int64_t kMaxBytes = int64_t{256} << 20;
+  std::atomic<int64_t> bytes{0};
+};
+
+// Remembers them, as far as its own bound and that of all forms allow; what is not remembered is found again.
+// Thread-safe.
 class ReachStore {
  public:
-  static constexpr int64_t kMaxBytes = int64_t{4} << 20;
+  static constexpr int64_t kMaxBytes = int64_t{16} << 20;
+  explicit ReachStore(std::shared_ptr<ReachMemory> memory) : memory_(std::move(memory)) {}
+  ~ReachStore() { forget(); }
+  ReachStore(const ReachStore&) = delete;
+  ReachStore& operator=(const ReachStore&) = delete;
   std::shared_ptr<const Reach> of(const Automaton& automaton, int32_t state, const TokenTrie& trie);
   // Those of the first states, up to `nodes` nodes of the tree walked.
   void prepare(const Automaton& automaton, const TokenTrie& trie, int64_t nodes);
 
  private:
+  void forget();
+  bool keep(const Automaton& automaton, int32_t state, std::shared_ptr<const Reach> reach);
+
+  std::shared_ptr<ReachMemory> memory_;
   std::mutex mutex_;
   std::map<std::pair<const Automaton*, int32_t>, std::shared_ptr<const Reach>> known_;
   int64_t bytes_ = 0;
@@ -118,16 +134,19 @@ class ReachStore {
 class SharedAutomata {
  public:
   struct Entry {
+    explicit Entry(std::shared_ptr<ReachMemory> memory) : reach(std::move(memory)) {}
     Automaton automaton;
     ReachStore reach;
   };
+  // Of these automata and of those that forms have alone.
+  const std::shared_ptr<ReachMemory>& memory() const { return memory_; }
   // Makes it if `name` is new; `make` must give the same every time.
   template <typename Make>
   std::shared_ptr<Entry> find(const std::string& name, const TokenTrie& trie, const Make& make) {
     const std::lock_guard lock(mutex_);
     auto& entry = known_[name];
     if (entry == nullptr) {
-      entry = std::make_shared<Entry>();
+      entry = std::make_shared<Entry>(memory_);
       entry->automaton = make();
       entry->reach.prepare(entry->automaton, trie, INT64_MAX);
     }
@@ -135,6 +154,7 @@ class SharedAutomata {
   }
 
  private:
+  const std::shared_ptr<ReachMemory> memory_ = std::make_shared<ReachMemory>();
   std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Entry>> known_;  // a handful
 };
@@ -148,7 +168,9 @@ class GrammarProgram {
 
   // What it was compiled for.
   GrammarProgram(std::shared_ptr<const TokenTrie> trie, std::shared_ptr<SharedAutomata> shared)
-      : trie_(std::move(trie)), shared_(std::move(shared)) {}
+      : trie_(std::move(trie)),
+        shared_(std::move(shared)),
+        reach_(std::make_unique<ReachStore>(shared_->memory())) {}
 
   // ---- Making one ----
   int32_t here() const { return static_cast<int32_t>(code_.size()); }
@@ -207,6 +229,7 @@ class GrammarProgram {
   };
   std::shared_ptr<const TokenTrie> trie_;
   std::shared_ptr<SharedAutomata> shared_;
+  std::unique_ptr<ReachStore> reach_;
   std::vector<Instruction> code_;
   std::string text_;
   std::vector<int32_t> forks_;
@@ -216,7 +239,6 @@ class GrammarProgram {
   std::vector<Part> automata_;
   std::map<std::string, int32_t> shared_index_;
   std::unordered_map<std::string, uint32_t> literals_;
-  std::unique_ptr<ReachStore> reach_ = std::make_unique<ReachStore>();
   int32_t start_ = 0;
   int64_t bytes_ = 0;
 };

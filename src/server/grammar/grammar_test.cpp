@@ -359,6 +359,28 @@ TEST(ToolForms, FreeParametersStayFree) {
             "</function>\n</tool_call>"));
 }
 
+TEST(GrammarCache, WhatFormsRememberIsBoundedTogetherAndGivenBack) {
+  const auto model = demo_served_model(nullptr);
+  const TokenTrie trie(*model->tokenizer);
+  const Automaton text = json_string();
+  const auto memory = std::make_shared<ReachMemory>();
+  {
+    ReachStore first(memory), second(memory);
+    const auto reach = first.of(text, 0, trie);
+    EXPECT_EQ(memory->bytes, reach->bytes());
+    EXPECT_EQ(first.of(text, 0, trie), reach);  // the same object
+    // With all memory taken, answers are right and nothing is kept.
+    memory->bytes += ReachMemory::kMaxBytes - reach->bytes();
+    const auto again = second.of(text, 0, trie);
+    EXPECT_EQ(again->bits, reach->bits);
+    EXPECT_EQ(again->ids, reach->ids);
+    EXPECT_NE(second.of(text, 0, trie), again);
+    EXPECT_EQ(memory->bytes, ReachMemory::kMaxBytes);
+    memory->bytes -= ReachMemory::kMaxBytes - reach->bytes();
+  }
+  EXPECT_EQ(memory->bytes, 0);
+}
+
 TEST(GrammarCache, CompilesOnceAndKeepsRefusals) {
   const auto model = demo_served_model(nullptr);
   GrammarCache cache(*model->tokenizer);
