@@ -4,14 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <map>
 #include <memory>
 #include <vector>
 
 #include "gguf/formats/block_layouts.h"
 #include "gguf/quantize/quantize.h"
+#include "model/random_values.h"
 
 namespace braid {
 namespace {
@@ -23,42 +22,10 @@ constexpr RandomShape kShapes[] = {
     {"27b", 64, 5120, 24, 4, 17408, 48, false}, {"35b-a3b", 40, 2048, 16, 2, 0, 32, false, 256, 8, 512, 512},
 };
 
-// Xorshift: cheap, and the same everywhere.
-class Noise {
- public:
-  explicit Noise(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15u + 0x632be59bd9b4e019u) {}
-  uint64_t bits() {
-    state_ ^= state_ << 13;
-    state_ ^= state_ >> 7;
-    state_ ^= state_ << 17;
-    return state_;
-  }
-  // In [low, high).
-  float uniform(float low, float high) {
-    return low + (high - low) * static_cast<float>(static_cast<double>(bits() >> 11) * 0x1p-53);
-  }
-  // About normal with deviation 1: sums of uniforms need no library function, so the bytes are the same
-  // everywhere.
-  float normal() { return uniform(-1, 1) + uniform(-1, 1) + uniform(-1, 1); }
-
- private:
-  uint64_t state_;
-};
-
-struct Spec {
-  std::string name;
-  std::array<uint64_t, 4> ne = {1, 1, 1, 1};
-  uint32_t dims = 1;
-  // How values are drawn: matrices normal(deviation), vectors uniform(low, high).
-  float deviation = 0;
-  float low = 0;
-  float high = 0;
-};
-
 class SpecList {
  public:
   void matrix(const std::string& name, int64_t k, int64_t n, int64_t experts = 1, float deviation = 0) {
-    Spec s;
+    RandomTensor s;
     s.name = name + ".weight";
     s.ne = {static_cast<uint64_t>(k), static_cast<uint64_t>(n), static_cast<uint64_t>(experts), 1};
     s.dims = experts > 1 ? 3 : 2;
@@ -66,7 +33,7 @@ class SpecList {
     list.push_back(std::move(s));
   }
   void vector(const std::string& name, int64_t n, float low, float high, int64_t columns = 0) {
-    Spec s;
+    RandomTensor s;
     s.name = name;
     s.ne = {static_cast<uint64_t>(columns > 0 ? columns : n), columns > 0 ? static_cast<uint64_t>(n) : 1, 1,
             1};
@@ -77,7 +44,7 @@ class SpecList {
   }
   void norm(const std::string& name, int64_t n) { vector(name, n, 0.9f, 1.1f); }
 
-  std::vector<Spec> list;
+  std::vector<RandomTensor> list;
 };
 
 void add_attention(SpecList& t, const RandomShape& s, const std::string& p, bool fused) {
@@ -131,7 +98,7 @@ void add_feed_forward(SpecList& t, const RandomShape& s, const std::string& p, b
   t.matrix(p + "ffn_down_shexp", s.shared_width, s.width);
 }
 
-std::vector<Spec> all_tensors(const RandomShape& s, const RandomOptions& options) {
+std::vector<RandomTensor> all_tensors(const RandomShape& s, const RandomOptions& options) {
   SpecList t;
   t.matrix("token_embd", s.width, s.vocabulary, 1, 0.5f);
   if (!s.tied) t.matrix("output", s.width, s.vocabulary);
@@ -152,7 +119,7 @@ std::vector<Spec> all_tensors(const RandomShape& s, const RandomOptions& options
       t.norm(p + norm, s.width);
   }
   std::sort(t.list.begin(), t.list.end(),
-            [](const Spec& a, const Spec& b) { return tensor_comes_before(a.name, b.name); });
+            [](const RandomTensor& a, const RandomTensor& b) { return tensor_comes_before(a.name, b.name); });
   return t.list;
 }
 
@@ -235,62 +202,6 @@ void set_tokenizer(GgufWriter& w, const RandomShape& s) {
                "{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}");
 }
 
-constexpr uint64_t kPoolPieces = 512;
-constexpr uint64_t kPieceElements = 256;
-
-// Encoded pieces of noise, one pool per type and deviation, made when first needed.
-class Pools {
- public:
-  struct Pool {
-    size_t piece_bytes = 0;
-    std::vector<std::byte> bytes;
-  };
-  const Pool& get(GgmlType type, float deviation) {
-    Pool& pool = pools_[{static_cast<uint32_t>(type), deviation}];
-    if (!pool.bytes.empty()) return pool;
-    pool.piece_bytes = kPieceElements / block_elems(type) * block_bytes(type);
-    pool.bytes.resize(pool.piece_bytes * kPoolPieces);
-    Noise noise(static_cast<uint64_t>(type) + 77);
-    std::array<float, kPieceElements> values;
-    for (uint64_t i = 0; i < kPoolPieces; ++i) {
-      for (float& v : values) v = deviation * noise.normal();
-      encode_row(type, values.data(), pool.bytes.data() + i * pool.piece_bytes, kPieceElements);
-    }
-    return pool;
-  }
-
- private:
-  std::map<std::pair<uint32_t, float>, Pool> pools_;
-};
-
-// The bytes of one matrix: pieces of the pool in random order, the last one cut.
-Status write_matrix(const Spec& spec, GgmlType type, uint64_t seed, Pools& pools, const ByteSink& sink) {
-  const Pools::Pool& pool = pools.get(type, spec.deviation);
-  uint64_t left_bytes = *row_bytes(type, spec.ne[0]) * spec.ne[1] * spec.ne[2];
-  Noise noise(seed);
-  std::vector<std::byte> buffer;
-  constexpr size_t kBufferBytes = 1 << 20;
-  buffer.reserve(kBufferBytes + pool.piece_bytes);
-  while (left_bytes > 0) {
-    buffer.clear();
-    while (buffer.size() < kBufferBytes && buffer.size() < left_bytes) {
-      const std::byte* piece = pool.bytes.data() + noise.bits() % kPoolPieces * pool.piece_bytes;
-      buffer.insert(buffer.end(), piece, piece + pool.piece_bytes);
-    }
-    const uint64_t bytes = std::min<uint64_t>(buffer.size(), left_bytes);
-    BRAID_TRY(sink(std::span(buffer).first(bytes)));
-    left_bytes -= bytes;
-  }
-  return {};
-}
-
-Status write_vector(const Spec& spec, uint64_t seed, const ByteSink& sink) {
-  Noise noise(seed);
-  std::vector<float> values(spec.ne[0] * spec.ne[1]);
-  for (float& v : values) v = noise.uniform(spec.low, spec.high);
-  return sink(std::as_bytes(std::span<const float>(values)));
-}
-
 }  // namespace
 
 std::span<const RandomShape> random_shapes() { return kShapes; }
@@ -308,7 +219,7 @@ RandomParameters count_parameters(const RandomShape& shape) {
   RandomOptions options;
   options.with_mtp = true;
   RandomParameters count;
-  for (const Spec& s : all_tensors(shape, options)) {
+  for (const RandomTensor& s : all_tensors(shape, options)) {
     const auto elements = static_cast<int64_t>(s.ne[0] * s.ne[1] * s.ne[2]);
     (tensor_layer(s.name) == shape.layers ? count.mtp : count.trunk) += elements;
   }
@@ -330,11 +241,11 @@ Result<GgufWriter> random_model(const RandomShape& shape, const RandomOptions& o
                  fmt::format("there is no quantization {}: choose one of {}, or a type like MXFP4",
                              options.mix, quantize_mix_names())};
 
-  const std::vector<Spec> specs = all_tensors(shape, options);
+  const std::vector<RandomTensor> specs = all_tensors(shape, options);
   std::vector<GgmlType> types(specs.size(), GgmlType::F32);
   if (!plain) {
     std::vector<MixTensor> tensors;
-    for (const Spec& s : specs) tensors.push_back({s.name, GgmlType::F32, s.ne});
+    for (const RandomTensor& s : specs) tensors.push_back({s.name, GgmlType::F32, s.ne});
     const auto blocks = static_cast<uint32_t>(shape.layers + (options.with_mtp ? 1 : 0));
     types = tensor_types_for(*mix, tensors, blocks, static_cast<uint32_t>(shape.experts));
   }
@@ -343,7 +254,7 @@ Result<GgufWriter> random_model(const RandomShape& shape, const RandomOptions& o
   set_metadata(writer, shape, options, plain ? 0 : mix->file_type);
   set_tokenizer(writer, shape);
   struct Written {
-    Pools pools;
+    RandomPools pools;
     uint64_t done_bytes = 0;
     uint64_t total_bytes = 0;
   };
@@ -356,9 +267,9 @@ Result<GgufWriter> random_model(const RandomShape& shape, const RandomOptions& o
                        progress = options.progress](const ByteSink& sink) -> Status {
                         if (progress) progress(spec.name, state->done_bytes, state->total_bytes);
                         if (spec.deviation > 0) {
-                          BRAID_TRY(write_matrix(spec, type, seed, state->pools, sink));
+                          BRAID_TRY(write_random_matrix(spec, type, seed, state->pools, sink));
                         } else {
-                          BRAID_TRY(write_vector(spec, seed, sink));
+                          BRAID_TRY(write_random_vector(spec, seed, sink));
                         }
                         state->done_bytes += bytes;
                         return Status();
