@@ -56,8 +56,10 @@ __global__ void read_all(const uint4* from, int64_t count, uint32_t* out) {
 
 // 64 rows a warpgroup (16 a warp without wgmma) x 128 columns x 16 k, kTurns times 4 k-steps.
 __global__ __launch_bounds__(kProductThreads, 1) void multiply(const uint32_t* numbers, float* out) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   __shared__ alignas(1024) uint32_t b[128 * 32];  // 128 columns of 64 k
   for (int i = threadIdx.x; i < 128 * 32; i += kProductThreads) b[i] = numbers[i];
+#endif
   uint32_t a[4][4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
