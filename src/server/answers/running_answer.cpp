@@ -171,15 +171,7 @@ void RunningAnswer::finish() {
 }
 
 const char* RunningAnswer::end_reason() const {
-  if (stream_->error()) return "error";
-  switch (stream_->end()) {
-    case AnswerEnd::length:
-      return "length";
-    case AnswerEnd::tool_calls:
-      return "tool_calls";
-    default:
-      return "stop";
-  }
+  return stream_->error() ? "error" : finish_reason(stream_->end());
 }
 
 void RunningAnswer::cancel_all() {

@@ -33,6 +33,17 @@ struct TokenLogprob {
 };
 
 enum class AnswerEnd { stop, stop_string, stop_token, length, tool_calls };
+// In the words of OpenAI, which logs and metrics use too.
+inline const char* finish_reason(AnswerEnd end) {
+  switch (end) {
+    case AnswerEnd::length:
+      return "length";
+    case AnswerEnd::tool_calls:
+      return "tool_calls";
+    default:
+      return "stop";
+  }
+}
 
 struct ChoiceEnd {
   AnswerEnd reason = AnswerEnd::stop;

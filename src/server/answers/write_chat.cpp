@@ -78,17 +78,6 @@ std::unique_ptr<AnswerWriter> make_writer(const Generation& generation, AnswerCo
 
 namespace {
 
-const char* finish_reason(AnswerEnd end) {
-  switch (end) {
-    case AnswerEnd::length:
-      return "length";
-    case AnswerEnd::tool_calls:
-      return "tool_calls";
-    default:
-      return "stop";
-  }
-}
-
 // vLLM's member of a choice: the stop string, or the stop token's id.
 void add_stop_reason(Json& choice, const ChoiceEnd& end) {
   if (end.reason == AnswerEnd::stop_string) choice["stop_reason"] = end.stop_string;

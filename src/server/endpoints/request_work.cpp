@@ -134,21 +134,37 @@ ApiResult<Json> take_body(Exchange& exchange) {
   return body;
 }
 
-void with_prompt(ServerContext& context, const std::shared_ptr<Exchange>& exchange, RequestReaderOf reader,
-                 PromptWork work) {
+namespace {
+
+using GenerationWork =
+    std::function<std::optional<ApiError>(const Lease&, const std::shared_ptr<Generation>&)>;
+
+// On a worker: the request as its API's reader understands it, with the preset of the model it asks for.
+void with_generation(ServerContext& context, const std::shared_ptr<Exchange>& exchange,
+                     const RequestReaderOf& reader, const GenerationWork& work) {
   on_worker(context, exchange, [&context, exchange, reader, work]() -> std::optional<ApiError> {
     const auto body = take_body(*exchange);
     if (!body.ok()) return body.error();
     auto read = reader(*body, context.options.limits);
     if (!read.ok()) return read.error();
     auto generation = std::make_shared<Generation>(std::move(*read));
-    return with_model(context, exchange, generation->model,
-                      [&context, generation, work](const Lease& lease) -> std::optional<ApiError> {
-                        apply_preset(lease.entry->preset, *generation);
-                        const auto prompt = render_prompt(*generation, *lease.model, context.options.policy);
-                        return prompt.ok() ? work(lease, *prompt) : std::optional(prompt.error());
-                      });
+    return with_model(context, exchange, generation->model, [generation, work](const Lease& lease) {
+      apply_preset(lease.entry->preset, *generation);
+      return work(lease, generation);
+    });
   });
+}
+
+}  // namespace
+
+void with_prompt(ServerContext& context, const std::shared_ptr<Exchange>& exchange, RequestReaderOf reader,
+                 PromptWork work) {
+  with_generation(context, exchange, reader,
+                  [&context, work](const Lease& lease,
+                                   const std::shared_ptr<Generation>& generation) -> std::optional<ApiError> {
+                    const auto prompt = render_prompt(*generation, *lease.model, context.options.policy);
+                    return prompt.ok() ? work(lease, *prompt) : std::optional(prompt.error());
+                  });
 }
 
 void count_prompt(ServerContext& context, const std::shared_ptr<Exchange>& exchange, RequestReaderOf reader,
@@ -167,18 +183,10 @@ void count_prompt(ServerContext& context, const std::shared_ptr<Exchange>& excha
 }
 
 void generate(ServerContext& context, const std::shared_ptr<Exchange>& exchange, RequestReaderOf reader) {
-  on_worker(context, exchange, [&context, exchange, reader]() -> std::optional<ApiError> {
-    const auto body = take_body(*exchange);
-    if (!body.ok()) return body.error();
-    auto read = reader(*body, context.options.limits);
-    if (!read.ok()) return read.error();
-    auto generation = std::make_shared<Generation>(std::move(*read));
-    return with_model(context, exchange, generation->model,
-                      [&context, exchange, generation](const Lease& lease) {
-                        apply_preset(lease.entry->preset, *generation);
-                        return start_answer(context, exchange, lease, generation);
-                      });
-  });
+  with_generation(context, exchange, reader,
+                  [&context, exchange](const Lease& lease, const std::shared_ptr<Generation>& generation) {
+                    return start_answer(context, exchange, lease, generation);
+                  });
 }
 
 }  // namespace braid::server
