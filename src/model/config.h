@@ -30,14 +30,15 @@ struct AttentionConfig {
   int32_t head_dim = 0;  // Dh
   float scale = 0;       // multiplies q . k
   int32_t window = 0;    // > 0: a row sees only positions > its own - window
-  bool gated = true;     // query and gate of each head side by side; the output times sigmoid(gate)
-  int32_t rope = 0;      // index into ModelConfig::ropes
+  AttentionGate gate;
+  int32_t rope = 0;  // index into ModelConfig::ropes
 
   int64_t query_width() const { return int64_t{heads} * head_dim; }
   int64_t kv_width() const { return int64_t{kv_heads} * head_dim; }
-  // Rows of the query matrix.
-  int64_t query_rows() const { return query_width() * (gated ? 2 : 1); }
-  AttentionParams params() const { return {heads, scale, window, gated}; }
+  // Rows of the query matrix, and of a gate matrix of its own.
+  int64_t query_rows() const { return heads * gate.query_stride(head_dim); }
+  int64_t gate_rows() const { return gate.separate() ? gate.columns(heads, head_dim) : 0; }
+  AttentionParams params() const { return {heads, scale, window, gate}; }
 };
 
 struct FeedForwardConfig {
@@ -46,9 +47,12 @@ struct FeedForwardConfig {
   int32_t experts_used = 0;  // Kx
   int64_t expert_width = 0;  // Fe
   int64_t shared_width = 0;  // Fs; 0: no shared expert
+  bool shared_gated = true;  // the shared expert's output times sigmoid(a weight . x)
+  RouteParams::Score score = RouteParams::Score::softmax;
+  bool biased = false;  // the choice goes by score + bias
+  float scale = 1;      // of the chosen experts' weights
 
   bool is_moe() const { return experts > 0; }
-  RouteParams route() const { return {experts, experts_used}; }
 };
 
 struct LayerConfig {

@@ -53,9 +53,14 @@ size_t DecoderModel::place(Lane& lane, std::byte* base, int32_t max_tokens, int3
     Placer mixer(base, common.offset());
     if (c.kind == LayerKind::attention) {
       const AttentionConfig& a = c.attention;
-      layer.attention = {mixer.take(t, a.query_rows(), act), mixer.take(t, a.kv_width(), act),
-                         mixer.take(t, a.kv_width(), act), mixer.take(t, a.query_width(), act),
-                         mixer.take(t, a.query_width(), act)};
+      const bool head_gates = a.gate.layout == AttentionGate::Layout::head;
+      layer.attention.qg = mixer.take(t, a.query_rows(), act);
+      layer.attention.k = mixer.take(t, a.kv_width(), act);
+      layer.attention.v = mixer.take(t, a.kv_width(), act);
+      if (a.gate.separate())
+        layer.attention.gates = mixer.take(t, a.gate_rows(), head_gates ? DType::f32 : act);
+      layer.attention.q = mixer.take(t, a.query_width(), act);
+      layer.attention.attended = mixer.take(t, a.query_width(), act);
     } else {
       const DeltaShape& d = c.delta;
       layer.delta = {mixer.take(t, d.channels(), act), mixer.take(t, d.value_width(), act),
@@ -113,7 +118,7 @@ int64_t DecoderModel::flops_per_token() const {
   for (const LayerConfig& c : config_.layers) {
     if (c.kind == LayerKind::attention) {
       const AttentionConfig& a = c.attention;
-      products += config_.width * (a.query_rows() + 2 * a.kv_width() + a.query_width());
+      products += config_.width * (a.query_rows() + a.gate_rows() + 2 * a.kv_width() + a.query_width());
     } else {
       const DeltaShape& d = c.delta;
       products += config_.width * (d.channels() + d.value_width() + 2 * d.value_heads) +
@@ -228,7 +233,7 @@ void DecoderModel::run_feed_forward(const Lane& lane, size_t layer, const Batch&
   const Tensor h = lane.normed.top(batch.tokens);
   const BlockNorm norm{w.ffn_norm, config_.eps};
   if (config.is_moe()) {
-    moe_block(*ops_, x, h, norm, w.moe, config.route(), lane.layers[layer].moe);
+    moe_block(*ops_, x, h, norm, w.moe, config, lane.layers[layer].moe);
   } else {
     mlp_block(*ops_, x, h, norm, w.mlp, lane.layers[layer].mlp);
   }

@@ -98,6 +98,7 @@ Result<AttentionConfig> read_attention(const MetadataKeys& keys, uint32_t blocks
   attention.heads = static_cast<int32_t>(heads);
   attention.kv_heads = static_cast<int32_t>(kv_heads);
   attention.head_dim = static_cast<int32_t>(k_dim);
+  attention.gate = kJointSigmoid;
 
   BRAID_ASSIGN(const float scale, keys.f32_or("attention.scale", 0));
   attention.scale = scale != 0 ? scale : static_cast<float>(1.0 / std::sqrt(static_cast<double>(k_dim)));

@@ -31,11 +31,11 @@ MoeWeights MoeBlock::view() const {
   return w;
 }
 
-std::array<Weight*, 19> LayerWeights::matrices() {
-  return {&attention.q, &attention.k,     &attention.v,   &attention.output, &delta.qkv,
-          &delta.z,     &delta.alpha,     &delta.beta,    &delta.output,     &mlp.gate,
-          &mlp.up,      &mlp.down,        &moe.router,    &moe.gate,         &moe.up,
-          &moe.down,    &moe.shared_gate, &moe.shared_up, &moe.shared_down};
+std::array<Weight*, 20> LayerWeights::matrices() {
+  return {&attention.q, &attention.k, &attention.v,     &attention.gate, &attention.output,
+          &delta.qkv,   &delta.z,     &delta.alpha,     &delta.beta,     &delta.output,
+          &mlp.gate,    &mlp.up,      &mlp.down,        &moe.router,     &moe.gate,
+          &moe.up,      &moe.down,    &moe.shared_gate, &moe.shared_up,  &moe.shared_down};
 }
 
 std::vector<Weight*> ModelWeights::all() {

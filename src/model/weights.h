@@ -24,9 +24,10 @@
 namespace braid {
 
 struct AttentionBlock {
-  Weight q;       // [2 * H * Dh, E]: query and gate of each head side by side
+  Weight q;       // [H * Dh, E]; [2 * H * Dh, E] with joint gates: query and gate of each head side by side
   Weight k;       // [Hkv * Dh, E]
   Weight v;       // [Hkv * Dh, E]
+  Weight gate;    // [H * Dh, E] or [H, E]; empty unless gates are separate
   Weight output;  // [E, H * Dh]
   AttentionWeights norms;
 };
@@ -47,14 +48,15 @@ struct MlpBlock {
 };
 
 struct MoeBlock {
-  Weight router;       // [Nx, E]
-  Weight gate;         // [Nx][Fe, E]
-  Weight up;           // [Nx][Fe, E]
-  Weight down;         // [Nx][E, Fe]
-  Weight shared_gate;  // [Fs, E]; empty without a shared expert
+  Weight router;                      // [Nx, E]
+  const float* route_bias = nullptr;  // [Nx]; null: none
+  Weight gate;                        // [Nx][Fe, E]
+  Weight up;                          // [Nx][Fe, E]
+  Weight down;                        // [Nx][E, Fe]
+  Weight shared_gate;                 // [Fs, E]; empty without a shared expert
   Weight shared_up;
   Weight shared_down;
-  const float* shared_scale = nullptr;  // [E]
+  const float* shared_scale = nullptr;  // [E]; null: not gated
 
   MoeWeights view() const;
 };
@@ -68,7 +70,7 @@ struct LayerWeights {
   MoeBlock moe;
 
   // Every matrix of the layer, empty ones too.
-  std::array<Weight*, 19> matrices();
+  std::array<Weight*, 20> matrices();
 };
 
 // The head that predicts the token after the next one: an attention layer fed by [embedding ; hidden].

@@ -17,6 +17,7 @@
 
 #include "ops/batch.h"
 #include "ops/device.h"
+#include "ops/rope.h"
 #include "ops/state.h"
 #include "ops/tensor.h"
 
@@ -36,22 +37,41 @@ struct LinearPart {
   Tail tail = Tail::store;
 };
 
-struct RopeParams {
-  int32_t dims = 0;          // rotated dims of a head (n_rot); pairs are (i, i + dims / 2)
-  double freq_base = 10000;  // angle of pair i = position * freq_base^(-2 i / dims)
-};
-
 struct AttentionWeights {
   const float* q_norm = nullptr;  // [Dh]
   const float* k_norm = nullptr;  // [Dh]
   float eps = 0;
 };
 
+// What the output of attention is multiplied by: act(gate), computed in f32.
+struct AttentionGate {
+  enum class Act : uint8_t { none, sigmoid, softplus };
+  enum class Layout : uint8_t {
+    joint,    // [T, H, 2, Dh]: beside the query of each head, in the same tensor
+    element,  // [T, H, Dh]
+    head,     // [T, H], f32: one for all elements of a head
+  };
+  Act act = Act::none;
+  Layout layout = Layout::joint;
+
+  bool joint() const { return act != Act::none && layout == Layout::joint; }
+  bool separate() const { return act != Act::none && layout != Layout::joint; }
+  // Elements from the query of a head to that of the next.
+  int64_t query_stride(int64_t head_dim) const { return joint() ? 2 * head_dim : head_dim; }
+  // Columns of the tensor that holds the gates; 0 without.
+  int64_t columns(int64_t heads, int64_t head_dim) const {
+    if (act == Act::none) return 0;
+    return layout == Layout::head ? heads : heads * query_stride(head_dim);
+  }
+  bool operator==(const AttentionGate&) const = default;
+};
+inline constexpr AttentionGate kJointSigmoid{AttentionGate::Act::sigmoid, AttentionGate::Layout::joint};
+
 struct AttentionParams {
   int32_t heads = 0;   // H
   float scale = 0;     // multiplies q . k
   int32_t window = 0;  // > 0: a row sees only positions > its own - window
-  bool gated = true;   // output times sigmoid(gate)
+  AttentionGate gate;
 };
 
 struct DeltaWeights {
@@ -84,9 +104,15 @@ struct CellMove {  // inside one sequence; from > to, ascending `to`
 };
 
 struct RouteParams {
+  enum class Score : uint8_t { softmax, sigmoid };
   int32_t experts = 0;  // Nx
   int32_t used = 0;     // Kx
+  Score score = Score::softmax;
+  const float* bias = nullptr;  // [Nx]: added to the scores for the choice only; null, or sigmoid scores
+  float scale = 1;              // of all weights
 };
+// Sums of sigmoid scores below it count as it: weights stay finite.
+inline constexpr float kLeastRouteSum = 0x1p-14f;
 
 struct MoeWeights {
   const Weight* gate = nullptr;         // [Nx][Fe, E]
@@ -95,7 +121,7 @@ struct MoeWeights {
   const Weight* shared_gate = nullptr;  // [Fs, E]; null: no shared expert
   const Weight* shared_up = nullptr;
   const Weight* shared_down = nullptr;
-  // [E]: the shared expert's output is multiplied by sigmoid(shared_scale . x).
+  // [E]: the shared expert's output is multiplied by sigmoid(shared_scale . x). Null: by 1.
   const float* shared_scale = nullptr;
 };
 
@@ -124,34 +150,36 @@ class Ops {
     linear(parts, h);
   }
 
-  // table[t][i] = (cos, sin) of position[t] * freq_base^(-2 i / dims), computed in double.   table [T, dims]
+  // table[t][i] = (cos, sin) of position[t] * rope_frequency(rope, i), computed in double, times
+  // rope.magnitude.   table [T, dims]
   // Once per step, for every attention layer: a layer would spend more on sines than on its scores.
   virtual void rope_table(Tensor table, const RopeParams& rope, const Batch& batch) = 0;
 
-  // qg [T, H, 2, Dh] (query and gate of each head side by side; [T, H, Dh] without gates), k and v [T, KV
-  // heads, Dh]. q [T, H * Dh] = rope(rms(query; q_norm)). rope(rms(k; k_norm)) and v are encoded into the
-  // row's cell.
+  // qg [T, H, 2, Dh] (query and gate of each head side by side; [T, H, Dh] unless gates are joint), k and v
+  // [T, KV heads, Dh]. q [T, H * Dh] = rope(rms(query; q_norm)). rope(rms(k; k_norm)) and v are encoded into
+  // the row's cell.
   virtual void qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
                                   const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
                                   const Batch& batch) = 0;
 
   // o[t, h] = sum_c softmax_c(scale * q[t, h] . K[c]) V[c] over the cells the row sees (batch.h), head h
-  // reading KV head h / G; times sigmoid(gate) if gated. Online softmax in position order, key blocks counted
-  // from position 0. q, o [T, H * Dh]; qg as above.
-  virtual void attention(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
+  // reading KV head h / G; times act(gate) if gated. Online softmax in position order, key blocks counted
+  // from position 0. q, o [T, H * Dh]; gates as AttentionGate::Layout says: qg itself where they are joint,
+  // no tensor without them.
+  virtual void attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                          const Batch& batch) = 0;
 
   // Both: qk_norm_rope_store, then attention over what it leaves. What q holds afterwards is left open. A
   // device may make one of them.
-  virtual void store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
-                            const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
-                            const Batch& batch) {
+  virtual void store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates,
+                            Tensor rope_table, const AttentionWeights& w, const AttentionParams& params,
+                            const KvLayer& kv, const Batch& batch) {
     qk_norm_rope_store(q, qg, k, v, rope_table, w, params, kv, batch);
-    attention(o, q, qg, params, kv, batch);
+    attention(o, q, gates, params, kv, batch);
   }
 
-  // Gated delta rule over the certain rows; the slot is read and written. Per row and value head h, kh = h %
-  // Hk:
+  // Gated delta rule over the certain rows; the slot is read and written. Per row and value head h, kh =
+  // layer.shape.key_head(h):
   //   x = silu(conv(qkv))   q, k = l2(x_q) / sqrt(Dk), l2(x_k)   l2(x) = x / sqrt(sum x^2 + 1e-6)   v = x_v
   //   g = a * softplus(alpha + dt)   b = sigmoid(beta)
   //   S = e^g S;  d = b (v - S^T k);  S += k d^T;  o = S^T q;  o = rms(o; norm, eps) * silu(z)
@@ -172,8 +200,9 @@ class Ops {
   // Copies K and V of accepted rows' cells to their final positions.
   virtual void kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) = 0;
 
-  // The `used` largest of softmax(logits) per row, heaviest first (ties: lowest id), weights normalised to
-  // sum 1. ids [T, used] i32, weights [T, used] f32, logits [T, experts]
+  // The `used` experts of the largest score(logit) + bias per row, in that order (ties: lowest id). Their
+  // weights: the scores without bias, divided by their sum, times scale.
+  // ids [T, used] i32, weights [T, used] f32, logits [T, experts]
   virtual void moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) = 0;
 
   // y[t] += sum_j weights[t, j] down_e(silu(gate_e x) * up_e x), e = ids[t, j], summed in ascending expert

@@ -68,11 +68,25 @@ inline constexpr float kFoldBelow = 1e-6f;
 
 struct DeltaShape {
   int32_t key_heads = 0;
-  int32_t value_heads = 0;  // a multiple of key_heads; value head h uses key head h % key_heads
+  int32_t value_heads = 0;  // a multiple of key_heads
   int32_t key_dim = 0;
   int32_t value_dim = 0;
   int32_t conv_width = 0;  // taps, 4 in published models
+  // Which value heads share a key head: those that follow each other (grouped), or every key_heads-th (tiled).
+  bool grouped = false;
 
+  int32_t heads_per_key() const { return value_heads / key_heads; }
+  int32_t key_head(int32_t value_head) const {
+    return grouped ? value_head / heads_per_key() : value_head % key_heads;
+  }
+  // Which of its key head's value heads it is.
+  int32_t head_in_group(int32_t value_head) const {
+    return grouped ? value_head % heads_per_key() : value_head / key_heads;
+  }
+  // The j-th value head of a key head.
+  int32_t value_head(int32_t key_head, int32_t j) const {
+    return grouped ? key_head * heads_per_key() + j : key_head + j * key_heads;
+  }
   int64_t key_width() const { return int64_t{key_heads} * key_dim; }
   int64_t value_width() const { return int64_t{value_heads} * value_dim; }
   int64_t channels() const { return 2 * key_width() + value_width(); }  // q | k | v

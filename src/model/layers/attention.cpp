@@ -1,8 +1,18 @@
-// attention.cpp -- full attention with output gate: products, norms and rope into the cache; softmax;
-// product.
+// attention.cpp -- attention: products, norms and rope into the cache; softmax, gate; product.
+#include <array>
+
 #include "model/layers/layers.h"
 
 namespace braid {
+namespace {
+
+// What the op takes: the queries' own tensor where they are joint, none where there are none.
+Tensor gates_of(const AttentionParams& params, const AttentionScratch& scratch) {
+  if (params.gate.joint()) return scratch.qg;
+  return params.gate.separate() ? scratch.gates : Tensor{};
+}
+
+}  // namespace
 
 void attention_in(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, Tensor rope,
                   const AttentionBlock& w, const AttentionParams& params, const KvLayer& kv,
@@ -12,10 +22,14 @@ void attention_in(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& nor
   const Tensor qg = scratch.qg.top(rows);
   const Tensor k = scratch.k.top(rows);
   const Tensor v = scratch.v.top(rows);
-  const LinearPart in[] = {{&w.q, nullptr, qg}, {&w.k, nullptr, k}, {&w.v, nullptr, v}};
-  ops.norm_linear(in, normed, residual, norm.weight, norm.eps);
+  Tensor gates = gates_of(params, scratch);
+  if (gates) gates = gates.top(rows);
+  const std::array<LinearPart, 4> in = {
+      {{&w.q, nullptr, qg}, {&w.k, nullptr, k}, {&w.v, nullptr, v}, {&w.gate, nullptr, gates}}};
+  ops.norm_linear(std::span(in).first(params.gate.separate() ? 4 : 3), normed, residual, norm.weight,
+                  norm.eps);
   if (attend) {
-    ops.store_attend(scratch.attended.top(rows), q, qg, k, v, rope, w.norms, params, kv, batch);
+    ops.store_attend(scratch.attended.top(rows), q, qg, k, v, gates, rope, w.norms, params, kv, batch);
   } else {
     ops.qk_norm_rope_store(q, qg, k, v, rope, w.norms, params, kv, batch);
   }
@@ -23,8 +37,8 @@ void attention_in(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& nor
 
 void attention_rows(Ops& ops, const AttentionParams& params, const KvLayer& kv,
                     const AttentionScratch& scratch, int32_t first_row, const Batch& part) {
-  const auto rows = [&](const Tensor& t) { return t.middle(first_row, part.tokens); };
-  ops.attention(rows(scratch.attended), rows(scratch.q), rows(scratch.qg), params, kv, part);
+  const auto rows = [&](const Tensor& t) { return t ? t.middle(first_row, part.tokens) : t; };
+  ops.attention(rows(scratch.attended), rows(scratch.q), rows(gates_of(params, scratch)), params, kv, part);
 }
 
 void attention_out(Ops& ops, Tensor residual, const AttentionBlock& w, const AttentionScratch& scratch) {

@@ -18,9 +18,10 @@ struct BlockNorm {
 };
 
 struct AttentionScratch {
-  Tensor qg;        // [T, 2 H Dh]
+  Tensor qg;        // [T, H Dh]; [T, 2 H Dh] with joint gates
   Tensor k;         // [T, Hkv Dh]
   Tensor v;         // [T, Hkv Dh]
+  Tensor gates;     // [T, H Dh] or [T, H]; empty unless gates are separate
   Tensor q;         // [T, H Dh]
   Tensor attended;  // [T, H Dh]
 };
@@ -43,7 +44,7 @@ struct MoeScratch {
   Tensor weights;  // [T, Kx]
 };
 
-// Gated attention with partial rope over the paged cache, in three parts, since the middle one grows with the
+// Attention with rope over the paged cache, in three parts, since the middle one grows with the
 // context and can be run some rows at a time. `rope` [T, dims] is this step's table.
 // Norm, products, norms of heads, rope; the rows' keys and values go to their cells. `attend`: softmax over
 // the cells too, for all rows; attention_rows is left out then.
@@ -67,6 +68,6 @@ void mlp_block(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, 
 
 // Routed experts and the shared one. scratch.ids and scratch.weights hold the choice afterwards.
 void moe_block(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, const MoeBlock& w,
-               const RouteParams& params, const MoeScratch& scratch);
+               const FeedForwardConfig& config, const MoeScratch& scratch);
 
 }  // namespace braid

@@ -4,7 +4,7 @@
 namespace braid {
 
 void moe_block(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, const MoeBlock& w,
-               const RouteParams& params, const MoeScratch& scratch) {
+               const FeedForwardConfig& config, const MoeScratch& scratch) {
   const int64_t rows = normed.rows;
   const Tensor logits = scratch.logits.top(rows);
   const Tensor ids = scratch.ids.top(rows);
@@ -12,6 +12,7 @@ void moe_block(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, 
 
   const LinearPart router[] = {{&w.router, nullptr, logits}};
   ops.norm_linear(router, normed, residual, norm.weight, norm.eps);
+  const RouteParams params{config.experts, config.experts_used, config.score, w.route_bias, config.scale};
   ops.moe(residual, normed, ids, weights, logits, params, w.view());
 }
 

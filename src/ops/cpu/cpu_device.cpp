@@ -92,8 +92,9 @@ void CpuOps::place(Scratch& work, cpu::Carver& carver, const Device::WorkspaceNe
   const DeltaShape& delta = needs.delta;
   work.max_tokens = needs.max_tokens;
   // How many heads share a KV head is not known here: at worst all.
-  work.worker_floats = std::max(
-      {int64_t{1024}, cpu::attention_scratch_floats(heads, head_dim), cpu::delta_scratch_floats(delta)});
+  work.worker_floats =
+      std::max({int64_t{1024}, int64_t{needs.experts}, cpu::attention_scratch_floats(heads, head_dim),
+                cpu::delta_scratch_floats(delta)});
   work.partial_floats = cpu::attention_partial_floats(heads, head_dim, needs.max_context, tokens);
   if (delta.key_heads > 0) {
     work.delta_record_floats = delta.key_heads * cpu::delta_record_floats(delta) * tokens;
@@ -133,7 +134,8 @@ void CpuOps::embed(Tensor y, const Weight& table, const Batch& batch) { products
 void CpuOps::linear(std::span<const LinearPart> parts, Tensor x) { products_.linear(parts, x); }
 void CpuOps::logits(Tensor logits, const Weight& w, Tensor x) { products_.logits(logits, w, x); }
 void CpuOps::moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) {
-  cpu::moe_route(pool_, ids, weights, logits, params);
+  BRAID_CHECK(params.experts <= work_.worker_floats);
+  cpu::moe_route(pool_, work_.worker, ids, weights, logits, params);
 }
 void CpuOps::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) {
   products_.moe_ffn(y, x, ids, weights, w);

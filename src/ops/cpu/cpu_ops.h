@@ -46,7 +46,7 @@ class CpuOps final : public Ops {
                           const Batch& batch) override;
 
   // attention.cpp
-  void attention(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
+  void attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                  const Batch& batch) override;
 
   // delta_advance.cpp, delta_peek.cpp
@@ -67,9 +67,9 @@ class CpuOps final : public Ops {
   void block_copy(const KvLayer& kv, int32_t dst, int32_t src) override;
 
  private:
-  void attend_many(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
+  void attend_many(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                    const Batch& batch);
-  void attend_few(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
+  void attend_few(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                   const Batch& batch, int64_t first, int64_t last);
 
   // f(begin, end) over shares of `count` items of about `item_ns` each: on all threads, or on the caller

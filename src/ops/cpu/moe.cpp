@@ -20,21 +20,38 @@ namespace {
 
 constexpr int64_t kStaticRows = 8;  // rows of a step up to which work is shared out statically
 
-void route_row(int32_t* ids, float* weights, const float* logits, const RouteParams& params) {
+// What the choice goes by; never below what marks a chosen expert, even if it is no number.
+float order_of(float value) {
+  constexpr float kLowest = std::numeric_limits<float>::lowest();
+  return value > kLowest ? value : kLowest;
+}
+
+// The ids of the largest values in `order`, which are taken out of it.
+void choose(int32_t* ids, float* order, const RouteParams& params) {
+  for (int32_t j = 0; j < params.used; j++) {
+    ids[j] = static_cast<int32_t>(std::max_element(order, order + params.experts) - order);
+    order[ids[j]] = -std::numeric_limits<float>::infinity();
+  }
+}
+
+double route_score(float logit) { return 1.0 / (1.0 + std::exp(-double{logit})); }
+
+// `order` [experts]: scratch.
+void route_row(int32_t* ids, float* weights, const float* logits, float* order, const RouteParams& params) {
+  const bool sigmoid = params.score == RouteParams::Score::sigmoid;
+  for (int32_t e = 0; e < params.experts; e++) {
+    const double bias = params.bias != nullptr ? double{params.bias[e]} : 0.0;
+    order[e] = order_of(sigmoid ? static_cast<float>(route_score(logits[e]) + bias) : logits[e]);
+  }
+  choose(ids, order, params);
   // The softmax over all experts, renormalised over the chosen ones, is the softmax over the chosen ones.
-  for (int32_t j = 0; j < params.used; j++) {
-    int32_t best = -1;
-    for (int32_t e = 0; e < params.experts; e++) {
-      const bool taken = std::find(ids, ids + j, e) != ids + j;
-      if (!taken && (best < 0 || logits[e] > logits[best])) best = e;
-    }
-    ids[j] = best;
-  }
+  const auto score = [&](int32_t j) {
+    return sigmoid ? route_score(logits[ids[j]]) : std::exp(double{logits[ids[j]]} - double{logits[ids[0]]});
+  };
   double sum = 0;
-  for (int32_t j = 0; j < params.used; j++) sum += std::exp(double{logits[ids[j]]} - double{logits[ids[0]]});
-  for (int32_t j = 0; j < params.used; j++) {
-    weights[j] = static_cast<float>(std::exp(double{logits[ids[j]]} - double{logits[ids[0]]}) / sum);
-  }
+  for (int32_t j = 0; j < params.used; j++) sum += score(j);
+  if (sigmoid) sum = std::max(sum, double{kLeastRouteSum});
+  for (int32_t j = 0; j < params.used; j++) weights[j] = static_cast<float>(params.scale * score(j) / sum);
 }
 
 float sigmoid_dot(const float* a, const float* b, int64_t n) {
@@ -50,22 +67,25 @@ const int32_t* ids_row(const Tensor& ids, int64_t row) {
 
 }  // namespace
 
-void moe_route(ThreadPool& pool, Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) {
+void moe_route(ThreadPool& pool, std::span<float* const> order, Tensor ids, Tensor weights, Tensor logits,
+               const RouteParams& params) {
   BRAID_CHECK(params.used >= 1 && params.used <= params.experts && logits.cols == params.experts);
   BRAID_CHECK(ids.type == DType::i32 && ids.rows >= logits.rows && weights.rows >= logits.rows);
-  const auto rows = [&](int64_t begin, int64_t end) {
+  BRAID_CHECK(params.bias == nullptr || params.score == RouteParams::Score::sigmoid);
+  const auto rows = [&](int64_t begin, int64_t end, int worker) {
     for (int64_t t = begin; t < end; t++) {
-      route_row(static_cast<int32_t*>(ids.data) + t * ids.stride, weights.f32(t), logits.f32(t), params);
+      route_row(static_cast<int32_t*>(ids.data) + t * ids.stride, weights.f32(t), logits.f32(t),
+                order[static_cast<size_t>(worker)], params);
     }
   };
   if (logits.rows < 4) {
     const FlushDenormals flush;
-    rows(0, logits.rows);
+    rows(0, logits.rows, 0);
     return;
   }
   pool.run([&](int worker) {
     const auto [begin, end] = pool.share(logits.rows, worker);
-    rows(begin, end);
+    rows(begin, end, worker);
   });
 }
 

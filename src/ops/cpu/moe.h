@@ -1,12 +1,15 @@
 // moe.h -- which experts a row goes to. The experts' products are Products::moe_ffn (linear.h).
 #pragma once
 
+#include <span>
+
 #include "base/threads.h"
 #include "ops/ops.h"
 
 namespace braid::cpu {
 
-// Op of the same name in ops.h.
-void moe_route(ThreadPool& pool, Tensor ids, Tensor weights, Tensor logits, const RouteParams& params);
+// Op of the same name in ops.h. order [workers]: scratch of `experts` floats each.
+void moe_route(ThreadPool& pool, std::span<float* const> order, Tensor ids, Tensor weights, Tensor logits,
+               const RouteParams& params);
 
 }  // namespace braid::cpu

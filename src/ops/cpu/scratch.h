@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ops/cpu/workspace.h"
+#include "ops/rope.h"
 
 namespace braid {
 
@@ -41,10 +42,9 @@ struct Scratch {
   std::vector<int32_t> few_rows;
   std::vector<int64_t> few_segments;
 
-  // rope_table, for the last base and dims.
+  // rope_table, for the last of them.
   std::vector<double> frequencies;
-  double frequency_base = 0;
-  int32_t frequency_dims = 0;
+  RopeParams frequencies_of;
 };
 
 }  // namespace braid

@@ -59,9 +59,9 @@ class CudaOps final : public Ops {
                           const Batch& batch) override;
 
   // attention*.cu
-  void attention(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
+  void attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                  const Batch& batch) override;
-  void store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
+  void store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates, Tensor rope_table,
                     const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
                     const Batch& batch) override;
 

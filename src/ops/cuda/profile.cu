@@ -173,8 +173,8 @@ void Profiler::add_norm(Tensor y, Tensor residual, Tensor x, const float* weight
 Profiler::Cost Profiler::cost_of_attention(Tensor o, const AttentionParams& params, const KvLayer& kv) const {
   const double cell_bytes =
       static_cast<double>(kv.shape.k_block_bytes() + kv.shape.v_block_bytes()) / kBlockTokens;
-  Cost cost{"attention", std::to_string(params.heads) + " heads", tensor_bytes(o) * (params.gated ? 3 : 2),
-            0};
+  Cost cost{"attention", std::to_string(params.heads) + " heads",
+            tensor_bytes(o) * (params.gate.joint() ? 3 : 2), 0};
   for (size_t s = 0; s < step_.rows.size(); ++s) {
     if (step_.rows[s] == 0) continue;
     const double end = step_.context[s] + step_.rows[s] - step_.certain[s];
@@ -199,20 +199,20 @@ void Profiler::qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tenso
         [&] { ops_.qk_norm_rope_store(q, qg, k, v, rope_table, w, params, kv, batch); });
 }
 
-void Profiler::attention(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
+void Profiler::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                          const Batch& batch) {
-  if (!active_) return ops_.attention(o, q, qg, params, kv, batch);
-  timed(cost_of_attention(o, params, kv), [&] { ops_.attention(o, q, qg, params, kv, batch); });
+  if (!active_) return ops_.attention(o, q, gates, params, kv, batch);
+  timed(cost_of_attention(o, params, kv), [&] { ops_.attention(o, q, gates, params, kv, batch); });
 }
 
-void Profiler::store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
-                            const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
-                            const Batch& batch) {
-  if (!active_) return ops_.store_attend(o, q, qg, k, v, rope_table, w, params, kv, batch);
+void Profiler::store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates,
+                            Tensor rope_table, const AttentionWeights& w, const AttentionParams& params,
+                            const KvLayer& kv, const Batch& batch) {
+  if (!active_) return ops_.store_attend(o, q, qg, k, v, gates, rope_table, w, params, kv, batch);
   Cost cost = cost_of_attention(o, params, kv);
   cost.op = "store_attend";
   cost.bytes += tensor_bytes(k) + tensor_bytes(v) + tensor_bytes(rope_table);
-  timed(std::move(cost), [&] { ops_.store_attend(o, q, qg, k, v, rope_table, w, params, kv, batch); });
+  timed(std::move(cost), [&] { ops_.store_attend(o, q, qg, k, v, gates, rope_table, w, params, kv, batch); });
 }
 
 void Profiler::delta_advance(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,

@@ -132,7 +132,7 @@ void RefOps::qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor 
                                 const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
                                 const Batch& batch) {
   const int64_t head_dim = kv.shape.head_dim;
-  const int64_t query_stride = head_dim * (params.gated ? 2 : 1);
+  const int64_t query_stride = params.gate.query_stride(head_dim);
   BRAID_CHECK(q.cols == params.heads * head_dim && qg.cols == params.heads * query_stride);
   BRAID_CHECK(k.cols == kv.shape.kv_heads * head_dim && v.cols == k.cols && rope_table.cols <= head_dim);
   std::vector<float> row(static_cast<size_t>(head_dim));
@@ -151,11 +151,12 @@ void RefOps::qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor 
   }
 }
 
-void RefOps::attention(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
+void RefOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                        const Batch& batch) {
   const int64_t head_dim = kv.shape.head_dim;
   BRAID_CHECK(q.cols == params.heads * head_dim && o.cols == q.cols && params.heads % kv.shape.kv_heads == 0);
-  if (params.gated) BRAID_CHECK(qg.cols == 2 * q.cols);
+  const AttentionGate gate = params.gate;
+  if (gate.act != AttentionGate::Act::none) BRAID_CHECK(gates.cols == gate.columns(params.heads, head_dim));
   const int32_t group = params.heads / kv.shape.kv_heads;
   for (int32_t s = 0; s < batch.sequences; ++s) {
     int32_t cells = 0;
@@ -168,9 +169,12 @@ void RefOps::attention(Tensor o, Tensor q, Tensor qg, const AttentionParams& par
         for (int32_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
           float* out = o.f32(t) + h * head_dim;
           attend(out, q.f32(t) + h * head_dim, seen, cache, params.scale, head_dim);
-          if (!params.gated) continue;
-          const float* gate = qg.f32(t) + (2 * h + 1) * head_dim;
-          for (int64_t i = 0; i < head_dim; ++i) out[i] = static_cast<float>(out[i] * ref::sigmoid(gate[i]));
+          if (gate.act == AttentionGate::Act::none) continue;
+          const bool per_head = gate.layout == AttentionGate::Layout::head;
+          const float* values = gates.f32(t) + (per_head ? h : h * gate.query_stride(head_dim));
+          if (gate.joint()) values += head_dim;
+          for (int64_t i = 0; i < head_dim; ++i)
+            out[i] = static_cast<float>(out[i] * ref::gate(gate.act, values[per_head ? 0 : i]));
         }
       }
     }

@@ -137,7 +137,7 @@ struct Node {
 std::vector<double> peek_head(std::vector<Node>& nodes, int32_t t, const DeltaLayer& layer, int32_t slot,
                               int32_t h) {
   const DeltaShape& shape = layer.shape;
-  const int64_t key = int64_t{h % shape.key_heads} * shape.key_dim;
+  const int64_t key = int64_t{shape.key_head(h)} * shape.key_dim;
   const int64_t value = int64_t{h} * shape.value_dim;
   Node& node = nodes[t];
   const double* q = node.row.q.data() + key;
@@ -188,8 +188,8 @@ void RefOps::delta_advance(Tensor o, const DeltaInputs& in, const DeltaWeights& 
       }
       const DeltaRow row = make_row(shape, in, w, t, history);
       for (int32_t h = 0; h < shape.value_heads; ++h) {
-        const double* q = row.q.data() + int64_t{h % shape.key_heads} * shape.key_dim;
-        const double* k = row.k.data() + int64_t{h % shape.key_heads} * shape.key_dim;
+        const double* q = row.q.data() + int64_t{shape.key_head(h)} * shape.key_dim;
+        const double* k = row.k.data() + int64_t{shape.key_head(h)} * shape.key_dim;
         decay_state(layer, slot, h, std::exp(row.g[h]));
         std::vector<double> d = read_state(layer, slot, h, k);
         for (int64_t j = 0; j < shape.value_dim; ++j) {
@@ -253,7 +253,7 @@ void RefOps::delta_commit(const DeltaLayer& layer, const DeltaJournal& journal,
       for (int32_t h = 0; h < shape.value_heads; ++h) {
         const double before = i == 0 ? 0.0 : journal.g[path.row[i - 1] * int64_t{shape.value_heads} + h];
         decay_state(layer, path.slot, h, std::exp(journal.g[row * shape.value_heads + h] - before));
-        const float* k = journal.k + row * shape.key_width() + int64_t{h % shape.key_heads} * shape.key_dim;
+        const float* k = journal.k + row * shape.key_width() + int64_t{shape.key_head(h)} * shape.key_dim;
         const float* d = journal.d + row * shape.value_width() + int64_t{h} * shape.value_dim;
         add_outer(layer, path.slot, h, k, d);
       }

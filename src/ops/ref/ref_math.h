@@ -4,13 +4,24 @@
 #include <cmath>
 #include <cstdint>
 
-#include "ops/tensor.h"
+#include "ops/ops.h"
 
 namespace braid::ref {
 
 inline double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 inline double silu(double x) { return x / (1.0 + std::exp(-x)); }
 inline double softplus(double x) { return x > 20 ? x : std::log1p(std::exp(x)); }
+inline double gate(AttentionGate::Act act, double x) {
+  switch (act) {
+    case AttentionGate::Act::none:
+      return 1;
+    case AttentionGate::Act::sigmoid:
+      return sigmoid(x);
+    case AttentionGate::Act::softplus:
+      return softplus(x);
+  }
+  return NAN;
+}
 
 // sum a[i] b[i]. Eight partial sums: the order is fixed, and goldens of a whole model stay affordable.
 inline double dot(const float* a, const float* b, int64_t count) {

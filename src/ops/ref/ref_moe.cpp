@@ -1,6 +1,7 @@
 // ref_moe.cpp -- routing and expert products: the reference.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "ops/ref/ref_math.h"
@@ -9,6 +10,8 @@
 namespace braid {
 
 namespace {
+
+constexpr double kLowest = std::numeric_limits<double>::lowest();
 
 // sum[] += factor * down(silu(gate x) * up x) of one expert. The inner activation is f32, as everything that
 // travels between products.
@@ -29,25 +32,32 @@ void RefOps::moe_route(Tensor ids, Tensor weights, Tensor logits, const RoutePar
   BRAID_CHECK(logits.cols == params.experts && ids.cols == params.used && weights.cols == params.used);
   BRAID_CHECK(ids.type == DType::i32 && ids.rows >= logits.rows && weights.rows >= logits.rows);
   BRAID_CHECK(params.used > 0 && params.used <= params.experts);
+  const bool sigmoid = params.score == RouteParams::Score::sigmoid;
+  BRAID_CHECK(params.bias == nullptr || sigmoid);
+  std::vector<double> order(static_cast<size_t>(params.experts));
   for (int64_t t = 0; t < logits.rows; ++t) {
     const float* logit = logits.f32(t);
     int32_t* chosen = static_cast<int32_t*>(ids.data) + t * ids.stride;
-    std::vector<bool> taken(static_cast<size_t>(params.experts), false);
+    float* weight = weights.f32(t);
     // Softmax keeps the order of the logits, so the choice can be made on them.
-    for (int32_t j = 0; j < params.used; ++j) {
-      int32_t best = -1;
-      for (int32_t e = 0; e < params.experts; ++e) {
-        if (taken[e]) continue;
-        if (best < 0 || logit[e] > logit[best]) best = e;
-      }
-      taken[best] = true;
-      chosen[j] = best;
+    for (int32_t e = 0; e < params.experts; ++e) {
+      const double bias = params.bias != nullptr ? params.bias[e] : 0.0;
+      const double value = sigmoid ? ref::sigmoid(logit[e]) + bias : double{logit[e]};
+      order[e] = value > kLowest ? value : kLowest;  // no numbers, too: an expert is chosen once
     }
+    for (int32_t j = 0; j < params.used; ++j) {
+      const auto best = std::max_element(order.begin(), order.end());
+      chosen[j] = static_cast<int32_t>(best - order.begin());
+      *best = -INFINITY;
+    }
+    const auto score = [&](int32_t e) {
+      return sigmoid ? ref::sigmoid(logit[e]) : std::exp(double{logit[e]} - logit[chosen[0]]);
+    };
     double sum = 0;
-    for (int32_t j = 0; j < params.used; ++j) sum += std::exp(double{logit[chosen[j]]} - logit[chosen[0]]);
-    for (int32_t j = 0; j < params.used; ++j) {
-      weights.f32(t)[j] = static_cast<float>(std::exp(double{logit[chosen[j]]} - logit[chosen[0]]) / sum);
-    }
+    for (int32_t j = 0; j < params.used; ++j) sum += score(chosen[j]);
+    if (sigmoid) sum = std::max(sum, double{kLeastRouteSum});
+    for (int32_t j = 0; j < params.used; ++j)
+      weight[j] = static_cast<float>(params.scale * score(chosen[j]) / sum);
   }
 }
 

@@ -27,9 +27,9 @@ void RefOps::rope_table(Tensor table, const RopeParams& rope, const Batch& batch
   for (int32_t t = 0; t < batch.tokens; ++t) {
     float* out = table.f32(t);
     for (int32_t i = 0; i < rope.dims / 2; ++i) {
-      const double angle = batch.position[t] * std::pow(rope.freq_base, -2.0 * i / rope.dims);
-      out[2 * i] = static_cast<float>(std::cos(angle));
-      out[2 * i + 1] = static_cast<float>(std::sin(angle));
+      const double angle = batch.position[t] * rope_frequency(rope, i);
+      out[2 * i] = static_cast<float>(rope.magnitude * std::cos(angle));
+      out[2 * i + 1] = static_cast<float>(rope.magnitude * std::sin(angle));
     }
   }
 }

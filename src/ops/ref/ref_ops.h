@@ -34,7 +34,7 @@ class RefOps final : public Ops {
   void qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
                           const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
                           const Batch& batch) override;
-  void attention(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
+  void attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                  const Batch& batch) override;
   void kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) override;
   void block_copy(const KvLayer& kv, int32_t dst, int32_t src) override;

@@ -60,14 +60,15 @@ struct Shape {
   KvFormat k = KvFormat::f16;
   KvFormat v = KvFormat::f16;
   int32_t window = 0;
-  bool gated = true;
+  AttentionGate gate = kJointSigmoid;
 
   int64_t width() const { return int64_t{heads} * head_dim; }
-  int64_t query_width() const { return width() * (gated ? 2 : 1); }
+  int64_t query_width() const { return heads * gate.query_stride(head_dim); }
+  int64_t gate_width() const { return gate.columns(heads, head_dim); }
   int64_t kv_width() const { return int64_t{kv_heads} * head_dim; }
   KvShape kv() const { return {kv_heads, head_dim, k, v}; }
   AttentionParams params() const {
-    return {.heads = heads, .scale = 1.0f / std::sqrt(float(head_dim)), .window = window, .gated = gated};
+    return {.heads = heads, .scale = 1.0f / std::sqrt(float(head_dim)), .window = window, .gate = gate};
   }
 };
 
@@ -119,10 +120,11 @@ struct Cells {
     return all;
   }
   std::vector<float> attend(const Shape& shape, const Batch& batch, const std::vector<float>& q,
-                            const std::vector<float>& qg) {
+                            const std::vector<float>& gates) {
     const Tensor o = world.tensor(batch.tokens, shape.width(), std::vector<float>(q.size(), NAN));
-    world.ops().attention(o, world.tensor(batch.tokens, shape.width(), q),
-                          world.tensor(batch.tokens, shape.query_width(), qg), shape.params(), kv, batch);
+    Tensor g;
+    if (shape.gate_width() > 0) g = world.tensor(batch.tokens, shape.gate_width(), gates);
+    world.ops().attention(o, world.tensor(batch.tokens, shape.width(), q), g, shape.params(), kv, batch);
     world.device().synchronize();
     return values_of(o);
   }
@@ -135,8 +137,13 @@ std::vector<float> attended(const DeviceCase& device, const Shape& shape,
   const TestBatch rows(plans, random);
   Cells cells(device, shape, rows, 1 << 30, random);
   const std::vector<float> q = random.normals(rows.tokens() * shape.width(), sharp);
-  return cells.attend(shape, rows.batch(), q, random.normals(rows.tokens() * shape.query_width()));
+  return cells.attend(shape, rows.batch(), q, random.normals(rows.tokens() * shape.gate_width(), 3.0f));
 }
+
+constexpr AttentionGate kSoftplusHead{AttentionGate::Act::softplus, AttentionGate::Layout::head};
+constexpr AttentionGate kSoftplusElement{AttentionGate::Act::softplus, AttentionGate::Layout::element};
+constexpr AttentionGate kSigmoidHead{AttentionGate::Act::sigmoid, AttentionGate::Layout::head};
+constexpr AttentionGate kSigmoidElement{AttentionGate::Act::sigmoid, AttentionGate::Layout::element};
 
 const Shape kShapes[] = {
     {.heads = 4, .kv_heads = 1, .head_dim = 256, .rope_dims = 64},
@@ -147,7 +154,7 @@ const Shape kShapes[] = {
      .rope_dims = 16,
      .k = KvFormat::f32,
      .v = KvFormat::f32,
-     .gated = false},
+     .gate = {}},
     {.heads = 6,
      .kv_heads = 1,
      .head_dim = 96,
@@ -163,6 +170,10 @@ const Shape kShapes[] = {
      .v = KvFormat::f32,
      .window = 40},
     {.heads = 2, .kv_heads = 2, .head_dim = 64, .rope_dims = 64, .k = KvFormat::f32, .v = KvFormat::bf16},
+    {.heads = 6, .kv_heads = 1, .head_dim = 32, .gate = kSoftplusHead},
+    {.heads = 4, .kv_heads = 2, .head_dim = 32, .gate = kSoftplusElement},
+    {.heads = 4, .kv_heads = 2, .head_dim = 128, .rope_dims = 128, .window = 64, .gate = kSigmoidElement},
+    {.heads = 9, .kv_heads = 1, .head_dim = 64, .k = KvFormat::f32, .v = KvFormat::f32, .gate = kSigmoidHead},
 };
 
 TEST(Attention, AgreesWithTheReferenceOnRandomBatches) {
@@ -209,7 +220,11 @@ TEST(Attention, AgreesWithTheReferenceOnPublishedHeads) {
   const Shape shapes[] = {{.heads = 12, .kv_heads = 2, .head_dim = 256},
                           {.heads = 16, .kv_heads = 2, .head_dim = 256},
                           {.heads = 8, .kv_heads = 1, .head_dim = 128},
-                          {.heads = 10, .kv_heads = 1, .head_dim = 128}};
+                          {.heads = 10, .kv_heads = 1, .head_dim = 128},
+                          {.heads = 4, .kv_heads = 2, .head_dim = 128, .gate = {}},
+                          {.heads = 12, .kv_heads = 2, .head_dim = 128, .gate = kSoftplusHead},
+                          {.heads = 16, .kv_heads = 2, .head_dim = 128, .gate = kSoftplusHead},
+                          {.heads = 18, .kv_heads = 2, .head_dim = 128, .gate = kSoftplusElement}};
   const std::vector<std::vector<SequencePlan>> cases = {
       {{0, 1}, {127, 1}, {128, 1}, {2100, 1}, {15, 1}},
       {{5000, 1}, {900, 1, {-1}}, {31, 2}, {0, 0}},
@@ -220,7 +235,7 @@ TEST(Attention, AgreesWithTheReferenceOnPublishedHeads) {
     for (Shape shape : shapes) {
       for (size_t i = 0; i < cases.size(); ++i) {
         for (int32_t window : {0, 300}) {
-          if (window > 0 && shape.heads != 12) continue;
+          if (window > 0 && shape.heads != 12 && shape.heads != 18) continue;
           shape.window = window;
           expect_close(attended(device, shape, cases[i], 900 + i),
                        attended(reference_for(device), shape, cases[i], 900 + i), outputs(device),
@@ -235,10 +250,13 @@ TEST(Attention, AgreesWithTheReferenceOnPublishedHeads) {
 TEST(Attention, AgreesWithTheReferenceOnLongPrompts) {
   const Shape shapes[] = {
       {.heads = 12, .kv_heads = 2, .head_dim = 256, .k = KvFormat::bf16, .v = KvFormat::bf16},
-      {.heads = 12, .kv_heads = 2, .head_dim = 256, .window = 100, .gated = false},
+      {.heads = 12, .kv_heads = 2, .head_dim = 256, .window = 100, .gate = {}},
       {.heads = 2, .kv_heads = 2, .head_dim = 256},
       {.heads = 4, .kv_heads = 1, .head_dim = 128, .window = 70},
       {.heads = 2, .kv_heads = 2, .head_dim = 128, .k = KvFormat::bf16, .v = KvFormat::bf16},
+      {.heads = 8, .kv_heads = 1, .head_dim = 128, .gate = {}},
+      {.heads = 6, .kv_heads = 1, .head_dim = 128, .gate = kSoftplusHead},
+      {.heads = 9, .kv_heads = 1, .head_dim = 128, .window = 64, .gate = kSoftplusElement},
   };
   const std::vector<std::vector<SequencePlan>> cases = {
       {{37, 170}},
@@ -386,7 +404,7 @@ TEST(Attention, ZeroGateHalvesTheOutput) {
   for (const DeviceCase& device : sequence_devices()) {
     Shape gated = kShapes[0];
     Shape plain = gated;
-    plain.gated = false;
+    plain.gate = {};
     Random random(37);
     const TestBatch rows({{40, 3}, {10, 1}}, random);
     Cells cells(device, gated, rows, 1 << 30, random);
@@ -396,6 +414,47 @@ TEST(Attention, ZeroGateHalvesTheOutput) {
     std::vector<float> wholes = cells.attend(plain, rows.batch(), q, q);
     for (float& v : wholes) v *= 0.5f;
     expect_close(halves, wholes, device.gpu ? 1e-7 : 0, device.tolerance(1e-6), device.name);
+  }
+}
+
+// Gates of zero: softplus multiplies by ln 2.
+TEST(Attention, ZeroSoftplusGateMultipliesByLn2) {
+  for (const DeviceCase& device : sequence_devices()) {
+    for (const AttentionGate gate : {kSoftplusHead, kSoftplusElement}) {
+      Shape gated = kShapes[0];
+      gated.gate = gate;
+      Shape plain = gated;
+      plain.gate = {};
+      Random random(38);
+      const TestBatch rows({{40, 3}, {10, 1}, {0, 90}}, random);
+      Cells cells(device, gated, rows, 1 << 30, random);
+      const std::vector<float> q = random.normals(rows.tokens() * gated.width());
+      const std::vector<float> zeros(static_cast<size_t>(rows.tokens() * gated.gate_width()), 0.0f);
+      std::vector<float> wholes = cells.attend(plain, rows.batch(), q, {});
+      for (float& v : wholes) v *= 0.693147181f;
+      expect_close(cells.attend(gated, rows.batch(), q, zeros), wholes, device.gpu ? 1e-7 : 0,
+                   device.tolerance(1e-6), device.name);
+    }
+  }
+}
+
+// Gates far from zero: softplus is the gate itself, or next to nothing; never infinite.
+TEST(Attention, LargeSoftplusGatesStayFinite) {
+  for (const DeviceCase& device : sequence_devices()) {
+    Shape shape = kShapes[0];
+    shape.gate = kSoftplusHead;
+    Random random(39);
+    const TestBatch rows({{40, 1}}, random);
+    Cells cells(device, shape, rows, 1 << 30, random);
+    const std::vector<float> q = random.normals(shape.width());
+    Shape plain = shape;
+    plain.gate = {};
+    std::vector<float> expected = cells.attend(plain, rows.batch(), q, {});
+    const std::vector<float> gates = {100.0f, 30.0f, -30.0f, -200.0f};
+    for (size_t i = 0; i < expected.size(); ++i)
+      expected[i] *= std::max(gates[i / 256], 0.0f) + std::log1p(std::exp(-std::abs(gates[i / 256])));
+    expect_close(cells.attend(shape, rows.batch(), q, gates), expected, device.gpu ? 1e-5 : 1e-12,
+                 device.tolerance(1e-6), device.name);
   }
 }
 
@@ -496,7 +555,7 @@ TEST(QkNormRopeStore, PositionZeroIsNotRotated) {
     world.prepare({}, needs);
     Random random(3);
     const TestBatch rows({{0, 1}}, random);
-    const Shape shape{.heads = 1, .kv_heads = 1, .k = KvFormat::f32, .v = KvFormat::f32, .gated = false};
+    const Shape shape{.heads = 1, .kv_heads = 1, .k = KvFormat::f32, .v = KvFormat::f32, .gate = {}};
     const KvLayer kv = world.kv_layer(shape.kv(), rows.blocks());
     const Tensor table = world.tensor(1, 64);
     world.ops().rope_table(table, {64, 1e4}, rows.batch());
@@ -576,6 +635,8 @@ Attended attended_with_store(const DeviceCase& device, const Shape& shape,
   const Tensor qg = inputs(shape.query_width(), 2.0f);
   const Tensor k = inputs(shape.kv_width(), 0.3f);
   const Tensor v = inputs(shape.kv_width(), 1.0f);
+  Tensor gates = qg;
+  if (!shape.gate.joint()) gates = shape.gate_width() > 0 ? inputs(shape.gate_width(), 2.0f) : Tensor{};
   const Tensor table = world.tensor(tokens, shape.rope_dims);
   world.ops().rope_table(table, {shape.rope_dims, 1e6}, rows.batch());
   const AttentionWeights w{world.array(random.normals(shape.head_dim)),
@@ -583,10 +644,10 @@ Attended attended_with_store(const DeviceCase& device, const Shape& shape,
   // Twice, as two steps would: nothing of the first may stay behind.
   for (int step = 0; step < 2; ++step) {
     if (together) {
-      world.ops().store_attend(o, q, qg, k, v, table, w, shape.params(), cells.kv, rows.batch());
+      world.ops().store_attend(o, q, qg, k, v, gates, table, w, shape.params(), cells.kv, rows.batch());
     } else {
       world.ops().qk_norm_rope_store(q, qg, k, v, table, w, shape.params(), cells.kv, rows.batch());
-      world.ops().attention(o, q, qg, shape.params(), cells.kv, rows.batch());
+      world.ops().attention(o, q, gates, shape.params(), cells.kv, rows.batch());
     }
     world.device().synchronize();
   }
@@ -602,9 +663,16 @@ TEST(StoreAttend, GivesTheBytesOfTheTwoOps) {
        .rope_dims = 64,
        .k = KvFormat::bf16,
        .v = KvFormat::bf16},
-      {.heads = 10, .kv_heads = 1, .head_dim = 128, .rope_dims = 128, .gated = false},
+      {.heads = 10, .kv_heads = 1, .head_dim = 128, .rope_dims = 128, .gate = {}},
       {.heads = 12, .kv_heads = 2, .head_dim = 256, .rope_dims = 64, .window = 300},
       {.heads = 4, .kv_heads = 2, .head_dim = 64, .k = KvFormat::f32, .v = KvFormat::f32},
+      {.heads = 12, .kv_heads = 2, .head_dim = 128, .rope_dims = 64, .gate = kSoftplusHead},
+      {.heads = 18,
+       .kv_heads = 2,
+       .head_dim = 128,
+       .rope_dims = 128,
+       .window = 300,
+       .gate = kSoftplusElement},
   };
   const std::vector<std::vector<SequencePlan>> cases = {
       {{149, 1}},

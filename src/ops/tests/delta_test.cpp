@@ -23,6 +23,8 @@ const DeltaShape kShapes[] = {
     {.key_heads = 2, .value_heads = 6, .key_dim = 64, .value_dim = 128, .conv_width = 4},
     {.key_heads = 4, .value_heads = 4, .key_dim = 32, .value_dim = 64, .conv_width = 4},
     {.key_heads = 1, .value_heads = 2, .key_dim = 32, .value_dim = 32, .conv_width = 3},
+    {.key_heads = 2, .value_heads = 4, .key_dim = 128, .value_dim = 128, .conv_width = 4, .grouped = true},
+    {.key_heads = 2, .value_heads = 6, .key_dim = 32, .value_dim = 32, .conv_width = 4, .grouped = true},
 };
 const DeltaShape kSmall = {.key_heads = 1, .value_heads = 2, .key_dim = 32, .value_dim = 32, .conv_width = 4};
 

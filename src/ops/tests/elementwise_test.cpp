@@ -111,6 +111,40 @@ TEST(RopeTable, HoldsCosAndSinOfEveryPair) {
   }
 }
 
+// YaRN of Laguna's full layers: pair 5 is the last that keeps its frequency, pair 16 the first that is divided.
+TEST(RopeTable, StretchesSlowPairsAsYarnSays) {
+  RopeParams rope{64, 5e5};
+  EXPECT_NEAR(rope_frequency(rope, 1), 0.66360124, 1e-8);
+  rope.factor = 32;
+  rope.original_context = 4096;
+  rope.beta_fast = 64;
+  rope.magnitude = 1.34657359;
+  EXPECT_NEAR(rope_frequency(rope, 10), 0.00926820, 1e-8);
+  EXPECT_EQ(rope_frequency(rope, 5), std::pow(5e5, -10.0 / 64));
+  EXPECT_NE(rope_frequency(rope, 6), std::pow(5e5, -12.0 / 64));
+  EXPECT_NEAR(rope_frequency(rope, 16), std::pow(5e5, -32.0 / 64) / 32, 1e-18);
+  const RopeParams linear{64, 1e4, 4.0};
+  for (const DeviceCase& device : sequence_devices()) {
+    Random random(11);
+    World world(device);
+    world.prepare({}, {.max_tokens = 64, .head_dim = 128});
+    TestBatch rows({{0, 3}, {100000, 2}, {260000, 1}}, random);
+    for (const RopeParams& params : {rope, linear, rope}) {
+      const Tensor table = world.tensor(rows.tokens(), 64);
+      world.ops().rope_table(table, params, rows.batch());
+      world.device().synchronize();
+      for (int32_t t = 0; t < rows.tokens(); ++t) {
+        for (int32_t i = 0; i < 32; ++i) {
+          const double angle = rows.batch().position[t] * rope_frequency(params, i);
+          ASSERT_NEAR(table.f32(t)[2 * i], params.magnitude * std::cos(angle), 2e-7)
+              << device.name << " pair " << i;
+          ASSERT_NEAR(table.f32(t)[2 * i + 1], params.magnitude * std::sin(angle), 2e-7) << device.name;
+        }
+      }
+    }
+  }
+}
+
 // Known angles of published models: theta 1e7, 64 dims.
 TEST(RopeTable, HasThePublishedFrequencies) {
   for (const DeviceCase& device : sequence_devices()) {

@@ -208,19 +208,22 @@ class MirrorOps final : public Ops {
                                     weights, params, cells(call, kv), call.batch(batch));
     call.finish();
   }
-  void attention(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
+  void attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                  const Batch& batch) override {
     Call call(inner_, type_);
-    inner_.ops().attention(call.out(o), call.in(q), call.in(qg), params, cells(call, kv), call.batch(batch));
+    inner_.ops().attention(call.out(o), call.in(q), gates_of(call, params, gates, {}), params,
+                           cells(call, kv), call.batch(batch));
     call.finish();
   }
-  void store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
+  void store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates, Tensor rope_table,
                     const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
                     const Batch& batch) override {
     Call call(inner_, type_);
     const AttentionWeights weights{call.at(w.q_norm), call.at(w.k_norm), w.eps};
-    inner_.ops().store_attend(call.out(o), call.out(q), call.in(qg), call.in(k), call.in(v),
-                              call.wide(rope_table), weights, params, cells(call, kv), call.batch(batch));
+    const Tensor query = call.in(qg);
+    inner_.ops().store_attend(call.out(o), call.out(q), query, call.in(k), call.in(v),
+                              gates_of(call, params, gates, query), call.wide(rope_table), weights, params,
+                              cells(call, kv), call.batch(batch));
     call.finish();
   }
   void delta_advance(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
@@ -251,7 +254,7 @@ class MirrorOps final : public Ops {
   }
   void moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) override {
     Call call(inner_, type_);
-    inner_.ops().moe_route(call.wide(ids), call.wide(weights), call.wide(logits), params);
+    inner_.ops().moe_route(call.wide(ids), call.wide(weights), call.wide(logits), route_of(call, params));
     call.finish();
   }
   void moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) override {
@@ -266,8 +269,9 @@ class MirrorOps final : public Ops {
     Call call(inner_, type_);
     MoeWeights moved = w;
     moved.shared_scale = call.at(w.shared_scale);
-    inner_.ops().moe(call.wide(y), call.in(x), call.wide(ids), call.wide(weights), call.wide(logits), params,
-                     moved);
+    const RouteParams moved_route = route_of(call, params);
+    inner_.ops().moe(call.wide(y), call.in(x), call.wide(ids), call.wide(weights), call.wide(logits),
+                     moved_route, moved);
     call.finish();
   }
   void gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) override {
@@ -297,6 +301,17 @@ class MirrorOps final : public Ops {
   }
 
  private:
+  // `query`: where joint gates have been brought already.
+  static Tensor gates_of(Call& call, const AttentionParams& params, Tensor gates, Tensor query) {
+    if (params.gate.act == AttentionGate::Act::none) return {};
+    if (params.gate.joint() && query) return query;
+    return params.gate.layout == AttentionGate::Layout::head ? call.wide(gates) : call.in(gates);
+  }
+  static RouteParams route_of(Call& call, RouteParams params) {
+    params.bias = call.at(params.bias);
+    return params;
+  }
+
   // Stored products once as f32, which shows the product itself, and once as activations, which must be the
   // same numbers rounded. run(call, parts) is the op.
   template <typename Run>

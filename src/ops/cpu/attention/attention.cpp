@@ -32,7 +32,7 @@ constexpr int32_t kSegment = 512;
 struct Attention {
   Tensor o;
   Tensor q;
-  Tensor qg;
+  Tensor gates;
   const AttentionParams& params;
   const KvLayer& kv;
   const Batch& batch;
@@ -50,8 +50,18 @@ struct Attention {
     BRAID_CHECK(block >= 0 && block < kv.blocks);
     return block;
   }
-  const float* gate(int32_t t, int32_t head) const {
-    return params.gated ? qg.f32(t) + (2 * int64_t{head} + 1) * head_dim : nullptr;
+  // Multiplies a finished head of row t.
+  void apply_gate(int32_t t, int32_t head) const {
+    const AttentionGate gate = params.gate;
+    if (gate.act == AttentionGate::Act::none) return;
+    const float* row = gates.f32(t);
+    float* out = o.f32(t) + head * head_dim;
+    if (gate.layout == AttentionGate::Layout::head) {
+      cpu::apply_head_gate(out, row[head], gate.act, head_dim);
+    } else {
+      const int64_t first = head * gate.query_stride(head_dim) + (gate.joint() ? head_dim : 0);
+      cpu::apply_gate(out, row + first, gate.act, head_dim);
+    }
   }
   int32_t lowest_position(int32_t own) const {
     return params.window > 0 ? std::max(0, own - params.window + 1) : 0;
@@ -217,15 +227,15 @@ void run_tile(const Attention& call, int32_t s, int32_t first, int32_t tokens, i
   }
   for (int64_t begin = 0; begin < rows; begin += cpu::kPanelRows) {
     float* out[cpu::kPanelRows] = {};
-    const float* gates[cpu::kPanelRows] = {};
     for (int64_t r = 0; r < std::min(cpu::kPanelRows, rows - begin); r++) {
       const int32_t t = first + static_cast<int32_t>((begin + r) / call.group);
       const int32_t head = kv_head * call.group + static_cast<int32_t>((begin + r) % call.group);
       out[r] = call.o.f32(t) + head * call.head_dim;
-      gates[r] = call.gate(t, head);
     }
-    cpu::panel_get_rows(panel_at(scratch.panels, begin / cpu::kPanelRows, call.head_dim), out, gates,
-                        call.head_dim);
+    cpu::panel_get_rows(panel_at(scratch.panels, begin / cpu::kPanelRows, call.head_dim), out, call.head_dim);
+    for (int64_t r = begin; r < std::min(begin + cpu::kPanelRows, rows); r++)
+      call.apply_gate(first + static_cast<int32_t>(r / call.group),
+                      kv_head * call.group + static_cast<int32_t>(r % call.group));
   }
 }
 
@@ -254,9 +264,9 @@ int64_t attention_partial_floats(int64_t heads, int64_t head_dim, int64_t max_co
 }  // namespace cpu
 
 // Sequences with many certain rows.
-void CpuOps::attend_many(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
+void CpuOps::attend_many(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                          const Batch& batch) {
-  const Attention call{o, q, qg, params, kv, batch, kv.shape.head_dim, params.heads / kv.shape.kv_heads};
+  const Attention call{o, q, gates, params, kv, batch, kv.shape.head_dim, params.heads / kv.shape.kv_heads};
   const auto count_tasks = [&](int32_t tile) {
     int64_t tasks = 0;
     for (int32_t s = 0; s < batch.sequences; s++) {
@@ -309,9 +319,9 @@ void CpuOps::attend_many(Tensor o, Tensor q, Tensor qg, const AttentionParams& p
 
 // Rows first .. last-1 (as indices into work_.few_rows), whose partial results fit into the workspace
 // together.
-void CpuOps::attend_few(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
+void CpuOps::attend_few(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                         const Batch& batch, int64_t first, int64_t last) {
-  const Attention call{o, q, qg, params, kv, batch, kv.shape.head_dim, params.heads / kv.shape.kv_heads};
+  const Attention call{o, q, gates, params, kv, batch, kv.shape.head_dim, params.heads / kv.shape.kv_heads};
   const int64_t stride = cpu::partial_floats(call.head_dim);
   int64_t segments = 0, positions = 0;
   for (int64_t i = first; i < last; i++) {
@@ -343,7 +353,8 @@ void CpuOps::attend_few(Tensor o, Tensor q, Tensor qg, const AttentionParams& pa
     if (call.segments(unit.row) > 1) return;
     for (int32_t h = 0; h < unit.heads; h++) {
       cpu::decode_finish(o.f32(unit.row) + (head + h) * call.head_dim, partials + h * stride, 1, 0,
-                         call.gate(unit.row, head + h), call.head_dim);
+                         call.head_dim);
+      call.apply_gate(unit.row, head + h);
     }
   };
   const auto merge = [&](int64_t index) {
@@ -352,7 +363,8 @@ void CpuOps::attend_few(Tensor o, Tensor q, Tensor qg, const AttentionParams& pa
     if (call.segments(t) == 1) return;
     cpu::decode_finish(o.f32(t) + head * call.head_dim,
                        work_.partials + (work_.few_segments[i] * params.heads + head) * stride,
-                       call.segments(t), params.heads * stride, call.gate(t, head), call.head_dim);
+                       call.segments(t), params.heads * stride, call.head_dim);
+    call.apply_gate(t, head);
   };
   const int64_t units = tasks * parts;
   const int64_t merges = segments > last - first ? (last - first) * params.heads : 0;
@@ -374,18 +386,19 @@ void CpuOps::attend_few(Tensor o, Tensor q, Tensor qg, const AttentionParams& pa
   });
 }
 
-void CpuOps::attention(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
+void CpuOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                        const Batch& batch) {
   const int64_t head_dim = kv.shape.head_dim;
   BRAID_CHECK(params.heads > 0 && params.heads % kv.shape.kv_heads == 0);
   BRAID_CHECK(q.cols == params.heads * head_dim && o.cols == q.cols && q.rows >= batch.tokens);
-  BRAID_CHECK(!params.gated || (qg.cols == 2 * q.cols && qg.rows >= batch.tokens));
+  BRAID_CHECK(params.gate.act == AttentionGate::Act::none ||
+              (gates.cols == params.gate.columns(params.heads, head_dim) && gates.rows >= batch.tokens));
   BRAID_CHECK(batch.tokens <= work_.max_tokens);
   BRAID_CHECK(cpu::attention_scratch_floats(params.heads / kv.shape.kv_heads, head_dim) <=
               work_.worker_floats);
-  attend_many(o, q, qg, params, kv, batch);
+  attend_many(o, q, gates, params, kv, batch);
 
-  const Attention call{o, q, qg, params, kv, batch, head_dim, params.heads / kv.shape.kv_heads};
+  const Attention call{o, q, gates, params, kv, batch, head_dim, params.heads / kv.shape.kv_heads};
   int64_t few = 0;
   for (int32_t t = 0; t < batch.tokens; t++) {
     if (!(call.certain(t) && call.many(batch.sequence[t]))) work_.few_rows[few++] = t;
@@ -398,7 +411,7 @@ void CpuOps::attention(Tensor o, Tensor q, Tensor qg, const AttentionParams& par
       floats += call.segments(work_.few_rows[last++]) * segment_floats;
     }
     BRAID_CHECK(last > first);
-    attend_few(o, q, qg, params, kv, batch, first, last);
+    attend_few(o, q, gates, params, kv, batch, first, last);
     first = last;
   }
 }

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "ops/state.h"
+#include "ops/ops.h"
 
 namespace braid::cpu {
 
@@ -44,9 +44,8 @@ struct DecodeBlock {
 };
 void decode_block(const DecodeBlock& block);
 void decode_clear(float* partial, int64_t head_dim);
-// o = merged result of `count` segments, in order, times sigmoid(gate) if there is a gate.
-void decode_finish(float* o, const float* partials, int64_t count, int64_t stride, const float* gate,
-                   int64_t head_dim);
+// o = merged result of `count` segments, in order.
+void decode_finish(float* o, const float* partials, int64_t count, int64_t stride, int64_t head_dim);
 
 // ---- Many rows: lanes are rows, 16 of them a panel.
 
@@ -71,9 +70,14 @@ struct Panel {
 void panel_block(const Panel& panel, const float* k, const float* v, float* scores, int64_t head_dim,
                  int32_t begin, int32_t window);
 void panel_clear(const Panel& panel, int64_t head_dim);
-// The 16 rows: q in, and the finished rows out (times sigmoid(gate) if there is a gate; to nowhere where o is
-// null).
+// The 16 rows: q in, and the finished rows out (to nowhere where o is null).
 void panel_set_rows(const Panel& panel, const float* const* q, float scale, int64_t head_dim);
-void panel_get_rows(const Panel& panel, float* const* o, const float* const* gates, int64_t head_dim);
+void panel_get_rows(const Panel& panel, float* const* o, int64_t head_dim);
+
+// ---- Both.
+
+// o *= act(gate), for a head.
+void apply_gate(float* o, const float* gate, AttentionGate::Act act, int64_t head_dim);
+void apply_head_gate(float* o, float gate, AttentionGate::Act act, int64_t head_dim);
 
 }  // namespace braid::cpu

@@ -248,8 +248,7 @@ void decode_block_here(const cpu::DecodeBlock& b) {
   }
 }
 
-void finish_here(float* o, const float* partials, int64_t count, int64_t stride, const float* gate,
-                 int64_t head_dim) {
+void finish_here(float* o, const float* partials, int64_t count, int64_t stride, int64_t head_dim) {
   float largest = partials[0];
   for (int64_t s = 1; s < count; s++) largest = std::max(largest, partials[s * stride]);
   float sum = 0;
@@ -267,15 +266,8 @@ void finish_here(float* o, const float* partials, int64_t count, int64_t stride,
   }
   const float inverse = 1.0f / sum;
   int64_t i = 0;
-  for (; i + kLanes <= head_dim; i += kLanes) {
-    Floats value = hn::Mul(load(o + i), set(inverse));
-    if (gate != nullptr) value = hn::Mul(value, sigmoid(load(gate + i)));
-    store(value, o + i);
-  }
-  for (; i < head_dim; i++) {
-    o[i] *= inverse;
-    if (gate != nullptr) o[i] /= 1.0f + std::exp(-gate[i]);
-  }
+  for (; i + kLanes <= head_dim; i += kLanes) store(hn::Mul(load(o + i), set(inverse)), o + i);
+  for (; i < head_dim; i++) o[i] *= inverse;
 }
 
 }  // namespace
@@ -299,9 +291,8 @@ void decode_clear(float* partial, int64_t head_dim) {
   partial[0] = kNoScore;
 }
 
-void decode_finish(float* o, const float* partials, int64_t count, int64_t stride, const float* gate,
-                   int64_t head_dim) {
-  HWY_DYNAMIC_DISPATCH(finish_here)(o, partials, count, stride, gate, head_dim);
+void decode_finish(float* o, const float* partials, int64_t count, int64_t stride, int64_t head_dim) {
+  HWY_DYNAMIC_DISPATCH(finish_here)(o, partials, count, stride, head_dim);
 }
 
 }  // namespace cpu

@@ -203,7 +203,7 @@ void set_rows_here(const cpu::Panel& panel, const float* const* q, float scale, 
   }
 }
 
-void get_rows_here(const cpu::Panel& panel, float* const* o, const float* const* gates, int64_t head_dim) {
+void get_rows_here(const cpu::Panel& panel, float* const* o, int64_t head_dim) {
   const SquareTag d;
   float inverse[kRows];
   for (int64_t row = 0; row < kRows; row++) inverse[row] = 1.0f / panel.sum[row];
@@ -224,13 +224,6 @@ void get_rows_here(const cpu::Panel& panel, float* const* o, const float* const*
     for (int64_t row = 0; row < kRows; row++) {
       if (o[row] != nullptr) o[row][i] = panel.acc[i * kRows + row] * inverse[row];
     }
-  }
-  for (int64_t row = 0; row < kRows; row++) {
-    if (o[row] == nullptr || gates[row] == nullptr) continue;
-    for (i = 0; i + kLanes <= head_dim; i += kLanes) {
-      store(hn::Mul(load(o[row] + i), sigmoid(load(gates[row] + i))), o[row] + i);
-    }
-    for (; i < head_dim; i++) o[row][i] /= 1.0f + std::exp(-gates[row][i]);
   }
 }
 
@@ -271,8 +264,8 @@ void panel_set_rows(const Panel& panel, const float* const* q, float scale, int6
   HWY_DYNAMIC_DISPATCH(set_rows_here)(panel, q, scale, head_dim);
 }
 
-void panel_get_rows(const Panel& panel, float* const* o, const float* const* gates, int64_t head_dim) {
-  HWY_DYNAMIC_DISPATCH(get_rows_here)(panel, o, gates, head_dim);
+void panel_get_rows(const Panel& panel, float* const* o, int64_t head_dim) {
+  HWY_DYNAMIC_DISPATCH(get_rows_here)(panel, o, head_dim);
 }
 
 }  // namespace cpu

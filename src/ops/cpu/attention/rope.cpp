@@ -81,18 +81,17 @@ void CpuOps::rope_table(Tensor table, const RopeParams& rope, const Batch& batch
   BRAID_CHECK(table.cols == rope.dims && rope.dims % 2 == 0 && table.rows >= batch.tokens);
   const int32_t half = rope.dims / 2;
   BRAID_CHECK(static_cast<size_t>(half) <= work_.frequencies.size());
-  if (work_.frequency_dims != rope.dims || work_.frequency_base != rope.freq_base) {
-    for (int32_t i = 0; i < half; i++) work_.frequencies[i] = std::pow(rope.freq_base, -2.0 * i / rope.dims);
-    work_.frequency_dims = rope.dims;
-    work_.frequency_base = rope.freq_base;
+  if (work_.frequencies_of != rope) {
+    for (int32_t i = 0; i < half; i++) work_.frequencies[i] = rope_frequency(rope, i);
+    work_.frequencies_of = rope;
   }
   split(batch.tokens, 40.0 * half, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; t++) {
       float* out = table.f32(t);
       for (int32_t i = 0; i < half; i++) {
         const double angle = batch.position[t] * work_.frequencies[i];
-        out[2 * i] = static_cast<float>(std::cos(angle));
-        out[2 * i + 1] = static_cast<float>(std::sin(angle));
+        out[2 * i] = static_cast<float>(rope.magnitude * std::cos(angle));
+        out[2 * i + 1] = static_cast<float>(rope.magnitude * std::sin(angle));
       }
     }
   });
@@ -102,7 +101,7 @@ void CpuOps::qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor 
                                 const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
                                 const Batch& batch) {
   const int64_t head_dim = kv.shape.head_dim;
-  const int64_t query_stride = head_dim * (params.gated ? 2 : 1);
+  const int64_t query_stride = params.gate.query_stride(head_dim);
   const int64_t dims = rope_table.cols;
   BRAID_CHECK(q.cols == params.heads * head_dim && qg.cols == params.heads * query_stride);
   BRAID_CHECK(k.cols == kv.shape.kv_heads * head_dim && v.cols == k.cols && dims <= head_dim &&

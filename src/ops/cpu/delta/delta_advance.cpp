@@ -36,9 +36,6 @@ struct Advance {
   int64_t record_floats;
 
   bool fresh(int32_t s) const { return batch.position[batch.first_row[s]] == 0; }
-  int32_t value_head(int32_t key_head, int64_t j) const {
-    return key_head + static_cast<int32_t>(j) * shape.key_heads;
-  }
 
   // Row `t` and the raw inputs before it, newest first.
   void set_history(int32_t s, int32_t t, const float** history) const {
@@ -64,7 +61,7 @@ struct Advance {
 
   void run_tile(int32_t s, int32_t head, int64_t tile, int32_t first, int32_t rows, const float* records,
                 const DeltaGate* gates) const {
-    const int64_t j = head / shape.key_heads;
+    const int64_t j = shape.head_in_group(head);
     cpu::DeltaTile t;
     t.columns = layer.tile_columns;
     t.key_dim = shape.key_dim;
@@ -107,8 +104,8 @@ struct Advance {
       const int32_t rows = std::min(kChunkRows, end - first);
       for (int32_t i = 0; i < rows; i++) set_history(s, first + i, histories + int64_t{i} * shape.conv_width);
       cpu::delta_prepare({&shape, w.conv, key_head, rows, histories, records});
-      for (int64_t j = 0; j < group; j++) {
-        const int32_t head = value_head(key_head, j);
+      for (int32_t j = 0; j < group; j++) {
+        const int32_t head = shape.value_head(key_head, j);
         if (first == batch.first_row[s] && fresh(s)) decay[head] = 1.0f;
         set_gates(head, first, rows, &decay[head], gates);
         for (int64_t tile = 0; tile * layer.tile_columns < shape.value_dim; tile++) {
@@ -203,7 +200,7 @@ void CpuOps::delta_advance(Tensor o, const DeltaInputs& in, const DeltaWeights& 
       const auto [begin, end] = pool_.share(batch.certain[s] > 0 ? shape.value_heads * tiles : 0, worker);
       for (int64_t i = begin; i < end; i++) {
         const int32_t h = static_cast<int32_t>(i / tiles);
-        call.run_tile(s, h, i % tiles, first, batch.certain[s], records_of(h % shape.key_heads, first),
+        call.run_tile(s, h, i % tiles, first, batch.certain[s], records_of(shape.key_head(h), first),
                       gates_of(h, first));
       }
     }
@@ -217,8 +214,8 @@ void CpuOps::delta_advance(Tensor o, const DeltaInputs& in, const DeltaWeights& 
       const auto [ring_begin, ring_end] = pool_.share(certain > 0 ? shape.key_heads : 0, worker);
       for (int64_t key_head = ring_begin; key_head < ring_end; key_head++) {
         call.store_ring(s, static_cast<int32_t>(key_head));
-        for (int64_t j = 0; j < call.group; j++) {
-          const int32_t h = call.value_head(static_cast<int32_t>(key_head), j);
+        for (int32_t j = 0; j < call.group; j++) {
+          const int32_t h = shape.value_head(static_cast<int32_t>(key_head), j);
           layer.decay(batch.slot[s])[h] = cpu::stored_decay(*gates_of(h, first + certain - 1));
         }
       }

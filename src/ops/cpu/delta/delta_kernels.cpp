@@ -116,8 +116,8 @@ void prepare_rows(const cpu::DeltaPrepare& args) {
   float* q = args.records;
   conv_silu(q, record_floats, args, args.key_head * dk, dk);
   conv_silu(q + dk, record_floats, args, shape.key_width() + args.key_head * dk, dk);
-  for (int64_t j = 0; j < group; j++) {
-    const int64_t first = 2 * shape.key_width() + (args.key_head + j * shape.key_heads) * dv;
+  for (int32_t j = 0; j < group; j++) {
+    const int64_t first = 2 * shape.key_width() + shape.value_head(args.key_head, j) * dv;
     conv_silu(q + 2 * dk + j * dv, record_floats, args, first, dv);
   }
   for (int32_t i = 0; i < args.rows; i++, q += record_floats) {
@@ -425,9 +425,8 @@ void delta_copy_channels(const DeltaShape& shape, int32_t key_head, float* dst, 
   };
   copy(int64_t{key_head} * shape.key_dim, shape.key_dim);
   copy(shape.key_width() + int64_t{key_head} * shape.key_dim, shape.key_dim);
-  for (int32_t h = key_head; h < shape.value_heads; h += shape.key_heads) {
-    copy(2 * shape.key_width() + int64_t{h} * shape.value_dim, shape.value_dim);
-  }
+  for (int32_t j = 0; j < shape.heads_per_key(); j++)
+    copy(2 * shape.key_width() + int64_t{shape.value_head(key_head, j)} * shape.value_dim, shape.value_dim);
 }
 
 void delta_check_shapes(Tensor o, const DeltaInputs& in, const DeltaLayer& layer, const Batch& batch) {

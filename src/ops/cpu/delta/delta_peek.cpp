@@ -56,7 +56,8 @@ struct Peek {
       cpu::delta_copy_channels(shape, key_head, journal.conv_in + (first + i) * shape.channels(),
                                in.qkv.f32(first + i));
     }
-    for (int32_t head = key_head; head < shape.value_heads; head += shape.key_heads) {
+    for (int32_t j = 0; j < shape.heads_per_key(); j++) {
+      const int32_t head = shape.value_head(key_head, j);
       read_state(s, head, first, rows, records);
       for (int32_t i = 0; i < rows; i++) solve_row(s, head, first + i, records + i * record_floats);
       const int64_t column = int64_t{head} * shape.value_dim;
@@ -86,7 +87,7 @@ struct Peek {
 
   void solve_row(int32_t s, int32_t head, int32_t t, const float* record) const {
     const int64_t group = shape.value_heads / shape.key_heads;
-    const int32_t key_head = head % shape.key_heads;
+    const int32_t key_head = shape.key_head(head);
     const int32_t parent = batch.parent[t];
     const double g = cpu::delta_log_decay(in.alpha.f32(t)[head], w.dt[head], w.a[head]);
     const float path_g = static_cast<float>(g + (parent >= 0 ? journal_g(parent)[head] : 0.0f));
@@ -96,7 +97,7 @@ struct Peek {
     solve.value_dim = shape.value_dim;
     solve.q = record;
     solve.k = record + shape.key_dim;
-    solve.v = record + 2 * shape.key_dim + head / shape.key_heads * shape.value_dim;
+    solve.v = record + 2 * shape.key_dim + int64_t{shape.head_in_group(head)} * shape.value_dim;
     solve.kq = record[2 * shape.key_dim + group * shape.value_dim];
     solve.decay = std::exp(path_g) * layer.decay(batch.slot[s])[head];
     solve.beta = cpu::delta_beta(in.beta.f32(t)[head]);
@@ -149,7 +150,7 @@ void CpuOps::delta_commit(const DeltaLayer& layer, const DeltaJournal& journal,
   const DeltaShape& shape = layer.shape;
   const auto update_head = [&](const AcceptedPath& path, int32_t head, float* d) {
     float& decay = layer.decay(path.slot)[head];
-    const int64_t key = int64_t{head % shape.key_heads} * shape.key_dim;
+    const int64_t key = int64_t{shape.key_head(head)} * shape.key_dim;
     for (int32_t i = 0; i < path.count; i++) {
       const int64_t row = path.row[i];
       BRAID_CHECK(row >= 0 && row < journal.rows);

@@ -192,7 +192,8 @@ AttentionArgs arguments(const Context& context, const SequenceWorkspace& work, T
   const int head_dim = kv.shape.head_dim;
   BRAID_CHECK(o.cols == params.heads * head_dim && params.heads % kv.shape.kv_heads == 0);
   BRAID_CHECK(head_dim <= kPlainDim);
-  if (params.gated) BRAID_CHECK(qg.cols == 2 * o.cols);
+  BRAID_CHECK(params.gate.act == AttentionGate::Act::none || params.gate == kJointSigmoid);
+  if (params.gate.joint()) BRAID_CHECK(qg.cols == 2 * o.cols);
   AttentionArgs args{};
   args.o = o;
   args.qg = qg;
@@ -204,7 +205,7 @@ AttentionArgs arguments(const Context& context, const SequenceWorkspace& work, T
   args.head_dim = head_dim;
   args.scale = params.scale * 1.4426950408889634f;
   args.window = params.window;
-  args.gated = params.gated;
+  args.gated = params.gate.joint();
   args.processors = context.processors;
   args.deterministic = context.deterministic;
   args.partial_rows = static_cast<int>(work.partial_rows);
@@ -234,9 +235,9 @@ bool fits_fresh(const AttentionArgs& args) {
 
 }  // namespace cuda
 
-void CudaOps::attention(Tensor o, Tensor q, Tensor qg, const AttentionParams& params, const KvLayer& kv,
+void CudaOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                         const Batch& batch) {
-  AttentionArgs args = arguments(context_, sequence_work_, o, qg, params, kv, batch);
+  AttentionArgs args = arguments(context_, sequence_work_, o, gates, params, kv, batch);
   BRAID_CHECK(q.cols == o.cols);
   args.q = q;
   if (batch.tokens == 0 || batch.sequences == 0) return;
@@ -259,7 +260,7 @@ void CudaOps::attention(Tensor o, Tensor q, Tensor qg, const AttentionParams& pa
   context_.launched("attention");
 }
 
-void CudaOps::store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
+void CudaOps::store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates, Tensor rope_table,
                            const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
                            const Batch& batch) {
   AttentionArgs args = arguments(context_, sequence_work_, o, qg, params, kv, batch);
@@ -271,7 +272,7 @@ void CudaOps::store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Te
   args.rope = rope_table;
   args.w = w;
   if (fits(sequence_work_, args) && fits_fresh(args) && attention_decode(context_, args)) return;
-  Ops::store_attend(o, q, qg, k, v, rope_table, w, params, kv, batch);
+  Ops::store_attend(o, q, qg, k, v, gates, rope_table, w, params, kv, batch);
 }
 
 }  // namespace braid

@@ -182,6 +182,7 @@ bool multiple_of_eight(const Tensor& t) {
 
 void CudaOps::rope_table(Tensor table, const RopeParams& rope, const Batch& batch) {
   BRAID_CHECK(table.cols == rope.dims && rope.dims % 2 == 0 && table.rows >= batch.tokens);
+  BRAID_CHECK(rope.factor == 1 && rope.magnitude == 1);
   const int count = batch.tokens * rope.dims / 2;
   if (count == 0) return;
   launch_early(context_, rope_table_kernel, dim3(static_cast<unsigned>(div_up(count, 128))), 128, 0,
@@ -192,7 +193,7 @@ void CudaOps::qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor
                                  const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
                                  const Batch& batch) {
   const int head_dim = kv.shape.head_dim;
-  const int head_stride = head_dim * (params.gated ? 2 : 1);
+  const int head_stride = static_cast<int>(params.gate.query_stride(head_dim));
   BRAID_CHECK(q.cols == params.heads * head_dim && qg.cols == params.heads * head_stride);
   BRAID_CHECK(k.cols == kv.shape.kv_heads * head_dim && v.cols == k.cols && rope_table.cols <= head_dim);
   BRAID_CHECK(head_dim <= kMaxHeadDim && head_dim % 8 == 0 && rope_table.type == DType::f32);

@@ -305,6 +305,7 @@ RouteArgs route_args(Tensor ids, Tensor weights, Tensor logits, const RouteParam
   BRAID_CHECK(logits.cols == params.experts && ids.cols == params.used && weights.cols == params.used);
   BRAID_CHECK(ids.type == DType::i32 && ids.rows >= logits.rows && weights.rows >= logits.rows);
   BRAID_CHECK(params.used > 0 && params.used <= params.experts);
+  BRAID_CHECK(params.score == RouteParams::Score::softmax && params.scale == 1);
   BRAID_CHECK(params.experts <= kMostExperts && params.used <= kMostUsed);
   return {static_cast<int32_t*>(ids.data),
           ids.stride,
