@@ -49,8 +49,7 @@ struct FeedForwardConfig {
   int64_t shared_width = 0;  // Fs; 0: no shared expert
   bool shared_gated = true;  // the shared expert's output times sigmoid(a weight . x)
   RouteParams::Score score = RouteParams::Score::softmax;
-  bool biased = false;  // the choice goes by score + bias
-  float scale = 1;      // of the chosen experts' weights
+  float scale = 1;  // of the chosen experts' weights
 
   bool is_moe() const { return experts > 0; }
 };

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "model/architectures.h"
+#include "model/architectures/architectures.h"
 #include "model/layers/layers.h"
 #include "model/model.h"
 

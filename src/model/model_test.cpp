@@ -144,7 +144,7 @@ TEST(ModelFile, KeysThatContradictAreNamed) {
   EXPECT_SAYS(error_with_key([](GgufWriter& w) { w.set_u32("qwen35.ssm.time_step_rank", 3); }),
               "time_step_rank");
   EXPECT_SAYS(error_with_key([](GgufWriter& w) { w.set_u32("qwen35.ssm.inner_size", 130); }), "inner_size");
-  EXPECT_SAYS(error_with_key([](GgufWriter& w) { w.set_string("qwen35.rope.scaling.type", "yarn"); }),
+  EXPECT_SAYS(error_with_key([](GgufWriter& w) { w.set_string("qwen35.rope.scaling.type", "longrope"); }),
               "rope.scaling.type");
   EXPECT_SAYS(error_with_key([](GgufWriter& w) { w.set_u32("qwen35.full_attention_interval", 0); }),
               "full_attention_interval");
@@ -157,7 +157,7 @@ TEST(ModelFile, ExpertCountsMustAgree) {
     return error_after(tiny_moe(), [&](GgufWriter& w, std::vector<OwnTensor>&) { w.set_u32(key, value); });
   };
   EXPECT_SAYS(with("qwen35moe.expert_used_count", 9), "expert_used_count");
-  EXPECT_SAYS(with("qwen35moe.expert_gating_func", 2), "expert_gating_func");
+  EXPECT_SAYS(with("qwen35moe.expert_gating_func", 4), "expert_gating_func");
   EXPECT_SAYS(with("qwen35moe.expert_count", 7), "expected {64, 7}");
 }
 

@@ -9,7 +9,7 @@
 
 #include "gguf/gguf.h"
 #include "gguf/gguf_writer.h"
-#include "model/random_model.h"
+#include "model/random/random_model.h"
 
 namespace braid::testing_models {
 

@@ -5,10 +5,12 @@
 // contiguous elements as in the GGUF file ({k, n} there); y[n] = sum_k W[n][k] x[k].
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/check.h"
 #include "gguf/formats/types.h"
@@ -57,6 +59,12 @@ struct Tensor {
   }
 };
 
+// Consecutive rows of a fused matrix.
+struct RowRun {
+  int64_t first = 0;
+  int64_t count = 0;
+};
+
 // One weight matrix, or a stack of `experts` matrices of the same shape. Described once by the model; the
 // device that loads it chooses its own layout (Device::load_weights) and keeps it in `device_data`.
 struct Weight {
@@ -67,9 +75,11 @@ struct Weight {
   int64_t experts = 1;
   std::span<const std::byte> file;  // [experts][n][row of k] as in the file; valid as long as the file
   size_t expert_stride_bytes = 0;   // from one expert's matrix to the next; 0: they follow each other
-  std::span<const float> scales;    // {}: 1; else one factor (or one per expert) that multiplies the product
-  bool is_table = false;            // rows are looked up by embed()
-  bool is_product = true;           // used by linear() / moe_ffn() / logits()
+  // Not empty: the rows are these of `file`, in this order (of a weight without experts).
+  std::vector<RowRun> runs;
+  std::span<const float> scales;  // {}: 1; else one factor (or one per expert) that multiplies the product
+  bool is_table = false;          // rows are looked up by embed()
+  bool is_product = true;         // used by linear() / moe_ffn() / logits()
 
   const void* device_data = nullptr;  // the device's layout; owned by the device
   size_t device_bytes = 0;            // bytes of that layout (what one full read moves)
@@ -77,12 +87,30 @@ struct Weight {
   explicit operator bool() const { return n > 0; }
 
   size_t file_row_bytes() const { return static_cast<size_t>(k) / block_elems(type) * block_bytes(type); }
-  // Rows of one expert as in the file. Files that fuse gate and up interleave two stacks: always read through
-  // this.
-  std::span<const std::byte> expert_file(int64_t expert) const {
+  // Rows as in the file. Files fuse matrices in several ways: always read through this.
+  struct FileRows {
+    const std::byte* data = nullptr;
+    int64_t count = 0;
+  };
+  // Those of one expert from `row` on that follow each other, at most `most`.
+  FileRows file_rows(int64_t expert, int64_t row, int64_t most) const {
+    BRAID_CHECK(row >= 0 && most > 0 && row + most <= n);
+    int64_t at = row;
+    for (const RowRun& run : runs) {
+      if (at < run.count) {
+        most = std::min(most, run.count - at);
+        at += run.first;
+        break;
+      }
+      at -= run.count;
+    }
     const size_t matrix_bytes = static_cast<size_t>(n) * file_row_bytes();
     const size_t stride_bytes = expert_stride_bytes != 0 ? expert_stride_bytes : matrix_bytes;
-    return file.subspan(static_cast<size_t>(expert) * stride_bytes, matrix_bytes);
+    const size_t first_byte =
+        static_cast<size_t>(expert) * stride_bytes + static_cast<size_t>(at) * file_row_bytes();
+    const size_t bytes = static_cast<size_t>(most) * file_row_bytes();
+    BRAID_CHECK(first_byte + bytes <= file.size());
+    return {file.data() + first_byte, most};
   }
 };
 

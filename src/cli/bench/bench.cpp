@@ -27,7 +27,7 @@
 #include "cli/model_options.h"
 #include "cli/terminal/interrupt.h"
 #include "cli/terminal/terminal.h"
-#include "model/random_model.h"
+#include "model/random/random_model.h"
 #include "ops/cpu/peaks/peaks.h"
 
 namespace braid::cli {

@@ -514,16 +514,19 @@ class Loader {
     auto* host = static_cast<std::byte*>(pinned_.data()) + slot * chunk_bytes_;
     auto* raw = static_cast<uint8_t*>(raw_.data()) + slot * chunk_bytes_;
     if (next_ > kChunks) context_.note(cudaEventSynchronize(free_[slot]), "loading weights");
-    const std::byte* file = w.expert_file(expert).data() + static_cast<size_t>(row) * w.file_row_bytes();
     pool_.run([&](int worker) {
       const auto [first, last] = pool_.share(rows, worker);
-      if (has_raw_rows(w.type)) {
-        std::memcpy(host + first * row_bytes, file + first * row_bytes, (last - first) * row_bytes);
-        return;
+      Weight::FileRows file;
+      for (int64_t r = first; r < last; r += file.count) {
+        file = w.file_rows(expert, row + r, last - r);
+        if (has_raw_rows(w.type)) {
+          std::memcpy(host + r * row_bytes, file.data, file.count * row_bytes);
+          continue;
+        }
+        for (int64_t i = 0; i < file.count; ++i)
+          decode_row(w.type, file.data + static_cast<size_t>(i) * w.file_row_bytes(),
+                     reinterpret_cast<float*>(host + (r + i) * row_bytes), w.k);
       }
-      for (int64_t r = first; r < last; ++r)
-        decode_row(w.type, file + static_cast<size_t>(r) * w.file_row_bytes(),
-                   reinterpret_cast<float*>(host + r * row_bytes), w.k);
     });
     device_.to_device(raw, host, static_cast<size_t>(rows) * row_bytes);
     if (w.is_table) {

@@ -33,13 +33,11 @@ size_t RefDevice::weight_bytes(const Weight& weight) const {
 Status RefDevice::load_weights(std::span<Weight* const> weights, const WeightDone& done) {
   for (Weight* weight : weights) {
     const int64_t rows = weight->experts * weight->n;
-    BRAID_CHECK(weight->expert_file(weight->experts - 1).size() == weight->n * weight->file_row_bytes());
     if (!weight->is_product) continue;
 
     std::vector<float> values(static_cast<size_t>(rows * weight->k));
     for (int64_t row = 0; row < rows; ++row) {
-      const auto matrix = weight->expert_file(row / weight->n);
-      decode_row(weight->type, matrix.data() + weight->file_row_bytes() * (row % weight->n),
+      decode_row(weight->type, weight->file_rows(row / weight->n, row % weight->n, 1).data,
                  values.data() + row * weight->k, weight->k);
     }
     weight->device_data = values.data();

@@ -13,11 +13,10 @@ namespace braid {
 
 void RefOps::embed(Tensor y, const Weight& table, const Batch& batch) {
   BRAID_CHECK(table.is_table && y.cols == table.k && y.rows >= batch.tokens);
-  const size_t row_bytes = table.file.size() / static_cast<size_t>(table.n);
   for (int32_t t = 0; t < batch.tokens; ++t) {
     const int32_t token = batch.token[t];
     BRAID_CHECK(token >= 0 && token < table.n);
-    decode_row(table.type, table.file.data() + row_bytes * static_cast<size_t>(token), y.f32(t), table.k);
+    decode_row(table.type, table.file_rows(0, token, 1).data, y.f32(t), table.k);
   }
 }
 

@@ -50,11 +50,21 @@ size_t tiles_bytes(const Weight& w) {
 void repack_share(const Weight& w, const PackedWeight& packed_weight, std::byte* tiles, int64_t begin,
                   int64_t end) {
   const size_t row_bytes = w.file_row_bytes();
+  std::vector<std::byte> gathered;  // a group whose rows do not follow each other in the file
   for (int64_t i = begin; i < end; i++) {
     const int64_t expert = i / packed_weight.groups, first = i % packed_weight.groups * kGroupRows;
     const auto rows = static_cast<int>(std::min<int64_t>(kGroupRows, w.n - first));
-    const std::byte* file = w.expert_file(expert).data() + static_cast<size_t>(first) * row_bytes;
-    repack_group(packed_weight.layout, w.type, file, row_bytes, rows, w.k,
+    Weight::FileRows file = w.file_rows(expert, first, rows);
+    if (file.count < rows) {
+      gathered.resize(static_cast<size_t>(rows) * row_bytes);
+      for (int64_t r = 0; r < rows; r += file.count) {
+        file = w.file_rows(expert, first + r, rows - r);
+        std::memcpy(gathered.data() + static_cast<size_t>(r) * row_bytes, file.data,
+                    static_cast<size_t>(file.count) * row_bytes);
+      }
+      file.data = gathered.data();
+    }
+    repack_group(packed_weight.layout, w.type, file.data, row_bytes, rows, w.k,
                  tiles + static_cast<size_t>(i) * packed_weight.group_bytes);
   }
 }
@@ -378,7 +388,7 @@ void Products::logits(Tensor logits, const Weight& w, Tensor x) {
 
 void Products::embed(Tensor y, const Weight& table, const Batch& batch) {
   const size_t row_bytes = table.file_row_bytes();
-  const std::byte* rows = table.expert_file(0).data();
+  const std::byte* rows = table.file_rows(0, 0, table.n).data;
   const float scale = table.scales.empty() ? 1.0f : table.scales[0];
   BRAID_CHECK(y.rows >= batch.tokens && y.cols == table.k);
   const auto copy = [&](int64_t begin, int64_t end) {

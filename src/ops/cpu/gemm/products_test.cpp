@@ -568,8 +568,7 @@ struct Experts {
     std::vector<float> row(static_cast<size_t>(w.k));
     std::vector<double> y(static_cast<size_t>(w.n));
     for (int64_t r = 0; r < w.n; r++) {
-      decode_row(w.type, w.expert_file(expert).data() + static_cast<size_t>(r) * w.file_row_bytes(),
-                 row.data(), w.k);
+      decode_row(w.type, w.file_rows(expert, r, 1).data, row.data(), w.k);
       for (size_t i = 0; i < row.size(); i++) y[static_cast<size_t>(r)] += double{row[i]} * x[i];
     }
     return y;

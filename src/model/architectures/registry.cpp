@@ -5,7 +5,7 @@
 #include <iterator>
 
 #include "gguf/gguf_text.h"
-#include "model/architectures.h"
+#include "model/architectures/architectures.h"
 #include "model/decoder_model.h"
 #include "model/model.h"
 
@@ -15,6 +15,10 @@ namespace {
 constexpr Architecture kArchitectures[] = {
     {"qwen35", &read_qwen35_config, &describe_qwen35_weights},
     {"qwen35moe", &read_qwen35_config, &describe_qwen35_weights},
+    {"qwen3", &read_qwen3_config, &describe_qwen3_weights},
+    {"qwen3moe", &read_qwen3_config, &describe_qwen3_weights},
+    {"qwen3next", &read_qwen3next_config, &describe_qwen3next_weights},
+    {"laguna", &read_laguna_config, &describe_laguna_weights},
 };
 
 }  // namespace

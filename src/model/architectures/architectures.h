@@ -24,5 +24,15 @@ struct Architecture {
 // qwen35.cpp: qwen35 and qwen35moe.
 Result<ModelConfig> read_qwen35_config(const GgufFile& file);
 Status describe_qwen35_weights(const GgufFile& file, ModelConfig& config, bool with_mtp, ModelWeights& out);
+// qwen3.cpp: qwen3 and qwen3moe.
+Result<ModelConfig> read_qwen3_config(const GgufFile& file);
+Status describe_qwen3_weights(const GgufFile& file, ModelConfig& config, bool with_mtp, ModelWeights& out);
+// qwen3next.cpp
+Result<ModelConfig> read_qwen3next_config(const GgufFile& file);
+Status describe_qwen3next_weights(const GgufFile& file, ModelConfig& config, bool with_mtp,
+                                  ModelWeights& out);
+// laguna.cpp
+Result<ModelConfig> read_laguna_config(const GgufFile& file);
+Status describe_laguna_weights(const GgufFile& file, ModelConfig& config, bool with_mtp, ModelWeights& out);
 
 }  // namespace braid

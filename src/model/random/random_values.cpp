@@ -1,5 +1,5 @@
 // random_values.cpp -- see random_values.h.
-#include "model/random_values.h"
+#include "model/random/random_values.h"
 
 #include <algorithm>
 #include <span>

@@ -1,5 +1,5 @@
 // random_model.cpp -- see random_model.h.
-#include "model/random_model.h"
+#include "model/random/random_model.h"
 
 #include <fmt/format.h>
 
@@ -10,7 +10,7 @@
 
 #include "gguf/formats/block_layouts.h"
 #include "gguf/quantize/quantize.h"
-#include "model/random_values.h"
+#include "model/random/random_values.h"
 
 namespace braid {
 namespace {

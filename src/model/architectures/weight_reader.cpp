@@ -1,5 +1,5 @@
 // weight_reader.cpp -- see weight_reader.h.
-#include "model/weight_reader.h"
+#include "model/architectures/weight_reader.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -19,21 +19,6 @@ std::string shown(const Shape& shape) {
   return fmt::format("{{{}}}", fmt::join(shape.begin(), shape.begin() + dims, ", "));
 }
 
-// Rows [first, first + rows) of every expert of a fused matrix.
-Weight rows_of(const Weight& fused, int64_t first, int64_t rows, const char* part) {
-  Weight w = fused;
-  w.name += part;
-  w.n = rows;
-  const size_t first_byte = static_cast<size_t>(first) * fused.file_row_bytes();
-  w.file = fused.file.subspan(first_byte);
-  if (fused.experts > 1) {
-    w.expert_stride_bytes = static_cast<size_t>(fused.n) * fused.file_row_bytes();
-  } else {
-    w.file = w.file.first(static_cast<size_t>(rows) * fused.file_row_bytes());
-  }
-  return w;
-}
-
 uint64_t u(int64_t value) { return static_cast<uint64_t>(value); }
 
 void decode(const GgufTensor& tensor, float* out) {
@@ -44,6 +29,24 @@ void decode(const GgufTensor& tensor, float* out) {
 }
 
 }  // namespace
+
+Weight rows_of(const Weight& fused, const std::vector<RowRun>& runs, std::string_view part) {
+  Weight w = fused;
+  w.name += part;
+  w.n = 0;
+  for (const RowRun& run : runs) {
+    BRAID_CHECK(run.first >= 0 && run.count > 0 && run.first + run.count <= fused.n);
+    w.n += run.count;
+  }
+  if (runs.size() > 1) {
+    BRAID_CHECK(fused.experts == 1);
+    w.runs = runs;
+    return w;
+  }
+  w.file = fused.file.subspan(static_cast<size_t>(runs[0].first) * fused.file_row_bytes());
+  w.expert_stride_bytes = static_cast<size_t>(fused.n) * fused.file_row_bytes();
+  return w;
+}
 
 Status WeightReader::matrix(Weight& w, const std::string& name, int64_t n, int64_t k, int64_t experts) {
   const std::string full = name + ".weight";
@@ -89,14 +92,15 @@ Status WeightReader::attention(AttentionBlock& a, const AttentionConfig& c, cons
   if (has(prefix + "attn_qkv.weight")) {
     Weight fused;
     BRAID_TRY(matrix(fused, prefix + "attn_qkv", query_rows + 2 * kv_rows, config_.width));
-    a.q = rows_of(fused, 0, query_rows, " (q)");
-    a.k = rows_of(fused, query_rows, kv_rows, " (k)");
-    a.v = rows_of(fused, query_rows + kv_rows, kv_rows, " (v)");
+    a.q = rows_of(fused, {{0, query_rows}}, " (q)");
+    a.k = rows_of(fused, {{query_rows, kv_rows}}, " (k)");
+    a.v = rows_of(fused, {{query_rows + kv_rows, kv_rows}}, " (v)");
   } else {
     BRAID_TRY(matrix(a.q, prefix + "attn_q", query_rows, config_.width));
     BRAID_TRY(matrix(a.k, prefix + "attn_k", kv_rows, config_.width));
     BRAID_TRY(matrix(a.v, prefix + "attn_v", kv_rows, config_.width));
   }
+  if (c.gate.separate()) BRAID_TRY(matrix(a.gate, prefix + "attn_gate", c.gate_rows(), config_.width));
   BRAID_TRY(matrix(a.output, prefix + "attn_output", config_.width, c.query_width()));
   BRAID_TRY(vector(a.norms.q_norm, prefix + "attn_q_norm.weight", c.head_dim));
   BRAID_TRY(vector(a.norms.k_norm, prefix + "attn_k_norm.weight", c.head_dim));
@@ -104,11 +108,12 @@ Status WeightReader::attention(AttentionBlock& a, const AttentionConfig& c, cons
   return {};
 }
 
-Status WeightReader::delta(DeltaBlock& d, const DeltaShape& s, const std::string& prefix) {
+Status WeightReader::delta_projections(DeltaBlock& d, const DeltaShape& s, const std::string& prefix) {
   BRAID_TRY(matrix(d.qkv, prefix + "attn_qkv", s.channels(), config_.width));
-  BRAID_TRY(matrix(d.z, prefix + "attn_gate", s.value_width(), config_.width));
-  BRAID_TRY(matrix(d.alpha, prefix + "ssm_alpha", s.value_heads, config_.width));
-  BRAID_TRY(matrix(d.beta, prefix + "ssm_beta", s.value_heads, config_.width));
+  return matrix(d.z, prefix + "attn_gate", s.value_width(), config_.width);
+}
+
+Status WeightReader::delta_rest(DeltaBlock& d, const DeltaShape& s, const std::string& prefix) {
   BRAID_TRY(matrix(d.output, prefix + "ssm_out", config_.width, s.value_width()));
   BRAID_TRY(vector(d.small.conv, prefix + "ssm_conv1d.weight", s.channels(), s.conv_width));
   BRAID_TRY(vector(d.small.a, prefix + "ssm_a", s.value_heads));
@@ -116,6 +121,13 @@ Status WeightReader::delta(DeltaBlock& d, const DeltaShape& s, const std::string
   BRAID_TRY(vector(d.small.norm, prefix + "ssm_norm.weight", s.value_dim));
   d.small.eps = config_.eps;
   return {};
+}
+
+Status read_plain_delta(WeightReader& reader, DeltaBlock& d, const DeltaShape& s, const std::string& prefix) {
+  BRAID_TRY(reader.delta_projections(d, s, prefix));
+  BRAID_TRY(reader.matrix(d.alpha, prefix + "ssm_alpha", s.value_heads, reader.width()));
+  BRAID_TRY(reader.matrix(d.beta, prefix + "ssm_beta", s.value_heads, reader.width()));
+  return reader.delta_rest(d, s, prefix);
 }
 
 Status WeightReader::feed_forward(LayerWeights& layer, const FeedForwardConfig& c,
@@ -130,6 +142,13 @@ Status WeightReader::feed_forward(LayerWeights& layer, const FeedForwardConfig& 
   const int64_t experts = c.experts;
   const int64_t routed = c.expert_width;
   BRAID_TRY(matrix(m.router, prefix + "ffn_gate_inp", experts, width));
+  if (has(prefix + "exp_probs_b.bias")) {
+    if (c.score != RouteParams::Score::sigmoid)
+      return Error{ErrorKind::unsupported,
+                   fmt::format("{}: tensor {}exp_probs_b.bias: braid does not add a bias to softmax scores",
+                               file_.name(), prefix)};
+    BRAID_TRY(vector(m.route_bias, prefix + "exp_probs_b.bias", experts));
+  }
   if (has(prefix + "ffn_gate_up_exps.weight")) {
     BRAID_TRY(fused_experts(m, c, prefix));
   } else {
@@ -141,7 +160,7 @@ Status WeightReader::feed_forward(LayerWeights& layer, const FeedForwardConfig& 
   BRAID_TRY(matrix(m.shared_gate, prefix + "ffn_gate_shexp", c.shared_width, width));
   BRAID_TRY(matrix(m.shared_up, prefix + "ffn_up_shexp", c.shared_width, width));
   BRAID_TRY(matrix(m.shared_down, prefix + "ffn_down_shexp", width, c.shared_width));
-  return vector(m.shared_scale, prefix + "ffn_gate_inp_shexp.weight", width);
+  return c.shared_gated ? vector(m.shared_scale, prefix + "ffn_gate_inp_shexp.weight", width) : Status();
 }
 
 Status WeightReader::fused_experts(MoeBlock& m, const FeedForwardConfig& c, const std::string& prefix) {
@@ -156,8 +175,67 @@ Status WeightReader::fused_experts(MoeBlock& m, const FeedForwardConfig& c, cons
     decode(*scale, values.data());
     fused.scales = values;
   }
-  m.gate = rows_of(fused, 0, routed, " (gate)");
-  m.up = rows_of(fused, routed, routed, " (up)");
+  m.gate = rows_of(fused, {{0, routed}}, " (gate)");
+  m.up = rows_of(fused, {{routed, routed}}, " (up)");
+  return {};
+}
+
+// The head that predicts the token after the next one.
+Status WeightReader::mtp_head(const DecoderTensors& tensors, const LayerConfig& layer, MtpWeights& head,
+                              const std::string& prefix) {
+  const int64_t width = config_.width;
+  BRAID_TRY(matrix(head.eh_proj, prefix + "nextn.eh_proj", width, 2 * width));
+  BRAID_TRY(vector(head.embedding_norm, prefix + "nextn.enorm.weight", width));
+  BRAID_TRY(vector(head.hidden_norm, prefix + "nextn.hnorm.weight", width));
+  const bool has_norm = has(prefix + "nextn.shared_head_norm.weight");
+  const std::string norm_name = has_norm ? prefix + "nextn.shared_head_norm.weight" : "output_norm.weight";
+  BRAID_TRY(vector(head.head_norm, norm_name, width));
+  if (!has_norm) parameters_ -= width;  // counted with the trunk
+  head.embedding = &out_.embedding;
+  if (has(prefix + "nextn.embed_tokens.weight")) {
+    BRAID_TRY(matrix(head.own_embedding, prefix + "nextn.embed_tokens", config_.vocabulary, width));
+    mark_as_table(head.own_embedding, false);
+    head.embedding = &head.own_embedding;
+  }
+  head.head = &out_.head();
+  if (has(prefix + "nextn.shared_head_head.weight")) {
+    BRAID_TRY(matrix(head.own_head, prefix + "nextn.shared_head_head", config_.vocabulary, width));
+    head.head = &head.own_head;
+  }
+  BRAID_TRY(vector(head.layer.mixer_norm, prefix + "attn_norm.weight", width));
+  BRAID_TRY(attention(head.layer.attention, layer.attention, prefix));
+  BRAID_TRY(vector(head.layer.ffn_norm, prefix + std::string(tensors.ffn_norm), width));
+  // Some files lack the feed-forward part of this block: then the block goes without.
+  const bool has_ffn = has(prefix + "ffn_down.weight") || has(prefix + "ffn_down_exps.weight");
+  return has_ffn ? feed_forward(head.layer, layer.feed_forward, prefix) : Status();
+}
+
+Status WeightReader::decoder(const DecoderTensors& tensors, bool with_mtp) {
+  BRAID_TRY(ends());
+  const size_t count = config_.layers.size();
+  out_.layers = std::vector<LayerWeights>(count);
+  for (size_t i = 0; i < count; ++i) {
+    const std::string prefix = fmt::format("blk.{}.", i);
+    const LayerConfig& c = config_.layers[i];
+    LayerWeights& layer = out_.layers[i];
+    BRAID_TRY(vector(layer.mixer_norm, prefix + "attn_norm.weight", config_.width));
+    if (c.kind == LayerKind::attention) {
+      BRAID_TRY(attention(layer.attention, c.attention, prefix));
+    } else {
+      BRAID_TRY(tensors.delta(*this, layer.delta, c.delta, prefix));
+    }
+    BRAID_TRY(vector(layer.ffn_norm, prefix + std::string(tensors.ffn_norm), config_.width));
+    BRAID_TRY(feed_forward(layer, c.feed_forward, prefix));
+  }
+  const int64_t trunk = parameters_;
+
+  // Files exist that announce the head and do not hold it.
+  if (with_mtp && !config_.mtp.empty() && has(fmt::format("blk.{}.nextn.eh_proj.weight", count))) {
+    out_.mtp = std::vector<MtpWeights>(config_.mtp.size());
+    for (size_t i = 0; i < config_.mtp.size(); ++i)
+      BRAID_TRY(mtp_head(tensors, config_.mtp[i], out_.mtp[i], fmt::format("blk.{}.", count + i)));
+  }
+  out_.count_parameters(trunk, parameters_ - trunk);
   return {};
 }
 
