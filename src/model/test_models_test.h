@@ -34,6 +34,7 @@ inline RandomShape tiny_dense() {
 
 inline RandomShape tiny_moe() {
   RandomShape s = tiny_dense();
+  s.architecture = "qwen35moe";
   s.ffn_width = 0;
   s.tied = false;
   s.experts = 8;

@@ -20,26 +20,39 @@
 namespace braid {
 
 struct RandomShape {
-  std::string_view name;  // "0.8b"
+  std::string_view name;                     // "0.8b"
+  std::string_view architecture = "qwen35";  // general.architecture
   int32_t layers = 0;
   int64_t width = 0;
   int32_t heads = 0;
   int32_t kv_heads = 0;
-  int64_t ffn_width = 0;  // dense; 0 with experts
-  int32_t value_heads = 0;
+  int64_t ffn_width = 0;  // of dense layers
   bool tied = false;
   int32_t experts = 0;
   int32_t experts_used = 0;
   int64_t expert_width = 0;
   int64_t shared_width = 0;
-  // The same in all published sizes.
-  int32_t key_heads = 16;
-  int32_t delta_dim = 128;
+  int32_t dense_layers = 0;  // before those with experts
   int32_t head_dim = 256;
   int32_t rope_dims = 64;
-  int32_t attention_interval = 4;  // every n-th layer attends, the others are recurrent
+  float rope_base = 1e7f;
   int32_t context_length = 262144;
   int64_t vocabulary = 248320;
+
+  // Recurrent layers. Every n-th layer attends, the others are recurrent; 1: there are none.
+  int32_t attention_interval = 4;
+  int32_t key_heads = 16;
+  int32_t value_heads = 0;
+  int32_t delta_dim = 128;
+
+  // Sliding layers: all but every fourth, with heads and window of their own.
+  int32_t window = 0;
+  int32_t sliding_heads = 0;
+
+  bool attends(int32_t layer) const { return (layer + 1) % attention_interval == 0; }
+  bool slides(int32_t layer) const { return window > 0 && layer % 4 != 0; }
+  int32_t heads_of(int32_t layer) const { return slides(layer) ? sliding_heads : heads; }
+  bool has_experts(int32_t layer) const { return experts > 0 && layer >= dense_layers; }
 };
 
 std::span<const RandomShape> random_shapes();
