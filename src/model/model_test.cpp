@@ -212,6 +212,168 @@ TEST(ModelFile, TheMtpHeadIsUsableWhenItIsThere) {
             "");
 }
 
+TEST(ModelFile, Qwen3HasNoRecurrentLayersAndNoGates) {
+  const auto bytes = bytes_of(tiny_qwen3(), "F32", false, true);
+  const GgufFile file = parsed(bytes);
+  auto model = Model::open(file);
+  ASSERT_TRUE(model.ok()) << model.error().message;
+  const ModelConfig& c = (*model)->config();
+  EXPECT_EQ(c.count(LayerKind::delta), 0);
+  EXPECT_EQ(c.state_bytes(), 0);
+  EXPECT_EQ(c.layers[0].attention.gate, AttentionGate{});
+  EXPECT_EQ(c.layers[0].attention.query_rows(), 64);
+  EXPECT_EQ((*model)->weights().trunk_parameters(), count_parameters(tiny_qwen3()).trunk);
+}
+
+TEST(ModelFile, YarnIsReadWithItsMagnitude) {
+  const auto rope_of = [](const std::function<void(GgufWriter&)>& edit) {
+    const auto bytes = edited(bytes_of(tiny_qwen3()), [&](GgufWriter& w, std::vector<OwnTensor>&) {
+      w.set_string("qwen3.rope.scaling.type", "yarn");
+      w.set_f32("qwen3.rope.scaling.factor", 4);
+      w.set_u32("qwen3.rope.scaling.original_context_length", 1024);
+      edit(w);
+    });
+    const GgufFile file = parsed(bytes);
+    auto model = Model::open(file);
+    EXPECT_TRUE(model.ok()) << model.error().message;
+    return (*model)->config().ropes[0];
+  };
+  const auto with = [&](const char* key, float value) {
+    return rope_of([&](GgufWriter& w) { w.set_f32(key, value); });
+  };
+  const RopeParams rope = rope_of([](GgufWriter&) {});
+  EXPECT_EQ(rope.factor, 4);
+  EXPECT_EQ(rope.original_context, 1024);
+  EXPECT_EQ(rope.beta_fast, 32);
+  EXPECT_NEAR(rope.magnitude, 0.1 * std::log(4.0) + 1, 1e-12);
+  EXPECT_NEAR(with("qwen3.rope.scaling.yarn_attn_factor", 1.0f).magnitude, 0.1 * std::log(4.0) + 1, 1e-12);
+  EXPECT_NEAR(with("qwen3.rope.scaling.yarn_attn_factor", 1.25f).magnitude, 1.25, 1e-12);
+  EXPECT_EQ(with("qwen3.rope.scaling.yarn_ext_factor", 32.0f), rope);  // early files
+}
+
+// Rows of a matrix as the file has them, one after the other.
+std::vector<std::byte> rows_in_file(const Weight& w) {
+  std::vector<std::byte> all;
+  for (int64_t row = 0; row < w.n;) {
+    const Weight::FileRows rows = w.file_rows(0, row, w.n - row);
+    all.insert(all.end(), rows.data, rows.data + static_cast<size_t>(rows.count) * w.file_row_bytes());
+    row += rows.count;
+  }
+  return all;
+}
+
+// q, k, v and z of a key head after each other, for one key head after the other.
+void fuse_as_older_files(std::vector<OwnTensor>& tensors, const std::string& prefix) {
+  const RandomShape s = tiny_qwen3next();
+  const int64_t row_bytes = s.width * 4;
+  const int64_t group = s.value_heads / s.key_heads;
+  OwnTensor fused = find(tensors, prefix + "attn_qkv.weight");
+  const OwnTensor qkv = fused;
+  const OwnTensor z = find(tensors, prefix + "attn_gate.weight");
+  fused.name = prefix + "ssm_in.weight";
+  fused.ne[1] += z.ne[1];
+  fused.data.clear();
+  const auto add = [&](const OwnTensor& from, int64_t first, int64_t count) {
+    fused.data.insert(fused.data.end(), from.data.begin() + first * row_bytes,
+                      from.data.begin() + (first + count) * row_bytes);
+  };
+  for (int64_t h = 0; h < s.key_heads; ++h) {
+    add(qkv, h * s.delta_dim, s.delta_dim);
+    add(qkv, (s.key_heads + h) * s.delta_dim, s.delta_dim);
+    add(qkv, (2 * s.key_heads + h * group) * s.delta_dim, group * s.delta_dim);
+    add(z, h * group * s.delta_dim, group * s.delta_dim);
+  }
+  drop(tensors, qkv.name);
+  drop(tensors, z.name);
+  tensors.push_back(std::move(fused));
+}
+
+TEST(ModelFile, BothLayoutsOfQwen3NextHaveTheSameRows) {
+  const auto bytes = bytes_of(tiny_qwen3next());
+  const auto old_bytes = edited(bytes, [](GgufWriter&, std::vector<OwnTensor>& t) {
+    for (const char* prefix : {"blk.0.", "blk.1.", "blk.2."}) fuse_as_older_files(t, prefix);
+  });
+  const GgufFile file = parsed(bytes);
+  const GgufFile old_file = parsed(old_bytes);
+  auto model = Model::open(file);
+  auto old = Model::open(old_file);
+  ASSERT_TRUE(model.ok()) << model.error().message;
+  ASSERT_TRUE(old.ok()) << old.error().message;
+  EXPECT_TRUE((*model)->config().layers[0].delta.grouped);
+  for (size_t i = 0; i < 3; ++i) {
+    const DeltaBlock& a = (*model)->weights().layers[i].delta;
+    const DeltaBlock& b = (*old)->weights().layers[i].delta;
+    EXPECT_EQ(rows_in_file(a.qkv), rows_in_file(b.qkv));
+    EXPECT_EQ(rows_in_file(a.z), rows_in_file(b.z));
+    EXPECT_EQ(rows_in_file(a.alpha), rows_in_file(b.alpha));
+    // Of each key head: beta of its two value heads, then alpha of them.
+    EXPECT_EQ(a.beta.file_rows(0, 1, 1).data - a.beta.file_rows(0, 0, 1).data, 64 * 4);
+    EXPECT_EQ(a.beta.file_rows(0, 2, 1).data - a.beta.file_rows(0, 0, 1).data, 4 * 64 * 4);
+    EXPECT_EQ(a.alpha.file_rows(0, 0, 1).data - a.beta.file_rows(0, 0, 1).data, 2 * 64 * 4);
+  }
+}
+
+TEST(ModelFile, LagunaHasWindowsHeadsAndGatesByLayer) {
+  const auto bytes = bytes_of(tiny_laguna());
+  const GgufFile file = parsed(bytes);
+  auto model = Model::open(file);
+  ASSERT_TRUE(model.ok()) << model.error().message;
+  const ModelConfig& c = (*model)->config();
+  EXPECT_EQ((*model)->weights().trunk_parameters(), count_parameters(tiny_laguna()).trunk);
+  ASSERT_EQ(c.ropes.size(), 2u);
+  EXPECT_EQ(c.ropes[0].dims, 16);
+  EXPECT_EQ(c.ropes[0].original_context, 4096);
+  EXPECT_EQ(c.ropes[1], (RopeParams{32, 1e4}));
+  for (size_t i = 0; i < 4; ++i) {
+    const LayerConfig& layer = c.layers[i];
+    EXPECT_EQ(layer.attention.window, i == 0 ? 0 : 64) << i;
+    EXPECT_EQ(layer.attention.heads, i == 0 ? 2 : 3) << i;
+    EXPECT_EQ(layer.attention.rope, i == 0 ? 0 : 1) << i;
+    EXPECT_EQ(layer.attention.gate.layout, AttentionGate::Layout::head);
+    EXPECT_EQ(layer.feed_forward.is_moe(), i > 0) << i;
+    EXPECT_EQ(layer.feed_forward.shared_gated && i > 0, false) << i;
+  }
+  EXPECT_EQ(c.layers[1].feed_forward.score, RouteParams::Score::sigmoid);
+  EXPECT_EQ(c.layers[1].feed_forward.scale, 2.5f);
+}
+
+TEST(ModelFile, LagunaFilesThatContradictThemselvesAreRefusedByName) {
+  const auto with_key = [](const std::function<void(GgufWriter&)>& edit) {
+    return error_after(tiny_laguna(), [&](GgufWriter& w, std::vector<OwnTensor>&) { edit(w); });
+  };
+  EXPECT_SAYS(with_key([](GgufWriter& w) { w.set_u32("laguna.leading_dense_block_count", 5); }),
+              "leading_dense_block_count");
+  EXPECT_SAYS(with_key([](GgufWriter& w) { w.set_u32("laguna.expert_shared_count", 2); }),
+              "expert_shared_count");
+  EXPECT_SAYS(with_key([](GgufWriter& w) { w.set_u32("laguna.attention.sliding_window_pattern", 0); }),
+              "sliding_window_pattern");
+  EXPECT_SAYS(with_key([](GgufWriter& w) { w.set_f32("laguna.rope.scaling.factor", -1); }),
+              "rope.scaling.factor");
+  EXPECT_SAYS(with_key([](GgufWriter& w) { w.set_f32("laguna.rope.freq_base_swa", 0); }), "freq_base_swa");
+  EXPECT_SAYS(with_key([](GgufWriter& w) { w.set_u32("laguna.rope.dimension_count_swa", 34); }),
+              "dimension_count_swa");
+  EXPECT_SAYS(with_key([](GgufWriter& w) {
+                w.set_i32s("laguna.attention.head_count", std::array<int32_t, 4>{2, 0, 3, 3});
+              }),
+              "attention.head_count");
+  EXPECT_SAYS(with_key([](GgufWriter& w) { w.set_f32("laguna.expert_weights_scale", -2); }),
+              "expert_weights_scale");
+  EXPECT_SAYS(with_key([](GgufWriter& w) { w.set_u32("laguna.expert_group_count", 4); }),
+              "expert_group_count");
+  EXPECT_SAYS(error_after(tiny_laguna(),
+                          [](GgufWriter&, std::vector<OwnTensor>& t) {
+                            OwnTensor& gate = find(t, "blk.1.attn_gate.weight");
+                            gate.ne[1] = 2;
+                            gate.data.resize(gate.data.size() / 3 * 2);
+                          }),
+              "blk.1.attn_gate.weight has 2 rows");
+  EXPECT_SAYS(error_after(tiny_laguna(),
+                          [](GgufWriter&, std::vector<OwnTensor>& t) { drop(t, "blk.2.attn_gate.weight"); }),
+              "blk.2.attn_gate.weight is missing");
+  // A bias belongs to sigmoid scores.
+  EXPECT_SAYS(with_key([](GgufWriter& w) { w.set_u32("laguna.expert_gating_func", 1); }), "exp_probs_b.bias");
+}
+
 TEST(RandomModel, SameSeedSameBytesAndRealTypes) {
   EXPECT_EQ(bytes_of(tiny_dense(), "Q4_K_M"), bytes_of(tiny_dense(), "Q4_K_M"));
   RandomShape shape = tiny_dense();

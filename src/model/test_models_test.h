@@ -51,6 +51,34 @@ inline RandomShape tiny_attention() {
   return s;
 }
 
+inline RandomShape tiny_qwen3() {
+  RandomShape s = tiny_attention();
+  s.architecture = "qwen3";
+  s.rope_dims = 32;
+  s.value_heads = 0;
+  return s;
+}
+
+// Value heads in groups, experts, gates.
+inline RandomShape tiny_qwen3next() {
+  RandomShape s = tiny_moe();
+  s.architecture = "qwen3next";
+  return s;
+}
+
+// Layers 1, 2 and 3 slide; the first is dense.
+inline RandomShape tiny_laguna() {
+  RandomShape s = tiny_moe();
+  s.architecture = "laguna";
+  s.attention_interval = 1;
+  s.value_heads = 0;
+  s.ffn_width = 96;
+  s.dense_layers = 1;
+  s.window = 64;
+  s.sliding_heads = 3;
+  return s;
+}
+
 inline std::vector<std::byte> bytes_of(const RandomShape& shape, const std::string& mix = "F32",
                                        bool mtp = false, bool fused = false) {
   RandomOptions options;
