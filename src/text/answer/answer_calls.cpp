@@ -1,5 +1,7 @@
 // answer_calls.cpp -- the inside of tool calls: parameters, values, JSON bodies, key and value pairs.
 #include <algorithm>
+#include <array>
+#include <span>
 
 #include "text/answer/answer_limits.h"
 #include "text/answer/answer_parser.h"
@@ -18,7 +20,7 @@ const JsonValue* arguments_of(const JsonValue& function) {
 }
 
 // Bytes of `text` up to the first place where a marker may begin at its end.
-size_t before_partial(std::string_view text, std::initializer_list<std::string_view> markers) {
+size_t before_partial(std::string_view text, std::span<const std::string_view> markers) {
   const size_t at = text.rfind('<');
   if (at == std::string_view::npos) return text.size();
   const std::string_view tail = text.substr(at);
@@ -60,16 +62,17 @@ bool AnswerParser::has_parameter(std::string_view name) const {
   return std::find(parameters_.begin(), parameters_.end(), name) != parameters_.end();
 }
 
-void AnswerParser::open_parameter(std::string_view name) {
+void AnswerParser::open_parameter(std::string_view name, bool pair) {
   astray_.clear();
   parameter_ = name;
+  pair_ = pair;
   types_.clear();
   if (properties_ != nullptr) {
     if (const auto found = properties_->find(name); found != properties_->end()) types_ = found->second;
   }
   repeated_ = whole_json_ || has_parameter(name);
   streams_ = types_.empty() || (types_.size() == 1 && types_[0] == ArgumentType::string);
-  lead_ = true;
+  lead_ = !pair;
   value_begun_ = false;
   value_.clear();
   state_ = State::value;
@@ -94,11 +97,11 @@ void AnswerParser::write_value_text(std::string_view text) {
 // The open value ends with `tail`. at_end: because the answer does.
 void AnswerParser::end_value(std::string_view tail, bool at_end) {
   const bool left_open = at_end && cut_;
-  state_ = State::function;
+  state_ = pair_ ? State::pairs : State::function;
   if (repeated_) return;
   if (!streams_) {
     value_ += tail;
-    if (value_.ends_with('\n')) value_.pop_back();
+    if (!pair_ && value_.ends_with('\n')) value_.pop_back();
     if (value_.size() <= format_.max_value_bytes) {
       if (left_open) return;
       write_key();
@@ -107,7 +110,7 @@ void AnswerParser::end_value(std::string_view tail, bool at_end) {
       return;
     }
     tail = value_;
-  } else if (tail.ends_with('\n')) {
+  } else if (!pair_ && tail.ends_with('\n')) {
     tail.remove_suffix(1);
   }
   write_value_text(tail);
@@ -125,7 +128,7 @@ bool AnswerParser::step_function() {
     const auto name = tag_name(0, tags().parameter.open, &end);
     if (name) {
       take(end);
-      open_parameter(*name);
+      open_parameter(*name, /*pair=*/false);
       return true;
     }
     if (end == 0) return false;
@@ -184,8 +187,10 @@ bool AnswerParser::step_value() {
     }
     lead_ = false;
   }
-  const std::initializer_list<std::string_view> markers = {tags().parameter.close, tags().parameter.open,
-                                                           tags().function.close, tags().call.close};
+  const std::array<std::string_view, 4> all = {pair_ ? tags().value.close : tags().parameter.close,
+                                               tags().parameter.open, tags().function.close,
+                                               tags().call.close};
+  const auto markers = std::span(all).first(pair_ ? 1 : all.size());
   const std::string_view text = rest();
   size_t keep = final_ ? text.size() : before_partial(text, markers);
   for (size_t at = text.find('<'); at < keep; at = text.find('<', at + 1)) {
@@ -194,8 +199,8 @@ bool AnswerParser::step_value() {
     const Verdict verdict = judge(at);
     if (verdict == Verdict::end) {
       end_value(take(at), /*at_end=*/false);
-      if (rest().starts_with(tags().parameter.close)) {
-        take(tags().parameter.close.size());
+      if (rest().starts_with(all[0])) {
+        take(all[0].size());
       } else {
         ++repairs_.missing_end;
       }
@@ -211,7 +216,7 @@ bool AnswerParser::step_value() {
   } else if (!streams_) {
     value_ += take(keep);
     if (value_.size() > format_.max_value_bytes + 1) {  // + 1: a line feed at the end may be layout
-      const bool line = value_.ends_with('\n');
+      const bool line = !pair_ && value_.ends_with('\n');
       if (line) value_.pop_back();
       write_value_text(value_);
       value_.clear();
@@ -222,7 +227,7 @@ bool AnswerParser::step_value() {
       }
     }
   } else {
-    if (keep > 0 && text[keep - 1] == '\n') --keep;  // could be layout
+    if (!pair_ && keep > 0 && text[keep - 1] == '\n') --keep;  // could be layout
     if (keep > 0) write_value_text(take(keep));
   }
   return false;
@@ -232,7 +237,9 @@ bool AnswerParser::step_value() {
 AnswerParser::Verdict AnswerParser::judge(size_t at) const {
   const std::string_view here = rest().substr(at);
   Tri end = Tri::no;
-  if (here.starts_with(tags().parameter.close)) {
+  if (pair_) {
+    end = follows(at + tags().value.close.size(), {tags().key.open, tags().call.close});
+  } else if (here.starts_with(tags().parameter.close)) {
     end = follows(at + tags().parameter.close.size(),
                   {tags().parameter.open, tags().function.close, tags().call.close});
   } else if (!at_line_start(at)) {
@@ -349,40 +356,9 @@ bool AnswerParser::step_pairs() {
   const size_t value_open =
       key_end == std::string_view::npos ? key_end : text.find(tags().value.open, key_end);
   if (value_open == std::string_view::npos) return false;
-  const size_t value = value_open + tags().value.open.size();
-  // What was searched before is not searched again.
-  pairs_scan_ = std::max(pairs_scan_, value);
-  size_t end = 0, tag = tags().value.close.size();
-  while (true) {
-    end = text.find(tags().value.close, pairs_scan_);
-    if (end == std::string_view::npos) {
-      if (!final_ || cut_) {
-        pairs_scan_ = std::max(value, text.size() - std::min(text.size(), tags().value.close.size()));
-        return false;
-      }
-      end = text.size();
-      tag = 0;
-      break;
-    }
-    const Tri ends = follows(end + tag, {tags().key.open, tags().call.close});
-    if (ends == Tri::yes) break;
-    pairs_scan_ = end;
-    if (ends == Tri::unknown) return false;
-    pairs_scan_ = end + 1;
-  }
-  pairs_scan_ = 0;
-  parameter_ = trim_blanks(text.substr(tags().key.open.size(), key_end - tags().key.open.size()));
-  astray_.clear();
-  if (!has_parameter(parameter_)) {
-    std::vector<ArgumentType> types;
-    if (properties_ != nullptr) {
-      if (const auto found = properties_->find(parameter_); found != properties_->end())
-        types = found->second;
-    }
-    write_key();
-    emit(Kind::arguments, convert_argument(text.substr(value, end - value), types));
-  }
-  take(end + tag);
+  const std::string name(trim_blanks(text.substr(tags().key.open.size(), key_end - tags().key.open.size())));
+  take(value_open + tags().value.open.size());
+  open_parameter(name, /*pair=*/true);
   return true;
 }
 

@@ -127,7 +127,7 @@ class AnswerParser {
 
   void open_call(std::string_view name);
   void close_call();
-  void open_parameter(std::string_view name);
+  void open_parameter(std::string_view name, bool pair);
   void write_key();
   void write_value_text(std::string_view text);
   void end_value(std::string_view tail, bool at_end);
@@ -162,9 +162,9 @@ class AnswerParser {
   // Text since the last argument that is no markup. A call that goes on does without it; in one that never
   // ends it is given back, because it may be all that follows a mention of a call.
   std::string astray_;
-  size_t pairs_scan_ = 0;  // where the search for the end of a value goes on
 
   std::string parameter_;  // the open one
+  bool pair_ = false;      // is between <arg_value> and its end, where every line feed is part of it
   std::vector<ArgumentType> types_;
   bool streams_ = false;   // its value is given out as it comes
   bool repeated_ = false;  // its name was given already: the value is dropped

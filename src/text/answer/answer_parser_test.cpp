@@ -326,6 +326,25 @@ TEST(AnswerParser, TheCallIsReportedAsSoonAsItsNameIsKnown) {
   EXPECT_FALSE(parser.in_reasoning());
 }
 
+TEST(AnswerParser, TextsOfPairsAreReportedWhileTheyAreWritten) {
+  AnswerFormat format;
+  format.tools = tools(R"({"s":{"type":"string"},"n":{"type":"integer"}})");
+  format.dialect.calls = Dialect::Calls::key_value;
+  AnswerParser parser(std::move(format));
+  const auto pushed = [&](std::string_view text) {
+    AnswerEvents events;
+    parser.push(text, events);
+    std::string out;
+    for (const AnswerEvent& event : events) out += event.text;
+    return out;
+  };
+  EXPECT_EQ(pushed("<tool_call>f<arg_key>s</arg_key><arg_value>\none\n"), "f{\"s\": \"\\none\\n");
+  EXPECT_EQ(pushed("two</arg_val"), "two");
+  EXPECT_EQ(pushed("ue> three</arg_value>"), "</arg_value> three");
+  EXPECT_EQ(pushed("\n<arg_key>n</arg_key><arg_value>1"), "\"");
+  EXPECT_EQ(pushed("2</arg_value></tool_call>"), ", \"n\": 12}");
+}
+
 TEST(AnswerParser, ValuesOverTheLimitBecomeStrings) {
   Case c{
       "<tool_call><function=f><parameter=o>\n[1, 2, 3, 4]\n</parameter></function></tool_call>", {}, false};
