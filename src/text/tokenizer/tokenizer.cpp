@@ -8,7 +8,6 @@
 #include <unordered_map>
 
 #include "base/log.h"
-#include "text/dialect.h"
 #include "text/unicode.h"
 
 namespace braid {
@@ -146,8 +145,8 @@ Result<SpecialFinder> finder_of(const VocabularyData& data, const std::vector<in
     const bool user_defined = type == TokenType::user_defined;
     const bool ends = std::binary_search(end_ids.begin(), end_ids.end(), static_cast<int32_t>(id));
     Origin found_in = Origin::written;
-    if (!ends && (user_defined || Dialect().is_answer_tag(data.tokens[id]))) found_in = Origin::answer;
-    if (!ends && user_defined && declared[id] == data.types[id]) found_in = Origin::instruction;
+    if (!ends && user_defined)
+      found_in = declared[id] == data.types[id] ? Origin::instruction : Origin::answer;
     specials.push_back({data.tokens[id], static_cast<int32_t>(id), user_defined, found_in});
   }
   return SpecialFinder(std::move(specials));

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/check.h"
+#include "text/dialect.h"
 
 namespace braid {
 namespace {
@@ -33,6 +34,7 @@ constexpr std::string_view kEndTexts[] = {
     "<|end_of_text|>",
     "<eos>",
     "<|tool_response>",
+    "</assistant>",
 };
 
 // Harmony markers frame visible output: they are text, not control, for whoever reads an answer.
@@ -84,6 +86,19 @@ std::vector<int32_t> resolve_special_tokens(VocabularyData& data, const TokenInd
   for (const auto& role : {data.fim_prefix, data.fim_suffix, data.fim_middle, data.fim_padding,
                            data.fim_repository, data.fim_separator}) {
     if (role) set_type(*role, TokenType::control);
+  }
+
+  // What opens the turn that </assistant> ends is a mark of the same kind; published files call it
+  // user-defined.
+  if (const auto open = index.find("<assistant>"); open && index.contains("</assistant>")) {
+    set_type(*open, TokenType::control);
+  }
+  // Whoever takes an answer apart has to see its tags.
+  const Dialect dialect;
+  for (size_t id = 0; id < data.tokens.size(); ++id) {
+    const bool control = data.types[id] == static_cast<int32_t>(TokenType::control);
+    if (control && dialect.is_answer_tag(data.tokens[id]))
+      data.types[id] = static_cast<int32_t>(TokenType::user_defined);
   }
 
   // In these two families a text that ends other models' turns stands in the middle of an answer.

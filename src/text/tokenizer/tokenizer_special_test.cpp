@@ -147,6 +147,46 @@ TEST(EndOfGeneration, KnowsTheFamiliesThatReuseATextInside) {
   EXPECT_EQ(end_texts({"</s>"}), (Texts{"</s>"}));
 }
 
+// As published Laguna files have them: <assistant> user-defined, in older ones </assistant> as well, and
+// named nowhere.
+TEST(EndOfGeneration, TheMarksOfAnAssistantsTurnAreNoText) {
+  for (const bool named : {true, false}) {
+    VocabularyData data = tiny_vocabulary();
+    const int32_t eos = add_token(data, "〈|EOS|〉", TokenType::control);
+    const int32_t open = add_token(data, "<assistant>", TokenType::user_defined);
+    const int32_t close = add_token(data, "</assistant>", TokenType::user_defined);
+    data.bos = data.eos = eos;
+    if (named) data.eot = close;
+    const Tokenizer tokenizer = make_tokenizer(data);
+    EXPECT_EQ(tokenizer.end_ids(), (std::vector<int32_t>{eos, close}));
+    EXPECT_EQ(tokenizer.eot(), close);
+    EXPECT_EQ(tokenizer.piece(close), "");
+    EXPECT_EQ(tokenizer.piece(open), "");
+    // An earlier answer that quotes them opens no turn.
+    RenderedText prompt;
+    prompt.append("<assistant>", Origin::written);
+    prompt.append("<assistant></assistant>", Origin::answer);
+    prompt.append("</assistant>", Origin::written);
+    const auto ids = tokenizer.encode_rendered(prompt);
+    ASSERT_TRUE(ids.ok());
+    EXPECT_EQ(std::count(ids->begin(), ids->end(), open), 1);
+    EXPECT_EQ(std::count(ids->begin(), ids->end(), close), 1);
+  }
+  EXPECT_EQ(end_texts({"<assistant>", "<|im_end|>"}), (Texts{"<|im_end|>"}));
+}
+
+// Whatever type a file gives them, whoever takes an answer apart sees them.
+TEST(EndOfGeneration, TagsInAnAnswerAreText) {
+  VocabularyData data = tiny_vocabulary();
+  const int32_t think = add_token(data, "</think>", TokenType::control);
+  const int32_t call = add_token(data, "<tool_call>", TokenType::control);
+  const int32_t other = add_token(data, "<other>", TokenType::control);
+  const Tokenizer tokenizer = make_tokenizer(data);
+  EXPECT_EQ(tokenizer.piece(think), "</think>");
+  EXPECT_EQ(tokenizer.piece(call), "<tool_call>");
+  EXPECT_EQ(tokenizer.piece(other), "");
+}
+
 TEST(EndOfGeneration, TypesAndRolesAreSetByText) {
   VocabularyData data = tiny_vocabulary();
   const int32_t end = add_token(data, "<|im_end|>", TokenType::normal);
