@@ -120,6 +120,32 @@ TEST(Mix, SmallTensorsAreCopiedAndTheRestIsDefault) {
   }
 }
 
+// Of Laguna and Qwen3-Next, as the common quantizer treats them.
+TEST(Mix, GatesRoutersAndDeltaInputs) {
+  const std::vector<std::pair<const char*, std::array<uint64_t, 4>>> shapes = {
+      {"blk.0.attn_gate.weight", {512, 48, 1, 1}},    {"blk.0.attn_v.weight", {512, 128, 1, 1}},
+      {"blk.0.exp_probs_b.bias", {64, 1, 1, 1}},      {"blk.0.ffn_down_exps.weight", {512, 512, 64, 1}},
+      {"blk.0.ffn_gate_inp.weight", {512, 64, 1, 1}}, {"blk.0.ffn_gate_inp_shexp.weight", {512, 1, 1, 1}},
+      {"blk.0.attn_q_norm.weight", {128, 1, 1, 1}},   {"blk.0.ssm_in.weight", {512, 1536, 1, 1}},
+      {"blk.0.ssm_ba.weight", {512, 64, 1, 1}},       {"blk.0.ssm_conv1d.weight", {4, 1024, 1, 1}},
+      {"blk.0.ssm_norm.weight", {128, 1, 1, 1}},      {"blk.0.ssm_out.weight", {512, 512, 1, 1}},
+  };
+  std::vector<MixTensor> tensors;
+  for (const auto& [name, ne] : shapes) tensors.push_back({name, GgmlType::F32, ne});
+  const auto types = tensor_types_for(*find_quantize_mix("Q4_K_M"), tensors, 48, 64);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const std::string_view name = tensors[i].name;
+    GgmlType expected = GgmlType::F32;
+    for (const char* usual : {"attn_gate", "ssm_in", "ssm_ba", "ssm_out"}) {
+      if (name.find(usual) != std::string_view::npos) expected = GgmlType::Q4_K;
+    }
+    for (const char* more : {"attn_v.", "ffn_down"}) {
+      if (name.find(more) != std::string_view::npos) expected = GgmlType::Q6_K;
+    }
+    EXPECT_EQ(types[i], expected) << name;
+  }
+}
+
 TEST(Mix, RowsThatAreNotWholeBlocksFallBack) {
   const Plan q4("Q4_K_M", 8, true, 0, 96);  // divisible by 32, not by 256
   EXPECT_EQ(q4.of("token_embd.weight"), GgmlType::Q8_0);
