@@ -263,15 +263,21 @@ void probe_calls(Prober& prober, TemplateAbilities& abilities) {
     text = prober.render(Json::array({user, Prober::call_turn(object.dump(), 1), later}), tools);
     abilities.calls = abilities.arguments_as_text = has(text, "ARGKEY") && has(text, "ARGVALUE");
   }
-  abilities.dialect.calls = call_form_of(text, "FUNCNAME0");
+  abilities.dialect.read_calls(text, "FUNCNAME0", "FUNCNAME1");
   const Json arguments = abilities.arguments_as_text ? Json(object.dump()) : object;
   text = prober.render(Json::array({user, Prober::call_turn(arguments, 2), later}), tools);
   abilities.parallel_calls = has(text, "FUNCNAME0") && has(text, "FUNCNAME1");
+  abilities.dialect.read_calls(text, "FUNCNAME0", "FUNCNAME1");
   Json turn = Prober::call_turn(arguments, 1);
   turn["reasoning_content"] = "THOUGHT";
   const Json result{
       {"role", "tool"}, {"content", "RESULT"}, {"tool_call_id", "call_0"}, {"name", "FUNCNAME0"}};
-  abilities.reasoning = has(prober.render(Json::array({user, turn, result}), tools), "THOUGHT");
+  // Some keep it only where thinking is on, and for some that is not the default.
+  ChatOptions on;
+  on.enable_thinking = true;
+  const Json loop = Json::array({user, turn, result});
+  abilities.reasoning =
+      has(prober.render(loop, tools), "THOUGHT") || has(prober.render(loop, tools, on), "THOUGHT");
 }
 
 }  // namespace
@@ -292,11 +298,15 @@ TemplateAbilities probe_template(const ChatTemplate& chat) {
   const Json earlier = Json::array({user, thought, again});
   abilities.preserve_thinking =
       has(prober.render(earlier, nullptr, keep), "THOUGHT") && chat.program().mentions("preserve_thinking");
-  ChatOptions on, off;
+  ChatOptions on, off, bare;
   on.enable_thinking = true;
   off.enable_thinking = false;
+  bare.add_generation_prompt = false;
+  abilities.dialect.read_thought(prober.render(Json::array({user, thought}), nullptr, on), "THOUGHT", "SAID");
   const Json one = Json::array({user});
-  abilities.thinks_by_default = abilities.dialect.opens_thought(prober.render(one));
+  const std::string asked = prober.render(one), said = prober.render(one, nullptr, bare);
+  if (asked.starts_with(said)) abilities.dialect.read_turn(std::string_view(asked).substr(said.size()));
+  abilities.thinks_by_default = abilities.dialect.opens_thought(asked);
   abilities.thinking_switch = prober.render(one, nullptr, on) != prober.render(one, nullptr, off);
   abilities.effort = chat.program().mentions("reasoning_effort");
   for (const char* effort : {"low", "medium", "high", "xhigh", "max"}) {

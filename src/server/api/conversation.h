@@ -51,7 +51,7 @@ struct TemplateAbilities {
   bool thinks_by_default = false;         // the prompt opens a think block when nobody says anything
   bool effort = false;                    // reads reasoning_effort
   std::vector<std::string> efforts = {};  // accepted values
-  Dialect dialect = {};                   // the form of its calls
+  Dialect dialect = {};                   // the markup that it writes
 };
 TemplateAbilities probe_template(const ChatTemplate& chat);
 

@@ -337,9 +337,15 @@ TEST(ToolForms, ASchemaBeyondTheBudgetFreesItsToolsArgumentsOnly) {
 
   const auto pairs = calls_of(large, false, Dialect::Calls::key_value);
   ASSERT_TRUE(pairs.ok()) << pairs.error().message;
-  EXPECT_TRUE(takes(pairs, "<tool_call>small\n<arg_key>n</arg_key></tool_call>"));
-  EXPECT_TRUE(takes(pairs, "<tool_call>small<arg_key>n</arg_key></tool_call>"));
-  EXPECT_TRUE(takes(pairs, "<tool_call>small</tool_call>"));
+  const auto lines = [](const std::string& name, const std::string& key, const std::string& value) {
+    return "<tool_call>" + name + "\n<arg_key>" + key + "</arg_key>\n<arg_value>" + value +
+           "</arg_value>\n</tool_call>";
+  };
+  EXPECT_TRUE(takes(pairs, lines("big", "any", "thing")));
+  EXPECT_TRUE(takes(pairs, "<tool_call>big\n</tool_call>"));
+  EXPECT_FALSE(takes(pairs, lines("other", "a", "x")));
+  EXPECT_TRUE(takes(pairs, lines("small", "n", "7")));
+  EXPECT_FALSE(takes(pairs, lines("small", "n", "seven")));
   EXPECT_FALSE(takes(pairs, "<tool_call>smaller\n</tool_call>"));
 }
 

@@ -83,7 +83,8 @@ std::vector<ResumePoint> checkpoints_of(const std::vector<int32_t>& ids, const R
     }
   }
   bool in_head = prompt.has_head;
-  for (size_t i = 0; i + 1 < ids.size(); ++i) {
+  // No message ends with the first token: in some vocabularies what begins a text also ends one.
+  for (size_t i = 1; i + 1 < ids.size(); ++i) {
     if (!model.tokenizer->is_end(ids[i])) continue;
     // The line feed behind the end of a turn belongs to it.
     const bool line = model.tokenizer->piece(ids[i + 1]) == "\n";
@@ -352,7 +353,8 @@ ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> gener
     const std::string& text = rendered->text.text;
     out.format.starts_in_reasoning =
         generation->continue_final ? dialect.is_in_thought(text) : dialect.opens_thought(text);
-    thinking = out.format.starts_in_reasoning || (rendered->thinking && model.abilities.reasoning);
+    thinking = out.format.starts_in_reasoning ||
+               (rendered->thinking && model.abilities.reasoning && !dialect.closes_thought(text));
     if (!generation->tools.empty() && generation->tool_choice.mode != ToolChoice::Mode::none) {
       out.format.tools = std::make_shared<OfferedTools>(callable_tools(*generation));
       // Where nothing holds the model, its client answers for the names.

@@ -21,11 +21,11 @@ std::string joined(std::initializer_list<std::string_view> parts) {
   return out;
 }
 
-Automaton parameter_name() {
+Automaton parameter_name(std::string_view behind) {
   GrammarBudget budget;
   Expression out(budget);
   const auto name = out.characters(complement({{0, 0x20}, {'<', '<'}, {'>', '>'}}));
-  const auto whole = out.sequence({out.repeat(name, 1, 64), out.text(">\n")});
+  const auto whole = out.sequence({out.repeat(name, 1, 64), out.text(behind)});
   return *out.compile(whole, Expression::Spelling::plain);
 }
 
@@ -38,9 +38,13 @@ CallGrammar::CallGrammar(GrammarProgram& program, ValueShapes& shapes, GrammarBu
       budget_(budget),
       generation_(generation),
       dialect_(dialect),
+      line_(pairs() && !dialect.pairs_in_lines ? "" : "\n"),
       function_(joined({"\n", dialect.function.open})),
-      parameter_end_(joined({"\n", dialect.parameter.close})),
-      function_end_(joined({dialect.function.close, "\n", dialect.call.close})),
+      name_open_(pairs() ? dialect.key.open : dialect.parameter.open),
+      name_close_(pairs() ? joined({dialect.key.close, line_, dialect.value.open}) : ">\n"),
+      parameter_end_(pairs() ? std::string(dialect.value.close) : joined({"\n", dialect.parameter.close})),
+      function_end_(pairs() ? std::string(dialect.call.close)
+                            : joined({dialect.function.close, "\n", dialect.call.close})),
       json_end_(joined({"}\n", dialect.call.close})),
       all_strict_(all_strict) {}
 
@@ -51,7 +55,7 @@ void CallGrammar::add_text(std::string_view mark, std::string_view forbidden, st
 }
 
 std::string CallGrammar::parameter(const std::string& name) const {
-  return joined({dialect_.parameter.open, name, ">\n"});
+  return joined({name_open_, name, name_close_});
 }
 
 int32_t CallGrammar::calls() {
@@ -62,7 +66,7 @@ int32_t CallGrammar::calls() {
   if (generation_.parallel_calls) {
     program_.fork({after + 1, after + 2});
     program_.add(Op::end);
-    program_.literal("\n");
+    add_literal(dialect_.between_calls);
     program_.add(Op::jump, place);
   } else {
     program_.add(Op::end);
@@ -94,18 +98,9 @@ void CallGrammar::body() {
     const Json& function = offered["function"];
     const auto& name = function["name"].get_ref<const std::string&>();
     if (!chosen.empty() && std::find(chosen.begin(), chosen.end(), name) == chosen.end()) continue;
-    if (pairs()) {
-      // Where the name ends is seen by what comes next.
-      for (const std::string_view next : {"\n", "<"}) {
-        openings.push_back(name + std::string(next));
-        places.push_back(program_.here());
-        add_text(dialect_.call.close, function_, next == "<" ? next : std::string_view());
-        leave();
-      }
-      continue;
-    }
-    openings.push_back(json() ? "\n{\"name\": " + json_literal(Json(name)) + ", \"arguments\": "
-                              : function_ + name + ">\n");
+    openings.push_back(json()    ? "\n{\"name\": " + json_literal(Json(name)) + ", \"arguments\": "
+                       : pairs() ? name + line_
+                                 : function_ + name + ">\n");
     places.push_back(tool(function, generation_.strict_tools.contains(name)));
     if (!error_.empty()) return;
   }
@@ -139,6 +134,14 @@ int32_t CallGrammar::tool(const Json& function, bool strict) {
 
 int32_t CallGrammar::free_arguments() {
   const int32_t place = program_.here();
+  if (pairs()) {
+    // Without a line feed it is the next tag that ends the name.
+    const std::string_view next = line_.empty() ? "<" : "";
+    add_literal(next);
+    add_text(dialect_.call.close, {}, next);
+    leave();
+    return place;
+  }
   if (!json()) {
     // Another function in the same wrapper would be a call of any name.
     add_text(dialect_.call.close, function_);
@@ -165,7 +168,7 @@ bool CallGrammar::strict_arguments(const Json& schema, GrammarBudget& budget) {
   return reason_.empty();
 }
 
-// Tag, value and closing tag, a line each, for each property, in the schema's order.
+// Tag, value and closing tag for each property, in the schema's order.
 bool CallGrammar::strict_parameters(const Json& schema, GrammarBudget& budget) {
   SchemaReader reader(shapes_, budget, schema, false);
   const Json members = reader.members();
@@ -207,10 +210,11 @@ bool CallGrammar::strict_parameters(const Json& schema, GrammarBudget& budget) {
   leave();
   if (more) {
     program_.add(Op::finished, set);
-    program_.literal(dialect_.parameter.open);
-    program_.add(Op::automaton, program_.add_shared("parameter name", parameter_name));
-    add_text(parameter_end_, "\n" + function_end_, "\n");
-    program_.literal("\n");
+    program_.literal(name_open_);
+    program_.add(Op::automaton,
+                 program_.add_shared("name " + name_close_, [&] { return parameter_name(name_close_); }));
+    string_value();
+    add_literal(line_);
     program_.add(Op::set, static_cast<int32_t>(openings.size()));
     program_.add(Op::jump, next);
   }
@@ -220,7 +224,7 @@ bool CallGrammar::strict_parameters(const Json& schema, GrammarBudget& budget) {
     const bool given = listed != members.end() && listed->is_object() && i < listed->size();
     parameter_value(given ? std::next(listed->begin(), static_cast<ptrdiff_t>(i)).value() : kAny, reader,
                     budget);
-    program_.literal("\n");
+    add_literal(line_);
     program_.add(Op::jump, next);
   }
   reason_ = reader.error();
@@ -228,6 +232,15 @@ bool CallGrammar::strict_parameters(const Json& schema, GrammarBudget& budget) {
   if (reason_.empty() && budget.used_up()) reason_ = budget.sentence("the schema");
   if (!reason_.empty()) shapes_.forget_calls();
   return reason_.empty();
+}
+
+// Without quotes, up to the closing tag.
+void CallGrammar::string_value() {
+  // Of a pair, nothing else ends the value for whoever reads it.
+  if (pairs()) return add_text(parameter_end_);
+  // The line feed behind the opening tag may be the one before the closing tag, of an empty text. What
+  // would end the call for whoever reads it does not stand in a text.
+  add_text(parameter_end_, "\n" + function_end_, "\n");
 }
 
 // Strings stand without quotes and end where the tag does; everything else is JSON.
@@ -249,9 +262,7 @@ void CallGrammar::parameter_value(const Json& property, SchemaReader& reader, Gr
   }
   const auto types = property.is_object() ? schema_types(property) : std::vector<ArgumentType>();
   if (types.empty() || std::find(types.begin(), types.end(), ArgumentType::string) != types.end()) {
-    // The line feed behind the opening tag may be the one before the closing tag, of an empty text. What
-    // would end the call for whoever reads it does not stand in a text.
-    add_text(parameter_end_, "\n" + function_end_, "\n");
+    string_value();
     return;
   }
   shapes_.call(program_, reader.value(property));

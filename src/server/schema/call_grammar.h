@@ -37,11 +37,15 @@ class CallGrammar {
   bool strict_arguments(const Json& schema, GrammarBudget& budget);
   bool strict_parameters(const Json& schema, GrammarBudget& budget);
   void parameter_value(const Json& property, class SchemaReader& reader, GrammarBudget& budget);
-  std::string parameter(const std::string& name) const;  // what opens it
+  std::string parameter(const std::string& name) const;  // what opens it and its value
   void add_text(std::string_view mark, std::string_view forbidden = {}, std::string_view begun = {});
   void leave() { exits_.push_back(program_.add(Instruction::Op::jump)); }
   bool json() const { return dialect_.calls == Dialect::Calls::json; }
   bool pairs() const { return dialect_.calls == Dialect::Calls::key_value; }
+  void add_literal(std::string_view text) {
+    if (!text.empty()) program_.literal(text);
+  }
+  void string_value();
 
   GrammarProgram& program_;
   ValueShapes& shapes_;
@@ -49,10 +53,12 @@ class CallGrammar {
   const Generation& generation_;
   // Tags with the layout around them, as templates write it.
   const Dialect dialect_;
-  const std::string function_;       // what opens a function
-  const std::string parameter_end_;  // of a value and its tag
-  const std::string function_end_;   // of a function and the call
-  const std::string json_end_;       // of a JSON call
+  const std::string line_;                    // what ends a line of markup
+  const std::string function_;                // what opens a function
+  const std::string name_open_, name_close_;  // around a parameter's name, up to its value
+  const std::string parameter_end_;           // of a value and its tag
+  const std::string function_end_;            // of a function and the call
+  const std::string json_end_;                // of a JSON call
   bool all_strict_;
   std::vector<int32_t> exits_;  // jumps behind a call
   int32_t names_ = -1;          // instruction of the tools' names

@@ -120,7 +120,9 @@ std::string describe(const Generation& generation, const ServedModel& model, con
     }
     out.push_back(Json(generation.tool_choice.names));
     out.push_back(generation.parallel_calls);
-    out.push_back(call_form_name(model.abilities.dialect.calls));
+    const Dialect& dialect = model.abilities.dialect;
+    out.push_back(
+        Json::array({call_form_name(dialect.calls), dialect.between_calls, dialect.pairs_in_lines}));
   }
   return json_literal(out);
 }
