@@ -173,14 +173,18 @@ void Profiler::add_norm(Tensor y, Tensor residual, Tensor x, const float* weight
 Profiler::Cost Profiler::cost_of_attention(Tensor o, const AttentionParams& params, const KvLayer& kv) const {
   const double cell_bytes =
       static_cast<double>(kv.shape.k_block_bytes() + kv.shape.v_block_bytes()) / kBlockTokens;
-  Cost cost{"attention", std::to_string(params.heads) + " heads",
-            tensor_bytes(o) * (params.gate.joint() ? 3 : 2), 0};
+  Cost cost{"attention", std::to_string(params.heads) + " heads", 2 * tensor_bytes(o), 0};
+  if (params.gate.act != AttentionGate::Act::none)
+    cost.bytes += params.gate.layout == AttentionGate::Layout::head
+                      ? 4.0 * static_cast<double>(o.rows) * params.heads
+                      : tensor_bytes(o);
   for (size_t s = 0; s < step_.rows.size(); ++s) {
     if (step_.rows[s] == 0) continue;
     const double end = step_.context[s] + step_.rows[s] - step_.certain[s];
     const double rows = step_.rows[s];
-    cost.bytes += end * cell_bytes;
-    cost.flops += 4.0 * kv.shape.head_dim * params.heads * rows * (end - (rows - 1) / 2);
+    const double window = params.window > 0 ? params.window : end;
+    cost.bytes += std::min(end, window + rows - 1) * cell_bytes;
+    cost.flops += 4.0 * kv.shape.head_dim * params.heads * rows * std::min(end - (rows - 1) / 2, window);
   }
   return cost;
 }

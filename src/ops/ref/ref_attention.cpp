@@ -88,15 +88,16 @@ std::vector<Visible> visible_cells(const Batch& batch, int32_t t, int32_t window
   return seen;
 }
 
-// All K or V rows of one KV head of one sequence, f32 [cells][head_dim].
+// K and V rows of one KV head of one sequence from cell `first` on, f32 [cells][head_dim].
 struct HeadCache {
   std::vector<float> k;
   std::vector<float> v;
 
-  HeadCache(const KvLayer& kv, const Batch& batch, int32_t sequence, int32_t head, int32_t cells)
+  HeadCache(const KvLayer& kv, const Batch& batch, int32_t sequence, int32_t head, int32_t first,
+            int32_t cells)
       : k(static_cast<size_t>(cells) * kv.shape.head_dim), v(k.size()) {
     const int64_t head_dim = kv.shape.head_dim;
-    for (int32_t cell = 0; cell < cells; ++cell) {
+    for (int32_t cell = first; cell < cells; ++cell) {
       const CellAddress at = address_of(kv, batch, sequence, cell);
       load_row(kv.shape.k_format, k.data() + cell * head_dim, kv.k_row(at.block, head, at.in_block),
                head_dim);
@@ -161,9 +162,13 @@ void RefOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& 
   for (int32_t s = 0; s < batch.sequences; ++s) {
     int32_t cells = 0;
     const int32_t end = batch.first_row[s] + batch.rows[s];
-    for (int32_t t = batch.first_row[s]; t < end; ++t) cells = std::max(cells, batch.cell[t] + 1);
+    int32_t lowest = batch.context[s];  // cell that a row sees
+    for (int32_t t = batch.first_row[s]; t < end; ++t) {
+      cells = std::max(cells, batch.cell[t] + 1);
+      lowest = std::min(lowest, params.window > 0 ? std::max(0, batch.position[t] - params.window + 1) : 0);
+    }
     for (int32_t kv_head = 0; kv_head < kv.shape.kv_heads && cells > 0; ++kv_head) {
-      const HeadCache cache(kv, batch, s, kv_head, cells);
+      const HeadCache cache(kv, batch, s, kv_head, lowest, cells);
       for (int32_t t = batch.first_row[s]; t < end; ++t) {
         const std::vector<Visible> seen = visible_cells(batch, t, params.window);
         for (int32_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {

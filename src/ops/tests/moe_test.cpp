@@ -35,7 +35,8 @@ Routed route(const DeviceCase& device, const std::vector<float>& logits, RoutePa
 
 TEST(MoeRoute, AgreesWithTheReference) {
   for (const DeviceCase& device : plain_devices()) {
-    for (auto [experts, used] : {std::pair{8, 2}, {16, 4}, {256, 8}, {100, 10}, {5, 5}, {1, 1}, {512, 1}}) {
+    for (auto [experts, used] :
+         {std::pair{8, 2}, {16, 4}, {256, 8}, {100, 10}, {5, 5}, {1, 1}, {512, 1}, {512, 10}}) {
       for (int rows : {1, 7, 100}) {
         Random random(static_cast<uint64_t>(experts * 1000 + rows));
         const std::vector<float> logits = random.normals(int64_t{rows} * experts, 3.0f);
@@ -84,7 +85,8 @@ TEST(MoeRoute, WeightsOfEveryRowSumToOne) {
 // Laguna's router: sigmoid scores, a bias that only the choice sees, a factor.
 TEST(MoeRoute, OfSigmoidScoresAgreesWithTheReference) {
   for (const DeviceCase& device : plain_devices()) {
-    for (auto [experts, used] : {std::pair{8, 2}, {256, 8}, {256, 16}, {100, 10}, {5, 5}, {1, 1}}) {
+    for (auto [experts, used] :
+         {std::pair{8, 2}, {256, 8}, {256, 16}, {512, 10}, {100, 10}, {5, 5}, {1, 1}}) {
       for (int rows : {1, 7, 100}) {
         Random random(static_cast<uint64_t>(experts * 1000 + rows));
         const std::vector<float> logits = random.normals(int64_t{rows} * experts, 2.0f);
@@ -134,11 +136,14 @@ struct Shape {
   int64_t shared_width = 0;    // Fs; 0: no shared expert
   bool with_scales = false;
   float input = 1.0f;  // scale of x; f16 inner rows end at 65504
+  bool shared_gated = true;
+  bool sigmoid = false;  // scores of the router: with a bias, and weights with a factor
 };
 
 struct Model {
   std::vector<std::unique_ptr<TestWeight>> weights;  // gate up down, then the same of the shared expert
   std::vector<float> shared_scale;
+  std::vector<float> bias;
 };
 
 Model random_model(const Shape& shape, Random& random) {
@@ -153,8 +158,9 @@ Model random_model(const Shape& shape, Random& random) {
     add(shape.gate, shape.shared_width, shape.width, 1);
     add(shape.gate, shape.shared_width, shape.width, 1);
     add(shape.down, shape.width, shape.shared_width, 1);
-    model.shared_scale = random.normals(shape.width, 0.1f);
+    if (shape.shared_gated) model.shared_scale = random.normals(shape.width, 0.1f);
   }
+  if (shape.sigmoid) model.bias = random.normals(shape.experts, 0.3f);
   return model;
 }
 
@@ -163,6 +169,7 @@ struct Experts {
   World world;
   std::vector<Weight> loaded;
   MoeWeights w;
+  RouteParams route;
 
   Experts(const DeviceCase& device, const Shape& shape, const Model& model) : world(device) {
     for (const auto& weight : model.weights) loaded.push_back(weight->weight);
@@ -179,11 +186,14 @@ struct Experts {
     w.gate = &loaded[0];
     w.up = &loaded[1];
     w.down = &loaded[2];
+    route = {shape.experts, shape.used};
+    if (shape.sigmoid)
+      route = {shape.experts, shape.used, RouteParams::Score::sigmoid, world.array(model.bias), 2.5f};
     if (shape.shared_width == 0) return;
     w.shared_gate = &loaded[3];
     w.shared_up = &loaded[4];
     w.shared_down = &loaded[5];
-    w.shared_scale = world.array(model.shared_scale);
+    if (shape.shared_gated) w.shared_scale = world.array(model.shared_scale);
   }
 };
 
@@ -290,6 +300,40 @@ const Shape kShapes[] = {
      .used = 3,
      .width = 160,
      .expert_width = 96},
+    {.gate = GgmlType::Q4_K,
+     .down = GgmlType::Q6_K,
+     .experts = 6,
+     .used = 3,
+     .expert_width = 768,
+     .shared_width = 768,
+     .shared_gated = false},
+    {.gate = GgmlType::Q8_0,
+     .down = GgmlType::Q8_0,
+     .experts = 8,
+     .used = 4,
+     .width = 64,
+     .expert_width = 32,
+     .shared_width = 64,
+     .shared_gated = false},
+};
+// Many experts, of which many are used: the routers of published models.
+const Shape kManyExperts[] = {
+    {.gate = GgmlType::Q8_0,
+     .down = GgmlType::Q8_0,
+     .experts = 512,
+     .used = 10,
+     .width = 64,
+     .expert_width = 32,
+     .shared_width = 32},
+    {.gate = GgmlType::Q8_0,
+     .down = GgmlType::Q8_0,
+     .experts = 256,
+     .used = 16,
+     .width = 64,
+     .expert_width = 32,
+     .shared_width = 32,
+     .shared_gated = false,
+     .sigmoid = true},
 };
 
 TEST(MoeFfn, AgreesWithTheReferenceInAnyCompanyOnAnyThreads) {
@@ -445,33 +489,28 @@ TEST(MoeFfn, OrderOfTheChosenExpertsDoesNotMatter) {
 
 // What a device makes of both at once is what it makes of one after the other.
 TEST(Moe, IsRouteAndThenFfn) {
-  const Shape& shape = kShapes[3];
-  Random random(17);
-  const Model model = random_model(shape, random);
-  for (const DeviceCase& device : all_devices()) {
-    for (const int32_t rows : {1, 5, 33}) {
-      const std::vector<float> input = random.normals(int64_t{rows} * shape.width, shape.input);
-      const std::vector<float> scores = random.normals(int64_t{rows} * shape.experts, 2.0f);
-      for (const auto score : {RouteParams::Score::softmax, RouteParams::Score::sigmoid}) {
-        const std::vector<float> bias = random.normals(shape.experts, 0.3f);
+  Shape biased = kShapes[3];
+  biased.sigmoid = true;
+  for (const Shape& shape : {kShapes[3], biased, kManyExperts[0], kManyExperts[1]}) {
+    Random random(17);
+    const Model model = random_model(shape, random);
+    for (const DeviceCase& device : all_devices()) {
+      for (const int32_t rows : {1, 5, 33}) {
+        const std::vector<float> input = random.normals(int64_t{rows} * shape.width, shape.input);
+        const std::vector<float> scores = random.normals(int64_t{rows} * shape.experts, 2.0f);
         std::vector<float> results[2];
         for (const bool at_once : {false, true}) {
           Experts experts(device, shape, model);
           World& world = experts.world;
-          RouteParams params{shape.experts, shape.used, score};
-          if (score == RouteParams::Score::sigmoid) {
-            params.bias = world.array(bias);
-            params.scale = 2.5f;
-          }
           const Tensor x = world.tensor(rows, shape.width, input);
           const Tensor logits = world.tensor(rows, shape.experts, scores);
           const Tensor ids = world.tensor(rows, shape.used, DType::i32);
           const Tensor weights = world.tensor(rows, shape.used);
           const Tensor y = world.tensor(rows, shape.width);
           if (at_once) {
-            world.ops().moe(y, x, ids, weights, logits, params, experts.w);
+            world.ops().moe(y, x, ids, weights, logits, experts.route, experts.w);
           } else {
-            world.ops().moe_route(ids, weights, logits, params);
+            world.ops().moe_route(ids, weights, logits, experts.route);
             world.ops().moe_ffn(y, x, ids, weights, experts.w);
           }
           world.device().synchronize();
@@ -504,8 +543,8 @@ std::vector<float> few_result(const DeviceCase& device, const Shape& shape, cons
   const Tensor all = world.tensor(rows, shape.width + kApart);
   Tensor y = all;
   y.cols = shape.width;
-  world.ops().moe(y, x, ids, weights, logits, {shape.experts, shape.used}, experts.w);
-  world.ops().moe(y, x, ids, weights, logits, {shape.experts, shape.used}, experts.w);  // adds once more
+  world.ops().moe(y, x, ids, weights, logits, experts.route, experts.w);
+  world.ops().moe(y, x, ids, weights, logits, experts.route, experts.w);  // adds once more
   world.device().synchronize();
   std::vector<float> result;
   const std::vector<float> values = values_of(all);
@@ -569,6 +608,17 @@ TEST(Moe, FewTokensOfEveryFormAndCrowdAgreeWithTheReference) {
        .used = 2,
        .width = 264,
        .expert_width = 33},
+      {.gate = GgmlType::Q4_K,
+       .down = GgmlType::Q6_K,
+       .experts = 20,
+       .used = 10,
+       .width = 512,
+       .expert_width = 768,
+       .shared_width = 768,
+       .shared_gated = false,
+       .sigmoid = true},
+      kManyExperts[0],
+      kManyExperts[1],
   };
   for (const Shape& shape : shapes) {
     Random random(23);

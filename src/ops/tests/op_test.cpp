@@ -324,6 +324,14 @@ void TestBatch::add_rows(const std::vector<SequencePlan>& plans) {
   finish();
 }
 
+void TestBatch::forget_behind(int32_t window) {
+  for (size_t s = 0; s < rows_.size(); ++s) {
+    const int32_t first_seen = context_[s] - certain_[s] - window + 1;
+    for (int32_t i = 0; i < first_seen / kBlockTokens; ++i)
+      block_table_[s * static_cast<size_t>(blocks_per_sequence_) + i] = -1;
+  }
+}
+
 void TestBatch::finish() {
   batch_.tokens = static_cast<int32_t>(token_.size());
   batch_.sequences = static_cast<int32_t>(rows_.size());

@@ -115,6 +115,9 @@ class TestBatch {
   // The same sequences, blocks and slots at a later or earlier cut.
   TestBatch(const std::vector<SequencePlan>& plans, const TestBatch& like);
 
+  // Blocks that no row of a layer with this window sees are taken away: their entries become -1.
+  void forget_behind(int32_t window);
+
   const Batch& batch() const { return batch_; }
   int32_t blocks() const { return blocks_; }
   int32_t slots() const { return slots_; }

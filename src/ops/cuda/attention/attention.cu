@@ -109,16 +109,14 @@ __global__ __launch_bounds__(32 * kWarps) void plain_kernel(const __grid_constan
     const int cells[4] = {view.context + __ffsll(static_cast<long long>(left)) - 1, 0, 0, 0};
     take_cells(st, a, q, s, kv_head, cells, 1);
   }
-  const float inverse = 1.0f / st.total;
+  const float inverse = head_factor(a.gates, t, head) / st.total;
 #pragma unroll
   for (int j = 0; j < kPlainDim / 32; ++j) {
     const int i = lane + 32 * j;
     if (i >= a.head_dim) break;
     float y = st.o[j] * inverse;
-    if (a.gated) {
-      const int64_t gate = t * a.qg.stride + (2 * static_cast<int64_t>(head) + 1) * a.head_dim + i;
-      y *= 1.0f / (1.0f + expf(-load_as(a.qg.data, a.qg.type, gate)));
-    }
+    if (a.gates.per_element())
+      y *= gate_factor(a.gates, load_as(a.gates.data, a.gates.type, a.gates.place(t, head) + i));
     store_as(a.o.data, a.o.type, t * a.o.stride + static_cast<int64_t>(head) * a.head_dim + i, y);
   }
 }
@@ -150,6 +148,7 @@ __global__ __launch_bounds__(kPlainDim / 4) void merge_kernel(const __grid_const
       }
     };
     load(0);
+    const float gate = head_factor(a.gates, first + token, head);
     for (int split = threadIdx.x; split < splits; split += blockDim.x) {
       part[split] = __ldcg(reinterpret_cast<const float2*>(a.partial_sums + 2 * (base + split * rows)));
     }
@@ -173,7 +172,7 @@ __global__ __launch_bounds__(kPlainDim / 4) void merge_kernel(const __grid_const
                fmaf(w, v[i].w, sum.w)};
       }
     }
-    const float inverse = 1.0f / total;
+    const float inverse = gate / total;
     if (dim < a.head_dim) {
       store_output(a, first + token, head, dim,
                    {sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse});
@@ -187,16 +186,14 @@ bool multiple_of_eight(const Tensor& t) {
 }
 bool narrow(const Tensor& t) { return t.type == kActType && multiple_of_eight(t); }
 
-AttentionArgs arguments(const Context& context, const SequenceWorkspace& work, Tensor o, Tensor qg,
+AttentionArgs arguments(const Context& context, const SequenceWorkspace& work, Tensor o, Tensor gates,
                         const AttentionParams& params, const KvLayer& kv, const Batch& batch) {
   const int head_dim = kv.shape.head_dim;
   BRAID_CHECK(o.cols == params.heads * head_dim && params.heads % kv.shape.kv_heads == 0);
   BRAID_CHECK(head_dim <= kPlainDim);
-  BRAID_CHECK(params.gate.act == AttentionGate::Act::none || params.gate == kJointSigmoid);
-  if (params.gate.joint()) BRAID_CHECK(qg.cols == 2 * o.cols);
   AttentionArgs args{};
   args.o = o;
-  args.qg = qg;
+  args.gates = output_gates(params.gate, gates, batch.tokens, params.heads, head_dim);
   args.kv = kv;
   args.batch = batch;
   args.heads = params.heads;
@@ -205,7 +202,6 @@ AttentionArgs arguments(const Context& context, const SequenceWorkspace& work, T
   args.head_dim = head_dim;
   args.scale = params.scale * 1.4426950408889634f;
   args.window = params.window;
-  args.gated = params.gate.joint();
   args.processors = context.processors;
   args.deterministic = context.deterministic;
   args.partial_rows = static_cast<int>(work.partial_rows);
@@ -218,8 +214,12 @@ AttentionArgs arguments(const Context& context, const SequenceWorkspace& work, T
 // Whether the fast forms take it.
 bool fits(const SequenceWorkspace& work, const AttentionArgs& args) {
   const KvShape& cells = args.kv.shape;
+  const OutputGates& gates = args.gates;
+  const bool fit = gates.data == nullptr || gates.per_head ||
+                   (gates.type == kActType && gates.stride % 8 == 0 && args.head_dim % 8 == 0 &&
+                    reinterpret_cast<uintptr_t>(gates.data) % 16 == 0);
   return cells.k_format == cells.v_format && cells.k_format != KvFormat::f32 && multiple_of_eight(args.o) &&
-         (!args.gated || narrow(args.qg)) && args.batch.sequences <= work.max_sequences &&
+         fit && args.batch.sequences <= work.max_sequences &&
          args.heads * int64_t{args.head_dim} <= work.partial_dim;
 }
 
@@ -263,10 +263,13 @@ void CudaOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams&
 void CudaOps::store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates, Tensor rope_table,
                            const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
                            const Batch& batch) {
-  AttentionArgs args = arguments(context_, sequence_work_, o, qg, params, kv, batch);
+  AttentionArgs args = arguments(context_, sequence_work_, o, gates, params, kv, batch);
+  args.query_stride = static_cast<int>(params.gate.query_stride(args.head_dim));
+  BRAID_CHECK(qg.cols == int64_t{params.heads} * args.query_stride);
   BRAID_CHECK(k.cols == int64_t{kv.shape.kv_heads} * args.head_dim && v.cols == k.cols);
   BRAID_CHECK(rope_table.cols <= args.head_dim && rope_table.type == DType::f32);
   args.fresh = true;
+  args.qg = qg;
   args.k = k;
   args.v = v;
   args.rope = rope_table;

@@ -6,6 +6,7 @@
 // on the sequence alone in deterministic mode, else also on how many sequences the batch has room for.
 #pragma once
 
+#include "ops/cuda/attention/attention_gate.h"
 #include "ops/cuda/primitives/context.h"
 #include "ops/cuda/primitives/device_math.h"
 #include "ops/cuda/primitives/mma.h"
@@ -21,13 +22,13 @@ inline constexpr int kFewestSplitCells = 128;
 inline constexpr int kLongSplitCells = 2048;
 
 struct AttentionArgs {
-  Tensor o, q, qg;
+  Tensor o, q;
+  OutputGates gates;
   KvLayer kv;
   Batch batch;
   int heads, kv_heads, group, head_dim;
   float scale;  // times log2(e)
   int window;
-  bool gated;
   int processors;
   bool deterministic;  // context.h: a row's form and splits do not depend on the rows beside it
   // Splits: see split_length.
@@ -38,7 +39,8 @@ struct AttentionArgs {
   // Rows that are not in the cache yet (store_attend): every sequence has one at most, and the decode kernel
   // makes its query from qg, its key and value from k and v, and stores them.
   bool fresh;
-  Tensor k, v, rope;
+  int query_stride;  // of qg: elements from head to head
+  Tensor qg, k, v, rope;
   AttentionWeights w;
 };
 
@@ -197,23 +199,22 @@ __device__ inline int sequence_of(const int* starts, int sequences, int item) {
   return low;
 }
 
-// Four outputs of one query: gate and store. `x` is divided by its sum already. Gates and outputs are 8-byte
-// aligned (attention.cu has checked).
+// Four outputs times their gates, which are f16: `gates` as in memory.
+__device__ inline float4 gated(const AttentionArgs& a, float4 x, uint2 gates) {
+  const float2 low = unpack(gates.x, __half()), high = unpack(gates.y, __half());
+  return {x.x * gate_factor(a.gates, low.x), x.y * gate_factor(a.gates, low.y),
+          x.z * gate_factor(a.gates, high.x), x.w * gate_factor(a.gates, high.y)};
+}
+
+// Four outputs of one query: gate and store. `x` is divided by its sum already, and times the gate of its head
+// (head_factor). Gates of elements and outputs are 8-byte aligned (attention.cu has checked).
 __device__ inline void store_output(const AttentionArgs& a, int64_t t, int head, int dim, float4 x) {
-  uint2 gates = {0, 0};
-  if (a.gated) {
-    const int64_t gate = t * a.qg.stride + (2 * static_cast<int64_t>(head) + 1) * a.head_dim + dim;
-    gates = *reinterpret_cast<const uint2*>(static_cast<const Act*>(a.qg.data) + gate);
+  if (a.gates.per_element()) {
+    const Act* from = static_cast<const Act*>(a.gates.data) + a.gates.place(t, head) + dim;
+    x = gated(a, x, *reinterpret_cast<const uint2*>(from));
   }
-  float y[4] = {x.x, x.y, x.z, x.w};
+  const float y[4] = {x.x, x.y, x.z, x.w};
   const int64_t at = static_cast<int64_t>(head) * a.head_dim + dim;
-  if (a.gated) {
-    const float2 low = unpack(gates.x, __half());
-    const float2 high = unpack(gates.y, __half());
-    const float g[4] = {low.x, low.y, high.x, high.y};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) y[i] *= 1.0f / (1.0f + __expf(-g[i]));
-  }
   if (a.o.type == DType::f32) {
     *reinterpret_cast<float4*>(static_cast<float*>(a.o.data) + t * a.o.stride + at) = {y[0], y[1], y[2],
                                                                                        y[3]};

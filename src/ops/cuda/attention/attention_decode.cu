@@ -1,7 +1,7 @@
 // attention_decode.cu -- attention of sequences with few rows (decoding): K and V are read once for all heads
 // of a group, merged over splits, and in a plain decoding step all that lies between the products.
 //
-// Per query: s_c = scale q . K[c], o = sum_c softmax(s)_c V[c], times sigmoid(gate).
+// Per query: s_c = scale q . K[c], o = sum_c softmax(s)_c V[c], times act(gate).
 // Traffic: 4 Dh bytes a cell and KV head (16-bit cache), each byte read once; 27B (4 KV heads of 256): 4 KiB
 // a cell and layer, 31 us at 32K cells and 4.3 TB/s. 6 (27B) or 8 (35B-A3B) flops a byte: bandwidth only.
 //

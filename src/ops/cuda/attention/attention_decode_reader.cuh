@@ -48,7 +48,7 @@ struct Reader {
   uint32_t q[kHeadDim / 16][2];
   float o[kTiles][2][4];  // even and odd tiles of cells apart: two chains
   float largest[2], total[2];
-  uint4 gate;
+  uint4 gate;  // as in memory: of this lane's 8 elements; in `x` that of the head, f32
   // Of the row that goes to the cache: this lane's part, and the block of its cell.
   uint4 fresh;
   int fresh_block;
@@ -110,9 +110,14 @@ struct Reader {
     }
     if (active && present) {
       const int64_t t = it.first + token;
-      const int64_t at = t * a.qg.stride + head * (a.gated ? 2 : 1) * kHeadDim + 8 * lane;
-      x = a.fresh ? load8(a.qg, at) : load8(a.q, t * a.q.stride + head * kHeadDim + 8 * lane);
-      if (a.gated) gate = load8(a.qg, at + kHeadDim);
+      x = a.fresh ? load8(a.qg, t * a.qg.stride + head * a.query_stride + 8 * lane)
+                  : load8(a.q, t * a.q.stride + head * kHeadDim + 8 * lane);
+      const int64_t place = a.gates.place(t, head);
+      if (a.gates.per_head) {
+        gate.x = static_cast<const uint32_t*>(a.gates.data)[place];
+      } else if (a.gates.data != nullptr) {
+        gate = *reinterpret_cast<const uint4*>(static_cast<const Act*>(a.gates.data) + place + 8 * lane);
+      }
     }
     if (a.fresh) {
       const int lanes = static_cast<int>(a.rope.cols) / 16;
@@ -322,13 +327,14 @@ struct Reader {
 
   // Divided by the sum of weights, gated, stored.
   __device__ void store_output(const Item& it, const float (&x)[8], float all) const {
-    const float inverse = __fdividef(1.0f, all);
+    float inverse = __fdividef(1.0f, all);
+    if (a.gates.per_head) inverse *= gate_factor(a.gates, __uint_as_float(gate.x));
     float y[8], gates[8];
     unpack8(gates, gate);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       y[i] = x[i] * inverse;
-      if (a.gated) y[i] *= __fdividef(1.0f, 1.0f + __expf(-gates[i]));
+      if (a.gates.per_element()) y[i] *= gate_factor(a.gates, gates[i]);
     }
     const int64_t at = (it.first + token) * a.o.stride + head * kHeadDim + 8 * lane;
     if (a.o.type == DType::f32) {

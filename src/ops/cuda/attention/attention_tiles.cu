@@ -147,7 +147,15 @@ __device__ void write_outputs(const AttentionArgs& a, const Softmax<kHeadDim>& s
   const int c = lane % 4;
   const int rows = a.batch.rows[item.s];
   const bool whole = item.splits == 1;
-  const float factor[2] = {whole ? 1.0f / sum.total[0] : 1.0f, whole ? 1.0f / sum.total[1] : 1.0f};
+  float factor[2] = {whole ? 1.0f / sum.total[0] : 1.0f, whole ? 1.0f / sum.total[1] : 1.0f};
+  if (whole && a.gates.per_head) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int own = min(warp * 16 + g + 8 * r, item.queries - 1);
+      const auto [token, head] = place_of(a, item, item.query0 + own);
+      factor[r] *= head_factor(a.gates, item.first_row + token, head);
+    }
+  }
 #pragma unroll
   for (int part = 0; part < kHeadDim / 128; ++part) {
     __syncwarp();

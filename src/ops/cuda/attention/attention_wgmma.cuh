@@ -58,11 +58,6 @@ __device__ inline void meet_group(int group) {
     asm volatile("bar.sync 2, 128;\n" ::: "memory");
   }
 }
-__device__ inline float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 
 // This lane's of two rows: g and g + 8 of the warp's.
 struct Softmax {
@@ -267,10 +262,10 @@ __device__ inline Targets targets_of(const AttentionArgs& a, const TileItem& ite
     const int token = query / a.group;
     const int head = item.kv_head * a.group + query - token * a.group;
     const int64_t to_row = item.first_row + token;
-    // Without gates something that can be read.
-    t.gates[i] =
-        static_cast<const Act*>(a.gated ? a.qg.data : a.q.data) + dim +
-        (a.gated ? to_row * a.qg.stride + (2 * head + 1) * kHeadDim : to_row * a.q.stride + head * kHeadDim);
+    // Without gates of elements something that can be read.
+    t.gates[i] = dim + (a.gates.per_element()
+                            ? static_cast<const Act*>(a.gates.data) + a.gates.place(to_row, head)
+                            : static_cast<const Act*>(a.q.data) + to_row * a.q.stride + head * kHeadDim);
     char* base = static_cast<char*>(a.o.data);
     int64_t at = to_row * a.o.stride + head * kHeadDim + dim;
     if (!whole) {
@@ -282,16 +277,6 @@ __device__ inline Targets targets_of(const AttentionArgs& a, const TileItem& ite
   return t;
 }
 
-__device__ inline float4 gated(float4 x, uint2 gates, bool wanted) {
-  const float2 low = unpack(gates.x, __half());
-  const float2 high = unpack(gates.y, __half());
-  const auto gate = [&](float g) {
-    const float factor = __fdividef(1.0f, 1.0f + exp2_fast(-1.44269504f * g));
-    return wanted ? factor : 1.0f;
-  };
-  return {x.x * gate(low.x), x.y * gate(low.y), x.z * gate(high.x), x.w * gate(high.y)};
-}
-
 // O of a warp's 16 queries, by 32 dims through `space` [16][32], pieces of four exchanged by row: divided,
 // gated and stored, or kept as partial results.
 template <int kHeadDim>
@@ -301,10 +286,17 @@ __device__ void write_outputs(const AttentionArgs& a, const TileItem& item, int 
   const int g = lane / 4;
   const int c = lane % 4;
   const bool whole = item.splits == 1;
-  const bool with_gates = whole && a.gated;
+  const bool with_gates = whole && a.gates.per_element();
   const bool floats = !whole || a.o.type == DType::f32;
-  const float factor[2] = {whole ? __fdividef(1.0f, sum.total[0]) : 1.0f,
-                           whole ? __fdividef(1.0f, sum.total[1]) : 1.0f};
+  float factor[2] = {whole ? __fdividef(1.0f, sum.total[0]) : 1.0f,
+                     whole ? __fdividef(1.0f, sum.total[1]) : 1.0f};
+  if (whole && a.gates.per_head) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const auto [token, head] = place_of(a, item, item.query0 + min(row0 + g + 8 * r, item.queries - 1));
+      factor[r] *= head_factor(a.gates, item.first_row + token, head);
+    }
+  }
   const Targets targets = targets_of<kHeadDim>(a, item, row0);
 #pragma unroll
   for (int half = 0; half < kHeadDim / 64; ++half) {
@@ -334,7 +326,7 @@ __device__ void write_outputs(const AttentionArgs& a, const TileItem& item, int 
         if (targets.out[i] == nullptr) continue;
         float4 y =
             *reinterpret_cast<const float4*>(space + row * kSpaceDims + (lane % 8 ^ 2 * (row % 8) % 8) * 4);
-        y = gated(y, gates[part][i], with_gates);
+        if (with_gates) y = gated(a, y, gates[part][i]);
         const int dim = half * 64 + part * 32;
         if (floats) {
           __stcg(reinterpret_cast<float4*>(targets.out[i] + dim * 4), y);

@@ -1,7 +1,7 @@
 // rope.cu -- the table of rotations, and queries and keys on their way to attention.
 //
-// rope_table: (cos, sin) of position * base^(-2 i / dims), in double: angles reach 2.6e5 rad, where f32 has
-// lost the fraction. Once per step.
+// rope_table: (cos, sin) of position * frequency, in double: angles reach 2.6e5 rad, where f32 has lost the
+// fraction. Frequencies (rope.h) come as arguments, which a recorded step keeps. Once per step.
 //
 // qk_norm_rope_store, per row (in a plain decoding step attention_decode.cu does this, with the same bytes):
 // H queries and Hkv keys are divided by their rms, weighted and rotated; keys and values go to the row's cell
@@ -25,20 +25,26 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kMaxHeadDim = 256;
 
-__global__ void rope_table_kernel(float* table, int64_t stride, int dims, double base,
-                                  const int32_t* position, int tokens) {
+struct TableArgs {
+  float* table;
+  int64_t stride;
+  const int32_t* position;
+  int tokens, pairs;
+  double magnitude;
+  double frequency[kMaxHeadDim / 2];
+};
+
+__global__ void rope_table_kernel(const __grid_constant__ TableArgs a) {
   const int index = blockIdx.x * blockDim.x + threadIdx.x;
-  const int pairs = dims / 2;
   wait_for_previous();
   let_next_start();
-  if (index >= tokens * pairs) return;
-  const int t = index / pairs;
-  const int i = index % pairs;
-  const double angle = position[t] * pow(base, -2.0 * i / dims);
+  if (index >= a.tokens * a.pairs) return;
+  const int t = index / a.pairs;
+  const int i = index % a.pairs;
   double sine, cosine;
-  sincos(angle, &sine, &cosine);
-  table[t * stride + 2 * i] = static_cast<float>(cosine);
-  table[t * stride + 2 * i + 1] = static_cast<float>(sine);
+  sincos(a.position[t] * a.frequency[i], &sine, &cosine);
+  a.table[t * a.stride + 2 * i] = static_cast<float>(a.magnitude * cosine);
+  a.table[t * a.stride + 2 * i + 1] = static_cast<float>(a.magnitude * sine);
 }
 
 struct StoreArgs {
@@ -182,11 +188,12 @@ bool multiple_of_eight(const Tensor& t) {
 
 void CudaOps::rope_table(Tensor table, const RopeParams& rope, const Batch& batch) {
   BRAID_CHECK(table.cols == rope.dims && rope.dims % 2 == 0 && table.rows >= batch.tokens);
-  BRAID_CHECK(rope.factor == 1 && rope.magnitude == 1);
-  const int count = batch.tokens * rope.dims / 2;
+  BRAID_CHECK(rope.dims <= kMaxHeadDim);
+  TableArgs args{table.f32(), table.stride, batch.position, batch.tokens, rope.dims / 2, rope.magnitude, {}};
+  const int count = args.tokens * args.pairs;
   if (count == 0) return;
-  launch_early(context_, rope_table_kernel, dim3(static_cast<unsigned>(div_up(count, 128))), 128, 0,
-               table.f32(), table.stride, rope.dims, rope.freq_base, batch.position, batch.tokens);
+  for (int32_t i = 0; i < args.pairs; ++i) args.frequency[i] = rope_frequency(rope, i);
+  launch_early(context_, rope_table_kernel, dim3(static_cast<unsigned>(div_up(count, 128))), 128, 0, args);
 }
 
 void CudaOps::qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,

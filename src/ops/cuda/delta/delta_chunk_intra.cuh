@@ -170,7 +170,7 @@ __global__ __launch_bounds__(128) void intra_kernel(const __grid_constant__ Chun
   const DeltaArgs& a = args.a;
   const DeltaView& l = a.layer;
   const int h = blockIdx.y;
-  const int key_head = h % l.key_heads;
+  const int key_head = l.key_head(h);
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   if (blockIdx.x == 0) {  // the first blocks to start: their chains are long

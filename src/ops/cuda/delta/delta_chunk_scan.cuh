@@ -260,7 +260,7 @@ __global__ __launch_bounds__(128) void scan_kernel(const __grid_constant__ Chunk
   const int s = blockIdx.y;
   const int rows = a.batch.certain[s];
   if (rows <= kStepRows) return;
-  const int key_head = h % l.key_heads;
+  const int key_head = l.key_head(h);
   const int slot = a.batch.slot[s];
   const int first_row = a.batch.first_row[s];
   const int position = a.batch.position[first_row];
@@ -333,7 +333,7 @@ __global__ __launch_bounds__(128) void scan_kernel(const __grid_constant__ Chunk
   }
   if (rank == 0 && threadIdx.x == 0) l.decay(slot)[h] = decay;
   store_ring(a, slot, first_row, rows, position, l.v_channel(h) + column0, kHalfDim);
-  if (h >= l.key_heads || rank != 0) return;
+  if (!l.owns_key(h, key_head) || rank != 0) return;
   store_ring(a, slot, first_row, rows, position, l.q_channel(key_head), kDim);
   store_ring(a, slot, first_row, rows, position, l.k_channel(key_head), kDim);
 #endif

@@ -33,6 +33,10 @@ inline bool chunk_form_fits(const DeltaShape& shape) {
 struct DeltaView {
   int key_heads, value_heads, key_dim, value_dim, taps;
   int channels;
+  // DeltaShape::key_head() without a division or a branch: with q = h * inverse / 2^16, rounded down, it is
+  // h - q * key_heads where heads are tiled, and q where they are grouped.
+  int inverse, times_head, times_quotient;
+  int first_step;  // the first value head of key head k is k * first_step
   int64_t slot_elements, state_elements;
   float* data;
 
@@ -43,6 +47,12 @@ struct DeltaView {
   __device__ float* ring(int slot, int position) const {
     return decay(slot) + value_heads + static_cast<int64_t>(position % taps) * channels;
   }
+  __device__ int key_head(int head) const {
+    return head * times_head + (head * inverse >> 16) * times_quotient;
+  }
+  // Of the value heads that share a key head, the first does what is to be done once.
+  __device__ bool owns_key(int head, int of_key_head) const { return head == of_key_head * first_step; }
+
   // First channel of the head's q, k and v.
   __device__ int q_channel(int key_head) const { return key_head * key_dim; }
   __device__ int k_channel(int key_head) const { return (key_heads + key_head) * key_dim; }
@@ -51,8 +61,24 @@ struct DeltaView {
 
 inline DeltaView view_of(const DeltaLayer& layer) {
   const DeltaShape& s = layer.shape;
-  return {s.key_heads,       s.value_heads,     s.key_dim,          s.value_dim, s.conv_width,
-          int(s.channels()), s.slot_elements(), s.state_elements(), layer.data};
+  const int divisor = s.grouped ? s.heads_per_key() : s.key_heads;
+  // Where `inverse`, which is rounded up, gives exact quotients.
+  BRAID_CHECK(int64_t{s.value_heads} * divisor < 1 << 15);
+  DeltaView v;
+  v.key_heads = s.key_heads;
+  v.value_heads = s.value_heads;
+  v.key_dim = s.key_dim;
+  v.value_dim = s.value_dim;
+  v.taps = s.conv_width;
+  v.channels = static_cast<int>(s.channels());
+  v.inverse = div_up(1 << 16, divisor);
+  v.times_head = s.grouped ? 0 : 1;
+  v.times_quotient = s.grouped ? 1 : -s.key_heads;
+  v.first_step = s.value_head(1, 0);
+  v.slot_elements = s.slot_elements();
+  v.state_elements = s.state_elements();
+  v.data = layer.data;
+  return v;
 }
 
 struct DeltaArgs {

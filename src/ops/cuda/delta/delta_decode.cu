@@ -251,7 +251,7 @@ __global__ __launch_bounds__(256, 2) void decode_rows(const __grid_constant__ De
   wait_for_previous();
   let_next_start();
 
-  const int64_t key_row = static_cast<int64_t>(s) * l.key_heads + h % l.key_heads;
+  const int64_t key_row = static_cast<int64_t>(s) * l.key_heads + l.key_head(h);
   const int64_t value_row = static_cast<int64_t>(s) * l.value_heads + h;
   const float4* q4 = reinterpret_cast<const float4*>(rows.keys + key_row * 2 * l.key_dim);
   const float4* k4 = q4 + l.key_dim / 4;

@@ -258,7 +258,7 @@ __global__ __launch_bounds__(kThreads, 1) void peek_kernel(const __grid_constant
   Where w;
   w.s = blockIdx.y;
   w.h = blockIdx.x;
-  w.key_head = w.h % l.key_heads;
+  w.key_head = l.key_head(w.h);
   const int certain = a.batch.certain[w.s];
   w.count = a.batch.rows[w.s] - certain;
   if (w.count <= 0) return;
@@ -328,7 +328,7 @@ __global__ __launch_bounds__(kThreads, 1) void peek_kernel(const __grid_constant
       args.journal.conv_in[row * l.channels + l.v_channel(w.h) + column] = from_bits(a.in.qkv.type, raw[c]);
     }
     if (lane == 0) args.journal.g[row * l.value_heads + w.h] = n.total[i];
-    if (w.h >= l.key_heads) continue;  // the first value head of a key head writes what they share
+    if (!l.owns_key(w.h, w.key_head)) continue;
     for (int c = lane; c < l.key_dim; c += 32) {
       args.journal.k[(row * l.key_heads + w.key_head) * l.key_dim + c] = n.k[i * kPadded + c];
       for (int channel : {l.q_channel(w.key_head) + c, l.k_channel(w.key_head) + c}) {
@@ -372,7 +372,7 @@ __global__ __launch_bounds__(kThreads, 2) void commit_kernel(const __grid_consta
   const DeltaView& l = a.layer;
   const auto& path = a.path[blockIdx.y];
   const int h = blockIdx.x;
-  const int key_head = h % l.key_heads;
+  const int key_head = l.key_head(h);
   const int lane = threadIdx.x % 32;
   const int part = lane % 8;
   const int first_column = threadIdx.x / 32 * 16 + lane / 8;
@@ -430,7 +430,7 @@ __global__ __launch_bounds__(kThreads, 2) void commit_kernel(const __grid_consta
     }
   };
   ring(l.v_channel(h), l.value_dim);
-  if (h >= l.key_heads) return;
+  if (!l.owns_key(h, key_head)) return;
   ring(l.q_channel(key_head), l.key_dim);
   ring(l.k_channel(key_head), l.key_dim);
 }

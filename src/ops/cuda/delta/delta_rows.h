@@ -154,7 +154,7 @@ __device__ void finish_inputs(const DeltaArgs& a, const Place& p, int begin, int
     sh.e[gate] = expf(log_decay(in.alpha, in.dt, in.slope));
     sh.beta[gate] = exact_sigmoid(in.beta);
   }
-  const bool owns_keys = p.h < l.key_heads && p.column0 == 0;
+  const bool owns_keys = l.owns_key(p.h, p.key_head) && p.column0 == 0;
   const auto run = [&](Channel& channel) {
     if (channel.index < 0) return;
     run_channel(a, p, begin, count, channel, sh);

@@ -1,6 +1,6 @@
 // delta_step.cu -- certain rows of the gated delta rule, token by token, everything in one launch.
 //
-// Per value head h (key head h mod Hk), with S [Dv][Dk] stored divided by its decay D:
+// Per value head h (its key head: DeltaShape::key_head), with S [Dv][Dk] stored divided by its decay D:
 //   x = silu(conv)      q, k = l2(x_q) / sqrt(Dk), l2(x_k)      v = x_v
 //   e = exp(a softplus(alpha + dt))      b = sigmoid(beta)
 //   r = S k, c = S q                     both on the old state: one pass, one reduction
@@ -53,7 +53,7 @@ __global__ __launch_bounds__(256, 2) void step_kernel(const __grid_constant__ De
   Place p;
   p.s = blockIdx.y;
   p.h = blockIdx.x / kSlices;
-  p.key_head = p.h % l.key_heads;
+  p.key_head = l.key_head(p.h);
   p.rows = a.batch.certain[p.s];
   p.slot = a.batch.slot[p.s];
   p.first = a.batch.first_row[p.s];
@@ -192,7 +192,7 @@ struct OneRowInputs {
       const float x = from_bits(a.in.qkv.type, c.x);
       constexpr int kPart = kTokens * kMaxDim;  // as Shared has q, k and v
       (&sh.q[0])[c.out / kPart * kMaxDim + c.out % kPart] = exact_silu(fmaf(c.tap[0], x, known[i]));
-      if (p.h < a.layer.key_heads || c.index >= a.layer.v_channel(0))
+      if (a.layer.owns_key(p.h, p.key_head) || c.index >= a.layer.v_channel(0))
         a.layer.ring(p.slot, p.position)[c.index] = x;
     }
     if (makes_gates()) sh.gates = {expf(log_decay(alpha, dt, slope)), exact_sigmoid(beta)};
@@ -208,7 +208,7 @@ __global__ __launch_bounds__(1024 / kGroups,
   Place p;
   p.s = blockIdx.y;
   p.h = blockIdx.x;
-  p.key_head = p.h % l.key_heads;
+  p.key_head = l.key_head(p.h);
   p.rows = a.batch.certain[p.s];
   p.slot = a.batch.slot[p.s];
   p.first = a.batch.first_row[p.s];

@@ -1,6 +1,6 @@
 // moe.cu -- routing, and the products of the chosen experts.
 //
-//   ids, w  = the Kx largest of softmax(router logits), w normalised to 1
+//   ids, w  = the Kx largest of the router's scores, and their weights (choose.cuh)
 //   y[t]   += sum_j w[t, j] down_e( silu(gate_e x) * up_e x )  +  sigmoid(s . x) shared(x)       e = ids[t,
 //   j]
 //
@@ -49,11 +49,12 @@ struct RouteArgs {
   const float* logits;
   int64_t stride;
   int rows, experts, used;
+  ChoiceRule rule;
 };
 
 __device__ inline void route_row(const RouteArgs& a, int row, uint32_t* left, int32_t* also) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const Choice choice = choose(a.logits + row * a.stride, left, a.experts, a.used, lane);
+  const Choice choice = choose(a.rule, a.logits + row * a.stride, left, a.experts, a.used, lane);
   if (lane >= a.used) return;
   a.ids[row * a.ids_stride + lane] = choice.id;
   a.weights[row * a.weights_stride + lane] = choice.weight;
@@ -305,7 +306,6 @@ RouteArgs route_args(Tensor ids, Tensor weights, Tensor logits, const RouteParam
   BRAID_CHECK(logits.cols == params.experts && ids.cols == params.used && weights.cols == params.used);
   BRAID_CHECK(ids.type == DType::i32 && ids.rows >= logits.rows && weights.rows >= logits.rows);
   BRAID_CHECK(params.used > 0 && params.used <= params.experts);
-  BRAID_CHECK(params.score == RouteParams::Score::softmax && params.scale == 1);
   BRAID_CHECK(params.experts <= kMostExperts && params.used <= kMostUsed);
   return {static_cast<int32_t*>(ids.data),
           ids.stride,
@@ -315,7 +315,8 @@ RouteArgs route_args(Tensor ids, Tensor weights, Tensor logits, const RouteParam
           logits.stride,
           static_cast<int>(logits.rows),
           params.experts,
-          params.used};
+          params.used,
+          choice_rule(params)};
 }
 
 // How the pairs of `tokens` rows become tiles.
@@ -346,7 +347,8 @@ SortedPairs sorted_in(std::byte* work, const Layout& l) {
 // Few tokens (moe_skinny.cu), by logits, or by the choice that stands in ids and weights. False: nothing was
 // launched.
 bool run_skinny(Context& context, const Device::WorkspaceNeeds& needs, std::byte* work, Tensor y, Tensor x,
-                Tensor ids, Tensor weights, const Tensor* logits, const MoeWeights& w) {
+                Tensor ids, Tensor weights, const Tensor* logits, const ChoiceRule& rule,
+                const MoeWeights& w) {
   const bool given = logits == nullptr;
   if (x.rows > kSkinnyTokens || x.rows == 0 || context.deterministic) return false;
   BRAID_CHECK(work != nullptr && x.rows <= needs.max_tokens && ids.cols <= needs.experts_used);
@@ -354,7 +356,7 @@ bool run_skinny(Context& context, const Device::WorkspaceNeeds& needs, std::byte
   BRAID_CHECK(w.gate->n <= needs.expert_width && w.down->n <= needs.model_width &&
               (w.shared_gate == nullptr || w.shared_gate->n <= needs.expert_width));
   auto* hidden = reinterpret_cast<Act*>(work + layout_of(needs).hidden);
-  return moe_skinny(context, hidden, y, x, ids, weights, logits, w);
+  return moe_skinny(context, hidden, y, x, ids, weights, logits, rule, w);
 }
 
 }  // namespace
@@ -369,7 +371,7 @@ void CudaOps::moe_route(Tensor ids, Tensor weights, Tensor logits, const RoutePa
 
 void CudaOps::moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits, const RouteParams& params,
                   const MoeWeights& w) {
-  if (run_skinny(context_, needs_, moe_work_, y, x, ids, weights, &logits, w)) return;
+  if (run_skinny(context_, needs_, moe_work_, y, x, ids, weights, &logits, choice_rule(params), w)) return;
   if (logits.rows > kRoutedAtOnce || logits.rows == 0) {
     moe_route(ids, weights, logits, params);
     return moe_ffn(y, x, ids, weights, w);
@@ -388,7 +390,7 @@ void CudaOps::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeW
   BRAID_CHECK(ids.type == DType::i32 && ids.rows >= x.rows && moe_work_ != nullptr && ids.cols <= kMostUsed);
   BRAID_CHECK(x.rows <= needs_.max_tokens && w.gate->experts <= kMostExperts);
   if (x.rows == 0) return;
-  if (run_skinny(context_, needs_, moe_work_, y, x, ids, weights, nullptr, w)) return;
+  if (run_skinny(context_, needs_, moe_work_, y, x, ids, weights, nullptr, {}, w)) return;
   const Tiling tiling = tiling_of(context_, x.rows, ids.cols, w);
   launch_early(context_, sort_kernel, dim3(1), kSortThreads, 0, sorted_in(moe_work_, layout_of(needs_)),
                static_cast<const int32_t*>(ids.data), ids.stride, static_cast<int>(x.rows),

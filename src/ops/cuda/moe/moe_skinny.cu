@@ -1,7 +1,7 @@
 // moe_skinny.cu -- the experts of one or two tokens in two launches: route + gate and up, then down + the
 // sum.
 //
-// Every block makes the choice itself, from the router's logits, with a thread for each expert
+// Every block makes the choice itself, from the router's logits, with a thread for each expert, or for two
 // (moe_skinny.cuh): that needs no kernel and no border. Each token's experts are entries of their own, so
 // that how the work is cut is known before the choice is; what both tokens chose comes from L2 for the
 // second.
@@ -142,10 +142,12 @@ bool fill_matrices(MoeIn& in, MoeOut& out, const MoeWeights& w) {
 }  // namespace
 
 bool moe_skinny(Context& context, Act* hidden, Tensor y, Tensor x, Tensor ids, Tensor weights,
-                const Tensor* logits, const MoeWeights& w) {
+                const Tensor* logits, const ChoiceRule& rule, const MoeWeights& w) {
   const bool readable = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 8 == 0 && x.cols % 8 == 0;
   if (context.capability < 90 || x.rows > kSkinnyTokens || ids.cols > kMostUsed || !readable ||
-      y.type != DType::f32 || x.type != kActType || w.gate->experts > kQuickExperts)
+      y.type != DType::f32 || x.type != kActType)
+    return false;
+  if (logits != nullptr && !MoeList::takes(static_cast<int>(w.gate->experts), static_cast<int>(ids.cols)))
     return false;
   BRAID_CHECK(y.cols == w.down->n && x.cols == w.gate->k && w.down->k == w.gate->n && y.rows >= x.rows);
   BRAID_CHECK(ids.type == DType::i32 && ids.rows >= x.rows && weights.rows >= x.rows &&
@@ -157,6 +159,7 @@ bool moe_skinny(Context& context, Act* hidden, Tensor y, Tensor x, Tensor ids, T
   if (logits != nullptr) {
     route.logits = logits->f32();
     route.logits_stride = logits->stride;
+    route.rule = rule;
   }
   route.ids = static_cast<int32_t*>(ids.data);
   route.ids_stride = ids.stride;

@@ -33,7 +33,8 @@ struct MoeRoute {
   int64_t weights_stride = 0;
   int tokens = 0;
   int used = 0;
-  int experts = 0;      // at most kQuickExperts
+  int experts = 0;
+  ChoiceRule rule;
   bool shared = false;  // there is a shared expert: one more entry, with all tokens
 
   __device__ int entries() const { return tokens * used; }  // without the shared one
@@ -88,58 +89,78 @@ struct MoeOut {
 
 // ---- the choice ----
 
+// So many of the keys of each 32 experts are looked at.
+__host__ __device__ inline int most_places(int used) { return (used + 3) / 4 * 4; }
+
 // In shared memory. Entry t * used + j: choice j of token t.
 struct alignas(16) MoeList {
-  static constexpr int kWarps = kQuickExperts / 32;
+  static constexpr int kWarps = 8;
+  static constexpr int kPlaces = kWarps * kMostUsed;
 
-  uint32_t key[kSkinnyTokens][kWarps][64];           // each 32 twice
-  uint32_t best[kSkinnyTokens][kWarps * kMostUsed];  // the largest of each 32, in order, then zeros
-  int16_t best_id[kSkinnyTokens][kWarps * kMostUsed];
+  // Whether there is room for the best of every 32 experts: of 256 always, of 512 for up to 16 used.
+  static bool takes(int experts, int used) {
+    return experts <= kWarps * 32 || (experts <= kWarps * 64 && kWarps * 2 * most_places(used) <= kPlaces);
+  }
+
+  uint32_t key[kSkinnyTokens][kWarps][64];  // each 32 twice
+  uint32_t best[kSkinnyTokens][kPlaces];    // the largest of each 32 experts, in order, then zeros
+  int16_t best_id[kSkinnyTokens][kPlaces];
   uint32_t chosen[kSkinnyTokens][kMostUsed];  // keys
   float2 weight[kMostEntries];                // with which the sums of both tokens are multiplied
   int16_t expert[kMostEntries];
 };
 
-// So many of the keys of each 32 experts are looked at.
-__device__ inline int most_places(const MoeRoute& route) { return (route.used + 3) / 4 * 4; }
-
 // By all threads, who meet before make_list.
 __device__ inline void clear_list(MoeList& list, const MoeRoute& route, int thread) {
-  if (thread < MoeList::kWarps * most_places(route))
+  if (route.logits == nullptr) return;
+  const int groups = route.experts <= MoeList::kWarps * 32 ? MoeList::kWarps : 2 * MoeList::kWarps;
+  if (thread < groups * most_places(route.used))
     for (int t = 0; t < route.tokens; ++t) list.best[t][thread] = 0;
 }
 
-// What choose() (choose.cuh) finds: a thread for each expert finds its place among 32, then 4 threads for
-// each of the best find its place among the best of all.
+// What choose() (choose.cuh) finds: a thread for kEach experts finds their places, each among 32, then 4
+// threads for each of the best find its place among the best of all.
+template <int kEach>
 __device__ inline void place_all(MoeList& list, const MoeRoute& route, int thread) {
+  constexpr int kThreads = MoeList::kWarps * 32;
+  constexpr int kGroups = MoeList::kWarps * kEach;
   const int lane = thread % 32;
   const int warp = thread / 32;
-  const int most = most_places(route);
-  uint32_t key[kSkinnyTokens] = {};
+  const int most = most_places(route.used);
+  uint32_t key[kEach][kSkinnyTokens] = {};
 #pragma unroll
-  for (int t = 0; t < kSkinnyTokens; ++t)
-    if (t < route.tokens && thread < route.experts)
-      key[t] = ordered(__ldcg(route.logits + t * route.logits_stride + thread));
+  for (int i = 0; i < kEach; ++i)
+#pragma unroll
+    for (int t = 0; t < kSkinnyTokens; ++t) {
+      const int expert = thread + i * kThreads;
+      if (t < route.tokens && thread < kThreads && expert < route.experts)
+        key[i][t] = route.rule.key(__ldcg(route.logits + t * route.logits_stride + expert), expert);
+    }
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int group = warp + i * MoeList::kWarps;
 #pragma unroll 1
-  for (int t = 0; t < route.tokens && thread < kQuickExperts; ++t) {
-    const uint32_t own = t == 0 ? key[0] : key[1];
-    uint32_t* all = list.key[t][warp];
-    all[lane] = own;
-    all[32 + lane] = own + 1;  // seen by higher ids only, which the same key comes before
-    __syncwarp();
-    int place = 0;
+    for (int t = 0; t < route.tokens && thread < kThreads; ++t) {
+      const uint32_t own = t == 0 ? key[i][0] : key[i][1];
+      uint32_t* all = list.key[t][warp];
+      if (i > 0) __syncwarp();  // all have looked at the group before
+      all[lane] = own;
+      all[32 + lane] = own + 1;  // seen by higher ids only, which the same key comes before
+      __syncwarp();
+      int place = 0;
 #pragma unroll
-    for (int d = 1; d < 32; ++d) place += all[lane + d] > own ? 1 : 0;
-    if (place >= most || own == 0) continue;
-    list.best[t][warp * most + place] = own;
-    list.best_id[t][warp * most + place] = static_cast<int16_t>(thread);
+      for (int d = 1; d < 32; ++d) place += all[lane + d] > own ? 1 : 0;
+      if (place >= most || own == 0) continue;
+      list.best[t][group * most + place] = own;
+      list.best_id[t][group * most + place] = static_cast<int16_t>(thread + i * kThreads);
+    }
   }
   __syncthreads();
-  const int candidates = MoeList::kWarps * most;
-  const int parts = candidates <= kQuickExperts / 4 ? 4 : 1;
+  const int candidates = kGroups * most;
+  const int parts = candidates <= kThreads / 4 ? 4 : 1;
   const int candidate = thread / parts;
   if (candidate >= candidates) return;  // whole warps: a multiple of 32
-  const int lists = MoeList::kWarps / parts;
+  const int lists = kGroups / parts;
   const int own_list = candidate / most;
 #pragma unroll 1
   for (int t = 0; t < route.tokens; ++t) {
@@ -167,10 +188,14 @@ __device__ inline void place_all(MoeList& list, const MoeRoute& route, int threa
   }
 }
 
-// By all threads, at least kQuickExperts, who have met when it returns.
+// By all threads, at least 32 kWarps, who have met when it returns.
 __device__ inline void make_list(MoeList& list, const MoeRoute& route, int thread) {
   if (route.logits != nullptr) {
-    place_all(list, route, thread);
+    if (route.experts <= MoeList::kWarps * 32) {
+      place_all<1>(list, route, thread);
+    } else {
+      place_all<2>(list, route, thread);
+    }
   } else if (thread < route.entries()) {
     const int token = thread / route.used;
     list.expert[thread] =
@@ -183,12 +208,10 @@ __device__ inline void make_list(MoeList& list, const MoeRoute& route, int threa
 __device__ inline float weights_of(const MoeList& list, const MoeRoute& route, int token, int lane) {
   if (route.logits == nullptr)
     return lane < route.used ? __ldcg(route.weights + token * route.weights_stride + lane) : 0.0f;
-  const auto logit = [](uint32_t key) {
-    return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
-  };
-  const float e =
-      lane < route.used ? expf(logit(list.chosen[token][lane]) - logit(list.chosen[token][0])) : 0.0f;
-  return e / warp_sum(e);
+  const bool chosen = lane < route.used;
+  const int j = chosen ? lane : 0;
+  return route.rule.weight(chosen, list.chosen[token][j], list.chosen[token][0],
+                           route.logits + token * route.logits_stride, list.expert[token * route.used + j]);
 }
 
 // ---- slices ----

@@ -3,16 +3,17 @@
 
 #include "ops/cuda/primitives/context.h"
 #include "ops/cuda/primitives/device_math.h"
+#include "ops/cuda/sampling/choose.cuh"
 #include "ops/ops.h"
 
 namespace braid::cuda {
 
 inline constexpr int kSkinnyTokens = 2;
 
-// Ops::moe with `logits`, Ops::moe_ffn without (null); then the ids of a token must differ. `hidden`: rows *
-// (used + 1) rows of the widest expert's inner width, to a multiple of 8. False: there is no form for these,
-// and nothing was launched.
+// Ops::moe with `logits` and their rule, Ops::moe_ffn without (null); then the ids of a token must differ.
+// `hidden`: rows * (used + 1) rows of the widest expert's inner width, to a multiple of 8. False: there is no
+// form for these, and nothing was launched.
 bool moe_skinny(Context& context, Act* hidden, Tensor y, Tensor x, Tensor ids, Tensor weights,
-                const Tensor* logits, const MoeWeights& w);
+                const Tensor* logits, const ChoiceRule& rule, const MoeWeights& w);
 
 }  // namespace braid::cuda

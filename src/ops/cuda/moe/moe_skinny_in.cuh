@@ -9,7 +9,7 @@ namespace braid::cuda {
 inline constexpr int kInWarps = 8;
 inline constexpr int kInThreads = 32 * kInWarps;
 inline constexpr int kInStages = 4;  // units of a warp's ring, at most
-static_assert(kInThreads == kQuickExperts);
+static_assert(kInThreads == MoeList::kWarps * 32);
 
 struct InPlan {
   int items;    // without the shared expert's

@@ -1,11 +1,12 @@
-// choose.cuh -- which experts a row of logits chooses: the `used` largest, ties to the lowest id, weights
-// normalised to 1. By one warp. What moe.cu and moe_skinny.cu share; every kernel that makes the choice again
-// makes it to the last bit.
+// choose.cuh -- which experts a row of logits chooses, and their weights, as RouteParams (ops.h) say: the
+// `used` largest, ties to the lowest id. By one warp. What moe.cu and moe_skinny.cu share; every kernel that
+// makes the choice again makes it to the last bit.
 #pragma once
 
 #include <cstdint>
 
 #include "ops/cuda/primitives/device_math.h"
+#include "ops/ops.h"
 
 namespace braid::cuda {
 
@@ -19,6 +20,39 @@ __device__ inline uint32_t ordered(float x) {  // as numbers are, NaN lowest but
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
+__device__ inline float number_of(uint32_t key) {
+  return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+}
+
+// RouteParams as kernels see them.
+struct ChoiceRule {
+  const float* bias = nullptr;  // null: none
+  float scale = 1;
+  bool sigmoid = false;  // or softmax, which keeps the order of the logits
+
+  // As exact as f32 is: a bias may put experts of almost equal scores in any order.
+  __device__ static float score(float logit) { return 1.0f / (1.0f + expf(-logit)); }
+  // By which experts are compared.
+  __device__ uint32_t key(float logit, int expert) const {
+    if (!sigmoid) return ordered(logit);
+    return ordered(bias == nullptr ? score(logit) : score(logit) + bias[expert]);
+  }
+  // By a warp: the weight of this lane's expert, if it has `chosen` one. `first`: the key of the first choice.
+  __device__ float weight(bool chosen, uint32_t own, uint32_t first, const float* logits, int expert) const {
+    if (!sigmoid) {
+      const float e = chosen ? expf(number_of(own) - number_of(first)) : 0.0f;
+      return e / warp_sum(e) * scale;
+    }
+    const float s = chosen ? score(__ldcg(logits + expert)) : 0.0f;
+    return s / fmaxf(warp_sum(s), kLeastRouteSum) * scale;
+  }
+};
+inline ChoiceRule choice_rule(const RouteParams& params) {
+  const bool sigmoid = params.score == RouteParams::Score::sigmoid;
+  BRAID_CHECK(params.bias == nullptr || sigmoid);
+  return {params.bias, params.scale, sigmoid};
+}
+
 // Lane j gets number j.
 struct Choice {
   float weight;
@@ -28,8 +62,8 @@ struct Choice {
 // Numbers 0 .. used - 1 in turn: `best` is a lane's best key, id_of(key) its lowest id with that key,
 // take_out(id) removes an expert and makes `best` the best of what is left.
 template <class IdOf, class TakeOut>
-__device__ inline Choice choose_rounds(uint32_t& best, int experts, int used, int lane, IdOf id_of,
-                                       TakeOut take_out) {
+__device__ inline Choice choose_rounds(const ChoiceRule& rule, const float* logits, uint32_t& best,
+                                       int experts, int used, int lane, IdOf id_of, TakeOut take_out) {
   uint32_t own = 0;
   uint32_t first = 0;
   int own_id = 0;
@@ -44,23 +78,20 @@ __device__ inline Choice choose_rounds(uint32_t& best, int experts, int used, in
     }
     take_out(id);
   }
-  const auto logit = [](uint32_t key) {
-    return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
-  };
-  const float e = lane < used ? expf(logit(own) - logit(first)) : 0.0f;
-  return {e / warp_sum(e), own_id};
+  return {rule.weight(lane < used, own, first, logits, own_id), own_id};
 }
 
 // Up to kQuickExperts: lane l has experts l, l + 32, ... in registers, sorted, so that a round looks at the
 // first of each lane only.
-__device__ inline Choice choose_quickly(const float* logits, int experts, int used, int lane) {
+__device__ inline Choice choose_quickly(const ChoiceRule& rule, const float* logits, int experts, int used,
+                                        int lane) {
   constexpr int kOwn = kQuickExperts / 32;
   uint32_t key[kOwn];
   int id[kOwn];
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
     id[i] = lane + 32 * i;
-    key[i] = id[i] < experts ? ordered(__ldcg(logits + id[i])) : 0;
+    key[i] = id[i] < experts ? rule.key(__ldcg(logits + id[i]), id[i]) : 0;
   }
   // Neighbours change places, so of equal keys the lowest id stays in front.
 #pragma unroll
@@ -77,7 +108,7 @@ __device__ inline Choice choose_quickly(const float* logits, int experts, int us
     }
   uint32_t best = key[0];
   return choose_rounds(
-      best, experts, used, lane, [&](uint32_t) { return id[0]; },
+      rule, logits, best, experts, used, lane, [&](uint32_t) { return id[0]; },
       [&](int taken) {
         if (taken != id[0]) return;
 #pragma unroll
@@ -91,13 +122,15 @@ __device__ inline Choice choose_quickly(const float* logits, int experts, int us
 }
 
 // `left` [experts]: shared memory of this warp; not used for up to kQuickExperts.
-__device__ inline Choice choose(const float* logits, uint32_t* left, int experts, int used, int lane) {
-  if (experts <= kQuickExperts) return choose_quickly(logits, experts, used, lane);
+__device__ inline Choice choose(const ChoiceRule& rule, const float* logits, uint32_t* left, int experts,
+                                int used, int lane) {
+  if (experts <= kQuickExperts) return choose_quickly(rule, logits, experts, used, lane);
   uint32_t best = 0;
   int best_id = experts;
   const auto find = [&]() {
     best = 0;
     best_id = experts;
+#pragma unroll 8
     for (int i = lane; i < experts; i += 32) {
       if (left[i] <= best) continue;
       best = left[i];
@@ -105,10 +138,10 @@ __device__ inline Choice choose(const float* logits, uint32_t* left, int experts
     }
   };
 #pragma unroll 8
-  for (int e = lane; e < experts; e += 32) left[e] = ordered(logits[e]);
+  for (int e = lane; e < experts; e += 32) left[e] = rule.key(logits[e], e);
   find();
   return choose_rounds(
-      best, experts, used, lane, [&](uint32_t) { return best_id; },
+      rule, logits, best, experts, used, lane, [&](uint32_t) { return best_id; },
       [&](int id) {
         if (id % 32 != lane) return;
         left[id] = 0;
