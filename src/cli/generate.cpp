@@ -65,7 +65,15 @@ Result<ChatTemplate> make_chat_template(const GgufFile& file, const Tokenizer& t
     return id ? std::string(tokenizer.piece(*id, SpecialText::show)) : std::string();
   };
   BRAID_ASSIGN(const auto text, file.find_string("tokenizer.chat_template"));
-  if (!text) return ChatTemplate::built_in(text_of(tokenizer.bos()), text_of(tokenizer.eos()));
+  if (!text) {
+    // To a model that was not trained on the built-in one's turns it would be noise.
+    if (!tokenizer.find(Dialect().turn_open)) {
+      return Error{ErrorKind::unsupported, file.name() +
+                                               ": it brings no chat template, and its vocabulary has no " +
+                                               Dialect().turn_open + " for the built-in one (--raw works)"};
+    }
+    return ChatTemplate::built_in(text_of(tokenizer.bos()), text_of(tokenizer.eos()));
+  }
   auto parsed = ChatTemplate::parse(*text, text_of(tokenizer.bos()), text_of(tokenizer.eos()));
   if (!parsed.ok()) {
     return Error{parsed.error().kind, file.name() + ": its chat template cannot be used: " +

@@ -25,7 +25,8 @@ void add_sampling_options(CLI::App& command, SamplingFlags& flags);
 // The file's recommendations (general.sampling.*) under the user's options; a seed is always chosen.
 Result<SamplingParams> sampling_params(const SamplingFlags& flags, const GgufFile& file);
 
-// The file's chat template, or the built-in one. Errors: the template does not parse.
+// The file's chat template, or the built-in one. Errors: the template does not parse; there is none, and the
+// vocabulary lacks the marks of the built-in one.
 Result<ChatTemplate> make_chat_template(const GgufFile& file, const Tokenizer& tokenizer);
 
 struct Answer {
