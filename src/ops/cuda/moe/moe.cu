@@ -144,8 +144,9 @@ __global__ void __launch_bounds__(kSortThreads)
   sort_pairs(sorted, ids, ids_stride, tokens, used, experts, tile_rows, with_shared);
 }
 
-// Both for few tokens, one block: a warp chooses for each token, then all make the list.
-__global__ void __launch_bounds__(kSortThreads)
+// Both for few tokens, one block: a warp chooses for each token, then all make the list. With registers as if
+// for two blocks, so that the product behind it finds room beside it (launch.h).
+__global__ void __launch_bounds__(kSortThreads, 2)
     route_sort_kernel(RouteArgs route, SortedPairs sorted, int tile_rows, bool with_shared) {
   extern __shared__ uint32_t shared[];
   __shared__ int32_t ids[kRoutedAtOnce * kMostUsed];

@@ -130,7 +130,7 @@ __device__ inline Choice choose(const ChoiceRule& rule, const float* logits, uin
   const auto find = [&]() {
     best = 0;
     best_id = experts;
-#pragma unroll 8
+#pragma unroll 4
     for (int i = lane; i < experts; i += 32) {
       if (left[i] <= best) continue;
       best = left[i];
