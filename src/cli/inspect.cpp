@@ -117,6 +117,11 @@ Json describe(const GgufFile& file, const Result<MemoryPlan>& plan) {
       out["memory_plan"].push_back({{"what", memory_use_name(row.use)}, {"bytes", row.predicted_bytes}});
     }
     out["memory_plan_context_tokens"] = plan->context_tokens;
+    out["kv_token_bytes"] = plan->kv_token_bytes;
+    if (plan->window_tokens > 0) {
+      out["kv_window_tokens"] = plan->window_tokens;
+      out["kv_token_bytes_behind_window"] = plan->kv_old_token_bytes;
+    }
   } else {
     out["memory_plan_error"] = plan.error().message;
   }

@@ -261,7 +261,7 @@ void Engine::commit_drafts(const Step& step, std::span<const Verdict> verdicts) 
     for (size_t l = 0; l < memory.delta.size(); ++l)
       ops.delta_commit(memory.delta[l], memory.journals[l], paths);
   if (!moves.empty())
-    for (const KvLayer& kv : memory.kv) ops.kv_move(kv, moves, step.batch);
+    for (const KvLayer& kv : memory.kv) ops.kv_move(kv, moves, step.batch.of_group(kv.group));
 }
 
 void Engine::commit(const Step& step, std::span<const Verdict> verdicts) {
@@ -281,7 +281,6 @@ void Engine::commit(const Step& step, std::span<const Verdict> verdicts) {
     stats_.accepted += verdict.accepted.size();
     s.computed_tokens += item.certain + static_cast<int32_t>(verdict.accepted.size());
     s.tokens.insert(s.tokens.end(), verdict.next.begin(), verdict.next.end());
-    scheduler_->blocks().truncate(s.blocks, s.computed_tokens);
     scheduler_->committed(s);
   }
   if (drafter_ != nullptr) drafter_->observe(plan, verdicts);

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "engine/step/step_outputs.h"
 
@@ -32,6 +33,9 @@ uint64_t spare_bytes(const MemoryPlan& plan) {
   return plan.own_memory ? left / 20 * 19 : left / 2;
 }
 
+// Prefixes that can be gone on from: a handful for each who runs, the turns of a conversation.
+int64_t most_images(const EngineOptions& options) { return std::max(16, 4 * options.max_sequences); }
+
 // What host memory has to spare for copies.
 uint64_t spare_host_bytes(const MemoryPlan& plan) {
   return plan.own_memory ? available_memory_bytes() / 2 : spare_bytes(plan);
@@ -51,6 +55,10 @@ Status EngineMemory::make_plan(const EngineOptions& options, Model& model, Devic
   sizes.journal_rows = options.max_drafts > 0 ? max_rows : 0;
   sizes.k_format = options.k_format;
   sizes.v_format = options.v_format;
+  // Files know nothing of groups: with a cache directory all layers keep everything, as beside recurrent
+  // ones.
+  if (config.count(LayerKind::delta) == 0 && options.cache_dir.empty())
+    sizes.window = config.largest_window();
   plan.own_memory = !device.computes_in_host_memory();
   plan.available_bytes = plan.own_memory ? device.free_bytes() : available_memory_bytes();
   if (options.memory_limit_bytes != 0) plan.available_bytes = options.memory_limit_bytes;
@@ -88,25 +96,44 @@ Device::WorkspaceNeeds EngineMemory::workspace_needs(const EngineOptions& option
   return needs;
 }
 
+// Of the KV groups. Layers with windows want for each sequence what its window sees, for steps under way
+// their rows, and what the windows see of some prefixes that may be asked for again (as many as other models
+// have checkpoints of, but a quarter of what the other layers keep at most); never more than those.
+void EngineMemory::set_blocks(const EngineOptions& options, int64_t blocks) {
+  sizes.blocks[0] = static_cast<int32_t>(blocks);
+  if (sizes.window == 0) return;
+  // Where they begin and end inside blocks, and one to spare (scheduler_admit.cpp).
+  const int64_t tail = blocks_for(int64_t{sizes.window} + options.max_drafts) + 3;
+  const int64_t steps = blocks_for(max_rows) + blocks_for(interleaved_tokens);
+  const int64_t prefixes = options.prefix_cache ? most_images(options) * tail : 0;
+  sizes.blocks[1] = static_cast<int32_t>(
+      std::min(blocks, options.max_sequences * tail + steps + std::min(prefixes, blocks / 4)));
+}
+
 // The KV cache takes what the contexts of all sequences ask for, as far as memory goes, and at least one
 // context: sequences that grow at the same time share what there is (scheduler.h).
 Status EngineMemory::plan_blocks(const EngineOptions& options, const ModelConfig& config) {
-  CacheSizes one = sizes;
-  one.blocks = 1;
-  const uint64_t block_bytes = std::max<uint64_t>(one.kv_bytes(config), 1);
   const auto blocks_of = [&](int32_t tokens) { return blocks_for(int64_t{tokens} + options.max_drafts); };
+  const auto bytes_of = [&](int64_t count) {
+    set_blocks(options, count);
+    return sizes.kv_bytes(config);
+  };
+  const auto fitting = [&](uint64_t bytes, int64_t most) {  // how many blocks, of `most`, fit
+    int64_t fit = 0;
+    for (int64_t step = std::bit_floor(static_cast<uint64_t>(most)); step > 0; step /= 2)
+      if (fit + step <= most && bytes_of(fit + step) <= bytes) fit += step;
+    return fit;
+  };
 
   const int32_t context = options.context_tokens > 0 ? options.context_tokens : config.context_length;
   const uint64_t budget = options.kv_memory_bytes > 0 ? options.kv_memory_bytes : spare_bytes(plan);
-  int64_t blocks =
-      std::min<int64_t>(blocks_of(context) * options.max_sequences,
-                        static_cast<int64_t>(std::min<uint64_t>(budget / block_bytes, INT32_MAX)));
+  int64_t blocks = fitting(budget, std::min<int64_t>(blocks_of(context) * options.max_sequences, INT32_MAX));
   if (options.context_tokens > 0) {
     if (options.kv_memory_bytes > 0 && blocks < blocks_of(context))
-      return Error{ErrorKind::exhausted,
-                   fmt::format("a context of {} tokens needs {} of KV blocks; --kv-memory gives {}", context,
-                               format_bytes(static_cast<uint64_t>(blocks_of(context)) * block_bytes),
-                               format_bytes(options.kv_memory_bytes))};
+      return Error{
+          ErrorKind::exhausted,
+          fmt::format("a context of {} tokens needs {} of KV blocks; --kv-memory gives {}", context,
+                      format_bytes(bytes_of(blocks_of(context))), format_bytes(options.kv_memory_bytes))};
     blocks = std::max(blocks, blocks_of(context));  // check_fits() has the last word
     plan.context_tokens = context;
   } else {
@@ -117,49 +144,59 @@ Status EngineMemory::plan_blocks(const EngineOptions& options, const ModelConfig
   if (blocks > INT32_MAX)
     return Error{ErrorKind::invalid_argument, fmt::format("{} contexts of {} tokens are too many",
                                                           options.max_sequences, plan.context_tokens)};
-  sizes.blocks = static_cast<int32_t>(blocks);
-  plan.set_predicted(MemoryUse::kv_blocks, sizes.kv_bytes(config));
+  plan.set_predicted(MemoryUse::kv_blocks, bytes_of(blocks));
+  plan.window_tokens = config.largest_window();
+  plan.kv_old_token_bytes = sizes.block_bytes(config, 0) / kBlockTokens;
+  plan.kv_token_bytes = plan.kv_old_token_bytes + sizes.block_bytes(config, 1) / kBlockTokens;
+  plan.kv_window_bytes = static_cast<uint64_t>(sizes.blocks[1]) * sizes.block_bytes(config, 1);
   return {};
 }
 
 // Host memory beside the device's: checkpoints of recurrent states, blocks of preempted sequences.
 void EngineMemory::plan_host_images(const EngineOptions& options, const ModelConfig& config) {
   CacheSizes one = sizes;
-  one.blocks = one.slots = 1;
-  const uint64_t block_bytes = one.kv_bytes(config);
-  const uint64_t image_bytes = one.slot_bytes(config) + block_bytes;
+  one.slots = 1;
+  const uint64_t image_bytes = one.slot_bytes(config) + sizes.block_bytes(config, 0);
   const auto count = [&](int64_t asked, uint64_t each, uint64_t chosen) {
     const uint64_t most = asked < 0 ? spare_host_bytes(plan) / 4 / each : static_cast<uint64_t>(asked) / each;
     return static_cast<int32_t>(std::min<uint64_t>({most, asked < 0 ? chosen : most, 1 << 20}));
   };
   if (options.prefix_cache && one.slot_bytes(config) > 0 && options.state_memory_bytes != 0) {
-    // A handful for each who runs: the turns of a conversation.
     host_images.checkpoint_count =
-        count(options.state_memory_bytes, image_bytes, std::max(16, 4 * options.max_sequences));
+        count(options.state_memory_bytes, image_bytes, static_cast<uint64_t>(most_images(options)));
     plan.set_predicted(MemoryUse::checkpoints,
                        static_cast<uint64_t>(host_images.checkpoint_count) * image_bytes);
   }
-  if (options.swap_memory_bytes != 0 && block_bytes > 0) {
-    const auto quarter = static_cast<uint64_t>(options.max_sequences > 1 ? sizes.blocks / 4 : 0);
-    host_images.swap_count = count(options.swap_memory_bytes, block_bytes, quarter);
-    plan.set_predicted(MemoryUse::swap, static_cast<uint64_t>(host_images.swap_count) * block_bytes);
+  if (options.swap_memory_bytes == 0) return;
+  // A quarter of the blocks, or what was asked for in the same proportion.
+  const uint64_t kv_bytes = std::max<uint64_t>(sizes.kv_bytes(config), 1);
+  const uint64_t spare = spare_host_bytes(plan) / 4;
+  const uint64_t chosen = options.max_sequences > 1 ? std::min(kv_bytes / 4, spare) : 0;
+  const uint64_t swap_bytes =
+      options.swap_memory_bytes < 0 ? chosen : static_cast<uint64_t>(options.swap_memory_bytes);
+  uint64_t taken = 0;
+  for (int32_t g = 0; g < kKvGroups; ++g) {
+    const double images = static_cast<double>(sizes.blocks[g]) * static_cast<double>(swap_bytes) /
+                          static_cast<double>(kv_bytes);
+    host_images.swap[g].count = static_cast<int32_t>(std::min<double>(images, 1 << 20));
+    taken += static_cast<uint64_t>(host_images.swap[g].count) * sizes.block_bytes(config, g);
   }
+  plan.set_predicted(MemoryUse::swap, taken);
 }
 
 DiskKind EngineMemory::disk_kind(const ModelConfig& config, const PrefixHash& fingerprint) const {
   CacheSizes one = sizes;
-  one.blocks = one.slots = 1;
-  return {fingerprint, one.slot_bytes(config), one.kv_bytes(config)};
+  one.slots = 1;
+  return {fingerprint, one.slot_bytes(config), sizes.block_bytes(config, 0)};
 }
 
 // Host memory through which prefixes go to the disk and come back.
 Status EngineMemory::plan_disk(const EngineOptions& options, const ModelConfig& config) {
   if (options.cache_dir.empty()) return {};
   const DiskKind kind = disk_kind(config, {});
-  if (kind.state_bytes == 0 || kind.block_bytes == 0)
-    return Error{ErrorKind::unsupported,
-                 "a cache directory needs a model with recurrent and attention layers"};
-  if (!options.prefix_cache || host_images.checkpoint_count == 0)
+  if (kind.block_bytes == 0)
+    return Error{ErrorKind::unsupported, "a cache directory needs a model with attention layers"};
+  if (!options.prefix_cache || (kind.state_bytes > 0 && host_images.checkpoint_count == 0))
     return Error{ErrorKind::invalid_argument,
                  "a cache directory needs the prefix cache and memory for checkpoints (--state-memory)"};
   const int32_t interval = scheduler_limits(options, config).checkpoint_interval;
@@ -181,14 +218,18 @@ SchedulerLimits EngineMemory::scheduler_limits(const EngineOptions& options,
   limits.gap_limit = options.gap_limit;
   limits.prefix_cache = options.prefix_cache;
   limits.recurrent = config.count(LayerKind::delta) > 0;
+  limits.window = sizes.window;
   limits.preemption = options.preemption;
   // What is computed again runs many rows at a time, which is another form of attention.
   if (options.deterministic && limits.preemption == Preemption::cheaper) limits.preemption = Preemption::swap;
-  // In tokens whose keys and values take the room of one state: copies shall not outgrow what they belong to.
-  const int64_t per_token =
-      std::max<int64_t>(1, config.kv_bytes_per_token(options.k_format, options.v_format));
+  // In tokens whose keys and values take the room of one state, or of what the windows see: copies shall not
+  // outgrow what they belong to.
+  const auto token_bytes = [&](int32_t group) {
+    return static_cast<int64_t>(sizes.block_bytes(config, group)) / kBlockTokens;
+  };
+  const int64_t kept_bytes = config.state_bytes() + sizes.window * token_bytes(1);
   const auto state_tokens =
-      static_cast<int32_t>(std::min<int64_t>(config.state_bytes() / per_token, 1 << 20));
+      static_cast<int32_t>(std::min<int64_t>(kept_bytes / std::max<int64_t>(1, token_bytes(0)), 1 << 20));
   const auto rounded = [](int32_t tokens) {
     return (tokens + kBlockTokens - 1) / kBlockTokens * kBlockTokens;
   };
@@ -216,10 +257,11 @@ Status EngineMemory::take(const EngineOptions& options, Model& model, Device& de
 }
 
 Status EngineMemory::take_host_images(const EngineOptions& options, Device& device) {
-  const size_t block_bytes = cache.block_bytes();
   const size_t checkpoint_bytes =
-      static_cast<size_t>(host_images.checkpoint_count) * (cache.state_bytes() + block_bytes);
-  const size_t swap_bytes = static_cast<size_t>(host_images.swap_count) * block_bytes;
+      static_cast<size_t>(host_images.checkpoint_count) * (cache.state_bytes() + cache.block_bytes(0));
+  size_t swap_bytes = 0;
+  for (int32_t g = 0; g < kKvGroups; ++g)
+    swap_bytes += static_cast<size_t>(host_images.swap[g].count) * cache.block_bytes(g);
   const auto taking = [&](size_t before) -> BytesDone {
     if (!options.host_progress) return nullptr;
     return
@@ -232,14 +274,18 @@ Status EngineMemory::take_host_images(const EngineOptions& options, Device& devi
     BRAID_ASSIGN(swap_memory, device.allocate_host(swap_bytes, "swap", taking(checkpoint_bytes)));
   }
   host_images.checkpoints = static_cast<std::byte*>(checkpoint_memory.data());
-  host_images.swap = static_cast<std::byte*>(swap_memory.data());
+  auto* swap = static_cast<std::byte*>(swap_memory.data());
+  for (int32_t g = 0; g < kKvGroups; ++g) {
+    host_images.swap[g].memory = swap;
+    swap += static_cast<size_t>(host_images.swap[g].count) * cache.block_bytes(g);
+  }
   plan.set_actual(MemoryUse::checkpoints, checkpoint_bytes);
   plan.set_actual(MemoryUse::swap, swap_bytes);
   return {};
 }
 
 Status EngineMemory::take_disk_staging(DiskTier& disk, const DiskKind& kind, Device& device) {
-  BRAID_CHECK(cache.state_bytes() == kind.state_bytes && cache.block_bytes() == kind.block_bytes);
+  BRAID_CHECK(cache.state_bytes() == kind.state_bytes && cache.block_bytes(0) == kind.block_bytes);
   const size_t bytes = disk_write_bytes + DiskStaging::read_bytes(kind);
   BRAID_ASSIGN(disk_memory, device.allocate_host(bytes, "disk staging"));
   const std::span<std::byte> memory(static_cast<std::byte*>(disk_memory.data()), bytes);

@@ -100,6 +100,7 @@ Status Engine::load() {
   sizes.rows = memory_.max_rows;
   sizes.sequences = options_.max_sequences;
   sizes.block_table = static_cast<int32_t>(blocks_for(int64_t{context_tokens()} + options_.max_drafts));
+  sizes.kv_groups = scheduler_->groups();
   sizes.interleaved_tokens = memory_.interleaved_tokens;
   return runner_->allocate(sizes);
 }
@@ -108,11 +109,13 @@ void Engine::install_hooks() {
   const TestHooks& hooks = options_.hooks;
   if (hooks.shuffle_blocks != 0) {
     uint64_t n = 0;
-    scheduler_->blocks().shuffle_free(
-        [&] { return hash_bytes(&n, sizeof n).low ^ ++n * hooks.shuffle_blocks; });
+    for (int32_t g = 0; g < kKvGroups; ++g)
+      scheduler_->blocks(g).shuffle_free(
+          [&] { return hash_bytes(&n, sizeof n).low ^ ++n * hooks.shuffle_blocks; });
   }
   if (hooks.poison_unused) {
-    scheduler_->blocks().on_unused([this](int32_t block) { memory_.cache.poison_block(block); });
+    for (int32_t g = 0; g < kKvGroups; ++g)
+      scheduler_->blocks(g).on_unused([this, g](int32_t block) { memory_.cache.poison_block(g, block); });
     scheduler_->slots().on_unused([this](int32_t slot) { memory_.cache.poison_slot(slot); });
   }
 }

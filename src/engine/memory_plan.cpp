@@ -157,6 +157,14 @@ std::string MemoryPlan::table() const {
   for (const MemoryRow& row : rows)
     if (!empty(row) && own_memory && row.on_host)
       out += line(std::string(memory_use_name(row.use)) + " (host)", row.predicted_bytes, row.actual_bytes);
+  if (window_tokens == 0) return out;
+  out += fmt::format("keys and values: {} a token", format_bytes(kv_token_bytes));
+  out +=
+      kv_old_token_bytes < kv_token_bytes
+          ? fmt::format(", {} when the window of {} tokens has passed it\n", format_bytes(kv_old_token_bytes),
+                        window_tokens)
+          : fmt::format("; windows of {} tokens save none of it (recurrent layers, or a cache directory)\n",
+                        window_tokens);
   return out;
 }
 
@@ -168,8 +176,12 @@ Status MemoryPlan::check_fits() const {
   const uint64_t rest = predicted_bytes() - kv;
   std::string help = "a smaller model is needed";
   if (rest < available_bytes && kv > 0 && max_sequences > 0) {
-    const auto fitting = static_cast<uint64_t>(static_cast<double>(available_bytes - rest) /
-                                               static_cast<double>(kv) * context_tokens);
+    const auto left = static_cast<double>(available_bytes - rest);
+    // A shorter context leaves the windows what they are, or makes all layers keep all of it.
+    const double long_context = (left - static_cast<double>(kv_window_bytes)) /
+                                std::max(1.0, static_cast<double>(kv - kv_window_bytes)) * context_tokens;
+    const double short_context = kv_window_bytes == 0 ? 0 : left / static_cast<double>(kv_token_bytes);
+    const auto fitting = static_cast<uint64_t>(std::max(long_context, short_context));
     help = fmt::format("a context of at most {} tokens would fit (-c {})", fitting, fitting);
   }
   return Error{ErrorKind::exhausted,

@@ -37,6 +37,10 @@ struct MemoryPlan {
   bool own_memory = false;       // the device's: rows on the host do not count against it
   int32_t context_tokens = 0;    // per sequence
   int32_t max_sequences = 0;
+  uint64_t kv_token_bytes = 0;      // of one token's keys and values
+  uint64_t kv_old_token_bytes = 0;  // of them, what stays when the windows have passed it
+  uint64_t kv_window_bytes = 0;     // of the KV blocks, those of layers that keep their window only
+  int32_t window_tokens = 0;        // the largest; 0: no layer has one
 
   uint64_t predicted_bytes() const;
   uint64_t actual_bytes() const;

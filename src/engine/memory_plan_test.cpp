@@ -70,6 +70,27 @@ TEST(MemoryPlan, SaysWhatWouldFit) {
   EXPECT_NE(plan.table().find("512.0 KiB"), std::string::npos) << plan.table();
 }
 
+// What is said to fit does, whether the windows want less than the context or as much.
+TEST(MemoryPlan, WindowsDoNotShrinkWithTheContext) {
+  MemoryPlan plan;
+  plan.rows = {{MemoryUse::kv_blocks, 10000 * 100 + 2000 * 300}};  // 10,000 tokens, 2,000 of them in windows
+  plan.kv_window_bytes = 2000 * 300;
+  plan.kv_token_bytes = 400;
+  plan.kv_old_token_bytes = 100;
+  plan.window_tokens = 512;
+  plan.context_tokens = 10000;
+  plan.max_sequences = 1;
+  plan.available_bytes = 1100000;
+  EXPECT_NE(plan.check_fits().error().message.find("-c 5000"), std::string::npos)
+      << plan.check_fits().error().message;
+  plan.available_bytes = 400000;
+  EXPECT_NE(plan.check_fits().error().message.find("-c 1000"), std::string::npos)
+      << plan.check_fits().error().message;
+  EXPECT_NE(plan.table().find("400 B a token, 100 B when the window of 512"), std::string::npos);
+  plan.kv_old_token_bytes = 400;
+  EXPECT_NE(plan.table().find("save none"), std::string::npos) << plan.table();
+}
+
 TEST(FormatBytes, UsesTheLargestUnitThatFits) {
   EXPECT_EQ(format_bytes(512), "512 B");
   EXPECT_EQ(format_bytes(33 << 20), "33.0 MiB");

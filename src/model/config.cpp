@@ -26,6 +26,13 @@ int64_t ModelConfig::state_bytes() const {
   return bytes;
 }
 
+int32_t ModelConfig::largest_window() const {
+  int32_t largest = 0;
+  for (const LayerConfig& l : layers)
+    if (l.kind == LayerKind::attention) largest = std::max(largest, l.attention.window);
+  return largest;
+}
+
 DeltaShape ModelConfig::largest_delta() const {
   DeltaShape largest;
   for (const LayerConfig& l : layers)

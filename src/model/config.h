@@ -78,6 +78,8 @@ struct ModelConfig {
   int64_t kv_bytes_per_token(KvFormat k, KvFormat v) const;
   // Bytes of one sequence's recurrent state over all delta layers.
   int64_t state_bytes() const;
+  // The largest window of all attention layers that have one; 0: none has.
+  int32_t largest_window() const;
   // The delta layer with the most state; empty without delta layers.
   DeltaShape largest_delta() const;
 };

@@ -205,8 +205,8 @@ bool DecoderModel::run_attention(const Lane& lane, StepCursor& at, const Run& ru
     if (!run.pacing.may_run(StepPart::attention_in)) return false;
     const bool splits = run.pacing.splits_attention();
     attention_in(*ops_, x, lane.normed.top(tokens), {layer.mixer_norm, config_.eps},
-                 lane.ropes[config.rope].top(tokens), layer.attention, params, kv, scratch, run.batch,
-                 !splits);
+                 lane.ropes[config.rope].top(tokens), layer.attention, params, kv, scratch,
+                 run.batch.of_group(kv.group), !splits);
     at.row = splits ? 0 : tokens;
     at.attention = StepPart::attention_rows;
     run.pacing.queued();
@@ -215,7 +215,7 @@ bool DecoderModel::run_attention(const Lane& lane, StepCursor& at, const Run& ru
     const Batch rows = run.pacing.attention_rows(at.row);
     if (rows.tokens == 0) return false;
     BRAID_CHECK(at.row + rows.tokens <= tokens);
-    attention_rows(*ops_, params, kv, scratch, at.row, rows);
+    attention_rows(*ops_, params, kv, scratch, at.row, rows.of_group(kv.group));
     at.row += rows.tokens;
     run.pacing.queued();
   }

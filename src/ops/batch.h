@@ -10,7 +10,9 @@
 // A row writes its K and V to its `cell`, an index into the sequence's cells: cell c lives in block
 // block_table[s][c / kBlockTokens] at c % kBlockTokens. A certain row's cell is its position. Uncertain rows
 // get the cells after `context[s]`, in row order, since siblings share a position. A certain row sees cells 0
-// .. position. An uncertain row sees cells 0 .. context[s] - 1, its ancestors and itself.
+// .. position. An uncertain row sees cells 0 .. context[s] - 1, its ancestors and itself. In a layer with a
+// window a row sees of these only positions above its own - window. A block behind the windows of all rows
+// may have been given back: then its entry of the block table is -1, and no op reads that entry.
 //
 // A batch may be padded to a bucket, so that a recorded step fits many batches: rows, sequences and outputs
 // at the end that are none. A padded row has token, cell, sequence and parent -1 and position 0; a padded
@@ -52,12 +54,21 @@ struct Batch {
   const int32_t* context = nullptr;
   const int32_t* slot = nullptr;  // recurrent-state slot
 
-  // [S, blocks_per_sequence]: physical block of each logical block
+  // [S, blocks_per_sequence]: physical block of each logical block. Each KV group (state.h) has a table: ops
+  // get the batch with that of their layer's group, everybody else the one with group 0's.
   const int32_t* block_table = nullptr;
   int32_t blocks_per_sequence = 0;
+  int64_t group_stride = 0;  // from one group's table to the next one's
 
   // [outputs]: batch rows, ascending
   const int32_t* output_row = nullptr;
+
+  // Of the batch with group 0's table: what the layers of `group` get.
+  Batch of_group(int32_t group) const {
+    Batch b = *this;
+    b.block_table += group * group_stride;
+    return b;
+  }
 
   const int32_t* blocks_of(int32_t s) const { return block_table + int64_t{s} * blocks_per_sequence; }
 };

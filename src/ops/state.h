@@ -3,7 +3,11 @@
 // Bytes only. Who holds which block or slot, hashes and checkpoints are bookkeeping of engine/.
 //
 // KV cache, per attention layer: a K pool and a V pool [blocks][kv_heads][kBlockTokens][row of head_dim],
-// each row in its KvFormat. Block 0 .. blocks-1; a block index means the same tokens in every layer.
+// each row in its KvFormat. Block 0 .. blocks-1; a block index means the same tokens in every layer of a
+// group.
+//
+// KV groups: attention layers by what they keep. Group 0 keeps every position. Group 1, where a model has it,
+// are the layers with a window: what lies behind it is given back, so they need fewer blocks.
 //
 // Slot of a gated-delta layer:
 //   state  [value_heads][tiles][key_dim][tile_columns] f32, tiles * tile_columns = value_dim. Stored divided
@@ -23,6 +27,8 @@
 #include "ops/batch.h"
 
 namespace braid {
+
+inline constexpr int32_t kKvGroups = 2;
 
 enum class KvFormat : uint8_t { f32, f16, bf16 };
 
@@ -53,6 +59,7 @@ struct KvLayer {
   int32_t blocks = 0;
   std::byte* k = nullptr;
   std::byte* v = nullptr;
+  int32_t group = 0;
 
   std::byte* k_row(int32_t block, int32_t head, int32_t in_block) const {
     return k + block * shape.k_block_bytes() +

@@ -75,7 +75,7 @@ uint64_t DiskStaging::read_bytes(const DiskKind& kind) {
 }
 
 Result<std::unique_ptr<DiskTier>> DiskTier::open(const DiskOptions& options, const DiskKind& kind) {
-  BRAID_CHECK(kind.state_bytes > 0 && kind.block_bytes > 0);
+  BRAID_CHECK(kind.block_bytes > 0);
   BRAID_ASSIGN(DiskDirectory directory, DiskDirectory::open(options.directory));
   std::unique_ptr<DiskTier> tier(new DiskTier(options, kind, std::move(directory)));
   BRAID_TRY(tier->scan());
@@ -163,8 +163,9 @@ void DiskTier::count_read_error() {
 std::optional<DiskTier::Room> DiskTier::begin_store(const PrefixKey& key, int32_t position) {
   if (position < options_.minimum_tokens) return std::nullopt;
   int32_t full = position / kBlockTokens;
-  std::span<const int32_t> tail = key.tokens.subspan(static_cast<size_t>(full) * kBlockTokens,
-                                                     static_cast<size_t>(position % kBlockTokens));
+  const bool has_state = kind_.state_bytes > 0;  // without it a prefix ends with a block
+  std::span<const int32_t> tail = key.tokens.subspan(
+      static_cast<size_t>(full) * kBlockTokens, static_cast<size_t>(has_state ? position % kBlockTokens : 0));
   const PrefixHash name = checkpoint_key(key.prefix(full), tail);
   auto job = std::make_unique<Job>();
   {
@@ -176,8 +177,9 @@ std::optional<DiskTier::Room> DiskTier::begin_store(const PrefixKey& key, int32_
     while (first < full && (pending_blocks_.contains(key.hashes[static_cast<size_t>(first)]) ||
                             index_.block(key, first).file))
       ++first;
+    if (!has_state && first == full) return std::nullopt;
     const uint64_t block = kind_.block_bytes;
-    job->has_state = true;
+    job->has_state = has_state;
     uint64_t need =
         static_cast<uint64_t>(full - first) * block + (tail.empty() ? 0 : block) + kind_.state_bytes;
     if (need > ring_.size()) {
@@ -407,7 +409,10 @@ DiskTier::Found DiskTier::find(const PrefixKey& key, int32_t most, int32_t block
     if (at > most) break;
     const auto next = key.tokens.subspan(static_cast<size_t>(at),
                                          static_cast<size_t>(std::min(most - at, kBlockTokens - 1)));
-    if (DiskFilePtr file = index_.checkpoint(key.prefix(depth), depth, next)) {
+    if (kind_.state_bytes == 0 && to_read > 0) {
+      found.position = at;
+      found.bytes = static_cast<uint64_t>(to_read) * kind_.block_bytes;
+    } else if (DiskFilePtr file = index_.checkpoint(key.prefix(depth), depth, next)) {
       found.position = at + static_cast<int32_t>(file->tail().size());
       found.checkpoint = std::move(file);
       found.bytes = kind_.state_bytes + static_cast<uint64_t>(to_read + 1) * kind_.block_bytes;
@@ -467,7 +472,7 @@ void DiskTier::read_loop() {
 
 bool DiskTier::read(const Load& load) {
   const size_t image_bytes = kind_.state_bytes + kind_.block_bytes;
-  uint64_t bytes = image_bytes;
+  uint64_t bytes = load.checkpoint ? image_bytes : 0;
   for (const Load::Run& run : load.runs) {
     LoadedBlocks loaded{run.first_block, run.count, nullptr, 0};
     {
@@ -493,24 +498,27 @@ bool DiskTier::read(const Load& load) {
     loaded_.push_back(loaded);
     events_.notify_all();
   }
-  const DiskFilePtr& file = load.checkpoint;
-  const DiskHeader& header = file->header;
-  if (!read_checked(file, file->layout.state_at, staging_.read.first(kind_.state_bytes),
-                    std::span(&header.state_checksum, 1)))
-    return false;
-  if (header.tail_tokens > 0 &&
-      !read_checked(file, file->layout.tail_at, staging_.read.subspan(kind_.state_bytes, kind_.block_bytes),
-                    std::span(&header.tail_checksum, 1)))
-    return false;
+  if (load.checkpoint && !read_checkpoint(load.checkpoint)) return false;
   std::vector<std::string> chain;
   {
     const std::lock_guard lock(mutex_);
     chain = chain_of(load.key(), static_cast<int32_t>(load.hashes.size()));
     stats_.loaded_bytes += bytes;
   }
-  if (chain.empty() || chain.back() != file->name) chain.push_back(file->name);
+  if (load.checkpoint && (chain.empty() || chain.back() != load.checkpoint->name))
+    chain.push_back(load.checkpoint->name);
   touch(chain);
   return true;
+}
+
+bool DiskTier::read_checkpoint(const DiskFilePtr& file) {
+  const DiskHeader& header = file->header;
+  if (!read_checked(file, file->layout.state_at, staging_.read.first(kind_.state_bytes),
+                    std::span(&header.state_checksum, 1)))
+    return false;
+  return header.tail_tokens == 0 ||
+         read_checked(file, file->layout.tail_at, staging_.read.subspan(kind_.state_bytes, kind_.block_bytes),
+                      std::span(&header.tail_checksum, 1));
 }
 
 // `out`: equal parts, one for each checksum. A file that is gone is forgotten, one that is damaged removed,

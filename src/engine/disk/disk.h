@@ -1,8 +1,8 @@
 // disk.h -- prefixes that outlive the process: blocks and checkpoints in files of one directory.
 //
-// The scheduler offers every checkpoint it takes (begin_store) and asks what is known of a prompt (find). Two
-// threads do the work on files, one for each direction; nothing here makes the engine's thread wait for a
-// disk.
+// The scheduler offers every checkpoint it takes, or what a model without state has computed so far
+// (begin_store), and asks what is known of a prompt (find). Two threads do the work on files, one for each
+// direction; nothing here makes the engine's thread wait for a disk.
 //   store   begin_store() gives room in a bounded stretch of host memory, or nothing: then the checkpoint is
 //           not stored. The copies that fill it may still be queued on the device: the job goes to the writer
 //           only when step_synchronized() or all_synchronized() says that they are done. Only blocks that are
@@ -102,9 +102,9 @@ class DiskTier {
 
   // ---- load ----
   struct Found {
-    int32_t position = 0;  // a sequence can go on from here; 0: nothing known
-    uint64_t bytes = 0;    // to read
-    DiskFilePtr checkpoint;
+    int32_t position = 0;    // a sequence can go on from here; 0: nothing known
+    uint64_t bytes = 0;      // to read
+    DiskFilePtr checkpoint;  // null: a model without state needs none
   };
   // The longest prefix of at most `most` tokens, given that its first `blocks_present` blocks are in memory.
   Found find(const PrefixKey& key, int32_t most, int32_t blocks_present) const;
@@ -149,6 +149,7 @@ class DiskTier {
   std::vector<std::string> chain_of(const PrefixKey& key, int32_t blocks) const;
   void touch(const std::vector<std::string>& chain);
   bool read(const Load& load);
+  bool read_checkpoint(const DiskFilePtr& file);
   bool read_checked(const DiskFilePtr& file, uint64_t at, std::span<std::byte> out,
                     std::span<const uint64_t> checksums);
   void discard(const std::string& name, DiskRead why);

@@ -1,7 +1,7 @@
 // disk_format.h -- one file of the disk tier, byte by byte, and the index of all of them.
 //
-// A file carries consecutive full blocks of one prefix and, unless it is a mere piece of a long one, the
-// checkpoint at their end:
+// A file carries consecutive full blocks of one prefix and, unless it is a mere piece of a long one or of a
+// model without state, the checkpoint at their end:
 //   [DiskHeader, 128 bytes]
 //   [token ids: block_count * kBlockTokens of the blocks, then tail_tokens] [pad to 8] [xxh3 of each block
 //   image] [pad to 4096] [block images] [image of the block that the checkpoint lies in, if tail_tokens > 0]

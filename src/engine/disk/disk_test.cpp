@@ -150,10 +150,12 @@ struct Tier {
     if (complete) {
       EXPECT_EQ(next, found.position / kBlockTokens);
       EXPECT_EQ(static_cast<int32_t>(tier->load_key().tokens.size()), found.position);
+      const bool has_state = found.checkpoint != nullptr;
       const auto state = state_image(p, found.position);
-      EXPECT_TRUE(std::equal(state.begin(), state.end(), tier->load_image()));
+      EXPECT_TRUE(!has_state || std::equal(state.begin(), state.end(), tier->load_image()));
       const auto tail = tail_image(p, found.position);
       const bool inside = found.position % kBlockTokens != 0;
+      EXPECT_TRUE(has_state || !inside);
       EXPECT_TRUE(!inside || std::equal(tail.begin(), tail.end(), tier->load_image() + kState));
     }
     tier->finish_load();
@@ -201,6 +203,40 @@ TEST(Disk, PrefixesOutliveTheProcess) {
     ASSERT_EQ(::stat(file.c_str(), &info), 0);
     EXPECT_EQ(info.st_mode & 0777, 0600u);
   }
+}
+
+// A model without recurrent layers: nothing but blocks, and a prefix ends with one.
+TEST(Disk, WithoutStateAPrefixIsItsBlocks) {
+  const Folder folder;
+  const DiskKind blocks_only{seed_hash("model"), 0, kBlock};
+  const Prefix p(1000), other = p.branch(330, 1000, 5);
+  {
+    Tier t(folder, {}, blocks_only);
+    EXPECT_TRUE(t.store(p, 300));
+    EXPECT_EQ(folder.bytes(), 4096 + 9 * kBlock);
+    EXPECT_FALSE(t.store(p, 310));  // no other block
+    EXPECT_TRUE(t.store(p, 701));
+    EXPECT_EQ(folder.bytes(), 2 * 4096 + 21 * kBlock);
+    EXPECT_TRUE(t.store(other, 400));  // two that are its own
+    EXPECT_EQ(folder.bytes(), 3 * 4096 + 23 * kBlock);
+    EXPECT_EQ(t.tier->stats().dropped, 0u);
+    EXPECT_EQ(t.load(p), 672);
+  }
+  Tier t(folder, {}, blocks_only);
+  EXPECT_EQ(t.known(p), 672);
+  EXPECT_EQ(t.known(p, 671), 640);
+  EXPECT_EQ(t.known(p, 31), 0);
+  EXPECT_EQ(t.load(p, 12), 672);
+  EXPECT_EQ(t.load(other), 384);
+  EXPECT_EQ(t.load(p.branch(299, 900, 5)), 288);
+  EXPECT_EQ(t.load(Prefix(1000, 0, "another tenant")), 0);
+  // Once all is in memory there is nothing to load.
+  EXPECT_EQ(t.tier->find(p.key(), 1000, 21).position, 0);
+  flip(folder.files()[0], fs::file_size(folder.files()[0]) - 1);
+  EXPECT_LE(std::min(t.load(p), t.load(other)), 0);
+  EXPECT_EQ(t.tier->stats().failed_loads, 1u);
+  // Those of a model with state are another's.
+  EXPECT_EQ(Tier(folder).tier->stats().foreign, folder.files().size());
 }
 
 TEST(Disk, ABlockIsStoredOnce) {

@@ -1,5 +1,5 @@
-// block_pool.cpp -- see block_pool.h. The free queue is a ring through the blocks with one sentinel; the
-// block after the sentinel is reused first.
+// block_pool.cpp -- see block_pool.h. The free queue is two rings through the blocks, each with a sentinel;
+// the block after the sentinel is reused first.
 #include "engine/prefix/block_pool.h"
 
 #include <algorithm>
@@ -11,25 +11,39 @@
 namespace braid {
 
 BlockPool::BlockPool(int32_t blocks)
-    : blocks_(static_cast<size_t>(blocks) + 1),
+    : blocks_(static_cast<size_t>(blocks) + 2),
       tokens_(static_cast<size_t>(blocks) * kBlockTokens),
       free_(blocks) {
   BRAID_CHECK(blocks >= 0);
   by_hash_.reserve(static_cast<size_t>(blocks));
   std::vector<int32_t> order;
   for (int32_t b = 0; b < blocks; ++b) order.push_back(b);
-  relink_in(order);
+  relink_in(soon(), order);
+  relink_in(late(), {});
 }
 
-void BlockPool::relink_in(const std::vector<int32_t>& order) {
-  int32_t before = sentinel();
+std::vector<int32_t> BlockPool::ring(int32_t sentinel) const {
+  std::vector<int32_t> order;
+  for (int32_t b = blocks_[sentinel].next; b != sentinel; b = blocks_[b].next) order.push_back(b);
+  return order;
+}
+
+void BlockPool::relink_in(int32_t sentinel, const std::vector<int32_t>& order) {
+  int32_t before = sentinel;
   for (const int32_t b : order) {
     blocks_[before].next = b;
     blocks_[b].previous = before;
     before = b;
   }
-  blocks_[before].next = sentinel();
-  blocks_[sentinel()].previous = before;
+  blocks_[before].next = sentinel;
+  blocks_[sentinel].previous = before;
+}
+
+// -1: none.
+int32_t BlockPool::next_free() const {
+  for (const int32_t sentinel : {soon(), late()})
+    if (blocks_[sentinel].next != sentinel) return blocks_[sentinel].next;
+  return -1;
 }
 
 void BlockPool::unlink(int32_t b) {
@@ -48,8 +62,8 @@ void BlockPool::link_before(int32_t b, int32_t next) {
 }
 
 int32_t BlockPool::take() {
-  while (blocks_[sentinel()].next == sentinel()) BRAID_CHECK(asked_to_unmark_ && asked_to_unmark_());
-  const int32_t b = blocks_[sentinel()].next;
+  while (next_free() < 0) BRAID_CHECK(asked_to_unmark_ && asked_to_unmark_());
+  const int32_t b = next_free();
   Block& block = blocks_[b];
   BRAID_CHECK(block.holders == 0 && !block.kept());
   unlink(b);
@@ -64,13 +78,13 @@ int32_t BlockPool::take() {
   return b;
 }
 
-void BlockPool::give_back(int32_t b) {
+void BlockPool::give_back(int32_t b, int32_t ring) {
   Block& block = blocks_[b];
   BRAID_CHECK(block.holders > 0);
   if (--block.holders > 0) return;
   ++free_;
   if (block.kept()) return;
-  link_before(b, block.published ? sentinel() : blocks_[sentinel()].next);
+  link_before(b, block.published ? ring : blocks_[soon()].next);
   if (!block.published && told_of_unused_) told_of_unused_(b);
 }
 
@@ -84,9 +98,13 @@ bool BlockPool::grow(BlockTable& table, int64_t tokens) {
 void BlockPool::truncate(BlockTable& table, int64_t tokens) {
   BRAID_CHECK(tokens >= 0);
   while (static_cast<int64_t>(table.size()) > blocks_for(tokens)) {
-    give_back(table.back());
+    if (table.back() != kGone) give_back(table.back(), late());
     table.pop_back();
   }
+}
+
+void BlockPool::leave_behind(BlockTable& table, int32_t index, bool expected) {
+  give_back(std::exchange(table[static_cast<size_t>(index)], kGone), expected ? late() : soon());
 }
 
 void BlockPool::share(int32_t b, BlockTable& table) {
@@ -106,7 +124,7 @@ int32_t BlockPool::make_private(BlockTable& table, int32_t index) {
   if (blocks_[old].holders == 1) return -1;
   if (free_ == 0) return kNoBlock;
   table[static_cast<size_t>(index)] = take();
-  give_back(old);
+  give_back(old, late());
   return old;
 }
 
@@ -120,7 +138,16 @@ int32_t BlockPool::find(const PrefixHash& hash, const int32_t* tokens) const {
 void BlockPool::publish(int32_t b, const PrefixHash& hash, const int32_t* tokens) {
   Block& block = blocks_[b];
   BRAID_CHECK(block.holders > 0);
-  if (block.published || !by_hash_.emplace(hash, b).second) return;
+  if (block.published) return;
+  if (const int32_t other = published_block(hash); other >= 0) {
+    if (blocks_[other].holders > 0 || blocks_[other].kept()) return;
+    by_hash_.erase(hash);
+    blocks_[other].published = false;
+    unlink(other);
+    link_before(other, blocks_[soon()].next);
+    if (told_of_unused_) told_of_unused_(other);
+  }
+  by_hash_.emplace(hash, b);
   block.published = true;
   block.hash = hash;
   std::copy_n(tokens, kBlockTokens, &tokens_[int64_t{b} * kBlockTokens]);
@@ -175,7 +202,7 @@ void BlockPool::unmark(const PrefixHash& last) {
   --blocks_[b].marks;
   // The last one first: it will be reused before those it hangs on.
   while (b >= 0 && !blocks_[b].kept()) {
-    if (blocks_[b].holders == 0) link_before(b, sentinel());
+    if (blocks_[b].holders == 0) link_before(b, late());
     b = std::exchange(blocks_[b].before, -1);
     if (b >= 0) --blocks_[b].kept_after;
   }
@@ -202,26 +229,28 @@ const int32_t* BlockPool::tokens_before(const PrefixHash& longer, int32_t levels
 }
 
 void BlockPool::relink() {
-  std::vector<int32_t> order;
-  std::vector<int32_t> findable;
-  for (int32_t b = blocks_[sentinel()].next; b != sentinel(); b = blocks_[b].next)
-    (blocks_[b].published ? findable : order).push_back(b);
+  std::vector<int32_t> order, behind, findable;
+  for (const int32_t b : ring(soon())) (blocks_[b].published ? behind : order).push_back(b);
+  for (const int32_t b : ring(late())) (blocks_[b].published ? findable : order).push_back(b);
   std::sort(order.begin(), order.end());
-  order.insert(order.end(), findable.begin(), findable.end());
-  relink_in(order);
+  order.insert(order.end(), behind.begin(), behind.end());
+  relink_in(soon(), order);
+  relink_in(late(), findable);
 }
 
 void BlockPool::shuffle_free(const std::function<uint64_t()>& random) {
-  std::vector<int32_t> order;
-  for (int32_t b = blocks_[sentinel()].next; b != sentinel(); b = blocks_[b].next) order.push_back(b);
-  for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random() % i]);
-  relink_in(order);
+  for (const int32_t sentinel : {soon(), late()}) {
+    std::vector<int32_t> order = ring(sentinel);
+    for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random() % i]);
+    relink_in(sentinel, order);
+  }
 }
 
 void BlockPool::check(std::span<const BlockTable* const> tables, std::span<const PrefixHash> marked) const {
   std::vector<int32_t> entries(blocks_.size(), 0);
   for (const BlockTable* table : tables)
     for (const int32_t b : *table) {
+      if (b == kGone) continue;
       BRAID_CHECK(b >= 0 && b < total());
       ++entries[b];
     }
@@ -252,10 +281,12 @@ void BlockPool::check(std::span<const BlockTable* const> tables, std::span<const
   BRAID_CHECK(published == by_hash_.size());
   BRAID_CHECK(held + free_ == total());
   int32_t linked = 0;
-  for (int32_t b = blocks_[sentinel()].next; b != sentinel(); b = blocks_[b].next) {
-    BRAID_CHECK(blocks_[b].holders == 0 && !blocks_[b].kept() && blocks_[blocks_[b].next].previous == b);
-    BRAID_CHECK(++linked <= total());
-  }
+  for (const int32_t sentinel : {soon(), late()})
+    for (int32_t b = blocks_[sentinel].next; b != sentinel; b = blocks_[b].next) {
+      BRAID_CHECK(blocks_[b].holders == 0 && !blocks_[b].kept() && blocks_[blocks_[b].next].previous == b);
+      BRAID_CHECK(sentinel == soon() || blocks_[b].published);
+      BRAID_CHECK(++linked <= total());
+    }
   BRAID_CHECK(linked + kept_unheld == free_);
 }
 

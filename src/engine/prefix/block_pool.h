@@ -1,12 +1,15 @@
 // block_pool.h -- who holds which block of the KV cache, and which blocks can be found again.
 //
-// A block is kBlockTokens consecutive cells of every attention layer. This file counts holders; it never
-// touches device memory (sequence_cache.h owns the bytes). A sequence's table lists its blocks in cell order.
+// A block is kBlockTokens consecutive cells of every attention layer of a KV group (ops/state.h); each group
+// has a pool. This file counts holders; it never touches device memory (sequence_cache.h owns the bytes). A
+// sequence's table lists its blocks in cell order; blocks behind its window are let go of first and leave a
+// kGone in it.
 //
 // A full block may be published under the hash of the prefix it ends (prefix_hash.h). A published block is
 // never written again; when its last holder lets go it stays findable and waits at the back of the free
 // queue, so the free queue is a list of what was used least recently. Blocks that cannot be found again wait
 // at the front. A table lets go of its last block first: a block can be reached only through those before it.
+// Findable blocks that a window has left behind where nobody is expected to go on wait ahead of all others.
 //
 // A prefix may be marked as one to keep (its checkpoint: checkpoints.h): then its blocks are not in the queue
 // even if nobody holds them. When the queue is empty the owner of the marks is asked to take some back. So
@@ -35,6 +38,7 @@
 namespace braid {
 
 using BlockTable = std::vector<int32_t>;
+inline constexpr int32_t kGone = -1;  // entry of a table: behind the window, not held any more
 
 constexpr int64_t blocks_for(int64_t tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; }
 
@@ -42,7 +46,7 @@ class BlockPool {
  public:
   explicit BlockPool(int32_t blocks);
 
-  int32_t total() const { return static_cast<int32_t>(blocks_.size()) - 1; }
+  int32_t total() const { return static_cast<int32_t>(blocks_.size()) - 2; }
   int32_t free() const { return free_; }
   int32_t published() const { return static_cast<int32_t>(by_hash_.size()); }
   int32_t holders(int32_t block) const { return blocks_[block].holders; }
@@ -55,6 +59,10 @@ class BlockPool {
   void truncate(BlockTable& table, int64_t tokens);
   void release(BlockTable& table) { truncate(table, 0); }
 
+  // Lets go of table[index], which the table's window has left behind. `expected`: somebody may go on where
+  // it is needed; else it is reused before those of which that is known or open.
+  void leave_behind(BlockTable& table, int32_t index, bool expected);
+
   // Appends `block` to the table, which holds it from now on (found by find(), or another table's).
   void share(int32_t block, BlockTable& table);
 
@@ -65,7 +73,8 @@ class BlockPool {
 
   // The block that ends the prefix `hash`, if its tokens are those given; -1 if there is none.
   int32_t find(const PrefixHash& hash, const int32_t* tokens) const;
-  // Makes a full block findable. A prefix that is published already keeps its first block.
+  // Makes a full block findable. A prefix that is published already keeps its first block if that is held or
+  // kept; else it gets this one, which was used last.
   void publish(int32_t block, const PrefixHash& hash, const int32_t* tokens);
   // Every published block that nobody holds becomes an ordinary free one; marks on them are taken back.
   void forget_unheld();
@@ -109,16 +118,21 @@ class BlockPool {
     PrefixHash hash;
     bool kept() const { return marks + kept_after > 0; }
   };
-  int32_t sentinel() const { return total(); }
+  // The free queue is two rings, of which the first is used up first: blocks that cannot be found, then
+  // those left behind; and the others.
+  int32_t soon() const { return total(); }
+  int32_t late() const { return total() + 1; }
+  int32_t next_free() const;
   int32_t published_block(const PrefixHash& hash) const;
   int32_t take();
   void unlink(int32_t block);
   void link_before(int32_t block, int32_t next);
-  void give_back(int32_t block);
-  void relink_in(const std::vector<int32_t>& order);
+  void give_back(int32_t block, int32_t ring);
+  std::vector<int32_t> ring(int32_t sentinel) const;
+  void relink_in(int32_t sentinel, const std::vector<int32_t>& order);
   const int32_t* tokens_of(int32_t block) const { return &tokens_[int64_t{block} * kBlockTokens]; }
 
-  std::vector<Block> blocks_;    // the last one is the sentinel of the free queue
+  std::vector<Block> blocks_;    // the last two are the sentinels of the free queue
   std::vector<int32_t> tokens_;  // [total][kBlockTokens], of published blocks
   std::unordered_map<PrefixHash, int32_t, PrefixHashKey> by_hash_;
   int32_t free_ = 0;

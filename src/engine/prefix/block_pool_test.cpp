@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
+#include <set>
 
 #include "engine/prefix/state_slots.h"
 
@@ -60,6 +62,53 @@ TEST(BlockPool, RandomProgramsBalance) {
   for (BlockTable& t : tables) pool.release(t);
   pool.check(all);
   EXPECT_EQ(pool.free(), pool.total());
+}
+
+// What a window leaves behind can be found until it is reused: expected ends last, and the rest in the order
+// of their age, after what cannot be found.
+TEST(BlockPool, WhatWindowsLeaveBehindIsReusedInThisOrder) {
+  BlockPool pool(6);
+  BlockTable table;
+  ASSERT_TRUE(pool.grow(table, 5 * kBlockTokens));
+  const BlockTable blocks = table;
+  const std::vector<int32_t> tokens(kBlockTokens, 1);
+  std::vector<PrefixHash> hashes;
+  for (uint64_t i = 0; i < 5; ++i) hashes.push_back({i + 1, 0});
+  for (size_t i = 0; i < 4; ++i) pool.publish(table[i], hashes[i], tokens.data());
+  std::vector<int32_t> unused;
+  pool.on_unused([&](int32_t b) { unused.push_back(b); });
+  const BlockTable* tables[] = {&table};
+  pool.leave_behind(table, 0, true);
+  pool.leave_behind(table, 1, false);
+  pool.leave_behind(table, 2, false);
+  pool.check(tables);
+  EXPECT_EQ(unused, BlockTable{});
+  EXPECT_EQ(std::count(table.begin(), table.end(), kGone), 3);
+  EXPECT_EQ(pool.free(), 4);
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(pool.find(hashes[i], tokens.data()), blocks[i]);
+  pool.truncate(table, 4 * kBlockTokens);  // the one that was not published
+  EXPECT_EQ(unused, BlockTable{blocks[4]});
+  // A table that goes on with what it has left behind is as good as any.
+  BlockTable other;
+  pool.share(blocks[2], other);
+  pool.leave_behind(other, 0, false);
+  pool.relink();
+  std::vector<int32_t> taken;
+  for (BlockTable fresh; taken.size() < 5; fresh.clear()) {
+    other.push_back(kGone);
+    ASSERT_TRUE(pool.grow(fresh, 1));
+    taken.push_back(fresh[0]);
+  }
+  const std::set<int32_t> first(taken.begin(), taken.begin() + 2);
+  EXPECT_EQ(first.count(blocks[4]), 1u);  // and the one that was never held
+  EXPECT_EQ(std::vector<int32_t>(taken.begin() + 2, taken.end()),
+            (std::vector<int32_t>{blocks[1], blocks[2], blocks[0]}));
+  EXPECT_EQ(pool.find(hashes[0], tokens.data()), -1);
+  EXPECT_EQ(pool.find(hashes[3], tokens.data()), blocks[3]);
+  // Entries that are gone are nobody's, whoever lets go of the table.
+  pool.release(table);
+  pool.release(other);
+  EXPECT_EQ(pool.free(), 1);
 }
 
 TEST(BlockPool, ASharedBlockLivesUntilItsLastHolderLeaves) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <initializer_list>
 
+#include "base/check.h"
 #include "base/checked.h"
 
 namespace braid {
@@ -11,6 +12,10 @@ namespace {
 
 KvShape kv_shape(const AttentionConfig& config, const CacheSizes& sizes) {
   return {config.kv_heads, config.head_dim, sizes.k_format, sizes.v_format};
+}
+
+int32_t group_of(const AttentionConfig& config, const CacheSizes& sizes) {
+  return sizes.window > 0 && config.window > 0 ? 1 : 0;
 }
 
 // Sizes of a hostile file times a large option may not fit 64 bits: then far more than any memory.
@@ -23,14 +28,21 @@ uint64_t product(std::initializer_list<uint64_t> factors) {
 
 }  // namespace
 
-uint64_t CacheSizes::kv_bytes(const ModelConfig& config) const {
-  uint64_t block_bytes = 0;  // over all layers
+uint64_t CacheSizes::block_bytes(const ModelConfig& config, int32_t group) const {
+  uint64_t bytes = 0;
   for (const LayerConfig& l : config.layers) {
-    if (l.kind != LayerKind::attention) continue;
+    if (l.kind != LayerKind::attention || group_of(l.attention, *this) != group) continue;
     const KvShape shape = kv_shape(l.attention, *this);
-    block_bytes += static_cast<uint64_t>(shape.k_block_bytes() + shape.v_block_bytes());
+    bytes += static_cast<uint64_t>(shape.k_block_bytes() + shape.v_block_bytes());
   }
-  return product({block_bytes, static_cast<uint64_t>(blocks)});
+  return bytes;
+}
+
+uint64_t CacheSizes::kv_bytes(const ModelConfig& config) const {
+  uint64_t bytes = 0;
+  for (int32_t group = 0; group < kKvGroups; ++group)
+    bytes += product({block_bytes(config, group), static_cast<uint64_t>(blocks[group])});
+  return bytes;
 }
 
 uint64_t CacheSizes::slot_bytes(const ModelConfig& config) const {
@@ -59,8 +71,11 @@ Status SequenceCache::allocate(Device& device, const ModelConfig& config, const 
   for (const LayerConfig& l : config.layers) {
     if (l.kind == LayerKind::attention) {
       const KvShape shape = kv_shape(l.attention, sizes);
-      kv_.push_back({shape, sizes.blocks, kv, kv + sizes.blocks * shape.k_block_bytes()});
-      kv += sizes.blocks * (shape.k_block_bytes() + shape.v_block_bytes());
+      const int32_t group = group_of(l.attention, sizes);
+      const int32_t blocks = sizes.blocks[group];
+      BRAID_CHECK(group == 0 || l.attention.window <= sizes.window);
+      kv_.push_back({shape, blocks, kv, kv + blocks * shape.k_block_bytes(), group});
+      kv += blocks * (shape.k_block_bytes() + shape.v_block_bytes());
       continue;
     }
     const DeltaShape& d = l.delta;
@@ -86,10 +101,10 @@ size_t SequenceCache::state_bytes() const {
   return bytes;
 }
 
-size_t SequenceCache::block_bytes() const {
+size_t SequenceCache::block_bytes(int32_t group) const {
   size_t bytes = 0;
   for (const KvLayer& kv : kv_)
-    bytes += static_cast<size_t>(kv.shape.k_block_bytes() + kv.shape.v_block_bytes());
+    if (kv.group == group) bytes += static_cast<size_t>(kv.shape.k_block_bytes() + kv.shape.v_block_bytes());
   return bytes;
 }
 
@@ -109,44 +124,51 @@ void SequenceCache::load_state(int32_t slot, const std::byte* image) {
   }
 }
 
-void SequenceCache::save_block(int32_t block, std::byte* image) {
+// The parts of a block's image in order: act(cells, bytes).
+template <typename Act>
+void SequenceCache::for_each_part(int32_t group, int32_t block, const Act& act) {
   for (const KvLayer& kv : kv_) {
-    device_->to_host(image, kv.k_row(block, 0, 0), static_cast<size_t>(kv.shape.k_block_bytes()));
-    image += kv.shape.k_block_bytes();
-    device_->to_host(image, kv.v_row(block, 0, 0), static_cast<size_t>(kv.shape.v_block_bytes()));
-    image += kv.shape.v_block_bytes();
+    if (kv.group != group) continue;
+    act(kv.k_row(block, 0, 0), static_cast<size_t>(kv.shape.k_block_bytes()));
+    act(kv.v_row(block, 0, 0), static_cast<size_t>(kv.shape.v_block_bytes()));
   }
 }
 
-void SequenceCache::load_block(int32_t block, const std::byte* image) {
-  for (const KvLayer& kv : kv_) {
-    device_->to_device(kv.k_row(block, 0, 0), image, static_cast<size_t>(kv.shape.k_block_bytes()));
-    image += kv.shape.k_block_bytes();
-    device_->to_device(kv.v_row(block, 0, 0), image, static_cast<size_t>(kv.shape.v_block_bytes()));
-    image += kv.shape.v_block_bytes();
-  }
+void SequenceCache::save_block(int32_t group, int32_t block, std::byte* image) {
+  for_each_part(group, block, [&](const std::byte* cells, size_t bytes) {
+    device_->to_host(image, cells, bytes);
+    image += bytes;
+  });
+}
+
+void SequenceCache::load_block(int32_t group, int32_t block, const std::byte* image) {
+  for_each_part(group, block, [&](std::byte* cells, size_t bytes) {
+    device_->to_device(cells, image, bytes);
+    image += bytes;
+  });
 }
 
 void SequenceCache::copy_state(int32_t dst_slot, int32_t src_slot) {
   for (const DeltaLayer& layer : delta_) device_->ops().state_copy(layer, dst_slot, src_slot);
 }
 
-void SequenceCache::copy_block(int32_t dst_block, int32_t src_block) {
-  for (const KvLayer& kv : kv_) device_->ops().block_copy(kv, dst_block, src_block);
+void SequenceCache::copy_block(int32_t group, int32_t dst_block, int32_t src_block) {
+  for (const KvLayer& kv : kv_)
+    if (kv.group == group) device_->ops().block_copy(kv, dst_block, src_block);
 }
 
-void SequenceCache::clear_blocks(std::span<const int32_t> blocks) {
-  const std::vector<std::byte> zeros(block_bytes());
-  for (const int32_t block : blocks) load_block(block, zeros.data());
+void SequenceCache::clear_blocks(int32_t group, std::span<const int32_t> blocks) {
+  const std::vector<std::byte> zeros(block_bytes(group));
+  for (const int32_t block : blocks) load_block(group, block, zeros.data());
   device_->synchronize();  // the zeros go
 }
 
 // Large but finite in every format: cells that a row may not see are read by vectors and weighted with zero.
 constexpr std::byte kPoison{0x5b};
 
-void SequenceCache::poison_block(int32_t block) {
-  const std::vector<std::byte> image(block_bytes(), kPoison);
-  load_block(block, image.data());
+void SequenceCache::poison_block(int32_t group, int32_t block) {
+  const std::vector<std::byte> image(block_bytes(group), kPoison);
+  load_block(group, block, image.data());
   device_->synchronize();
 }
 

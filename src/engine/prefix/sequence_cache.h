@@ -15,12 +15,15 @@
 namespace braid {
 
 struct CacheSizes {
-  int32_t blocks = 0;        // of kBlockTokens cells, in every attention layer
-  int32_t slots = 0;         // recurrent states
-  int32_t journal_rows = 0;  // largest batch with uncertain rows; 0: no speculation
+  int32_t blocks[kKvGroups] = {};  // of kBlockTokens cells, in every attention layer of a group
+  int32_t window = 0;              // > 0: layers with windows, none larger, are group 1; 0: all are group 0
+  int32_t slots = 0;               // recurrent states
+  int32_t journal_rows = 0;        // largest batch with uncertain rows; 0: no speculation
   KvFormat k_format = KvFormat::f16;
   KvFormat v_format = KvFormat::f16;
 
+  // Of one block over all layers of the group.
+  uint64_t block_bytes(const ModelConfig& config, int32_t group) const;
   uint64_t kv_bytes(const ModelConfig& config) const;
   uint64_t slot_bytes(const ModelConfig& config) const;
   uint64_t journal_bytes(const ModelConfig& config) const;
@@ -28,20 +31,21 @@ struct CacheSizes {
 
 // What the bookkeeping needs done to the bytes. Copies are queued behind the steps before them and ahead of
 // those after them (device.h); an image that was saved may be read by the host after Device::synchronize().
+// Blocks are those of a KV group (ops/state.h): their images have all its layers.
 // The bookkeeping is tested with one that only remembers what was copied where.
 class CacheBytes {
  public:
   virtual ~CacheBytes() = default;
   virtual size_t state_bytes() const = 0;  // of the image of one slot, all layers; 0 without delta layers
-  virtual size_t block_bytes() const = 0;  // of the image of one block, all layers
+  virtual size_t block_bytes(int32_t group) const = 0;  // of the image of one block
   virtual void save_state(int32_t slot, std::byte* image) = 0;
   virtual void load_state(int32_t slot, const std::byte* image) = 0;
-  virtual void save_block(int32_t block, std::byte* image) = 0;
-  virtual void load_block(int32_t block, const std::byte* image) = 0;
+  virtual void save_block(int32_t group, int32_t block, std::byte* image) = 0;
+  virtual void load_block(int32_t group, int32_t block, const std::byte* image) = 0;
   virtual void copy_state(int32_t dst_slot, int32_t src_slot) = 0;
-  virtual void copy_block(int32_t dst_block, int32_t src_block) = 0;
+  virtual void copy_block(int32_t group, int32_t dst_block, int32_t src_block) = 0;
   // Zeros in all their cells.
-  virtual void clear_blocks(std::span<const int32_t> blocks) = 0;
+  virtual void clear_blocks(int32_t group, std::span<const int32_t> blocks) = 0;
   // Waits for all that was queued.
   virtual void synchronize() {}
 };
@@ -57,21 +61,24 @@ class SequenceCache final : public CacheBytes {
   uint64_t journal_bytes() const { return journal_memory_.size_bytes(); }
 
   size_t state_bytes() const override;
-  size_t block_bytes() const override;
+  size_t block_bytes(int32_t group) const override;
   void save_state(int32_t slot, std::byte* image) override;
   void load_state(int32_t slot, const std::byte* image) override;
-  void save_block(int32_t block, std::byte* image) override;
-  void load_block(int32_t block, const std::byte* image) override;
+  void save_block(int32_t group, int32_t block, std::byte* image) override;
+  void load_block(int32_t group, int32_t block, const std::byte* image) override;
   void copy_state(int32_t dst_slot, int32_t src_slot) override;
-  void copy_block(int32_t dst_block, int32_t src_block) override;
-  void clear_blocks(std::span<const int32_t> blocks) override;
+  void copy_block(int32_t group, int32_t dst_block, int32_t src_block) override;
+  void clear_blocks(int32_t group, std::span<const int32_t> blocks) override;
   void synchronize() override { device_->synchronize(); }
 
   // Fills a block or slot that nobody may read with values that spoil any sum they enter (tests).
-  void poison_block(int32_t block);
+  void poison_block(int32_t group, int32_t block);
   void poison_slot(int32_t slot);
 
  private:
+  template <typename Act>
+  void for_each_part(int32_t group, int32_t block, const Act& act);
+
   Device* device_ = nullptr;
   std::vector<KvLayer> kv_;
   std::vector<DeltaLayer> delta_;

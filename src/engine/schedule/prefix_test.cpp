@@ -19,6 +19,17 @@ SchedulerLimits large_limits() {
   limits.checkpoint_spacing = 512;
   return limits;
 }
+// The same without state, three of four layers with a window. The numbers are engine_memory.cpp's, for 4
+// sequences and 1024 blocks.
+SchedulerLimits window_limits() {
+  SchedulerLimits limits = large_limits();
+  limits.recurrent = false;
+  limits.window = 512;
+  limits.checkpoint_interval = 3072;
+  limits.checkpoint_spacing = 192;
+  return limits;
+}
+constexpr int32_t kWindowBlocks = 4 * 19 + 16 + 256;
 constexpr int32_t kHeader = 5;  // tokens that begin an answer
 
 std::vector<int32_t> joined(std::vector<int32_t> a, const std::vector<int32_t>& b) {
@@ -49,13 +60,14 @@ int32_t computes(World& world, const Chat& chat, int32_t max_tokens = 4, int32_t
   return static_cast<int32_t>(world.prompt_computed - before);
 }
 
-TEST(Prefix, AnotherQuestionCostsTheQuestion) {
+void ask_another_question(bool windows) {
   std::mt19937_64 random(21);
   std::string table;
   for (const int32_t system : {500, 1000, 2030, 4000, 8000}) {
     table += fmt::format("[report] system message {:5}:", system);
     for (const int32_t question : {5, 20, 100, 400}) {
-      World world(large_limits(), 1024, 4, 16, 0);
+      World world(windows ? window_limits() : large_limits(), 1024, 4, windows ? 0 : 16, 0,
+                  windows ? kWindowBlocks : 0);
       const auto head = tokens_of(random, system);
       computes(world, Chat().add(head).add(tokens_of(random, question)));
       const Chat second = Chat().add(head).add(tokens_of(random, question));
@@ -70,10 +82,16 @@ TEST(Prefix, AnotherQuestionCostsTheQuestion) {
   fmt::print("{}", table);
 }
 
+TEST(Prefix, AnotherQuestionCostsTheQuestion) {
+  ask_another_question(false);
+  ask_another_question(true);
+}
+
 // What 2,000 chats compute. `together`: some come at once, else each when no other prompt is being run.
-void two_thousand_chats(bool together) {
+void two_thousand_chats(bool together, bool windows) {
   std::mt19937_64 random(22);
-  World world(large_limits(), 1024, 8, 32, 0);
+  World world(windows ? window_limits() : large_limits(), 1024, 8, windows ? 0 : 32, 0,
+              windows ? kWindowBlocks : 0);
   const auto head = tokens_of(random, 2030);
   const auto prompts_done = [&] {
     const auto running = world.scheduler.running();
@@ -104,8 +122,75 @@ void two_thousand_chats(bool together) {
 }
 
 TEST(Prefix, TwoThousandChatsComputeTheirSystemMessageOnce) {
-  two_thousand_chats(false);
-  two_thousand_chats(true);
+  for (const bool windows : {false, true}) {
+    two_thousand_chats(false, windows);
+    two_thousand_chats(true, windows);
+  }
+}
+
+// What a window sees of a prefix, where others will go on, outlives what it saw of the rest of their texts.
+TEST(Prefix, WindowsThatLongTextsLeaveBehindGoFirst) {
+  std::mt19937_64 random(32);
+  World world(window_limits(), 2048, 2, 0, 0, 150);
+  const auto head = tokens_of(random, 2030);
+  const auto chat = [&] { return Chat().add(head).add(tokens_of(random, 50)); };
+  computes(world, chat());
+  EXPECT_LE(computes(world, chat()), 50 + kHeader + kBlockTokens);
+  // Each takes more blocks than there are, one after the other.
+  for (int32_t i = 0; i < 5; ++i) {
+    computes(world, Chat().add(tokens_of(random, 5000)), 4, 0);
+    EXPECT_LE(computes(world, chat()), 50 + kHeader + kBlockTokens);
+  }
+  // Where nobody has named an end, the first that parts computes all, and leaves behind what the next needs.
+  const auto shared = tokens_of(random, 3000);
+  const auto unnamed = [&] {
+    const int64_t before = world.prompt_computed;
+    world.submit(joined(shared, tokens_of(random, 1000)), 4);
+    world.run();
+    return world.prompt_computed - before;
+  };
+  EXPECT_EQ(unnamed(), 4000);
+  for (int32_t i = 0; i < 2; ++i) computes(world, Chat().add(tokens_of(random, 5000)), 4, 0);
+  unnamed();
+  for (int32_t i = 0; i < 2; ++i) computes(world, Chat().add(tokens_of(random, 5000)), 4, 0);
+  EXPECT_LE(unnamed(), 1000 + kBlockTokens);
+}
+
+TEST(Prefix, ANextTurnGoesOnWithItsWindow) {
+  std::mt19937_64 random(33);
+  World world(window_limits(), 1024, 2, 0, 0, kWindowBlocks);
+  Chat chat = Chat().add(tokens_of(random, 300));
+  for (int32_t turn = 0; turn < 12; ++turn) {
+    const auto question = tokens_of(random, 20 + 60 * turn);
+    chat.add(question);
+    const int64_t before = world.prompt_computed;
+    const RequestId id = ask(world, chat, 200);
+    world.run();
+    const std::vector<int32_t>& all = world.finished.at(id);
+    EXPECT_EQ(all, alone(joined(chat.tokens, std::vector<int32_t>(kHeader, 5)), 200, 16384));
+    if (turn > 0) {
+      EXPECT_LE(world.prompt_computed - before, std::ssize(question) + kHeader + kBlockTokens);
+    }
+    // The answer becomes part of the conversation.
+    chat.tokens = all;
+    chat.ends.push_back(static_cast<int32_t>(all.size()));
+  }
+}
+
+// One alone gets by with the blocks of its window and a chunk, however few; others wait or make room.
+TEST(Prefix, FewBlocksOfAWindowAreEnough) {
+  std::mt19937_64 random(34);
+  for (const int32_t blocks : {19, 20, 24, 40}) {
+    World world(window_limits(), 1024, 4, 0, 0, blocks);
+    std::map<RequestId, std::vector<int32_t>> prompts;
+    for (int32_t i = 0; i < 6; ++i) {
+      auto prompt = tokens_of(random, 100 + static_cast<int32_t>(random() % 3000));
+      const RequestId id = world.submit(prompt, 700);
+      prompts[id] = std::move(prompt);
+    }
+    world.run();
+    for (const auto& [id, prompt] : prompts) EXPECT_EQ(world.finished[id], alone(prompt, 700, 16384));
+  }
 }
 
 TEST(Prefix, TextsThatComeOnceLeaveWhatManyShare) {

@@ -16,21 +16,22 @@ constexpr std::chrono::milliseconds kDiskPatience(5);
 
 }  // namespace
 
-Scheduler::Scheduler(const SchedulerLimits& limits, int32_t blocks, int32_t slots, CacheBytes& bytes,
-                     const HostImages& host)
+Scheduler::Scheduler(const SchedulerLimits& limits, const int32_t (&blocks)[kKvGroups], int32_t slots,
+                     CacheBytes& bytes, const HostImages& host)
     : limits_(limits),
       bytes_(bytes),
-      blocks_(blocks),
+      pools_{BlockPool(blocks[0]), BlockPool(blocks[1])},
       slots_(slots),
-      checkpoints_(host.checkpoints, host.checkpoint_count, bytes.state_bytes() + bytes.block_bytes()),
-      swap_images_(host.swap_count),
-      swap_memory_(host.swap),
+      checkpoints_(host.checkpoints, host.checkpoint_count, bytes.state_bytes() + bytes.block_bytes(0)),
+      swap_images_{SlotPool(host.swap[0].count), SlotPool(host.swap[1].count)},
+      swap_memory_{host.swap[0].memory, host.swap[1].memory},
       pacer_(limits.gap_limit) {
-  checkpoints_.on_gone([this](const PrefixHash& prefix) { blocks_.unmark(prefix); });
-  blocks_.on_shortage([this] {
+  BRAID_CHECK(limits.window >= 0 && !(limits.window > 0 && limits.recurrent));
+  checkpoints_.on_gone([this](const PrefixHash& prefix) { pools_[0].unmark(prefix); });
+  pools_[0].on_shortage([this] {
     // Rather one whose blocks are free at once; none that a longer one needs too, for it would free nothing.
     const bool evicted = checkpoints_.evict_for_blocks([this](const PrefixHash& p) {
-      const int freed = blocks_.freed_by_unmark(p);
+      const int freed = pools_[0].freed_by_unmark(p);
       return freed == 0 ? -1 : 2 - freed;
     });
     if (evicted) return true;
@@ -41,7 +42,7 @@ Scheduler::Scheduler(const SchedulerLimits& limits, int32_t blocks, int32_t slot
 }
 
 int32_t Scheduler::most_tokens() const {
-  const int64_t all = int64_t{blocks_.total()} * kBlockTokens - limits_.max_drafts;
+  const int64_t all = int64_t{pools_[0].total()} * kBlockTokens - limits_.max_drafts;
   return static_cast<int32_t>(std::clamp<int64_t>(all, 0, limits_.context_tokens));
 }
 
@@ -96,16 +97,24 @@ StepPlan Scheduler::plan(Clock::time_point now) {
 // Takes up to `budget` of its prompt's tokens into the plan; says how many.
 int32_t Scheduler::add_chunk(StepPlan& plan, Sequence& s, int32_t budget) {
   int32_t certain = chunk(s, budget);
+  // The blocks of a window come back after each step: rather a shorter chunk than the memory of others.
+  if (limits_.window > 0 && room_for(s, 1) >= kBlockTokens)
+    certain = chunk(s, std::min(certain, room_for(s, 1)));
   if (certain == 0) return 0;
   if (!add_item(plan, s, certain)) {
     // What fits without the others; they will make room when they end.
-    const auto cells =
-        static_cast<int32_t>(s.blocks.size() + static_cast<size_t>(blocks_.free())) * kBlockTokens;
-    certain = chunk(s, std::min(certain, cells - s.computed_tokens));
+    for (int32_t g = 0; g < groups(); ++g) certain = std::min(certain, room_for(s, g));
+    certain = chunk(s, certain);
     if (certain <= 0 || !add_item(plan, s, certain)) return 0;
   }
   plan.prompt_tokens += certain;
   return certain;
+}
+
+// Tokens of `s` that blocks can be had for while all others keep theirs.
+int32_t Scheduler::room_for(const Sequence& s, int32_t group) const {
+  const size_t blocks = s.blocks[group].size() + static_cast<size_t>(pools_[group].free());
+  return static_cast<int32_t>(blocks) * kBlockTokens - s.computed_tokens;
 }
 
 bool Scheduler::interleaves() const {
@@ -142,21 +151,48 @@ int32_t Scheduler::chunk(const Sequence& s, int32_t budget) const {
 void Scheduler::committed(Sequence& s) {
   if (disk_ != nullptr) disk_->step_synchronized();
   s.in_flight_tokens = 0;
+  shrink(s, s.computed_tokens);
   s.extend_hashes();
-  if (limits_.prefix_cache && s.request.use_cache) {
-    for (; s.prefix.published_blocks < s.computed_tokens / kBlockTokens; ++s.prefix.published_blocks)
-      blocks_.publish(s.blocks[s.prefix.published_blocks], s.prefix.hashes[s.prefix.published_blocks],
-                      &s.tokens[int64_t{s.prefix.published_blocks} * kBlockTokens]);
+  for (; shares(s) && s.prefix.published_blocks < s.computed_tokens / kBlockTokens;
+       ++s.prefix.published_blocks) {
+    const int32_t i = s.prefix.published_blocks;
+    for (int32_t g = 0; g < groups(); ++g)
+      if (s.blocks[g][i] != kGone)
+        pools_[g].publish(s.blocks[g][i], s.prefix.hashes[i], &s.tokens[int64_t{i} * kBlockTokens]);
   }
   ResumeKind kind = ResumeKind::interval;
   if (s.computed_tokens > 0 && next_checkpoint(s, s.computed_tokens, &kind) == s.computed_tokens)
     if (take_checkpoint(s, kind) >= 0) store_on_disk(s);
-  std::erase_if(s.prefix.checkpoints, [&](const ResumePoint& p) { return p.position <= s.computed_tokens; });
+  if (!limits_.recurrent && shares(s) && limits_.checkpoint_interval > 0 &&
+      s.computed_tokens - s.prefix.offered_tokens >= limits_.checkpoint_interval)
+    store_on_disk(s);
+  leave_behind(s);
+  const int32_t passed = limits_.window > 0 ? s.left_behind * kBlockTokens : s.computed_tokens;
+  std::erase_if(s.prefix.checkpoints, [&](const ResumePoint& p) { return p.position <= passed; });
 }
 
-// A request's state and blocks may be found by others.
-bool Scheduler::keeps_checkpoints(const Sequence& s) const {
-  return limits_.prefix_cache && limits_.recurrent && s.request.use_cache;
+// Lets go of what `tokens` cells do not need.
+void Scheduler::shrink(Sequence& s, int32_t tokens) {
+  for (int32_t g = 0; g < groups(); ++g) pools_[g].truncate(s.blocks[g], tokens);
+  if (tokens == 0) s.left_behind = 0;
+}
+
+// The first block of a group that rows from position `computed` on see.
+int32_t Scheduler::first_kept(int32_t group, int32_t computed) const {
+  return group == 0 ? 0 : std::max(0, computed - limits_.window + 1) / kBlockTokens;
+}
+
+// Gives back the blocks behind the window.
+void Scheduler::leave_behind(Sequence& s) {
+  if (limits_.window == 0) return;
+  // Whoever goes on from a full block at or before a point of the prompt needs what the window sees of it.
+  const auto expected = [&](const ResumePoint& p) {
+    const int32_t end = p.position / kBlockTokens;
+    return s.left_behind < end && s.left_behind >= first_kept(1, end * kBlockTokens);
+  };
+  const std::vector<ResumePoint>& points = s.prefix.checkpoints;
+  for (; s.left_behind < first_kept(1, s.computed_tokens); ++s.left_behind)
+    pools_[1].leave_behind(s.blocks[1], s.left_behind, std::any_of(points.begin(), points.end(), expected));
 }
 
 // The first position from `from` on where a checkpoint is due, and its kind; 0: none.
@@ -195,10 +231,10 @@ int32_t Scheduler::put_checkpoint(const PrefixKey& key, ResumePoint point) {
   const int32_t full = point.position / kBlockTokens;
   const auto tail = key.tokens.subspan(static_cast<size_t>(full) * kBlockTokens,
                                        static_cast<size_t>(point.position % kBlockTokens));
-  if (full > 0 && !blocks_.mark(key.hashes.first(static_cast<size_t>(full)))) return -1;
+  if (full > 0 && !pools_[0].mark(key.hashes.first(static_cast<size_t>(full)))) return -1;
   const int32_t id = checkpoints_.take();
   if (id < 0) {
-    if (full > 0) blocks_.unmark(key.prefix(full));
+    if (full > 0) pools_[0].unmark(key.prefix(full));
     return -1;
   }
   const int32_t below = checkpoint_below(key, point.position);
@@ -209,9 +245,9 @@ int32_t Scheduler::put_checkpoint(const PrefixKey& key, ResumePoint point) {
     if (checkpoints_.position(other) <= point.position) continue;
     const PrefixHash& longer = checkpoints_.prefix(other);
     const int32_t levels = checkpoints_.position(other) / kBlockTokens - full;
-    if (!blocks_.begins_with(longer, levels, key.prefix(full))) continue;
+    if (!pools_[0].begins_with(longer, levels, key.prefix(full))) continue;
     const int32_t* next =
-        levels == 0 ? checkpoints_.tail(other).data() : blocks_.tokens_before(longer, levels);
+        levels == 0 ? checkpoints_.tail(other).data() : pools_[0].tokens_before(longer, levels);
     if (std::equal(tail.begin(), tail.end(), next)) checkpoints_.set_below(other, id);
   }
   return id;
@@ -221,8 +257,8 @@ int32_t Scheduler::put_checkpoint(const PrefixKey& key, ResumePoint point) {
 bool Scheduler::make_findable(Sequence& s) {
   for (int32_t i = 0; i < s.computed_tokens / kBlockTokens; ++i) {
     const int32_t* tokens = &s.tokens[int64_t{i} * kBlockTokens];
-    blocks_.publish(s.blocks[i], s.prefix.hashes[i], tokens);
-    if (blocks_.find(s.prefix.hashes[i], tokens) < 0) return false;
+    pools_[0].publish(s.blocks[0][i], s.prefix.hashes[i], tokens);
+    if (pools_[0].find(s.prefix.hashes[i], tokens) < 0) return false;
   }
   return true;
 }
@@ -241,7 +277,7 @@ int32_t Scheduler::take_checkpoint(Sequence& s, ResumeKind kind) {
   id = put_checkpoint({s.prefix.seed, s.prefix.hashes, s.tokens}, {s.computed_tokens, kind});
   if (id < 0) return -1;
   bytes_.save_state(s.slot, checkpoints_.image(id));
-  if (!tail.empty()) bytes_.save_block(s.blocks[full], checkpoints_.image(id) + bytes_.state_bytes());
+  if (!tail.empty()) bytes_.save_block(0, s.blocks[0][full], checkpoints_.image(id) + bytes_.state_bytes());
   ++stats_.checkpoints;
   return id;
 }
@@ -252,7 +288,7 @@ void Scheduler::take_own_copy(Sequence& s) {
   if (id < 0) return;
   bytes_.save_state(s.slot, checkpoints_.image(id));
   if (s.computed_tokens % kBlockTokens != 0)
-    bytes_.save_block(s.blocks[s.computed_tokens / kBlockTokens],
+    bytes_.save_block(0, s.blocks[0][s.computed_tokens / kBlockTokens],
                       checkpoints_.image(id) + bytes_.state_bytes());
   checkpoints_.put_unfindable(id);
   s.preempted.checkpoint = id;
@@ -272,13 +308,13 @@ std::unique_ptr<Sequence> Scheduler::remove(Sequence* sequence, bool keep) {
   keep = keep && out->in_flight_tokens == 0;
   clear_in_flight(*out);
   // The end of an answer is where the next turn of a conversation goes on.
-  if (keep && keeps_checkpoints(*out) && out->computed_tokens >= limits_.checkpoint_spacing &&
-      take_checkpoint(*out, ResumeKind::turn) >= 0)
+  if (keep && shares(*out) && out->computed_tokens >= limits_.checkpoint_spacing &&
+      (!limits_.recurrent || take_checkpoint(*out, ResumeKind::turn) >= 0))
     store_on_disk(*out);
-  blocks_.release(out->blocks);
+  shrink(*out, 0);
   slots_.give_back(out->slot);
   out->slot = -1;
-  if (running_.empty()) blocks_.relink();
+  for (int32_t g = 0; g < groups() && running_.empty(); ++g) pools_[g].relink();
   return out;
 }
 
@@ -286,10 +322,12 @@ std::unique_ptr<Sequence> Scheduler::remove(Sequence* sequence, bool keep) {
 // of zero, and zero times what is no number is none.
 void Scheduler::clear_in_flight(Sequence& s) {
   if (std::exchange(s.in_flight_tokens, 0) == 0) return;
-  const std::span<const int32_t> table(s.blocks);
-  const auto written = table.subspan(static_cast<size_t>(s.computed_tokens) / kBlockTokens);
-  for (const int32_t block : written) BRAID_CHECK(blocks_.holders(block) == 1);
-  bytes_.clear_blocks(written);
+  for (int32_t g = 0; g < groups(); ++g) {
+    const std::span<const int32_t> table(s.blocks[g]);
+    const auto written = table.subspan(static_cast<size_t>(s.computed_tokens) / kBlockTokens);
+    for (const int32_t block : written) BRAID_CHECK(pools_[g].holders(block) == 1);
+    bytes_.clear_blocks(g, written);
+  }
 }
 
 std::vector<std::unique_ptr<Sequence>> Scheduler::remove_all() {
@@ -323,34 +361,47 @@ std::vector<std::unique_ptr<Sequence>> Scheduler::remove_cancelled() {
 }
 
 void Scheduler::check() const {
-  std::vector<const BlockTable*> tables;
+  std::vector<const BlockTable*> tables[kKvGroups];
   std::vector<int32_t> slots;
-  std::vector<int32_t> swapped;
+  std::vector<int32_t> swapped[kKvGroups];
   for (const auto& s : running_) {
-    tables.push_back(&s->blocks);
     slots.push_back(s->slot);
     BRAID_CHECK(s->computed_tokens < static_cast<int32_t>(s->tokens.size()));
-    BRAID_CHECK(static_cast<int64_t>(s->blocks.size()) ==
-                blocks_for(s->computed_tokens + s->in_flight_tokens));
     BRAID_CHECK(s->prefix.published_blocks <= s->computed_tokens / kBlockTokens);
-    BRAID_CHECK(s->preempted.blocks.empty() && s->preempted.checkpoint < 0);
-    // What will be written next is nobody else's, or will be copied first (grow_or_preempt).
-    for (size_t b = static_cast<size_t>(s->computed_tokens) / kBlockTokens + 1; b < s->blocks.size(); ++b)
-      BRAID_CHECK(blocks_.holders(s->blocks[b]) == 1);
+    BRAID_CHECK(s->left_behind == first_kept(1, s->computed_tokens) || limits_.window == 0);
+    BRAID_CHECK(s->preempted.checkpoint < 0);
+    for (int32_t g = 0; g < groups(); ++g) check_table(*s, g);
+    for (int32_t g = 0; g < groups(); ++g) tables[g].push_back(&s->blocks[g]);
   }
   for (const auto& s : waiting_) {
-    BRAID_CHECK(s->blocks.empty() && s->slot < 0 && s->in_flight_tokens == 0);
-    swapped.insert(swapped.end(), s->preempted.blocks.begin(), s->preempted.blocks.end());
+    BRAID_CHECK(s->slot < 0 && s->in_flight_tokens == 0);
+    for (int32_t g = 0; g < groups(); ++g) {
+      BRAID_CHECK(s->blocks[g].empty());
+      swapped[g].insert(swapped[g].end(), s->preempted.blocks[g].begin(), s->preempted.blocks[g].end());
+    }
   }
   std::vector<PrefixHash> marked;
   for (int32_t id = 0; id < checkpoints_.capacity(); ++id)
     if (checkpoints_.findable(id) && checkpoints_.position(id) >= kBlockTokens)
       marked.push_back(checkpoints_.prefix(id));
   if (load_mark_) marked.push_back(*load_mark_);
-  blocks_.check(tables, marked);
+  for (int32_t g = 0; g < groups(); ++g) {
+    pools_[g].check(tables[g], g == 0 ? marked : std::vector<PrefixHash>());
+    swap_images_[g].check(swapped[g]);
+  }
   slots_.check(slots);
-  swap_images_.check(swapped);
   checkpoints_.check();
+}
+
+void Scheduler::check_table(const Sequence& s, int32_t group) const {
+  const BlockTable& table = s.blocks[group];
+  BRAID_CHECK(static_cast<int64_t>(table.size()) == blocks_for(s.computed_tokens + s.in_flight_tokens));
+  BRAID_CHECK(s.preempted.blocks[group].empty());
+  for (size_t b = 0; b < table.size(); ++b)
+    BRAID_CHECK((table[b] == kGone) == (group == 1 && b < static_cast<size_t>(s.left_behind)));
+  // What will be written next is nobody else's, or will be copied first (grow_or_preempt).
+  for (size_t b = static_cast<size_t>(s.computed_tokens) / kBlockTokens + 1; b < table.size(); ++b)
+    BRAID_CHECK(pools_[group].holders(table[b]) == 1);
 }
 
 }  // namespace braid

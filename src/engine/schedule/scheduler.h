@@ -24,6 +24,11 @@
 //
 // A prompt whose prefix is on disk (disk.h) waits while it is read into the cache, and then finds it there.
 //
+// Attention layers with a window are a KV group of their own (ops/state.h) in models without recurrent state.
+// After each step the blocks behind a sequence's window are given back. They can be found until they are
+// reused, and those that somebody is expected to go on from, where other models take checkpoints, are reused
+// last: a prefix is there if all its blocks are in group 0 and what the window sees of it in group 1.
+//
 // Nobody overtakes except past those who wait for another's prefix or for the disk: the first for whom there
 // is no memory stops the others.
 #pragma once
@@ -54,7 +59,8 @@ struct SchedulerLimits {
   int32_t max_drafts = 0;       // uncertain tokens of one sequence in one step
   double gap_limit = 3.95;      // inter-token latency beside a prompt, in undisturbed steps; 0: any
   bool prefix_cache = true;
-  bool recurrent = true;            // the model has state: a prefix is resumed at checkpoints only
+  bool recurrent = true;  // the model has state: a prefix is resumed at checkpoints only
+  int32_t window = 0;     // KV group 1 sees so many positions (then not recurrent); 0: there is none
   int32_t checkpoint_interval = 0;  // a checkpoint every so many tokens; 0: none on the way
   int32_t checkpoint_spacing = 64;  // checkpoints of one prompt are at least so far apart
   Preemption preemption = Preemption::cheaper;
@@ -76,8 +82,10 @@ struct SchedulerStats {
 struct HostImages {
   std::byte* checkpoints = nullptr;  // [checkpoint_count][state_bytes + block_bytes]
   int32_t checkpoint_count = 0;
-  std::byte* swap = nullptr;  // [swap_count][block_bytes]
-  int32_t swap_count = 0;
+  struct Swap {
+    std::byte* memory = nullptr;  // [count][block_bytes]
+    int32_t count = 0;
+  } swap[kKvGroups];
 };
 
 class DiskTier;
@@ -85,8 +93,9 @@ struct PrefixKey;
 
 class Scheduler {
  public:
-  Scheduler(const SchedulerLimits& limits, int32_t blocks, int32_t slots, CacheBytes& bytes,
-            const HostImages& host);
+  // `blocks`: of each KV group; of group 1 enough for a window and a chunk.
+  Scheduler(const SchedulerLimits& limits, const int32_t (&blocks)[kKvGroups], int32_t slots,
+            CacheBytes& bytes, const HostImages& host);
 
   // Tokens that one sequence can reach: context_tokens, or what all blocks hold.
   int32_t most_tokens() const;
@@ -122,47 +131,57 @@ class Scheduler {
   std::vector<std::unique_ptr<Sequence>> remove_cancelled();
 
   // Persistent prefixes (disk.h), with their staging set; null: none. It outlives the last call of plan(),
-  // committed() and remove().
-  void set_disk(DiskTier* disk) { disk_ = disk; }
+  // committed() and remove(). Not with a window.
+  void set_disk(DiskTier* disk);
   // Nobody runs: waits for what is queued on the device, so that the disk gets what was kept last.
   void all_queued_is_done();
 
-  BlockPool& blocks() { return blocks_; }
-  const BlockPool& blocks() const { return blocks_; }
+  int32_t groups() const { return limits_.window > 0 ? 2 : 1; }
+  BlockPool& blocks(int32_t group = 0) { return pools_[group]; }
+  const BlockPool& blocks(int32_t group = 0) const { return pools_[group]; }
   SlotPool& slots() { return slots_; }
   const SlotPool& slots() const { return slots_; }
   const CheckpointStore& checkpoints() const { return checkpoints_; }
   std::span<const std::unique_ptr<Sequence>> running() const { return running_; }
   std::span<const std::unique_ptr<Sequence>> waiting() const { return waiting_; }
   const SchedulerStats& stats() const { return stats_; }
-  // Grows the table to `tokens` cells without preempting anybody. False if there is none.
-  bool grow(Sequence& s, int32_t tokens) { return blocks_.grow(s.blocks, tokens); }
+  // Grows the tables to `tokens` cells without preempting anybody. False, and nothing changed, if blocks are
+  // short.
+  bool grow(Sequence& s, int32_t tokens);
   // Stops the program if pools and sequences do not balance.
   void check() const;
 
  private:
   // What is there of a sequence's beginning.
   struct Hit {
-    int32_t position = 0;         // it can go on from here
-    int32_t checkpoint = -1;      // whose image is the state at `position`; -1: none is needed
-    int32_t known = 0;            // tokens whose full blocks are here, perhaps more than `position`
-    bool swapped = false;         // the sequence's own copies
-    std::vector<int32_t> blocks;  // full blocks below position; -1: in the sequence's swap images
+    int32_t position = 0;          // it can go on from here
+    int32_t checkpoint = -1;       // whose image is the state at `position`; -1: none is needed
+    int32_t known = 0;             // tokens whose full blocks are here, perhaps more than `position`
+    bool swapped = false;          // the sequence's own copies
+    BlockTable blocks[kKvGroups];  // below position; or kGone, or kSwapped
   };
+  static constexpr int32_t kSwapped = -2;  // in the sequence's swap images
   Hit lookup(const Sequence& s) const;
   Hit lookup_own(const Sequence& s) const;
-  bool keeps_checkpoints(const Sequence& s) const;
+  bool shares(const Sequence& s) const { return limits_.prefix_cache && s.request.use_cache; }
+  bool keeps_checkpoints(const Sequence& s) const { return limits_.recurrent && shares(s); }
   bool held_back(Sequence& s, int32_t position);
   bool still_waits(const Sequence& s) const;
-  int64_t blocks_spoken_for() const;
+  int32_t first_kept(int32_t group, int32_t computed) const;
+  int64_t most_blocks(int32_t group, int64_t tokens) const;
+  int64_t blocks_spoken_for(int32_t group) const;
   bool fits(const Sequence& s, const Hit& hit) const;
   void enter(std::unique_ptr<Sequence> sequence, const Hit& hit, Clock::time_point now);
   void restore(Sequence& s, const Hit& hit);
+  void restore_blocks(Sequence& s, const Hit& hit);
   void forget_copies(Sequence& s);
   void plan_checkpoints(Sequence& s, int32_t known);
   int32_t add_checkpoint(Sequence& s, int32_t position);
   int32_t chunk(const Sequence& s, int32_t budget) const;
+  int32_t room_for(const Sequence& s, int32_t group) const;
   void clear_in_flight(Sequence& s);
+  void shrink(Sequence& s, int32_t tokens);
+  void leave_behind(Sequence& s);
   int32_t next_checkpoint(const Sequence& s, int32_t from, ResumeKind* kind = nullptr) const;
   int32_t put_checkpoint(const PrefixKey& key, ResumePoint point);
   int32_t checkpoint_below(const PrefixKey& key, int32_t position) const;
@@ -171,27 +190,32 @@ class Scheduler {
   void take_own_copy(Sequence& s);
   void admit(Clock::time_point now);
   bool grow_or_preempt(Sequence& s, int32_t tokens, const StepPlan& plan);
+  bool make_private_or_preempt(Sequence& s, int32_t group, const StepPlan& plan);
   bool preempt_one(const Sequence& for_whom, const StepPlan& plan);
   void preempt(Sequence& victim);
   void keep_for_later(Sequence& victim);
   bool swap_out(Sequence& victim);
+  void check_table(const Sequence& s, int32_t group) const;
   std::unique_ptr<Sequence> take_running(const Sequence* sequence);
   void insert_waiting(std::unique_ptr<Sequence> sequence);
   bool add_item(StepPlan& plan, Sequence& s, int32_t certain);
   int32_t add_chunk(StepPlan& plan, Sequence& s, int32_t budget);
   bool awaits_disk(Sequence& s, const Hit& hit);
-  void store_on_disk(const Sequence& s);
+  std::byte* swap_image(int32_t group, int32_t image) {
+    return swap_memory_[group] + static_cast<size_t>(image) * bytes_.block_bytes(group);
+  }
+  void store_on_disk(Sequence& s);
   void mark_load(std::span<const PrefixHash> chain);
   void promote_from_disk();
   void promote_checkpoint();
 
   SchedulerLimits limits_;
   CacheBytes& bytes_;
-  BlockPool blocks_;
+  BlockPool pools_[kKvGroups];
   SlotPool slots_;
   CheckpointStore checkpoints_;
-  SlotPool swap_images_;
-  std::byte* swap_memory_;
+  SlotPool swap_images_[kKvGroups];
+  std::byte* swap_memory_[kKvGroups];
   Pacer pacer_;
   DiskTier* disk_ = nullptr;
   SchedulerStats stats_;

@@ -59,10 +59,11 @@ void Scheduler::insert_waiting(std::unique_ptr<Sequence> s) { insert_in_order(wa
 
 Scheduler::Hit Scheduler::lookup(const Sequence& s) const {
   Hit hit;
-  if (!limits_.prefix_cache || !s.request.use_cache || s.request.score) return hit;
+  if (!shares(s) || s.request.score) return hit;
   // The last token is run for its logits, and not alone (chunk()).
   const auto most = static_cast<int32_t>(s.tokens.size()) - 2;
-  std::vector<int32_t> chain;
+  BlockTable chain[kKvGroups];
+  int32_t whole_from = 0;  // from this block on all of group 1 were found
   for (int32_t depth = 0;; ++depth) {
     const int32_t at = depth * kBlockTokens;
     if (at > most) break;
@@ -72,16 +73,22 @@ Scheduler::Hit Scheduler::lookup(const Sequence& s) const {
     if (id >= 0) {
       hit.position = at + static_cast<int32_t>(checkpoints_.tail(id).size());
       hit.checkpoint = id;
-      hit.blocks = chain;
-    } else if (!limits_.recurrent && depth > 0) {
+    } else if (!limits_.recurrent && (limits_.window == 0 || whole_from <= first_kept(1, at))) {
       hit.position = at;
-      hit.blocks = chain;
     }
     if (depth >= static_cast<int32_t>(s.prefix.hashes.size())) break;
-    const int32_t block = blocks_.find(s.prefix.hashes[depth], s.tokens.data() + at);
+    const int32_t block = pools_[0].find(s.prefix.hashes[depth], s.tokens.data() + at);
     if (block < 0) break;
-    chain.push_back(block);
+    chain[0].push_back(block);
     hit.known = at + kBlockTokens;
+    if (limits_.window == 0) continue;
+    chain[1].push_back(pools_[1].find(s.prefix.hashes[depth], s.tokens.data() + at));
+    if (chain[1].back() < 0) whole_from = depth + 1;
+  }
+  for (int32_t g = 0; g < groups(); ++g) {
+    chain[g].resize(static_cast<size_t>(hit.position / kBlockTokens));
+    std::fill_n(chain[g].begin(), first_kept(g, hit.position), kGone);
+    hit.blocks[g] = std::move(chain[g]);
   }
   return hit;
 }
@@ -92,15 +99,19 @@ Scheduler::Hit Scheduler::lookup_own(const Sequence& s) const {
   if (s.preempted.tokens == 0) return {};
   Hit hit;
   const int32_t full = s.preempted.tokens / kBlockTokens;
-  for (int32_t i = 0; i < full; ++i) {
-    const int32_t block = limits_.prefix_cache && s.request.use_cache
-                              ? blocks_.find(s.prefix.hashes[i], &s.tokens[int64_t{i} * kBlockTokens])
-                              : -1;
-    if (block < 0 && s.preempted.blocks.empty()) return {};
-    hit.blocks.push_back(block);
+  const bool copied = !s.preempted.blocks[0].empty();
+  // The part of a last block is in the checkpoint's image, or with the copies of the others.
+  hit.position = limits_.recurrent || copied ? s.preempted.tokens : full * kBlockTokens;
+  for (int32_t g = 0; g < groups(); ++g) {
+    hit.blocks[g].assign(static_cast<size_t>(first_kept(g, hit.position)), kGone);
+    for (auto i = static_cast<int32_t>(hit.blocks[g].size()); i < full; ++i) {
+      const int32_t block =
+          shares(s) ? pools_[g].find(s.prefix.hashes[i], &s.tokens[int64_t{i} * kBlockTokens]) : -1;
+      if (block < 0 && !copied) return {};
+      hit.blocks[g].push_back(block < 0 ? kSwapped : block);
+    }
+    if (!limits_.recurrent && hit.position % kBlockTokens != 0) hit.blocks[g].push_back(kSwapped);
   }
-  // The part of a last block is in the checkpoint's image, if there is one.
-  hit.position = limits_.recurrent ? s.preempted.tokens : full * kBlockTokens;
   hit.known = hit.position;
   hit.checkpoint = s.preempted.checkpoint;
   hit.swapped = true;
@@ -110,7 +121,7 @@ Scheduler::Hit Scheduler::lookup_own(const Sequence& s) const {
 // Whether `s` should wait for a running prompt that begins like it, rather than go on from `position` by
 // itself. The other one gets a checkpoint where they part.
 bool Scheduler::held_back(Sequence& s, int32_t position) {
-  if (!limits_.prefix_cache || !s.request.use_cache || s.request.score) return false;
+  if (!shares(s) || s.request.score) return false;
   for (const auto& other : running_) {
     if (other->decoding() || !other->request.use_cache || !(other->prefix.seed == s.prefix.seed)) continue;
     const int32_t common = common_prefix(s, *other);
@@ -160,9 +171,12 @@ int32_t Scheduler::add_checkpoint(Sequence& s, int32_t position) {
 //              follows it and a block
 //   if others of this prompt are `checkpoint_spacing` away
 //              ends of the turns before, the last first; then every `checkpoint_interval` tokens
+// A model with windows takes no copies and cuts nothing there: what a window sees of these places is reused
+// last (leave_behind()).
 void Scheduler::plan_checkpoints(Sequence& s, int32_t known) {
   s.prefix.checkpoints.clear();
-  if (!keeps_checkpoints(s) || s.generated() > 0) return;
+  const bool keeps = keeps_checkpoints(s) || (limits_.window > 0 && shares(s));
+  if (!keeps || s.generated() > 0) return;
   const int32_t end = s.prompt_tokens() - 2;
   std::vector<ResumePoint> wanted;
   for (const ResumePoint& p : s.request.checkpoints)
@@ -208,27 +222,39 @@ void Scheduler::plan_checkpoints(Sequence& s, int32_t known) {
       continue;
     s.prefix.checkpoints.insert(next, p);
   }
+  // Where this one goes on, the next one may.
+  if (limits_.window > 0 && s.computed_tokens > 0)
+    s.prefix.checkpoints.insert(s.prefix.checkpoints.begin(), {s.computed_tokens, ResumeKind::shared});
 }
 
 // ---- entering ----
 
+// Blocks that a sequence of so many tokens holds at most, chunks of its prompt aside.
+int64_t Scheduler::most_blocks(int32_t group, int64_t tokens) const {
+  return std::min(blocks_for(tokens), group == 0 ? INT64_MAX : blocks_for(limits_.window) + 2);
+}
+
 // Blocks that those who run will take before their prompts end, and one to spare for each.
-int64_t Scheduler::blocks_spoken_for() const {
+int64_t Scheduler::blocks_spoken_for(int32_t group) const {
   int64_t sum = 0;
   for (const auto& s : running_) {
-    const int64_t whole = blocks_for(static_cast<int64_t>(s->tokens.size()) + 1);
-    sum += std::max<int64_t>(0, whole - static_cast<int64_t>(s->blocks.size())) + 1;
+    const int64_t whole = most_blocks(group, static_cast<int64_t>(s->tokens.size()) + 1);
+    const int64_t held = static_cast<int64_t>(s->blocks[group].size()) - (group == 0 ? 0 : s->left_behind);
+    sum += std::max<int64_t>(0, whole - held) + 1;
   }
   return sum;
 }
 
 bool Scheduler::fits(const Sequence& s, const Hit& hit) const {
   if (running_.empty()) return true;  // everything is free or can be: enqueue() has seen to it
-  int32_t shared = 0;                 // blocks that cost nothing, as somebody holds them
-  for (const int32_t b : hit.blocks)
-    if (b >= 0 && blocks_.holders(b) > 0) ++shared;
-  const int64_t needed = blocks_for(static_cast<int64_t>(s.tokens.size()) + 1) - shared;
-  return needed + blocks_spoken_for() <= blocks_.free();
+  for (int32_t g = 0; g < groups(); ++g) {
+    int32_t shared = 0;  // blocks that cost nothing, as somebody holds them
+    for (const int32_t b : hit.blocks[g])
+      if (b >= 0 && pools_[g].holders(b) > 0) ++shared;
+    const int64_t needed = most_blocks(g, static_cast<int64_t>(s.tokens.size()) + 1) - shared;
+    if (needed + blocks_spoken_for(g) > pools_[g].free()) return false;
+  }
+  return true;
 }
 
 void Scheduler::admit(Clock::time_point now) {
@@ -284,49 +310,61 @@ void Scheduler::restore(Sequence& s, const Hit& hit) {
     if (!hit.swapped) checkpoints_.used_by_request(hit.checkpoint);
     checkpoints_.pin(hit.checkpoint);
   }
-  // Hold what is shared before taking new blocks: taking could reuse it.
-  BlockTable found;
-  for (const int32_t b : hit.blocks)
-    if (b >= 0) blocks_.share(b, found);
-  size_t next = 0;
-  BlockTable fresh;
-  for (size_t i = 0; i < hit.blocks.size(); ++i) {
-    if (hit.blocks[i] >= 0) {
-      s.blocks.push_back(found[next++]);
-      continue;
-    }
-    BRAID_CHECK(blocks_.grow(fresh, 1));
-    bytes_.load_block(fresh[0],
-                      swap_memory_ + static_cast<size_t>(s.preempted.blocks[i]) * bytes_.block_bytes());
-    s.blocks.push_back(fresh[0]);
-    fresh.clear();
-  }
-  const bool inside = hit.position % kBlockTokens != 0;
-  if (inside) BRAID_CHECK(blocks_.grow(s.blocks, hit.position));
+  restore_blocks(s, hit);
   if (hit.checkpoint < 0) return;
   const std::byte* image = checkpoints_.image(hit.checkpoint);
   bytes_.load_state(s.slot, image);
-  if (inside) bytes_.load_block(s.blocks.back(), image + bytes_.state_bytes());
+  if (hit.position % kBlockTokens != 0) {
+    BRAID_CHECK(pools_[0].grow(s.blocks[0], hit.position));
+    bytes_.load_block(0, s.blocks[0].back(), image + bytes_.state_bytes());
+  }
   checkpoints_.unpin(hit.checkpoint);
+}
+
+void Scheduler::restore_blocks(Sequence& s, const Hit& hit) {
+  for (int32_t g = 0; g < groups(); ++g) {
+    const BlockTable& wanted = hit.blocks[g];
+    // Hold what is shared before taking new blocks: taking could reuse it.
+    BlockTable found, fresh;
+    for (const int32_t b : wanted)
+      if (b >= 0) pools_[g].share(b, found);
+    const auto first_image = static_cast<size_t>(first_kept(g, hit.position));
+    size_t next = 0;
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      if (wanted[i] == kSwapped) {
+        BRAID_CHECK(pools_[g].grow(fresh, 1));
+        bytes_.load_block(g, fresh[0], swap_image(g, s.preempted.blocks[g][i - first_image]));
+        s.blocks[g].push_back(fresh[0]);
+        fresh.clear();
+      } else {
+        s.blocks[g].push_back(wanted[i] == kGone ? kGone : found[next++]);
+      }
+    }
+  }
+  s.left_behind = limits_.window > 0 ? first_kept(1, hit.position) : 0;
 }
 
 void Scheduler::forget_copies(Sequence& s) {
   if (s.preempted.checkpoint >= 0) checkpoints_.unpin(s.preempted.checkpoint);
   s.preempted.checkpoint = -1;
   s.preempted.tokens = 0;
-  for (const int32_t image : s.preempted.blocks) swap_images_.give_back(image);
-  s.preempted.blocks.clear();
+  for (int32_t g = 0; g < groups(); ++g) {
+    for (const int32_t image : s.preempted.blocks[g]) swap_images_[g].give_back(image);
+    s.preempted.blocks[g].clear();
+  }
 }
 
 std::vector<Sequence*> Scheduler::fork(Sequence& s) {
   std::vector<Sequence*> out;
-  if (!limits_.prefix_cache || !s.request.use_cache || s.generated() > 0) return out;
+  if (!shares(s) || s.generated() > 0) return out;
   for (size_t i = 0; i < waiting_.size() && slots_.free() > 0;) {
     Sequence& twin = *waiting_[i];
     const bool same = twin.request.use_cache && !twin.request.score && twin.request.max_tokens != 0 &&
                       twin.prefix.seed == s.prefix.seed && !twin.cancelled && twin.tokens == s.tokens;
     // One block to spare for everyone who runs, as for any other that enters.
-    if (!same || blocks_.free() < blocks_spoken_for() + 1) {
+    bool room = true;
+    for (int32_t g = 0; g < groups(); ++g) room = room && pools_[g].free() >= blocks_spoken_for(g) + 1;
+    if (!same || !room) {
       ++i;
       continue;
     }
@@ -335,7 +373,13 @@ std::vector<Sequence*> Scheduler::fork(Sequence& s) {
     forget_copies(twin);
     twin.slot = slots_.take();
     bytes_.copy_state(twin.slot, s.slot);
-    for (const int32_t b : s.blocks) blocks_.share(b, twin.blocks);
+    for (int32_t g = 0; g < groups(); ++g) {
+      twin.blocks[g].assign(static_cast<size_t>(g == 0 ? 0 : s.left_behind), kGone);
+      for (size_t i = twin.blocks[g].size(); i < s.blocks[g].size(); ++i)
+        pools_[g].share(s.blocks[g][i], twin.blocks[g]);
+    }
+    twin.left_behind = s.left_behind;
+    twin.prefix.checkpoints = s.prefix.checkpoints;
     twin.computed_tokens = s.prompt_tokens();
     twin.prefix.published_blocks = s.prefix.published_blocks;
     if (twin.times.started == Clock::time_point()) {
@@ -353,24 +397,35 @@ std::vector<Sequence*> Scheduler::fork(Sequence& s) {
 
 // ---- preemption ----
 
-// Brings the table of `s` to `tokens` cells, of which those from s.computed_tokens on are its own to write.
+bool Scheduler::grow(Sequence& s, int32_t tokens) {
+  const auto before = static_cast<int64_t>(s.blocks[0].size()) * kBlockTokens;
+  for (int32_t g = 0; g < groups(); ++g)
+    if (!pools_[g].grow(s.blocks[g], tokens)) {
+      if (g > 0) pools_[0].truncate(s.blocks[0], before);
+      return false;
+    }
+  return true;
+}
+
+// Brings the tables of `s` to `tokens` cells, of which those from s.computed_tokens on are its own to write.
 bool Scheduler::grow_or_preempt(Sequence& s, int32_t tokens, const StepPlan& plan) {
-  while (!blocks_.grow(s.blocks, tokens))
-    if (!preempt_one(s, plan)) {
-      blocks_.truncate(s.blocks, s.computed_tokens);
-      return false;
-    }
+  bool done = grow(s, tokens);
+  while (!done && preempt_one(s, plan)) done = grow(s, tokens);
+  if (s.computed_tokens % kBlockTokens != 0)
+    for (int32_t g = 0; g < groups(); ++g) done = done && make_private_or_preempt(s, g, plan);
+  if (!done) shrink(s, s.computed_tokens);
+  return done;
+}
+
+// The block that the next token goes to.
+bool Scheduler::make_private_or_preempt(Sequence& s, int32_t group, const StepPlan& plan) {
   const int32_t first = s.computed_tokens / kBlockTokens;
-  if (s.computed_tokens % kBlockTokens == 0) return true;
-  int32_t shared = blocks_.make_private(s.blocks, first);
+  int32_t shared = pools_[group].make_private(s.blocks[group], first);
   while (shared == BlockPool::kNoBlock) {
-    if (!preempt_one(s, plan)) {
-      blocks_.truncate(s.blocks, s.computed_tokens);
-      return false;
-    }
-    shared = blocks_.make_private(s.blocks, first);
+    if (!preempt_one(s, plan)) return false;
+    shared = pools_[group].make_private(s.blocks[group], first);
   }
-  if (shared >= 0) bytes_.copy_block(s.blocks[first], shared);
+  if (shared >= 0) bytes_.copy_block(group, s.blocks[group][first], shared);
   return true;
 }
 
@@ -381,7 +436,7 @@ bool Scheduler::preempt_one(const Sequence& for_whom, const StepPlan& plan) {
     if (&victim == &for_whom) return false;
     const bool planned = std::any_of(plan.items.begin(), plan.items.end(),
                                      [&](const StepItem& item) { return item.sequence == &victim; });
-    if (planned || victim.blocks.empty()) continue;
+    if (planned || victim.blocks[0].empty()) continue;
     preempt(victim);
     return true;
   }
@@ -390,12 +445,12 @@ bool Scheduler::preempt_one(const Sequence& for_whom, const StepPlan& plan) {
 
 void Scheduler::preempt(Sequence& victim) {
   ++stats_.preempted;
-  BRAID_CHECK(victim.preempted.checkpoint < 0 && victim.preempted.blocks.empty());
+  BRAID_CHECK(victim.preempted.checkpoint < 0 && victim.preempted.blocks[0].empty());
   const bool whole = victim.in_flight_tokens == 0;  // else its memory is neither here nor there
   clear_in_flight(victim);
   if (whole && victim.computed_tokens > 0) keep_for_later(victim);
   std::unique_ptr<Sequence> out = take_running(&victim);
-  blocks_.release(out->blocks);
+  shrink(*out, 0);
   slots_.give_back(out->slot);
   out->slot = -1;
   out->computed_tokens = 0;
@@ -407,7 +462,7 @@ void Scheduler::preempt(Sequence& victim) {
 // they are needed for something else meanwhile; copies of its own where that is cheaper, or nothing else is
 // allowed.
 void Scheduler::keep_for_later(Sequence& victim) {
-  const bool cache = limits_.prefix_cache && victim.request.use_cache;
+  const bool cache = shares(victim);
   if (cache && limits_.recurrent) {
     const int32_t id = take_checkpoint(victim, ResumeKind::turn);
     if (id < 0) return;
@@ -424,21 +479,29 @@ void Scheduler::keep_for_later(Sequence& victim) {
   victim.preempted.tokens = victim.computed_tokens;
 }
 
-// Copies the full blocks to the host if that is asked for, or cheaper than computing them again.
+// Copies the blocks to the host if that is asked for, or cheaper than computing them again. With state only
+// the full ones: what comes after them is in the checkpoint's image.
 bool Scheduler::swap_out(Sequence& victim) {
   if (limits_.preemption == Preemption::recompute) return false;
-  const int32_t full = victim.computed_tokens / kBlockTokens;
-  if (full == 0 || swap_images_.free() < full) return false;
+  const int32_t tokens = victim.computed_tokens;
+  const auto end = static_cast<int32_t>(limits_.recurrent ? tokens / kBlockTokens : blocks_for(tokens));
+  if (end == 0) return false;
+  double bytes = 0;
+  for (int32_t g = 0; g < groups(); ++g) {
+    const int32_t count = end - first_kept(g, tokens);
+    if (swap_images_[g].free() < count) return false;
+    bytes += static_cast<double>(count) * static_cast<double>(bytes_.block_bytes(g));
+  }
   if (limits_.preemption == Preemption::cheaper) {
     constexpr double kCopyBytesPerMs = 4e6;  // out and in, what the slowest supported link does
-    const double copy_ms = 2.0 * full * static_cast<double>(bytes_.block_bytes()) / kCopyBytesPerMs;
-    if (pacer_.token_ms() * full * kBlockTokens < copy_ms) return false;
+    if (pacer_.token_ms() * end * kBlockTokens < 2.0 * bytes / kCopyBytesPerMs) return false;
   }
-  for (int32_t i = 0; i < full; ++i) {
-    const int32_t image = swap_images_.take();
-    bytes_.save_block(victim.blocks[i], swap_memory_ + static_cast<size_t>(image) * bytes_.block_bytes());
-    victim.preempted.blocks.push_back(image);
-  }
+  for (int32_t g = 0; g < groups(); ++g)
+    for (int32_t i = first_kept(g, tokens); i < end; ++i) {
+      const int32_t image = swap_images_[g].take();
+      bytes_.save_block(g, victim.blocks[g][i], swap_image(g, image));
+      victim.preempted.blocks[g].push_back(image);
+    }
   return true;
 }
 

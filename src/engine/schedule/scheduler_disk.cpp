@@ -1,6 +1,7 @@
 // scheduler_disk.cpp -- the scheduler's side of the disk tier (disk.h): what is stored, who waits for what is
 // being read, and how it comes into the cache. Blocks and checkpoints that come from the disk belong to
-// nobody: they lie in the cache as if a sequence had just left them, and lookup() finds them.
+// nobody: they lie in the cache as if a sequence had just left them, and lookup() finds them. A model without
+// state has no checkpoints: its blocks are stored by themselves, and a prefix ends where they end.
 #include <algorithm>
 #include <cstring>
 
@@ -17,15 +18,21 @@ constexpr int32_t kMostTries = 3;        // of one sequence: damaged files, pref
 
 }  // namespace
 
-void Scheduler::store_on_disk(const Sequence& s) {
+void Scheduler::set_disk(DiskTier* disk) {
+  BRAID_CHECK(disk == nullptr || limits_.window == 0);
+  disk_ = disk;
+}
+
+void Scheduler::store_on_disk(Sequence& s) {
   if (disk_ == nullptr) return;
+  s.prefix.offered_tokens = s.computed_tokens;
   const auto room = disk_->begin_store({s.prefix.seed, s.prefix.hashes, s.tokens}, s.computed_tokens);
   if (!room) return;
   for (int32_t i = 0; i < room->block_count; ++i)
-    bytes_.save_block(s.blocks[room->first_block + i],
-                      room->blocks + static_cast<size_t>(i) * bytes_.block_bytes());
+    bytes_.save_block(0, s.blocks[0][room->first_block + i],
+                      room->blocks + static_cast<size_t>(i) * bytes_.block_bytes(0));
   if (room->tail_block != nullptr)
-    bytes_.save_block(s.blocks[s.computed_tokens / kBlockTokens], room->tail_block);
+    bytes_.save_block(0, s.blocks[0][s.computed_tokens / kBlockTokens], room->tail_block);
   if (room->state != nullptr) bytes_.save_state(s.slot, room->state);
 }
 
@@ -33,12 +40,12 @@ void Scheduler::store_on_disk(const Sequence& s) {
 // hit.position.
 bool Scheduler::awaits_disk(Sequence& s, const Hit& hit) {
   if (disk_ == nullptr || s.wait.disk_loads >= kMostTries) return false;
-  if (!limits_.prefix_cache || !limits_.recurrent || !s.request.use_cache || s.request.score) return false;
+  if (!shares(s) || s.request.score) return false;
   const PrefixKey key{s.prefix.seed, s.prefix.hashes, s.tokens};
   const auto full = static_cast<int32_t>(s.prefix.hashes.size());
   int32_t present = 0;
   while (present < full &&
-         blocks_.find(s.prefix.hashes[present], &s.tokens[int64_t{present} * kBlockTokens]) >= 0)
+         pools_[0].find(s.prefix.hashes[present], &s.tokens[int64_t{present} * kBlockTokens]) >= 0)
     ++present;
   const DiskTier::Found found =
       disk_->find(key, static_cast<int32_t>(s.tokens.size()) - 2, present);  // as lookup()
@@ -63,8 +70,8 @@ void Scheduler::all_queued_is_done() {
 // What has come so far shall not make room for what comes next. An empty chain: nothing is read any more.
 void Scheduler::mark_load(std::span<const PrefixHash> chain) {
   std::optional<PrefixHash> mark;
-  if (!chain.empty() && blocks_.mark(chain)) mark = chain.back();
-  if (load_mark_) blocks_.unmark(*load_mark_);
+  if (!chain.empty() && pools_[0].mark(chain)) mark = chain.back();
+  if (load_mark_) pools_[0].unmark(*load_mark_);
   load_mark_ = mark;
 }
 
@@ -76,12 +83,12 @@ void Scheduler::promote_from_disk() {
     for (int32_t i = 0; i < loaded->count; ++i) {
       const auto depth = static_cast<size_t>(loaded->first_block + i);
       const int32_t* tokens = &key.tokens[depth * kBlockTokens];
-      if (blocks_.find(key.hashes[depth], tokens) >= 0) continue;  // computed meanwhile
+      if (pools_[0].find(key.hashes[depth], tokens) >= 0) continue;  // computed meanwhile
       BlockTable fresh;
-      if (!blocks_.grow(fresh, kBlockTokens)) break;
-      bytes_.load_block(fresh[0], loaded->images + static_cast<size_t>(i) * bytes_.block_bytes());
-      blocks_.publish(fresh[0], key.hashes[depth], tokens);
-      blocks_.release(fresh);
+      if (!pools_[0].grow(fresh, kBlockTokens)) break;
+      bytes_.load_block(0, fresh[0], loaded->images + static_cast<size_t>(i) * bytes_.block_bytes(0));
+      pools_[0].publish(fresh[0], key.hashes[depth], tokens);
+      pools_[0].release(fresh);
       mark_load(key.hashes.first(depth + 1));
     }
     bytes_.synchronize();
@@ -96,28 +103,30 @@ void Scheduler::promote_from_disk() {
   }
 }
 
-// The checkpoint of a load whose blocks are all here.
+// The end of a load whose blocks are all here: its checkpoint, if the model has state.
 void Scheduler::promote_checkpoint() {
   const PrefixKey key = disk_->load_key();
   const size_t full = key.hashes.size();
   const auto tail = key.tokens.subspan(full * kBlockTokens);
   BlockTable chain;
   for (size_t depth = 0; depth < full; ++depth) {
-    const int32_t block = blocks_.find(key.hashes[depth], &key.tokens[depth * kBlockTokens]);
+    const int32_t block = pools_[0].find(key.hashes[depth], &key.tokens[depth * kBlockTokens]);
     if (block < 0) break;
-    blocks_.share(block, chain);
+    pools_[0].share(block, chain);
   }
   const PrefixHash& prefix = key.prefix(static_cast<int32_t>(full));
-  if (chain.size() == full && checkpoints_.find_exact(prefix, tail) < 0) {
+  if (!limits_.recurrent) {
+    if (chain.size() == full) ++stats_.from_disk;
+  } else if (chain.size() == full && checkpoints_.find_exact(prefix, tail) < 0) {
     const int32_t id = put_checkpoint(key, {static_cast<int32_t>(key.tokens.size()), ResumeKind::turn});
     if (id >= 0) {
       bytes_.synchronize();  // the image may have been taken from one whose copy is still on its way
       std::memcpy(checkpoints_.image(id), disk_->load_image(),
-                  bytes_.state_bytes() + (tail.empty() ? 0 : bytes_.block_bytes()));
+                  bytes_.state_bytes() + (tail.empty() ? 0 : bytes_.block_bytes(0)));
       ++stats_.from_disk;
     }
   }
-  blocks_.release(chain);  // last first: what others hang on is the youngest now
+  pools_[0].release(chain);  // last first: what others hang on is the youngest now
 }
 
 }  // namespace braid

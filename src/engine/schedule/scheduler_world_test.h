@@ -33,37 +33,41 @@ inline int32_t next_token(uint64_t prefix) { return static_cast<int32_t>(prefix 
 
 class FakeBytes : public CacheBytes {
  public:
-  FakeBytes(int32_t blocks, int32_t slots)
-      : cells(static_cast<size_t>(blocks) * kBlockTokens, kPoison),
+  FakeBytes(int32_t blocks, int32_t window_blocks, int32_t slots)
+      : cells{Cells(static_cast<size_t>(blocks) * kBlockTokens, kPoison),
+              Cells(static_cast<size_t>(window_blocks) * kBlockTokens, kPoison)},
         states(static_cast<size_t>(slots), kPoison) {}
   size_t state_bytes() const override { return sizeof(uint64_t); }
-  size_t block_bytes() const override { return kBlockTokens * sizeof(uint64_t); }
+  // Larger ones in group 1 than they need, so that images of one group do not pass for those of the other.
+  size_t block_bytes(int32_t group) const override { return (kBlockTokens + group) * sizeof(uint64_t); }
   void save_state(int32_t slot, std::byte* image) override {
     queue([=, this] { std::memcpy(image, &states[slot], state_bytes()); });
   }
   void load_state(int32_t slot, const std::byte* image) override {
     queue([=, this] { std::memcpy(&states[slot], image, state_bytes()); });
   }
-  void save_block(int32_t block, std::byte* image) override {
-    queue([=, this] { std::memcpy(image, block_of(block), block_bytes()); });
+  void save_block(int32_t group, int32_t block, std::byte* image) override {
+    queue([=, this] { std::memcpy(image, block_of(group, block), block_bytes(0)); });
   }
-  void load_block(int32_t block, const std::byte* image) override {
-    queue([=, this] { std::memcpy(block_of(block), image, block_bytes()); });
+  void load_block(int32_t group, int32_t block, const std::byte* image) override {
+    queue([=, this] { std::memcpy(block_of(group, block), image, block_bytes(0)); });
   }
   void copy_state(int32_t dst, int32_t src) override {
     queue([=, this] { states[dst] = states[src]; });
   }
-  void copy_block(int32_t dst, int32_t src) override {
-    queue([=, this] { std::memcpy(block_of(dst), block_of(src), block_bytes()); });
+  void copy_block(int32_t group, int32_t dst, int32_t src) override {
+    queue([=, this] { std::memcpy(block_of(group, dst), block_of(group, src), block_bytes(0)); });
   }
-  void clear_blocks(std::span<const int32_t> blocks) override {
-    for (const int32_t block : blocks) queue([=, this] { std::fill_n(block_of(block), kBlockTokens, 0); });
+  void clear_blocks(int32_t group, std::span<const int32_t> blocks) override {
+    for (const int32_t block : blocks)
+      queue([=, this] { std::fill_n(block_of(group, block), kBlockTokens, 0); });
   }
   // Nobody holds it any more, and nobody finds it.
-  void poison_block(int32_t block) {
+  void poison_block(int32_t group, int32_t block) {
     queue([=, this] {
-      EXPECT_EQ(std::count(block_of(block), block_of(block) + kBlockTokens, kNone), 0) << "block " << block;
-      std::fill_n(block_of(block), kBlockTokens, kPoison);
+      uint64_t* const at = block_of(group, block);
+      EXPECT_EQ(std::count(at, at + kBlockTokens, kNone), 0) << "block " << block;
+      std::fill_n(at, kBlockTokens, kPoison);
     });
   }
   void poison_state(int32_t slot) {
@@ -80,23 +84,32 @@ class FakeBytes : public CacheBytes {
     if (!late) synchronize();
   }
 
-  uint64_t* block_of(int32_t block) { return &cells[static_cast<size_t>(block) * kBlockTokens]; }
-  std::vector<uint64_t> cells;
+  uint64_t* block_of(int32_t group, int32_t block) {
+    return &cells[group].at(static_cast<size_t>(block) * kBlockTokens);
+  }
+  using Cells = std::vector<uint64_t>;
+  Cells cells[kKvGroups];
   std::vector<uint64_t> states;
   bool late = false;
   std::vector<std::function<void()>> queued;
 };
 
 struct World {
-  World(const SchedulerLimits& limits, int32_t blocks, int32_t slots, int32_t checkpoints, int32_t swap)
-      : bytes(blocks, slots),
-        checkpoint_memory(static_cast<size_t>(checkpoints) * (bytes.state_bytes() + bytes.block_bytes())),
-        swap_memory(static_cast<size_t>(swap) * bytes.block_bytes()),
-        scheduler(limits, blocks, slots, bytes,
-                  {checkpoint_memory.data(), checkpoints, swap_memory.data(), swap}),
+  World(const SchedulerLimits& limits, int32_t blocks, int32_t slots, int32_t checkpoints, int32_t swap,
+        int32_t window_blocks = 0)
+      : bytes(blocks, window_blocks, slots),
+        checkpoint_memory(static_cast<size_t>(checkpoints) * (bytes.state_bytes() + bytes.block_bytes(0))),
+        swap_memory{Memory(static_cast<size_t>(swap) * bytes.block_bytes(0)),
+                    Memory(static_cast<size_t>(swap) * bytes.block_bytes(1))},
+        scheduler(limits, {blocks, window_blocks}, slots, bytes,
+                  {checkpoint_memory.data(),
+                   checkpoints,
+                   {{swap_memory[0].data(), swap}, {swap_memory[1].data(), swap}}}),
         recurrent(limits.recurrent),
+        window(limits.window),
         paced(limits.gap_limit > 0) {
-    scheduler.blocks().on_unused([this](int32_t b) { bytes.poison_block(b); });
+    for (int32_t g = 0; g < kKvGroups; ++g)
+      scheduler.blocks(g).on_unused([this, g](int32_t b) { bytes.poison_block(g, b); });
     scheduler.slots().on_unused([this](int32_t s) { bytes.poison_state(s); });
   }
 
@@ -118,14 +131,22 @@ struct World {
     return id;
   }
 
-  // Everything below `computed_tokens` is there, and is this sequence's own past.
+  uint64_t* cell(const Sequence& s, int32_t group, int32_t position) {
+    return bytes.block_of(group, s.blocks[group][static_cast<size_t>(position / kBlockTokens)]) +
+           position % kBlockTokens;
+  }
+
+  // Everything below `computed_tokens` that is still seen is there, and is this sequence's own past.
   void expect_memory_of(const Sequence& s) {
     uint64_t prefix = 0;
     for (int32_t p = 0; p < s.computed_tokens; ++p) {
       prefix = extend(prefix, s.tokens[p]);
       ASSERT_NE(prefix, kNone) << "request " << s.id << " holds what is no number";
-      ASSERT_EQ(bytes.block_of(s.blocks[p / kBlockTokens])[p % kBlockTokens], prefix)
-          << "request " << s.id << " position " << p << " of " << s.computed_tokens;
+      for (int32_t g = 0; g < scheduler.groups(); ++g) {
+        if (g == 1 && p <= s.computed_tokens - window) continue;  // nobody sees it any more
+        ASSERT_EQ(*cell(s, g, p), prefix)
+            << "request " << s.id << " group " << g << " position " << p << " of " << s.computed_tokens;
+      }
     }
     if (s.computed_tokens > 0 && recurrent) {
       ASSERT_EQ(bytes.states[s.slot], prefix) << "request " << s.id;
@@ -139,9 +160,11 @@ struct World {
     for (int32_t p = 0; p < s.computed_tokens; ++p) prefix = extend(prefix, s.tokens[p]);
     for (int32_t p = s.computed_tokens; p < s.computed_tokens + item.certain; ++p) {
       prefix = extend(prefix, s.tokens[p]);
-      const int32_t block = s.blocks[p / kBlockTokens];
-      ASSERT_EQ(scheduler.blocks().holders(block), 1) << "a shared block is written";
-      bytes.block_of(block)[p % kBlockTokens] = prefix;
+      for (int32_t g = 0; g < scheduler.groups(); ++g) {
+        ASSERT_EQ(scheduler.blocks(g).holders(s.blocks[g][p / kBlockTokens]), 1)
+            << "a shared block is written";
+        *cell(s, g, p) = prefix;
+      }
       ++computed;
       if (p < s.prompt_tokens()) ++prompt_computed;
     }
@@ -183,7 +206,7 @@ struct World {
         state_before = bytes.states[s.slot];
         bytes.states[s.slot] = kHalfWay;
         for (int32_t p = s.computed_tokens; p < s.computed_tokens + s.in_flight_tokens; ++p)
-          bytes.block_of(s.blocks[p / kBlockTokens])[p % kBlockTokens] = kNone;
+          for (int32_t g = 0; g < scheduler.groups(); ++g) *cell(s, g, p) = kNone;
         pieces = std::move(plan);
         continue;
       }
@@ -256,7 +279,8 @@ struct World {
   }
 
   FakeBytes bytes;
-  std::vector<std::byte> checkpoint_memory, swap_memory;
+  using Memory = std::vector<std::byte>;
+  Memory checkpoint_memory, swap_memory[kKvGroups];
   Scheduler scheduler;
   RequestId next_id = 1;
   int64_t computed = 0;
@@ -265,6 +289,7 @@ struct World {
   int32_t most_prompt_tokens = INT32_MAX;
   int32_t shared_until = 0;  // named ends up to here are ends of what others share
   bool recurrent;
+  int32_t window;
   bool paced;
   std::mt19937_64 pace{12};
   std::optional<StepPlan> pieces;  // a chunk that is under way

@@ -10,6 +10,7 @@
 #include "engine/prefix/prefix_hash.h"
 #include "engine/request/request.h"
 #include "engine/request/sampler.h"
+#include "ops/state.h"
 
 namespace braid {
 
@@ -18,7 +19,8 @@ using Clock = std::chrono::steady_clock;
 // Always true between steps, for a running sequence:
 //   computed_tokens < tokens.size(): there is something to run; == tokens.size() - 1 while it decodes
 //   positions [0, computed_tokens) are in the KV cells and in the state slot;
-//   blocks.size() == blocks_for(computed_tokens)
+//   each KV group's blocks.size() == blocks_for(computed_tokens); of a group with a window, those that no row
+//   from computed_tokens on sees are given back: the first left_behind entries are kGone
 //   in_flight_tokens == 0, or some layers of the slot are ahead of computed_tokens and nobody may copy it
 //   prefix.hashes has one entry per full block of `tokens`; the first prefix.published_blocks blocks are full
 // A sequence that waits holds no blocks and no slot; one that was preempted keeps its tokens, its sampler and
@@ -42,16 +44,19 @@ struct Sequence {
   int32_t scored_tokens = 0;  // prompt positions whose logits have been reported
 
   // Device memory: the scheduler's.
-  BlockTable blocks;
+  BlockTable blocks[kKvGroups];
+  int32_t left_behind = 0;  // blocks of group 1
   int32_t slot = -1;
 
   // What it shares with others through the prefix cache: the scheduler's.
   struct Prefix {
-    PrefixHash seed;                       // of the empty prefix, for this model and salt
-    std::vector<PrefixHash> hashes;        // [full blocks of tokens]
-    int32_t published_blocks = 0;          // of the table, offered to others already
-    std::vector<ResumePoint> checkpoints;  // where the state is to be kept, ascending, not yet reached
-    int32_t cached_tokens = 0;             // of the prompt, found when it first entered
+    PrefixHash seed;                 // of the empty prefix, for this model and salt
+    std::vector<PrefixHash> hashes;  // [full blocks of tokens]
+    int32_t published_blocks = 0;    // of the table, offered to others already
+    // Where the state, or what a window sees, is to be kept for others: ascending, not yet passed.
+    std::vector<ResumePoint> checkpoints;
+    int32_t cached_tokens = 0;   // of the prompt, found when it first entered
+    int32_t offered_tokens = 0;  // to the disk, by a model without state
   } prefix;
 
   // What it waits for besides memory: the scheduler's.
@@ -65,9 +70,10 @@ struct Sequence {
 
   // While it is preempted: the scheduler's.
   struct Preempted {
-    int32_t checkpoint = -1;      // pinned, at `tokens`
-    int32_t tokens = 0;           // computed when it was preempted
-    std::vector<int32_t> blocks;  // host images of its full blocks; empty: to be found or computed again
+    int32_t checkpoint = -1;  // pinned, at `tokens`
+    int32_t tokens = 0;       // computed when it was preempted
+    // Host images of its blocks; empty: to be found or computed again.
+    std::vector<int32_t> blocks[kKvGroups];
   } preempted;
 
   struct Times {

@@ -23,8 +23,9 @@ Status StepRunner::allocate(const Sizes& sizes) {
   sizes_ = sizes;
   // Beside the one sequence there is room for a part of it (StepBatch::part).
   if (sizes.interleaved_tokens > 0)
-    BRAID_TRY(interleaved_.allocate(device_, sizes.interleaved_tokens, 2, sizes.block_table));
-  return whole_.allocate(device_, sizes.rows, sizes.sequences, sizes.block_table);
+    BRAID_TRY(
+        interleaved_.allocate(device_, sizes.interleaved_tokens, 2, sizes.block_table, sizes.kv_groups));
+  return whole_.allocate(device_, sizes.rows, sizes.sequences, sizes.block_table, sizes.kv_groups);
 }
 
 void StepRunner::enqueue(const Batch& batch) {

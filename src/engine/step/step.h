@@ -35,6 +35,7 @@ class StepRunner {
     int32_t rows = 0;                // of a step
     int32_t sequences = 0;           // of a step
     int32_t block_table = 0;         // blocks of one sequence
+    int32_t kv_groups = 1;           // each with a block table
     int32_t interleaved_tokens = 0;  // of an interleaved step; 0: there are none
   };
   StepRunner(Device& device, Model& model, SequenceCache& cache, StepOutputs& outputs)

@@ -8,16 +8,17 @@
 namespace braid {
 
 Status StepBatch::allocate(Device& device, int32_t max_rows, int32_t max_sequences,
-                           int32_t blocks_per_sequence) {
+                           int32_t blocks_per_sequence, int32_t groups) {
   device_ = &device;
   max_rows_ = max_rows;
   max_sequences_ = max_sequences;
   blocks_per_sequence_ = blocks_per_sequence;
+  groups_ = groups;
   int64_t elements = 0;
   for (int a = 0; a < kArrays; ++a) {
     offset_[a] = elements;
     int64_t count = a <= output_row ? max_rows : max_sequences;
-    if (a == table) count = int64_t{max_sequences} * blocks_per_sequence;
+    if (a >= table) count = a < table + groups ? int64_t{max_sequences} * blocks_per_sequence : 0;
     elements += (count + 15) / 16 * 16;
   }
   const size_t bytes = static_cast<size_t>(elements) * sizeof(int32_t);
@@ -76,8 +77,10 @@ Batch StepBatch::fill(StepPlan& plan) {
     host(certain)[index] = item.certain;
     host(context)[index] = computed_after;
     host(slot)[index] = s.slot;
-    BRAID_CHECK(static_cast<int32_t>(s.blocks.size()) <= blocks_per_sequence_);
-    std::copy(s.blocks.begin(), s.blocks.end(), host(table) + int64_t{index} * blocks_per_sequence_);
+    for (int32_t g = 0; g < groups_; ++g) {
+      BRAID_CHECK(static_cast<int32_t>(s.blocks[g].size()) <= blocks_per_sequence_);
+      std::copy(s.blocks[g].begin(), s.blocks[g].end(), table_of(g, index));
+    }
   }
   plain_decode_ = rows_used_ == sequences && outputs == sequences;
 
@@ -98,6 +101,7 @@ Batch StepBatch::fill(StepPlan& plan) {
   b.slot = on_device(slot);
   b.block_table = on_device(table);
   b.blocks_per_sequence = blocks_per_sequence_;
+  b.group_stride = offset_[table + 1] - offset_[table];
   b.output_row = on_device(output_row);
   return b;
 }
@@ -126,8 +130,14 @@ Batch StepBatch::part(const Batch& batch, int32_t first, int32_t count) {
 
 void StepBatch::upload(const Batch& batch) {
   if (memory_.data() == nullptr) return;
-  const int64_t used = offset_[table] + int64_t{batch.sequences} * blocks_per_sequence_;
-  device_->to_device(memory_.data(), host_.data(), static_cast<size_t>(used) * sizeof(int32_t));
+  const int64_t used = int64_t{batch.sequences} * blocks_per_sequence_;
+  const auto send = [&](int64_t first, int64_t end) {
+    device_->to_device(static_cast<int32_t*>(memory_.data()) + first,
+                       static_cast<int32_t*>(host_.data()) + first,
+                       static_cast<size_t>(end - first) * sizeof(int32_t));
+  };
+  send(0, offset_[table] + used);
+  for (int32_t g = 1; g < groups_; ++g) send(offset_[table + g], offset_[table + g] + used);
 }
 
 void StepBatch::pad(Batch& batch, int32_t count) {
@@ -135,7 +145,7 @@ void StepBatch::pad(Batch& batch, int32_t count) {
   for (int32_t i = batch.sequences; i < count; ++i) {
     for (const Array a : {token, cell, sequence, parent, output_row}) host(a)[i] = -1;
     for (const Array a : {position, first_row, rows, certain, context, slot}) host(a)[i] = 0;
-    std::fill_n(host(table) + int64_t{i} * blocks_per_sequence_, blocks_per_sequence_, 0);
+    for (int32_t g = 0; g < groups_; ++g) std::fill_n(table_of(g, i), blocks_per_sequence_, 0);
   }
   batch.tokens = batch.sequences = batch.outputs = count;
 }

@@ -5,13 +5,15 @@
 #include "engine/schedule/step_plan.h"
 #include "ops/batch.h"
 #include "ops/device.h"
+#include "ops/state.h"
 
 namespace braid {
 
 class StepBatch {
  public:
   // part() needs room for one more sequence. Errors: exhausted.
-  Status allocate(Device& device, int32_t max_rows, int32_t max_sequences, int32_t blocks_per_sequence);
+  Status allocate(Device& device, int32_t max_rows, int32_t max_sequences, int32_t blocks_per_sequence,
+                  int32_t groups);
 
   // Also sets first_row, first_output and outputs of the plan's items. The arrays of the result are in the
   // device's memory. Valid until the next fill().
@@ -41,10 +43,13 @@ class StepBatch {
     certain,
     context,
     slot,
-    table,
-    kArrays
+    table,  // of KV group 0; the other groups' follow
+    kArrays = table + kKvGroups
   };
   int32_t* host(Array a) { return static_cast<int32_t*>(host_.data()) + offset_[a]; }
+  int32_t* table_of(int32_t group, int32_t sequence) {
+    return host(static_cast<Array>(table + group)) + int64_t{sequence} * blocks_per_sequence_;
+  }
   const int32_t* on_device(Array a) const { return device_base_ + offset_[a]; }
   void add_row(int32_t token, int32_t position, int32_t cell, int32_t sequence, int32_t parent);
 
@@ -52,6 +57,7 @@ class StepBatch {
   int32_t max_rows_ = 0;
   int32_t max_sequences_ = 0;
   int32_t blocks_per_sequence_ = 0;
+  int32_t groups_ = 1;
   bool has_uncertain_ = false;
   bool plain_decode_ = false;
   int32_t rows_used_ = 0;

@@ -120,7 +120,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, DiskEngineOn, ::testing::Values("ref", "cpu", 
 
 // The second turn after a restart is, bit for bit, what it is without one.
 TEST_P(DiskEngineOn, AConversationGoesOnAfterARestart) {
-  for (const RandomShape& shape : {tiny_dense(), tiny_moe()}) {
+  for (const RandomShape& shape : {tiny_dense(), tiny_moe(), tiny_attention()}) {
     const Folder folder, never;
     const auto first = prompt(420);
     Machine stays(shape, options(never));
@@ -146,27 +146,29 @@ TEST_P(DiskEngineOn, AConversationGoesOnAfterARestart) {
 }
 
 TEST_P(DiskEngineOn, ManyWhoWaitForTheSamePrefixAnswerAlike) {
-  const Folder folder;
-  const auto shared = prompt(500);
-  std::vector<Answer> right;
-  {
+  for (const RandomShape& shape : {tiny_dense(), tiny_attention()}) {
+    const Folder folder;
+    const auto shared = prompt(500);
+    std::vector<Answer> right;
+    {
+      EngineOptions o = options(folder);
+      Machine before(shape, o);
+      for (int32_t i = 0; i < 6; ++i) right.push_back(before.ask(joined(shared, prompt(20, i + 1))));
+    }
     EngineOptions o = options(folder);
-    Machine before(tiny_dense(), o);
-    for (int32_t i = 0; i < 6; ++i) right.push_back(before.ask(joined(shared, prompt(20, i + 1))));
+    o.max_sequences = 4;
+    Machine after(shape, o);
+    std::vector<RequestId> ids;
+    for (int32_t i = 0; i < 6; ++i) ids.push_back(after.submit(joined(shared, prompt(20, i + 1))));
+    after.run();
+    for (size_t i = 0; i < ids.size(); ++i) {
+      EXPECT_EQ(after.answers[ids[i]].tokens, right[i].tokens) << i;
+    }
+    // The first waits for the disk, since nobody knows yet what computing costs; whether a later one reads its
+    // own end or computes it depends on the clock.
+    EXPECT_GT(after.answers[ids[0]].cached, 0);
+    EXPECT_LE(after.engine->disk()->stats().loads, ids.size());
   }
-  EngineOptions o = options(folder);
-  o.max_sequences = 4;
-  Machine after(tiny_dense(), o);
-  std::vector<RequestId> ids;
-  for (int32_t i = 0; i < 6; ++i) ids.push_back(after.submit(joined(shared, prompt(20, i + 1))));
-  after.run();
-  for (size_t i = 0; i < ids.size(); ++i) {
-    EXPECT_EQ(after.answers[ids[i]].tokens, right[i].tokens) << i;
-  }
-  // The first waits for the disk, since nobody knows yet what computing costs; whether a later one reads its
-  // own end or computes it depends on the clock.
-  EXPECT_GT(after.answers[ids[0]].cached, 0);
-  EXPECT_LE(after.engine->disk()->stats().loads, ids.size());
 }
 
 TEST_P(DiskEngineOn, TenantsAndModelsDoNotMeet) {
@@ -289,6 +291,17 @@ bool comes_true(const Condition& condition) {
   while (!condition() && std::chrono::steady_clock::now() < deadline)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   return condition();
+}
+
+// Its blocks are offered on the way, so that a prompt longer than the staging memory is there whole.
+TEST_P(DiskEngineOn, WithoutStateALongPromptIsStoredOnTheWay) {
+  const Folder folder;
+  EngineOptions o = options(folder);
+  o.checkpoint_interval = 256;
+  { Machine(tiny_attention(), o).ask(prompt(900), "", 0); }
+  Machine after(tiny_attention(), o);
+  EXPECT_GE(after.engine->disk()->stats().files, 4u);
+  EXPECT_EQ(after.ask(prompt(900), "", 4).cached, 896);
 }
 
 // Nobody asks anything any more, and nobody stops the engine: it may be killed at any time.
