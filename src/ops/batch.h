@@ -30,6 +30,7 @@
 namespace braid {
 
 inline constexpr int32_t kBlockTokens = 32;
+inline constexpr int32_t kKvGroups = 2;  // state.h
 
 struct Batch {
   int32_t tokens = 0;     // T

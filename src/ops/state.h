@@ -28,8 +28,6 @@
 
 namespace braid {
 
-inline constexpr int32_t kKvGroups = 2;
-
 enum class KvFormat : uint8_t { f32, f16, bf16 };
 
 // "f16" etc. Returns false for a name that is none.

@@ -10,7 +10,6 @@
 #include "engine/prefix/prefix_hash.h"
 #include "engine/request/request.h"
 #include "engine/request/sampler.h"
-#include "ops/state.h"
 
 namespace braid {
 

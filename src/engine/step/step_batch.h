@@ -5,7 +5,6 @@
 #include "engine/schedule/step_plan.h"
 #include "ops/batch.h"
 #include "ops/device.h"
-#include "ops/state.h"
 
 namespace braid {
 

@@ -6,9 +6,11 @@
 #include "engine/engine.h"
 
 #include <gtest/gtest.h>
+#include <stdlib.h>
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <map>
 
 #include "engine/tests/engine_devices_test.h"
@@ -109,14 +111,19 @@ std::string refusal(Machine& m, const Request& request) {
   return id.ok() ? "" : id.error().message;
 }
 
+// Of every kind of layers: with and without state, all without it and some with windows.
+std::vector<RandomShape> all_shapes() {
+  return {tiny_dense(), tiny_moe(), tiny_attention(), tiny_qwen3(), tiny_qwen3next(), tiny_laguna()};
+}
+
 TEST_P(EngineOn, AnswersDoNotDependOnTheChunksOfThePrompt) {
-  for (const RandomShape& shape : {tiny_dense(), tiny_moe(), tiny_attention()}) {
+  for (const RandomShape& shape : all_shapes()) {
     std::vector<std::vector<int32_t>> answers;
     for (const int32_t chunk : {1, 7, 32, 64, 200}) {
       EngineOptions options = on(GetParam());
       options.ubatch_tokens = chunk;
       Machine m(bytes_of(shape), options);
-      answers.push_back(m.ask(greedy(prompt(70), 20)).tokens);
+      answers.push_back(m.ask(greedy(prompt(150), 20)).tokens);
     }
     for (const auto& answer : answers) EXPECT_EQ(answer, answers[0]);
     EXPECT_EQ(answers[0].size(), 20u);
@@ -124,11 +131,11 @@ TEST_P(EngineOn, AnswersDoNotDependOnTheChunksOfThePrompt) {
 }
 
 TEST_P(EngineOn, TogetherIsTheSameAsAlone) {
-  for (const RandomShape& shape : {tiny_dense(), tiny_moe(), tiny_attention()}) {
+  for (const RandomShape& shape : all_shapes()) {
     std::vector<std::vector<int32_t>> alone;
     for (int32_t i = 0; i < 6; ++i) {
       Machine m(bytes_of(shape), on(GetParam()));
-      alone.push_back(m.ask(greedy(prompt(3 + 17 * i, i), 10 + i)).tokens);
+      alone.push_back(m.ask(greedy(prompt(3 + 31 * i, i), 10 + i)).tokens);
     }
     EngineOptions options = on(GetParam());
     options.max_sequences = 3;  // the others wait
@@ -136,7 +143,7 @@ TEST_P(EngineOn, TogetherIsTheSameAsAlone) {
     Machine m(bytes_of(shape), options);
     std::vector<RequestId> ids;
     for (int32_t i = 0; i < 6; ++i) {
-      ids.push_back(m.submit(greedy(prompt(3 + 17 * i, i), 10 + i)));
+      ids.push_back(m.submit(greedy(prompt(3 + 31 * i, i), 10 + i)));
       m.engine->step();  // they arrive while others run
     }
     m.run();
@@ -151,6 +158,85 @@ TEST_P(EngineOn, AModelWithoutRecurrentLayersResumesAtBlocks) {
   const Answer again = m.ask(greedy(prompt(100), 8));
   EXPECT_EQ(again.tokens, first.tokens);
   EXPECT_EQ(again.end.usage.cached_tokens, 96);  // whole blocks; no checkpoint is needed
+}
+
+// tiny_laguna: three of four layers have a window of 64.
+TEST_P(EngineOn, WindowsGiveBackWhatLiesBehindThem) {
+  EngineOptions options = on(GetParam());
+  options.context_tokens = 2048;
+  options.ubatch_tokens = 64;
+  options.hooks.poison_unused = true;
+  options.hooks.shuffle_blocks = 5;
+  Machine m(bytes_of(tiny_laguna()), options);
+  const Scheduler& s = m.engine->scheduler();
+  EXPECT_EQ(s.groups(), 2);
+  EXPECT_EQ(s.blocks(0).total(), 64);
+  EXPECT_LT(s.blocks(1).total(), 32);
+  const MemoryPlan& plan = m.engine->memory();
+  EXPECT_EQ(plan.kv_token_bytes, 4 * plan.kv_old_token_bytes);
+  const auto in_use = [&](int32_t group) { return s.blocks(group).total() - s.blocks(group).free(); };
+  m.submit(greedy(prompt(1000), 200));
+  Answer& answer = m.sink.answers[1];
+  while (m.engine->step()) {
+    m.engine->check();
+    EXPECT_LE(in_use(1), 64 / 32 + 1);
+    if (answer.tokens.size() == 1) {
+      EXPECT_EQ(in_use(0), 32);
+    }
+  }
+  // With files in play all layers keep everything, and nothing else is different.
+  std::string folder = (std::filesystem::temp_directory_path() / "braid-windows-XXXXXX").string();
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  options.cache_dir = folder;
+  {
+    Machine whole(bytes_of(tiny_laguna()), options);
+    EXPECT_EQ(whole.engine->scheduler().groups(), 1);
+    EXPECT_EQ(whole.ask(greedy(prompt(1000), 200)).tokens, answer.tokens);
+    EXPECT_GT(whole.engine->memory().predicted_bytes(), plan.predicted_bytes());
+  }
+  std::filesystem::remove_all(folder);
+}
+
+TEST_P(EngineOn, AnotherQuestionFindsWhatItsWindowsSee) {
+  EngineOptions options = on(GetParam());
+  options.context_tokens = 2048;
+  options.hooks.poison_unused = true;
+  Machine m(bytes_of(tiny_laguna()), options);
+  for (const int32_t question : {5, 60, 300}) {
+    auto asked = prompt(500);
+    const auto more = prompt(question, question);
+    asked.insert(asked.end(), more.begin(), more.end());
+    Request r = greedy(asked, 10);
+    r.checkpoints = {{500, ResumeKind::shared}};
+    const Answer answer = m.ask(r);
+    EXPECT_EQ(answer.end.usage.cached_tokens, question == 5 ? 0 : 480);
+    EXPECT_EQ(answer.tokens, Machine(bytes_of(tiny_laguna()), options).ask(r).tokens);
+  }
+}
+
+// Whose layers all have windows: nothing is kept for ever.
+TEST_P(EngineOn, AllLayersMayHaveWindows) {
+  const auto bytes = edited(bytes_of(tiny_laguna()), [](GgufWriter& w, std::vector<OwnTensor>&) {
+    static const std::vector<std::byte> slides(4, std::byte{1});
+    GgufValue value;
+    value.type = GgufValueType::ARRAY;
+    value.elem_type = GgufValueType::BOOL;
+    value.count = slides.size();
+    value.bytes = slides;
+    w.set_value("laguna.attention.sliding_window_pattern", value);
+  });
+  EngineOptions options = on(GetParam());
+  options.context_tokens = 2048;
+  options.hooks.poison_unused = true;
+  Machine m(bytes, options);
+  EXPECT_EQ(m.engine->memory().kv_old_token_bytes, 0u);
+  EngineOptions alone = options;
+  alone.prefix_cache = false;
+  const Answer first = m.ask(greedy(prompt(700), 20));
+  EXPECT_EQ(first.tokens, Machine(bytes, alone).ask(greedy(prompt(700), 20)).tokens);
+  const Answer again = m.ask(greedy(prompt(700), 20));
+  EXPECT_EQ(again.tokens, first.tokens);
+  EXPECT_GT(again.end.usage.cached_tokens, 600);
 }
 
 TEST_P(EngineOn, FusedTensorsAreTheSameModel) {
@@ -428,9 +514,9 @@ size_t expect_same_draws(const Answer& plain, const Answer& drafted, float round
 
 TEST_P(EngineOn, SpeculationChangesNothingButTheNumberOfSteps) {
   const bool exact = std::string(GetParam()) != "cuda";
-  for (const RandomShape& shape : {tiny_dense(), tiny_moe()}) {
+  for (const RandomShape& shape : {tiny_dense(), tiny_moe(), tiny_laguna()}) {
     for (const float temperature : {0.0f, 1.5f}) {
-      Request r = greedy(prompt(29), 40);
+      Request r = greedy(prompt(29), shape.window > 0 ? 140 : 40);
       r.sampling.temperature = temperature;
       r.sampling.seed = 5;
       r.top_logprobs = 8;
