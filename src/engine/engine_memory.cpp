@@ -59,6 +59,7 @@ Status EngineMemory::make_plan(const EngineOptions& options, Model& model, Devic
   // ones.
   if (config.count(LayerKind::delta) == 0 && options.cache_dir.empty())
     sizes.window = config.largest_window();
+  BRAID_TRY(device.accepts(workspace_needs(options, model)));
   plan.own_memory = !device.computes_in_host_memory();
   plan.available_bytes = plan.own_memory ? device.free_bytes() : available_memory_bytes();
   if (options.memory_limit_bytes != 0) plan.available_bytes = options.memory_limit_bytes;

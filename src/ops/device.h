@@ -123,6 +123,8 @@ class Device {
     int64_t expert_width = 0;  // widest of routed and shared expert
     int64_t model_width = 0;
   };
+  // Whether its kernels take a model of such sizes; asked before anything is loaded. Error: unsupported.
+  virtual Status accepts(const WorkspaceNeeds& needs) const { return {}; }
   // What it will take, if that is known before; 0: not.
   virtual size_t workspace_bytes(const WorkspaceNeeds& needs) const { return 0; }
   virtual Result<size_t> reserve_workspaces(const WorkspaceNeeds& needs) = 0;

@@ -84,6 +84,14 @@ const Subject kSubjects[] = {
      "cpu", true},
     {"DemoCuda", kDemo, "/tests/goldens/demo.json", "cuda", false},
     {"MoeCuda", kMoe, "/tests/goldens/tiny-moe.json", "cuda", true},
+    {"Qwen3Cuda", "/tests/goldens/tiny/qwen3-tied-q8_0.gguf", "/tests/goldens/tiny/qwen3-tied-q8_0.json",
+     "cuda", false},
+    {"Qwen3MoeCuda", "/tests/goldens/tiny/qwen3moe-q8_0.gguf", "/tests/goldens/tiny/qwen3moe-q8_0.json",
+     "cuda", true},
+    {"Qwen3NextCuda", "/tests/goldens/tiny/qwen3next-q8_0.gguf", "/tests/goldens/tiny/qwen3next-q8_0.json",
+     "cuda", true},
+    {"LagunaCuda", "/tests/goldens/tiny/laguna-head-q8_0.gguf", "/tests/goldens/tiny/laguna-head-q8_0.json",
+     "cuda", true},
 };
 void PrintTo(const Subject& subject, std::ostream* out) { *out << subject.name; }
 

@@ -30,6 +30,7 @@ class CudaOps final : public Ops {
   explicit CudaOps(cuda::Context& context) : context_(context) {}
 
   // Sizes the workspaces (device.h). Returns bytes.
+  static Status accepts(const Device::WorkspaceNeeds& needs);
   size_t workspace_bytes(const Device::WorkspaceNeeds& needs) const;
   Result<size_t> reserve(Device& device, const Device::WorkspaceNeeds& needs);
 

@@ -1,8 +1,11 @@
 // workspace.cu -- the scratch of the ops of one GPU: how much, and where each part lies.
 #include <algorithm>
 
+#include "ops/cuda/attention/head_rows.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/delta/delta_common.h"
 #include "ops/cuda/delta/delta_forms.h"
+#include "ops/cuda/sampling/choose.cuh"
 
 namespace braid::cuda {
 namespace {
@@ -83,6 +86,24 @@ CudaOps::WorkspaceParts CudaOps::workspace_parts(const Device::WorkspaceNeeds& n
   const auto rounded = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
   return {rounded(cuda::sequence_bytes(needs)), rounded(cuda::gemm_bytes(context_, needs)),
           rounded(cuda::moe_bytes(needs)), rounded(cuda::top_k_bytes())};
+}
+
+Status CudaOps::accepts(const Device::WorkspaceNeeds& needs) {
+  const auto refuse = [](const std::string& what) {
+    return Error{ErrorKind::unsupported, "the GPU's kernels do not take " + what + "; --device cpu does"};
+  };
+  if (needs.max_heads > 0 && (needs.head_dim > cuda::kMaxHeadDim || needs.head_dim % 8 != 0))
+    return refuse("attention heads of " + std::to_string(needs.head_dim) + " (multiples of 8 up to " +
+                  std::to_string(cuda::kMaxHeadDim) + ")");
+  if (needs.experts > cuda::kMostExperts || needs.experts_used > cuda::kMostUsed)
+    return refuse(std::to_string(needs.experts_used) + " of " + std::to_string(needs.experts) +
+                  " experts (at most " + std::to_string(cuda::kMostUsed) + " of " +
+                  std::to_string(cuda::kMostExperts) + ")");
+  if (needs.delta.key_heads > 0 && !cuda::takes_delta(needs.delta))
+    return refuse("recurrent layers with key heads of " + std::to_string(needs.delta.key_dim) +
+                  ", value heads of " + std::to_string(needs.delta.value_dim) + " and " +
+                  std::to_string(needs.delta.conv_width) + " taps");
+  return {};
 }
 
 size_t CudaOps::workspace_bytes(const Device::WorkspaceNeeds& needs) const {

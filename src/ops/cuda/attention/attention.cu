@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "ops/cuda/attention/attention_common.h"
+#include "ops/cuda/attention/head_rows.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/primitives/launch.h"
 
@@ -18,7 +19,6 @@ namespace cuda {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kPlainDim = 256;
 
 __device__ float load_cell(const std::byte* row, KvFormat format, int i) {
   if (format == KvFormat::f32) return reinterpret_cast<const float*>(row)[i];
@@ -27,13 +27,13 @@ __device__ float load_cell(const std::byte* row, KvFormat format, int i) {
 }
 
 struct PlainState {
-  float o[kPlainDim / 32];
+  float o[kMaxHeadDim / 32];
   float largest;
   float total;
 };
 
 // Up to four cells, in order.
-__device__ void take_cells(PlainState& st, const AttentionArgs& a, const float (&q)[kPlainDim / 32], int s,
+__device__ void take_cells(PlainState& st, const AttentionArgs& a, const float (&q)[kMaxHeadDim / 32], int s,
                            int kv_head, const int (&cell)[4], int count) {
   const int lane = threadIdx.x % 32;
   const KvFormat k_format = a.kv.shape.k_format;
@@ -49,7 +49,7 @@ __device__ void take_cells(PlainState& st, const AttentionArgs& a, const float (
     const std::byte* k = a.kv.k + row[i] * k_bytes;
     float sum = 0;
 #pragma unroll
-    for (int j = 0; j < kPlainDim / 32; ++j) {
+    for (int j = 0; j < kMaxHeadDim / 32; ++j) {
       if (lane + 32 * j < a.head_dim) sum = fmaf(q[j], load_cell(k, k_format, lane + 32 * j), sum);
     }
     score[i] = sum;
@@ -65,7 +65,7 @@ __device__ void take_cells(PlainState& st, const AttentionArgs& a, const float (
     st.largest = top;
     st.total *= factor;
 #pragma unroll
-    for (int j = 0; j < kPlainDim / 32; ++j) st.o[j] *= factor;
+    for (int j = 0; j < kMaxHeadDim / 32; ++j) st.o[j] *= factor;
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -74,7 +74,7 @@ __device__ void take_cells(PlainState& st, const AttentionArgs& a, const float (
     st.total += p;
     const std::byte* v = a.kv.v + row[i] * v_bytes;
 #pragma unroll
-    for (int j = 0; j < kPlainDim / 32; ++j) {
+    for (int j = 0; j < kMaxHeadDim / 32; ++j) {
       if (lane + 32 * j < a.head_dim) st.o[j] = fmaf(p, load_cell(v, v_format, lane + 32 * j), st.o[j]);
     }
   }
@@ -87,9 +87,9 @@ __global__ __launch_bounds__(32 * kWarps) void plain_kernel(const __grid_constan
   const int s = a.batch.sequence[t];
   if (head >= a.heads || s < 0 || a.batch.rows[s] == 0) return;
   const int kv_head = head / a.group;
-  float q[kPlainDim / 32];
+  float q[kMaxHeadDim / 32];
 #pragma unroll
-  for (int j = 0; j < kPlainDim / 32; ++j) {
+  for (int j = 0; j < kMaxHeadDim / 32; ++j) {
     const int i = lane + 32 * j;
     q[j] = i < a.head_dim
                ? load_as(a.q.data, a.q.type, t * a.q.stride + static_cast<int64_t>(head) * a.head_dim + i)
@@ -97,7 +97,7 @@ __global__ __launch_bounds__(32 * kWarps) void plain_kernel(const __grid_constan
   }
   PlainState st;
 #pragma unroll
-  for (int j = 0; j < kPlainDim / 32; ++j) st.o[j] = 0;
+  for (int j = 0; j < kMaxHeadDim / 32; ++j) st.o[j] = 0;
   st.largest = -INFINITY;
   st.total = 0;
   const RowView view = row_view(a, s, t);
@@ -111,7 +111,7 @@ __global__ __launch_bounds__(32 * kWarps) void plain_kernel(const __grid_constan
   }
   const float inverse = head_factor(a.gates, t, head) / st.total;
 #pragma unroll
-  for (int j = 0; j < kPlainDim / 32; ++j) {
+  for (int j = 0; j < kMaxHeadDim / 32; ++j) {
     const int i = lane + 32 * j;
     if (i >= a.head_dim) break;
     float y = st.o[j] * inverse;
@@ -124,7 +124,7 @@ __global__ __launch_bounds__(32 * kWarps) void plain_kernel(const __grid_constan
 // Adds up what the kernels for many rows leave: the splits of a row in position order. A block is one head;
 // its z walks over the tokens of a sequence. The decode kernel does this itself, in the warp that stores the
 // query (Reader::merge in attention_decode_reader.cuh).
-__global__ __launch_bounds__(kPlainDim / 4) void merge_kernel(const __grid_constant__ AttentionArgs a) {
+__global__ __launch_bounds__(kMaxHeadDim / 4) void merge_kernel(const __grid_constant__ AttentionArgs a) {
   __shared__ float weight[kMostSplits];
   __shared__ float2 part[kMostSplits];
   const int head = blockIdx.x;
@@ -190,7 +190,7 @@ AttentionArgs arguments(const Context& context, const SequenceWorkspace& work, T
                         const AttentionParams& params, const KvLayer& kv, const Batch& batch) {
   const int head_dim = kv.shape.head_dim;
   BRAID_CHECK(o.cols == params.heads * head_dim && params.heads % kv.shape.kv_heads == 0);
-  BRAID_CHECK(head_dim <= kPlainDim);
+  BRAID_CHECK(head_dim <= kMaxHeadDim);
   AttentionArgs args{};
   args.o = o;
   args.gates = output_gates(params.gate, gates, batch.tokens, params.heads, head_dim);

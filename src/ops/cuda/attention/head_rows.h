@@ -9,6 +9,8 @@
 
 namespace braid::cuda {
 
+inline constexpr int kMaxHeadDim = 256;  // widest head
+
 // A lane's part of a norm's weight, and of a row's rotation: none (1, 0) beyond the rotated dims.
 struct HeadWeight {
   float weight[8];

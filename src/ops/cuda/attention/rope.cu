@@ -23,7 +23,6 @@ namespace cuda {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int kMaxHeadDim = 256;
 
 struct TableArgs {
   float* table;

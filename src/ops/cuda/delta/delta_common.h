@@ -89,15 +89,19 @@ struct DeltaArgs {
   Batch batch;
 };
 
+// Whether there are kernels for these heads.
+inline bool takes_delta(const DeltaShape& shape) {
+  return (shape.key_dim == 32 || shape.key_dim == 64 || shape.key_dim == 128) && shape.value_dim % 32 == 0 &&
+         shape.value_dim <= 128 && shape.conv_width >= 2 && shape.conv_width <= kMaxTaps;
+}
+
 inline void check_delta(const Tensor& o, const DeltaInputs& in, const DeltaLayer& layer, const Batch& batch) {
   const DeltaShape& shape = layer.shape;
   BRAID_CHECK(layer.tile_columns == 1 && shape.value_heads % shape.key_heads == 0);
   BRAID_CHECK(in.qkv.cols == shape.channels() && in.z.cols == shape.value_width() && o.cols == in.z.cols);
   BRAID_CHECK(in.alpha.cols == shape.value_heads && in.beta.cols == shape.value_heads);
   BRAID_CHECK(o.rows >= batch.tokens && in.qkv.rows >= batch.tokens && in.z.rows >= batch.tokens);
-  BRAID_CHECK(shape.key_dim == 32 || shape.key_dim == 64 || shape.key_dim == 128);
-  BRAID_CHECK(shape.value_dim % 32 == 0 && shape.value_dim <= 128);
-  BRAID_CHECK(shape.conv_width >= 2 && shape.conv_width <= kMaxTaps);
+  BRAID_CHECK(takes_delta(shape));
 }
 
 __device__ inline float load_at(const Tensor& t, int64_t row, int64_t column) {
