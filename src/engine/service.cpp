@@ -136,14 +136,21 @@ void EngineService::publish_status() {
   now.running = static_cast<int32_t>(s.running().size());
   for (const auto& sequence : s.running()) now.prefilling += sequence->generated() == 0 ? 1 : 0;
   now.waiting = static_cast<int32_t>(s.waiting().size());
-  now.blocks = s.blocks().total();
-  now.free_blocks = s.blocks().free();
-  now.published_blocks = s.blocks().published();
+  const auto free_share = [&](int32_t group) {
+    return s.blocks(group).total() > 0 ? static_cast<double>(s.blocks(group).free()) / s.blocks(group).total()
+                                       : 1;
+  };
+  int32_t fullest = 0;
+  for (int32_t g = 1; g < s.groups(); ++g)
+    if (free_share(g) < free_share(fullest)) fullest = g;
+  now.blocks = s.blocks(fullest).total();
+  now.free_blocks = s.blocks(fullest).free();
+  now.published_blocks = s.blocks(fullest).published();
   now.slots = s.slots().total();
   now.free_slots = s.slots().free();
   now.checkpoints = s.checkpoints().used();
   now.checkpoint_capacity = s.checkpoints().capacity();
-  now.block_evictions = s.blocks().evictions();
+  for (int32_t g = 0; g < s.groups(); ++g) now.block_evictions += s.blocks(g).evictions();
   now.checkpoint_evictions = s.checkpoints().evictions();
   now.engine = engine_->stats();
   now.scheduler = s.stats();

@@ -40,6 +40,7 @@ struct EngineStatus {
   int32_t running = 0;
   int32_t prefilling = 0;  // of them, those still in their prompt
   int32_t waiting = 0;
+  // Of the KV group that is fullest: who waits, waits for it.
   int32_t blocks = 0;
   int32_t free_blocks = 0;       // findable ones included
   int32_t published_blocks = 0;  // that prefixes can be found in

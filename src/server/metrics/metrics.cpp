@@ -193,7 +193,8 @@ std::string Metrics::render(const BackendStats& stats, const std::string& model,
   page.one("braid_num_requests_waiting", "gauge", "Requests that wait for a slot.", stats.waiting);
   page.one("braid_num_requests_prefill", "gauge", "Running sequences still in their prompt.",
            stats.prefilling);
-  page.one("braid_kv_cache_usage_perc", "gauge", "Used blocks of the KV cache, 0 to 1.", kv);
+  page.one("braid_kv_cache_usage_perc", "gauge",
+           "Used blocks of the KV cache (of its fullest group), 0 to 1.", kv);
   page.one("braid_state_slots_used", "gauge", "Recurrent states in use.", stats.state_slots_used);
   page.one("braid_state_slots_total", "gauge", "Recurrent states there is room for.", stats.state_slots);
   page.one("braid_num_preemptions_total", "counter", "Sequences preempted for others, to go on later.",
