@@ -239,6 +239,31 @@ TEST_P(EngineOn, AllLayersMayHaveWindows) {
   EXPECT_GT(again.end.usage.cached_tokens, 600);
 }
 
+// Sizes that no published model has. A GPU has no kernels for them and says so; everybody else runs them.
+TEST_P(EngineOn, OddSizesRunOrAreRefusedBeforeLoading) {
+  RandomShape heads = tiny_dense();
+  heads.head_dim = heads.rope_dims = 12;
+  RandomShape state = tiny_dense();
+  state.delta_dim = 48;
+  RandomShape used = tiny_moe();
+  used.experts = 64;
+  used.experts_used = 40;
+  const std::pair<RandomShape, const char*> cases[] = {
+      {heads, "heads of 12"}, {state, "key heads of 48"}, {used, "40 of 64 experts"}};
+  for (const auto& [shape, what] : cases) {
+    const auto bytes = bytes_of(shape);
+    if (std::string(GetParam()) != "cuda") {
+      EXPECT_EQ(Machine(bytes, on(GetParam())).ask(greedy(prompt(40), 5)).tokens.size(), 5u) << what;
+      continue;
+    }
+    const GgufFile file = parsed(bytes);
+    const auto engine = Engine::create(file, on(GetParam()));
+    ASSERT_FALSE(engine.ok()) << what;
+    EXPECT_EQ(engine.error().kind, ErrorKind::unsupported);
+    EXPECT_NE(engine.error().message.find(what), std::string::npos) << engine.error().message;
+  }
+}
+
 TEST_P(EngineOn, FusedTensorsAreTheSameModel) {
   const auto split = bytes_of(tiny_moe(), "Q8_0");
   const auto fused = edited(split, [](GgufWriter&, std::vector<OwnTensor>& t) {
