@@ -52,22 +52,24 @@ struct RouteArgs {
   ChoiceRule rule;
 };
 
+template <bool kPlain>
 __device__ inline void route_row(const RouteArgs& a, int row, uint32_t* left, int32_t* also) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const Choice choice = choose(a.rule, a.logits + row * a.stride, left, a.experts, a.used, lane);
+  const Choice choice = choose<kPlain>(a.rule, a.logits + row * a.stride, left, a.experts, a.used, lane);
   if (lane >= a.used) return;
   a.ids[row * a.ids_stride + lane] = choice.id;
   a.weights[row * a.weights_stride + lane] = choice.weight;
   if (also != nullptr) also[row * a.used + lane] = choice.id;
 }
 
+template <bool kPlain>
 __global__ void route_kernel(RouteArgs a) {
   extern __shared__ uint32_t shared[];
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int row = static_cast<int>(blockIdx.x) * (static_cast<int>(blockDim.x) / 32) + warp;
   let_next_start();  // short, launch.h
   wait_for_previous();
-  if (row < a.rows) route_row(a, row, shared + warp * a.experts, nullptr);
+  if (row < a.rows) route_row<kPlain>(a, row, shared + warp * a.experts, nullptr);
 }
 
 // ---- the list ----
@@ -146,6 +148,7 @@ __global__ void __launch_bounds__(kSortThreads)
 
 // Both for few tokens, one block: a warp chooses for each token, then all make the list. With registers as if
 // for two blocks, so that the product behind it finds room beside it (launch.h).
+template <bool kPlain>
 __global__ void __launch_bounds__(kSortThreads, 2)
     route_sort_kernel(RouteArgs route, SortedPairs sorted, int tile_rows, bool with_shared) {
   extern __shared__ uint32_t shared[];
@@ -153,7 +156,7 @@ __global__ void __launch_bounds__(kSortThreads, 2)
   const int warp = static_cast<int>(threadIdx.x) / 32;
   let_next_start();  // short, launch.h
   wait_for_previous();
-  if (warp < route.rows) route_row(route, warp, shared + warp * route.experts, ids);
+  if (warp < route.rows) route_row<kPlain>(route, warp, shared + warp * route.experts, ids);
   __syncthreads();
   sort_pairs(sorted, ids, route.used, route.rows, route.used, route.experts, tile_rows, with_shared);
 }
@@ -366,7 +369,8 @@ void CudaOps::moe_route(Tensor ids, Tensor weights, Tensor logits, const RoutePa
   const RouteArgs args = route_args(ids, weights, logits, params);
   if (logits.rows == 0) return;
   constexpr int kWarps = 4;
-  launch_early(context_, route_kernel, dim3(static_cast<unsigned>(div_up(args.rows, kWarps))), kWarps * 32,
+  const auto kernel = args.rule.plain(args.experts) ? route_kernel<true> : route_kernel<false>;
+  launch_early(context_, kernel, dim3(static_cast<unsigned>(div_up(args.rows, kWarps))), kWarps * 32,
                static_cast<size_t>(kWarps * params.experts) * sizeof(float), args);
 }
 
@@ -381,7 +385,8 @@ void CudaOps::moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits,
   const RouteArgs args = route_args(ids, weights, logits, params);
   const Tiling tiling = tiling_of(context_, x.rows, params.used, w);
   const int threads = std::max(32 * args.rows, div_up(args.experts, 32) * 32);
-  launch_early(context_, route_sort_kernel, dim3(1), static_cast<unsigned>(threads),
+  const auto kernel = args.rule.plain(args.experts) ? route_sort_kernel<true> : route_sort_kernel<false>;
+  launch_early(context_, kernel, dim3(1), static_cast<unsigned>(threads),
                static_cast<size_t>(args.rows * args.experts) * sizeof(float), args,
                sorted_in(moe_work_, layout_of(needs_)), tiling.rows, tiling.joined);
   run_experts(y, x, ids, weights, w);

@@ -187,12 +187,14 @@ bool moe_skinny(Context& context, Act* hidden, Tensor y, Tensor x, Tensor ids, T
   if (!with_format(in_pack, [&]<class Format>() { return plan_in<Format>(context, in, launch); }) ||
       !with_format(out_pack, [&]<class Format>() { return plan_out<Format>(context, out, launch); }))
     return false;
+  const bool plain = route.rule.plain(route.experts);
   with_format(in_pack, [&]<class Format>() {
-    launch_early(context, moe_in<Format>, dim3(launch.in_grid), kInThreads, launch.in_shared, in, launch.in);
+    launch_early(context, plain ? moe_in<Format, true> : moe_in<Format, false>, dim3(launch.in_grid),
+                 kInThreads, launch.in_shared, in, launch.in);
   });
   with_format(out_pack, [&]<class Format>() {
-    launch_early(context, moe_out<Format>, dim3(launch.out_grid), kOutThreads, launch.out_shared, out,
-                 launch.out);
+    launch_early(context, plain ? moe_out<Format, true> : moe_out<Format, false>, dim3(launch.out_grid),
+                 kOutThreads, launch.out_shared, out, launch.out);
   });
   return true;
 }

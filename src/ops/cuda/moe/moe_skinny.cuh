@@ -120,28 +120,30 @@ __device__ inline void clear_list(MoeList& list, const MoeRoute& route, int thre
 
 // What choose() (choose.cuh) finds: a thread for kEach experts finds their places, each among 32, then 4
 // threads for each of the best find its place among the best of all.
-template <int kEach>
+template <bool kPlain, int kEach>
 __device__ inline void place_all(MoeList& list, const MoeRoute& route, int thread) {
   constexpr int kThreads = MoeList::kWarps * 32;
   constexpr int kGroups = MoeList::kWarps * kEach;
   const int lane = thread % 32;
   const int warp = thread / 32;
   const int most = most_places(route.used);
-  uint32_t key[kEach][kSkinnyTokens] = {};
+  const int experts = thread < kThreads ? route.experts : 0;
+  uint32_t key[kSkinnyTokens][kEach] = {};
 #pragma unroll
-  for (int i = 0; i < kEach; ++i)
+  for (int t = 0; t < kSkinnyTokens; ++t)
 #pragma unroll
-    for (int t = 0; t < kSkinnyTokens; ++t) {
-      const int expert = thread + i * kThreads;
-      if (t < route.tokens && thread < kThreads && expert < route.experts)
-        key[i][t] = route.rule.key(__ldcg(route.logits + t * route.logits_stride + expert), expert);
-    }
+    for (int i = 0; i < kEach; ++i)
+      if (t < route.tokens && thread + i * kThreads < experts)
+        key[t][i] = __float_as_uint(__ldcg(route.logits + t * route.logits_stride + thread + i * kThreads));
+#pragma unroll
+  for (int t = 0; t < kSkinnyTokens; ++t)
+    if (t < route.tokens) route.rule.keys<kPlain>(key[t], thread, kThreads, experts);
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     const int group = warp + i * MoeList::kWarps;
 #pragma unroll 1
     for (int t = 0; t < route.tokens && thread < kThreads; ++t) {
-      const uint32_t own = t == 0 ? key[i][0] : key[i][1];
+      const uint32_t own = t == 0 ? key[0][i] : key[1][i];
       uint32_t* all = list.key[t][warp];
       if (i > 0) __syncwarp();  // all have looked at the group before
       all[lane] = own;
@@ -189,12 +191,13 @@ __device__ inline void place_all(MoeList& list, const MoeRoute& route, int threa
 }
 
 // By all threads, at least 32 kWarps, who have met when it returns.
+template <bool kPlain>
 __device__ inline void make_list(MoeList& list, const MoeRoute& route, int thread) {
   if (route.logits != nullptr) {
-    if (route.experts <= MoeList::kWarps * 32) {
-      place_all<1>(list, route, thread);
+    if (kPlain || route.experts <= MoeList::kWarps * 32) {
+      place_all<kPlain, 1>(list, route, thread);
     } else {
-      place_all<2>(list, route, thread);
+      place_all<kPlain, 2>(list, route, thread);
     }
   } else if (thread < route.entries()) {
     const int token = thread / route.used;
@@ -205,13 +208,15 @@ __device__ inline void make_list(MoeList& list, const MoeRoute& route, int threa
 }
 
 // By a warp, once the list is made: the weights of a token, in lane j that of choice j.
+template <bool kPlain>
 __device__ inline float weights_of(const MoeList& list, const MoeRoute& route, int token, int lane) {
   if (route.logits == nullptr)
     return lane < route.used ? __ldcg(route.weights + token * route.weights_stride + lane) : 0.0f;
   const bool chosen = lane < route.used;
   const int j = chosen ? lane : 0;
-  return route.rule.weight(chosen, list.chosen[token][j], list.chosen[token][0],
-                           route.logits + token * route.logits_stride, list.expert[token * route.used + j]);
+  return route.rule.weight<kPlain>(chosen, list.chosen[token][j], list.chosen[token][0],
+                                   route.logits + token * route.logits_stride,
+                                   list.expert[token * route.used + j]);
 }
 
 // ---- slices ----

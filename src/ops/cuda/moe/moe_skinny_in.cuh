@@ -192,7 +192,7 @@ __device__ inline void store_hidden(const MoeIn& a, const InPlan& p, const InIte
   a.hidden[to * a.hidden_stride + row] = to_act(silu(gate * scale.x) * (up * scale.y));
 }
 
-template <class Format>
+template <class Format, bool kPlain>
 __global__ void __launch_bounds__(kInThreads, 2)
     moe_in(const __grid_constant__ MoeIn a, const __grid_constant__ InPlan p) {
 #if __CUDA_ARCH__ >= 900
@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(kInThreads, 2)
   for (int t = 0; t < kSkinnyTokens; ++t)
     if (t < tokens && thread * 8 < a.k)
       held[t] = __ldcg(reinterpret_cast<const uint4*>(a.x + t * a.x_stride + thread * 8));
-  make_list(list, a.route, thread);
+  make_list<kPlain>(list, a.route, thread);
   ask(false);
   keep_x<Format>(a, held, xs, x_sums, thread);
   __syncthreads();

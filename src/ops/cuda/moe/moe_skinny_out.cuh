@@ -203,7 +203,7 @@ struct OutAsker {
   }
 };
 
-template <class Format>
+template <class Format, bool kPlain>
 __global__ void __launch_bounds__(kOutThreads, 2)
     moe_out(const __grid_constant__ MoeOut a, const __grid_constant__ OutPlan p) {
 #if __CUDA_ARCH__ >= 900
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(kOutThreads, 2)
   clear_list(list, a.route, thread);
   if (thread < kZeroBytes / 4) reinterpret_cast<uint32_t*>(rows - kZeroBytes)[thread] = 0;
   __syncthreads();
-  make_list(list, a.route, thread);
+  make_list<kPlain>(list, a.route, thread);
 
   const int block = static_cast<int>(blockIdx.x) / 2;
   const int r16 = static_cast<int>(blockIdx.x) % 2;
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(kOutThreads, 2)
   const float old = stores ? __ldcg(a.y + thread / 16 * a.y_stride + row) : 0.0f;
   float weight = 0;
   if (warp < tokens) {
-    weight = weights_of(list, a.route, warp, lane);
+    weight = weights_of<kPlain>(list, a.route, warp, lane);
     if (lane < a.route.used) {
       const int entry = warp * a.route.used + lane;
       const float factor = weight * a.matrix.scales[int64_t{list.expert[entry]} * a.blocks + block];
