@@ -190,6 +190,15 @@ TEST(ModelFile, TheMtpHeadIsUsableWhenItIsThere) {
   EXPECT_EQ((*model)->weights().mtp_parameters(), count_parameters(tiny_moe()).mtp);
   EXPECT_EQ((*model)->weights().mtp[0].head, &(*model)->weights().own_head);
 
+  for (const RandomShape& shape : {tiny_qwen3(), tiny_qwen3next(), tiny_laguna()}) {
+    const auto other_bytes = bytes_of(shape, "F32", true);
+    const GgufFile other_file = parsed(other_bytes);
+    auto other = Model::open(other_file);
+    ASSERT_TRUE(other.ok()) << other.error().message;
+    EXPECT_TRUE((*other)->weights().mtp_usable()) << shape.architecture;
+    EXPECT_EQ((*other)->weights().mtp_parameters(), count_parameters(shape).mtp) << shape.architecture;
+  }
+
   // Announced, but not in the file: fine, without it. Half of it: an error.
   EXPECT_EQ(error_after(
                 tiny_dense(),

@@ -38,9 +38,9 @@ void set_delta(Metadata& m, const RandomShape& s) {
   m.u32("full_attention_interval", s.attention_interval);
 }
 
-void set_laguna(Metadata& m, const RandomShape& s) {
+void set_laguna(Metadata& m, const RandomShape& s, int32_t blocks) {
   std::vector<int32_t> heads;
-  for (int32_t i = 0; i < s.layers; ++i) heads.push_back(s.heads_of(i));
+  for (int32_t i = 0; i < blocks; ++i) heads.push_back(s.heads_of(i));
   m.i32s("attention.head_count", heads);
   m.u32("attention.sliding_window", s.window);
   m.u32("rope.dimension_count_swa", s.head_dim);
@@ -60,7 +60,8 @@ void set_metadata(GgufWriter& w, const RandomShape& s, const RandomOptions& opti
   w.set_string("general.type", "model");
   w.set_string("general.name", fmt::format("random-{}", s.name));
   Metadata m(w, s.architecture);
-  m.u32("block_count", s.layers + (options.with_mtp ? 1 : 0));
+  const int32_t blocks = s.layers + (options.with_mtp ? 1 : 0);
+  m.u32("block_count", blocks);
   m.u32("context_length", s.context_length);
   m.u32("embedding_length", s.width);
   m.u32("attention.head_count", s.heads);
@@ -76,7 +77,7 @@ void set_metadata(GgufWriter& w, const RandomShape& s, const RandomOptions& opti
   }
   m.f32("rope.freq_base", s.rope_base);
   if (s.value_heads > 0) set_delta(m, s);
-  if (s.architecture == "laguna") set_laguna(m, s);
+  if (s.architecture == "laguna") set_laguna(m, s, blocks);
   if (s.experts > 0) {
     m.u32("expert_count", s.experts);
     m.u32("expert_used_count", s.experts_used);
