@@ -1,9 +1,9 @@
 // rope.h -- by which angles rotary position embedding turns the pairs of a head, with YaRN.
 //
-// Pair i (of i < dims / 2) turns by position * rope_frequency(params, i). YaRN (Peng et al. 2023) stretches slow pairs
-// to a longer context: with `corr(beta) = dims * ln(original_context / (2 pi beta)) / (2 ln freq_base)`, pairs below
-// floor(corr(beta_fast)) keep their frequency, pairs above ceil(corr(beta_slow)) have it divided by `factor`, those
-// between are blended.
+// Pair i (of i < dims / 2) turns by position * rope_frequency(params, i). YaRN (Peng et al. 2023) stretches
+// slow pairs to a longer context: with `corr(beta) = dims * ln(original_context / (2 pi beta)) / (2 ln
+// freq_base)`, pairs below floor(corr(beta_fast)) keep their frequency, pairs above ceil(corr(beta_slow))
+// have it divided by `factor`, those between are blended.
 #pragma once
 
 #include <cstdint>

@@ -77,7 +77,8 @@ struct DeltaShape {
   int32_t key_dim = 0;
   int32_t value_dim = 0;
   int32_t conv_width = 0;  // taps, 4 in published models
-  // Which value heads share a key head: those that follow each other (grouped), or every key_heads-th (tiled).
+  // Which value heads share a key head: those that follow each other (grouped), or every key_heads-th
+  // (tiled).
   bool grouped = false;
 
   int32_t heads_per_key() const { return value_heads / key_heads; }

@@ -93,26 +93,7 @@ struct Asked {
 
   // Whether the mask lets the answer be `text` and end behind it.
   bool may_be(const std::string& text, bool ends = true) const {
-    const auto& mask = answer.requests[0].mask;
-    if (mask == nullptr) return true;
-    std::vector<uint64_t> bits((static_cast<size_t>(model->tokenizer->size()) + 63) / 64);
-    const auto allowed = [&](int32_t id) {
-      std::fill(bits.begin(), bits.end(), 0);
-      mask->allowed(bits);
-      return (bits[static_cast<size_t>(id) / 64] >> (id % 64) & 1) != 0;
-    };
-    int32_t written = 0;
-    bool fine = true;
-    const auto ids = model->tokenizer->encode(text, {.add_special = false});
-    for (const int32_t id : *ids) {
-      fine = allowed(id);
-      if (!fine) break;
-      mask->advance(id);
-      ++written;
-    }
-    if (fine && ends) fine = allowed(model->tokenizer->end_ids().front());
-    mask->rewind(written);
-    return fine;
+    return mask_allows(answer.requests[0].mask.get(), *model->tokenizer, text, ends);
   }
 
   // thought|content[call]arguments

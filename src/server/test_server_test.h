@@ -317,4 +317,27 @@ struct TestServer : ListeningApp {
   std::shared_ptr<ServedModel> model;
 };
 
+// Whether a mask lets an answer be `text`, token by token, and end behind it. The mask is as it was afterwards.
+inline bool mask_allows(TokenMask* mask, const Tokenizer& tokenizer, const std::string& text, bool ends) {
+  if (mask == nullptr) return true;
+  std::vector<uint64_t> bits((static_cast<size_t>(tokenizer.size()) + 63) / 64);
+  const auto allowed = [&](int32_t id) {
+    std::fill(bits.begin(), bits.end(), 0);
+    mask->allowed(bits);
+    return (bits[static_cast<size_t>(id) / 64] >> (id % 64) & 1) != 0;
+  };
+  int32_t written = 0;
+  bool fine = true;
+  const auto ids = tokenizer.encode(text, {.add_special = false});
+  for (const int32_t id : *ids) {
+    fine = allowed(id);
+    if (!fine) break;
+    mask->advance(id);
+    ++written;
+  }
+  if (fine && ends) fine = allowed(tokenizer.end_ids().front());
+  mask->rewind(written);
+  return fine;
+}
+
 }  // namespace braid::server

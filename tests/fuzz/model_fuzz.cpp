@@ -1,8 +1,9 @@
-// model_fuzz.cpp -- a small model file of any architecture with some keys and tensors changed: opened, and if it opens,
-// planned and run for a few tokens.
+// model_fuzz.cpp -- a small model file of any architecture with some keys and tensors changed: opened, and if
+// it opens, planned and run for a few tokens.
 //
-// The input is a list of changes, so that every run gets past the parser: one byte chooses the architecture, then each
-// change has a kind, what it changes, and a value. Beyond not crashing: what opens keeps the promises of config.h.
+// The input is a list of changes, so that every run gets past the parser: one byte chooses the architecture,
+// then each change has a kind, what it changes, and a value. Beyond not crashing: what opens keeps the
+// promises of config.h.
 #include <algorithm>
 #include <array>
 #include <cmath>

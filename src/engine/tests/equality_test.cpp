@@ -279,8 +279,8 @@ TEST_P(Equality, PushedOutAndBackAgain) {
     options.hooks.poison_unused = true;
     options.swap_memory_bytes = int64_t{64} << 20;
     options.context_tokens = 1024;
-    // Computed again, the tokens of an answer run many at a time, which is another form of attention: equal up to
-    // near ties. Activations stay exact there, as 8 bits would make much of a last bit.
+    // Computed again, the tokens of an answer run many at a time, which is another form of attention: equal
+    // up to near ties. Activations stay exact there, as 8 bits would make much of a last bit.
     const bool again = preemption == Preemption::recompute;
     const bool gpu = std::string(GetParam().device) == "cuda";
     if (again) options.activations = Activations::f32;

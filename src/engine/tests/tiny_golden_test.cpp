@@ -1,10 +1,10 @@
-// tiny_golden_test.cpp -- a small model of each architecture through the whole engine against float64 outputs of its
-// published code (tests/goldens/tiny/README.md).
+// tiny_golden_test.cpp -- a small model of each architecture through the whole engine against float64 outputs
+// of its published code (tests/goldens/tiny/README.md).
 //
-// A golden case has, for a prompt: the sum of -log p over its next-token predictions, the eight best logits at every
-// position, all logits and the residual stream after layer 0 at the last one, and 32 greedy tokens. Exact paths are held
-// to each of them. Where activations are rounded, choices between experts move and single logits with them: there
-// medians, nats per token and best tokens with a long margin are compared.
+// A golden case has, for a prompt: the sum of -log p over its next-token predictions, the eight best logits
+// at every position, all logits and the residual stream after layer 0 at the last one, and 32 greedy tokens.
+// Exact paths are held to each of them. Where activations are rounded, choices between experts move and
+// single logits with them: there medians, nats per token and best tokens with a long margin are compared.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -132,6 +132,12 @@ Status read_attention(const MetadataKeys& keys, ModelConfig& config, AttentionGa
   return {};
 }
 
+int32_t head_dim_of(const ModelConfig& config) {
+  return std::find_if(config.layers.begin(), config.layers.end(),
+                      [](const LayerConfig& l) { return l.kind == LayerKind::attention; })
+      ->attention.head_dim;
+}
+
 Result<RopeParams> read_rope(const MetadataKeys& keys, int32_t head_dim) {
   BRAID_ASSIGN(RopeParams rope,
                read_rope_keys(keys, "rope.dimension_count", head_dim, "rope.freq_base", 10000, head_dim));

@@ -1,8 +1,8 @@
 // config_reader.h -- metadata that several architectures share, read into a ModelConfig.
 //
-// Keys may give one value for all blocks or an array with one for each; the blocks of a file are the trunk's layers,
-// then those of MTP heads. Errors: corrupt (a key is missing, out of range, or contradicts another), unsupported (a
-// variant that braid does not compute).
+// Keys may give one value for all blocks or an array with one for each; the blocks of a file are the trunk's
+// layers, then those of MTP heads. Errors: corrupt (a key is missing, out of range, or contradicts another),
+// unsupported (a variant that braid does not compute).
 #pragma once
 
 #include "base/result.h"
@@ -18,12 +18,14 @@ Status read_sizes(const MetadataKeys& keys, ModelConfig& config);
 inline size_t block_count(const ModelConfig& config) { return config.layers.size() + config.mtp.size(); }
 LayerConfig& block_of(ModelConfig& config, size_t index);
 
-// Which trunk layers attend and which are recurrent: an explicit list, or every interval-th attends. MTP blocks
-// attend.
+// Which trunk layers attend and which are recurrent: an explicit list, or every interval-th attends. MTP
+// blocks attend.
 Status read_recurrent_layers(const MetadataKeys& keys, ModelConfig& config);
 
 // Heads, head width and scale of every block that attends.
 Status read_attention(const MetadataKeys& keys, ModelConfig& config, AttentionGate gate);
+// Of all that attend, after read_attention.
+int32_t head_dim_of(const ModelConfig& config);
 
 // Rotated dims (all of a head, if the file does not say), base, and scaling with YaRN or linearly.
 Result<RopeParams> read_rope(const MetadataKeys& keys, int32_t head_dim);

@@ -1,5 +1,5 @@
-// laguna.cpp -- Poolside's Laguna (XS, S, M): full and sliding layers with head counts, gates and ropes of their own, a
-// router of sigmoid scores, dense layers first.
+// laguna.cpp -- Poolside's Laguna (XS, S, M): full and sliding layers with head counts, gates and ropes of
+// their own, a router of sigmoid scores, dense layers first.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,10 +11,10 @@
 namespace braid {
 namespace {
 
-constexpr size_t kFullRope = 0;
 constexpr size_t kSlidingRope = 1;
 
-// Which blocks slide: an array of bools (true: slides), or a period, of which the first block attends to everything.
+// Which blocks slide: an array of bools (true: slides), or a period, of which the first block attends to
+// everything.
 Status read_windows(const MetadataKeys& keys, ModelConfig& config) {
   BRAID_ASSIGN(const uint32_t window, keys.u32_or("attention.sliding_window", 0, 0, kMaxContext));
   if (window == 0) return {};
@@ -82,7 +82,7 @@ Result<ModelConfig> read_laguna_config(const GgufFile& file) {
   BRAID_TRY(read_gates(file, config));
   BRAID_TRY(read_windows(keys, config));
   BRAID_TRY(read_feed_forward(keys, config));
-  const int32_t head_dim = config.layers[0].attention.head_dim;
+  const int32_t head_dim = head_dim_of(config);
   const bool says_dims = file.has(keys.full("rope.dimension_count"));
   BRAID_ASSIGN(RopeParams full, read_rope(keys, head_dim));
   BRAID_ASSIGN(RopeParams sliding, read_sliding_rope(keys, full, head_dim));

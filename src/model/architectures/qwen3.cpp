@@ -11,7 +11,7 @@ Result<ModelConfig> read_qwen3_config(const GgufFile& file) {
   const MetadataKeys keys(file, std::string(architecture));
   BRAID_TRY(read_sizes(keys, config));
   BRAID_TRY(read_attention(keys, config, {}));
-  BRAID_ASSIGN(const RopeParams rope, read_rope(keys, config.layers[0].attention.head_dim));
+  BRAID_ASSIGN(const RopeParams rope, read_rope(keys, head_dim_of(config)));
   config.ropes = {rope};
   if (architecture == "qwen3") {
     BRAID_TRY(read_dense(keys, config));

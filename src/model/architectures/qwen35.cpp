@@ -42,14 +42,12 @@ Result<ModelConfig> read_qwen35_config(const GgufFile& file) {
   } else {
     BRAID_TRY(read_dense(keys, config));
   }
-  int32_t head_dim = 0;
   for (size_t i = 0; i < block_count(config); ++i) {
     LayerConfig& layer = block_of(config, i);
     if (experts.is_moe()) layer.feed_forward = experts;
     if (layer.kind == LayerKind::delta) layer.delta = delta;
-    if (layer.kind == LayerKind::attention) head_dim = layer.attention.head_dim;
   }
-  BRAID_ASSIGN(const RopeParams rope, read_rope(keys, head_dim));
+  BRAID_ASSIGN(const RopeParams rope, read_rope(keys, head_dim_of(config)));
   BRAID_TRY(check_sections(keys, rope));
   config.ropes = {rope};
   return config;

@@ -1,5 +1,5 @@
-// qwen3next.cpp -- Qwen3-Next and Qwen3-Coder-Next: qwen35moe's layers, but the value heads that share a key head stand
-// together, and projections of the recurrent layers are interleaved by key head.
+// qwen3next.cpp -- Qwen3-Next and Qwen3-Coder-Next: qwen35moe's layers, but the value heads that share a key
+// head stand together, and projections of the recurrent layers are interleaved by key head.
 //
 // Rows of fused matrices, r = value heads per key head; for each key head in turn:
 //   ssm_ba  {E, 2 Hv}               beta of its r value heads, alpha of the same
@@ -60,14 +60,12 @@ Result<ModelConfig> read_qwen3next_config(const GgufFile& file) {
   BRAID_ASSIGN(DeltaShape delta, read_delta(keys));
   delta.grouped = true;
   BRAID_ASSIGN(const FeedForwardConfig experts, read_experts(keys, RouteParams::Score::softmax));
-  int32_t head_dim = 0;
   for (size_t i = 0; i < block_count(config); ++i) {
     LayerConfig& layer = block_of(config, i);
     layer.feed_forward = experts;
     if (layer.kind == LayerKind::delta) layer.delta = delta;
-    if (layer.kind == LayerKind::attention) head_dim = layer.attention.head_dim;
   }
-  BRAID_ASSIGN(const RopeParams rope, read_rope(keys, head_dim));
+  BRAID_ASSIGN(const RopeParams rope, read_rope(keys, head_dim_of(config)));
   config.ropes = {rope};
   return config;
 }

@@ -23,7 +23,8 @@ namespace braid {
 
 class WeightReader;
 
-// The given rows of (every expert of) a fused matrix; `part` completes its name. Stacks of experts take one run.
+// The given rows of (every expert of) a fused matrix; `part` completes its name. Stacks of experts take one
+// run.
 Weight rows_of(const Weight& fused, const std::vector<RowRun>& runs, std::string_view part);
 // A recurrent layer with four products of its own.
 Status read_plain_delta(WeightReader& reader, DeltaBlock& d, const DeltaShape& s, const std::string& prefix);

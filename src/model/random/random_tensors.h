@@ -1,4 +1,5 @@
-// random_tensors.h -- which tensors a file of a shape has, as its architecture names them, and how they are drawn.
+// random_tensors.h -- which tensors a file of a shape has, as its architecture names them, and how they are
+// drawn.
 #pragma once
 
 #include <vector>

@@ -25,8 +25,8 @@ struct RandomTensor {
   float high = 0;
 };
 
-// Encoded pieces of noise, one pool per type and deviation, made when first needed: writing runs at the speed of
-// the disk.
+// Encoded pieces of noise, one pool per type and deviation, made when first needed: writing runs at the speed
+// of the disk.
 class RandomPools {
  public:
   struct Pool {

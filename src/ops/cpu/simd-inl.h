@@ -72,6 +72,13 @@ HWY_INLINE float dot(const float* a, const float* b, int64_t count) {
   return total;
 }
 
+// x *= factor
+HWY_INLINE void scale(float* x, float factor, int64_t count) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(hn::Mul(load(x + i), set(factor)), x + i);
+  for (; i < count; i++) x[i] *= factor;
+}
+
 // e^x for -87.3 <= x <= 88, relative error below 3e-7. Short chains matter more than few operations here.
 HWY_INLINE Floats exp_inside(Floats x) {
   const FloatTag d;

@@ -111,7 +111,8 @@ TEST(RopeTable, HoldsCosAndSinOfEveryPair) {
   }
 }
 
-// YaRN of Laguna's full layers: pair 5 is the last that keeps its frequency, pair 16 the first that is divided.
+// YaRN of Laguna's full layers: pair 5 is the last that keeps its frequency, pair 16 the first that is
+// divided.
 TEST(RopeTable, StretchesSlowPairsAsYarnSays) {
   RopeParams rope{64, 5e5};
   EXPECT_NEAR(rope_frequency(rope, 1), 0.66360124, 1e-8);

@@ -3,10 +3,10 @@
 //
 // Not here: UTF-8 (detokenizer.h comes before), stop strings (stop_strings.h comes after), JSON of any API.
 //
-// Tags are those of the model's dialect (dialect.h). Two forms of calls are recognised between them whatever form
-// its template writes, because models mix them up: functions with parameters (also without the outer tags) and JSON.
-// Pairs of keys and values are recognised where the dialect says so. Arguments come out as the text of one JSON
-// object, typed by the tool's schema (arguments.h).
+// Tags are those of the model's dialect (dialect.h). Two forms of calls are recognised between them whatever
+// form its template writes, because models mix them up: functions with parameters (also without the outer
+// tags) and JSON. Pairs of keys and values are recognised where the dialect says so. Arguments come out as
+// the text of one JSON object, typed by the tool's schema (arguments.h).
 //
 // Always true:
 //   the events joined do not depend on how the text was cut into pieces

@@ -264,10 +264,7 @@ void finish_here(float* o, const float* partials, int64_t count, int64_t stride,
     }
     for (; i < head_dim; i++) o[i] = std::fma(acc[i], factor, s == 0 ? 0.0f : o[i]);
   }
-  const float inverse = 1.0f / sum;
-  int64_t i = 0;
-  for (; i + kLanes <= head_dim; i += kLanes) store(hn::Mul(load(o + i), set(inverse)), o + i);
-  for (; i < head_dim; i++) o[i] *= inverse;
+  scale(o, 1.0f / sum, head_dim);
 }
 
 }  // namespace

@@ -37,11 +37,7 @@ void apply_here(float* o, const float* gate, AttentionGate::Act act, int64_t hea
   }
 }
 
-void multiply_here(float* o, float factor, int64_t head_dim) {
-  int64_t i = 0;
-  for (; i + kLanes <= head_dim; i += kLanes) store(hn::Mul(load(o + i), set(factor)), o + i);
-  for (; i < head_dim; i++) o[i] *= factor;
-}
+void multiply_here(float* o, float factor, int64_t head_dim) { scale(o, factor, head_dim); }
 
 }  // namespace
 }  // namespace HWY_NAMESPACE

@@ -102,12 +102,6 @@ void conv_silu(float* x, int64_t stride, const cpu::DeltaPrepare& args, int64_t 
   }
 }
 
-void scale(float* x, float factor, int64_t count) {
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) store(hn::Mul(load(x + i), set(factor)), x + i);
-  for (; i < count; i++) x[i] *= factor;
-}
-
 void prepare_rows(const cpu::DeltaPrepare& args) {
   const DeltaShape& shape = *args.shape;
   const int64_t dk = shape.key_dim, dv = shape.value_dim;

@@ -206,8 +206,8 @@ __device__ inline float4 gated(const AttentionArgs& a, float4 x, uint2 gates) {
           x.z * gate_factor(a.gates, high.x), x.w * gate_factor(a.gates, high.y)};
 }
 
-// Four outputs of one query: gate and store. `x` is divided by its sum already, and times the gate of its head
-// (head_factor). Gates of elements and outputs are 8-byte aligned (attention.cu has checked).
+// Four outputs of one query: gate and store. `x` is divided by its sum already, and times the gate of its
+// head (head_factor). Gates of elements and outputs are 8-byte aligned (attention.cu has checked).
 __device__ inline void store_output(const AttentionArgs& a, int64_t t, int head, int dim, float4 x) {
   if (a.gates.per_element()) {
     const Act* from = static_cast<const Act*>(a.gates.data) + a.gates.place(t, head) + dim;

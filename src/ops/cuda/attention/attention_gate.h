@@ -1,5 +1,5 @@
-// attention_gate.h -- what outputs of attention are multiplied by on a GPU (AttentionGate, ops.h), for all its
-// kernels. Where gates lie and which they are is known when a kernel runs: one form serves all models.
+// attention_gate.h -- what outputs of attention are multiplied by on a GPU (AttentionGate, ops.h), for all
+// its kernels. Where gates lie and which they are is known when a kernel runs: one form serves all models.
 #pragma once
 
 #include <cstdint>

@@ -24,9 +24,9 @@ __device__ inline float number_of(uint32_t key) {
   return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
 
-// RouteParams as kernels see them. Kernels come in two kinds: kPlain for softmax over up to kQuickExperts, what most
-// models have, and one for all the rest. A kernel this short is slower by the code that it only jumps over: one
-// kind for all cost 1 to 3 us a layer.
+// RouteParams as kernels see them. Kernels come in two kinds: kPlain for softmax over up to kQuickExperts,
+// what most models have, and one for all the rest. A kernel this short is slower by the code that it only
+// jumps over: one kind for all cost 1 to 3 us a layer.
 struct ChoiceRule {
   const float* bias = nullptr;  // null: none
   float scale = 1;
@@ -36,8 +36,8 @@ struct ChoiceRule {
 
   // As exact as f32 is: a bias may put experts of almost equal scores in any order.
   __device__ static float score(float logit) { return 1.0f / (1.0f + expf(-logit)); }
-  // By which experts are compared. key[i], bits of the logit of expert first + i * step: all are loaded before
-  // the first is looked at, or each would wait for the one before it.
+  // By which experts are compared. key[i], bits of the logit of expert first + i * step: all are loaded
+  // before the first is looked at, or each would wait for the one before it.
   template <bool kPlain, int kCount>
   __device__ void keys(uint32_t (&key)[kCount], int first, int step, int experts) const {
     if (!kPlain && sigmoid) {
@@ -52,7 +52,8 @@ struct ChoiceRule {
     for (int i = 0; i < kCount; ++i)
       key[i] = first + i * step < experts ? ordered(__uint_as_float(key[i])) : 0;
   }
-  // By a warp: the weight of this lane's expert, if it has `chosen` one. `first`: the key of the first choice.
+  // By a warp: the weight of this lane's expert, if it has `chosen` one. `first`: the key of the first
+  // choice.
   template <bool kPlain>
   __device__ float weight(bool chosen, uint32_t own, uint32_t first, const float* logits, int expert) const {
     if (kPlain || !sigmoid) {
