@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/cuda/cuda_device.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/delta/delta_forms.h"
 #include "ops/device.h"
@@ -389,18 +390,14 @@ int run(int argc, char** argv) {
   if (argc > 1) only = argv[1];
   Gpu gpu;
   Context& context = gpu.context;
-  cudaDeviceProp properties;
-  check(cudaGetDeviceProperties(&properties, 0), "no GPU");
-  context.processors = properties.multiProcessorCount;
-  context.capability = properties.major * 10 + properties.minor;
-  context.shared_bytes_per_block = properties.sharedMemPerBlockOptin;
-  check(cudaStreamCreateWithFlags(&context.stream, cudaStreamNonBlocking), "stream");
-  std::printf("%s\n", properties.name);
-  auto device = make_cuda_device({});
+  auto device = CudaDevice::make({});
   if (!device.ok()) {
     std::printf("%s\n", device.error().message.c_str());
     return 1;
   }
+  static_cast<cuda::Card&>(context) = (*device)->card();
+  check(cudaStreamCreateWithFlags(&context.stream, cudaStreamNonBlocking), "stream");
+  std::printf("%s\n", (*device)->description().c_str());
   gpu.device = std::move(device).value();
   measure_peaks(*gpu.device);
   for (const ModelShape& m : kShapes) {

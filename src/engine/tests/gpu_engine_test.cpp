@@ -250,7 +250,12 @@ class GpuFaults : public GpuEngine {
       const Answer& got = broken.answers[ids[i]];
       const auto& want = good.answers[right[i]].tokens;
       expect(got.end.reason == FinishReason::error, "a request ended without an error");
-      expect(got.end.error.find("GPU failed") != std::string::npos, "the error says: " + got.end.error);
+      const bool refused = fault == TestHooks::Fault::passing;
+      // With the name of the card and, where it is known, of the work.
+      expect(got.end.error.find("the GPU (NVIDIA ") == 0, "the error says: " + got.end.error);
+      expect(got.end.error.find(refused ? ") refused a fault on purpose: " : ") failed in ") !=
+                 std::string::npos,
+             "the error says: " + got.end.error);
       expect(got.tokens.size() <= 6, "tokens after the fault");
       expect(i == 3 || !got.tokens.empty(), "no token before the fault");
       expect(std::equal(got.tokens.begin(), got.tokens.end(), want.begin()), "wrong tokens before the fault");

@@ -58,7 +58,21 @@ Result<Buffer> pinned_pages(size_t size_bytes, const char* label, const BytesDon
   return Buffer(data, size_bytes, release_pages);
 }
 
-__global__ void probe() {}
+// What the code that runs on this GPU was compiled for: its compute capability, and whether it is for 9.0a.
+struct Code {
+  int capability;
+  bool wgmma;
+};
+__global__ void probe(Code* out) {
+#if defined(__CUDA_ARCH__)
+  out->capability = __CUDA_ARCH__ / 10;
+#endif
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  out->wgmma = true;
+#else
+  out->wgmma = false;
+#endif
+}
 __global__ void fault() { __trap(); }
 
 std::string version_text(int version) {
@@ -84,22 +98,58 @@ std::string capability_text(int capability) {
   return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
 }
 
-// BRAID_GPU=8.0 chooses the forms for GPUs of that compute capability on a newer one, so that one machine can
-// test them all.
-Result<int> capability_to_use(int of_gpu) {
+// BRAID_GPU=8.6 chooses the forms that a card of that compute capability gets (card.h), within its
+// multiprocessors, shared memory and L2 cache, so that one machine can test them all.
+Result<cuda::Card> card_to_use(const cuda::Card& gpu) {
   const char* wanted = std::getenv("BRAID_GPU");
-  if (wanted == nullptr) return of_gpu;
+  if (wanted == nullptr) return gpu;
   int major = 0;
   int minor = 0;
   char more;
   const bool read = std::sscanf(wanted, "%2d.%1d%c", &major, &minor, &more) == 2;
-  const int capability = major * 10 + minor;
-  if (!read || capability < 80 || capability > of_gpu) {
-    return Error{ErrorKind::unsupported, "BRAID_GPU=" + std::string(wanted) +
-                                             " is no compute capability from 8.0 to this GPU's " +
-                                             capability_text(of_gpu)};
+  const cuda::Card* card = read ? cuda::card_of(major * 10 + minor) : nullptr;
+  if (card == nullptr) {
+    std::string known;
+    for (const cuda::Card& c : cuda::kCards)
+      known += (known.empty() ? "" : ", ") + capability_text(c.capability);
+    return Error{ErrorKind::unsupported,
+                 "BRAID_GPU=" + std::string(wanted) + " is none of the compute capabilities " + known};
   }
-  return capability;
+  if (!cuda::can_stand_in(gpu, *card)) {
+    return Error{ErrorKind::unsupported, "BRAID_GPU=" + std::string(wanted) +
+                                             " asks for kernels that this GPU, with code for " +
+                                             capability_text(gpu.capability) + ", does not have"};
+  }
+  return cuda::limited_to(*card, gpu);
+}
+
+// A GPU that this build has no code for shows at the first launch.
+Result<Code> code_on(cudaStream_t stream) {
+  Code* at = nullptr;
+  Code code{};
+  cudaError_t error = cudaMalloc(&at, sizeof(Code));
+  if (error != cudaSuccess) return gpu_error(error, "asking for its code");
+  probe<<<1, 1, 0, stream>>>(at);
+  error = cudaGetLastError();
+  if (error == cudaSuccess) error = cudaMemcpyAsync(&code, at, sizeof(Code), cudaMemcpyDeviceToHost, stream);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+  cudaFree(at);
+  if (error != cudaSuccess)
+    return Error{ErrorKind::unsupported,
+                 std::string("this build has no code for it: ") + cudaGetErrorString(error)};
+  return code;
+}
+
+// What differs from a GPU that runs code of its own without limits.
+std::string how_used(const cuda::Card& gpu, const std::string& of_gpu, const cuda::Card& used) {
+  std::string out;
+  if (capability_text(gpu.capability) != of_gpu) out += ", code for " + capability_text(gpu.capability);
+  if (std::getenv("BRAID_GPU") != nullptr) {
+    out += ", forms for " + capability_text(used.capability) + ": " + std::to_string(used.processors) +
+           " processors, " + std::to_string(used.shared_bytes_per_block >> 10) +
+           " KiB of shared memory a block, " + std::to_string(used.l2_bytes >> 20) + " MiB of L2";
+  }
+  return out;
 }
 
 }  // namespace
@@ -121,27 +171,26 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& option
 
   std::unique_ptr<CudaDevice> device(new CudaDevice);
   cuda::Context& context = device->context_;
-  context.processors = properties.multiProcessorCount;
-  const int of_gpu = properties.major * 10 + properties.minor;
-  BRAID_ASSIGN(context.capability, capability_to_use(of_gpu));
-  context.shared_bytes_per_block = properties.sharedMemPerBlockOptin;
+  cuda::Card gpu;
+  gpu.capability = properties.major * 10 + properties.minor;
+  gpu.processors = properties.multiProcessorCount;
+  gpu.shared_bytes_per_block = properties.sharedMemPerBlockOptin;
+  gpu.l2_bytes = static_cast<size_t>(properties.l2CacheSize);
+  const std::string of_gpu = capability_text(gpu.capability);
+  context.name = std::string(properties.name) + ", " + of_gpu;
   context.deterministic = options.deterministic;
   if (error = cudaStreamCreateWithFlags(&context.stream, cudaStreamNonBlocking); error != cudaSuccess)
     return gpu_error(error, "making a stream");
-  // A GPU that this build has no code for shows at the first launch.
-  probe<<<1, 1, 0, context.stream>>>();
-  error = cudaGetLastError();
-  if (error == cudaSuccess) error = cudaStreamSynchronize(context.stream);
-  if (error != cudaSuccess) {
-    return Error{ErrorKind::unsupported,
-                 std::string(properties.name) + " has compute capability " + capability_text(of_gpu) +
-                     ", which this build has no code for: " + cudaGetErrorString(error)};
+  const auto code = code_on(context.stream);
+  if (!code.ok()) {
+    return Error{code.error().kind, std::string(properties.name) + " has compute capability " + of_gpu +
+                                        "; " + code.error().message};
   }
+  gpu = cuda::as_used_by(gpu, code->capability, code->wgmma);
+  BRAID_ASSIGN(static_cast<cuda::Card&>(context), card_to_use(gpu));
   device->description_ = "cuda (" + std::string(properties.name) + ", " +
-                         std::to_string(properties.totalGlobalMem >> 30) + " GiB";
-  if (context.capability != of_gpu)
-    device->description_ += ", kernels for " + capability_text(context.capability);
-  device->description_ += ")";
+                         std::to_string(properties.totalGlobalMem >> 30) + " GiB" +
+                         how_used(gpu, of_gpu, context) + ")";
   return std::move(device);
 }
 
@@ -210,7 +259,7 @@ void CudaDevice::synchronize() { context_.note(cudaStreamSynchronize(context_.st
 
 Status CudaDevice::health() const {
   if (context_.healthy()) return {};
-  return Error{ErrorKind::io, "the GPU failed: " + context_.first_error};
+  return Error{ErrorKind::io, context_.first_error};
 }
 
 void CudaDevice::fail_on_purpose(bool lasting) {

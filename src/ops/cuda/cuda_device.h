@@ -19,6 +19,7 @@ class CudaDevice final : public Device {
   static Result<std::unique_ptr<CudaDevice>> make(const DeviceOptions& options);
   ~CudaDevice() override;
 
+  const cuda::Card& card() const { return context_; }
   std::string description() const override { return description_; }
   uint64_t free_bytes() const override;
   Result<Buffer> allocate(size_t size_bytes, const char* label) override;

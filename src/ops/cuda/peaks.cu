@@ -135,12 +135,8 @@ Result<DevicePeaks> measure_peaks(Device& device, Context& context) {
                          read_all<<<4 * blocks, kThreads, 0, context.stream>>>(
                              source, kCount, static_cast<uint32_t*>(to.data()));
                        });
-#if defined(__HIP_PLATFORM_AMD__)
-  const double rows = 0;
-#else
   // A warpgroup of wgmma has 64 rows, as have four warps of mma.sync.
   const double rows = kProductThreads / 2;
-#endif
   const double seconds = best_seconds(context, [&] {
     multiply<<<blocks, kProductThreads, 0, context.stream>>>(static_cast<const uint32_t*>(from.data()),
                                                              static_cast<float*>(to.data()));

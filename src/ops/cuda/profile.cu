@@ -122,7 +122,7 @@ void Profiler::begin_step(const Batch& batch) {
 }
 
 void Profiler::embed(Tensor y, const Weight& table, const Batch& batch) {
-  if (!active_) return ops_.embed(y, table, batch);
+  if (!times("embed")) return ops_.embed(y, table, batch);
   begin_step(batch);
   const double row = static_cast<double>(table.file_row_bytes());
   timed({"embed", shape_text(table), tensor_bytes(y) + row * batch.tokens, 0},
@@ -149,13 +149,13 @@ Profiler::Cost Profiler::cost_of(std::span<const LinearPart> parts, Tensor x) {
 }
 
 void Profiler::linear(std::span<const LinearPart> parts, Tensor x) {
-  if (!active_) return ops_.linear(parts, x);
+  if (!times("linear")) return ops_.linear(parts, x);
   timed(cost_of(parts, x), [&] { ops_.linear(parts, x); });
 }
 
 void Profiler::norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
                            float eps) {
-  if (!active_) return ops_.norm_linear(parts, h, residual, weight, eps);
+  if (!times("norm_linear")) return ops_.norm_linear(parts, h, residual, weight, eps);
   Cost cost = cost_of(parts, h);
   cost.op = "norm_linear";
   cost.bytes += tensor_bytes(residual.top(h.rows));
@@ -163,7 +163,7 @@ void Profiler::norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor r
 }
 
 void Profiler::add_norm(Tensor y, Tensor residual, Tensor x, const float* weight, float eps) {
-  if (!active_) return ops_.add_norm(y, residual, x, weight, eps);
+  if (!times("add_norm")) return ops_.add_norm(y, residual, x, weight, eps);
   const double read = 4.0 * static_cast<double>(y.rows * y.cols);
   timed({"add_norm", std::to_string(y.cols), tensor_bytes(y) + read + (x ? tensor_bytes(x) + read : 0.0), 0},
         [&] { ops_.add_norm(y, residual, x, weight, eps); });
@@ -190,14 +190,15 @@ Profiler::Cost Profiler::cost_of_attention(Tensor o, const AttentionParams& para
 }
 
 void Profiler::rope_table(Tensor table, const RopeParams& rope, const Batch& batch) {
-  if (!active_) return ops_.rope_table(table, rope, batch);
+  if (!times("rope_table")) return ops_.rope_table(table, rope, batch);
   timed({"rope_table", "", tensor_bytes(table), 0}, [&] { ops_.rope_table(table, rope, batch); });
 }
 
 void Profiler::qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
                                   const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
                                   const Batch& batch) {
-  if (!active_) return ops_.qk_norm_rope_store(q, qg, k, v, rope_table, w, params, kv, batch);
+  if (!times("qk_norm_rope_store"))
+    return ops_.qk_norm_rope_store(q, qg, k, v, rope_table, w, params, kv, batch);
   timed({"qk_norm_rope_store", "",
          2 * tensor_bytes(q) + 2 * tensor_bytes(k) + 2 * tensor_bytes(v) + tensor_bytes(rope_table), 0},
         [&] { ops_.qk_norm_rope_store(q, qg, k, v, rope_table, w, params, kv, batch); });
@@ -205,14 +206,15 @@ void Profiler::qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tenso
 
 void Profiler::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                          const Batch& batch) {
-  if (!active_) return ops_.attention(o, q, gates, params, kv, batch);
+  if (!times("attention")) return ops_.attention(o, q, gates, params, kv, batch);
   timed(cost_of_attention(o, params, kv), [&] { ops_.attention(o, q, gates, params, kv, batch); });
 }
 
 void Profiler::store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates,
                             Tensor rope_table, const AttentionWeights& w, const AttentionParams& params,
                             const KvLayer& kv, const Batch& batch) {
-  if (!active_) return ops_.store_attend(o, q, qg, k, v, gates, rope_table, w, params, kv, batch);
+  if (!times("store_attend"))
+    return ops_.store_attend(o, q, qg, k, v, gates, rope_table, w, params, kv, batch);
   Cost cost = cost_of_attention(o, params, kv);
   cost.op = "store_attend";
   cost.bytes += tensor_bytes(k) + tensor_bytes(v) + tensor_bytes(rope_table);
@@ -221,7 +223,7 @@ void Profiler::store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, T
 
 void Profiler::delta_advance(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
                              const Batch& batch) {
-  if (!active_) return ops_.delta_advance(o, in, w, layer, batch);
+  if (!times("delta_advance")) return ops_.delta_advance(o, in, w, layer, batch);
   const DeltaShape& d = layer.shape;
   Cost cost{"delta_advance", std::to_string(d.value_heads) + " heads",
             tensor_bytes(in.qkv) + tensor_bytes(in.z) + tensor_bytes(o), 0};
@@ -237,37 +239,37 @@ void Profiler::delta_advance(Tensor o, const DeltaInputs& in, const DeltaWeights
 
 void Profiler::delta_peek(Tensor o, DeltaJournal& journal, const DeltaInputs& in, const DeltaWeights& w,
                           const DeltaLayer& layer, const Batch& batch) {
-  if (!active_) return ops_.delta_peek(o, journal, in, w, layer, batch);
+  if (!times("delta_peek")) return ops_.delta_peek(o, journal, in, w, layer, batch);
   timed({"delta_peek", "", tensor_bytes(in.qkv) + tensor_bytes(in.z) + tensor_bytes(o), 0},
         [&] { ops_.delta_peek(o, journal, in, w, layer, batch); });
 }
 
 void Profiler::delta_commit(const DeltaLayer& layer, const DeltaJournal& journal,
                             std::span<const AcceptedPath> paths) {
-  if (!active_) return ops_.delta_commit(layer, journal, paths);
+  if (!times("delta_commit")) return ops_.delta_commit(layer, journal, paths);
   const double states = 8.0 * static_cast<double>(layer.shape.state_elements() * std::ssize(paths));
   timed({"delta_commit", "", states, 0}, [&] { ops_.delta_commit(layer, journal, paths); });
 }
 
 void Profiler::kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) {
-  if (!active_) return ops_.kv_move(kv, moves, batch);
+  if (!times("kv_move")) return ops_.kv_move(kv, moves, batch);
   timed({"kv_move", "", 0, 0}, [&] { ops_.kv_move(kv, moves, batch); });
 }
 
 void Profiler::moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) {
-  if (!active_) return ops_.moe_route(ids, weights, logits, params);
+  if (!times("moe_route")) return ops_.moe_route(ids, weights, logits, params);
   timed({"moe_route", "", tensor_bytes(logits), 0}, [&] { ops_.moe_route(ids, weights, logits, params); });
 }
 
 void Profiler::moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits, const RouteParams& params,
                    const MoeWeights& w) {
-  if (!active_) return ops_.moe(y, x, ids, weights, logits, params, w);
+  if (!times("moe")) return ops_.moe(y, x, ids, weights, logits, params, w);
   moe_route(ids, weights, logits, params);
   moe_ffn(y, x, ids, weights, w);
 }
 
 void Profiler::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) {
-  if (!active_) return ops_.moe_ffn(y, x, ids, weights, w);
+  if (!times("moe_ffn")) return ops_.moe_ffn(y, x, ids, weights, w);
   const auto experts = static_cast<double>(w.gate->experts);
   const auto pairs = static_cast<double>(x.rows * ids.cols);
   const double touched = experts * (1 - std::pow(1 - 1 / experts, pairs));
@@ -286,12 +288,12 @@ void Profiler::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const Moe
 }
 
 void Profiler::gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) {
-  if (!active_) return ops_.gather_rows(y, x, rows, count);
+  if (!times("gather_rows")) return ops_.gather_rows(y, x, rows, count);
   timed({"gather_rows", "", 2 * tensor_bytes(y), 0}, [&] { ops_.gather_rows(y, x, rows, count); });
 }
 
 void Profiler::logits(Tensor logits, const Weight& w, Tensor x) {
-  if (!active_) return ops_.logits(logits, w, x);
+  if (!times("logits")) return ops_.logits(logits, w, x);
   timed({"logits", short_name(w) + " " + shape_text(w),
          static_cast<double>(w.device_bytes) + tensor_bytes(x) + tensor_bytes(logits),
          2.0 * static_cast<double>(x.rows * w.n * w.k)},
@@ -299,20 +301,20 @@ void Profiler::logits(Tensor logits, const Weight& w, Tensor x) {
 }
 
 void Profiler::top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) {
-  if (!active_) return ops_.top_k(values, ids, log_sum, logits);
+  if (!times("top_k")) return ops_.top_k(values, ids, log_sum, logits);
   timed(
       {"top_k", std::to_string(values.cols) + " of " + std::to_string(logits.cols), tensor_bytes(logits), 0},
       [&] { ops_.top_k(values, ids, log_sum, logits); });
 }
 
 void Profiler::state_copy(const DeltaLayer& layer, int32_t dst, int32_t src) {
-  if (!active_) return ops_.state_copy(layer, dst, src);
+  if (!times("state_copy")) return ops_.state_copy(layer, dst, src);
   timed({"state_copy", "", 8.0 * static_cast<double>(layer.shape.slot_elements()), 0},
         [&] { ops_.state_copy(layer, dst, src); });
 }
 
 void Profiler::block_copy(const KvLayer& kv, int32_t dst, int32_t src) {
-  if (!active_) return ops_.block_copy(kv, dst, src);
+  if (!times("block_copy")) return ops_.block_copy(kv, dst, src);
   timed({"block_copy", "", 2.0 * static_cast<double>(kv.shape.k_block_bytes() + kv.shape.v_block_bytes()), 0},
         [&] { ops_.block_copy(kv, dst, src); });
 }

@@ -77,6 +77,11 @@ class Profiler final : public Ops {
 
   static Cost cost_of(std::span<const LinearPart> parts, Tensor x);
   Cost cost_of_attention(Tensor o, const AttentionParams& params, const KvLayer& kv) const;
+  // Every op comes by here first: errors name it. Whether it is timed.
+  bool times(const char* op) {
+    context_.op = op;
+    return active_;
+  }
   int mark();
   template <typename Run>
   void timed(Cost cost, Run run);

@@ -257,7 +257,7 @@ void CudaOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams&
   }
   const dim3 grid(static_cast<unsigned>(batch.tokens), static_cast<unsigned>(div_up(params.heads, kWarps)));
   plain_kernel<<<grid, 32 * kWarps, 0, context_.stream>>>(args);
-  context_.launched("attention");
+  context_.launched(context_.op);
 }
 
 void CudaOps::store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates, Tensor rope_table,

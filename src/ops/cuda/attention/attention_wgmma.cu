@@ -21,16 +21,14 @@
 // TFLOP/s.
 //
 // Measured, and what was tried: docs/history/cuda-kernels.md.
+#include <cuda.h>
+
 #include "ops/cuda/attention/attention_wgmma.cuh"
 #include "ops/cuda/primitives/launch.h"
 
-#if !defined(__HIP_PLATFORM_AMD__)
-#include <cuda.h>
-#endif
-
 namespace braid::cuda {
 
-#if !defined(__HIP_PLATFORM_AMD__) && CUDART_VERSION >= 12050
+#if CUDART_VERSION >= 12050
 namespace {
 
 using namespace wgmma_attention;
@@ -322,7 +320,7 @@ bool launch(Context& context, const AttentionArgs& args) {
 }  // namespace
 
 bool attention_wgmma(Context& context, const AttentionArgs& args) {
-  if (context.capability != 90) return false;
+  if (!context.has_wgmma) return false;
   return launch_instance(
       args, [&]<int kHeadDim, typename Number>() { return launch<kHeadDim, Number>(context, args); });
 }

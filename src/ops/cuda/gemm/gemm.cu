@@ -74,7 +74,7 @@ Columns columns_for(const Context& context, int64_t rows) {
   // The wgmma forms from 64 columns on have tiles of one height, so they cut k at the same places.
   if (context.deterministic) rows = std::max<int64_t>(rows, 33);
   if (rows <= 8) return {8, false};
-  const bool wgmma = context.capability == 90;
+  const bool wgmma = context.has_wgmma;
   if (rows <= 16) return {16, wgmma};
   const int count = rows <= 32 ? 32 : rows <= 64 ? 64 : rows <= 96 ? 96 : 128;
   return wgmma ? Columns{count, true} : Columns{std::min(count, 64), false};
@@ -153,7 +153,7 @@ Layout layout_of(const Context& context, const Device::WorkspaceNeeds& needs) {
   Layout at;
   at.partials = rounded((8 * grid + kClaims) * sizeof(unsigned));
   at.looked = at.partials + 2 * grid * kMostTileFloats * sizeof(float);
-  at.padded = at.looked + (context.capability == 90 ? 2 * grid * kMostLookedFloats * sizeof(float) : 0);
+  at.padded = at.looked + (context.has_wgmma ? 2 * grid * kMostLookedFloats * sizeof(float) : 0);
   at.end = at.padded + rounded(static_cast<size_t>(copied_elements(needs)) * sizeof(Act));
   return at;
 }

@@ -417,7 +417,7 @@ template <class Format>
 bool launch_gemm_grouped_persistent(Context& context, const GemmLaunch& launch) {
   const GemmPart& part = launch.parts[0];
   const bool gated = part.store == Store::gated;
-  if (context.capability != 90 || launch.list.tiles == nullptr || launch.list.tile_rows > kSkinnyRows ||
+  if (!context.has_wgmma || launch.list.tiles == nullptr || launch.list.tile_rows > kSkinnyRows ||
       launch.part_count != 1 || (!gated && part.store != Store::plain) ||
       launch.k != launch.units * kUnitWidth || launch.units != launch.x_units ||
       part.rows != part.expert_blocks * kUnitRows || part.y_type != (gated ? kActType : DType::f32))

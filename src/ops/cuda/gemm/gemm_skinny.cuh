@@ -497,7 +497,7 @@ bool launch_gemm_skinny_form(Context& context, const GemmLaunch& launch) {
   SkinnyWork work[2] = {skinny_work<Format, kForm>(args, second_block),
                         skinny_work<Other, kForm>(args, args.blocks - second_block)};
   SkinnyChoice best;
-  const int most_slices = std::min(context.capability < 90 ? 1 : 8, work[0].halves);
+  const int most_slices = std::min(context.has_clusters ? 8 : 1, work[0].halves);
   for (int slices = 1; slices <= most_slices; slices *= 2)
     for (int density = 1; density <= 2; ++density) {
       SkinnyChoice choice{{slices, density}};

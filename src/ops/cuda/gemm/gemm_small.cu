@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kSmallThreads, 1) gemm_small_kernel(const __gr
 }  // namespace
 
 bool small_fits(const Context& context, int64_t blocks, int units) {
-  return context.capability >= 90 && blocks <= 16 && units <= 32 &&
+  return context.has_clusters && blocks <= 16 && units <= 32 &&
          context.shared_bytes_per_block >= kSmallShared + 2048;
 }
 

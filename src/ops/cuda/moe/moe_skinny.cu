@@ -144,7 +144,7 @@ bool fill_matrices(MoeIn& in, MoeOut& out, const MoeWeights& w) {
 bool moe_skinny(Context& context, Act* hidden, Tensor y, Tensor x, Tensor ids, Tensor weights,
                 const Tensor* logits, const ChoiceRule& rule, const MoeWeights& w) {
   const bool readable = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 8 == 0 && x.cols % 8 == 0;
-  if (context.capability < 90 || x.rows > kSkinnyTokens || ids.cols > kMostUsed || !readable ||
+  if (!context.has_bulk_copies || x.rows > kSkinnyTokens || ids.cols > kMostUsed || !readable ||
       y.type != DType::f32 || x.type != kActType)
     return false;
   if (logits != nullptr && !MoeList::takes(static_cast<int>(w.gate->experts), static_cast<int>(ids.cols)))

@@ -1,39 +1,49 @@
-// context.h -- what every launch needs: the stream, the size of the GPU, and the place where errors stay.
+// context.h -- what every launch needs: the stream, what the GPU has, and the place where errors stay.
 //
-// Owned by the device, shared by its ops. Errors are sticky: the first one is kept with the name of what was
-// being done, later work is pointless, and the engine asks for it after synchronize() (Device::health).
+// Owned by the device, shared by its ops. Errors are sticky: the first one is kept as a sentence that names
+// the GPU and what was being done, later work is pointless, and the engine asks for it after synchronize()
+// (Device::health).
 #pragma once
 
 #include <cstdint>
 #include <string>
 
 #include "base/result.h"
+#include "ops/cuda/primitives/card.h"
 #include "ops/cuda/primitives/gpu.h"
 
 namespace braid::cuda {
 
-struct Context {
+// A Card: kernels ask the context what they may use, context.shared_bytes_per_block or context.has_clusters.
+struct Context : Card {
   cudaStream_t stream = nullptr;
-  int processors = 0;                 // streaming multiprocessors
-  int capability = 0;                 // 90 for 9.0
-  size_t shared_bytes_per_block = 0;  // what a block may ask for
-  bool deterministic = false;         // device.h: forms are chosen without looking at the number of rows
-  uint64_t launches = 0;              // kernels queued so far
+  bool deterministic = false;   // device.h: forms are chosen without looking at the number of rows
+  uint64_t launches = 0;        // kernels queued so far
+  std::string name;             // "NVIDIA GeForce RTX 3090, 8.6"
+  const char* op = "a kernel";  // that is being queued (profile.h)
 
   // Remembers the first error. True: all is well.
   bool note(cudaError_t error, const char* what) {
-    if (error == cudaSuccess) return true;
-    if (first_error.empty()) first_error = std::string(what) + ": " + cudaGetErrorString(error);
-    return false;
+    return error == cudaSuccess || keep("failed in", what, error);
   }
-  // After each launch.
-  void launched(const char* kernel) {
+  // After each launch. What a launch is refused for is forgotten when it is asked for; what has broken the
+  // GPU, in whichever kernel, is told every time.
+  void launched(const char* what) {
     ++launches;
-    note(cudaGetLastError(), kernel);
+    const cudaError_t error = cudaGetLastError();
+    if (error == cudaSuccess) return;
+    keep(cudaGetLastError() == error ? "failed in or before" : "refused", what, error);
   }
   bool healthy() const { return first_error.empty(); }
 
   std::string first_error;
+
+ private:
+  bool keep(const char* did, const char* what, cudaError_t error) {
+    if (first_error.empty())
+      first_error = "the GPU (" + name + ") " + did + " " + what + ": " + cudaGetErrorString(error);
+    return false;
+  }
 };
 
 inline Error gpu_error(cudaError_t error, const char* what, ErrorKind kind = ErrorKind::io) {

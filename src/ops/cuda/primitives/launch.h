@@ -1,5 +1,5 @@
 // launch.h -- launching kernels so that each may start while the one before it ends (programmatic dependent
-// launch, compute capability 9.0; elsewhere a plain launch).
+// launch, where the GPU has it; elsewhere a plain launch).
 //
 // A kernel launched with launch_early() or launch_clusters() may begin as soon as every block of the kernel
 // before it has called let_next_start() or ended. Rules, for all kernels launched here:
@@ -28,7 +28,7 @@
 
 namespace braid::cuda {
 
-#if defined(__CUDACC__) || defined(__HIPCC__)
+#if defined(__CUDACC__)
 __device__ inline void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -46,35 +46,30 @@ enum class L1 : uint8_t {
   large,  // as the driver chooses for the kernel alone: always for this kernel
 };
 
-#if !defined(__HIP_PLATFORM_AMD__)
 // Before the first launch of a kernel.
 template <typename... Parameters>
 void prepare_kernel(Context& context, L1 l1, void (*kernel)(Parameters...), size_t shared) {
   static thread_local std::unordered_set<const void*> prepared;
   const auto* name = reinterpret_cast<const void*>(kernel);
-  // Below 9.0 only what needs more than any block may have unasked.
-  if ((context.capability >= 90 || shared > 48 * 1024) && prepared.insert(name).second) {
+  // Without dependent launches only what needs more than any block may have unasked.
+  if ((context.has_dependent_launch || shared > 48 * 1024) && prepared.insert(name).second) {
     cudaFuncAttributes attributes;
-    context.note(cudaFuncGetAttributes(&attributes, name), "asking for a kernel's needs");
+    context.note(cudaFuncGetAttributes(&attributes, name), context.op);
     const auto most = static_cast<int>(context.shared_bytes_per_block - attributes.sharedSizeBytes);
-    context.note(cudaFuncSetAttribute(name, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
-                 "shared memory of a kernel");
-    if (context.capability >= 90 && l1 == L1::small) {
+    context.note(cudaFuncSetAttribute(name, cudaFuncAttributeMaxDynamicSharedMemorySize, most), context.op);
+    if (context.has_dependent_launch && l1 == L1::small) {
       context.note(cudaFuncSetAttribute(name, cudaFuncAttributePreferredSharedMemoryCarveout,
                                         cudaSharedmemCarveoutMaxShared),
-                   "division of the L1 cache");
+                   context.op);
     }
   }
 }
-#endif
 
-// `shared`: dynamic shared memory. `cluster`: blocks (along x) that run together; needs capability 9.0.
+// `shared`: dynamic shared memory. `cluster`: blocks (along x) that run together; above 1 only where the GPU
+// has clusters.
 template <typename... Parameters, typename... Args>
 void launch_on(Context& context, L1 l1, unsigned cluster, void (*kernel)(Parameters...), dim3 grid,
                unsigned threads, size_t shared, Args&&... args) {
-#if defined(__HIP_PLATFORM_AMD__)
-  kernel<<<grid, threads, shared, context.stream>>>(std::forward<Args>(args)...);
-#else
   prepare_kernel(context, l1, kernel, shared);
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
@@ -82,7 +77,7 @@ void launch_on(Context& context, L1 l1, unsigned cluster, void (*kernel)(Paramet
   config.dynamicSmemBytes = shared;
   config.stream = context.stream;
   cudaLaunchAttribute attributes[3];
-  if (context.capability >= 90) {
+  if (context.has_dependent_launch) {
     attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
   }
@@ -99,18 +94,14 @@ void launch_on(Context& context, L1 l1, unsigned cluster, void (*kernel)(Paramet
     }
   }
   config.attrs = attributes;
-  context.note(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), "launching a kernel");
-#endif
-  context.launched("launching a kernel");
+  cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
+  context.launched(context.op);
 }
 
 // How many clusters of `cluster` blocks the GPU runs at the same time, if it does nothing else.
 template <typename... Parameters>
 int64_t most_clusters(Context& context, unsigned cluster, void (*kernel)(Parameters...), unsigned threads,
                       size_t shared) {
-#if defined(__HIP_PLATFORM_AMD__)
-  return 0;
-#else
   struct Known {
     const void* kernel;
     unsigned cluster;
@@ -140,7 +131,6 @@ int64_t most_clusters(Context& context, unsigned cluster, void (*kernel)(Paramet
   }
   known.push_back({name, cluster, shared, count});
   return count;
-#endif
 }
 
 template <typename... Parameters, typename... Args>
