@@ -81,6 +81,7 @@ __device__ void take_cells(PlainState& st, const AttentionArgs& a, const float (
 }
 
 __global__ __launch_bounds__(32 * kWarps) void plain_kernel(const __grid_constant__ AttentionArgs a) {
+  wait_for_previous();
   const int t = blockIdx.x;
   const int head = blockIdx.y * kWarps + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
@@ -256,8 +257,7 @@ void CudaOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams&
     }
   }
   const dim3 grid(static_cast<unsigned>(batch.tokens), static_cast<unsigned>(div_up(params.heads, kWarps)));
-  plain_kernel<<<grid, 32 * kWarps, 0, context_.stream>>>(args);
-  context_.launched(context_.op);
+  launch_early(context_, plain_kernel, grid, 32 * kWarps, 0, args);
 }
 
 void CudaOps::store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates, Tensor rope_table,

@@ -1,135 +1,131 @@
-// attention_tiles.cu -- attention of sequences with many rows (prompts, trees): 128 queries against 64 cells
-// at a time on tensor cores.
+// attention_tiles.cu -- attention of sequences with many rows (prompts, trees) on tensor cores by mma.sync:
+// what GPUs without wgmma take, within 99 KB of shared memory.
 //
-// Flops 4 Dh per query head and visible cell; 2048 new tokens of 27B (24 heads of 256): 51 GFLOP a layer, 65
-// us at 790 TFLOP/s; bytes are small beside it (K and V of a tile serve 128 queries).
+// Flops 4 Dh per query head and visible cell; 2048 new tokens of 27B (24 heads of 256): 51 GFLOP a layer.
+// Bytes are small beside it (K and V of a tile serve 128 queries).
 //
-// Shape: queries of a KV head are packed token by token (query = token * group + head), so a K/V tile serves
-// the whole group and a short run still fills the tile. 8 warps of 16 queries; O [16, Dh] and S [16, 64] in
-// registers as m16n8k16 accumulators, P goes from one to the other's operand without leaving them. K and V
-// tiles of 64 cells (two blocks of the table) come by cp.async in two stages, one ahead. Tiles that every
-// query sees skip the mask; late tiles of a prompt start first. Few rows over a long context are cut into
+// Shape: items of 128 packed queries (attention_tile_items.h), 8 warps of 16. A warp keeps its queries, O
+// [16, Dh] and S [16, cells] in registers; P goes from S to the operand of V without leaving them. Shared
+// memory has two stages of keys and two of values, of 32 cells (head dim 256) or 64. Every warp copies its
+// share of them by cp.async. The block does not meet between tiles: barriers say when a stage is full and
+// when all warps are done with it, so warps drift apart by up to a tile, and the softmax of one runs under
+// the products of another. Tiles that all queries of a warp see skip the mask. Late tiles of a prompt see
+// most cells and start first; blocks take items from a counter. Few rows over a long context are cut into
 // splits like decoding (attention_common.h).
+//
+// Floor: tensor cores where they are slow (8.6, 8.9, 12.0: 256 products of f16 with f32 sums a clock and
+// multiprocessor); where they are quick, shared memory: a warp reads 512 bytes for two instructions.
 //
 // Compute capability 9.0 has a form of its own for the same items, attention_wgmma.cu, which is tried first.
 //
 // Measured, and what was tried: docs/history/cuda-kernels.md.
+#include <algorithm>
+#include <type_traits>
+
 #include "ops/cuda/attention/attention_tile_items.h"
+#include "ops/cuda/primitives/barriers.cuh"
+#include "ops/cuda/primitives/launch.h"
 
 namespace braid::cuda {
 namespace {
 
 constexpr int kWarps = 8;
+constexpr int kThreads = 32 * kWarps;
 
 template <int kHeadDim>
 struct TileShared {
-  static constexpr int kStride = kHeadDim + 8;
-  alignas(16) uint16_t q[kTileRows * kStride];
-  struct Stage {
-    alignas(16) uint16_t k[kTileCells * kStride];
-    alignas(16) uint16_t v[kTileCells * kStride];
-  };
-  Stage stage[2];
-  RowView view[kTileRows];  // by token of the tile
+  static constexpr int kCells = kHeadDim == 256 ? 32 : 64;
+  static constexpr int kStride = kHeadDim + 8;  // rows of eight pieces meet all banks
+  static constexpr int kStageBytes = kCells * kStride * 2;
+  static constexpr int kSpaceStride = 128 + 4;  // of outputs on their way, by 128 dims
+  // Queries on their way in and outputs on their way out lie where the stages are. [warp's 16 rows]
+  static constexpr int kQueryBytes = 16 * kStride * 2;
+  static constexpr int kSpaceBytes = 16 * kSpaceStride * 4;
+  static constexpr int kBytes = std::max(4 * kStageBytes, kWarps* std::max(kQueryBytes, kSpaceBytes));
+  alignas(16) uint8_t memory[kBytes];  // keys of two tiles, values of two tiles
+  RowView view[kTileRows];             // by query
+  uint64_t k_full[2], k_empty[2], v_full[2], v_empty[2];
+  int2 plain[kWarps];  // cells of the span that all queries of a warp see
+  int2 seen[kWarps];   // the first and the last cell that one of them sees
+  Span span[kWarps];   // cells that the item is about; each warp has its own copy
   int scratch[kWarps];
-  int plain_begin, plain_end;  // cells that every query sees
-  int first_cell, last_cell;   // that some query sees
+  int next;       // item
+  TileItem item;  // here, as the registers are queries and sums
 };
 
-// K and V of 64 cells; cells outside [begin, end) become zeros.
+// This thread's share of K or V of a tile: cells outside [begin, end) become zeros.
 template <int kHeadDim>
-__device__ void load_cells(typename TileShared<kHeadDim>::Stage& to, const AttentionArgs& a, int s,
-                           int kv_head, int tile, int begin, int end) {
+__device__ inline void copy_cells(uint32_t to, const std::byte* pool, const AttentionArgs& a,
+                                  const TileItem& item, int tile, Span seen) {
+  using Shared = TileShared<kHeadDim>;
   constexpr int kPieces = kHeadDim / 8;
-  constexpr int kStep = 32 * kWarps / kPieces;  // rows that the block copies at a time
-  const int32_t* table = table_of(a, s);
-  const int row0 = static_cast<int>(threadIdx.x) / kPieces;
+  constexpr int kStep = kThreads / kPieces;  // cells that the block copies at a time
+  const int32_t* table = table_of(a, item.s);
+  const int first = static_cast<int>(threadIdx.x) / kPieces;
   const int piece = static_cast<int>(threadIdx.x) % kPieces;
 #pragma unroll
-  for (int half = 0; half < kTileCells / kBlockTokens; ++half) {
-    const int first = tile + half * kBlockTokens;
-    const int64_t block = table[min(max(first, begin), end - 1) / kBlockTokens];
-    const int64_t base = pool_cell(a, block, kv_head) * kHeadDim * 2 + piece * 16;
+  for (int half = 0; half < Shared::kCells / kBlockTokens; ++half) {
+    const int base = tile + half * kBlockTokens;
+    const int64_t block = table[min(max(base, seen.begin), seen.end - 1) / kBlockTokens];
+    const std::byte* from =
+        pool + ((pool_cell(a, block, item.kv_head) + first) * kPieces + piece) * int64_t{16};
 #pragma unroll
     for (int r = 0; r < kBlockTokens; r += kStep) {
-      const int row = r + row0;
-      const bool valid = first + row >= begin && first + row < end;
-      const int64_t from = base + (valid ? row : 0) * kHeadDim * 2;
-      const int at = (half * kBlockTokens + row) * TileShared<kHeadDim>::kStride + piece * 8;
-      copy_async_or_zero(shared_address(to.k + at), a.kv.k + from, valid);
-      copy_async_or_zero(shared_address(to.v + at), a.kv.v + from, valid);
+      const int cell = base + r + first;
+      copy_async_or_zero(to + ((half * kBlockTokens + r + first) * Shared::kStride + piece * 8) * 2,
+                         from + r * kHeadDim * 2, cell >= seen.begin && cell < seen.end);
     }
   }
 }
 
-// What the tile's tokens see, and their queries, to shared memory. By the whole block, which then waits.
-template <int kHeadDim, typename Number>
-__device__ void load_queries(const AttentionArgs& a, const TileItem& item, TileShared<kHeadDim>& sh) {
-  __syncthreads();  // shared memory of the item before
-  if (threadIdx.x == 0) {
-    sh.plain_begin = 0;
-    sh.plain_end = 1 << 30;
-    sh.first_cell = 1 << 30;
-    sh.last_cell = 0;
-  }
-  __syncthreads();
-  if (static_cast<int>(threadIdx.x) < item.tokens) {
-    const RowView v = row_view(a, item.s, item.first_row + item.token0 + static_cast<int>(threadIdx.x));
-    sh.view[threadIdx.x] = v;
-    atomicMax(&sh.plain_begin, v.low + 1);
-    atomicMin(&sh.plain_end, v.limit);
-    atomicMin(&sh.first_cell, first_seen(v));
-    atomicMax(&sh.last_cell, last_seen(v));
-  }
-#pragma unroll 4
-  for (int i = threadIdx.x; i < kTileRows * kHeadDim / 8; i += 32 * kWarps) {
-    const int own = i / (kHeadDim / 8);
-    const int dim = i % (kHeadDim / 8) * 8;
-    uint4 x = {0, 0, 0, 0};
-    if (own < item.queries) {
-      const auto [token, head] = place_of(a, item, item.query0 + own);
-      x = *reinterpret_cast<const uint4*>(static_cast<const Act*>(a.q.data) +
-                                          (item.first_row + token) * a.q.stride + int64_t{head} * kHeadDim +
-                                          dim);
-    }
-    *reinterpret_cast<uint4*>(&sh.q[own * TileShared<kHeadDim>::kStride + dim]) = convert(x, Number());
-  }
-  __syncthreads();
+// Bits [from, to) of 64, either of which may lie outside.
+__device__ inline uint64_t bits_between(int from, int to) {
+  const uint64_t below_to = to >= 64 ? ~uint64_t{0} : to <= 0 ? 0 : (uint64_t{1} << to) - 1;
+  return from >= 64 ? 0 : from <= 0 ? below_to : below_to >> from << from;
+}
+// Which of the 64 cells from `first` on a row sees of `span` (sees(), attention_common.h).
+__device__ inline uint64_t seen_of_tile(const RowView& row, Span span, int first) {
+  const int node = first - row.context;  // of the first cell
+  uint64_t nodes = 0;
+  if (node > -64 && node < 64) nodes = node >= 0 ? row.mask >> node : row.mask << -node;
+  return (bits_between(row.low + 1 - first, row.limit - first) | nodes) &
+         bits_between(span.begin - first, span.end - first);
 }
 
 // What a warp keeps of its 16 queries: this lane's of rows g and g + 8.
 template <int kHeadDim>
 struct Softmax {
+  static constexpr int kCells = TileShared<kHeadDim>::kCells;
   float o[kHeadDim / 8][4] = {};
   float largest[2] = {-INFINITY, -INFINITY};
   float total[2] = {0, 0};
 
-  // Scores of 64 cells become exp2 of their distance to the largest so far, and what was summed up before is
-  // brought to the same scale. The Softmax of attention_wgmma.cuh is another on purpose: it adds up in
-  // another order and takes the fast exp2, so one for both would round differently than one of them does now.
-  __device__ void take(float (&x)[kTileCells / 8][4], float scale) {
+  // Scores of a tile become exp2 of their distance to the largest so far, and what was summed up before is
+  // brought to the same scale.
+  __device__ void take(float (&x)[kCells / 8][4], float scale) {
     float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float top = -INFINITY;
 #pragma unroll
-      for (int n = 0; n < kTileCells / 8; ++n) top = fmaxf(top, fmaxf(x[n][2 * r], x[n][2 * r + 1]));
+      for (int n = 0; n < kCells / 8; ++n) top = fmaxf(top, fmaxf(x[n][2 * r], x[n][2 * r + 1]));
       top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 1));
       top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 2));
       const float next = fmaxf(largest[r], top * scale);
-      factor[r] = largest[r] == next ? 1.0f : exp2f(largest[r] - next);
+      factor[r] = largest[r] == next ? 1.0f : exp2_fast(largest[r] - next);
       largest[r] = next;
-      total[r] *= factor[r];
       const float shift = next == -INFINITY ? 0.0f : next;
+      float sum[2] = {0, 0};
 #pragma unroll
-      for (int n = 0; n < kTileCells / 8; ++n) {
+      for (int n = 0; n < kCells / 8; ++n) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float& p = x[n][2 * r + i];
-          p = exp2f(fmaf(p, scale, -shift));
-          total[r] += p;
+          p = exp2_fast(fmaf(p, scale, -shift));
+          sum[i] += p;
         }
       }
+      total[r] = fmaf(total[r], factor[r], sum[0] + sum[1]);
     }
     rescale(o, factor);
   }
@@ -140,7 +136,7 @@ struct Softmax {
 template <int kHeadDim>
 __device__ void write_outputs(const AttentionArgs& a, const Softmax<kHeadDim>& sum, float* space,
                               const TileItem& item) {
-  constexpr int kStride = 128 + 4;
+  constexpr int kStride = TileShared<kHeadDim>::kSpaceStride;
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;
@@ -191,127 +187,217 @@ __device__ void write_outputs(const AttentionArgs& a, const Softmax<kHeadDim>& s
   }
 }
 
-// Scores of a warp's queries and 64 cells.
+// What a warp does with one item.
 template <int kHeadDim, typename Number>
-__device__ inline void multiply_keys(float (&x)[kTileCells / 8][4], uint32_t q_base, uint32_t k_base) {
-  constexpr int kStride = TileShared<kHeadDim>::kStride;
-#pragma unroll
-  for (int n = 0; n < kTileCells / 8; ++n) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) x[n][i] = 0;
+struct Tiles {
+  using Shared = TileShared<kHeadDim>;
+  static constexpr int kCells = Shared::kCells;
+  static constexpr int kStride = Shared::kStride;
+  const AttentionArgs& a;
+  Shared& sh;
+  int warp, lane;
+  uint32_t tiles = 0;  // that this block has walked over, of all its items
+
+  __device__ uint32_t stage(int which) const {
+    return shared_address(sh.memory) + which * Shared::kStageBytes;
   }
-#pragma unroll
-  for (int step = 0; step < kHeadDim / 16; ++step) {
-    uint32_t q[4];
-    load_matrices(q, q_base + step * 32);
-#pragma unroll
-    for (int n = 0; n < kTileCells / 16; ++n) {
-      uint32_t k[4];
-      load_matrices(k, k_base + n * 16 * kStride * 2 + step * 32);
-      mma(x[2 * n], q, k[0], k[1], Number());
-      mma(x[2 * n + 1], q, k[2], k[3], Number());
+  __device__ void release(uint64_t* barrier) const {
+    __syncwarp();
+    if (lane == 0 || kWarpArrivals > 1) arrive(shared_address(barrier));
+  }
+
+  // For the item after this one, from a counter that all blocks share.
+  __device__ void ask() const {
+    if (threadIdx.x == 0) sh.next = static_cast<int>(gridDim.x) + atomicAdd(a.arrivals, 1);
+  }
+
+  // Its queries, and what they see. The block meets in here: then the stages are free for keys and values.
+  __device__ void begin(const TileItem& item, uint32_t (&q)[kHeadDim / 16][4]) const {
+    constexpr int kPieces = kHeadDim / 8;
+    const uint32_t space = shared_address(sh.memory) + warp * Shared::kQueryBytes;
+#pragma unroll 4
+    for (int i = lane; i < 16 * kPieces; i += 32) {
+      const int row = i / kPieces;
+      const int own = warp * 16 + row;
+      const auto [token, head] = place_of(a, item, item.query0 + min(own, item.queries - 1));
+      const Act* from = static_cast<const Act*>(a.q.data) + (item.first_row + token) * a.q.stride +
+                        int64_t{head} * kHeadDim + i % kPieces * 8;
+      copy_async_or_zero(space + row * kStride * 2 + i % kPieces * 16, from, own < item.queries);
     }
-  }
-}
-
-template <int kHeadDim, typename Number>
-__device__ inline void add_values(float (&o)[kHeadDim / 8][4], const float (&x)[kTileCells / 8][4],
-                                  uint32_t v_base) {
-  constexpr int kStride = TileShared<kHeadDim>::kStride;
+    commit_copies();
+    ask();
+    const int query = item.query0 + min(warp * 16 + lane % 16, item.queries - 1);
+    const RowView v = row_view(a, item.s, item.first_row + query / a.group);
+    if (lane < 16) sh.view[warp * 16 + lane] = v;
+    const int2 plain = {__reduce_max_sync(kFullWarp, v.low + 1), __reduce_min_sync(kFullWarp, v.limit)};
+    const int2 seen = {__reduce_min_sync(kFullWarp, first_seen(v)),
+                       __reduce_max_sync(kFullWarp, last_seen(v))};
+    if (threadIdx.x == 0) sh.item = item;
+    if (lane == 0) sh.seen[warp] = seen;
+    wait_copies<0>();
+    __syncwarp();
 #pragma unroll
-  for (int step = 0; step < kTileCells / 16; ++step) {
-    const uint32_t p[4] = {pack(x[2 * step][0], x[2 * step][1], Number()),
-                           pack(x[2 * step][2], x[2 * step][3], Number()),
-                           pack(x[2 * step + 1][0], x[2 * step + 1][1], Number()),
-                           pack(x[2 * step + 1][2], x[2 * step + 1][3], Number())};
+    for (int step = 0; step < kHeadDim / 16; ++step) {
+      load_matrices(q[step], space + (lane % 16 * kStride + lane / 16 * 8) * 2 + step * 32);
 #pragma unroll
-    for (int n = 0; n < kHeadDim / 16; ++n) {
-      uint32_t v[4];
-      load_matrices_transposed(v, v_base + (step * 16 * kStride + n * 16) * 2);
-      mma(o[2 * n], p, v[0], v[1], Number());
-      mma(o[2 * n + 1], p, v[2], v[3], Number());
-    }
-  }
-}
-
-template <int kHeadDim, typename Number>
-__global__ __launch_bounds__(32 * kWarps, 1) void tile_kernel(const __grid_constant__ AttentionArgs a) {
-  constexpr int kStride = TileShared<kHeadDim>::kStride;
-  constexpr uint32_t kStageBytes = sizeof(typename TileShared<kHeadDim>::Stage);
-  extern __shared__ __align__(16) char memory[];
-  auto& sh = *reinterpret_cast<TileShared<kHeadDim>*>(memory);
-  int* starts = reinterpret_cast<int*>(memory + sizeof(TileShared<kHeadDim>));
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  const int items = list_tile_items(a, starts, sh.scratch);
-  for (int begin = 0; begin < items; begin += gridDim.x) {
-    // To and fro, so that who starts with a long item ends with a short one.
-    const int turn = begin / static_cast<int>(gridDim.x) % 2;
-    const int index = begin + static_cast<int>(turn == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
-    if (index >= items) continue;
-    const TileItem item = item_at(a, starts, index);
-    load_queries<kHeadDim, Number>(a, item, sh);
-
-    const Span seen = seen_cells(item, sh.first_cell, sh.last_cell);
-    Softmax<kHeadDim> sum;
-    const auto token_of = [&](int row) {
-      return (item.query0 + min(warp * 16 + row, item.queries - 1)) / a.group - item.token0;
-    };
-    const int token[2] = {token_of(lane / 4), token_of(lane / 4 + 8)};
-    const uint32_t q_base = shared_address(sh.q) + ((warp * 16 + lane % 16) * kStride + lane / 16 * 8) * 2;
-    const uint32_t k_base =
-        shared_address(sh.stage[0].k) + ((lane / 16 * 8 + lane % 8) * kStride + lane / 8 % 2 * 8) * 2;
-    const uint32_t v_base =
-        shared_address(sh.stage[0].v) + ((lane / 8 % 2 * 8 + lane % 8) * kStride + lane / 16 * 8) * 2;
-
-    const int first_cells = seen.begin / kTileCells * kTileCells;
-    uint32_t stage = 0;  // byte offset of the tile's stage
-    const auto load = [&](int index, int cells) {
-      if (cells < seen.end)
-        load_cells<kHeadDim>(sh.stage[index], a, item.s, item.kv_head, cells, seen.begin, seen.end);
-      commit_copies();
-    };
-    load(0, first_cells);
-    for (int cells = first_cells; cells < seen.end; cells += kTileCells, stage ^= kStageBytes) {
-      wait_copies<0>();
-      __syncthreads();  // this tile is there, and nobody is at the one before
-      load(stage == 0 ? 1 : 0, cells + kTileCells);
-      float x[kTileCells / 8][4];
-      multiply_keys<kHeadDim, Number>(x, q_base, k_base + stage);
-      const bool plain = cells >= sh.plain_begin && cells + kTileCells <= sh.plain_end &&
-                         cells >= seen.begin && cells + kTileCells <= seen.end;
-      if (!plain) {
-        RowView view = sh.view[token[0]];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (i == 2) view = sh.view[token[1]];
-#pragma unroll
-          for (int n = 0; n < kTileCells / 8; ++n) {
-            const int cell = cells + n * 8 + lane % 4 * 2 + i % 2;
-            if (cell < seen.begin || cell >= seen.end || !sees(view, cell)) x[n][i] = -INFINITY;
-          }
+      for (int i = 0; i < 4; ++i) {
+        if constexpr (!std::is_same_v<Number, __half>) {
+          const float2 pair = unpack(q[step][i], __half());
+          q[step][i] = pack(pair.x, pair.y, Number());
         }
       }
-      sum.take(x, a.scale);
-      add_values<kHeadDim, Number>(sum.o, x, v_base + stage);
     }
-    wait_copies<0>();
+    __syncthreads();
+    int first = 1 << 30, last = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      first = min(first, sh.seen[w].x);
+      last = max(last, sh.seen[w].y);
+    }
+    if (lane == 0) {
+      const Span span = seen_cells(item, first, last);
+      sh.span[warp] = span;
+      sh.plain[warp] = {max(plain.x, span.begin), min(plain.y, span.end)};
+    }
+    __syncwarp();
+  }
+
+  __device__ void copy_keys(uint32_t tile, int cells) const {
+    wait_barrier(shared_address(sh.k_empty + tile % 2), tile / 2 % 2 ^ 1);
+    copy_cells<kHeadDim>(stage(tile % 2), a.kv.k, a, sh.item, cells, sh.span[warp]);
+    arrive_after_copies(shared_address(sh.k_full + tile % 2));
+  }
+  __device__ void copy_values(uint32_t tile, int cells) const {
+    wait_barrier(shared_address(sh.v_empty + tile % 2), tile / 2 % 2 ^ 1);
+    copy_cells<kHeadDim>(stage(2 + tile % 2), a.kv.v, a, sh.item, cells, sh.span[warp]);
+    arrive_after_copies(shared_address(sh.v_full + tile % 2));
+  }
+
+  __device__ void multiply_keys(float (&x)[kCells / 8][4], const uint32_t (&q)[kHeadDim / 16][4]) const {
+    const uint32_t from = stage(tiles % 2) + ((lane / 16 * 8 + lane % 8) * kStride + lane / 8 % 2 * 8) * 2;
+#pragma unroll
+    for (int n = 0; n < kCells / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[n][i] = 0;
+    }
+#pragma unroll
+    for (int step = 0; step < kHeadDim / 16; ++step) {
+#pragma unroll
+      for (int n = 0; n < kCells / 16; ++n) {
+        uint32_t k[4];
+        load_matrices(k, from + n * 16 * kStride * 2 + step * 32);
+        mma(x[2 * n], q[step], k[0], k[1], Number());
+        mma(x[2 * n + 1], q[step], k[2], k[3], Number());
+      }
+    }
+  }
+  __device__ void add_values(float (&o)[kHeadDim / 8][4], const uint32_t (&p)[kCells / 16][4]) const {
+    const uint32_t from =
+        stage(2 + tiles % 2) + ((lane / 8 % 2 * 8 + lane % 8) * kStride + lane / 16 * 8) * 2;
+#pragma unroll
+    for (int step = 0; step < kCells / 16; ++step) {
+#pragma unroll
+      for (int n = 0; n < kHeadDim / 16; ++n) {
+        uint32_t v[4];
+        load_matrices_transposed(v, from + (step * 16 * kStride + n * 16) * 2);
+        mma(o[2 * n], p[step], v[0], v[1], Number());
+        mma(o[2 * n + 1], p[step], v[2], v[3], Number());
+      }
+    }
+  }
+  __device__ void mask(float (&x)[kCells / 8][4], int cells) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const uint64_t seen =
+          seen_of_tile(sh.view[warp * 16 + lane / 4 + 8 * r], sh.span[warp], cells) >> lane % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < kCells / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          if ((seen >> (n * 8 + i) & 1) == 0) x[n][2 * r + i] = -INFINITY;
+      }
+    }
+  }
+
+  __device__ void run(const TileItem& item) {
+    uint32_t q[kHeadDim / 16][4];
+    begin(item, q);
+    Softmax<kHeadDim> sum;
+    int cells = sh.span[warp].begin / kCells * kCells;
+    const int end = sh.span[warp].end;
+    if (cells < end) {
+      copy_keys(tiles, cells);
+      copy_values(tiles, cells);
+    }
+    for (; cells < end; cells += kCells, ++tiles) {
+      const bool more = cells + kCells < end;
+      if (more) copy_keys(tiles + 1, cells + kCells);
+      wait_barrier(shared_address(sh.k_full + tiles % 2), tiles / 2 % 2);
+      float x[kCells / 8][4];
+      multiply_keys(x, q);
+      release(sh.k_empty + tiles % 2);
+      if (const int2 plain = sh.plain[warp]; cells < plain.x || cells + kCells > plain.y) mask(x, cells);
+      sum.take(x, a.scale);
+      uint32_t p[kCells / 16][4];
+#pragma unroll
+      for (int step = 0; step < kCells / 16; ++step) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          p[step][i] = pack(x[2 * step + i / 2][i % 2 * 2], x[2 * step + i / 2][i % 2 * 2 + 1], Number());
+      }
+      if (more) copy_values(tiles + 1, cells + kCells);
+      wait_barrier(shared_address(sh.v_full + tiles % 2), tiles / 2 % 2);
+      add_values(sum.o, p);
+      release(sh.v_empty + tiles % 2);
+    }
     __syncthreads();  // the stages are free
     add_lanes(sum.total);
-    static_assert(kWarps * 16 * 132 * sizeof(float) <= sizeof(sh.stage));
-    write_outputs<kHeadDim>(a, sum, reinterpret_cast<float*>(sh.stage) + warp * 16 * 132, item);
+    write_outputs<kHeadDim>(a, sum, reinterpret_cast<float*>(sh.memory + warp * Shared::kSpaceBytes),
+                            sh.item);
   }
+};
+
+template <int kHeadDim, typename Number>
+__global__ __launch_bounds__(kThreads, 1) void tile_kernel(const __grid_constant__ AttentionArgs a) {
+  using Shared = TileShared<kHeadDim>;
+  extern __shared__ __align__(16) char memory[];
+  auto& sh = *reinterpret_cast<Shared*>(memory);
+  int* starts = reinterpret_cast<int*>(&sh + 1);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 2; ++i) {
+      init_barrier(shared_address(sh.k_full + i), kThreads);
+      init_barrier(shared_address(sh.v_full + i), kThreads);
+      init_barrier(shared_address(sh.k_empty + i), kWarps * kWarpArrivals);
+      init_barrier(shared_address(sh.v_empty + i), kWarps * kWarpArrivals);
+    }
+    publish_barriers();
+  }
+  wait_for_previous();
+  const int items = list_tile_items(a, starts, sh.scratch);
+  Tiles<kHeadDim, Number> tiles{a, sh, static_cast<int>(threadIdx.x) / 32,
+                                static_cast<int>(threadIdx.x) % 32};
+  const auto blocks = static_cast<int>(gridDim.x);
+  int index = static_cast<int>(blockIdx.x);
+  do {
+    if (index < items) {
+      tiles.run(item_at(a, starts, index));
+    } else {
+      tiles.ask();
+    }
+    __syncthreads();
+    index = sh.next;
+    __syncthreads();
+  } while (index < items);
+  // Each block asks once in vain; the last of them all leaves the counter as it was.
+  if (threadIdx.x == 0 && index == blocks + max(items, blocks) - 1) *a.arrivals = 0;
 }
 
 template <int kHeadDim, typename Number>
 bool launch(Context& context, const AttentionArgs& args) {
   const size_t shared = sizeof(TileShared<kHeadDim>) + (args.batch.sequences + 1) * sizeof(int);
   if (shared > context.shared_bytes_per_block) return false;
-  context.note(cudaFuncSetAttribute(tile_kernel<kHeadDim, Number>,
-                                    cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
-               "attention_tiles");
-  tile_kernel<kHeadDim, Number><<<tile_blocks(context, args), 32 * kWarps, shared, context.stream>>>(args);
-  context.launched("attention_tiles");
+  launch_early(context, tile_kernel<kHeadDim, Number>, dim3(tile_blocks(context, args)), kThreads, shared,
+               args);
   return true;
 }
 
