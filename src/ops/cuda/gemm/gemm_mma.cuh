@@ -6,7 +6,8 @@
 // Weights are the row operand (A) of mma.m16n8k16, rows of x its columns, so one instruction serves 8 tokens.
 // A warp owns 32 rows x 128 k at a time and decodes each weight once for all columns of its CTA (16, 32 or
 // 64). Up to 16 columns, 16 warps form a tile of 512 or 256 rows: one or two warps along k for each 32 rows,
-// whose sums meet in shared memory. That keeps 16 warps busy decoding while few CTAs share a tile.
+// whose sums meet in shared memory. That keeps 16 warps busy decoding while few CTAs share a tile. Where two
+// stages of their weights do not fit (99 KB of shared memory), half as many warps do the same on half a tile.
 //
 // Traffic, one product of n x k: the packed weights once per 64 tokens, x once per tile (from L2), y once.
 // Arithmetic per 32 x 256 and warp: 460 issue slots (q4k), where memory leaves each scheduler 992 clocks.
@@ -32,9 +33,10 @@ __device__ inline int x_offset(int token, int piece) {
   return token * 256 + ((piece ^ (piece >> 3 & 1) ^ ((token & 1) << 1)) << 4);
 }
 
-template <class Format, int kGroups>
+// `kHalved`: half of the warps, for cards whose shared memory does not hold two stages of all of them.
+template <class Format, int kGroups, bool kHalved = false>
 struct MmaShape {
-  static constexpr int kWarps = kGroups <= 2 ? Format::kNarrowWarps : Format::kWarps;
+  static constexpr int kWarps = (kGroups <= 2 ? Format::kNarrowWarps : Format::kWarps) / (kHalved ? 2 : 1);
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kMostSplit = kGroups <= 2 ? 2 : 1;
   static constexpr int kHalf = half_bytes(Format::kPack) + shared_bytes(Format::kPack);
@@ -45,7 +47,19 @@ struct MmaShape {
   static constexpr int kStages = kRoom / kStage > 6 ? 6 : kRoom / kStage;  // at most
   static constexpr int kTileFloats = kGroups * 8 * kThreads;
   static_assert(kStages >= 2 && kTileFloats <= kMostTileFloats);
+
+  // Stages that a card's shared memory has room for, beside barriers and parts.
+  static constexpr int stages_in(size_t shared_bytes) {
+    const int64_t room = static_cast<int64_t>(shared_bytes) - 3 * 1024 - kOut;
+    return static_cast<int>(room < kStage ? 0 : room / kStage > kStages ? kStages : room / kStage);
+  }
+  static_assert(stages_in(kLeastSharedBytes) > 0);
 };
+
+// With fewer than four warps a multiprocessor's tensor cores would not all have work.
+template <class Format, int kGroups>
+inline constexpr bool kCanHalve = MmaShape<Format, kGroups>::kWarps >= 8 &&
+                                  MmaShape<Format, kGroups>::stages_in(kLeastSharedBytes) < 2;
 
 // ---- a CTA's place in the work ----
 
@@ -327,10 +341,10 @@ struct MmaSums {
 
 // ---- the kernel ----
 
-template <class Format, int kGroups>
-__global__ void __launch_bounds__(MmaShape<Format, kGroups>::kThreads + 32, 1)
+template <class Format, int kGroups, bool kHalved>
+__global__ void __launch_bounds__(MmaShape<Format, kGroups, kHalved>::kThreads + 32, 1)
     gemm_mma_kernel(const __grid_constant__ MmaArgs a, int stages) {
-  using Shape = MmaShape<Format, kGroups>;
+  using Shape = MmaShape<Format, kGroups, kHalved>;
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ __align__(8) uint64_t barriers[(2 + Shape::kWarps) * Shape::kStages];
   const MmaMemory<Shape> memory{shared, barriers, stages};
@@ -380,27 +394,41 @@ __global__ void __launch_bounds__(MmaShape<Format, kGroups>::kThreads + 32, 1)
   }
 }
 
-template <class Format, int kGroups>
+template <class Format, int kGroups, bool kHalved>
 void launch_gemm_mma_kernel(Context& context, const GemmLaunch& launch) {
-  using Shape = MmaShape<Format, kGroups>;
+  using Shape = MmaShape<Format, kGroups, kHalved>;
   MmaArgs args{{launch, launch.list, launch.partials, launch.counters}};
   // The largest tiles that still give every CTA one; lists of experts are many small products.
   args.split = args.list.tiles != nullptr ? Shape::kMostSplit : 1;
   while (args.split < Shape::kMostSplit && args.blocks < context.processors * (Shape::kWarps / args.split))
     args.split *= 2;
   args.split = std::min(args.split, 2 * args.units);
-  // As many stages as the GPU's shared memory has room for, less what a block takes besides.
-  const auto room = static_cast<int64_t>(context.shared_bytes_per_block) - 3 * 1024 - Shape::kOut;
-  const int stages = static_cast<int>(std::clamp<int64_t>(room / Shape::kStage, 1, Shape::kStages));
-  launch_early(context, gemm_mma_kernel<Format, kGroups>, dim3(static_cast<unsigned>(context.processors)),
-               Shape::kThreads + 32, static_cast<size_t>(stages * Shape::kStage + Shape::kOut), args, stages);
+  const int stages = Shape::stages_in(context.shared_bytes_per_block);
+  launch_early(context, gemm_mma_kernel<Format, kGroups, kHalved>,
+               dim3(static_cast<unsigned>(context.processors)), Shape::kThreads + 32,
+               static_cast<size_t>(stages * Shape::kStage + Shape::kOut), args, stages);
+}
+
+// Two stages at least, so that weights come while others are multiplied.
+template <class Format, int kGroups>
+void launch_gemm_mma_groups(Context& context, const GemmLaunch& launch) {
+  if (MmaShape<Format, kGroups>::stages_in(context.shared_bytes_per_block) < 2) {
+    if constexpr (kCanHalve<Format, kGroups>) {
+      static_assert(MmaShape<Format, kGroups, true>::stages_in(kLeastSharedBytes) >= 2);
+      return launch_gemm_mma_kernel<Format, kGroups, true>(context, launch);
+    }
+    // Narrower tiles for more of them; a list's tiles are as wide as they are.
+    if constexpr (kGroups > 4)
+      if (launch.list.tiles == nullptr) return launch_gemm_mma_groups<Format, 4>(context, launch);
+  }
+  launch_gemm_mma_kernel<Format, kGroups, false>(context, launch);
 }
 
 template <class Format>
 void launch_gemm_mma(Context& context, int columns, const GemmLaunch& launch) {
-  if (columns <= 16) return launch_gemm_mma_kernel<Format, 2>(context, launch);
-  if (columns <= 32) return launch_gemm_mma_kernel<Format, 4>(context, launch);
-  launch_gemm_mma_kernel<Format, 8>(context, launch);
+  if (columns <= 16) return launch_gemm_mma_groups<Format, 2>(context, launch);
+  if (columns <= 32) return launch_gemm_mma_groups<Format, 4>(context, launch);
+  launch_gemm_mma_groups<Format, 8>(context, launch);
 }
 
 }  // namespace braid::cuda

@@ -30,6 +30,9 @@ inline constexpr Card kCards[] = {
     {120, 170, 99 * 1024, size_t{96} << 20, false, true, true, true},     // RTX 5090
 };
 
+// What a block may ask for on any of them.
+inline constexpr size_t kLeastSharedBytes = 99 * 1024;
+
 inline const Card* card_of(int capability) {
   for (const Card& card : kCards)
     if (card.capability == capability) return &card;
@@ -58,5 +61,13 @@ inline Card limited_to(const Card& card, const Card& gpu) {
   out.l2_bytes = std::min(card.l2_bytes, gpu.l2_bytes);
   return out;
 }
+
+// What a launch asks of a card, beside the shared memory that its kernel always has.
+struct KernelLaunch {
+  const char* op = "";
+  size_t shared_bytes = 0;
+  unsigned threads = 0;
+  unsigned cluster = 1;  // blocks
+};
 
 }  // namespace braid::cuda
