@@ -94,6 +94,7 @@ Device::WorkspaceNeeds EngineMemory::workspace_needs(const EngineOptions& option
   const int32_t context = plan.context_tokens > 0 ? plan.context_tokens : model.config().context_length;
   needs.max_sequences = options.max_sequences;
   needs.max_context = context + options.max_drafts;
+  needs.max_drafts = options.max_drafts;
   return needs;
 }
 

@@ -114,6 +114,7 @@ class Device {
     int32_t max_tokens = 512;
     int32_t max_sequences = 1;
     int32_t max_context = 4096;  // cells of one sequence
+    int32_t max_drafts = 0;      // uncertain rows of one sequence
     int64_t max_width = 0;       // widest activation row that goes into a product
     int32_t max_heads = 0;       // query heads
     int32_t head_dim = 0;

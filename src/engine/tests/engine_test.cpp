@@ -264,6 +264,25 @@ TEST_P(EngineOn, OddSizesRunOrAreRefusedBeforeLoading) {
   }
 }
 
+// A step's drafted tokens of a sequence are bits of a word on a GPU.
+TEST_P(EngineOn, MoreDraftsThanKernelsTakeAreRefusedBeforeLoading) {
+  const auto bytes = bytes_of(tiny_moe());
+  const GgufFile file = parsed(bytes);
+  EngineOptions options = on(GetParam());
+  options.max_drafts = 64;
+  {
+    const auto engine = Engine::create(file, options);
+    EXPECT_TRUE(engine.ok()) << engine.error().message;
+  }
+  options.max_drafts = 65;
+  const auto engine = Engine::create(file, options);
+  EXPECT_EQ(engine.ok(), std::string(GetParam()) != "cuda");
+  if (engine.ok()) return;
+  EXPECT_EQ(engine.error().kind, ErrorKind::unsupported);
+  EXPECT_NE(engine.error().message.find("65 drafted tokens"), std::string::npos) << engine.error().message;
+  EXPECT_NE(engine.error().message.find("at most 64"), std::string::npos) << engine.error().message;
+}
+
 TEST_P(EngineOn, FusedTensorsAreTheSameModel) {
   const auto split = bytes_of(tiny_moe(), "Q8_0");
   const auto fused = edited(split, [](GgufWriter&, std::vector<OwnTensor>& t) {

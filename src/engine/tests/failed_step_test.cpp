@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <regex>
 #include <string>
 
 #include "engine/engine.h"
@@ -281,6 +282,21 @@ TEST_P(FailedStep, ScoresOfItAreNotReported) {
   m.run();
   m.expect_failed(m.answers[id]);
   EXPECT_EQ(last, kSound - 1);
+}
+
+// A launch that the card refuses ends the engine, and everybody learns which card refused what.
+TEST_P(FailedStep, ARefusedLaunchNamesCardAndWork) {
+  if (std::string(GetParam().device) != "cuda") GTEST_SKIP() << "nothing is launched";
+  EngineOptions o = options();
+  o.hooks.fault = TestHooks::Fault::passing;
+  o.hooks.fault_step = 3;
+  Machine m(o);
+  const Answer answer = m.ask(healthy(100), 12);
+  EXPECT_EQ(answer.end.reason, FinishReason::error);
+  const std::regex sentence(R"(the GPU \(NVIDIA .+, \d+\.\d\) refused a fault on purpose: .+)");
+  EXPECT_TRUE(std::regex_match(answer.end.error, sentence)) << answer.end.error;
+  ASSERT_FALSE(m.engine->health().ok());
+  EXPECT_EQ(m.engine->health().error().message, answer.end.error);
 }
 
 // ---- other reasons why no token can come, in their own words ----

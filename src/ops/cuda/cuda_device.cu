@@ -10,6 +10,7 @@
 #include "base/log_line.h"
 #include "base/threads.h"
 #include "ops/cuda/primitives/device_math.h"
+#include "ops/cuda/primitives/launch.h"
 
 namespace braid {
 namespace {
@@ -263,9 +264,10 @@ Status CudaDevice::health() const {
 }
 
 void CudaDevice::fail_on_purpose(bool lasting) {
-  constexpr unsigned kTooManyThreads = 1 << 16;  // refused at the launch
-  fault<<<1, lasting ? 1 : kTooManyThreads, 0, context_.stream>>>();
-  context_.launched("a fault on purpose");
+  context_.op = "a fault on purpose";
+  // More shared memory than the card has, or is said to have (BRAID_GPU), is refused at the launch.
+  const size_t too_much = context_.shared_bytes_per_block + 1;
+  cuda::launch_early(context_, fault, dim3(1), 1, lasting ? 0 : too_much);
 }
 
 Status CudaDevice::load_weights(std::span<Weight* const> weights, const WeightDone& done) {

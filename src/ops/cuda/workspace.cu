@@ -1,6 +1,7 @@
 // workspace.cu -- the scratch of the ops of one GPU: how much, and where each part lies.
 #include <algorithm>
 
+#include "ops/cuda/attention/attention_common.h"
 #include "ops/cuda/attention/head_rows.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/delta/delta_common.h"
@@ -103,6 +104,10 @@ Status CudaOps::accepts(const Device::WorkspaceNeeds& needs) {
     return refuse("recurrent layers with key heads of " + std::to_string(needs.delta.key_dim) +
                   ", value heads of " + std::to_string(needs.delta.value_dim) + " and " +
                   std::to_string(needs.delta.conv_width) + " taps");
+  constexpr int kMostDrafts = std::min(cuda::kMaxUncertain, cuda::kMaxNodes);
+  if (needs.max_drafts > kMostDrafts)
+    return refuse(std::to_string(needs.max_drafts) + " drafted tokens in a step of a sequence (at most " +
+                  std::to_string(kMostDrafts) + ")");
   return {};
 }
 
