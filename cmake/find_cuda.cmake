@@ -2,9 +2,13 @@
 # where nvcc is found, for the architectures of BRAID_CUDA_ARCHS, else for those of the GPUs in this machine. Without either
 # it is left out with one line, because all supported architectures take most of an hour; ON without either builds them all.
 # Results: braid_cuda (ON, OFF), BRAID_CUDA_ARCHS (a list).
+#
+# An architecture is machine code for its cards: 90a; with its PTX where newer cards can use that: 86; or PTX alone, which a driver
+# compiles when a kernel first runs: 80-virtual, 90-virtual. What was not named explicitly has PTX with it, so that cards newer than
+# all that machine code is for start, too: those from 10.0 on from that of 90-virtual, which has all but wgmma.
 set(BRAID_CUDA AUTO CACHE STRING "Build the CUDA backend: ON, OFF, or AUTO")
-set(BRAID_CUDA_ARCHS "" CACHE STRING "GPU architectures to build for, e.g. 90a; empty: those of this machine's GPUs")
-set(braid_supported_archs 80 86 89 90a 120a)
+set(BRAID_CUDA_ARCHS "" CACHE STRING "GPU architectures to build for, e.g. 90a or 80-virtual; empty: those of this machine's GPUs")
+set(braid_supported_archs 80 86-real 89-real 90a 90-virtual 120a)
 
 # The architectures of the GPUs in this machine; empty if there is none, or no driver for it.
 function(find_gpus out)
@@ -16,7 +20,8 @@ function(find_gpus out)
   string(REPLACE "." "" present "${present}")
   string(REGEX REPLACE "[ \n]+" ";" present "${present}")
   list(REMOVE_DUPLICATES present)
-  list(TRANSFORM present REPLACE "^(90|12[01])$" "\\1a")
+  list(TRANSFORM present REPLACE "^(90|12[01])$" "\\1a;\\1-virtual")
+  string(REPLACE "\\;" ";" present "${present}")
   set(${out} "${present}" PARENT_SCOPE)
 endfunction()
 
@@ -31,8 +36,7 @@ if(BRAID_CUDA STREQUAL "AUTO")
     if(BRAID_CUDA_ARCHS)
       set(braid_cuda ON)
     else()
-      list(JOIN braid_supported_archs ", " braid_names)
-      message(NOTICE "CPU only: nvcc is here, but no GPU. For CUDA: make build CMAKE_FLAGS=-DBRAID_CUDA_ARCHS=90a (or another of ${braid_names})")
+      message(NOTICE "CPU only: nvcc is here, but no GPU. For CUDA: make build CMAKE_FLAGS=-DBRAID_CUDA_ARCHS=90a (or 80, 86, 89, 120a, 90-virtual)")
     endif()
   elseif(BRAID_CUDA_ARCHS)
     message(NOTICE "CPU only: BRAID_CUDA_ARCHS is given, but nvcc is not found (CUDACXX=/path/of/nvcc names it)")
