@@ -311,7 +311,7 @@ void attention_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t pas
   const Tensor qg = arena.act(t, int64_t{2} * m.heads * m.head_dim);
   const Tensor o = arena.act(t, int64_t{m.heads} * m.head_dim);
   CudaOps ops = ops_of(gpu, m, static_cast<int32_t>(t), sequences);
-  const AttentionParams params{m.heads, 1.0f / 16, 0, true};
+  const AttentionParams params{m.heads, 1.0f / 16, 0, kJointSigmoid};
   const double seconds = seconds_per_call(context, layers, [&](int i) {
     KvLayer layer = kv;
     layer.k = reinterpret_cast<std::byte*>(cells + int64_t{i} * pool);
@@ -335,7 +335,7 @@ void attention_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t pas
     KvLayer layer = kv;
     layer.k = reinterpret_cast<std::byte*>(cells + int64_t{i} * pool);
     layer.v = layer.k + pool;
-    ops.store_attend(o, q, qg, k, v, table, w, params, layer, rows.batch);
+    ops.store_attend(o, q, qg, k, v, qg, table, w, params, layer, rows.batch);
   });
   print_row(name + " with store", whole, bytes, 0);
 }
@@ -368,7 +368,7 @@ void small_rows(Gpu& gpu, const ModelShape& m, int32_t tokens) {
     const Tensor table = arena.wide(tokens, 64);
     const AttentionWeights w{arena.random<float>(m.head_dim, 1.0f), arena.random<float>(m.head_dim, 1.0f),
                              1e-6f};
-    const AttentionParams params{m.heads, 1.0f / 16, 0, true};
+    const AttentionParams params{m.heads, 1.0f / 16, 0, kJointSigmoid};
     const double seconds = seconds_per_call(
         context, 32, [&](int) { ops.qk_norm_rope_store(q, qg, k, v, table, w, params, kv, rows.batch); });
     print_row("store " + suffix, seconds, tokens * (4.0 * width + 8.0 * m.kv_heads * m.head_dim), 0);
@@ -396,6 +396,7 @@ int run(int argc, char** argv) {
     return 1;
   }
   static_cast<cuda::Card&>(context) = (*device)->card();
+  context.name = (*device)->description();
   check(cudaStreamCreateWithFlags(&context.stream, cudaStreamNonBlocking), "stream");
   std::printf("%s\n", (*device)->description().c_str());
   gpu.device = std::move(device).value();

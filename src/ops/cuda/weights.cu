@@ -54,6 +54,8 @@ size_t carried_row_bytes(const Weight& w) {
   return has_raw_rows(w.type) ? w.file_row_bytes() : static_cast<size_t>(w.k) * sizeof(float);
 }
 
+}  // namespace
+
 PackedWeight shape_of(const Weight& w) {
   PackedWeight p;
   p.pack = pack_of(w.type);
@@ -62,6 +64,9 @@ PackedWeight shape_of(const Weight& w) {
   p.units = w.type == GgmlType::F32 ? 2 * p.x_units : p.x_units;
   return p;
 }
+
+namespace {
+
 size_t product_bytes(const Weight& w) {
   const PackedWeight p = shape_of(w);
   const int64_t bytes = w.experts * (p.expert_bytes() + p.blocks * static_cast<int64_t>(sizeof(float)));

@@ -9,6 +9,8 @@
 
 namespace braid::cuda {
 
+// How `weight` will be packed; `data` is null.
+PackedWeight shape_of(const Weight& weight);
 // Bytes load_weights takes for `weight`.
 size_t planned_bytes(const Weight& weight);
 

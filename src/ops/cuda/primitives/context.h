@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
 #include "ops/cuda/primitives/card.h"
@@ -35,6 +36,9 @@ struct Context : Card {
     keep(cudaGetLastError() == error ? "failed in or before" : "refused", what, error);
   }
   bool healthy() const { return first_error.empty(); }
+
+  // Where launches are written down instead of made (rehearsal.h); null: they are made.
+  std::vector<KernelLaunch>* rehearsal = nullptr;
 
   std::string first_error;
 

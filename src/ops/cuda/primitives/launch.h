@@ -70,6 +70,11 @@ void prepare_kernel(Context& context, L1 l1, void (*kernel)(Parameters...), size
 template <typename... Parameters, typename... Args>
 void launch_on(Context& context, L1 l1, unsigned cluster, void (*kernel)(Parameters...), dim3 grid,
                unsigned threads, size_t shared, Args&&... args) {
+  if (context.rehearsal != nullptr) {
+    ++context.launches;
+    context.rehearsal->push_back({context.op, shared, threads, cluster});
+    return;
+  }
   prepare_kernel(context, l1, kernel, shared);
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
@@ -102,6 +107,7 @@ void launch_on(Context& context, L1 l1, unsigned cluster, void (*kernel)(Paramet
 template <typename... Parameters>
 int64_t most_clusters(Context& context, unsigned cluster, void (*kernel)(Parameters...), unsigned threads,
                       size_t shared) {
+  if (context.rehearsal != nullptr) return context.processors / static_cast<int64_t>(cluster);
   struct Known {
     const void* kernel;
     unsigned cluster;
