@@ -7,9 +7,12 @@
 // is of a copy by a kernel measured in the same run. TFLOP/s counts 2 n k for each row of x.
 //
 //   gpu_bench [filter [rows]]     only what has the filter in its name; only that many rows of x
+//   gpu_bench --rows [filter]     us of every product of a decoding step of 27B and 35B-A3B by rows of x,
+//                                 with the norms that go with them, and what a step of each adds up to
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -51,7 +54,7 @@ class Bench {
   Bench(std::string filter, int64_t rows)
       : filter_(std::move(filter)), rows_(rows), device_(must(make_cuda_device({}))) {}
 
-  void run() {
+  void start() {
     fmt::print("{}\n", device_->description());
     Device::WorkspaceNeeds needs;
     needs.max_tokens = 2048;
@@ -62,6 +65,10 @@ class Bench {
     needs.model_width = 2048;
     (void)must(device_->reserve_workspaces(needs));
     measure_copy();
+  }
+
+  void run() {
+    start();
     fmt::print("{:<34} {:>5} {:>10} {:>8} {:>6} {:>8}\n", "product", "rows", "us", "GB/s", "copy", "TFLOP/s");
     const std::vector<int64_t> few = {1, 4, 8, 16, 32, 64, 128};
     const std::vector<int64_t> all = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048};
@@ -89,7 +96,148 @@ class Bench {
     if (!health.ok()) fmt::print("{}\n", health.error().message);
   }
 
+  // Products of a step by rows: `count` of them in a step.
+  void rows_table() {
+    start();
+    using enum GgmlType;
+    fmt::print("{:<28} {:>3}", "us a launch", "n");
+    for (const int64_t rows : kRowCounts) fmt::print(" {:>6}", rows);
+    fmt::print("\n");
+    step_product("27b in q6_K+q4_K", {{Q6_K, 10240}, {Q4_K, 6144}, {Q4_K, 48}, {Q4_K, 48}}, 5120,
+                 Kind::normed, 24);
+    step_product("27b in q4_K", {{Q4_K, 10240}, {Q4_K, 6144}, {Q4_K, 48}, {Q4_K, 48}}, 5120, Kind::normed,
+                 24);
+    step_product("27b q k v q4_K+q6_K", {{Q4_K, 12288}, {Q4_K, 1024}, {Q6_K, 1024}}, 5120, Kind::normed, 8);
+    step_product("27b q k v q4_K", {{Q4_K, 12288}, {Q4_K, 1024}, {Q4_K, 1024}}, 5120, Kind::normed, 8);
+    step_product("27b out q4_K", {{Q4_K, 5120}}, 6144, Kind::added, 64);
+    step_product("27b gate+up q4_K", {{Q4_K, 17408}}, 5120, Kind::gated, 64);
+    step_product("27b down q6_K", {{Q6_K, 5120}}, 17408, Kind::added, 32);
+    step_product("27b down q4_K", {{Q4_K, 5120}}, 17408, Kind::added, 32);
+    step_product("27b output matrix q6_K", {{Q6_K, 248320}}, 5120, Kind::plain, 1);
+    show_sums("27b all products");
+    step_product("35b in q6_K+q4_K", {{Q6_K, 8192}, {Q4_K, 4096}, {Q4_K, 32}, {Q4_K, 32}}, 2048, Kind::normed,
+                 14);
+    step_product("35b in q4_K", {{Q4_K, 8192}, {Q4_K, 4096}, {Q4_K, 32}, {Q4_K, 32}}, 2048, Kind::normed, 16);
+    step_product("35b q k v q4_K+q6_K", {{Q4_K, 8192}, {Q4_K, 512}, {Q6_K, 512}}, 2048, Kind::normed, 6);
+    step_product("35b q k v q4_K", {{Q4_K, 8192}, {Q4_K, 512}, {Q4_K, 512}}, 2048, Kind::normed, 4);
+    step_product("35b out q4_K", {{Q4_K, 2048}}, 4096, Kind::added, 40);
+    step_product("35b router f32", {{F32, 256}}, 2048, Kind::normed, 40);
+    step_product("35b output matrix q6_K", {{Q6_K, 248320}}, 2048, Kind::plain, 1);
+    show_sums("35b without experts");
+    step_experts("35b experts down q6_K", Q6_K, 20);
+    step_experts("35b experts down q4_K", Q4_K, 20);
+    show_sums("35b experts");
+    const Status health = device_->health();
+    if (!health.ok()) fmt::print("{}\n", health.error().message);
+  }
+
  private:
+  static constexpr std::array<int64_t, 12> kRowCounts = {1, 2, 4, 8, 9, 12, 16, 17, 24, 32, 48, 64};
+  enum class Kind : uint8_t { plain, added, normed, gated };  // gated: behind a norm, too
+
+  void step_product(const std::string& name, const std::vector<std::pair<GgmlType, int64_t>>& parts,
+                    int64_t k, Kind kind, int count) {
+    if (!wanted(name)) return;
+    std::vector<Weight> one;
+    size_t each = 0;
+    for (const auto& [type, n] : parts) {
+      for (int twin = 0; twin < (kind == Kind::gated ? 2 : 1); ++twin) {
+        one.push_back(weight(type, n, k, 1));
+        each += device_->weight_bytes(one.back());
+      }
+    }
+    const int copies = static_cast<int>(std::clamp<size_t>((size_t{280} << 20) / each + 1, 2, 32));
+    std::vector<Weight> weights;
+    for (int i = 0; i < copies; ++i) weights.insert(weights.end(), one.begin(), one.end());
+    load(weights);
+    std::vector<double> us;
+    for (const int64_t rows : kRowCounts) {
+      const Tensor x = tensor(rows, k, device_->activation_type(), true);
+      const Tensor residual = tensor(rows, k, DType::f32, true);
+      const Tensor norm = tensor(1, k, DType::f32, true);
+      std::vector<Tensor> ys;
+      for (const auto& [type, n] : parts)
+        ys.push_back(tensor(
+            rows, n, kind == Kind::plain || kind == Kind::added ? DType::f32 : device_->activation_type(),
+            true));
+      us.push_back(time_us(std::max(copies, 12), [&] {
+        for (int i = 0; i < std::max(copies, 12); ++i) {
+          std::vector<LinearPart> list;
+          const Weight* w = &weights[static_cast<size_t>(i % copies) * one.size()];
+          for (const Tensor& y : ys) {
+            const Weight* first = w++;
+            const Weight* up = kind == Kind::gated ? w++ : nullptr;
+            list.push_back({first, up, y,
+                            up != nullptr         ? Tail::silu_mul
+                            : kind == Kind::added ? Tail::add
+                                                  : Tail::store});
+          }
+          if (kind == Kind::normed || kind == Kind::gated) {
+            device_->ops().norm_linear(list, x, residual, norm.f32(), 1e-6f);
+          } else {
+            device_->ops().linear(list, x);
+          }
+        }
+      }));
+      buffers_.clear();
+    }
+    files_.clear();
+    show_rows(name, count, us);
+  }
+
+  void step_experts(const std::string& name, GgmlType down_type, int count) {
+    if (!wanted(name)) return;
+    constexpr int64_t kExperts = 256, kUsed = 8, kWidth = 2048, kHidden = 512;
+    constexpr int kSets = 12;
+    using enum GgmlType;
+    std::vector<Weight> weights = {weight(Q4_K, kHidden, kWidth, kExperts),
+                                   weight(Q4_K, kHidden, kWidth, kExperts),
+                                   weight(down_type, kWidth, kHidden, kExperts),
+                                   weight(Q4_K, kHidden, kWidth, 1),
+                                   weight(Q4_K, kHidden, kWidth, 1),
+                                   weight(down_type, kWidth, kHidden, 1)};
+    load(weights);
+    const Tensor scale = tensor(1, kWidth, DType::f32, true);
+    const MoeWeights w{&weights[0], &weights[1], &weights[2], &weights[3],
+                       &weights[4], &weights[5], scale.f32()};
+    RouteParams params;
+    params.experts = kExperts;
+    params.used = kUsed;
+    std::vector<double> us;
+    for (const int64_t rows : kRowCounts) {
+      std::vector<Tensor> logits;
+      for (int set = 0; set < kSets; ++set) logits.push_back(tensor(rows, kExperts, DType::f32, true));
+      const Tensor x = tensor(rows, kWidth, device_->activation_type(), true);
+      const Tensor y = tensor(rows, kWidth, DType::f32, true);
+      const Tensor ids = tensor(rows, kUsed, DType::i32, false);
+      const Tensor factors = tensor(rows, kUsed, DType::f32, false);
+      us.push_back(time_us(kSets, [&] {
+        for (const Tensor& own : logits) device_->ops().moe(y, x, ids, factors, own, params, w);
+      }));
+    }
+    buffers_.clear();
+    files_.clear();
+    show_rows(name, count, us);
+  }
+
+  void show_rows(const std::string& name, int count, const std::vector<double>& us) {
+    fmt::print("{:<28} {:>3}", name, count);
+    for (size_t i = 0; i < us.size(); ++i) {
+      fmt::print(" {:>6.1f}", us[i]);
+      sums_[i] += us[i] * count;
+    }
+    fmt::print("\n");
+    std::fflush(stdout);
+  }
+  void show_sums(const std::string& name) {
+    fmt::print("{:<28} {:>3}", name + ", ms", "");
+    for (const double sum : sums_) fmt::print(" {:>6.2f}", sum * 1e-3);
+    fmt::print("\n{:<28} {:>3}", "  times one row", "");
+    for (const double sum : sums_) fmt::print(" {:>6.2f}", sum / sums_[0]);
+    fmt::print("\n");
+    sums_ = {};
+  }
+
   bool wanted(const std::string& name) const { return name.find(filter_) != std::string::npos; }
   bool wanted(int64_t rows) const { return rows_ == 0 || rows == rows_; }
 
@@ -336,11 +484,16 @@ class Bench {
   double copy_rate_ = 1;
   double loaded_bytes_ = 0;
   double load_us_ = 0;
+  std::array<double, kRowCounts.size()> sums_ = {};
 };
 
 }  // namespace
 }  // namespace braid
 
 int main(int argc, char** argv) {
+  if (argc > 1 && std::strcmp(argv[1], "--rows") == 0) {
+    braid::Bench(argc > 2 ? argv[2] : "", 0).rows_table();
+    return 0;
+  }
   braid::Bench(argc > 1 ? argv[1] : "", argc > 2 ? std::atoll(argv[2]) : 0).run();
 }

@@ -204,7 +204,7 @@ TEST_P(ExpertsOnCard, Fit) {
     w.shared_gate = weight(type, shape.hidden, shape.width);
     w.shared_up = weight(type, shape.hidden, shape.width);
     w.shared_down = weight(type, shape.width, shape.hidden);
-    for (const int64_t rows : {1, 2, 8, 32, 128, 2048}) {
+    for (const int64_t rows : {1, 2, 3, 5, 8, 32, 128, 2048}) {
       RouteParams route;
       route.experts = shape.experts;
       route.used = shape.used;

@@ -288,7 +288,7 @@ TEST(Linear, ZeroRowsGiveZero) {
 void expect_tails(const std::vector<GgmlType>& types) {
   constexpr int64_t kWidth = 256;
   for (const DeviceCase& device : all_devices()) {
-    for (int64_t rows : {1, 2, 7, 33}) {
+    for (int64_t rows : {1, 2, 7, 16, 24, 33}) {
       Random random(41);
       const std::vector<float> x = exact_inputs(random, rows, kWidth, device.activations);
       std::vector<std::unique_ptr<TestWeight>> gates;
@@ -439,6 +439,62 @@ TEST(Linear, AgreesOnLargeShapes) {
         world.ops().linear({&part, 1}, world.tensor(c.rows, c.k, x));
         world.device().synchronize();
         expect_product(values_of(y), *w, x, device.gpu ? 2e-6 : 1e-6, device);
+      }
+    }
+  }
+}
+
+// Matrices of which a GPU with many processors has enough to do. They repeat kBlock rows, so that the exact
+// answer is soon known.
+TEST(Linear, AgreesOnMatricesOfManyMegabytes) {
+  constexpr int64_t kBlock = 160;
+  struct Case {
+    GgmlType type;
+    int64_t n, k;
+    std::vector<int64_t> rows;
+    Tail tail;
+  };
+  const Case cases[] = {{GgmlType::Q4_K, 10550, 5120, {9, 16, 17}, Tail::store},
+                        {GgmlType::Q4_K, 3200, 17408, {13}, Tail::add},
+                        {GgmlType::Q4_K, 9000, 6144, {16}, Tail::store},
+                        {GgmlType::Q4_K, 5300, 5120, {10, 16}, Tail::silu_mul}};
+  for (const Case& c : cases) {
+    Random random(71);
+    const auto block = random_weight(random, c.type, kBlock, c.k);
+    const int64_t row_bytes = std::ssize(block->bytes) / kBlock;
+    std::vector<std::byte> bytes(static_cast<size_t>(c.n * row_bytes));
+    for (int64_t row = 0; row < c.n; ++row)
+      std::copy_n(block->bytes.data() + row % kBlock * row_bytes, row_bytes, bytes.data() + row * row_bytes);
+    for (const DeviceCase& device : all_devices()) {
+      if (device.reference || device.activations == Activations::i16) continue;
+      Weight w = block->weight;
+      w.n = c.n;
+      w.file = bytes;
+      Weight up = w;
+      World world(device);
+      world.prepare({&w, &up}, {.max_tokens = 32, .max_width = c.k});
+      for (const int64_t rows : c.rows) {
+        const std::vector<float> x = exact_inputs(random, rows, c.k, kept(device, c.type));
+        const Tensor y = world.tensor(rows, c.n, std::vector<float>(rows * c.n, 1.0f));
+        const LinearPart part{&w, c.tail == Tail::silu_mul ? &up : nullptr, y, c.tail};
+        world.ops().linear({&part, 1}, world.tensor(rows, c.k, x));
+        world.device().synchronize();
+        const std::vector<float> values = values_of(y);
+        for (int64_t i = 0; i < rows * kBlock; ++i) {
+          const int64_t token = i / kBlock;
+          const Exact exact = exact_product(*block, i % kBlock, x.data() + token * c.k);
+          double expected = exact.value;
+          double size = device.gpu ? std::sqrt(exact.square) : exact.magnitude;
+          if (c.tail == Tail::add) expected += 1.0;
+          if (c.tail == Tail::silu_mul) {
+            expected = exact.value / (1 + std::exp(-exact.value)) * exact.value;
+            size *= 2.2 * std::fabs(exact.value) + size * 4e-3;
+          }
+          for (int64_t n = i % kBlock; n < c.n; n += kBlock)
+            ASSERT_NEAR(values[token * c.n + n], expected, (device.gpu ? 4e-3 : 1.5e-6) * size)
+                << device.name << " " << type_name(c.type) << " " << rows << " rows, token " << token
+                << " output " << n;
+        }
       }
     }
   }

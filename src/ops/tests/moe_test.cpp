@@ -623,7 +623,7 @@ TEST(Moe, FewTokensOfEveryFormAndCrowdAgreeWithTheReference) {
   for (const Shape& shape : shapes) {
     Random random(23);
     const Model model = random_model(shape, random);
-    for (const int32_t rows : {1, 2, 5, 8}) {
+    for (const int32_t rows : {1, 2, 3, 5, 8}) {
       for (const Crowd crowd : {Crowd::spread, Crowd::same, Crowd::apart}) {
         const std::vector<float> input = random.normals(int64_t{rows} * shape.width, shape.input);
         const std::vector<float> scores = scores_for(shape, rows, crowd, random);

@@ -7,6 +7,7 @@
 #include "ops/cuda/gemm/gemm.h"
 #include "ops/cuda/gemm/gemm_common.cuh"
 #include "ops/cuda/gemm/packed.h"
+#include "ops/cuda/gemm/wide/gemm_wide_plan.h"
 #include "ops/cuda/norm.h"
 
 namespace braid {
@@ -99,6 +100,12 @@ namespace {
 template <class Format>
 void launch_one_format(Context& context, Columns columns, const GemmLaunch& launch) {
   if (columns.wgmma) return launch_gemm_wgmma<Format, Format>(context, columns.count, launch);
+  if constexpr (std::is_same_v<Format, FormatQ4K>)
+    if (columns.wide) {
+      const bool launched = launch_gemm_wide<Format>(context, launch);
+      BRAID_CHECK(launched);  // Gemm::wide() asked
+      return;
+    }
   const bool list = launch.list.tiles != nullptr;
   if (columns.count == 8) {
     if constexpr (!std::is_same_v<Format, FormatF16>)
@@ -153,7 +160,8 @@ Layout layout_of(const Context& context, const Device::WorkspaceNeeds& needs) {
   Layout at;
   at.partials = rounded((8 * grid + kClaims) * sizeof(unsigned));
   at.looked = at.partials + 2 * grid * kMostTileFloats * sizeof(float);
-  at.padded = at.looked + (context.has_wgmma ? 2 * grid * kMostLookedFloats * sizeof(float) : 0);
+  const size_t looked = std::max<size_t>(2 * kMostLookedFloats * sizeof(float), kWideBytes);
+  at.padded = at.looked + (context.has_wgmma ? grid * looked : 0);
   at.end = at.padded + rounded(static_cast<size_t>(copied_elements(needs)) * sizeof(Act));
   return at;
 }
@@ -181,7 +189,8 @@ GemmLaunch Gemm::launch_for(Tensor x, Columns columns, const ExpertList& list) {
   call.x_stride = x.stride;
   call.k = static_cast<int>(x.cols);
   call.tokens = static_cast<int>(x.rows);
-  call.partials = columns.wgmma && columns.count <= kMostLookedColumns ? looked_ : partials_;
+  const bool looked = columns.wide || (columns.wgmma && columns.count <= kMostLookedColumns);
+  call.partials = looked ? looked_ : partials_;
   call.counters = counters_;
   call.claims = counters_ + 8 * context_.processors * kMostCtasPerProcessor;
   call.list = list;
@@ -291,8 +300,32 @@ bool Gemm::launch_mixed(const Weight& like, Columns columns, GemmLaunch call, st
                                  : launch_two_formats<FormatQ4K>(context_, columns, call);
 }
 
+// Products that gemm_wide.cuh takes: one launch of one format.
+bool Gemm::wide(std::span<const LinearPart> parts, int64_t rows) const {
+  if (!context_.has_wgmma || context_.deterministic || rows <= 8 || rows > kMostWideRows ||
+      parts.size() > kMostParts)
+    return false;
+  const Weight& like = *parts.front().w;
+  const Pack pack = packed(like).pack;
+  if (pack != Pack::q4k) return false;
+  const bool gated = parts.front().tail == Tail::silu_mul;
+  int64_t items = 0;
+  for (const LinearPart& p : parts) {
+    if ((p.tail == Tail::silu_mul) != gated || !same_form(*p.w, like)) return false;
+    if (gated && !same_form(*p.up, like)) return false;
+    items += packed(*p.w).blocks;
+  }
+  WidePlan plan;
+  return plan_wide(context_, items, gated ? 2 : 1, 2 * packed(like).units,
+                   half_bytes(pack) + shared_bytes(pack), plan);
+}
+
 // Where 128 columns leave a CTA a few steps only, tiles of 64 need fewer parts of tiles.
 void Gemm::narrow(Columns& columns, std::span<const LinearPart> parts, int64_t rows) const {
+  if (wide(parts, rows)) {
+    columns = {kMostWideRows, false, true};
+    return;
+  }
   if (context_.deterministic || !columns.wgmma || columns.count <= 64 || rows > 128) return;
   const PackedWeight& like = packed(*parts.front().w);
   int64_t blocks = 0;

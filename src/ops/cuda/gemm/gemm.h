@@ -46,6 +46,7 @@ class Gemm {
   static bool mix(const Weight& a, const Weight& b);
 
  private:
+  bool wide(std::span<const LinearPart> parts, int64_t rows) const;
   void narrow(Columns& columns, std::span<const LinearPart> parts, int64_t rows) const;
   bool small(std::span<const LinearPart> parts, int64_t rows) const;
   bool linear_small(std::span<const LinearPart> parts, Tensor x);

@@ -103,6 +103,10 @@ struct WgmmaArgs : TiledArgs {
   int second_tile = 0;  // of two formats: the first tile of rows of the second
 };
 
+struct WideArgs : GemmArgs {
+  float* partials = nullptr;  // [grid][WidePlan::visits][kWideSumBytes / 4], zero between launches
+};
+
 struct GroupedArgs : GemmArgs {
   ExpertList list;
 };
@@ -116,6 +120,7 @@ inline constexpr int kMostCtasPerProcessor = 1;
 // Up to so many columns of a wgmma kernel, partials are zero between launches: no counters.
 inline constexpr int kMostLookedColumns = 32;
 inline constexpr int kMostLookedFloats = 12 * kUnitRows * kMostLookedColumns;
+inline constexpr int kWideBytes = 128 * 1024;  // of a CTA's sums in memory (gemm_wide.cuh)
 inline constexpr int kClaims = 4;
 
 }  // namespace braid::cuda

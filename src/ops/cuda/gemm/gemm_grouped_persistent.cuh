@@ -1,7 +1,7 @@
 // gemm_grouped_persistent.cuh -- y = x W^T for many experts with up to 8 rows of x each: decode steps of 9
 // and more sequences, where nearly every byte of every expert is read for a handful of rows. Dense rows:
-// gemm_skinny.cuh; one or two tokens: moe_skinny.cuh; more rows per expert: gemm_wgmma.cuh. sm_90 (bulk
-// copies).
+// gemm_skinny.cuh; a few tokens: moe_skinny.cuh, moe_few.cuh; more rows per expert: gemm_wgmma.cuh. sm_90
+// (bulk copies).
 //
 // What counts is that all multiprocessors read memory from the first to the last microsecond. So the list of
 // tiles (an expert and up to 8 of its rows) is one long stretch of bytes, cut at the smallest pieces that

@@ -15,6 +15,7 @@ namespace braid::cuda {
 struct Columns {
   int count = 8;       // 8, 16, 32, 64 with mma.sync; 16, 32, 64, 96, 128 with wgmma
   bool wgmma = false;  // x must be in the order of units
+  bool wide = false;   // gemm_wide.cuh
 };
 // For up to `rows` rows of x of one weight.
 Columns columns_for(const Context& context, int64_t rows);
@@ -71,6 +72,9 @@ auto with_format(Pack pack, Run run) {
 // Up to 8 rows of x. Two formats: from block second_block on weights have the second one.
 template <class First, class Second>
 bool launch_gemm_skinny(Context& context, const GemmLaunch& launch);
+// 9 to 16 rows on sm_90a, if plan_wide() takes them: q4k, all parts gated or none.
+template <class Format>
+bool launch_gemm_wide(Context& context, const GemmLaunch& launch);
 // 9 and more rows: wgmma, with tiles of the second format from block second_block on, or mma.sync.
 template <class First, class Second>
 void launch_gemm_wgmma(Context& context, int columns, const GemmLaunch& launch);

@@ -354,7 +354,7 @@ bool run_skinny(Context& context, const Device::WorkspaceNeeds& needs, std::byte
                 Tensor ids, Tensor weights, const Tensor* logits, const ChoiceRule& rule,
                 const MoeWeights& w) {
   const bool given = logits == nullptr;
-  if (x.rows > kSkinnyTokens || x.rows == 0 || context.deterministic) return false;
+  if (x.rows > kFewTokens || x.rows == 0 || context.deterministic) return false;
   BRAID_CHECK(work != nullptr && x.rows <= needs.max_tokens && ids.cols <= needs.experts_used);
   BRAID_CHECK(given || (logits->rows == x.rows && logits->cols == w.gate->experts));
   BRAID_CHECK(w.gate->n <= needs.expert_width && w.down->n <= needs.model_width &&

@@ -29,6 +29,7 @@
 #endif
 
 #include "ops/cuda/gemm/gemm.h"
+#include "ops/cuda/moe/moe_few.h"
 #include "ops/cuda/moe/moe_skinny_in.cuh"
 #include "ops/cuda/moe/moe_skinny_out.cuh"
 
@@ -144,10 +145,12 @@ bool fill_matrices(MoeIn& in, MoeOut& out, const MoeWeights& w) {
 bool moe_skinny(Context& context, Act* hidden, Tensor y, Tensor x, Tensor ids, Tensor weights,
                 const Tensor* logits, const ChoiceRule& rule, const MoeWeights& w) {
   const bool readable = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 8 == 0 && x.cols % 8 == 0;
-  if (!context.has_bulk_copies || x.rows > kSkinnyTokens || ids.cols > kMostUsed || !readable ||
+  if (!context.has_bulk_copies || x.rows > kFewTokens || ids.cols > kMostUsed || !readable ||
       y.type != DType::f32 || x.type != kActType)
     return false;
-  if (logits != nullptr && !MoeList::takes(static_cast<int>(w.gate->experts), static_cast<int>(ids.cols)))
+  const bool few = x.rows > kSkinnyTokens;
+  if (!few && logits != nullptr &&
+      !MoeList::takes(static_cast<int>(w.gate->experts), static_cast<int>(ids.cols)))
     return false;
   BRAID_CHECK(y.cols == w.down->n && x.cols == w.gate->k && w.down->k == w.gate->n && y.rows >= x.rows);
   BRAID_CHECK(ids.type == DType::i32 && ids.rows >= x.rows && weights.rows >= x.rows &&
@@ -183,6 +186,7 @@ bool moe_skinny(Context& context, Act* hidden, Tensor y, Tensor x, Tensor ids, T
   out.shared_scale = w.shared_scale;
   const Pack in_pack = packed(*w.gate).pack;
   const Pack out_pack = packed(*w.down).pack;
+  if (few) return launch_moe_few(context, in, out, in_pack, out_pack);
   MoeLaunch launch;
   if (!with_format(in_pack, [&]<class Format>() { return plan_in<Format>(context, in, launch); }) ||
       !with_format(out_pack, [&]<class Format>() { return plan_out<Format>(context, out, launch); }))

@@ -37,7 +37,7 @@ struct MoeRoute {
   ChoiceRule rule;
   bool shared = false;  // there is a shared expert: one more entry, with all tokens
 
-  __device__ int entries() const { return tokens * used; }  // without the shared one
+  __host__ __device__ int entries() const { return tokens * used; }  // without the shared one
 };
 
 // One packed matrix of the experts, and that of the shared one.

@@ -1,4 +1,5 @@
-// moe_skinny.h -- the experts of one or two tokens in two launches (moe_skinny.cu).
+// moe_skinny.h -- the experts of few tokens in two launches: of one or two (moe_skinny.cu), and of more
+// (moe_few.cu).
 #pragma once
 
 #include "ops/cuda/primitives/context.h"
@@ -9,6 +10,7 @@
 namespace braid::cuda {
 
 inline constexpr int kSkinnyTokens = 2;
+inline constexpr int kFewTokens = 8;  // moe_few.cu
 
 // Ops::moe with `logits` and their rule, Ops::moe_ffn without (null); then the ids of a token must differ.
 // `hidden`: rows * (used + 1) rows of the widest expert's inner width, to a multiple of 8. False: there is no

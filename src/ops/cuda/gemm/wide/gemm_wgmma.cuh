@@ -1,5 +1,5 @@
 // gemm_wgmma.cuh -- y = x W^T for 9 and more rows of x on sm_90a: packed weights through registers into
-// wgmma. Up to 8 rows: gemm_skinny.cuh.
+// wgmma. Up to 8 rows: gemm_skinny.cuh; 9 to 16, some: gemm_wide.cuh.
 //
 // A tile is 256 rows of W (f16: 128, up to 32 rows of x 384) x 16 to 128 rows of x, a step 128 k of it. Four
 // warps ask for the weights and x of a step with bulk copies, some steps ahead, over the ends of tiles. The
@@ -31,7 +31,7 @@
 // Measured, and what was tried: docs/history/cuda-kernels.md.
 #pragma once
 
-#include "ops/cuda/gemm/gemm_wgmma_streamk.cuh"
+#include "ops/cuda/gemm/wide/gemm_wgmma_streamk.cuh"
 #include "ops/cuda/primitives/wgmma.cuh"
 
 namespace braid::cuda {

@@ -7,8 +7,7 @@
 
 #include <type_traits>
 
-#include "ops/cuda/gemm/gemm_common.cuh"
-#include "ops/cuda/primitives/mma.h"
+#include "ops/cuda/gemm/wide/gemm_store.cuh"
 
 namespace braid::cuda {
 
@@ -92,147 +91,6 @@ __device__ inline WgmmaWalk wgmma_walk(int tiles, int steps) {
     w.end = static_cast<int>(static_cast<unsigned>(total * (cta + 1)) / static_cast<unsigned>(w.runs));
   }
   return w;
-}
-
-// ---- storing ----
-
-// Where a thread's sums go: two sets of 16 rows, or 16 rows of gate and up.
-struct WgmmaRows {
-  RowTarget target;  // of the first row of the warp
-  bool gated = false;
-};
-
-__device__ inline bool gated_block(const GemmArgs& a, int block) {
-  return block < a.blocks && part_of(a, a.parts, block).store == Store::gated;
-}
-__device__ inline WgmmaRows wgmma_rows(const GemmArgs& a, const Tile& tile, int block) {
-  WgmmaRows r;
-  r.gated = gated_block(a, block);
-  r.target = target_of(a, a.parts, tile.expert, r.gated ? block & ~1 : block, 0);
-  if (r.gated) r.target.row += block % 2 * 16;
-  return r;
-}
-
-__device__ inline uint32_t act_pair(float x, float y) {
-  const __half2 pair = __halves2half2(to_act(x), to_act(y));
-  return as_bits(pair);
-}
-// Rows g and g + 8, two tokens each, become row pairs of one token: 4 bytes to store, 16 next to each other.
-__device__ inline void store_pairs(const WgmmaRows& r, int row, int64_t y_row, bool wanted,
-                                   const float (&v)[4]) {
-  const uint32_t low = transpose_matrix(act_pair(v[0], v[1]));
-  const uint32_t high = transpose_matrix(act_pair(v[2], v[3]));
-  const GemmPart& part = *r.target.part;
-  row += static_cast<int>(threadIdx.x) % 4 * 2;
-  Act* y = static_cast<Act*>(part.y) + y_row * part.y_stride + row;
-  if (wanted && row < part.rows) *reinterpret_cast<uint32_t*>(y) = low;
-  if (wanted && row + 8 < part.rows) *reinterpret_cast<uint32_t*>(y + 8) = high;
-}
-
-// What y holds where a thread's sums of set 0 go, for Store::add: [group][row half, column].
-template <int kGroups>
-__device__ inline void old_sums(const WgmmaRows& r, const Tile& tile, int first_group,
-                                float (&old)[kGroups][4]) {
-  const GemmPart& part = *r.target.part;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int left = tile.count - 8 * first_group;
-  const int row = r.target.row + lane / 4;
-  const int column = lane % 4 * 2;
-  const bool add = part.y_type == DType::f32 && part.store == Store::add;
-  const float* y =
-      static_cast<const float*>(part.y) + (tile.first + 8 * first_group + column) * part.y_stride + row;
-#pragma unroll
-  for (int j = 0; j < kGroups; ++j)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const bool wanted = row + e / 2 * 8 < part.rows && 8 * j + column + e % 2 < left;
-      old[j][e] = add && wanted ? y[(8 * j + e % 2) * part.y_stride + e / 2 * 8] : 0.0f;
-    }
-}
-
-// acc[set][group of 8 columns][4] to y, columns 8 * first_group on; kSets 1: rows of set 0 only, where y
-// holds `early`, of old_sums(). By whole warps.
-template <int kGroups, int kSets = 2>
-__device__ inline void store_wgmma(const WgmmaRows& r, const Tile& tile, int first_group,
-                                   const float (&acc)[2][kGroups][4], const float (*early)[4] = nullptr) {
-  if (r.target.part == nullptr) return;
-  const GemmPart& part = *r.target.part;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int left = tile.count - 8 * first_group;  // columns
-  const int64_t y_row = tile.first + 8 * first_group;
-  const float s0 = r.target.scale;
-  const float s1 = r.gated ? r.target.up_scale : s0;
-  const bool pairs = part.y_type != DType::f32 && part.rows % 2 == 0 && part.y_stride % 2 == 0 &&
-                     reinterpret_cast<uintptr_t>(part.y) % 4 == 0;
-  if (pairs && part.store == Store::gated) {
-#pragma unroll
-    for (int j = 0; j < kGroups; ++j) {
-      if (8 * j >= left) break;
-      float v[4];
-#pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        const float gate = acc[0][j][q] * s0;
-        v[q] = __fdividef(gate, 1.0f + __expf(-gate)) * (acc[1][j][q] * s1);
-      }
-      store_pairs(r, r.target.row, y_row + 8 * j + lane / 4, 8 * j + lane / 4 < left, v);
-    }
-    return;
-  }
-  if (pairs && part.store == Store::plain) {
-#pragma unroll
-    for (int j = 0; j < kGroups; ++j) {
-      if (8 * j >= left) break;
-#pragma unroll
-      for (int set = 0; set < kSets; ++set) {
-        const float v[4] = {acc[set][j][0] * s0, acc[set][j][1] * s0, acc[set][j][2] * s0,
-                            acc[set][j][3] * s0};
-        store_pairs(r, r.target.row + 16 * set, y_row + 8 * j + lane / 4, 8 * j + lane / 4 < left, v);
-      }
-    }
-    return;
-  }
-  const int row = r.target.row + lane / 4;
-  const int column = lane % 4 * 2;
-  if (part.y_type == DType::f32 && (part.store == Store::plain || part.store == Store::add)) {
-    const bool add = part.store == Store::add;
-    float* y = static_cast<float*>(part.y) + (y_row + column) * part.y_stride + row;
-#pragma unroll
-    for (int j = 0; j < kGroups; ++j) {
-      if (8 * j >= left) break;
-      float old[4 * kSets];
-#pragma unroll
-      for (int e = 0; e < 4 * kSets; ++e) {  // set, row half, column
-        const bool wanted = row + e / 2 * 8 < part.rows && 8 * j + column + e % 2 < left;
-        old[e] = kSets == 1      ? early[j][e]
-                 : add && wanted ? y[(8 * j + e % 2) * part.y_stride + e / 2 * 8]
-                                 : 0.0f;
-      }
-#pragma unroll
-      for (int e = 0; e < 4 * kSets; ++e) {
-        const bool wanted = row + e / 2 * 8 < part.rows && 8 * j + column + e % 2 < left;
-        if (wanted) y[(8 * j + e % 2) * part.y_stride + e / 2 * 8] = acc[e / 4][j][e % 4] * s0 + old[e];
-      }
-    }
-    return;
-  }
-  // Anything else, one number at a time.
-  for (int j = 0; j < kGroups; ++j) {
-    if (8 * j >= left) break;
-    float v[2][4] = {};
-#pragma unroll
-    for (int i = 0; i < kGroups; ++i)
-#pragma unroll
-      for (int e = 0; e < 8; ++e)
-        if (i == j) v[e / 4][e % 4] = acc[e / 4][i][e % 4];
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      if ((r.gated || kSets == 1) && e >= 4) break;
-      RowTarget target = r.target;
-      target.row = row + e / 2 * 8;
-      if (target.row < part.rows && 8 * j + column + e % 2 < left)
-        store_sum(target, y_row + 8 * j + column + e % 2, v[e / 4][e % 4], v[1][e % 4]);
-    }
-  }
 }
 
 // The warps of a warpgroup meet.
@@ -335,29 +193,7 @@ struct CountedParts {
   }
 };
 
-// Up to 32 columns a launch waits for its end: parts are looked at until they are there, with neither a fence
-// nor a counter between. A word that is 0 is not there yet, so words are stored inverted, and who reads one
-// clears it again; each is read once, by a thread of the same number.
-__device__ inline void leave_part(uint4* to, const float (&v)[4]) {
-  uint32_t words[4];
-#pragma unroll
-  for (int q = 0; q < 4; ++q) {
-    words[q] = ~__float_as_uint(v[q]);
-    if (words[q] == 0) words[q] = 0x80000000u;  // a NaN of other bits
-  }
-  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"l"(to), "r"(words[0]),
-               "r"(words[1]), "r"(words[2]), "r"(words[3])
-               : "memory");
-}
-__device__ inline uint4 look_at_part(const uint4* from) {
-  uint4 v;
-  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(from)
-               : "memory");
-  return v;
-}
-
+// Up to 32 columns they are looked at (gemm_store.cuh).
 template <int kWarps, int kGroups>
 struct LookedParts {
   static constexpr int kPieces = kWarps / 4 * 2 * kGroups * 128;  // uint4 of one
