@@ -145,7 +145,10 @@ const ModelShape kShapes[] = {
     {"35B-A3B", {16, 32, 128, 128, 4}, 16, 2, 256, 2048},
 };
 
-// Sequences that hold `past` positions and bring `certain` certain and `nodes` uncertain rows (a chain) each.
+// Parents of uncertain rows, -1 for roots: a chain of up to eight, whose members get siblings behind them.
+int32_t parent_of(int32_t node) { return node < 8 ? node - 1 : node - 9; }
+
+// Sequences that hold `past` positions and bring `certain` certain and `nodes` uncertain rows each.
 struct Rows {
   Batch batch;
   int32_t blocks = 0;
@@ -164,13 +167,16 @@ struct Rows {
         position.push_back(past + i);
         cell.push_back(past + i);
         sequence.push_back(s);
-        parent.push_back(i <= certain ? -1 : s * rows + i - 1);
+        const int32_t up = i < certain ? -1 : parent_of(i - certain);
+        parent.push_back(up < 0 ? -1 : s * rows + certain + up);
       }
       for (int32_t b = 0; b < per_sequence; ++b) table.push_back(b * sequences + s);  // scattered
     }
     batch.tokens = sequences * rows;
     batch.sequences = sequences;
     batch.most_rows = rows;
+    batch.most_certain = certain;
+    batch.most_uncertain = nodes;
     batch.token = batch.position = arena.list(position);
     batch.cell = arena.list(cell);
     batch.sequence = arena.list(sequence);
@@ -210,37 +216,46 @@ CudaOps ops_of(Gpu& gpu, const ModelShape& m, int32_t tokens, int32_t sequences)
   return ops;
 }
 
-// certain rows: delta_advance; else delta_peek of `nodes`.
-void delta_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t certain, int32_t nodes) {
-  const std::string name = std::string("delta ") + m.name +
-                           (nodes > 0     ? " peek "
-                            : certain > 1 ? " prefill "
-                                          : " step ") +
-                           std::to_string(sequences) + " x " + std::to_string(certain + nodes);
+__global__ void stand_at(cuda::DeltaView layer, int64_t layer_elements, int folded) {
+  layer.data += blockIdx.y * layer_elements;
+  if (threadIdx.x >= layer.value_heads) return;
+  layer.decay(blockIdx.x)[threadIdx.x] = 1.0f;
+  layer.folded(blockIdx.x)[threadIdx.x] = folded;
+}
+
+// One layer's rule, on average over a whole cycle of folds: eight steps of each of its layers, at positions
+// that follow each other, the states set back before each replay. `uncertain`: what the ring is made for.
+void delta_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t certain, int32_t nodes,
+               int32_t uncertain) {
+  const bool run = certain > 1;
+  std::string name = std::string("delta ") + m.name +
+                     (nodes > 0 ? " verify "
+                      : run     ? " prefill "
+                                : " step ") +
+                     std::to_string(sequences) + " x " + std::to_string(certain + nodes);
+  if (uncertain > nodes) name += ", lag " + std::to_string(uncertain);
   if (!wanted(name)) return;
   Context& context = gpu.context;
   Arena arena;
   const DeltaShape& d = m.delta;
-  const Rows rows(arena, sequences, 1000, certain, nodes);
-  const int64_t slot_bytes = d.slot_elements() * 4;
+  const DeltaRing ring = gpu.device->delta_ring(uncertain);
+  const int steps = run ? 1 : ring.every;
+  constexpr int32_t kPast = 1000;
+  std::vector<std::unique_ptr<Rows>> rows;
+  for (int i = 0; i < steps; ++i)
+    rows.push_back(std::make_unique<Rows>(arena, sequences, kPast + i, certain, nodes));
+  const int64_t slot_bytes = d.slot_elements(ring) * 4;
   const int layers = static_cast<int>(std::clamp<int64_t>(320'000'000 / (slot_bytes * sequences) + 1, 2, 48));
-  float* states = arena.random<float>(layers * sequences * d.slot_elements(), 0.2f);
+  const int64_t layer_elements = sequences * d.slot_elements(ring);
+  float* states = arena.random<float>(layers * layer_elements, 0.2f);
   const auto layer = [&](int i) {
-    return DeltaLayer{d, sequences, 1, states + int64_t{i} * sequences * d.slot_elements()};
+    return DeltaLayer{d, ring, sequences, 1, states + i % layers * layer_elements};
   };
-  // Decays of one, in every slot.
-  const std::vector<float> ones(static_cast<size_t>(d.value_heads), 1.0f);
-  for (int i = 0; i < layers; ++i) {
-    for (int32_t s = 0; s < sequences; ++s) {
-      check(cudaMemcpyAsync(layer(i).decay(s), ones.data(), ones.size() * 4, cudaMemcpyHostToDevice),
-            "decay");
-    }
-  }
-  std::vector<float> a(ones.size());
+  std::vector<float> a(static_cast<size_t>(d.value_heads));
   for (size_t h = 0; h < a.size(); ++h) a[h] = -0.02f * static_cast<float>(h + 1);
   float* a_device = arena.take<float>(std::ssize(a));
   check(cudaMemcpy(a_device, a.data(), a.size() * 4, cudaMemcpyHostToDevice), "a");
-  const int64_t t = rows.batch.tokens;
+  const int64_t t = rows[0]->batch.tokens;
   const DeltaInputs in{arena.act(t, d.channels()), arena.act(t, d.value_width()),
                        arena.wide(t, d.value_heads), arena.wide(t, d.value_heads)};
   const DeltaWeights w{arena.random<float>(d.channels() * d.conv_width, 0.5f), a_device,
@@ -250,46 +265,56 @@ void delta_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t certain
   CudaOps ops = ops_of(gpu, m, static_cast<int32_t>(t), sequences);
   const Device::WorkspaceNeeds needs = needs_of(m, static_cast<int32_t>(t), sequences);
   const auto work = cuda::place_sequence_workspace(arena.take<char>(cuda::sequence_bytes(needs)), needs);
-  DeltaJournal journal{t, arena.take<float>(t * d.key_width()), arena.take<float>(t * d.value_width()),
-                       arena.take<float>(t * d.value_heads), arena.take<float>(t * d.channels())};
-  const double seconds = seconds_per_call(context, layers, [&](int i) {
-    if (nodes > 0) {
-      ops.delta_peek(o, journal, in, w, layer(i), rows.batch);
-    } else {
-      ops.delta_advance(o, in, w, layer(i), rows.batch);
-    }
-  });
-  const double state_bytes = 4.0 * d.state_elements() * sequences;
-  const double row_bytes = t * (2.0 * d.channels() + 4.0 * d.value_width());
-  const double ring_bytes = sequences * 4.0 * d.channels() * (3 + std::min(certain, 4));
-  const double journal_bytes = nodes > 0 ? 4.0 * t * DeltaJournal::elements_per_row(d) : 0;
-  const double flops = certain >= 64 ? 14.2e9 * d.value_heads / 48 * t / 2048 : 0;
-  if (nodes == 0 && certain == 1) {
-    const cuda::DeltaArgs args{o, in, w, {}, rows.batch};
-    const auto at = [&](int i) {
-      cuda::DeltaArgs own = args;
-      own.layer = cuda::view_of(layer(i));
-      return own;
-    };
-    const double moved = 2 * state_bytes + row_bytes + ring_bytes;
-    print_row(name + " in one launch",
-              seconds_per_call(context, layers,
-                               [&](int i) { cuda::delta_step(context, at(i), work.counters, INT32_MAX); }),
+  const int32_t stood = run ? kPast : ring.fold_position(kPast - 1);
+  const auto timed = [&](const std::function<void(const cuda::DeltaArgs&, const DeltaLayer&)>& call) {
+    return seconds_per_call(context, layers * steps, [&](int i) {
+      if (i == 0) {
+        const dim3 grid(static_cast<unsigned>(sequences), static_cast<unsigned>(layers));
+        stand_at<<<grid, 128, 0, context.stream>>>(cuda::view_of(layer(0)), layer_elements, stood);
+      }
+      const DeltaLayer own = layer(i);
+      call({o, in, w, cuda::view_of(own), rows[static_cast<size_t>(i / layers)]->batch}, own);
+    });
+  };
+  const double seconds = timed(
+      [&](const cuda::DeltaArgs& args, const DeltaLayer& own) { ops.delta_rule(o, in, w, own, args.batch); });
+  // What has to move, on average.
+  double entries = 0, folds = run ? 1 : 0;
+  for (int32_t i = 0, folded = stood; i < steps && !run; ++i) {
+    const int32_t due = std::max(folded, ring.fold_position(kPast + i));
+    entries += static_cast<double>(kPast + i - folded + certain + nodes) / steps;
+    folds += due > folded ? 1.0 / steps : 0;
+    folded = due;
+  }
+  const double moved =
+      sequences * (4.0 * d.state_elements() * (1 + folds) + 4.0 * d.entry_elements() * entries +
+                   4.0 * d.channels() * (3 + (run ? 3 : certain + nodes))) +
+      t * (2.0 * d.channels() + 4.0 * d.value_width());
+  if (!run && nodes == 0) {
+    print_row(name + " in one launch", timed([&](const cuda::DeltaArgs& args, const DeltaLayer&) {
+                cuda::delta_one_row(context, args);
+              }),
               moved, 0);
     const cuda::DecodeRows ready{work.row_keys, work.row_values, work.row_gates, work.row_qk};
-    print_row(name + " in two launches",
-              seconds_per_call(context, layers, [&](int i) { cuda::delta_decode(context, at(i), ready); }),
+    print_row(name + " in two launches", timed([&](const cuda::DeltaArgs& args, const DeltaLayer&) {
+                cuda::delta_decode(context, args, ready);
+              }),
+              moved, 0);
+    print_row(name + " as a tree",
+              timed([&](const cuda::DeltaArgs& args, const DeltaLayer&) { cuda::delta_tree(context, args); }),
               moved, 0);
   }
   if (certain > cuda::kStepRows) {
-    for (int part : {1, 2, 4}) {
-      const double of_part = seconds_per_call(context, layers, [&](int i) {
-        cuda::delta_chunks(context, work, {o, in, w, cuda::view_of(layer(i)), rows.batch}, part);
-      });
-      print_row(name + (part == 1 ? ": prepare" : part == 2 ? ": intra" : ": scan"), of_part, 0, 0);
-    }
+    const auto chunks = [&](const char* what, int parts) {
+      print_row(name + what, timed([&](const cuda::DeltaArgs& args, const DeltaLayer&) {
+                  cuda::delta_chunks(context, work, args, parts);
+                }),
+                0, 0);
+    };
+    chunks(": intra", cuda::kChunkIntra);
+    chunks(": scan", cuda::kChunkScan);
   }
-  print_row(name, seconds, (nodes > 0 ? 1 : 2) * state_bytes + row_bytes + ring_bytes + journal_bytes, flops);
+  print_row(name, seconds, moved, certain >= 64 ? 14.2e9 * d.value_heads / 48 * t / 2048 : 0);
 }
 
 void attention_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t past, int32_t certain,
@@ -402,13 +427,19 @@ int run(int argc, char** argv) {
   gpu.device = std::move(device).value();
   measure_peaks(*gpu.device);
   for (const ModelShape& m : kShapes) {
-    for (int32_t sequences : {1, 2, 8, 32, 128}) delta_row(gpu, m, sequences, 1, 0);
-    delta_row(gpu, m, 1, 8, 0);
-    delta_row(gpu, m, 16, 8, 0);
-    delta_row(gpu, m, 1, 2048, 0);
-    delta_row(gpu, m, 4, 512, 0);
-    delta_row(gpu, m, 1, 0, 22);
-    delta_row(gpu, m, 16, 0, 4);
+    for (int32_t sequences : {1, 2, 8, 16, 32, 128}) delta_row(gpu, m, sequences, 1, 0, 0);
+    delta_row(gpu, m, 1, 1, 0, 7);
+    delta_row(gpu, m, 1, 1, 0, 21);
+    delta_row(gpu, m, 16, 1, 0, 3);
+    delta_row(gpu, m, 128, 1, 0, 7);
+    delta_row(gpu, m, 1, 1, 7, 7);
+    delta_row(gpu, m, 1, 1, 21, 21);
+    delta_row(gpu, m, 16, 1, 3, 3);
+    delta_row(gpu, m, 1, 1, 63, 63);
+    delta_row(gpu, m, 1, 8, 0, 0);
+    delta_row(gpu, m, 16, 8, 0, 0);
+    delta_row(gpu, m, 1, 2048, 0, 0);
+    delta_row(gpu, m, 4, 512, 0, 0);
     for (int32_t sequences : {1, 8, 32, 128}) attention_row(gpu, m, sequences, 149, 1, 0);
     attention_row(gpu, m, 1, 999, 1, 0);
     attention_row(gpu, m, 1, 2047, 1, 0);

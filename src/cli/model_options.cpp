@@ -90,8 +90,11 @@ void add_model_options(CLI::App& command, ModelFlags& flags, bool with_model) {
       .add_option("-b,--batch-size", flags.batch, "accepted for llama.cpp's habits; an upper limit of -ub")
       ->check(CLI::NonNegativeNumber)
       ->envname("BRAID_BATCH_SIZE");
-  command.add_option("--ubatch-size", flags.ubatch, "-ub: prompt tokens per step")
-      ->check(CLI::Range(1, 8192))
+  command
+      .add_option(
+          "--ubatch-size", flags.ubatch,
+          "-ub: prompt tokens per step; 0: 512 on a CPU, on a GPU what suits the model and its memory")
+      ->check(CLI::Range(0, 65536))
       ->capture_default_str()
       ->envname("BRAID_UBATCH_SIZE");
   command
@@ -124,7 +127,9 @@ Result<EngineOptions> engine_options(const ModelFlags& flags) {
   EngineOptions options;
   options.context_tokens = flags.context;
   options.threads = flags.threads;
-  options.ubatch_tokens = flags.batch > 0 ? std::min(flags.batch, flags.ubatch) : flags.ubatch;
+  options.ubatch_tokens = flags.ubatch;
+  if (flags.batch > 0)
+    options.ubatch_tokens = flags.ubatch > 0 ? std::min(flags.batch, flags.ubatch) : flags.batch;
   options.device = flags.device;
   options.deterministic = flags.deterministic;
   options.max_sequences = flags.parallel;

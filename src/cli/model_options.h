@@ -22,7 +22,7 @@ struct ModelFlags {
   int context = 0;
   int threads = 0;
   int batch = 0;  // -b: accepted for the habit of llama.cpp users; the step size is -ub
-  int ubatch = 512;
+  int ubatch = 0;
   std::string activations = "i8";
   std::string cache_k = "f16";
   std::string cache_v = "f16";

@@ -235,33 +235,23 @@ void Engine::fork(StepPlan& plan, std::vector<Verdict>& verdicts) {
   }
 }
 
-// The accepted paths of drafts become state, and their cells move to their positions.
+// Accepted drafts lie at cells in the order they were proposed; their path moves down to its positions.
 void Engine::commit_drafts(const Step& step, std::span<const Verdict> verdicts) {
   const StepPlan& plan = step.plan;
-  std::vector<std::vector<int32_t>> rows(plan.items.size());
-  std::vector<AcceptedPath> paths;
   std::vector<CellMove> moves;
   for (size_t i = 0; i < plan.items.size(); ++i) {
     const StepItem& item = plan.items[i];
     if (verdicts[i].failed) continue;
     const int32_t context = item.sequence->computed_tokens + item.certain;
-    for (size_t n = 0; n < verdicts[i].accepted.size(); ++n) {
-      const int32_t draft = verdicts[i].accepted[n];
-      rows[i].push_back(item.first_row + item.certain + draft);
-      // Drafts lie in cells in the order they were proposed; the path moves down to its positions.
-      if (draft != static_cast<int32_t>(n))
-        moves.push_back({static_cast<int32_t>(i), context + draft, context + static_cast<int32_t>(n)});
-    }
-    if (!rows[i].empty())
-      paths.push_back({item.sequence->slot, static_cast<int32_t>(rows[i].size()), context, rows[i].data()});
+    for (int32_t n = 0; n < std::ssize(verdicts[i].accepted); ++n)
+      if (const int32_t draft = verdicts[i].accepted[static_cast<size_t>(n)]; draft != n)
+        moves.push_back({static_cast<int32_t>(i), context + draft, context + n});
   }
+  if (moves.empty()) return;
   Ops& ops = device_->ops();
   const SequenceMemory memory = memory_.cache.memory();
-  if (!paths.empty())
-    for (size_t l = 0; l < memory.delta.size(); ++l)
-      ops.delta_commit(memory.delta[l], memory.journals[l], paths);
-  if (!moves.empty())
-    for (const KvLayer& kv : memory.kv) ops.kv_move(kv, moves, step.batch.of_group(kv.group));
+  if (!memory.delta.empty()) ops.delta_move(memory.delta, moves, step.batch);
+  for (const KvLayer& kv : memory.kv) ops.kv_move(kv, moves, step.batch.of_group(kv.group));
 }
 
 void Engine::commit(const Step& step, std::span<const Verdict> verdicts) {

@@ -52,7 +52,7 @@ Status EngineMemory::make_plan(const EngineOptions& options, Model& model, Devic
   logit_rows = StepOutputs::rows_for(options.max_sequences * per_sequence, max_rows, config.vocabulary);
 
   sizes.slots = options.max_sequences;
-  sizes.journal_rows = options.max_drafts > 0 ? max_rows : 0;
+  sizes.ring = device.delta_ring(options.max_drafts);
   sizes.k_format = options.k_format;
   sizes.v_format = options.v_format;
   // Files know nothing of groups: with a cache directory all layers keep everything, as beside recurrent
@@ -70,7 +70,6 @@ Status EngineMemory::make_plan(const EngineOptions& options, Model& model, Devic
                {MemoryUse::activations, model.activation_bytes(step_sizes(), device.activation_type())},
                {MemoryUse::logits, StepOutputs::bytes(logit_rows, config.vocabulary)},
                {MemoryUse::workspaces, expected_workspaces(device, workspace_needs(options, model))}};
-  if (sizes.journal_rows > 0) plan.rows.push_back({MemoryUse::journals, sizes.journal_bytes(config)});
 
   if (options.state_memory_bytes != 0 && options.prefix_cache)
     plan.rows.push_back({MemoryUse::checkpoints, 0, 0, true});
@@ -79,6 +78,28 @@ Status EngineMemory::make_plan(const EngineOptions& options, Model& model, Devic
   plan.set_predicted(MemoryUse::workspaces, expected_workspaces(device, workspace_needs(options, model)));
   plan_host_images(options, config);
   return plan_disk(options, config);
+}
+
+// In host memory more rows gain nothing. A GPU reads its weights once a step: a dense model is bound by
+// arithmetic from about a thousand rows on, a mixture meets all of its experts and gains up to several
+// thousand (docs/benchmarks.md). What a step's rows take stays below a thirty-second of the device's memory.
+int32_t EngineMemory::choose_ubatch(const EngineOptions& options, const Model& model, const Device& device) {
+  constexpr int32_t kSmall = 512;
+  if (device.computes_in_host_memory()) return kSmall;
+  const auto& layers = model.config().layers;
+  const bool mixture =
+      std::any_of(layers.begin(), layers.end(), [](const LayerConfig& l) { return l.feed_forward.is_moe(); });
+  const int32_t context = options.context_tokens > 0 ? options.context_tokens : model.config().context_length;
+  const uint64_t memory = options.memory_limit_bytes > 0 ? options.memory_limit_bytes : device.free_bytes();
+  int32_t tokens = mixture ? 8192 : 2048;
+  for (; tokens > kSmall; tokens /= 2) {
+    Device::WorkspaceNeeds needs = model.workspace_needs(tokens);
+    needs.max_sequences = options.max_sequences;
+    const uint64_t bytes = model.activation_bytes({tokens, tokens, 0}, device.activation_type()) +
+                           expected_workspaces(device, needs);
+    if (tokens / 2 < context && bytes <= memory / 32) break;
+  }
+  return tokens;
 }
 
 int32_t EngineMemory::most_rows(const EngineOptions& options) {
@@ -229,7 +250,7 @@ SchedulerLimits EngineMemory::scheduler_limits(const EngineOptions& options,
   const auto token_bytes = [&](int32_t group) {
     return static_cast<int64_t>(sizes.block_bytes(config, group)) / kBlockTokens;
   };
-  const int64_t kept_bytes = config.state_bytes() + sizes.window * token_bytes(1);
+  const int64_t kept_bytes = config.state_bytes(sizes.ring) + sizes.window * token_bytes(1);
   const auto state_tokens =
       static_cast<int32_t>(std::min<int64_t>(kept_bytes / std::max<int64_t>(1, token_bytes(0)), 1 << 20));
   const auto rounded = [](int32_t tokens) {
@@ -251,7 +272,6 @@ Status EngineMemory::take(const EngineOptions& options, Model& model, Device& de
   plan.set_actual(MemoryUse::weights, model.weights().loaded_bytes());
   plan.set_actual(MemoryUse::kv_blocks, cache.kv_bytes());
   plan.set_actual(MemoryUse::state_slots, cache.slot_bytes());
-  plan.set_actual(MemoryUse::journals, cache.journal_bytes());
   plan.set_actual(MemoryUse::activations, model.activation_bytes(step_sizes(), device.activation_type()));
   BRAID_ASSIGN(const size_t workspace_bytes, device.reserve_workspaces(workspace_needs(options, model)));
   plan.set_actual(MemoryUse::workspaces, workspace_bytes);

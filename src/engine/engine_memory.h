@@ -25,6 +25,8 @@ struct EngineMemory {
   Status take(const EngineOptions& options, Model& model, Device& device);
   Status take_disk_staging(DiskTier& disk, const DiskKind& kind, Device& device);
 
+  // Prompt tokens of a step that suit the model and the device.
+  static int32_t choose_ubatch(const EngineOptions& options, const Model& model, const Device& device);
   // Rows of the largest step.
   static int32_t most_rows(const EngineOptions& options);
   StepSizes step_sizes() const { return {max_rows, max_rows, interleaved_tokens}; }

@@ -24,7 +24,7 @@ struct TestHooks {
 struct EngineOptions {
   int32_t context_tokens = 0;    // per sequence; 0: what the model was made for, less if memory is short
   int32_t max_sequences = 1;     // running at the same time
-  int32_t ubatch_tokens = 512;   // prompt tokens a step may always carry
+  int32_t ubatch_tokens = 512;   // prompt tokens a step may always carry; 0: chosen by model and device
   int32_t max_batch_tokens = 0;  // all tokens of a step, if that is more; 0: ubatch_tokens
   double gap_limit = 3.95;  // inter-token latency beside a prompt, in undisturbed steps (pacer.h); 0: any
   int32_t max_drafts = 0;   // uncertain tokens of one sequence in one step; 0: no speculation

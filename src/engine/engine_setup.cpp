@@ -16,8 +16,8 @@ Status check_options(const EngineOptions& o, const ModelConfig& config) {
                            o.context_tokens, config.context_length));
   if (o.max_sequences < 1 || o.max_sequences > 4096)
     return bad(fmt::format("{} sequences at a time is not between 1 and 4096", o.max_sequences));
-  if (o.ubatch_tokens < 1 || o.ubatch_tokens > 65536)
-    return bad(fmt::format("a batch of {} tokens is not between 1 and 65536", o.ubatch_tokens));
+  if (o.ubatch_tokens < 0 || o.ubatch_tokens > 65536)
+    return bad(fmt::format("a batch of {} tokens is not between 0 and 65536", o.ubatch_tokens));
   if (o.max_batch_tokens < 0 || o.max_batch_tokens > 65536)
     return bad(fmt::format("a step of {} tokens is not between 0 and 65536", o.max_batch_tokens));
   if (o.max_drafts < 0 || o.max_drafts > 1024)
@@ -44,7 +44,7 @@ Result<std::unique_ptr<Device>> make_device(const EngineOptions& options, int32_
 // Everything a cached prefix depends on, apart from its tokens: weights (sampled: all of each small tensor,
 // and both ends of the others), formats, and how the device lays out its states.
 PrefixHash fingerprint_of(const GgufFile& file, const EngineOptions& options, const Device& device,
-                          int32_t tile_columns) {
+                          int32_t tile_columns, const DeltaRing& ring) {
   constexpr size_t kSampleBytes = 4096;
   std::string text;
   const auto add = [&](std::span<const std::byte> bytes) {
@@ -63,9 +63,10 @@ PrefixHash fingerprint_of(const GgufFile& file, const EngineOptions& options, co
   }
   // The first word names the device that was taken, which "auto" does not.
   const std::string name = device.description();
-  text += fmt::format("|{} {} {} {} {} {}", name.substr(0, name.find(' ')), tile_columns,
-                      kv_format_name(options.k_format), kv_format_name(options.v_format),
-                      static_cast<int>(options.activations), kBlockTokens);
+  text +=
+      fmt::format("|{} {} {} {} {} {} ring {} {} {}", name.substr(0, name.find(' ')), tile_columns,
+                  kv_format_name(options.k_format), kv_format_name(options.v_format),
+                  static_cast<int>(options.activations), kBlockTokens, ring.every, ring.lag, ring.uncertain);
   // Prefixes computed by other forms would bring other bytes in.
   if (options.deterministic && !device.computes_in_host_memory()) text += " deterministic";
   return seed_hash(text);
@@ -81,7 +82,9 @@ Status Engine::open(const GgufFile& file, const EngineOptions& options) {
   BRAID_TRY(check_options(options, model_->config()));
   BRAID_ASSIGN(device_, make_device(options, EngineMemory::most_rows(options)));
   late_events_ = options.hooks.late_events || !device_->computes_in_host_memory();
-  return memory_.make_plan(options, *model_, *device_);
+  if (options.ubatch_tokens == 0)
+    options_.ubatch_tokens = EngineMemory::choose_ubatch(options, *model_, *device_);
+  return memory_.make_plan(options_, *model_, *device_);
 }
 
 Status Engine::load() {
@@ -99,6 +102,7 @@ Status Engine::load() {
   StepRunner::Sizes sizes;
   sizes.rows = memory_.max_rows;
   sizes.sequences = options_.max_sequences;
+  sizes.decoding_rows = 1 + options_.max_drafts;
   sizes.block_table = static_cast<int32_t>(blocks_for(int64_t{context_tokens()} + options_.max_drafts));
   sizes.kv_groups = scheduler_->groups();
   sizes.interleaved_tokens = memory_.interleaved_tokens;
@@ -126,7 +130,8 @@ Result<std::unique_ptr<Engine>> Engine::create(const GgufFile& file, const Engin
   BRAID_TRY(engine->memory_.plan.check_fits());
   engine->fingerprint_ =
       fingerprint_of(file, options, *engine->device_,
-                     engine->device_->state_tile_columns(engine->model_->config().largest_delta()));
+                     engine->device_->state_tile_columns(engine->model_->config().largest_delta()),
+                     engine->memory_.sizes.ring);
   if (!options.cache_dir.empty()) {
     DiskOptions disk;
     disk.directory = options.cache_dir;

@@ -57,8 +57,6 @@ const char* memory_use_name(MemoryUse use) {
       return "KV blocks";
     case MemoryUse::state_slots:
       return "state slots";
-    case MemoryUse::journals:
-      return "journals";
     case MemoryUse::activations:
       return "activations";
     case MemoryUse::logits:

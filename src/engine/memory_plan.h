@@ -14,7 +14,6 @@ enum class MemoryUse : uint8_t {
   weights,
   kv_blocks,
   state_slots,
-  journals,
   activations,
   logits,
   workspaces,

@@ -19,10 +19,10 @@ int64_t ModelConfig::kv_bytes_per_token(KvFormat k, KvFormat v) const {
   return bytes;
 }
 
-int64_t ModelConfig::state_bytes() const {
+int64_t ModelConfig::state_bytes(const DeltaRing& ring) const {
   int64_t bytes = 0;
   for (const LayerConfig& l : layers)
-    if (l.kind == LayerKind::delta) bytes += l.delta.slot_elements() * int64_t{4};
+    if (l.kind == LayerKind::delta) bytes += l.delta.slot_elements(ring) * int64_t{4};
   return bytes;
 }
 
@@ -36,7 +36,8 @@ int32_t ModelConfig::largest_window() const {
 DeltaShape ModelConfig::largest_delta() const {
   DeltaShape largest;
   for (const LayerConfig& l : layers)
-    if (l.kind == LayerKind::delta && l.delta.slot_elements() > largest.slot_elements()) largest = l.delta;
+    if (l.kind == LayerKind::delta && l.delta.slot_elements({}) > largest.slot_elements({}))
+      largest = l.delta;
   return largest;
 }
 

@@ -77,7 +77,7 @@ struct ModelConfig {
   // Bytes of K and V of one position over all attention layers of the trunk.
   int64_t kv_bytes_per_token(KvFormat k, KvFormat v) const;
   // Bytes of one sequence's recurrent state over all delta layers.
-  int64_t state_bytes() const;
+  int64_t state_bytes(const DeltaRing& ring) const;
   // The largest window of all attention layers that have one; 0: none has.
   int32_t largest_window() const;
   // The delta layer with the most state; empty without delta layers.

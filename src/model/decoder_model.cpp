@@ -122,7 +122,7 @@ int64_t DecoderModel::flops_per_token() const {
     } else {
       const DeltaShape& d = c.delta;
       products += config_.width * (d.channels() + d.value_width() + 2 * d.value_heads) +
-                  d.value_width() * config_.width + 4 * d.state_elements() + d.conv_elements();
+                  d.value_width() * config_.width + 4 * d.state_elements() + d.conv_width * d.channels();
     }
     const FeedForwardConfig& f = c.feed_forward;
     products += f.is_moe()
@@ -145,16 +145,16 @@ Status DecoderModel::load(Device& device, const StepSizes& sizes, const ModelWei
   return {};
 }
 
-void DecoderModel::forward(const Batch& batch, const SequenceMemory& memory, bool has_uncertain) {
+void DecoderModel::forward(const Batch& batch, const SequenceMemory& memory) {
   StepCursor at;
   StepPacing never_pauses;
-  BRAID_CHECK(run_layers(whole_, at, {batch, memory, has_uncertain, never_pauses}));
+  BRAID_CHECK(run_layers(whole_, at, {batch, memory, never_pauses}));
 }
 
 bool DecoderModel::forward_interleaved(StepCursor& at, const Batch& batch, const SequenceMemory& memory,
                                        StepPacing& pacing) {
   BRAID_CHECK(batch.tokens <= interleaved_.residual.rows);
-  return run_layers(interleaved_, at, {batch, memory, false, pacing});
+  return run_layers(interleaved_, at, {batch, memory, pacing});
 }
 
 bool DecoderModel::run_layers(const Lane& lane, StepCursor& at, const Run& run) {
@@ -174,9 +174,8 @@ bool DecoderModel::run_layers(const Lane& lane, StepCursor& at, const Run& run) 
     const LayerWeights& layer = weights_.layers[index];
     if (config_.layers[index].kind == LayerKind::delta) {
       if (!run.pacing.may_run(StepPart::delta_layer)) return false;
-      DeltaJournal* journal = run.has_uncertain ? &run.memory.journals[at.delta] : nullptr;
       delta_block(*ops_, x, h, {layer.mixer_norm, config_.eps}, layer.delta, run.memory.delta[at.delta],
-                  journal, lane.layers[index].delta, run.batch);
+                  lane.layers[index].delta, run.batch);
       ++at.delta;
     } else {
       if (!run_attention(lane, at, run)) return false;

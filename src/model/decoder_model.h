@@ -24,7 +24,7 @@ class DecoderModel final : public Model {
   Device::WorkspaceNeeds workspace_needs(int32_t max_tokens) const override;
   int64_t flops_per_token() const override;
   Status load(Device& device, const StepSizes& sizes, const ModelWeights::Progress& progress) override;
-  void forward(const Batch& batch, const SequenceMemory& memory, bool has_uncertain) override;
+  void forward(const Batch& batch, const SequenceMemory& memory) override;
   bool forward_interleaved(StepCursor& at, const Batch& batch, const SequenceMemory& memory,
                            StepPacing& pacing) override;
   void logits(Tensor logits, int32_t first, int32_t count) override;
@@ -59,7 +59,6 @@ class DecoderModel final : public Model {
   struct Run {
     const Batch& batch;
     const SequenceMemory& memory;
-    bool has_uncertain = false;
     StepPacing& pacing;
   };
   bool run_layers(const Lane& lane, StepCursor& at, const Run& run);

@@ -33,7 +33,6 @@ namespace braid {
 struct SequenceMemory {
   std::span<const KvLayer> kv;        // [attention layers]
   std::span<const DeltaLayer> delta;  // [delta layers]
-  std::span<DeltaJournal> journals;   // [delta layers]; may be empty if no batch has uncertain rows
 };
 
 // Looks at a step from inside. The device is synchronized before each call; tensors are valid during the
@@ -113,8 +112,7 @@ class Model {
                       const ModelWeights::Progress& progress = nullptr) = 0;
 
   // Runs all layers over the batch and keeps the normed hidden rows of batch.output_row.
-  // `has_uncertain`: the batch has uncertain rows somewhere (known to the host, as it shapes the launch).
-  virtual void forward(const Batch& batch, const SequenceMemory& memory, bool has_uncertain) = 0;
+  virtual void forward(const Batch& batch, const SequenceMemory& memory) = 0;
 
   // The same for a step of one sequence's certain rows that may be paused, from `at` on; other sequences'
   // steps may run in between. True: it has ended and left what forward() leaves.

@@ -228,7 +228,7 @@ TEST(ModelFile, Qwen3HasNoRecurrentLayersAndNoGates) {
   ASSERT_TRUE(model.ok()) << model.error().message;
   const ModelConfig& c = (*model)->config();
   EXPECT_EQ(c.count(LayerKind::delta), 0);
-  EXPECT_EQ(c.state_bytes(), 0);
+  EXPECT_EQ(c.state_bytes({}), 0);
   EXPECT_EQ(c.layers[0].attention.gate, AttentionGate{});
   EXPECT_EQ(c.layers[0].attention.query_rows(), 64);
   EXPECT_EQ((*model)->weights().trunk_parameters(), count_parameters(tiny_qwen3()).trunk);

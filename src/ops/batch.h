@@ -39,6 +39,11 @@ struct Batch {
   // A promise of the host, part of the bucket: no sequence has more rows than this. 0: none made. With 1
   // (plain decoding) a device leaves out the kernels that take many rows of a sequence.
   int32_t most_rows = 0;
+  // The same of uncertain rows. 0: there are none.
+  int32_t most_uncertain = 0;
+  // The same of certain rows. 0: no promise made. With 1 (plain decoding and verification) a device leaves
+  // out the kernels that take runs of certain rows.
+  int32_t most_certain = 0;
 
   // [T]
   const int32_t* token = nullptr;

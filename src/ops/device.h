@@ -73,6 +73,8 @@ struct OpTime {
   double ms = 0;
   double bytes = 0;  // that had to move: weights, states and cells once, activations in and out
   double flops = 0;
+  // Of the recurrent states of the sequences it was called for: their bytes, and what of them it had to move.
+  double state_bytes = 0, state_read = 0, state_written = 0;
 };
 // What the device reaches at best, measured: a plain copy (bytes read and written), plain reads, and the
 // products of its matrix units on 16-bit numbers.
@@ -108,6 +110,9 @@ class Device {
   // Tile width of recurrent states on this device (state.h).
   virtual int32_t state_tile_columns(const DeltaShape& shape) const { return shape.value_dim; }
 
+  // What slots remember beside their states (state.h), where no sequence has more uncertain rows in a step.
+  virtual DeltaRing delta_ring(int32_t uncertain) const { return {0, 0, uncertain}; }
+
   // Sizes the workspaces of the ops. Called once, after load_weights and before the first op, with the
   // largest step the engine will make. Returns the bytes taken. Errors: exhausted.
   struct WorkspaceNeeds {
@@ -129,6 +134,9 @@ class Device {
   // What it will take, if that is known before; 0: not.
   virtual size_t workspace_bytes(const WorkspaceNeeds& needs) const { return 0; }
   virtual Result<size_t> reserve_workspaces(const WorkspaceNeeds& needs) = 0;
+
+  // Numbers so far that did not fit an activation, in builds that count them (BRAID_COUNT_CLAMPS).
+  virtual uint64_t clamped() const { return 0; }
 
   // Copies between host and device memory, queued behind the ops before them. The host side of to_device may
   // be reused, and that of to_host read, after synchronize(). On devices that compute in host memory both are

@@ -89,14 +89,6 @@ struct DeltaInputs {
   Tensor beta;   // [T, Hv]
 };
 
-// One accepted path of uncertain rows (batch rows, root first), to be made part of its slot.
-struct AcceptedPath {
-  int32_t slot = 0;
-  int32_t count = 0;             // rows on the path; 0: nothing to do
-  int32_t first_position = 0;    // position of row[0]
-  const int32_t* row = nullptr;  // [count]
-};
-
 struct CellMove {  // inside one sequence; from > to, ascending `to`
   int32_t sequence = 0;
   int32_t from = 0;
@@ -178,24 +170,19 @@ class Ops {
     attention(o, q, gates, params, kv, batch);
   }
 
-  // Gated delta rule over the certain rows; the slot is read and written. Per row and value head h, kh =
-  // layer.shape.key_head(h):
+  // Gated delta rule. Per row and value head h, kh = layer.shape.key_head(h), S the state before the row (of
+  // an uncertain row: that its ancestors leave):
   //   x = silu(conv(qkv))   q, k = l2(x_q) / sqrt(Dk), l2(x_k)   l2(x) = x / sqrt(sum x^2 + 1e-6)   v = x_v
   //   g = a * softplus(alpha + dt)   b = sigmoid(beta)
   //   S = e^g S;  d = b (v - S^T k);  S += k d^T;  o = S^T q;  o = rms(o; norm, eps) * silu(z)
-  // o [T, Hv * Dv]; rows that are uncertain are left untouched.
-  virtual void delta_advance(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
-                             const Batch& batch) = 0;
+  // o [T, Hv * Dv]. What the slot holds before and after: state.h. Uncertain rows leave their entries and
+  // convolution inputs at their cells: where those become certain, they are part of the sequence at once.
+  virtual void delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
+                          const Batch& batch) = 0;
 
-  // The same outputs for uncertain rows, each following its own ancestors; the slot is read, never written.
-  // Run after delta_advance of the same step. The journal keeps what delta_commit needs.
-  virtual void delta_peek(Tensor o, DeltaJournal& journal, const DeltaInputs& in, const DeltaWeights& w,
-                          const DeltaLayer& layer, const Batch& batch) = 0;
-
-  // Makes accepted paths part of their slots: S = e^{g_m} S + sum_j e^{g_m - g_j} k_j d_j^T, conv ring moved
-  // on.
-  virtual void delta_commit(const DeltaLayer& layer, const DeltaJournal& journal,
-                            std::span<const AcceptedPath> paths) = 0;
+  // Copies entries and convolution inputs of accepted rows to their final cells, in all layers.
+  virtual void delta_move(std::span<const DeltaLayer> layers, std::span<const CellMove> moves,
+                          const Batch& batch) = 0;
 
   // Copies K and V of accepted rows' cells to their final positions.
   virtual void kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) = 0;

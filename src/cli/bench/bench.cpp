@@ -42,6 +42,8 @@ struct BenchFlags {
   int repetitions = 3;
   int fit = 0;
   bool profile = false;
+  int drafts = 0;
+  bool tree = false;
   std::string output = "md";
   std::string shape;
   std::string mix = "Q4_K_M";
@@ -281,6 +283,8 @@ int run_bench(BenchFlags flags) {
     ProfileFlags profile;
     if (!flags.serving.batches.empty()) profile.sequences = flags.serving.batches[0];
     if (!flags.prompts.empty()) profile.prompt = std::max(1, flags.prompts[0]);
+    profile.drafts = flags.drafts;
+    profile.tree = flags.tree;
     profile.json = flags.output == "json";
     const int code = run_profile_bench(flags.model, profile);
     if (!flags.shape.empty() && flags.save.empty()) std::filesystem::remove(flags.model.model);
@@ -372,6 +376,13 @@ void add_bench(CLI::App& app, int* exit_code) {
       ->check(CLI::NonNegativeNumber);
   command->add_flag("--profile", flags->profile,
                     "GPU: time every op of a step of --batch sequences after -p tokens, and of a prompt");
+  command
+      ->add_option(
+          "--drafts", flags->drafts,
+          "with --profile: a step in which each sequence verifies so many drafts, none of them right")
+      ->check(CLI::Range(0, 64));
+  command->add_flag("--tree", flags->tree,
+                    "with --drafts: a chain of seven with branches instead of a chain");
   command
       ->add_option(
           "--batch", flags->serving.batches,

@@ -1,7 +1,8 @@
 // bench_profile.cpp -- see bench_profile.h.
 //
 // Peaks first: a copy, reads and products. Then a decoding step of --batch sequences and the step of a
-// prompt of -p tokens (at most -ub), each run a few times with a clock around every op. Beside the sum of the
+// prompt of -p tokens (at most -ub), each run a few times with a clock around every op; with --drafts between
+// them a step that verifies drafts. Beside the sum of the
 // ops stands what the same step takes as the engine runs it, recorded and replayed, seen from the host.
 #include "cli/bench/bench_profile.h"
 
@@ -22,7 +23,7 @@ namespace {
 
 constexpr int kRecordingSteps = 4;
 constexpr int kPlainSteps = 20;
-constexpr int kProfiledSteps = 5;
+constexpr int kProfiledSteps = 8;  // a whole cycle of states that are written every eighth token
 
 struct Quiet : Sink {
   void token(RequestId, const TokenEvent&) override { ++tokens; }
@@ -37,28 +38,57 @@ struct Quiet : Sink {
 // One kind of step: its ops, each as of one step.
 struct StepProfile {
   std::string name;
+  const char* unit = "step";  // in which a sequence moves its states once
   std::vector<OpTime> ops;
   double step_ms = 0;  // as the engine runs it
   double host_ms = 0;  // of that, with nothing queued on the device
+};
+
+// As many drafts as asked for, which are wrong: what is measured is the step. A tree is a chain of seven whose
+// further nodes are siblings of it, as those that a drafter's second choices give.
+class WrongDrafts : public Drafter {
+ public:
+  WrongDrafts(int count, bool tree) : count_(count), tree_(tree) {}
+  void propose(StepPlan& plan, int32_t budget) override {
+    constexpr int kTrunk = 7;
+    for (StepItem& item : plan.items) {
+      if (!item.wants_next || item.certain != 1 || budget < count_) continue;
+      for (int n = 0; n < count_; ++n)
+        item.drafts.push_back({n % 100, tree_ && n >= kTrunk ? n % kTrunk - 1 : n - 1});
+      budget -= count_;
+    }
+  }
+  void observe(const StepPlan&, std::span<const Verdict>) override {}
+
+ private:
+  int count_;
+  bool tree_;
 };
 
 class ProfileBench {
  public:
   ProfileBench(LoadedModel& loaded, const ProfileFlags& flags) : engine_(*loaded.engine), flags_(flags) {}
 
-  Result<StepProfile> decode() {
+  // With drafts: each sequence verifies flags.drafts.
+  Result<StepProfile> decode(bool with_drafts) {
+    WrongDrafts drafts(flags_.drafts, flags_.tree);
     for (int i = 0; i < flags_.sequences; ++i) BRAID_TRY(submit(flags_.prompt, -1, static_cast<uint64_t>(i)));
     // Everybody has a token when all prompts are done; a few steps more record what is recorded.
     while (!everybody_decodes()) BRAID_TRY(step());
+    engine_.set_drafter(with_drafts ? &drafts : nullptr);
     for (int i = 0; i < kRecordingSteps; ++i) BRAID_TRY(step());
     StepProfile profile;
     profile.name = fmt::format("decoding step, {} sequences of {} tokens", flags_.sequences, flags_.prompt);
+    if (with_drafts)
+      profile.name += fmt::format(", {} drafts each, {}", flags_.drafts, flags_.tree ? "a tree" : "a chain");
+    if (!with_drafts) profile.unit = "token";
     const double begin = now_ms();
     const double host_before_ms = engine_.stats().host_ms;
     for (int i = 0; i < kPlainSteps; ++i) BRAID_TRY(step());
     profile.step_ms = (now_ms() - begin) / kPlainSteps;
     profile.host_ms = (engine_.stats().host_ms - host_before_ms) / kPlainSteps;
     BRAID_ASSIGN(profile.ops, profiled([&] { return step(); }));
+    engine_.set_drafter(nullptr);
     clear();
     return profile;
   }
@@ -137,6 +167,9 @@ class ProfileBench {
       op.ms /= kProfiledSteps;
       op.bytes /= kProfiledSteps;
       op.flops /= kProfiledSteps;
+      op.state_bytes /= kProfiledSteps;
+      op.state_read /= kProfiledSteps;
+      op.state_written /= kProfiledSteps;
     }
     return ops;
   }
@@ -166,6 +199,9 @@ void print_table(const StepProfile& profile, const DevicePeaks& peaks) {
     all.calls += op.calls;
     all.bytes += op.bytes;
     all.flops += op.flops;
+    all.state_bytes += op.state_bytes;
+    all.state_read += op.state_read;
+    all.state_written += op.state_written;
     least_ms += share(op, peaks) * op.ms;
   }
   for (const OpTime& op : profile.ops) {
@@ -180,6 +216,9 @@ void print_table(const StepProfile& profile, const DevicePeaks& peaks) {
       "as the engine runs it: {:.0f} us a step, {:.2f} of the sum; at the peaks {:.0f} us; host work around "
       "it {:.0f} us\n",
       1e3 * profile.step_ms, profile.step_ms / all.ms, 1e3 * least_ms, 1e3 * profile.host_ms);
+  if (all.state_bytes > 0)
+    fmt::print("state: read {:.2f}, written {:.3f} of the states a {}\n", all.state_read / all.state_bytes,
+               all.state_written / all.state_bytes, profile.unit);
 }
 
 nlohmann::ordered_json to_json(const StepProfile& profile, const DevicePeaks& peaks) {
@@ -192,7 +231,10 @@ nlohmann::ordered_json to_json(const StepProfile& profile, const DevicePeaks& pe
                    {"us", 1e3 * op.ms},
                    {"gb_s", op.bytes / op.ms * 1e-6},
                    {"tflop_s", op.flops / op.ms * 1e-9},
-                   {"share_of_peak", share(op, peaks)}});
+                   {"share_of_peak", share(op, peaks)},
+                   {"state_bytes", op.state_bytes},
+                   {"state_read", op.state_read},
+                   {"state_written", op.state_written}});
   return {{"step", profile.name},
           {"engine_us", 1e3 * profile.step_ms},
           {"host_us", 1e3 * profile.host_ms},
@@ -207,7 +249,10 @@ Status profile_model(const ModelFlags& model, const ProfileFlags& flags) {
       std::max(wanted.context, batch_context(flags.sequences, flags.prompt, kDecoded, wanted.ubatch));
   const double loading = now_ms();
   // Prompts as fast as they go: nobody reads.
-  BRAID_ASSIGN(LoadedModel loaded, load_model(wanted, [](EngineOptions& options) { options.gap_limit = 0; }));
+  BRAID_ASSIGN(LoadedModel loaded, load_model(wanted, [&](EngineOptions& options) {
+                 options.gap_limit = 0;
+                 options.max_drafts = flags.drafts;
+               }));
   const double load_s = 1e-3 * (now_ms() - loading);
   const InterruptScope interrupt;
   BRAID_ASSIGN(const DevicePeaks peaks, loaded.engine->device().measure_peaks());
@@ -224,8 +269,13 @@ Status profile_model(const ModelFlags& model, const ProfileFlags& flags) {
     if (!flags.json) print_table(profile, peaks);
     steps.push_back(to_json(profile, peaks));
   };
-  BRAID_ASSIGN(const StepProfile decode, bench.decode());
+  BRAID_ASSIGN(const StepProfile decode, bench.decode(false));
   show(decode);
+  if (flags.drafts > 0) {
+    BRAID_ASSIGN(const StepProfile verify, bench.decode(true));
+    show(verify);
+    if (!flags.json) fmt::print("verifying takes {:.3f} decoding steps\n", verify.step_ms / decode.step_ms);
+  }
   BRAID_ASSIGN(const StepProfile prompt, bench.prompt());
   show(prompt);
   // By the driver's count, everything that the engine has made the GPU take: kernels' code and records too.

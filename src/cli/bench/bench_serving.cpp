@@ -333,7 +333,8 @@ Status bench_conversation(ServingBench& bench, const ServingBenchFlags& flags, n
 }  // namespace
 
 int batch_context(int sequences, int prompt, int generated, int ubatch) {
-  const int64_t chunks = int64_t{sequences} * ((prompt + ubatch - 1) / std::max(ubatch, 1) + 1);
+  const int chunk = ubatch > 0 ? ubatch : 512;  // chosen when the model is there: this or more
+  const int64_t chunks = int64_t{sequences} * ((prompt + chunk - 1) / chunk + 1);
   return static_cast<int>(std::min<int64_t>(prompt + chunks + generated + 64, INT32_MAX));
 }
 

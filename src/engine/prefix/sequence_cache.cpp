@@ -46,28 +46,16 @@ uint64_t CacheSizes::kv_bytes(const ModelConfig& config) const {
 }
 
 uint64_t CacheSizes::slot_bytes(const ModelConfig& config) const {
-  return product({static_cast<uint64_t>(config.state_bytes()), static_cast<uint64_t>(slots)});
-}
-
-uint64_t CacheSizes::journal_bytes(const ModelConfig& config) const {
-  uint64_t row_elements = 0;  // over all layers
-  for (const LayerConfig& l : config.layers)
-    if (l.kind == LayerKind::delta)
-      row_elements += static_cast<uint64_t>(DeltaJournal::elements_per_row(l.delta));
-  return product({row_elements, sizeof(float), static_cast<uint64_t>(journal_rows)});
+  return product({static_cast<uint64_t>(config.state_bytes(ring)), static_cast<uint64_t>(slots)});
 }
 
 Status SequenceCache::allocate(Device& device, const ModelConfig& config, const CacheSizes& sizes) {
   device_ = &device;
   BRAID_ASSIGN(kv_memory_, device.allocate(sizes.kv_bytes(config), "KV blocks"));
   BRAID_ASSIGN(slot_memory_, device.allocate(sizes.slot_bytes(config), "state slots"));
-  if (sizes.journal_rows > 0) {
-    BRAID_ASSIGN(journal_memory_, device.allocate(sizes.journal_bytes(config), "journals"));
-  }
 
   auto* kv = static_cast<std::byte*>(kv_memory_.data());
   auto* slots = static_cast<float*>(slot_memory_.data());
-  auto* journal = static_cast<float*>(journal_memory_.data());
   for (const LayerConfig& l : config.layers) {
     if (l.kind == LayerKind::attention) {
       const KvShape shape = kv_shape(l.attention, sizes);
@@ -79,25 +67,15 @@ Status SequenceCache::allocate(Device& device, const ModelConfig& config, const 
       continue;
     }
     const DeltaShape& d = l.delta;
-    delta_.push_back({d, sizes.slots, device.state_tile_columns(d), slots});
-    slots += sizes.slots * d.slot_elements();
-    if (sizes.journal_rows == 0) continue;
-    DeltaJournal j;
-    j.rows = sizes.journal_rows;
-    j.k = journal;
-    j.d = j.k + j.rows * d.key_width();
-    j.g = j.d + j.rows * d.value_width();
-    j.conv_in = j.g + j.rows * d.value_heads;
-    journal = j.conv_in + j.rows * d.channels();
-    journals_.push_back(j);
+    delta_.push_back({d, sizes.ring, sizes.slots, device.state_tile_columns(d), slots});
+    slots += sizes.slots * d.slot_elements(sizes.ring);
   }
   return {};
 }
 
 size_t SequenceCache::state_bytes() const {
   size_t bytes = 0;
-  for (const DeltaLayer& layer : delta_)
-    bytes += static_cast<size_t>(layer.shape.slot_elements()) * sizeof(float);
+  for (const DeltaLayer& layer : delta_) bytes += static_cast<size_t>(layer.slot_elements()) * sizeof(float);
   return bytes;
 }
 
@@ -110,7 +88,7 @@ size_t SequenceCache::block_bytes(int32_t group) const {
 
 void SequenceCache::save_state(int32_t slot, std::byte* image) {
   for (const DeltaLayer& layer : delta_) {
-    const size_t bytes = static_cast<size_t>(layer.shape.slot_elements()) * sizeof(float);
+    const size_t bytes = static_cast<size_t>(layer.slot_elements()) * sizeof(float);
     device_->to_host(image, layer.slot(slot), bytes);
     image += bytes;
   }
@@ -118,7 +96,7 @@ void SequenceCache::save_state(int32_t slot, std::byte* image) {
 
 void SequenceCache::load_state(int32_t slot, const std::byte* image) {
   for (const DeltaLayer& layer : delta_) {
-    const size_t bytes = static_cast<size_t>(layer.shape.slot_elements()) * sizeof(float);
+    const size_t bytes = static_cast<size_t>(layer.slot_elements()) * sizeof(float);
     device_->to_device(layer.slot(slot), image, bytes);
     image += bytes;
   }

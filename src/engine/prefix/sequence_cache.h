@@ -1,5 +1,5 @@
-// sequence_cache.h -- the bytes of all sequences on a device: KV pools, state slots, and the journals of
-// uncertain rows; and their copies in host memory.
+// sequence_cache.h -- the bytes of all sequences on a device, KV pools and state slots, and their copies in
+// host memory.
 //
 // Taken once at start. Who holds which block or slot is bookkeeping of block_pool.h and state_slots.h; which
 // copies are worth keeping, of checkpoints.h.
@@ -18,7 +18,7 @@ struct CacheSizes {
   int32_t blocks[kKvGroups] = {};  // of kBlockTokens cells, in every attention layer of a group
   int32_t window = 0;              // > 0: layers with windows, none larger, are group 1; 0: all are group 0
   int32_t slots = 0;               // recurrent states
-  int32_t journal_rows = 0;        // largest batch with uncertain rows; 0: no speculation
+  DeltaRing ring;                  // what each of them remembers beside the state
   KvFormat k_format = KvFormat::f16;
   KvFormat v_format = KvFormat::f16;
 
@@ -26,7 +26,6 @@ struct CacheSizes {
   uint64_t block_bytes(const ModelConfig& config, int32_t group) const;
   uint64_t kv_bytes(const ModelConfig& config) const;
   uint64_t slot_bytes(const ModelConfig& config) const;
-  uint64_t journal_bytes(const ModelConfig& config) const;
 };
 
 // What the bookkeeping needs done to the bytes. Copies are queued behind the steps before them and ahead of
@@ -55,10 +54,9 @@ class SequenceCache final : public CacheBytes {
   // Errors: exhausted.
   Status allocate(Device& device, const ModelConfig& config, const CacheSizes& sizes);
 
-  SequenceMemory memory() { return {kv_, delta_, journals_}; }
+  SequenceMemory memory() { return {kv_, delta_}; }
   uint64_t kv_bytes() const { return kv_memory_.size_bytes(); }
   uint64_t slot_bytes() const { return slot_memory_.size_bytes(); }
-  uint64_t journal_bytes() const { return journal_memory_.size_bytes(); }
 
   size_t state_bytes() const override;
   size_t block_bytes(int32_t group) const override;
@@ -82,10 +80,8 @@ class SequenceCache final : public CacheBytes {
   Device* device_ = nullptr;
   std::vector<KvLayer> kv_;
   std::vector<DeltaLayer> delta_;
-  std::vector<DeltaJournal> journals_;
   Buffer kv_memory_;
   Buffer slot_memory_;
-  Buffer journal_memory_;
 };
 
 }  // namespace braid

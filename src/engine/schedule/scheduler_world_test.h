@@ -1,7 +1,7 @@
 // scheduler_world_test.h -- a scheduler with a model whose every cell and state can be checked.
 //
 // The "device" here remembers in each cell, and in each slot, a hash of all tokens up to that position:
-// exactly what a cell and a state depend on in a real model. Running a token checks that everything before it
+// exactly what a cell and a state depend on in a real model. A slot folds as a GPU's does (ops/state.h). Running a token checks that everything before it
 // is there and belongs to it, and that nobody else can see what it writes. The next token is a function of
 // that hash, so each answer has one right value, however its sequence was batched, shared, forked, preempted
 // or resumed.
@@ -31,13 +31,45 @@ inline uint64_t extend(uint64_t prefix, int32_t token) {
 
 inline int32_t next_token(uint64_t prefix) { return static_cast<int32_t>(prefix >> 20 & 3); }
 
+// A state that lags behind, and a ring of the tokens since.
+struct FakeSlot {
+  static constexpr DeltaRing kRing{8, 0, 0};
+  uint64_t state = kPoison;
+  int32_t folded = 0;
+  int32_t entries[kRing.entries()] = {};
+
+  uint64_t before(int32_t position) const {
+    FakeSlot copy = *this;
+    copy.fold(position);
+    return copy.state;
+  }
+  void run(const int32_t* tokens, int32_t position, int32_t count) {
+    if (position == 0 && count > 0) *this = {0, 0, {}};
+    fold(count > 1 ? position : kRing.fold_position(position));
+    for (int32_t p = position; p < position + count; ++p) {
+      if (count == 1) {
+        entries[p % kRing.entries()] = tokens[p];
+      } else {
+        state = extend(state, tokens[p]);
+        folded = p + 1;
+      }
+    }
+  }
+  bool operator==(const FakeSlot&) const = default;
+
+ private:
+  void fold(int32_t position) {
+    for (; folded < position; ++folded) state = extend(state, entries[folded % kRing.entries()]);
+  }
+};
+
 class FakeBytes : public CacheBytes {
  public:
   FakeBytes(int32_t blocks, int32_t window_blocks, int32_t slots)
       : cells{Cells(static_cast<size_t>(blocks) * kBlockTokens, kPoison),
               Cells(static_cast<size_t>(window_blocks) * kBlockTokens, kPoison)},
-        states(static_cast<size_t>(slots), kPoison) {}
-  size_t state_bytes() const override { return sizeof(uint64_t); }
+        states(static_cast<size_t>(slots)) {}
+  size_t state_bytes() const override { return sizeof(FakeSlot); }
   // Larger ones in group 1 than they need, so that images of one group do not pass for those of the other.
   size_t block_bytes(int32_t group) const override { return (kBlockTokens + group) * sizeof(uint64_t); }
   void save_state(int32_t slot, std::byte* image) override {
@@ -71,7 +103,7 @@ class FakeBytes : public CacheBytes {
     });
   }
   void poison_state(int32_t slot) {
-    queue([=, this] { states[slot] = kPoison; });
+    queue([=, this] { states[slot] = FakeSlot(); });
   }
   void synchronize() override {
     for (const auto& copy : queued) copy();
@@ -89,7 +121,7 @@ class FakeBytes : public CacheBytes {
   }
   using Cells = std::vector<uint64_t>;
   Cells cells[kKvGroups];
-  std::vector<uint64_t> states;
+  std::vector<FakeSlot> states;
   bool late = false;
   std::vector<std::function<void()>> queued;
 };
@@ -149,7 +181,7 @@ struct World {
       }
     }
     if (s.computed_tokens > 0 && recurrent) {
-      ASSERT_EQ(bytes.states[s.slot], prefix) << "request " << s.id;
+      ASSERT_EQ(bytes.states[s.slot].before(s.computed_tokens), prefix) << "request " << s.id;
     }
   }
 
@@ -169,7 +201,7 @@ struct World {
       if (p < s.prompt_tokens()) ++prompt_computed;
     }
     if (!s.decoding()) ++prompt_steps;
-    if (item.certain > 0) bytes.states[s.slot] = prefix;
+    bytes.states[s.slot].run(s.tokens.data(), s.computed_tokens, item.certain);
     verdict.failed = prefix == kNone;
     if (verdict.failed) return;
     if (!item.wants_next) {
@@ -204,7 +236,7 @@ struct World {
         const Sequence& s = *plan.items[0].sequence;
         expect_memory_of(s);
         state_before = bytes.states[s.slot];
-        bytes.states[s.slot] = kHalfWay;
+        bytes.states[s.slot] = FakeSlot{kHalfWay};
         for (int32_t p = s.computed_tokens; p < s.computed_tokens + s.in_flight_tokens; ++p)
           for (int32_t g = 0; g < scheduler.groups(); ++g) *cell(s, g, p) = kNone;
         pieces = std::move(plan);
@@ -213,7 +245,7 @@ struct World {
       StepPlan plan = std::move(*pieces);
       pieces.reset();
       const Sequence& s = *plan.items[0].sequence;
-      EXPECT_EQ(bytes.states[s.slot], kHalfWay);
+      EXPECT_EQ(bytes.states[s.slot], FakeSlot{kHalfWay});
       EXPECT_EQ(s.in_flight_tokens, plan.items[0].certain);
       bytes.states[s.slot] = state_before;
       ++pieced;
@@ -293,7 +325,7 @@ struct World {
   bool paced;
   std::mt19937_64 pace{12};
   std::optional<StepPlan> pieces;  // a chunk that is under way
-  uint64_t state_before = 0;       // of its sequence
+  FakeSlot state_before;           // of its sequence
   int64_t pieced = 0;              // chunks that ended so
   std::map<RequestId, std::vector<int32_t>> finished, cancelled;
   std::set<RequestId> failed;

@@ -10,12 +10,24 @@ double ms_since(Clock::time_point from) {
   return std::chrono::duration<double, std::milli>(Clock::now() - from).count();
 }
 
-// Sequences of a plain decoding step, rounded up so that few records serve all.
-int32_t bucket_of(int32_t sequences, int32_t most) {
+// Sequences or rows of a decoding step, rounded up so that few records serve all.
+int32_t bucket_of(int32_t count, int32_t most) {
   int32_t step = 1;
-  while (step * 8 <= sequences) step *= 2;
-  return std::min((sequences + step - 1) / step * step, most);
+  while (step * 8 <= count) step *= 2;
+  return std::min((count + step - 1) / step * step, most);
 }
+
+int32_t power_of_two_from(int32_t count) {
+  int32_t power = 1;
+  while (power < count) power *= 2;
+  return power;
+}
+
+// Steps of more rows gain nothing: the device works longer than the host takes to queue them.
+constexpr int32_t kMostRecordedRows = 256;
+// A record takes memory of the host and the driver. Whoever drafts has some lengths at some numbers of
+// sequences; when there are more, they are made anew.
+constexpr size_t kMostRecords = 128;
 
 }  // namespace
 
@@ -30,7 +42,7 @@ Status StepRunner::allocate(const Sizes& sizes) {
 
 void StepRunner::enqueue(const Batch& batch) {
   whole_.upload(batch);
-  model_.forward(batch, cache_.memory(), whole_.has_uncertain());
+  model_.forward(batch, cache_.memory());
   if (outputs_.finds_best()) outputs_.queue_best(batch);
 }
 
@@ -38,16 +50,28 @@ Status StepRunner::queue(Step& step) {
   Batch& batch = step.batch;
   batch = whole_.fill(step.plan);
   outputs_.begin(step.plan, batch);
-  if (!outputs_.finds_best() || !whole_.plain_decode() || model_.observed()) {
+  if (!outputs_.finds_best() || !whole_.decodes() || batch.tokens > kMostRecordedRows || model_.observed()) {
     enqueue(batch);
     return {};
   }
-  const int32_t rows = bucket_of(batch.sequences, sizes_.sequences);
-  whole_.pad(batch, rows);
-  const auto key = static_cast<uint64_t>(rows);
-  if (!device_.has_record(key) && !warmed_up_.insert(rows).second && device_.begin_record()) {
-    enqueue(batch);
-    BRAID_TRY(device_.end_record(key));
+  const int32_t sequences = bucket_of(batch.sequences, sizes_.sequences);
+  const bool drafts = batch.most_uncertain > 0;
+  const int32_t rows =
+      drafts ? bucket_of(batch.tokens, std::min(sizes_.rows, outputs_.most_rows())) : sequences;
+  whole_.pad(batch, sequences, rows,
+             drafts ? std::min(power_of_two_from(batch.most_rows), sizes_.decoding_rows) : 1);
+  const uint64_t key = static_cast<uint64_t>(sequences) | static_cast<uint64_t>(rows) << 20 |
+                       static_cast<uint64_t>(batch.most_rows) << 40;
+  if (!device_.has_record(key) && !warmed_up_.insert(key).second) {
+    if (records_ == kMostRecords) {
+      device_.forget_records();
+      records_ = 0;
+    }
+    if (device_.begin_record()) {
+      enqueue(batch);
+      BRAID_TRY(device_.end_record(key));
+      ++records_;
+    }
   }
   if (device_.has_record(key)) {
     device_.replay(key);

@@ -4,8 +4,9 @@
 // the layers between their steps, some parts at a time, until the next decoding step is due. queue() runs the
 // one kind, advance() the other; what follows a step's end (engine.cpp, end_step) does not know which it was.
 //
-// A decoding step of a device with its own memory is padded to a bucket of sequences, recorded the second
-// time (whatever a kernel sets up once must not be recorded), and replayed from then on.
+// A decoding step of a device with its own memory, with drafts or without, is padded to a bucket of sequences,
+// rows and rows of a sequence, recorded the second time (whatever a kernel sets up once must not be recorded),
+// and replayed from then on.
 #pragma once
 
 #include <chrono>
@@ -34,6 +35,7 @@ class StepRunner {
   struct Sizes {
     int32_t rows = 0;                // of a step
     int32_t sequences = 0;           // of a step
+    int32_t decoding_rows = 1;       // of a sequence that decodes: its token and its drafts
     int32_t block_table = 0;         // blocks of one sequence
     int32_t kv_groups = 1;           // each with a block table
     int32_t interleaved_tokens = 0;  // of an interleaved step; 0: there are none
@@ -62,7 +64,7 @@ class StepRunner {
 
  private:
   class SlicePacing;
-  // Everything from the batch's upload to the best logits: what is recorded for plain decoding.
+  // Everything from the batch's upload to the best logits: what is recorded for decoding steps.
   void enqueue(const Batch& batch);
 
   Device& device_;
@@ -72,7 +74,8 @@ class StepRunner {
   Sizes sizes_;
   StepBatch whole_;
   StepBatch interleaved_;
-  std::set<int32_t> warmed_up_;  // buckets that have run once
+  std::set<uint64_t> warmed_up_;  // buckets that have run once
+  size_t records_ = 0;
 };
 
 }  // namespace braid

@@ -41,7 +41,6 @@ void StepBatch::add_row(int32_t token_id, int32_t at, int32_t cell_index, int32_
 }
 
 Batch StepBatch::fill(StepPlan& plan) {
-  has_uncertain_ = false;
   rows_used_ = 0;
   int32_t outputs = 0;
   const auto sequences = static_cast<int32_t>(plan.items.size());
@@ -68,7 +67,6 @@ Batch StepBatch::fill(StepPlan& plan) {
       const int32_t at = (parent_row < 0 ? computed_after - 1 : host(position)[parent_row]) + 1;
       host(output_row)[outputs++] = rows_used_;
       add_row(draft.token, at, computed_after + static_cast<int32_t>(d), index, parent_row);
-      has_uncertain_ = true;
     }
     item.outputs = outputs - item.first_output;
 
@@ -82,10 +80,15 @@ Batch StepBatch::fill(StepPlan& plan) {
       std::copy(s.blocks[g].begin(), s.blocks[g].end(), table_of(g, index));
     }
   }
-  plain_decode_ = rows_used_ == sequences && outputs == sequences;
+  decodes_ = outputs == rows_used_ && std::all_of(plan.items.begin(), plan.items.end(),
+                                                  [](const auto& item) { return item.certain == 1; });
 
   Batch b;
-  for (const StepItem& item : plan.items) b.most_rows = std::max(b.most_rows, item.rows());
+  for (const StepItem& item : plan.items) {
+    b.most_rows = std::max(b.most_rows, item.rows());
+    b.most_uncertain = std::max(b.most_uncertain, item.rows() - item.certain);
+    b.most_certain = std::max(b.most_certain, item.certain);
+  }
   b.tokens = rows_used_;
   b.sequences = sequences;
   b.outputs = outputs;
@@ -107,7 +110,7 @@ Batch StepBatch::fill(StepPlan& plan) {
 }
 
 Batch StepBatch::part(const Batch& batch, int32_t first, int32_t count) {
-  BRAID_CHECK(batch.sequences == 1 && max_sequences_ > 1 && !has_uncertain_);
+  BRAID_CHECK(batch.sequences == 1 && max_sequences_ > 1 && batch.most_uncertain == 0);
   BRAID_CHECK(first >= 0 && count > 0 && first + count <= batch.tokens);
   if (count == batch.tokens) return batch;
   const int32_t values[] = {0, count, count, host(context)[0] - batch.tokens + first + count, host(slot)[0]};
@@ -120,7 +123,7 @@ Batch StepBatch::part(const Batch& batch, int32_t first, int32_t count) {
                          sizeof *value);
   }
   Batch b = batch;
-  b.tokens = b.most_rows = count;
+  b.tokens = b.most_rows = b.most_certain = count;
   b.outputs = 0;
   b.output_row = nullptr;
   for (const int32_t** row : {&b.token, &b.position, &b.cell, &b.sequence, &b.parent}) *row += first;
@@ -140,14 +143,22 @@ void StepBatch::upload(const Batch& batch) {
   for (int32_t g = 1; g < groups_; ++g) send(offset_[table + g], offset_[table + g] + used);
 }
 
-void StepBatch::pad(Batch& batch, int32_t count) {
-  BRAID_CHECK(plain_decode_ && count >= batch.sequences && count <= max_sequences_ && count <= max_rows_);
-  for (int32_t i = batch.sequences; i < count; ++i) {
+void StepBatch::pad(Batch& batch, int32_t sequences, int32_t row_count, int32_t most_rows) {
+  BRAID_CHECK(decodes_ && batch.outputs == batch.tokens && most_rows >= batch.most_rows);
+  BRAID_CHECK(sequences >= batch.sequences && sequences <= max_sequences_);
+  BRAID_CHECK(row_count >= batch.tokens && row_count <= max_rows_);
+  for (int32_t i = batch.tokens; i < row_count; ++i) {
     for (const Array a : {token, cell, sequence, parent, output_row}) host(a)[i] = -1;
-    for (const Array a : {position, first_row, rows, certain, context, slot}) host(a)[i] = 0;
+    host(position)[i] = 0;
+  }
+  for (int32_t i = batch.sequences; i < sequences; ++i) {
+    for (const Array a : {first_row, rows, certain, context, slot}) host(a)[i] = 0;
     for (int32_t g = 0; g < groups_; ++g) std::fill_n(table_of(g, i), blocks_per_sequence_, 0);
   }
-  batch.tokens = batch.sequences = batch.outputs = count;
+  batch.sequences = sequences;
+  batch.tokens = batch.outputs = row_count;
+  batch.most_rows = most_rows;
+  batch.most_uncertain = most_rows - 1;
 }
 
 }  // namespace braid

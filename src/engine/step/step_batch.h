@@ -22,11 +22,11 @@ class StepBatch {
   Batch part(const Batch& batch, int32_t first, int32_t count);
   // Sends the arrays to the device (a part of the step that can be recorded: always the same bytes).
   void upload(const Batch& batch);
-  bool has_uncertain() const { return has_uncertain_; }
-  // Every sequence takes one certain row: the step that is repeated most.
-  bool plain_decode() const { return plain_decode_; }
-  // Pads a plain decoding step to `rows` sequences, so that one record serves many.
-  void pad(Batch& batch, int32_t rows);
+  // Every sequence takes one certain row, and drafts: the steps that are repeated most.
+  bool decodes() const { return decodes_; }
+  // Pads such a step to `sequences` and `rows`, so that one record serves many, and rounds its promise up to
+  // `most_rows` of a sequence.
+  void pad(Batch& batch, int32_t sequences, int32_t rows, int32_t most_rows);
 
  private:
   // Where each array lies in the one stretch that goes to the device in one copy.
@@ -57,8 +57,7 @@ class StepBatch {
   int32_t max_sequences_ = 0;
   int32_t blocks_per_sequence_ = 0;
   int32_t groups_ = 1;
-  bool has_uncertain_ = false;
-  bool plain_decode_ = false;
+  bool decodes_ = false;
   int32_t rows_used_ = 0;
   int64_t offset_[kArrays] = {};
   Buffer host_;

@@ -27,6 +27,8 @@ class StepOutputs {
   // Errors: exhausted.
   Status allocate(Device& device, Model& model, int32_t rows);
 
+  int32_t most_rows() const { return static_cast<int32_t>(logits_.rows); }
+
   // A step begins. Where no row's logits are wanted, rows that are only to be judged need no product with the
   // output matrix.
   void begin(const StepPlan& plan, const Batch& batch);

@@ -153,7 +153,7 @@ TEST_P(EngineOn, TogetherIsTheSameAsAlone) {
 
 TEST_P(EngineOn, AModelWithoutRecurrentLayersResumesAtBlocks) {
   Machine m(bytes_of(tiny_attention()), on(GetParam()));
-  EXPECT_EQ(m.engine->config().state_bytes(), 0);
+  EXPECT_EQ(m.engine->config().state_bytes({}), 0);
   const Answer first = m.ask(greedy(prompt(100), 8));
   const Answer again = m.ask(greedy(prompt(100), 8));
   EXPECT_EQ(again.tokens, first.tokens);

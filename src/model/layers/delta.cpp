@@ -5,8 +5,7 @@
 namespace braid {
 
 void delta_block(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, const DeltaBlock& w,
-                 const DeltaLayer& layer, DeltaJournal* journal, const DeltaScratch& scratch,
-                 const Batch& batch) {
+                 const DeltaLayer& layer, const DeltaScratch& scratch, const Batch& batch) {
   const int64_t rows = normed.rows;
   const DeltaInputs in = {scratch.qkv.top(rows), scratch.z.top(rows), scratch.alpha.top(rows),
                           scratch.beta.top(rows)};
@@ -17,9 +16,7 @@ void delta_block(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm
                                  {&w.alpha, nullptr, in.alpha},
                                  {&w.beta, nullptr, in.beta}};
   ops.norm_linear(products, normed, residual, norm.weight, norm.eps);
-  // Certain rows first: uncertain ones follow the state that these leave in the slot.
-  ops.delta_advance(out, in, w.small, layer, batch);
-  if (journal != nullptr) ops.delta_peek(out, *journal, in, w.small, layer, batch);
+  ops.delta_rule(out, in, w.small, layer, batch);
   const LinearPart product[] = {{&w.output, nullptr, residual, Tail::add}};
   ops.linear(product, out);
 }

@@ -57,10 +57,9 @@ void attention_rows(Ops& ops, const AttentionParams& params, const KvLayer& kv,
 // Back into the residual stream.
 void attention_out(Ops& ops, Tensor residual, const AttentionBlock& w, const AttentionScratch& scratch);
 
-// Gated delta rule. `journal` is null unless the batch has uncertain rows.
+// Gated delta rule.
 void delta_block(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, const DeltaBlock& w,
-                 const DeltaLayer& layer, DeltaJournal* journal, const DeltaScratch& scratch,
-                 const Batch& batch);
+                 const DeltaLayer& layer, const DeltaScratch& scratch, const Batch& batch);
 
 // down(silu(gate x) * up x).
 void mlp_block(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, const MlpBlock& w,

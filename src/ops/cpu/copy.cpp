@@ -45,7 +45,7 @@ void CpuOps::kv_move(const KvLayer& kv, std::span<const CellMove> moves, const B
 void CpuOps::state_copy(const DeltaLayer& layer, int32_t dst, int32_t src) {
   if (dst == src) return;
   constexpr int64_t kPiece = 4096;
-  const int64_t elements = layer.shape.slot_elements();
+  const int64_t elements = layer.slot_elements();
   float* to = layer.slot(dst);
   const float* from = layer.slot(src);
   split((elements + kPiece - 1) / kPiece, kNsPerByte * kPiece * sizeof(float),

@@ -49,13 +49,11 @@ class CpuOps final : public Ops {
   void attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                  const Batch& batch) override;
 
-  // delta_advance.cpp, delta_peek.cpp
-  void delta_advance(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
-                     const Batch& batch) override;
-  void delta_peek(Tensor o, DeltaJournal& journal, const DeltaInputs& in, const DeltaWeights& w,
-                  const DeltaLayer& layer, const Batch& batch) override;
-  void delta_commit(const DeltaLayer& layer, const DeltaJournal& journal,
-                    std::span<const AcceptedPath> paths) override;
+  // delta_uncertain.cpp
+  void delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
+                  const Batch& batch) override;
+  void delta_move(std::span<const DeltaLayer> layers, std::span<const CellMove> moves,
+                  const Batch& batch) override;
 
   // top_k.cpp
   void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) override;
@@ -67,6 +65,12 @@ class CpuOps final : public Ops {
   void block_copy(const KvLayer& kv, int32_t dst, int32_t src) override;
 
  private:
+  void fold_entries(const DeltaLayer& layer, int32_t slot, int32_t head, int32_t position, float* d);
+  // delta_certain.cpp
+  void run_certain(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
+                   const Batch& batch);
+  void run_uncertain(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
+                     const Batch& batch);
   void attend_many(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                    const Batch& batch);
   void attend_few(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,

@@ -74,7 +74,7 @@ void CudaOps::kv_move(const KvLayer& kv, std::span<const CellMove> moves, const 
 void CudaOps::state_copy(const DeltaLayer& layer, int32_t dst, int32_t src) {
   if (dst == src) return;
   context_.note(cudaMemcpyAsync(layer.slot(dst), layer.slot(src),
-                                static_cast<size_t>(layer.shape.slot_elements()) * sizeof(float),
+                                static_cast<size_t>(layer.slot_elements()) * sizeof(float),
                                 cudaMemcpyDeviceToDevice, context_.stream),
                 "state_copy");
 }

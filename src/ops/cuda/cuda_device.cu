@@ -256,6 +256,14 @@ void CudaDevice::to_host(void* dst, const void* src, size_t size_bytes) {
 
 DType CudaDevice::activation_type() const { return cuda::kActType; }
 
+#if defined(BRAID_COUNT_CLAMPS)
+uint64_t CudaDevice::clamped() const {
+  uint64_t sum = 0;
+  for (const auto read : cuda::clamp_readers()) sum += read();
+  return sum;
+}
+#endif
+
 void CudaDevice::synchronize() { context_.note(cudaStreamSynchronize(context_.stream), "running a step"); }
 
 Status CudaDevice::health() const {

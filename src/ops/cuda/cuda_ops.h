@@ -3,7 +3,7 @@
 // Every op queues kernels on the one compute stream and returns. Batch arrays, activations, pools and small
 // weights are device memory; shapes come from the host. What varies from step to step is read on the device
 // (batch.h says how padded rows look), so that a step can be recorded. An op that takes lists from the host
-// (delta_commit, kv_move) hands them to its kernels by value and cannot be part of a recorded step.
+// (delta_move, kv_move) hands them to its kernels by value and cannot be part of a recorded step.
 //
 // Kernels live beside the op they serve; a group of ops says how much scratch it needs (..._bytes) and finds
 // it in its member, zero-filled once (workspace.cu).
@@ -67,12 +67,10 @@ class CudaOps final : public Ops {
                     const Batch& batch) override;
 
   // delta*.cu
-  void delta_advance(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
-                     const Batch& batch) override;
-  void delta_peek(Tensor o, DeltaJournal& journal, const DeltaInputs& in, const DeltaWeights& w,
-                  const DeltaLayer& layer, const Batch& batch) override;
-  void delta_commit(const DeltaLayer& layer, const DeltaJournal& journal,
-                    std::span<const AcceptedPath> paths) override;
+  void delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
+                  const Batch& batch) override;
+  void delta_move(std::span<const DeltaLayer> layers, std::span<const CellMove> moves,
+                  const Batch& batch) override;
 
   // copies.cu
   void kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) override;

@@ -98,6 +98,9 @@ std::vector<OpTime> Profiler::stop() {
     t.ms += std::max(ms - empty_ms, 0.0f);
     t.bytes += r.cost.bytes;
     t.flops += r.cost.flops;
+    t.state_bytes += r.cost.state_bytes;
+    t.state_read += r.cost.state_read;
+    t.state_written += r.cost.state_written;
   }
   std::vector<OpTime> out;
   for (auto& [key, t] : sums) out.push_back(std::move(t));
@@ -116,7 +119,17 @@ void Profiler::begin_step(const Batch& batch) {
   fetch(step_.rows, batch.rows);
   fetch(step_.certain, batch.certain);
   fetch(step_.context, batch.context);
+  fetch(step_.slot, batch.slot);
   context_.note(cudaStreamSynchronize(context_.stream), "looking at a batch");
+  step_.folded.clear();
+  if (states_.data != nullptr && context_.healthy()) {
+    for (const int32_t slot : step_.slot) {
+      context_.note(cudaMemcpyAsync(&step_.folded.emplace_back(), states_.folded(slot), sizeof(int32_t),
+                                    cudaMemcpyDeviceToHost, context_.stream),
+                    "looking at a state");
+      context_.note(cudaStreamSynchronize(context_.stream), "looking at a state");
+    }
+  }
   hold<<<1, 1, 0, context_.stream>>>(kHoldNs);
   context_.note(cudaGetLastError(), "holding the GPU");
 }
@@ -221,34 +234,51 @@ void Profiler::store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, T
   timed(std::move(cost), [&] { ops_.store_attend(o, q, qg, k, v, gates, rope_table, w, params, kv, batch); });
 }
 
-void Profiler::delta_advance(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
-                             const Batch& batch) {
-  if (!times("delta_advance")) return ops_.delta_advance(o, in, w, layer, batch);
+// States in and out as state.h says; the entries that are read, the rows that are written, and what the
+// convolution looks back at.
+Profiler::Cost Profiler::cost_of_rule(const Tensor& o, const DeltaInputs& in, const DeltaLayer& layer) const {
   const DeltaShape& d = layer.shape;
-  Cost cost{"delta_advance", std::to_string(d.value_heads) + " heads",
+  Cost cost{"delta_rule", std::to_string(d.value_heads) + " heads",
             tensor_bytes(in.qkv) + tensor_bytes(in.z) + tensor_bytes(o), 0};
-  for (const int32_t rows : step_.certain) {
+  const double state = 4.0 * static_cast<double>(d.state_elements());
+  const double entry = 4.0 * static_cast<double>(d.entry_elements());
+  const double input = 4.0 * static_cast<double>(d.channels());
+  for (size_t s = 0; s < step_.rows.size(); ++s) {
+    const int32_t rows = step_.rows[s], certain = step_.certain[s];
     if (rows == 0) continue;
-    // The state in and out; the ring's rows that the first tokens look at, and those that are written.
-    cost.bytes += 8.0 * static_cast<double>(d.state_elements()) +
-                  4.0 * static_cast<double>(d.channels()) * (d.conv_width - 1 + std::min(rows, d.conv_width));
+    const int32_t first = step_.context[s] - certain;
+    const bool fresh = certain > 0 && first == 0;
+    const int32_t due = layer.ring.fold_position(first);
+    const int32_t folded = fresh ? 0 : s < step_.folded.size() ? step_.folded[s] : due;
+    const bool run = certain > 1;
+    cost.state_bytes += state;
+    cost.state_read += fresh ? 0 : state;
+    cost.state_written += run || fresh || due > folded ? state : 0;
+    const int32_t entries = run ? rows - certain : rows;  // that are written
+    cost.bytes += entry * (first - folded + entries) +
+                  input * (d.conv_width - 1 + entries + (run ? d.conv_width - 1 : 0));
     cost.flops += 6.0 * static_cast<double>(d.state_elements()) * rows;
   }
-  timed(std::move(cost), [&] { ops_.delta_advance(o, in, w, layer, batch); });
+  cost.bytes += cost.state_read + cost.state_written;
+  return cost;
 }
 
-void Profiler::delta_peek(Tensor o, DeltaJournal& journal, const DeltaInputs& in, const DeltaWeights& w,
-                          const DeltaLayer& layer, const Batch& batch) {
-  if (!times("delta_peek")) return ops_.delta_peek(o, journal, in, w, layer, batch);
-  timed({"delta_peek", "", tensor_bytes(in.qkv) + tensor_bytes(in.z) + tensor_bytes(o), 0},
-        [&] { ops_.delta_peek(o, journal, in, w, layer, batch); });
+void Profiler::delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
+                          const Batch& batch) {
+  if (!times("delta_rule")) return ops_.delta_rule(o, in, w, layer, batch);
+  states_ = layer;
+  timed(cost_of_rule(o, in, layer), [&] { ops_.delta_rule(o, in, w, layer, batch); });
 }
 
-void Profiler::delta_commit(const DeltaLayer& layer, const DeltaJournal& journal,
-                            std::span<const AcceptedPath> paths) {
-  if (!times("delta_commit")) return ops_.delta_commit(layer, journal, paths);
-  const double states = 8.0 * static_cast<double>(layer.shape.state_elements() * std::ssize(paths));
-  timed({"delta_commit", "", states, 0}, [&] { ops_.delta_commit(layer, journal, paths); });
+void Profiler::delta_move(std::span<const DeltaLayer> layers, std::span<const CellMove> moves,
+                          const Batch& batch) {
+  if (!times("delta_move")) return ops_.delta_move(layers, moves, batch);
+  Cost cost{"delta_move", std::to_string(layers.size()) + " layers", 0, 0};
+  for (const DeltaLayer& l : layers) {
+    cost.bytes +=
+        8.0 * static_cast<double>((l.shape.entry_elements() + l.shape.channels()) * std::ssize(moves));
+  }
+  timed(std::move(cost), [&] { ops_.delta_move(layers, moves, batch); });
 }
 
 void Profiler::kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) {
@@ -309,7 +339,7 @@ void Profiler::top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) {
 
 void Profiler::state_copy(const DeltaLayer& layer, int32_t dst, int32_t src) {
   if (!times("state_copy")) return ops_.state_copy(layer, dst, src);
-  timed({"state_copy", "", 8.0 * static_cast<double>(layer.shape.slot_elements()), 0},
+  timed({"state_copy", "", 8.0 * static_cast<double>(layer.slot_elements()), 0},
         [&] { ops_.state_copy(layer, dst, src); });
 }
 

@@ -43,12 +43,10 @@ class Profiler final : public Ops {
   void store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates, Tensor rope_table,
                     const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
                     const Batch& batch) override;
-  void delta_advance(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
-                     const Batch& batch) override;
-  void delta_peek(Tensor o, DeltaJournal& journal, const DeltaInputs& in, const DeltaWeights& w,
-                  const DeltaLayer& layer, const Batch& batch) override;
-  void delta_commit(const DeltaLayer& layer, const DeltaJournal& journal,
-                    std::span<const AcceptedPath> paths) override;
+  void delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
+                  const Batch& batch) override;
+  void delta_move(std::span<const DeltaLayer> layers, std::span<const CellMove> moves,
+                  const Batch& batch) override;
   void kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) override;
   void moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) override;
   void moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) override;
@@ -64,6 +62,7 @@ class Profiler final : public Ops {
   struct Cost {
     std::string op, what;
     double bytes = 0, flops = 0;
+    double state_bytes = 0, state_read = 0, state_written = 0;
   };
   struct Record {
     Cost cost;
@@ -72,11 +71,13 @@ class Profiler final : public Ops {
   };
   // The step's sequences, as the host knows them.
   struct Rows {
-    std::vector<int32_t> rows, certain, context;
+    std::vector<int32_t> rows, certain, context, slot;
+    std::vector<int32_t> folded;  // of their states, once a layer of them is known
   };
 
   static Cost cost_of(std::span<const LinearPart> parts, Tensor x);
   Cost cost_of_attention(Tensor o, const AttentionParams& params, const KvLayer& kv) const;
+  Cost cost_of_rule(const Tensor& o, const DeltaInputs& in, const DeltaLayer& layer) const;
   // Every op comes by here first: errors name it. Whether it is timed.
   bool times(const char* op) {
     context_.op = op;
@@ -94,6 +95,7 @@ class Profiler final : public Ops {
   int used_events_ = 0;
   std::vector<Record> records_;
   Rows step_;
+  DeltaLayer states_;  // a layer whose states are watched: all stand at the same positions
 };
 
 // A copy, reads, and products, each long enough to be measured. Takes 2 GiB for the while.

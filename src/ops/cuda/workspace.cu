@@ -52,15 +52,13 @@ SequenceWorkspace place(Parts& parts, const Device::WorkspaceNeeds& needs) {
     work.row_qk = parts.take<float>(sequences * delta.key_heads);
   }
   if (delta.key_heads > 0 && chunk_form_fits(delta) && work.max_tokens > kStepRows) {
-    const int64_t tokens = work.max_tokens;
-    const int64_t tiles = delta_chunk_tiles(tokens) * delta.value_heads;
-    work.chunk_q = parts.take<uint16_t>(tokens * delta.key_width());
-    work.chunk_k = parts.take<uint16_t>(tokens * delta.key_width());
-    work.chunk_v = parts.take<uint16_t>(tokens * delta.value_width());
-    work.chunk_inverse = parts.take<uint16_t>(tiles * 64 * 64);
-    work.chunk_scores = parts.take<uint16_t>(tiles * 64 * 64);
-    work.chunk_gates = parts.take<float>(tiles * 3 * 64);
-    work.chunk_decay = parts.take<float>(sequences * delta.value_heads);
+    const int64_t tiles = delta_chunk_tiles(work.max_tokens, sequences) * 64;
+    work.chunk_q = parts.take<uint16_t>(tiles * delta.key_width());
+    work.chunk_k = parts.take<uint16_t>(tiles * delta.key_width());
+    work.chunk_w = parts.take<uint16_t>(tiles * delta.value_width());
+    work.chunk_u = parts.take<uint16_t>(tiles * delta.value_width());
+    work.chunk_scores = parts.take<uint16_t>(tiles * delta.value_heads * 64);
+    work.chunk_gates = parts.take<float>(tiles * delta.value_heads * 2);
   }
   return work;
 }

@@ -32,15 +32,13 @@ struct SequenceWorkspace {
   float2* row_gates = nullptr;
   float* row_qk = nullptr;
 
-  // Delta, chunk form. Rows after convolution, SiLU and l2 norm, f16 [heads][T][128]; tiles f16
-  // [chunks][Hv][64][64].
-  void* chunk_q = nullptr;
+  // Delta, chunk form: tiles of a chunk, f16 (delta_chunk.cuh).
+  void* chunk_q = nullptr;  // [tiles][Hk][64][128]
   void* chunk_k = nullptr;
-  void* chunk_v = nullptr;
-  void* chunk_inverse = nullptr;
-  void* chunk_scores = nullptr;
-  float* chunk_gates = nullptr;  // [chunks][Hv][3][64]
-  float* chunk_decay = nullptr;  // [S][Hv] stored decay after the last row
+  void* chunk_w = nullptr;  // [tiles][Hv][64][128]
+  void* chunk_u = nullptr;
+  void* chunk_scores = nullptr;  // [tiles][Hv][64][64]
+  float* chunk_gates = nullptr;  // [tiles][Hv][2][64]
 };
 
 size_t sequence_bytes(const Device::WorkspaceNeeds& needs);

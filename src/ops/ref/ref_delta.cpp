@@ -1,14 +1,14 @@
 // ref_delta.cpp -- the gated delta rule: the reference.
 //
-// Certain rows run the recurrence token by token on the slot. The stored state and its decay are f32 after
-// every token, so cutting a sequence into steps at other places gives the same bytes. Uncertain rows never
-// build their own states. With G_i the log decay summed from the root to row i and S the slot,
-//   S_i = e^{G_i} S + sum_{j in path to i} e^{G_i - G_j} k_j d_j^T
-// holds by induction over parents; d_i and o_i follow from it with products of vectors only.
+// Rows that are folded at once run the recurrence token by token on the slot. The stored state and its decay
+// are f32 after every token, so cutting a sequence into steps at other places gives the same bytes. All other
+// rows never build a state of their own. With e(i, a) the log decays summed from behind row a to row i, and S
+// the slot's state,
+//   S_i = e^{e(i, folded)} S + sum_{a in entries, ancestors, i} e^{e(i, a)} k_a d_a^T
+// holds by induction; d_i and o_i follow from it with products of vectors only.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <iterator>
 #include <numeric>
 #include <vector>
 
@@ -109,12 +109,18 @@ std::vector<double> read_state(const DeltaLayer& layer, int32_t slot, int32_t he
 }
 
 void start_sequence(const DeltaLayer& layer, int32_t slot) {
-  std::memset(layer.slot(slot), 0, static_cast<size_t>(layer.shape.slot_elements()) * sizeof(float));
+  std::memset(layer.slot(slot), 0, static_cast<size_t>(layer.slot_elements()) * sizeof(float));
   for (int32_t h = 0; h < layer.shape.value_heads; ++h) layer.decay(slot)[h] = 1.0f;
 }
 
-float* ring_row(const DeltaLayer& layer, int32_t slot, int32_t position) {
-  return layer.conv(slot) + position % layer.shape.conv_width * layer.shape.channels();
+// The entries of all positions before `position` become part of the state.
+void fold(const DeltaLayer& layer, int32_t slot, int32_t position) {
+  for (int32_t h = 0; h < layer.shape.value_heads; ++h) {
+    for (int32_t& p = layer.folded(slot)[h]; p < position; ++p) {
+      decay_state(layer, slot, h, std::exp(layer.gate(slot, p)[h]));
+      add_outer(layer, slot, h, layer.key(slot, p, layer.shape.key_head(h)), layer.delta(slot, p, h));
+    }
+  }
 }
 
 void check_shapes(Tensor o, const DeltaInputs& in, const DeltaLayer& layer, const Batch& batch) {
@@ -125,149 +131,147 @@ void check_shapes(Tensor o, const DeltaInputs& in, const DeltaLayer& layer, cons
   BRAID_CHECK(o.rows >= batch.tokens && in.qkv.rows >= batch.tokens && in.z.rows >= batch.tokens);
 }
 
-// An uncertain row.
-struct Node {
-  DeltaRow row;
-  std::vector<int32_t> path;   // the row, its parent, ... up to the root
-  std::vector<double> path_g;  // [Hv] log decay summed from the root to the row
-  std::vector<double> d;       // [Hv][Dv]
-};
-
-// Computes d of one head of row t and returns S_t^T q, both from the slot and the d of the row's ancestors.
-std::vector<double> peek_head(std::vector<Node>& nodes, int32_t t, const DeltaLayer& layer, int32_t slot,
-                              int32_t h) {
+// Computes one row that is not folded: `cells` are its ancestors', oldest first, back to what is folded.
+// Leaves d in the row's entry and returns S_t^T q.
+std::vector<double> run_head(const DeltaRow& row, const DeltaLayer& layer, int32_t slot,
+                             const std::vector<int32_t>& cells, int32_t cell, int32_t h) {
   const DeltaShape& shape = layer.shape;
-  const int64_t key = int64_t{shape.key_head(h)} * shape.key_dim;
-  const int64_t value = int64_t{h} * shape.value_dim;
-  Node& node = nodes[t];
-  const double* q = node.row.q.data() + key;
-  const double* k = node.row.k.data() + key;
-  std::vector<double> before = read_state(layer, slot, h, k);  // e^{g_t} S_parent^T k
+  const int32_t key_head = shape.key_head(h);
+  const double* q = row.q.data() + int64_t{key_head} * shape.key_dim;
+  const double* k = row.k.data() + int64_t{key_head} * shape.key_dim;
+  std::vector<double> before = read_state(layer, slot, h, k);
   std::vector<double> out = read_state(layer, slot, h, q);
-  const double e = std::exp(node.path_g[h]);
-  for (int64_t j = 0; j < shape.value_dim; ++j) {
-    before[j] *= e;
-    out[j] *= e;
+  // Gates newest to oldest: differences of their sums would cancel.
+  std::vector<double> since(cells.size());
+  double sum = row.g[h];
+  for (size_t i = cells.size(); i > 0; --i) {
+    since[i - 1] = std::exp(sum);
+    sum += layer.gate(slot, cells[i - 1])[h];
   }
-  for (auto row = std::next(node.path.begin()); row != node.path.end(); ++row) {
-    const Node& ancestor = nodes[*row];
-    const double* ancestor_k = ancestor.row.k.data() + key;
-    const double since = std::exp(node.path_g[h] - ancestor.path_g[h]);
-    const double from_k = since * std::inner_product(k, k + shape.key_dim, ancestor_k, 0.0);
-    const double from_q = since * std::inner_product(q, q + shape.key_dim, ancestor_k, 0.0);
+  for (int64_t j = 0; j < shape.value_dim; ++j) {
+    before[j] *= std::exp(sum);
+    out[j] *= std::exp(sum);
+  }
+  for (size_t i = 0; i < cells.size(); ++i) {
+    const float* ancestor_k = layer.key(slot, cells[i], key_head);
+    const float* ancestor_d = layer.delta(slot, cells[i], h);
+    const double from_k = since[i] * std::inner_product(k, k + shape.key_dim, ancestor_k, 0.0);
+    const double from_q = since[i] * std::inner_product(q, q + shape.key_dim, ancestor_k, 0.0);
     for (int64_t j = 0; j < shape.value_dim; ++j) {
-      before[j] += from_k * ancestor.d[value + j];
-      out[j] += from_q * ancestor.d[value + j];
+      before[j] += from_k * ancestor_d[j];
+      out[j] += from_q * ancestor_d[j];
     }
   }
   const double own = std::inner_product(q, q + shape.key_dim, k, 0.0);
+  float* d = layer.delta(slot, cell, h);
   for (int64_t j = 0; j < shape.value_dim; ++j) {
-    node.d[value + j] = node.row.beta[h] * (node.row.v[value + j] - before[j]);
-    out[j] += own * node.d[value + j];
+    const double d_j = row.beta[h] * (row.v[h * shape.value_dim + j] - before[j]);
+    d[j] = static_cast<float>(d_j);
+    out[j] += own * d_j;
   }
   return out;
 }
 
+// One call of delta_rule.
+struct Call {
+  Tensor o;
+  const DeltaInputs& in;
+  const DeltaWeights& w;
+  const DeltaLayer& layer;
+  const Batch& batch;
+
+  // The row's raw input into the ring, and its convolution from there. `path`: cells of its ancestors in the
+  // batch, nearest first; before them lies position `follows` - 1.
+  DeltaRow prepare(int32_t s, int32_t t, const std::vector<int32_t>& path, int32_t follows) const {
+    const int32_t slot = batch.slot[s];
+    std::memcpy(layer.conv_row(slot, batch.cell[t]), in.qkv.f32(t),
+                static_cast<size_t>(layer.shape.channels()) * sizeof(float));
+    std::vector<const float*> history = {layer.conv_row(slot, batch.cell[t])};
+    for (const int32_t cell : path) history.push_back(layer.conv_row(slot, cell));
+    for (int32_t p = follows - 1; std::ssize(history) < layer.shape.conv_width; --p)
+      history.push_back(p >= 0 ? layer.conv_row(slot, p) : nullptr);
+    return make_row(layer.shape, in, w, t, history);
+  }
+
+  void write(int32_t t, int32_t h, const std::vector<double>& out) const {
+    const int64_t column = int64_t{h} * layer.shape.value_dim;
+    gated_norm(o.f32(t) + column, out, in.z.f32(t) + column, w);
+  }
+
+  // A certain row that is folded at once.
+  void recur(int32_t s, int32_t t) const {
+    const DeltaShape& shape = layer.shape;
+    const int32_t slot = batch.slot[s];
+    const DeltaRow row = prepare(s, t, {}, batch.position[t]);
+    for (int32_t h = 0; h < shape.value_heads; ++h) {
+      const double* q = row.q.data() + int64_t{shape.key_head(h)} * shape.key_dim;
+      const double* k = row.k.data() + int64_t{shape.key_head(h)} * shape.key_dim;
+      decay_state(layer, slot, h, std::exp(row.g[h]));
+      std::vector<double> d = read_state(layer, slot, h, k);
+      for (int64_t j = 0; j < shape.value_dim; ++j)
+        d[j] = row.beta[h] * (row.v[h * shape.value_dim + j] - d[j]);
+      add_outer(layer, slot, h, k, d.data());
+      layer.folded(slot)[h] = batch.position[t] + 1;
+      write(t, h, read_state(layer, slot, h, q));
+    }
+  }
+
+  // Any other row: it leaves an entry.
+  void look_back(int32_t s, int32_t t) const {
+    const DeltaShape& shape = layer.shape;
+    const int32_t slot = batch.slot[s];
+    const int32_t cell = batch.cell[t];
+    const bool certain = t < batch.first_row[s] + batch.certain[s];
+    BRAID_CHECK(layer.ring.entries() > 0 && batch.parent[t] < t);
+    std::vector<int32_t> cells;  // of its ancestors, first nearest first
+    for (int32_t row = batch.parent[t]; row >= 0; row = batch.parent[row]) cells.push_back(batch.cell[row]);
+    const int32_t follows = certain ? batch.position[t] : batch.context[s];
+    const DeltaRow row = prepare(s, t, cells, follows);
+    for (int32_t p = follows - 1; p >= layer.folded(slot)[0]; --p) cells.push_back(p);
+    std::reverse(cells.begin(), cells.end());
+    std::copy(row.k.begin(), row.k.end(), layer.key(slot, cell, 0));
+    std::copy(row.g.begin(), row.g.end(), layer.gate(slot, cell));
+    for (int32_t h = 0; h < shape.value_heads; ++h) write(t, h, run_head(row, layer, slot, cells, cell, h));
+  }
+};
+
 }  // namespace
 
-void RefOps::delta_advance(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
-                           const Batch& batch) {
+void RefOps::delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
+                        const Batch& batch) {
   check_shapes(o, in, layer, batch);
-  const DeltaShape& shape = layer.shape;
-  std::vector<const float*> history(static_cast<size_t>(shape.conv_width));
+  const Call call{o, in, w, layer, batch};
+  const DeltaRing& ring = layer.ring;
   for (int32_t s = 0; s < batch.sequences; ++s) {
-    const int32_t first = batch.first_row[s];
+    if (batch.rows[s] == 0) continue;
+    BRAID_CHECK(batch.rows[s] - batch.certain[s] <= ring.uncertain);
     const int32_t slot = batch.slot[s];
-    if (batch.certain[s] > 0 && batch.position[first] == 0) start_sequence(layer, slot);
-    for (int32_t t = first; t < first + batch.certain[s]; ++t) {
-      const int32_t position = batch.position[t];
-      std::memcpy(ring_row(layer, slot, position), in.qkv.f32(t),
-                  static_cast<size_t>(shape.channels()) * sizeof(float));
-      for (int32_t j = 0; j < shape.conv_width; ++j) {
-        history[j] = position - j >= 0 ? ring_row(layer, slot, position - j) : nullptr;
-      }
-      const DeltaRow row = make_row(shape, in, w, t, history);
-      for (int32_t h = 0; h < shape.value_heads; ++h) {
-        const double* q = row.q.data() + int64_t{shape.key_head(h)} * shape.key_dim;
-        const double* k = row.k.data() + int64_t{shape.key_head(h)} * shape.key_dim;
-        decay_state(layer, slot, h, std::exp(row.g[h]));
-        std::vector<double> d = read_state(layer, slot, h, k);
-        for (int64_t j = 0; j < shape.value_dim; ++j) {
-          d[j] = row.beta[h] * (row.v[h * shape.value_dim + j] - d[j]);
-        }
-        add_outer(layer, slot, h, k, d.data());
-        const int64_t column = int64_t{h} * shape.value_dim;
-        gated_norm(o.f32(t) + column, read_state(layer, slot, h, q), in.z.f32(t) + column, w);
-      }
+    const int32_t position = batch.context[s] - batch.certain[s];  // of the first row
+    int32_t t = batch.first_row[s];
+    if (batch.certain[s] > 0 && position == 0) start_sequence(layer, slot);
+    if (ring.every == 0 || batch.certain[s] > 1) {
+      fold(layer, slot, position);
+      for (; t < batch.first_row[s] + batch.certain[s]; ++t) call.recur(s, t);
+    } else {
+      fold(layer, slot, ring.fold_position(position));
     }
+    for (; t < batch.first_row[s] + batch.rows[s]; ++t) call.look_back(s, t);
   }
 }
 
-void RefOps::delta_peek(Tensor o, DeltaJournal& journal, const DeltaInputs& in, const DeltaWeights& w,
-                        const DeltaLayer& layer, const Batch& batch) {
-  check_shapes(o, in, layer, batch);
-  BRAID_CHECK(journal.rows >= batch.tokens);
-  const DeltaShape& shape = layer.shape;
-  std::vector<Node> nodes(static_cast<size_t>(batch.tokens));
-  for (int32_t s = 0; s < batch.sequences; ++s) {
-    const int32_t end = batch.first_row[s] + batch.rows[s];
-    for (int32_t t = batch.first_row[s] + batch.certain[s]; t < end; ++t) {
-      BRAID_CHECK(batch.parent[t] < t && batch.context[s] > 0);
-      Node& node = nodes[t];
-      // The convolution looks back along the parents, then into the slot.
-      std::vector<const float*> history;
-      for (int32_t row = t; row >= 0; row = batch.parent[row]) {
-        history.push_back(in.qkv.f32(row));
-        node.path.push_back(row);
-      }
-      for (int32_t position = batch.context[s] - 1; std::ssize(history) < shape.conv_width; --position) {
-        history.push_back(position >= 0 ? ring_row(layer, batch.slot[s], position) : nullptr);
-      }
-      node.row = make_row(shape, in, w, t, history);
-      node.path_g = node.row.g;
-      for (int32_t h = 0; h < shape.value_heads && batch.parent[t] >= 0; ++h) {
-        node.path_g[h] += nodes[batch.parent[t]].path_g[h];
-      }
-      node.d.resize(static_cast<size_t>(shape.value_width()));
-      for (int32_t h = 0; h < shape.value_heads; ++h) {
-        const int64_t column = int64_t{h} * shape.value_dim;
-        const std::vector<double> out = peek_head(nodes, t, layer, batch.slot[s], h);
-        gated_norm(o.f32(t) + column, out, in.z.f32(t) + column, w);
-      }
-      std::copy(node.row.k.begin(), node.row.k.end(), journal.k + t * shape.key_width());
-      std::copy(node.d.begin(), node.d.end(), journal.d + t * shape.value_width());
-      std::copy(node.path_g.begin(), node.path_g.end(), journal.g + int64_t{t} * shape.value_heads);
-      std::copy_n(in.qkv.f32(t), shape.channels(), journal.conv_in + t * shape.channels());
-    }
-  }
-}
-
-// Row by row along the path, so that the decay folds where it would have folded had the rows been certain.
-void RefOps::delta_commit(const DeltaLayer& layer, const DeltaJournal& journal,
-                          std::span<const AcceptedPath> paths) {
-  const DeltaShape& shape = layer.shape;
-  for (const AcceptedPath& path : paths) {
-    for (int32_t i = 0; i < path.count; ++i) {
-      const int64_t row = path.row[i];
-      BRAID_CHECK(row >= 0 && row < journal.rows);
-      for (int32_t h = 0; h < shape.value_heads; ++h) {
-        const double before = i == 0 ? 0.0 : journal.g[path.row[i - 1] * int64_t{shape.value_heads} + h];
-        decay_state(layer, path.slot, h, std::exp(journal.g[row * shape.value_heads + h] - before));
-        const float* k = journal.k + row * shape.key_width() + int64_t{shape.key_head(h)} * shape.key_dim;
-        const float* d = journal.d + row * shape.value_width() + int64_t{h} * shape.value_dim;
-        add_outer(layer, path.slot, h, k, d);
-      }
-      std::memcpy(ring_row(layer, path.slot, path.first_position + i),
-                  journal.conv_in + row * shape.channels(),
-                  static_cast<size_t>(shape.channels()) * sizeof(float));
+void RefOps::delta_move(std::span<const DeltaLayer> layers, std::span<const CellMove> moves,
+                        const Batch& batch) {
+  for (const DeltaLayer& layer : layers) {
+    for (const CellMove& move : moves) {
+      BRAID_CHECK(move.from > move.to && move.to >= 0);
+      layer.move_entry(batch.slot[move.sequence], move.from, move.to);
     }
   }
 }
 
 void RefOps::state_copy(const DeltaLayer& layer, int32_t dst, int32_t src) {
   if (dst == src) return;
-  std::memcpy(layer.slot(dst), layer.slot(src),
-              static_cast<size_t>(layer.shape.slot_elements()) * sizeof(float));
+  std::memcpy(layer.slot(dst), layer.slot(src), static_cast<size_t>(layer.slot_elements()) * sizeof(float));
 }
 
 }  // namespace braid

@@ -40,12 +40,10 @@ class RefOps final : public Ops {
   void block_copy(const KvLayer& kv, int32_t dst, int32_t src) override;
 
   // ref_delta.cpp
-  void delta_advance(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
-                     const Batch& batch) override;
-  void delta_peek(Tensor o, DeltaJournal& journal, const DeltaInputs& in, const DeltaWeights& w,
-                  const DeltaLayer& layer, const Batch& batch) override;
-  void delta_commit(const DeltaLayer& layer, const DeltaJournal& journal,
-                    std::span<const AcceptedPath> paths) override;
+  void delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
+                  const Batch& batch) override;
+  void delta_move(std::span<const DeltaLayer> layers, std::span<const CellMove> moves,
+                  const Batch& batch) override;
   void state_copy(const DeltaLayer& layer, int32_t dst, int32_t src) override;
 
   // ref_moe.cpp
@@ -58,6 +56,8 @@ class RefDevice final : public Device {
   explicit RefDevice(const DeviceOptions& options) : options_(options) {}
 
   std::string description() const override { return "reference"; }
+  // As a GPU, so that what becomes of entries is tried where there is none.
+  DeltaRing delta_ring(int32_t uncertain) const override { return {8, uncertain, uncertain}; }
   Result<Buffer> allocate(size_t size_bytes, const char* label) override;
   Status load_weights(std::span<Weight* const> weights, const WeightDone& done) override;
   size_t weight_bytes(const Weight& weight) const override;

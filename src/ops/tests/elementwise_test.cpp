@@ -64,6 +64,24 @@ TEST(AddNorm, DividesTheSumByItsRootMeanSquare) {
   }
 }
 
+#if defined(BRAID_COUNT_CLAMPS)
+TEST(AddNorm, CountsWhatDoesNotFit) {
+  for (const DeviceCase& device : sequence_devices()) {
+    if (device.activation_type != DType::f16) continue;
+    World world(device);
+    world.prepare({}, {.max_width = 4, .model_width = 4});
+    const Tensor y = world.tensor(1, 4);
+    const Tensor residual = world.tensor(1, 4, {1.0f, -1.0f, 1.0f, 1.0f});
+    const float* weight = world.array({1e6f, 1e6f, 1.0f, 60000.0f});
+    const uint64_t before = world.device().clamped();
+    world.ops().add_norm(y, residual, world.tensor(1, 4, {0.0f, 0.0f, 0.0f, 0.0f}), weight, 0.0f);
+    world.device().synchronize();
+    expect_same(values_of(y), {65504.0f, -65504.0f, 1.0f, 60000.0f}, device.name);
+    EXPECT_EQ(world.device().clamped() - before, 2u) << device.name;
+  }
+}
+#endif
+
 TEST(AddNorm, GivesARowTheSameBytesInAnyCompany) {
   for (const DeviceCase& device : sequence_devices()) {
     Random random(5);

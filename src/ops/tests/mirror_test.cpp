@@ -226,25 +226,19 @@ class MirrorOps final : public Ops {
                               cells(call, kv), call.batch(batch));
     call.finish();
   }
-  void delta_advance(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
-                     const Batch& batch) override {
+  void delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
+                  const Batch& batch) override {
     Call call(inner_, type_);
-    inner_.ops().delta_advance(call.out(o), inputs(call, in), small(call, w), slots(call, layer),
-                               call.batch(batch));
-    call.finish();
-  }
-  void delta_peek(Tensor o, DeltaJournal& journal, const DeltaInputs& in, const DeltaWeights& w,
-                  const DeltaLayer& layer, const Batch& batch) override {
-    Call call(inner_, type_);
-    DeltaJournal kept = journal_of(call, journal);
-    inner_.ops().delta_peek(call.out(o), kept, inputs(call, in), small(call, w), slots(call, layer),
+    inner_.ops().delta_rule(call.out(o), inputs(call, in), small(call, w), slots(call, layer),
                             call.batch(batch));
     call.finish();
   }
-  void delta_commit(const DeltaLayer& layer, const DeltaJournal& journal,
-                    std::span<const AcceptedPath> paths) override {
+  void delta_move(std::span<const DeltaLayer> layers, std::span<const CellMove> moves,
+                  const Batch& batch) override {
     Call call(inner_, type_);
-    inner_.ops().delta_commit(slots(call, layer), journal_of(call, journal), paths);
+    std::vector<DeltaLayer> there;
+    for (const DeltaLayer& layer : layers) there.push_back(slots(call, layer));
+    inner_.ops().delta_move(there, moves, call.batch(batch));
     call.finish();
   }
   void kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) override {
@@ -375,10 +369,6 @@ class MirrorOps final : public Ops {
   static DeltaWeights small(Call& call, const DeltaWeights& w) {
     return {call.at(w.conv), call.at(w.a), call.at(w.dt), call.at(w.norm), w.eps};
   }
-  static DeltaJournal journal_of(Call& call, const DeltaJournal& j) {
-    return {j.rows, call.at(j.k), call.at(j.d), call.at(j.g), call.at(j.conv_in)};
-  }
-
   Device& inner_;
   DType type_;
 };
@@ -406,6 +396,7 @@ class MirrorDevice final : public Device {
   int32_t state_tile_columns(const DeltaShape& shape) const override {
     return inner_->state_tile_columns(shape);
   }
+  DeltaRing delta_ring(int32_t uncertain) const override { return inner_->delta_ring(uncertain); }
   Result<size_t> reserve_workspaces(const WorkspaceNeeds& needs) override {
     return inner_->reserve_workspaces(needs);
   }

@@ -207,20 +207,10 @@ KvLayer World::kv_layer(const KvShape& shape, int32_t blocks) {
   return kv;
 }
 
-DeltaLayer World::delta_layer(const DeltaShape& shape, int32_t slots) {
-  DeltaLayer layer{shape, slots, device_->state_tile_columns(shape), nullptr};
-  layer.data = array(slots * shape.slot_elements());
+DeltaLayer World::delta_layer(const DeltaShape& shape, int32_t slots, int32_t uncertain) {
+  DeltaLayer layer{shape, device_->delta_ring(uncertain), slots, device_->state_tile_columns(shape), nullptr};
+  layer.data = array(slots * layer.slot_elements());
   return layer;
-}
-
-DeltaJournal World::journal(const DeltaShape& shape, int64_t rows) {
-  DeltaJournal journal;
-  journal.rows = rows;
-  journal.k = array(rows * shape.key_width());
-  journal.d = array(rows * shape.value_width());
-  journal.g = array(rows * shape.value_heads);
-  journal.conv_in = array(rows * shape.channels());
-  return journal;
 }
 
 std::vector<float> values_of(const Tensor& t) {
@@ -337,6 +327,10 @@ void TestBatch::finish() {
   batch_.sequences = static_cast<int32_t>(rows_.size());
   batch_.outputs = static_cast<int32_t>(output_row_.size());
   batch_.most_rows = rows_.empty() ? 0 : std::max(1, *std::max_element(rows_.begin(), rows_.end()));
+  for (size_t s = 0; s < rows_.size(); ++s) {
+    batch_.most_uncertain = std::max(batch_.most_uncertain, rows_[s] - certain_[s]);
+    batch_.most_certain = std::max(batch_.most_certain, certain_[s]);
+  }
   batch_.token = token_.data();
   batch_.position = position_.data();
   batch_.cell = cell_.data();

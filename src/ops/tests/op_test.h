@@ -85,8 +85,7 @@ class World {
   float* array(const std::vector<float>& values);
 
   KvLayer kv_layer(const KvShape& shape, int32_t blocks);
-  DeltaLayer delta_layer(const DeltaShape& shape, int32_t slots);
-  DeltaJournal journal(const DeltaShape& shape, int64_t rows);
+  DeltaLayer delta_layer(const DeltaShape& shape, int32_t slots, int32_t uncertain);
 
  private:
   std::unique_ptr<Device> device_;

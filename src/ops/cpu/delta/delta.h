@@ -1,4 +1,4 @@
-// delta.h -- the pieces of the gated delta rule that advance, peek and commit share.
+// delta.h -- the pieces of the gated delta rule that certain and uncertain rows share.
 //
 // A record holds what one key head with its r = Hv / Hk value heads needs of one row, after convolution, SiLU
 // and l2 norm: [q Dk][k Dk][v r * Dv][k . q, then padding to 16]. Value head h = kh + j * Hk is the j-th of
@@ -20,7 +20,7 @@ inline int64_t delta_record_floats(const DeltaShape& shape) {
 // Tile width of states: 32 where it divides value_dim.
 inline int32_t delta_tile_columns(int32_t value_dim) { return value_dim % 32 == 0 ? 32 : value_dim; }
 
-// Floats of per-worker scratch that delta_advance needs.
+// Floats of per-worker scratch that certain rows need.
 int64_t delta_scratch_floats(const DeltaShape& shape);
 
 // Fills record [rows]. histories [rows][conv_width]: the raw convolution input (all channels) of the row, the
@@ -106,9 +106,6 @@ inline float stored_decay(const DeltaGate& gate) { return gate.fold ? 1.0f : gat
 double delta_log_decay(float alpha, float dt, float a);
 float delta_beta(float beta);
 
-inline float* delta_ring(const DeltaLayer& layer, int32_t slot, int32_t position) {
-  return layer.conv(slot) + position % layer.shape.conv_width * layer.shape.channels();
-}
 // Copies the channels of one key head (q, k, and v of its value heads).
 void delta_copy_channels(const DeltaShape& shape, int32_t key_head, float* dst, const float* src);
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -180,8 +181,9 @@ TEST(Repack, EveryTypeKeepsItsValuesBitForBit) {
 }
 
 TEST(Prefetch, DistanceFollowsTheLastLevelCache) {
-  const std::filesystem::path root = std::filesystem::temp_directory_path() / "braid_prefetch_test";
-  std::filesystem::remove_all(root);
+  std::string folder = (std::filesystem::temp_directory_path() / "braid-prefetch-XXXXXX").string();
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  const std::filesystem::path root = folder;
   EXPECT_EQ(last_level_cache_bytes(root.string()), 0u);
   const char* const sizes[] = {"32K", "32K", "512K", "32768K"};
   for (int i = 0; i < 4; i++) {

@@ -1,5 +1,5 @@
-// delta_chunk.cuh -- what the three kernels of delta_chunk.cu share: chunks of a sequence, and how their rows
-// lie in shared memory. Included by delta_chunk.cu and its parts only.
+// delta_chunk.cuh -- what the kernels of delta_chunk.cu share: which chunks a batch has, how tiles lie in
+// memory, and products of them. Included by delta_chunk.cu and its parts only.
 #pragma once
 
 #include "ops/cuda/delta/delta_common.h"
@@ -10,60 +10,138 @@ namespace {
 
 constexpr int kChunk = 64;
 constexpr int kDim = 128;
-constexpr int kGates = 3;
-// Chunk tiles of a sequence start at tile first_row * 3 / 64: it has more than kStepRows rows, so its chunks
-// never reach the next sequence's.
-constexpr int kTileShare = 3;
-static_assert(kStepRows >= 48);
+constexpr int kPanel = kChunk * 64;   // numbers of a tile's 64 columns
+constexpr int kWide = kChunk * kDim;  // of a tile of 128 columns: two panels
+constexpr int kGates = 2;
 
+// Tiles in the order of sequences and their chunks. Rows that a chunk lacks are zeros.
 struct ChunkArgs {
   DeltaArgs a;
-  __half* q;  // [Hk][T][128]
+  __half* q;  // [tiles][Hk][128 columns]
   __half* k;
-  __half* v;        // [Hv][T][128]
-  __half* inverse;  // [tiles][Hv][64][64]
-  __half* scores;
-  float* gates;  // [tiles][Hv][3][64]: e^G, e^{G_n - G}, beta
-  float* decay;  // [S][Hv]
-  int max_tokens;
+  __half* w;       // [tiles][Hv][128 columns]
+  __half* u;       // [tiles][Hv][128 columns]
+  __half* scores;  // [tiles][Hv][64 columns]
+  float* gates;    // [tiles][Hv][2][64]: e^G, e^{G_n - G}
 };
 
-__device__ int first_tile(int first_row) {
-  return static_cast<int>(int64_t{first_row} * kTileShare / kChunk);
+// A tile is panels of 64 columns: 64 rows of 128 bytes, whose pieces of 16 bytes are exchanged by row modulo
+// 8: ldmatrix reads them without conflicts.
+__device__ __forceinline__ int tile_at(int row, int column) {
+  return column / 64 * kPanel + row * 64 + ((column / 8 % 8) ^ (row % 8)) * 8 + column % 8;
 }
-__device__ int chunk_count(int position, int rows) {
+
+// Where a lane's pairs of accumulators lie in a panel: row + lane / 4 (row a multiple of 8), columns 8 n + 2
+// (lane % 4).
+__device__ __forceinline__ int pair_at(int row, int n, int lane) {
+  return row * 64 + ((lane / 4 * 72 + lane % 4 * 2) ^ n * 8);
+}
+
+// Chunks of a sequence: 0 where the step form has it.
+__device__ inline int chunk_count(const Batch& batch, int s) {
+  const int rows = batch.certain[s];
+  if (rows <= kStepRows) return 0;
+  const int position = batch.context[s] - rows;
   return (position + rows - 1) / kChunk - position / kChunk + 1;
 }
 
-// Rows of one chunk of a sequence.
-struct Chunk {
-  int first;  // batch row
-  int rows;
-  int pad;  // rows that the chunk lacks in front
-};
-__device__ Chunk chunk_at(int first_row, int position, int rows, int index) {
-  const int start = (position / kChunk + index) * kChunk;  // absolute
-  const int begin = max(start, position);
-  const int end = min(start + kChunk, position + rows);
-  return {first_row + begin - position, end - begin, begin - start};
+// Tile of the sequence's first chunk. By whole warps.
+__device__ inline int first_tile(const Batch& batch, int s) {
+  int sum = 0;
+  for (int i = static_cast<int>(threadIdx.x) % 32; i < s; i += 32) sum += chunk_count(batch, i);
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(kFullWarp, sum, offset);
+  return sum;
 }
 
-constexpr int kWideStride = kDim + 8;      // halves of a row of 128 in shared memory
-constexpr int kTileStride = kChunk + 8;    // of a row of 64
-constexpr int kSquareStride = kChunk + 4;  // floats
-
-// Rows of one head of a chunk into shared memory, zeros where the chunk has none.
-template <int kColumns, int kThreads>
-__device__ void copy_rows(__half* to, int stride, const __half* from, const Chunk& chunk,
-                          int64_t from_stride = kDim) {
-  constexpr int kPieces = kColumns / 8;
-  for (int i = threadIdx.x; i < kChunk * kPieces; i += kThreads) {
-    const int row = i / kPieces;
-    const int own = row - chunk.pad;
-    const bool valid = own >= 0 && own < chunk.rows;
-    copy_async_or_zero(shared_address(to + row * stride + i % kPieces * 8),
-                       from + (valid ? chunk.first + own : 0) * from_stride + i % kPieces * 8, valid);
+// The chunk that a tile belongs to. By whole warps.
+struct TileOwner {
+  int s;  // -1: none
+  int index;
+};
+__device__ inline TileOwner owner_of(const Batch& batch, int tile) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  int before = 0;
+  for (int begin = 0; begin < batch.sequences; begin += 32) {
+    const int count = begin + lane < batch.sequences ? chunk_count(batch, begin + lane) : 0;
+    int sum = count;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const int other = __shfl_up_sync(kFullWarp, sum, offset);
+      if (lane >= offset) sum += other;
+    }
+    const unsigned past = __ballot_sync(kFullWarp, before + sum > tile);
+    if (past != 0) {
+      const int of = __ffs(static_cast<int>(past)) - 1;
+      return {begin + of, tile - before - __shfl_sync(kFullWarp, sum - count, of)};
+    }
+    before += __shfl_sync(kFullWarp, sum, 31);
   }
+  return {-1, 0};
+}
+
+// Certain rows of one sequence.
+struct Run {
+  int slot;
+  int first_row;  // in the batch
+  int rows;
+  int position;  // of the first
+  // Row `row` of chunk `index`, counted from the first of the run; may lie outside of it.
+  __device__ int own(int index, int row) const {
+    return (position / kChunk + index) * kChunk + row - position;
+  }
+};
+__device__ inline Run run_of(const Batch& batch, int s) {
+  const int rows = batch.certain[s];
+  return {batch.slot[s], batch.first_row[s], rows, batch.context[s] - rows};
+}
+
+__device__ __forceinline__ float quick_silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
+
+// Accumulators [16, 64] as A operands of the next product.
+__device__ __forceinline__ void pack_operand(uint32_t (&a)[4][4], const float (&c)[8][4]) {
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    a[step][0] = pack_act(c[2 * step][0], c[2 * step][1]);
+    a[step][1] = pack_act(c[2 * step][2], c[2 * step][3]);
+    a[step][2] = pack_act(c[2 * step + 1][0], c[2 * step + 1][1]);
+    a[step][3] = pack_act(c[2 * step + 1][2], c[2 * step + 1][3]);
+  }
+}
+
+// Fragments of 16 x 16 numbers at (row, column) of a tile at a shared address, multiples of 16. Bytes that a
+// lane adds: exchanging pieces is a change of few bits of an address.
+__device__ __forceinline__ uint32_t fragment_at(uint32_t tile, int row, int column, uint32_t of_lane) {
+  return tile + column / 64 * (kPanel * 2) + row * 128 +
+         (of_lane ^ static_cast<uint32_t>(column / 8 % 8 * 16));
+}
+__device__ __forceinline__ uint32_t lane_rows(int lane) {  // matrices 0, 1 below each other, 2, 3 beside them
+  return lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
+}
+__device__ __forceinline__ uint32_t lane_columns(int lane) {  // 0, 1 beside each other, 2, 3 below them
+  return (lane / 16 * 8 + lane % 8) * 128 + (lane / 8 % 2 ^ lane % 8) * 16;
+}
+// As A operand: its rows are the tile's rows, or columns.
+__device__ __forceinline__ void load_a(uint32_t (&a)[4], uint32_t tile, int row, int column, int lane) {
+  load_matrices(a, fragment_at(tile, row, column, lane_rows(lane)));
+}
+__device__ __forceinline__ void load_a_transposed(uint32_t (&a)[4], uint32_t tile, int row, int column,
+                                                  int lane) {
+  load_matrices_transposed(a, fragment_at(tile, column, row, lane_columns(lane)));
+}
+// As B operand: b[0], b[1] belong to columns 0-7, b[2], b[3] to columns 8-15. These are the tile's columns,
+// or its rows.
+__device__ __forceinline__ void load_b(uint32_t (&b)[4], uint32_t tile, int k, int column, int lane) {
+  load_matrices_transposed(b, fragment_at(tile, k, column, lane_rows(lane)));
+}
+__device__ __forceinline__ void load_b_transposed(uint32_t (&b)[4], uint32_t tile, int k, int column,
+                                                  int lane) {
+  load_matrices(b, fragment_at(tile, column, k, lane_columns(lane)));
+}
+__device__ __forceinline__ void mma_pair(float (&c0)[4], float (&c1)[4], const uint32_t (&a)[4],
+                                         const uint32_t (&b)[4]) {
+  mma(c0, a, b[0], b[1], __half());
+  mma(c1, a, b[2], b[3], __half());
 }
 
 }  // namespace

@@ -1,243 +1,415 @@
-// delta_chunk_intra.cuh -- the second kernel of delta_chunk.cu: Gram matrices, T, P and gates of a chunk, and
-// the decay chain of each head.
+// delta_chunk_intra.cuh -- the first kernel of delta_chunk.cu: everything about a chunk that does not need
+// the state before it.
+//
+// A block is a chunk of one key head with its value heads: convolution, SiLU and l2 norm of its rows, the
+// Gram matrices of K and of Q with K (which all its value heads share), then for each value head A, T, and
+// the products of T. While four warps invert the matrix of a head, the others take its scores and the
+// convolution of its values.
 #pragma once
 
+#include <type_traits>
+
 #include "ops/cuda/delta/delta_chunk.cuh"
+#include "ops/cuda/primitives/barriers.cuh"
+#include "ops/cuda/primitives/launch.h"
 
 namespace braid::cuda {
 namespace {
 
+constexpr int kIntraThreads = 256;
+constexpr int kIntraRows = 8;  // a warp convolves together
+constexpr int kDiagonalStride = 20;
+
 struct IntraShared {
-  union {
-    struct {  // until the Gram matrices are in registers
-      __half k[kChunk * kWideStride];
-      __half q[kChunk * kWideStride];
-    };
-    struct {
-      float a[kChunk * kSquareStride];
-      float t[kChunk * kSquareStride];
-    };
-  };
-  float e[4][32];  // of each warp, for chain_decay
-  float g[kChunk];
-  float beta[kChunk];
+  __half k[kWide];
+  __half q[kWide];  // when the Gram matrices are made: what each warp is about to write, 16 rows x 64
+  __half v[kWide];
+  __half t[2][kPanel];                      // T^T, rows times -beta e^G, and times beta
+  __half a[kPanel];                         // A; on the diagonal, blocks of T
+  float diagonal[4][16 * kDiagonalStride];  // blocks of A
+  float g[kMostSharing][kChunk];            // summed log decays
+  float beta[kMostSharing][kChunk];
 };
 
-// T = (I + A)^-1, A strictly lower: 16 x 16 diagonal blocks by substitution, the others from them.
-__device__ void invert(IntraShared& sh) {
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  {
-    const int base = warp * 16;
-    const int column = lane % 16;
-    float t[16];
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      float sum = i == column ? 1.0f : 0.0f;
-#pragma unroll
-      for (int j = 0; j < i; ++j) sum = fmaf(-sh.a[(base + i) * kSquareStride + base + j], t[j], sum);
-      t[i] = sum;
-    }
-    if (lane < 16) {
-#pragma unroll
-      for (int i = 0; i < 16; ++i) sh.t[(base + i) * kSquareStride + base + column] = t[i];
-    }
-  }
-  // Block (i, j), i - j = d: T_ij = -T_ii sum_l A_il T_lj. Its 256 elements by 128 threads; the sum goes
-  // through the block of `t` that it will fill.
-  const int row = threadIdx.x / 8;       // 0..15
-  const int pair = threadIdx.x % 8 * 2;  // 2 columns
-  for (int d = 1; d < 4; ++d) {
-    __syncthreads();
-    for (int j = 0; j + d < 4; ++j) {
-      const int i = j + d;
-      float2 sum = {0, 0};
-      for (int block = j; block < i; ++block) {
-#pragma unroll
-        for (int m = 16 * block; m < 16 * block + 16; ++m) {
-          const float x = sh.a[(i * 16 + row) * kSquareStride + m];
-          const float2 y = *reinterpret_cast<const float2*>(&sh.t[m * kSquareStride + j * 16 + pair]);
-          sum = {fmaf(x, y.x, sum.x), fmaf(x, y.y, sum.y)};
-        }
-      }
-      // Above the diagonal nobody looks: a place for the sum, transposed to block (j, i).
-      *reinterpret_cast<float2*>(&sh.t[(j * 16 + row) * kSquareStride + i * 16 + pair]) = sum;
-    }
-    __syncthreads();
-    for (int j = 0; j + d < 4; ++j) {
-      const int i = j + d;
-      float2 sum = {0, 0};
-#pragma unroll
-      for (int m = 0; m < 16; ++m) {
-        const float x = sh.t[(i * 16 + row) * kSquareStride + i * 16 + m];
-        const float2 y =
-            *reinterpret_cast<const float2*>(&sh.t[(j * 16 + m) * kSquareStride + i * 16 + pair]);
-        sum = {fmaf(-x, y.x, sum.x), fmaf(-x, y.y, sum.y)};
-      }
-      *reinterpret_cast<float2*>(&sh.t[(i * 16 + row) * kSquareStride + j * 16 + pair]) = sum;
-    }
-  }
-  __syncthreads();
-}
+static_assert(sizeof(IntraShared) <= 99 * 1024);
 
-// The decay beside the state after the last row of a sequence: token by token, as the step form does it.
-__device__ void chain_decay(const ChunkArgs& args, int h, int s, float* e_of_warp) {
-  const DeltaArgs& a = args.a;
-  const int lane = threadIdx.x % 32;
-  const int rows = a.batch.certain[s];
-  if (rows <= kStepRows) return;
-  const int first = a.batch.first_row[s];
-  float decay = a.batch.position[first] == 0 ? 1.0f : a.layer.decay(a.batch.slot[s])[h];
-  const auto alpha = [&](int row) { return row < rows ? load_at(a.in.alpha, first + row, h) : 0.0f; };
-  float next = alpha(lane);
-  for (int begin = 0; begin < rows; begin += 32) {
-    __syncwarp();
-    e_of_warp[lane] = expf(log_decay(next, a.w.dt[h], a.w.a[h]));
-    next = alpha(begin + 32 + lane);
-    __syncwarp();
-    const auto step = [&](int i) {
-      float before;
-      bool fold;
-      decay = next_decay(decay, e_of_warp[i], &before, &fold);
-    };
-    if (begin + 32 <= rows) {
+// Four channels of rows of a chunk, as they lie in memory, and of three rows before.
+template <bool kFloats>
+struct RawRows {
+  using Four = std::conditional_t<kFloats, uint4, uint2>;
+  Four x[kIntraRows + 3];
+
+  // `own`: row of the run that x[3] holds. Rows outside the run are zeros.
+  __device__ __forceinline__ void load(const DeltaArgs& a, const Run& run, int own, int channel) {
+    using Number = std::conditional_t<kFloats, float, __half>;
+    const int64_t stride = a.in.qkv.stride;
+    const Number* from =
+        static_cast<const Number*>(a.in.qkv.data) + (int64_t{run.first_row} + own - 3) * stride + channel;
 #pragma unroll
-      for (int i = 0; i < 32; ++i) step(i);
+    for (int i = 0; i < kIntraRows + 3; ++i, from += stride) {
+      x[i] = {};
+      const int row = own + i - 3;
+      if (row >= 0 && row < run.rows) x[i] = *reinterpret_cast<const Four*>(from);
+    }
+  }
+  __device__ __forceinline__ float4 row(int i) const {
+    if constexpr (kFloats) {
+      return {__uint_as_float(x[i].x), __uint_as_float(x[i].y), __uint_as_float(x[i].z),
+              __uint_as_float(x[i].w)};
     } else {
-      for (int i = 0; i < rows - begin; ++i) step(i);
+      const float2 low = unpack(x[i].x, __half()), high = unpack(x[i].y, __half());
+      return {low.x, low.y, high.x, high.y};
     }
   }
-  if (lane == 0) args.decay[s * a.layer.value_heads + h] = decay;
+};
+
+// Four channels of a row of the run, or of what the slot remembers of rows before it.
+__device__ inline float4 input_before(const DeltaArgs& a, const Run& run, int own, int channel) {
+  if (run.position + own < 0) return {0, 0, 0, 0};
+  if (own < 0)
+    return *reinterpret_cast<const float4*>(a.layer.conv_row(run.slot, run.position + own) + channel);
+  const int64_t row = run.first_row + own;
+  return {load_at(a.in.qkv, row, channel), load_at(a.in.qkv, row, channel + 1),
+          load_at(a.in.qkv, row, channel + 2), load_at(a.in.qkv, row, channel + 3)};
 }
 
-// G, the sums of log decays up to each row of the chunk, and beta. A barrier is needed after it.
-__device__ inline void load_gates(IntraShared& sh, const DeltaArgs& a, const Chunk& chunk, int h) {
-  const int lane = threadIdx.x % 32;
-  if (threadIdx.x < kChunk) {
-    const int own = static_cast<int>(threadIdx.x) - chunk.pad;
-    const bool valid = own >= 0 && own < chunk.rows;
-    const int row = chunk.first + (valid ? own : 0);
-    sh.g[threadIdx.x] = valid ? log_decay(load_at(a.in.alpha, row, h), a.w.dt[h], a.w.a[h]) : 0.0f;
-    sh.beta[threadIdx.x] = valid ? exact_sigmoid(load_at(a.in.beta, row, h)) : 0.0f;
-  }
-  __syncthreads();
-  if (threadIdx.x < 32) {
-    float low = sh.g[2 * lane];
-    float both = low + sh.g[2 * lane + 1];
+struct Taps {  // of four channels, oldest first
+  float4 of[4];
+  __device__ __forceinline__ Taps(const float* weights, int channel) {
 #pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const float other = __shfl_up_sync(kFullWarp, both, offset);
-      if (lane >= offset) both += other;
+    for (int c = 0; c < 4; ++c)
+      of[c] = *reinterpret_cast<const float4*>(weights + static_cast<int64_t>(channel + c) * 4);
+  }
+  // Convolution and SiLU; x0 is the oldest row.
+  __device__ __forceinline__ float4 operator()(float4 x0, float4 x1, float4 x2, float4 x3) const {
+    const auto sum = [](const float4& w, float a, float b, float c, float d) {
+      return quick_silu(fmaf(w.x, a, fmaf(w.y, b, fmaf(w.z, c, w.w * d))));
+    };
+    return {sum(of[0], x0.x, x1.x, x2.x, x3.x), sum(of[1], x0.y, x1.y, x2.y, x3.y),
+            sum(of[2], x0.z, x1.z, x2.z, x3.z), sum(of[3], x0.w, x1.w, x2.w, x3.w)};
+  }
+};
+
+// A row of a head, four channels a lane, as f16; with kNorm a unit vector.
+template <bool kNorm>
+__device__ __forceinline__ uint2 pack_row(float4 y) {
+  float scale = 1.0f;
+  if constexpr (kNorm)
+    scale = rsqrtf(warp_sum(fmaf(y.x, y.x, fmaf(y.y, y.y, fmaf(y.z, y.z, y.w * y.w)))) + 1e-6f);
+  return {pack_act(y.x * scale, y.y * scale), pack_act(y.z * scale, y.w * scale)};
+}
+
+// Rows `row` .. of a chunk (the run's rows from `own` on) of four channels a lane, convolved, at (row, 4
+// lane) of a tile, and of its copy in memory where there is one. Rows outside the run are zeros.
+template <bool kNorm, bool kFloats>
+__device__ __forceinline__ void convolve(const DeltaArgs& a, const Run& run, const RawRows<kFloats>& raw,
+                                         int own, int channel, int row, __half* tile, __half* copy) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const Taps taps(a.w.conv, channel);
+  const auto put = [&](int i, uint2 packed) {
+    if (own + i < 0 || own + i >= run.rows) packed = {0, 0};
+    const int at = (row + i) * 64 + ((lane / 16 * kPanel + lane % 16 * 4) ^ i * 8);  // row: a multiple of 8
+    *reinterpret_cast<uint2*>(tile + at) = packed;
+    if (copy != nullptr) *reinterpret_cast<uint2*>(copy + at) = packed;
+  };
+  if (own >= 3) {
+#pragma unroll
+    for (int i = 0; i < kIntraRows; ++i) {
+      put(i, pack_row<kNorm>(taps(raw.row(i), raw.row(i + 1), raw.row(i + 2), raw.row(i + 3))));
+      if (i % 2 == 1) asm volatile("" ::: "memory");  // a few rows at a time: registers are short
     }
-    const float before = both - (low + sh.g[2 * lane + 1]);
-    low = before + low;
-    __syncwarp();
-    sh.g[2 * lane] = low;
-    sh.g[2 * lane + 1] = both;
+    return;
+  }
+  // Where a run begins.
+#pragma unroll 1
+  for (int i = 0; i < kIntraRows; ++i) {
+    uint2 packed = {0, 0};
+    if (own + i >= 0 && own + i < run.rows) {
+      packed = pack_row<kNorm>(
+          taps(input_before(a, run, own + i - 3, channel), input_before(a, run, own + i - 2, channel),
+               input_before(a, run, own + i - 1, channel), input_before(a, run, own + i, channel)));
+    }
+    put(i, packed);
   }
 }
 
-// From the Gram matrices of K and of Q with K: A to shared memory, the scores to memory.
-__device__ inline void apply_gates(IntraShared& sh, const float (&kk)[8][4], const float (&qk)[8][4],
-                                   __half* scores) {
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
+// Summed log decays and betas of a value head. A warp, two rows a lane.
+__device__ inline void make_gates(IntraShared& sh, const DeltaArgs& a, const Run& run, int index, int h,
+                                  int at) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  float log[2], beta[2];
 #pragma unroll
-  for (int n = 0; n < 8; ++n) {
+  for (int i = 0; i < 2; ++i) {
+    const int own = run.own(index, 2 * lane + i);
+    const bool valid = own >= 0 && own < run.rows;
+    const int row = run.first_row + (valid ? own : 0);
+    const float alpha = load_at(a.in.alpha, row, h), b = load_at(a.in.beta, row, h);
+    log[i] = valid ? log_decay(alpha, a.w.dt[h], a.w.a[h]) : 0.0f;
+    beta[i] = valid ? exact_sigmoid(b) : 0.0f;
+  }
+  const float own = log[0] + log[1];
+  float sum = own;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int i = warp * 16 + lane / 4 + 8 * half;
-      const int j = n * 8 + lane % 4 * 2;
-      float p[2] = {0, 0};
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const float other = __shfl_up_sync(kFullWarp, sum, offset);
+    if (lane >= offset) sum += other;
+  }
+  float before = __shfl_up_sync(kFullWarp, sum, 1);
+  if (lane == 0) before = 0.0f;
+  sh.g[at][2 * lane] = before + log[0];
+  sh.g[at][2 * lane + 1] = sum;
+  sh.beta[at][2 * lane] = beta[0];
+  sh.beta[at][2 * lane + 1] = beta[1];
+}
+
+// Rows 16 warp .. of K K^T or Q K^T, columns up to the last of these rows.
+__device__ __forceinline__ void gram(float (&c)[8][4], uint32_t rows, uint32_t k, int block, int lane) {
+#pragma unroll
+  for (int step = 0; step < kDim / 16; ++step) {
+    uint32_t a[4];
+    load_a(a, rows, block * 16, step * 16, lane);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      if (n > block) break;
+      uint32_t b[4];
+      load_b_transposed(b, k, step * 16, n * 16, lane);
+      mma_pair(c[2 * n], c[2 * n + 1], a, b);
+    }
+  }
+}
+
+// A warp's [16, 64] as f16 to its place in a tile in memory (16 rows of a panel are contiguous there).
+// `pair(n, half)`: what the lane has of row lane / 4 + 8 half, packed.
+template <typename Pair>
+__device__ __forceinline__ void write_unit(__half* stage, __half* to, int lane, Pair pair) {
+  __syncwarp();
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      *reinterpret_cast<uint32_t*>(stage + pair_at(8 * half, n, lane)) = pair(n, half);
+    }
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    reinterpret_cast<uint4*>(to)[i * 32 + lane] = reinterpret_cast<const uint4*>(stage)[i * 32 + lane];
+  }
+}
+
+// Rows of block `block` of A, then the inverse of their diagonal block: its f16 to `a`, its transpose to `t`.
+// A warp.
+__device__ __forceinline__ void invert_diagonal(IntraShared& sh, const float (&kk)[8][4], int at, int block,
+                                                int lane) {
+  float* diagonal = sh.diagonal[block];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = lane / 4 + 8 * half;
+    const float g = sh.g[at][block * 16 + row];
+    const float beta = sh.beta[at][block * 16 + row];
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      if (n / 2 > block) break;
+      const int column = n * 8 + lane % 4 * 2;
+      float entry[2];
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        float entry = 0;
-        if (j + c <= i) {
-          const float since = expf(sh.g[i] - sh.g[j + c]);
-          p[c] = since * qk[n][2 * half + c];
-          if (j + c < i) entry = sh.beta[i] * since * kk[n][2 * half + c];
-        }
-        sh.a[i * kSquareStride + j + c] = entry;
+        // Above the diagonal the difference may be large: it is not looked at.
+        entry[c] = beta * __expf(fminf(g - sh.g[at][column + c], 0.0f)) * kk[n][2 * half + c];
       }
-      *reinterpret_cast<__half2*>(scores + i * kChunk + j) = __floats2half2_rn(p[0], p[1]);
+      if (n / 2 < block) {
+        *reinterpret_cast<uint32_t*>(&sh.a[pair_at(block * 16 + 8 * half, n, lane)]) =
+            pack_act(entry[0], entry[1]);
+      } else {
+        *reinterpret_cast<float2*>(&diagonal[row * kDiagonalStride + column - block * 16]) = {entry[0],
+                                                                                              entry[1]};
+      }
+    }
+  }
+  __syncwarp();
+  // Column lane % 16 of the inverse: when an element is known, it goes into all below it.
+  const int column = lane % 16;
+  float x[16];
+#pragma unroll
+  for (int i = 0; i < 16; ++i) x[i] = i == column ? 1.0f : 0.0f;
+#pragma unroll
+  for (int j = 0; j < 15; ++j) {
+#pragma unroll
+    for (int i = j + 1; i < 16; ++i) x[i] = fmaf(-diagonal[i * kDiagonalStride + j], x[j], x[i]);
+  }
+  const int row = block * 16 + column;
+  const float beta = sh.beta[at][row];
+  const float scale = lane < 16 ? -beta * expf(sh.g[at][row]) : beta;
+  __half* t = sh.t[lane / 16];
+#pragma unroll
+  for (int piece = 0; piece < 2; ++piece) {
+    const float* y = x + 8 * piece;
+    *reinterpret_cast<uint4*>(&t[tile_at(row, block * 16 + 8 * piece)]) = {
+        pack_act(scale * y[0], scale * y[1]), pack_act(scale * y[2], scale * y[3]),
+        pack_act(scale * y[4], scale * y[5]), pack_act(scale * y[6], scale * y[7])};
+  }
+  if (lane < 16) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) sh.a[tile_at(block * 16 + i, row)] = to_act(x[i]);
+  }
+}
+
+// Blocks below block (j, j) of T, one after the other: T_ij = -T_ii sum_l A_il T_lj, all transposed, so that
+// what a product gives is what the next one takes. A warp.
+template <int j>
+__device__ __forceinline__ void invert_column(IntraShared& sh, int at, int lane) {
+  const uint32_t a_base = shared_address(sh.a);
+  uint32_t t[4][4];  // T_lj^T
+  load_a_transposed(t[j], a_base, j * 16, j * 16, lane);
+  float scale[2][2];  // [row][of T]
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = j * 16 + lane / 4 + 8 * half;
+    scale[half][1] = sh.beta[at][row];
+    scale[half][0] = -scale[half][1] * expf(sh.g[at][row]);
+  }
+#pragma unroll
+  for (int i = j + 1; i < 4; ++i) {
+    float sum[2][4] = {};
+#pragma unroll
+    for (int l = j; l < i; ++l) {
+      uint32_t b[4];
+      load_b_transposed(b, a_base, l * 16, i * 16, lane);
+      mma_pair(sum[0], sum[1], t[l], b);
+    }
+    const uint32_t x[4] = {pack_act(-sum[0][0], -sum[0][1]), pack_act(-sum[0][2], -sum[0][3]),
+                           pack_act(-sum[1][0], -sum[1][1]), pack_act(-sum[1][2], -sum[1][3])};
+    uint32_t b[4];
+    load_b_transposed(b, a_base, i * 16, i * 16, lane);
+    float y[2][4] = {};
+    mma_pair(y[0], y[1], x, b);
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        t[i][2 * n + half] = pack_act(y[n][2 * half], y[n][2 * half + 1]);
+        const int place = pair_at(j * 16 + 8 * half, i * 2 + n, lane);
+#pragma unroll
+        for (int of = 0; of < 2; ++of) {
+          *reinterpret_cast<uint32_t*>(&sh.t[of][place]) =
+              pack_act(scale[half][of] * y[n][2 * half], scale[half][of] * y[n][2 * half + 1]);
+        }
+      }
     }
   }
 }
 
-__global__ __launch_bounds__(128) void intra_kernel(const __grid_constant__ ChunkArgs args, int tiles) {
-  extern __shared__ __align__(16) char memory[];
+// P_ij = e^{G_i - G_j} (q_i . k_j), j <= i, of 16 rows; to memory. A warp.
+__device__ __forceinline__ void write_scores(const IntraShared& sh, __half* stage, const float (&qk)[8][4],
+                                             __half* to, int at, int block, int lane) {
+  write_unit(stage, to + block * 16 * 64, lane, [&](int n, int half) {
+    const int row = block * 16 + lane / 4 + 8 * half;
+    const int column = n * 8 + lane % 4 * 2;
+    const float g = sh.g[at][row];
+    const float2 before = *reinterpret_cast<const float2*>(&sh.g[at][column]);
+    return pack_act(column <= row ? __expf(g - before.x) * qk[n][2 * half] : 0.0f,
+                    column < row ? __expf(g - before.y) * qk[n][2 * half + 1] : 0.0f);
+  });
+}
+
+// 16 rows x 64 columns of the product of T (transposed, lower triangular) and a tile's panel; to memory. A
+// warp.
+__device__ __forceinline__ void write_product(__half* stage, const __half* t, const __half* tile, __half* to,
+                                              int block, int column, int lane) {
+  float c[8][4] = {};
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    if (step > block) break;
+    uint32_t a[4];
+    load_a_transposed(a, shared_address(t), block * 16, step * 16, lane);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      uint32_t b[4];
+      load_b(b, shared_address(tile), step * 16, column + n * 16, lane);
+      mma_pair(c[2 * n], c[2 * n + 1], a, b);
+    }
+  }
+  write_unit(stage, to, lane, [&](int n, int half) { return pack_act(c[n][2 * half], c[n][2 * half + 1]); });
+}
+
+// Where a multiprocessor has room for two blocks.
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900)
+constexpr int kIntraBlocks = 2;
+#else
+constexpr int kIntraBlocks = 1;
+#endif
+
+template <bool kFloats>
+__global__ __launch_bounds__(kIntraThreads, kFloats ? 1 : kIntraBlocks) void intra_kernel(
+    const __grid_constant__ ChunkArgs args) {
+  extern __shared__ __align__(128) char memory[];
   IntraShared& sh = *reinterpret_cast<IntraShared*>(memory);
   const DeltaArgs& a = args.a;
   const DeltaView& l = a.layer;
-  const int h = blockIdx.y;
-  const int key_head = l.key_head(h);
+  const int key_head = blockIdx.x;
+  const int tile = blockIdx.y;
   const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  if (blockIdx.x == 0) {  // the first blocks to start: their chains are long
-    for (int s = warp; s < a.batch.sequences; s += 4) chain_decay(args, h, s, sh.e[warp]);
-    return;
+  int lane = threadIdx.x % 32;
+  wait_for_previous();
+  let_next_start();
+  const TileOwner owner = owner_of(a.batch, tile);
+  if (owner.s < 0) return;
+  const Run run = run_of(a.batch, owner.s);
+  const int heads = l.value_heads / l.key_heads;
+  const int head_step = l.times_head == 0 ? 1 : l.key_heads;
+  {
+    const int own = run.own(owner.index, warp * kIntraRows);
+    const int q_channel = l.q_channel(key_head) + 4 * lane, k_channel = l.k_channel(key_head) + 4 * lane;
+    const int64_t key_tile = static_cast<int64_t>(tile) * l.key_heads + key_head;
+    RawRows<kFloats> q, k;
+    q.load(a, run, own, q_channel);
+    k.load(a, run, own, k_channel);
+    convolve<true>(a, run, q, own, q_channel, warp * kIntraRows, sh.q, args.q + key_tile * kWide);
+    convolve<true>(a, run, k, own, k_channel, warp * kIntraRows, sh.k, args.k + key_tile * kWide);
   }
-  const int tile = blockIdx.x - 1;
-  const int t = min(a.batch.tokens, ((tile + 1) * kChunk + kTileShare - 1) / kTileShare) - 1;
-  const int s = a.batch.sequence[t];
-  if (s < 0) return;
-  const int rows = a.batch.certain[s];
-  const int first_row = a.batch.first_row[s];
-  if (rows <= kStepRows) return;
-  const int position = a.batch.position[first_row];
-  const int index = tile - first_tile(first_row);
-  if (index < 0 || index >= chunk_count(position, rows)) return;
-  const Chunk chunk = chunk_at(first_row, position, rows, index);
-
-  const int64_t head_rows = static_cast<int64_t>(key_head) * args.max_tokens * kDim;
-  copy_rows<kDim, 128>(sh.k, kWideStride, args.k + head_rows, chunk);
-  copy_rows<kDim, 128>(sh.q, kWideStride, args.q + head_rows, chunk);
-  commit_copies();
-  load_gates(sh, a, chunk, h);
-  wait_copies<0>();
+  static_assert(kMostSharing <= kIntraThreads / 32);
+  if (warp < heads) make_gates(sh, a, run, owner.index, key_head * l.first_step + warp * head_step, warp);
   __syncthreads();
-
-  // Gram matrices: warp w has rows 16 w .. 16 w + 15 and the columns up to its last row.
-  float kk[8][4] = {};
-  float qk[8][4] = {};
-  const uint32_t k_base = shared_address(sh.k);
-  const uint32_t q_base = shared_address(sh.q);
-  const int a_row = warp * 16 + lane % 16;
-#pragma unroll
-  for (int step = 0; step < kDim / 16; ++step) {
-    uint32_t ka[4], qa[4];
-    const uint32_t offset = (a_row * kWideStride + step * 16 + lane / 16 * 8) * 2;
-    load_matrices(ka, k_base + offset);
-    load_matrices(qa, q_base + offset);
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      if (n > warp) break;
-      uint32_t b[4];
-      const int row = n * 16 + lane / 16 * 8 + lane % 8;
-      load_matrices(b, k_base + (row * kWideStride + step * 16 + lane / 8 % 2 * 8) * 2);
-      mma(kk[2 * n], ka, b[0], b[1], __half());
-      mma(kk[2 * n + 1], ka, b[2], b[3], __half());
-      mma(qk[2 * n], qa, b[0], b[1], __half());
-      mma(qk[2 * n + 1], qa, b[2], b[3], __half());
+  // Warps 0-3: K K^T, warps 4-7: Q K^T.
+  const int block = warp % 4;
+  float product[8][4] = {};
+  gram(product, shared_address(warp < 4 ? sh.k : sh.q), shared_address(sh.k), block, lane);
+  __syncthreads();
+  for (int j = 0; j < heads; ++j) {
+    // Read anew: registers are short, and places that follow from it would be kept from head to head.
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    __half* stage = sh.q + warp * 16 * 64;
+    const int h = key_head * l.first_step + j * head_step;
+    const int64_t value_tile = static_cast<int64_t>(tile) * l.value_heads + h;
+    if (warp < 4) {
+      invert_diagonal(sh, product, j, block, lane);
+      meet<128>();
+      if (warp == 0) invert_column<0>(sh, j, lane);
+      if (warp == 1) invert_column<1>(sh, j, lane);
+      if (warp == 2) invert_column<2>(sh, j, lane);
+    } else {
+      const int channel = l.v_channel(h) + 4 * lane;
+      write_scores(sh, stage, product, args.scores + value_tile * kPanel, j, block, lane);
+#pragma unroll 1
+      for (int row = block * 16; row < block * 16 + 16; row += kIntraRows) {
+        const int own = run.own(owner.index, row);
+        RawRows<kFloats> v;
+        v.load(a, run, own, channel);
+        convolve<false>(a, run, v, own, channel, row, sh.v, nullptr);
+      }
+      if (warp < 6) {
+        const int row = (warp - 4) * 32 + lane;
+        float* gates = args.gates + value_tile * kGates * kChunk;
+        gates[row] = expf(sh.g[j][row]);
+        gates[kChunk + row] = expf(sh.g[j][kChunk - 1] - sh.g[j][row]);
+      }
     }
-  }
-  __syncthreads();  // the space of K and Q is free
-  const int64_t matrix = (static_cast<int64_t>(tile) * l.value_heads + h) * kChunk * kChunk;
-  apply_gates(sh, kk, qk, args.scores + matrix);
-  __syncthreads();
-  invert(sh);
-  for (int i = threadIdx.x; i < kChunk * kChunk / 2; i += 128) {
-    const int row = i / (kChunk / 2);
-    const int column = i % (kChunk / 2) * 2;
-    const float* from = sh.t + row * kSquareStride + column;
-    *reinterpret_cast<__half2*>(args.inverse + matrix + row * kChunk + column) =
-        __floats2half2_rn(column <= row ? from[0] : 0.0f, column + 1 <= row ? from[1] : 0.0f);
-  }
-  float* gates = args.gates + (static_cast<int64_t>(tile) * l.value_heads + h) * kGates * kChunk;
-  if (threadIdx.x < kChunk) {
-    gates[threadIdx.x] = expf(sh.g[threadIdx.x]);
-    gates[kChunk + threadIdx.x] = expf(sh.g[kChunk - 1] - sh.g[threadIdx.x]);
-    gates[2 * kChunk + threadIdx.x] = sh.beta[threadIdx.x];
+    __syncthreads();
+    const int column = warp / 4 * 64;
+    const int64_t unit = value_tile * kWide + warp / 4 * kPanel + block * 16 * 64;
+    write_product(stage, sh.t[0], sh.k, args.w + unit, block, column, lane);
+    write_product(stage, sh.t[1], sh.v, args.u + unit, block, column, lane);
+    __syncthreads();
   }
 }
 

@@ -1,8 +1,8 @@
-// delta_common.h -- what the three forms of the gated delta rule share on the GPU: their arguments, and gates
-// that are computed with the same instructions everywhere, so that a stored decay does not depend on the
-// form.
+// delta_common.h -- what the forms of the gated delta rule share on the GPU: their arguments, and gates that
+// are computed with the same instructions everywhere, so that what a slot holds does not depend on the form.
 //
-// State of a value head: [Dv][Dk] f32 (tile_columns = 1), the keys of a value column contiguous.
+// State of a value head: [Dv][Dk] f32 (tile_columns = 1), the keys of a value column contiguous. The decay
+// beside it is 1: a form that starts a sequence writes it.
 #pragma once
 
 #include "ops/cuda/primitives/context.h"
@@ -25,8 +25,10 @@ inline constexpr int kMaxTaps = 4;
 #endif
 
 // The chunk form is built for published shapes.
+inline constexpr int kMostSharing = 8;  // value heads of a key head
 inline bool chunk_form_fits(const DeltaShape& shape) {
-  return shape.key_dim == 128 && shape.value_dim == 128 && shape.conv_width == 4;
+  return shape.key_dim == 128 && shape.value_dim == 128 && shape.conv_width == 4 &&
+         shape.heads_per_key() <= kMostSharing;
 }
 
 // DeltaShape and DeltaLayer as kernels see them.
@@ -36,16 +38,35 @@ struct DeltaView {
   // DeltaShape::key_head() without a division or a branch: with q = h * inverse / 2^16, rounded down, it is
   // h - q * key_heads where heads are tiled, and q where they are grouped.
   int inverse, times_head, times_quotient;
-  int first_step;  // the first value head of key head k is k * first_step
-  int64_t slot_elements, state_elements;
+  int first_step;          // the first value head of key head k is k * first_step
+  int conv_rows, entries;  // of the rings
+  int every, lag;          // DeltaRing
+  // From the start of a slot.
+  int64_t slot_elements, decay_at, folded_at, conv_at, keys_at, deltas_at, gates_at;
   float* data;
 
-  __device__ float* state(int slot, int head) const {
-    return data + slot * slot_elements + static_cast<int64_t>(head) * key_dim * value_dim;
+  __device__ float* slot(int s) const { return data + s * slot_elements; }
+  __device__ float* state(int s, int head) const {
+    return slot(s) + static_cast<int64_t>(head) * key_dim * value_dim;
   }
-  __device__ float* decay(int slot) const { return data + slot * slot_elements + state_elements; }
-  __device__ float* ring(int slot, int position) const {
-    return decay(slot) + value_heads + static_cast<int64_t>(position % taps) * channels;
+  __device__ float* decay(int s) const { return slot(s) + decay_at; }
+  __device__ int* folded(int s) const { return reinterpret_cast<int*>(slot(s) + folded_at); }
+  __device__ float* conv_row(int s, int cell) const {
+    return slot(s) + conv_at + static_cast<int64_t>(cell % conv_rows) * channels;
+  }
+  // The entry of a cell.
+  __device__ float* key(int s, int cell, int of_key_head) const {
+    return slot(s) + keys_at + (static_cast<int64_t>(cell % entries) * key_heads + of_key_head) * key_dim;
+  }
+  __device__ float* delta(int s, int cell, int head) const {
+    return slot(s) + deltas_at + (static_cast<int64_t>(cell % entries) * value_heads + head) * value_dim;
+  }
+  __device__ float* gate(int s, int cell) const {
+    return slot(s) + gates_at + static_cast<int64_t>(cell % entries) * value_heads;
+  }
+  // F of a row at `position` (state.h), but for what is folded already.
+  __device__ int fold_position(int position) const {
+    return position < lag ? 0 : (position - lag) / every * every;
   }
   __device__ int key_head(int head) const {
     return head * times_head + (head * inverse >> 16) * times_quotient;
@@ -75,8 +96,17 @@ inline DeltaView view_of(const DeltaLayer& layer) {
   v.times_head = s.grouped ? 0 : 1;
   v.times_quotient = s.grouped ? 1 : -s.key_heads;
   v.first_step = s.value_head(1, 0);
-  v.slot_elements = s.slot_elements();
-  v.state_elements = s.state_elements();
+  v.conv_rows = static_cast<int>(s.conv_rows(layer.ring));
+  v.entries = layer.ring.entries();
+  v.every = layer.ring.every;
+  v.lag = layer.ring.lag;
+  v.slot_elements = layer.slot_elements();
+  v.decay_at = layer.decay(0) - layer.data;
+  v.folded_at = v.decay_at + DeltaShape::rounded(s.value_heads);
+  v.conv_at = layer.conv(0) - layer.data;
+  v.keys_at = layer.keys(0) - layer.data;
+  v.deltas_at = layer.deltas(0) - layer.data;
+  v.gates_at = layer.gates(0) - layer.data;
   v.data = layer.data;
   return v;
 }
@@ -98,6 +128,7 @@ inline bool takes_delta(const DeltaShape& shape) {
 inline void check_delta(const Tensor& o, const DeltaInputs& in, const DeltaLayer& layer, const Batch& batch) {
   const DeltaShape& shape = layer.shape;
   BRAID_CHECK(layer.tile_columns == 1 && shape.value_heads % shape.key_heads == 0);
+  BRAID_CHECK(layer.ring.every > 0);
   BRAID_CHECK(in.qkv.cols == shape.channels() && in.z.cols == shape.value_width() && o.cols == in.z.cols);
   BRAID_CHECK(in.alpha.cols == shape.value_heads && in.beta.cols == shape.value_heads);
   BRAID_CHECK(o.rows >= batch.tokens && in.qkv.rows >= batch.tokens && in.z.rows >= batch.tokens);
@@ -129,13 +160,5 @@ __device__ inline float log_decay(float alpha, float dt, float a) {
   return a * (x > 20.0f ? x : log1pf(expf(x)));
 }
 __device__ inline float exact_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-
-// One token of the decay that lies beside the state: `before` is what the old state is to be multiplied with,
-// `fold` whether it goes into the state now; returns what lies beside the new state.
-__device__ inline float next_decay(float decay, float e, float* before, bool* fold) {
-  *before = decay * e;
-  *fold = !(*before >= kFoldBelow);
-  return *fold ? 1.0f : *before;
-}
 
 }  // namespace braid::cuda

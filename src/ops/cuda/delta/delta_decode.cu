@@ -1,30 +1,33 @@
-// delta_decode.cu -- the step form (delta_step.cu) for plain decoding of many sequences: two launches, so
-// that a state waits for nothing but its own bytes.
+// delta_decode.cu -- plain decoding: the ring form (delta_ring.h) for sequences that have one row, which is
+// certain. One launch for few of them, two for many.
 //
+// Traffic of a token: a state is read, 4 Dk Dv bytes a head, the entries since its fold position as well
+// (Dk / heads_per_key + Dv + 1 numbers each), one entry is written, and the state every `every`-th token. 27B
+// (48 heads of 128 x 128): 3.1 MB a sequence and layer, entries 33 KB each, 8 apart at a fold.
+//
+// Few: a block is a head. What lies in memory since the step before is asked for first (the convolution's
+// ring in front of the states, which would be in its way), the sum of a convolution waits for nothing but the
+// row itself, and every warp makes the norms for itself.
+//
+// Many:
 //   prepare   a warp per (sequence, key head) for q and one for k: convolution, SiLU and l2 norm, and q . k;
-//             a warp per (sequence, value head): v, decay and beta. Rows go to the workspace, the raw inputs
-//             into the ring.
-//   decode    a block per (sequence, value head): asks for the state before it waits for prepare, then one
-//             pass over it, norm and gate.
+//             a warp per (sequence, value head): v, log decay and beta. Rows go to the workspace, keys, gates
+//             and raw inputs into the rings.
+//   decode    a block per (sequence, value head): asks for the state and the entries before it waits for
+//             prepare, then one pass over it, norm and gate.
 //
-// Why: where a block prepares its own rows (delta_step.cu), the convolution, a barrier and a reduction lie
-// between its loads and its stores, every key head is prepared once per value head, and two blocks an SM do
-// not hide that: 249 us for 128 sequences of 27B. All sums are made in the order of delta_step.cu, so the
-// bytes are the same.
+// Why two: where a block prepares its own rows, the convolution, a barrier and a reduction lie between its
+// loads and its end, every key head is prepared once per value head, and two blocks an SM do not hide that.
 //
 // Prepare asks for all that it needs but the row itself before it waits for the kernel before, four channels
 // a lane and load, and with many sequences four of them a warp, so that all its blocks are on the GPU at
 // once. It never lets decode start before its end: states that 264 blocks ask for stand in the way of what
-// prepare still needs (128 sequences of 35B: 147 us for both, 152 when decode starts with prepare's stores,
-// 159 when it starts with its loads).
-//
-// Traffic of 128 sequences of 27B: 805 MB of states (206 us at the copy rate of a kernel, 3.9 TB/s); prepare
-// 29 MB (8 us), most of it the ring.
+// prepare still needs.
 //
 // Measured, and what was tried: docs/history/cuda-kernels.md.
 #include "ops/cuda/delta/delta_common.h"
 #include "ops/cuda/delta/delta_forms.h"
-#include "ops/cuda/delta/delta_rows.h"
+#include "ops/cuda/delta/delta_ring.h"
 #include "ops/cuda/primitives/launch.h"
 
 namespace braid::cuda {
@@ -33,6 +36,237 @@ namespace {
 constexpr int kPrepareWarps = 4;
 constexpr int kManyRows = 4;  // sequences that a warp of prepare takes where there are more than
 constexpr int kManySequences = 64;
+
+// ---- one row ----
+
+// Where a block works: a sequence, a value head, all its columns.
+struct RowPlace {
+  int s, h, key_head, slot;
+  int row, position;
+  int folded, fold_to;  // cells: what the state holds, and what it is to hold
+  bool fresh;           // the sequence starts
+
+  // False: nothing to do.
+  __device__ bool find(const DeltaArgs& a) {
+    s = static_cast<int>(blockIdx.y);
+    h = static_cast<int>(blockIdx.x);
+    if (a.batch.certain[s] != 1) return false;
+    slot = a.batch.slot[s];
+    position = a.batch.context[s] - 1;
+    row = a.batch.first_row[s];
+    key_head = a.layer.key_head(h);
+    fresh = position == 0;
+    folded = fresh ? 0 : a.layer.folded(slot)[h];
+    fold_to = max(folded, a.layer.fold_position(position));
+    return true;
+  }
+};
+
+// Dynamic shared memory: q, k, v, o of the head; entries, their factors, and behind these the state's.
+struct RowMemory {
+  float *q, *k, *v, *o;
+  float* factors;  // [2][capacity + 1]
+  Entries entries;
+
+  static int capacity(const DeltaView& l) { return l.every + l.lag; }
+  static size_t bytes(const DeltaView& l) {
+    const int most = capacity(l);
+    return (4 * kMaxDim + 2 * (most + 1) + 2 + Entries::floats(most, l.key_dim, l.value_dim)) * sizeof(float);
+  }
+  __device__ RowMemory(float* at, const DeltaView& l) {
+    const int most = l.every + l.lag;
+    q = at;
+    k = q + kMaxDim;
+    v = k + kMaxDim;
+    o = v + kMaxDim;
+    entries.place(o + kMaxDim, most, l.key_dim, l.value_dim, 0);
+    factors = entries.gates + most;
+  }
+};
+
+// Scales of q and k in shared memory, and what else belongs to the row.
+struct RowScalars {
+  float iq, ik, qk;  // qk: of the scaled ones
+  float2 gates;      // log decay, beta
+};
+
+// The row, when q and k are in shared memory, `v` is that of the lane's own column and all that `entries`
+// asked for is there: folds what is due, makes outputs of the head and d. One barrier; the outputs are not
+// behind another.
+template <int kVectors, int kGroups>
+__device__ void run_row(const DeltaView& l, const RowPlace& p, const RowMemory& sh,
+                        Column<kVectors> (&state)[kGroups], float v, const RowScalars& row, int first_column,
+                        float* at) {
+  const int tid = static_cast<int>(threadIdx.x);
+  const int part = tid % 8;
+  const Entries& entries = sh.entries;
+  const int count = p.position - p.fold_to;
+  const int stride = entries.capacity + 1;
+  const auto exponent = [&](int i) {  // of entry i; of the state for -1
+    float e = row.gates.x;
+    for (int cell = p.position - 1; cell > p.fold_to + i; --cell) e = __fadd_rn(e, entries.gate(cell));
+    return e;
+  };
+  // Fetched again for the state, so that they are not in registers under its folds.
+  const auto vectors = [&](float4(&q)[kVectors], float4(&k)[kVectors]) {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      const float4 x = reinterpret_cast<const float4*>(sh.q)[part + 8 * j];
+      const float4 y = reinterpret_cast<const float4*>(sh.k)[part + 8 * j];
+      q[j] = {x.x * row.iq, x.y * row.iq, x.z * row.iq, x.w * row.iq};
+      k[j] = {y.x * row.ik, y.y * row.ik, y.z * row.ik, y.w * row.ik};
+    }
+  };
+  float4 q[kVectors], k[kVectors];
+  if (tid / 8 < count) vectors(q, k);
+  for (int i = tid / 8; i < count; i += static_cast<int>(blockDim.x / 8)) {
+    const float4* const key[1] = {entries.key(p.fold_to + i)};
+    const float product = entry_products<kVectors>(key, q, k, part, octet_mask());
+    if (part % 4 == 0)
+      sh.factors[part / 4 * stride + i] = __fmul_rn(signed_factor(part / 4, exponent(i)), product);
+  }
+  if (tid >= static_cast<int>(blockDim.x) - 2) {
+    const int chain = tid % 2;
+    sh.factors[chain * stride + count] = signed_factor(chain, exponent(-1));
+  }
+  const bool changes = p.fresh || p.fold_to > p.folded;
+  if (changes) {
+    if (p.fresh) clear_columns(state);
+    fold(l, entries, p.slot, p.h, p.key_head, p.folded, p.fold_to, first_column, part, state);
+    store_columns(state, at, l.key_dim);
+  }
+  vectors(q, k);
+  const float sum = state_sum(state, q, k, part);
+  const OwnSum<kGroups, 1> own_sum(part);
+  const int chain = own_sum.chain;
+  const int column = first_column + 4 * own_sum.group;
+  __syncthreads();
+  const float* factor = sh.factors + chain * stride;
+  float x = fmaf(factor[count], sum, chain == 0 ? v : 0.0f);
+  for (int i = 0; i < count; ++i) x = fmaf(factor[i], entries.delta(p.fold_to + i)[column], x);
+  const float own = delta_of(row.gates.y, x);
+  const float d = __shfl_xor_sync(kFullWarp, own, own_sum.kPartner);
+  if (own_sum.first) {
+    if (chain == 0) {
+      l.delta(p.slot, p.position, p.h)[column] = own;
+    } else {
+      sh.o[column] = fmaf(row.qk, d, x);
+    }
+  }
+  // Everybody has read it.
+  if (changes && tid == 0) {
+    l.folded(p.slot)[p.h] = p.fold_to;
+    l.decay(p.slot)[p.h] = 1.0f;
+  }
+}
+
+// ---- few sequences ----
+
+// Convolution and SiLU of up to two channels a thread, the gates by the last thread; the row goes into the
+// rings. Waits for the kernel before, but for nothing that it asks for before that.
+struct OneRowInputs {
+  Channel channel[2];
+  float known[2];  // the sum of the convolution without the row
+  float dt, slope;
+
+  __device__ static bool makes_gates() { return threadIdx.x == blockDim.x - 1; }
+  __device__ void ask(const DeltaArgs& a, const Place& p) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      channel[i] = load_history(a, p, 0, static_cast<int>(threadIdx.x + i * blockDim.x));
+    dt = makes_gates() ? a.w.dt[p.h] : 0.0f;
+    slope = makes_gates() ? a.w.a[p.h] : 0.0f;
+  }
+  __device__ void add_known() {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const Channel& c = channel[i];
+      if (c.index >= 0) known[i] = fmaf(c.tap[1], c.past[0], fmaf(c.tap[2], c.past[1], c.tap[3] * c.past[2]));
+    }
+  }
+  __device__ void finish(const DeltaArgs& a, const Place& p, const RowMemory& sh, float2* gates) {
+    float alpha = 0, beta = 0;
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      if (channel[i].index >= 0) channel[i].x = load_bits(a.in.qkv, p.first, channel[i].index);
+    if (makes_gates()) {
+      alpha = load_at(a.in.alpha, p.first, p.h);
+      beta = load_at(a.in.beta, p.first, p.h);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const Channel& c = channel[i];
+      if (c.index < 0) continue;
+      const float x = from_bits(a.in.qkv.type, c.x);
+      constexpr int kPart = kTokens * kMaxDim;  // as Shared has q, k and v
+      sh.q[c.out / kPart * kMaxDim + c.out % kPart] = exact_silu(fmaf(c.tap[0], x, known[i]));
+      if (a.layer.owns_key(p.h, p.key_head) || c.index >= a.layer.v_channel(0))
+        a.layer.conv_row(p.slot, p.position)[c.index] = x;
+    }
+    if (makes_gates()) {
+      *gates = {log_decay(alpha, dt, slope), exact_sigmoid(beta)};
+      a.layer.gate(p.slot, p.position)[p.h] = gates->x;
+    }
+  }
+};
+
+// 8 Dv / kGroups threads: with 2 groups more warps, each with less to do in turn.
+template <int kVectors, int kGroups>
+__global__ __launch_bounds__(1024 / kGroups,
+                             kGroups / 2) void one_row_kernel(const __grid_constant__ DeltaArgs a) {
+  extern __shared__ float4 row_memory[];
+  __shared__ float2 gates;
+  const DeltaView& l = a.layer;
+  RowPlace p;
+  if (!p.find(a)) {
+    wait_for_previous();
+    return;
+  }
+  RowMemory sh(reinterpret_cast<float*>(row_memory), l);
+  const int tid = static_cast<int>(threadIdx.x);
+  const int lane = tid % 32;
+  const int part = lane % 8;
+  const Place whole{p.s, p.h, p.key_head, p.slot, p.row, 1, p.position, 0, l.value_dim};
+  OneRowInputs in;
+  in.ask(a, whole);
+  const int column = tid / 32 * 4 * kGroups + lane / 8;  // of group 0
+  float* at = l.state(p.slot, p.h) + static_cast<int64_t>(column) * l.key_dim + 4 * part;
+  Column<kVectors> state[kGroups];
+  load_columns(state, at, l.key_dim);
+  sh.entries.ask(l, p.slot, p.h, p.key_head, p.folded, p.position);
+  const float norm = tid < l.value_dim ? a.w.norm[tid] : 0.0f;
+  in.add_known();
+  wait_for_previous();
+  let_next_start();
+
+  uint32_t z = 0;
+  if (tid < l.value_dim) z = load_bits(a.in.z, p.row, static_cast<int64_t>(p.h) * l.value_dim + tid);
+  in.finish(a, whole, sh, &gates);
+  const float gate = norm * exact_silu(from_bits(a.in.z.type, z));
+  wait_copies<0>();
+  __syncthreads();
+
+  float qq = 0, kk = 0, qk = 0;
+  if (4 * lane < l.key_dim) {
+    const float4 q = *reinterpret_cast<const float4*>(&sh.q[4 * lane]);
+    const float4 k = *reinterpret_cast<const float4*>(&sh.k[4 * lane]);
+    qq = dot4(q, q, qq);
+    kk = dot4(k, k, kk);
+    qk = dot4(q, k, qk);
+  }
+  const float iq = 1.0f / (sqrtf(warp_sum(qq) + 1e-6f) * sqrtf(static_cast<float>(l.key_dim)));
+  const float ik = 1.0f / sqrtf(warp_sum(kk) + 1e-6f);
+  qk = warp_sum(qk) * iq * ik;
+  if (l.owns_key(p.h, p.key_head) && tid < l.key_dim)
+    l.key(p.slot, p.position, p.key_head)[tid] = sh.k[tid] * ik;
+  const float v = sh.v[column + 4 * OwnSum<kGroups, 1>(part).group];
+  run_row(l, p, sh, state, v, {iq, ik, qk, gates}, column, at);
+  __syncthreads();
+  if (tid >= l.value_dim) return;
+  store_at(a.o, p.row, static_cast<int64_t>(p.h) * l.value_dim + tid, sh.o[tid] * rms_scale(a, sh.o) * gate);
+}
+
+// ---- many sequences ----
 
 // Four neighbouring channels as they lie in memory. kWhole: published shapes, see whole_shape().
 template <bool kWhole>
@@ -93,7 +327,8 @@ struct KeyMemory {
 };
 template <int kRows>
 __device__ void write_keys(const DeltaView& l, const DecodeRows& rows, int first, const int (&row)[kRows],
-                           int h, bool is_k, const float4 (&y)[kRows], KeyMemory<kRows>& sh) {
+                           const int (&slot)[kRows], const int (&position)[kRows], int h, bool is_k,
+                           const float4 (&y)[kRows], KeyMemory<kRows>& sh) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int pair = static_cast<int>(threadIdx.x) / 64;
   float scale[kRows];
@@ -104,7 +339,9 @@ __device__ void write_keys(const DeltaView& l, const DecodeRows& rows, int first
     if (row[r] < 0 || 4 * lane >= l.key_dim) continue;
     float* out = rows.keys + ((static_cast<int64_t>(first + r) * l.key_heads + h) * 2 + is_k) * l.key_dim;
     const float by = scale[r];
-    store_four<true>(out + 4 * lane, {y[r].x * by, y[r].y * by, y[r].z * by, y[r].w * by});
+    const float4 scaled = {y[r].x * by, y[r].y * by, y[r].z * by, y[r].w * by};
+    store_four<true>(out + 4 * lane, scaled);
+    if (is_k) store_four<true>(l.key(slot[r], position[r], h) + 4 * lane, scaled);
   }
   // q . k by the warp of k, from what the warp of q leaves.
   if (!is_k) {
@@ -148,7 +385,7 @@ __global__ __launch_bounds__(32 * kPrepareWarps,
     row[r] = a.batch.first_row[s];
     slot[r] = a.batch.slot[s];
     position[r] = a.batch.context[s] - 1;
-    if (first + r != s || a.batch.certain[s] <= 0) row[r] = -1;
+    if (first + r != s || a.batch.certain[s] != 1) row[r] = -1;
   }
   if (unit >= 2 * l.key_heads + l.value_heads) {
     wait_for_previous();
@@ -171,7 +408,7 @@ __global__ __launch_bounds__(32 * kPrepareWarps,
       past[r][i] = {0, 0, 0, 0};
       const int at = position[r] - 1 - i;
       if (wanted && row[r] >= 0 && at >= 0 && (kWhole || i + 1 < l.taps))
-        past[r][i] = load_four<kWhole>(l.ring(slot[r], at) + channel);
+        past[r][i] = load_four<kWhole>(l.conv_row(slot[r], at) + channel);
     }
   }
 #pragma unroll
@@ -204,7 +441,7 @@ __global__ __launch_bounds__(32 * kPrepareWarps,
             activate(tap[1], x.y, past[r][0].y, past[r][1].y, past[r][2].y),
             activate(tap[2], x.z, past[r][0].z, past[r][1].z, past[r][2].z),
             activate(tap[3], x.w, past[r][0].w, past[r][1].w, past[r][2].w)};
-    if (wanted && row[r] >= 0) store_four<kWhole>(l.ring(slot[r], position[r]) + channel, x);
+    if (wanted && row[r] >= 0) store_four<kWhole>(l.conv_row(slot[r], position[r]) + channel, x);
   }
 
   if (!is_key) {
@@ -213,11 +450,15 @@ __global__ __launch_bounds__(32 * kPrepareWarps,
       if (row[r] < 0) continue;
       const int64_t value_row = static_cast<int64_t>(first + r) * l.value_heads + h;
       if (wanted) store_four<true>(rows.v + value_row * width + own, y[r]);
-      if (lane == r) rows.gates[value_row] = {expf(log_decay(alpha, dt, slope)), exact_sigmoid(beta)};
+      if (lane == r) {
+        const float g = log_decay(alpha, dt, slope);
+        rows.gates[value_row] = {g, exact_sigmoid(beta)};
+        l.gate(slot[r], position[r])[h] = g;
+      }
     }
     return;
   }
-  write_keys(l, rows, first, row, h, is_k, y, sh);
+  write_keys(l, rows, first, row, slot, position, h, is_k, y, sh);
 }
 
 // kVectors float4 per lane and column (Dk / 32), 4 groups of 4 columns a warp. 2 Dv threads.
@@ -225,77 +466,67 @@ template <int kVectors>
 __global__ __launch_bounds__(256, 2) void decode_rows(const __grid_constant__ DeltaArgs a,
                                                       const __grid_constant__ DecodeRows rows) {
   constexpr int kGroups = 4;
-  __shared__ alignas(16) float o[kMaxDim];
+  extern __shared__ float4 row_memory[];
   const DeltaView& l = a.layer;
-  const int s = blockIdx.y;
-  const int h = blockIdx.x;
-  if (a.batch.certain[s] <= 0) {
+  RowPlace p;
+  if (!p.find(a)) {
     wait_for_previous();
     return;
   }
+  RowMemory sh(reinterpret_cast<float*>(row_memory), l);
   const int tid = static_cast<int>(threadIdx.x);
   const int lane = tid % 32;
   const int part = lane % 8;
   const int column = tid / 32 * 4 * kGroups + lane / 8;  // of group 0
-  const int slot = a.batch.slot[s];
-  float* at = l.state(slot, h) + static_cast<int64_t>(column) * l.key_dim + 4 * part;
+  float* at = l.state(p.slot, p.h) + static_cast<int64_t>(column) * l.key_dim + 4 * part;
   Column<kVectors> state[kGroups];
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) state[g].s[j] = load_state(at + 4 * g * l.key_dim + 32 * j);
-  }
-  float decay = l.decay(slot)[h];
-  const bool fresh = a.batch.context[s] == 1;
-  const int row = a.batch.first_row[s];
+  load_columns(state, at, l.key_dim);
+  sh.entries.ask(l, p.slot, p.h, p.key_head, p.folded, p.position);
   wait_for_previous();
   let_next_start();
 
-  const int64_t key_row = static_cast<int64_t>(s) * l.key_heads + l.key_head(h);
-  const int64_t value_row = static_cast<int64_t>(s) * l.value_heads + h;
-  const float4* q4 = reinterpret_cast<const float4*>(rows.keys + key_row * 2 * l.key_dim);
-  const float4* k4 = q4 + l.key_dim / 4;
-  float4 k[kVectors], q[kVectors];
-#pragma unroll
-  for (int j = 0; j < kVectors; ++j) {
-    k[j] = k4[part + 8 * j];
-    q[j] = q4[part + 8 * j];
+  const int64_t key_row = static_cast<int64_t>(p.s) * l.key_heads + p.key_head;
+  const int64_t value_row = static_cast<int64_t>(p.s) * l.value_heads + p.h;
+  // q and k lie as RowMemory has them.
+  const float* keys = rows.keys + key_row * 2 * l.key_dim;
+  if (tid < l.key_dim / 2) {
+    const int to = 4 * tid < l.key_dim ? 4 * tid : kMaxDim + 4 * tid - l.key_dim;
+    copy_async(shared_address(sh.q + to), keys + 4 * tid);
   }
-  float v[kGroups];
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) v[g] = rows.v[value_row * l.value_dim + column + 4 * g];
+  commit_copies();
+  const float v = rows.v[value_row * l.value_dim + column + 4 * OwnSum<kGroups, 1>(part).group];
   const float2 gates = rows.gates[value_row];
   const float qk = rows.qk[key_row];
   uint32_t z = 0;
   float norm = 0;
   if (tid < l.value_dim) {
-    z = load_bits(a.in.z, row, static_cast<int64_t>(h) * l.value_dim + tid);
+    z = load_bits(a.in.z, p.row, static_cast<int64_t>(p.h) * l.value_dim + tid);
     norm = a.w.norm[tid];
   }
-
-  if (fresh) {
-    decay = 1.0f;
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-      for (int j = 0; j < kVectors; ++j) state[g].s[j] = {0, 0, 0, 0};
-    }
-  }
-  decay = advance_row(l, state, q, k, v, gates, qk, decay, part, at, o + column);
+  wait_copies<0>();
   __syncthreads();
-  // Everybody has read it.
-  if (tid == 0) l.decay(slot)[h] = decay;
+  run_row(l, p, sh, state, v, {1.0f, 1.0f, qk, gates}, column, at);
+  __syncthreads();
   if (tid >= l.value_dim) return;
   const float gate = norm * exact_silu(from_bits(a.in.z.type, z));
-  store_at(a.o, row, static_cast<int64_t>(h) * l.value_dim + tid, o[tid] * rms_scale(a, o) * gate);
+  store_at(a.o, p.row, static_cast<int64_t>(p.h) * l.value_dim + tid, sh.o[tid] * rms_scale(a, sh.o) * gate);
 }
 
 template <int kVectors>
 void launch_rows(Context& context, const DeltaArgs& args, const DecodeRows& rows) {
-  launch_loads(
-      context, decode_rows<kVectors>,
-      dim3(static_cast<unsigned>(args.layer.value_heads), static_cast<unsigned>(args.batch.sequences)),
-      static_cast<unsigned>(2 * args.layer.value_dim), 0, args, rows);
+  const dim3 grid(static_cast<unsigned>(args.layer.value_heads), static_cast<unsigned>(args.batch.sequences));
+  launch_loads(context, decode_rows<kVectors>, grid, static_cast<unsigned>(2 * args.layer.value_dim),
+               RowMemory::bytes(args.layer), args, rows);
+}
+
+template <int kVectors>
+void launch_one_row(Context& context, const DeltaArgs& args) {
+  const dim3 grid(static_cast<unsigned>(args.layer.value_heads), static_cast<unsigned>(args.batch.sequences));
+  const auto threads = static_cast<unsigned>(2 * args.layer.value_dim);
+  const size_t shared = RowMemory::bytes(args.layer);
+  if (grid.x * grid.y <= static_cast<unsigned>(context.processors))
+    return launch_early(context, one_row_kernel<kVectors, 2>, grid, 2 * threads, shared, args);
+  launch_loads(context, one_row_kernel<kVectors, 4>, grid, threads, shared, args);
 }
 
 // Shapes of which prepare moves four channels at a time.
@@ -303,12 +534,25 @@ bool whole_shape(const DeltaArgs& args) {
   const DeltaView& l = args.layer;
   const Tensor& x = args.in.qkv;
   const auto aligned = [](const void* p, uintptr_t to) { return reinterpret_cast<uintptr_t>(p) % to == 0; };
-  return l.key_dim == 128 && l.value_dim == 128 && l.taps == 4 && l.value_heads % 4 == 0 &&
-         x.type == DType::f16 && x.stride % 4 == 0 && aligned(x.data, 8) && aligned(l.data, 16) &&
-         aligned(args.w.conv, 16);
+  return l.key_dim == 128 && l.value_dim == 128 && l.taps == 4 && x.type == DType::f16 && x.stride % 4 == 0 &&
+         aligned(x.data, 8) && aligned(l.data, 16) && aligned(args.w.conv, 16);
 }
 
 }  // namespace
+
+bool one_launch_fits(const DeltaView& l) { return 2 * l.key_dim <= 3 * l.value_dim; }
+
+void delta_one_row(Context& context, const DeltaArgs& args) {
+  BRAID_CHECK(one_launch_fits(args.layer));
+  switch (args.layer.key_dim) {
+    case 128:
+      return launch_one_row<4>(context, args);
+    case 64:
+      return launch_one_row<2>(context, args);
+    default:
+      return launch_one_row<1>(context, args);
+  }
+}
 
 void delta_decode(Context& context, const DeltaArgs& args, const DecodeRows& rows) {
   const int units = 2 * args.layer.key_heads + args.layer.value_heads;

@@ -1,25 +1,33 @@
-// delta_forms.h -- the forms behind delta_advance, for each other and for measuring them.
+// delta_forms.h -- the forms behind delta_rule, for each other and for measuring them.
 #pragma once
 
 #include "ops/cuda/delta/delta_common.h"
 
 namespace braid::cuda {
 
-// Token by token, for sequences of at most `most_rows` certain rows.
+// Token by token, for sequences of 2 to `most_rows` certain rows: folds what is left, ends folded.
 void delta_step(Context& context, const DeltaArgs& args, int* counters, int most_rows);
-// One certain row of each sequence, made ready for its states.
+// Chunks of 64 on tensor cores, for sequences of more than kStepRows certain rows.
+// `parts`: which of its launches run, for measuring them.
+inline constexpr int kChunkIntra = 1, kChunkScan = 2;
+void delta_chunks(Context& context, const SequenceWorkspace& work, const DeltaArgs& args,
+                  int parts = kChunkIntra | kChunkScan);
+// Tiles of the chunk form's workspace for a batch; never fewer for more tokens or sequences.
+int64_t delta_chunk_tiles(int64_t tokens, int64_t sequences);
+
+// The ring form. One certain row of each sequence that has one, none uncertain: by one launch, for few
+// sequences of shapes that it fits, or by two.
+bool one_launch_fits(const DeltaView& layer);
+void delta_one_row(Context& context, const DeltaArgs& args);
 struct DecodeRows {
   float* keys = nullptr;    // [S][Hk][2][Dk] q and k, normalised
   float* v = nullptr;       // [S][Hv][Dv]
-  float2* gates = nullptr;  // [S][Hv] decay factor, beta
+  float2* gates = nullptr;  // [S][Hv] log decay, beta
   float* qk = nullptr;      // [S][Hk] q . k
 };
-// The same bytes for batches in which no sequence has more than one row, and many have one.
 void delta_decode(Context& context, const DeltaArgs& args, const DecodeRows& rows);
-// Chunks of 64 on tensor cores, for sequences of more than kStepRows certain rows.
-// `parts`: which of its three launches run (1 prepare, 2 intra, 4 scan), for measuring them.
-void delta_chunks(Context& context, const SequenceWorkspace& work, const DeltaArgs& args, int parts = 7);
-// Tiles of the chunk form's workspace for a batch of `tokens`.
-int64_t delta_chunk_tiles(int64_t tokens);
+// All rows of sequences with at most one certain row, and the uncertain rows of the others, which come after
+// the other forms.
+void delta_tree(Context& context, const DeltaArgs& args);
 
 }  // namespace braid::cuda

@@ -1,6 +1,6 @@
 // delta_rows.h -- the step form's pieces: rows of one sequence and value head prepared in shared memory, and
 // run through columns of the state that lie in registers. delta_step.cu says what is computed, and in which
-// order.
+// order. The pieces that the ring form has as well are used by it (delta_ring.h).
 #pragma once
 
 #include "ops/cuda/delta/delta_common.h"
@@ -9,6 +9,11 @@ namespace braid::cuda {
 
 inline constexpr int kTokens = 8;  // rows that are prepared together
 inline constexpr int kMaxDim = 128;
+
+template <int kVectors>
+struct Column {
+  float4 s[kVectors];
+};
 
 struct Shared {
   float q[kTokens][kMaxDim];
@@ -36,6 +41,21 @@ __device__ inline void store_state(float* at, float4 v) {
 
 __device__ inline float dot4(float4 a, float4 b, float sum) {
   return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
+}
+
+// What a row adds: `x` is its v without what the state and the entries before it say of its key. No zero has
+// a sign, so that entries of factor 0 change nothing.
+__device__ inline float delta_of(float beta, float x) { return beta * __fadd_rn(x, 0.0f); }
+
+// S = e S + k d^T.
+template <int kVectors>
+__device__ void add_entry(Column<kVectors>& column, const float4 (&k)[kVectors], float d, float e) {
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    float4& s = column.s[j];
+    s = {fmaf(k[j].x, d, __fmul_rn(e, s.x)), fmaf(k[j].y, d, __fmul_rn(e, s.y)),
+         fmaf(k[j].z, d, __fmul_rn(e, s.z)), fmaf(k[j].w, d, __fmul_rn(e, s.w))};
+  }
 }
 
 // This block's part of the sequence and head.
@@ -84,7 +104,7 @@ __device__ inline Channel load_history(const DeltaArgs& a, const Place& p, int b
     ch.past[j] = 0.0f;
     if (j + 1 >= l.taps || position < 0) continue;
     ch.past[j] = begin - 1 - j >= 0 ? load_at(a.in.qkv, p.first + begin - 1 - j, ch.index)
-                                    : l.ring(p.slot, position)[ch.index];
+                                    : l.conv_row(p.slot, position)[ch.index];
   }
   return ch;
 }
@@ -142,7 +162,7 @@ __device__ Inputs fetch_inputs(const DeltaArgs& a, const Place& p, int begin, in
 }
 
 // Rows [begin, begin + count) of the sequence into shared memory: SiLU of the convolution, decays and betas,
-// gates of the output. A lone row also goes into the ring: nobody reads what it replaces.
+// gates of the output.
 template <bool kTwo>
 __device__ void finish_inputs(const DeltaArgs& a, const Place& p, int begin, int count, Inputs& in,
                               Shared& sh) {
@@ -154,19 +174,11 @@ __device__ void finish_inputs(const DeltaArgs& a, const Place& p, int begin, int
     sh.e[gate] = expf(log_decay(in.alpha, in.dt, in.slope));
     sh.beta[gate] = exact_sigmoid(in.beta);
   }
-  const bool owns_keys = l.owns_key(p.h, p.key_head) && p.column0 == 0;
-  const auto run = [&](Channel& channel) {
-    if (channel.index < 0) return;
-    run_channel(a, p, begin, count, channel, sh);
-    if (p.rows == 1 && (owns_keys || channel.index >= l.v_channel(0))) {
-      l.ring(p.slot, p.position)[channel.index] = channel.past[0];
-    }
-  };
-  run(in.first);
-  if constexpr (kTwo) run(in.second);
+  run_channel(a, p, begin, count, in.first, sh);
+  if constexpr (kTwo) run_channel(a, p, begin, count, in.second, sh);
   for (int c = tid + (kTwo ? 2 : 1) * threads; c < 2 * l.key_dim + p.columns; c += threads) {
     Channel other = load_channel(a, p, begin, c);
-    run(other);
+    run_channel(a, p, begin, count, other, sh);
   }
   if (tid < p.columns) {
     sh.gate[0][tid] = in.norm * exact_silu(from_bits(a.in.z.type, in.z));
@@ -203,19 +215,20 @@ __device__ inline void normalise(const DeltaArgs& a, int count, Shared& sh) {
 }
 
 // Raw inputs of the last rows into the ring: channels [channel, channel + count).
-__device__ inline void store_ring(const DeltaArgs& a, const Place& p, int channel, int count) {
+__device__ inline void store_inputs(const DeltaArgs& a, const Place& p, int channel, int count) {
   const int keep = min(p.rows, a.layer.taps);
   for (int c = threadIdx.x; c < keep * count; c += blockDim.x) {
     const int row = p.rows - keep + c / count;
-    a.layer.ring(p.slot, p.position + row)[channel + c % count] =
+    a.layer.conv_row(p.slot, p.position + row)[channel + c % count] =
         load_at(a.in.qkv, p.first + row, channel + c % count);
   }
 }
 
-// The ring of more than one row: q and k channels wait for the last block that reads what they replace. All
-// threads of the block have read their part.
-__device__ inline void move_ring(const DeltaArgs& a, const Place& p, int* counters, int slices, Shared& sh) {
-  store_ring(a, p, a.layer.v_channel(p.h) + p.column0, p.columns);
+// q and k channels wait for the last block that reads what they replace. All threads of the block have read
+// their part.
+__device__ inline void move_inputs(const DeltaArgs& a, const Place& p, int* counters, int slices,
+                                   Shared& sh) {
+  store_inputs(a, p, a.layer.v_channel(p.h) + p.column0, p.columns);
   if (threadIdx.x == 0) {
     int* counter = counters + static_cast<int64_t>(p.s) * a.layer.key_heads + p.key_head;
     __threadfence();
@@ -225,70 +238,16 @@ __device__ inline void move_ring(const DeltaArgs& a, const Place& p, int* counte
   }
   __syncthreads();
   if (!sh.last) return;
-  store_ring(a, p, a.layer.q_channel(p.key_head), a.layer.key_dim);
-  store_ring(a, p, a.layer.k_channel(p.key_head), a.layer.key_dim);
+  store_inputs(a, p, a.layer.q_channel(p.key_head), a.layer.key_dim);
+  store_inputs(a, p, a.layer.k_channel(p.key_head), a.layer.key_dim);
 }
 
-template <int kVectors>
-struct Column {
-  float4 s[kVectors];
-};
-
-// One row through columns of the state in registers, and the state back to memory: `at` and `o` are where the
-// first group's column lies, each other four columns further. `gates`: decay factor, beta. Returns the decay.
+// The recurrence over prepared rows: S of the warp's columns in registers, no barrier. What a row adds is
+// computed as in the ring form, so that a state has the same bytes whether its rows were folded later or at
+// once.
 template <int kVectors, int kGroups>
-__device__ float advance_row(const DeltaView& l, Column<kVectors> (&state)[kGroups],
-                             const float4 (&q)[kVectors], const float4 (&k)[kVectors],
-                             const float (&v)[kGroups], float2 gates, float qk, float decay, int part,
-                             float* at, float* o) {
-  float sums[2 * kGroups];
-#pragma unroll
-  for (int g = 0; g < 2 * kGroups; ++g) sums[g] = 0;
-#pragma unroll
-  for (int j = 0; j < kVectors; ++j) {
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      sums[2 * g] = dot4(state[g].s[j], k[j], sums[2 * g]);
-      sums[2 * g + 1] = dot4(state[g].s[j], q[j], sums[2 * g + 1]);
-    }
-  }
-#pragma unroll
-  for (int g = 0; g < 2 * kGroups; ++g) {
-    sums[g] += __shfl_xor_sync(kFullWarp, sums[g], 4);
-    sums[g] += __shfl_xor_sync(kFullWarp, sums[g], 2);
-    sums[g] += __shfl_xor_sync(kFullWarp, sums[g], 1);
-  }
-  float before;
-  bool fold;
-  decay = next_decay(decay, gates.x, &before, &fold);
-  const float inverse = 1.0f / decay;
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-    const float d = gates.y * (v[g] - before * sums[2 * g]);
-    if (part == 0) o[4 * g] = fmaf(qk, d, before * sums[2 * g + 1]);
-    const float update = d * inverse;
-    if (fold) {
-#pragma unroll
-      for (int j = 0; j < kVectors; ++j) {
-        float4& x = state[g].s[j];
-        x = {x.x * before, x.y * before, x.z * before, x.w * before};
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
-      float4& x = state[g].s[j];
-      x = {fmaf(k[j].x, update, x.x), fmaf(k[j].y, update, x.y), fmaf(k[j].z, update, x.z),
-           fmaf(k[j].w, update, x.w)};
-      store_state(at + 4 * g * l.key_dim + 32 * j, x);
-    }
-  }
-  return decay;
-}
-
-// The recurrence over prepared rows: S of the warp's columns in registers, no barrier.
-template <int kVectors, int kGroups>
-__device__ float run_tokens(const Place& p, int count, int warp_column, float decay,
-                            Column<kVectors> (&state)[kGroups], Shared& sh) {
+__device__ void run_tokens(const Place& p, int count, int warp_column, Column<kVectors> (&state)[kGroups],
+                           Shared& sh) {
   const int lane = threadIdx.x % 32;
   const int part = lane % 8;
   for (int i = 0; i < count; ++i) {
@@ -314,32 +273,15 @@ __device__ float run_tokens(const Place& p, int count, int warp_column, float de
       sums[g] += __shfl_xor_sync(kFullWarp, sums[g], 2);
       sums[g] += __shfl_xor_sync(kFullWarp, sums[g], 1);
     }
-    float before;
-    bool fold;
-    decay = next_decay(decay, sh.e[i], &before, &fold);
-    const float inverse = 1.0f / decay;
+    const float e = sh.e[i];
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       const int column = warp_column + 4 * g + lane / 8;
-      const float d = sh.beta[i] * (sh.v[i][column] - before * sums[2 * g]);
-      if (part == 0) sh.o[i][p.column0 + column] = fmaf(sh.qk[i], d, before * sums[2 * g + 1]);
-      const float update = d * inverse;
-      if (fold) {
-#pragma unroll
-        for (int j = 0; j < kVectors; ++j) {
-          float4& s = state[g].s[j];
-          s = {s.x * before, s.y * before, s.z * before, s.w * before};
-        }
-      }
-#pragma unroll
-      for (int j = 0; j < kVectors; ++j) {
-        float4& s = state[g].s[j];
-        s = {fmaf(k[j].x, update, s.x), fmaf(k[j].y, update, s.y), fmaf(k[j].z, update, s.z),
-             fmaf(k[j].w, update, s.w)};
-      }
+      const float d = delta_of(sh.beta[i], fmaf(-e, sums[2 * g], sh.v[i][column]));
+      if (part == 0) sh.o[i][p.column0 + column] = fmaf(sh.qk[i], d, fmaf(e, sums[2 * g + 1], 0.0f));
+      add_entry(state[g], k, d, e);
     }
   }
-  return decay;
 }
 
 // One over the rms of a head's outputs. A warp.

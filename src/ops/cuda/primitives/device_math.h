@@ -6,6 +6,9 @@
 #pragma once
 
 #include <cstdint>
+#if defined(BRAID_COUNT_CLAMPS)
+#include <vector>
+#endif
 
 #include "ops/cuda/primitives/gpu.h"
 #include "ops/tensor.h"
@@ -20,11 +23,47 @@ __device__ inline float to_float(Act x) { return __half2float(x); }
 __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ inline float to_float(float x) { return x; }
 
+inline constexpr float kMostAct = 65504.0f;
+
+#if defined(BRAID_COUNT_CLAMPS)
+// Numbers that did not fit (Device::clamped). Kernels of different source files are not linked with each
+// other, so each file has a counter, and what reads them all is a list.
+inline std::vector<uint64_t (*)()>& clamp_readers() {
+  static std::vector<uint64_t (*)()> readers;
+  return readers;
+}
+namespace {
+__device__ unsigned long long clamps_of_file;
+[[maybe_unused]] const bool clamps_are_read = [] {
+  clamp_readers().push_back([] {
+    unsigned long long count = 0;
+    cudaMemcpyFromSymbol(&count, clamps_of_file, sizeof(count));
+    return static_cast<uint64_t>(count);
+  });
+  return true;
+}();
+}  // namespace
+__device__ inline void count_clamp(float x) {
+  if (fabsf(x) > kMostAct) atomicAdd(&clamps_of_file, 1ull);
+}
+#else
+__device__ inline void count_clamp(float) {}
+#endif
+
 // Largest finite value instead of infinity; NaN stays NaN.
 __device__ inline Act to_act(float x) {
-  if (x > 65504.0f) x = 65504.0f;
-  if (x < -65504.0f) x = -65504.0f;
+  count_clamp(x);
+  if (x > kMostAct) x = kMostAct;
+  if (x < -kMostAct) x = -kMostAct;
   return __float2half_rn(x);
+}
+// Two of them, x in the low half.
+__device__ __forceinline__ uint32_t pack_act(float x, float y) {
+  count_clamp(x);
+  count_clamp(y);
+  uint32_t bits;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(y), "f"(x));
+  return bits;
 }
 __device__ inline void store(Act* at, float x) { *at = to_act(x); }
 __device__ inline void store(float* at, float x) { *at = x; }

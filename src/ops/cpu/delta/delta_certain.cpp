@@ -1,4 +1,4 @@
-// delta_advance.cpp -- certain rows through the gated delta rule: who does what.
+// delta_certain.cpp -- certain rows through the gated delta rule: who does what.
 //
 // Two ways to run, with the same bytes:
 //   heads   one task per (sequence, key head with its value heads), in chunks of rows: convolution, gates,
@@ -24,7 +24,7 @@ using cpu::delta_record_floats;
 
 constexpr int32_t kChunkRows = 32;
 
-// One call of delta_advance.
+// Certain rows of one call of delta_rule.
 struct Advance {
   Tensor o;
   const DeltaInputs& in;
@@ -46,7 +46,7 @@ struct Advance {
       } else if (t - j >= batch.first_row[s]) {
         history[j] = in.qkv.f32(t - j);
       } else {
-        history[j] = cpu::delta_ring(layer, batch.slot[s], position - j);
+        history[j] = layer.conv_row(batch.slot[s], position - j);
       }
     }
   }
@@ -88,7 +88,7 @@ struct Advance {
   void store_ring(int32_t s, int32_t key_head) const {
     const int32_t end = batch.first_row[s] + batch.certain[s];
     for (int32_t t = std::max(batch.first_row[s], end - shape.conv_width); t < end; t++) {
-      cpu::delta_copy_channels(shape, key_head, cpu::delta_ring(layer, batch.slot[s], batch.position[t]),
+      cpu::delta_copy_channels(shape, key_head, layer.conv_row(batch.slot[s], batch.position[t]),
                                in.qkv.f32(t));
     }
   }
@@ -134,9 +134,8 @@ int64_t delta_scratch_floats(const DeltaShape& shape) {
 }
 }  // namespace cpu
 
-void CpuOps::delta_advance(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
-                           const Batch& batch) {
-  cpu::delta_check_shapes(o, in, layer, batch);
+void CpuOps::run_certain(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
+                         const Batch& batch) {
   const DeltaShape& shape = layer.shape;
   const Advance call{
       o, in, w, layer, batch, shape, shape.value_heads / shape.key_heads, delta_record_floats(shape)};
