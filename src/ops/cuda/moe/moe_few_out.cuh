@@ -13,42 +13,11 @@ struct FewOutPlan {
   int row_bytes;  // of a hidden row in shared memory
 };
 
-// The (entry, half) pieces of a warp: every kOutWarps-th, the shared expert's last.
-struct FewPieces {
-  int entry, half;  // of the routed ones, as if they went on for ever
-  int routed, halves, shared_halves;
-  int entry_step, half_step;
-
-  __device__ FewPieces(const MoeOut& a, const FewOutPlan& p, int entries, int warp)
-      : entry(0),
-        half(warp),
-        routed(entries),
-        halves(2 * a.units),
-        shared_halves(a.route.shared ? 2 * a.shared_units : 0),
-        entry_step(p.entry_step),
-        half_step(p.half_step) {
-    while (half >= halves) {
-      half -= halves;
-      ++entry;
-    }
-  }
-  __device__ bool shared() const { return entry >= routed; }
-  __device__ int shared_half() const { return (entry - routed) * halves + half; }
-  __device__ bool more() const { return !shared() || shared_half() < shared_halves; }
-  __device__ void advance() {
-    entry += entry_step;
-    half += half_step;
-    if (half < halves) return;
-    half -= halves;
-    ++entry;
-  }
-};
-
 template <class Format>
 struct FewOutAsker {
   const MoeOut& a;
   const FewList& list;
-  FewPieces piece;
+  Pieces piece;
   int block, r16;
 
   __device__ void ask(const SliceRing<Format>& ring, int stage, int lane) {
@@ -144,7 +113,7 @@ __global__ void __launch_bounds__(kOutThreads, 2)
   const int block = static_cast<int>(blockIdx.x) / 2;
   const int r16 = static_cast<int>(blockIdx.x) % 2;
   const int entries = list.entries;
-  FewPieces piece(a, p, entries, warp);
+  Pieces piece(a, p, entries, warp);
   FewOutAsker<Format> asker{a, list, piece, block, r16};
 #pragma unroll 1
   for (int stage = 0; stage < p.stages; ++stage) asker.ask(ring, stage, lane);

@@ -26,10 +26,12 @@ struct Pieces {
   int routed, halves, shared_halves;
   int entry_step, half_step;
 
-  __device__ Pieces(const MoeOut& a, const OutPlan& p, int warp)
+  // `entries` of routed experts; `p` is the plan of either kernel.
+  template <class Plan>
+  __device__ Pieces(const MoeOut& a, const Plan& p, int entries, int warp)
       : entry(0),
         half(warp),
-        routed(a.route.entries()),
+        routed(entries),
         halves(2 * a.units),
         shared_halves(a.route.shared ? 2 * a.shared_units : 0),
         entry_step(p.entry_step),
@@ -228,7 +230,7 @@ __global__ void __launch_bounds__(kOutThreads, 2)
 
   const int block = static_cast<int>(blockIdx.x) / 2;
   const int r16 = static_cast<int>(blockIdx.x) % 2;
-  Pieces piece(a, p, warp);
+  Pieces piece(a, p, a.route.entries(), warp);
   OutAsker<Format> asker{a, list, piece, block, r16};
 #pragma unroll 1
   for (int stage = 0; stage < p.stages; ++stage) asker.ask(ring, stage, lane);
