@@ -72,6 +72,13 @@ struct AttentionParams {
   float scale = 0;     // multiplies q . k
   int32_t window = 0;  // > 0: a row sees only positions > its own - window
   AttentionGate gate;
+  int32_t first_cell = 0;  // cells below it are seen by their own rows alone
+
+  // The lowest position that a row sees.
+  int32_t lowest_position(int32_t own) const {
+    const int32_t first = own < first_cell ? own : first_cell;
+    return window > 0 && own - window >= first ? own - window + 1 : first;
+  }
 };
 
 struct DeltaWeights {

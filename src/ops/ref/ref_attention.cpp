@@ -71,7 +71,7 @@ struct Visible {
 };
 
 // The cells row t sees, in position order.
-std::vector<Visible> visible_cells(const Batch& batch, int32_t t, int32_t window) {
+std::vector<Visible> visible_cells(const Batch& batch, int32_t t, const AttentionParams& params) {
   const int32_t s = batch.sequence[t];
   const int32_t own = batch.position[t];
   const bool certain = t - batch.first_row[s] < batch.certain[s];
@@ -84,7 +84,7 @@ std::vector<Visible> visible_cells(const Batch& batch, int32_t t, int32_t window
       path.push_back({batch.cell[row], batch.position[row]});
     seen.insert(seen.end(), path.rbegin(), path.rend());
   }
-  if (window > 0) std::erase_if(seen, [&](const Visible& v) { return v.position <= own - window; });
+  std::erase_if(seen, [&](const Visible& v) { return v.position < params.lowest_position(own); });
   return seen;
 }
 
@@ -165,12 +165,12 @@ void RefOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& 
     int32_t lowest = batch.context[s];  // cell that a row sees
     for (int32_t t = batch.first_row[s]; t < end; ++t) {
       cells = std::max(cells, batch.cell[t] + 1);
-      lowest = std::min(lowest, params.window > 0 ? std::max(0, batch.position[t] - params.window + 1) : 0);
+      lowest = std::min(lowest, params.lowest_position(batch.position[t]));
     }
     for (int32_t kv_head = 0; kv_head < kv.shape.kv_heads && cells > 0; ++kv_head) {
       const HeadCache cache(kv, batch, s, kv_head, lowest, cells);
       for (int32_t t = batch.first_row[s]; t < end; ++t) {
-        const std::vector<Visible> seen = visible_cells(batch, t, params.window);
+        const std::vector<Visible> seen = visible_cells(batch, t, params);
         for (int32_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
           float* out = o.f32(t) + h * head_dim;
           attend(out, q.f32(t) + h * head_dim, seen, cache, params.scale, head_dim);

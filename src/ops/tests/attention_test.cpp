@@ -61,6 +61,7 @@ struct Shape {
   KvFormat v = KvFormat::f16;
   int32_t window = 0;
   AttentionGate gate = kJointSigmoid;
+  int32_t first_cell = 0;
 
   int64_t width() const { return int64_t{heads} * head_dim; }
   int64_t query_width() const { return heads * gate.query_stride(head_dim); }
@@ -68,7 +69,11 @@ struct Shape {
   int64_t kv_width() const { return int64_t{kv_heads} * head_dim; }
   KvShape kv() const { return {kv_heads, head_dim, k, v}; }
   AttentionParams params() const {
-    return {.heads = heads, .scale = 1.0f / std::sqrt(float(head_dim)), .window = window, .gate = gate};
+    return {.heads = heads,
+            .scale = 1.0f / std::sqrt(float(head_dim)),
+            .window = window,
+            .gate = gate,
+            .first_cell = first_cell};
   }
 };
 
@@ -176,6 +181,9 @@ const Shape kShapes[] = {
     {.heads = 4, .kv_heads = 2, .head_dim = 32, .gate = kSoftplusElement},
     {.heads = 4, .kv_heads = 2, .head_dim = 128, .rope_dims = 128, .window = 64, .gate = kSigmoidElement},
     {.heads = 9, .kv_heads = 1, .head_dim = 64, .k = KvFormat::f32, .v = KvFormat::f32, .gate = kSigmoidHead},
+    {.heads = 4, .kv_heads = 1, .head_dim = 256, .first_cell = 1},
+    {.heads = 8, .kv_heads = 2, .head_dim = 128, .window = 20, .gate = {}, .first_cell = 1},
+    {.heads = 4, .kv_heads = 2, .head_dim = 128, .first_cell = 45},
 };
 
 TEST(Attention, AgreesWithTheReferenceOnRandomBatches) {
@@ -493,6 +501,43 @@ TEST(Attention, WindowHidesOlderCells) {
     expect_same(cells.attend(shape, rows.batch(), q, qg), full, device.name);
     encode(shape.v, cells.v_row(rows.batch(), 0, 99 - 32, 0), nobody);
     EXPECT_NE(cells.attend(shape, rows.batch(), q, qg), full) << device.name << " hides one cell too many";
+  }
+}
+
+// The first cells are seen by their own rows alone: others see the same whatever is there.
+TEST(Attention, FirstCellHidesThoseBelow) {
+  const std::vector<std::vector<SequencePlan>> cases = {
+      {{0, 1}}, {{1, 1}}, {{300, 1}}, {{0, 80}}, {{70, 40}}, {{0, 1, {-1, 0, -1}}}, {{40, 1, {-1, 0, 0}}}};
+  for (const DeviceCase& device : sequence_devices()) {
+    for (const int32_t first_cell : {1, 3}) {
+      Shape shape = kShapes[0];
+      shape.gate = {};
+      shape.first_cell = first_cell;
+      for (const std::vector<SequencePlan>& plans : cases) {
+        Random random(43);
+        const TestBatch rows(plans, random);
+        const Batch& batch = rows.batch();
+        Cells cells(device, shape, rows, 1 << 30, random);
+        const std::vector<float> q = random.normals(rows.tokens() * shape.width());
+        std::vector<float> seen = cells.attend(shape, batch, q, {});
+        std::vector<float> own;  // what rows of the first cells give: their values
+        for (int32_t t = 0; t < rows.tokens() && batch.position[t] < first_cell; ++t)
+          for (int32_t h = 0; h < shape.heads; ++h)
+            for (const float v : decode(shape.v, cells.v_row(batch, 0, batch.cell[t], 0), shape.head_dim))
+              own.push_back(v);
+        expect_close({seen.begin(), seen.begin() + std::ssize(own)}, own, 1e-7, device.tolerance(1e-6),
+                     device.name);
+        const std::vector<float> nobody(static_cast<size_t>(shape.head_dim), kNobody);
+        for (int32_t cell = 0; cell < std::min(first_cell, batch.context[0]); ++cell) {
+          encode(shape.k, cells.k_row(batch, 0, cell, 0), nobody);
+          encode(shape.v, cells.v_row(batch, 0, cell, 0), nobody);
+        }
+        std::vector<float> after = cells.attend(shape, batch, q, {});
+        seen.erase(seen.begin(), seen.begin() + std::ssize(own));
+        after.erase(after.begin(), after.begin() + std::ssize(own));
+        expect_same(after, seen, device.name);
+      }
+    }
   }
 }
 

@@ -63,10 +63,7 @@ struct Attention {
       cpu::apply_gate(out, row + first, gate.act, head_dim);
     }
   }
-  int32_t lowest_position(int32_t own) const {
-    return params.window > 0 ? std::max(0, own - params.window + 1) : 0;
-  }
-  int32_t first_segment(int32_t t) const { return lowest_position(batch.position[t]) / kSegment; }
+  int32_t first_segment(int32_t t) const { return params.lowest_position(batch.position[t]) / kSegment; }
   int32_t segments(int32_t t) const { return batch.position[t] / kSegment + 1 - first_segment(t); }
 };
 
@@ -108,7 +105,7 @@ void run_segment(const Attention& call, const Unit& unit, float* partials, int64
                  std::byte* scratch) {
   const Batch& batch = call.batch;
   const int32_t s = batch.sequence[unit.row], own = batch.position[unit.row];
-  const int32_t lowest = call.lowest_position(own);
+  const int32_t lowest = call.params.lowest_position(own);
   const int32_t held =
       call.certain(unit.row) ? own + 1 : batch.context[s];  // positions with cells of their number
   const int32_t end = std::min(own + 1, (unit.segment + 1) * kSegment);
@@ -206,7 +203,7 @@ void run_tile(const Attention& call, int32_t s, int32_t first, int32_t tokens, i
   const int64_t k_bytes = kBlockTokens * kv_row_bytes(shape.k_format, shape.head_dim);
   const int64_t v_bytes = kBlockTokens * kv_row_bytes(shape.v_format, shape.head_dim);
   fill_panels(call, first, tokens, kv_head, scratch.panels);
-  const int32_t lowest = call.lowest_position(call.batch.position[first]);
+  const int32_t lowest = call.params.lowest_position(call.batch.position[first]);
   for (int32_t begin = lowest / kBlockTokens * kBlockTokens; begin <= last_position; begin += kBlockTokens) {
     const int32_t index = call.block_of(s, begin);
     const int32_t count = std::min(kBlockTokens, last_position + 1 - begin);
@@ -222,7 +219,7 @@ void run_tile(const Attention& call, int32_t s, int32_t first, int32_t tokens, i
       panel.first_position = panel.position[0];
       panel.last_position = panel.position[cpu::kPanelRows - 1];
       if (begin > panel.last_position) continue;
-      cpu::panel_block(panel, scratch.k, scratch.v, scratch.scores, call.head_dim, begin, call.params.window);
+      cpu::panel_block(panel, scratch.k, scratch.v, scratch.scores, call.head_dim, begin, call.params);
     }
   }
   for (int64_t begin = 0; begin < rows; begin += cpu::kPanelRows) {

@@ -66,9 +66,9 @@ struct Panel {
   int32_t first_position = 0;   // smallest
   int32_t last_position = 0;    // largest
 };
-// Positions begin .. begin+31. window > 0: a row sees only positions above its own - window.
+// Positions begin .. begin+31, of which a row sees those of params (window, first_cell) up to its own.
 void panel_block(const Panel& panel, const float* k, const float* v, float* scores, int64_t head_dim,
-                 int32_t begin, int32_t window);
+                 int32_t begin, const AttentionParams& params);
 void panel_clear(const Panel& panel, int64_t head_dim);
 // The 16 rows: q in, and the finished rows out (to nowhere where o is null).
 void panel_set_rows(const Panel& panel, const float* const* q, float scale, int64_t head_dim);

@@ -77,19 +77,21 @@ HWY_INLINE void product(float* out, const float* factor, const float* a, const f
 
 // Turns scores [32][16] into weights, brings max and sum up to date, writes the factor of what was gathered
 // before.
-HWY_INLINE void soften(const cpu::Panel& panel, float* scores, float* factor, int32_t begin, int32_t window) {
+HWY_INLINE void soften(const cpu::Panel& panel, float* scores, float* factor, int32_t begin,
+                       const AttentionParams& params) {
   const FloatTag d;
   const hn::RebindToSigned<FloatTag> di;
   const bool masked =
-      begin + kBlock - 1 > panel.first_position || (window > 0 && begin <= panel.last_position - window);
+      begin + kBlock - 1 > panel.first_position || begin < params.lowest_position(panel.last_position);
   for (int64_t r = 0; r < kRowVectors; r++) {
     float* column = scores + r * kLanes;
     if (masked) {
       const auto own = hn::LoadU(di, panel.position + r * kLanes);
-      const auto lowest = window > 0 ? hn::Sub(own, hn::Set(di, window)) : hn::Set(di, -1);
+      auto lowest = hn::Min(own, hn::Set(di, params.first_cell));
+      if (params.window > 0) lowest = hn::Max(lowest, hn::Sub(own, hn::Set(di, params.window - 1)));
       for (int64_t p = 0; p < kBlock; p++) {
         const auto position = hn::Set(di, begin + static_cast<int32_t>(p));
-        const auto hidden = hn::Or(hn::Gt(position, own), hn::Not(hn::Gt(position, lowest)));
+        const auto hidden = hn::Or(hn::Gt(position, own), hn::Gt(lowest, position));
         const Floats s = load(column + p * kRows);
         store(hn::IfThenElse(hn::RebindMask(d, hidden), set(-HUGE_VALF), s), column + p * kRows);
       }
@@ -111,11 +113,11 @@ HWY_INLINE void soften(const cpu::Panel& panel, float* scores, float* factor, in
 }
 
 void panel_block_here(const cpu::Panel& panel, const float* k, const float* v, float* scores,
-                      int64_t head_dim, int32_t begin, int32_t window) {
+                      int64_t head_dim, int32_t begin, const AttentionParams& params) {
   float factor[kRows];
   product<false>(scores, nullptr, panel.q, k, cpu::padded_dim(head_dim), 1, static_cast<int32_t>(kBlock),
                  head_dim);
-  soften(panel, scores, factor, begin, window);
+  soften(panel, scores, factor, begin, params);
   product<true>(panel.acc, factor, scores, v, 1, cpu::padded_dim(head_dim), static_cast<int32_t>(head_dim),
                 kBlock);
 }
@@ -248,8 +250,8 @@ void expand_block(float* out, const std::byte* rows, KvFormat format, int64_t he
 }
 
 void panel_block(const Panel& panel, const float* k, const float* v, float* scores, int64_t head_dim,
-                 int32_t begin, int32_t window) {
-  HWY_DYNAMIC_DISPATCH(panel_block_here)(panel, k, v, scores, head_dim, begin, window);
+                 int32_t begin, const AttentionParams& params) {
+  HWY_DYNAMIC_DISPATCH(panel_block_here)(panel, k, v, scores, head_dim, begin, params);
 }
 
 void panel_clear(const Panel& panel, int64_t head_dim) {

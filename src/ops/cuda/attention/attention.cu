@@ -203,6 +203,7 @@ AttentionArgs arguments(const Context& context, const SequenceWorkspace& work, T
   args.head_dim = head_dim;
   args.scale = params.scale * 1.4426950408889634f;
   args.window = params.window;
+  args.first_cell = params.first_cell;
   args.processors = context.processors;
   args.deterministic = context.deterministic;
   args.partial_rows = static_cast<int>(work.partial_rows);

@@ -29,6 +29,7 @@ struct AttentionArgs {
   int heads, kv_heads, group, head_dim;
   float scale;  // times log2(e)
   int window;
+  int first_cell;
   int processors;
   bool deterministic;  // context.h: a row's form and splits do not depend on the rows beside it
   // Splits: see split_length.
@@ -57,7 +58,8 @@ __device__ inline Span span_of(const AttentionArgs& a, int s) {
   const int certain = a.batch.certain[s];
   const int context = a.batch.context[s];
   const int end = context + a.batch.rows[s] - certain;
-  const int begin = a.window > 0 ? max(0, context - certain - a.window + 1) : 0;
+  const int first = min(a.first_cell, context - certain);
+  const int begin = a.window > 0 ? max(first, context - certain - a.window + 1) : first;
   return {begin, end};
 }
 
@@ -105,7 +107,8 @@ __device__ inline RowView row_view(const AttentionArgs& a, int s, int t) {
   const int own = a.batch.position[t];
   RowView v;
   v.context = a.batch.context[s];
-  v.low = a.window > 0 ? own - a.window : -1;
+  v.low = min(a.first_cell, own) - 1;
+  if (a.window > 0) v.low = max(v.low, own - a.window);
   v.mask = 0;
   if (t - first < certain) {
     v.limit = own + 1;
