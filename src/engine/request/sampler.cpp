@@ -7,6 +7,8 @@
 #include <cmath>
 #include <limits>
 
+#include "engine/request/noise.h"
+
 namespace braid {
 namespace {
 
@@ -59,17 +61,6 @@ Status validate(const SamplingParams& p, int64_t vocabulary) {
   return {};
 }
 
-double uniform(uint64_t seed, uint64_t n) {
-  // A bijective mixer (SplitMix64's constants) over a counter: no state to carry, any draw can be repeated.
-  const auto mix = [](uint64_t x) {
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-  };
-  const uint64_t bits = mix(mix(seed) + (n + 1) * 0x9e3779b97f4a7c15u);
-  return static_cast<double>(bits >> 11) * 0x1p-53;
-}
-
 void merge_biases(std::vector<std::pair<int32_t, float>>& biases) {
   const auto ascending = [](const auto& a, const auto& b) { return a.first < b.first; };
   std::stable_sort(biases.begin(), biases.end(), ascending);
@@ -86,7 +77,8 @@ void merge_biases(std::vector<std::pair<int32_t, float>>& biases) {
   biases.resize(kept);
 }
 
-Sampler::Sampler(const SamplingParams& params, std::span<const int32_t> prompt) : params_(params) {
+Sampler::Sampler(const SamplingParams& params, std::span<const int32_t> prompt)
+    : params_(params), position_(static_cast<int32_t>(prompt.size())) {
   merge_biases(params_.logit_bias);
   const auto& biases = params_.logit_bias;
   raises_logits_ = std::any_of(biases.begin(), biases.end(), [](const auto& b) { return b.second > 0; }) ||
@@ -102,6 +94,7 @@ Sampler::Sampler(const SamplingParams& params, std::span<const int32_t> prompt) 
 }
 
 void Sampler::accept(int32_t id) {
+  ++position_;
   if (params_.presence_penalty != 0 || params_.frequency_penalty != 0) ++generated_[id];
   if (params_.repetition_penalty == 1.0f || params_.penalty_last_n == 0) return;
   ++in_window_[id];
@@ -149,6 +142,14 @@ void Sampler::apply_bias_and_penalties(std::span<float> logits) const {
 }
 
 void Sampler::distribution(std::span<const float> logits, SamplerScratch& scratch) const {
+  weigh_row(logits, scratch);
+  double total = 0;
+  for (const Candidate& x : scratch.candidates) total += x.probability;
+  for (Candidate& x : scratch.candidates) x.probability /= total;
+}
+
+// What may be drawn, with weights whose sum is not 1 yet.
+void Sampler::weigh_row(std::span<const float> logits, SamplerScratch& scratch) const {
   scratch.candidates.clear();
   if (changes_logits()) {
     scratch.logits.assign(logits.begin(), logits.end());
@@ -166,7 +167,7 @@ void Sampler::distribution(std::span<const float> logits, SamplerScratch& scratc
   soften(scratch.candidates, top);
 }
 
-// From logits to the distribution that is drawn from.
+// From logits to the weights that are drawn from; the largest is 1.
 void Sampler::soften(std::vector<Candidate>& c, double top) const {
   for (Candidate& x : c)
     x.probability = std::exp((x.probability - top) / static_cast<double>(params_.temperature));
@@ -174,7 +175,7 @@ void Sampler::soften(std::vector<Candidate>& c, double top) const {
 }
 
 std::optional<int32_t> Sampler::next(const Scores& scores, std::span<const uint64_t> allowed,
-                                     SamplerScratch& scratch) {
+                                     SamplerScratch& scratch) const {
   if (!scores.whole()) return next_of_best(scores, allowed, scratch.candidates);
   if (allowed.empty()) return next_of_row(scores.values, scratch);
   scratch.masked.resize(scores.values.size());
@@ -184,7 +185,7 @@ std::optional<int32_t> Sampler::next(const Scores& scores, std::span<const uint6
 }
 
 std::optional<int32_t> Sampler::next_of_best(const Scores& top, std::span<const uint64_t> allowed,
-                                             std::vector<Candidate>& c) {
+                                             std::vector<Candidate>& c) const {
   const auto best = static_cast<int32_t>(top.ids.size());
   const int32_t wanted = params_.temperature == 0 ? 1 : params_.top_k;
   if (wanted <= 0 || wanted > best || raises_logits_) return std::nullopt;
@@ -207,10 +208,7 @@ std::optional<int32_t> Sampler::next_of_best(const Scores& top, std::span<const 
   }
   if (std::ssize(c) > wanted) c.resize(static_cast<size_t>(wanted));
   const Candidate first = c[0];
-  if (params_.temperature == 0 || !std::isfinite(first.probability)) {
-    if (params_.temperature != 0) ++draws_;  // as for a whole row
-    return first.id;
-  }
+  if (params_.temperature == 0 || !std::isfinite(first.probability)) return first.id;
   soften(c, first.probability);
   return draw(c);
 }
@@ -235,10 +233,10 @@ void Sampler::collect(std::span<const float> logits, std::vector<Candidate>& c) 
 }
 
 void Sampler::truncate(std::vector<Candidate>& c) const {
-  double total = 0;
-  for (const Candidate& x : c) total += x.probability;
   if (params_.top_p < 1) {
     // The smallest set of most probable tokens that reaches top_p: sorted only as far as it is needed.
+    double total = 0;
+    for (const Candidate& x : c) total += x.probability;
     const double wanted = params_.top_p * total;
     double sum = 0;
     size_t kept = 0;
@@ -258,28 +256,32 @@ void Sampler::truncate(std::vector<Candidate>& c) const {
     for (const Candidate& x : c) top = std::max(top, x.probability);
     std::erase_if(c, [&](const Candidate& x) { return x.probability < params_.min_p * top; });
   }
-  total = 0;
-  for (const Candidate& x : c) total += x.probability;
-  for (Candidate& x : c) x.probability /= total;
 }
 
-int32_t Sampler::next_of_row(std::span<const float> logits, SamplerScratch& scratch) {
+int32_t Sampler::next_of_row(std::span<const float> logits, SamplerScratch& scratch) const {
   if (params_.temperature == 0 && !changes_logits()) return largest(logits);
-  distribution(logits, scratch);
+  weigh_row(logits, scratch);
   const auto& c = scratch.candidates;
   if (c.empty()) return -1;
   if (params_.temperature == 0) return c[0].id;
   return draw(c);
 }
 
-int32_t Sampler::draw(const std::vector<Candidate>& c) {
-  const double u = uniform(params_.seed, draws_++);
-  double sum = 0;
+// The largest log p + Gumbel noise, as the largest p / e: e = -log u is exponential and at least 1 - u, which
+// spares nearly all of a long list the logarithm. Ties to the lowest id, so the order of `c` does not matter.
+int32_t Sampler::draw(std::span<const Candidate> c) const {
+  TokenNoise noise(params_.seed, position_);
+  int32_t winner = c[0].id;
+  double largest = 0;
   for (const Candidate& x : c) {
-    sum += x.probability;
-    if (u < sum) return x.id;
+    const double u = noise.uniform(x.id);
+    if (x.probability < largest * (1 - u)) continue;
+    const double score = x.probability / -std::log(u);
+    if (score < largest || (score == largest && x.id > winner)) continue;
+    largest = score;
+    winner = x.id;
   }
-  return c.back().id;  // the sum fell short of 1 by rounding
+  return winner;
 }
 
 namespace {

@@ -3,8 +3,10 @@
 // Order: bias -> penalties -> (temperature 0: largest logit, ties to the lowest id) -> temperature -> top-k
 // -> top-p -> min-p -> draw. Every truncation keeps at least the most probable token.
 //
-// One uniform number per drawn token, a function of seed and count alone: the same seed and logits give the
-// same tokens, however the work was cut into steps. Probabilities are computed in double.
+// What is drawn is the token with the largest log p + noise among those that the truncations keep (Gumbel
+// noise, noise.h). The noise depends on seed, position and token alone: the same seed and logits give the
+// same token at a position, whatever was tried before, and a mask that takes others away does not change it.
+// Probabilities are computed in double.
 //
 // A Sampler belongs to one sequence and knows its history: next() proposes, accept() makes a token part of
 // the history. Scratch memory may be shared between samplers of one thread.
@@ -41,9 +43,6 @@ void merge_biases(std::vector<std::pair<int32_t, float>>& biases);
 // Errors: invalid_argument, with the name of the value and its range.
 Status validate(const SamplingParams& params, int64_t vocabulary);
 
-// The n-th uniform number in [0, 1) of a seed.
-double uniform(uint64_t seed, uint64_t n);
-
 struct Candidate {
   int32_t id = 0;
   double probability = 0;
@@ -76,17 +75,16 @@ class Sampler {
   Sampler(const SamplingParams& params, std::span<const int32_t> prompt);
 
   // The next token among those allowed (bit id % 64 of word id / 64; empty: all). -1 when none has a logit
-  // that is a number. Consumes one random number unless greedy. None: the best of the row do not decide it,
-  // ask again with the whole row; no random number is used. Where they decide, the result is that of the
-  // whole row: penalties and masks only take logits down, so nothing that is not among the best passes the
-  // worst of them.
+  // that is a number. None: the best of the row do not decide it, ask again with the whole row. Where they
+  // decide, the result is that of the whole row: penalties and masks only take logits down, so nothing that
+  // is not among the best passes the worst of them. The same until accept(), however often it is asked.
   std::optional<int32_t> next(const Scores& scores, std::span<const uint64_t> allowed,
-                              SamplerScratch& scratch);
+                              SamplerScratch& scratch) const;
 
   // `id` was generated: it is history now.
   void accept(int32_t id);
 
-  // scratch.candidates = the distribution next() draws from (sum 1, order unspecified but deterministic).
+  // scratch.candidates = the distribution that next() draws from (sum 1, order unspecified but deterministic).
   // Greedy: one candidate. Empty when no logit is a number.
   void distribution(std::span<const float> logits, SamplerScratch& scratch) const;
 
@@ -97,17 +95,18 @@ class Sampler {
   const float* bias_of(int32_t id) const;  // null: none
   float penalized(float logit, int32_t id) const;
   void apply_bias_and_penalties(std::span<float> logits) const;
-  int32_t next_of_row(std::span<const float> logits, SamplerScratch& scratch);
+  int32_t next_of_row(std::span<const float> logits, SamplerScratch& scratch) const;
   std::optional<int32_t> next_of_best(const Scores& best, std::span<const uint64_t> allowed,
-                                      std::vector<Candidate>& c);
+                                      std::vector<Candidate>& c) const;
   void collect(std::span<const float> logits, std::vector<Candidate>& c) const;
   void truncate(std::vector<Candidate>& c) const;
   void soften(std::vector<Candidate>& c, double top) const;
-  int32_t draw(const std::vector<Candidate>& c);
+  void weigh_row(std::span<const float> logits, SamplerScratch& scratch) const;
+  int32_t draw(std::span<const Candidate> c) const;
 
-  SamplingParams params_;       // its biases merged
-  bool raises_logits_ = false;  // a logit may end above what the model said
-  uint64_t draws_ = 0;
+  SamplingParams params_;                           // its biases merged
+  bool raises_logits_ = false;                      // a logit may end above what the model said
+  int32_t position_ = 0;                            // of the next token: how many come before
   std::vector<int32_t> history_;                    // prompt and answer; only kept for a finite window
   std::unordered_map<int32_t, int32_t> in_window_;  // id -> occurrences that repetition_penalty sees
   std::unordered_map<int32_t, int32_t> generated_;  // id -> occurrences in the answer

@@ -12,6 +12,8 @@
 #include <numeric>
 #include <random>
 
+#include "engine/request/noise.h"
+
 namespace braid {
 namespace {
 
@@ -159,21 +161,148 @@ TEST(Sampler, BiasIsAddedAndMinusHundredForbids) {
   EXPECT_EQ(sampler.next(logs({0.5, 0.3, 0.2}), {}, scratch), 2);
 }
 
+// Chi-square of `draws` draws against the distribution that they shall follow.
+double chi_square(const SamplingParams& params, const std::vector<float>& logits, int draws) {
+  const auto wanted = distribution(params, logits);
+  Sampler sampler(params, {});
+  SamplerScratch scratch;
+  std::map<int32_t, int> counts;
+  for (int i = 0; i < draws; ++i) {
+    const int32_t id = *sampler.next(logits, {}, scratch);
+    ++counts[id];
+    sampler.accept(id);
+  }
+  double sum = 0;
+  for (const auto& [id, p] : wanted) {
+    const double expected = p * draws;
+    sum += (counts[id] - expected) * (counts[id] - expected) / expected;
+    counts.erase(id);
+  }
+  EXPECT_TRUE(counts.empty()) << "a token that is cut off was drawn";
+  return sum;
+}
+
 TEST(Sampler, DrawsFollowTheDistribution) {
   SamplingParams p = plain();
   p.seed = 7;
+  EXPECT_LT(chi_square(p, logs({0.5, 0.25, 0.15, 0.07, 0.03}), 200000), 18.5);  // 4 degrees, 0.1 %
+  // 300 tokens, most of them far down; then what truncations leave of them.
+  std::vector<float> row;
+  for (int i = 0; i < 300; ++i) row.push_back(-0.02f * static_cast<float>((i * 7) % 300));
+  EXPECT_LT(chi_square(p, row, 200000), 380);  // 299 degrees, 0.1 %
+  p.top_k = 40;
+  p.top_p = 0.9f;
+  p.min_p = 0.5f;
+  p.temperature = 0.7f;
+  const size_t kept = distribution(p, row).size();
+  ASSERT_EQ(kept, 25u);
+  EXPECT_LT(chi_square(p, row, 200000), 51.2);  // 24 degrees, 0.1 %
+}
+
+TEST(Sampler, DrawsOfOnePositionFollowTheDistributionOverSeeds) {
+  const auto logits = logs({0.5, 0.25, 0.15, 0.07, 0.03});
   const std::vector<double> wanted = {0.5, 0.25, 0.15, 0.07, 0.03};
-  Sampler sampler(p, {});
-  SamplerScratch scratch;
+  constexpr int kSeeds = 200000;
   std::vector<int> counts(5, 0);
-  constexpr int kDraws = 100000;
-  for (int i = 0; i < kDraws; ++i) ++counts[*sampler.next(logs({0.5, 0.25, 0.15, 0.07, 0.03}), {}, scratch)];
-  double chi_square = 0;
-  for (int i = 0; i < 5; ++i) {
-    const double expected = wanted[i] * kDraws;
-    chi_square += (counts[i] - expected) * (counts[i] - expected) / expected;
+  SamplingParams p = plain();
+  SamplerScratch scratch;
+  for (p.seed = 0; p.seed < kSeeds; ++p.seed)
+    ++counts[static_cast<size_t>(*Sampler(p, {}).next(logits, {}, scratch))];
+  double sum = 0;
+  for (size_t i = 0; i < 5; ++i) {
+    const double expected = wanted[i] * kSeeds;
+    sum += (counts[i] - expected) * (counts[i] - expected) / expected;
   }
-  EXPECT_LT(chi_square, 18.5);  // 4 degrees of freedom, 0.1 %
+  EXPECT_LT(sum, 18.5);
+}
+
+TEST(Sampler, DrawsTheLargestLogitWithNoiseOfAllThatAreKept) {
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  SamplerScratch scratch;
+  for (int round = 0; round < 300; ++round) {
+    SamplingParams p = plain();
+    p.seed = random();
+    p.temperature = round % 2 == 0 ? 1.0f : 0.6f;
+    p.top_k = round % 3 == 0 ? 30 : 0;
+    p.top_p = round % 5 == 0 ? 0.8f : 1.0f;
+    p.min_p = round % 7 == 0 ? 0.05f : 0.0f;
+    std::vector<float> row(2000);
+    for (float& x : row) x = 2 * normal(random);
+    const std::vector<int32_t> before(static_cast<size_t>(round), 0);
+    Sampler sampler(p, before);
+    sampler.distribution(row, scratch);
+    TokenNoise noise(p.seed, round);
+    int32_t wanted = -1;
+    double largest = -INFINITY;
+    for (const Candidate& c : scratch.candidates) {
+      const double score =
+          row[static_cast<size_t>(c.id)] / static_cast<double>(p.temperature) + noise.gumbel(c.id);
+      if (score > largest) {
+        largest = score;
+        wanted = c.id;
+      }
+    }
+    EXPECT_EQ(sampler.next(row, {}, scratch), wanted) << round;
+  }
+}
+
+TEST(Sampler, TheTokenOfAPositionDependsOnNothingThatWasTriedBefore) {
+  std::mt19937 random(4);
+  std::normal_distribution<float> normal;
+  SamplingParams p = plain();
+  p.seed = 99;
+  SamplerScratch scratch;
+  std::vector<int32_t> tokens;
+  Sampler sampler(p, {});
+  for (int position = 0; position < 200; ++position) {
+    std::vector<float> row(300);
+    for (float& x : row) x = normal(random);
+    const int32_t id = *sampler.next(row, {}, scratch);
+    EXPECT_EQ(sampler.next(row, {}, scratch), id) << "asked twice";
+    // What came before may be the prompt or the answer.
+    EXPECT_EQ(Sampler(p, tokens).next(row, {}, scratch), id);
+    // Others that are not allowed change nothing.
+    std::vector<uint64_t> allowed(5);
+    for (uint64_t& word : allowed) word = (uint64_t{random()} << 32 | random()) & 0xf0f0f0f0f0f0f0f0u;
+    allowed[static_cast<size_t>(id) / 64] |= uint64_t{1} << (id % 64);
+    EXPECT_EQ(sampler.next(row, allowed, scratch), id);
+    sampler.accept(id);
+    tokens.push_back(id);
+  }
+}
+
+// Two distributions that are not far from each other mostly draw the same token by the same noise, at least
+// as often as (1 - d) / (1 + d) with their total variation d. So drafts that are drawn by it are accepted.
+TEST(Sampler, TheSameNoiseDrawsTheSameTokenFromADistributionNearby) {
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  SamplerScratch scratch;
+  constexpr int kDraws = 20000;
+  for (const float distance : {0.2f, 0.7f, 1.5f}) {
+    std::vector<float> target(60), draft;
+    for (float& x : target) x = 2 * normal(random);
+    for (const float x : target) draft.push_back(x + distance * normal(random));
+    SamplingParams p = plain();
+    p.seed = 12;
+    auto of_target = distribution(p, target);
+    auto of_draft = distribution(p, draft);
+    double d = 0, independent = 0;
+    for (const auto& [id, q] : of_target) {
+      d += std::abs(q - of_draft[id]) / 2;
+      independent += q * of_draft[id];
+    }
+    Sampler sampler(p, {});
+    int equal = 0;
+    for (int i = 0; i < kDraws; ++i) {
+      equal += sampler.next(target, {}, scratch) == sampler.next(draft, {}, scratch) ? 1 : 0;
+      sampler.accept(0);
+    }
+    const double rate = static_cast<double>(equal) / kDraws;
+    EXPECT_GT(rate, (1 - d) / (1 + d) - 0.01) << "total variation " << d;
+    EXPECT_LT(rate, 1 - d + 0.01);
+    EXPECT_GT(rate, 1.5 * independent);
+  }
 }
 
 // The best of a row as a device finds them.
@@ -287,6 +416,8 @@ TEST(Sampler, BiasesOfATokenAddUpAndAreLookedUp) {
     const auto early = from_best.next(best_of(row, 64).top(), {}, scratch);
     decided += early ? 1 : 0;
     EXPECT_EQ(early ? *early : *from_best.next(row, {}, scratch), wanted);
+    from_row.accept(wanted);
+    from_best.accept(wanted);
   }
   EXPECT_GT(decided, 0);
 }
@@ -298,25 +429,14 @@ TEST(Sampler, TheSameSeedGivesTheSameTokens) {
     Sampler sampler(p, {});
     SamplerScratch scratch;
     std::vector<int32_t> out;
-    for (int i = 0; i < 50; ++i) out.push_back(*sampler.next(std::vector<float>(100, 0.0f), {}, scratch));
+    for (int i = 0; i < 50; ++i) {
+      out.push_back(*sampler.next(std::vector<float>(100, 0.0f), {}, scratch));
+      sampler.accept(out.back());
+    }
     return out;
   };
   EXPECT_EQ(draw(1), draw(1));
   EXPECT_NE(draw(1), draw(2));
-}
-
-TEST(Sampler, UniformNumbersAreFixedForAllTimes) {
-  // Recorded: a change here changes every seeded answer.
-  EXPECT_EQ(uniform(0, 0), 0x1.c4415072f63b9p-1);
-  EXPECT_EQ(uniform(42, 7), 0x1.392025051c930p-3);
-  double mean = 0;
-  for (uint64_t n = 0; n < 10000; ++n) {
-    const double u = uniform(42, n);
-    ASSERT_GE(u, 0);
-    ASSERT_LT(u, 1);
-    mean += u / 10000;
-  }
-  EXPECT_NEAR(mean, 0.5, 0.01);
 }
 
 TEST(Sampler, RowsWithoutNumbersGiveNoToken) {

@@ -1,4 +1,4 @@
-// engine_test.cpp -- however the work is cut, shared, interrupted or guessed ahead, the answers are the same.
+// engine_test.cpp -- however the work is cut, shared or interrupted, the answers are the same.
 //
 // Small random models on devices whose results do not depend on how rows are grouped (the GPU when it is told
 // to be deterministic), so tokens are compared exactly. Greedy logits of random models have margins far above
@@ -13,98 +13,17 @@
 #include <filesystem>
 #include <map>
 
-#include "engine/tests/engine_devices_test.h"
-#include "model/test_models_test.h"
+#include "engine/tests/machine_test.h"
 
 namespace braid {
 namespace {
 
-using namespace testing_models;
-
-struct Answer {
-  std::vector<int32_t> tokens;
-  std::vector<TokenEvent> events;
-  Finished end;
-  bool done = false;
-};
-
-class Collector : public Sink {
- public:
-  void token(RequestId id, const TokenEvent& event) override {
-    EXPECT_FALSE(answers[id].done);
-    answers[id].tokens.push_back(event.id);
-    answers[id].events.push_back(event);
-    if (on_token) on_token(id);
-  }
-  void finished(RequestId id, const Finished& event) override {
-    EXPECT_FALSE(answers[id].done);
-    answers[id].end = event;
-    answers[id].done = true;
-  }
-  std::map<RequestId, Answer> answers;
-  std::function<void(RequestId)> on_token;
-};
-
-EngineOptions on(const char* device) {
-  EngineOptions options;
-  testing_devices::choose(options, device);
-  options.threads = 2;
-  options.activations = Activations::f32;
-  options.deterministic = true;
-  return options;
-}
+using namespace testing_machines;
 
 // Tests that run on every device.
 class EngineOn : public testing_devices::OnDevice {};
 INSTANTIATE_TEST_SUITE_P(Devices, EngineOn, ::testing::Values("ref", "cpu", "cpu_late", "cuda"),
                          [](const auto& info) { return std::string(info.param); });
-
-// An engine with the file it reads from.
-struct Machine {
-  explicit Machine(std::vector<std::byte> bytes_in, EngineOptions options = on("ref"))
-      : bytes(std::move(bytes_in)) {
-    file = std::make_unique<GgufFile>(parsed(bytes));
-    if (options.context_tokens == 0) options.context_tokens = 256;
-    options.k_format = options.v_format = KvFormat::f32;
-    auto made = Engine::create(*file, options);
-    EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message);
-    engine = std::move(made).value();
-  }
-  RequestId submit(Request request) {
-    auto id = engine->submit(std::move(request), sink);
-    EXPECT_TRUE(id.ok()) << (id.ok() ? "" : id.error().message);
-    return *id;
-  }
-  void run() {
-    while (engine->step()) engine->check();
-    engine->check();
-  }
-  Answer ask(Request request) {
-    const RequestId id = submit(std::move(request));
-    run();
-    EXPECT_TRUE(sink.answers[id].done);
-    return sink.answers[id];
-  }
-
-  std::vector<std::byte> bytes;
-  std::unique_ptr<GgufFile> file;
-  std::unique_ptr<Engine> engine;
-  Collector sink;
-};
-
-std::vector<int32_t> prompt(int32_t length, int32_t salt = 0) {
-  std::vector<int32_t> ids;
-  for (int32_t i = 0; i < length; ++i) ids.push_back((i * 37 + salt * 101 + i * i * 7 + 5) % 320);
-  return ids;
-}
-
-Request greedy(std::vector<int32_t> ids, int32_t max_tokens) {
-  Request r;
-  r.prompt = std::move(ids);
-  r.sampling.temperature = 0;
-  r.max_tokens = max_tokens;
-  return r;
-}
 
 std::string refusal(Machine& m, const Request& request) {
   const auto id = m.engine->submit(request, m.sink);
@@ -494,90 +413,6 @@ TEST_P(EngineOn, LogProbabilitiesBelongToTheTokens) {
     EXPECT_EQ(e.top[0].second, e.logprob);
     EXPECT_LT(e.logprob, 0);
     EXPECT_GE(e.top[1].second, e.top[2].second);
-  }
-}
-
-// Knows the true continuation and wraps it in wrong branches; sometimes wrong itself.
-class TreeDrafter : public Drafter {
- public:
-  explicit TreeDrafter(std::vector<int32_t> truth, int32_t prompt_tokens)
-      : truth_(std::move(truth)), prompt_(prompt_tokens) {}
-
-  void propose(StepPlan& plan, int32_t budget) override {
-    for (StepItem& item : plan.items) {
-      if (!item.wants_next) continue;
-      const auto next =
-          static_cast<size_t>(item.sequence->computed_tokens + item.certain - prompt_);  // index into truth_
-      const auto at = [&](size_t i) { return i < truth_.size() ? truth_[i] : 0; };
-      const int32_t wrong = (at(next) + 1) % 320;
-      //   wrong, true0, (true0 ->) wrong, true1, (true1 ->) true2 or wrong
-      const std::vector<Draft> tree = {{wrong, -1},       {at(next), -1},
-                                       {wrong, 1},        {at(next + 1), 1},
-                                       {at(next + 1), 0}, {round_ % 3 == 0 ? wrong : at(next + 2), 3}};
-      ++round_;
-      const auto count = std::min<size_t>(tree.size(), static_cast<size_t>(std::max(budget, 0)));
-      item.drafts.assign(tree.begin(), tree.begin() + static_cast<std::ptrdiff_t>(count));
-      budget -= static_cast<int32_t>(count);
-    }
-  }
-  void observe(const StepPlan& plan, std::span<const Verdict> verdicts) override {
-    EXPECT_EQ(plan.items.size(), verdicts.size());
-    for (const Verdict& v : verdicts) accepted += v.accepted.size();
-  }
-  size_t accepted = 0;
-
- private:
-  std::vector<int32_t> truth_;
-  int32_t prompt_;
-  int round_ = 0;
-};
-
-// On a GPU the rows of a tree and a row alone run different kernels, so a draw next to a boundary between two
-// tokens may fall on the other side; what follows is another text. Before that, nothing may differ, and there
-// both must have drawn from the same distribution, up to rounding. Returns the number of equal tokens.
-size_t expect_same_draws(const Answer& plain, const Answer& drafted, float rounding) {
-  EXPECT_EQ(plain.tokens.size(), drafted.tokens.size());
-  const size_t most = std::min(plain.tokens.size(), drafted.tokens.size());
-  size_t same = 0;
-  while (same < most && plain.tokens[same] == drafted.tokens[same]) ++same;
-  if (same == most) return same;
-  std::map<int32_t, float> expected(plain.events[same].top.begin(), plain.events[same].top.end());
-  int compared = 0;
-  float largest = 0;
-  for (const auto& [id, logprob] : drafted.events[same].top) {
-    if (!expected.contains(id)) continue;
-    ++compared;
-    largest = std::max(largest, std::abs(logprob - expected[id]));
-  }
-  std::printf("[report] token %zu: %d instead of %d, log probabilities of %d tokens within %.2e\n", same,
-              drafted.tokens[same], plain.tokens[same], compared, static_cast<double>(largest));
-  EXPECT_GE(compared, 6);
-  EXPECT_LE(largest, rounding);
-  return same;
-}
-
-TEST_P(EngineOn, SpeculationChangesNothingButTheNumberOfSteps) {
-  const bool exact = std::string(GetParam()) != "cuda";
-  for (const RandomShape& shape : {tiny_dense(), tiny_moe(), tiny_laguna()}) {
-    for (const float temperature : {0.0f, 1.5f}) {
-      Request r = greedy(prompt(29), shape.window > 0 ? 140 : 40);
-      r.sampling.temperature = temperature;
-      r.sampling.seed = 5;
-      r.top_logprobs = 8;
-      Machine plain(bytes_of(shape), on(GetParam()));
-      const auto truth = plain.ask(r);
-
-      EngineOptions options = on(GetParam());
-      options.max_drafts = 6;
-      Machine m(bytes_of(shape), options);
-      TreeDrafter drafter(truth.tokens, 29);
-      m.engine->set_drafter(&drafter);
-      const auto drafted = m.ask(r);
-      const size_t same = expect_same_draws(truth, drafted, exact ? 0 : 0.02f);
-      EXPECT_TRUE(same == truth.tokens.size() || !exact);
-      EXPECT_GT(drafter.accepted, same / 2);
-      EXPECT_LT(m.engine->stats().steps, plain.engine->stats().steps);
-    }
   }
 }
 

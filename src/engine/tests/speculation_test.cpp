@@ -1,0 +1,252 @@
+// speculation_test.cpp -- whatever is guessed ahead, the answers are the same.
+//
+// Machines as in engine_test.cpp: tokens are compared exactly, also drawn ones, as a token's noise depends on
+// its position and not on what was tried.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <random>
+
+#include "engine/tests/machine_test.h"
+
+namespace braid {
+namespace {
+
+using namespace testing_machines;
+
+class SpeculationOn : public testing_devices::OnDevice {};
+INSTANTIATE_TEST_SUITE_P(Devices, SpeculationOn, ::testing::Values("ref", "cpu", "cpu_late", "cuda"),
+                         [](const auto& info) { return std::string(info.param); });
+
+// Knows the true continuation and wraps it in wrong branches; sometimes wrong itself.
+class TreeDrafter : public Drafter {
+ public:
+  explicit TreeDrafter(std::vector<int32_t> truth, int32_t prompt_tokens)
+      : truth_(std::move(truth)), prompt_(prompt_tokens) {}
+
+  void propose(StepPlan& plan, int32_t budget) override {
+    for (StepItem& item : plan.items) {
+      if (!item.wants_next) continue;
+      const auto next =
+          static_cast<size_t>(item.sequence->computed_tokens + item.certain - prompt_);  // index into truth_
+      const auto at = [&](size_t i) { return i < truth_.size() ? truth_[i] : 0; };
+      const int32_t wrong = (at(next) + 1) % 320;
+      //   wrong, true0, (true0 ->) wrong, true1, (true1 ->) true2 or wrong
+      const std::vector<Draft> tree = {{wrong, -1},       {at(next), -1},
+                                       {wrong, 1},        {at(next + 1), 1},
+                                       {at(next + 1), 0}, {round_ % 3 == 0 ? wrong : at(next + 2), 3}};
+      ++round_;
+      const auto count = std::min<size_t>(tree.size(), static_cast<size_t>(std::max(budget, 0)));
+      item.drafts.assign(tree.begin(), tree.begin() + static_cast<std::ptrdiff_t>(count));
+      budget -= static_cast<int32_t>(count);
+    }
+  }
+  void observe(const StepPlan& plan, std::span<const Verdict> verdicts) override {
+    EXPECT_EQ(plan.items.size(), verdicts.size());
+    for (const Verdict& v : verdicts) accepted += v.accepted.size();
+  }
+  size_t accepted = 0;
+
+ private:
+  std::vector<int32_t> truth_;
+  int32_t prompt_;
+  int round_ = 0;
+};
+
+// On a GPU the rows of a tree and a row alone run different kernels, so a draw next to a tie of two tokens may
+// fall on the other side; what follows is another text. Before that, nothing may differ, and there
+// both must have drawn from the same distribution, up to rounding. Returns the number of equal tokens.
+size_t expect_same_draws(const Answer& plain, const Answer& drafted, float rounding) {
+  EXPECT_EQ(plain.tokens.size(), drafted.tokens.size());
+  const size_t most = std::min(plain.tokens.size(), drafted.tokens.size());
+  size_t same = 0;
+  while (same < most && plain.tokens[same] == drafted.tokens[same]) ++same;
+  if (same == most) return same;
+  std::map<int32_t, float> expected(plain.events[same].top.begin(), plain.events[same].top.end());
+  int compared = 0;
+  float largest = 0;
+  for (const auto& [id, logprob] : drafted.events[same].top) {
+    if (!expected.contains(id)) continue;
+    ++compared;
+    largest = std::max(largest, std::abs(logprob - expected[id]));
+  }
+  std::printf("[report] token %zu: %d instead of %d, log probabilities of %d tokens within %.2e\n", same,
+              drafted.tokens[same], plain.tokens[same], compared, static_cast<double>(largest));
+  EXPECT_GE(compared, 6);
+  EXPECT_LE(largest, rounding);
+  return same;
+}
+
+TEST_P(SpeculationOn, ChangesNothingButTheNumberOfSteps) {
+  const bool exact = std::string(GetParam()) != "cuda";
+  for (const RandomShape& shape : {tiny_dense(), tiny_moe(), tiny_laguna()}) {
+    for (const float temperature : {0.0f, 1.5f}) {
+      Request r = greedy(prompt(29), shape.window > 0 ? 140 : 40);
+      r.sampling.temperature = temperature;
+      r.sampling.seed = 5;
+      r.top_logprobs = 8;
+      Machine plain(bytes_of(shape), on(GetParam()));
+      const auto truth = plain.ask(r);
+
+      EngineOptions options = on(GetParam());
+      options.max_drafts = 6;
+      Machine m(bytes_of(shape), options);
+      TreeDrafter drafter(truth.tokens, 29);
+      m.engine->set_drafter(&drafter);
+      const auto drafted = m.ask(r);
+      const size_t same = expect_same_draws(truth, drafted, exact ? 0 : 0.02f);
+      EXPECT_TRUE(same == truth.tokens.size() || !exact);
+      EXPECT_GT(drafter.accepted, same / 2);
+      EXPECT_LT(m.engine->stats().steps, plain.engine->stats().steps);
+    }
+  }
+}
+
+// Proposes what a function makes of a sequence, given the answer that the model will write.
+class Guesser : public Drafter {
+ public:
+  // truth: what follows, as far as it is known.
+  using Guess = std::function<std::vector<Draft>(std::span<const int32_t> truth, std::mt19937& random)>;
+  Guesser(Guess guess, std::map<RequestId, std::vector<int32_t>> answers)
+      : guess_(std::move(guess)), answers_(std::move(answers)) {}
+
+  void propose(StepPlan& plan, int32_t budget) override {
+    for (StepItem& item : plan.items) {
+      const Sequence& s = *item.sequence;
+      if (!item.wants_next) continue;
+      const std::span<const int32_t> answer = answers_.at(s.id);
+      const auto next = static_cast<size_t>(s.computed_tokens + item.certain - s.prompt_tokens());
+      item.drafts = guess_(answer.subspan(std::min(next, answer.size())), random_);
+      if (std::ssize(item.drafts) > budget) item.drafts.resize(static_cast<size_t>(std::max(budget, 0)));
+      budget -= static_cast<int32_t>(item.drafts.size());
+    }
+  }
+  void observe(const StepPlan&, std::span<const Verdict>) override {}
+
+ private:
+  Guess guess_;
+  std::map<RequestId, std::vector<int32_t>> answers_;
+  std::mt19937 random_{17};
+};
+
+std::vector<Draft> oracle_chain(std::span<const int32_t> truth, std::mt19937&) {
+  std::vector<Draft> drafts;
+  for (int32_t i = 0; i < std::min<int32_t>(5, static_cast<int32_t>(truth.size())); ++i)
+    drafts.push_back({truth[static_cast<size_t>(i)], i - 1});
+  return drafts;
+}
+std::vector<Draft> random_chain(std::span<const int32_t>, std::mt19937& random) {
+  std::vector<Draft> drafts;
+  for (int32_t i = 0; i < static_cast<int32_t>(random() % 6); ++i)
+    drafts.push_back({static_cast<int32_t>(random() % 320), i - 1});
+  return drafts;
+}
+// Parents anywhere; half of the nodes say what their place would have to say.
+std::vector<Draft> random_tree(std::span<const int32_t> truth, std::mt19937& random) {
+  std::vector<Draft> drafts;
+  std::vector<size_t> depths;
+  for (int32_t i = 0; i < 6; ++i) {
+    const auto parent = static_cast<int32_t>(random() % static_cast<uint32_t>(i + 1)) - 1;
+    depths.push_back(parent < 0 ? 0 : depths[static_cast<size_t>(parent)] + 1);
+    const bool right = random() % 2 == 0 && depths.back() < truth.size();
+    drafts.push_back({right ? truth[depths.back()] : static_cast<int32_t>(random() % 320), parent});
+  }
+  return drafts;
+}
+
+// A form of answers: which tokens may come depends on how many there are.
+class Thirds : public TokenMask {
+ public:
+  void allowed(std::span<uint64_t> bits) override {
+    for (int32_t id = 0; id < 320; ++id)
+      if ((id + tokens_) % 3 != 0) bits[static_cast<size_t>(id) / 64] |= uint64_t{1} << (id % 64);
+  }
+  void advance(int32_t token) override {
+    EXPECT_NE((token + tokens_) % 3, 0);
+    ++tokens_;
+  }
+  void rewind(int32_t tokens) override { tokens_ -= tokens; }
+
+ private:
+  int32_t tokens_ = 0;
+};
+
+Request with_every_setting(uint64_t seed) {
+  Request r = greedy(prompt(17 + static_cast<int32_t>(seed) * 9, static_cast<int32_t>(seed)), 50);
+  SamplingParams& p = r.sampling;
+  p.seed = seed + 1000;
+  p.temperature = seed % 2 == 0 ? 0.9f : 1.4f;
+  p.top_k = seed % 2 == 0 ? 40 : 0;
+  p.top_p = seed == 1 ? 1.0f : 0.95f;
+  p.min_p = seed == 2 ? 0.02f : 0.0f;
+  p.repetition_penalty = 1.2f;
+  p.penalty_last_n = 12;
+  p.presence_penalty = 0.4f;
+  p.frequency_penalty = 0.2f;
+  p.logit_bias = {{7, 1.5f}, {30, -100.0f}, {31, -2.0f}};
+  r.top_logprobs = 8;
+  return r;
+}
+
+TEST_P(SpeculationOn, ASeedsTextIsTheSameUnderEverySamplingSettingAndEveryGuess) {
+  const bool exact = std::string(GetParam()) != "cuda";
+  constexpr uint64_t kSequences = 4;
+  for (const RandomShape& shape : {tiny_dense(), tiny_moe()}) {
+    const auto bytes = bytes_of(shape);
+    for (const bool masked : {false, true}) {
+      const auto request = [&](uint64_t seed) {
+        Request r = with_every_setting(seed);
+        if (masked) r.mask = std::make_shared<Thirds>();
+        return r;
+      };
+      std::vector<Answer> plain;
+      Machine alone(bytes, on(GetParam()));
+      for (uint64_t seed = 0; seed < kSequences; ++seed) plain.push_back(alone.ask(request(seed)));
+      int which = 0;
+      for (const auto& guess : {oracle_chain, random_chain, random_tree}) {
+        EngineOptions options = on(GetParam());
+        options.max_drafts = 6;
+        options.max_sequences = kSequences;
+        Machine m(bytes, options);
+        std::map<RequestId, std::vector<int32_t>> truth;
+        std::vector<RequestId> ids;
+        for (uint64_t seed = 0; seed < kSequences; ++seed) {
+          ids.push_back(m.submit(request(seed)));
+          truth[ids.back()] = plain[seed].tokens;
+        }
+        Guesser guesser(guess, truth);
+        m.engine->set_drafter(&guesser);
+        m.run();
+        for (uint64_t seed = 0; seed < kSequences; ++seed) {
+          const size_t same = expect_same_draws(plain[seed], m.sink.answers[ids[seed]], exact ? 0 : 0.02f);
+          EXPECT_TRUE(same == plain[seed].tokens.size() || !exact)
+              << shape.name << (masked ? ", masked" : "") << ", guess " << which << ", seed " << seed;
+        }
+        EXPECT_GT(m.engine->stats().drafted, 100u);
+        if (which != 1 && exact) {
+          EXPECT_GT(m.engine->stats().accepted, 60u);
+        }
+        ++which;
+      }
+    }
+  }
+}
+
+// The prompt of a request may hold the beginning of an answer: with the same seed it ends alike.
+TEST(Speculation, AnAnswerThatIsContinuedGoesOnAsItWould) {
+  Machine m(bytes_of(tiny_dense()));
+  Request r = greedy(prompt(21), 40);
+  r.sampling.temperature = 1.2f;
+  r.sampling.seed = 3;
+  const auto whole = m.ask(r);
+  r.prompt.insert(r.prompt.end(), whole.tokens.begin(), whole.tokens.begin() + 13);
+  r.max_tokens = 27;
+  const auto rest = m.ask(r);
+  EXPECT_EQ(rest.tokens, std::vector<int32_t>(whole.tokens.begin() + 13, whole.tokens.end()));
+}
+
+}  // namespace
+}  // namespace braid
