@@ -61,6 +61,20 @@ void add_sharing_options(CLI::App& command, ModelFlags& flags) {
       ->envname("BRAID_CACHE_DIR_SIZE");
 }
 
+void add_speculation_options(CLI::App& command, ModelFlags& flags) {
+  command
+      .add_option("--spec-type", flags.spec_type,
+                  "who drafts tokens that a step verifies together: none, or ngram: what the conversation "
+                  "has said before")
+      ->check(CLI::IsMember({"none", "ngram"}))
+      ->capture_default_str()
+      ->envname("BRAID_SPEC_TYPE");
+  command.add_option("--spec-draft-n-max", flags.spec_draft_n_max, "drafts of one step at most")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str()
+      ->envname("BRAID_SPEC_DRAFT_N_MAX");
+}
+
 // `*bytes` keeps its value if nothing was written.
 template <typename Bytes>
 Status read_size(const char* option, const std::string& text, Bytes* bytes) {
@@ -120,6 +134,7 @@ void add_model_options(CLI::App& command, ModelFlags& flags, bool with_model) {
       .add_flag("--deterministic", flags.deterministic,
                 "the same bytes for a request whatever else runs (GPU: slower; CPU: always so)")
       ->envname("BRAID_DETERMINISTIC");
+  add_speculation_options(command, flags);
   add_sharing_options(command, flags);
 }
 
@@ -136,6 +151,8 @@ Result<EngineOptions> engine_options(const ModelFlags& flags) {
   options.max_batch_tokens = flags.max_batch_tokens;
   options.gap_limit = flags.gap_limit;
   options.checkpoint_interval = flags.checkpoint_interval;
+  if (flags.spec_type == "ngram") options.spec_type = SpecType::ngram;
+  if (options.spec_type != SpecType::none) options.max_drafts = flags.spec_draft_n_max;
   BRAID_TRY(read_size("--kv-memory", flags.kv_memory, &options.kv_memory_bytes));
   BRAID_TRY(read_size("--state-memory", flags.state_memory, &options.state_memory_bytes));
   options.cache_dir = flags.cache_dir;

@@ -32,6 +32,8 @@ struct ModelFlags {
   int max_batch_tokens = 0;
   double gap_limit = EngineOptions().gap_limit;
   int checkpoint_interval = -1;
+  std::string spec_type = "none";
+  int spec_draft_n_max = 7;
   // Sizes as written (sizes.h); empty: chosen.
   std::string kv_memory;
   std::string state_memory;
@@ -39,7 +41,7 @@ struct ModelFlags {
   std::string cache_dir_size = "8G";
 };
 
-// Registers -m -c -t -b -ub --act -ctk -ctv --device -np and what memory a server shares, with their
+// Registers -m -c -t -b -ub --act -ctk -ctv --device --spec-* -np and what memory a server shares, with their
 // environment names. `with_model` false: no -m.
 void add_model_options(CLI::App& command, ModelFlags& flags, bool with_model = true);
 

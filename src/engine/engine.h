@@ -107,7 +107,8 @@ class Engine {
   // Bytes of weights one decoding step reads.
   uint64_t step_read_bytes() { return model_->weights().step_read_bytes(model_->config()); }
 
-  // Speculation; null: none. Needs max_drafts > 0. The drafter must outlive the engine or be replaced.
+  // Drafts in place of the one of EngineOptions; null: nobody. Needs max_drafts > 0. The drafter must outlive
+  // the engine or be replaced.
   void set_drafter(Drafter* drafter);
   // Looks inside the model's steps (tests, tools); null: nobody.
   void observe(Observer* observer) { model_->observe(observer); }
@@ -148,8 +149,9 @@ class Engine {
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<StepRunner> runner_;
   std::unique_ptr<Judge> judge_;
-  std::optional<Step> interleaved_;  // the prompt's step that is under way
-  bool disturbed_ = false;           // some of it has run since the last decoding step
+  std::optional<Step> interleaved_;       // the prompt's step that is under way
+  bool disturbed_ = false;                // some of it has run since the last decoding step
+  std::unique_ptr<Drafter> own_drafter_;  // of options_.spec_type
   Drafter* drafter_ = nullptr;
   EventQueue events_;
   bool late_events_ = false;  // clients hear of a step while the device works on the next

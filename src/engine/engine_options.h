@@ -21,6 +21,9 @@ struct TestHooks {
   uint64_t fault_step = 0;
 };
 
+// Who drafts: nobody, or what the sequence has said before (draft/ngram_drafter.h).
+enum class SpecType : uint8_t { none, ngram };
+
 struct EngineOptions {
   int32_t context_tokens = 0;    // per sequence; 0: what the model was made for, less if memory is short
   int32_t max_sequences = 1;     // running at the same time
@@ -28,6 +31,7 @@ struct EngineOptions {
   int32_t max_batch_tokens = 0;  // all tokens of a step, if that is more; 0: ubatch_tokens
   double gap_limit = 3.95;  // inter-token latency beside a prompt, in undisturbed steps (pacer.h); 0: any
   int32_t max_drafts = 0;   // uncertain tokens of one sequence in one step; 0: no speculation
+  SpecType spec_type = SpecType::none;
   KvFormat k_format = KvFormat::f16;
   KvFormat v_format = KvFormat::f16;
   std::string device = "cpu";  // or "ref"

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "engine/draft/ngram_drafter.h"
 #include "engine/engine.h"
 
 namespace braid {
@@ -22,6 +23,7 @@ Status check_options(const EngineOptions& o, const ModelConfig& config) {
     return bad(fmt::format("a step of {} tokens is not between 0 and 65536", o.max_batch_tokens));
   if (o.max_drafts < 0 || o.max_drafts > 1024)
     return bad(fmt::format("{} drafted tokens is not between 0 and 1024", o.max_drafts));
+  if (o.spec_type != SpecType::none && o.max_drafts == 0) return bad("a drafter needs one draft at least");
   return {};
 }
 
@@ -97,6 +99,11 @@ Status Engine::load() {
                                            memory_.sizes.slots, memory_.cache, memory_.host_images);
   scheduler_->set_disk(disk_.get());
   install_hooks();
+  if (options_.spec_type == SpecType::ngram) {
+    own_drafter_ =
+        std::make_unique<NgramDrafter>(options_.max_sequences, context_tokens(), options_.max_drafts);
+    drafter_ = own_drafter_.get();
+  }
   judge_ = std::make_unique<Judge>(outputs_, config.vocabulary, most_tokens());
   runner_ = std::make_unique<StepRunner>(*device_, *model_, memory_.cache, outputs_);
   StepRunner::Sizes sizes;

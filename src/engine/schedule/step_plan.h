@@ -16,6 +16,7 @@ namespace braid {
 struct Draft {
   int32_t token = 0;
   int32_t parent = -1;
+  float log_q = 0;  // log of the probability that the drafter gives it behind its parent
 };
 
 // What one step does for one sequence: run `certain` tokens from `computed_tokens` on, then the drafts.

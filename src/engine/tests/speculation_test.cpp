@@ -235,6 +235,70 @@ TEST_P(SpeculationOn, ASeedsTextIsTheSameUnderEverySamplingSettingAndEveryGuess)
   }
 }
 
+// Answers of four sequences, greedy and drawn, whose prompts and answers say things twice.
+TEST_P(SpeculationOn, NgramsSaveStepsAndChangeNothing) {
+  const bool exact = std::string(GetParam()) != "cuda";
+  const auto bytes = bytes_of(tiny_dense());
+  const auto request = [](int32_t i) {
+    std::vector<int32_t> twice = prompt(40, i);
+    twice.insert(twice.end(), twice.begin(), twice.begin() + 30);
+    Request r = greedy(twice, 60);
+    r.sampling.temperature = i % 2 == 0 ? 0.0f : 0.6f;
+    r.sampling.seed = static_cast<uint64_t>(i);
+    r.top_logprobs = 8;
+    return r;
+  };
+  EngineOptions plain = on(GetParam());
+  plain.max_sequences = 4;
+  EngineOptions drafting = plain;
+  drafting.spec_type = SpecType::ngram;
+  drafting.max_drafts = 5;
+  Machine with(bytes, drafting), without(bytes, plain);
+  for (int round = 0; round < 2; ++round) {
+    std::vector<RequestId> a, b;
+    for (int32_t i = 0; i < 4; ++i) {
+      a.push_back(with.submit(request(i)));
+      b.push_back(without.submit(request(i)));
+    }
+    with.run();
+    without.run();
+    for (size_t i = 0; i < 4; ++i) {
+      const auto& plain_answer = without.sink.answers[b[i]];
+      const size_t same = expect_same_draws(plain_answer, with.sink.answers[a[i]], exact ? 0 : 0.02f);
+      EXPECT_TRUE(same == plain_answer.tokens.size() || !exact) << i;
+    }
+  }
+  const EngineStats& stats = with.engine->stats();
+  EXPECT_GT(stats.accepted, 40u);
+  EXPECT_LT(stats.steps, without.engine->stats().steps);
+  EXPECT_LE(stats.accepted, stats.drafted);
+}
+
+TEST(Speculation, TwinsOfAPromptAreStillForkedWhenNgramsDraft) {
+  EngineOptions options = on("ref");
+  options.max_sequences = 3;
+  options.spec_type = SpecType::ngram;
+  options.max_drafts = 4;
+  Machine m(bytes_of(tiny_dense()), options);
+  std::vector<int32_t> twice = prompt(40);
+  twice.insert(twice.end(), twice.begin(), twice.begin() + 30);
+  for (int i = 0; i < 3; ++i) m.submit(greedy(twice, 20));
+  m.run();
+  EXPECT_EQ(m.engine->scheduler().stats().forked, 2u);
+  for (const auto& [id, answer] : m.sink.answers)
+    EXPECT_EQ(answer.tokens, m.sink.answers.begin()->second.tokens);
+}
+
+TEST(Speculation, ADrafterWithoutDraftsIsRefused) {
+  const auto bytes = bytes_of(tiny_dense());
+  const GgufFile file = parsed(bytes);
+  EngineOptions options = on("ref");
+  options.spec_type = SpecType::ngram;
+  const auto engine = Engine::create(file, options);
+  ASSERT_FALSE(engine.ok());
+  EXPECT_NE(engine.error().message.find("one draft"), std::string::npos) << engine.error().message;
+}
+
 // The prompt of a request may hold the beginning of an answer: with the same seed it ends alike.
 TEST(Speculation, AnAnswerThatIsContinuedGoesOnAsItWould) {
   Machine m(bytes_of(tiny_dense()));

@@ -1,0 +1,200 @@
+// ngram_drafter_test.cpp -- n-grams are found where they are, and what followed them is drafted.
+#include "engine/draft/ngram_drafter.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <memory>
+#include <random>
+
+namespace braid {
+namespace {
+
+std::vector<int32_t> ids(const char* text) { return {text, text + std::string(text).size()}; }
+
+TEST(NgramIndex, FindsTheLastPlaceOfTheLongestNgram) {
+  NgramIndex index(1000);
+  const auto find = [&](const char* text) {
+    index.clear();
+    const auto tokens = ids(text);
+    index.extend(tokens);
+    return index.find(tokens);
+  };
+  EXPECT_EQ(find("abcdef").length, 0);
+  EXPECT_EQ(find("").length, 0);
+  EXPECT_EQ(find("a").length, 0);
+  // Its own end is no repetition; one that overlaps it is.
+  EXPECT_EQ(find("ab").length, 0);
+  EXPECT_EQ(find("aaa").length, 2);
+  EXPECT_EQ(find("aaa").next, 2);
+  // The last of two places.
+  EXPECT_EQ(find("ab1ab2ab").next, 5);
+  EXPECT_EQ(find("ab1ab2ab").length, 2);
+  // A longer n-gram goes before a later one.
+  EXPECT_EQ(find("wxab1ab2wxab").next, 4);
+  EXPECT_EQ(find("wxab1ab2wxab").length, 4);
+  EXPECT_EQ(find("uvwxab1ab2uvwxab").length, 6);
+}
+
+TEST(NgramIndex, LengthsAreCountedUpToALimit) {
+  std::vector<int32_t> tokens(100, 7);
+  NgramIndex index(1000);
+  index.extend(tokens);
+  EXPECT_EQ(index.find(tokens).length, NgramIndex::kLongestMatch);
+  EXPECT_EQ(index.find(tokens).next, 99);
+}
+
+// Small alphabets, so that everything repeats; grown token by token and at once.
+TEST(NgramIndex, AgreesWithALookAtAllPlaces) {
+  std::mt19937 random(1);
+  int found = 0, agreed = 0;
+  for (int round = 0; round < 60; ++round) {
+    const uint32_t alphabet = 2 + random() % 12;
+    NgramIndex index(100000);
+    std::vector<int32_t> tokens;
+    for (int n = 0; n < 150; ++n) {
+      tokens.push_back(static_cast<int32_t>(random() % alphabet));
+      if (n % 3 == 0) index.extend(tokens);
+    }
+    index.extend(tokens);
+    const auto size = static_cast<int32_t>(tokens.size());
+    NgramIndex::Match wanted;
+    for (const int32_t order : {4, 2}) {
+      for (int32_t end = size - 1; end >= order && wanted.length == 0; --end) {
+        int32_t length = 0;
+        while (length < std::min(end, NgramIndex::kLongestMatch) &&
+               tokens[static_cast<size_t>(end - 1 - length)] ==
+                   tokens[static_cast<size_t>(size - 1 - length)])
+          ++length;
+        if (length >= order) wanted = {end, length};
+      }
+    }
+    const NgramIndex::Match got = index.find(tokens);
+    agreed += got.length == wanted.length && got.next == wanted.next ? 1 : 0;
+    found += wanted.length > 0 ? 1 : 0;
+  }
+  EXPECT_GE(agreed, 58);  // of 60: two n-grams may want the same place
+  EXPECT_GT(found, 30);
+}
+
+// More n-grams than places: some are forgotten, and what is found is still there.
+TEST(NgramIndex, IsBoundedAndNeverFindsWhatIsNotThere) {
+  std::mt19937 random(2);
+  NgramIndex index(256);
+  std::vector<int32_t> tokens;
+  int found = 0, quoted = 0;
+  for (int n = 0; n < 20000; ++n) {
+    const bool quotes = n % 40 == 39;
+    if (quotes) {
+      const size_t from = tokens.size() - 20 - random() % 19;
+      for (size_t i = 0; i < 20; ++i) tokens.push_back(tokens[from + i]);
+      ++quoted;
+    } else {
+      tokens.push_back(static_cast<int32_t>(random() % 5000));
+    }
+    index.extend(tokens);
+    const NgramIndex::Match match = index.find(tokens);
+    if (match.length == 0) continue;
+    ++found;
+    ASSERT_LT(match.next, std::ssize(tokens));
+    for (int32_t i = 1; i <= match.length; ++i)
+      ASSERT_EQ(tokens[static_cast<size_t>(match.next - i)], tokens[tokens.size() - static_cast<size_t>(i)]);
+  }
+  EXPECT_GT(found, quoted * 3 / 4);
+}
+
+TEST(NgramDrafter, LongerMatchesAreSurer) {
+  float last = -INFINITY;
+  for (int32_t length = 2; length < 40; ++length) {
+    EXPECT_GT(ngram_log_q(length), last);
+    last = ngram_log_q(length);
+  }
+  EXPECT_NEAR(std::exp(ngram_log_q(2)), 0.5, 1e-6);
+  EXPECT_LT(last, 0);
+}
+
+// Sequences that decode, and what is drafted for them.
+struct Desk {
+  Sequence& add(const std::vector<int32_t>& tokens, int32_t max_tokens = -1) {
+    Sequence& s = *sequences.emplace_back(std::make_unique<Sequence>());
+    s.id = sequences.size();
+    s.tokens = tokens;
+    s.request.prompt.assign(tokens.begin(), tokens.end() - 1);
+    s.request.max_tokens = max_tokens;
+    s.computed_tokens = static_cast<int32_t>(tokens.size()) - 1;
+    return s;
+  }
+  StepPlan propose(NgramDrafter& drafter, int32_t budget = 100) {
+    StepPlan plan;
+    for (const auto& s : sequences) {
+      StepItem& item = plan.items.emplace_back();
+      item.sequence = s.get();
+      item.certain = s->pending();
+      item.wants_next = true;
+    }
+    drafter.propose(plan, budget);
+    return plan;
+  }
+  std::vector<std::unique_ptr<Sequence>> sequences;
+};
+std::string text(const StepItem& item) {
+  std::string out;
+  for (size_t i = 0; i < item.drafts.size(); ++i) {
+    EXPECT_EQ(item.drafts[i].parent, static_cast<int32_t>(i) - 1);
+    EXPECT_LT(item.drafts[i].log_q, 0);
+    out += static_cast<char>(item.drafts[i].token);
+  }
+  return out;
+}
+
+TEST(NgramDrafter, DraftsAChainOfWhatFollowedAndRepeatsWhatRunsOverTheEnd) {
+  NgramDrafter drafter(4, 1000, 6);
+  Desk desk;
+  desk.add(ids("hello world; hel"));
+  desk.add(ids("nothing twce"));
+  desk.add(ids("xyxyxy"));
+  desk.add(ids("abcabc"));
+  const StepPlan plan = desk.propose(drafter);
+  EXPECT_EQ(text(plan.items[0]), "lo wor");
+  EXPECT_EQ(text(plan.items[1]), "");
+  EXPECT_EQ(text(plan.items[2]), "xyxyxy");
+  EXPECT_EQ(text(plan.items[3]), "abcabc");
+}
+
+TEST(NgramDrafter, LeavesPromptsAloneAndKeepsToTheBudgetAndTheEndOfTheAnswer) {
+  NgramDrafter drafter(4, 1000, 6);
+  Desk desk;
+  desk.add(ids("abcabc")).computed_tokens = 2;  // a prompt's chunk, or tokens that are computed again
+  desk.add(ids("abcabc"), 4);                   // one token of four is there: two drafts and the model's own
+  desk.add(ids("abcabc"), 2);
+  desk.add(ids("abcabc"));
+  const StepPlan plan = desk.propose(drafter, 5);
+  EXPECT_EQ(text(plan.items[0]), "");
+  EXPECT_EQ(text(plan.items[1]), "ab");
+  EXPECT_EQ(text(plan.items[2]), "");
+  EXPECT_EQ(text(plan.items[3]), "abc");
+}
+
+TEST(NgramDrafter, MoreSequencesThanPlacesTakeTurnsAndEndsGiveThemBack) {
+  NgramDrafter drafter(2, 1000, 3);
+  Desk desk;
+  for (int i = 0; i < 5; ++i) desk.add(ids("abcabc"));
+  for (int round = 0; round < 3; ++round) {
+    const StepPlan plan = desk.propose(drafter);
+    for (const StepItem& item : plan.items) EXPECT_EQ(text(item), "abc");
+    std::vector<Verdict> verdicts(plan.items.size());
+    verdicts[static_cast<size_t>(round)].finished = true;
+    drafter.observe(plan, verdicts);
+  }
+  // The same place, another sequence: nothing of the one before it is left.
+  Desk other;
+  other.sequences.resize(7);
+  for (auto& s : other.sequences) s = std::make_unique<Sequence>();
+  other.add(ids("abxyab"));
+  other.sequences.erase(other.sequences.begin(), other.sequences.begin() + 7);
+  const StepPlan plan = other.propose(drafter);
+  EXPECT_EQ(text(plan.items[0]), "xya");
+}
+
+}  // namespace
+}  // namespace braid
