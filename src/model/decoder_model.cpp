@@ -3,30 +3,9 @@
 
 #include <algorithm>
 
+#include "model/placer.h"
+
 namespace braid {
-namespace {
-
-constexpr size_t kAlignBytes = 64;
-
-// Hands out consecutive stretches of memory as tensors.
-class Placer {
- public:
-  Placer(std::byte* base, size_t offset) : base_(base), offset_(offset) {}
-  size_t offset() const { return offset_; }
-
-  Tensor take(int64_t rows, int64_t cols, DType type = DType::f32) {
-    Tensor t{base_ == nullptr ? nullptr : base_ + offset_, type, rows, cols, cols};
-    const size_t bytes = static_cast<size_t>(rows) * static_cast<size_t>(cols) * size_bytes(type);
-    offset_ += (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
-    return t;
-  }
-
- private:
-  std::byte* base_;
-  size_t offset_;
-};
-
-}  // namespace
 
 Result<std::unique_ptr<Model>> DecoderModel::open(const Architecture& architecture, const GgufFile& file,
                                                   const ModelOptions& options) {
@@ -186,6 +165,7 @@ bool DecoderModel::run_layers(const Lane& lane, StepCursor& at, const Run& run) 
   }
   if (!run.pacing.may_run(StepPart::outputs)) return false;
   leave_outputs(lane, run.batch);
+  if (tap_ != nullptr) tap_->step_output(run.batch, run.memory, &lane == &interleaved_);
   run.pacing.queued();
   return true;
 }
@@ -236,6 +216,7 @@ void DecoderModel::run_feed_forward(const Lane& lane, size_t layer, const Batch&
   } else {
     mlp_block(*ops_, x, h, norm, w.mlp, lane.layers[layer].mlp);
   }
+  if (tap_ != nullptr) tap_->layer_output(static_cast<int32_t>(layer), x, &lane == &interleaved_);
   if (observer_ != nullptr) show(lane, layer, batch);
 }
 

@@ -31,7 +31,7 @@ namespace braid {
 
 // The bytes of all sequences, as a step sees them. Layers of a kind in trunk order.
 struct SequenceMemory {
-  std::span<const KvLayer> kv;        // [attention layers]
+  std::span<const KvLayer> kv;        // [attention layers]; behind them those of a drafter, if there is one
   std::span<const DeltaLayer> delta;  // [delta layers]
 };
 
@@ -44,6 +44,17 @@ class Observer {
   virtual void layer_output(int32_t layer, Tensor residual, const Batch& batch) {}
   // ids [T, used] i32 and weights [T, used] chosen by the router of `layer`, heaviest first.
   virtual void experts(int32_t layer, Tensor ids, Tensor weights, const Batch& batch) {}
+};
+
+// Takes what a drafter needs of a step out of its layers. Its work is queued with the step's, and recorded
+// with it. `interleaved`: of the step that is interleaved with others, which need not be at the same layer.
+class StepTap {
+ public:
+  virtual ~StepTap() = default;
+  // residual [T, E] after the feed-forward of `layer`.
+  virtual void layer_output(int32_t layer, Tensor residual, bool interleaved) = 0;
+  // After the last layer.
+  virtual void step_output(const Batch& batch, const SequenceMemory& memory, bool interleaved) = 0;
 };
 
 // The largest steps that will be run.
@@ -125,11 +136,14 @@ class Model {
   // Normed hidden rows [outputs, E] of the step that ended last.
   virtual Tensor output_hidden() const = 0;
 
+  // Null: nothing is taken. Set before the first step.
+  void set_tap(StepTap* tap) { tap_ = tap; }
   // Null: nobody looks.
   void observe(Observer* observer) { observer_ = observer; }
   bool observed() const { return observer_ != nullptr; }
 
  protected:
+  StepTap* tap_ = nullptr;
   Observer* observer_ = nullptr;
 };
 

@@ -14,6 +14,10 @@
 // window a row sees of these only positions above its own - window. A block behind the windows of all rows
 // may have been given back: then its entry of the block table is -1, and no op reads that entry.
 //
+// A draft block is rows of a sequence that all see each other: certain rows, but attention() gets the batch
+// with the position of the last of them in all, so that each sees cells 0 .. last (in a layer with a window
+// those above last - window). All other ops get the rows' own positions.
+//
 // A batch may be padded to a bucket, so that a recorded step fits many batches: rows, sequences and outputs
 // at the end that are none. A padded row has token, cell, sequence and parent -1 and position 0; a padded
 // sequence has rows and certain 0, first_row, context and slot 0, and any block table; a padded output has

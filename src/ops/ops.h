@@ -156,7 +156,7 @@ class Ops {
 
   // qg [T, H, 2, Dh] (query and gate of each head side by side; [T, H, Dh] unless gates are joint), k and v
   // [T, KV heads, Dh]. q [T, H * Dh] = rope(rms(query; q_norm)). rope(rms(k; k_norm)) and v are encoded into
-  // the row's cell.
+  // the row's cell. With no heads in params there are no q and qg: keys and values alone.
   virtual void qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
                                   const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
                                   const Batch& batch) = 0;
@@ -210,7 +210,7 @@ class Ops {
     moe_ffn(y, x, ids, weights, w);
   }
 
-  // y[i] = x[rows[i]].   y [count, E]
+  // y[i] = x[rows[i]]; without `rows`, y[i] = x[i], and y may be narrower numbers than x.   y [count, E]
   virtual void gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) = 0;
 
   // logits [outputs, V] = x W^T for gathered rows x [outputs, E].

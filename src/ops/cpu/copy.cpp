@@ -17,8 +17,9 @@ void CpuOps::gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count)
   const size_t row_bytes = static_cast<size_t>(x.cols) * sizeof(float);
   split(count, kNsPerByte * static_cast<double>(row_bytes), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
-      BRAID_CHECK(rows[i] >= 0 && rows[i] < x.rows);
-      std::memcpy(y.f32(i), x.f32(rows[i]), row_bytes);
+      const int64_t row = rows == nullptr ? i : rows[i];
+      BRAID_CHECK(row >= 0 && row < x.rows);
+      std::memcpy(y.f32(i), x.f32(row), row_bytes);
     }
   });
 }

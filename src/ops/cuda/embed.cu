@@ -2,6 +2,8 @@
 //
 // Traffic: one row of the table in, one of f32 out per token; 27B: 2.9 + 20 KB, nothing beside a step's
 // weights.
+#include <type_traits>
+
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/gemm/packed.h"
 #include "ops/cuda/primitives/launch.h"
@@ -28,15 +30,21 @@ __global__ void embed_kernel(void* y, DType y_type, int64_t y_stride, const uint
   for (int i = 0; i < 32 && k0 + i < width; ++i) store_as(y, y_type, row * y_stride + k0 + i, values[i]);
 }
 
-template <typename T>
-__global__ void gather_kernel(T* y, int64_t y_stride, const T* x, int64_t x_stride, int width,
+template <typename To, typename From>
+__global__ void gather_kernel(To* y, int64_t y_stride, const From* x, int64_t x_stride, int width,
                               const int32_t* rows) {
   wait_for_previous();
   let_next_start();
   const int64_t to = blockIdx.x;
-  const int32_t from = rows[to];
-  for (int i = threadIdx.x; i < width; i += blockDim.x)
-    y[to * y_stride + i] = from < 0 ? T(0) : x[from * x_stride + i];
+  const int64_t from = rows == nullptr ? to : rows[to];
+  for (int i = threadIdx.x; i < width; i += blockDim.x) {
+    To* const at = y + to * y_stride + i;
+    if constexpr (std::is_same_v<To, From>) {
+      *at = from < 0 ? To(0) : x[from * x_stride + i];
+    } else {
+      store(at, from < 0 ? 0.0f : x[from * x_stride + i]);
+    }
+  }
 }
 
 }  // namespace cuda
@@ -53,16 +61,24 @@ void CudaOps::embed(Tensor y, const Weight& table, const Batch& batch) {
 }
 
 void CudaOps::gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) {
-  BRAID_CHECK(y.cols == x.cols && y.rows >= count && y.type == x.type);
+  BRAID_CHECK(y.cols == x.cols && y.rows >= count);
+  BRAID_CHECK(y.type == x.type || (rows == nullptr && x.type == DType::f32));
   if (count == 0) return;
   const auto grid = static_cast<unsigned>(count);
   const auto width = static_cast<int>(x.cols);
-  if (x.type == DType::f32) {
-    launch_early(context_, gather_kernel<float>, dim3(grid), 256, 0, static_cast<float*>(y.data), y.stride,
-                 static_cast<const float*>(x.data), x.stride, width, rows);
+  const auto launch = [&](auto* to, const auto* from) {
+    using To = std::remove_pointer_t<decltype(to)>;
+    using From = std::remove_const_t<std::remove_pointer_t<decltype(from)>>;
+    launch_early(context_, gather_kernel<To, From>, dim3(grid), 256, 0, to, y.stride, from, x.stride, width,
+                 rows);
+  };
+  const auto* from = static_cast<const float*>(x.data);
+  if (x.type != DType::f32) {
+    launch(static_cast<Act*>(y.data), static_cast<const Act*>(x.data));
+  } else if (y.type == DType::f32) {
+    launch(static_cast<float*>(y.data), from);
   } else {
-    launch_early(context_, gather_kernel<Act>, dim3(grid), 256, 0, static_cast<Act*>(y.data), y.stride,
-                 static_cast<const Act*>(x.data), x.stride, width, rows);
+    launch(static_cast<Act*>(y.data), from);
   }
 }
 

@@ -319,7 +319,8 @@ void Profiler::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const Moe
 
 void Profiler::gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) {
   if (!times("gather_rows")) return ops_.gather_rows(y, x, rows, count);
-  timed({"gather_rows", "", 2 * tensor_bytes(y), 0}, [&] { ops_.gather_rows(y, x, rows, count); });
+  timed({"gather_rows", "", tensor_bytes(y) + tensor_bytes(x.top(count)), 0},
+        [&] { ops_.gather_rows(y, x, rows, count); });
 }
 
 void Profiler::logits(Tensor logits, const Weight& w, Tensor x) {

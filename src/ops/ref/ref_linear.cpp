@@ -51,8 +51,9 @@ void RefOps::linear(std::span<const LinearPart> parts, Tensor x) {
 void RefOps::gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) {
   BRAID_CHECK(y.cols == x.cols && y.rows >= count);
   for (int32_t i = 0; i < count; ++i) {
-    BRAID_CHECK(rows[i] >= 0 && rows[i] < x.rows);
-    std::memcpy(y.f32(i), x.f32(rows[i]), static_cast<size_t>(x.cols) * sizeof(float));
+    const int32_t row = rows == nullptr ? i : rows[i];
+    BRAID_CHECK(row >= 0 && row < x.rows);
+    std::memcpy(y.f32(i), x.f32(row), static_cast<size_t>(x.cols) * sizeof(float));
   }
 }
 

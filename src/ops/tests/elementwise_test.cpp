@@ -198,5 +198,25 @@ TEST(GatherRows, CopiesBytes) {
   }
 }
 
+// Into some columns of a wider tensor, as activations.
+TEST(GatherRows, CopiesAllRowsBesideOthers) {
+  for (const DeviceCase& device : sequence_devices()) {
+    World world(device);
+    world.prepare({}, {.max_tokens = 64});
+    std::vector<float> x(9 * 77);
+    for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i) / 8;  // exact in 16 bits
+    const Tensor source = world.tensor(9, 77, x);
+    const Tensor wide = world.tensor(9, 200, std::vector<float>(9 * 200, -1.0f));
+    const Tensor y{wide.f32() + 100, DType::f32, 9, 77, 200};
+    world.ops().gather_rows(y, source, nullptr, 9);
+    world.device().synchronize();
+    expect_same(values_of(y), x, device.name);
+    for (int64_t row = 0; row < 9; ++row) {
+      EXPECT_EQ(wide.f32(row)[99], -1.0f) << device.name;
+      EXPECT_EQ(wide.f32(row)[177], -1.0f) << device.name;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace braid

@@ -270,7 +270,8 @@ class MirrorOps final : public Ops {
   }
   void gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) override {
     Call call(inner_, type_);
-    inner_.ops().gather_rows(call.wide(y), call.wide(x), call.list(rows, count), count);
+    const Tensor to = rows == nullptr ? call.out(y) : call.wide(y);
+    inner_.ops().gather_rows(to, call.wide(x), call.list(rows, count), count);
     call.finish();
   }
   void logits(Tensor logits, const Weight& w, Tensor x) override {

@@ -106,8 +106,8 @@ void CpuOps::qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor 
   BRAID_CHECK(q.cols == params.heads * head_dim && qg.cols == params.heads * query_stride);
   BRAID_CHECK(k.cols == kv.shape.kv_heads * head_dim && v.cols == k.cols && dims <= head_dim &&
               dims % 2 == 0);
-  BRAID_CHECK(q.rows >= batch.tokens && qg.rows >= batch.tokens && k.rows >= batch.tokens &&
-              v.rows >= batch.tokens);
+  BRAID_CHECK(params.heads == 0 || (q.rows >= batch.tokens && qg.rows >= batch.tokens));
+  BRAID_CHECK(k.rows >= batch.tokens && v.rows >= batch.tokens);
   constexpr int64_t kMaxHeadDim = 1024;
   BRAID_CHECK(head_dim <= kMaxHeadDim);
   const auto norm = &HWY_DYNAMIC_DISPATCH(norm_rotate);

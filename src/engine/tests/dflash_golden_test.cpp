@@ -1,0 +1,211 @@
+// dflash_golden_test.cpp -- the DFlash drafter of the demo model against float64 outputs (tests/goldens).
+//
+// A golden case has, for a prompt and the first token after it: the best token of each of the block's 15
+// masks, and the four best logits of some of them. The prompt's features are tapped from the model's own
+// steps, in pieces. Where the best token is another, the two logits must be as near as the path's arithmetic
+// explains.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "engine/prefix/sequence_cache.h"
+#include "model/dflash/dflash.h"
+#include "ops/device.h"
+
+namespace braid {
+namespace {
+
+using Json = nlohmann::json;
+
+const std::string kRoot = BRAID_SOURCE_DIR;
+const std::string kModel = kRoot + "/models/braid-demo-q8_0.gguf";
+const std::string kDrafter = kRoot + "/models/braid-demo-dflash";
+constexpr int32_t kCells = 2048;
+constexpr int32_t kPiece = 200;
+
+// One sequence that owns all blocks, rows of which are certain.
+struct OneSequence {
+  std::vector<int32_t> token, position, sequence, parent, output_row, table;
+  int32_t first_row = 0, rows = 0, context = 0, slot = 0;
+  std::vector<int32_t> last;
+
+  // `tokens` at `start`..; outputs: the rows from `first_output` on.
+  Batch batch(std::vector<int32_t> tokens, int32_t start, int32_t first_output) {
+    token = std::move(tokens);
+    rows = static_cast<int32_t>(token.size());
+    context = start + rows;
+    position.resize(token.size());
+    std::iota(position.begin(), position.end(), start);
+    last.assign(token.size(), context - 1);
+    sequence.assign(token.size(), 0);
+    parent.assign(token.size(), -1);
+    output_row.resize(static_cast<size_t>(rows - first_output));
+    std::iota(output_row.begin(), output_row.end(), first_output);
+    table.resize(kCells / kBlockTokens);
+    for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<int32_t>(table.size() - 1 - i);
+    Batch b;
+    b.tokens = rows;
+    b.sequences = 1;
+    b.outputs = rows - first_output;
+    b.token = token.data();
+    b.position = b.cell = position.data();
+    b.sequence = sequence.data();
+    b.parent = parent.data();
+    b.first_row = &first_row;
+    b.rows = b.certain = &rows;
+    b.context = &context;
+    b.slot = &slot;
+    b.block_table = table.data();
+    b.blocks_per_sequence = static_cast<int32_t>(table.size());
+    b.output_row = output_row.data();
+    return b;
+  }
+};
+
+struct Path {
+  const char* name;
+  const char* device;
+  Activations activations;
+  KvFormat kv;
+  double logit_limit;   // absolute
+  double margin_limit;  // where the best token may be another
+  size_t most_tokens;   // longer prompts are left out
+};
+const Path kPaths[] = {
+    {"Ref", "ref", Activations::f32, KvFormat::f32, 1e-4, 1e-4, 30},
+    {"CpuExact", "cpu", Activations::f32, KvFormat::f32, 1e-3, 1e-3, 1 << 20},
+    {"CpuFast", "cpu", Activations::i8, KvFormat::f16, 0.5, 0.3, 1 << 20},
+};
+
+// The model, its drafter, and the memory of one sequence.
+class World {
+ public:
+  Status start(const Path& path) {
+    DeviceOptions options;
+    options.activations = path.activations;
+    if (std::string(path.device) == "ref") {
+      device_ = make_ref_device(options);
+    } else {
+      BRAID_ASSIGN(device_, make_cpu_device(options));
+    }
+    BRAID_ASSIGN(model_, Model::open(file_));
+    BRAID_ASSIGN(drafter_, Dflash::open(kDrafter, model_->config()));
+    const int32_t block = drafter_->config().block;
+    const StepSizes step{kPiece, kPiece, 0};
+    BRAID_TRY(model_->load(*device_, step));
+    BRAID_TRY(drafter_->load(*device_, model_->weights(), {step, block}));
+    CacheSizes sizes;
+    sizes.blocks[0] = kCells / kBlockTokens;
+    sizes.slots = 1;
+    sizes.ring = device_->delta_ring(0);
+    sizes.k_format = sizes.v_format = path.kv;
+    BRAID_TRY(cache_.allocate(*device_, model_->config(), sizes));
+    const SequenceMemory trunk = cache_.memory();
+    kv_.assign(trunk.kv.begin(), trunk.kv.end());
+    for (const DflashLayer& layer : drafter_->config().layers) {
+      const KvShape shape{layer.attention.kv_heads, layer.attention.head_dim, path.kv, path.kv};
+      const auto bytes = static_cast<size_t>(sizes.blocks[0] * shape.k_block_bytes());
+      BRAID_ASSIGN(Buffer memory, device_->allocate(2 * bytes, "drafter's cells"));
+      auto* base = static_cast<std::byte*>(memory.data());
+      kv_.push_back({shape, sizes.blocks[0], base, base + bytes});
+      buffers_.push_back(std::move(memory));
+    }
+    Device::WorkspaceNeeds needs = model_->workspace_needs(kPiece);
+    drafter_->add_needs(needs);
+    needs.max_context = kCells;
+    BRAID_TRY(device_->reserve_workspaces(needs));
+    BRAID_ASSIGN(logits_memory_,
+                 device_->allocate(static_cast<size_t>(block * model_->config().vocabulary) * sizeof(float),
+                                   "logits"));
+    const int64_t vocabulary = model_->config().vocabulary;
+    logits_ = {logits_memory_.data(), DType::f32, block, vocabulary, vocabulary};
+    model_->set_tap(drafter_.get());
+    return {};
+  }
+
+  // Logits [block - 1, V] of the masks after `next`, which follows the prompt.
+  Tensor draft(const std::vector<int32_t>& prompt, int32_t next) {
+    const SequenceMemory memory{kv_, cache_.memory().delta};
+    OneSequence rows;
+    const auto count = static_cast<int32_t>(prompt.size());
+    for (int32_t start = 0; start < count;) {
+      int32_t end = std::min(count, start + kPiece);
+      if (count - end == 1) --end;  // no piece of one row
+      model_->forward(rows.batch({prompt.begin() + start, prompt.begin() + end}, start, end - start - 1),
+                      memory);
+      start = end;
+    }
+    const int32_t block = drafter_->config().block;
+    std::vector<int32_t> tokens(static_cast<size_t>(block), drafter_->config().mask_token);
+    tokens[0] = next;
+    const Batch batch = rows.batch(std::move(tokens), count, 1);
+    drafter_->forward(batch, rows.last.data(), memory);
+    drafter_->logits(logits_, 0, block - 1);
+    device_->synchronize();
+    return logits_.top(block - 1);
+  }
+
+ private:
+  GgufFile file_ = GgufFile::open(kModel).value();
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<Dflash> drafter_;
+  SequenceCache cache_;
+  std::vector<KvLayer> kv_;
+  std::vector<Buffer> buffers_;
+  Buffer logits_memory_;
+  Tensor logits_;
+};
+
+class DflashGolden : public ::testing::TestWithParam<Path> {};
+
+TEST_P(DflashGolden, Agrees) {
+  const Path& path = GetParam();
+  World world;
+  const Status started = world.start(path);
+  ASSERT_TRUE(started.ok()) << started.error().message;
+  std::ifstream in(kRoot + "/tests/goldens/demo.json");
+  const Json cases = Json::parse(in);
+  double largest = 0;
+  int tokens = 0, other = 0, ran = 0;
+  for (size_t index = 0; index < cases.size(); ++index) {
+    const auto prompt = cases[index]["ids"].get<std::vector<int32_t>>();
+    if (prompt.size() > path.most_tokens) continue;
+    ++ran;
+    const Json& golden = cases[index]["dflash_block"];
+    const Tensor logits = world.draft(prompt, cases[index]["greedy"][0]);
+    constexpr int64_t kShown[] = {1, 2, 8, 15};  // block positions
+    for (size_t i = 0; i < std::size(kShown); ++i) {
+      const Json& best = golden["logits"][i];
+      for (size_t j = 0; j < best["ids"].size(); ++j) {
+        const double got = logits.f32(kShown[i] - 1)[best["ids"][j].get<int32_t>()];
+        largest = std::max(largest, std::abs(got - best["logits"][j].get<double>()));
+      }
+    }
+    for (int64_t j = 0; j < logits.rows; ++j) {
+      const float* row = logits.f32(j);
+      const auto got = static_cast<int32_t>(std::max_element(row, row + logits.cols) - row);
+      const auto wanted = golden["argmax"][static_cast<size_t>(j)].get<int32_t>();
+      ++tokens;
+      if (got == wanted) continue;
+      ++other;
+      EXPECT_LT(row[got] - row[wanted], path.margin_limit) << "case " << index << ", position " << j + 1;
+    }
+  }
+  std::printf("[report] %s: %d blocks, %d drafts, %d near ties, largest error of a logit %.2e\n", path.name,
+              ran, tokens, other, largest);
+  EXPECT_LT(largest, path.logit_limit);
+  EXPECT_GE(ran, 8);
+}
+
+void PrintTo(const Path& path, std::ostream* out) { *out << path.name; }
+
+INSTANTIATE_TEST_SUITE_P(Paths, DflashGolden, ::testing::ValuesIn(kPaths),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace braid

@@ -1,0 +1,59 @@
+// dflash_file.h -- a drafter's file: its configuration, and its tensors by any of their names.
+//
+// A drafter is published as a folder with config.json and model.safetensors, or as one GGUF file, whose
+// tensors are called differently by each program that wrote such files.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "gguf/gguf.h"
+#include "gguf/safetensors.h"
+#include "model/dflash/dflash_config.h"
+
+namespace braid {
+
+struct DflashTensor {
+  std::string name;  // as in the file
+  GgmlType type = GgmlType::F32;
+  std::array<uint64_t, 4> ne = {1, 1, 1, 1};  // fastest first, as in GGUF
+  std::span<const std::byte> data;            // points into the file
+};
+
+class DflashFile {
+ public:
+  // A GGUF file, a .safetensors file beside its config.json, or the folder of both. Errors: not_found, io,
+  // corrupt, unsupported.
+  static Result<DflashFile> open(const std::string& path);
+  // Of bytes that outlive the result.
+  static Result<DflashFile> of_gguf(GgufFile file);
+  static Result<DflashFile> of_safetensors(SafetensorsFile file, std::string_view config);
+
+  const std::string& name() const { return name_; }
+  const DflashConfig& config() const { return config_; }
+  // The tensor that has one of these names; empty if none does. Errors: corrupt, unsupported (more than two
+  // dimensions, a type that no product takes).
+  Result<std::optional<DflashTensor>> find(std::span<const std::string> names);
+  // What nobody has found: a drafter of another kind has more tensors. Empty if there is none.
+  std::string left_over() const;
+  // Bytes of the file.
+  uint64_t file_bytes() const;
+
+ private:
+  DflashFile() = default;
+
+  std::string name_;
+  DflashConfig config_;
+  std::optional<GgufFile> gguf_;  // one of the two
+  std::optional<SafetensorsFile> safetensors_;
+  std::set<std::string, std::less<>> found_;
+};
+
+}  // namespace braid
