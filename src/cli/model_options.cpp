@@ -73,6 +73,10 @@ void add_speculation_options(CLI::App& command, ModelFlags& flags) {
       ->check(CLI::Range(1, 64))
       ->capture_default_str()
       ->envname("BRAID_SPEC_DRAFT_N_MAX");
+  command
+      .add_flag("--spec-always", flags.spec_always,
+                "draft in every step, also where measured times say that it costs more than it saves")
+      ->envname("BRAID_SPEC_ALWAYS");
 }
 
 // `*bytes` keeps its value if nothing was written.
@@ -152,6 +156,7 @@ Result<EngineOptions> engine_options(const ModelFlags& flags) {
   options.gap_limit = flags.gap_limit;
   options.checkpoint_interval = flags.checkpoint_interval;
   if (flags.spec_type == "ngram") options.spec_type = SpecType::ngram;
+  options.spec_always = flags.spec_always;
   if (options.spec_type != SpecType::none) options.max_drafts = flags.spec_draft_n_max;
   BRAID_TRY(read_size("--kv-memory", flags.kv_memory, &options.kv_memory_bytes));
   BRAID_TRY(read_size("--state-memory", flags.state_memory, &options.state_memory_bytes));

@@ -34,6 +34,7 @@ struct ModelFlags {
   int checkpoint_interval = -1;
   std::string spec_type = "none";
   int spec_draft_n_max = 7;
+  bool spec_always = false;
   // Sizes as written (sizes.h); empty: chosen.
   std::string kv_memory;
   std::string state_memory;

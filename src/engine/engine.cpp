@@ -204,7 +204,13 @@ void Engine::fail_all(const Error& error) {
 
 void Engine::propose(StepPlan& plan) {
   if (drafter_ == nullptr) return;
-  drafter_->propose(plan, memory_.max_rows - plan.rows());
+  for (StepItem& item : plan.items) {
+    const Sequence& s = *item.sequence;
+    // Not behind a prompt: others may go on from its last row. The model's own token follows the last draft.
+    const int32_t left = s.request.max_tokens < 0 ? most_tokens() : s.request.max_tokens - s.generated() - 1;
+    item.draft_depth = item.wants_next && s.decoding() ? std::clamp(left, 0, options_.max_drafts) : 0;
+  }
+  draft(plan);
   for (StepItem& item : plan.items) {
     Sequence& s = *item.sequence;
     BRAID_CHECK(item.drafts.empty() || item.wants_next);
@@ -213,6 +219,15 @@ void Engine::propose(StepPlan& plan) {
     if (!item.drafts.empty() && !scheduler_->grow(s, s.computed_tokens + item.rows())) item.drafts.clear();
     stats_.drafted += item.drafts.size();
   }
+  proposed_ = Clock::now();
+}
+
+void Engine::draft(StepPlan& plan) {
+  DraftBudget* budget = drafter_ == own_drafter_.get() ? budget_.get() : nullptr;
+  if (budget != nullptr && !budget->admit(plan)) return;
+  const Clock::time_point begin = Clock::now();
+  drafter_->propose(plan, memory_.max_rows - plan.rows());
+  if (budget != nullptr) budget->cut(plan, ms_between(begin, Clock::now()));
 }
 
 // Sequences that wait with the prompt of one whose prompt has just been run go on from the same row of
@@ -274,6 +289,9 @@ void Engine::commit(const Step& step, std::span<const Verdict> verdicts) {
     scheduler_->committed(s);
   }
   if (drafter_ != nullptr) drafter_->observe(plan, verdicts);
+  const auto proposed = std::exchange(proposed_, std::nullopt);
+  if (budget_ && proposed && drafter_ == own_drafter_.get())
+    budget_->observe(plan, verdicts, ms_between(*proposed, Clock::now()));
 }
 
 void Engine::announce(Sequence& s) {

@@ -37,6 +37,7 @@
 
 #include "base/result.h"
 #include "engine/disk/disk.h"
+#include "engine/draft/draft_budget.h"
 #include "engine/engine_memory.h"
 #include "engine/engine_options.h"
 #include "engine/request/events.h"
@@ -128,6 +129,7 @@ class Engine {
   bool run_interleaved(int32_t decoding);
   bool end_step(Step& step);
   void propose(StepPlan& plan);
+  void draft(StepPlan& plan);
   void fork(StepPlan& plan, std::vector<Verdict>& verdicts);
   void commit(const Step& step, std::span<const Verdict> verdicts);
   void commit_drafts(const Step& step, std::span<const Verdict> verdicts);
@@ -153,6 +155,8 @@ class Engine {
   bool disturbed_ = false;                // some of it has run since the last decoding step
   std::unique_ptr<Drafter> own_drafter_;  // of options_.spec_type
   Drafter* drafter_ = nullptr;
+  std::unique_ptr<DraftBudget> budget_;        // of own_drafter_; null: it drafts always
+  std::optional<Clock::time_point> proposed_;  // when the whole step under way was ready to be queued
   EventQueue events_;
   bool late_events_ = false;  // clients hear of a step while the device works on the next
   EngineStats stats_;

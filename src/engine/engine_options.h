@@ -32,6 +32,7 @@ struct EngineOptions {
   double gap_limit = 3.95;  // inter-token latency beside a prompt, in undisturbed steps (pacer.h); 0: any
   int32_t max_drafts = 0;   // uncertain tokens of one sequence in one step; 0: no speculation
   SpecType spec_type = SpecType::none;
+  bool spec_always = false;  // drafts also where they cost time (draft/draft_budget.h)
   KvFormat k_format = KvFormat::f16;
   KvFormat v_format = KvFormat::f16;
   std::string device = "cpu";  // or "ref"

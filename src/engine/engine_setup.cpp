@@ -100,9 +100,11 @@ Status Engine::load() {
   scheduler_->set_disk(disk_.get());
   install_hooks();
   if (options_.spec_type == SpecType::ngram) {
-    own_drafter_ =
-        std::make_unique<NgramDrafter>(options_.max_sequences, context_tokens(), options_.max_drafts);
+    own_drafter_ = std::make_unique<NgramDrafter>(options_.max_sequences, context_tokens());
     drafter_ = own_drafter_.get();
+    // On a GPU that is told to be deterministic, the clock shall not choose the rows of a step.
+    const bool fixed = options_.deterministic && !device_->computes_in_host_memory();
+    if (!fixed && !options_.spec_always) budget_ = std::make_unique<DraftBudget>(options_.max_drafts);
   }
   judge_ = std::make_unique<Judge>(outputs_, config.vocabulary, most_tokens());
   runner_ = std::make_unique<StepRunner>(*device_, *model_, memory_.cache, outputs_);

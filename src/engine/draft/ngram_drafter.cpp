@@ -68,8 +68,7 @@ float ngram_log_q(int32_t length) {
   return std::log(static_cast<float>(length) / static_cast<float>(length + 2));
 }
 
-NgramDrafter::NgramDrafter(int32_t sequences, int32_t context_tokens, int32_t max_drafts)
-    : max_drafts_(max_drafts) {
+NgramDrafter::NgramDrafter(int32_t sequences, int32_t context_tokens) {
   places_.reserve(static_cast<size_t>(sequences));
   for (int32_t i = 0; i < sequences; ++i) places_.push_back({0, false, 0, NgramIndex(context_tokens)});
   place_of_.reserve(static_cast<size_t>(sequences));
@@ -99,11 +98,7 @@ void NgramDrafter::propose(StepPlan& plan, int32_t budget) {
   ++round_;
   for (StepItem& item : plan.items) {
     const Sequence& s = *item.sequence;
-    // Not behind a prompt: others may go on from its last row.
-    if (!item.wants_next || !s.decoding()) continue;
-    // The model's own token follows the last draft.
-    const int32_t useful = s.request.max_tokens < 0 ? max_drafts_ : s.request.max_tokens - s.generated() - 1;
-    const int32_t count = std::min({max_drafts_, budget, useful});
+    const int32_t count = std::min(item.draft_depth, budget);
     if (count <= 0) continue;
     NgramIndex& index = index_of(s);
     index.extend(s.tokens);

@@ -50,8 +50,8 @@ float ngram_log_q(int32_t length);
 
 class NgramDrafter : public Drafter {
  public:
-  // For so many sequences at a time, up to max_drafts for each.
-  NgramDrafter(int32_t sequences, int32_t context_tokens, int32_t max_drafts);
+  // For so many sequences at a time.
+  NgramDrafter(int32_t sequences, int32_t context_tokens);
 
   void propose(StepPlan& plan, int32_t budget) override;
   void observe(const StepPlan& plan, std::span<const Verdict> verdicts) override;
@@ -65,7 +65,6 @@ class NgramDrafter : public Drafter {
   };
   NgramIndex& index_of(const Sequence& sequence);
 
-  int32_t max_drafts_;
   uint64_t round_ = 0;
   std::vector<Place> places_;
   std::unordered_map<RequestId, size_t> place_of_;

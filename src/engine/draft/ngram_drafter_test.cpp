@@ -115,27 +115,29 @@ TEST(NgramDrafter, LongerMatchesAreSurer) {
 
 // Sequences that decode, and what is drafted for them.
 struct Desk {
-  Sequence& add(const std::vector<int32_t>& tokens, int32_t max_tokens = -1) {
+  Sequence& add(const std::vector<int32_t>& tokens, int32_t depth = 6) {
     Sequence& s = *sequences.emplace_back(std::make_unique<Sequence>());
     s.id = sequences.size();
     s.tokens = tokens;
     s.request.prompt.assign(tokens.begin(), tokens.end() - 1);
-    s.request.max_tokens = max_tokens;
+    depths.push_back(depth);
     s.computed_tokens = static_cast<int32_t>(tokens.size()) - 1;
     return s;
   }
   StepPlan propose(NgramDrafter& drafter, int32_t budget = 100) {
     StepPlan plan;
-    for (const auto& s : sequences) {
+    for (size_t i = 0; i < sequences.size(); ++i) {
       StepItem& item = plan.items.emplace_back();
-      item.sequence = s.get();
-      item.certain = s->pending();
+      item.sequence = sequences[i].get();
+      item.certain = 1;
       item.wants_next = true;
+      item.draft_depth = depths[i];
     }
     drafter.propose(plan, budget);
     return plan;
   }
   std::vector<std::unique_ptr<Sequence>> sequences;
+  std::vector<int32_t> depths;
 };
 std::string text(const StepItem& item) {
   std::string out;
@@ -148,7 +150,7 @@ std::string text(const StepItem& item) {
 }
 
 TEST(NgramDrafter, DraftsAChainOfWhatFollowedAndRepeatsWhatRunsOverTheEnd) {
-  NgramDrafter drafter(4, 1000, 6);
+  NgramDrafter drafter(4, 1000);
   Desk desk;
   desk.add(ids("hello world; hel"));
   desk.add(ids("nothing twce"));
@@ -161,24 +163,24 @@ TEST(NgramDrafter, DraftsAChainOfWhatFollowedAndRepeatsWhatRunsOverTheEnd) {
   EXPECT_EQ(text(plan.items[3]), "abcabc");
 }
 
-TEST(NgramDrafter, LeavesPromptsAloneAndKeepsToTheBudgetAndTheEndOfTheAnswer) {
-  NgramDrafter drafter(4, 1000, 6);
+TEST(NgramDrafter, GoesAsDeepAsItMayAndKeepsToTheBudget) {
+  NgramDrafter drafter(4, 1000);
   Desk desk;
-  desk.add(ids("abcabc")).computed_tokens = 2;  // a prompt's chunk, or tokens that are computed again
-  desk.add(ids("abcabc"), 4);                   // one token of four is there: two drafts and the model's own
+  desk.add(ids("abcabc"), 0);
   desk.add(ids("abcabc"), 2);
-  desk.add(ids("abcabc"));
+  desk.add(ids("abcabc"), 6);
+  desk.add(ids("abcabc"), 6);
   const StepPlan plan = desk.propose(drafter, 5);
   EXPECT_EQ(text(plan.items[0]), "");
   EXPECT_EQ(text(plan.items[1]), "ab");
-  EXPECT_EQ(text(plan.items[2]), "");
-  EXPECT_EQ(text(plan.items[3]), "abc");
+  EXPECT_EQ(text(plan.items[2]), "abc");
+  EXPECT_EQ(text(plan.items[3]), "");
 }
 
 TEST(NgramDrafter, MoreSequencesThanPlacesTakeTurnsAndEndsGiveThemBack) {
-  NgramDrafter drafter(2, 1000, 3);
+  NgramDrafter drafter(2, 1000);
   Desk desk;
-  for (int i = 0; i < 5; ++i) desk.add(ids("abcabc"));
+  for (int i = 0; i < 5; ++i) desk.add(ids("abcabc"), 3);
   for (int round = 0; round < 3; ++round) {
     const StepPlan plan = desk.propose(drafter);
     for (const StepItem& item : plan.items) EXPECT_EQ(text(item), "abc");
@@ -188,10 +190,7 @@ TEST(NgramDrafter, MoreSequencesThanPlacesTakeTurnsAndEndsGiveThemBack) {
   }
   // The same place, another sequence: nothing of the one before it is left.
   Desk other;
-  other.sequences.resize(7);
-  for (auto& s : other.sequences) s = std::make_unique<Sequence>();
-  other.add(ids("abxyab"));
-  other.sequences.erase(other.sequences.begin(), other.sequences.begin() + 7);
+  other.add(ids("abxyab"), 3).id = 100;
   const StepPlan plan = other.propose(drafter);
   EXPECT_EQ(text(plan.items[0]), "xya");
 }

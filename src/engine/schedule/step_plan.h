@@ -19,6 +19,14 @@ struct Draft {
   float log_q = 0;  // log of the probability that the drafter gives it behind its parent
 };
 
+// Sequences or rows of a decoding step, rounded up so that few records and measurements serve all: eight to
+// an octave.
+inline int32_t row_bucket(int32_t count) {
+  int32_t step = 1;
+  while (step * 8 <= count) step *= 2;
+  return (count + step - 1) / step * step;
+}
+
 // What one step does for one sequence: run `certain` tokens from `computed_tokens` on, then the drafts.
 struct StepItem {
   Sequence* sequence = nullptr;
@@ -30,6 +38,7 @@ struct StepItem {
   int32_t first_output = 0;  // in the batch's outputs
   int32_t outputs = 0;       // scored rows, the last of the certain rows (always), then all drafts
   bool wants_next = false;   // the last certain row and the drafts decide what comes next
+  int32_t draft_depth = 0;   // tokens that may be drafted one behind the other; set before drafting
 
   int32_t rows() const { return certain + static_cast<int32_t>(drafts.size()); }
   // That of the last certain row.
@@ -61,7 +70,7 @@ struct Verdict {
 class Drafter {
  public:
   virtual ~Drafter() = default;
-  // May add drafts to items whose `wants_next` is set, at most `budget` in all.
+  // May add drafts to items, no deeper than their draft_depth, at most `budget` in all.
   virtual void propose(StepPlan& plan, int32_t budget) = 0;
   // Called after the sequences have been brought up to date; verdicts[i] belongs to plan.items[i].
   virtual void observe(const StepPlan& plan, std::span<const Verdict> verdicts) = 0;

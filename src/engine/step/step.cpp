@@ -10,13 +10,6 @@ double ms_since(Clock::time_point from) {
   return std::chrono::duration<double, std::milli>(Clock::now() - from).count();
 }
 
-// Sequences or rows of a decoding step, rounded up so that few records serve all.
-int32_t bucket_of(int32_t count, int32_t most) {
-  int32_t step = 1;
-  while (step * 8 <= count) step *= 2;
-  return std::min((count + step - 1) / step * step, most);
-}
-
 int32_t power_of_two_from(int32_t count) {
   int32_t power = 1;
   while (power < count) power *= 2;
@@ -54,10 +47,10 @@ Status StepRunner::queue(Step& step) {
     enqueue(batch);
     return {};
   }
-  const int32_t sequences = bucket_of(batch.sequences, sizes_.sequences);
+  const int32_t sequences = std::min(row_bucket(batch.sequences), sizes_.sequences);
   const bool drafts = batch.most_uncertain > 0;
   const int32_t rows =
-      drafts ? bucket_of(batch.tokens, std::min(sizes_.rows, outputs_.most_rows())) : sequences;
+      drafts ? std::min({row_bucket(batch.tokens), sizes_.rows, outputs_.most_rows()}) : sequences;
   whole_.pad(batch, sequences, rows,
              drafts ? std::min(power_of_two_from(batch.most_rows), sizes_.decoding_rows) : 1);
   const uint64_t key = static_cast<uint64_t>(sequences) | static_cast<uint64_t>(rows) << 20 |

@@ -253,19 +253,23 @@ TEST_P(SpeculationOn, NgramsSaveStepsAndChangeNothing) {
   EngineOptions drafting = plain;
   drafting.spec_type = SpecType::ngram;
   drafting.max_drafts = 5;
-  Machine with(bytes, drafting), without(bytes, plain);
+  drafting.spec_always = true;
+  EngineOptions budgeted = drafting;  // by the clock: more steps or fewer, the same text
+  budgeted.spec_always = false;
+  Machine with(bytes, drafting), by_clock(bytes, budgeted), without(bytes, plain);
   for (int round = 0; round < 2; ++round) {
-    std::vector<RequestId> a, b;
-    for (int32_t i = 0; i < 4; ++i) {
-      a.push_back(with.submit(request(i)));
-      b.push_back(without.submit(request(i)));
+    std::vector<RequestId> ids;
+    for (Machine* m : {&with, &by_clock, &without}) {
+      ids.clear();
+      for (int32_t i = 0; i < 4; ++i) ids.push_back(m->submit(request(i)));
+      m->run();
     }
-    with.run();
-    without.run();
-    for (size_t i = 0; i < 4; ++i) {
-      const auto& plain_answer = without.sink.answers[b[i]];
-      const size_t same = expect_same_draws(plain_answer, with.sink.answers[a[i]], exact ? 0 : 0.02f);
-      EXPECT_TRUE(same == plain_answer.tokens.size() || !exact) << i;
+    for (const RequestId id : ids) {
+      const auto& plain_answer = without.sink.answers[id];
+      for (Machine* m : {&with, &by_clock}) {
+        const size_t same = expect_same_draws(plain_answer, m->sink.answers[id], exact ? 0 : 0.02f);
+        EXPECT_TRUE(same == plain_answer.tokens.size() || !exact) << id;
+      }
     }
   }
   const EngineStats& stats = with.engine->stats();

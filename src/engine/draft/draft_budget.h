@@ -1,0 +1,119 @@
+// draft_budget.h -- how much is drafted and verified: what saves time, and never more than a little at a loss.
+//
+// A draft is worth its row where the probability of its path times the time of a token exceeds what the row
+// costs. Both are measured: costs of steps (step_costs.h), and how likely drafts are accepted (survival.h,
+// times a factor of each sequence). Before the drafter runs, a forecast decides whether it shall at all, and
+// how deep; afterwards the nodes of all sequences are ranked, and as many are kept as give the most tokens
+// for the time.
+//
+// What drafting costs beyond plain steps for the same tokens is paid from a credit, which grows by 1 % of the
+// time and holds 1 % of ten seconds, or of 1,000 plain steps, at most; gains pay back. Without credit nobody drafts. So whatever is
+// drafted, no more than 1 % is lost, besides the credit at the start and the last step. While it is off,
+// a short trial now and then, of one sequence, shows whether things have changed; while it is on, a plain
+// step now and then shows what plain steps take.
+//
+// Decides by measured times, so which rows a step has is not repeatable; the tokens are, wherever rows do not
+// change each other's bytes. Engine thread only.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/draft/step_costs.h"
+#include "engine/draft/survival.h"
+#include "engine/schedule/step_plan.h"
+
+namespace braid {
+
+class DraftBudget {
+ public:
+  explicit DraftBudget(int32_t max_drafts);
+
+  // Lowers the draft_depth of the plan's items. False: nobody is to be drafted for.
+  bool admit(StepPlan& plan);
+  // After drafting, which took `drafting_ms`: drops drafts that are not worth their rows.
+  void cut(StepPlan& plan, double drafting_ms);
+  // After every step that admit() saw, which took `step_ms` without the drafting.
+  void observe(const StepPlan& plan, std::span<const Verdict> verdicts, double step_ms);
+
+  bool is_on() const { return on_; }
+  // Time beyond plain steps for the same tokens so far, as far as it can be told; negative: saved.
+  double lost_ms() const { return lost_ms_; }
+
+ private:
+  // A moving share of successes.
+  struct Share {
+    double good, all;
+    void add(double value) {
+      constexpr double kForgetting = 31.0 / 32;
+      good = good * kForgetting + value;
+      all = all * kForgetting + 1;
+    }
+    double value() const { return good / all; }
+  };
+  struct History {  // of a sequence
+    double expected = 0, accepted = 0;
+    double factor() const;
+  };
+  struct Forecast {
+    int32_t depth = 1;
+    double gain = 0;  // tokens for the time, against plain steps
+  };
+  struct Node {
+    int32_t item, draft;
+    double probability;  // that its whole path is accepted
+  };
+  enum class Mode : uint8_t { unmeasured, plain, trial, drafting };
+
+  Mode choose_mode(const StepPlan& plan, double plain_ms);
+  bool wants_calibration(const StepPlan& plan);
+  Forecast forecast(int32_t sequences, double plain_ms) const;
+  void admit_one(StepPlan& plan);
+  void end_trial();
+  void rank(const StepPlan& plan);
+  int32_t worthwhile(const StepPlan& plan, double drafting_ms) const;
+  void learn(const StepItem& item, const Verdict& verdict);
+  void settle(double plain_ms, double tokens_ms, double spent_ms);
+  void count_trial();
+  void compare_plain(const StepPlan& plan, double step_ms, double known_ms);
+  History& history_of(RequestId id);
+
+  int32_t max_drafts_;
+  StepCosts costs_;
+  Survival survival_;
+  std::vector<Share> accepted_;  // [depth]: drafts there whose parents were accepted
+  Share offered_{2, 2};          // sequences for which there were drafts, of those asked for
+  std::unordered_map<RequestId, History> histories_;
+
+  Mode mode_ = Mode::unmeasured;  // of the step under way
+  int32_t depth_ = 0;
+  double drafting_ms_ = 0;
+
+  bool on_ = false;
+  int32_t above_ = 0, below_ = 0;  // forecasts in a row that said so
+  bool began_ = false;             // the first plain step is known
+  double credit_ms_;
+  int32_t pause_ = 0;       // steps without drafts to come
+  int32_t next_pause_;      // should the credit be spent again
+  int32_t until_trial_;     // steps
+  int32_t trial_distance_;  // between trials
+  int32_t trial_rounds_ = 0;
+  double trial_saved_ms_ = 0;
+
+  int32_t since_plain_ = 0;   // steps
+  int32_t calibrate_ = 0;     // plain steps to come
+  int32_t calibrations_ = 0;  // in a row
+  int32_t calibration_distance_;
+  int32_t plain_sequences_ = 0;  // in the last plain step
+  int64_t plain_cells_ = 0;
+
+  double lost_ms_ = 0;
+  std::vector<Node> nodes_;  // ranked
+  std::vector<double> conditional_;
+  std::vector<int32_t> depths_;
+  std::vector<int32_t> kept_;
+};
+
+}  // namespace braid

@@ -1,0 +1,445 @@
+// draft_budget_test.cpp -- costs, probabilities, and what comes of them in simulated worlds whose step times
+// and acceptance are known: what can be gained is gained, and whatever happens no more than 1 % is lost.
+#include "engine/draft/draft_budget.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <random>
+
+namespace braid {
+namespace {
+
+TEST(StepCosts, KeepsWhatIsMeasuredAndReadsBetween) {
+  StepCosts costs;
+  EXPECT_EQ(costs.plain_ms(1), 0);
+  costs.observe(1, 1, 10);
+  EXPECT_EQ(costs.plain_ms(1), 10);
+  EXPECT_EQ(costs.step_ms(1, 5), 10);  // flat until something else is known
+  costs.observe(1, 5, 14);
+  EXPECT_NEAR(costs.step_ms(1, 3), 12, 1e-9);
+  EXPECT_NEAR(costs.step_ms(1, 7), 15, 1e-9);  // half the slope beyond
+  EXPECT_EQ(costs.most_extra_rows(1), 4);
+  EXPECT_EQ(costs.most_extra_rows(2), 0);
+  costs.observe(1, 3, 9);  // never less for more rows
+  EXPECT_EQ(costs.step_ms(1, 3), 10);
+  EXPECT_EQ(costs.step_ms(1, 1), 10);
+  // The first measurements include warming up: the least counts.
+  costs.observe(1, 5, 12);
+  EXPECT_EQ(costs.step_ms(1, 5), 12);
+}
+
+TEST(StepCosts, FollowsPlainStepsWithAllRowsAndForgivesHiccups) {
+  StepCosts costs;
+  for (int i = 0; i < 10; ++i) {
+    costs.observe(4, 4, 10);
+    costs.observe(4, 8, 13);
+  }
+  costs.observe(4, 4, 1000);
+  EXPECT_LE(costs.plain_ms(4), 12.01);
+  for (int i = 0; i < 40; ++i) costs.observe(4, 4, 20);
+  EXPECT_NEAR(costs.plain_ms(4), 20, 0.1);
+  EXPECT_NEAR(costs.step_ms(4, 8), 23, 0.1);
+}
+
+TEST(StepCosts, ANewNumberOfSequencesBeginsAsItsNeighbour) {
+  StepCosts costs;
+  costs.observe(8, 8, 10);
+  costs.observe(8, 16, 14);
+  EXPECT_EQ(costs.plain_ms(12), 0);
+  costs.observe(12, 12, 11);
+  EXPECT_EQ(costs.plain_ms(12), 11);
+  EXPECT_NEAR(costs.step_ms(12, 20), 15, 1e-9);
+  costs.observe_drafting(8, 4, 2);
+  EXPECT_NEAR(costs.drafting_ms(8, 2), 1, 1e-9);
+  EXPECT_NEAR(costs.drafting_ms(9, 6), 3, 1e-9);
+}
+
+TEST(Survival, BeginsWithTheDraftersWordAndLearnsHowRightItIs) {
+  for (const double truth : {0.0, 0.3, 0.95}) {
+    Survival survival;
+    EXPECT_NEAR(survival.probability(0, std::log(0.6f)), 0.6, 1e-6);
+    std::mt19937 random(1);
+    std::uniform_real_distribution<double> uniform;
+    for (int i = 0; i < 1000; ++i) {
+      const auto q = static_cast<float>(0.2 + 0.7 * uniform(random));
+      survival.judged(0, std::log(q), uniform(random) < truth);  // q says nothing
+    }
+    for (const float q : {0.3f, 0.8f}) EXPECT_NEAR(survival.probability(0, std::log(q)), truth, 0.15) << q;
+    EXPECT_EQ(survival.probability(2, std::log(0.6f)), survival.probability(0, std::log(0.6f)));
+    for (int i = 0; i < 1000; ++i) survival.judged(1, std::log(0.6f), i % 2 == 0);
+    EXPECT_NEAR(survival.probability(1, std::log(0.6f)), 0.5, 0.1) << "depths have their own";
+    EXPECT_NEAR(survival.probability(0, std::log(0.6f)), truth, 0.15);
+  }
+  // A drafter that is too sure: q = 0.9 is right half of the time, 0.5 a tenth.
+  Survival survival;
+  std::mt19937 random(2);
+  std::uniform_real_distribution<double> uniform;
+  for (int i = 0; i < 4000; ++i) {
+    const bool sure = i % 2 == 0;
+    survival.judged(0, std::log(sure ? 0.9f : 0.5f), uniform(random) < (sure ? 0.5 : 0.1));
+  }
+  EXPECT_NEAR(survival.probability(0, std::log(0.9f)), 0.5, 0.12);
+  EXPECT_NEAR(survival.probability(0, std::log(0.5f)), 0.1, 0.08);
+}
+
+// Time passes as the functions say.
+struct World {
+  int32_t max_drafts = 7;
+  int32_t sequences = 1;
+  std::function<double(int32_t sequences, int32_t rows)> step_ms;
+  std::function<double(int32_t sequences, int32_t depth)> drafting_ms = [](int32_t, int32_t) { return 0.0; };
+  std::function<double(const World&, int32_t depth)> acceptance;  // of a draft whose parent was accepted
+  double offered = 1;                                             // of rounds in which a sequence gets drafts
+  double noise = 0.02;
+  double said = 0.7;  // what the drafter thinks of itself
+
+  std::mt19937 random{5};
+  double ms = 0, plain_ms = 0;  // spent; what plain steps would have spent on the same tokens
+  double longest_ms = 0;
+  int64_t tokens = 0, drafted = 0, steps = 0;
+  std::vector<std::unique_ptr<Sequence>> all;
+
+  void step(DraftBudget& budget) {
+    while (std::ssize(all) < sequences) {
+      Sequence& s = *all.emplace_back(std::make_unique<Sequence>());
+      s.id = all.size();
+      s.computed_tokens = 1000;
+    }
+    std::uniform_real_distribution<double> uniform;
+    StepPlan plan;
+    plan.decoding = sequences;
+    for (int32_t i = 0; i < sequences; ++i) {
+      StepItem& item = plan.items.emplace_back();
+      item.sequence = all[static_cast<size_t>(i)].get();
+      item.certain = 1;
+      item.wants_next = true;
+      item.draft_depth = max_drafts;
+    }
+    double drafting = 0;
+    if (budget.admit(plan)) {
+      int32_t asked = 0, depth = 0;
+      for (StepItem& item : plan.items) {
+        asked += item.draft_depth > 0 ? 1 : 0;
+        depth = std::max(depth, item.draft_depth);
+        if (uniform(random) >= offered) continue;
+        for (int32_t d = 0; d < item.draft_depth; ++d)
+          item.drafts.push_back({d, d - 1, static_cast<float>(std::log(said))});
+      }
+      drafting = drafting_ms(asked, depth);
+      budget.cut(plan, drafting);
+    }
+    std::normal_distribution<double> normal(1, noise);
+    const double took = step_ms(sequences, row_bucket(plan.rows())) * std::max(0.5, normal(random));
+    std::vector<Verdict> verdicts(plan.items.size());
+    for (size_t i = 0; i < plan.items.size(); ++i) {
+      const auto most = static_cast<int32_t>(plan.items[i].drafts.size());
+      int32_t right = 0;
+      while (right < most && uniform(random) < acceptance(*this, right))
+        verdicts[i].accepted.push_back(right++);
+      verdicts[i].next.resize(static_cast<size_t>(right) + 1);
+      plan.items[i].sequence->computed_tokens += right + 1;
+      tokens += right + 1;
+      plain_ms += step_ms(sequences, sequences) / sequences * (right + 1);
+      drafted += most;
+    }
+    budget.observe(plan, verdicts, took);
+    ms += took + drafting;
+    longest_ms = std::max(longest_ms, took + drafting);
+    ++steps;
+  }
+  void run_until(DraftBudget& budget, double end_ms) {
+    while (ms < end_ms) step(budget);
+  }
+  double gain() const { return plain_ms / ms; }
+};
+
+// Loss beyond 1 % of the time, the credit at the start, and a step.
+void expect_no_loss(const World& world, const char* what) {
+  const double start_ms = std::max(100.0, 10 * world.step_ms(world.sequences, world.sequences));
+  EXPECT_LE(world.ms - world.plain_ms, 0.01 * world.ms + start_ms + world.longest_ms) << what;
+}
+
+// A dense model on a large GPU: rows are nearly free up to 16, then cost; each sequence costs its state.
+double dense_ms(int32_t sequences, int32_t rows) {
+  return 6 + 0.06 * sequences + 0.02 * rows + 0.065 * std::max(0, rows - 16);
+}
+// A mixture: the second row costs a third of a step.
+double mixture_ms(int32_t sequences, int32_t rows) {
+  return 1.5 + 0.02 * sequences + 1.5 * (1 - std::pow(0.9, rows));
+}
+// A CPU: every row costs nearly what the first did.
+double cpu_ms(int32_t, int32_t rows) { return 20 + 15 * rows; }
+
+// The best gain of a chain of one depth for everybody, with what is accepted there.
+double best_gain(const World& world, double a) {
+  double best = 1;
+  const double plain = world.step_ms(world.sequences, world.sequences);
+  for (int32_t depth = 1; depth <= world.max_drafts; ++depth) {
+    double path = 1, tokens = 1;
+    for (int32_t d = 0; d < depth; ++d) tokens += path *= a;
+    const int32_t rows = row_bucket(world.sequences * (1 + depth));
+    best = std::max(
+        best,
+        tokens * plain / (world.step_ms(world.sequences, rows) + world.drafting_ms(world.sequences, depth)));
+  }
+  return best;
+}
+
+struct Machine {
+  const char* name;
+  double (*step_ms)(int32_t, int32_t);
+  double drafting_share;  // of a plain step, for each depth
+};
+const Machine kMachines[] = {{"dense", dense_ms, 0.03}, {"mixture", mixture_ms, 0.06}, {"cpu", cpu_ms, 0}};
+
+World world_of(const Machine& machine, int32_t sequences) {
+  World world;
+  world.sequences = sequences;
+  world.step_ms = machine.step_ms;
+  const double share = machine.drafting_share;
+  world.drafting_ms = [&machine, share](int32_t n, int32_t depth) {
+    return depth * share * machine.step_ms(n, n);
+  };
+  return world;
+}
+
+TEST(DraftBudget, GainsNearlyWhatCanBeGainedAndNeverLoses) {
+  for (const Machine& machine : kMachines) {
+    double least = 1, slowest = 2;  // share of what can be gained; gain where nothing can be
+    for (const int32_t sequences : {1, 4, 16, 64, 128}) {
+      for (const double a : {0.0, 0.3, 0.6, 0.8, 0.95}) {
+        World world = world_of(machine, sequences);
+        world.acceptance = [a](const World&, int32_t) { return a; };
+        DraftBudget budget(world.max_drafts);
+        world.run_until(budget, sequences < 64 ? 60e3 : 15e3);
+        const std::string what =
+            std::string(machine.name) + " x" + std::to_string(sequences) + " a " + std::to_string(a);
+        expect_no_loss(world, what.c_str());
+        const double best = best_gain(world, a);
+        if (best > 1.15) {
+          least = std::min(least, (world.gain() - 1) / (best - 1));
+          EXPECT_GT(world.gain(), 1 + 0.8 * (best - 1)) << what << ", best " << best;
+        } else {
+          slowest = std::min(slowest, world.gain());
+        }
+      }
+    }
+    std::printf("[report] %s: %.0f %% at least of what can be gained; %.3f where nothing can\n", machine.name,
+                100 * least, slowest);
+  }
+}
+
+// Timers that are off by a tenth each time, and drafts that are there now and then.
+TEST(DraftBudget, NoiseAndSilentDraftersCostNoMore) {
+  for (const Machine& machine : kMachines) {
+    for (const double a : {0.0, 0.9}) {
+      World world = world_of(machine, 1);
+      world.acceptance = [a](const World&, int32_t) { return a; };
+      world.noise = 0.1;
+      world.offered = 0.3;
+      world.drafting_ms = [](int32_t, int32_t) { return 0.0; };
+      DraftBudget budget(world.max_drafts);
+      world.run_until(budget, 60e3);
+      expect_no_loss(world, machine.name);
+      if (a > 0.5) {
+        EXPECT_GT(world.gain(), 1 + 0.2 * (best_gain(world, a) - 1)) << machine.name;
+      }
+      std::printf("[report] %s, drafts in 30 %% of rounds, right in %.0f %%: gain %.3f\n", machine.name,
+                  100 * a, world.gain());
+    }
+  }
+}
+
+TEST(DraftBudget, WithoutAChanceItStopsAndTheLossStaysSmall) {
+  for (const Machine& machine : kMachines) {
+    World world = world_of(machine, 1);
+    world.acceptance = [](const World&, int32_t) { return 0.0; };
+    world.said = 0.99;  // and lies
+    DraftBudget budget(world.max_drafts);
+    world.run_until(budget, 120e3);
+    expect_no_loss(world, machine.name);
+    EXPECT_FALSE(budget.is_on());
+    EXPECT_NEAR(budget.lost_ms(), world.ms - world.plain_ms, 0.005 * world.ms) << "the books are right";
+  }
+}
+
+// Content changes every few seconds, the number of sequences too.
+TEST(DraftBudget, FollowsChangesOfContentAndOfTheNumberOfSequences) {
+  for (const Machine& machine : kMachines) {
+    World world = world_of(machine, 1);
+    double a = 0.9;
+    world.acceptance = [&a](const World&, int32_t) { return a; };
+    DraftBudget budget(world.max_drafts);
+    for (int phase = 0; phase < 24; ++phase) {
+      a = phase % 2 == 0 ? 0.9 : 0.0;
+      world.sequences = phase / 4 % 2 == 0 ? 1 : 64;
+      world.run_until(budget, (phase + 1) * 5e3);
+      expect_no_loss(world, machine.name);
+    }
+    std::printf("[report] %s, changing: gain %.3f\n", machine.name, world.gain());
+  }
+}
+
+// After a change for the better it is noticed, the later the longer nothing was to be had.
+TEST(DraftBudget, NoticesWhenDraftsBecomeRight) {
+  World world = world_of(kMachines[0], 1);
+  double a = 0;
+  world.acceptance = [&a](const World&, int32_t) { return a; };
+  DraftBudget budget(world.max_drafts);
+  world.run_until(budget, 10e3);
+  a = 0.9;
+  const double lost = world.ms - world.plain_ms;
+  world.run_until(budget, 60e3);
+  EXPECT_TRUE(budget.is_on());
+  EXPECT_GT(lost - (world.ms - world.plain_ms), 40e3);
+}
+
+// Right as long as nobody looks: drafts are wrong whenever it has decided to draft, right in its trials.
+TEST(DraftBudget, AnAdversaryWhoKnowsItsStateGetsNoMoreThanTheCredit) {
+  for (const Machine& machine : kMachines) {
+    World world = world_of(machine, 1);
+    DraftBudget budget(world.max_drafts);
+    world.acceptance = [&budget](const World&, int32_t) { return budget.is_on() ? 0.0 : 1.0; };
+    world.run_until(budget, 200e3);
+    expect_no_loss(world, machine.name);
+  }
+}
+
+// Times jump when contexts change: what plain steps took before is no measure of what they take now.
+TEST(DraftBudget, LongContextsThatEndDoNotHideALoss) {
+  World world = world_of(kMachines[2], 1);
+  double context_ms = 0;
+  world.step_ms = [&context_ms](int32_t n, int32_t rows) { return context_ms + cpu_ms(n, rows); };
+  world.acceptance = [](const World&, int32_t) { return 0.5; };
+  DraftBudget budget(world.max_drafts);
+  for (int phase = 0; phase < 12; ++phase) {
+    context_ms = phase % 2 == 0 ? 200 : 0;  // drafts pay while the context is long
+    world.all.clear();
+    world.sequences = 1;
+    world.step(budget);
+    world.all[0]->id = static_cast<RequestId>(1000 + phase);
+    world.all[0]->computed_tokens = phase % 2 == 0 ? 100000 : 1000;
+    world.run_until(budget, (phase + 1) * 60e3);
+    expect_no_loss(world, "contexts");
+  }
+  EXPECT_GT(world.gain(), 1.1);
+}
+
+// Drafts of one sequence among many are right: rows are spent on it alone.
+TEST(DraftBudget, RowsGoWhereTheyAreWorthTheirTime) {
+  StepPlan plan;
+  std::vector<std::unique_ptr<Sequence>> all;
+  const auto fresh = [&] {
+    plan = StepPlan();
+    plan.decoding = 8;
+    for (int32_t i = 0; i < 8; ++i) {
+      if (std::ssize(all) <= i) all.push_back(std::make_unique<Sequence>());
+      StepItem& item = plan.items.emplace_back();
+      item.sequence = all[static_cast<size_t>(i)].get();
+      item.sequence->id = static_cast<RequestId>(i + 1);
+      item.certain = 1;
+      item.draft_depth = 4;
+    }
+  };
+  DraftBudget budget(4);
+  std::vector<size_t> kept(8, 0);
+  for (int round = 0; round < 300; ++round) {
+    fresh();
+    if (budget.admit(plan)) {
+      for (StepItem& item : plan.items)
+        for (int32_t d = 0; d < item.draft_depth; ++d) item.drafts.push_back({d, d - 1, -0.2f});
+      budget.cut(plan, 0);
+    }
+    std::vector<Verdict> verdicts(8);
+    for (size_t i = 0; i < 8; ++i) {
+      const size_t right = i == 3 ? plan.items[i].drafts.size() : 0;
+      for (size_t d = 0; d < right; ++d) verdicts[i].accepted.push_back(static_cast<int32_t>(d));
+      verdicts[i].next.resize(right + 1);
+      if (round >= 200) kept[i] += plan.items[i].drafts.size();
+    }
+    budget.observe(plan, verdicts, 10 + 0.6 * (row_bucket(plan.rows()) - 8));
+  }
+  for (size_t i = 0; i < 8; ++i)
+    if (i != 3) {
+      EXPECT_LT(kept[i] * 4, kept[3]) << i;
+    }
+  EXPECT_GT(kept[3], 100u);
+}
+
+TEST(DraftBudget, CutsTreesBetweenNodesAndNeverParentsFromChildren) {
+  std::mt19937 random(9);
+  DraftBudget budget(8);
+  Sequence s;
+  s.id = 1;
+  size_t cut = 0;
+  for (int round = 0; round < 400; ++round) {
+    StepPlan plan;
+    plan.decoding = 1;
+    StepItem& item = plan.items.emplace_back();
+    item.sequence = &s;
+    item.certain = 1;
+    item.draft_depth = 8;
+    std::vector<Draft> before;
+    if (budget.admit(plan)) {
+      for (int32_t n = 0; n < 12; ++n)
+        before.push_back({100 * round + n, static_cast<int32_t>(random() % static_cast<uint32_t>(n + 1)) - 1,
+                          -static_cast<float>(random() % 100) / 30});
+      item.drafts = before;
+      budget.cut(plan, 0.1);
+    }
+    // Every path that is left was there before.
+    const auto path = [](const std::vector<Draft>& drafts, size_t n) {
+      std::vector<int32_t> tokens;
+      for (auto at = static_cast<int32_t>(n); at >= 0; at = drafts[static_cast<size_t>(at)].parent)
+        tokens.push_back(drafts[static_cast<size_t>(at)].token);
+      return tokens;
+    };
+    for (size_t n = 0; n < item.drafts.size(); ++n) {
+      ASSERT_LT(item.drafts[n].parent, static_cast<int32_t>(n));
+      const auto old = static_cast<size_t>(item.drafts[n].token % 100);
+      EXPECT_EQ(path(item.drafts, n), path(before, old));
+      EXPECT_EQ(item.drafts[n].log_q, before[old].log_q);
+    }
+    cut += before.size() - item.drafts.size();
+    std::vector<Verdict> verdicts(1);
+    verdicts[0].next.resize(1);
+    int32_t parent = -1;
+    for (size_t n = 0; n < item.drafts.size(); ++n) {
+      if (item.drafts[n].parent != parent || random() % 2 == 0) continue;
+      parent = static_cast<int32_t>(n);
+      verdicts[0].accepted.push_back(parent);
+      verdicts[0].next.push_back(0);
+    }
+    budget.observe(plan, verdicts, 5 + 0.2 * plan.rows());
+  }
+  EXPECT_GT(cut, 100u);
+}
+
+TEST(DraftBudget, StepsWithPromptsCarryNoDraftsAndAreNotMeasured) {
+  DraftBudget budget(4);
+  Sequence s;
+  s.id = 1;
+  for (int round = 0; round < 50; ++round) {
+    StepPlan plan;
+    plan.decoding = 1;
+    plan.prompt_tokens = 100;
+    for (int i = 0; i < 2; ++i) {
+      StepItem& item = plan.items.emplace_back();
+      item.sequence = &s;
+      item.certain = i == 0 ? 1 : 100;
+      item.draft_depth = i == 0 ? 4 : 0;
+    }
+    EXPECT_FALSE(budget.admit(plan));
+    EXPECT_EQ(plan.items[0].draft_depth, 0);
+    std::vector<Verdict> verdicts(2);
+    budget.observe(plan, verdicts, 1000);
+  }
+  EXPECT_EQ(budget.lost_ms(), 0);
+}
+
+}  // namespace
+}  // namespace braid
