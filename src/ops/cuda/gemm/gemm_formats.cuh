@@ -40,15 +40,19 @@ struct Fragments {
   uint32_t a[2][4];
 };
 
+// A pair of numbers of rows g and g + 8, and that of one of them for both codes of a word: an instruction on
+// pairs takes either half of an operand twice.
+__device__ inline __half2 of_row(__half2 pair, int half) {
+  return twice(half == 0 ? __low2half(pair) : __high2half(pair));
+}
 // Codes to weights: code * s + c, where codes of h = 1 have a factor of their own.
-__device__ inline Fragments scaled(Fragments f, const __half2 (&low)[2], const __half2 (&high)[2],
-                                   const __half2 (&c)[2]) {
+__device__ inline Fragments scaled(Fragments f, __half2 low, __half2 high, __half2 c) {
 #pragma unroll
   for (int half = 0; half < 2; ++half)
 #pragma unroll
     for (int p = 0; p < 2; ++p) {
-      f.a[p][half] = as_bits(__hfma2(as_half2(f.a[p][half]), low[half], c[half]));
-      f.a[p][2 + half] = as_bits(__hfma2(as_half2(f.a[p][2 + half]), high[half], c[half]));
+      f.a[p][half] = as_bits(__hfma2(as_half2(f.a[p][half]), of_row(low, half), of_row(c, half)));
+      f.a[p][2 + half] = as_bits(__hfma2(as_half2(f.a[p][2 + half]), of_row(high, half), of_row(c, half)));
     }
   return f;
 }
@@ -100,8 +104,7 @@ struct FormatQ8 : FormatWarps {
     uint4 v[2][2];
   };
   struct Scales {
-    __half2 s[2];
-    __half2 c[2];
+    __half2 s, c;
   };
   __device__ static void load(Codes& codes, const uint8_t* part, int lane, int r16) {
     const uint4* at = reinterpret_cast<const uint4*>(part) + r16 * 2 * 2 * 32 + lane;
@@ -111,11 +114,8 @@ struct FormatQ8 : FormatWarps {
       for (int i = 0; i < 2; ++i) codes.v[half][i] = at[(half * 2 + i) * 32];
   }
   __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane, int r16) {
-    const __half2 d = *reinterpret_cast<const __half2*>(part + 4096 + lane * 8 + r16 * 4);
-    out.s[0] = twice(__low2half(d));
-    out.s[1] = twice(__high2half(d));
-    const __half2 back = __float2half2_rn(-0x1p-17f);  // -128 * 2^-24
-    for (int half = 0; half < 2; ++half) out.c[half] = __hmul2(out.s[half], back);
+    out.s = *reinterpret_cast<const __half2*>(part + 4096 + lane * 8 + r16 * 4);
+    out.c = __hmul2(out.s, __float2half2_rn(-0x1p-17f));  // -128 * 2^-24
   }
   __device__ static Fragments fragments(const Codes& codes, const Scales& scales, int i) {
     return scaled(raw(codes, i), scales.s, scales.s, scales.c);
@@ -150,9 +150,7 @@ struct FormatQ4K : FormatWarps {
     uint4 v[2];
   };
   struct Scales {
-    __half2 s[2];
-    __half2 s16[2];
-    __half2 c[2];
+    __half2 s, s16, c;
   };
   __device__ static void load(Codes& codes, const uint8_t* part, int lane, int r16) {
     const uint4* at = reinterpret_cast<const uint4*>(part) + r16 * 2 * 32 + lane;
@@ -160,22 +158,10 @@ struct FormatQ4K : FormatWarps {
     codes.v[1] = at[32];
   }
   __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane, int r16) {
-    const unsigned short* words = reinterpret_cast<const unsigned short*>(part + 2048 + lane * 6);
-    const __half2 offset = __float2half2_rn(64.0f);
-    const uint32_t spare = (words[0] & 15u) << 4 | (words[1] & 15u) << 8 | (words[2] & 15u) << 12;
-    const uint4 rows = *reinterpret_cast<const uint4*>(rest + (lane / 4) * 16);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      // [min @10][scale @4] in both halves
-      uint32_t x = half == 0 ? words[2 * r16] : r16 == 0 ? words[1] : spare;
-      x |= x << 16;
-      const __half2 d = as_half2(word_of(rows, r16 * 2 + half));  // d, dmin
-      const __half2 scale = __hsub2(as_half2((x & 0x03f003f0u) | 0x54005400u), offset);
-      const __half2 min = __hsub2(as_half2((x >> 6 & 0x03f003f0u) | 0x54005400u), offset);
-      out.s[half] = __hmul2(scale, twice(__low2half(d)));
-      out.s16[half] = __hmul2(out.s[half], __float2half2_rn(0.0625f));
-      out.c[half] = __hmul2(__hmul2(min, twice(__high2half(d))), __float2half2_rn(-0x1p-12f));
-    }
+    __half2 min;
+    fields(out.s, min, part, rest, lane, r16);
+    out.s16 = __hmul2(out.s, __float2half2_rn(0.0625f));
+    out.c = __hmul2(min, __float2half2_rn(-0x1p-12f));
   }
   __device__ static Fragments fragments(const Codes& codes, const Scales& scales, int i) {
     return scaled(raw(codes, i), scales.s, scales.s16, scales.c);
@@ -199,22 +185,29 @@ struct FormatQ4K : FormatWarps {
     }
     return f;
   }
-  // Both rows at once.
   __device__ static SumScales<1> sum_scales(const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+    __half2 scale, min;
+    fields(scale, min, part, rest, lane, r16);
+    return {{__half22float2(scale)}, __half22float2(min)};
+  }
+
+ private:
+  // Scales times d and minima times dmin.
+  __device__ static void fields(__half2& s, __half2& m, const uint8_t* part, const uint8_t* rest, int lane,
+                                int r16) {
     const unsigned short* words = reinterpret_cast<const unsigned short*>(part + 2048 + lane * 6);
-    uint32_t x;
+    uint32_t x;  // [min @10][scale @4] in both halves
     if (r16 == 0) {
       x = words[0] | static_cast<uint32_t>(words[1]) << 16;
     } else {
       x = words[2] | (words[0] & 15u) << 20 | (words[1] & 15u) << 24 | (words[2] & 15u) << 28;
     }
-    const uint2 rows = *reinterpret_cast<const uint2*>(rest + (lane / 4) * 16 + r16 * 8);
+    const uint2 rows = *reinterpret_cast<const uint2*>(rest + (lane / 4) * 16 + r16 * 8);  // d, dmin each
     const __half2 d = as_half2(__byte_perm(rows.x, rows.y, 0x5410));
     const __half2 dmin = as_half2(__byte_perm(rows.x, rows.y, 0x7632));
     const __half2 offset = __float2half2_rn(64.0f);
-    const __half2 scale = __hsub2(as_half2((x & 0x03f003f0u) | 0x54005400u), offset);
-    const __half2 min = __hsub2(as_half2((x >> 6 & 0x03f003f0u) | 0x54005400u), offset);
-    return {{__half22float2(__hmul2(scale, d))}, __half22float2(__hmul2(min, dmin))};
+    s = __hmul2(__hsub2(as_half2((x & 0x03f003f0u) | 0x54005400u), offset), d);
+    m = __hmul2(__hsub2(as_half2((x >> 6 & 0x03f003f0u) | 0x54005400u), offset), dmin);
   }
 };
 
@@ -224,10 +217,8 @@ struct FormatQ6K : FormatWarps {
     uint4 v[2];
     uint4 high;  // two words of row g, two of row g + 8
   };
-  struct Scales {  // [first or last 16][half]
-    __half2 s[2][2];
-    __half2 s16[2][2];
-    __half2 c[2][2];
+  struct Scales {  // [first or last 16]
+    __half2 s[2], s16[2], c[2];
   };
   __device__ static void load(Codes& codes, const uint8_t* part, int lane, int r16) {
     const uint4* at = reinterpret_cast<const uint4*>(part) + r16 * 2 * 32 + lane;
@@ -236,19 +227,11 @@ struct FormatQ6K : FormatWarps {
     codes.high = reinterpret_cast<const uint4*>(part + 2048)[r16 * 32 + lane];
   }
   __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane, int r16) {
-    const uint32_t bytes = *reinterpret_cast<const uint32_t*>(part + 3072 + lane * 8 + r16 * 4);
-    const __half2 offset = __float2half2_rn(1152.0f);  // 1024 + 128
+    fields(out.s, part, rest, lane, r16);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const __half d = reinterpret_cast<const __half*>(rest + (lane / 4) * 8)[r16 * 2 + half];
-#pragma unroll
-      for (int s = 0; s < 2; ++s) {
-        const uint32_t code = __byte_perm(bytes, 0x64646464u, 0x4040 + 0x0101 * (half * 2 + s));
-        const __half2 scale = __hmul2(__hsub2(as_half2(code), offset), twice(d));
-        out.s[s][half] = scale;
-        out.s16[s][half] = __hmul2(scale, __float2half2_rn(0.0625f));
-        out.c[s][half] = __hmul2(scale, __float2half2_rn(-0x1p-19f));  // -32 * 2^-24
-      }
+    for (int s = 0; s < 2; ++s) {
+      out.s16[s] = __hmul2(out.s[s], __float2half2_rn(0.0625f));
+      out.c[s] = __hmul2(out.s[s], __float2half2_rn(-0x1p-19f));  // -32 * 2^-24
     }
   }
   __device__ static Fragments fragments(const Codes& codes, const Scales& scales, int i) {
@@ -276,16 +259,22 @@ struct FormatQ6K : FormatWarps {
     return f;
   }
   __device__ static SumScales<2> sum_scales(const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+    __half2 s[2];
+    fields(s, part, rest, lane, r16);
+    return {{__half22float2(s[0]), __half22float2(s[1])}, {}};
+  }
+
+ private:
+  __device__ static void fields(__half2 (&out)[2], const uint8_t* part, const uint8_t* rest, int lane,
+                                int r16) {
     const uint32_t bytes = *reinterpret_cast<const uint32_t*>(part + 3072 + lane * 8 + r16 * 4);
     const __half2 d = *reinterpret_cast<const __half2*>(rest + (lane / 4) * 8 + r16 * 4);
     const __half2 offset = __float2half2_rn(1152.0f);  // 1024 + 128
-    SumScales<2> out;
 #pragma unroll
     for (int s = 0; s < 2; ++s) {  // bytes s and 2 + s: the two rows
       const uint32_t code = __byte_perm(bytes, 0x64646464u, 0x4240 + 0x0101 * s);
-      out.s[s] = __half22float2(__hmul2(__hsub2(as_half2(code), offset), d));
+      out[s] = __hmul2(__hsub2(as_half2(code), offset), d);
     }
-    return out;
   }
 };
 
@@ -296,9 +285,7 @@ struct FormatQ5 : FormatWarps {
     uint2 high;  // a word of row g, one of row g + 8
   };
   struct Scales {
-    __half2 s[2];
-    __half2 s32[2];
-    __half2 c[2];
+    __half2 s, s32, c;
   };
   __device__ static void load(Codes& codes, const uint8_t* part, int lane, int r16) {
     const uint4* at = reinterpret_cast<const uint4*>(part) + r16 * 2 * 32 + lane;
@@ -312,13 +299,9 @@ struct FormatQ5 : FormatWarps {
   }
   __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane, int r16) {
     const uint2 pairs = pairs_at(part, lane, r16);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const __half2 pair = as_half2(half == 0 ? pairs.x : pairs.y);
-      out.s[half] = twice(__low2half(pair));
-      out.s32[half] = __hmul2(out.s[half], __float2half2_rn(0.03125f));
-      out.c[half] = __hmul2(twice(__high2half(pair)), __float2half2_rn(-0x1p-12f));
-    }
+    out.s = as_half2(__byte_perm(pairs.x, pairs.y, 0x5410));
+    out.s32 = __hmul2(out.s, __float2half2_rn(0.03125f));
+    out.c = __hmul2(as_half2(__byte_perm(pairs.x, pairs.y, 0x7632)), __float2half2_rn(-0x1p-12f));
   }
   __device__ static Fragments fragments(const Codes& codes, const Scales& scales, int i) {
     return scaled(raw(codes, i), scales.s, scales.s32, scales.c);
@@ -361,22 +344,16 @@ struct TwoScales {
   __device__ static uint2 pairs_at(const uint8_t* part, int lane, int r16) {
     return reinterpret_cast<const uint2*>(part + 2048)[r16 * 32 + lane];
   }
-  // [first or last 16][row]
-  __device__ static void both_scales(__half2 (&s)[2][2], const uint8_t* part, int lane, int r16) {
+  // [first or last 16]
+  __device__ static void both_scales(__half2 (&s)[2], const uint8_t* part, int lane, int r16) {
     const uint2 pairs = pairs_at(part, lane, r16);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const __half2 pair = as_half2(half == 0 ? pairs.x : pairs.y);
-      s[0][half] = twice(__low2half(pair));
-      s[1][half] = twice(__high2half(pair));
-    }
+    s[0] = as_half2(__byte_perm(pairs.x, pairs.y, 0x5410));
+    s[1] = as_half2(__byte_perm(pairs.x, pairs.y, 0x7632));
   }
   __device__ static SumScales<2> sum_scales(const uint8_t* part, const uint8_t*, int lane, int r16) {
-    const uint2 pairs = pairs_at(part, lane, r16);
-    SumScales<2> out;
-    out.s[0] = __half22float2(as_half2(__byte_perm(pairs.x, pairs.y, 0x5410)));
-    out.s[1] = __half22float2(as_half2(__byte_perm(pairs.x, pairs.y, 0x7632)));
-    return out;
+    __half2 s[2];
+    both_scales(s, part, lane, r16);
+    return {{__half22float2(s[0]), __half22float2(s[1])}, {}};
   }
 };
 
@@ -386,9 +363,8 @@ struct FormatT4 : FormatWarps, TwoScales {
     uint4 v[2];
     uint4 levels;  // + 128, a byte each
   };
-  struct Scales {  // [first or last 16][half]
-    __half2 s[2][2];
-    __half2 c[2][2];
+  struct Scales {  // [first or last 16]
+    __half2 s[2], c[2];
   };
   __device__ static void load(Codes& codes, const uint8_t* part, int lane, int r16) {
     const uint4* at = reinterpret_cast<const uint4*>(part) + r16 * 2 * 32 + lane;
@@ -399,9 +375,7 @@ struct FormatT4 : FormatWarps, TwoScales {
   __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane, int r16) {
     both_scales(out.s, part, lane, r16);
     const __half2 back = __float2half2_rn(-0x1p-17f);  // -128 * 2^-24
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-      for (int s = 0; s < 2; ++s) out.c[s][half] = __hmul2(out.s[s][half], back);
+    for (int s = 0; s < 2; ++s) out.c[s] = __hmul2(out.s[s], back);
   }
   __device__ static Fragments fragments(const Codes& codes, const Scales& scales, int i) {
     const int s = i / 2;
@@ -438,8 +412,8 @@ struct FormatFp4 : FormatWarps, TwoScales {
   struct Codes {
     uint4 v[2];
   };
-  struct Scales {  // [first or last 16][half]
-    __half2 s[2][2];
+  struct Scales {  // [first or last 16]
+    __half2 s[2];
   };
   __device__ static void load(Codes& codes, const uint8_t* part, int lane, int r16) {
     const uint4* at = reinterpret_cast<const uint4*>(part) + r16 * 2 * 32 + lane;
@@ -454,7 +428,8 @@ struct FormatFp4 : FormatWarps, TwoScales {
 #pragma unroll
     for (int p = 0; p < 2; ++p)
 #pragma unroll
-      for (int n = 0; n < 4; ++n) f.a[p][n] = as_bits(__hmul2(as_half2(f.a[p][n]), scales.s[i / 2][n % 2]));
+      for (int n = 0; n < 4; ++n)
+        f.a[p][n] = as_bits(__hmul2(as_half2(f.a[p][n]), of_row(scales.s[i / 2], n % 2)));
     return f;
   }
 

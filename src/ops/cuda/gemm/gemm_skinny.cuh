@@ -151,7 +151,7 @@ struct SkinnyRing {
     const bool second = ((first_half + half) & 1) != 0;
     const uint32_t to = shared_address(memory + stage * Shape::kPiece);
 #if __CUDA_ARCH__ >= 900
-    if (lane == 0) {
+    if (elected()) {
       const uint32_t barrier = full + 8 * stage;
       arrive_expecting(barrier, Shape::kPiece);
       if (second || Shape::kRest == 0) {  // what both halves share lies behind the second
