@@ -449,51 +449,66 @@ TEST(Linear, AgreesOnLargeShapes) {
 TEST(Linear, AgreesOnMatricesOfManyMegabytes) {
   constexpr int64_t kBlock = 160;
   struct Case {
-    GgmlType type;
+    std::vector<GgmlType> types;  // of as many matrices of one input
     int64_t n, k;
     std::vector<int64_t> rows;
     Tail tail;
   };
-  const Case cases[] = {{GgmlType::Q4_K, 10550, 5120, {9, 16, 17}, Tail::store},
-                        {GgmlType::Q4_K, 3200, 17408, {13}, Tail::add},
-                        {GgmlType::Q4_K, 9000, 6144, {16}, Tail::store},
-                        {GgmlType::Q4_K, 5300, 5120, {10, 16}, Tail::silu_mul}};
+  const Case cases[] = {{{GgmlType::Q4_K}, 10550, 5120, {9, 16, 17, 32}, Tail::store},
+                        {{GgmlType::Q4_K}, 3200, 17408, {13, 26}, Tail::add},
+                        {{GgmlType::Q4_K}, 2048, 4096, {16, 24}, Tail::add},
+                        {{GgmlType::Q6_K}, 5120, 6144, {16, 31}, Tail::add},
+                        {{GgmlType::Q6_K, GgmlType::Q4_K}, 4130, 5120, {12, 22}, Tail::store},
+                        {{GgmlType::Q4_K, GgmlType::Q6_K}, 2080, 2048, {16, 25}, Tail::store},
+                        {{GgmlType::Q4_K}, 5300, 5120, {10, 16, 32}, Tail::silu_mul}};
   for (const Case& c : cases) {
     Random random(71);
-    const auto block = random_weight(random, c.type, kBlock, c.k);
-    const int64_t row_bytes = std::ssize(block->bytes) / kBlock;
-    std::vector<std::byte> bytes(static_cast<size_t>(c.n * row_bytes));
-    for (int64_t row = 0; row < c.n; ++row)
-      std::copy_n(block->bytes.data() + row % kBlock * row_bytes, row_bytes, bytes.data() + row * row_bytes);
+    std::vector<std::unique_ptr<TestWeight>> blocks;
+    std::vector<std::vector<std::byte>> bytes;
+    for (GgmlType type : c.types) {
+      const auto& block = *blocks.emplace_back(random_weight(random, type, kBlock, c.k));
+      const int64_t row_bytes = std::ssize(block.bytes) / kBlock;
+      auto& all = bytes.emplace_back(static_cast<size_t>(c.n * row_bytes));
+      for (int64_t row = 0; row < c.n; ++row)
+        std::copy_n(block.bytes.data() + row % kBlock * row_bytes, row_bytes, all.data() + row * row_bytes);
+    }
     for (const DeviceCase& device : all_devices()) {
       if (device.reference || device.activations == Activations::i16) continue;
-      Weight w = block->weight;
-      w.n = c.n;
-      w.file = bytes;
-      Weight up = w;
+      std::vector<Weight> weights;  // and their up twins
+      for (size_t i = 0; i < 2 * c.types.size(); ++i) {
+        weights.push_back(blocks[i / 2]->weight);
+        weights.back().n = c.n;
+        weights.back().file = bytes[i / 2];
+      }
+      std::vector<Weight*> load;
+      for (Weight& w : weights) load.push_back(&w);
       World world(device);
-      world.prepare({&w, &up}, {.max_tokens = 32, .max_width = c.k});
+      world.prepare(load, {.max_tokens = 32, .max_width = c.k});
       for (const int64_t rows : c.rows) {
-        const std::vector<float> x = exact_inputs(random, rows, c.k, kept(device, c.type));
-        const Tensor y = world.tensor(rows, c.n, std::vector<float>(rows * c.n, 1.0f));
-        const LinearPart part{&w, c.tail == Tail::silu_mul ? &up : nullptr, y, c.tail};
-        world.ops().linear({&part, 1}, world.tensor(rows, c.k, x));
+        const std::vector<float> x = exact_inputs(random, rows, c.k, kept(device, c.types[0]));
+        std::vector<LinearPart> parts;
+        for (size_t i = 0; i < c.types.size(); ++i)
+          parts.push_back({&weights[2 * i], c.tail == Tail::silu_mul ? &weights[2 * i + 1] : nullptr,
+                           world.tensor(rows, c.n, std::vector<float>(rows * c.n, 1.0f)), c.tail});
+        world.ops().linear(parts, world.tensor(rows, c.k, x));
         world.device().synchronize();
-        const std::vector<float> values = values_of(y);
-        for (int64_t i = 0; i < rows * kBlock; ++i) {
-          const int64_t token = i / kBlock;
-          const Exact exact = exact_product(*block, i % kBlock, x.data() + token * c.k);
-          double expected = exact.value;
-          double size = device.gpu ? std::sqrt(exact.square) : exact.magnitude;
-          if (c.tail == Tail::add) expected += 1.0;
-          if (c.tail == Tail::silu_mul) {
-            expected = exact.value / (1 + std::exp(-exact.value)) * exact.value;
-            size *= 2.2 * std::fabs(exact.value) + size * 4e-3;
+        for (size_t p = 0; p < parts.size(); ++p) {
+          const std::vector<float> values = values_of(parts[p].y);
+          for (int64_t i = 0; i < rows * kBlock; ++i) {
+            const int64_t token = i / kBlock;
+            const Exact exact = exact_product(*blocks[p], i % kBlock, x.data() + token * c.k);
+            double expected = exact.value;
+            double size = device.gpu ? std::sqrt(exact.square) : exact.magnitude;
+            if (c.tail == Tail::add) expected += 1.0;
+            if (c.tail == Tail::silu_mul) {
+              expected = exact.value / (1 + std::exp(-exact.value)) * exact.value;
+              size *= 2.2 * std::fabs(exact.value) + size * 4e-3;
+            }
+            for (int64_t n = i % kBlock; n < c.n; n += kBlock)
+              ASSERT_NEAR(values[token * c.n + n], expected, (device.gpu ? 4e-3 : 1.5e-6) * size)
+                  << device.name << " " << type_name(c.types[p]) << " " << rows << " rows, token " << token
+                  << " output " << n;
           }
-          for (int64_t n = i % kBlock; n < c.n; n += kBlock)
-            ASSERT_NEAR(values[token * c.n + n], expected, (device.gpu ? 4e-3 : 1.5e-6) * size)
-                << device.name << " " << type_name(c.type) << " " << rows << " rows, token " << token
-                << " output " << n;
         }
       }
     }

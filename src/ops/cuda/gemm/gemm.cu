@@ -102,7 +102,7 @@ void launch_one_format(Context& context, Columns columns, const GemmLaunch& laun
   if (columns.wgmma) return launch_gemm_wgmma<Format, Format>(context, columns.count, launch);
   if constexpr (std::is_same_v<Format, FormatQ4K>)
     if (columns.wide) {
-      const bool launched = launch_gemm_wide<Format>(context, launch);
+      const bool launched = launch_gemm_wide<Format, Format>(context, launch);
       BRAID_CHECK(launched);  // Gemm::wide() asked
       return;
     }
@@ -122,6 +122,8 @@ void launch_one_format(Context& context, Columns columns, const GemmLaunch& laun
 // Weights in q6k, then those of the second format. False: nothing was launched.
 template <class Second>
 bool launch_two_formats(Context& context, Columns columns, const GemmLaunch& launch) {
+  if constexpr (std::is_same_v<Second, FormatQ4K>)
+    if (columns.wide) return launch_gemm_wide<FormatQ6K, Second>(context, launch);
   if (!columns.wgmma) return launch_gemm_skinny<FormatQ6K, Second>(context, launch);
   launch_gemm_wgmma<FormatQ6K, Second>(context, columns.count, launch);
   return true;
@@ -300,24 +302,31 @@ bool Gemm::launch_mixed(const Weight& like, Columns columns, GemmLaunch call, st
                                  : launch_two_formats<FormatQ4K>(context_, columns, call);
 }
 
-// Products that gemm_wide.cuh takes: one launch of one format.
+// Products that gemm_wide.cuh takes: one launch of one or two formats.
 bool Gemm::wide(std::span<const LinearPart> parts, int64_t rows) const {
   if (!context_.has_wgmma || context_.deterministic || rows <= 8 || rows > kMostWideRows ||
       parts.size() > kMostParts)
     return false;
-  const Weight& like = *parts.front().w;
-  const Pack pack = packed(like).pack;
-  if (pack != Pack::q4k) return false;
   const bool gated = parts.front().tail == Tail::silu_mul;
-  int64_t items = 0;
+  const int units = packed(*parts.front().w).units;
+  WideBlocks q4k{0, unit_bytes(Pack::q4k), 2};
+  WideBlocks q6k{0, half_bytes(Pack::q6k) + shared_bytes(Pack::q6k), 1};
   for (const LinearPart& p : parts) {
-    if ((p.tail == Tail::silu_mul) != gated || !same_form(*p.w, like)) return false;
-    if (gated && !same_form(*p.up, like)) return false;
-    items += packed(*p.w).blocks;
+    const PackedWeight& w = packed(*p.w);
+    if ((p.tail == Tail::silu_mul) != gated || (gated && !same_form(*p.w, *p.up)) || w.units != units ||
+        (w.pack != Pack::q4k && w.pack != Pack::q6k))
+      return false;
+    (w.pack == Pack::q4k ? q4k : q6k).count += static_cast<int>(w.blocks) * (gated ? 2 : 1);
   }
+  const bool mixed = q6k.count > 0;
+  if (q4k.count == 0 || (gated && mixed)) return false;
+  WideProduct product;
+  product.formats[0] = mixed ? q6k : q4k;
+  if (mixed) product.formats[1] = q4k;
+  product.pair = gated ? 2 : 1;
+  product.units = units;
   WidePlan plan;
-  return plan_wide(context_, items, gated ? 2 : 1, 2 * packed(like).units,
-                   half_bytes(pack) + shared_bytes(pack), plan);
+  return plan_wide(context_, product, plan);
 }
 
 // Where 128 columns leave a CTA a few steps only, tiles of 64 need fewer parts of tiles.
@@ -431,8 +440,8 @@ void Gemm::linear(std::span<const LinearPart> parts, Tensor x, const SkinnyNorm&
       for (const Entry& e : *list) {
         if (same_form(*e.w, like)) {
           same.push_back(e.part);
-        } else if ((columns.wgmma || columns.count == 8) && mix(*e.w, like) && list->size() < kMostParts &&
-                   (other_like == nullptr || same_form(*e.w, *other_like))) {
+        } else if ((columns.wgmma || columns.wide || columns.count == 8) && mix(*e.w, like) &&
+                   list->size() < kMostParts && (other_like == nullptr || same_form(*e.w, *other_like))) {
           other.push_back(e.part);
           other_like = e.w;
         } else {

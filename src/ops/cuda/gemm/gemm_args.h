@@ -104,7 +104,7 @@ struct WgmmaArgs : TiledArgs {
 };
 
 struct WideArgs : GemmArgs {
-  float* partials = nullptr;  // [grid][WidePlan::visits][kWideSumBytes / 4], zero between launches
+  float* partials = nullptr;  // [slices][blocks + ctas][kWideSumBytes / 4], zero between launches
 };
 
 struct GroupedArgs : GemmArgs {
@@ -120,7 +120,7 @@ inline constexpr int kMostCtasPerProcessor = 1;
 // Up to so many columns of a wgmma kernel, partials are zero between launches: no counters.
 inline constexpr int kMostLookedColumns = 32;
 inline constexpr int kMostLookedFloats = 12 * kUnitRows * kMostLookedColumns;
-inline constexpr int kWideBytes = 128 * 1024;  // of a CTA's sums in memory (gemm_wide.cuh)
+inline constexpr int kWideBytes = 128 * 1024;  // of sums in memory, a CTA (gemm_wide.cuh)
 inline constexpr int kClaims = 4;
 
 }  // namespace braid::cuda

@@ -72,8 +72,8 @@ auto with_format(Pack pack, Run run) {
 // Up to 8 rows of x. Two formats: from block second_block on weights have the second one.
 template <class First, class Second>
 bool launch_gemm_skinny(Context& context, const GemmLaunch& launch);
-// 9 to 16 rows on sm_90a, if plan_wide() takes them: q4k, all parts gated or none.
-template <class Format>
+// 9 to 16 rows on sm_90a, if plan_wide() takes them: q4k, or q6k and q4k, all parts gated or none.
+template <class First, class Second>
 bool launch_gemm_wide(Context& context, const GemmLaunch& launch);
 // 9 and more rows: wgmma, with tiles of the second format from block second_block on, or mma.sync.
 template <class First, class Second>

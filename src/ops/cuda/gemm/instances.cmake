@@ -33,7 +33,7 @@ template void launch_gemm_mma<${one}>${column_arguments};")
 "template void launch_gemm_wgmma<${one}, ${one}>${column_arguments};")
   if(format STREQUAL Q4K)
     gemm_instance(gemm_wide_${suffix} "wide/gemm_wide.cuh"
-"template bool launch_gemm_wide<${one}>${arguments};")
+"template bool launch_gemm_wide<${one}, ${one}>${arguments};")
   endif()
   set(persistent "
 template bool launch_gemm_grouped_persistent<${one}>${arguments};")
@@ -53,3 +53,5 @@ foreach(second Q4K Q5)
   gemm_instance(gemm_wgmma_q6k_${suffix} "wide/gemm_wgmma.cuh"
 "template void launch_gemm_wgmma<${two}>${column_arguments};")
 endforeach()
+gemm_instance(gemm_wide_q6k_q4k "wide/gemm_wide.cuh"
+"template bool launch_gemm_wide<FormatQ6K, FormatQ4K>${arguments};")

@@ -7,28 +7,58 @@
 
 namespace braid::cuda {
 
-inline constexpr int kWideWarps = 12;    // that multiply
-inline constexpr int kWideSumWarps = 4;  // that add up what the others leave
-inline constexpr int kWideThreads = 32 * (kWideWarps + kWideSumWarps);
+inline constexpr int kWideWarps = 12;
+inline constexpr int kWideThreads = 32 * kWideWarps;
 inline constexpr int kWideStages = 4;  // of a warp's ring, at most
 inline constexpr int kMostWideRows = 16;
-inline constexpr int kWideTiles = kMostWideRows / 8;                // of 8 rows of x
-inline constexpr int kWideSumBytes = kMostWideRows * 32 * 4;        // of a block
-inline constexpr int kMostWideVisits = kWideBytes / kWideSumBytes;  // of a CTA
+inline constexpr int kWideTiles = kMostWideRows / 8;          // of 8 rows of x
+inline constexpr int kWideSumBytes = kMostWideRows * 32 * 4;  // of a 32-row block
+inline constexpr int kMostWideItems = 32;                     // that a CTA stores a share of
+inline constexpr int kMostWideEntries = 256;                  // of them: (slice, block)
 
+// Blocks of one format, in the order of the launch.
+struct WideBlocks {
+  int count = 0;
+  int piece_bytes = 0;
+  int piece_halves = 1;  // of a unit, that a warp loads at a time
+};
+
+struct WideProduct {
+  WideBlocks formats[2];
+  int pair = 1;   // blocks of an item: 2 for gate and up
+  int units = 0;  // along k
+};
+
+// How the pieces of a slice of k are cut into runs. Divisions by numbers that are known late cost the start of
+// a kernel a microsecond: the host divides.
+struct WideCut {
+  int units = 0;               // along k
+  uint64_t run = 0;            // cost of a warp's run, 32 bits behind the point
+  uint64_t warps = 0;          // for a cost of 1, the same
+  uint32_t by_pieces[2] = {};  // 2^32 / pieces of a block, by format
+};
 struct WidePlan {
-  int items = 0;      // of each cluster: 32-row blocks, or pairs of them
-  int more = 0;       // clusters that have one more
-  int slices = 1;     // of k: CTAs of a cluster
-  int pair_log2 = 0;  // blocks of an item: 2 for gate and up
-  int stages = 2;     // of a warp's ring
-  int x_bytes = 0;    // of shared memory
-  int visits = 0;     // room of a CTA for sums of (block, warp)
+  WideCut cuts[2];           // of the first slices, which have a unit more; of the others
+  int longer = 0;            // how many have
+  int slices = 1;            // of k
+  int by_slices = 0;         // 2^16 / slices
+  int ctas = 1;              // of a slice
+  int blocks = 0;            // of 32 rows of W
+  int second = 0;            // the first of the second format
+  int unit_log2[2] = {};     // pieces of a unit, by format
+  int cost[2] = {};          // of a piece
+  uint32_t by_cost[2] = {};  // 2^32 / cost
+  int pair_log2 = 0;         // blocks of an item: 2 for gate and up
+  int by_entries = 0;        // 2^16 / (slices * blocks of an item)
+  uint32_t tasks = 0;        // of a CTA, 16 bits behind the point: 16 rows of an item x 8 rows of x
+  int stages = 2;            // of a warp's ring
+  int stage_bytes = 0;
+  int x_bytes = 0;  // of shared memory
   int grid = 0;
   int shared_bytes = 0;
 };
 
-// items: of `pair` blocks of 32 rows x `halves` times 128 k, piece_bytes each. False: another kernel's.
-bool plan_wide(const Context& context, int64_t items, int pair, int halves, int piece_bytes, WidePlan& plan);
+// False: another kernel's.
+bool plan_wide(const Context& context, const WideProduct& product, WidePlan& plan);
 
 }  // namespace braid::cuda
