@@ -16,17 +16,19 @@
 //           lie in shared memory
 //   scan    per (sequence, value head): the state through the chunks, two products deep for each; gated norm;
 //           state and convolution inputs to the slot
-// Both fit 99 KB of shared memory and take mma.sync: the same kernels on every card.
+// Both take mma.sync and fit 99 KB of shared memory; where the card has wgmma, the scan is another kernel
+// (delta_chunk_wgmma.cuh), which does the same arithmetic.
 //
 // Floors for 2048 tokens of one sequence of 27B (48 value, 16 key heads) on an H200: intra reads 42 MB and
 // writes 80 (30 us); scan reads these again, 25 MB of z, and writes 25; its chain of 32 chunks has 1800
-// clocks of products each (33 us).
+// clocks of products each (33 us), half of them where two blocks share a head's value columns.
 //
 // Measured, and what was tried: docs/history/cuda-kernels.md.
 #include <algorithm>
 
 #include "ops/cuda/delta/delta_chunk_intra.cuh"
 #include "ops/cuda/delta/delta_chunk_scan.cuh"
+#include "ops/cuda/delta/delta_chunk_wgmma.cuh"
 #include "ops/cuda/delta/delta_forms.h"
 
 namespace braid::cuda {
@@ -53,7 +55,15 @@ void delta_chunks(Context& context, const SequenceWorkspace& work, const DeltaAr
   }
   if (parts & kChunkScan) {
     const dim3 grid(static_cast<unsigned>(l.value_heads), static_cast<unsigned>(batch.sequences));
-    launch_early(context, scan_kernel, grid, kScanThreads, sizeof(ScanShared), chunk);
+    const bool halves = scans_halves(args);
+    if (context.has_wgmma && context.has_clusters) {
+      launch_clusters(context, kScanBlocks, halves ? scan_wgmma_kernel<true> : scan_wgmma_kernel<false>,
+                      dim3(grid.x * kScanBlocks, grid.y), kWgmmaScanThreads, sizeof(WgmmaScanShared) + 1024,
+                      chunk);
+    } else {
+      launch_early(context, halves ? scan_kernel<true> : scan_kernel<false>, grid, kScanThreads,
+                   sizeof(ScanShared), chunk);
+    }
   }
 }
 

@@ -3,8 +3,8 @@
 //
 // A block is a chunk of one key head with its value heads: convolution, SiLU and l2 norm of its rows, the
 // Gram matrices of K and of Q with K (which all its value heads share), then for each value head A, T, and
-// the products of T. While four warps invert the matrix of a head, the others take its scores and the
-// convolution of its values.
+// the products of T. While four warps invert the matrix of a head, the others take its scores; all convolve
+// its values, whose rows are on their way meanwhile.
 #pragma once
 
 #include <type_traits>
@@ -26,8 +26,8 @@ struct IntraShared {
   __half v[kWide];
   __half t[2][kPanel];                      // T^T, rows times -beta e^G, and times beta
   __half a[kPanel];                         // A; on the diagonal, blocks of T
-  float diagonal[4][16 * kDiagonalStride];  // blocks of A
-  float g[kMostSharing][kChunk];            // summed log decays
+  float diagonal[4][16 * kDiagonalStride];  // blocks of A, by columns
+  float g[kMostSharing][kChunk];            // summed log2 of decays
   float beta[kMostSharing][kChunk];
 };
 
@@ -39,18 +39,18 @@ struct RawRows {
   using Four = std::conditional_t<kFloats, uint4, uint2>;
   Four x[kIntraRows + 3];
 
-  // `own`: row of the run that x[3] holds. Rows outside the run are zeros.
+  // `own`: row of the run that x[3] holds. Nothing where not all rows are the run's.
   __device__ __forceinline__ void load(const DeltaArgs& a, const Run& run, int own, int channel) {
     using Number = std::conditional_t<kFloats, float, __half>;
+    if (!inside(run, own)) return;
     const int64_t stride = a.in.qkv.stride;
     const Number* from =
         static_cast<const Number*>(a.in.qkv.data) + (int64_t{run.first_row} + own - 3) * stride + channel;
 #pragma unroll
-    for (int i = 0; i < kIntraRows + 3; ++i, from += stride) {
-      x[i] = {};
-      const int row = own + i - 3;
-      if (row >= 0 && row < run.rows) x[i] = *reinterpret_cast<const Four*>(from);
-    }
+    for (int i = 0; i < kIntraRows + 3; ++i, from += stride) x[i] = *reinterpret_cast<const Four*>(from);
+  }
+  static __device__ __forceinline__ bool inside(const Run& run, int own) {
+    return own >= 3 && own + kIntraRows <= run.rows;
   }
   __device__ __forceinline__ float4 row(int i) const {
     if constexpr (kFloats) {
@@ -107,12 +107,11 @@ __device__ __forceinline__ void convolve(const DeltaArgs& a, const Run& run, con
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const Taps taps(a.w.conv, channel);
   const auto put = [&](int i, uint2 packed) {
-    if (own + i < 0 || own + i >= run.rows) packed = {0, 0};
     const int at = (row + i) * 64 + ((lane / 16 * kPanel + lane % 16 * 4) ^ i * 8);  // row: a multiple of 8
     *reinterpret_cast<uint2*>(tile + at) = packed;
     if (copy != nullptr) *reinterpret_cast<uint2*>(copy + at) = packed;
   };
-  if (own >= 3) {
+  if (raw.inside(run, own)) {
 #pragma unroll
     for (int i = 0; i < kIntraRows; ++i) {
       put(i, pack_row<kNorm>(taps(raw.row(i), raw.row(i + 1), raw.row(i + 2), raw.row(i + 3))));
@@ -120,7 +119,7 @@ __device__ __forceinline__ void convolve(const DeltaArgs& a, const Run& run, con
     }
     return;
   }
-  // Where a run begins.
+  // Where a run begins or ends.
 #pragma unroll 1
   for (int i = 0; i < kIntraRows; ++i) {
     uint2 packed = {0, 0};
@@ -133,7 +132,7 @@ __device__ __forceinline__ void convolve(const DeltaArgs& a, const Run& run, con
   }
 }
 
-// Summed log decays and betas of a value head. A warp, two rows a lane.
+// Summed log2 of decays, and betas, of a value head. A warp, two rows a lane.
 __device__ inline void make_gates(IntraShared& sh, const DeltaArgs& a, const Run& run, int index, int h,
                                   int at) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -144,7 +143,7 @@ __device__ inline void make_gates(IntraShared& sh, const DeltaArgs& a, const Run
     const bool valid = own >= 0 && own < run.rows;
     const int row = run.first_row + (valid ? own : 0);
     const float alpha = load_at(a.in.alpha, row, h), b = load_at(a.in.beta, row, h);
-    log[i] = valid ? log_decay(alpha, a.w.dt[h], a.w.a[h]) : 0.0f;
+    log[i] = valid ? log_decay(alpha, a.w.dt[h], a.w.a[h]) * kLog2E : 0.0f;
     beta[i] = valid ? exact_sigmoid(b) : 0.0f;
   }
   const float own = log[0] + log[1];
@@ -215,14 +214,14 @@ __device__ __forceinline__ void invert_diagonal(IntraShared& sh, const float (&k
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         // Above the diagonal the difference may be large: it is not looked at.
-        entry[c] = beta * __expf(fminf(g - sh.g[at][column + c], 0.0f)) * kk[n][2 * half + c];
+        entry[c] = beta * quick_exp2(fminf(g - sh.g[at][column + c], 0.0f)) * kk[n][2 * half + c];
       }
       if (n / 2 < block) {
         *reinterpret_cast<uint32_t*>(&sh.a[pair_at(block * 16 + 8 * half, n, lane)]) =
             pack_act(entry[0], entry[1]);
       } else {
-        *reinterpret_cast<float2*>(&diagonal[row * kDiagonalStride + column - block * 16]) = {entry[0],
-                                                                                              entry[1]};
+#pragma unroll
+        for (int c = 0; c < 2; ++c) diagonal[(column - block * 16 + c) * kDiagonalStride + row] = entry[c];
       }
     }
   }
@@ -235,11 +234,17 @@ __device__ __forceinline__ void invert_diagonal(IntraShared& sh, const float (&k
 #pragma unroll
   for (int j = 0; j < 15; ++j) {
 #pragma unroll
-    for (int i = j + 1; i < 16; ++i) x[i] = fmaf(-diagonal[i * kDiagonalStride + j], x[j], x[i]);
+    for (int four = (j + 1) / 4; four < 4; ++four) {
+      const float4 y = *reinterpret_cast<const float4*>(&diagonal[j * kDiagonalStride + 4 * four]);
+      if (4 * four > j) x[4 * four] = fmaf(-y.x, x[j], x[4 * four]);
+      if (4 * four + 1 > j) x[4 * four + 1] = fmaf(-y.y, x[j], x[4 * four + 1]);
+      if (4 * four + 2 > j) x[4 * four + 2] = fmaf(-y.z, x[j], x[4 * four + 2]);
+      x[4 * four + 3] = fmaf(-y.w, x[j], x[4 * four + 3]);
+    }
   }
   const int row = block * 16 + column;
   const float beta = sh.beta[at][row];
-  const float scale = lane < 16 ? -beta * expf(sh.g[at][row]) : beta;
+  const float scale = lane < 16 ? -beta * exp2f(sh.g[at][row]) : beta;
   __half* t = sh.t[lane / 16];
 #pragma unroll
   for (int piece = 0; piece < 2; ++piece) {
@@ -266,7 +271,7 @@ __device__ __forceinline__ void invert_column(IntraShared& sh, int at, int lane)
   for (int half = 0; half < 2; ++half) {
     const int row = j * 16 + lane / 4 + 8 * half;
     scale[half][1] = sh.beta[at][row];
-    scale[half][0] = -scale[half][1] * expf(sh.g[at][row]);
+    scale[half][0] = -scale[half][1] * exp2f(sh.g[at][row]);
   }
 #pragma unroll
   for (int i = j + 1; i < 4; ++i) {
@@ -303,12 +308,13 @@ __device__ __forceinline__ void invert_column(IntraShared& sh, int at, int lane)
 __device__ __forceinline__ void write_scores(const IntraShared& sh, __half* stage, const float (&qk)[8][4],
                                              __half* to, int at, int block, int lane) {
   write_unit(stage, to + block * 16 * 64, lane, [&](int n, int half) {
+    if (n / 2 > block) return 0u;
     const int row = block * 16 + lane / 4 + 8 * half;
     const int column = n * 8 + lane % 4 * 2;
     const float g = sh.g[at][row];
     const float2 before = *reinterpret_cast<const float2*>(&sh.g[at][column]);
-    return pack_act(column <= row ? __expf(g - before.x) * qk[n][2 * half] : 0.0f,
-                    column < row ? __expf(g - before.y) * qk[n][2 * half + 1] : 0.0f);
+    return pack_act(column <= row ? quick_exp2(g - before.x) * qk[n][2 * half] : 0.0f,
+                    column < row ? quick_exp2(g - before.y) * qk[n][2 * half + 1] : 0.0f);
   });
 }
 
@@ -380,35 +386,34 @@ __global__ __launch_bounds__(kIntraThreads, kFloats ? 1 : kIntraBlocks) void int
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
     __half* stage = sh.q + warp * 16 * 64;
     const int h = key_head * l.first_step + j * head_step;
+    const int own = run.own(owner.index, warp * kIntraRows);
+    const int channel = l.v_channel(h) + 4 * lane;
+    RawRows<kFloats> v;
     const int64_t value_tile = static_cast<int64_t>(tile) * l.value_heads + h;
     if (warp < 4) {
       invert_diagonal(sh, product, j, block, lane);
+      v.load(a, run, own, channel);
       meet<128>();
       if (warp == 0) invert_column<0>(sh, j, lane);
       if (warp == 1) invert_column<1>(sh, j, lane);
       if (warp == 2) invert_column<2>(sh, j, lane);
     } else {
-      const int channel = l.v_channel(h) + 4 * lane;
+      v.load(a, run, own, channel);
       write_scores(sh, stage, product, args.scores + value_tile * kPanel, j, block, lane);
-#pragma unroll 1
-      for (int row = block * 16; row < block * 16 + 16; row += kIntraRows) {
-        const int own = run.own(owner.index, row);
-        RawRows<kFloats> v;
-        v.load(a, run, own, channel);
-        convolve<false>(a, run, v, own, channel, row, sh.v, nullptr);
-      }
       if (warp < 6) {
         const int row = (warp - 4) * 32 + lane;
         float* gates = args.gates + value_tile * kGates * kChunk;
-        gates[row] = expf(sh.g[j][row]);
-        gates[kChunk + row] = expf(sh.g[j][kChunk - 1] - sh.g[j][row]);
+        gates[row] = exp2f(sh.g[j][row]);
+        gates[kChunk + row] = exp2f(sh.g[j][kChunk - 1] - sh.g[j][row]);
       }
     }
+    convolve<false>(a, run, v, own, channel, warp * kIntraRows, sh.v, nullptr);
     __syncthreads();
+    // Low blocks of rows are short products, so a warp takes one from either end.
     const int column = warp / 4 * 64;
-    const int64_t unit = value_tile * kWide + warp / 4 * kPanel + block * 16 * 64;
-    write_product(stage, sh.t[0], sh.k, args.w + unit, block, column, lane);
-    write_product(stage, sh.t[1], sh.v, args.u + unit, block, column, lane);
+    const int64_t panel = value_tile * kWide + warp / 4 * kPanel;
+    write_product(stage, sh.t[0], sh.k, args.w + panel + block * 16 * 64, block, column, lane);
+    write_product(stage, sh.t[1], sh.v, args.u + panel + (3 - block) * 16 * 64, 3 - block, column, lane);
     __syncthreads();
   }
 }

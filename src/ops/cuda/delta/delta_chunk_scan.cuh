@@ -122,60 +122,71 @@ __device__ __forceinline__ void scale_tokens(float (&c)[8][4], const float* fact
   }
 }
 
-// An eighth of a row of outputs: columns 8 part .. and 64 + 8 part ... Eight lanes are a row.
-struct RowPart {
-  uint4 x[2];
+// Eight columns of a row of outputs: of 128 columns, 16 lanes or twice 8 are a row.
+struct Eight {
+  float2 x[4];
+  __device__ __forceinline__ explicit Eight(uint4 bits)
+      : x{unpack(bits.x, __half()), unpack(bits.y, __half()), unpack(bits.z, __half()),
+          unpack(bits.w, __half())} {}
+  __device__ __forceinline__ float squares() const {
+    float sum[2] = {};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sum[0] = fmaf(x[i].x, x[i].x, sum[0]);
+      sum[1] = fmaf(x[i].y, x[i].y, sum[1]);
+    }
+    return sum[0] + sum[1];
+  }
 };
-__device__ __forceinline__ RowPart load_part(const __half* tile, int row, int part) {
-  return {*reinterpret_cast<const uint4*>(tile + tile_at(row, 8 * part)),
-          *reinterpret_cast<const uint4*>(tile + tile_at(row, 64 + 8 * part))};
+__device__ __forceinline__ float sum_of_eight_lanes(float x) {
+#pragma unroll
+  for (int offset = 1; offset < 8; offset *= 2) x += __shfl_xor_sync(kFullWarp, x, offset);
+  return x;
 }
-__device__ __forceinline__ float2 pair_of(const RowPart& part, int i) {
-  const uint4& x = part.x[i / 4];
-  return unpack(i % 4 == 0 ? x.x : i % 4 == 1 ? x.y : i % 4 == 2 ? x.z : x.w, __half());
-}
-// Columns of pair i of a part.
-__device__ __forceinline__ int column_of(int part, int i) { return i / 4 * 64 + 8 * part + i % 4 * 2; }
 
-// Norm and gate of a row, and its way to memory. `gates` holds z where it is f16. The outputs come without
-// 1 / sqrt(128): it cancels in the norm up to eps, which is scaled instead.
-__device__ __forceinline__ void finish_row(const DeltaArgs& a, const RowPart& o, const RowPart& gates,
-                                           int64_t row, int h, int part, bool valid) {
-  float squares = 0;
+// Where f32 activations are asked for, rows go the long way.
+inline bool scans_halves(const DeltaArgs& a) { return a.in.z.type == DType::f16 && a.o.type == DType::f16; }
+
+// z of row `own` of the run, or of the nearest it has, from `column` of all heads on. kHalves: scans_halves().
+template <bool kHalves>
+__device__ __forceinline__ uint4 load_gates(const DeltaArgs& a, const Run& run, int own, int column) {
+  if (!kHalves) return {};
+  const int row = run.first_row + min(max(own, 0), run.rows - 1);
+  return *reinterpret_cast<const uint4*>(static_cast<const __half*>(a.in.z.data) + row * a.in.z.stride +
+                                         column);
+}
+
+// The outputs come without 1 / sqrt(128): it cancels in the norm up to eps, which is scaled instead.
+__device__ __forceinline__ float norm_factor(const DeltaArgs& a, float squares) {
+  return rsqrtf(squares / kDim + a.w.eps * kDim);
+}
+
+// Norm and gate of eight columns of a row, and their way to memory if it is one of the run. `gates`: from
+// load_gates(); `weights` of the norm, from the first of the columns on.
+template <bool kHalves>
+__device__ __forceinline__ void finish_eight(const DeltaArgs& a, const Eight& o, uint4 gates, float factor,
+                                             const float* weights, const Run& run, int own, int column) {
+  if (own < 0 || own >= run.rows) return;
+  const int64_t row = run.first_row + own;
+  const Eight z(gates);
+  uint32_t packed[4];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float2 x = pair_of(o, i);
-    squares = fmaf(x.x, x.x, fmaf(x.y, x.y, squares));
-  }
-#pragma unroll
-  for (int offset = 1; offset < 8; offset *= 2) squares += __shfl_xor_sync(kFullWarp, squares, offset);
-  if (!valid) return;
-  const float inverse = rsqrtf(squares / kDim + a.w.eps * kDim);
-  RowPart packed;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float2 x = pair_of(o, i);
-    float2 z;
-    if (a.in.z.type == DType::f32) {
-      z = *reinterpret_cast<const float2*>(static_cast<const float*>(a.in.z.data) + row * a.in.z.stride +
-                                           static_cast<int64_t>(h) * kDim + column_of(part, i));
-    } else {
-      z = pair_of(gates, i);
+  for (int i = 0; i < 4; ++i) {
+    const float2 norm = *reinterpret_cast<const float2*>(weights + 2 * i);
+    const float2 g =
+        kHalves ? z.x[i]
+                : float2{load_at(a.in.z, row, column + 2 * i), load_at(a.in.z, row, column + 2 * i + 1)};
+    const float2 y = {o.x[i].x * factor * (norm.x * quick_silu(g.x)),
+                      o.x[i].y * factor * (norm.y * quick_silu(g.y))};
+    packed[i] = pack_act(y.x, y.y);
+    if (!kHalves) {
+      store_at(a.o, row, column + 2 * i, y.x);
+      store_at(a.o, row, column + 2 * i + 1, y.y);
     }
-    const float2 norm = *reinterpret_cast<const float2*>(a.w.norm + column_of(part, i));
-    const float2 y = {x.x * inverse * norm.x * quick_silu(z.x), x.y * inverse * norm.y * quick_silu(z.y)};
-    if (a.o.type == DType::f32) {
-      *reinterpret_cast<float2*>(static_cast<float*>(a.o.data) + row * a.o.stride +
-                                 static_cast<int64_t>(h) * kDim + column_of(part, i)) = y;
-    } else {
-      uint4& to = packed.x[i / 4];
-      (i % 4 == 0 ? to.x : i % 4 == 1 ? to.y : i % 4 == 2 ? to.z : to.w) = pack_act(y.x, y.y);
-    }
   }
-  if (a.o.type == DType::f32) return;
-  __half* to = static_cast<__half*>(a.o.data) + row * a.o.stride + static_cast<int64_t>(h) * kDim + 8 * part;
-  *reinterpret_cast<uint4*>(to) = packed.x[0];
-  *reinterpret_cast<uint4*>(to + 64) = packed.x[1];
+  if (kHalves)
+    *reinterpret_cast<uint4*>(static_cast<__half*>(a.o.data) + row * a.o.stride + column) = {
+        packed[0], packed[1], packed[2], packed[3]};
 }
 
 constexpr int kScanThreads = 256;
@@ -286,6 +297,7 @@ __device__ __forceinline__ void store_outputs(__half* o, const float (&c)[8][4],
   }
 }
 
+template <bool kHalves>
 __global__ __launch_bounds__(kScanThreads, 1) void scan_kernel(const __grid_constant__ ChunkArgs args) {
   extern __shared__ __align__(128) char memory[];
   ScanShared& sh = *reinterpret_cast<ScanShared*>(memory);
@@ -324,26 +336,26 @@ __global__ __launch_bounds__(kScanThreads, 1) void scan_kernel(const __grid_cons
     scale_tokens(o, sh.gates[0], lane);
     add_scores(o, d, sh, lane);
     store_outputs(sh.o, o, warp * 16, lane);
-    RowPart z[2] = {};
-    if (a.in.z.type != DType::f32) {
+    uint4 z[2][2];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int own = min(max(run.own(i, half * 32 + thread / 8), 0), run.rows - 1);
-        const auto* from =
-            reinterpret_cast<const uint4*>(static_cast<const __half*>(a.in.z.data) +
-                                           (run.first_row + own) * a.in.z.stride + h * kDim + 8 * part);
-        z[half] = {from[0], from[8]};
-      }
+    for (int half = 0; half < 2; ++half) {
+      const int own = run.own(i, half * 32 + thread / 8);
+      z[half][0] = load_gates<kHalves>(a, run, own, h * kDim + 8 * part);
+      z[half][1] = load_gates<kHalves>(a, run, own, h * kDim + 64 + 8 * part);
     }
     update_state(state, d, sh, lane);
     __syncthreads();
     if (i + 1 < chunks) fetch_second(args, sh, key_tile(i + 1), value_tile(i + 1));
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int own = run.own(i, half * 32 + thread / 8);
-      const bool valid = own >= 0 && own < run.rows;
-      finish_row(a, load_part(sh.o, half * 32 + thread / 8, part), z[half], run.first_row + (valid ? own : 0),
-                 h, part, valid);
+      const int row = half * 32 + thread / 8;
+      const Eight low(*reinterpret_cast<const uint4*>(sh.o + tile_at(row, 8 * part)));
+      const Eight high(*reinterpret_cast<const uint4*>(sh.o + tile_at(row, 64 + 8 * part)));
+      const float factor = norm_factor(a, sum_of_eight_lanes(low.squares() + high.squares()));
+      finish_eight<kHalves>(a, low, z[half][0], factor, a.w.norm + 8 * part, run, run.own(i, row),
+                            h * kDim + 8 * part);
+      finish_eight<kHalves>(a, high, z[half][1], factor, a.w.norm + 64 + 8 * part, run, run.own(i, row),
+                            h * kDim + 64 + 8 * part);
     }
   }
   store_states(state, l, run, h, warp * 16, lane);

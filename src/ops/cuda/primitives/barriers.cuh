@@ -80,6 +80,23 @@ __device__ inline void arrive_expecting(uint32_t barrier, int size_bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(size_bytes)
                : "memory");
 }
+// A place of this block's shared memory as block `rank` of the cluster has it.
+__device__ inline uint32_t address_at_rank(uint32_t shared, int rank) {
+  uint32_t address;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(address) : "r"(shared), "r"(rank));
+  return address;
+}
+// A number to the shared memory of a block of the cluster; 4 bytes, counted by a barrier there.
+__device__ inline void store_async(uint32_t to, float x, uint32_t barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];\n" ::"r"(to),
+               "f"(x), "r"(barrier)
+               : "memory");
+}
+// All threads of all blocks of the cluster meet.
+__device__ inline void meet_whole_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::
+                   : "memory");
+}
 // Whole 16-byte pieces, 16-byte aligned; the bytes are counted by the barrier.
 __device__ inline void copy_bulk(uint32_t to, const void* from, int size_bytes, uint32_t barrier) {
   asm volatile(
