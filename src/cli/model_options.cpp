@@ -20,6 +20,10 @@ namespace braid::cli {
 
 namespace {
 
+// Drafts of a step, unless it is said.
+constexpr int kNgramDrafts = 7;
+constexpr int kHeadDrafts = 3;
+
 // What requests that run together share.
 void add_sharing_options(CLI::App& command, ModelFlags& flags) {
   command.add_option("--parallel", flags.parallel, "-np: requests that run at the same time")
@@ -64,19 +68,25 @@ void add_sharing_options(CLI::App& command, ModelFlags& flags) {
 void add_speculation_options(CLI::App& command, ModelFlags& flags) {
   command
       .add_option("--spec-type", flags.spec_type,
-                  "who drafts tokens that a step verifies together: none, or ngram: what the conversation "
-                  "has said before")
-      ->check(CLI::IsMember({"none", "ngram"}))
+                  "who drafts tokens that a step verifies together: none; ngram: what the conversation has "
+                  "said before; mtp: the model's own head; auto: mtp if the file has it")
+      ->check(CLI::IsMember({"none", "ngram", "mtp", "auto"}))
       ->capture_default_str()
       ->envname("BRAID_SPEC_TYPE");
-  command.add_option("--spec-draft-n-max", flags.spec_draft_n_max, "drafts of one step at most")
+  command
+      .add_option("--spec-draft-n-max", flags.spec_draft_n_max,
+                  "drafts of one step at most (default: 7 of ngram, 3 of mtp)")
       ->check(CLI::Range(1, 64))
-      ->capture_default_str()
       ->envname("BRAID_SPEC_DRAFT_N_MAX");
   command
       .add_flag("--spec-always", flags.spec_always,
                 "draft in every step, also where measured times say that it costs more than it saves")
       ->envname("BRAID_SPEC_ALWAYS");
+  command
+      .add_option("--spec-draft-p-min", flags.spec_draft_p_min, "mtp drafts no further than it is so sure of")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str()
+      ->envname("BRAID_SPEC_DRAFT_P_MIN");
 }
 
 // `*bytes` keeps its value if nothing was written.
@@ -157,7 +167,13 @@ Result<EngineOptions> engine_options(const ModelFlags& flags) {
   options.checkpoint_interval = flags.checkpoint_interval;
   if (flags.spec_type == "ngram") options.spec_type = SpecType::ngram;
   options.spec_always = flags.spec_always;
-  if (options.spec_type != SpecType::none) options.max_drafts = flags.spec_draft_n_max;
+  if (flags.spec_type == "mtp") options.spec_type = SpecType::mtp;
+  if (flags.spec_type == "auto") options.spec_type = SpecType::automatic;
+  options.draft_p_min = static_cast<float>(flags.spec_draft_p_min);
+  if (options.spec_type != SpecType::none)
+    options.max_drafts = flags.spec_draft_n_max > 0             ? flags.spec_draft_n_max
+                         : options.spec_type == SpecType::ngram ? kNgramDrafts
+                                                                : kHeadDrafts;
   BRAID_TRY(read_size("--kv-memory", flags.kv_memory, &options.kv_memory_bytes));
   BRAID_TRY(read_size("--state-memory", flags.state_memory, &options.state_memory_bytes));
   options.cache_dir = flags.cache_dir;

@@ -33,7 +33,8 @@ struct ModelFlags {
   double gap_limit = EngineOptions().gap_limit;
   int checkpoint_interval = -1;
   std::string spec_type = "none";
-  int spec_draft_n_max = 7;
+  int spec_draft_n_max = 0;  // 0: as the drafter likes it
+  double spec_draft_p_min = 0;
   bool spec_always = false;
   // Sizes as written (sizes.h); empty: chosen.
   std::string kv_memory;

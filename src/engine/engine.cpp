@@ -125,7 +125,9 @@ bool Engine::turn() {
 
 // One step to its end. False: the device has failed.
 bool Engine::run_whole(Step& step, Clock::time_point begin) {
+  const Clock::time_point planned = Clock::now();
   propose(step.plan);
+  const Clock::time_point proposed = Clock::now();
   if (options_.hooks.fault != TestHooks::Fault::none && stats_.steps == options_.hooks.fault_step)
     device_->fail_on_purpose(options_.hooks.fault == TestHooks::Fault::lasting);
   if (const Status queued = runner_->queue(step); !queued.ok()) fail_all(queued.error());
@@ -144,7 +146,8 @@ bool Engine::run_whole(Step& step, Clock::time_point begin) {
   } else if (step.plan.decoding == 0) {
     scheduler_->pacer().observe_prompt(prompt_tokens, ms);
   }
-  stats_.host_ms += ms_between(begin, queued) + ms_between(computed, end);
+  stats_.draft_ms += ms_between(planned, proposed);
+  stats_.host_ms += ms_between(begin, planned) + ms_between(proposed, queued) + ms_between(computed, end);
   return true;
 }
 
@@ -218,6 +221,11 @@ void Engine::propose(StepPlan& plan) {
     // Nobody is preempted for guesses.
     if (!item.drafts.empty() && !scheduler_->grow(s, s.computed_tokens + item.rows())) item.drafts.clear();
     stats_.drafted += item.drafts.size();
+    std::vector<size_t> depths;
+    for (const Draft& draft : item.drafts) {
+      depths.push_back(draft.parent < 0 ? 0 : depths[static_cast<size_t>(draft.parent)] + 1);
+      ++stats_.drafted_at[std::min(depths.back(), EngineStats::kDepths - 1)];
+    }
   }
   proposed_ = Clock::now();
 }
@@ -266,6 +274,7 @@ void Engine::commit_drafts(const Step& step, std::span<const Verdict> verdicts) 
   Ops& ops = device_->ops();
   const SequenceMemory memory = memory_.cache.memory();
   if (!memory.delta.empty()) ops.delta_move(memory.delta, moves, step.batch);
+  if (memory.hidden) ops.hidden_move(memory.hidden, moves, step.batch);
   for (const KvLayer& kv : memory.kv) ops.kv_move(kv, moves, step.batch.of_group(kv.group));
 }
 
@@ -284,6 +293,8 @@ void Engine::commit(const Step& step, std::span<const Verdict> verdicts) {
         static_cast<uint64_t>(std::clamp(s.prompt_tokens() - s.computed_tokens, 0, item.certain));
     stats_.generated += verdict.next.size();
     stats_.accepted += verdict.accepted.size();
+    for (size_t depth = 0; depth < verdict.accepted.size(); ++depth)
+      ++stats_.accepted_at[std::min(depth, EngineStats::kDepths - 1)];
     s.computed_tokens += item.certain + static_cast<int32_t>(verdict.accepted.size());
     s.tokens.insert(s.tokens.end(), verdict.next.begin(), verdict.next.end());
     scheduler_->committed(s);

@@ -29,6 +29,7 @@
 //   engine->run_until_idle();
 #pragma once
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <span>
@@ -59,7 +60,12 @@ struct EngineStats {
   uint64_t generated = 0;    // tokens reported or ended by
   uint64_t drafted = 0;
   uint64_t accepted = 0;
-  double host_ms = 0;  // of whole steps: from the end of one's work on the device until the next is queued
+  // The same by depth, 0 for drafts of the next token; the last are all deeper ones.
+  static constexpr size_t kDepths = 8;
+  std::array<uint64_t, kDepths> drafted_at{}, accepted_at{};
+  // Of whole steps: from the end of one's work on the device until the next is queued, without drafting.
+  double host_ms = 0;
+  double draft_ms = 0;
 };
 
 class Engine {
@@ -111,6 +117,7 @@ class Engine {
   // Drafts in place of the one of EngineOptions; null: nobody. Needs max_drafts > 0. The drafter must outlive
   // the engine or be replaced.
   void set_drafter(Drafter* drafter);
+  Drafter* drafter() { return drafter_; }
   // Looks inside the model's steps (tests, tools); null: nobody.
   void observe(Observer* observer) { model_->observe(observer); }
 
@@ -123,6 +130,7 @@ class Engine {
   Engine() = default;
   Status open(const GgufFile& file, const EngineOptions& options);
   Status load();
+  Status make_drafter(int32_t block_table);
 
   bool turn();
   bool run_whole(Step& step, Clock::time_point begin);

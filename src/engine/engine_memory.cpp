@@ -55,10 +55,10 @@ Status EngineMemory::make_plan(const EngineOptions& options, Model& model, Devic
   sizes.ring = device.delta_ring(options.max_drafts);
   sizes.k_format = options.k_format;
   sizes.v_format = options.v_format;
+  if (config.drafts()) sizes.hidden_cells = options.max_drafts + 1;
   // Files know nothing of groups: with a cache directory all layers keep everything, as beside recurrent
   // ones.
-  if (config.count(LayerKind::delta) == 0 && options.cache_dir.empty())
-    sizes.window = config.largest_window();
+  if (sizes.slot_bytes(config) == 0 && options.cache_dir.empty()) sizes.window = config.largest_window();
   BRAID_TRY(device.accepts(workspace_needs(options, model)));
   plan.own_memory = !device.computes_in_host_memory();
   plan.available_bytes = plan.own_memory ? device.free_bytes() : available_memory_bytes();
@@ -240,7 +240,7 @@ SchedulerLimits EngineMemory::scheduler_limits(const EngineOptions& options,
   limits.max_drafts = options.max_drafts;
   limits.gap_limit = options.gap_limit;
   limits.prefix_cache = options.prefix_cache;
-  limits.recurrent = config.count(LayerKind::delta) > 0;
+  limits.recurrent = sizes.slot_bytes(config) > 0;
   limits.window = sizes.window;
   limits.preemption = options.preemption;
   // What is computed again runs many rows at a time, which is another form of attention.
@@ -250,7 +250,8 @@ SchedulerLimits EngineMemory::scheduler_limits(const EngineOptions& options,
   const auto token_bytes = [&](int32_t group) {
     return static_cast<int64_t>(sizes.block_bytes(config, group)) / kBlockTokens;
   };
-  const int64_t kept_bytes = config.state_bytes(sizes.ring) + sizes.window * token_bytes(1);
+  const auto state_bytes = static_cast<int64_t>(sizes.slot_bytes(config) / sizes.slots);
+  const int64_t kept_bytes = state_bytes + sizes.window * token_bytes(1);
   const auto state_tokens =
       static_cast<int32_t>(std::min<int64_t>(kept_bytes / std::max<int64_t>(1, token_bytes(0)), 1 << 20));
   const auto rounded = [](int32_t tokens) {

@@ -21,8 +21,9 @@ struct TestHooks {
   uint64_t fault_step = 0;
 };
 
-// Who drafts: nobody, or what the sequence has said before (draft/ngram_drafter.h).
-enum class SpecType : uint8_t { none, ngram };
+// Who drafts: nobody, what the sequence has said before (draft/ngram_drafter.h), or the model's own head
+// (draft/model_drafter.h). Automatic: the head, if the file has one.
+enum class SpecType : uint8_t { none, ngram, mtp, automatic };
 
 struct EngineOptions {
   int32_t context_tokens = 0;    // per sequence; 0: what the model was made for, less if memory is short
@@ -33,13 +34,13 @@ struct EngineOptions {
   int32_t max_drafts = 0;   // uncertain tokens of one sequence in one step; 0: no speculation
   SpecType spec_type = SpecType::none;
   bool spec_always = false;  // drafts also where they cost time (draft/draft_budget.h)
+  float draft_p_min = 0;     // the model's head drafts what is at least so probable to it
   KvFormat k_format = KvFormat::f16;
   KvFormat v_format = KvFormat::f16;
   std::string device = "cpu";  // or "ref"
   int threads = 0;             // 0: the device chooses
   Activations activations = Activations::i8;
-  bool deterministic = false;  // a request's bytes depend on nothing but itself (DeviceOptions)
-  bool with_mtp = true;
+  bool deterministic = false;       // a request's bytes depend on nothing but itself (DeviceOptions)
   uint64_t memory_limit_bytes = 0;  // 0: what the machine has available
   uint64_t kv_memory_bytes = 0;     // KV blocks; 0: all contexts at once, less if memory is short
   int64_t state_memory_bytes = -1;  // checkpoints in host memory; -1: chosen, 0: none

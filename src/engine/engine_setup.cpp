@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "engine/draft/model_drafter.h"
 #include "engine/draft/ngram_drafter.h"
 #include "engine/engine.h"
 
@@ -23,6 +24,8 @@ Status check_options(const EngineOptions& o, const ModelConfig& config) {
     return bad(fmt::format("a step of {} tokens is not between 0 and 65536", o.max_batch_tokens));
   if (o.max_drafts < 0 || o.max_drafts > 1024)
     return bad(fmt::format("{} drafted tokens is not between 0 and 1024", o.max_drafts));
+  if (!(o.draft_p_min >= 0 && o.draft_p_min <= 1))
+    return bad(fmt::format("{} is no probability of a draft", o.draft_p_min));
   if (o.spec_type != SpecType::none && o.max_drafts == 0) return bad("a drafter needs one draft at least");
   return {};
 }
@@ -69,6 +72,7 @@ PrefixHash fingerprint_of(const GgufFile& file, const EngineOptions& options, co
       fmt::format("|{} {} {} {} {} {} ring {} {} {}", name.substr(0, name.find(' ')), tile_columns,
                   kv_format_name(options.k_format), kv_format_name(options.v_format),
                   static_cast<int>(options.activations), kBlockTokens, ring.every, ring.lag, ring.uncertain);
+  if (options.spec_type == SpecType::mtp) text += " mtp";  // cells and slots hold what the head goes on from
   // Prefixes computed by other forms would bring other bytes in.
   if (options.deterministic && !device.computes_in_host_memory()) text += " deterministic";
   return seed_hash(text);
@@ -79,13 +83,19 @@ PrefixHash fingerprint_of(const GgufFile& file, const EngineOptions& options, co
 Status Engine::open(const GgufFile& file, const EngineOptions& options) {
   options_ = options;
   ModelOptions model_options;
-  model_options.with_mtp = options.with_mtp;
+  const bool automatic = options.spec_type == SpecType::automatic;
+  model_options.with_mtp = automatic || options.spec_type == SpecType::mtp;
   BRAID_ASSIGN(model_, Model::open(file, model_options));
-  BRAID_TRY(check_options(options, model_->config()));
-  BRAID_ASSIGN(device_, make_device(options, EngineMemory::most_rows(options)));
+  if (options.spec_type == SpecType::mtp && !model_->config().drafts())
+    return Error{ErrorKind::unsupported,
+                 fmt::format("{}: has no head that drafts (nextn tensors)", file.name())};
+  if (automatic) options_.spec_type = model_->config().drafts() ? SpecType::mtp : SpecType::none;
+  if (options_.spec_type == SpecType::none && automatic) options_.max_drafts = 0;
+  BRAID_TRY(check_options(options_, model_->config()));
+  BRAID_ASSIGN(device_, make_device(options_, EngineMemory::most_rows(options_)));
   late_events_ = options.hooks.late_events || !device_->computes_in_host_memory();
   if (options.ubatch_tokens == 0)
-    options_.ubatch_tokens = EngineMemory::choose_ubatch(options, *model_, *device_);
+    options_.ubatch_tokens = EngineMemory::choose_ubatch(options_, *model_, *device_);
   return memory_.make_plan(options_, *model_, *device_);
 }
 
@@ -99,13 +109,6 @@ Status Engine::load() {
                                            memory_.sizes.slots, memory_.cache, memory_.host_images);
   scheduler_->set_disk(disk_.get());
   install_hooks();
-  if (options_.spec_type == SpecType::ngram) {
-    own_drafter_ = std::make_unique<NgramDrafter>(options_.max_sequences, context_tokens());
-    drafter_ = own_drafter_.get();
-    // On a GPU that is told to be deterministic, the clock shall not choose the rows of a step.
-    const bool fixed = options_.deterministic && !device_->computes_in_host_memory();
-    if (!fixed && !options_.spec_always) budget_ = std::make_unique<DraftBudget>(options_.max_drafts);
-  }
   judge_ = std::make_unique<Judge>(outputs_, config.vocabulary, most_tokens());
   runner_ = std::make_unique<StepRunner>(*device_, *model_, memory_.cache, outputs_);
   StepRunner::Sizes sizes;
@@ -115,7 +118,38 @@ Status Engine::load() {
   sizes.block_table = static_cast<int32_t>(blocks_for(int64_t{context_tokens()} + options_.max_drafts));
   sizes.kv_groups = scheduler_->groups();
   sizes.interleaved_tokens = memory_.interleaved_tokens;
-  return runner_->allocate(sizes);
+  BRAID_TRY(runner_->allocate(sizes));
+  return make_drafter(sizes.block_table);
+}
+
+Status Engine::make_drafter(int32_t block_table) {
+  switch (options_.spec_type) {
+    case SpecType::none:
+    case SpecType::automatic:  // has become one of the others
+      break;
+    case SpecType::ngram:
+      own_drafter_ = std::make_unique<NgramDrafter>(options_.max_sequences, context_tokens());
+      break;
+    case SpecType::mtp: {
+      auto drafter = std::make_unique<ModelDrafter>(*device_, *model_, memory_.cache, *scheduler_);
+      ModelDrafter::Options options;
+      options.sequences = options_.max_sequences;
+      options.max_drafts = options_.max_drafts;
+      options.p_min = options_.draft_p_min;
+      options.block_table = block_table;
+      options.logits = outputs_.memory();
+      options.wait = [this] { events_.deliver(); };
+      BRAID_TRY(drafter->allocate(options));
+      own_drafter_ = std::move(drafter);
+      break;
+    }
+  }
+  drafter_ = own_drafter_.get();
+  // On a GPU that is told to be deterministic, the clock shall not choose the rows of a step.
+  const bool fixed = options_.deterministic && !device_->computes_in_host_memory();
+  if (drafter_ != nullptr && !fixed && !options_.spec_always)
+    budget_ = std::make_unique<DraftBudget>(options_.max_drafts);
+  return {};
 }
 
 void Engine::install_hooks() {
@@ -138,7 +172,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const GgufFile& file, const Engin
   BRAID_TRY(engine->open(file, options));
   BRAID_TRY(engine->memory_.plan.check_fits());
   engine->fingerprint_ =
-      fingerprint_of(file, options, *engine->device_,
+      fingerprint_of(file, engine->options_, *engine->device_,
                      engine->device_->state_tile_columns(engine->model_->config().largest_delta()),
                      engine->memory_.sizes.ring);
   if (!options.cache_dir.empty()) {

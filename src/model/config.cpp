@@ -10,12 +10,18 @@ int32_t ModelConfig::count(LayerKind kind) const {
       std::count_if(layers.begin(), layers.end(), [&](const LayerConfig& l) { return l.kind == kind; }));
 }
 
+std::vector<const AttentionConfig*> ModelConfig::kv_layers() const {
+  std::vector<const AttentionConfig*> list;
+  for (const LayerConfig& l : layers)
+    if (l.kind == LayerKind::attention) list.push_back(&l.attention);
+  if (drafts()) list.push_back(&mtp[0].attention);
+  return list;
+}
+
 int64_t ModelConfig::kv_bytes_per_token(KvFormat k, KvFormat v) const {
   int64_t bytes = 0;
-  for (const LayerConfig& l : layers)
-    if (l.kind == LayerKind::attention)
-      bytes += l.attention.kv_heads *
-               (kv_row_bytes(k, l.attention.head_dim) + kv_row_bytes(v, l.attention.head_dim));
+  for (const AttentionConfig* a : kv_layers())
+    bytes += a->kv_heads * (kv_row_bytes(k, a->head_dim) + kv_row_bytes(v, a->head_dim));
   return bytes;
 }
 

@@ -70,11 +70,14 @@ struct ModelConfig {
   float eps = 0;               // of every RMS norm
 
   std::vector<LayerConfig> layers;  // L, the trunk
-  std::vector<LayerConfig> mtp;     // blocks after the trunk
+  std::vector<LayerConfig> mtp;     // heads that draft, loaded with the model; the first is used
   std::vector<RopeParams> ropes;    // a table of each is made once per step
 
   int32_t count(LayerKind kind) const;
-  // Bytes of K and V of one position over all attention layers of the trunk.
+  bool drafts() const { return !mtp.empty(); }
+  // Every layer that keeps K and V, in their order: those of the trunk, then the head that drafts.
+  std::vector<const AttentionConfig*> kv_layers() const;
+  // Bytes of K and V of one position over all of them.
   int64_t kv_bytes_per_token(KvFormat k, KvFormat v) const;
   // Bytes of one sequence's recurrent state over all delta layers.
   int64_t state_bytes(const DeltaRing& ring) const;

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include "model/placer.h"
-
 namespace braid {
 
 Result<std::unique_ptr<Model>> DecoderModel::open(const Architecture& architecture, const GgufFile& file,
@@ -12,7 +10,39 @@ Result<std::unique_ptr<Model>> DecoderModel::open(const Architecture& architectu
   auto model = std::make_unique<DecoderModel>(file);
   BRAID_ASSIGN(model->config_, architecture.read_config(file));
   BRAID_TRY(architecture.describe_weights(file, model->config_, options.with_mtp, model->weights_));
+  if (model->weights_.mtp.empty()) model->config_.mtp.clear();
   return std::unique_ptr<Model>(std::move(model));
+}
+
+// From `start` on. Returns its end.
+size_t DecoderModel::place_layer(LayerScratch& layer, const LayerConfig& c, const Placer& start, int64_t t,
+                                 DType act) {
+  Placer mixer = start;
+  if (c.kind == LayerKind::attention) {
+    const AttentionConfig& a = c.attention;
+    const bool head_gates = a.gate.layout == AttentionGate::Layout::head;
+    layer.attention.qg = mixer.take(t, a.query_rows(), act);
+    layer.attention.k = mixer.take(t, a.kv_width(), act);
+    layer.attention.v = mixer.take(t, a.kv_width(), act);
+    if (a.gate.separate())
+      layer.attention.gates = mixer.take(t, a.gate_rows(), head_gates ? DType::f32 : act);
+    layer.attention.q = mixer.take(t, a.query_width(), act);
+    layer.attention.attended = mixer.take(t, a.query_width(), act);
+  } else {
+    const DeltaShape& d = c.delta;
+    layer.delta = {mixer.take(t, d.channels(), act), mixer.take(t, d.value_width(), act),
+                   mixer.take(t, d.value_heads), mixer.take(t, d.value_heads),
+                   mixer.take(t, d.value_width(), act)};
+  }
+  Placer feed_forward = start;
+  const FeedForwardConfig& f = c.feed_forward;
+  if (f.is_moe()) {
+    layer.moe = {feed_forward.take(t, f.experts), feed_forward.take(t, f.experts_used, DType::i32),
+                 feed_forward.take(t, f.experts_used)};
+  } else {
+    layer.mlp = {feed_forward.take(t, f.width, act)};
+  }
+  return std::max(mixer.offset(), feed_forward.offset());
 }
 
 size_t DecoderModel::place(Lane& lane, std::byte* base, int32_t max_tokens, int32_t max_outputs,
@@ -27,34 +57,13 @@ size_t DecoderModel::place(Lane& lane, std::byte* base, int32_t max_tokens, int3
   lane.hidden = common.take(max_outputs, config_.width, act);
 
   size_t end = common.offset();
-  for (const LayerConfig& c : config_.layers) {
-    LayerScratch& layer = lane.layers.emplace_back();
-    Placer mixer(base, common.offset());
-    if (c.kind == LayerKind::attention) {
-      const AttentionConfig& a = c.attention;
-      const bool head_gates = a.gate.layout == AttentionGate::Layout::head;
-      layer.attention.qg = mixer.take(t, a.query_rows(), act);
-      layer.attention.k = mixer.take(t, a.kv_width(), act);
-      layer.attention.v = mixer.take(t, a.kv_width(), act);
-      if (a.gate.separate())
-        layer.attention.gates = mixer.take(t, a.gate_rows(), head_gates ? DType::f32 : act);
-      layer.attention.q = mixer.take(t, a.query_width(), act);
-      layer.attention.attended = mixer.take(t, a.query_width(), act);
-    } else {
-      const DeltaShape& d = c.delta;
-      layer.delta = {mixer.take(t, d.channels(), act), mixer.take(t, d.value_width(), act),
-                     mixer.take(t, d.value_heads), mixer.take(t, d.value_heads),
-                     mixer.take(t, d.value_width(), act)};
-    }
-    Placer feed_forward(base, common.offset());
-    const FeedForwardConfig& f = c.feed_forward;
-    if (f.is_moe()) {
-      layer.moe = {feed_forward.take(t, f.experts), feed_forward.take(t, f.experts_used, DType::i32),
-                   feed_forward.take(t, f.experts_used)};
-    } else {
-      layer.mlp = {feed_forward.take(t, f.width, act)};
-    }
-    end = std::max({end, mixer.offset(), feed_forward.offset()});
+  for (const LayerConfig& c : config_.layers)
+    end = std::max(end, place_layer(lane.layers.emplace_back(), c, common, t, act));
+  if (config_.drafts()) {
+    Placer head = common;
+    lane.draft.before = head.take(t, config_.width);
+    lane.draft.joined = head.take(t, 2 * config_.width, act);
+    end = std::max(end, place_layer(lane.draft.layer, config_.mtp[0], head, t, act));
   }
   return end;
 }
@@ -72,10 +81,12 @@ size_t DecoderModel::activation_bytes(const StepSizes& sizes, DType activations)
 Device::WorkspaceNeeds DecoderModel::workspace_needs(int32_t max_tokens) const {
   Device::WorkspaceNeeds needs;
   needs.max_tokens = max_tokens;
-  needs.max_width = config_.width * (weights_.mtp.empty() ? 1 : 2);
+  needs.max_width = config_.width * (config_.drafts() ? 2 : 1);
   needs.delta = config_.largest_delta();
   needs.model_width = config_.width;
-  for (const LayerConfig& c : config_.layers) {
+  std::vector<LayerConfig> layers = config_.layers;
+  layers.insert(layers.end(), config_.mtp.begin(), config_.mtp.end());
+  for (const LayerConfig& c : layers) {
     const FeedForwardConfig& f = c.feed_forward;
     if (c.kind == LayerKind::attention) {
       needs.max_width = std::max(needs.max_width, c.attention.query_width());
@@ -160,11 +171,13 @@ bool DecoderModel::run_layers(const Lane& lane, StepCursor& at, const Run& run) 
       if (!run_attention(lane, at, run)) return false;
       ++at.kv;
     }
-    run_feed_forward(lane, index, run.batch);
+    run_feed_forward(x, h, config_.layers[index], layer, lane.layers[index]);
+    if (tap_ != nullptr) tap_->layer_output(at.layer, x, &lane == &interleaved_);
+    if (observer_ != nullptr) show(lane, index, run.batch);
     run.pacing.queued();
   }
   if (!run.pacing.may_run(StepPart::outputs)) return false;
-  leave_outputs(lane, run.batch);
+  leave_outputs(lane, run);
   if (tap_ != nullptr) tap_->step_output(run.batch, run.memory, &lane == &interleaved_);
   run.pacing.queued();
   return true;
@@ -205,28 +218,26 @@ bool DecoderModel::run_attention(const Lane& lane, StepCursor& at, const Run& ru
 }
 
 // The second half of a layer of either kind.
-void DecoderModel::run_feed_forward(const Lane& lane, size_t layer, const Batch& batch) {
-  const FeedForwardConfig& config = config_.layers[layer].feed_forward;
-  const LayerWeights& w = weights_.layers[layer];
-  const Tensor x = lane.residual.top(batch.tokens);
-  const Tensor h = lane.normed.top(batch.tokens);
+void DecoderModel::run_feed_forward(Tensor x, Tensor h, const LayerConfig& config, const LayerWeights& w,
+                                    const LayerScratch& scratch) {
   const BlockNorm norm{w.ffn_norm, config_.eps};
-  if (config.is_moe()) {
-    moe_block(*ops_, x, h, norm, w.moe, config, lane.layers[layer].moe);
+  if (config.feed_forward.is_moe()) {
+    moe_block(*ops_, x, h, norm, w.moe, config.feed_forward, scratch.moe);
   } else {
-    mlp_block(*ops_, x, h, norm, w.mlp, lane.layers[layer].mlp);
+    mlp_block(*ops_, x, h, norm, w.mlp, scratch.mlp);
   }
-  if (tap_ != nullptr) tap_->layer_output(static_cast<int32_t>(layer), x, &lane == &interleaved_);
-  if (observer_ != nullptr) show(lane, layer, batch);
 }
 
-void DecoderModel::leave_outputs(const Lane& lane, const Batch& batch) {
+void DecoderModel::leave_outputs(const Lane& lane, const Run& run) {
+  const Batch& batch = run.batch;
   ended_ = &lane;
   last_outputs_ = batch.outputs;
-  if (batch.outputs == 0) return;
-  const Tensor rows = lane.gathered.top(batch.outputs);
-  ops_->gather_rows(rows, lane.residual.top(batch.tokens), batch.output_row, batch.outputs);
-  ops_->add_norm(lane.hidden.top(batch.outputs), rows, {}, weights_.output_norm, config_.eps);
+  if (batch.outputs > 0) {
+    const Tensor rows = lane.gathered.top(batch.outputs);
+    ops_->gather_rows(rows, lane.residual.top(batch.tokens), batch.output_row, batch.outputs);
+    ops_->add_norm(lane.hidden.top(batch.outputs), rows, {}, weights_.output_norm, config_.eps);
+  }
+  if (config_.drafts()) catch_up(lane, run);
 }
 
 void DecoderModel::logits(Tensor logits, int32_t first, int32_t count) {

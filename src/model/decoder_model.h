@@ -7,6 +7,7 @@
 #include "model/architectures/architectures.h"
 #include "model/layers/layers.h"
 #include "model/model.h"
+#include "model/placer.h"
 
 namespace braid {
 
@@ -28,6 +29,7 @@ class DecoderModel final : public Model {
   bool forward_interleaved(StepCursor& at, const Batch& batch, const SequenceMemory& memory,
                            StepPacing& pacing) override;
   void logits(Tensor logits, int32_t first, int32_t count) override;
+  void draft(Tensor logits, const Batch& batch, const SequenceMemory& memory, bool first) override;
   Tensor output_hidden() const override { return ended_->hidden.top(last_outputs_); }
 
  private:
@@ -39,6 +41,12 @@ class DecoderModel final : public Model {
     MlpScratch mlp;
     MoeScratch moe;
   };
+  // Beside residual and normed rows, which the head takes for its own.
+  struct DraftScratch {
+    Tensor before;  // [T, E] f32: hidden rows of the positions before
+    Tensor joined;  // [T, 2 E]: embedding and hidden row, each normed
+    LayerScratch layer;
+  };
   // Everything that lives between the ops of one step.
   struct Lane {
     Tensor residual;                   // [T, E]
@@ -47,11 +55,14 @@ class DecoderModel final : public Model {
     Tensor gathered;                   // [outputs, E]
     Tensor hidden;                     // [outputs, E] after the output norm
     std::vector<LayerScratch> layers;  // [layers]
+    DraftScratch draft;                // of the head that drafts; shares the layers' memory
   };
 
   // Places a lane in one stretch of memory that starts at `base` (null: only counts). Returns its bytes. What
   // travels between ops has type `activations`; the residual stream, gathered rows of it, gate and router
   // rows and the rope table are f32.
+  static size_t place_layer(LayerScratch& layer, const LayerConfig& c, const Placer& start, int64_t t,
+                            DType act);
   size_t place(Lane& lane, std::byte* base, int32_t max_tokens, int32_t max_outputs, DType activations) const;
   size_t lane_bytes(int32_t max_tokens, int32_t max_outputs, DType activations) const;
 
@@ -63,8 +74,12 @@ class DecoderModel final : public Model {
   };
   bool run_layers(const Lane& lane, StepCursor& at, const Run& run);
   bool run_attention(const Lane& lane, StepCursor& at, const Run& run);
-  void run_feed_forward(const Lane& lane, size_t layer, const Batch& batch);
-  void leave_outputs(const Lane& lane, const Batch& batch);
+  void run_feed_forward(Tensor x, Tensor h, const LayerConfig& config, const LayerWeights& w,
+                        const LayerScratch& scratch);
+  void leave_outputs(const Lane& lane, const Run& run);
+  // draft_head.cpp
+  void catch_up(const Lane& lane, const Run& run);
+  void enter_head(const Lane& lane, const Batch& batch);
   void show(const Lane& lane, size_t layer, const Batch& batch);
 
   ModelConfig config_;

@@ -7,6 +7,10 @@
 // A model is a straight line of blocks (layers.h) over Ops: no graph, no callbacks except the Observer, which
 // tests and tools use to look inside. One thread calls it. The file must outlive the model.
 //
+// A head that drafts (MTP) is loaded with the model where ModelOptions say so and the file has one. Every
+// step then also writes, for all of its rows, the keys and values that the head would have of them, and their
+// hidden rows to the ring: what draft() goes on from is memory of the sequence like any other.
+//
 // A step can also be interleaved with others: a prompt's layers run some at a time, between the decoding
 // steps of other sequences. It has activations of its own and touches nothing that other sequences' steps
 // see.
@@ -31,8 +35,10 @@ namespace braid {
 
 // The bytes of all sequences, as a step sees them. Layers of a kind in trunk order.
 struct SequenceMemory {
-  std::span<const KvLayer> kv;        // [attention layers]; behind them those of a drafter, if there is one
+  // [attention layers], then that of the head that drafts, then those of a drafter, where there are such.
+  std::span<const KvLayer> kv;
   std::span<const DeltaLayer> delta;  // [delta layers]
+  HiddenRing hidden;                  // with a head that drafts
 };
 
 // Looks at a step from inside. The device is synchronized before each call; tensors are valid during the
@@ -99,7 +105,7 @@ class StepPacing {
 };
 
 struct ModelOptions {
-  bool with_mtp = true;  // describe and load the MTP head if the file has one
+  bool with_mtp = true;  // describe and load the head that drafts if the file has one
 };
 
 class Model {
@@ -132,6 +138,12 @@ class Model {
 
   // logits [count, V] of output rows first .. first + count of the step that ended last.
   virtual void logits(Tensor logits, int32_t first, int32_t count) = 0;
+
+  // With a head that drafts: a row for each sequence, a token that no step has run and that is certain as far
+  // as the head knows. logits [tokens, V] of what follows it. `first`: the row comes right after what the
+  // sequence holds. Else it follows the same row of the draft() before, which had as many rows or more. What
+  // it writes to cells, the next step writes again.
+  virtual void draft(Tensor logits, const Batch& batch, const SequenceMemory& memory, bool first) = 0;
 
   // Normed hidden rows [outputs, E] of the step that ended last.
   virtual Tensor output_hidden() const = 0;

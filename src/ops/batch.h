@@ -80,6 +80,17 @@ struct Batch {
     return b;
   }
 
+  // The row inside the batch that row t follows; -1: the position before t's is held, or there is none.
+  int32_t row_before(int32_t t) const {
+    const int32_t s = sequence[t];
+    const int32_t own = t - first_row[s];
+    if (own < certain[s]) return own > 0 ? t - 1 : -1;
+    if (parent[t] >= 0) return parent[t];
+    return certain[s] > 0 ? first_row[s] + certain[s] - 1 : -1;
+  }
+  // After the cells that a sequence's rows write.
+  int32_t cell_end(int32_t s) const { return context[s] + rows[s] - certain[s]; }
+
   const int32_t* blocks_of(int32_t s) const { return block_table + int64_t{s} * blocks_per_sequence; }
 };
 

@@ -191,6 +191,17 @@ class Ops {
   virtual void delta_move(std::span<const DeltaLayer> layers, std::span<const CellMove> moves,
                           const Batch& batch) = 0;
 
+  // y[t] = the hidden row of the position before row t: of the row of x that it follows in its sequence
+  // (Batch::row_before), else of the ring at its position - 1, or zeros at position 0. Without x every row
+  // reads the ring.   y [T, E] f32, x [T, E]
+  virtual void hidden_before(Tensor y, Tensor x, const HiddenRing& ring, const Batch& batch) = 0;
+
+  // The rows of x go to the ring, each to its cell; of those that share a place, the one of the last cell.
+  virtual void hidden_keep(const HiddenRing& ring, Tensor x, const Batch& batch) = 0;
+
+  // Copies hidden rows of accepted rows to their final cells.
+  virtual void hidden_move(const HiddenRing& ring, std::span<const CellMove> moves, const Batch& batch) = 0;
+
   // Copies K and V of accepted rows' cells to their final positions.
   virtual void kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) = 0;
 
@@ -221,8 +232,8 @@ class Ops {
   // [rows, k] i32, log_sum [rows, 1]; k <= kMostTopK and k <= V.
   virtual void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) = 0;
 
-  // dst slot = src slot (checkpoints inside a device).
-  virtual void state_copy(const DeltaLayer& layer, int32_t dst, int32_t src) = 0;
+  // dst = src: a part of a slot for that of another.
+  virtual void state_copy(float* dst, const float* src, int64_t elements) = 0;
 
   // dst block = src block (copy-on-write).
   virtual void block_copy(const KvLayer& kv, int32_t dst, int32_t src) = 0;

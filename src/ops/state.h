@@ -23,7 +23,11 @@
 //   g       [entries][value_heads]              own log decay g <= 0
 // tile_columns is the device's choice; value_dim (one tile) is the plain [Dk][Dv] form that ref/ uses.
 //
-// The ring: entries of cells `folded` .. are not part of the state yet. To fold is to apply entries in the
+// Hidden ring, of a model whose sequences are drafted for by a head that reads hidden rows: part of a slot,
+// f32 [cells][width], where cell c has row c % cells: the normed hidden row of the model there. `cells` is the
+// most uncertain rows of a sequence in a step and the row that they follow.
+//
+// The ring of a delta layer: entries of cells `folded` .. are not part of the state yet. To fold is to apply entries in the
 // order of their positions, one by one, so that the bytes of a state depend on its entries alone.
 //   - Where a sequence has two certain rows or more in a batch (a prompt), or `every` is 0, all its certain
 //     rows and what was left before them are folded: folded = the position after the last certain row.
@@ -196,6 +200,22 @@ struct DeltaLayer {
     const int64_t column = value % tile_columns;
     return decay(s)[head] * state(s, head)[(tile * shape.key_dim + key) * tile_columns + column];
   }
+};
+
+// The hidden rows of all slots: [slots][cells][width].
+struct HiddenRing {
+  int64_t width = 0;
+  int32_t cells = 0;
+  int32_t slots = 0;
+  float* data = nullptr;
+
+  explicit operator bool() const { return data != nullptr; }
+  constexpr int64_t slot_elements() const { return cells * width; }
+  float* slot(int32_t s) const {
+    BRAID_CHECK(s >= 0 && s < slots);
+    return data + s * slot_elements();
+  }
+  float* row(int32_t s, int32_t cell) const { return slot(s) + cell % cells * width; }
 };
 
 }  // namespace braid

@@ -51,6 +51,14 @@ struct Tensor {
     t.rows = count;
     return t;
   }
+  // Columns first .. first + count of all rows.
+  Tensor columns(int64_t first, int64_t count) const {
+    BRAID_CHECK(first >= 0 && first + count <= cols);
+    Tensor t = *this;
+    t.data = static_cast<char*>(data) + static_cast<size_t>(first) * size_bytes(type);
+    t.cols = count;
+    return t;
+  }
   // The first `count` rows, reshaped to `width` columns (contiguous rows of `width`); needs count * width
   // elements of capacity.
   Tensor shaped(int64_t count, int64_t width) const {

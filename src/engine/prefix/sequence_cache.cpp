@@ -30,9 +30,9 @@ uint64_t product(std::initializer_list<uint64_t> factors) {
 
 uint64_t CacheSizes::block_bytes(const ModelConfig& config, int32_t group) const {
   uint64_t bytes = 0;
-  for (const LayerConfig& l : config.layers) {
-    if (l.kind != LayerKind::attention || group_of(l.attention, *this) != group) continue;
-    const KvShape shape = kv_shape(l.attention, *this);
+  for (const AttentionConfig* a : config.kv_layers()) {
+    if (group_of(*a, *this) != group) continue;
+    const KvShape shape = kv_shape(*a, *this);
     bytes += static_cast<uint64_t>(shape.k_block_bytes() + shape.v_block_bytes());
   }
   return bytes;
@@ -46,7 +46,9 @@ uint64_t CacheSizes::kv_bytes(const ModelConfig& config) const {
 }
 
 uint64_t CacheSizes::slot_bytes(const ModelConfig& config) const {
-  return product({static_cast<uint64_t>(config.state_bytes(ring)), static_cast<uint64_t>(slots)});
+  const uint64_t hidden =
+      product({static_cast<uint64_t>(config.width), sizeof(float), static_cast<uint64_t>(hidden_cells)});
+  return product({static_cast<uint64_t>(config.state_bytes(ring)) + hidden, static_cast<uint64_t>(slots)});
 }
 
 Status SequenceCache::allocate(Device& device, const ModelConfig& config, const CacheSizes& sizes) {
@@ -56,26 +58,34 @@ Status SequenceCache::allocate(Device& device, const ModelConfig& config, const 
 
   auto* kv = static_cast<std::byte*>(kv_memory_.data());
   auto* slots = static_cast<float*>(slot_memory_.data());
+  for (const AttentionConfig* a : config.kv_layers()) {
+    const KvShape shape = kv_shape(*a, sizes);
+    const int32_t group = group_of(*a, sizes);
+    const int32_t blocks = sizes.blocks[group];
+    BRAID_CHECK(group == 0 || a->window <= sizes.window);
+    kv_.push_back({shape, blocks, kv, kv + blocks * shape.k_block_bytes(), group});
+    kv += blocks * (shape.k_block_bytes() + shape.v_block_bytes());
+  }
   for (const LayerConfig& l : config.layers) {
-    if (l.kind == LayerKind::attention) {
-      const KvShape shape = kv_shape(l.attention, sizes);
-      const int32_t group = group_of(l.attention, sizes);
-      const int32_t blocks = sizes.blocks[group];
-      BRAID_CHECK(group == 0 || l.attention.window <= sizes.window);
-      kv_.push_back({shape, blocks, kv, kv + blocks * shape.k_block_bytes(), group});
-      kv += blocks * (shape.k_block_bytes() + shape.v_block_bytes());
-      continue;
-    }
+    if (l.kind != LayerKind::delta) continue;
     const DeltaShape& d = l.delta;
     delta_.push_back({d, sizes.ring, sizes.slots, device.state_tile_columns(d), slots});
     slots += sizes.slots * d.slot_elements(sizes.ring);
   }
+  if (sizes.hidden_cells > 0) hidden_ = {config.width, sizes.hidden_cells, sizes.slots, slots};
   return {};
+}
+
+// The parts of a slot's image in order: act(numbers, count).
+template <typename Act>
+void SequenceCache::for_each_part(int32_t slot, const Act& act) const {
+  for (const DeltaLayer& layer : delta_) act(layer.slot(slot), layer.slot_elements());
+  if (hidden_) act(hidden_.slot(slot), hidden_.slot_elements());
 }
 
 size_t SequenceCache::state_bytes() const {
   size_t bytes = 0;
-  for (const DeltaLayer& layer : delta_) bytes += static_cast<size_t>(layer.slot_elements()) * sizeof(float);
+  for_each_part(0, [&](float*, int64_t count) { bytes += static_cast<size_t>(count) * sizeof(float); });
   return bytes;
 }
 
@@ -87,19 +97,19 @@ size_t SequenceCache::block_bytes(int32_t group) const {
 }
 
 void SequenceCache::save_state(int32_t slot, std::byte* image) {
-  for (const DeltaLayer& layer : delta_) {
-    const size_t bytes = static_cast<size_t>(layer.slot_elements()) * sizeof(float);
-    device_->to_host(image, layer.slot(slot), bytes);
+  for_each_part(slot, [&](float* numbers, int64_t count) {
+    const size_t bytes = static_cast<size_t>(count) * sizeof(float);
+    device_->to_host(image, numbers, bytes);
     image += bytes;
-  }
+  });
 }
 
 void SequenceCache::load_state(int32_t slot, const std::byte* image) {
-  for (const DeltaLayer& layer : delta_) {
-    const size_t bytes = static_cast<size_t>(layer.slot_elements()) * sizeof(float);
-    device_->to_device(layer.slot(slot), image, bytes);
+  for_each_part(slot, [&](float* numbers, int64_t count) {
+    const size_t bytes = static_cast<size_t>(count) * sizeof(float);
+    device_->to_device(numbers, image, bytes);
     image += bytes;
-  }
+  });
 }
 
 // The parts of a block's image in order: act(cells, bytes).
@@ -127,7 +137,10 @@ void SequenceCache::load_block(int32_t group, int32_t block, const std::byte* im
 }
 
 void SequenceCache::copy_state(int32_t dst_slot, int32_t src_slot) {
-  for (const DeltaLayer& layer : delta_) device_->ops().state_copy(layer, dst_slot, src_slot);
+  // A part's slots follow each other.
+  for_each_part(src_slot, [&](float* from, int64_t count) {
+    device_->ops().state_copy(from + (int64_t{dst_slot} - src_slot) * count, from, count);
+  });
 }
 
 void SequenceCache::copy_block(int32_t group, int32_t dst_block, int32_t src_block) {

@@ -19,12 +19,14 @@ struct CacheSizes {
   int32_t window = 0;              // > 0: layers with windows, none larger, are group 1; 0: all are group 0
   int32_t slots = 0;               // recurrent states
   DeltaRing ring;                  // what each of them remembers beside the state
+  int32_t hidden_cells = 0;        // and hidden rows, for a head that drafts; 0: there is none
   KvFormat k_format = KvFormat::f16;
   KvFormat v_format = KvFormat::f16;
 
   // Of one block over all layers of the group.
   uint64_t block_bytes(const ModelConfig& config, int32_t group) const;
   uint64_t kv_bytes(const ModelConfig& config) const;
+  // Of all slots; 0 where a sequence is nothing but its blocks.
   uint64_t slot_bytes(const ModelConfig& config) const;
 };
 
@@ -35,7 +37,7 @@ struct CacheSizes {
 class CacheBytes {
  public:
   virtual ~CacheBytes() = default;
-  virtual size_t state_bytes() const = 0;  // of the image of one slot, all layers; 0 without delta layers
+  virtual size_t state_bytes() const = 0;               // of the image of one slot; 0: there are none
   virtual size_t block_bytes(int32_t group) const = 0;  // of the image of one block
   virtual void save_state(int32_t slot, std::byte* image) = 0;
   virtual void load_state(int32_t slot, const std::byte* image) = 0;
@@ -54,7 +56,7 @@ class SequenceCache final : public CacheBytes {
   // Errors: exhausted.
   Status allocate(Device& device, const ModelConfig& config, const CacheSizes& sizes);
 
-  SequenceMemory memory() { return {kv_, delta_}; }
+  SequenceMemory memory() { return {kv_, delta_, hidden_}; }
   uint64_t kv_bytes() const { return kv_memory_.size_bytes(); }
   uint64_t slot_bytes() const { return slot_memory_.size_bytes(); }
 
@@ -76,10 +78,13 @@ class SequenceCache final : public CacheBytes {
  private:
   template <typename Act>
   void for_each_part(int32_t group, int32_t block, const Act& act);
+  template <typename Act>
+  void for_each_part(int32_t slot, const Act& act) const;
 
   Device* device_ = nullptr;
   std::vector<KvLayer> kv_;
   std::vector<DeltaLayer> delta_;
+  HiddenRing hidden_;
   Buffer kv_memory_;
   Buffer slot_memory_;
 };

@@ -28,6 +28,8 @@ class StepOutputs {
   Status allocate(Device& device, Model& model, int32_t rows);
 
   int32_t most_rows() const { return static_cast<int32_t>(logits_.rows); }
+  // Their memory, which is free for others between two steps.
+  Tensor memory() const { return logits_; }
 
   // A step begins. Where no row's logits are wanted, rows that are only to be judged need no product with the
   // output matrix.

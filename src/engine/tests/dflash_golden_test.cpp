@@ -92,7 +92,7 @@ class World {
     } else {
       BRAID_ASSIGN(device_, make_cpu_device(options));
     }
-    BRAID_ASSIGN(model_, Model::open(file_));
+    BRAID_ASSIGN(model_, Model::open(file_, {.with_mtp = false}));
     BRAID_ASSIGN(drafter_, Dflash::open(kDrafter, model_->config()));
     const int32_t block = drafter_->config().block;
     const StepSizes step{kPiece, kPiece, 0};
@@ -129,7 +129,7 @@ class World {
 
   // Logits [block - 1, V] of the masks after `next`, which follows the prompt.
   Tensor draft(const std::vector<int32_t>& prompt, int32_t next) {
-    const SequenceMemory memory{kv_, cache_.memory().delta};
+    const SequenceMemory memory{kv_, cache_.memory().delta, {}};
     OneSequence rows;
     const auto count = static_cast<int32_t>(prompt.size());
     for (int32_t start = 0; start < count;) {

@@ -35,6 +35,18 @@ void attention_in(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& nor
   }
 }
 
+void attention_store(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, Tensor rope,
+                     const AttentionBlock& w, const AttentionParams& params, const KvLayer& kv,
+                     const AttentionScratch& scratch, const Batch& batch) {
+  const Tensor k = scratch.k.top(normed.rows);
+  const Tensor v = scratch.v.top(normed.rows);
+  const LinearPart in[] = {{&w.k, nullptr, k}, {&w.v, nullptr, v}};
+  ops.norm_linear(in, normed, residual, norm.weight, norm.eps);
+  AttentionParams keys = params;
+  keys.heads = 0;
+  ops.qk_norm_rope_store({}, {}, k, v, rope, w.norms, keys, kv, batch);
+}
+
 void attention_rows(Ops& ops, const AttentionParams& params, const KvLayer& kv,
                     const AttentionScratch& scratch, int32_t first_row, const Batch& part) {
   const auto rows = [&](const Tensor& t) { return t ? t.middle(first_row, part.tokens) : t; };

@@ -54,6 +54,10 @@ void attention_in(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& nor
 // Softmax over the cells, for the rows from first_row on that `part` describes.
 void attention_rows(Ops& ops, const AttentionParams& params, const KvLayer& kv,
                     const AttentionScratch& scratch, int32_t first_row, const Batch& part);
+// Of attention_in, only keys and values to the rows' cells: where nobody wants what the rows attend to.
+void attention_store(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, Tensor rope,
+                     const AttentionBlock& w, const AttentionParams& params, const KvLayer& kv,
+                     const AttentionScratch& scratch, const Batch& batch);
 // Back into the residual stream.
 void attention_out(Ops& ops, Tensor residual, const AttentionBlock& w, const AttentionScratch& scratch);
 

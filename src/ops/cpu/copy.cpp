@@ -43,12 +43,44 @@ void CpuOps::kv_move(const KvLayer& kv, std::span<const CellMove> moves, const B
   }
 }
 
-void CpuOps::state_copy(const DeltaLayer& layer, int32_t dst, int32_t src) {
-  if (dst == src) return;
+void CpuOps::hidden_before(Tensor y, Tensor x, const HiddenRing& ring, const Batch& batch) {
+  BRAID_CHECK(y.cols == ring.width && y.rows >= batch.tokens && (!x || x.cols == y.cols));
+  const size_t row_bytes = static_cast<size_t>(y.cols) * sizeof(float);
+  split(batch.tokens, kNsPerByte * static_cast<double>(row_bytes), [&](int64_t begin, int64_t end) {
+    for (auto t = static_cast<int32_t>(begin); t < end; t++) {
+      const int32_t before = x ? batch.row_before(t) : -1, held = batch.position[t] - 1;
+      if (before < 0 && held < 0) {
+        std::memset(y.f32(t), 0, row_bytes);
+      } else {
+        std::memcpy(y.f32(t), before >= 0 ? x.f32(before) : ring.row(batch.slot[batch.sequence[t]], held),
+                    row_bytes);
+      }
+    }
+  });
+}
+
+void CpuOps::hidden_keep(const HiddenRing& ring, Tensor x, const Batch& batch) {
+  BRAID_CHECK(x.cols == ring.width && x.rows >= batch.tokens);
+  for (int32_t t = 0; t < batch.tokens; t++) {
+    const int32_t s = batch.sequence[t];
+    if (batch.cell[t] + ring.cells < batch.cell_end(s)) continue;  // a later row has its place
+    std::memcpy(ring.row(batch.slot[s], batch.cell[t]), x.f32(t),
+                static_cast<size_t>(x.cols) * sizeof(float));
+  }
+}
+
+void CpuOps::hidden_move(const HiddenRing& ring, std::span<const CellMove> moves, const Batch& batch) {
+  for (const CellMove& move : moves) {
+    BRAID_CHECK(move.from > move.to && move.to >= 0);
+    const int32_t slot = batch.slot[move.sequence];
+    std::memcpy(ring.row(slot, move.to), ring.row(slot, move.from),
+                static_cast<size_t>(ring.width) * sizeof(float));
+  }
+}
+
+void CpuOps::state_copy(float* to, const float* from, int64_t elements) {
+  if (to == from) return;
   constexpr int64_t kPiece = 4096;
-  const int64_t elements = layer.slot_elements();
-  float* to = layer.slot(dst);
-  const float* from = layer.slot(src);
   split((elements + kPiece - 1) / kPiece, kNsPerByte * kPiece * sizeof(float),
         [&](int64_t begin, int64_t end) {
           const int64_t first = begin * kPiece, last = std::min(elements, end * kPiece);

@@ -61,7 +61,10 @@ class CpuOps final : public Ops {
   // copy.cpp
   void gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) override;
   void kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) override;
-  void state_copy(const DeltaLayer& layer, int32_t dst, int32_t src) override;
+  void hidden_before(Tensor y, Tensor x, const HiddenRing& ring, const Batch& batch) override;
+  void hidden_keep(const HiddenRing& ring, Tensor x, const Batch& batch) override;
+  void hidden_move(const HiddenRing& ring, std::span<const CellMove> moves, const Batch& batch) override;
+  void state_copy(float* dst, const float* src, int64_t elements) override;
   void block_copy(const KvLayer& kv, int32_t dst, int32_t src) override;
 
  private:

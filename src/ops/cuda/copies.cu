@@ -71,10 +71,9 @@ void CudaOps::kv_move(const KvLayer& kv, std::span<const CellMove> moves, const 
   }
 }
 
-void CudaOps::state_copy(const DeltaLayer& layer, int32_t dst, int32_t src) {
+void CudaOps::state_copy(float* dst, const float* src, int64_t elements) {
   if (dst == src) return;
-  context_.note(cudaMemcpyAsync(layer.slot(dst), layer.slot(src),
-                                static_cast<size_t>(layer.slot_elements()) * sizeof(float),
+  context_.note(cudaMemcpyAsync(dst, src, static_cast<size_t>(elements) * sizeof(float),
                                 cudaMemcpyDeviceToDevice, context_.stream),
                 "state_copy");
 }

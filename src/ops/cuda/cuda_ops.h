@@ -3,7 +3,7 @@
 // Every op queues kernels on the one compute stream and returns. Batch arrays, activations, pools and small
 // weights are device memory; shapes come from the host. What varies from step to step is read on the device
 // (batch.h says how padded rows look), so that a step can be recorded. An op that takes lists from the host
-// (delta_move, kv_move) hands them to its kernels by value and cannot be part of a recorded step.
+// (delta_move, hidden_move, kv_move) hands them to its kernels by value and cannot be part of a recorded step.
 //
 // Kernels live beside the op they serve; a group of ops says how much scratch it needs (..._bytes) and finds
 // it in its member, zero-filled once (workspace.cu).
@@ -72,9 +72,14 @@ class CudaOps final : public Ops {
   void delta_move(std::span<const DeltaLayer> layers, std::span<const CellMove> moves,
                   const Batch& batch) override;
 
+  // hidden.cu
+  void hidden_before(Tensor y, Tensor x, const HiddenRing& ring, const Batch& batch) override;
+  void hidden_keep(const HiddenRing& ring, Tensor x, const Batch& batch) override;
+  void hidden_move(const HiddenRing& ring, std::span<const CellMove> moves, const Batch& batch) override;
+
   // copies.cu
   void kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) override;
-  void state_copy(const DeltaLayer& layer, int32_t dst, int32_t src) override;
+  void state_copy(float* dst, const float* src, int64_t elements) override;
   void block_copy(const KvLayer& kv, int32_t dst, int32_t src) override;
 
  private:

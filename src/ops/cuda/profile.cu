@@ -281,6 +281,25 @@ void Profiler::delta_move(std::span<const DeltaLayer> layers, std::span<const Ce
   timed(std::move(cost), [&] { ops_.delta_move(layers, moves, batch); });
 }
 
+void Profiler::hidden_before(Tensor y, Tensor x, const HiddenRing& ring, const Batch& batch) {
+  if (!times("hidden_before")) return ops_.hidden_before(y, x, ring, batch);
+  timed({"hidden_before", "", tensor_bytes(y) * (x.type == DType::f32 ? 2.0 : 1.5), 0},
+        [&] { ops_.hidden_before(y, x, ring, batch); });
+}
+
+void Profiler::hidden_keep(const HiddenRing& ring, Tensor x, const Batch& batch) {
+  if (!times("hidden_keep")) return ops_.hidden_keep(ring, x, batch);
+  const auto kept = static_cast<double>(std::min<int64_t>(x.rows, int64_t{batch.sequences} * ring.cells));
+  timed({"hidden_keep", "", kept * static_cast<double>(x.cols) * (4.0 + size_bytes(x.type)), 0},
+        [&] { ops_.hidden_keep(ring, x, batch); });
+}
+
+void Profiler::hidden_move(const HiddenRing& ring, std::span<const CellMove> moves, const Batch& batch) {
+  if (!times("hidden_move")) return ops_.hidden_move(ring, moves, batch);
+  timed({"hidden_move", "", 8.0 * static_cast<double>(ring.width * std::ssize(moves)), 0},
+        [&] { ops_.hidden_move(ring, moves, batch); });
+}
+
 void Profiler::kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) {
   if (!times("kv_move")) return ops_.kv_move(kv, moves, batch);
   timed({"kv_move", "", 0, 0}, [&] { ops_.kv_move(kv, moves, batch); });
@@ -338,10 +357,10 @@ void Profiler::top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) {
       [&] { ops_.top_k(values, ids, log_sum, logits); });
 }
 
-void Profiler::state_copy(const DeltaLayer& layer, int32_t dst, int32_t src) {
-  if (!times("state_copy")) return ops_.state_copy(layer, dst, src);
-  timed({"state_copy", "", 8.0 * static_cast<double>(layer.slot_elements()), 0},
-        [&] { ops_.state_copy(layer, dst, src); });
+void Profiler::state_copy(float* dst, const float* src, int64_t elements) {
+  if (!times("state_copy")) return ops_.state_copy(dst, src, elements);
+  timed({"state_copy", "", 8.0 * static_cast<double>(elements), 0},
+        [&] { ops_.state_copy(dst, src, elements); });
 }
 
 void Profiler::block_copy(const KvLayer& kv, int32_t dst, int32_t src) {

@@ -47,6 +47,9 @@ class Profiler final : public Ops {
                   const Batch& batch) override;
   void delta_move(std::span<const DeltaLayer> layers, std::span<const CellMove> moves,
                   const Batch& batch) override;
+  void hidden_before(Tensor y, Tensor x, const HiddenRing& ring, const Batch& batch) override;
+  void hidden_keep(const HiddenRing& ring, Tensor x, const Batch& batch) override;
+  void hidden_move(const HiddenRing& ring, std::span<const CellMove> moves, const Batch& batch) override;
   void kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) override;
   void moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) override;
   void moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) override;
@@ -55,7 +58,7 @@ class Profiler final : public Ops {
   void gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) override;
   void logits(Tensor logits, const Weight& w, Tensor x) override;
   void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) override;
-  void state_copy(const DeltaLayer& layer, int32_t dst, int32_t src) override;
+  void state_copy(float* dst, const float* src, int64_t elements) override;
   void block_copy(const KvLayer& kv, int32_t dst, int32_t src) override;
 
  private:

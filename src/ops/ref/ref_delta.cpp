@@ -269,9 +269,6 @@ void RefOps::delta_move(std::span<const DeltaLayer> layers, std::span<const Cell
   }
 }
 
-void RefOps::state_copy(const DeltaLayer& layer, int32_t dst, int32_t src) {
-  if (dst == src) return;
-  std::memcpy(layer.slot(dst), layer.slot(src), static_cast<size_t>(layer.slot_elements()) * sizeof(float));
-}
+void RefOps::state_copy(float* dst, const float* src, int64_t elements) { std::copy_n(src, elements, dst); }
 
 }  // namespace braid

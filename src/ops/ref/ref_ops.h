@@ -44,7 +44,12 @@ class RefOps final : public Ops {
                   const Batch& batch) override;
   void delta_move(std::span<const DeltaLayer> layers, std::span<const CellMove> moves,
                   const Batch& batch) override;
-  void state_copy(const DeltaLayer& layer, int32_t dst, int32_t src) override;
+  void state_copy(float* dst, const float* src, int64_t elements) override;
+
+  // ref_hidden.cpp
+  void hidden_before(Tensor y, Tensor x, const HiddenRing& ring, const Batch& batch) override;
+  void hidden_keep(const HiddenRing& ring, Tensor x, const Batch& batch) override;
+  void hidden_move(const HiddenRing& ring, std::span<const CellMove> moves, const Batch& batch) override;
 
   // ref_moe.cpp
   void moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) override;

@@ -44,7 +44,7 @@ TEST(DeltaRing, AcceptedPathsEqualCertainRows) {
           const int32_t sequential = rows.batch().slot[1];
           const TestBatch guess({{context - 1, 1, tree}, {}}, rows);
           const Rows inputs = delta.random_rows(guess.tokens() + 1, random);
-          delta.world.ops().state_copy(delta.layer, sequential, accepted);
+          delta.copy_slot(sequential, accepted);
           delta.run(guess, delta.picked(inputs, range(0, guess.tokens())));
           accept(delta, path, context, guess);
 
@@ -78,7 +78,7 @@ TEST(DeltaRing, SmallDecaysStayInside) {
     const int32_t accepted = rows.batch().slot[0];
     const int32_t sequential = rows.batch().slot[1];
     const Rows inputs = delta.random_rows(14, random);
-    delta.world.ops().state_copy(delta.layer, sequential, accepted);
+    delta.copy_slot(sequential, accepted);
     delta.run(TestBatch({{5, 0, chain(12)}, {}}, rows), delta.picked(inputs, range(0, 12)));
     delta.run(TestBatch({{17, 2}, {}}, rows), delta.picked(inputs, range(12, 2)));
     delta.run(TestBatch({{}, {5, 14}}, rows), inputs);

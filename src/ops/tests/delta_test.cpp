@@ -486,7 +486,7 @@ TEST(DeltaTree, EveryNodeAgreesWithTheRecurrenceAlongItsPath) {
         const std::vector<float> peeked = delta.run(tree, inputs);
         for (int32_t node = 0; node < std::ssize(parents); ++node) {
           const auto path = path_to(node, parents);
-          delta.world.ops().state_copy(delta.layer, rows.batch().slot[1], rows.batch().slot[0]);
+          delta.copy_slot(rows.batch().slot[1], rows.batch().slot[0]);
           const TestBatch along({{}, {context, static_cast<int32_t>(path.size())}}, rows);
           const std::vector<float> o = delta.run(along, delta.picked(inputs, path));
           expect_close(row_of(peeked, node, shape.value_width()),
@@ -549,7 +549,7 @@ TEST(StateCopy, CopiesTheWholeSlot) {
     Delta delta(device, kShapes[2], 4, random);
     const std::vector<float> source = delta.bytes(1);
     const std::vector<float> neighbour = delta.bytes(3);
-    delta.world.ops().state_copy(delta.layer, 2, 1);
+    delta.copy_slot(2, 1);
     delta.world.device().synchronize();
     expect_same(delta.bytes(2), source, device.name);
     expect_same(delta.bytes(1), source, device.name);

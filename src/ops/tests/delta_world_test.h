@@ -72,6 +72,10 @@ struct Delta {
     for (int32_t s = 0; s < slots; ++s) fill(s, random);
   }
 
+  void copy_slot(int32_t dst, int32_t src) {
+    world.ops().state_copy(layer.slot(dst), layer.slot(src), layer.slot_elements());
+  }
+
   float& stored(int32_t s, int32_t h, int32_t key, int32_t value) const {
     const int64_t tile = value / layer.tile_columns;
     return layer.state(s, h)[(tile * shape.key_dim + key) * layer.tile_columns + value % layer.tile_columns];

@@ -241,6 +241,21 @@ class MirrorOps final : public Ops {
     inner_.ops().delta_move(there, moves, call.batch(batch));
     call.finish();
   }
+  void hidden_before(Tensor y, Tensor x, const HiddenRing& ring, const Batch& batch) override {
+    Call call(inner_, type_);
+    inner_.ops().hidden_before(call.wide(y), call.in(x), rows_of(call, ring), call.batch(batch));
+    call.finish();
+  }
+  void hidden_keep(const HiddenRing& ring, Tensor x, const Batch& batch) override {
+    Call call(inner_, type_);
+    inner_.ops().hidden_keep(rows_of(call, ring), call.in(x), call.batch(batch));
+    call.finish();
+  }
+  void hidden_move(const HiddenRing& ring, std::span<const CellMove> moves, const Batch& batch) override {
+    Call call(inner_, type_);
+    inner_.ops().hidden_move(rows_of(call, ring), moves, call.batch(batch));
+    call.finish();
+  }
   void kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) override {
     Call call(inner_, type_);
     inner_.ops().kv_move(cells(call, kv), moves, call.batch(batch));
@@ -284,9 +299,9 @@ class MirrorOps final : public Ops {
     inner_.ops().top_k(call.wide(values), call.wide(ids), call.wide(log_sum), call.wide(logits));
     call.finish();
   }
-  void state_copy(const DeltaLayer& layer, int32_t dst, int32_t src) override {
+  void state_copy(float* dst, const float* src, int64_t elements) override {
     Call call(inner_, type_);
-    inner_.ops().state_copy(slots(call, layer), dst, src);
+    inner_.ops().state_copy(call.at(dst), call.at(src), elements);
     call.finish();
   }
   void block_copy(const KvLayer& kv, int32_t dst, int32_t src) override {
@@ -301,6 +316,10 @@ class MirrorOps final : public Ops {
     if (params.gate.act == AttentionGate::Act::none) return {};
     if (params.gate.joint() && query) return query;
     return params.gate.layout == AttentionGate::Layout::head ? call.wide(gates) : call.in(gates);
+  }
+  static HiddenRing rows_of(Call& call, HiddenRing ring) {
+    ring.data = call.at(ring.data);
+    return ring;
   }
   static RouteParams route_of(Call& call, RouteParams params) {
     params.bias = call.at(params.bias);
