@@ -349,8 +349,8 @@ void attention_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t pas
   const double bytes =
       4.0 * m.head_dim * m.kv_heads * (past + certain + nodes) * sequences + 8.0 * t * m.heads * m.head_dim;
   print_row(name, seconds, bytes, certain + nodes > 1 ? flops : 0);
-  if (certain != 1 || nodes > 0) return;
-  // With all that a plain decoding step has between its products.
+  if (certain != 1) return;
+  // With all that a decoding step has between its products.
   const Tensor k = arena.act(t, int64_t{m.kv_heads} * m.head_dim);
   const Tensor v = arena.act(t, int64_t{m.kv_heads} * m.head_dim);
   const Tensor table = arena.wide(t, 64);
@@ -447,7 +447,13 @@ int run(int argc, char** argv) {
     attention_row(gpu, m, 8, 8191, 1, 0);
     attention_row(gpu, m, 32, 2047, 1, 0);
     attention_row(gpu, m, 128, 1023, 1, 0);
-    attention_row(gpu, m, 1, 8192, 1, 4);
+    for (int32_t past : {149, 2047, 8191}) {
+      attention_row(gpu, m, 1, past, 1, 7);
+      attention_row(gpu, m, 1, past, 1, 21);
+      attention_row(gpu, m, 16, past, 1, 3);
+    }
+    attention_row(gpu, m, 16, 149, 1, 0);
+    attention_row(gpu, m, 16, 2047, 1, 0);
     attention_row(gpu, m, 1, 32768, 0, 22);
     attention_row(gpu, m, 1, 0, 2048, 0);
     attention_row(gpu, m, 1, 6144, 2048, 0);

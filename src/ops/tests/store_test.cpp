@@ -203,6 +203,7 @@ TEST(StoreAttend, GivesTheBytesOfTheTwoOps) {
        .gate = kSoftplusElement},
       {.heads = 72, .kv_heads = 8, .head_dim = 128, .rope_dims = 128, .window = 512, .gate = kSoftplusHead},
   };
+  Random random(699);
   const std::vector<std::vector<SequencePlan>> cases = {
       {{149, 1}},
       {{0, 1},
@@ -219,6 +220,11 @@ TEST(StoreAttend, GivesTheBytesOfTheTwoOps) {
        {256, 1}},
       {{2100, 1}, {70, 0, {-1}}, {600, 1}, {0, 1}, {5000, 1}},
       {{3, 1}, {40, 7}, {300, 1, {-1, 0}}, {513, 1}},
+      {{149, 1, chain(7)}},
+      {{2043, 1, chain(7)}, {0, 1, {-1}}, {1000, 1}, {125, 2, {-1, -1, 0}}, {383, 0, chain(3)}},
+      {{2040, 1, {-1, 0, 1, 2, 0, 1, 2, -1, 7, 8, 9, -1, 3, 3, 12, 5, 5, 16, 17, 18, 19}},
+       {30, 1, random_tree(31, random)}},
+      {{600, 1, random_tree(40, random)}, {600, 1, {-1}}},
   };
   for (const DeviceCase& device : sequence_devices()) {
     for (const Shape& shape : shapes) {

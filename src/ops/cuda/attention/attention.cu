@@ -131,7 +131,9 @@ __global__ __launch_bounds__(kMaxHeadDim / 4) void merge_kernel(const __grid_con
   const int head = blockIdx.x;
   const int s = blockIdx.y;
   const int rows = a.batch.rows[s];
-  const int splits = rows > 0 && !decodes(a, rows) ? splits_of(a, rows, span_of(a, s)).count : 1;
+  const Span span = span_of(a, s);
+  const int splits =
+      rows > 0 && !decodes(a, rows, span.end - span.begin) ? splits_of(a, rows, span).count : 1;
   wait_for_previous();
   let_next_start();
   if (splits == 1) return;
@@ -200,16 +202,23 @@ AttentionArgs arguments(const Context& context, const SequenceWorkspace& work, T
   args.heads = params.heads;
   args.kv_heads = kv.shape.kv_heads;
   args.group = params.heads / kv.shape.kv_heads;
+  args.group_inverse = div_up(1 << 16, args.group);
   args.head_dim = head_dim;
   args.scale = params.scale * 1.4426950408889634f;
   args.window = params.window;
   args.first_cell = params.first_cell;
   args.processors = context.processors;
   args.deterministic = context.deterministic;
+  // The sequences of the step share the room of those that are not there, unless that may not show.
   args.partial_rows = static_cast<int>(work.partial_rows);
+  if (!context.deterministic) {
+    const int64_t share = work.partial_rows * work.max_sequences / std::max(batch.sequences, 1);
+    args.partial_rows = static_cast<int>(std::clamp<int64_t>(share, work.partial_rows, kMostPartialRows));
+  }
   args.partials = work.partials;
   args.partial_sums = work.partial_sums;
   args.arrivals = work.arrivals;
+  args.decode_rows = most_decode_rows(context, args);
   return args;
 }
 
@@ -225,12 +234,19 @@ bool fits(const SequenceWorkspace& work, const AttentionArgs& args) {
          args.heads * int64_t{args.head_dim} <= work.partial_dim;
 }
 
+// That a sequence of the batch can have to look at.
+int64_t most_cells(const AttentionArgs& args) {
+  const int64_t cells = int64_t{args.batch.blocks_per_sequence} * kBlockTokens;
+  return args.window > 0 ? std::min<int64_t>(cells, args.window + kMostDecodeRows) : cells;
+}
+
 // Whether rows that are not in the cache yet can be stored and attend in one launch (AttentionArgs::fresh).
 bool fits_fresh(const AttentionArgs& args) {
   const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
-  return args.batch.most_rows == 1 && narrow(args.qg) && narrow(args.k) && narrow(args.v) &&
-         args.rope.cols % 16 == 0 && args.rope.stride % 4 == 0 && aligned(args.rope.data) &&
-         aligned(args.w.q_norm) && aligned(args.w.k_norm);
+  return args.batch.most_rows > 0 && decodes(args, args.batch.most_rows, most_cells(args)) &&
+         narrow(args.qg) && narrow(args.k) && narrow(args.v) && args.rope.cols % 16 == 0 &&
+         args.rope.stride % 4 == 0 && aligned(args.rope.data) && aligned(args.w.q_norm) &&
+         aligned(args.w.k_norm);
 }
 
 }  // namespace
@@ -246,7 +262,7 @@ void CudaOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams&
   const int32_t most_rows = batch.most_rows > 0 ? batch.most_rows : batch.tokens;
   if (fits(sequence_work_, args) && narrow(q)) {
     // Each form takes the sequences that are its own; one that can have none is not launched.
-    const bool all_decode = decodes(args, most_rows);
+    const bool all_decode = decodes(args, most_rows, most_cells(args));
     if (attention_decode(context_, args) && (all_decode || attention_tiles(context_, args))) {
       // The decode kernel merges its splits itself.
       if (all_decode || batch.blocks_per_sequence * kBlockTokens <= kSplitCells) return;

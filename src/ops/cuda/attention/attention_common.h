@@ -16,6 +16,12 @@ namespace braid::cuda {
 
 inline constexpr int kMaxUncertain = 64;
 inline constexpr int kMostSplits = 64;  // of one row
+// Of a sequence that takes the decode kernel, and of one of its items. A KV head never has more items of the
+// same cells than heads, for which there are arrivals.
+inline constexpr int kMostDecodeRows = 24;
+inline constexpr int kMostDecodeQueries = 24;
+inline constexpr int kFewCells = 4096;        // that several items may read
+inline constexpr int kMostPartialRows = 512;  // of a sequence
 // Cells of a split: of one that is never cut, the fewest, and what many sequences make of it at most.
 inline constexpr int kSplitCells = 256;
 inline constexpr int kFewestSplitCells = 128;
@@ -27,27 +33,29 @@ struct AttentionArgs {
   KvLayer kv;
   Batch batch;
   int heads, kv_heads, group, head_dim;
-  float scale;  // times log2(e)
+  int group_inverse;  // 2^16 / group, rounded up: queries of a decode item are that few
+  float scale;        // times log2(e)
   int window;
   int first_cell;
   int processors;
   bool deterministic;  // context.h: a row's form and splits do not depend on the rows beside it
+  int decode_rows;     // up to which a sequence may take the decode kernel
   // Splits: see split_length.
   int partial_rows;  // tokens x splits of a sequence that the workspace has room for
   float* partials;
   float* partial_sums;
   int* arrivals;  // [S][H] of splits at the same queries; zero between launches
-  // Rows that are not in the cache yet (store_attend): every sequence has one at most, and the decode kernel
-  // makes its query from qg, its key and value from k and v, and stores them.
+  // Rows that are not in the cache yet (store_attend): all sequences take the decode kernel, which makes
+  // queries from qg, keys and values from k and v, and stores them.
   bool fresh;
   int query_stride;  // of qg: elements from head to head
   Tensor qg, k, v, rope;
   AttentionWeights w;
 };
 
-// Sequences whose queries fit one tile of 8 take the decode kernel, the others to the tile kernel.
-__host__ __device__ inline bool decodes(const AttentionArgs& a, int rows) {
-  return rows == 1 || (rows * a.group <= 8 && !a.deterministic);
+// Whether a sequence takes the decode kernel, or the tile kernel, which reads cells once for more queries.
+__host__ __device__ inline bool decodes(const AttentionArgs& a, int rows, int64_t cells) {
+  return rows == 1 || (rows <= a.decode_rows && (rows * a.group <= kMostDecodeQueries || cells <= kFewCells));
 }
 
 // Cells that a sequence's rows look at: [begin, end).
@@ -77,12 +85,13 @@ __device__ inline Splits splits_of(const AttentionArgs& a, int rows, Span span) 
   const int most = rows > a.partial_rows ? 1 : min(kMostSplits, a.partial_rows / rows);
   if (most < 2) return {1 << 30, 1};
   const int64_t cells = span.end - span.begin;
-  const bool adapts = decodes(a, rows) && !a.deterministic;
+  const bool adapts = decodes(a, rows, cells) && !a.deterministic;
   int length = adapts ? kFewestSplitCells : kSplitCells;
   while (int64_t{length} * length < 4 * a.kv_heads * cells || int64_t{length} * (most - 1) < cells)
     length *= 2;
   if (adapts) {
-    const int wanted = max(1, a.processors / (a.batch.sequences * a.kv_heads));
+    const int tiles = (rows * a.group + kMostDecodeQueries - 1) / kMostDecodeQueries;
+    const int wanted = max(1, a.processors / (a.batch.sequences * a.kv_heads * tiles));
     while (length < kLongSplitCells && int64_t{length} * wanted < cells) length *= 2;
   }
   return {length, (span.end - 1) / length - span.begin / length + 1};
@@ -253,6 +262,8 @@ bool launch_instance(const AttentionArgs& args, Launch launch) {
   }
 }
 
+// Rows of a sequence up to which the decode kernel may take it.
+int most_decode_rows(const Context& context, const AttentionArgs& args);
 // attention_decode.cu, attention_tiles.cu, attention_wgmma.cu: false if the shape or the GPU has no such
 // kernel.
 bool attention_decode(Context& context, const AttentionArgs& args);

@@ -1,12 +1,13 @@
-// attention_decode.cu -- attention of sequences with few rows (decoding): K and V are read once for all heads
-// of a group, merged over splits, and in a plain decoding step all that lies between the products.
+// attention_decode.cu -- attention of sequences with few rows (decoding, with drafts or without): K and V are
+// read once for all heads of a group, merged over splits, and in a decoding step all that lies between the
+// products.
 //
 // Per query: s_c = scale q . K[c], o = sum_c softmax(s)_c V[c], times act(gate).
 // Traffic: 4 Dh bytes a cell and KV head (16-bit cache), each byte read once; 27B (4 KV heads of 256): 4 KiB
 // a cell and layer, 31 us at 32K cells and 4.3 TB/s. 6 (27B) or 8 (35B-A3B) flops a byte: bandwidth only.
 //
-// Shape: an item is 8 queries (heads of a group, for one or more tokens) of a KV head over one split of
-// the cells. A block takes items in turn: kLoaders warps copy blocks of 32 cells into a ring in shared
+// Shape: an item is 8 queries, or where sequences have more rows 24 (heads of a group, for one or more
+// tokens), of a KV head over one split of the cells. A block takes items in turn: kLoaders warps copy blocks of 32 cells into a ring in shared
 // memory, as far ahead as it goes, also of the items that follow (attention_decode.cuh); kReaders warps
 // compute, 128 cells at a time (attention_decode_reader.cuh). Scores are transposed, S^T = K Q^T with
 // m16n8k16, so that 8 queries fill a tile: a warp has 16 of the cells. Largest score and weights P go
@@ -14,10 +15,13 @@
 // warp and nothing is added up at the end. The last block to finish a split of the same queries merges
 // them, in position order.
 //
-// Fresh rows (store_attend, ops.h): a query is normed and rotated by the warp that will store its output; key
-// and value of the row by two warps that also put them into the cache, and the ring gets them from shared
-// memory. The other cells are older than the step, so they are on their way before the product in front of
-// this kernel has ended.
+// Fresh rows (store_attend, ops.h): a query is normed and rotated by the warp that will store its output; a
+// row's key and its value by a warp each in every item that sees the row, of which one puts them into the
+// cache, and the ring gets them from shared memory. The other cells are older than the step, so they are on
+// their way before the product in front of this kernel has ended.
+//
+// Several items of a sequence read the same cells, so many rows over many cells are left to the tile kernel
+// (decodes() in attention_common.h). A row's bytes do not depend on the width of items.
 //
 // Measured, and what was tried: docs/history/cuda-kernels.md.
 #include <algorithm>
@@ -30,10 +34,10 @@ namespace {
 
 using namespace decode_attention;
 
-template <int kHeadDim, typename Number>
+template <int kHeadDim, typename Number, int kColumns>
 __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_constant__ AttentionArgs a,
                                                              int units) {
-  using Shared = DecodeShared<kHeadDim>;
+  using Shared = DecodeShared<kHeadDim, kColumns>;
   extern __shared__ __align__(16) char memory[];
   auto& sh = *reinterpret_cast<Shared*>(memory + units * Shared::kUnitBytes);
   auto* sequences = reinterpret_cast<Sequence*>(&sh + 1);
@@ -54,7 +58,7 @@ __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_consta
     const int rows = a.batch.rows[s];
     const int first = a.batch.first_row[s];
     const Span span = span_of(a, s);
-    if (rows <= 0 || !decodes(a, rows)) return {0, 0};
+    if (rows <= 0 || !decodes(a, rows, span.end - span.begin)) return {0, 0};
     const Splits splits = splits_of(a, rows, span);
     sequences[s] = {first,
                     rows,
@@ -63,7 +67,7 @@ __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_consta
                     splits.length,
                     splits.count,
                     span.begin / splits.length * splits.length};
-    return {div_up(rows * a.group, kQueries), splits.count};
+    return {div_up(rows * a.group, Shared::kQueries), splits.count};
   });
   if (static_cast<int>(blockIdx.x) >= items) {
     if (blockIdx.x == 0) wait_for_previous();
@@ -72,34 +76,58 @@ __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_consta
   if (threadIdx.x >= kReaderThreads) {
     // Cells that rows of this step have filled come from the kernel before.
     if (!a.fresh) wait_for_previous();
-    load_items<kHeadDim>(a, ring, sequences, starts, items);
+    load_items<kHeadDim, kColumns>(a, ring, sequences, starts, items);
   } else {
-    Reader<kHeadDim, Number> reader(a, sh, ring);
+    Reader<kHeadDim, Number, kColumns> reader(a, sh, ring);
     reader.run(sequences, starts, items);
   }
 }
 
-template <int kHeadDim, typename Number>
+// Units that the ring has room for, at most those that it takes.
+template <int kHeadDim, int kColumns>
+int ring_units(const Context& context, const AttentionArgs& args) {
+  using Shared = DecodeShared<kHeadDim, kColumns>;
+  const size_t fixed = sizeof(Shared) + args.batch.sequences * (sizeof(Sequence) + sizeof(int)) + sizeof(int);
+  if (fixed > context.shared_bytes_per_block) return 0;
+  return static_cast<int>(
+      std::min<size_t>(kMostUnits, (context.shared_bytes_per_block - fixed) / Shared::kUnitBytes));
+}
+
+template <int kHeadDim, typename Number, int kColumns>
 bool launch(Context& context, const AttentionArgs& args) {
-  using Shared = DecodeShared<kHeadDim>;
+  using Shared = DecodeShared<kHeadDim, kColumns>;
+  const int units = ring_units<kHeadDim, kColumns>(context, args);
+  if (units < kFewestUnits) return false;
   const int64_t cells = int64_t{args.batch.blocks_per_sequence} * kBlockTokens;
   const int64_t splits = std::min<int64_t>(kMostSplits, cells / kFewestSplitCells + 2);
-  const int64_t most = int64_t{args.batch.sequences} * args.kv_heads * div_up(args.group, kQueries) * splits;
+  const int rows = kColumns == 1 ? 1 : args.decode_rows;
+  const int64_t most =
+      int64_t{args.batch.sequences} * args.kv_heads * div_up(rows * args.group, Shared::kQueries) * splits;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(most, context.processors));
-  const size_t fixed = sizeof(Shared) + args.batch.sequences * (sizeof(Sequence) + sizeof(int)) + sizeof(int);
-  if (fixed + kFewestUnits * Shared::kUnitBytes > context.shared_bytes_per_block) return false;
-  const auto units = static_cast<int>(
-      std::min<size_t>(kMostUnits, (context.shared_bytes_per_block - fixed) / Shared::kUnitBytes));
-  launch_early(context, decode_kernel<kHeadDim, Number>, dim3(blocks), kThreads,
-               units * Shared::kUnitBytes + fixed, args, units);
+  const size_t shared = units * Shared::kUnitBytes + sizeof(Shared) +
+                        args.batch.sequences * (sizeof(Sequence) + sizeof(int)) + sizeof(int);
+  launch_early(context, decode_kernel<kHeadDim, Number, kColumns>, dim3(blocks), kThreads, shared, args,
+               units);
   return true;
 }
 
 }  // namespace
 
+int most_decode_rows(const Context& context, const AttentionArgs& args) {
+  // A row's form may not depend on the rows beside it.
+  if (context.deterministic) return 1;
+  const int units = args.head_dim == 256   ? ring_units<256, kWideColumns>(context, args)
+                    : args.head_dim == 128 ? ring_units<128, kWideColumns>(context, args)
+                                           : 0;
+  return units < kFewestUnits ? 1 : kMostDecodeRows;
+}
+
 bool attention_decode(Context& context, const AttentionArgs& args) {
-  return launch_instance(
-      args, [&]<int kHeadDim, typename Number>() { return launch<kHeadDim, Number>(context, args); });
+  const bool wide = args.decode_rows > 1 && args.batch.most_rows != 1;
+  return launch_instance(args, [&]<int kHeadDim, typename Number>() {
+    return wide ? launch<kHeadDim, Number, kWideColumns>(context, args)
+                : launch<kHeadDim, Number, 1>(context, args);
+  });
 }
 
 }  // namespace braid::cuda

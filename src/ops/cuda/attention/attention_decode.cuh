@@ -11,8 +11,8 @@ namespace decode_attention {
 inline constexpr int kReaders = 8;
 inline constexpr int kLoaders = 4;
 inline constexpr int kReaderThreads = 32 * kReaders;
+inline constexpr int kWideColumns = kMostDecodeQueries / 8;  // of an item where sequences have many queries
 inline constexpr int kThreads = 32 * (kReaders + kLoaders);
-inline constexpr int kQueries = 8;
 inline constexpr int kStepCells = 16 * kReaders;
 inline constexpr int kStepUnits = kStepCells / kBlockTokens;
 // Units of the ring: K or V of one block of cells. Fewer where shared memory is small.
@@ -26,18 +26,26 @@ struct Sequence {
   int length, splits, split_begin;  // of its splits; where the first would begin
 };
 
-template <int kHeadDim>
+// kColumns: eights of queries of an item. With one a sequence has a fresh row at most.
+template <int kHeadDim, int kColumns>
 struct DecodeShared {
+  static constexpr int kQueries = 8 * kColumns;
+  static constexpr int kRows = kColumns > 1 ? kMostDecodeRows : 1;
   // Rows padded so that 8 rows of a matrix fall into different banks.
   static constexpr int kStride = kHeadDim + 8;
   static constexpr int kWeightStride = kStepCells + 8;
   static constexpr int kUnitBytes = kBlockTokens * kStride * 2;
   alignas(16) uint16_t q[kQueries * kStride];
-  alignas(16) uint16_t key[kHeadDim];  // of the fresh row
-  alignas(16) uint16_t value[kHeadDim];
   alignas(16) uint16_t p[kQueries * kWeightStride];
-  alignas(16) float o[kQueries][kHeadDim + 4];
-  alignas(16) float largest[kReaders][kQueries];
+  alignas(16) float norm[2][kHeadDim];  // weights of the norms of queries and keys
+  union {
+    struct {  // of fresh rows; in the ring when outputs come
+      alignas(16) uint16_t key[kRows][kHeadDim];
+      alignas(16) uint16_t value[kRows][kHeadDim];
+    };
+    alignas(16) float o[kQueries][kHeadDim + 4];
+  };
+  alignas(16) float largest[kQueries][kReaders];
   alignas(16) float total[kReaders][kQueries];
   float top[kQueries];
   RowView view[kQueries];
@@ -51,12 +59,13 @@ struct Item {
   int s, first, rows;
   int kv_head, query0, queries;
   int tile, split, splits;
-  int begin, end;  // cells of the split
-  int stored;      // those below are in the cache: all, or all but the last
+  int begin, end;   // cells of the split
+  int stored;       // those below are in the cache; the others are fresh
+  int fresh_begin;  // of the sequence: the first row's cell
 };
 
-__device__ inline Item item_at(const AttentionArgs& a, const Sequence* sequences, const int* starts,
-                               int index) {
+template <int kQueries>
+__device__ Item item_at(const AttentionArgs& a, const Sequence* sequences, const int* starts, int index) {
   Item it;
   it.s = sequence_of(starts, a.batch.sequences, index);
   const Sequence q = sequences[it.s];
@@ -65,20 +74,24 @@ __device__ inline Item item_at(const AttentionArgs& a, const Sequence* sequences
   it.splits = q.splits;
   it.kv_head = index - starts[it.s];
   it.split = it.tile = 0;
-  const int queries = q.rows * a.group;
-  if (q.splits > 1 || queries > kQueries) {
-    const int own = it.kv_head;
-    const int tiles = div_up(queries, kQueries);
-    it.split = own % q.splits;
-    it.tile = own / q.splits % tiles;
-    it.kv_head = own / q.splits / tiles;
+  it.queries = q.rows * a.group;
+  int width = it.queries;
+  if (q.splits > 1 || it.queries > kQueries) {
+    // Tiles of the same cells follow each other, so that they find them in the L2 cache.
+    const int tiles = div_up(it.queries, kQueries);
+    width = div_up(div_up(it.queries, tiles), 8) * 8;
+    const int own = it.kv_head / tiles;
+    it.tile = it.kv_head - own * tiles;
+    it.kv_head = own / q.splits;
+    it.split = own - it.kv_head * q.splits;
   }
-  it.query0 = it.tile * kQueries;
-  it.queries = min(kQueries, queries - it.query0);
+  it.query0 = it.tile * width;
+  it.queries = min(width, it.queries - it.query0);
   const int split_begin = q.split_begin + it.split * q.length;
   it.begin = max(q.begin, split_begin);
   it.end = split_begin + min(q.length, q.end - split_begin);
-  it.stored = min(it.end, a.fresh ? q.end - 1 : q.end);
+  it.fresh_begin = q.end - q.rows;
+  it.stored = a.fresh ? max(it.begin, min(it.end, it.fresh_begin)) : it.end;
   return it;
 }
 
@@ -111,9 +124,8 @@ struct Ring {
 };
 
 // Cells [low, high) of a block of the table; zeros in place of the others. `first`: of the block.
-template <int kHeadDim>
+template <int kHeadDim, int kStride>
 __device__ void load_unit(uint32_t to, const std::byte* from, int first, int low, int high) {
-  constexpr int kStride = DecodeShared<kHeadDim>::kStride;
   constexpr int kPieces = kHeadDim / 8;
   constexpr int kRows = 32 / kPieces;  // that the warp copies at a time
   const int lane = threadIdx.x % 32;
@@ -134,14 +146,15 @@ __device__ void load_unit(uint32_t to, const std::byte* from, int first, int low
 }
 
 // A loader warp: every kLoaders'th unit of the block's items.
-template <int kHeadDim>
+template <int kHeadDim, int kColumns>
 __device__ void load_items(const AttentionArgs& a, Ring ring, const Sequence* sequences, const int* starts,
                            int items) {
+  using Shared = DecodeShared<kHeadDim, kColumns>;
   const int lane = threadIdx.x % 32;
   const int own = static_cast<int>(threadIdx.x) / 32 - kReaders;
   int count = 0;
   for (int index = blockIdx.x; index < items; index += gridDim.x) {
-    const Item it = item_at(a, sequences, starts, index);
+    const Item it = item_at<Shared::kQueries>(a, sequences, starts, index);
     const int32_t* table = table_of(a, it.s);
     const int base = it.begin / kBlockTokens * kBlockTokens;
     int blocks = 0;
@@ -156,9 +169,9 @@ __device__ void load_items(const AttentionArgs& a, Ring ring, const Sequence* se
         if (count % kLoaders != own) continue;
         wait_barrier(ring.empty + 8 * ring.at, ring.parity ^ 1);
         const int64_t row = pool_cell(a, block, it.kv_head);
-        load_unit<kHeadDim>(ring.base + ring.at * DecodeShared<kHeadDim>::kUnitBytes,
-                            (key ? a.kv.k : a.kv.v) + row * kHeadDim * 2, step + unit * kBlockTokens,
-                            it.begin, it.stored);
+        load_unit<kHeadDim, Shared::kStride>(ring.base + ring.at * Shared::kUnitBytes,
+                                             (key ? a.kv.k : a.kv.v) + row * kHeadDim * 2,
+                                             step + unit * kBlockTokens, it.begin, it.stored);
         arrive_after_copies(ring.full + 8 * ring.at);
       }
     }

@@ -28,11 +28,12 @@ __device__ inline uint4 load8(const Tensor& t, int64_t at) {
   return *reinterpret_cast<const uint4*>(static_cast<const Act*>(t.data) + at);
 }
 
-// A reader warp. Its lane = 4 g + c has queries 2c and 2c + 1 of scores and outputs; `warp` is also the query
-// that it prepares and stores.
-template <int kHeadDim, typename Number>
+// A reader warp. Its lane = 4 g + c has queries 2c and 2c + 1 of each eight of scores and outputs. It
+// prepares and stores queries warp * columns and on.
+template <int kHeadDim, typename Number, int kColumns>
 struct Reader {
-  using Shared = DecodeShared<kHeadDim>;
+  using Shared = DecodeShared<kHeadDim, kColumns>;
+  static constexpr bool kWide = kColumns > 1;
   static constexpr int kStride = Shared::kStride;
   static constexpr int kTiles = kHeadDim / 16 / kReaders;  // of 16 dims a warp
 
@@ -44,25 +45,50 @@ struct Reader {
   Ring ring;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int g = lane / 4, c = lane % 4;
-  const bool active = 8 * lane < kHeadDim;  // has 8 elements of a head
-  uint32_t q[kHeadDim / 16][2];
-  float o[kTiles][2][4];  // even and odd tiles of cells apart: two chains
-  float largest[2], total[2];
-  uint4 gate;  // as in memory: of this lane's 8 elements; in `x` that of the head, f32
-  // Of the row that goes to the cache: this lane's part, and the block of its cell.
-  uint4 fresh;
-  int fresh_block;
+  const bool active = 8 * lane < kHeadDim;   // has 8 elements of a head
+  int columns = 1;                           // eights of queries that the item has
+  uint32_t q[kWide ? 1 : kHeadDim / 16][2];  // wide: in shared memory
+  float o[kTiles][kColumns][4];
+  float largest[kColumns][2], total[kColumns][2];
+  uint4
+      gate[kColumns];  // as in memory: of this lane's 8 elements; in `x` that of the head, f32. Wide: at the
+                       // end, when registers are free
+  Span plain;          // cells that all queries see
 
-  // Of the query that this warp prepares and stores: its row of the sequence, its head.
-  int token, head;
+  // A query that this warp prepares and stores: its row of the sequence, its head.
+  struct Query {
+    int token, head;
+  };
+  __device__ Query query_of(const Item& it, int query) const {
+    Query own{0, it.query0 + query};
+    if (it.rows > 1) {
+      own.token = own.head * a.group_inverse >> 16;
+      own.head -= own.token * a.group;
+    }
+    own.head += it.kv_head * a.group;
+    return own;
+  }
+  template <typename T>
+  __device__ static T chosen(const T (&from)[kColumns], int i) {
+    T x = from[0];
+#pragma unroll
+    for (int n = 1; n < kColumns; ++n)
+      if (i == n) x = from[n];
+    return x;
+  }
 
-  // A lane's part of what the norms and the rotation of a fresh row need. The weights are read before the
-  // kernel in front has ended.
-  HeadWeight norm, key_norm;
-  __device__ void load_norm(HeadWeight& to, const float* weight) const {
-    const auto* from = reinterpret_cast<const float4*>(weight) + 2 * lane;
-    const float4 low = active ? from[0] : float4{}, high = active ? from[1] : float4{};
-    to = {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+  // The weights of norms are read before the kernel in front has ended.
+  __device__ void keep_norms() const {
+    for (int i = threadIdx.x; i < kHeadDim; i += kReaderThreads) {
+      sh.norm[0][i] = a.w.q_norm[i];
+      sh.norm[1][i] = a.w.k_norm[i];
+    }
+  }
+  // A lane's part of what the norms and the rotation of a fresh row need.
+  __device__ HeadWeight norm_of(bool key) const {
+    const auto* from = reinterpret_cast<const float4*>(sh.norm[key]) + (active ? 2 * lane : 0);
+    const float4 low = from[0], high = from[1];
+    return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
   }
   // half a multiple of 8: a lane's pairs lie together, their other elements in another lane.
   __device__ HeadRotation load_rotation(int t, int lanes) const {
@@ -90,117 +116,222 @@ struct Reader {
     }
   }
 
-  __device__ void prepare(const Item& it) {
-    uint4 x = {0, 0, 0, 0}, row = {0, 0, 0, 0};
-    gate = {0, 0, 0, 0};
-    token = 0;
-    head = it.query0 + warp;
-    if (it.rows > 1) {
-      token = head / a.group;
-      head = head % a.group;
+  __device__ uint4 load_gate(const Item& it, const Query& query) const {
+    uint4 x = {0, 0, 0, 0};
+    if (!active) return x;
+    const int64_t place = a.gates.place(it.first + query.token, query.head);
+    if (a.gates.per_head) {
+      x.x = static_cast<const uint32_t*>(a.gates.data)[place];
+    } else if (a.gates.data != nullptr) {
+      x = *reinterpret_cast<const uint4*>(static_cast<const Act*>(a.gates.data) + place + 8 * lane);
     }
-    head += it.kv_head * a.group;
-    const bool present = warp < it.queries;
-    const bool key = warp == kReaders - 2;
-    const bool makes_row = it.stored < it.end && warp >= kReaders - 2;
-    if (active && makes_row) {
-      fresh_block = table_of(a, it.s)[it.stored / kBlockTokens];
-      const Tensor& from = key ? a.k : a.v;
-      row = load8(from, it.first * from.stride + it.kv_head * kHeadDim + 8 * lane);
-    }
-    if (active && present) {
-      const int64_t t = it.first + token;
-      x = a.fresh ? load8(a.qg, t * a.qg.stride + head * a.query_stride + 8 * lane)
-                  : load8(a.q, t * a.q.stride + head * kHeadDim + 8 * lane);
-      const int64_t place = a.gates.place(t, head);
-      if (a.gates.per_head) {
-        gate.x = static_cast<const uint32_t*>(a.gates.data)[place];
-      } else if (a.gates.data != nullptr) {
-        gate = *reinterpret_cast<const uint4*>(static_cast<const Act*>(a.gates.data) + place + 8 * lane);
-      }
-    }
-    if (a.fresh) {
-      const int lanes = static_cast<int>(a.rope.cols) / 16;
-      const HeadRotation rotation = load_rotation(it.first, lanes);
-      float values[8];
-      unpack8(values, x);
-      norm_head(values, norm, a.w.eps, kHeadDim);
-      rotate(values, rotation, lanes);
-      Act out[8];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) out[i] = to_act(values[i]);
-      x = *reinterpret_cast<const uint4*>(out);
-      if (makes_row) {
-        unpack8(values, row);
-        if (key) {
-          norm_head(values, key_norm, a.w.eps, kHeadDim);
-          rotate(values, rotation, lanes);
-        }
-        fresh = pack8<Number>(values);
-        if (active) *reinterpret_cast<uint4*>((key ? sh.key : sh.value) + 8 * lane) = fresh;
-      }
-    }
-    if (active) *reinterpret_cast<uint4*>(sh.q + warp * kStride + 8 * lane) = convert(x, Number());
-    if (it.rows > 1 && threadIdx.x < kQueries) {
-      // Queries that are not there see nothing.
-      const int query = threadIdx.x;
-      sh.view[query] = {0, 1 << 30, 1 << 30, 0};
-      if (query < it.queries) sh.view[query] = row_view(a, it.s, it.first + (it.query0 + query) / a.group);
-    }
-    meet<kReaderThreads>();
-    const uint32_t at = shared_address(sh.q) + (lane % 8 * kStride + lane / 8 * 8) * 2;
-#pragma unroll
-    for (int j = 0; j < kHeadDim / 32; ++j) {
-      uint32_t r[4];
-      load_matrices(r, at + j * 64);
-      q[2 * j][0] = r[0];
-      q[2 * j][1] = r[1];
-      q[2 * j + 1][0] = r[2];
-      q[2 * j + 1][1] = r[3];
-    }
-#pragma unroll
-    for (int j = 0; j < kTiles; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) o[j][0][i] = o[j][1][i] = 0;
-    }
-    largest[0] = largest[1] = -INFINITY;
-    total[0] = total[1] = 0;
+    return x;
   }
 
-  // Scores of 16 cells from `tile` on, log2 scale, which lie at `at`.
-  __device__ void score(float (&s)[4], uint32_t at) const {
-    float sum[4][4] = {};
-    at += (lane % 16 * kStride + lane / 16 * 8) * 2;
+  // What queries see, a row a lane; one warp. Ancestors are found by shuffles: their rows are in other lanes.
+  __device__ void find_views(const Item& it) {
+    const int certain = a.batch.certain[it.s];
+    const int row = min(lane, it.rows - 1);
+    const int own = a.batch.position[it.first + row];
+    const int parent = row < certain ? -1 : a.batch.parent[it.first + row] - it.first;
+    RowView v;
+    v.context = a.batch.context[it.s];
+    v.low = min(a.first_cell, own) - 1;
+    if (a.window > 0) v.low = max(v.low, own - a.window);
+    v.limit = row < certain ? own + 1 : v.context;
+    v.mask = 0;
+    for (int up = row < certain ? -1 : row; __any_sync(kFullWarp, up >= 0);) {
+      const int from = max(up, 0);
+      const int position = __shfl_sync(kFullWarp, own, from);
+      const int next = __shfl_sync(kFullWarp, parent, from);
+      if (up < 0) continue;
+      if (position > v.low) v.mask |= 1ull << (up - certain);
+      up = next >= certain ? next : -1;
+    }
+    if (lane < it.rows) {
+      const int begin = max(lane * a.group - it.query0, 0);
+      const int end = min((lane + 1) * a.group - it.query0, it.queries);
+      for (int query = begin; query < end; ++query) sh.view[query] = v;
+    }
+    // Queries that are not there see nothing.
+    for (int query = it.queries + lane; query < Shared::kQueries; query += 32)
+      sh.view[query] = {0, 1 << 30, 1 << 30, 0};
+  }
+
+  // Row `fresh` of those that are not in the cache: its key or value, to shared memory and to its cell.
+  __device__ void make_row(const Item& it, int fresh, bool key, uint4 row, int block,
+                           const HeadRotation& rotation, int lanes) const {
+    float values[8];
+    unpack8(values, row);
+    if (key) {
+      norm_head(values, norm_of(true), a.w.eps, kHeadDim);
+      rotate(values, rotation, lanes);
+    }
+    const uint4 number = pack8<Number>(values);
+    if (!active) return;
+    *reinterpret_cast<uint4*>((key ? sh.key[fresh] : sh.value[fresh]) + 8 * lane) = number;
+    if (it.tile > 0 || block < 0 || block >= a.kv.blocks) return;
+    const int64_t cell = pool_cell(a, block, it.kv_head) + (it.stored + fresh) % kBlockTokens;
+    *reinterpret_cast<uint4*>((key ? a.kv.k : a.kv.v) + cell * kHeadDim * 2 + 16 * lane) = number;
+  }
+
+  // Queries to shared memory, and what is fresh of the item's cells: keys, then values, a warp each.
+  __device__ void prepare(const Item& it) {
+    columns = kWide ? div_up(it.queries, 8) : 1;
+    const int fresh = it.end - it.stored;
+    const int lanes = static_cast<int>(a.rope.cols) / 16;
+    const int first_fresh = it.first + it.stored - it.fresh_begin;  // row of the batch
+    const auto fresh_row = [&](int piece) -> uint4 {
+      if (!active || piece >= 2 * fresh) return {0, 0, 0, 0};
+      const Tensor& from = piece < fresh ? a.k : a.v;
+      const int64_t t = first_fresh + (piece < fresh ? piece : piece - fresh);
+      return load8(from, t * from.stride + it.kv_head * kHeadDim + 8 * lane);
+    };
+    int piece = kReaders - 1 - warp;
+    uint4 row = fresh_row(piece);
+    uint4 x[kColumns];
 #pragma unroll
-    for (int j = 0; j < kHeadDim / 16; ++j) {
-      uint32_t k[4];
-      load_matrices(k, at + j * 32);
-      mma(sum[j % 4], k, q[j][0], q[j][1], Number());
+    for (int i = 0; i < kColumns; ++i) {
+      x[i] = {0, 0, 0, 0};
+      const int query = warp * columns + i;
+      if (!active || i >= columns || query >= it.queries) continue;
+      const Query own = query_of(it, query);
+      const int64_t t = it.first + own.token;
+      x[i] = a.fresh ? load8(a.qg, t * a.qg.stride + own.head * a.query_stride + 8 * lane)
+                     : load8(a.q, t * a.q.stride + own.head * kHeadDim + 8 * lane);
+      if constexpr (!kWide) gate[i] = load_gate(it, own);
+    }
+    meet<kReaderThreads>();  // outputs of the item before are stored
+    HeadRotation rotation;
+    int turned = -1;  // the row that it is of
+    const auto turn_to = [&](int t) {
+      if (t != turned) rotation = load_rotation(t, lanes);
+      turned = t;
+    };
+#pragma unroll 1
+    for (int i = 0; i < columns; ++i) {
+      const int query = warp * columns + i;
+      uint4 bits = chosen(x, i);
+      if (a.fresh) {
+        turn_to(it.first + query_of(it, min(query, it.queries - 1)).token);
+        float values[8];
+        unpack8(values, bits);
+        norm_head(values, norm_of(false), a.w.eps, kHeadDim);
+        rotate(values, rotation, lanes);
+        Act out[8];
+#pragma unroll
+        for (int k = 0; k < 8; ++k) out[k] = to_act(values[k]);
+        bits = *reinterpret_cast<const uint4*>(out);
+      }
+      if (active) *reinterpret_cast<uint4*>(sh.q + query * kStride + 8 * lane) = convert(bits, Number());
+    }
+#pragma unroll 1
+    for (; piece < 2 * fresh; piece += kReaders) {
+      const uint4 own = row;
+      row = fresh_row(piece + kReaders);
+      const bool key = piece < fresh;
+      const int number = key ? piece : piece - fresh;
+      if (key) turn_to(first_fresh + number);
+      const int block = table_of(a, it.s)[(it.stored + number) / kBlockTokens];
+      make_row(it, number, key, own, block, rotation, lanes);
+    }
+    if (it.rows > 1 && warp == 0) find_views(it);
+    meet<kReaderThreads>();
+    plain = {it.begin, it.end};
+    if (it.rows > 1) {
+      const RowView v = sh.view[min(lane, it.queries - 1)];
+      plain.begin = max(it.begin, __reduce_max_sync(kFullWarp, v.low + 1));
+      plain.end = min(it.end, __reduce_min_sync(kFullWarp, v.limit));
+    }
+    if constexpr (!kWide) {
+      const uint32_t at = shared_address(sh.q) + (lane % 8 * kStride + lane / 8 * 8) * 2;
+#pragma unroll
+      for (int j = 0; j < kHeadDim / 32; ++j) {
+        uint32_t r[4];
+        load_matrices(r, at + j * 64);
+        q[2 * j][0] = r[0];
+        q[2 * j][1] = r[1];
+        q[2 * j + 1][0] = r[2];
+        q[2 * j + 1][1] = r[3];
+      }
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) s[i] = ((sum[0][i] + sum[1][i]) + (sum[2][i] + sum[3][i])) * a.scale;
+    for (int n = 0; n < kColumns; ++n) {
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[j][n][i] = 0;
+      }
+      largest[n][0] = largest[n][1] = -INFINITY;
+      total[n][0] = total[n][1] = 0;
+    }
+  }
+
+  // Scores of 16 cells that lie at `at`, log2 scale: four sums a score, in the same order whatever the width.
+  __device__ void score(float (&s)[kColumns][4], uint32_t at) const {
+    at += (lane % 16 * kStride + lane / 16 * 8) * 2;
+    if constexpr (kWide) {
+      const uint32_t queries = shared_address(sh.q) + (lane % 8 * kStride + lane / 8 * 8) * 2;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float sum[2][kColumns][4] = {};
+#pragma unroll
+        for (int j = half; j < kHeadDim / 32; j += 2) {
+          uint32_t k[2][4], b[kColumns][4];
+          load_matrices(k[0], at + j * 64);
+          load_matrices(k[1], at + j * 64 + 32);
+#pragma unroll
+          for (int n = 0; n < kColumns; ++n) load_matrices(b[n], queries + n * 8 * kStride * 2 + j * 64);
+#pragma unroll
+          for (int n = 0; n < kColumns; ++n) mma(sum[0][n], k[0], b[n][0], b[n][1], Number());
+#pragma unroll
+          for (int n = 0; n < kColumns; ++n) mma(sum[1][n], k[1], b[n][2], b[n][3], Number());
+        }
+#pragma unroll
+        for (int n = 0; n < kColumns; ++n) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const float two = sum[0][n][i] + sum[1][n][i];
+            s[n][i] = half == 0 ? two : (s[n][i] + two) * a.scale;
+          }
+        }
+      }
+    } else {
+      float sum[4][4] = {};
+#pragma unroll
+      for (int j = 0; j < kHeadDim / 16; ++j) {
+        uint32_t k[4];
+        load_matrices(k, at + j * 32);
+        mma(sum[j % 4], k, q[j][0], q[j][1], Number());
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[0][i] = ((sum[0][i] + sum[1][i]) + (sum[2][i] + sum[3][i])) * a.scale;
+    }
   }
 
   // Minus infinity where a query does not look. A single row sees all cells of its sequence, but for a
   // window.
-  __device__ void mask(float (&s)[4], const Item& it, int tile) const {
-    int begin = it.begin, end = it.end;
-    if (it.rows > 1) {
-      for (int i = 0; i < it.queries; ++i) {
-        begin = max(begin, sh.view[i].low + 1);
-        end = min(end, sh.view[i].limit);
-      }
-    }
-    if (tile >= begin && tile + 16 <= end) return;
+  __device__ void mask(float (&s)[kColumns][4], const Item& it, int tile) const {
+    if (tile >= plain.begin && tile + 16 <= plain.end) return;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int cell = tile + g + i / 2 * 8;
-      const bool seen =
-          cell >= it.begin && cell < it.end && (it.rows == 1 || sees(sh.view[2 * c + i % 2], cell));
-      if (!seen) s[i] = -INFINITY;
+    for (int n = 0; n < kColumns; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int cell = tile + g + i / 2 * 8;
+        const bool seen =
+            cell >= it.begin && cell < it.end && (it.rows == 1 || sees(sh.view[8 * n + 2 * c + i % 2], cell));
+        if (!seen) s[n][i] = -INFINITY;
+      }
     }
   }
 
+  // Keys or values of fresh cells among 16 from `tile` on, into the ring.
+  __device__ void put_rows(const Item& it, int tile, uint32_t unit,
+                           const uint16_t (&from)[Shared::kRows][kHeadDim]) const {
+    for (int cell = max(tile, it.stored); cell < min(tile + 16, it.end); ++cell)
+      put_row(unit, cell % kBlockTokens, from[cell - it.stored]);
+    __syncwarp();
+  }
   // A row of the ring from shared memory.
   __device__ void put_row(uint32_t unit, int row, const uint16_t* from) const {
     if (active) {
@@ -209,7 +340,6 @@ struct Reader {
                    "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
                    : "memory");
     }
-    __syncwarp();
   }
 
   __device__ uint32_t unit_address(Ring::Place place) const {
@@ -234,57 +364,65 @@ struct Reader {
 
   // Takes the scores of this warp's cells to weights in shared memory, and what is summed so far to the new
   // largest score.
-  __device__ void weigh(float (&s)[4], bool own_tile) {
-    float factor[2];
+  __device__ void weigh(float (&s)[kColumns][4], bool own_tile) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float next = largest[i];
+    for (int n = 0; n < kColumns; ++n) {
+      float factor[2];
 #pragma unroll
-      for (int w = 0; w < kReaders; ++w) next = fmaxf(next, sh.largest[w][2 * c + i]);
-      factor[i] = next == largest[i] ? 1.0f : exp2f(largest[i] - next);
-      largest[i] = next;
-      total[i] *= factor[i];
-    }
-    if (__any_sync(kFullWarp, factor[0] != 1.0f || factor[1] != 1.0f)) {
+      for (int i = 0; i < 2; ++i) {
+        float next = largest[n][i];
+        const float4* tops = reinterpret_cast<const float4*>(sh.largest[8 * n + 2 * c + i]);
+        static_assert(kReaders == 8);
+        const float4 low = tops[0], high = tops[1];
+        next = fmaxf(next, fmaxf(fmaxf(low.x, low.y), fmaxf(low.z, low.w)));
+        next = fmaxf(next, fmaxf(fmaxf(high.x, high.y), fmaxf(high.z, high.w)));
+        factor[i] = next == largest[n][i] ? 1.0f : exp2f(largest[n][i] - next);
+        largest[n][i] = next;
+        total[n][i] *= factor[i];
+      }
+      if (__any_sync(kFullWarp, factor[0] != 1.0f || factor[1] != 1.0f)) {
 #pragma unroll
-      for (int j = 0; j < kTiles; ++j) {
+        for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          o[j][0][i] *= factor[i % 2];
-          o[j][1][i] *= factor[i % 2];
+          for (int i = 0; i < 4; ++i) o[j][n][i] *= factor[i % 2];
         }
       }
-    }
-    if (!own_tile) return;
+      if (!own_tile) continue;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      s[i] = s[i] == -INFINITY ? 0.0f : exp2f(s[i] - largest[i % 2]);
-      total[i % 2] += s[i];
+      for (int i = 0; i < 4; ++i) {
+        s[n][i] = s[n][i] == -INFINITY ? 0.0f : exp2f(s[n][i] - largest[n][i % 2]);
+        total[n][i % 2] += s[n][i];
+      }
+      uint16_t* to = sh.p + (8 * n + g) * Shared::kWeightStride + 16 * warp + 2 * c;
+      *reinterpret_cast<uint32_t*>(to) = transpose_matrix(pack(s[n][0], s[n][1], Number()));
+      *reinterpret_cast<uint32_t*>(to + 8) = transpose_matrix(pack(s[n][2], s[n][3], Number()));
     }
-    uint16_t* to = sh.p + g * Shared::kWeightStride + 16 * warp + 2 * c;
-    *reinterpret_cast<uint32_t*>(to) = transpose_matrix(pack(s[0], s[1], Number()));
-    *reinterpret_cast<uint32_t*>(to + 8) = transpose_matrix(pack(s[2], s[3], Number()));
   }
 
   // Adds the values of `tiles` times 16 cells to this warp's dims.
   __device__ void add_values(int first, int tiles) {
     const uint32_t weights = shared_address(sh.p) + (lane % 8 * Shared::kWeightStride + lane / 8 * 8) * 2;
     const uint32_t own = ((lane % 8 + lane / 16 * 8) * kStride + warp * 16 * kTiles + lane / 8 % 2 * 8) * 2;
+#pragma unroll 1
     for (int i = 0; i < tiles; i += 2) {
       const Ring::Place place = ring.ahead(first + i / 2);
       const uint32_t at = unit_address(place) + own;
-      uint32_t p[4];
-      load_matrices(p, weights + i * 32);
+      uint32_t p[kColumns][4];
+#pragma unroll
+      for (int n = 0; n < kColumns; ++n) {
+        load_matrices(p[n], weights + n * 8 * Shared::kWeightStride * 2 + i * 32);
+      }
       wait_barrier(ring.full + 8 * place.unit, place.parity);
 #pragma unroll
       for (int j = 0; j < kTiles; ++j) {
         uint32_t v[4];
         load_matrices_transposed(v, at + j * 32);
-        mma(o[j][0], v, p[0], p[1], Number());
-        if (i + 1 < tiles) {
-          load_matrices_transposed(v, at + 16 * kStride * 2 + j * 32);
-          mma(o[j][1], v, p[2], p[3], Number());
-        }
+#pragma unroll
+        for (int n = 0; n < kColumns; ++n) mma(o[j][n], v, p[n][0], p[n][1], Number());
+        if (i + 1 == tiles) continue;
+        load_matrices_transposed(v, at + 16 * kStride * 2 + j * 32);
+#pragma unroll
+        for (int n = 0; n < kColumns; ++n) mma(o[j][n], v, p[n][2], p[n][3], Number());
       }
     }
   }
@@ -294,30 +432,38 @@ struct Reader {
     const int units = min(kStepUnits, div_up(it.end - step, kBlockTokens));
     const int tile = step + 16 * warp;
     const bool own_tile = tile < it.end;
-    const bool holds_fresh = it.stored < it.end && it.stored >= tile && it.stored < tile + 16;
-    float s[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+    const bool holds_fresh = own_tile && it.stored < min(tile + 16, it.end);
+    float s[kColumns][4];
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) s[n][0] = s[n][1] = s[n][2] = s[n][3] = -INFINITY;
     if (own_tile) {
       const Ring::Place place = ring.ahead(warp / 2);
       wait_barrier(ring.full + 8 * place.unit, place.parity);
-      if (holds_fresh) put_row(unit_address(place), it.stored % kBlockTokens, sh.key);
+      if (holds_fresh) put_rows(it, tile, unit_address(place), sh.key);
       score(s, unit_address(place) + warp % 2 * 16 * kStride * 2);
       mask(s, it, tile);
     }
     release(0, units);
-    float top[2] = {fmaxf(s[0], s[2]), fmaxf(s[1], s[3])};
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      top[i] = fmaxf(top[i], __shfl_xor_sync(kFullWarp, top[i], 4));
-      top[i] = fmaxf(top[i], __shfl_xor_sync(kFullWarp, top[i], 8));
-      top[i] = fmaxf(top[i], __shfl_xor_sync(kFullWarp, top[i], 16));
+    for (int n = 0; n < kColumns; ++n) {
+      float top[2] = {fmaxf(s[n][0], s[n][2]), fmaxf(s[n][1], s[n][3])};
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        top[i] = fmaxf(top[i], __shfl_xor_sync(kFullWarp, top[i], 4));
+        top[i] = fmaxf(top[i], __shfl_xor_sync(kFullWarp, top[i], 8));
+        top[i] = fmaxf(top[i], __shfl_xor_sync(kFullWarp, top[i], 16));
+      }
+      if (g == 0) {
+        sh.largest[8 * n + 2 * c][warp] = top[0];
+        sh.largest[8 * n + 2 * c + 1][warp] = top[1];
+      }
     }
-    if (g == 0) *reinterpret_cast<float2*>(&sh.largest[warp][2 * c]) = {top[0], top[1]};
     meet<kReaderThreads>();
     weigh(s, own_tile);
     if (holds_fresh) {
       const Ring::Place place = ring.ahead(units + warp / 2);
       wait_barrier(ring.full + 8 * place.unit, place.parity);
-      put_row(unit_address(place), it.stored % kBlockTokens, sh.value);
+      put_rows(it, tile, unit_address(place), sh.value);
     }
     meet<kReaderThreads>();
     add_values(units, min(kReaders, div_up(it.end - step, 16)));
@@ -326,17 +472,18 @@ struct Reader {
   }
 
   // Divided by the sum of weights, gated, stored.
-  __device__ void store_output(const Item& it, const float (&x)[8], float all) const {
+  __device__ void store_output(const Item& it, const Query& query, uint4 own_gate, const float (&x)[8],
+                               float all) const {
     float inverse = __fdividef(1.0f, all);
-    if (a.gates.per_head) inverse *= gate_factor(a.gates, __uint_as_float(gate.x));
+    if (a.gates.per_head) inverse *= gate_factor(a.gates, __uint_as_float(own_gate.x));
     float y[8], gates[8];
-    unpack8(gates, gate);
+    unpack8(gates, own_gate);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       y[i] = x[i] * inverse;
       if (a.gates.per_element()) y[i] *= gate_factor(a.gates, gates[i]);
     }
-    const int64_t at = (it.first + token) * a.o.stride + head * kHeadDim + 8 * lane;
+    const int64_t at = (it.first + query.token) * a.o.stride + query.head * kHeadDim + 8 * lane;
     if (a.o.type == DType::f32) {
       float4* to = reinterpret_cast<float4*>(static_cast<float*>(a.o.data) + at);
       to[0] = {y[0], y[1], y[2], y[3]};
@@ -349,10 +496,10 @@ struct Reader {
     }
   }
 
-  // The splits of this warp's query, in position order: what merge_kernel (attention.cu) does with a block
+  // The splits of a query, in position order: what merge_kernel (attention.cu) does with a block
   // for the kernels for many rows, whose blocks do not learn which one is last.
-  __device__ void merge(const Item& it, float (&sum)[8], float& all) const {
-    const int64_t base = partial_index(a, it.s, head, token);
+  __device__ void merge(const Item& it, const Query& query, float (&sum)[8], float& all) const {
+    const int64_t base = partial_index(a, it.s, query.head, query.token);
     float4 v[4][2];
     const auto load = [&](int split) {
 #pragma unroll
@@ -402,54 +549,71 @@ struct Reader {
     }
   }
 
-  // The key or value of the fresh row, to its cell.
-  __device__ void keep_row(const Item& it) const {
-    if (it.stored == it.end || it.tile > 0 || warp < kReaders - 2 || !active) return;
-    if (fresh_block < 0 || fresh_block >= a.kv.blocks) return;
-    const int64_t row = pool_cell(a, fresh_block, it.kv_head) + it.stored % kBlockTokens;
-    std::byte* pool = warp == kReaders - 2 ? a.kv.k : a.kv.v;
-    *reinterpret_cast<uint4*>(pool + row * kHeadDim * 2 + 16 * lane) = fresh;
-  }
-
   __device__ void finish(const Item& it) {
-    keep_row(it);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      total[i] += __shfl_xor_sync(kFullWarp, total[i], 4);
-      total[i] += __shfl_xor_sync(kFullWarp, total[i], 8);
-      total[i] += __shfl_xor_sync(kFullWarp, total[i], 16);
-      if (g == 0) sh.total[warp][2 * c + i] = total[i];
-      if (g == 0 && warp == 0) sh.top[2 * c + i] = largest[i];
+    for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
-      for (int j = 0; j < kTiles; ++j) {
-        const int dim = (warp * kTiles + j) * 16 + g;
-        sh.o[2 * c + i][dim] = o[j][0][i] + o[j][1][i];
-        sh.o[2 * c + i][dim + 8] = o[j][0][i + 2] + o[j][1][i + 2];
+      for (int i = 0; i < 2; ++i) {
+        const int query = 8 * n + 2 * c + i;
+        float sum = total[n][i];
+        sum += __shfl_xor_sync(kFullWarp, sum, 4);
+        sum += __shfl_xor_sync(kFullWarp, sum, 8);
+        sum += __shfl_xor_sync(kFullWarp, sum, 16);
+        if (g == 0) sh.total[warp][query] = sum;
+        if (g == 0 && warp == 0) sh.top[query] = largest[n][i];
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j) {
+          const int dim = (warp * kTiles + j) * 16 + g;
+          sh.o[query][dim] = o[j][n][i];
+          sh.o[query][dim + 8] = o[j][n][i + 2];
+        }
       }
     }
-    meet<kReaderThreads>();
-    const bool present = warp < it.queries;
-    float sum[8], all = 0;
-    const float4* from = reinterpret_cast<const float4*>(&sh.o[warp][active ? 8 * lane : 0]);
-    const float4 low = from[0], high = from[1];
-    sum[0] = low.x, sum[1] = low.y, sum[2] = low.z, sum[3] = low.w;
-    sum[4] = high.x, sum[5] = high.y, sum[6] = high.z, sum[7] = high.w;
+    const int own = min(columns, it.queries - warp * columns);
+    if constexpr (kWide) {
 #pragma unroll
-    for (int w = 0; w < kReaders; ++w) all += sh.total[w][warp];
-    if (it.splits > 1 && !last_of_splits(it, sum, all)) return;
-    if (present && it.splits > 1) merge(it, sum, all);
-    if (present && active) store_output(it, sum, all);
+      for (int i = 0; i < kColumns; ++i)
+        if (i < own) gate[i] = load_gate(it, query_of(it, warp * columns + i));
+    }
+    meet<kReaderThreads>();
+#pragma unroll 1
+    for (int i = 0; i < own; ++i) {
+      const int query = warp * columns + i;
+      const float4* from = reinterpret_cast<const float4*>(&sh.o[query][active ? 8 * lane : 0]);
+      const float4 low = from[0], high = from[1];
+      const float sum[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+      float all = 0;
+#pragma unroll
+      for (int w = 0; w < kReaders; ++w) all += sh.total[w][query];
+      if (it.splits > 1) {
+        keep_split(it, query_of(it, query), sum, all, sh.top[query]);
+      } else if (active) {
+        store_output(it, query_of(it, query), chosen(gate, i), sum, all);
+      }
+    }
+    if (it.splits == 1 || !last_of_splits(it)) return;
+#pragma unroll 1
+    for (int i = 0; i < own; ++i) {
+      const Query query = query_of(it, warp * columns + i);
+      float sum[8], all;
+      merge(it, query, sum, all);
+      if (active) store_output(it, query, chosen(gate, i), sum, all);
+    }
   }
 
-  // Leaves this split's sums; true in the block that is the last to do so.
-  __device__ bool last_of_splits(const Item& it, const float (&sum)[8], float all) const {
-    if (warp < it.queries && active) {
-      const int64_t row = partial_index(a, it.s, head, it.split * it.rows + token);
-      auto* to = reinterpret_cast<float4*>(a.partials + row * kHeadDim + 8 * lane);
-      __stcg(to, float4{sum[0], sum[1], sum[2], sum[3]});
-      __stcg(to + 1, float4{sum[4], sum[5], sum[6], sum[7]});
-      if (lane == 0) __stcg(reinterpret_cast<float2*>(a.partial_sums + 2 * row), float2{sh.top[warp], all});
-    }
+  // Leaves this split's sums.
+  __device__ void keep_split(const Item& it, const Query& query, const float (&sum)[8], float all,
+                             float top) const {
+    if (!active) return;
+    const int64_t row = partial_index(a, it.s, query.head, it.split * it.rows + query.token);
+    auto* to = reinterpret_cast<float4*>(a.partials + row * kHeadDim + 8 * lane);
+    __stcg(to, float4{sum[0], sum[1], sum[2], sum[3]});
+    __stcg(to + 1, float4{sum[4], sum[5], sum[6], sum[7]});
+    if (lane == 0) __stcg(reinterpret_cast<float2*>(a.partial_sums + 2 * row), float2{top, all});
+  }
+
+  // True in the block that is the last to leave its sums.
+  __device__ bool last_of_splits(const Item& it) const {
     __threadfence();
     meet<kReaderThreads>();
     if (threadIdx.x == 0) {
@@ -464,13 +628,12 @@ struct Reader {
 
   __device__ void run(const Sequence* sequences, const int* starts, int items) {
     if (a.fresh) {
-      load_norm(norm, a.w.q_norm);
-      if (warp == kReaders - 2) load_norm(key_norm, a.w.k_norm);
+      keep_norms();
     }
     bool waiting = true;
 #pragma unroll 1
     for (int index = blockIdx.x; index < items; index += gridDim.x) {
-      const Item it = item_at(a, sequences, starts, index);
+      const Item it = item_at<Shared::kQueries>(a, sequences, starts, index);
       if (waiting) {
         wait_for_previous();
         let_next_start();

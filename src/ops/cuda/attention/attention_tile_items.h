@@ -28,8 +28,9 @@ struct TileItem {
 __device__ inline int list_tile_items(const AttentionArgs& a, int* starts, int* scratch) {
   return list_items(a, starts, scratch, [&](int s) -> int2 {
     const int rows = a.batch.rows[s];
-    if (rows <= 0 || decodes(a, rows)) return {0, 0};
-    return {div_up(rows * a.group, kTileRows), splits_of(a, rows, span_of(a, s)).count};
+    const Span span = span_of(a, s);
+    if (rows <= 0 || decodes(a, rows, span.end - span.begin)) return {0, 0};
+    return {div_up(rows * a.group, kTileRows), splits_of(a, rows, span).count};
   });
 }
 

@@ -3,7 +3,7 @@
 // rope_table: (cos, sin) of position * frequency, in double: angles reach 2.6e5 rad, where f32 has lost the
 // fraction. Frequencies (rope.h) come as arguments, which a recorded step keeps. Once per step.
 //
-// qk_norm_rope_store, per row (in a plain decoding step attention_decode.cu does this, with the same bytes):
+// qk_norm_rope_store, per row (in a decoding step attention_decode.cu does this, with the same bytes):
 // H queries and Hkv keys are divided by their rms, weighted and rotated; keys and values go to the row's cell
 // in the cache's formats. A warp owns one head of one row. Bytes per row, 24
 // + 2 x 4 heads of 256, f16: 24 KiB of query and gate (the gate is skipped: 12 KiB read, 12 written) + 8 KiB
