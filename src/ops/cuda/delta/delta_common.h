@@ -38,9 +38,10 @@ struct DeltaView {
   // DeltaShape::key_head() without a division or a branch: with q = h * inverse / 2^16, rounded down, it is
   // h - q * key_heads where heads are tiled, and q where they are grouped.
   int inverse, times_head, times_quotient;
-  int first_step;          // the first value head of key head k is k * first_step
-  int conv_rows, entries;  // of the rings
-  int every, lag;          // DeltaRing
+  int first_step;                          // the first value head of key head k is k * first_step
+  int conv_rows, entries;                  // of the rings
+  unsigned conv_inverse, entries_inverse;  // for ring_place()
+  int every, lag;                          // DeltaRing
   // From the start of a slot.
   int64_t slot_elements, decay_at, folded_at, conv_at, keys_at, deltas_at, gates_at;
   float* data;
@@ -51,18 +52,26 @@ struct DeltaView {
   }
   __device__ float* decay(int s) const { return slot(s) + decay_at; }
   __device__ int* folded(int s) const { return reinterpret_cast<int*>(slot(s) + folded_at); }
+  // cell % size, of cells that are not negative; `inverse`: 2^32 / size, rounded up. So the quotient is one
+  // too large at most.
+  __device__ static int ring_place(int cell, int size, unsigned inverse) {
+    const int place = cell - static_cast<int>(__umulhi(static_cast<unsigned>(cell), inverse)) * size;
+    return place < 0 ? place + size : place;
+  }
+  __device__ int conv_place(int cell) const { return ring_place(cell, conv_rows, conv_inverse); }
+  __device__ int entry_place(int cell) const { return ring_place(cell, entries, entries_inverse); }
   __device__ float* conv_row(int s, int cell) const {
-    return slot(s) + conv_at + static_cast<int64_t>(cell % conv_rows) * channels;
+    return slot(s) + conv_at + static_cast<int64_t>(conv_place(cell)) * channels;
   }
   // The entry of a cell.
   __device__ float* key(int s, int cell, int of_key_head) const {
-    return slot(s) + keys_at + (static_cast<int64_t>(cell % entries) * key_heads + of_key_head) * key_dim;
+    return slot(s) + keys_at + (static_cast<int64_t>(entry_place(cell)) * key_heads + of_key_head) * key_dim;
   }
   __device__ float* delta(int s, int cell, int head) const {
-    return slot(s) + deltas_at + (static_cast<int64_t>(cell % entries) * value_heads + head) * value_dim;
+    return slot(s) + deltas_at + (static_cast<int64_t>(entry_place(cell)) * value_heads + head) * value_dim;
   }
   __device__ float* gate(int s, int cell) const {
-    return slot(s) + gates_at + static_cast<int64_t>(cell % entries) * value_heads;
+    return slot(s) + gates_at + static_cast<int64_t>(entry_place(cell)) * value_heads;
   }
   // F of a row at `position` (state.h), but for what is folded already.
   __device__ int fold_position(int position) const {
@@ -98,6 +107,10 @@ inline DeltaView view_of(const DeltaLayer& layer) {
   v.first_step = s.value_head(1, 0);
   v.conv_rows = static_cast<int>(s.conv_rows(layer.ring));
   v.entries = layer.ring.entries();
+  const auto inverse = [](int size) { return static_cast<unsigned>(((int64_t{1} << 32) + size - 1) / size); };
+  BRAID_CHECK(v.conv_rows > 1 && v.entries > 1);
+  v.conv_inverse = inverse(v.conv_rows);
+  v.entries_inverse = inverse(v.entries);
   v.every = layer.ring.every;
   v.lag = layer.ring.lag;
   v.slot_elements = layer.slot_elements();
@@ -153,12 +166,18 @@ __device__ inline void store_at(const Tensor& t, int64_t row, int64_t column, fl
   store_as(t.data, t.type, row * t.stride + column, x);
 }
 
-// Accurate to an ulp or two, unlike their short forms in device_math.h: states keep what they get.
-__device__ inline float exact_silu(float x) { return x / (1.0f + expf(-x)); }
+// Accurate to a few ulps, unlike their short forms in device_math.h: states keep what they get. Without the
+// special cases of IEEE division and root, whose code every kernel of a layer would have to fetch.
+__device__ inline float exact_silu(float x) { return __fdividef(x, 1.0f + expf(-x)); }
 __device__ inline float log_decay(float alpha, float dt, float a) {
   const float x = alpha + dt;
   return a * (x > 20.0f ? x : log1pf(expf(x)));
 }
-__device__ inline float exact_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+__device__ inline float exact_sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
+// What l2 norms multiply by; queries are divided by the root of their width as well.
+__device__ inline float inverse_norm(float squares) { return rsqrtf(__fadd_rn(squares, 1e-6f)); }
+__device__ inline float inverse_query_norm(float squares, int width) {
+  return __fmul_rn(inverse_norm(squares), rsqrtf(static_cast<float>(width)));
+}
 
 }  // namespace braid::cuda

@@ -71,7 +71,7 @@ struct RowMemory {
   static int capacity(const DeltaView& l) { return l.every + l.lag; }
   static size_t bytes(const DeltaView& l) {
     const int most = capacity(l);
-    return (4 * kMaxDim + 2 * (most + 1) + 2 + Entries::floats(most, l.key_dim, l.value_dim)) * sizeof(float);
+    return (4 * kMaxDim + 2 * (most + 1) + 2 + most * (l.key_dim + l.value_dim + 1)) * sizeof(float);
   }
   __device__ RowMemory(float* at, const DeltaView& l) {
     const int most = l.every + l.lag;
@@ -79,8 +79,14 @@ struct RowMemory {
     k = q + kMaxDim;
     v = k + kMaxDim;
     o = v + kMaxDim;
-    entries.place(o + kMaxDim, most, l.key_dim, l.value_dim, 0);
-    factors = entries.gates + most;
+    entries.capacity = most;
+    entries.key_stride = l.key_dim;
+    entries.columns = l.value_dim;
+    entries.column0 = 0;
+    entries.keys = o + kMaxDim + most * l.key_dim;
+    entries.deltas = entries.keys + most * l.value_dim;
+    entries.gates = entries.deltas + most;
+    factors = entries.gates;
   }
 };
 
@@ -254,8 +260,8 @@ __global__ __launch_bounds__(1024 / kGroups,
     kk = dot4(k, k, kk);
     qk = dot4(q, k, qk);
   }
-  const float iq = 1.0f / (sqrtf(warp_sum(qq) + 1e-6f) * sqrtf(static_cast<float>(l.key_dim)));
-  const float ik = 1.0f / sqrtf(warp_sum(kk) + 1e-6f);
+  const float iq = inverse_query_norm(warp_sum(qq), l.key_dim);
+  const float ik = inverse_norm(warp_sum(kk));
   qk = warp_sum(qk) * iq * ik;
   if (l.owns_key(p.h, p.key_head) && tid < l.key_dim)
     l.key(p.slot, p.position, p.key_head)[tid] = sh.k[tid] * ik;
@@ -334,8 +340,8 @@ __device__ void write_keys(const DeltaView& l, const DecodeRows& rows, int first
   float scale[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    const float norm = sqrtf(warp_sum(dot4(y[r], y[r], 0.0f)) + 1e-6f);
-    scale[r] = 1.0f / (is_k ? norm : norm * sqrtf(static_cast<float>(l.key_dim)));
+    const float squares = warp_sum(dot4(y[r], y[r], 0.0f));
+    scale[r] = is_k ? inverse_norm(squares) : inverse_query_norm(squares, l.key_dim);
     if (row[r] < 0 || 4 * lane >= l.key_dim) continue;
     float* out = rows.keys + ((static_cast<int64_t>(first + r) * l.key_heads + h) * 2 + is_k) * l.key_dim;
     const float by = scale[r];

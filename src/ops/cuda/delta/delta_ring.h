@@ -139,7 +139,12 @@ __device__ void fold_entry(Column<kVectors> (&state)[kGroups], const float4* key
   for (int g = 0; g < kGroups; ++g) add_entry(state[g], k, d[4 * g], e);
 }
 
-// The newest entries of a sequence, copied into shared memory while other things go on.
+__device__ inline void copy_number(uint32_t to, const float* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
+// The newest entries of a sequence, copied into shared memory while other things go on. Pointers are to the
+// places behind the newest, where a caller may have rows of its own.
 struct Entries {
   float* keys;    // [capacity][key_stride]
   float* deltas;  // [capacity][columns]
@@ -148,26 +153,15 @@ struct Entries {
   int capacity;
   int first, end;  // cells that are here
 
-  __host__ __device__ static int floats(int capacity, int key_stride, int columns) {
-    return capacity * (key_stride + columns + 1);
-  }
-  __device__ void place(float* at, int most, int stride, int of_columns, int from_column) {
-    capacity = most;
-    key_stride = stride;
-    columns = of_columns;
-    column0 = from_column;
-    keys = at;
-    deltas = keys + capacity * key_stride;
-    gates = deltas + capacity * columns;
-  }
   // Asks for those of cells folded .. context-1 that fit, a warp an entry.
   __device__ void ask(const DeltaView& l, int slot, int h, int key_head, int folded, int context) {
     end = context;
     first = max(folded, end - capacity);
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int warps = static_cast<int>(blockDim.x / 32);
+#pragma unroll 1
     for (int cell = first + static_cast<int>(threadIdx.x / 32); cell < end; cell += warps) {
-      const int i = cell - first;
+      const int i = cell - end;
       if (4 * lane < l.key_dim)
         copy_async(shared_address(keys + i * key_stride + 4 * lane), l.key(slot, cell, key_head) + 4 * lane);
       if (4 * lane < columns)
@@ -177,14 +171,11 @@ struct Entries {
     }
     commit_copies();
   }
-  __device__ static void copy_number(uint32_t to, const float* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-  }
   __device__ const float4* key(int cell) const {
-    return reinterpret_cast<const float4*>(keys + (cell - first) * key_stride);
+    return reinterpret_cast<const float4*>(keys + (cell - end) * key_stride);
   }
-  __device__ const float* delta(int cell) const { return deltas + (cell - first) * columns; }
-  __device__ float gate(int cell) const { return gates[cell - first]; }
+  __device__ const float* delta(int cell) const { return deltas + (cell - end) * columns; }
+  __device__ float gate(int cell) const { return gates[cell - end]; }
 };
 
 // Entries of cells [from, to) into the state, those that are not in shared memory from where they lie.
@@ -192,12 +183,15 @@ struct Entries {
 template <int kVectors, int kGroups>
 __device__ void fold(const DeltaView& l, const Entries& entries, int slot, int h, int key_head, int from,
                      int to, int column, int part, Column<kVectors> (&state)[kGroups]) {
-  for (int cell = from; cell < min(to, entries.first); ++cell) {
-    fold_entry(state, reinterpret_cast<const float4*>(l.key(slot, cell, key_head)),
-               l.delta(slot, cell, h) + entries.column0 + column, l.gate(slot, cell)[h], part);
+#pragma unroll 1
+  for (int cell = from; cell < to; ++cell) {
+    if (cell >= entries.first) {
+      fold_entry(state, entries.key(cell), entries.delta(cell) + column, entries.gate(cell), part);
+    } else {
+      fold_entry(state, reinterpret_cast<const float4*>(l.key(slot, cell, key_head)),
+                 l.delta(slot, cell, h) + entries.column0 + column, l.gate(slot, cell)[h], part);
+    }
   }
-  for (int cell = max(from, entries.first); cell < to; ++cell)
-    fold_entry(state, entries.key(cell), entries.delta(cell) + column, entries.gate(cell), part);
 }
 
 template <int kVectors, int kGroups>

@@ -203,8 +203,8 @@ __device__ inline void normalise(const DeltaArgs& a, int count, Shared& sh) {
       kk = dot4(k, k, kk);
       qk = dot4(q, k, qk);
     }
-    const float iq = 1.0f / (sqrtf(warp_sum(qq) + 1e-6f) * sqrtf(static_cast<float>(key_dim)));
-    const float ik = 1.0f / sqrtf(warp_sum(kk) + 1e-6f);
+    const float iq = inverse_query_norm(warp_sum(qq), key_dim);
+    const float ik = inverse_norm(warp_sum(kk));
     qk = warp_sum(qk);
     for (int c = lane; c < key_dim; c += 32) {
       sh.q[i][c] *= iq;
@@ -291,7 +291,7 @@ __device__ inline float rms_scale(const DeltaArgs& a, const float* o) {
     const float4 x = *reinterpret_cast<const float4*>(&o[c]);
     sum = dot4(x, x, sum);
   }
-  return 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(a.layer.value_dim) + a.w.eps);
+  return rsqrtf(__fadd_rn(__fdividef(warp_sum(sum), static_cast<float>(a.layer.value_dim)), a.w.eps));
 }
 
 // rms over the head, gate, store.

@@ -6,7 +6,7 @@
 // order in which a row adds it. What a step before has left is asked for before the wait: taps, convolution
 // ring, state and entries; the order of nodes is found under it. Then the rows are copied into shared memory,
 // all at once, and nothing else is fetched. Per pass over nodes:
-//   convolve      along the parents, SiLU: a thread has a channel for all nodes
+//   convolve      along the parents, SiLU: a thread has two channels
 //   normalise     l2; exponents of all entries and ancestors
 //   weigh         e^{E_a} (k_a . k) and e^{E_a} (k_a . q) of all entries and ancestors; 0 for other nodes
 //   read state    the start of both chains
@@ -22,8 +22,17 @@
 // it has alone (delta_decode.cu).
 //
 // Shape: a block is a head of a sequence. 16 warps of 2 groups of columns where each block has an SM to
-// itself, else 8 warps of 4, two blocks an SM. Every head makes the q and k of its key head for itself, so
-// that one launch does.
+// itself, else 8 warps of 4, two blocks an SM. Where there are many nodes and SMs enough, two blocks share a
+// head, a cluster: each has half of the columns, and gets the other's outputs for the norm. Every block makes
+// the q and k of its key head for itself, so that one launch does.
+//
+// Size: each layer of a step runs once through code that other kernels have pushed out of the caches next to
+// the SMs. So a loop is not unrolled unless its steps wait for memory, and what is needed in two places is
+// one loop with chosen pointers.
+//
+// Measured, and what was tried: docs/history/cuda-kernels.md.
+#include <cooperative_groups.h>
+
 #include <algorithm>
 
 #include "ops/cuda/delta/delta_forms.h"
@@ -34,67 +43,74 @@
 namespace braid::cuda {
 namespace {
 
-constexpr int kGatesAtOnce = 8;
+constexpr int kSlicedNodes = 16;  // from which on two blocks of a head are faster than one
 
 // ---- into shared memory ----
 
-// A piece of memory, by a warp: asks for it where it lies right, else copies it.
-__device__ void stage(void* to, const void* from, int bytes) {
+// A piece of memory, by a warp: asks for it where it lies right, else copies it; zeros for null.
+__device__ void stage(char* to, const char* from, int bytes) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const char* source = static_cast<const char*>(from);
-  char* target = static_cast<char*>(to);
-  if (reinterpret_cast<uintptr_t>(from) % 16 == 0) {
-    for (int i = 16 * lane; i < bytes; i += 16 * 32) copy_async(shared_address(target + i), source + i);
+  if (from == nullptr) {
+#pragma unroll 1
+    for (int i = 4 * lane; i < bytes; i += 4 * 32) *reinterpret_cast<float*>(to + i) = 0.0f;
+  } else if (reinterpret_cast<uintptr_t>(from) % 16 == 0) {
+#pragma unroll 1
+    for (int i = 16 * lane; i < bytes; i += 16 * 32) copy_async(shared_address(to + i), from + i);
   } else {
+#pragma unroll 1
     for (int i = 2 * lane; i < bytes; i += 2 * 32)
-      *reinterpret_cast<uint16_t*>(target + i) = *reinterpret_cast<const uint16_t*>(source + i);
+      *reinterpret_cast<uint16_t*>(to + i) = *reinterpret_cast<const uint16_t*>(from + i);
   }
 }
 
-// The head's q, k and v of a row of all channels with `width` bytes a channel, by a warp.
-__device__ void stage_channels(const DeltaView& l, const TreePlace& p, void* to, const void* row, int width) {
-  char* target = static_cast<char*>(to);
-  const char* source = static_cast<const char*>(row);
-  const int keys = l.key_dim * width;
-  stage(target, source + l.q_channel(p.key_head(l)) * width, keys);
-  stage(target + keys, source + l.k_channel(p.key_head(l)) * width, keys);
-  stage(target + 2 * keys, source + l.v_channel(p.h()) * width, l.value_dim * width);
+// The first channel of the block's q, k or v (part 0, 1, 2) in a row of all.
+__device__ int part_channel(const DeltaView& l, const TreePlace& p, const TreeMemory& sh, int part) {
+  return part == 0   ? l.q_channel(p.key_head(l))
+         : part == 1 ? l.k_channel(p.key_head(l))
+                     : l.v_channel(p.h()) + sh.column0();
 }
 
-// What the convolution and the norm need but for the rows themselves, a warp a part.
+// What the convolution and the norm need but for the rows themselves, a warp a piece: q, k and v of the
+// inputs before the first row, newest first, and of the taps; the norm.
 __device__ void ask_for_known(const DeltaArgs& a, const TreePlace& p, const TreeMemory& sh) {
   const DeltaView& l = a.layer;
-  const int channels = 2 * l.key_dim + l.value_dim;
-  const int warps = static_cast<int>(blockDim.x) / 32;
-  for (int part = static_cast<int>(threadIdx.x) / 32; part < kPastInputs + 2; part += warps) {
-    if (part == kPastInputs) {
-      stage_channels(l, p, sh.taps(), a.w.conv, l.taps * static_cast<int>(sizeof(float)));
-    } else if (part > kPastInputs) {
-      stage(sh.norm(), a.w.norm, l.value_dim * static_cast<int>(sizeof(float)));
-    } else if (part + 1 < l.taps && p.context > part) {
-      stage_channels(l, p, sh.past() + part * channels, l.conv_row(p.slot, p.context - 1 - part),
-                     sizeof(float));
-    } else {
-      for (int c = static_cast<int>(threadIdx.x) % 32; c < channels; c += 32)
-        sh.past()[part * channels + c] = 0.0f;
+  constexpr int kWidth = static_cast<int>(sizeof(float));
+  const int channels = 2 * l.key_dim + sh.z.columns;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x) / 32; i <= 3 * (kPastInputs + 1);
+       i += static_cast<int>(blockDim.x) / 32) {
+    const int back = i / 3, part = i % 3;
+    int bytes = (part == 2 ? sh.z.columns : l.key_dim) * kWidth;
+    const float *from = nullptr, *to = sh.past() + back * channels + part * l.key_dim;
+    if (back > kPastInputs) {
+      from = a.w.norm + sh.column0(), to = sh.norm(), bytes = sh.z.columns * kWidth;
+    } else if (back == kPastInputs) {
+      from = a.w.conv + static_cast<int64_t>(part_channel(l, p, sh, part)) * l.taps;
+      to = sh.taps() + part * l.key_dim * l.taps;
+      bytes *= l.taps;
+    } else if (back + 1 < l.taps && p.context > back) {
+      from = l.conv_row(p.slot, p.context - 1 - back) + part_channel(l, p, sh, part);
     }
+    stage(reinterpret_cast<char*>(const_cast<float*>(to)), reinterpret_cast<const char*>(from), bytes);
   }
 }
 
-// The rows of nodes [begin, begin + count), a warp a node.
+// The rows of nodes [begin, begin + count): q, k, v and z, a warp a piece.
 __device__ void ask_for_rows(const DeltaArgs& a, const TreePlace& p, const TreeMemory& sh, int begin,
                              int count) {
   const DeltaView& l = a.layer;
-  const int width = number_bytes(a.in.qkv.type), z_width = number_bytes(a.in.z.type);
-  const char* rows = static_cast<const char*>(a.in.qkv.data);
-  const char* gates = static_cast<const char*>(a.in.z.data) + p.h() * l.value_dim * z_width;
-  const int warps = static_cast<int>(blockDim.x) / 32;
-  for (int t = static_cast<int>(threadIdx.x) / 32; t < count; t += warps) {
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x) / 32; i < 4 * count; i += static_cast<int>(blockDim.x) / 32) {
+    const int t = i / 4, part = i % 4;
+    const bool gates = part == 3;
+    const Tensor& from = gates ? a.in.z : a.in.qkv;
+    const int width = number_bytes(from.type);
     const int64_t row = p.first + sh.place()[begin + t].x;
-    char* to = sh.raw() + t * sh.z.raw_bytes;
-    stage_channels(l, p, to, rows + row * a.in.qkv.stride * width, width);
-    stage(to + (2 * l.key_dim + l.value_dim) * width, gates + row * a.in.z.stride * z_width,
-          l.value_dim * z_width);
+    const int64_t channel = gates ? p.h() * l.value_dim + sh.column0() : part_channel(l, p, sh, part);
+    char* to = sh.raw() + t * sh.z.raw_bytes +
+               (gates ? sh.z.raw_gates : part * l.key_dim * number_bytes(a.in.qkv.type));
+    stage(to, static_cast<const char*>(from.data) + (row * from.stride + channel) * width,
+          (part < 2 ? l.key_dim : sh.z.columns) * width);
   }
   commit_copies();
 }
@@ -104,39 +120,46 @@ __device__ void ask_for_rows(const DeltaArgs& a, const TreePlace& p, const TreeM
 // Log decays and betas. The last threads: they have the least else to do.
 __device__ void gate_nodes(const DeltaArgs& a, const TreePlace& p, const TreeMemory& sh) {
   const int stride = static_cast<int>(blockDim.x);
+#pragma unroll 1
   for (int n = stride - 1 - static_cast<int>(threadIdx.x); n < p.count; n += stride) {
     const int2 place = sh.place()[n];
     const float alpha = load_at(a.in.alpha, p.first + place.x, p.h());
     const float beta = load_at(a.in.beta, p.first + place.x, p.h());
     const float g = log_decay(alpha, a.w.dt[p.h()], a.w.a[p.h()]);
-    sh.g()[n] = g;
+    sh.g()[sh.z.entries + n] = g;
     sh.beta()[n] = exact_sigmoid(beta);
-    a.layer.gate(p.slot, 0)[static_cast<int64_t>(place.y) * a.layer.value_heads + p.h()] = g;
+    if (p.leads()) a.layer.gate(p.slot, 0)[static_cast<int64_t>(place.y) * a.layer.value_heads + p.h()] = g;
   }
 }
 
+// Number `c` of a node's row, which lies in shared memory if it is of this pass: of q, k and v of the head,
+// `channel` of the batch's row.
+__device__ float input_of(const DeltaArgs& a, const TreePlace& p, const TreeMemory& sh, int begin, int node,
+                          int c, int channel) {
+  const Tensor& from = a.in.qkv;
+  const char* at = sh.z.staged && node >= begin
+                       ? sh.raw() + (node - begin) * sh.z.raw_bytes
+                       : static_cast<const char*>(from.data) +
+                             (p.first + sh.place()[node].x) * from.stride * number_bytes(from.type);
+  return load_as(at, from.type, sh.z.staged && node >= begin ? c : channel);
+}
+
 // Channel c of the head, for all nodes: into `out`, of `stride` a node, and raw into the ring's channel.
-// Where inputs are not staged they are read where they lie.
-template <bool kStaged, typename Raw>
 __device__ void convolve_channel(const DeltaArgs& a, const TreePlace& p, const TreeMemory& sh, int begin,
                                  int count, int c, int channel, float* out, int stride, float* ring) {
   const DeltaView& l = a.layer;
-  const Raw* raw = reinterpret_cast<const Raw*>(sh.raw()) + c;
-  const int raw_stride = sh.z.raw_bytes / static_cast<int>(sizeof(Raw));
-  const auto input = [&](int node) {
-    return kStaged && node >= begin ? to_float(raw[(node - begin) * raw_stride])
-                                    : load_at(a.in.qkv, p.first + sh.place()[node].x, channel);
-  };
   const auto before = [&](int back) {  // the first cell
-    if constexpr (kStaged) return sh.past()[(back - 1) * (2 * l.key_dim + l.value_dim) + c];
+    if (sh.z.staged) return sh.past()[(back - 1) * (2 * l.key_dim + sh.z.columns) + c];
     return back < l.taps && p.context >= back ? l.conv_row(p.slot, p.context - back)[channel] : 0.0f;
   };
   const float* last =
-      kStaged ? sh.taps() + (c + 1) * l.taps - 1 : a.w.conv + static_cast<int64_t>(channel + 1) * l.taps - 1;
+      (sh.z.staged ? sh.taps() + (c + 1) * l.taps : a.w.conv + static_cast<int64_t>(channel + 1) * l.taps) -
+      1;
   float tap[kMaxTaps];
 #pragma unroll
   for (int j = 0; j < kMaxTaps; ++j) tap[j] = j < l.taps ? last[-j] : 0.0f;
-  float past[kPastInputs], x = 0, next = input(begin);
+  float past[kPastInputs] = {}, x = 0, next = input_of(a, p, sh, begin, begin, c, channel);
+#pragma unroll 1
   for (int t = 0; t < count; ++t) {
     const NodeInputs in = sh.inputs()[begin + t];
     if (t > 0 && in.past[0] == begin + t - 1 && l.taps == kMaxTaps) {  // the node before is the parent
@@ -146,27 +169,89 @@ __device__ void convolve_channel(const DeltaArgs& a, const TreePlace& p, const T
     } else {
 #pragma unroll
       for (int j = 0; j < kPastInputs; ++j)
-        past[j] = in.past[j] >= 0 ? input(in.past[j]) : before(-in.past[j]);
+        past[j] = in.past[j] >= 0 ? input_of(a, p, sh, begin, in.past[j], c, channel) : before(-in.past[j]);
     }
     x = next;
-    if (t + 1 < count) next = input(begin + t + 1);
+    if (t + 1 < count) next = input_of(a, p, sh, begin, begin + t + 1, c, channel);
     out[t * stride] =
         exact_silu(fmaf(tap[0], x, fmaf(tap[1], past[0], fmaf(tap[2], past[1], tap[3] * past[2]))));
     if (ring != nullptr) ring[static_cast<int64_t>(in.conv_row) * l.channels] = x;
   }
 }
 
-// The gates of the output of column `own`.
+// The gates of the output of column `own` of the block.
 __device__ void gate_column(const DeltaArgs& a, const TreePlace& p, const TreeMemory& sh, int begin,
                             int count, int own) {
   const DeltaView& l = a.layer;
-  const float norm = sh.z.staged ? sh.norm()[own] : a.w.norm[own];
-  const char* raw = sh.raw() + (2 * l.key_dim + l.value_dim) * number_bytes(a.in.qkv.type);
+  const float norm = sh.z.staged ? sh.norm()[own] : a.w.norm[sh.column0() + own];
+#pragma unroll 1
   for (int t = 0; t < count; ++t) {
-    const float z = sh.z.staged ? load_as(raw + t * sh.z.raw_bytes, a.in.z.type, own)
-                                : load_at(a.in.z, p.first + sh.place()[begin + t].x,
-                                          static_cast<int64_t>(p.h()) * l.value_dim + own);
-    sh.gate()[t * l.value_dim + own] = norm * exact_silu(z);
+    const char* at =
+        sh.z.staged
+            ? sh.raw() + t * sh.z.raw_bytes + sh.z.raw_gates
+            : static_cast<const char*>(a.in.z.data) +
+                  ((p.first + sh.place()[begin + t].x) * a.in.z.stride + p.h() * l.value_dim + sh.column0()) *
+                      number_bytes(a.in.z.type);
+    sh.gate()[t * sh.z.columns + own] = norm * exact_silu(load_as(at, a.in.z.type, own));
+  }
+}
+
+// Two numbers of a row as it comes.
+__device__ float2 two_of(const Act* at) { return __half22float2(*reinterpret_cast<const __half2*>(at)); }
+__device__ float2 two_of(const float* at) { return *reinterpret_cast<const float2*>(at); }
+
+// convolve_nodes() where all nodes are in one pass and copied: two neighbouring channels a thread, runs of
+// nodes side by side.
+template <typename Raw>
+__device__ void convolve_pairs(const DeltaArgs& a, const TreePlace& p, const TreeMemory& sh, bool owns_key) {
+  const DeltaView& l = a.layer;
+  const int keys = 2 * l.key_dim, columns = sh.z.columns, channels = keys + columns;
+  const int pairs = (channels + columns) / 2;
+  const int runs = max(static_cast<int>(blockDim.x) / pairs, 1);
+  const int row = sh.z.raw_bytes / static_cast<int>(sizeof(Raw));
+#pragma unroll 1
+  for (int item = static_cast<int>(threadIdx.x); item < pairs * runs; item += static_cast<int>(blockDim.x)) {
+    const int run = item / pairs;
+    const int c = 2 * (item - run * pairs);
+    const int begin = p.count * run / runs, end = p.count * (run + 1) / runs;
+    const Raw* raw = reinterpret_cast<const Raw*>(sh.raw()) + c;
+    if (c >= channels) {
+      const int own = c - channels;
+      const float2 norm = two_of(sh.norm() + own);
+#pragma unroll 1
+      for (int t = begin; t < end; ++t) {
+        const float2 z = two_of(raw + t * row);
+        *reinterpret_cast<float2*>(sh.gate() + t * columns + own) = {norm.x * exact_silu(z.x),
+                                                                     norm.y * exact_silu(z.y)};
+      }
+      continue;
+    }
+    const int part = c < l.key_dim ? 0 : c < keys ? 1 : 2;
+    const int own = c - part * l.key_dim;
+    float* out = (part == 0 ? sh.q() : part == 1 ? sh.k() : sh.d()) + own;
+    const int stride = part < 2 ? sh.key_stride : columns;
+    float* ring =
+        owns_key || part == 2 ? l.conv_row(p.slot, 0) + part_channel(l, p, sh, part) + own : nullptr;
+    static_assert(kMaxTaps == 4);
+    const float4 low = *reinterpret_cast<const float4*>(sh.taps() + 4 * c);
+    const float4 high = *reinterpret_cast<const float4*>(sh.taps() + 4 * c + 4);
+#pragma unroll 1
+    for (int t = begin; t < end; ++t) {
+      const NodeInputs in = sh.inputs()[t];
+      const float2 x = two_of(raw + t * row);
+      float2 past[kPastInputs];
+#pragma unroll
+      for (int j = 0; j < kPastInputs; ++j) {
+        const int from = in.past[j];
+        past[j] = from >= 0 ? two_of(raw + from * row) : two_of(sh.past() + (-1 - from) * channels + c);
+      }
+      const float y0 = fmaf(low.w, x.x, fmaf(low.z, past[0].x, fmaf(low.y, past[1].x, low.x * past[2].x)));
+      const float y1 =
+          fmaf(high.w, x.y, fmaf(high.z, past[0].y, fmaf(high.y, past[1].y, high.x * past[2].y)));
+      *reinterpret_cast<float2*>(out + t * stride) = {exact_silu(y0), exact_silu(y1)};
+      if (ring != nullptr)
+        *reinterpret_cast<float2*>(ring + static_cast<int64_t>(in.conv_row) * l.channels) = x;
+    }
   }
 }
 
@@ -175,73 +260,49 @@ __device__ void gate_column(const DeltaArgs& a, const TreePlace& p, const TreeMe
 __device__ void convolve_nodes(const DeltaArgs& a, const TreePlace& p, const TreeMemory& sh, int begin,
                                int count) {
   const DeltaView& l = a.layer;
-  const int keys = 2 * l.key_dim, channels = keys + l.value_dim;
-  const bool owns_key = l.owns_key(p.h(), p.key_head(l));
-  for (int c = static_cast<int>(threadIdx.x); c < channels + l.value_dim; c += static_cast<int>(blockDim.x)) {
+  const int keys = 2 * l.key_dim, channels = keys + sh.z.columns;
+  const bool owns_key = p.leads() && l.owns_key(p.h(), p.key_head(l));
+  if (sh.z.staged && count == p.count && l.taps == kMaxTaps && a.in.qkv.type == a.in.z.type) {
+    if (a.in.z.type == kActType) return convolve_pairs<Act>(a, p, sh, owns_key);
+    return convolve_pairs<float>(a, p, sh, owns_key);
+  }
+#pragma unroll 1
+  for (int c = static_cast<int>(threadIdx.x); c < channels + sh.z.columns;
+       c += static_cast<int>(blockDim.x)) {
     if (c >= channels) {
       gate_column(a, p, sh, begin, count, c - channels);
       continue;
     }
-    const int channel = c < l.key_dim ? l.q_channel(p.key_head(l)) + c
-                        : c < keys    ? l.k_channel(p.key_head(l)) + c - l.key_dim
-                                      : l.v_channel(p.h()) + c - keys;
-    float* out = c < l.key_dim ? sh.q() + c
-                 : c < keys    ? sh.k() + begin * sh.key_stride + c - l.key_dim
-                               : sh.d() + begin * l.value_dim + c - keys;
-    const int stride = c < keys ? sh.key_stride : l.value_dim;
-    float* ring = owns_key || c >= keys ? l.conv_row(p.slot, 0) + channel : nullptr;
-    if (!sh.z.staged) {
-      convolve_channel<false, float>(a, p, sh, begin, count, c, channel, out, stride, ring);
-    } else if (a.in.qkv.type == DType::f32) {
-      convolve_channel<true, float>(a, p, sh, begin, count, c, channel, out, stride, ring);
-    } else {
-      convolve_channel<true, Act>(a, p, sh, begin, count, c, channel, out, stride, ring);
-    }
+    const int part = c < l.key_dim ? 0 : c < keys ? 1 : 2;
+    const int own = c - part * l.key_dim;
+    const int channel = part_channel(l, p, sh, part) + own;
+    float* out = (part == 0   ? sh.q()
+                  : part == 1 ? sh.k() + begin * sh.key_stride
+                              : sh.d() + begin * sh.z.columns) +
+                 own;
+    float* ring = owns_key || part == 2 ? l.conv_row(p.slot, 0) + channel : nullptr;
+    convolve_channel(a, p, sh, begin, count, c, channel, out, part < 2 ? sh.key_stride : sh.z.columns, ring);
   }
 }
 
 // Exponents of a node's entries and ancestors, left in the first factors, and the state's factor.
 __device__ void sum_gates(const DeltaView& l, const TreePlace& p, const TreeMemory& sh, int n, int t) {
-  float sum = sh.g()[n];
-  float* at = sh.factor(0, p.entries()) + t;
-  // Several gates at once, so that they are not fetched one behind the other.
+  const int entries = p.entries();
+  const float* gates = sh.g() + sh.z.entries;  // of nodes; of entries before them
+  float sum = gates[n];
+  float* at = sh.factor(0, entries) + t;
+#pragma unroll 1
   for (unsigned long long left = sh.mask()[n]; left != 0;) {
-    int bit[kGatesAtOnce];
-    float gate[kGatesAtOnce];
-#pragma unroll
-    for (int u = 0; u < kGatesAtOnce; ++u) {
-      bit[u] = left != 0 ? 63 - __clzll(static_cast<long long>(left)) : -1;
-      gate[u] = 0.0f;
-      if (bit[u] < 0) continue;
-      left ^= 1ull << bit[u];
-      gate[u] = sh.g()[bit[u] + p.root];
-    }
-#pragma unroll
-    for (int u = 0; u < kGatesAtOnce; ++u) {
-      if (bit[u] < 0) break;
-      at[(bit[u] + p.root) * sh.z.pass] = sum;
-      sum = __fadd_rn(sum, gate[u]);
-    }
+    const int bit = 63 - __clzll(static_cast<long long>(left));
+    left ^= 1ull << bit;
+    at[(bit + p.root) * sh.z.pass] = sum;
+    sum = __fadd_rn(sum, gates[bit + p.root]);
   }
-  if (p.root == 1 && n > 0) {
-    at[0] = sum;
-    sum = __fadd_rn(sum, sh.g()[0]);
-  }
-  for (int i = p.entries() - 1; i >= sh.seen()[n]; i -= kGatesAtOnce) {
-    float gate[kGatesAtOnce];
-#pragma unroll
-    for (int u = 0; u < kGatesAtOnce; ++u) {
-      const int cell = p.fold_to + i - u;
-      gate[u] = i - u < sh.seen()[n]       ? 0.0f
-                : cell >= sh.entries.first ? sh.entries.gate(cell)
-                                           : l.gate(p.slot, cell)[p.h()];
-    }
-#pragma unroll
-    for (int u = 0; u < kGatesAtOnce; ++u) {
-      if (i - u < sh.seen()[n]) break;
-      sh.factor(0, i - u)[t] = sum;
-      sum = __fadd_rn(sum, gate[u]);
-    }
+  // Then the certain row, and entries.
+#pragma unroll 4
+  for (int i = n > 0 ? p.root - 1 : -1; i >= sh.seen()[n] - entries; --i) {
+    at[i * sh.z.pass] = sum;
+    sum = __fadd_rn(sum, gates[i]);
   }
   sh.e()[n] = expf(sum);
 }
@@ -252,9 +313,11 @@ __device__ void normalise_nodes(const DeltaArgs& a, const TreePlace& p, const Tr
   const DeltaView& l = a.layer;
   const int threads = static_cast<int>(blockDim.x);
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const bool owns_key = l.owns_key(p.h(), p.key_head(l));
+  const bool owns_key = p.leads() && l.owns_key(p.h(), p.key_head(l));
+#pragma unroll 1
   for (int t = threads - 1 - static_cast<int>(threadIdx.x); t < count; t += threads)
     sum_gates(l, p, sh, begin + t, t);
+#pragma unroll 1
   for (int t = static_cast<int>(threadIdx.x) / 32; t < count; t += threads / 32) {
     float* q = sh.q() + t * sh.key_stride;
     float* k = sh.k() + (begin + t) * sh.key_stride;
@@ -266,11 +329,12 @@ __device__ void normalise_nodes(const DeltaArgs& a, const TreePlace& p, const Tr
       kk = dot4(k4, k4, 0.0f);
       qk = dot4(q4, k4, 0.0f);
     }
-    const float iq = 1.0f / (sqrtf(warp_sum(qq) + 1e-6f) * sqrtf(static_cast<float>(l.key_dim)));
-    const float ik = 1.0f / sqrtf(warp_sum(kk) + 1e-6f);
+    const float iq = inverse_query_norm(warp_sum(qq), l.key_dim);
+    const float ik = inverse_norm(warp_sum(kk));
     qk = warp_sum(qk) * iq * ik;
     const int64_t entry = sh.place()[begin + t].y;
     float* key = l.key(p.slot, 0, p.key_head(l)) + entry * l.key_heads * l.key_dim;
+#pragma unroll 1
     for (int c = lane; c < l.key_dim; c += 32) {
       q[c] *= iq;
       k[c] *= ik;
@@ -303,8 +367,9 @@ __device__ void weigh_nodes(const DeltaView& l, const TreePlace& p, const TreeMe
   const int quads = div_up(count, 4);
   const int splits = max(warps / quads, 1);
   const int entries = p.entries();
-  const int outside = min(max(sh.entries.first - p.fold_to, 0), entries);
+  const int outside = max(entries - sh.z.held, 0);
   const OwnSum<1, kKeys> own(part);
+#pragma unroll 1
   for (int item = warp; item < quads * splits; item += warps) {
     const int split = item / quads, quad = item - split * quads;
     const int wanted_t = 4 * quad + lane / 8;
@@ -332,6 +397,7 @@ __device__ void weigh_nodes(const DeltaView& l, const TreePlace& p, const TreeMe
       __syncwarp();  // all have read the exponent
       if (own.first && i < limit && t == wanted_t) sh.factor(own.chain, i)[t] = x;
     };
+#pragma unroll 1
     for (int first = kKeys * split; first < outside; first += kKeys * splits) {
       const float4* keys[kKeys];
 #pragma unroll
@@ -340,13 +406,11 @@ __device__ void weigh_nodes(const DeltaView& l, const TreePlace& p, const TreeMe
             l.key(p.slot, p.fold_to + min(first + u, outside - 1), p.key_head(l)));
       weigh(keys, first, outside);
     }
+#pragma unroll 1
     for (int first = outside + kKeys * split; first < end; first += kKeys * splits) {
       const float4* keys[kKeys];
 #pragma unroll
-      for (int u = 0; u < kKeys; ++u) {
-        const int i = min(first + u, end - 1);
-        keys[u] = i >= entries ? sh.key(i - entries) : sh.entries.key(p.fold_to + i);
-      }
+      for (int u = 0; u < kKeys; ++u) keys[u] = sh.key(min(first + u, end - 1) - entries);
       weigh(keys, first, end);
     }
   }
@@ -360,6 +424,7 @@ __device__ void read_state(const DeltaView& l, const TreePlace& p, const TreeMem
   const int part = static_cast<int>(threadIdx.x) % 8;
   const OwnSum<kGroups, kNodes> own(part);
   const int column = first_column + 4 * own.group;
+#pragma unroll 1
   for (int t = 0; t < count;) {
     const int seen = sh.seen()[begin + t];
     if (p.fold_to + seen > *folded) {
@@ -381,10 +446,10 @@ __device__ void read_state(const DeltaView& l, const TreePlace& p, const TreeMem
       const int n = begin + t + own.node;
       const float e = sh.e()[n];
       if (own.chain == 0) {
-        float* x = sh.d() + n * l.value_dim + column;
+        float* x = sh.d() + n * sh.z.columns + column;
         *x = fmaf(-e, sum, *x);
       } else {
-        sh.o()[(t + own.node) * l.value_dim + column] = fmaf(e, sum, 0.0f);
+        sh.o()[(t + own.node) * l.value_dim + sh.column0() + column] = fmaf(e, sum, 0.0f);
       }
     }
     t += same;
@@ -402,42 +467,46 @@ __device__ void add_four(float (&x)[4], const float* factors, float d) {
 // What is known before the pass, the ring's entries and earlier nodes, into both chains.
 __device__ void add_known(const DeltaView& l, const TreePlace& p, const TreeMemory& sh, int begin,
                           int count) {
-  const int column = static_cast<int>(threadIdx.x) % l.value_dim;
-  const int groups = static_cast<int>(blockDim.x) / l.value_dim;
+  const int columns = sh.z.columns;
+  const int column = static_cast<int>(threadIdx.x) % columns;
+  const int groups = static_cast<int>(blockDim.x) / columns;
   const int entries = p.entries();
-  for (int item = static_cast<int>(threadIdx.x) / l.value_dim; item < 2 * div_up(count, 4); item += groups) {
+  const int outside = max(entries - sh.z.held, 0);
+#pragma unroll 1
+  for (int item = static_cast<int>(threadIdx.x) / columns; item < 2 * div_up(count, 4); item += groups) {
     const int chain = item % 2;
     const int t = item / 2 * 4;
-    float* x_at =
-        chain == 0 ? sh.d() + (begin + t) * l.value_dim + column : sh.o() + t * l.value_dim + column;
-    const int x_stride = chain == 0 ? l.value_dim : l.value_dim;
+    float* x_at = chain == 0 ? sh.d() + (begin + t) * columns + column
+                             : sh.o() + t * l.value_dim + sh.column0() + column;
+    const int stride = chain == 0 ? columns : l.value_dim;
+    const float* factors = sh.factor(chain, 0) + t;
     float x[4];
 #pragma unroll
-    for (int u = 0; u < 4; ++u) x[u] = x_at[u * x_stride];
-    const int outside = min(max(sh.entries.first - p.fold_to, 0), entries);
-    for (int i = 0; i < outside; ++i)
-      add_four(x, sh.factor(chain, i) + t, l.delta(p.slot, p.fold_to + i, p.h())[column]);
+    for (int u = 0; u < 4; ++u) x[u] = x_at[u * stride];
+#pragma unroll 1
+    for (int i = 0; i < outside; ++i, factors += sh.z.pass)
+      add_four(x, factors, l.delta(p.slot, p.fold_to + i, p.h())[sh.column0() + column]);
+    const int others = entries - outside + begin;
+    const float* d = sh.d() - (entries - outside) * columns + column;
 #pragma unroll 4
-    for (int i = outside; i < entries; ++i)
-      add_four(x, sh.factor(chain, i) + t, sh.entries.delta(p.fold_to + i)[column]);
-    for (int n = 0; n < begin; ++n)
-      add_four(x, sh.factor(chain, entries + n) + t, sh.d()[n * l.value_dim + column]);
+    for (int i = 0; i < others; ++i) add_four(x, factors + i * sh.z.pass, d[i * columns]);
 #pragma unroll
-    for (int u = 0; u < 4; ++u) x_at[u * x_stride] = x[u];
+    for (int u = 0; u < 4; ++u) x_at[u * stride] = x[u];
   }
 }
 
 // d of the pass's nodes: a thread owns a column.
-__device__ void solve_triangles(const DeltaView& l, const TreePlace& p, const TreeMemory& sh, int begin,
-                                int count) {
+__device__ void solve_triangles(const TreePlace& p, const TreeMemory& sh, int begin, int count) {
+  const int columns = sh.z.columns;
   const int column = static_cast<int>(threadIdx.x);
-  if (column >= l.value_dim) return;
-  float* d = sh.d() + begin * l.value_dim + column;
+  if (column >= columns) return;
+  float* d = sh.d() + begin * columns + column;
   const float* factors = sh.factor(0, p.entries() + begin);
+#pragma unroll 1
   for (int tile = 0; tile < count; tile += kTreeTile) {
     float x[kTreeTile];
 #pragma unroll
-    for (int u = 0; u < kTreeTile; ++u) x[u] = d[(tile + u) * l.value_dim];
+    for (int u = 0; u < kTreeTile; ++u) x[u] = d[(tile + u) * columns];
     const auto add = [&](int n, float by, int from) {
       const float* row = factors + n * sh.z.pass + tile;
       const float4 low = *reinterpret_cast<const float4*>(row);
@@ -448,59 +517,98 @@ __device__ void solve_triangles(const DeltaView& l, const TreePlace& p, const Tr
         if (u >= from) x[u] = fmaf(w[u], by, x[u]);
       }
     };
-    for (int n = 0; n < tile; ++n) add(n, d[n * l.value_dim], 0);
+#pragma unroll 2
+    for (int n = 0; n < tile; ++n) add(n, d[n * columns], 0);
 #pragma unroll
     for (int u = 0; u < kTreeTile; ++u) {
       x[u] = delta_of(sh.beta()[begin + tile + u], x[u]);
       add(tile + u, x[u], u + 1);
     }
 #pragma unroll
-    for (int u = 0; u < kTreeTile; ++u) d[(tile + u) * l.value_dim] = x[u];
+    for (int u = 0; u < kTreeTile; ++u) d[(tile + u) * columns] = x[u];
   }
 }
 
-// The rest of the second chain, and d into the ring.
+// The rest of the second chain, to all blocks of the head, and d into the ring.
+template <int kSlices>
 __device__ void add_deltas(const DeltaView& l, const TreePlace& p, const TreeMemory& sh, int begin,
                            int count) {
-  const int column = static_cast<int>(threadIdx.x) % l.value_dim;
-  const int group = static_cast<int>(threadIdx.x) / l.value_dim;
-  const int groups = static_cast<int>(blockDim.x) / l.value_dim;
+  const int columns = sh.z.columns;
+  const int column = static_cast<int>(threadIdx.x) % columns;
+  const int group = static_cast<int>(threadIdx.x) / columns;
+  const int groups = static_cast<int>(blockDim.x) / columns;
+#pragma unroll 1
   for (int t = 4 * group; t < count; t += 4 * groups) {
-    float* x_at = sh.o() + t * l.value_dim + column;
+    float* x_at = sh.o() + t * l.value_dim + sh.column0() + column;
     float x[4];
 #pragma unroll
     for (int u = 0; u < 4; ++u) x[u] = x_at[u * l.value_dim];
     const int end = min(begin + t + 4, p.count);
+    const float* factors = sh.factor(1, p.entries()) + t;
 #pragma unroll 4
-    for (int n = begin; n < end; ++n)
-      add_four(x, sh.factor(1, p.entries() + n) + t, sh.d()[n * l.value_dim + column]);
+    for (int n = begin; n < end; ++n) add_four(x, factors + n * sh.z.pass, sh.d()[n * columns + column]);
 #pragma unroll
     for (int u = 0; u < 4; ++u) x_at[u * l.value_dim] = x[u];
+#if BRAID_CLUSTERS
+    if constexpr (kSlices > 1) {
+      float* other = cooperative_groups::this_cluster().map_shared_rank(x_at, blockIdx.x ^ 1);
+#pragma unroll
+      for (int u = 0; u < 4; ++u) other[u * l.value_dim] = x[u];
+    }
+#endif
   }
-  float* deltas = l.delta(p.slot, 0, p.h()) + column;
+  float* deltas = l.delta(p.slot, 0, p.h()) + sh.column0() + column;
   const int64_t stride = static_cast<int64_t>(l.value_heads) * l.value_dim;
+#pragma unroll 1
   for (int t = group; t < count; t += groups)
-    deltas[sh.place()[begin + t].y * stride] = sh.d()[(begin + t) * l.value_dim + column];
+    deltas[sh.place()[begin + t].y * stride] = sh.d()[(begin + t) * columns + column];
 }
 
 // Norm and gate, a warp a node.
 __device__ void write_nodes(const DeltaArgs& a, const TreePlace& p, const TreeMemory& sh, int begin,
                             int count) {
   const int value_dim = a.layer.value_dim;
+#pragma unroll 1
   for (int t = static_cast<int>(threadIdx.x) / 32; t < count; t += static_cast<int>(blockDim.x) / 32) {
     const float* o = sh.o() + t * value_dim;
     const float inverse = rms_scale(a, o);
-    for (int own = static_cast<int>(threadIdx.x) % 32; own < value_dim; own += 32) {
-      store_at(a.o, p.first + sh.place()[begin + t].x, static_cast<int64_t>(p.h()) * value_dim + own,
-               o[own] * inverse * sh.gate()[t * value_dim + own]);
+#pragma unroll 1
+    for (int own = static_cast<int>(threadIdx.x) % 32; own < sh.z.columns; own += 32) {
+      store_at(a.o, p.first + sh.place()[begin + t].x,
+               static_cast<int64_t>(p.h()) * value_dim + sh.column0() + own,
+               o[sh.column0() + own] * inverse * sh.gate()[t * sh.z.columns + own]);
     }
   }
 }
 
-// kVectors float4 per lane and column (Dk / 32); kGroups * 4 columns a warp. 8 Dv / kGroups threads.
-template <int kVectors, int kGroups>
-__global__ __launch_bounds__(1024 / kGroups,
-                             kGroups / 2) void tree_kernel(const __grid_constant__ TreeArgs args) {
+// A block writes outputs into the other's shared memory only once that one has no more need of the inputs that
+// lie there.
+template <int kSlices>
+__device__ void arrive_at_head() {
+#if BRAID_CLUSTERS
+  if constexpr (kSlices > 1) cooperative_groups::this_cluster().barrier_arrive();
+#endif
+}
+template <int kSlices>
+__device__ void wait_for_head() {
+#if BRAID_CLUSTERS
+  if constexpr (kSlices > 1) cooperative_groups::this_cluster().barrier_wait();
+#endif
+}
+// All threads of the head's blocks meet.
+template <int kSlices>
+__device__ void meet_head() {
+#if BRAID_CLUSTERS
+  if constexpr (kSlices > 1) return cooperative_groups::this_cluster().sync();
+#endif
+  __syncthreads();
+}
+
+// kVectors float4 per lane and column (Dk / 32); kGroups * 4 columns a warp; kSlices blocks a head, as a
+// cluster. 8 Dv / kGroups / kSlices threads.
+template <int kVectors, int kGroups, int kSlices>
+__global__ __launch_bounds__(1024 / kGroups / kSlices,
+                             kGroups > 2 ? 2 : 1) void tree_kernel(const __grid_constant__ TreeArgs args) {
   extern __shared__ float4 tree_memory[];
   const DeltaArgs& a = args.a;
   const DeltaView& l = a.layer;
@@ -517,19 +625,23 @@ __global__ __launch_bounds__(1024 / kGroups,
   const int part = lane % 8;
   const int column = static_cast<int>(threadIdx.x) / 32 * 4 * kGroups + lane / 8;  // of group 0
   const auto columns = [&] {
-    return l.state(p.slot, p.h()) + static_cast<int64_t>(column) * l.key_dim + 4 * part;
+    return l.state(p.slot, p.h()) + static_cast<int64_t>(sh.column0() + column) * l.key_dim + 4 * part;
   };
   Column<kVectors> state[kGroups];
   load_columns(state, columns(), l.key_dim);
   const int parent = static_cast<int>(threadIdx.x) < p.count ? a.batch.parent[p.first + threadIdx.x] : -1;
   p.look(l);
   sh.entries.ask(l, p.slot, p.h(), p.key_head(l), p.folded, p.context);
+#pragma unroll 1
+  for (int i = sh.z.held + static_cast<int>(threadIdx.x); i < p.entries(); i += static_cast<int>(blockDim.x))
+    copy_number(shared_address(sh.g() + sh.z.entries - 1 - i), l.gate(p.slot, p.context - 1 - i) + p.h());
   find_nodes(a, p, sh, parent);
   wait_for_previous();
   let_next_start();
 
   const bool changes = p.fresh || p.fold_to > p.folded;
   int folded = p.fold_to;
+#pragma unroll 1
   for (int begin = 0; begin < p.count; begin += sh.z.pass) {
     const int count = min(sh.z.pass, p.count - begin);
     if (sh.z.staged) ask_for_rows(a, p, sh, begin, count);
@@ -543,10 +655,11 @@ __global__ __launch_bounds__(1024 / kGroups,
       store_columns(state, columns(), l.key_dim);
     }
     __syncthreads();
+    arrive_at_head<kSlices>();
     normalise_nodes(a, p, sh, begin, count);
     __syncthreads();
-    if constexpr (kGroups == 2) {
-      weigh_nodes<kVectors, 2, HeldPart<kVectors>>(l, p, sh, begin, count);
+    if constexpr (kGroups <= 2) {
+      weigh_nodes<kVectors, (kSlices > 1 ? 4 : 2), HeldPart<kVectors>>(l, p, sh, begin, count);
     } else {
       weigh_nodes<kVectors, 2, LanePart>(l, p, sh, begin, count);
     }
@@ -554,29 +667,31 @@ __global__ __launch_bounds__(1024 / kGroups,
     __syncthreads();
     add_known(l, p, sh, begin, count);
     __syncthreads();
-    solve_triangles(l, p, sh, begin, count);
+    solve_triangles(p, sh, begin, count);
     __syncthreads();
-    add_deltas(l, p, sh, begin, count);
-    __syncthreads();
+    wait_for_head<kSlices>();
+    add_deltas<kSlices>(l, p, sh, begin, count);
+    meet_head<kSlices>();
     write_nodes(a, p, sh, begin, count);
-    if (begin + sh.z.pass < p.count) __syncthreads();
+    if (begin + sh.z.pass < p.count) meet_head<kSlices>();
   }
   // Everybody has read it.
-  if (changes && threadIdx.x == 0) {
+  if (changes && p.leads() && threadIdx.x == 0) {
     l.folded(p.slot)[p.h()] = p.fold_to;
     l.decay(p.slot)[p.h()] = 1.0f;
   }
 }
 
 // As many nodes a pass as there is room for, but the entries in shared memory before that.
-TreeSizes tree_sizes(const Context& context, const DeltaArgs& args) {
+TreeSizes tree_sizes(const Context& context, const DeltaArgs& args, int slices) {
   const DeltaView& l = args.layer;
   TreeSizes z = {};
+  z.columns = l.value_dim / slices;
   z.nodes = std::min(args.batch.most_uncertain, kMaxNodes) + 1;
   z.rounded = div_up(z.nodes, kTreeTile) * kTreeTile;
   z.entries = l.every + l.lag;
-  z.raw_bytes = (2 * l.key_dim + l.value_dim) * number_bytes(args.in.qkv.type) +
-                l.value_dim * number_bytes(args.in.z.type);
+  z.raw_gates = (2 * l.key_dim + z.columns) * number_bytes(args.in.qkv.type);
+  z.raw_bytes = z.raw_gates + z.columns * number_bytes(args.in.z.type);
   for (const bool staged : {true, false}) {
     z.staged = staged;
     for (z.pass = z.rounded; z.pass > 0; z.pass -= kTreeTile) {
@@ -589,17 +704,17 @@ TreeSizes tree_sizes(const Context& context, const DeltaArgs& args) {
   return z;
 }
 
-template <int kVectors, int kGroups>
+template <int kVectors, int kGroups, int kSlices = 1>
 void launch_tree(Context& context, const DeltaArgs& args) {
   const DeltaView& l = args.layer;
-  const TreeArgs tree{args, tree_sizes(context, args)};
+  const TreeArgs tree{args, tree_sizes(context, args, kSlices)};
   const auto shared = static_cast<size_t>(tree.sizes.end);
-  const dim3 grid(static_cast<unsigned>(l.value_heads), static_cast<unsigned>(args.batch.sequences));
-  const auto threads = static_cast<unsigned>(8 * l.value_dim / kGroups);
-  if constexpr (kGroups == 2) {
-    launch_early(context, tree_kernel<kVectors, kGroups>, grid, threads, shared, tree);
+  const dim3 grid(kSlices, static_cast<unsigned>(l.value_heads), static_cast<unsigned>(args.batch.sequences));
+  const auto threads = static_cast<unsigned>(8 * l.value_dim / kGroups / kSlices);
+  if constexpr (kGroups <= 2) {
+    launch_clusters(context, kSlices, tree_kernel<kVectors, kGroups, kSlices>, grid, threads, shared, tree);
   } else {
-    launch_loads(context, tree_kernel<kVectors, kGroups>, grid, threads, shared, tree);
+    launch_loads(context, tree_kernel<kVectors, kGroups, kSlices>, grid, threads, shared, tree);
   }
 }
 
@@ -615,7 +730,11 @@ void delta_tree(Context& context, const DeltaArgs& args) {
     default:
       break;
   }
-  if (l.value_heads * args.batch.sequences <= context.processors) return launch_tree<4, 2>(context, args);
+  const int heads = l.value_heads * args.batch.sequences;
+  if (context.has_clusters && l.value_dim == 128 && 2 * heads <= context.processors &&
+      args.batch.most_uncertain >= kSlicedNodes)
+    return launch_tree<4, 1, 2>(context, args);
+  if (heads <= context.processors) return launch_tree<4, 2>(context, args);
   launch_tree<4, 4>(context, args);
 }
 

@@ -16,13 +16,16 @@ inline constexpr int kPastInputs = kMaxTaps - 1;
 struct TreeSizes {
   int nodes, rounded;  // room for nodes; up to whole triangles
   int pass;            // nodes of a pass, a multiple of kTreeTile
-  int entries;         // of the ring that a row may see
-  int raw_bytes;       // a row of a head as it comes: q, k, v, and behind them z
+  int columns;         // of the head that a block has: all, or half of them in a cluster of two
+  int entries;         // of the ring: most that a row may see
+  int raw_bytes;       // a row of a head as it comes: q, k, v, and behind them z,
+  int raw_gates;       // which begins here
   bool staged;         // whether entries and inputs are copied into shared memory
+  int held;            // entries that are: all that a row may see, or none
   // Where parts of shared memory begin, in bytes: TreeMemory. Kernels have them as constants, so that they
   // take no registers from the state.
   int mask, place, g, beta, e, qk, seen, parent, number, q, k, d, o, gate, factors, factor_chain, taps, norm,
-      past, raw, ring, end;
+      past, raw, end;
 };
 struct TreeArgs {
   DeltaArgs a;
@@ -31,7 +34,7 @@ struct TreeArgs {
 
 __host__ __device__ inline int number_bytes(DType type) { return type == DType::f32 ? 4 : 2; }
 
-// Where a block works.
+// Where a block works: slice x of head y of sequence z.
 struct TreePlace {
   int slot;
   int first, count;  // rows: the first one's number in the batch, and how many
@@ -43,7 +46,7 @@ struct TreePlace {
 
   // False: nothing to do.
   __device__ bool find(const DeltaArgs& a) {
-    const int s = static_cast<int>(blockIdx.y);
+    const int s = static_cast<int>(blockIdx.z);
     const int certain = a.batch.certain[s], rows = a.batch.rows[s];
     first = a.batch.first_row[s];
     slot = a.batch.slot[s];
@@ -62,7 +65,9 @@ struct TreePlace {
     fold_to = max(folded, l.fold_position(context));
   }
   // Made again where they are wanted: registers are short.
-  __device__ int h() const { return static_cast<int>(blockIdx.x); }
+  __device__ int h() const { return static_cast<int>(blockIdx.y); }
+  // The first slice does what is to be done once for a head.
+  __device__ bool leads() const { return blockIdx.x == 0; }
   __device__ int key_head(const DeltaView& l) const { return l.key_head(h()); }
   __device__ int entries() const { return context - fold_to; }
 };
@@ -90,23 +95,24 @@ struct TreeMemory {
   __device__ unsigned long long* mask() const { return at<unsigned long long>(z.mask); }  // ancestors, but
   // for a certain first row
   __device__ int2* place() const { return at<int2>(z.place); }  // row; entry of the ring
-  __device__ float* g() const { return at<float>(z.g); }
+  __device__ float* g() const { return at<float>(z.g); }        // log decays: entries, up to [entries); nodes
   __device__ float* beta() const { return at<float>(z.beta); }
   __device__ float* e() const { return at<float>(z.e); }  // factor of the state
   __device__ float* qk() const { return at<float>(z.qk); }
   __device__ int* seen() const { return at<int>(z.seen); }      // first entry seen
   __device__ int* parent() const { return at<int>(z.parent); }  // by row, of a row
   __device__ int* number() const { return at<int>(z.number); }  // by row: its node
-  __device__ float* k() const { return at<float>(z.k); }        // of key_stride
-  __device__ float* d() const { return at<float>(z.d); }        // [value_dim] v, then x, then d
+  // Entries that are held lie before the first node.
+  __device__ float* k() const { return at<float>(z.k) + z.held * key_stride; }  // of key_stride
+  __device__ float* d() const { return at<float>(z.d) + z.held * z.columns; }   // [columns] v, then x, then d
   // [pass]:
   __device__ float* q() const { return at<float>(z.q); }        // of key_stride
-  __device__ float* o() const { return at<float>(z.o); }        // [value_dim]
-  __device__ float* gate() const { return at<float>(z.gate); }  // [value_dim]
+  __device__ float* o() const { return at<float>(z.o); }        // [value_dim]; others' columns at the end
+  __device__ float* gate() const { return at<float>(z.gate); }  // [columns]
   __device__ char* raw() const { return base + z.raw; }         // of raw_bytes
   // Others:
   __device__ float* taps() const { return at<float>(z.taps); }  // [channels of the head][taps]
-  __device__ float* norm() const { return at<float>(z.norm); }  // [value_dim]
+  __device__ float* norm() const { return at<float>(z.norm); }  // [columns]
   __device__ float* past() const { return at<float>(z.past); }  // [kPastInputs][channels], the newest first
   // [2][entries + nodes][pass] of chain 0 (S k) or 1 (S q); `row`: an entry, or `entries` + a node.
   __device__ float* factor(int chain, int of_row) const {
@@ -115,8 +121,15 @@ struct TreeMemory {
 
   __device__ TreeMemory(void* memory, const TreeSizes& sizes, const DeltaView& l)
       : base(static_cast<char*>(memory)), z(sizes), key_stride(l.key_dim + kTreePad) {
-    entries.place(at<float>(z.ring), z.staged ? z.entries : 0, key_stride, l.value_dim, 0);
+    entries.capacity = z.held;
+    entries.key_stride = key_stride;
+    entries.columns = z.columns;
+    entries.column0 = column0();
+    entries.keys = k();
+    entries.deltas = d();
+    entries.gates = g() + z.entries;
   }
+  __device__ int column0() const { return static_cast<int>(blockIdx.x) * z.columns; }
   __device__ const float4* key(int node) const {
     return reinterpret_cast<const float4*>(k() + node * key_stride);
   }
@@ -126,7 +139,7 @@ struct TreeMemory {
 };
 
 inline void lay_out(const DeltaView& l, TreeSizes& z) {
-  const int key_stride = l.key_dim + kTreePad, channels = 2 * l.key_dim + l.value_dim;
+  const int key_stride = l.key_dim + kTreePad, channels = 2 * l.key_dim + z.columns;
   int end = z.rounded * static_cast<int>(sizeof(NodeInputs));
   const auto take = [&](int bytes) {
     const int at = end;
@@ -135,16 +148,17 @@ inline void lay_out(const DeltaView& l, TreeSizes& z) {
   };
   z.mask = take(8 * z.rounded);
   z.place = take(8 * z.rounded);
-  for (int* part : {&z.g, &z.beta, &z.e, &z.qk, &z.seen, &z.parent, &z.number}) *part = take(4 * z.rounded);
+  z.g = take(4 * (z.entries + z.rounded));
+  for (int* part : {&z.beta, &z.e, &z.qk, &z.seen, &z.parent, &z.number}) *part = take(4 * z.rounded);
   z.q = take(4 * z.pass * key_stride);
-  z.k = take(4 * z.rounded * key_stride);
-  z.d = take(4 * z.rounded * l.value_dim);
-  z.gate = take(4 * z.pass * l.value_dim);
+  z.held = z.staged ? z.entries : 0;
+  z.k = take(4 * (z.held + z.rounded) * key_stride);
+  z.d = take(4 * (z.held + z.rounded) * z.columns);
+  z.gate = take(4 * z.pass * z.columns);
   const int inputs = z.staged ? 1 : 0;
   z.taps = take(inputs * 4 * l.taps * channels);
-  z.norm = take(inputs * 4 * l.value_dim);
+  z.norm = take(inputs * 4 * z.columns);
   z.past = take(inputs * 4 * kPastInputs * channels);
-  z.ring = take(inputs * 4 * static_cast<int>(Entries::floats(z.entries, key_stride, l.value_dim)));
   z.raw = end;  // done with before what follows is written
   z.o = take(4 * z.pass * l.value_dim);
   z.factor_chain = (z.entries + z.rounded) * z.pass;
@@ -161,6 +175,7 @@ __device__ inline void place_node(const DeltaView& l, const TreePlace& p, const 
   NodeInputs in;
   unsigned long long mask = 0;
   int depth = 0;
+#pragma unroll 1
   for (int up = sh.parent()[r]; up >= 0; up = sh.parent()[up]) {
     const int node = number_of(up);
 #pragma unroll
@@ -180,12 +195,12 @@ __device__ inline void place_node(const DeltaView& l, const TreePlace& p, const 
   const int seen = max(l.fold_position(p.context + depth) - p.fold_to, 0);
   if (seen > p.entries()) __trap();  // deeper than the ring's lag
   const int cell = p.context + r;
-  in.conv_row = cell % l.conv_rows;
+  in.conv_row = l.conv_place(cell);
   const int n = number_of(r);
   sh.inputs()[n] = in;
   sh.mask()[n] = mask;
   sh.seen()[n] = seen;
-  sh.place()[n] = {r, cell % l.entries};
+  sh.place()[n] = {r, l.entry_place(cell)};
 }
 
 // Parents, order, ancestors: from what the host knows. `own_parent`: of row threadIdx.x, as in the batch.
@@ -193,29 +208,34 @@ __device__ inline void find_nodes(const DeltaArgs& a, const TreePlace& p, const 
                                   int own_parent) {
   const int i = static_cast<int>(threadIdx.x);
   const int stride = static_cast<int>(blockDim.x);
+#pragma unroll 1
   for (int r = i; r < p.count; r += stride) {
     const int parent = r < p.root ? -1 : r == i ? own_parent : a.batch.parent[p.first + r];
     sh.parent()[r] = parent >= p.first ? parent - p.first : r >= p.root ? p.root - 1 : -1;
   }
   __syncthreads();
-  bool same = true;  // fold position
-  for (int r = i; r < p.count; r += stride) {
-    place_node(a.layer, p, sh, r, false);
-    same = same && sh.seen()[r] == 0;
-  }
-  if (__syncthreads_and(same) != 0) return;
-  for (int r = i; r < p.count; r += stride) {
-    int number = 0;
-    const int own = sh.seen()[r];
-    for (int other = 0; other < p.count; ++other) {
-      const int seen = sh.seen()[other];
-      number += seen < own || (seen == own && other < r);
+#pragma unroll 1
+  for (const bool numbered : {false, true}) {
+    bool same = true;  // fold position
+#pragma unroll 1
+    for (int r = i; r < p.count; r += stride) {
+      place_node(a.layer, p, sh, r, numbered);
+      same = same && sh.seen()[r] == 0;
     }
-    sh.number()[r] = number;
+    if (__syncthreads_and(same || numbered) != 0) return;
+#pragma unroll 1
+    for (int r = i; r < p.count; r += stride) {
+      int number = 0;
+      const int own = sh.seen()[r];
+#pragma unroll 1
+      for (int other = 0; other < p.count; ++other) {
+        const int seen = sh.seen()[other];
+        number += seen < own || (seen == own && other < r);
+      }
+      sh.number()[r] = number;
+    }
+    __syncthreads();
   }
-  __syncthreads();
-  for (int r = i; r < p.count; r += stride) place_node(a.layer, p, sh, r, true);
-  __syncthreads();
 }
 
 }  // namespace braid::cuda
