@@ -16,11 +16,12 @@
 namespace {
 
 // Short options of more than one letter, which llama.cpp users type and CLI11 does not know.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 5> kAliases{{{"-ub", "--ubatch-size"},
+constexpr std::array<std::pair<std::string_view, std::string_view>, 6> kAliases{{{"-ub", "--ubatch-size"},
                                                                                  {"-ctk", "--cache-type-k"},
                                                                                  {"-ctv", "--cache-type-v"},
                                                                                  {"-sys", "--system"},
-                                                                                 {"-np", "--parallel"}}};
+                                                                                 {"-np", "--parallel"},
+                                                                                 {"-md", "--model-draft"}}};
 
 // The arguments after the program's name, aliases replaced, in the order CLI11 takes them (last first).
 std::vector<std::string> arguments(int argc, char** argv) {

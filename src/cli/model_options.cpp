@@ -23,6 +23,7 @@ namespace {
 // Drafts of a step, unless it is said.
 constexpr int kNgramDrafts = 7;
 constexpr int kHeadDrafts = 3;
+constexpr int kDflashDrafts = 15;  // or as many as its block has
 
 // What requests that run together share.
 void add_sharing_options(CLI::App& command, ModelFlags& flags) {
@@ -67,15 +68,22 @@ void add_sharing_options(CLI::App& command, ModelFlags& flags) {
 
 void add_speculation_options(CLI::App& command, ModelFlags& flags) {
   command
-      .add_option("--spec-type", flags.spec_type,
-                  "who drafts tokens that a step verifies together: none; ngram: what the conversation has "
-                  "said before; mtp: the model's own head; auto: mtp if the file has it")
-      ->check(CLI::IsMember({"none", "ngram", "mtp", "auto"}))
+      .add_option(
+          "--spec-type", flags.spec_type,
+          "who drafts tokens that a step verifies together: none; ngram: what the conversation has "
+          "said before; mtp: the model's own head; dflash: the drafter of -md; auto: dflash with -md, "
+          "else mtp if the file has it")
+      ->check(CLI::IsMember({"none", "ngram", "mtp", "dflash", "auto"}))
       ->capture_default_str()
       ->envname("BRAID_SPEC_TYPE");
   command
+      .add_option("--model-draft", flags.draft_model,
+                  "-md: DFlash drafter of the model: a GGUF file, or a folder with config.json and "
+                  "model.safetensors; implies --spec-type dflash")
+      ->envname("BRAID_MODEL_DRAFT");
+  command
       .add_option("--spec-draft-n-max", flags.spec_draft_n_max,
-                  "drafts of one step at most (default: 7 of ngram, 3 of mtp)")
+                  "drafts of one step at most (default: 7 of ngram, 3 of mtp, 15 of dflash)")
       ->check(CLI::Range(1, 64))
       ->envname("BRAID_SPEC_DRAFT_N_MAX");
   command
@@ -83,7 +91,8 @@ void add_speculation_options(CLI::App& command, ModelFlags& flags) {
                 "draft in every step, also where measured times say that it costs more than it saves")
       ->envname("BRAID_SPEC_ALWAYS");
   command
-      .add_option("--spec-draft-p-min", flags.spec_draft_p_min, "mtp drafts no further than it is so sure of")
+      .add_option("--spec-draft-p-min", flags.spec_draft_p_min,
+                  "mtp and dflash draft no further than they are so sure of")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str()
       ->envname("BRAID_SPEC_DRAFT_P_MIN");
@@ -97,6 +106,13 @@ Status read_size(const char* option, const std::string& text, Bytes* bytes) {
   if (!size.ok()) return Error{size.error().kind, fmt::format("{}: {}", option, size.error().message)};
   *bytes = static_cast<Bytes>(std::min<uint64_t>(*size, INT64_MAX));
   return {};
+}
+
+int drafts_of(const ModelFlags& flags, const EngineOptions& options) {
+  if (options.spec_type == SpecType::none) return 0;
+  if (flags.spec_draft_n_max > 0) return flags.spec_draft_n_max;
+  if (options.spec_type == SpecType::ngram) return kNgramDrafts;
+  return options.draft_model.empty() ? kHeadDrafts : kDflashDrafts;
 }
 
 }  // namespace
@@ -170,10 +186,10 @@ Result<EngineOptions> engine_options(const ModelFlags& flags) {
   if (flags.spec_type == "mtp") options.spec_type = SpecType::mtp;
   if (flags.spec_type == "auto") options.spec_type = SpecType::automatic;
   options.draft_p_min = static_cast<float>(flags.spec_draft_p_min);
-  if (options.spec_type != SpecType::none)
-    options.max_drafts = flags.spec_draft_n_max > 0             ? flags.spec_draft_n_max
-                         : options.spec_type == SpecType::ngram ? kNgramDrafts
-                                                                : kHeadDrafts;
+  options.draft_model = flags.draft_model;
+  if (flags.spec_type == "dflash" || (flags.spec_type == "none" && !flags.draft_model.empty()))
+    options.spec_type = SpecType::dflash;
+  options.max_drafts = drafts_of(flags, options);
   BRAID_TRY(read_size("--kv-memory", flags.kv_memory, &options.kv_memory_bytes));
   BRAID_TRY(read_size("--state-memory", flags.state_memory, &options.state_memory_bytes));
   options.cache_dir = flags.cache_dir;

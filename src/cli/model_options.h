@@ -33,6 +33,7 @@ struct ModelFlags {
   double gap_limit = EngineOptions().gap_limit;
   int checkpoint_interval = -1;
   std::string spec_type = "none";
+  std::string draft_model;
   int spec_draft_n_max = 0;  // 0: as the drafter likes it
   double spec_draft_p_min = 0;
   bool spec_always = false;
@@ -43,8 +44,8 @@ struct ModelFlags {
   std::string cache_dir_size = "8G";
 };
 
-// Registers -m -c -t -b -ub --act -ctk -ctv --device --spec-* -np and what memory a server shares, with their
-// environment names. `with_model` false: no -m.
+// Registers -m -c -t -b -ub --act -ctk -ctv --device --spec-* -md -np and what memory a server shares, with
+// their environment names. `with_model` false: no -m.
 void add_model_options(CLI::App& command, ModelFlags& flags, bool with_model = true);
 
 // The engine's options. Errors: invalid_argument.

@@ -152,7 +152,8 @@ class Engine {
   EngineOptions options_;
   std::unique_ptr<Device> device_;  // outlives everything that holds its memory
   std::unique_ptr<Model> model_;
-  PrefixHash fingerprint_;  // of everything that cached prefixes depend on
+  std::unique_ptr<Dflash> dflash_;  // taps the model's steps
+  PrefixHash fingerprint_;          // of everything that cached prefixes depend on
   EngineMemory memory_;
   StepOutputs outputs_;
   std::unique_ptr<DiskTier> disk_;  // its threads use memory_.disk_memory

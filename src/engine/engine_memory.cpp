@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "engine/draft/dflash_drafter.h"
 #include "engine/step/step_outputs.h"
 
 namespace braid {
@@ -64,10 +65,11 @@ Status EngineMemory::make_plan(const EngineOptions& options, Model& model, Devic
   plan.available_bytes = plan.own_memory ? device.free_bytes() : available_memory_bytes();
   if (options.memory_limit_bytes != 0) plan.available_bytes = options.memory_limit_bytes;
   plan.max_sequences = options.max_sequences;
-  plan.rows = {{MemoryUse::weights, model.weights().planned_bytes(device)},
+  const size_t drafter_bytes = dflash != nullptr ? dflash->weights().planned_bytes(device) : 0;
+  plan.rows = {{MemoryUse::weights, model.weights().planned_bytes(device) + drafter_bytes},
                {MemoryUse::kv_blocks},
                {MemoryUse::state_slots, sizes.slot_bytes(config)},
-               {MemoryUse::activations, model.activation_bytes(step_sizes(), device.activation_type())},
+               {MemoryUse::activations, activation_bytes(options, model, device)},
                {MemoryUse::logits, StepOutputs::bytes(logit_rows, config.vocabulary)},
                {MemoryUse::workspaces, expected_workspaces(device, workspace_needs(options, model))}};
 
@@ -109,6 +111,17 @@ int32_t EngineMemory::most_rows(const EngineOptions& options) {
          options.max_drafts;
 }
 
+Dflash::Sizes EngineMemory::dflash_sizes(const EngineOptions& options) const {
+  return {step_sizes(), DflashDrafter::most_rows(*dflash, options.max_sequences)};
+}
+
+size_t EngineMemory::activation_bytes(const EngineOptions& options, const Model& model,
+                                      const Device& device) const {
+  const size_t bytes = model.activation_bytes(step_sizes(), device.activation_type());
+  if (dflash == nullptr) return bytes;
+  return bytes + dflash->activation_bytes(dflash_sizes(options), device.activation_type());
+}
+
 // For the largest step; before the context is known, for the model's own.
 Device::WorkspaceNeeds EngineMemory::workspace_needs(const EngineOptions& options, const Model& model) const {
   Device::WorkspaceNeeds needs = model.workspace_needs(max_rows);
@@ -116,6 +129,7 @@ Device::WorkspaceNeeds EngineMemory::workspace_needs(const EngineOptions& option
   needs.max_sequences = options.max_sequences;
   needs.max_context = context + options.max_drafts;
   needs.max_drafts = options.max_drafts;
+  if (dflash != nullptr) dflash->add_needs(needs, dflash_sizes(options));
   return needs;
 }
 
@@ -269,11 +283,13 @@ SchedulerLimits EngineMemory::scheduler_limits(const EngineOptions& options,
 Status EngineMemory::take(const EngineOptions& options, Model& model, Device& device) {
   const ModelConfig& config = model.config();
   BRAID_TRY(model.load(device, step_sizes(), options.progress));
+  if (dflash != nullptr) BRAID_TRY(dflash->load(device, model.weights(), dflash_sizes(options)));
   BRAID_TRY(cache.allocate(device, config, sizes));
-  plan.set_actual(MemoryUse::weights, model.weights().loaded_bytes());
+  const size_t drafter_bytes = dflash != nullptr ? dflash->weights().loaded_bytes() : 0;
+  plan.set_actual(MemoryUse::weights, model.weights().loaded_bytes() + drafter_bytes);
   plan.set_actual(MemoryUse::kv_blocks, cache.kv_bytes());
   plan.set_actual(MemoryUse::state_slots, cache.slot_bytes());
-  plan.set_actual(MemoryUse::activations, model.activation_bytes(step_sizes(), device.activation_type()));
+  plan.set_actual(MemoryUse::activations, activation_bytes(options, model, device));
   BRAID_ASSIGN(const size_t workspace_bytes, device.reserve_workspaces(workspace_needs(options, model)));
   plan.set_actual(MemoryUse::workspaces, workspace_bytes);
   return take_host_images(options, device);

@@ -12,12 +12,15 @@
 #include "engine/memory_plan.h"
 #include "engine/prefix/sequence_cache.h"
 #include "engine/schedule/scheduler.h"
+#include "model/dflash/dflash.h"
 #include "model/model.h"
 #include "ops/device.h"
 
 namespace braid {
 
 struct EngineMemory {
+  Dflash* dflash = nullptr;  // the drafter, if it has a file of its own; before all else
+
   // Errors: invalid_argument (options that contradict each other), exhausted, unsupported.
   Status make_plan(const EngineOptions& options, Model& model, Device& device);
   // Loads the weights and takes everything but logits and the disk's staging. Errors: exhausted, and the
@@ -48,6 +51,8 @@ struct EngineMemory {
   size_t disk_write_bytes = 0;  // of disk_memory; the rest is for reading
 
  private:
+  Dflash::Sizes dflash_sizes(const EngineOptions& options) const;
+  size_t activation_bytes(const EngineOptions& options, const Model& model, const Device& device) const;
   Device::WorkspaceNeeds workspace_needs(const EngineOptions& options, const Model& model) const;
   void set_blocks(const EngineOptions& options, int64_t blocks);
   Status plan_blocks(const EngineOptions& options, const ModelConfig& config);

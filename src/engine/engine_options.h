@@ -21,9 +21,10 @@ struct TestHooks {
   uint64_t fault_step = 0;
 };
 
-// Who drafts: nobody, what the sequence has said before (draft/ngram_drafter.h), or the model's own head
-// (draft/model_drafter.h). Automatic: the head, if the file has one.
-enum class SpecType : uint8_t { none, ngram, mtp, automatic };
+// Who drafts: nobody, what the sequence has said before (draft/ngram_drafter.h), the model's own head
+// (draft/model_drafter.h), or a drafter with a file of its own (draft/dflash_drafter.h). Automatic: the
+// drafter if there is a file, else the head if the model has one.
+enum class SpecType : uint8_t { none, ngram, mtp, dflash, automatic };
 
 struct EngineOptions {
   int32_t context_tokens = 0;    // per sequence; 0: what the model was made for, less if memory is short
@@ -34,7 +35,8 @@ struct EngineOptions {
   int32_t max_drafts = 0;   // uncertain tokens of one sequence in one step; 0: no speculation
   SpecType spec_type = SpecType::none;
   bool spec_always = false;  // drafts also where they cost time (draft/draft_budget.h)
-  float draft_p_min = 0;     // the model's head drafts what is at least so probable to it
+  float draft_p_min = 0;     // head and drafter draft what is at least so probable to them
+  std::string draft_model;   // the drafter's file or folder
   KvFormat k_format = KvFormat::f16;
   KvFormat v_format = KvFormat::f16;
   std::string device = "cpu";  // or "ref"

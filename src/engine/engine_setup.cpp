@@ -1,8 +1,10 @@
 // engine_setup.cpp -- from a file and options to an engine that can run. Sizes and memory: engine_memory.cpp.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
+#include "engine/draft/dflash_drafter.h"
 #include "engine/draft/model_drafter.h"
 #include "engine/draft/ngram_drafter.h"
 #include "engine/engine.h"
@@ -26,6 +28,9 @@ Status check_options(const EngineOptions& o, const ModelConfig& config) {
     return bad(fmt::format("{} drafted tokens is not between 0 and 1024", o.max_drafts));
   if (!(o.draft_p_min >= 0 && o.draft_p_min <= 1))
     return bad(fmt::format("{} is no probability of a draft", o.draft_p_min));
+  if (o.spec_type == SpecType::dflash && o.draft_model.empty()) return bad("a DFlash drafter needs its file");
+  if (o.spec_type != SpecType::dflash && !o.draft_model.empty())
+    return bad(fmt::format("{} is not used: only a DFlash drafter has a file", o.draft_model));
   if (o.spec_type != SpecType::none && o.max_drafts == 0) return bad("a drafter needs one draft at least");
   return {};
 }
@@ -48,13 +53,17 @@ Result<std::unique_ptr<Device>> make_device(const EngineOptions& options, int32_
 
 // Everything a cached prefix depends on, apart from its tokens: weights (sampled: all of each small tensor,
 // and both ends of the others), formats, and how the device lays out its states.
-PrefixHash fingerprint_of(const GgufFile& file, const EngineOptions& options, const Device& device,
-                          int32_t tile_columns, const DeltaRing& ring) {
+PrefixHash fingerprint_of(const GgufFile& file, Dflash* drafter, const EngineOptions& options,
+                          const Device& device, int32_t tile_columns, const DeltaRing& ring) {
   constexpr size_t kSampleBytes = 4096;
   std::string text;
   const auto add = [&](std::span<const std::byte> bytes) {
     const PrefixHash h = hash_bytes(bytes.data(), bytes.size());
     text.append(reinterpret_cast<const char*>(&h), sizeof h);
+  };
+  const auto add_ends = [&](std::span<const std::byte> bytes) {
+    add(bytes.first(std::min(bytes.size(), kSampleBytes)));
+    add(bytes.last(std::min(bytes.size(), kSampleBytes)));
   };
   for (const GgufEntry& e : file.entries()) {
     text.append(e.key);
@@ -63,8 +72,15 @@ PrefixHash fingerprint_of(const GgufFile& file, const EngineOptions& options, co
   for (const GgufTensor& t : file.tensors()) {
     text.append(fmt::format("{} {} {} {} {} {}", t.name, static_cast<int>(t.type), t.ne[0], t.ne[1], t.ne[2],
                             t.ne[3]));
-    add(t.data.first(std::min(t.data.size(), kSampleBytes)));
-    add(t.data.last(std::min(t.data.size(), kSampleBytes)));
+    add_ends(t.data);
+  }
+  if (drafter != nullptr) {  // its context is in cells, too
+    const DflashConfig& c = drafter->config();
+    text += fmt::format("|dflash {} {} {}", fmt::join(c.taps, " "), c.rope.freq_base, c.eps);
+    for (const Weight* w : drafter->weights().matrices()) {
+      text += fmt::format(" {} {} {} {}", w->name, static_cast<int>(w->type), w->n, w->k);
+      add_ends(w->file);
+    }
   }
   // The first word names the device that was taken, which "auto" does not.
   const std::string name = device.description();
@@ -82,16 +98,25 @@ PrefixHash fingerprint_of(const GgufFile& file, const EngineOptions& options, co
 
 Status Engine::open(const GgufFile& file, const EngineOptions& options) {
   options_ = options;
-  ModelOptions model_options;
   const bool automatic = options.spec_type == SpecType::automatic;
-  model_options.with_mtp = automatic || options.spec_type == SpecType::mtp;
+  if (automatic) options_.spec_type = options.draft_model.empty() ? SpecType::mtp : SpecType::dflash;
+  ModelOptions model_options;
+  model_options.with_mtp = options_.spec_type == SpecType::mtp;
   BRAID_ASSIGN(model_, Model::open(file, model_options));
-  if (options.spec_type == SpecType::mtp && !model_->config().drafts())
-    return Error{ErrorKind::unsupported,
-                 fmt::format("{}: has no head that drafts (nextn tensors)", file.name())};
-  if (automatic) options_.spec_type = model_->config().drafts() ? SpecType::mtp : SpecType::none;
-  if (options_.spec_type == SpecType::none && automatic) options_.max_drafts = 0;
+  if (options_.spec_type == SpecType::mtp && !model_->config().drafts()) {
+    if (!automatic)
+      return Error{ErrorKind::unsupported,
+                   fmt::format("{}: has no head that drafts (nextn tensors)", file.name())};
+    options_.spec_type = SpecType::none;
+    options_.max_drafts = 0;
+  }
   BRAID_TRY(check_options(options_, model_->config()));
+  if (options_.spec_type == SpecType::dflash) {
+    BRAID_ASSIGN(dflash_, Dflash::open(options.draft_model, model_->config()));
+    model_->attach(*dflash_, dflash_->kv_layers());
+    memory_.dflash = dflash_.get();
+    options_.max_drafts = std::min(options.max_drafts, dflash_->config().block - 1);
+  }
   BRAID_ASSIGN(device_, make_device(options_, EngineMemory::most_rows(options_)));
   late_events_ = options.hooks.late_events || !device_->computes_in_host_memory();
   if (options.ubatch_tokens == 0)
@@ -143,6 +168,19 @@ Status Engine::make_drafter(int32_t block_table) {
       own_drafter_ = std::move(drafter);
       break;
     }
+    case SpecType::dflash: {
+      auto drafter = std::make_unique<DflashDrafter>(*device_, *dflash_, memory_.cache, *scheduler_);
+      DflashDrafter::Options options;
+      options.sequences = options_.max_sequences;
+      options.max_drafts = options_.max_drafts;
+      options.p_min = options_.draft_p_min;
+      options.block_table = block_table;
+      options.logits = outputs_.memory();
+      options.wait = [this] { events_.deliver(); };
+      BRAID_TRY(drafter->allocate(options));
+      own_drafter_ = std::move(drafter);
+      break;
+    }
   }
   drafter_ = own_drafter_.get();
   // On a GPU that is told to be deterministic, the clock shall not choose the rows of a step.
@@ -172,7 +210,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const GgufFile& file, const Engin
   BRAID_TRY(engine->open(file, options));
   BRAID_TRY(engine->memory_.plan.check_fits());
   engine->fingerprint_ =
-      fingerprint_of(file, engine->options_, *engine->device_,
+      fingerprint_of(file, engine->dflash_.get(), engine->options_, *engine->device_,
                      engine->device_->state_tile_columns(engine->model_->config().largest_delta()),
                      engine->memory_.sizes.ring);
   if (!options.cache_dir.empty()) {

@@ -15,6 +15,7 @@ std::vector<const AttentionConfig*> ModelConfig::kv_layers() const {
   for (const LayerConfig& l : layers)
     if (l.kind == LayerKind::attention) list.push_back(&l.attention);
   if (drafts()) list.push_back(&mtp[0].attention);
+  for (const AttentionConfig& a : drafter) list.push_back(&a);
   return list;
 }
 

@@ -72,10 +72,12 @@ struct ModelConfig {
   std::vector<LayerConfig> layers;  // L, the trunk
   std::vector<LayerConfig> mtp;     // heads that draft, loaded with the model; the first is used
   std::vector<RopeParams> ropes;    // a table of each is made once per step
+  // Layers of a drafter with a file of its own, where they keep K and V (Model::attach).
+  std::vector<AttentionConfig> drafter;
 
   int32_t count(LayerKind kind) const;
   bool drafts() const { return !mtp.empty(); }
-  // Every layer that keeps K and V, in their order: those of the trunk, then the head that drafts.
+  // Every layer that keeps K and V, in their order: those of the trunk, then the head or drafter.
   std::vector<const AttentionConfig*> kv_layers() const;
   // Bytes of K and V of one position over all of them.
   int64_t kv_bytes_per_token(KvFormat k, KvFormat v) const;

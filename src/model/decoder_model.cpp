@@ -135,6 +135,11 @@ Status DecoderModel::load(Device& device, const StepSizes& sizes, const ModelWei
   return {};
 }
 
+void DecoderModel::attach(StepTap& tap, std::vector<AttentionConfig> layers) {
+  tap_ = &tap;
+  config_.drafter = std::move(layers);
+}
+
 void DecoderModel::forward(const Batch& batch, const SequenceMemory& memory) {
   StepCursor at;
   StepPacing never_pauses;

@@ -28,6 +28,7 @@ class DecoderModel final : public Model {
   void forward(const Batch& batch, const SequenceMemory& memory) override;
   bool forward_interleaved(StepCursor& at, const Batch& batch, const SequenceMemory& memory,
                            StepPacing& pacing) override;
+  void attach(StepTap& tap, std::vector<AttentionConfig> layers) override;
   void logits(Tensor logits, int32_t first, int32_t count) override;
   void draft(Tensor logits, const Batch& batch, const SequenceMemory& memory, bool first) override;
   Tensor output_hidden() const override { return ended_->hidden.top(last_outputs_); }
@@ -84,6 +85,7 @@ class DecoderModel final : public Model {
 
   ModelConfig config_;
   ModelWeights weights_;
+  StepTap* tap_ = nullptr;  // null: nobody listens
   Device* device_ = nullptr;
   Ops* ops_ = nullptr;
   Buffer activations_;

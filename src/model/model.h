@@ -148,14 +148,14 @@ class Model {
   // Normed hidden rows [outputs, E] of the step that ended last.
   virtual Tensor output_hidden() const = 0;
 
-  // Null: nothing is taken. Set before the first step.
-  void set_tap(StepTap* tap) { tap_ = tap; }
+  // A drafter with a file of its own, whose layers keep K and V behind the trunk's. Before anything is sized
+  // by config(). It must outlive the steps.
+  virtual void attach(StepTap& tap, std::vector<AttentionConfig> layers) = 0;
   // Null: nobody looks.
   void observe(Observer* observer) { observer_ = observer; }
   bool observed() const { return observer_ != nullptr; }
 
  protected:
-  StepTap* tap_ = nullptr;
   Observer* observer_ = nullptr;
 };
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
@@ -84,7 +85,9 @@ const Path kPaths[] = {
 // The model, its drafter, and the memory of one sequence.
 class World {
  public:
-  Status start(const Path& path) {
+  // `edit`: of config.json.
+  Status start(
+      const Path& path, const std::function<void(Json&)>& edit = [](Json&) {}) {
     DeviceOptions options;
     options.activations = path.activations;
     if (std::string(path.device) == "ref") {
@@ -93,7 +96,12 @@ class World {
       BRAID_ASSIGN(device_, make_cpu_device(options));
     }
     BRAID_ASSIGN(model_, Model::open(file_, {.with_mtp = false}));
-    BRAID_ASSIGN(drafter_, Dflash::open(kDrafter, model_->config()));
+    Json config = Json::parse(std::ifstream(kDrafter + "/config.json"));
+    edit(config);
+    BRAID_ASSIGN(SafetensorsFile tensors, SafetensorsFile::open(kDrafter + "/model.safetensors"));
+    BRAID_ASSIGN(DflashFile drafter, DflashFile::of_safetensors(std::move(tensors), config.dump()));
+    BRAID_ASSIGN(drafter_, Dflash::open(std::move(drafter), model_->config()));
+    model_->attach(*drafter_, drafter_->kv_layers());
     const int32_t block = drafter_->config().block;
     const StepSizes step{kPiece, kPiece, 0};
     BRAID_TRY(model_->load(*device_, step));
@@ -104,18 +112,8 @@ class World {
     sizes.ring = device_->delta_ring(0);
     sizes.k_format = sizes.v_format = path.kv;
     BRAID_TRY(cache_.allocate(*device_, model_->config(), sizes));
-    const SequenceMemory trunk = cache_.memory();
-    kv_.assign(trunk.kv.begin(), trunk.kv.end());
-    for (const DflashLayer& layer : drafter_->config().layers) {
-      const KvShape shape{layer.attention.kv_heads, layer.attention.head_dim, path.kv, path.kv};
-      const auto bytes = static_cast<size_t>(sizes.blocks[0] * shape.k_block_bytes());
-      BRAID_ASSIGN(Buffer memory, device_->allocate(2 * bytes, "drafter's cells"));
-      auto* base = static_cast<std::byte*>(memory.data());
-      kv_.push_back({shape, sizes.blocks[0], base, base + bytes});
-      buffers_.push_back(std::move(memory));
-    }
     Device::WorkspaceNeeds needs = model_->workspace_needs(kPiece);
-    drafter_->add_needs(needs);
+    drafter_->add_needs(needs, {step, block});
     needs.max_context = kCells;
     BRAID_TRY(device_->reserve_workspaces(needs));
     BRAID_ASSIGN(logits_memory_,
@@ -123,13 +121,17 @@ class World {
                                    "logits"));
     const int64_t vocabulary = model_->config().vocabulary;
     logits_ = {logits_memory_.data(), DType::f32, block, vocabulary, vocabulary};
-    model_->set_tap(drafter_.get());
     return {};
   }
 
   // Logits [block - 1, V] of the masks after `next`, which follows the prompt.
   Tensor draft(const std::vector<int32_t>& prompt, int32_t next) {
-    const SequenceMemory memory{kv_, cache_.memory().delta, {}};
+    run(prompt);
+    return block_at(static_cast<int32_t>(prompt.size()), next);
+  }
+
+  void run(const std::vector<int32_t>& prompt) {
+    const SequenceMemory memory = cache_.memory();
     OneSequence rows;
     const auto count = static_cast<int32_t>(prompt.size());
     for (int32_t start = 0; start < count;) {
@@ -139,14 +141,32 @@ class World {
                       memory);
       start = end;
     }
+  }
+
+  Tensor block_at(int32_t start, int32_t next) {
+    OneSequence rows;
     const int32_t block = drafter_->config().block;
     std::vector<int32_t> tokens(static_cast<size_t>(block), drafter_->config().mask_token);
     tokens[0] = next;
-    const Batch batch = rows.batch(std::move(tokens), count, 1);
-    drafter_->forward(batch, rows.last.data(), memory);
+    const Batch batch = rows.batch(std::move(tokens), start, 1);
+    drafter_->forward(batch, rows.last.data(), cache_.memory());
     drafter_->logits(logits_, 0, block - 1);
     device_->synchronize();
     return logits_.top(block - 1);
+  }
+
+  // Cells 0 .. end - 1 of the drafter's layers get numbers that spoil any sum (f32 only).
+  void spoil(int32_t end) {
+    const SequenceMemory memory = cache_.memory();
+    for (const KvLayer& kv : memory.kv.last(drafter_->config().layers.size())) {
+      for (int32_t cell = 0; cell < end; ++cell) {
+        const int32_t block = kCells / kBlockTokens - 1 - cell / kBlockTokens;  // as in OneSequence
+        for (int32_t h = 0; h < kv.shape.kv_heads; ++h)
+          for (std::byte* row :
+               {kv.k_row(block, h, cell % kBlockTokens), kv.v_row(block, h, cell % kBlockTokens)})
+            std::fill_n(reinterpret_cast<float*>(row), kv.shape.head_dim, 1e10f);
+      }
+    }
   }
 
  private:
@@ -155,8 +175,6 @@ class World {
   std::unique_ptr<Model> model_;
   std::unique_ptr<Dflash> drafter_;
   SequenceCache cache_;
-  std::vector<KvLayer> kv_;
-  std::vector<Buffer> buffers_;
   Buffer logits_memory_;
   Tensor logits_;
 };
@@ -200,6 +218,90 @@ TEST_P(DflashGolden, Agrees) {
               ran, tokens, other, largest);
   EXPECT_LT(largest, path.logit_limit);
   EXPECT_GE(ran, 8);
+}
+
+Json golden_case(size_t index) {
+  return Json::parse(std::ifstream(kRoot + "/tests/goldens/demo.json"))[index];
+}
+
+// Logits of the masks of one case, with config.json changed.
+std::vector<std::vector<float>> drafted(const Path& path, size_t index,
+                                        const std::function<void(Json&)>& edit, int32_t spoiled = 0) {
+  World world;
+  const Status started = world.start(path, edit);
+  EXPECT_TRUE(started.ok()) << started.error().message;
+  const Json golden = golden_case(index);
+  const auto prompt = golden["ids"].get<std::vector<int32_t>>();
+  world.run(prompt);
+  world.spoil(spoiled);
+  const Tensor logits = world.block_at(static_cast<int32_t>(prompt.size()), golden["greedy"][0]);
+  std::vector<std::vector<float>> rows;
+  for (int64_t row = 0; row < logits.rows; ++row)
+    rows.emplace_back(logits.f32(row), logits.f32(row) + logits.cols);
+  return rows;
+}
+
+double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) largest = std::max(largest, std::abs(double{a[i]} - b[i]));
+  return largest;
+}
+
+// The same rows in a shorter block: those of causal layers do not know what follows.
+TEST(DflashBlock, CausalRowsDoNotSeeLaterOnes) {
+  for (const bool causal : {false, true}) {
+    const auto rows = [&](int32_t block) {
+      return drafted(kPaths[1], 10, [&](Json& j) {
+        j["block_size"] = block;
+        j["dflash_config"]["causal"] = causal;
+      });
+    };
+    const auto whole = rows(16), half = rows(8);
+    for (size_t j = 0; j < half.size(); ++j) {
+      const double difference = largest_difference(whole[j], half[j]);
+      EXPECT_TRUE(causal ? difference < 1e-4 : difference > 1e-2) << "row " << j + 1 << ": " << difference;
+    }
+  }
+}
+
+TEST(DflashBlock, WindowsHideOlderCells) {
+  constexpr int32_t kWindow = 40;
+  const auto prompt_tokens = static_cast<int32_t>(golden_case(5)["ids"].size());
+  for (const bool causal : {false, true}) {
+    const auto rows = [&](int32_t window, int32_t spoiled) {
+      return drafted(
+          kPaths[1], 5,
+          [&](Json& j) {
+            j["dflash_config"]["causal"] = causal;
+            j["dflash_config"]["use_swa"] = true;
+            j["dflash_config"]["swa_window_size"] = window;
+          },
+          spoiled);
+    };
+    // The first row of a causal block sees the window behind itself, all of the others that of the last row.
+    const int32_t behind = prompt_tokens + (causal ? 0 : 15) - kWindow + 1;
+    const auto clean = rows(kWindow, 0), spoiled = rows(kWindow, behind), wide = rows(4096, 0);
+    for (size_t j = 0; j < clean.size(); ++j) {
+      EXPECT_EQ(clean[j], spoiled[j]) << j;
+      EXPECT_GT(largest_difference(clean[j], wide[j]), 1e-2) << j;
+    }
+    const auto seen = rows(kWindow, behind + 1);
+    EXPECT_NE(seen[0], clean[0]);
+  }
+}
+
+TEST(DflashBlock, WindowsAgreeWithTheReference) {
+  for (const bool causal : {false, true}) {
+    const auto rows = [&](const Path& path) {
+      return drafted(path, 10, [&](Json& j) {
+        j["layer_types"] = {"sliding_attention", "full_attention"};
+        j["sliding_window"] = 9;
+        j["is_causal"] = causal;
+      });
+    };
+    const auto reference = rows(kPaths[0]), cpu = rows(kPaths[1]);
+    for (size_t j = 0; j < cpu.size(); ++j) EXPECT_LT(largest_difference(cpu[j], reference[j]), 1e-3) << j;
+  }
 }
 
 void PrintTo(const Path& path, std::ostream* out) { *out << path.name; }

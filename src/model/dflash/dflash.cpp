@@ -23,6 +23,12 @@ Result<std::unique_ptr<Dflash>> Dflash::open(DflashFile file, const ModelConfig&
   return drafter;
 }
 
+std::vector<AttentionConfig> Dflash::kv_layers() const {
+  std::vector<AttentionConfig> layers;
+  for (const DflashLayer& l : config_.layers) layers.emplace_back(l.attention).window = 0;
+  return layers;
+}
+
 size_t Dflash::place(ContextLane& lane, std::byte* base, int32_t tokens, DType activations) const {
   const int64_t kv_width = config_.layers[0].attention.kv_width();
   Placer placer(base);
@@ -60,10 +66,11 @@ size_t Dflash::activation_bytes(const Sizes& sizes, DType activations) const {
          place(scratch, nullptr, sizes.block_rows, activations);
 }
 
-void Dflash::add_needs(Device::WorkspaceNeeds& needs) const {
+void Dflash::add_needs(Device::WorkspaceNeeds& needs, const Sizes& sizes) const {
   const AttentionConfig& a = config_.layers[0].attention;
   needs.max_width =
       std::max({needs.max_width, config_.features(), config_.ffn_width, a.query_width(), config_.width});
+  needs.max_tokens = std::max(needs.max_tokens, sizes.block_rows);
   needs.max_heads = std::max(needs.max_heads, a.heads);
   needs.head_dim = std::max(needs.head_dim, a.head_dim);
 }

@@ -10,8 +10,8 @@
 // features yet. They see the context and each other (ops/batch.h); row j's logits are about the token at its
 // own position. Their keys and values go to cells that the next step writes again.
 //
-// Life: open() reads and checks the file against its target; load() after the target's weights; then the
-// target's model taps its steps here (Model::set_tap). One thread calls it.
+// Life: open() reads and checks the file against its target, which it is then attached to (Model::attach);
+// load() comes after the target's. One thread calls it.
 #pragma once
 
 #include <memory>
@@ -38,6 +38,8 @@ class Dflash final : public StepTap {
 
   const DflashConfig& config() const { return config_; }
   DflashWeights& weights() { return weights_; }
+  // Of all layers, for memory: cells behind windows are kept, too.
+  std::vector<AttentionConfig> kv_layers() const;
 
   // What it will be asked for at most.
   struct Sizes {
@@ -46,7 +48,7 @@ class Dflash final : public StepTap {
   };
   size_t activation_bytes(const Sizes& sizes, DType activations) const;
   // Makes the workspaces large enough for it, too.
-  void add_needs(Device::WorkspaceNeeds& needs) const;
+  void add_needs(Device::WorkspaceNeeds& needs, const Sizes& sizes) const;
   // Once. `target` lends its embedding and output matrix. Errors: exhausted, unsupported.
   Status load(Device& device, const ModelWeights& target, const Sizes& sizes);
 

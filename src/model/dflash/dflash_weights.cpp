@@ -151,7 +151,7 @@ Status DflashWeights::describe(DflashFile& file, const DflashConfig& config, int
   return {};
 }
 
-std::vector<Weight*> DflashWeights::all() {
+std::vector<Weight*> DflashWeights::matrices() {
   std::vector<Weight*> list = {&fc, &own_embedding, &own_head};
   for (LayerWeights& l : layers)
     for (Weight* w : l.matrices()) list.push_back(w);
@@ -161,13 +161,13 @@ std::vector<Weight*> DflashWeights::all() {
 
 size_t DflashWeights::planned_bytes(const Device& device) {
   size_t bytes = vectors_.size() * sizeof(float);
-  for (const Weight* w : all()) bytes += device.weight_bytes(*w);
+  for (const Weight* w : matrices()) bytes += device.weight_bytes(*w);
   return bytes;
 }
 
 size_t DflashWeights::loaded_bytes() {
   size_t bytes = vector_memory_.size_bytes();
-  for (const Weight* w : all()) bytes += w->device_bytes;
+  for (const Weight* w : matrices()) bytes += w->device_bytes;
   return bytes;
 }
 
@@ -181,7 +181,7 @@ Status DflashWeights::load(Device& device) {
   for (const VectorUse& use : vector_uses_) *use.user = values + use.offset;
   vectors_ = {};
   vector_uses_ = {};
-  return device.load_weights(all(), [](const Weight&) {});
+  return device.load_weights(matrices(), [](const Weight&) {});
 }
 
 }  // namespace braid

@@ -31,6 +31,8 @@ class DflashWeights {
   // Once. Errors: exhausted, unsupported.
   Status load(Device& device);
   int64_t parameters() const { return parameters_; }
+  // All that it holds.
+  std::vector<Weight*> matrices();
 
   Weight fc;                            // [E, taps E]
   const float* context_norm = nullptr;  // [E], of what fc makes
@@ -49,7 +51,6 @@ class DflashWeights {
   Status vector(const float*& user, const std::vector<std::string>& names, int64_t count);
   Status layer(LayerWeights& w, const DflashLayer& c, int index);
   Result<DflashTensor> checked(const std::vector<std::string>& names, uint64_t ne0, uint64_t ne1);
-  std::vector<Weight*> all();
 
   DflashFile* file_ = nullptr;  // while describing
   const DflashConfig* config_ = nullptr;
