@@ -16,7 +16,7 @@ constexpr double kGainToBegin = 1.05;
 constexpr int32_t kForecastsToBegin = 4;
 constexpr int32_t kForecastsToEnd = 8;
 constexpr int32_t kFirstDistance = 64, kLastDistance = 4096;  // steps, doubling in between
-constexpr int32_t kTrialRounds = 4;
+constexpr int32_t kTrialRounds = 4, kFirstTrialRounds = 8;
 constexpr int32_t kStepsToKnow = 16;  // of a new sequence, until a trial
 constexpr int32_t kTrialDepth = 4;
 constexpr int32_t kMostCalibrationDistance = 512;
@@ -108,7 +108,7 @@ DraftBudget::Mode DraftBudget::choose_mode(const StepPlan& plan, double plain_ms
   if (plain_ms == 0 || wants_calibration(plan)) return Mode::plain;
   if (!std::exchange(began_, true)) credit_ms_ = most_credit_ms(plain_ms);
   if (costs_.most_extra_rows(plan.decoding) == 0) {  // what a row costs is asked with a few
-    trial_rounds_ = std::max(trial_rounds_, 1);
+    if (trial_rounds_ == 0) begin_trial(kFirstTrialRounds);
     return Mode::trial;
   }
   const Forecast next = forecast(plan.decoding, plain_ms);
@@ -124,10 +124,7 @@ DraftBudget::Mode DraftBudget::choose_mode(const StepPlan& plan, double plain_ms
     until_trial_ = trial_distance_;
   }
   if (on_) return Mode::drafting;
-  if (trial_rounds_ == 0 && until_trial_ <= 0) {
-    trial_rounds_ = kTrialRounds;
-    trial_saved_ms_ = 0;
-  }
+  if (trial_rounds_ == 0 && until_trial_ <= 0) begin_trial(kTrialRounds);
   return trial_rounds_ > 0 ? Mode::trial : Mode::plain;
 }
 
@@ -163,6 +160,11 @@ void DraftBudget::admit_one(StepPlan& plan) {
   }
   depth_ = std::min(kTrialDepth, max_drafts_);
   if (best != nullptr) best->draft_depth = std::min(best->draft_depth, depth_);
+}
+
+void DraftBudget::begin_trial(int32_t rounds) {
+  trial_rounds_ = rounds;
+  trial_saved_ms_ = 0;
 }
 
 void DraftBudget::end_trial() {
@@ -307,8 +309,7 @@ void DraftBudget::settle(double plain_ms, double tokens_ms, double spent_ms) {
 void DraftBudget::count_trial() {
   if (mode_ != Mode::trial || trial_rounds_ == 0 || --trial_rounds_ > 0) return;
   if (trial_saved_ms_ > 0) {
-    trial_rounds_ = kTrialRounds;
-    trial_saved_ms_ = 0;
+    begin_trial(kTrialRounds);
   } else {
     trial_distance_ = std::min(kLastDistance, 2 * trial_distance_);
     end_trial();
@@ -343,8 +344,8 @@ void DraftBudget::observe(const StepPlan& plan, std::span<const Verdict> verdict
   }
   if (mode_ == Mode::unmeasured) return;
   const double plain_ms = costs_.plain_ms(plan.decoding);
-  costs_.observe(plan.decoding, plan.rows(), step_ms);
-  settle(plain_ms, plain_ms * tokens / plan.decoding, step_ms + drafting_ms_);
+  const double counted_ms = costs_.observe(plan.decoding, plan.rows(), step_ms);
+  settle(plain_ms, plain_ms * tokens / plan.decoding, counted_ms + drafting_ms_);
   ++since_plain_;
   if (plan.rows() == plan.decoding) {
     compare_plain(plan, step_ms, plain_ms);

@@ -71,6 +71,7 @@ class DraftBudget {
   bool wants_calibration(const StepPlan& plan);
   Forecast forecast(int32_t sequences, double plain_ms) const;
   void admit_one(StepPlan& plan);
+  void begin_trial(int32_t rounds);
   void end_trial();
   void rank(const StepPlan& plan);
   int32_t worthwhile(const StepPlan& plan, double drafting_ms) const;

@@ -27,8 +27,8 @@ TEST(StepCosts, KeepsWhatIsMeasuredAndReadsBetween) {
   costs.observe(1, 3, 9);  // never less for more rows
   EXPECT_EQ(costs.step_ms(1, 3), 10);
   EXPECT_EQ(costs.step_ms(1, 1), 10);
-  // The first measurements include warming up: the least counts.
-  costs.observe(1, 5, 12);
+  // The first measurements include warming up: the median of five counts.
+  for (const double ms : {12, 12, 12, 90}) costs.observe(1, 5, ms);
   EXPECT_EQ(costs.step_ms(1, 5), 12);
 }
 
@@ -38,11 +38,18 @@ TEST(StepCosts, FollowsPlainStepsWithAllRowsAndForgivesHiccups) {
     costs.observe(4, 4, 10);
     costs.observe(4, 8, 13);
   }
-  costs.observe(4, 4, 1000);
-  EXPECT_LE(costs.plain_ms(4), 12.01);
-  for (int i = 0; i < 40; ++i) costs.observe(4, 4, 20);
-  EXPECT_NEAR(costs.plain_ms(4), 20, 0.1);
-  EXPECT_NEAR(costs.step_ms(4, 8), 23, 0.1);
+  EXPECT_EQ(costs.observe(4, 4, 1000), 20);
+  EXPECT_NEAR(costs.plain_ms(4), 11, 0.01);
+  EXPECT_NEAR(costs.step_ms(4, 8), 14, 0.01);
+  EXPECT_EQ(costs.observe(4, 8, 14), 14);
+  EXPECT_NEAR(costs.observe(4, 8, 1000), 28, 0.01);
+  // Nor does the first step with so many rows say all that it took.
+  costs.observe(4, 12, 1000);
+  EXPECT_LT(costs.step_ms(4, 12), 36);
+  // Five times in a row are no hiccup.
+  for (int i = 0; i < 5; ++i) costs.observe(4, 4, 50);
+  EXPECT_EQ(costs.plain_ms(4), 50);
+  EXPECT_GT(costs.step_ms(4, 8), 52);
 }
 
 TEST(StepCosts, ANewNumberOfSequencesBeginsAsItsNeighbour) {
@@ -95,7 +102,8 @@ struct World {
   std::function<double(const World&, int32_t depth)> acceptance;  // of a draft whose parent was accepted
   double offered = 1;                                             // of rounds in which a sequence gets drafts
   double noise = 0.02;
-  double said = 0.7;  // what the drafter thinks of itself
+  double hiccups = 0;  // share of steps that take five times as long
+  double said = 0.7;   // what the drafter thinks of itself
 
   std::mt19937 random{5};
   double ms = 0, plain_ms = 0;  // spent; what plain steps would have spent on the same tokens
@@ -133,7 +141,8 @@ struct World {
       budget.cut(plan, drafting);
     }
     std::normal_distribution<double> normal(1, noise);
-    const double took = step_ms(sequences, row_bucket(plan.rows())) * std::max(0.5, normal(random));
+    double took = step_ms(sequences, row_bucket(plan.rows())) * std::max(0.5, normal(random));
+    if (uniform(random) < hiccups) took *= 5;
     std::vector<Verdict> verdicts(plan.items.size());
     for (size_t i = 0; i < plan.items.size(); ++i) {
       const auto most = static_cast<int32_t>(plan.items[i].drafts.size());
@@ -158,9 +167,9 @@ struct World {
 };
 
 // Loss beyond 1 % of the time, the credit at the start, and a step.
-void expect_no_loss(const World& world, const char* what) {
+void expect_no_loss(const World& world, const char* what, double share = 0.01) {
   const double start_ms = std::max(100.0, 10 * world.step_ms(world.sequences, world.sequences));
-  EXPECT_LE(world.ms - world.plain_ms, 0.01 * world.ms + start_ms + world.longest_ms) << what;
+  EXPECT_LE(world.ms - world.plain_ms, share * world.ms + start_ms + world.longest_ms) << what;
 }
 
 // A dense model on a large GPU: rows are nearly free up to 16, then cost; each sequence costs its state.
@@ -215,14 +224,15 @@ TEST(DraftBudget, GainsNearlyWhatCanBeGainedAndNeverLoses) {
         World world = world_of(machine, sequences);
         world.acceptance = [a](const World&, int32_t) { return a; };
         DraftBudget budget(world.max_drafts);
-        world.run_until(budget, sequences < 64 ? 60e3 : 15e3);
+        world.run_until(budget,
+                        std::max(sequences < 64 ? 60e3 : 15e3, 600 * world.step_ms(sequences, sequences)));
         const std::string what =
             std::string(machine.name) + " x" + std::to_string(sequences) + " a " + std::to_string(a);
         expect_no_loss(world, what.c_str());
         const double best = best_gain(world, a);
         if (best > 1.15) {
           least = std::min(least, (world.gain() - 1) / (best - 1));
-          EXPECT_GT(world.gain(), 1 + 0.8 * (best - 1)) << what << ", best " << best;
+          EXPECT_GT(world.gain(), 1 + 0.7 * (best - 1)) << what << ", best " << best;
         } else {
           slowest = std::min(slowest, world.gain());
         }
@@ -244,12 +254,31 @@ TEST(DraftBudget, NoiseAndSilentDraftersCostNoMore) {
       world.drafting_ms = [](int32_t, int32_t) { return 0.0; };
       DraftBudget budget(world.max_drafts);
       world.run_until(budget, 60e3);
-      expect_no_loss(world, machine.name);
+      expect_no_loss(world, machine.name, 0.015);
       if (a > 0.5) {
         EXPECT_GT(world.gain(), 1 + 0.2 * (best_gain(world, a) - 1)) << machine.name;
       }
       std::printf("[report] %s, drafts in 30 %% of rounds, right in %.0f %%: gain %.3f\n", machine.name,
                   100 * a, world.gain());
+    }
+  }
+}
+
+// Somebody else uses the processor: now and then a step takes five times as long. That is nobody's fault.
+TEST(DraftBudget, HiccupsAreNotTakenForLosses) {
+  for (const Machine& machine : kMachines) {
+    for (const double hiccups : {0.02, 0.05}) {
+      World world = world_of(machine, 1);
+      world.acceptance = [](const World&, int32_t) { return 0.9; };
+      world.hiccups = hiccups;
+      world.noise = 0.1;
+      DraftBudget budget(world.max_drafts);
+      world.run_until(budget, 60e3);
+      const double gain = world.gain() * (1 + 4 * hiccups);  // plain steps have hiccups, too
+      const double best = best_gain(world, 0.9);
+      EXPECT_GT(gain, 1 + 0.4 * (best - 1)) << machine.name;
+      std::printf("[report] %s, %.0f %% hiccups: gain %.3f of %.3f\n", machine.name, 100 * hiccups, gain,
+                  best);
     }
   }
 }

@@ -10,19 +10,30 @@
 namespace braid {
 namespace {
 
-constexpr int32_t kFirstMeasurements = 4;  // the least of them counts: the first ones warm up and record
-constexpr double kPlainRate = 0.2;         // of moving means
-constexpr double kRate = 0.1;
+constexpr double kRate = 0.1;       // of moving means
+constexpr double kMostCounted = 2;  // times what was expected
+// So many times in a row so much more or less is no chance: it is measured anew.
+constexpr int32_t kTimesElsewhere = 5;
+constexpr double kElsewhere = 1.25;
 
 }  // namespace
 
-void StepCosts::update(Cell& cell, double ms, double rate) {
-  if (cell.measured < kFirstMeasurements) {
-    cell.ms = cell.measured == 0 ? ms : std::min(cell.ms, ms);
-    ++cell.measured;
-  } else {
-    cell.ms += rate * (std::min(ms, 2 * cell.ms) - cell.ms);  // one hiccup shall not count for long
+void StepCosts::update(Cell& cell, double ms, double counted_ms) {
+  if (cell.measured == static_cast<int32_t>(cell.first.size())) {
+    const int32_t side = ms > kElsewhere * cell.ms ? 1 : ms * kElsewhere < cell.ms ? -1 : 0;
+    cell.elsewhere = side != 0 && side * cell.elsewhere >= 0 ? cell.elsewhere + side : side;
+    if (std::abs(cell.elsewhere) < kTimesElsewhere) {
+      cell.ms += kRate * (std::min(ms, kMostCounted * cell.ms) - cell.ms);
+      return;
+    }
+    cell.elsewhere = cell.measured = 0;
+    counted_ms = ms;
   }
+  const auto end = cell.first.begin() + cell.measured++;
+  const auto at = std::upper_bound(cell.first.begin(), end, counted_ms);
+  std::copy_backward(at, end, end + 1);
+  *at = counted_ms;
+  cell.ms = cell.first[static_cast<size_t>(cell.measured - 1) / 2];
 }
 
 const StepCosts::Column* StepCosts::nearest(int32_t sequences) const {
@@ -48,24 +59,26 @@ StepCosts::Column& StepCosts::column(int32_t sequences) {
   return columns_[key] = copy;
 }
 
-void StepCosts::observe(int32_t sequences, int32_t rows, double ms) {
+double StepCosts::observe(int32_t sequences, int32_t rows, double ms) {
+  const bool known = plain_ms(sequences) > 0;
+  const double counted = known ? std::min(ms, kMostCounted * step_ms(sequences, rows)) : ms;
   Column& c = column(sequences);
-  const int32_t extra = row_bucket(rows) - row_bucket(sequences);
   if (rows > sequences) {
-    update(c.extra[std::max(extra, 1)], ms, kRate);
-    return;
+    update(c.extra[std::max(row_bucket(rows) - row_bucket(sequences), 1)], ms, counted);
+    return counted;
   }
   Cell& plain = c.extra[0];
   const double before = plain.ms;
-  update(plain, ms, kPlainRate);
+  update(plain, ms, counted);
   if (before > 0)
     for (auto& [n, cell] : c.extra)
       if (n > 0) cell.ms = std::max(plain.ms, cell.ms + plain.ms - before);
   c.is_borrowed = false;
+  return counted;
 }
 
 void StepCosts::observe_drafting(int32_t sequences, int32_t depth, double ms) {
-  update(column(sequences).drafting[depth], ms, kRate);
+  update(column(sequences).drafting[depth], ms, ms);
 }
 
 double StepCosts::plain_ms(int32_t sequences) const {

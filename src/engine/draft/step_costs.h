@@ -7,6 +7,7 @@
 // and a column that is new begins as the nearest one.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 
@@ -14,8 +15,9 @@ namespace braid {
 
 class StepCosts {
  public:
-  // A step took `ms`; rows >= sequences, equal: a plain step.
-  void observe(int32_t sequences, int32_t rows, double ms);
+  // A step took `ms`; rows >= sequences, equal: a plain step. Returns what of it counts: of plain steps and others
+  // alike no more than twice what was expected, as a step that somebody else held up says nothing of its rows.
+  double observe(int32_t sequences, int32_t rows, double ms);
   // Drafting `depth` deep for so many sequences took `ms`.
   void observe_drafting(int32_t sequences, int32_t depth, double ms);
 
@@ -31,7 +33,9 @@ class StepCosts {
  private:
   struct Cell {
     double ms = 0;
-    int32_t measured = 0;  // times, counted as far as it matters
+    int32_t measured = 0;           // times, counted as far as it matters
+    int32_t elsewhere = 0;          // times in a row far above (negative: below) the mean
+    std::array<double, 5> first{};  // sorted; their median counts, as the first ones warm up
   };
   struct Column {
     std::map<int32_t, Cell> extra;     // by rows beyond one for each sequence, 0: plain
@@ -40,7 +44,8 @@ class StepCosts {
   };
   Column& column(int32_t sequences);
   const Column* nearest(int32_t sequences) const;
-  static void update(Cell& cell, double ms, double rate);
+  // What of `ms` counts while nothing else is known of the cell.
+  static void update(Cell& cell, double ms, double counted_ms);
 
   std::map<int32_t, Column> columns_;  // by row_bucket(sequences)
 };
