@@ -188,8 +188,12 @@ std::string summary(LoadedModel& model, const Answer& answer, uint64_t seed) {
   std::string speed;
   if (usage.generated_tokens > 1)
     speed = fmt::format(" at {:.0f} tok/s ({:.1f} GB/s)", generation_tok_s, gb_s);
-  return fmt::format("prompt {} tokens{}, generated {}{}{}; memory {} planned, {} at peak; {}, seed {}",
-                     usage.prompt_tokens, prompt_speed, usage.generated_tokens, speed, why,
+  std::string drafts;
+  if (const EngineStats& stats = model.engine->stats(); stats.drafted > 0)
+    drafts = fmt::format(", {} of {} drafts accepted ({:.0f} ms to draft them)", stats.accepted,
+                         stats.drafted, stats.draft_ms);
+  return fmt::format("prompt {} tokens{}, generated {}{}{}{}; memory {} planned, {} at peak; {}, seed {}",
+                     usage.prompt_tokens, prompt_speed, usage.generated_tokens, speed, drafts, why,
                      format_bytes(model.engine->memory().actual_bytes()), format_bytes(peak_memory_bytes()),
                      model.engine->device().description(), seed);
 }

@@ -211,12 +211,15 @@ void run(const GgufFile& file, const char* device) {
   options.threads = 1;
   options.context_tokens = 64;
   options.max_sequences = 1;
+  options.spec_type = SpecType::automatic;  // heads that draft are read, and run
+  options.spec_always = true;
+  options.max_drafts = 2;
   auto engine = Engine::create(file, options);
   if (!engine.ok()) return;
   Nobody sink;
   Request request;
   request.prompt = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
-  request.max_tokens = 2;
+  request.max_tokens = 6;
   if (!(*engine)->submit(std::move(request), sink).ok()) return;
   (*engine)->run_until_idle();
   (*engine)->check();

@@ -237,6 +237,15 @@ std::string Metrics::render(const BackendStats& stats, const std::string& model,
            number(stats.drafted_tokens));
   page.one("braid_spec_decode_num_accepted_tokens_total", "counter", "Drafted tokens that were kept.",
            number(stats.accepted_tokens));
+  const auto by_depth = [&](const char* name, const char* help, const std::vector<uint64_t>& counts) {
+    page.family(name, "counter", help);
+    for (size_t i = 0; i < counts.size(); ++i)
+      page.sample(name, number(counts[i]), fmt::format("position=\"{}\"", i));
+  };
+  by_depth("braid_spec_decode_num_draft_tokens_per_pos_total",
+           "Drafted tokens by their place in a chain; the last: it and all behind.", stats.drafted_at);
+  by_depth("braid_spec_decode_num_accepted_tokens_per_pos_total", "Of them, those that were kept.",
+           stats.accepted_at);
   page.histogram("braid_time_to_first_token_seconds", "From the request to its first token.", first_token_);
   page.histogram("braid_time_per_output_token_seconds", "Between tokens of an answer, on average.",
                  per_token_);
