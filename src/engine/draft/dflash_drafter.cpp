@@ -9,6 +9,18 @@ namespace {
 
 constexpr int32_t kCandidates = 16;  // of a guess: what noise may prefer is among them, nearly always
 
+// What the sampler would not draw if it drew from the drafter's row, whose candidates stand best first.
+void truncate(std::span<float> log_q, const SamplingParams& sampling) {
+  const double least = log_q[0] + std::log(static_cast<double>(sampling.min_p));
+  double sum = 0;
+  for (size_t c = 0; c < log_q.size(); ++c) {
+    const bool enough =
+        sum >= sampling.top_p || (sampling.top_k > 0 && c >= static_cast<size_t>(sampling.top_k));
+    sum += std::exp(static_cast<double>(log_q[c]));
+    if (c > 0 && (enough || log_q[c] < least)) log_q[c] = -INFINITY;
+  }
+}
+
 size_t bytes_of(int64_t numbers) { return static_cast<size_t>(numbers) * sizeof(int32_t); }
 
 }  // namespace
@@ -187,6 +199,7 @@ void DflashDrafter::take_chain(const Chain& chain, int64_t first) {
       const double scaled = drawn ? values[c] / sampling.temperature : values[c];
       lattice_.log_q(d, 0)[static_cast<size_t>(c)] = static_cast<float>(scaled - log_sum);
     }
+    if (drawn) truncate(lattice_.log_q(d, 0), sampling);
   }
   if (drawn) lattice_.add_noise(sampling.seed, static_cast<int32_t>(s.tokens.size()));
   for (int32_t d = 0; d < chain.length; ++d) {
