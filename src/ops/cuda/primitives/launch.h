@@ -48,11 +48,11 @@ enum class L1 : uint8_t {
 
 // Before the first launch of a kernel.
 template <typename... Parameters>
-void prepare_kernel(Context& context, L1 l1, void (*kernel)(Parameters...), size_t shared) {
+void prepare_kernel(Context& context, L1 l1, void (*kernel)(Parameters...)) {
   static thread_local std::unordered_set<const void*> prepared;
   const auto* name = reinterpret_cast<const void*>(kernel);
-  // Without dependent launches only what needs more than any block may have unasked.
-  if ((context.has_dependent_launch || shared > 48 * 1024) && prepared.insert(name).second) {
+  // Also for less than 48 KB: what a block may have unasked includes its static shared memory.
+  if (prepared.insert(name).second) {
     cudaFuncAttributes attributes;
     context.note(cudaFuncGetAttributes(&attributes, name), context.op);
     const auto most = static_cast<int>(context.shared_bytes_per_block - attributes.sharedSizeBytes);
@@ -75,7 +75,7 @@ void launch_on(Context& context, L1 l1, unsigned cluster, void (*kernel)(Paramet
     context.rehearsal->push_back({context.op, shared, threads, cluster});
     return;
   }
-  prepare_kernel(context, l1, kernel, shared);
+  prepare_kernel(context, l1, kernel);
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = dim3(threads);
@@ -118,7 +118,7 @@ int64_t most_clusters(Context& context, unsigned cluster, void (*kernel)(Paramet
   const auto* name = reinterpret_cast<const void*>(kernel);
   for (const Known& k : known)
     if (k.kernel == name && k.cluster == cluster && k.shared == shared) return k.count;
-  prepare_kernel(context, L1::small, kernel, shared);
+  prepare_kernel(context, L1::small, kernel);
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(cluster);
   config.blockDim = dim3(threads);
