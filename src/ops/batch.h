@@ -35,6 +35,7 @@ namespace braid {
 
 inline constexpr int32_t kBlockTokens = 32;
 inline constexpr int32_t kKvGroups = 2;  // state.h
+inline constexpr int32_t kFewCells = 4096;
 
 struct Batch {
   int32_t tokens = 0;     // T
@@ -48,6 +49,8 @@ struct Batch {
   // The same of certain rows. 0: no promise made. With 1 (plain decoding and verification) a device leaves
   // out the kernels that take runs of certain rows.
   int32_t most_certain = 0;
+  // The same of the cells that a row may see: kFewCells, or 0: no promise made.
+  int32_t most_cells = 0;
 
   // [T]
   const int32_t* token = nullptr;

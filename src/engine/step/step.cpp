@@ -54,7 +54,8 @@ Status StepRunner::queue(Step& step) {
   whole_.pad(batch, sequences, rows,
              drafts ? std::min(power_of_two_from(batch.most_rows), sizes_.decoding_rows) : 1);
   const uint64_t key = static_cast<uint64_t>(sequences) | static_cast<uint64_t>(rows) << 20 |
-                       static_cast<uint64_t>(batch.most_rows) << 40;
+                       static_cast<uint64_t>(batch.most_rows) << 40 |
+                       static_cast<uint64_t>(drafts && batch.most_cells > 0) << 60;
   if (!device_.has_record(key) && !warmed_up_.insert(key).second) {
     if (records_ == kMostRecords) {
       device_.forget_records();

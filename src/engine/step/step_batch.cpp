@@ -84,7 +84,9 @@ Batch StepBatch::fill(StepPlan& plan) {
                                                   [](const auto& item) { return item.certain == 1; });
 
   Batch b;
+  b.most_cells = kFewCells;
   for (const StepItem& item : plan.items) {
+    if (item.sequence->computed_tokens + item.rows() > kFewCells) b.most_cells = 0;
     b.most_rows = std::max(b.most_rows, item.rows());
     b.most_uncertain = std::max(b.most_uncertain, item.rows() - item.certain);
     b.most_certain = std::max(b.most_certain, item.certain);

@@ -236,7 +236,8 @@ bool fits(const SequenceWorkspace& work, const AttentionArgs& args) {
 
 // That a sequence of the batch can have to look at.
 int64_t most_cells(const AttentionArgs& args) {
-  const int64_t cells = int64_t{args.batch.blocks_per_sequence} * kBlockTokens;
+  int64_t cells = int64_t{args.batch.blocks_per_sequence} * kBlockTokens;
+  if (args.batch.most_cells > 0) cells = std::min<int64_t>(cells, args.batch.most_cells);
   return args.window > 0 ? std::min<int64_t>(cells, args.window + kMostDecodeRows) : cells;
 }
 

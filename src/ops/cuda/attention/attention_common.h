@@ -20,7 +20,6 @@ inline constexpr int kMostSplits = 64;  // of one row
 // same cells than heads, for which there are arrivals.
 inline constexpr int kMostDecodeRows = 24;
 inline constexpr int kMostDecodeQueries = 24;
-inline constexpr int kFewCells = 4096;        // that several items may read
 inline constexpr int kMostPartialRows = 512;  // of a sequence
 // Cells of a split: of one that is never cut, the fewest, and what many sequences make of it at most.
 inline constexpr int kSplitCells = 256;
