@@ -20,8 +20,12 @@ inline int64_t delta_record_floats(const DeltaShape& shape) {
 // Tile width of states: 32 where it divides value_dim.
 inline int32_t delta_tile_columns(int32_t value_dim) { return value_dim % 32 == 0 ? 32 : value_dim; }
 
-// Floats of per-worker scratch that certain rows need.
+// Floats of per-worker scratch that rows of either kind need.
 int64_t delta_scratch_floats(const DeltaShape& shape);
+// Of these, what uncertain rows need: a tile of the state, and a row of it.
+inline int64_t delta_draft_floats(const DeltaShape& shape) {
+  return (int64_t{shape.key_dim} + 1) * delta_tile_columns(shape.value_dim);
+}
 
 // Fills record [rows]. histories [rows][conv_width]: the raw convolution input (all channels) of the row, the
 // row before it, and so on; null before the sequence began.
@@ -49,23 +53,10 @@ struct DeltaTile {
   const DeltaGate* gates = nullptr;
   float* o = nullptr;  // first column of the tile in row 0
   int64_t o_stride = 0;
+  float* d = nullptr;  // null: not wanted; gets d of ops.h
+  int64_t d_stride = 0;
 };
 void delta_advance_tile(const DeltaTile& args);
-
-// a[row] = S^T k, c[row] = S^T q of the stored state for every row.
-struct DeltaRead {
-  const float* state = nullptr;  // [key_dim][columns]
-  int64_t key_dim = 0;
-  int64_t columns = 0;
-  int32_t rows = 0;
-  const float* records = nullptr;
-  int64_t record_floats = 0;
-  float* a = nullptr;
-  float* c = nullptr;
-  int64_t a_stride = 0;
-  int64_t c_stride = 0;
-};
-void delta_read_tile(const DeltaRead& args);
 
 // S = fold S + k d^T (d already divided by the decay) on one tile.
 void delta_update_tile(float* state, int64_t key_dim, int64_t columns, const float* k, const float* d,
@@ -74,36 +65,13 @@ void delta_update_tile(float* state, int64_t key_dim, int64_t columns, const flo
 // o [Dv] = rms(o; norm, eps) * silu(z)
 void delta_gated_norm(float* o, const float* z, const float* norm, float eps, int64_t value_dim);
 
-// The tree's equations for one row and value head. In: d = S^T k, o = S^T q. Out: d and o of ops.h.
-struct DeltaAncestor {
-  const float* k = nullptr;
-  const float* d = nullptr;
-  float since = 0;  // e^{g_row - g_ancestor}
-};
-struct DeltaSolve {
-  int64_t key_dim = 0;
-  int64_t value_dim = 0;
-  const float* q = nullptr;
-  const float* k = nullptr;
-  const float* v = nullptr;
-  float kq = 0;
-  float decay = 0;  // of the slot's state at this row: e^{g_row} * (decay of the slot)
-  float beta = 0;
-  float* d = nullptr;
-  float* o = nullptr;
-};
-// d -= / o += one ancestor's share; call for each, nearest first, between begin and end.
-void delta_solve_begin(const DeltaSolve& args);
-void delta_solve_ancestor(const DeltaSolve& args, const DeltaAncestor& ancestor);
-void delta_solve_end(const DeltaSolve& args);
-
 // Takes the log decay `g` and the stored decay before the row; returns the row's gate.
-DeltaGate delta_gate(float stored_decay, double log_decay, float beta);
+DeltaGate delta_gate(float stored_decay, float log_decay, float beta);
 // The decay that the state is stored under after the row.
 inline float stored_decay(const DeltaGate& gate) { return gate.fold ? 1.0f : gate.decay; }
 
-// g of ops.h and beta.
-double delta_log_decay(float alpha, float dt, float a);
+// g of ops.h, as entries keep it, and beta.
+float delta_log_decay(float alpha, float dt, float a);
 float delta_beta(float beta);
 
 // Copies the channels of one key head (q, k, and v of its value heads).

@@ -53,7 +53,7 @@ struct Advance {
 
   void set_gates(int32_t head, int32_t first, int32_t rows, float* decay, DeltaGate* gates) const {
     for (int32_t i = 0; i < rows; i++) {
-      const double g = cpu::delta_log_decay(in.alpha.f32(first + i)[head], w.dt[head], w.a[head]);
+      const float g = cpu::delta_log_decay(in.alpha.f32(first + i)[head], w.dt[head], w.a[head]);
       gates[i] = cpu::delta_gate(*decay, g, cpu::delta_beta(in.beta.f32(first + i)[head]));
       *decay = cpu::stored_decay(gates[i]);
     }
@@ -130,7 +130,7 @@ int64_t head_scratch_floats(const DeltaShape& shape) {
 
 namespace cpu {
 int64_t delta_scratch_floats(const DeltaShape& shape) {
-  return shape.key_heads == 0 ? 0 : head_scratch_floats(shape);
+  return shape.key_heads == 0 ? 0 : std::max(head_scratch_floats(shape), delta_draft_floats(shape));
 }
 }  // namespace cpu
 

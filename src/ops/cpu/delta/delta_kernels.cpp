@@ -234,6 +234,7 @@ void advance_tile32(const cpu::DeltaTile& t) {
     for (int64_t j = 0; j < kVectors; j++) {
       const Floats delta = hn::Mul(beta, hn::NegMulAdd(decay, a[j], load(v + j * kLanes)));
       store(hn::MulAdd(decay, c[j], hn::Mul(kq, delta)), o + j * kLanes);
+      if (t.d != nullptr) store(delta, t.d + row * t.d_stride + j * kLanes);
       d[j] = hn::Mul(delta, set(gate.inverse));
     }
     const Before before = t.fresh && row == 0 ? Before::zero : gate.fold ? Before::folded : Before::kept;
@@ -264,6 +265,7 @@ void advance_tile_any(const cpu::DeltaTile& t) {
       }
       const float delta = gate.beta * std::fma(-gate.decay, a, q[t.v_offset + column]);
       t.o[row * t.o_stride + column] = std::fma(gate.decay, c, q[t.kq_offset] * delta);
+      if (t.d != nullptr) t.d[row * t.d_stride + column] = delta;
       const float d = delta * gate.inverse;
       for (int64_t i = 0; i < t.key_dim; i++) {
         float& s = t.state[i * t.columns + column];
@@ -278,33 +280,6 @@ void advance_tile(const cpu::DeltaTile& t) {
     advance_tile32(t);
   } else {
     advance_tile_any(t);
-  }
-}
-
-void read_tile(const cpu::DeltaRead& t) {
-  for (int32_t row = 0; row < t.rows; row++) {
-    const float* q = t.records + row * t.record_floats;
-    const float* k = q + t.key_dim;
-    float* a_out = t.a + row * t.a_stride;
-    float* c_out = t.c + row * t.c_stride;
-    if (t.columns == kColumns) {
-      Floats a[kVectors], c[kVectors];
-      read_tile32(t.state, t.key_dim, k, q, a, c);
-      for (int64_t j = 0; j < kVectors; j++) {
-        store(a[j], a_out + j * kLanes);
-        store(c[j], c_out + j * kLanes);
-      }
-      continue;
-    }
-    for (int64_t column = 0; column < t.columns; column++) {
-      float a = 0, c = 0;
-      for (int64_t i = 0; i < t.key_dim; i++) {
-        a = std::fma(t.state[i * t.columns + column], k[i], a);
-        c = std::fma(t.state[i * t.columns + column], q[i], c);
-      }
-      a_out[column] = a;
-      c_out[column] = c;
-    }
   }
 }
 
@@ -337,28 +312,6 @@ void gated_norm(float* o, const float* z, const float* norm, float eps, int64_t 
   for (; i < value_dim; i++) o[i] = o[i] * inverse * norm[i] * (z[i] / (1.0f + std::exp(-z[i])));
 }
 
-// y += factor x
-HWY_INLINE void add_scaled(float* y, const float* x, float factor, int64_t count) {
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) store(hn::MulAdd(set(factor), load(x + i), load(y + i)), y + i);
-  for (; i < count; i++) y[i] = std::fma(factor, x[i], y[i]);
-}
-
-void solve_begin(const cpu::DeltaSolve& s) {
-  scale(s.d, s.decay, s.value_dim);
-  scale(s.o, s.decay, s.value_dim);
-}
-
-void solve_ancestor(const cpu::DeltaSolve& s, const cpu::DeltaAncestor& ancestor) {
-  add_scaled(s.d, ancestor.d, ancestor.since * dot(s.k, ancestor.k, s.key_dim), s.value_dim);
-  add_scaled(s.o, ancestor.d, ancestor.since * dot(s.q, ancestor.k, s.key_dim), s.value_dim);
-}
-
-void solve_end(const cpu::DeltaSolve& s) {
-  for (int64_t i = 0; i < s.value_dim; i++) s.d[i] = s.beta * (s.v[i] - s.d[i]);
-  add_scaled(s.o, s.d, s.kq, s.value_dim);
-}
-
 }  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace braid
@@ -369,19 +322,14 @@ namespace braid {
 namespace {
 HWY_EXPORT(prepare_rows);
 HWY_EXPORT(advance_tile);
-HWY_EXPORT(read_tile);
 HWY_EXPORT(update_tile);
 HWY_EXPORT(gated_norm);
-HWY_EXPORT(solve_begin);
-HWY_EXPORT(solve_ancestor);
-HWY_EXPORT(solve_end);
 }  // namespace
 
 namespace cpu {
 
 void delta_prepare(const DeltaPrepare& args) { HWY_DYNAMIC_DISPATCH(prepare_rows)(args); }
 void delta_advance_tile(const DeltaTile& args) { HWY_DYNAMIC_DISPATCH(advance_tile)(args); }
-void delta_read_tile(const DeltaRead& args) { HWY_DYNAMIC_DISPATCH(read_tile)(args); }
 void delta_update_tile(float* state, int64_t key_dim, int64_t columns, const float* k, const float* d,
                        float fold) {
   HWY_DYNAMIC_DISPATCH(update_tile)(state, key_dim, columns, k, d, fold);
@@ -389,24 +337,18 @@ void delta_update_tile(float* state, int64_t key_dim, int64_t columns, const flo
 void delta_gated_norm(float* o, const float* z, const float* norm, float eps, int64_t value_dim) {
   HWY_DYNAMIC_DISPATCH(gated_norm)(o, z, norm, eps, value_dim);
 }
-void delta_solve_begin(const DeltaSolve& args) { HWY_DYNAMIC_DISPATCH(solve_begin)(args); }
-void delta_solve_ancestor(const DeltaSolve& args, const DeltaAncestor& ancestor) {
-  HWY_DYNAMIC_DISPATCH(solve_ancestor)(args, ancestor);
-}
-void delta_solve_end(const DeltaSolve& args) { HWY_DYNAMIC_DISPATCH(solve_end)(args); }
-
-DeltaGate delta_gate(float stored_decay, double log_decay, float beta) {
+DeltaGate delta_gate(float stored_decay, float log_decay, float beta) {
   DeltaGate gate;
-  gate.decay = stored_decay * static_cast<float>(std::exp(log_decay));
+  gate.decay = stored_decay * static_cast<float>(std::exp(static_cast<double>(log_decay)));
   gate.beta = beta;
   gate.fold = !(gate.decay >= kFoldBelow);
   gate.inverse = gate.fold ? 1.0f : 1.0f / gate.decay;
   return gate;
 }
 
-double delta_log_decay(float alpha, float dt, float a) {
+float delta_log_decay(float alpha, float dt, float a) {
   const double x = static_cast<double>(alpha) + static_cast<double>(dt);
-  return static_cast<double>(a) * (x > 20 ? x : std::log1p(std::exp(x)));
+  return static_cast<float>(static_cast<double>(a) * (x > 20 ? x : std::log1p(std::exp(x))));
 }
 
 float delta_beta(float beta) {

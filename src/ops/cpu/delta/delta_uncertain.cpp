@@ -1,17 +1,12 @@
 // delta_uncertain.cpp -- uncertain rows of the gated delta rule, and what becomes of them; who calls whom.
 //
-// Certain rows are folded at once (DeltaRing::every is 0). With S the slot and e(i, j) the log decays summed
-// from behind row j to row i, from before the root for S,
-//   S_i = e^{e(i)} S + sum over j on the path to i of e^{e(i, j)} k_j d_j^T
-// so no uncertain row needs a state of its own:
-//   d_i = b_i (v_i - e^{e(i)} S^T k_i - sum over strict ancestors j of e^{e(i, j)} (k_i . k_j) d_j)
-//   o_i = e^{e(i)} S^T q_i + sum over ancestors and i itself of e^{e(i, j)} (q_i . k_j) d_j
-// Only ancestors appear, so every exponent is at most 0. The state is read once, tile by tile, for all rows.
-// Task = (sequence, key head): parents come before children, so one thread solves a head's rows in order.
-// What was accepted is folded when the sequence runs next.
+// Certain rows are folded at once (DeltaRing::every is 0). An uncertain row runs like a certain one, on a copy of
+// the state, tile by tile; rows that follow each other share a copy, and where a branch begins, its ancestors'
+// entries are folded into a new one. So its bytes are those of the same token had it been certain. What it adds
+// to the state is kept in its entry, and folded when the sequence runs next, should it have been accepted.
+// Task = (sequence, key head).
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "ops/cpu/cpu_ops.h"
@@ -29,15 +24,13 @@ struct Uncertain {
   const Batch& batch;
   const DeltaShape& shape;
   int64_t record_floats;
+  DeltaGate* gates;  // [Hv][T]
 
   float* key(int32_t s, int32_t row, int32_t key_head) const {
     return layer.key(batch.slot[s], batch.cell[row], key_head);
   }
   float* delta(int32_t s, int32_t row, int32_t head) const {
     return layer.delta(batch.slot[s], batch.cell[row], head);
-  }
-  float gate(int32_t s, int32_t row, int32_t head) const {
-    return layer.gate(batch.slot[s], batch.cell[row])[head];
   }
 
   // The convolution looks back along the parents, then into the slot.
@@ -50,7 +43,9 @@ struct Uncertain {
     }
   }
 
-  void run_key_head(int32_t s, int32_t key_head, const float** histories, float* records) const {
+  // scratch: delta_draft_floats().
+  void run_key_head(int32_t s, int32_t key_head, const float** histories, float* records,
+                    float* scratch) const {
     const int32_t first = batch.first_row[s] + batch.certain[s];
     const int32_t rows = batch.rows[s] - batch.certain[s];
     cpu::delta_prepare({&shape, w.conv, key_head, rows, histories, records});
@@ -62,8 +57,15 @@ struct Uncertain {
     }
     for (int32_t j = 0; j < shape.heads_per_key(); j++) {
       const int32_t head = shape.value_head(key_head, j);
-      read_state(s, head, first, rows, records);
-      for (int32_t i = 0; i < rows; i++) solve_row(s, head, first + i, records + i * record_floats);
+      for (int32_t t = first; t < first + rows; t++) set_gate(s, head, t);
+      for (int64_t column = 0; column < shape.value_dim; column += layer.tile_columns) {
+        for (int32_t t = first; t < first + rows;) {
+          const int32_t count = run_length(t, first + rows);
+          copy_state(s, head, column, batch.parent[t], scratch);
+          run_tile(s, head, column, t, count, records + (t - first) * record_floats, scratch);
+          t += count;
+        }
+      }
       const int64_t column = int64_t{head} * shape.value_dim;
       for (int32_t t = first; t < first + rows; t++) {
         cpu::delta_gated_norm(o.f32(t) + column, in.z.f32(t) + column, w.norm, w.eps, shape.value_dim);
@@ -71,58 +73,58 @@ struct Uncertain {
     }
   }
 
-  // d = S^T k and o = S^T q of the stored state. Entries of neighbouring rows are neighbours, but for the end
-  // of the ring.
-  void read_state(int32_t s, int32_t head, int32_t first, int32_t rows, const float* records) const {
-    const int32_t before_end = layer.ring.entries() - batch.cell[first] % layer.ring.entries();
-    read_rows(s, head, first, std::min(rows, before_end), records);
-    if (rows > before_end)
-      read_rows(s, head, first + before_end, rows - before_end, records + before_end * record_floats);
-  }
-  void read_rows(int32_t s, int32_t head, int32_t first, int32_t rows, const float* records) const {
-    for (int64_t column = 0; column < shape.value_dim; column += layer.tile_columns) {
-      cpu::DeltaRead read;
-      read.columns = layer.tile_columns;
-      read.key_dim = shape.key_dim;
-      read.state = layer.state(batch.slot[s], head) + column * read.key_dim;
-      read.rows = rows;
-      read.records = records;
-      read.record_floats = record_floats;
-      read.a = delta(s, first, head) + column;
-      read.a_stride = shape.value_width();
-      read.c = o.f32(first) + int64_t{head} * shape.value_dim + column;
-      read.c_stride = o.stride;
-      cpu::delta_read_tile(read);
-    }
+  DeltaGate& gate_of(int32_t head, int32_t row) const { return gates[int64_t{head} * batch.tokens + row]; }
+
+  void set_gate(int32_t s, int32_t head, int32_t t) const {
+    const float g = cpu::delta_log_decay(in.alpha.f32(t)[head], w.dt[head], w.a[head]);
+    layer.gate(batch.slot[s], batch.cell[t])[head] = g;
+    const int32_t parent = batch.parent[t];
+    const float before =
+        parent < 0 ? layer.decay(batch.slot[s])[head] : cpu::stored_decay(gate_of(head, parent));
+    gate_of(head, t) = cpu::delta_gate(before, g, cpu::delta_beta(in.beta.f32(t)[head]));
   }
 
-  void solve_row(int32_t s, int32_t head, int32_t t, const float* record) const {
-    const int64_t group = shape.value_heads / shape.key_heads;
-    const int32_t key_head = shape.key_head(head);
-    const int32_t parent = batch.parent[t];
-    const auto g = static_cast<float>(cpu::delta_log_decay(in.alpha.f32(t)[head], w.dt[head], w.a[head]));
-    layer.gate(batch.slot[s], batch.cell[t])[head] = g;
-    double since_root = g;
-    for (int32_t row = parent; row >= 0; row = batch.parent[row]) since_root += gate(s, row, head);
-    cpu::DeltaSolve solve;
-    solve.key_dim = shape.key_dim;
-    solve.value_dim = shape.value_dim;
-    solve.q = record;
-    solve.k = record + shape.key_dim;
-    solve.v = record + 2 * shape.key_dim + int64_t{shape.head_in_group(head)} * shape.value_dim;
-    solve.kq = record[2 * shape.key_dim + group * shape.value_dim];
-    solve.decay = static_cast<float>(std::exp(since_root)) * layer.decay(batch.slot[s])[head];
-    solve.beta = cpu::delta_beta(in.beta.f32(t)[head]);
-    solve.d = delta(s, t, head);
-    solve.o = o.f32(t) + int64_t{head} * shape.value_dim;
-    cpu::delta_solve_begin(solve);
-    double since = g;  // newest to oldest: differences of sums would cancel
-    for (int32_t row = parent; row >= 0; row = batch.parent[row]) {
-      cpu::delta_solve_ancestor(
-          solve, {key(s, row, key_head), delta(s, row, head), static_cast<float>(std::exp(since))});
-      since += gate(s, row, head);
+  // Rows from t on, each the parent of the next, whose entries are neighbours: not beyond the ring's end.
+  int32_t run_length(int32_t t, int32_t end) const {
+    int32_t next = t + 1;
+    while (next < end && batch.parent[next] == next - 1 && batch.cell[next] % layer.ring.entries() != 0)
+      ++next;
+    return next - t;
+  }
+
+  // scratch = the tile of the state after `row`; -1: as the slot holds it.
+  void copy_state(int32_t s, int32_t head, int64_t column, int32_t row, float* scratch) const {
+    const int64_t columns = layer.tile_columns;
+    if (row < 0) {
+      std::memcpy(scratch, layer.state(batch.slot[s], head) + column * shape.key_dim,
+                  static_cast<size_t>(shape.key_dim * columns) * sizeof(float));
+      return;
     }
-    cpu::delta_solve_end(solve);
+    copy_state(s, head, column, batch.parent[row], scratch);
+    const DeltaGate& gate = gate_of(head, row);
+    float* d = scratch + shape.key_dim * columns;
+    for (int64_t j = 0; j < columns; j++) d[j] = delta(s, row, head)[column + j] * gate.inverse;
+    cpu::delta_update_tile(scratch, shape.key_dim, columns, key(s, row, shape.key_head(head)), d,
+                           gate.fold ? gate.decay : 1.0f);
+  }
+
+  void run_tile(int32_t s, int32_t head, int64_t column, int32_t first, int32_t rows, const float* records,
+                float* state) const {
+    cpu::DeltaTile t;
+    t.columns = layer.tile_columns;
+    t.key_dim = shape.key_dim;
+    t.state = state;
+    t.rows = rows;
+    t.records = records;
+    t.record_floats = record_floats;
+    t.v_offset = 2 * shape.key_dim + int64_t{shape.head_in_group(head)} * shape.value_dim + column;
+    t.kq_offset = 2 * shape.key_dim + int64_t{shape.heads_per_key()} * shape.value_dim;
+    t.gates = &gate_of(head, first);
+    t.o = o.f32(first) + int64_t{head} * shape.value_dim + column;
+    t.o_stride = o.stride;
+    t.d = delta(s, first, head) + column;
+    t.d_stride = shape.value_width();
+    cpu::delta_advance_tile(t);
   }
 };
 
@@ -179,7 +181,7 @@ void CpuOps::delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w, 
 void CpuOps::run_uncertain(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
                            const Batch& batch) {
   const DeltaShape& shape = layer.shape;
-  const Uncertain call{o, in, w, layer, batch, shape, cpu::delta_record_floats(shape)};
+  const Uncertain call{o, in, w, layer, batch, shape, cpu::delta_record_floats(shape), work_.delta_gates};
   bool any = false;
   for (int32_t s = 0; s < batch.sequences; s++) {
     BRAID_CHECK(batch.rows[s] - batch.certain[s] <= layer.ring.uncertain);
@@ -191,17 +193,19 @@ void CpuOps::run_uncertain(Tensor o, const DeltaInputs& in, const DeltaWeights& 
   }
   if (!any) return;
   BRAID_CHECK(batch.tokens <= work_.max_tokens &&
-              shape.key_heads * call.record_floats * batch.tokens <= work_.delta_record_floats);
+              shape.key_heads * call.record_floats * batch.tokens <= work_.delta_record_floats &&
+              int64_t{shape.value_heads} * batch.tokens <= work_.delta_gate_count &&
+              cpu::delta_draft_floats(shape) <= work_.worker_floats);
   counter_.reset();
-  pool_.run([&](int) {
+  pool_.run([&](int worker) {
     for (int64_t task; (task = counter_.claim()) < int64_t{batch.sequences} * shape.key_heads;) {
       const int32_t s = static_cast<int32_t>(task / shape.key_heads);
       const int32_t key_head = static_cast<int32_t>(task % shape.key_heads);
       const int64_t first = batch.first_row[s] + batch.certain[s];
       if (batch.rows[s] == batch.certain[s]) continue;
-      call.run_key_head(
-          s, key_head, work_.histories.data() + first * shape.conv_width,
-          work_.delta_records + (int64_t{key_head} * batch.tokens + first) * call.record_floats);
+      call.run_key_head(s, key_head, work_.histories.data() + first * shape.conv_width,
+                        work_.delta_records + (int64_t{key_head} * batch.tokens + first) * call.record_floats,
+                        work_.worker[worker]);
     }
   });
 }
