@@ -100,7 +100,9 @@ TEST_P(DflashOn, SavesStepsAndChangesNothing) {
       const auto& expected = without.sink.answers[a[i]].tokens;
       const auto& got = with.sink.answers[b[i]].tokens;
       ASSERT_EQ(got.size(), expected.size()) << cases[i];
-      if (exact()) EXPECT_EQ(got, expected) << "case " << cases[i] << ", " << sequences << " at once";
+      if (exact()) {
+        EXPECT_EQ(got, expected) << "case " << cases[i] << ", " << sequences << " at once";
+      }
     }
     const EngineStats& stats = with.engine->stats();
     std::printf("[report] %d at once: %llu steps instead of %llu, %llu of %llu drafts accepted\n", sequences,
@@ -120,9 +122,10 @@ TEST_P(DflashOn, DraftsTheSameBehindAFoundPrefix) {
   EXPECT_GT(first.accepted, 20u);
   const Asked again = ask(m, golden_prompt(5));
   EXPECT_GT(again.cached, 100);
-  if (exact())
+  if (exact()) {
     EXPECT_TRUE(again == first) << again.accepted << " of " << again.drafted << " instead of "
                                 << first.accepted << " of " << first.drafted;
+  }
 }
 
 TEST_P(DflashOn, TwinsDraftWhatOneDrafts) {
@@ -175,7 +178,9 @@ TEST_P(DflashOn, DraftsTheSameAfterARestart) {
     Machine m(demo_bytes(), options);
     const Asked again = ask(m, golden_prompt(8));
     EXPECT_GT(again.cached, 100);
-    if (exact()) EXPECT_TRUE(again == first);
+    if (exact()) {
+      EXPECT_TRUE(again == first);
+    }
   }
   {
     // Another drafter's cells, or none: not found.
@@ -198,7 +203,9 @@ TEST_P(DflashOn, GoesOnToTheEndOfTheContext) {
   const Asked expected = ask(without, golden_prompt(3), -1);
   const Asked got = ask(with, golden_prompt(3), -1);
   EXPECT_EQ(got.tokens.size(), expected.tokens.size());
-  if (exact()) EXPECT_EQ(got.tokens, expected.tokens);
+  if (exact()) {
+    EXPECT_EQ(got.tokens, expected.tokens);
+  }
   EXPECT_GT(got.accepted, 0u);
 }
 

@@ -32,9 +32,9 @@ struct Rows {
 };
 inline std::vector<float> pick(const std::vector<float>& all, int64_t width,
                                const std::vector<int32_t>& rows) {
-  std::vector<float> some;
-  for (int32_t row : rows)
-    some.insert(some.end(), all.begin() + row * width, all.begin() + (row + 1) * width);
+  std::vector<float> some(rows.size() * static_cast<size_t>(width));
+  for (size_t i = 0; i < rows.size(); ++i)
+    std::copy_n(all.begin() + rows[i] * width, width, some.begin() + static_cast<int64_t>(i) * width);
   return some;
 }
 inline std::vector<int32_t> range(int32_t first, int32_t count) {
