@@ -28,7 +28,8 @@ Status check_options(const EngineOptions& o, const ModelConfig& config) {
     return bad(fmt::format("{} drafted tokens is not between 0 and 1024", o.max_drafts));
   if (!(o.draft_p_min >= 0 && o.draft_p_min <= 1))
     return bad(fmt::format("{} is no probability of a draft", o.draft_p_min));
-  if (o.spec_type == SpecType::dflash && o.draft_model.empty()) return bad("a DFlash drafter needs its file");
+  if (o.spec_type == SpecType::dflash && o.draft_model.empty())
+    return bad("a DFlash drafter needs its file: -md");
   if (o.spec_type != SpecType::dflash && !o.draft_model.empty())
     return bad(fmt::format("{} is not used: only a DFlash drafter has a file", o.draft_model));
   if (o.spec_type != SpecType::none && o.max_drafts == 0) return bad("a drafter needs one draft at least");
