@@ -149,6 +149,18 @@ Status Engine::load() {
 }
 
 Status Engine::make_drafter(int32_t block_table) {
+  DrafterOptions options;
+  options.sequences = options_.max_sequences;
+  options.max_drafts = options_.max_drafts;
+  options.p_min = options_.draft_p_min;
+  options.block_table = block_table;
+  options.logits = outputs_.memory();
+  options.wait = [this] { events_.deliver(); };
+  const auto take = [&](auto drafter) -> Status {
+    BRAID_TRY(drafter->allocate(options));
+    own_drafter_ = std::move(drafter);
+    return {};
+  };
   switch (options_.spec_type) {
     case SpecType::none:
     case SpecType::automatic:  // has become one of the others
@@ -156,32 +168,12 @@ Status Engine::make_drafter(int32_t block_table) {
     case SpecType::ngram:
       own_drafter_ = std::make_unique<NgramDrafter>(options_.max_sequences, context_tokens());
       break;
-    case SpecType::mtp: {
-      auto drafter = std::make_unique<ModelDrafter>(*device_, *model_, memory_.cache, *scheduler_);
-      ModelDrafter::Options options;
-      options.sequences = options_.max_sequences;
-      options.max_drafts = options_.max_drafts;
-      options.p_min = options_.draft_p_min;
-      options.block_table = block_table;
-      options.logits = outputs_.memory();
-      options.wait = [this] { events_.deliver(); };
-      BRAID_TRY(drafter->allocate(options));
-      own_drafter_ = std::move(drafter);
+    case SpecType::mtp:
+      BRAID_TRY(take(std::make_unique<ModelDrafter>(*device_, *model_, memory_.cache, *scheduler_)));
       break;
-    }
-    case SpecType::dflash: {
-      auto drafter = std::make_unique<DflashDrafter>(*device_, *dflash_, memory_.cache, *scheduler_);
-      DflashDrafter::Options options;
-      options.sequences = options_.max_sequences;
-      options.max_drafts = options_.max_drafts;
-      options.p_min = options_.draft_p_min;
-      options.block_table = block_table;
-      options.logits = outputs_.memory();
-      options.wait = [this] { events_.deliver(); };
-      BRAID_TRY(drafter->allocate(options));
-      own_drafter_ = std::move(drafter);
+    case SpecType::dflash:
+      BRAID_TRY(take(std::make_unique<DflashDrafter>(*device_, *dflash_, memory_.cache, *scheduler_)));
       break;
-    }
   }
   drafter_ = own_drafter_.get();
   // On a GPU that is told to be deterministic, the clock shall not choose the rows of a step.

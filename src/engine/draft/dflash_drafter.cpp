@@ -25,7 +25,7 @@ size_t bytes_of(int64_t numbers) { return static_cast<size_t>(numbers) * sizeof(
 
 }  // namespace
 
-Status DflashDrafter::allocate(const Options& options) {
+Status DflashDrafter::allocate(const DrafterOptions& options) {
   options_ = options;
   block_ = dflash_.config().block;
   guesses_ = std::min(options.max_drafts, block_ - 1);

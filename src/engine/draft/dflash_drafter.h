@@ -8,12 +8,12 @@
 #pragma once
 
 #include <algorithm>
-#include <functional>
 #include <set>
 #include <span>
 #include <vector>
 
 #include "base/result.h"
+#include "engine/draft/drafter_options.h"
 #include "engine/draft/lattice.h"
 #include "engine/prefix/sequence_cache.h"
 #include "engine/schedule/scheduler.h"
@@ -27,15 +27,6 @@ class DflashDrafter : public Drafter {
  public:
   // Sequences whose blocks run together; more run one round after the other.
   static constexpr int32_t kMostTogether = 16;
-
-  struct Options {
-    int32_t sequences = 0;
-    int32_t max_drafts = 0;      // of a sequence
-    float p_min = 0;             // a chain ends before a token that is less probable to the drafter
-    int32_t block_table = 0;     // KV blocks of one sequence
-    Tensor logits;               // [sequences * max_drafts or more, V], free between steps
-    std::function<void()> wait;  // called while the device works
-  };
   DflashDrafter(Device& device, Dflash& dflash, SequenceCache& cache, Scheduler& scheduler)
       : device_(device), dflash_(dflash), cache_(cache), scheduler_(scheduler) {}
   // Rows of the blocks that run together, where so many sequences run at a time.
@@ -43,7 +34,7 @@ class DflashDrafter : public Drafter {
     return std::min(sequences, kMostTogether) * dflash.config().block;
   }
   // Errors: exhausted.
-  Status allocate(const Options& options);
+  Status allocate(const DrafterOptions& options);
 
   void propose(StepPlan& plan, int32_t budget) override;
   void observe(const StepPlan&, std::span<const Verdict>) override {}
@@ -86,7 +77,7 @@ class DflashDrafter : public Drafter {
   Dflash& dflash_;
   SequenceCache& cache_;
   Scheduler& scheduler_;
-  Options options_;
+  DrafterOptions options_;
   int32_t block_ = 0;          // rows of a block
   int32_t guesses_ = 0;        // rows of it whose logits are wanted: those behind the first
   std::vector<Chain> chains_;  // of this step

@@ -1,4 +1,5 @@
-// draft_budget.h -- how much is drafted and verified: what saves time, and never more than a little at a loss.
+// draft_budget.h -- how much is drafted and verified: what saves time, and never more than a little at a
+// loss.
 //
 // A draft is worth its row where the probability of its path times the time of a token exceeds what the row
 // costs. Both are measured: costs of steps (step_costs.h), and how likely drafts are accepted (survival.h,
@@ -6,11 +7,11 @@
 // how deep; afterwards the nodes of all sequences are ranked, and as many are kept as give the most tokens
 // for the time.
 //
-// What drafting costs beyond plain steps for the same tokens is paid from a credit, which grows by 1 % of the
-// time and holds 1 % of ten seconds, or of 1,000 plain steps, at most; gains pay back. Without credit nobody drafts. So whatever is
-// drafted, no more than 1 % is lost, besides the credit at the start and the last step. While it is off,
-// a short trial now and then, of one sequence, shows whether things have changed; while it is on, a plain
-// step now and then shows what plain steps take.
+// What drafting costs beyond plain steps for the same tokens is paid from a credit, which grows by 1 % of
+// the time and holds 1 % of ten seconds, or of 1,000 plain steps, at most; gains pay back. Without credit
+// nobody drafts. So whatever is drafted, no more than 1 % is lost, besides the credit at the start and the
+// last step. While it is off, a short trial now and then, of one sequence, shows whether things have
+// changed; while it is on, a plain step now and then shows what plain steps take.
 //
 // Decides by measured times, so which rows a step has is not repeatable; the tokens are, wherever rows do not
 // change each other's bytes. Engine thread only.

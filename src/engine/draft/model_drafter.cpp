@@ -11,7 +11,7 @@ constexpr int kNumbers = 3;  // of a guess: id, logit, log of the sum
 
 }  // namespace
 
-Status ModelDrafter::allocate(const Options& options) {
+Status ModelDrafter::allocate(const DrafterOptions& options) {
   options_ = options;
   BRAID_CHECK(options.logits.rows >= options.sequences && options.max_drafts > 0);
   const int64_t guesses = int64_t{options.sequences} * options.max_drafts;

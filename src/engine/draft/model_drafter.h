@@ -5,11 +5,11 @@
 // goes on from is part of the sequences' memory (model.h), so there is nothing here to keep or to bring back.
 #pragma once
 
-#include <functional>
 #include <set>
 #include <vector>
 
 #include "base/result.h"
+#include "engine/draft/drafter_options.h"
 #include "engine/prefix/sequence_cache.h"
 #include "engine/schedule/scheduler.h"
 #include "engine/schedule/step_plan.h"
@@ -20,18 +20,10 @@ namespace braid {
 
 class ModelDrafter : public Drafter {
  public:
-  struct Options {
-    int32_t sequences = 0;
-    int32_t max_drafts = 0;      // of a sequence
-    float p_min = 0;             // a chain ends before a guess that is less probable to the head
-    int32_t block_table = 0;     // blocks of one sequence
-    Tensor logits;               // [sequences, V], free between steps
-    std::function<void()> wait;  // called while the device works
-  };
   ModelDrafter(Device& device, Model& model, SequenceCache& cache, Scheduler& scheduler)
       : device_(device), model_(model), cache_(cache), scheduler_(scheduler) {}
   // Errors: exhausted.
-  Status allocate(const Options& options);
+  Status allocate(const DrafterOptions& options);
 
   void propose(StepPlan& plan, int32_t budget) override;
   void observe(const StepPlan&, std::span<const Verdict>) override {}
@@ -58,7 +50,7 @@ class ModelDrafter : public Drafter {
   Model& model_;
   SequenceCache& cache_;
   Scheduler& scheduler_;
-  Options options_;
+  DrafterOptions options_;
   std::vector<Chain> chains_;  // of this step, the longest first
   int32_t length_ = 0;         // of the longest
   int32_t padded_ = 0;         // rows of a batch: those of chains_, and padding

@@ -28,8 +28,8 @@ class NgramIndex {
     int32_t next = 0;    // position behind the n-gram: what stands there may follow again
     int32_t length = 0;  // of the n-gram, counted up to kLongestMatch; 0: there is none
   };
-  // The last place before the end where the end of `tokens` (those of extend()) stood: its last four tokens, or
-  // else its last two.
+  // The last place before the end where the end of `tokens` (those of extend()) stood: its last four
+  // tokens, or else its last two.
   Match find(std::span<const int32_t> tokens) const;
 
   static constexpr int32_t kLongestMatch = 32;

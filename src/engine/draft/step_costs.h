@@ -15,8 +15,9 @@ namespace braid {
 
 class StepCosts {
  public:
-  // A step took `ms`; rows >= sequences, equal: a plain step. Returns what of it counts: of plain steps and others
-  // alike no more than twice what was expected, as a step that somebody else held up says nothing of its rows.
+  // A step took `ms`; rows >= sequences, equal: a plain step. Returns what of it counts: of plain steps and
+  // others alike no more than twice what was expected, as a step that somebody else held up says nothing of
+  // its rows.
   double observe(int32_t sequences, int32_t rows, double ms);
   // Drafting `depth` deep for so many sequences took `ms`.
   void observe_drafting(int32_t sequences, int32_t depth, double ms);

@@ -1,9 +1,9 @@
 // survival.h -- how likely a draft is accepted, given that its parent was.
 //
-// A drafter's own probability is a hint that is more or less right, differently for each depth: what counts is
-// sigmoid(w x logit(q) + b), with w and b fitted to the drafts that were judged (those whose parent was
-// accepted). It begins with what the drafter says, w = 1 and b = 0; a depth where nothing was judged yet is like
-// the one before.
+// A drafter's own probability is a hint that is more or less right, differently for each depth: what counts
+// is sigmoid(w x logit(q) + b), with w and b fitted to the drafts that were judged (those whose parent was
+// accepted). It begins with what the drafter says, w = 1 and b = 0; a depth where nothing was judged yet is
+// like the one before.
 #pragma once
 
 #include <cstdint>

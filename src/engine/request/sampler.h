@@ -84,8 +84,8 @@ class Sampler {
   // `id` was generated: it is history now.
   void accept(int32_t id);
 
-  // scratch.candidates = the distribution that next() draws from (sum 1, order unspecified but deterministic).
-  // Greedy: one candidate. Empty when no logit is a number.
+  // scratch.candidates = the distribution that next() draws from (sum 1, order unspecified but
+  // deterministic). Greedy: one candidate. Empty when no logit is a number.
   void distribution(std::span<const float> logits, SamplerScratch& scratch) const;
 
   const SamplingParams& params() const { return params_; }

@@ -56,9 +56,9 @@ class TreeDrafter : public Drafter {
   int round_ = 0;
 };
 
-// On a GPU the rows of a tree and a row alone run different kernels, so a draw next to a tie of two tokens may
-// fall on the other side; what follows is another text. Before that, nothing may differ, and there
-// both must have drawn from the same distribution, up to rounding. Returns the number of equal tokens.
+// On a GPU the rows of a tree and a row alone run different kernels, so a draw next to a tie of two tokens
+// may fall on the other side; what follows is another text. Before that, nothing may differ, and there both
+// must have drawn from the same distribution, up to rounding. Returns the number of equal tokens.
 size_t expect_same_draws(const Answer& plain, const Answer& drafted, float rounding) {
   EXPECT_EQ(plain.tokens.size(), drafted.tokens.size());
   const size_t most = std::min(plain.tokens.size(), drafted.tokens.size());
