@@ -197,8 +197,9 @@ struct Gpu {
   std::unique_ptr<Device> device;
 };
 
-Device::WorkspaceNeeds needs_of(const ModelShape& m, int32_t tokens, int32_t sequences) {
+Device::WorkspaceNeeds needs_of(const ModelShape& m, int32_t tokens, int32_t sequences, int32_t drafts = 1) {
   Device::WorkspaceNeeds needs;
+  needs.max_drafts = drafts;
   needs.max_tokens = tokens;
   needs.max_sequences = sequences;
   needs.max_heads = m.heads;
@@ -207,9 +208,9 @@ Device::WorkspaceNeeds needs_of(const ModelShape& m, int32_t tokens, int32_t seq
   return needs;
 }
 
-CudaOps ops_of(Gpu& gpu, const ModelShape& m, int32_t tokens, int32_t sequences) {
+CudaOps ops_of(Gpu& gpu, const ModelShape& m, int32_t tokens, int32_t sequences, int32_t drafts = 1) {
   CudaOps ops(gpu.context);
-  if (const auto bytes = ops.reserve(*gpu.device, needs_of(m, tokens, sequences)); !bytes.ok()) {
+  if (const auto bytes = ops.reserve(*gpu.device, needs_of(m, tokens, sequences, drafts)); !bytes.ok()) {
     std::fprintf(stderr, "%s\n", bytes.error().message.c_str());
     std::exit(1);
   }
@@ -262,8 +263,9 @@ void delta_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t certain
                        arena.random<float>(d.value_heads, 1.0f), arena.random<float>(d.value_dim, 1.0f),
                        1e-6f};
   const Tensor o = arena.act(t, d.value_width());
-  CudaOps ops = ops_of(gpu, m, static_cast<int32_t>(t), sequences);
-  const Device::WorkspaceNeeds needs = needs_of(m, static_cast<int32_t>(t), sequences);
+  const int32_t drafts = std::max({uncertain, nodes, 1});
+  CudaOps ops = ops_of(gpu, m, static_cast<int32_t>(t), sequences, drafts);
+  const Device::WorkspaceNeeds needs = needs_of(m, static_cast<int32_t>(t), sequences, drafts);
   const auto work = cuda::place_sequence_workspace(arena.take<char>(cuda::sequence_bytes(needs)), needs);
   const int32_t stood = run ? kPast : ring.fold_position(kPast - 1);
   const auto timed = [&](const std::function<void(const cuda::DeltaArgs&, const DeltaLayer&)>& call) {
@@ -300,8 +302,9 @@ void delta_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t certain
                 cuda::delta_decode(context, args, ready);
               }),
               moved, 0);
-    print_row(name + " as a tree",
-              timed([&](const cuda::DeltaArgs& args, const DeltaLayer&) { cuda::delta_tree(context, args); }),
+    print_row(name + " as a tree", timed([&](const cuda::DeltaArgs& args, const DeltaLayer&) {
+                cuda::delta_tree(context, args, {work.tree_rows, work.tree_row_count});
+              }),
               moved, 0);
   }
   if (certain > cuda::kStepRows) {
@@ -437,7 +440,10 @@ int run(int argc, char** argv) {
     delta_row(gpu, m, 16, 1, 3, 3);
     delta_row(gpu, m, 1, 1, 63, 63);
     delta_row(gpu, m, 1, 8, 0, 0);
+    delta_row(gpu, m, 1, 48, 0, 0);
     delta_row(gpu, m, 16, 8, 0, 0);
+    delta_row(gpu, m, 1, 128, 0, 0);
+    delta_row(gpu, m, 1, 512, 0, 0);
     delta_row(gpu, m, 1, 2048, 0, 0);
     delta_row(gpu, m, 4, 512, 0, 0);
     for (int32_t sequences : {1, 8, 32, 128}) attention_row(gpu, m, sequences, 149, 1, 0);

@@ -50,6 +50,7 @@ int main(int argc, char** argv) {
   braid::cli::add_serve(app, &exit_code);
   braid::cli::add_bench(app, &exit_code);
   braid::cli::add_ppl(app, &exit_code);
+  braid::cli::add_kv_report(app, &exit_code);
   braid::cli::add_inspect(app, &exit_code);
   braid::cli::add_quantize(app, &exit_code);
   braid::cli::add_completion(app, &exit_code);

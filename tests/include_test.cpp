@@ -1,11 +1,13 @@
 // include_test.cpp -- rooms stay rooms.
 //
-// A folder of src/ is a room, and its README.md is its opening page. The page's line "Open to: ..." names the rooms whose sources
-// may #include its headers; "all" means every room. Held here:
-//   every #include "room/..." is one that the page of that room allows (tests may look into any room of their layer or below)
+// A folder of src/ is a room, and its README.md is its opening page. The page's line "Open to: ..." names the
+// rooms whose sources may #include its headers; "all" means every room. Held here:
+//   every #include "room/..." is one that the page of that room allows (tests may look into any room of
+//   their layer or below)
 //   a layer (the first folder) includes its own rooms and lower layers only
 //   rooms do not include each other in a circle; a room and a room inside it may
-//   a room has at most 20 files and a page of at most 15 lines, and nobody stands in "Open to" who does not come
+//   a room has at most 20 files and a page of at most 15 lines
+//   nobody stands in "Open to" who does not come
 #include <gtest/gtest.h>
 
 #include <algorithm>

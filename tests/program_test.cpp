@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 
 #include "gguf/gguf.h"
@@ -261,6 +262,55 @@ TEST_F(ProgramTest, BenchRowsAreMachineReadable) {
   }
 }
 
+TEST_F(ProgramTest, BenchComparesWaysToSpeculate) {
+  const std::string prompts =
+      file("prompts.jsonl", R"({"set": "echo", "messages": [{"role": "user", "content": )"
+                            R"("Repeat after me: the quick brown fox"}]})"
+                            "\n");
+  const std::string svg = (folder_ / "plot.svg").string();
+  const std::vector<std::string> bench = {"bench", "-m", kDemo, "--device", "cpu", "-n",
+                                          "24",    "-r", "1",   "-o",       "json"};
+  auto texts = bench;
+  texts.insert(texts.end(), {"--spec", "mtp,ngram", "--spec-always", "--prompts", prompts, "--draft-max",
+                             "2,3", "--batch", "1,2", "--svg", svg});
+  const auto outcome = run_braid(texts);
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto rows = nlohmann::json::parse(outcome.out);
+  ASSERT_EQ(rows.size(), 8u) << outcome.out;
+  for (const auto& row : rows) {
+    EXPECT_EQ(row["set"], "echo");
+    EXPECT_EQ(row["differing"], 0) << row;
+    EXPECT_GT(row["plain_tok_s"].get<double>(), 0);
+    EXPECT_GT(row["tok_s"].get<double>(), 0);
+    const double shares = row["draft_share"].get<double>() + row["verify_share"].get<double>() +
+                          row["plain_share"].get<double>() + row["host_share"].get<double>();
+    EXPECT_NEAR(shares, 1, 1e-6);
+  }
+  EXPECT_GT(rows[0]["tokens_per_round"].get<double>(), 1.5) << "the head knows how to repeat";
+  EXPECT_EQ(rows[0]["accepted_by_depth"].size(), 2u);
+  EXPECT_EQ(rows[2]["accepted_by_depth"].size(), 3u);
+  EXPECT_TRUE(read_file(svg).starts_with("<svg"));
+
+  // Everything is accepted, or nothing, and answers of random tokens go on to their end.
+  auto forced = bench;
+  forced.insert(forced.end(),
+                {"--spec", "mtp", "--spec-always", "-p", "8", "--accept", "1", "--accept", "0"});
+  const auto both = run_braid(forced);
+  ASSERT_EQ(both.exit_code, 0) << both.err;
+  const auto all_or_none = nlohmann::json::parse(both.out);
+  ASSERT_EQ(all_or_none.size(), 2u) << both.out;
+  EXPECT_GT(all_or_none[0]["tokens_per_round"].get<double>(), 3.4);
+  EXPECT_EQ(all_or_none[1]["tokens_per_round"], 1.0);
+  EXPECT_EQ(all_or_none[1]["accept"], "0");
+
+  for (const std::vector<std::string>& wrong :
+       {std::vector<std::string>{"--spec", "mpt"}, {"--accept", "0.5"}, {"--spec", "mtp", "--accept", "2"}}) {
+    auto arguments = bench;
+    arguments.insert(arguments.end(), wrong.begin(), wrong.end());
+    EXPECT_NE(run_braid(arguments).exit_code, 0) << wrong.back();
+  }
+}
+
 // The first to be done with its prompt decodes while the others are not: a token for each of their chunks.
 TEST_F(ProgramTest, BenchTakesTheContextThatItsBatchNeeds) {
   const std::vector<std::string> batch = {"bench", "-m",  kDemo, "--batch", "8", "-p", "200", "-n",
@@ -274,10 +324,49 @@ TEST_F(ProgramTest, BenchTakesTheContextThatItsBatchNeeds) {
   EXPECT_EQ(run_braid(too_short).exit_code, 0);
 }
 
+// One line of the report as numbers: K bits, V bits, errors of K, V, divergence, the worst layer's, output.
+std::vector<double> report_row(const std::string& out, const std::string& format) {
+  const auto at = out.find("\n" + format + " ");
+  EXPECT_NE(at, std::string::npos) << out;
+  if (at == std::string::npos) return std::vector<double>(7);
+  std::istringstream line(
+      out.substr(at + 1 + format.size(), out.find('\n', at + 1) - at - 1 - format.size()));
+  std::vector<double> numbers;
+  for (double x; line >> x;) numbers.push_back(x);
+  EXPECT_EQ(numbers.size(), 7u) << out;
+  numbers.resize(7);
+  return numbers;
+}
+
+TEST_F(ProgramTest, KvReportComparesFormats) {
+  const auto outcome = run_braid({"kv-report", "-m", kDemo, "-f", kRoot + "/tests/goldens/corpus-heldout.txt",
+                                  "-c", "1024", "--formats", "f16,Q8_0,c4,q4_0"});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto f16 = report_row(outcome.out, "f16");
+  const auto q8 = report_row(outcome.out, "q8_0");
+  const auto c4 = report_row(outcome.out, "c4");
+  const auto q4 = report_row(outcome.out, "q4_0");
+  EXPECT_EQ(q4[0], 4.5);
+  EXPECT_NEAR(q8[2], 0.55, 0.1);
+  EXPECT_LT(f16[4], 1e-3);
+  EXPECT_LT(f16[4], q8[4]);
+  EXPECT_LT(10 * q8[4], c4[4]);
+  EXPECT_LT(1.5 * c4[4], q4[4]);
+  for (const auto& row : {q8, c4, q4}) EXPECT_GE(row[5], row[4]);
+}
+
+TEST_F(BadInput, KvReport) {
+  const auto text = kRoot + "/tests/goldens/corpus-heldout.txt";
+  expect_refused(run_braid({"kv-report", "-m", kDemo, "-f", text, "--formats", "q4_7"}),
+                 "'q4_7' is no KV cache type");
+  expect_refused(run_braid({"kv-report", "-m", kDemo, "-f", file("short.txt", "A few words.")}),
+                 "fewer than 256");
+}
+
 TEST_F(ProgramTest, HelpNamesEveryCommandAndOption) {
   const auto all = run_braid({"--help"});
   EXPECT_EQ(all.exit_code, 0);
-  for (const char* command : {"run", "bench", "ppl", "inspect", "quantize"}) {
+  for (const char* command : {"run", "bench", "ppl", "kv-report", "inspect", "quantize"}) {
     EXPECT_NE(all.out.find(command), std::string::npos);
     EXPECT_EQ(run_braid({command, "--help"}).exit_code, 0);
   }

@@ -19,7 +19,8 @@ left_out() {
     # Large shapes and every format at many sizes: the same kernels run in the tests of small ones.
     ops_test) echo 'Linear.AgreesOnLargeShapes:StoreAttend.GivesTheBytesOfTheTwoOps:Moe.FewTokensOfEveryFormAndCrowd*' ;;
     # Whole models: small ones take the same way in Devices/*. Thousands of chats: the other tests of prefixes are alike.
-    engine_test) echo 'Models/*:*Golden*:Prefix.TwoThousandChats*:Prefix.TextsThatComeOnce*:Scheduler.RandomPrograms*' ;;
+    engine_test)
+      echo 'Models/*:*Golden*:*DemoDrafts*:DemoWindow*:*KvFormats*:KvQuality*:Prefix.TwoThousandChats*:Prefix.TextsThatComeOnce*:Scheduler.RandomPrograms*' ;;
     # The first compare resident memory, of which sanitizers take more; the other waits for answers with a limit of time, and
     # HostileSchemas compiles the like.
     server_test) echo 'HttpMemory.Of*:AbuseTest.SchemasThatExplode' ;;

@@ -14,6 +14,7 @@ void add_run(CLI::App& app, int* exit_code);
 void add_serve(CLI::App& app, int* exit_code);
 void add_inspect(CLI::App& app, int* exit_code);
 void add_ppl(CLI::App& app, int* exit_code);
+void add_kv_report(CLI::App& app, int* exit_code);
 void add_quantize(CLI::App& app, int* exit_code);
 void add_bench(CLI::App& app, int* exit_code);
 void add_completion(CLI::App& app, int* exit_code);  // last: it tells of all the others

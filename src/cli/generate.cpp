@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <numeric>
 #include <random>
 
 #include "cli/terminal/interrupt.h"
@@ -162,6 +164,7 @@ Result<Answer> generate(LoadedModel& model, const RenderedText& prompt, const Sa
   request.max_tokens = max_tokens;
   request.stop_ids = model.tokenizer->end_ids();
   StreamSink sink(*model.tokenizer, in_thought);
+  const DraftStats before = model.engine->stats().drafts;
   const InterruptScope interrupt;
   BRAID_ASSIGN(const RequestId id, model.engine->submit(std::move(request), sink));
   while (!sink.done) {
@@ -172,7 +175,30 @@ Result<Answer> generate(LoadedModel& model, const RenderedText& prompt, const Sa
     model.engine->step();
   }
   if (sink.answer.end.reason == FinishReason::error) return Error{ErrorKind::io, sink.answer.end.error};
+  sink.answer.drafts = model.engine->stats().drafts.since(before);
   return std::move(sink.answer);
+}
+
+std::string describe_drafts(const DraftStats& drafts) {
+  if (drafts.rounds == 0) return {};
+  std::string sources;
+  for (size_t i = 0; i < kDraftSources; ++i) {
+    const DraftCounts& counts = drafts.by_source[i];
+    const auto sum = [](const auto& list) { return std::accumulate(list.begin(), list.end(), uint64_t{0}); };
+    if (sum(counts.drafted) > 0)
+      sources += fmt::format("{}{} of {} {} drafts", sources.empty() ? "" : " and ", sum(counts.accepted),
+                             sum(counts.drafted), kDraftSourceNames[i]);
+  }
+  std::string depths;
+  for (const double share : drafts.survival()) depths += fmt::format(" {:.0f}", 100 * share);
+  std::string ledger;
+  if (std::abs(drafts.lost_ms) >= 0.5)
+    ledger = fmt::format(", {:.0f} ms {}", std::abs(drafts.lost_ms), drafts.lost_ms > 0 ? "lost" : "saved");
+  return fmt::format(
+      ", {} accepted ({:.1f} tokens a round, by depth{} %, drafting {:.0f} ms, verifying {:.0f}, other steps "
+      "{:.0f}, host {:.0f}{})",
+      sources, drafts.tokens_per_round(), depths, drafts.draft_ms, drafts.verify_ms, drafts.plain_ms,
+      drafts.host_ms, ledger);
 }
 
 std::string summary(LoadedModel& model, const Answer& answer, uint64_t seed) {
@@ -188,14 +214,10 @@ std::string summary(LoadedModel& model, const Answer& answer, uint64_t seed) {
   std::string speed;
   if (usage.generated_tokens > 1)
     speed = fmt::format(" at {:.0f} tok/s ({:.1f} GB/s)", generation_tok_s, gb_s);
-  std::string drafts;
-  if (const EngineStats& stats = model.engine->stats(); stats.drafted > 0)
-    drafts = fmt::format(", {} of {} drafts accepted ({:.0f} ms to draft them)", stats.accepted,
-                         stats.drafted, stats.draft_ms);
   return fmt::format("prompt {} tokens{}, generated {}{}{}{}; memory {} planned, {} at peak; {}, seed {}",
-                     usage.prompt_tokens, prompt_speed, usage.generated_tokens, speed, drafts, why,
-                     format_bytes(model.engine->memory().actual_bytes()), format_bytes(peak_memory_bytes()),
-                     model.engine->device().description(), seed);
+                     usage.prompt_tokens, prompt_speed, usage.generated_tokens, speed,
+                     describe_drafts(answer.drafts), why, format_bytes(model.engine->memory().actual_bytes()),
+                     format_bytes(peak_memory_bytes()), model.engine->device().description(), seed);
 }
 
 }  // namespace braid::cli

@@ -33,6 +33,7 @@ struct Answer {
   std::string text;
   Finished end;
   bool interrupted = false;
+  DraftStats drafts;  // that were made for it
 };
 
 // Streams the answer to `prompt` to stdout; Ctrl-C ends it early. `in_thought`: the prompt ends inside a
@@ -40,6 +41,8 @@ struct Answer {
 Result<Answer> generate(LoadedModel& model, const RenderedText& prompt, const SamplingParams& sampling,
                         int32_t max_tokens, bool in_thought);
 
+// What became of its drafts, a part of the summary; empty if there were none.
+std::string describe_drafts(const DraftStats& drafts);
 // Speeds, bandwidth and memory of an answer, one or two lines for stderr.
 std::string summary(LoadedModel& model, const Answer& answer, uint64_t seed);
 

@@ -118,6 +118,8 @@ Json describe(const GgufFile& file, const Result<MemoryPlan>& plan) {
     }
     out["memory_plan_context_tokens"] = plan->context_tokens;
     out["kv_token_bytes"] = plan->kv_token_bytes;
+    for (const auto& [name, token_bytes] : plan->kv_formats)
+      out["kv_formats"][std::string(name)] = token_bytes;
     if (plan->window_tokens > 0) {
       out["kv_window_tokens"] = plan->window_tokens;
       out["kv_token_bytes_behind_window"] = plan->kv_old_token_bytes;
@@ -145,7 +147,7 @@ void print_text(const Json& info, const Result<MemoryPlan>& plan) {
                tensor["type"].get<std::string>(), shape, format_bytes(tensor["bytes"].get<uint64_t>()));
   }
   if (plan.ok()) {
-    fmt::print("\n{}\n", plan->table());
+    fmt::print("\n{}\n{}\n", plan->table(), plan->format_table());
   } else {
     fmt::print("\nnot runnable here: {}\n", plan.error().message);
   }

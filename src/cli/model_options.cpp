@@ -10,20 +10,20 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <optional>
+#include <sstream>
 
 #include "cli/default_model.h"
 #include "cli/terminal/sizes.h"
 #include "cli/terminal/terminal.h"
+#include "ops/kv/kv_codec.h"
 #include "text/tokenizer/vocabulary.h"
 
 namespace braid::cli {
 
 namespace {
 
-// Drafts of a step, unless it is said.
-constexpr int kNgramDrafts = 7;
-constexpr int kHeadDrafts = 3;
-constexpr int kDflashDrafts = 15;  // or as many as its block has
+constexpr int kMostDrafts = 64;  // of a step
 
 // What requests that run together share.
 void add_sharing_options(CLI::App& command, ModelFlags& flags) {
@@ -66,26 +66,61 @@ void add_sharing_options(CLI::App& command, ModelFlags& flags) {
       ->envname("BRAID_CACHE_DIR_SIZE");
 }
 
+struct SpecTypeName {
+  const char* name;
+  SpecType type;
+};
+constexpr SpecTypeName kSpecTypes[] = {{"none", SpecType::none},
+                                       {"ngram", SpecType::ngram},
+                                       {"mtp", SpecType::mtp},
+                                       {"dflash", SpecType::dflash},
+                                       {"auto", SpecType::automatic}};
+
+// Empty: one of the names is none.
+std::optional<SpecTypes> spec_types(const std::string& text) {
+  SpecTypes types = SpecType::none;
+  std::istringstream names(text + ",");
+  for (std::string name; std::getline(names, name, ',');) {
+    const auto* known = std::find_if(std::begin(kSpecTypes), std::end(kSpecTypes),
+                                     [&](const SpecTypeName& each) { return name == each.name; });
+    if (known == std::end(kSpecTypes)) return std::nullopt;
+    types.add(known->type);
+  }
+  return types;
+}
+
+std::string check_spec_types(const std::string& text) {
+  return spec_types(text) ? "" : text + " is not made of none, ngram, mtp, dflash and auto, with commas";
+}
+
 void add_speculation_options(CLI::App& command, ModelFlags& flags) {
   command
       .add_option(
           "--spec-type", flags.spec_type,
-          "who drafts tokens that a step verifies together: none; ngram: what the conversation has "
-          "said before; mtp: the model's own head; dflash: the drafter of -md; auto: dflash with -md, "
-          "else mtp if the file has it")
-      ->check(CLI::IsMember({"none", "ngram", "mtp", "dflash", "auto"}))
+          "who drafts tokens that a step verifies together, where that saves time, one or several with "
+          "commas: "
+          "none; ngram: what the conversation has said before; mtp: the model's own head; dflash: the "
+          "drafter "
+          "of -md; auto: dflash with -md, else mtp if the file has it, else ngram; with --deterministic none")
+      ->check(check_spec_types)
       ->capture_default_str()
       ->envname("BRAID_SPEC_TYPE");
   command
       .add_option("--model-draft", flags.draft_model,
                   "-md: DFlash drafter of the model: a GGUF file, or a folder with config.json and "
-                  "model.safetensors; implies --spec-type dflash")
+                  "model.safetensors")
       ->envname("BRAID_MODEL_DRAFT");
   command
       .add_option("--spec-draft-n-max", flags.spec_draft_n_max,
-                  "drafts of one step at most (default: 7 of ngram, 3 of mtp, 15 of dflash)")
-      ->check(CLI::Range(1, 64))
+                  "drafts one behind the other at most (default: 7 of ngram, 3 of mtp, 15 of dflash)")
+      ->check(CLI::Range(1, kMostDrafts))
       ->envname("BRAID_SPEC_DRAFT_N_MAX");
+  command
+      .add_option("--ddtree-budget", flags.ddtree_budget,
+                  "mtp and dflash draft trees of so many tokens, the most probable paths of all; 0: chains")
+      ->check(CLI::Range(0, kMostDrafts))
+      ->capture_default_str()
+      ->envname("BRAID_DDTREE_BUDGET");
   command
       .add_flag("--spec-always", flags.spec_always,
                 "draft in every step, also where measured times say that it costs more than it saves")
@@ -106,13 +141,6 @@ Status read_size(const char* option, const std::string& text, Bytes* bytes) {
   if (!size.ok()) return Error{size.error().kind, fmt::format("{}: {}", option, size.error().message)};
   *bytes = static_cast<Bytes>(std::min<uint64_t>(*size, INT64_MAX));
   return {};
-}
-
-int drafts_of(const ModelFlags& flags, const EngineOptions& options) {
-  if (options.spec_type == SpecType::none) return 0;
-  if (flags.spec_draft_n_max > 0) return flags.spec_draft_n_max;
-  if (options.spec_type == SpecType::ngram) return kNgramDrafts;
-  return options.draft_model.empty() ? kHeadDrafts : kDflashDrafts;
 }
 
 }  // namespace
@@ -146,14 +174,34 @@ void add_model_options(CLI::App& command, ModelFlags& flags, bool with_model) {
       ->check(CLI::IsMember({"i8", "i16", "f32"}))
       ->capture_default_str()
       ->envname("BRAID_ACT");
-  command.add_option("--cache-type-k", flags.cache_k, "-ctk: keys in the cache: f16, bf16, f32")
-      ->check(CLI::IsMember({"f16", "bf16", "f32"}))
+  command
+      .add_option("--cache-type-k", flags.cache_k,
+                  "-ctk: keys in the cache: " + kv_codec_names() +
+                      ", or auto: f16 if all contexts fit so, else q8_0. Below f16 on CPUs only, where q8_0 "
+                      "and c4 are fast")
       ->capture_default_str()
       ->envname("BRAID_CACHE_TYPE_K");
-  command.add_option("--cache-type-v", flags.cache_v, "-ctv: values in the cache: f16, bf16, f32")
-      ->check(CLI::IsMember({"f16", "bf16", "f32"}))
+  command.add_option("--cache-type-v", flags.cache_v, "-ctv: values in the cache: the same formats")
       ->capture_default_str()
       ->envname("BRAID_CACHE_TYPE_V");
+  command
+      .add_option(
+          "--kv-tail", flags.kv_tail,
+          "blocks of 32 tokens before a token's own that it reads as f16 all the same, where the cache "
+          "has other formats")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str()
+      ->envname("BRAID_KV_TAIL");
+  command.add_option("--kv-sink", flags.kv_sink, "the same of blocks at the beginning of the context")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str()
+      ->envname("BRAID_KV_SINK");
+  command
+      .add_option("--fa-window", flags.attention_window,
+                  "attention layers see the newest N positions only: faster at long contexts, but an "
+                  "approximation that breaks retrieval and tool calls; 0: all")
+      ->capture_default_str()
+      ->envname("BRAID_FA_WINDOW");
   command
       .add_option("--device", flags.device,
                   "auto (a GPU if there is one), cuda, cpu, or ref: the slow scalar reference")
@@ -168,10 +216,32 @@ void add_model_options(CLI::App& command, ModelFlags& flags, bool with_model) {
   add_sharing_options(command, flags);
 }
 
+// Rows stay as they are written if both sides can be written so; else full blocks are sealed.
+Status read_cache_types(const ModelFlags& flags, EngineOptions& options) {
+  options.kv_tail = {flags.kv_tail, flags.kv_sink};
+  const std::string k = CLI::detail::to_lower(flags.cache_k), v = CLI::detail::to_lower(flags.cache_v);
+  if (parse_kv_format(k, &options.k_format) && parse_kv_format(v, &options.v_format)) return {};
+  options.k_format = options.v_format = KvFormat::f16;
+  if ((k == "auto") != (v == "auto"))
+    return Error{ErrorKind::invalid_argument, "-ctk auto and -ctv auto go together"};
+  options.kv_auto = k == "auto";
+  if (options.kv_auto) return {};
+  const auto codec = [](const char* flag, const std::string& name, const KvCodec** out) -> Status {
+    const auto found = find_kv_codec(name);
+    if (!found.ok()) return Error{found.error().kind, fmt::format("{}: {}", flag, found.error().message)};
+    *out = *found;
+    return {};
+  };
+  BRAID_TRY(codec("-ctk", flags.cache_k, &options.k_codec));
+  BRAID_TRY(codec("-ctv", flags.cache_v, &options.v_codec));
+  return {};
+}
+
 Result<EngineOptions> engine_options(const ModelFlags& flags) {
   EngineOptions options;
   options.context_tokens = flags.context;
   options.threads = flags.threads;
+  options.attention_window = flags.attention_window;
   options.ubatch_tokens = flags.ubatch;
   if (flags.batch > 0)
     options.ubatch_tokens = flags.ubatch > 0 ? std::min(flags.batch, flags.ubatch) : flags.batch;
@@ -181,15 +251,15 @@ Result<EngineOptions> engine_options(const ModelFlags& flags) {
   options.max_batch_tokens = flags.max_batch_tokens;
   options.gap_limit = flags.gap_limit;
   options.checkpoint_interval = flags.checkpoint_interval;
-  if (flags.spec_type == "ngram") options.spec_type = SpecType::ngram;
+  if (const auto types = spec_types(flags.spec_type)) options.spec_type = *types;
   options.spec_always = flags.spec_always;
-  if (flags.spec_type == "mtp") options.spec_type = SpecType::mtp;
-  if (flags.spec_type == "auto") options.spec_type = SpecType::automatic;
   options.draft_p_min = static_cast<float>(flags.spec_draft_p_min);
   options.draft_model = flags.draft_model;
-  if (flags.spec_type == "dflash" || (flags.spec_type == "none" && !flags.draft_model.empty()))
-    options.spec_type = SpecType::dflash;
-  options.max_drafts = drafts_of(flags, options);
+  if (!options.spec_type.none()) {
+    options.draft_depth = flags.spec_draft_n_max;
+    options.max_drafts = flags.ddtree_budget;
+    options.draft_trees = flags.ddtree_budget > 0;
+  }
   BRAID_TRY(read_size("--kv-memory", flags.kv_memory, &options.kv_memory_bytes));
   BRAID_TRY(read_size("--state-memory", flags.state_memory, &options.state_memory_bytes));
   options.cache_dir = flags.cache_dir;
@@ -197,10 +267,7 @@ Result<EngineOptions> engine_options(const ModelFlags& flags) {
   options.activations = flags.activations == "f32"   ? Activations::f32
                         : flags.activations == "i16" ? Activations::i16
                                                      : Activations::i8;
-  if (!parse_kv_format(flags.cache_k, &options.k_format) ||
-      !parse_kv_format(flags.cache_v, &options.v_format)) {
-    return Error{ErrorKind::invalid_argument, "unknown cache type"};
-  }
+  BRAID_TRY(read_cache_types(flags, options));
   return options;
 }
 

@@ -24,6 +24,9 @@ struct ModelFlags {
   int batch = 0;  // -b: accepted for the habit of llama.cpp users; the step size is -ub
   int ubatch = 0;
   std::string activations = "i8";
+  int kv_tail = KvTail().tail_blocks;
+  int kv_sink = KvTail().sink_blocks;
+  int attention_window = 0;
   std::string cache_k = "f16";
   std::string cache_v = "f16";
   std::string device = "auto";
@@ -32,9 +35,10 @@ struct ModelFlags {
   int max_batch_tokens = 0;
   double gap_limit = EngineOptions().gap_limit;
   int checkpoint_interval = -1;
-  std::string spec_type = "none";
+  std::string spec_type = "auto";
   std::string draft_model;
   int spec_draft_n_max = 0;  // 0: as the drafter likes it
+  int ddtree_budget = 0;
   double spec_draft_p_min = 0;
   bool spec_always = false;
   // Sizes as written (sizes.h); empty: chosen.

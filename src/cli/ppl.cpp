@@ -92,6 +92,7 @@ int run_ppl(PplFlags flags) {
 void add_ppl(CLI::App& app, int* exit_code) {
   auto flags = std::make_shared<PplFlags>();
   auto* command = app.add_subcommand("ppl", "Perplexity of a text");
+  flags->model.spec_type = "none";  // nothing is generated
   add_model_options(*command, flags->model);
   command->add_option("-f,--file", flags->file, "text to score, - for stdin")->required();
   command->callback([flags, exit_code] { *exit_code = run_ppl(*flags); });

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bitset>
 #include <cmath>
 
 namespace braid {
@@ -90,6 +91,11 @@ void Engine::set_drafter(Drafter* drafter) {
   drafter_ = drafter;
 }
 
+void Engine::set_oracle(Oracle* oracle) {
+  judge_->set_oracle(oracle);
+  if (own_drafter_) own_drafter_->set_oracle(oracle);
+}
+
 void Engine::run_until_idle() {
   while (step()) {
   }
@@ -137,6 +143,8 @@ bool Engine::run_whole(Step& step, Clock::time_point begin) {
   if (!device_works()) return false;
   const Clock::time_point computed = Clock::now();
   const int32_t prompt_tokens = step.plan.prompt_tokens;
+  const bool verified = std::any_of(step.plan.items.begin(), step.plan.items.end(),
+                                    [](const StepItem& item) { return !item.drafts.empty(); });
   if (!end_step(step)) return false;
   const Clock::time_point end = Clock::now();
   const double ms = ms_between(begin, end);
@@ -146,8 +154,11 @@ bool Engine::run_whole(Step& step, Clock::time_point begin) {
   } else if (step.plan.decoding == 0) {
     scheduler_->pacer().observe_prompt(prompt_tokens, ms);
   }
-  stats_.draft_ms += ms_between(planned, proposed);
-  stats_.host_ms += ms_between(begin, planned) + ms_between(proposed, queued) + ms_between(computed, end);
+  const Clock::time_point started = device_->computes_in_host_memory() ? proposed : queued;
+  stats_.drafts.draft_ms += ms_between(planned, proposed);
+  (verified ? stats_.drafts.verify_ms : stats_.drafts.plain_ms) += ms_between(started, computed);
+  stats_.drafts.host_ms +=
+      ms_between(begin, planned) + ms_between(proposed, started) + ms_between(computed, end);
   return true;
 }
 
@@ -169,8 +180,11 @@ bool Engine::run_interleaved(int32_t decoding) {
       interleaved_.emplace().plan = std::move(plan);
       runner_->begin_interleaved(*interleaved_);
     }
+    const Clock::time_point begin = Clock::now();
     const bool ended = runner_->advance(*interleaved_, slice, pacer);
     if (!device_works()) return false;
+    if (DraftBudget* b = budget())
+      b->observe_other(ms_between(begin, Clock::now()), model_->take_catch_up_ms());
     if (!ended) return true;
     Step step = std::move(*interleaved_);
     interleaved_.reset();
@@ -211,7 +225,8 @@ void Engine::propose(StepPlan& plan) {
     const Sequence& s = *item.sequence;
     // Not behind a prompt: others may go on from its last row. The model's own token follows the last draft.
     const int32_t left = s.request.max_tokens < 0 ? most_tokens() : s.request.max_tokens - s.generated() - 1;
-    item.draft_depth = item.wants_next && s.decoding() ? std::clamp(left, 0, options_.max_drafts) : 0;
+    item.draft_depth = item.wants_next && s.decoding() ? std::clamp(left, 0, options_.draft_depth) : 0;
+    item.draft_count = options_.max_drafts;
   }
   draft(plan);
   for (StepItem& item : plan.items) {
@@ -220,21 +235,47 @@ void Engine::propose(StepPlan& plan) {
     BRAID_CHECK(static_cast<int32_t>(item.drafts.size()) <= options_.max_drafts);
     // Nobody is preempted for guesses.
     if (!item.drafts.empty() && !scheduler_->grow(s, s.computed_tokens + item.rows())) item.drafts.clear();
-    stats_.drafted += item.drafts.size();
-    std::vector<size_t> depths;
-    for (const Draft& draft : item.drafts) {
-      depths.push_back(draft.parent < 0 ? 0 : depths[static_cast<size_t>(draft.parent)] + 1);
-      ++stats_.drafted_at[std::min(depths.back(), EngineStats::kDepths - 1)];
-    }
+    if (!item.drafts.empty()) count_drafts(item);
   }
   proposed_ = Clock::now();
 }
 
+void Engine::count_drafts(const StepItem& item) {
+  ++stats_.drafts.rounds;
+  stats_.drafted += item.drafts.size();
+  std::vector<size_t> depths;
+  std::array<std::bitset<DraftCounts::kDepths>, kDraftSources> seen;
+  for (const Draft& draft : item.drafts) {
+    depths.push_back(draft.parent < 0 ? 0 : depths[static_cast<size_t>(draft.parent)] + 1);
+    const auto source = static_cast<size_t>(draft.source);
+    const size_t depth = std::min(depths.back(), DraftCounts::kDepths - 1);
+    DraftCounts& counts = stats_.drafts.by_source[source];
+    ++counts.drafted[depth];
+    if (!seen[source][depth]) ++counts.rounds[depth];
+    seen[source].set(depth);
+  }
+}
+
+// A path has one draft of each depth.
+void Engine::count_accepted(const StepItem& item, const Verdict& verdict) {
+  stats_.accepted += verdict.accepted.size();
+  for (size_t depth = 0; depth < verdict.accepted.size(); ++depth) {
+    const Draft& draft = item.drafts[static_cast<size_t>(verdict.accepted[depth])];
+    DraftCounts& counts = stats_.drafts.by_source[static_cast<size_t>(draft.source)];
+    ++counts.accepted[std::min(depth, DraftCounts::kDepths - 1)];
+  }
+}
+
 void Engine::draft(StepPlan& plan) {
-  DraftBudget* budget = drafter_ == own_drafter_.get() ? budget_.get() : nullptr;
-  if (budget != nullptr && !budget->admit(plan)) return;
+  DraftBudget* const budget = this->budget();
+  const bool admitted = budget == nullptr || budget->admit(plan);
+  if (budget != nullptr) model_->catch_up(budget->catches_up());
+  if (!admitted) return;
   const Clock::time_point begin = Clock::now();
   drafter_->propose(plan, memory_.max_rows - plan.rows());
+  for (StepItem& item : plan.items)
+    for (Draft& draft : item.drafts)
+      if (draft.source == DraftSource::other) draft.source = drafter_->source();
   if (budget != nullptr) budget->cut(plan, ms_between(begin, Clock::now()));
 }
 
@@ -292,17 +333,19 @@ void Engine::commit(const Step& step, std::span<const Verdict> verdicts) {
     stats_.prompt_rows +=
         static_cast<uint64_t>(std::clamp(s.prompt_tokens() - s.computed_tokens, 0, item.certain));
     stats_.generated += verdict.next.size();
-    stats_.accepted += verdict.accepted.size();
-    for (size_t depth = 0; depth < verdict.accepted.size(); ++depth)
-      ++stats_.accepted_at[std::min(depth, EngineStats::kDepths - 1)];
+    count_accepted(item, verdict);
+    s.sealed_blocks = (s.computed_tokens + item.certain) / kBlockTokens;
     s.computed_tokens += item.certain + static_cast<int32_t>(verdict.accepted.size());
     s.tokens.insert(s.tokens.end(), verdict.next.begin(), verdict.next.end());
     scheduler_->committed(s);
   }
   if (drafter_ != nullptr) drafter_->observe(plan, verdicts);
   const auto proposed = std::exchange(proposed_, std::nullopt);
-  if (budget_ && proposed && drafter_ == own_drafter_.get())
-    budget_->observe(plan, verdicts, ms_between(*proposed, Clock::now()));
+  if (DraftBudget* b = budget(); b != nullptr && proposed) {
+    b->observe(plan, verdicts, ms_between(*proposed, Clock::now()), model_->take_catch_up_ms());
+    stats_.drafts.pays = b->is_on();
+    stats_.drafts.lost_ms = b->lost_ms();
+  }
 }
 
 void Engine::announce(Sequence& s) {
@@ -330,6 +373,8 @@ void Engine::settle(const StepPlan& plan, std::span<Verdict> verdicts) {
       events.prompt_total = s.prompt_tokens();
     }
     s.times.last_token = now;
+    events.drafted = static_cast<int32_t>(plan.items[i].drafts.size());
+    events.accepted = static_cast<int32_t>(verdict.accepted.size());
     events.tokens = std::move(verdict.events);
     if (!verdict.finished) continue;
     const bool keep = verdict.end.reason != FinishReason::error;

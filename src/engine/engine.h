@@ -41,10 +41,12 @@
 #include "engine/draft/draft_budget.h"
 #include "engine/engine_memory.h"
 #include "engine/engine_options.h"
+#include "engine/request/draft_stats.h"
 #include "engine/request/events.h"
 #include "engine/request/request.h"
 #include "engine/schedule/scheduler.h"
 #include "engine/step/judge.h"
+#include "engine/step/records.h"
 #include "engine/step/step.h"
 #include "engine/step/step_outputs.h"
 #include "gguf/gguf.h"
@@ -60,12 +62,7 @@ struct EngineStats {
   uint64_t generated = 0;    // tokens reported or ended by
   uint64_t drafted = 0;
   uint64_t accepted = 0;
-  // The same by depth, 0 for drafts of the next token; the last are all deeper ones.
-  static constexpr size_t kDepths = 8;
-  std::array<uint64_t, kDepths> drafted_at{}, accepted_at{};
-  // Of whole steps: from the end of one's work on the device until the next is queued, without drafting.
-  double host_ms = 0;
-  double draft_ms = 0;
+  DraftStats drafts;
 };
 
 class Engine {
@@ -118,6 +115,9 @@ class Engine {
   // the engine or be replaced.
   void set_drafter(Drafter* drafter);
   Drafter* drafter() { return drafter_; }
+  // Benches: decides in place of the model what is accepted (step/oracle.h); null: nobody. It must outlive
+  // the engine or be replaced.
+  void set_oracle(Oracle* oracle);
   // Looks inside the model's steps (tests, tools); null: nobody.
   void observe(Observer* observer) { model_->observe(observer); }
 
@@ -131,6 +131,7 @@ class Engine {
   Status open(const GgufFile& file, const EngineOptions& options);
   Status load();
   Status make_drafter(int32_t block_table);
+  void choose_drafts();
 
   bool turn();
   bool run_whole(Step& step, Clock::time_point begin);
@@ -138,6 +139,9 @@ class Engine {
   bool end_step(Step& step);
   void propose(StepPlan& plan);
   void draft(StepPlan& plan);
+  void count_drafts(const StepItem& item);
+  void count_accepted(const StepItem& item, const Verdict& verdict);
+  DraftBudget* budget() { return drafter_ == own_drafter_.get() ? budget_.get() : nullptr; }
   void fork(StepPlan& plan, std::vector<Verdict>& verdicts);
   void commit(const Step& step, std::span<const Verdict> verdicts);
   void commit_drafts(const Step& step, std::span<const Verdict> verdicts);
@@ -158,11 +162,13 @@ class Engine {
   StepOutputs outputs_;
   std::unique_ptr<DiskTier> disk_;  // its threads use memory_.disk_memory
   std::unique_ptr<Scheduler> scheduler_;
+  std::unique_ptr<Records> records_;  // of the runner and of own_drafter_
   std::unique_ptr<StepRunner> runner_;
   std::unique_ptr<Judge> judge_;
   std::optional<Step> interleaved_;       // the prompt's step that is under way
   bool disturbed_ = false;                // some of it has run since the last decoding step
   std::unique_ptr<Drafter> own_drafter_;  // of options_.spec_type
+  int32_t head_depth_ = 0;                // of own_drafter_, if it has the model's head
   Drafter* drafter_ = nullptr;
   std::unique_ptr<DraftBudget> budget_;        // of own_drafter_; null: it drafts always
   std::optional<Clock::time_point> proposed_;  // when the whole step under way was ready to be queued

@@ -7,6 +7,7 @@
 #include <bit>
 
 #include "engine/draft/dflash_drafter.h"
+#include "engine/draft/model_drafter.h"
 #include "engine/step/step_outputs.h"
 
 namespace braid {
@@ -42,10 +43,51 @@ uint64_t spare_host_bytes(const MemoryPlan& plan) {
   return plan.own_memory ? available_memory_bytes() / 2 : spare_bytes(plan);
 }
 
+Status codec_fits(const KvCodec& codec, const ModelConfig& config) {
+  for (const LayerConfig& l : config.layers)
+    if (l.kind == LayerKind::attention) BRAID_TRY(kv_codec_accepts(codec, l.attention.head_dim));
+  return {};
+}
+
+std::vector<MemoryPlan::KvFormatBytes> kv_formats_of(const ModelConfig& config, CacheSizes sizes) {
+  std::vector<MemoryPlan::KvFormatBytes> formats;
+  for (const KvCodec* codec : kv_codecs()) {
+    if (!codec_fits(*codec, config).ok()) continue;
+    sizes.k_codec = sizes.v_codec = codec;
+    formats.push_back({codec->name, sizes.block_bytes(config, 0) / kBlockTokens});
+  }
+  return formats;
+}
+
 }  // namespace
 
-Status EngineMemory::make_plan(const EngineOptions& options, Model& model, Device& device) {
+// What the cache takes by itself, the widest first. Fewer bits are for people to ask for: of those that are
+// fast on a CPU, c4 has been measured with no real model yet (docs/kv-cache.md).
+constexpr const char* kChosenFormats[] = {"f16", "q8_0"};
+
+Status EngineMemory::make_plan(EngineOptions& options, Model& model, Device& device) {
+  if (!options.kv_auto) return plan_with(options, model, device);
+  EngineOptions chosen = options;
+  for (const std::string_view name : kChosenFormats) {
+    EngineOptions tried = options;
+    tried.k_format = tried.v_format = KvFormat::f16;
+    tried.k_codec = tried.v_codec = name == "f16" ? nullptr : *find_kv_codec(name);
+    const Status status = plan_with(tried, model, device);
+    if (!status.ok() && status.error().kind == ErrorKind::unsupported)
+      continue;  // by the model or the device
+    chosen = tried;
+    if (status.ok() && all_contexts_fit && plan.check_fits().ok()) break;
+  }
+  options = chosen;
+  return plan_with(options, model, device);
+}
+
+Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Device& device) {
   const ModelConfig& config = model.config();
+  sizes = {};
+  plan = {};
+  host_images = {};
+  interleaved_tokens = 0;
   const int32_t per_sequence = 1 + options.max_drafts;
   max_rows = most_rows(options);
   if (options.max_sequences > 1 && options.gap_limit > 0)
@@ -54,12 +96,16 @@ Status EngineMemory::make_plan(const EngineOptions& options, Model& model, Devic
 
   sizes.slots = options.max_sequences;
   sizes.ring = device.delta_ring(options.max_drafts);
+  // Paths of a tree are not as deep as it has rows.
+  sizes.ring.lag = std::min(sizes.ring.lag, options.draft_depth);
   sizes.k_format = options.k_format;
   sizes.v_format = options.v_format;
+  BRAID_TRY(plan_sealing(options, config));
   if (config.drafts()) sizes.hidden_cells = options.max_drafts + 1;
   // Files know nothing of groups: with a cache directory all layers keep everything, as beside recurrent
   // ones.
-  if (sizes.slot_bytes(config) == 0 && options.cache_dir.empty()) sizes.window = config.largest_window();
+  if (sizes.slot_bytes(config) == 0 && options.cache_dir.empty() && !sizes.seals())
+    sizes.window = config.largest_window();
   BRAID_TRY(device.accepts(workspace_needs(options, model)));
   plan.own_memory = !device.computes_in_host_memory();
   plan.available_bytes = plan.own_memory ? device.free_bytes() : available_memory_bytes();
@@ -73,13 +119,43 @@ Status EngineMemory::make_plan(const EngineOptions& options, Model& model, Devic
                {MemoryUse::logits, StepOutputs::bytes(logit_rows, config.vocabulary)},
                {MemoryUse::workspaces, expected_workspaces(device, workspace_needs(options, model))}};
 
+  const bool runs_drafters = options.spec_type.has(SpecType::dflash) || options.spec_type.has(SpecType::mtp);
+  if (runs_drafters) plan.rows.push_back({MemoryUse::drafts});
   if (options.state_memory_bytes != 0 && options.prefix_cache)
     plan.rows.push_back({MemoryUse::checkpoints, 0, 0, true});
   if (options.swap_memory_bytes != 0) plan.rows.push_back({MemoryUse::swap, 0, 0, true});
   BRAID_TRY(plan_blocks(options, config));
   plan.set_predicted(MemoryUse::workspaces, expected_workspaces(device, workspace_needs(options, model)));
+  if (runs_drafters) plan.set_predicted(MemoryUse::drafts, draft_bytes(options));
   plan_host_images(options, config);
   return plan_disk(options, config);
+}
+
+// Which layers' blocks are sealed, and what stays exact beside them.
+Status EngineMemory::plan_sealing(const EngineOptions& options, const ModelConfig& config) {
+  if (options.k_codec == nullptr) return {};
+  BRAID_CHECK(options.v_codec != nullptr);
+  sizes.k_format = sizes.v_format = KvFormat::f16;
+  sizes.k_codec = options.k_codec;
+  sizes.v_codec = options.v_codec;
+  sizes.tail = options.kv_tail;
+  for (const KvCodec* codec : {options.k_codec, options.v_codec}) BRAID_TRY(codec_fits(*codec, config));
+  if (sizes.tail.tail_blocks < 0 || sizes.tail.sink_blocks < 0 ||
+      int64_t{sizes.tail.most_exact_blocks()} * kBlockTokens > config.context_length)
+    return Error{ErrorKind::invalid_argument,
+                 fmt::format("{} blocks of tail and {} of sinks are not within a context of {} tokens",
+                             sizes.tail.tail_blocks, sizes.tail.sink_blocks, config.context_length)};
+  if (const int32_t deepest = options.draft_depth; !sizes.tail.holds_drafts(deepest))
+    return Error{ErrorKind::invalid_argument,
+                 fmt::format("drafts {} deep need a KV tail of {} blocks at least; it has {}", deepest,
+                             blocks_for(deepest), sizes.tail.tail_blocks)};
+  return {};
+}
+
+// Of what a sequence reads exact, in a checkpoint; 0 where nothing is sealed.
+uint64_t EngineMemory::exact_bytes(const ModelConfig& config) const {
+  if (!sizes.seals()) return 0;
+  return static_cast<uint64_t>(sizes.tail.most_exact_blocks()) * sizes.block_bytes(config, 1);
 }
 
 // In host memory more rows gain nothing. A GPU reads its weights once a step: a dense model is bound by
@@ -122,6 +198,18 @@ size_t EngineMemory::activation_bytes(const EngineOptions& options, const Model&
   return bytes + dflash->activation_bytes(dflash_sizes(options), device.activation_type());
 }
 
+// Once the context is known. Beside others the head drafts less deep: this is the most.
+size_t EngineMemory::draft_bytes(const EngineOptions& options) const {
+  DrafterOptions drafter;
+  drafter.sequences = options.max_sequences;
+  drafter.depth = options.draft_depth;
+  drafter.block_table = static_cast<int32_t>(blocks_for(int64_t{plan.context_tokens} + options.max_drafts));
+  size_t bytes = 0;
+  if (options.spec_type.has(SpecType::dflash)) bytes += DflashDrafter::bytes(*dflash, drafter);
+  if (options.spec_type.has(SpecType::mtp)) bytes += ModelDrafter::bytes(drafter);
+  return bytes;
+}
+
 // For the largest step; before the context is known, for the model's own.
 Device::WorkspaceNeeds EngineMemory::workspace_needs(const EngineOptions& options, const Model& model) const {
   Device::WorkspaceNeeds needs = model.workspace_needs(max_rows);
@@ -129,19 +217,28 @@ Device::WorkspaceNeeds EngineMemory::workspace_needs(const EngineOptions& option
   needs.max_sequences = options.max_sequences;
   needs.max_context = context + options.max_drafts;
   needs.max_drafts = options.max_drafts;
+  needs.k_codec = sizes.k_codec;
+  needs.v_codec = sizes.v_codec;
   if (dflash != nullptr) dflash->add_needs(needs, dflash_sizes(options));
   return needs;
 }
 
 // Of the KV groups. Layers with windows want for each sequence what its window sees, for steps under way
 // their rows, and what the windows see of some prefixes that may be asked for again (as many as other models
-// have checkpoints of, but a quarter of what the other layers keep at most); never more than those.
+// have checkpoints of, but a quarter of what the other layers keep at most); never more than those. Layers
+// that seal blocks want for each sequence what it reads exact, and the rows of steps.
 void EngineMemory::set_blocks(const EngineOptions& options, int64_t blocks) {
   sizes.blocks[0] = static_cast<int32_t>(blocks);
+  const int64_t steps = blocks_for(max_rows) + blocks_for(interleaved_tokens);
+  if (sizes.seals()) {
+    // What each reads exact, with drafts behind it, and one to spare (scheduler_admit.cpp).
+    const int64_t exact = sizes.tail.most_exact_blocks() + blocks_for(options.max_drafts) + 2;
+    sizes.blocks[1] = static_cast<int32_t>(std::min(blocks, options.max_sequences * exact + steps));
+    return;
+  }
   if (sizes.window == 0) return;
   // Where they begin and end inside blocks, and one to spare (scheduler_admit.cpp).
   const int64_t tail = blocks_for(int64_t{sizes.window} + options.max_drafts) + 3;
-  const int64_t steps = blocks_for(max_rows) + blocks_for(interleaved_tokens);
   const int64_t prefixes = options.prefix_cache ? most_images(options) * tail : 0;
   sizes.blocks[1] = static_cast<int32_t>(
       std::min(blocks, options.max_sequences * tail + steps + std::min(prefixes, blocks / 4)));
@@ -164,7 +261,9 @@ Status EngineMemory::plan_blocks(const EngineOptions& options, const ModelConfig
 
   const int32_t context = options.context_tokens > 0 ? options.context_tokens : config.context_length;
   const uint64_t budget = options.kv_memory_bytes > 0 ? options.kv_memory_bytes : spare_bytes(plan);
-  int64_t blocks = fitting(budget, std::min<int64_t>(blocks_of(context) * options.max_sequences, INT32_MAX));
+  const int64_t wanted = std::min<int64_t>(blocks_of(context) * options.max_sequences, INT32_MAX);
+  int64_t blocks = fitting(budget, wanted);
+  all_contexts_fit = blocks == wanted;
   if (options.context_tokens > 0) {
     if (options.kv_memory_bytes > 0 && blocks < blocks_of(context))
       return Error{
@@ -183,8 +282,12 @@ Status EngineMemory::plan_blocks(const EngineOptions& options, const ModelConfig
                                                           options.max_sequences, plan.context_tokens)};
   plan.set_predicted(MemoryUse::kv_blocks, bytes_of(blocks));
   plan.window_tokens = config.largest_window();
+  plan.exact_tokens = sizes.seals() ? (sizes.tail.tail_blocks + 1) * kBlockTokens : 0;
   plan.kv_old_token_bytes = sizes.block_bytes(config, 0) / kBlockTokens;
   plan.kv_token_bytes = plan.kv_old_token_bytes + sizes.block_bytes(config, 1) / kBlockTokens;
+  plan.kv_formats = kv_formats_of(config, sizes);
+  plan.k_type = sizes.seals() ? sizes.k_codec->name : kv_format_name(sizes.k_format);
+  plan.v_type = sizes.seals() ? sizes.v_codec->name : kv_format_name(sizes.v_format);
   plan.kv_window_bytes = static_cast<uint64_t>(sizes.blocks[1]) * sizes.block_bytes(config, 1);
   return {};
 }
@@ -193,12 +296,13 @@ Status EngineMemory::plan_blocks(const EngineOptions& options, const ModelConfig
 void EngineMemory::plan_host_images(const EngineOptions& options, const ModelConfig& config) {
   CacheSizes one = sizes;
   one.slots = 1;
-  const uint64_t image_bytes = one.slot_bytes(config) + sizes.block_bytes(config, 0);
+  const uint64_t resume_bytes = one.slot_bytes(config) + exact_bytes(config);
+  const uint64_t image_bytes = resume_bytes + sizes.block_bytes(config, 0);
   const auto count = [&](int64_t asked, uint64_t each, uint64_t chosen) {
     const uint64_t most = asked < 0 ? spare_host_bytes(plan) / 4 / each : static_cast<uint64_t>(asked) / each;
     return static_cast<int32_t>(std::min<uint64_t>({most, asked < 0 ? chosen : most, 1 << 20}));
   };
-  if (options.prefix_cache && one.slot_bytes(config) > 0 && options.state_memory_bytes != 0) {
+  if (options.prefix_cache && resume_bytes > 0 && options.state_memory_bytes != 0) {
     host_images.checkpoint_count =
         count(options.state_memory_bytes, image_bytes, static_cast<uint64_t>(most_images(options)));
     plan.set_predicted(MemoryUse::checkpoints,
@@ -224,7 +328,7 @@ void EngineMemory::plan_host_images(const EngineOptions& options, const ModelCon
 DiskKind EngineMemory::disk_kind(const ModelConfig& config, const PrefixHash& fingerprint) const {
   CacheSizes one = sizes;
   one.slots = 1;
-  return {fingerprint, one.slot_bytes(config), sizes.block_bytes(config, 0)};
+  return {fingerprint, one.slot_bytes(config) + exact_bytes(config), sizes.block_bytes(config, 0)};
 }
 
 // Host memory through which prefixes go to the disk and come back.
@@ -254,8 +358,10 @@ SchedulerLimits EngineMemory::scheduler_limits(const EngineOptions& options,
   limits.max_drafts = options.max_drafts;
   limits.gap_limit = options.gap_limit;
   limits.prefix_cache = options.prefix_cache;
-  limits.recurrent = sizes.slot_bytes(config) > 0;
+  limits.recurrent = sizes.slot_bytes(config) > 0 || sizes.seals();
   limits.window = sizes.window;
+  limits.seals = sizes.seals();
+  limits.tail = sizes.tail;
   limits.preemption = options.preemption;
   // What is computed again runs many rows at a time, which is another form of attention.
   if (options.deterministic && limits.preemption == Preemption::cheaper) limits.preemption = Preemption::swap;
@@ -264,7 +370,7 @@ SchedulerLimits EngineMemory::scheduler_limits(const EngineOptions& options,
   const auto token_bytes = [&](int32_t group) {
     return static_cast<int64_t>(sizes.block_bytes(config, group)) / kBlockTokens;
   };
-  const auto state_bytes = static_cast<int64_t>(sizes.slot_bytes(config) / sizes.slots);
+  const auto state_bytes = static_cast<int64_t>(sizes.slot_bytes(config) / sizes.slots + exact_bytes(config));
   const int64_t kept_bytes = state_bytes + sizes.window * token_bytes(1);
   const auto state_tokens =
       static_cast<int32_t>(std::min<int64_t>(kept_bytes / std::max<int64_t>(1, token_bytes(0)), 1 << 20));
@@ -292,12 +398,13 @@ Status EngineMemory::take(const EngineOptions& options, Model& model, Device& de
   plan.set_actual(MemoryUse::activations, activation_bytes(options, model, device));
   BRAID_ASSIGN(const size_t workspace_bytes, device.reserve_workspaces(workspace_needs(options, model)));
   plan.set_actual(MemoryUse::workspaces, workspace_bytes);
-  return take_host_images(options, device);
+  return take_host_images(options, config, device);
 }
 
-Status EngineMemory::take_host_images(const EngineOptions& options, Device& device) {
-  const size_t checkpoint_bytes =
-      static_cast<size_t>(host_images.checkpoint_count) * (cache.state_bytes() + cache.block_bytes(0));
+Status EngineMemory::take_host_images(const EngineOptions& options, const ModelConfig& config,
+                                      Device& device) {
+  const size_t checkpoint_bytes = static_cast<size_t>(host_images.checkpoint_count) *
+                                  Scheduler::checkpoint_bytes(cache, scheduler_limits(options, config));
   size_t swap_bytes = 0;
   for (int32_t g = 0; g < kKvGroups; ++g)
     swap_bytes += static_cast<size_t>(host_images.swap[g].count) * cache.block_bytes(g);
@@ -324,7 +431,7 @@ Status EngineMemory::take_host_images(const EngineOptions& options, Device& devi
 }
 
 Status EngineMemory::take_disk_staging(DiskTier& disk, const DiskKind& kind, Device& device) {
-  BRAID_CHECK(cache.state_bytes() == kind.state_bytes && cache.block_bytes(0) == kind.block_bytes);
+  BRAID_CHECK(cache.block_bytes(0) == kind.block_bytes);
   const size_t bytes = disk_write_bytes + DiskStaging::read_bytes(kind);
   BRAID_ASSIGN(disk_memory, device.allocate_host(bytes, "disk staging"));
   const std::span<std::byte> memory(static_cast<std::byte*>(disk_memory.data()), bytes);

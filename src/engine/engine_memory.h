@@ -21,8 +21,9 @@ namespace braid {
 struct EngineMemory {
   Dflash* dflash = nullptr;  // the drafter, if it has a file of its own; before all else
 
-  // Errors: invalid_argument (options that contradict each other), exhausted, unsupported.
-  Status make_plan(const EngineOptions& options, Model& model, Device& device);
+  // Formats of the KV cache that are to be chosen are so in `options` afterwards. Errors: invalid_argument
+  // (options that contradict each other), exhausted, unsupported.
+  Status make_plan(EngineOptions& options, Model& model, Device& device);
   // Loads the weights and takes everything but logits and the disk's staging. Errors: exhausted, and the
   // file's.
   Status take(const EngineOptions& options, Model& model, Device& device);
@@ -42,6 +43,7 @@ struct EngineMemory {
   int32_t max_rows = 0;            // of a step
   int32_t interleaved_tokens = 0;  // of an interleaved step, at most; 0: there are none
   int32_t logit_rows = 0;          // whose logits are there at once
+  bool all_contexts_fit = false;   // the KV blocks are for max_sequences whole contexts
 
   SequenceCache cache;
   HostImages host_images;
@@ -53,12 +55,16 @@ struct EngineMemory {
  private:
   Dflash::Sizes dflash_sizes(const EngineOptions& options) const;
   size_t activation_bytes(const EngineOptions& options, const Model& model, const Device& device) const;
+  size_t draft_bytes(const EngineOptions& options) const;
   Device::WorkspaceNeeds workspace_needs(const EngineOptions& options, const Model& model) const;
   void set_blocks(const EngineOptions& options, int64_t blocks);
   Status plan_blocks(const EngineOptions& options, const ModelConfig& config);
   void plan_host_images(const EngineOptions& options, const ModelConfig& config);
   Status plan_disk(const EngineOptions& options, const ModelConfig& config);
-  Status take_host_images(const EngineOptions& options, Device& device);
+  Status plan_with(const EngineOptions& options, Model& model, Device& device);
+  Status plan_sealing(const EngineOptions& options, const ModelConfig& config);
+  uint64_t exact_bytes(const ModelConfig& config) const;
+  Status take_host_images(const EngineOptions& options, const ModelConfig& config, Device& device);
 };
 
 }  // namespace braid

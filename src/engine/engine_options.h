@@ -23,8 +23,27 @@ struct TestHooks {
 
 // Who drafts: nobody, what the sequence has said before (draft/ngram_drafter.h), the model's own head
 // (draft/model_drafter.h), or a drafter with a file of its own (draft/dflash_drafter.h). Automatic: the
-// drafter if there is a file, else the head if the model has one.
+// drafter if there is a file, else the head if the model has one, else n-grams; nobody where answers shall be
+// deterministic.
 enum class SpecType : uint8_t { none, ngram, mtp, dflash, automatic };
+
+// One of them, or several, whose drafts a step verifies together (draft/joint_drafter.h).
+class SpecTypes {
+ public:
+  constexpr SpecTypes(SpecType one) : bits_(bit(one)) {}
+  constexpr bool has(SpecType one) const { return (bits_ & bit(one)) != 0; }
+  constexpr bool none() const { return bits_ == 0; }
+  constexpr bool several() const { return (bits_ & (bits_ - 1)) != 0; }
+  constexpr void add(SpecType one) { bits_ |= bit(one); }
+  constexpr void remove(SpecType one) { bits_ &= ~bit(one); }
+  constexpr bool operator==(const SpecTypes&) const = default;
+
+ private:
+  static constexpr uint32_t bit(SpecType one) {
+    return one == SpecType::none ? 0 : uint32_t{1} << static_cast<int>(one);
+  }
+  uint32_t bits_;
+};
 
 struct EngineOptions {
   int32_t context_tokens = 0;    // per sequence; 0: what the model was made for, less if memory is short
@@ -32,13 +51,24 @@ struct EngineOptions {
   int32_t ubatch_tokens = 512;   // prompt tokens a step may always carry; 0: chosen by model and device
   int32_t max_batch_tokens = 0;  // all tokens of a step, if that is more; 0: ubatch_tokens
   double gap_limit = 3.95;  // inter-token latency beside a prompt, in undisturbed steps (pacer.h); 0: any
-  int32_t max_drafts = 0;   // uncertain tokens of one sequence in one step; 0: no speculation
-  SpecType spec_type = SpecType::none;
+  // Uncertain tokens of one sequence in one step, and of them one behind the other; 0: as drafters like it.
+  int32_t max_drafts = 0;
+  int32_t draft_depth = 0;
+  bool draft_trees = false;  // drafts beside each other, too: the most probable paths; else chains
+  SpecTypes spec_type = SpecType::none;
   bool spec_always = false;  // drafts also where they cost time (draft/draft_budget.h)
   float draft_p_min = 0;     // head and drafter draft what is at least so probable to them
   std::string draft_model;   // the drafter's file or folder
+  // Attention layers see the newest so many positions; 0: all.
+  int32_t attention_window = 0;
   KvFormat k_format = KvFormat::f16;
   KvFormat v_format = KvFormat::f16;
+  // Of full blocks, both or none (null). Then rows are f16 until their blocks are sealed (ops/state.h).
+  const KvCodec* k_codec = nullptr;
+  const KvCodec* v_codec = nullptr;
+  KvTail kv_tail;  // what is read exact all the same
+  // Formats are chosen: the widest in which all contexts fit (engine_memory.cpp).
+  bool kv_auto = false;
   std::string device = "cpu";  // or "ref"
   int threads = 0;             // 0: the device chooses
   Activations activations = Activations::i8;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "engine/draft/dflash_drafter.h"
+#include "engine/draft/joint_drafter.h"
 #include "engine/draft/model_drafter.h"
 #include "engine/draft/ngram_drafter.h"
 #include "engine/engine.h"
@@ -26,15 +27,32 @@ Status check_options(const EngineOptions& o, const ModelConfig& config) {
     return bad(fmt::format("a step of {} tokens is not between 0 and 65536", o.max_batch_tokens));
   if (o.max_drafts < 0 || o.max_drafts > 1024)
     return bad(fmt::format("{} drafted tokens is not between 0 and 1024", o.max_drafts));
+  if (o.draft_depth < 0 || o.draft_depth > 1024)
+    return bad(fmt::format("drafts {} deep are not between 0 and 1024", o.draft_depth));
   if (!(o.draft_p_min >= 0 && o.draft_p_min <= 1))
     return bad(fmt::format("{} is no probability of a draft", o.draft_p_min));
-  if (o.spec_type == SpecType::dflash && o.draft_model.empty())
+  if (o.spec_type.has(SpecType::dflash) && o.draft_model.empty())
     return bad("a DFlash drafter needs its file: -md");
-  if (o.spec_type != SpecType::dflash && !o.draft_model.empty())
+  if (!o.spec_type.has(SpecType::dflash) && !o.draft_model.empty())
     return bad(fmt::format("{} is not used: only a DFlash drafter has a file", o.draft_model));
-  if (o.spec_type != SpecType::none && o.max_drafts == 0) return bad("a drafter needs one draft at least");
   return {};
 }
+
+// What the model is opened with.
+constexpr int32_t kLeastWindow = 32;
+
+Status check_window(int32_t tokens) {
+  if (tokens == 0 || tokens >= kLeastWindow) return {};
+  return Error{ErrorKind::invalid_argument,
+               fmt::format("attention over the newest {} positions is not possible: {} are the least, and 0 "
+                           "stands for all",
+                           tokens, kLeastWindow)};
+}
+
+// Drafts of a kind one behind the other, where nobody says otherwise.
+constexpr int32_t kNgramDepth = 7;
+constexpr int32_t kHeadDepth = 3;
+constexpr int32_t kMostDrafts = 64;
 
 Result<std::unique_ptr<Device>> make_device(const EngineOptions& options, int32_t max_rows) {
   DeviceOptions device;
@@ -89,7 +107,13 @@ PrefixHash fingerprint_of(const GgufFile& file, Dflash* drafter, const EngineOpt
       fmt::format("|{} {} {} {} {} {} ring {} {} {}", name.substr(0, name.find(' ')), tile_columns,
                   kv_format_name(options.k_format), kv_format_name(options.v_format),
                   static_cast<int>(options.activations), kBlockTokens, ring.every, ring.lag, ring.uncertain);
-  if (options.spec_type == SpecType::mtp) text += " mtp";  // cells and slots hold what the head goes on from
+  if (options.k_codec != nullptr)
+    text += fmt::format("|sealed {} {} {} {}", options.k_codec->name, options.v_codec->name,
+                        options.kv_tail.tail_blocks, options.kv_tail.sink_blocks);
+  if (options.spec_type.has(SpecType::mtp))
+    text += " mtp";  // cells and slots hold what the head goes on from
+  // What a layer writes depends on what the layers before it have seen.
+  if (options.attention_window > 0) text += fmt::format(" window {}", options.attention_window);
   // Prefixes computed by other forms would bring other bytes in.
   if (options.deterministic && !device.computes_in_host_memory()) text += " deterministic";
   return seed_hash(text);
@@ -99,30 +123,65 @@ PrefixHash fingerprint_of(const GgufFile& file, Dflash* drafter, const EngineOpt
 
 Status Engine::open(const GgufFile& file, const EngineOptions& options) {
   options_ = options;
-  const bool automatic = options.spec_type == SpecType::automatic;
-  if (automatic) options_.spec_type = options.draft_model.empty() ? SpecType::mtp : SpecType::dflash;
+  SpecTypes& types = options_.spec_type;
+  const bool automatic = types.has(SpecType::automatic);
+  if (automatic) {
+    types.remove(SpecType::automatic);
+    if (!options.draft_model.empty()) {
+      types.add(SpecType::dflash);
+    } else if (!options.deterministic) {
+      types.add(SpecType::mtp);
+    }
+  }
   ModelOptions model_options;
-  model_options.with_mtp = options_.spec_type == SpecType::mtp;
+  model_options.with_mtp = types.has(SpecType::mtp);
+  BRAID_TRY(check_window(options.attention_window));
+  model_options.attention_window = options.attention_window;
   BRAID_ASSIGN(model_, Model::open(file, model_options));
-  if (options_.spec_type == SpecType::mtp && !model_->config().drafts()) {
+  if (types.has(SpecType::mtp) && !model_->config().drafts()) {
     if (!automatic)
       return Error{ErrorKind::unsupported,
                    fmt::format("{}: has no head that drafts (nextn tensors)", file.name())};
-    options_.spec_type = SpecType::none;
-    options_.max_drafts = 0;
+    types.remove(SpecType::mtp);
+    types.add(SpecType::ngram);
   }
+  if (types.none() && automatic) options_.max_drafts = options_.draft_depth = 0;
   BRAID_TRY(check_options(options_, model_->config()));
-  if (options_.spec_type == SpecType::dflash) {
+  if (types.has(SpecType::dflash)) {
     BRAID_ASSIGN(dflash_, Dflash::open(options.draft_model, model_->config()));
     model_->attach(*dflash_, dflash_->kv_layers());
     memory_.dflash = dflash_.get();
-    options_.max_drafts = std::min(options.max_drafts, dflash_->config().block - 1);
   }
+  choose_drafts();
   BRAID_ASSIGN(device_, make_device(options_, EngineMemory::most_rows(options_)));
   late_events_ = options.hooks.late_events || !device_->computes_in_host_memory();
   if (options.ubatch_tokens == 0)
     options_.ubatch_tokens = EngineMemory::choose_ubatch(options_, *model_, *device_);
   return memory_.make_plan(options_, *model_, *device_);
+}
+
+// How deep each drafter goes, and how many drafts a step verifies.
+void Engine::choose_drafts() {
+  int32_t& most = options_.max_drafts;
+  int32_t& depth = options_.draft_depth;
+  const SpecTypes& types = options_.spec_type;
+  if (types.none()) {  // those of set_drafter()
+    depth = depth > 0 ? std::min(depth, most) : most;
+    return;
+  }
+  const int32_t asked = depth > 0 ? depth : options_.draft_trees ? 0 : most;
+  int32_t deepest = 0, all = 0;
+  const auto add = [&](int32_t own, int32_t limit) {
+    const int32_t chosen = std::min(asked > 0 ? asked : own, limit);
+    deepest = std::max(deepest, chosen);
+    all += chosen;
+    return chosen;
+  };
+  if (types.has(SpecType::ngram)) add(kNgramDepth, kMostDrafts);
+  if (types.has(SpecType::mtp)) head_depth_ = add(kHeadDepth, kMostDrafts);
+  if (types.has(SpecType::dflash)) add(dflash_->config().guesses(), dflash_->config().guesses());
+  if (most == 0 || (!options_.draft_trees && !types.several())) most = std::min(all, kMostDrafts);
+  depth = std::min(deepest, most);
 }
 
 Status Engine::load() {
@@ -136,7 +195,8 @@ Status Engine::load() {
   scheduler_->set_disk(disk_.get());
   install_hooks();
   judge_ = std::make_unique<Judge>(outputs_, config.vocabulary, most_tokens());
-  runner_ = std::make_unique<StepRunner>(*device_, *model_, memory_.cache, outputs_);
+  records_ = std::make_unique<Records>(*device_);
+  runner_ = std::make_unique<StepRunner>(*device_, *model_, memory_.cache, outputs_, *records_);
   StepRunner::Sizes sizes;
   sizes.rows = memory_.max_rows;
   sizes.sequences = options_.max_sequences;
@@ -151,35 +211,49 @@ Status Engine::load() {
 Status Engine::make_drafter(int32_t block_table) {
   DrafterOptions options;
   options.sequences = options_.max_sequences;
-  options.max_drafts = options_.max_drafts;
+  options.depth = options_.draft_depth;
+  options.trees = options_.draft_trees;
   options.p_min = options_.draft_p_min;
   options.block_table = block_table;
   options.logits = outputs_.memory();
   options.wait = [this] { events_.deliver(); };
-  const auto take = [&](auto drafter) -> Status {
+  std::vector<std::unique_ptr<Drafter>> drafters;
+  size_t bytes = 0;
+  const auto add = [&](auto drafter) -> Status {
     BRAID_TRY(drafter->allocate(options));
-    own_drafter_ = std::move(drafter);
+    drafters.push_back(std::move(drafter));
     return {};
   };
-  switch (options_.spec_type) {
-    case SpecType::none:
-    case SpecType::automatic:  // has become one of the others
-      break;
-    case SpecType::ngram:
-      own_drafter_ = std::make_unique<NgramDrafter>(options_.max_sequences, context_tokens());
-      break;
-    case SpecType::mtp:
-      BRAID_TRY(take(std::make_unique<ModelDrafter>(*device_, *model_, memory_.cache, *scheduler_)));
-      break;
-    case SpecType::dflash:
-      BRAID_TRY(take(std::make_unique<DflashDrafter>(*device_, *dflash_, memory_.cache, *scheduler_)));
-      break;
+  const SpecTypes& types = options_.spec_type;
+  if (types.has(SpecType::ngram))
+    drafters.push_back(std::make_unique<NgramDrafter>(options_.max_sequences, context_tokens()));
+  if (types.has(SpecType::dflash)) {
+    BRAID_TRY(
+        add(std::make_unique<DflashDrafter>(*device_, *dflash_, memory_.cache, *scheduler_, *records_)));
+    bytes += DflashDrafter::bytes(*dflash_, options);
   }
+  if (types.has(SpecType::mtp)) {
+    options.depth = std::min(head_depth_, options_.draft_depth);
+    BRAID_TRY(add(std::make_unique<ModelDrafter>(*device_, *model_, memory_.cache, *scheduler_, *records_)));
+    bytes += ModelDrafter::bytes(options);
+  }
+  memory_.plan.set_actual(MemoryUse::drafts, bytes);
+  if (drafters.size() == 1) own_drafter_ = std::move(drafters[0]);
+  if (drafters.size() > 1) own_drafter_ = std::make_unique<JointDrafter>(std::move(drafters));
   drafter_ = own_drafter_.get();
   // On a GPU that is told to be deterministic, the clock shall not choose the rows of a step.
   const bool fixed = options_.deterministic && !device_->computes_in_host_memory();
   if (drafter_ != nullptr && !fixed && !options_.spec_always)
-    budget_ = std::make_unique<DraftBudget>(options_.max_drafts);
+    budget_ = std::make_unique<DraftBudget>(options_.draft_depth);
+  stats_.drafts.pays = drafter_ != nullptr && !budget_;  // else the budget decides
+  // Where steps may leave out what a drafter keeps of their rows, that begins as zeros in every block and
+  // slot, and not as what somebody else has left there.
+  const auto trunk = static_cast<size_t>(model_->config().count(LayerKind::attention));
+  if (budget_ && memory_.cache.memory().kv.size() > trunk && device_->computes_in_host_memory() &&
+      !options_.hooks.poison_unused) {
+    scheduler_->blocks(0).on_unused([this, trunk](int32_t b) { memory_.cache.clear_layers(trunk, b); });
+    scheduler_->slots().on_unused([this](int32_t slot) { memory_.cache.clear_hidden(slot); });
+  }
   return {};
 }
 

@@ -63,6 +63,8 @@ const char* memory_use_name(MemoryUse use) {
       return "logits";
     case MemoryUse::workspaces:
       return "workspaces";
+    case MemoryUse::drafts:
+      return "drafts";
     case MemoryUse::checkpoints:
       return "checkpoints";
     case MemoryUse::swap:
@@ -155,6 +157,9 @@ std::string MemoryPlan::table() const {
   for (const MemoryRow& row : rows)
     if (!empty(row) && own_memory && row.on_host)
       out += line(std::string(memory_use_name(row.use)) + " (host)", row.predicted_bytes, row.actual_bytes);
+  if (exact_tokens > 0)
+    return out + fmt::format("keys in {}, values in {}: {} a token, f16 until {} more have followed it\n",
+                             k_type, v_type, format_bytes(kv_old_token_bytes), exact_tokens);
   if (window_tokens == 0) return out;
   out += fmt::format("keys and values: {} a token", format_bytes(kv_token_bytes));
   out +=
@@ -163,6 +168,15 @@ std::string MemoryPlan::table() const {
                         window_tokens)
           : fmt::format("; windows of {} tokens save none of it (recurrent layers, or a cache directory)\n",
                         window_tokens);
+  return out;
+}
+
+std::string MemoryPlan::format_table() const {
+  std::string out = fmt::format("{:<10} {:>14} {:>16}\n", "-ctk -ctv", "bytes a token",
+                                fmt::format("{} tokens", context_tokens));
+  for (const auto& [name, token_bytes] : kv_formats)
+    out += fmt::format("{:<10} {:>14} {:>16}\n", name, token_bytes,
+                       format_bytes(token_bytes * static_cast<uint64_t>(context_tokens)));
   return out;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/result.h"
@@ -17,6 +18,7 @@ enum class MemoryUse : uint8_t {
   activations,
   logits,
   workspaces,
+  drafts,  // batches and guesses of drafters
   checkpoints,
   swap,
   disk_staging
@@ -37,9 +39,17 @@ struct MemoryPlan {
   int32_t context_tokens = 0;    // per sequence
   int32_t max_sequences = 0;
   uint64_t kv_token_bytes = 0;      // of one token's keys and values
-  uint64_t kv_old_token_bytes = 0;  // of them, what stays when the windows have passed it
-  uint64_t kv_window_bytes = 0;     // of the KV blocks, those of layers that keep their window only
+  uint64_t kv_old_token_bytes = 0;  // of them, what stays when windows or what is read exact have passed it
+  uint64_t kv_window_bytes = 0;     // of the KV blocks, those that hold windows or what is read exact
   int32_t window_tokens = 0;        // the largest; 0: no layer has one
+  int32_t exact_tokens = 0;         // before a position, where older blocks are sealed; 0: none are
+  std::string_view k_type, v_type;  // formats of the cache
+  // What a token would take in each format that fits the model, K and V alike, widest first.
+  struct KvFormatBytes {
+    std::string_view name;
+    uint64_t token_bytes = 0;
+  };
+  std::vector<KvFormatBytes> kv_formats;
 
   uint64_t predicted_bytes() const;
   uint64_t actual_bytes() const;
@@ -47,6 +57,8 @@ struct MemoryPlan {
   void set_actual(MemoryUse use, uint64_t bytes);
   // A table for people, a few lines; actual bytes only when there are any.
   std::string table() const;
+  // The same of kv_formats: bytes of a token and of a context.
+  std::string format_table() const;
   // Error: exhausted, with the numbers and what would help.
   Status check_fits() const;
 };

@@ -16,6 +16,9 @@ class EngineService::HeldSink : public Sink {
   HeldSink(std::shared_ptr<Sink> sink, EngineService& service) : sink_(std::move(sink)), service_(service) {}
   void cancel() { cancelled_ = true; }
   void started(RequestId id, int32_t cached_tokens) override { sink_->started(id, cached_tokens); }
+  void drafts(RequestId id, int32_t drafted, int32_t accepted) override {
+    if (!withheld_ && !cancelled_) sink_->drafts(id, drafted, accepted);
+  }
   void token(RequestId id, const TokenEvent& event) override {
     withheld_ = withheld_ || cancelled_;
     if (!withheld_) sink_->token(id, event);

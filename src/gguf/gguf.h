@@ -4,8 +4,8 @@
 // shards of a split one) and keeps the mappings. Either way the bytes are hostile: every count, length and
 // offset is checked before use, nothing is allocated that the size of the file does not justify, and a file
 // that breaks the format is an Error with one sentence naming file, place and reason. The values of tensors
-// are not looked at (validate_row in block_layouts.h does that), nor is the meaning of the metadata (the model layer
-// does that).
+// are not looked at (validate_row in block_layouts.h does that), nor is the meaning of the metadata (the
+// model layer does that).
 //
 // Always true of a GgufFile:
 //   keys are unique, not empty, at most 65535 bytes; tensor names are unique, 1..63 bytes

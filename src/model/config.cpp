@@ -40,6 +40,16 @@ int32_t ModelConfig::largest_window() const {
   return largest;
 }
 
+void ModelConfig::limit_windows(int32_t most) {
+  if (most >= context_length) return;
+  for (std::vector<LayerConfig>* blocks : {&layers, &mtp}) {
+    for (LayerConfig& l : *blocks) {
+      int32_t& window = l.attention.window;
+      if (l.kind == LayerKind::attention) window = window > 0 ? std::min(window, most) : most;
+    }
+  }
+}
+
 DeltaShape ModelConfig::largest_delta() const {
   DeltaShape largest;
   for (const LayerConfig& l : layers)

@@ -85,6 +85,9 @@ struct ModelConfig {
   int64_t state_bytes(const DeltaRing& ring) const;
   // The largest window of all attention layers that have one; 0: none has.
   int32_t largest_window() const;
+  // From now on no attention layer, of the trunk or of a head that drafts, sees more than `most` positions.
+  // Nothing changes where that is the whole context.
+  void limit_windows(int32_t most);
   // The delta layer with the most state; empty without delta layers.
   DeltaShape largest_delta() const;
 };

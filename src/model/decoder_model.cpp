@@ -2,6 +2,7 @@
 #include "model/decoder_model.h"
 
 #include <algorithm>
+#include <chrono>
 
 namespace braid {
 
@@ -11,6 +12,7 @@ Result<std::unique_ptr<Model>> DecoderModel::open(const Architecture& architectu
   BRAID_ASSIGN(model->config_, architecture.read_config(file));
   BRAID_TRY(architecture.describe_weights(file, model->config_, options.with_mtp, model->weights_));
   if (model->weights_.mtp.empty()) model->config_.mtp.clear();
+  if (options.attention_window > 0) model->config_.limit_windows(options.attention_window);
   return std::unique_ptr<Model>(std::move(model));
 }
 
@@ -152,6 +154,16 @@ bool DecoderModel::forward_interleaved(StepCursor& at, const Batch& batch, const
   return run_layers(interleaved_, at, {batch, memory, pacing});
 }
 
+// Notes how long it takes.
+template <typename Work>
+void DecoderModel::catching_up(const Work& work) {
+  if (!device_->computes_in_host_memory()) return work();
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+  catch_up_ms_ += took.count();
+}
+
 bool DecoderModel::run_layers(const Lane& lane, StepCursor& at, const Run& run) {
   const int32_t tokens = run.batch.tokens;
   const Tensor x = lane.residual.top(tokens);
@@ -162,6 +174,7 @@ bool DecoderModel::run_layers(const Lane& lane, StepCursor& at, const Run& run) 
     for (size_t i = 0; i < config_.ropes.size(); ++i)
       ops_->rope_table(lane.ropes[i].top(tokens), config_.ropes[i], run.batch);
     at.layer = 0;
+    at.catches_up = catches_up_;
     run.pacing.queued();
   }
   for (; at.layer < static_cast<int32_t>(config_.layers.size()); ++at.layer) {
@@ -177,13 +190,19 @@ bool DecoderModel::run_layers(const Lane& lane, StepCursor& at, const Run& run) 
       ++at.kv;
     }
     run_feed_forward(x, h, config_.layers[index], layer, lane.layers[index]);
-    if (tap_ != nullptr) tap_->layer_output(at.layer, x, &lane == &interleaved_);
+    if (tap_ != nullptr && at.catches_up)
+      catching_up([&] { tap_->layer_output(at.layer, x, &lane == &interleaved_); });
     if (observer_ != nullptr) show(lane, index, run.batch);
     run.pacing.queued();
   }
   if (!run.pacing.may_run(StepPart::outputs)) return false;
   leave_outputs(lane, run);
-  if (tap_ != nullptr) tap_->step_output(run.batch, run.memory, &lane == &interleaved_);
+  if (at.catches_up) {
+    catching_up([&] {
+      if (config_.drafts()) keep_entries(lane, run);
+      if (tap_ != nullptr) tap_->step_output(run.batch, run.memory, &lane == &interleaved_);
+    });
+  }
   run.pacing.queued();
   return true;
 }
@@ -201,9 +220,15 @@ bool DecoderModel::run_attention(const Lane& lane, StepCursor& at, const Run& ru
   if (at.attention == StepPart::attention_in) {
     if (!run.pacing.may_run(StepPart::attention_in)) return false;
     const bool splits = run.pacing.splits_attention();
+    const Batch batch = run.batch.of_group(kv.group);
     attention_in(*ops_, x, lane.normed.top(tokens), {layer.mixer_norm, config_.eps},
-                 lane.ropes[config.rope].top(tokens), layer.attention, params, kv, scratch,
-                 run.batch.of_group(kv.group), !splits);
+                 lane.ropes[config.rope].top(tokens), layer.attention, params, kv, scratch, batch,
+                 !splits && observer_ == nullptr);
+    if (observer_ != nullptr) {
+      device_->synchronize();
+      observer_->attention(at.layer, scratch.q.top(tokens), kv, batch);
+      if (!splits) attention_rows(*ops_, params, kv, scratch, 0, batch);
+    }
     at.row = splits ? 0 : tokens;
     at.attention = StepPart::attention_rows;
     run.pacing.queued();
@@ -242,7 +267,6 @@ void DecoderModel::leave_outputs(const Lane& lane, const Run& run) {
     ops_->gather_rows(rows, lane.residual.top(batch.tokens), batch.output_row, batch.outputs);
     ops_->add_norm(lane.hidden.top(batch.outputs), rows, {}, weights_.output_norm, config_.eps);
   }
-  if (config_.drafts()) catch_up(lane, run);
 }
 
 void DecoderModel::logits(Tensor logits, int32_t first, int32_t count) {

@@ -78,8 +78,10 @@ class DecoderModel final : public Model {
   void run_feed_forward(Tensor x, Tensor h, const LayerConfig& config, const LayerWeights& w,
                         const LayerScratch& scratch);
   void leave_outputs(const Lane& lane, const Run& run);
+  template <typename Work>
+  void catching_up(const Work& work);
   // draft_head.cpp
-  void catch_up(const Lane& lane, const Run& run);
+  void keep_entries(const Lane& lane, const Run& run);
   void enter_head(const Lane& lane, const Batch& batch);
   void show(const Lane& lane, size_t layer, const Batch& batch);
 

@@ -1,10 +1,10 @@
 // draft_head.cpp -- the head that drafts (MTP): one attention layer over [embedding ; hidden row before].
 //
-// Its entry for a token stands at the token's own cell: x_p with the hidden row of position p - 1, so that the
-// cells of a block are a function of the tokens up to its end, as those of the trunk are, and blocks can be
-// shared. Position 0 has no hidden row before it; its entry is hidden from all others (kFirstCell).
+// Its entry for a token stands at the token's own cell: x_p with the hidden row of position p - 1, so that
+// the cells of a block are a function of the tokens up to its end, as those of the trunk are, and blocks can
+// be shared. Position 0 has no hidden row before it; its entry is hidden from all others (kFirstCell).
 //
-// Entries of a step's rows need no more than keys and values (catch_up). Only draft() attends.
+// Entries of a step's rows need no more than keys and values (keep_entries). Only draft() attends.
 #include "model/decoder_model.h"
 
 namespace braid {
@@ -38,7 +38,7 @@ void DecoderModel::enter_head(const Lane& lane, const Batch& batch) {
 }
 
 // After the layers of a step: the head's keys and values of its rows, and their hidden rows for later.
-void DecoderModel::catch_up(const Lane& lane, const Run& run) {
+void DecoderModel::keep_entries(const Lane& lane, const Run& run) {
   const Batch& batch = run.batch;
   const Tensor x = lane.residual.top(batch.tokens);
   const Tensor h = lane.normed.top(batch.tokens);

@@ -1,5 +1,5 @@
-// draft_test.cpp -- the head that drafts against float64 reference outputs, and against itself: what it goes on
-// from does not depend on how a prompt was cut into steps, nor on guesses that were rejected.
+// draft_test.cpp -- the head that drafts against float64 reference outputs, and against itself: what it goes
+// on from does not depend on how a prompt was cut into steps, nor on guesses that were rejected.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -9,7 +9,8 @@
 //
 // A head that drafts (MTP) is loaded with the model where ModelOptions say so and the file has one. Every
 // step then also writes, for all of its rows, the keys and values that the head would have of them, and their
-// hidden rows to the ring: what draft() goes on from is memory of the sequence like any other.
+// hidden rows to the ring: what draft() goes on from is memory of the sequence like any other. That may be
+// left out for a while: what is missing then makes worse drafts, and never another answer.
 //
 // A step can also be interleaved with others: a prompt's layers run some at a time, between the decoding
 // steps of other sequences. It has activations of its own and touches nothing that other sequences' steps
@@ -20,6 +21,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -48,6 +50,10 @@ class Observer {
   virtual ~Observer() = default;
   // residual [T, E] after the feed-forward of `layer`.
   virtual void layer_output(int32_t layer, Tensor residual, const Batch& batch) {}
+  // Before the softmax of an attention layer: q [T, H Dh] as they meet the keys, which are in the rows' cells
+  // with the values. `batch` has the table of the layer's group. What is observed stores and attends by two
+  // ops, also where a device has one for both.
+  virtual void attention(int32_t layer, Tensor q, const KvLayer& kv, const Batch& batch) {}
   // ids [T, used] i32 and weights [T, used] chosen by the router of `layer`, heaviest first.
   virtual void experts(int32_t layer, Tensor ids, Tensor weights, const Batch& batch) {}
 };
@@ -87,6 +93,7 @@ struct StepCursor {
   int32_t kv = 0;                               // attention layers before `layer`
   int32_t delta = 0;                            // delta layers before it
   StepPart attention = StepPart::attention_in;  // in an attention layer: its next part
+  bool catches_up = true;                       // as it was when the step began
   int32_t row = 0;                              // before attention_rows: the first row not attended yet
 };
 
@@ -105,7 +112,8 @@ class StepPacing {
 };
 
 struct ModelOptions {
-  bool with_mtp = true;  // describe and load the head that drafts if the file has one
+  bool with_mtp = true;          // describe and load the head that drafts if the file has one
+  int32_t attention_window = 0;  // > 0: no attention layer sees more positions (ModelConfig::limit_windows)
 };
 
 class Model {
@@ -151,12 +159,20 @@ class Model {
   // A drafter with a file of its own, whose layers keep K and V behind the trunk's. Before anything is sized
   // by config(). It must outlive the steps.
   virtual void attach(StepTap& tap, std::vector<AttentionConfig> layers) = 0;
+  // Whether steps that begin from now on catch up for a head or an attached drafter. Not where steps are
+  // recorded.
+  void catch_up(bool wanted) { catches_up_ = wanted; }
+  // How long that took since the last call; 0 where the device works by itself.
+  double take_catch_up_ms() { return std::exchange(catch_up_ms_, 0.0); }
+
   // Null: nobody looks.
   void observe(Observer* observer) { observer_ = observer; }
   bool observed() const { return observer_ != nullptr; }
 
  protected:
   Observer* observer_ = nullptr;
+  bool catches_up_ = true;
+  double catch_up_ms_ = 0;
 };
 
 // Architecture names that open() knows.

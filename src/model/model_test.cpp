@@ -383,6 +383,26 @@ TEST(ModelFile, LagunaFilesThatContradictThemselvesAreRefusedByName) {
   EXPECT_SAYS(with_key([](GgufWriter& w) { w.set_u32("laguna.expert_gating_func", 1); }), "exp_probs_b.bias");
 }
 
+// Of the trunk and of the head that drafts; never larger than a layer's own, never the whole context.
+TEST(ModelFile, AWindowByOptionIsThatOfAllAttentionLayers) {
+  const auto windows = [](const RandomShape& shape, int32_t most) {
+    const auto bytes = bytes_of(shape, "F32", true);
+    const GgufFile file = parsed(bytes);
+    const auto model = Model::open(file, {.attention_window = most}).value();
+    std::vector<int32_t> list;
+    for (const LayerConfig& l : model->config().layers) list.push_back(l.attention.window);
+    list.push_back(model->config().mtp.at(0).attention.window);
+    return list;
+  };
+  using Windows = std::vector<int32_t>;
+  EXPECT_EQ(windows(tiny_dense(), 0), (Windows{0, 0, 0, 0, 0}));
+  EXPECT_EQ(windows(tiny_dense(), 100), (Windows{0, 0, 0, 100, 100}));  // the others are recurrent
+  EXPECT_EQ(windows(tiny_dense(), 4096), (Windows{0, 0, 0, 0, 0}));
+  EXPECT_EQ(windows(tiny_laguna(), 0), (Windows{0, 64, 64, 64, 0}));
+  EXPECT_EQ(windows(tiny_laguna(), 100), (Windows{100, 64, 64, 64, 100}));
+  EXPECT_EQ(windows(tiny_laguna(), 32), (Windows{32, 32, 32, 32, 32}));
+}
+
 TEST(RandomModel, SameSeedSameBytesAndRealTypes) {
   EXPECT_EQ(bytes_of(tiny_dense(), "Q4_K_M"), bytes_of(tiny_dense(), "Q4_K_M"));
   RandomShape shape = tiny_dense();

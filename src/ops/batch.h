@@ -3,9 +3,8 @@
 // A batch is T rows (tokens) of S sequences. The rows of one sequence stand together, in this order:
 //   certain rows    consecutive positions that follow what the sequence's slot and cells hold; they are kept
 //   uncertain rows  drafted tokens, a forest: `parent` is the row (inside the batch) of the token before it,
-//                   or -1 when it follows the last certain row (or, without certain rows, what the slot holds)
-// Parents come before children. A chain is the forest in which each uncertain row's parent is the row before
-// it.
+//                   or -1 when it follows the last certain row (without those: what the slot holds)
+// Parents come before children. In a chain each uncertain row's parent is the row before it.
 //
 // A row writes its K and V to its `cell`, an index into the sequence's cells: cell c lives in block
 // block_table[s][c / kBlockTokens] at c % kBlockTokens. A certain row's cell is its position. Uncertain rows
@@ -72,6 +71,8 @@ struct Batch {
   const int32_t* block_table = nullptr;
   int32_t blocks_per_sequence = 0;
   int64_t group_stride = 0;  // from one group's table to the next one's
+  // Group 0's table whatever the group: where a layer's sealed blocks are (state.h).
+  const int32_t* cold_table = nullptr;
 
   // [outputs]: batch rows, ascending
   const int32_t* output_row = nullptr;
@@ -91,10 +92,19 @@ struct Batch {
     if (parent[t] >= 0) return parent[t];
     return certain[s] > 0 ? first_row[s] + certain[s] - 1 : -1;
   }
+  // The blocks of a sequence whose last cell its certain rows write: the first, and the one after the last.
+  struct Filled {
+    int32_t begin;
+    int32_t end;
+  };
+  Filled filled_blocks(int32_t s) const {
+    return {(context[s] - certain[s]) / kBlockTokens, context[s] / kBlockTokens};
+  }
   // After the cells that a sequence's rows write.
   int32_t cell_end(int32_t s) const { return context[s] + rows[s] - certain[s]; }
 
   const int32_t* blocks_of(int32_t s) const { return block_table + int64_t{s} * blocks_per_sequence; }
+  const int32_t* cold_blocks_of(int32_t s) const { return cold_table + int64_t{s} * blocks_per_sequence; }
 };
 
 }  // namespace braid

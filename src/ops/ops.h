@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/check.h"
 #include "ops/batch.h"
 #include "ops/device.h"
 #include "ops/rope.h"
@@ -96,6 +97,11 @@ struct DeltaInputs {
   Tensor beta;   // [T, Hv]
 };
 
+struct KvSeal {
+  int32_t hot = 0;   // block of rows
+  int32_t cold = 0;  // block of units that it goes to
+};
+
 struct CellMove {  // inside one sequence; from > to, ascending `to`
   int32_t sequence = 0;
   int32_t from = 0;
@@ -125,6 +131,31 @@ struct MoeWeights {
 };
 
 inline constexpr int32_t kMostTopK = 128;
+
+// Mixes the rows of a draft block: a convolution over the rows before, whose taps the input changes.
+struct ShortConv {
+  const float* base = nullptr;  // [taps][E], the first tap multiplies the row itself
+  int32_t taps = 0;
+  int32_t group = 0;  // columns that share what the input adds to their taps
+};
+inline constexpr int32_t kMostConvTaps = 8;
+
+// Which token follows which, in draft blocks: products of rows of two tables.
+struct PairWeights {
+  const Weight* predecessor = nullptr;  // table [V, R]
+  const Weight* successor = nullptr;    // table [ids, R]
+  const int32_t* token_of = nullptr;    // [ids]: rows of predecessor; null: an id is the token itself
+  float scale = 1;                      // of all products
+  const float* confidence = nullptr;    // [R]; null: none is asked for
+};
+struct PairInputs {
+  Tensor values;      // [outputs, K]
+  Tensor ids;         // [outputs, K] i32
+  Tensor gate;        // [outputs, R] f32; empty: ones
+  Tensor confidence;  // [outputs, 1] f32, of the hidden row alone
+};
+inline constexpr int32_t kMostPairCandidates = 32;  // K
+inline constexpr int32_t kMostPairRank = 512;       // R
 
 class Ops {
  public:
@@ -156,7 +187,8 @@ class Ops {
 
   // qg [T, H, 2, Dh] (query and gate of each head side by side; [T, H, Dh] unless gates are joint), k and v
   // [T, KV heads, Dh]. q [T, H * Dh] = rope(rms(query; q_norm)). rope(rms(k; k_norm)) and v are encoded into
-  // the row's cell. With no heads in params there are no q and qg: keys and values alone.
+  // the row's cell. With no heads in params there are no q and qg: keys and values alone. Where the layer
+  // seals blocks (state.h), those that the batch's certain rows fill are sealed.
   virtual void qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
                                   const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
                                   const Batch& batch) = 0;
@@ -202,6 +234,12 @@ class Ops {
   // Copies hidden rows of accepted rows to their final cells.
   virtual void hidden_move(const HiddenRing& ring, std::span<const CellMove> moves, const Batch& batch) = 0;
 
+  // Seals hot blocks that drafts have filled, or seals them again: the bytes are the same. What holds a
+  // number that is none becomes a unit of zeros.
+  virtual void kv_seal(const KvLayer& kv, std::span<const KvSeal> blocks) {
+    BRAID_CHECK(!kv.cold && blocks.empty());  // a device that seals nothing has said so (Device::accepts)
+  }
+
   // Copies K and V of accepted rows' cells to their final positions.
   virtual void kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) = 0;
 
@@ -231,6 +269,20 @@ class Ops {
   // the sum of exp over the row. What a sampler needs of a row without moving it. values [rows, k], ids
   // [rows, k] i32, log_sum [rows, 1]; k <= kMostTopK and k <= V.
   virtual void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) = 0;
+
+  // Of draft blocks (batch.h): p[t, c] = sum_j (base[j][c] + mix[t, j * E / group + c / group]) x[t - j, c]
+  // over the rows of t's sequence in this batch, all certain; y = p or, with Tail::add, y += p.
+  // y, x [T, E], mix [T, taps * E / group] f32. y may not overlap x.
+  virtual void short_conv(Tensor y, Tensor x, Tensor mix, const ShortConv& conv, Tail tail,
+                          const Batch& batch) = 0;
+
+  // Of draft blocks, per output row i, candidates p of the output row before it in its sequence, and its own
+  // candidates c; a sequence's first output row has one p, the token of the block's first row.
+  //   scores[i, p, c] = values[i, c] + scale sum_r predecessor[p][r] gate[i, r] successor[c][r]
+  //   confidence[i, p] = in.confidence[i] + scale sum_r predecessor[p][r] w.confidence[r]   if asked for
+  // scores [outputs, K * K], confidence [outputs, K], f32. What behind the one p is left open.
+  virtual void pair_scores(Tensor scores, Tensor confidence, const PairInputs& in, const PairWeights& w,
+                           const Batch& batch) = 0;
 
   // dst = src: a part of a slot for that of another.
   virtual void state_copy(float* dst, const float* src, int64_t elements) = 0;

@@ -9,6 +9,13 @@
 // KV groups: attention layers by what they keep. Group 0 keeps every position. Group 1, where a model has it,
 // are the layers with a window: what lies behind it is given back, so they need fewer blocks.
 //
+// Sealed blocks: a layer may keep its past in units of a codec (ops/kv/kv_codec.h), the *cold* pool
+// [blocks][kv_heads][unit] of K and of V, whose blocks are those of group 0. Then rows are written as f16 to
+// its *hot* blocks, the K and V pools above, which are group 1: what queries do not read exact any more is
+// given back. A block is sealed, that is encoded from its 32 hot rows, when the last of them is certain: by
+// the op that stores it, or by kv_seal() when drafts have become certain. It is never written again. Which
+// cells a query reads exact and which from units is a function of its position (ops/kv/kv_tail.h).
+//
 // Slot of a gated-delta layer (all f32 but `folded`):
 //   state   [value_heads][tiles][key_dim][tile_columns], tiles * tile_columns = value_dim: the state before
 //           position `folded`. Stored divided by decay.
@@ -24,11 +31,11 @@
 // tile_columns is the device's choice; value_dim (one tile) is the plain [Dk][Dv] form that ref/ uses.
 //
 // Hidden ring, of a model whose sequences are drafted for by a head that reads hidden rows: part of a slot,
-// f32 [cells][width], where cell c has row c % cells: the normed hidden row of the model there. `cells` is the
-// most uncertain rows of a sequence in a step and the row that they follow.
+// f32 [cells][width], where cell c has row c % cells: the normed hidden row of the model there. `cells` is
+// the most uncertain rows of a sequence in a step and the row that they follow.
 //
-// The ring of a delta layer: entries of cells `folded` .. are not part of the state yet. To fold is to apply entries in the
-// order of their positions, one by one, so that the bytes of a state depend on its entries alone.
+// The ring of a delta layer: entries of cells `folded` .. are not part of the state yet. To fold is to apply
+// entries in the order of their positions, one by one, so that a state's bytes depend on its entries alone.
 //   - Where a sequence has two certain rows or more in a batch (a prompt), or `every` is 0, all its certain
 //     rows and what was left before them are folded: folded = the position after the last certain row.
 //   - Else a row at position p sees the state folded up to F(p) = max(folded, every * floor((p - lag) /
@@ -46,8 +53,11 @@
 
 #include "base/check.h"
 #include "ops/batch.h"
+#include "ops/kv/kv_tail.h"
 
 namespace braid {
+
+struct KvCodec;  // ops/kv/kv_codec.h
 
 enum class KvFormat : uint8_t { f32, f16, bf16 };
 
@@ -72,13 +82,28 @@ struct KvShape {
   }
 };
 
+// The sealed blocks of one attention layer; none: it keeps all rows as they were written.
+struct KvCold {
+  const KvCodec* k_codec = nullptr;
+  const KvCodec* v_codec = nullptr;
+  KvTail tail;
+  int32_t blocks = 0;
+  int64_t k_unit_bytes = 0;  // of one head
+  int64_t v_unit_bytes = 0;
+  std::byte* k = nullptr;  // [blocks][kv_heads][unit]
+  std::byte* v = nullptr;
+
+  explicit operator bool() const { return k_codec != nullptr; }
+};
+
 // The pools of one attention layer.
 struct KvLayer {
   KvShape shape;
   int32_t blocks = 0;
   std::byte* k = nullptr;
   std::byte* v = nullptr;
-  int32_t group = 0;
+  int32_t group = 0;  // of the blocks that rows are written to
+  KvCold cold;
 
   std::byte* k_row(int32_t block, int32_t head, int32_t in_block) const {
     return k + block * shape.k_block_bytes() +
@@ -87,6 +112,12 @@ struct KvLayer {
   std::byte* v_row(int32_t block, int32_t head, int32_t in_block) const {
     return v + block * shape.v_block_bytes() +
            (int64_t{head} * kBlockTokens + in_block) * kv_row_bytes(shape.v_format, shape.head_dim);
+  }
+  std::byte* k_unit(int32_t cold_block, int32_t head) const {
+    return cold.k + (int64_t{cold_block} * shape.kv_heads + head) * cold.k_unit_bytes;
+  }
+  std::byte* v_unit(int32_t cold_block, int32_t head) const {
+    return cold.v + (int64_t{cold_block} * shape.kv_heads + head) * cold.v_unit_bytes;
   }
 };
 

@@ -1,4 +1,4 @@
-// app.h -- the server as a whole: what stands between HTTP (http/) and the endpoints (endpoints/), and how it ends.
+// app.h -- the server as a whole: what stands between HTTP (http/) and the endpoints (endpoints/), its end.
 //
 // Nothing here blocks, except stop().
 #pragma once

@@ -29,7 +29,8 @@ class FakeBackend : public Backend {
     std::vector<int32_t> tokens;
     FinishReason reason = FinishReason::stop;
     std::optional<int32_t> stop_id;
-    bool wait = false;  // before the end: until release() or cancel()
+    bool wait = false;                  // before the end: until release() or cancel()
+    int32_t drafted = 0, accepted = 0;  // before the first token
   };
   using Play = std::function<Script(const Request&)>;
 
@@ -120,6 +121,7 @@ class FakeBackend : public Backend {
     }
     Finished end;
     end.usage.prompt_tokens = static_cast<int32_t>(work.request.prompt.size());
+    if (script.drafted > 0) work.sink->drafts(work.id, script.drafted, script.accepted);
     for (const int32_t id : script.tokens) {
       TokenEvent event;
       event.id = id;
@@ -317,7 +319,7 @@ struct TestServer : ListeningApp {
   std::shared_ptr<ServedModel> model;
 };
 
-// Whether a mask lets an answer be `text`, token by token, and end behind it. The mask is as it was afterwards.
+// Whether a mask lets an answer be `text`, token by token, and end behind it. The mask stays as it was.
 inline bool mask_allows(TokenMask* mask, const Tokenizer& tokenizer, const std::string& text, bool ends) {
   if (mask == nullptr) return true;
   std::vector<uint64_t> bits((static_cast<size_t>(tokenizer.size()) + 63) / 64);

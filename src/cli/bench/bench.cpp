@@ -4,7 +4,7 @@
 // Rows are those of llama-bench: ppN is the speed of a prompt of N random tokens, tgN that of N generated
 // tokens (with -d, after a prompt of that length). GB/s counts the weights that a generating step reads;
 // GFLOP/s counts 2 x parameters per token; the share is the larger of both against the peaks measured first.
-// --profile: bench_profile.h.
+// --profile: bench_profile.h. --spec: bench_speculation.h.
 // --fit N: the cost per prompt token as a line c0 + c1 x position, over a prompt of N tokens.
 
 #include <fmt/format.h>
@@ -16,13 +16,16 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "base/threads.h"
 #include "cli/bench/bench_profile.h"
 #include "cli/bench/bench_serving.h"
+#include "cli/bench/bench_speculation.h"
 #include "cli/commands.h"
 #include "cli/model_options.h"
 #include "cli/terminal/interrupt.h"
@@ -48,7 +51,10 @@ struct BenchFlags {
   std::string shape;
   std::string mix = "Q4_K_M";
   std::string save;
+  std::vector<std::string> drafters;  // of random weights
+  std::string made_drafter;           // its file
   ServingBenchFlags serving;
+  SpeculationFlags speculation;
 };
 
 std::string shape_names() {
@@ -236,26 +242,57 @@ nlohmann::ordered_json to_json(const Row& row, LoadedModel& loaded, const cpu::P
           {"barrier_us", peaks.barrier_us}};
 }
 
-// --shape: a file of random weights to run; kept if --save names it.
-Result<std::string> make_shape(const BenchFlags& flags) {
+// Whether --drafter names a drafter for which `is_it` holds, or --spec runs it.
+template <typename IsIt>
+bool wants_drafter(const BenchFlags& flags, IsIt is_it) {
+  if (std::any_of(flags.drafters.begin(), flags.drafters.end(), is_it)) return true;
+  for (const std::string& spec : flags.speculation.specs) {
+    std::istringstream sources(spec.substr(0, spec.find('/')));
+    for (std::string source; std::getline(sources, source, '+');)
+      if (is_it(source)) return true;
+  }
+  return false;
+}
+
+Status write_random(const Result<GgufWriter>& writer, const std::string& path) {
+  return writer.ok() ? writer->write_file(path) : writer.error();
+}
+
+// --shape: files of random weights to run, the model and perhaps a drafter; kept if --save names them.
+Status make_shape(BenchFlags& flags) {
   const RandomShape* shape = find_random_shape(flags.shape);
   if (shape == nullptr) {
     return Error{ErrorKind::invalid_argument,
                  fmt::format("--shape {} is not one of {}", flags.shape, shape_names())};
   }
-  const std::string path = flags.save.empty() ? (std::filesystem::temp_directory_path() /
-                                                 fmt::format("braid-{}-{}.gguf", flags.shape, ::getpid()))
-                                                    .string()
-                                              : flags.save;
+  std::filesystem::path path = flags.save;
+  if (path.empty())
+    path = std::filesystem::temp_directory_path() / fmt::format("braid-{}-{}.gguf", flags.shape, ::getpid());
   ProgressLine progress("writing random weights");
   RandomOptions options;
   options.mix = flags.mix;
+  options.with_mtp = wants_drafter(flags, [](const std::string& name) { return name == "mtp"; });
   options.progress = [&](std::string_view name, uint64_t done, uint64_t total) {
     progress.update(done, total, name);
   };
-  BRAID_ASSIGN(const GgufWriter writer, random_model(*shape, options));
-  BRAID_TRY(writer.write_file(path));
-  return path;
+  flags.model.model = path.string();
+  BRAID_TRY(write_random(random_model(*shape, options), flags.model.model));
+  const auto has_file = [](const std::string& name) { return name != "mtp"; };
+  const auto named = std::find_if(flags.drafters.begin(), flags.drafters.end(), has_file);
+  const bool runs = wants_drafter(flags, [](const std::string& name) { return name == "dflash"; });
+  if (named == flags.drafters.end() && (!runs || !flags.model.draft_model.empty())) return {};
+  const std::string kind = named == flags.drafters.end() ? "dflash" : *named;
+  path.replace_extension("." + kind + ".gguf");
+  flags.made_drafter = path.string();
+  if (flags.speculation.any() || flags.model.spec_type != "none") flags.model.draft_model = path.string();
+  return write_random(random_drafter(*shape, kind, options), flags.made_drafter);
+}
+
+void remove_shape(const BenchFlags& flags) {
+  if (flags.shape.empty() || !flags.save.empty()) return;
+  std::error_code ignored;
+  std::filesystem::remove(flags.model.model, ignored);
+  if (!flags.made_drafter.empty()) std::filesystem::remove(flags.made_drafter, ignored);
 }
 
 // Two lines for people.
@@ -273,11 +310,17 @@ std::string describe(const cpu::Peaks& peaks, int threads) {
   return text;
 }
 
-int run_bench(BenchFlags flags) {
-  if (!flags.shape.empty()) {
-    auto path = make_shape(flags);
-    if (!path.ok()) return fail(path.error());
-    flags.model.model = *path;
+// Benches with tables of their own. None: none of them is asked for.
+std::optional<int> run_special(BenchFlags& flags) {
+  const bool json = flags.output == "json";
+  if (flags.speculation.any()) {
+    SpeculationFlags& speculation = flags.speculation;
+    if (!flags.serving.batches.empty()) speculation.batches = flags.serving.batches;
+    if (!flags.prompts.empty()) speculation.prompt_tokens = std::max(1, flags.prompts[0]);
+    if (!flags.generations.empty()) speculation.generate = std::max(2, flags.generations[0]);
+    speculation.repetitions = flags.repetitions;
+    speculation.json = json;
+    return run_speculation_bench(flags.model, speculation);
   }
   if (flags.profile) {
     ProfileFlags profile;
@@ -285,19 +328,26 @@ int run_bench(BenchFlags flags) {
     if (!flags.prompts.empty()) profile.prompt = std::max(1, flags.prompts[0]);
     profile.drafts = flags.drafts;
     profile.tree = flags.tree;
-    profile.json = flags.output == "json";
-    const int code = run_profile_bench(flags.model, profile);
-    if (!flags.shape.empty() && flags.save.empty()) std::filesystem::remove(flags.model.model);
-    return code;
+    profile.json = json;
+    return run_profile_bench(flags.model, profile);
   }
-  if (flags.serving.any()) {
-    flags.serving.prompts = flags.prompts;
-    flags.serving.generations = flags.generations;
-    flags.serving.repetitions = flags.repetitions;
-    flags.serving.json = flags.output == "json";
-    const int code = run_serving_bench(flags.model, flags.serving);
-    if (!flags.shape.empty() && flags.save.empty()) std::filesystem::remove(flags.model.model);
-    return code;
+  if (!flags.serving.any()) return std::nullopt;
+  flags.serving.prompts = flags.prompts;
+  flags.serving.generations = flags.generations;
+  flags.serving.repetitions = flags.repetitions;
+  flags.serving.json = json;
+  return run_serving_bench(flags.model, flags.serving);
+}
+
+int run_bench(BenchFlags flags) {
+  if (!flags.shape.empty()) {
+    if (const Status made = make_shape(flags); !made.ok()) return fail(made.error());
+  }
+  // A drafter that is named is used.
+  if (!flags.model.draft_model.empty() && flags.model.spec_type == "none") flags.model.spec_type = "dflash";
+  if (const auto code = run_special(flags)) {
+    remove_shape(flags);
+    return *code;
   }
   if (flags.model.context == 0) {
     int longest = flags.fit;
@@ -307,7 +357,7 @@ int run_bench(BenchFlags flags) {
   }
   auto loaded = load_model(flags.model);
   // The mapping keeps the bytes; nobody else needs the name.
-  if (!flags.shape.empty() && flags.save.empty()) std::filesystem::remove(flags.model.model);
+  remove_shape(flags);
   if (!loaded.ok()) return fail(loaded.error());
 
   // Peaks are those of the processor; a GPU's are measured by its own bench (bench/gpu_bench.cpp).
@@ -358,6 +408,7 @@ int run_bench(BenchFlags flags) {
 void add_bench(CLI::App& app, int* exit_code) {
   auto flags = std::make_shared<BenchFlags>();
   auto* command = app.add_subcommand("bench", "Measure prompt and generation speed");
+  flags->model.spec_type = "none";  // the model's own speed, where nobody asks for more
   add_model_options(*command, flags->model);
   command->add_option("-p,--n-prompt", flags->prompts, "prompt lengths, comma-separated; 0: none")
       ->delimiter(',')
@@ -421,6 +472,13 @@ void add_bench(CLI::App& app, int* exit_code) {
       ->add_option("--mix", flags->mix,
                    "with --shape: the types of its weights, a mix of `braid quantize` or a type like MXFP4")
       ->capture_default_str();
+  command
+      ->add_option("--drafter", flags->drafters,
+                   "with --shape: random weights of drafters, too: mtp, the model's own head, and one of "
+                   "dflash, dflash2, dspark, whose file --save names FILE.dflash2.gguf")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"mtp", "dflash", "dflash2", "dspark"}));
+  add_speculation_bench_options(*command, flags->speculation);
   command->add_option("--save", flags->save, "with --shape: keep the file here, for other engines");
   command->callback([flags, exit_code] { *exit_code = run_bench(*flags); });
 }

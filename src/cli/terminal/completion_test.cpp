@@ -23,6 +23,7 @@ class Completion : public ::testing::Test {
     add_serve(app_, &code_);
     add_bench(app_, &code_);
     add_ppl(app_, &code_);
+    add_kv_report(app_, &code_);
     add_inspect(app_, &code_);
     add_quantize(app_, &code_);
     add_completion(app_, &code_);

@@ -5,57 +5,40 @@
 #include <cmath>
 
 namespace braid {
-namespace {
-
-constexpr int32_t kCandidates = 16;  // of a guess: what noise may prefer is among them, nearly always
-
-// What the sampler would not draw if it drew from the drafter's row, whose candidates stand best first.
-void truncate(std::span<float> log_q, const SamplingParams& sampling) {
-  const double least = log_q[0] + std::log(static_cast<double>(sampling.min_p));
-  double sum = 0;
-  for (size_t c = 0; c < log_q.size(); ++c) {
-    const bool enough =
-        sum >= sampling.top_p || (sampling.top_k > 0 && c >= static_cast<size_t>(sampling.top_k));
-    sum += std::exp(static_cast<double>(log_q[c]));
-    if (c > 0 && (enough || log_q[c] < least)) log_q[c] = -INFINITY;
-  }
+BatchArrays::Sizes DflashDrafter::most(const Dflash& dflash, const DrafterOptions& options) {
+  const int32_t sequences = std::min(options.sequences, kMostTogether);
+  const int32_t guesses = std::min(options.depth, dflash.config().guesses());
+  return {sequences * dflash.config().block, sequences, sequences * guesses};
 }
 
-size_t bytes_of(int64_t numbers) { return static_cast<size_t>(numbers) * sizeof(int32_t); }
-
-}  // namespace
+size_t DflashDrafter::bytes(const Dflash& dflash, const DrafterOptions& options) {
+  const BatchArrays::Sizes sizes = most(dflash, options);
+  const int32_t width = dflash.has_pairs() ? dflash.config().candidates : kGuessCandidates;
+  return BatchArrays::bytes(sizes, 1, options.block_table, 1) +
+         bytes_of_numbers(numbers(dflash, width, sizes.outputs));
+}
 
 Status DflashDrafter::allocate(const DrafterOptions& options) {
   options_ = options;
+  reader_.set_options({options.trees, options.p_min, options.logits.cols});
   block_ = dflash_.config().block;
-  guesses_ = std::min(options.max_drafts, block_ - 1);
-  width_ = static_cast<int32_t>(std::min<int64_t>(kCandidates, options.logits.cols));
-  const int64_t most = std::min(options.sequences, kMostTogether);
-  BRAID_CHECK(guesses_ > 0 && options.logits.rows >= most * guesses_);
-  for (int a = 0; a < kArrays; ++a) {
-    const int64_t each = a < output_row  ? block_
-                         : a < first_row ? guesses_
-                         : a < table     ? 1
-                                         : options.block_table;
-    offset_[a + 1] = offset_[a] + most * each;
-  }
-  const size_t bytes = bytes_of(offset_[kArrays]);
-  BRAID_ASSIGN(host_, device_.allocate_host(bytes, "draft blocks"));
-  BRAID_ASSIGN(numbers_, device_.allocate(bytes_of(numbers(most * guesses_)), "draft blocks"));
-  chains_.reserve(static_cast<size_t>(options.sequences));
+  guesses_ = std::min(options.depth, dflash_.config().guesses());
+  width_ = dflash_.has_pairs() ? dflash_.config().candidates : guess_candidates(dflash_.head_tokens());
+  tokens_.resize(static_cast<size_t>(width_));
+  const BatchArrays::Sizes sizes = most(dflash_, options);
+  BRAID_CHECK(guesses_ > 0 && options.logits.rows >= sizes.outputs);
+  BRAID_TRY(arrays_.allocate(device_, "draft blocks", sizes, 1, options.block_table, 1));
+  const size_t number_bytes = bytes_of_numbers(numbers(sizes.outputs));
+  BRAID_ASSIGN(numbers_, device_.allocate(number_bytes, "draft blocks"));
+  blocks_.reserve(static_cast<size_t>(options.sequences));
   if (device_.computes_in_host_memory()) return {};
-  BRAID_ASSIGN(memory_, device_.allocate(bytes, "draft blocks"));
-  BRAID_ASSIGN(numbers_on_host_, device_.allocate_host(bytes_of(numbers(most * guesses_)), "draft blocks"));
+  BRAID_ASSIGN(numbers_on_host_, device_.allocate_host(number_bytes, "draft blocks"));
   return {};
-}
-
-const int32_t* DflashDrafter::on_device(Array a) const {
-  return static_cast<const int32_t*>(memory_.data() != nullptr ? memory_.data() : host_.data()) + offset_[a];
 }
 
 void DflashDrafter::propose(StepPlan& plan, int32_t budget) {
   choose(plan, budget);
-  for (std::span<const Chain> left = chains_; !left.empty();) {
+  for (std::span<const Block> left = blocks_; !left.empty();) {
     const auto round = left.first(std::min<size_t>(left.size(), kMostTogether));
     if (!run(round)) return;
     left = left.subspan(round.size());
@@ -64,105 +47,79 @@ void DflashDrafter::propose(StepPlan& plan, int32_t budget) {
 
 // Where a whole block has no cells, nothing is drafted.
 void DflashDrafter::choose(StepPlan& plan, int32_t budget) {
-  chains_.clear();
+  blocks_.clear();
   for (StepItem& item : plan.items) {
     Sequence& s = *item.sequence;
     const auto known = static_cast<int32_t>(s.tokens.size());
-    const int32_t length =
-        std::min({item.draft_depth, guesses_, budget, scheduler_.most_tokens() - known - 1});
+    const int32_t depth = std::min({item.draft_depth, guesses_, scheduler_.most_tokens() - known - 1});
+    const int32_t most = std::min({item.draft_count, budget, options_.trees ? item.draft_count : depth});
     const int32_t cells = s.computed_tokens + block_;
-    if (length <= 0 || cells > options_.block_table * kBlockTokens || !scheduler_.grow(s, cells)) continue;
-    budget -= length;
-    chains_.push_back({&item, length});
+    if (depth <= 0 || most <= 0 || cells > options_.block_table * kBlockTokens || !scheduler_.grow(s, cells))
+      continue;
+    budget -= most;
+    blocks_.push_back({&item, depth, most});
   }
 }
 
-void DflashDrafter::fill(std::span<const Chain> round) {
+void DflashDrafter::fill(std::span<const Block> round) {
   const auto count = static_cast<int32_t>(round.size());
-  padded_ =
-      memory_.data() == nullptr ? count : std::min({row_bucket(count), options_.sequences, kMostTogether});
-  for (int32_t i = 0; i < padded_; ++i) {
-    const Sequence* s = i < count ? round[static_cast<size_t>(i)].item->sequence : nullptr;
-    const int32_t start = s != nullptr ? s->computed_tokens : 0;
+  const bool pads = arrays_.is_sent();
+  padded_ = pads ? std::min({row_bucket(count), options_.sequences, kMostTogether}) : count;
+  arrays_.begin({padded_ * block_, padded_, padded_ * guesses_});
+  const int32_t first = dflash_.config().first_guess();
+  for (int32_t i = 0; i < count; ++i) {
+    const Sequence& s = *round[static_cast<size_t>(i)].item->sequence;
+    const int32_t start = s.computed_tokens;
+    arrays_.set_blocks(i, s);
+    arrays_.add_sequence(0, s.slot, block_, start + block_);
     for (int32_t j = 0; j < block_; ++j) {
-      const int32_t row = i * block_ + j;
-      host(token)[row] = s == nullptr ? -1 : j == 0 ? s->tokens.back() : dflash_.config().mask_token;
-      host(position)[row] = s != nullptr ? start + j : 0;
-      host(last_position)[row] = s != nullptr ? start + block_ - 1 : 0;
-      host(cell)[row] = s != nullptr ? start + j : -1;
-      host(sequence)[row] = s != nullptr ? i : -1;
-      host(parent)[row] = -1;
-    }
-    for (int32_t j = 0; j < guesses_; ++j)
-      host(output_row)[i * guesses_ + j] = s != nullptr ? i * block_ + 1 + j : -1;
-    host(first_row)[i] = s != nullptr ? i * block_ : 0;
-    host(rows)[i] = s != nullptr ? block_ : 0;
-    host(context)[i] = s != nullptr ? start + block_ : 0;
-    host(slot)[i] = s != nullptr ? s->slot : 0;
-    int32_t* blocks = host(table) + int64_t{i} * options_.block_table;
-    if (s == nullptr) {
-      std::fill_n(blocks, options_.block_table, 0);
-    } else {
-      std::copy(s->blocks[0].begin(), s->blocks[0].end(), blocks);
+      const int32_t token = j == 0 ? s.tokens.back() : dflash_.config().mask_token;
+      arrays_.add_row(0, {token, start + j, start + j, -1, start + block_ - 1});
+      if (j >= first && j < first + guesses_) arrays_.add_output(0);
     }
   }
+  batch_ = arrays_.finish(0, pads);
+  batch_.most_rows = batch_.most_certain = block_;
 }
 
-Batch DflashDrafter::batch() const {
-  Batch b;
-  b.tokens = padded_ * block_;
-  b.sequences = padded_;
-  b.outputs = padded_ * guesses_;
-  b.most_rows = b.most_certain = block_;
-  b.token = on_device(token);
-  b.position = on_device(position);
-  b.cell = on_device(cell);
-  b.sequence = on_device(sequence);
-  b.parent = on_device(parent);
-  b.first_row = on_device(first_row);
-  b.rows = b.certain = on_device(rows);
-  b.context = on_device(context);
-  b.slot = on_device(slot);
-  b.block_table = on_device(table);
-  b.blocks_per_sequence = options_.block_table;
-  b.output_row = on_device(output_row);
-  return b;
+int64_t DflashDrafter::numbers(const Dflash& dflash, int32_t width, int64_t guesses) {
+  const int64_t pairs = dflash.has_pairs() ? int64_t{width} * width : 0;
+  return guesses * (2 * int64_t{width} + 1 + pairs + (dflash.has_confidence() ? width : 0));
+}
+
+Dflash::Guesses DflashDrafter::guesses_at(void* numbers, int64_t guesses) const {
+  auto* at = static_cast<float*>(numbers);
+  const auto take = [&](int64_t cols, DType type = DType::f32) {
+    const Tensor t{at, type, guesses, cols, cols};
+    at += guesses * cols;
+    return t;
+  };
+  Dflash::Guesses g;
+  g.ids = take(width_, DType::i32);
+  g.values = take(width_);
+  g.log_sums = take(1);
+  if (dflash_.has_pairs()) g.scores = take(int64_t{width_} * width_);
+  if (dflash_.has_confidence()) g.confidence = take(width_);
+  return g;
 }
 
 // From the upload to the guesses: what is recorded.
 void DflashDrafter::enqueue() {
-  if (memory_.data() != nullptr)
-    device_.to_device(memory_.data(), host_.data(),
-                      bytes_of(offset_[table] + int64_t{padded_} * options_.block_table));
-  const Batch b = batch();
-  dflash_.forward(b, on_device(last_position), cache_.memory());
-  const Tensor logits = options_.logits.top(b.outputs);
+  arrays_.upload();
+  const Batch& b = batch_;
+  dflash_.forward(b, arrays_.on_device(0, BatchArrays::last_position), cache_.memory());
+  const Tensor logits = options_.logits.top(b.outputs).columns(0, dflash_.head_tokens());
   dflash_.logits(logits, 0, b.outputs);
-  auto* base = static_cast<float*>(numbers_.data());
-  const int64_t candidates = int64_t{b.outputs} * width_;
-  const Tensor ids{base, DType::i32, b.outputs, width_, width_};
-  const Tensor values{base + candidates, DType::f32, b.outputs, width_, width_};
-  const Tensor log_sums{base + 2 * candidates, DType::f32, b.outputs, 1, 1};
-  device_.ops().top_k(values, ids, log_sums, logits);
-  if (memory_.data() != nullptr)
-    device_.to_host(numbers_on_host_.data(), numbers_.data(), bytes_of(numbers(b.outputs)));
+  dflash_.guess(guesses_at(numbers_.data(), b.outputs), logits, b);
+  if (arrays_.is_sent())
+    device_.to_host(numbers_on_host_.data(), numbers_.data(), bytes_of_numbers(numbers(b.outputs)));
 }
 
-// Recorded the second time, as steps are (step/step.h), whose keys are smaller. False: the device has failed,
-// and so will the step.
-bool DflashDrafter::run(std::span<const Chain> round) {
+// False: the device has failed, and so will the step.
+bool DflashDrafter::run(std::span<const Block> round) {
   fill(round);
-  const uint64_t key = uint64_t{1} << 62 | static_cast<uint64_t>(padded_);
-  const bool records = memory_.data() != nullptr;
-  if (records && !device_.has_record(key) && !warmed_up_.insert(padded_).second && device_.begin_record()) {
-    enqueue();
-    if (!device_.end_record(key).ok()) return false;
-  }
-  if (device_.has_record(key)) {
-    device_.replay(key);
-  } else {
-    enqueue();
-  }
+  const auto shape = static_cast<uint64_t>(padded_);
+  if (!records_.queue(Records::Work::draft_blocks, shape, [this] { enqueue(); }).ok()) return false;
   if (options_.wait) options_.wait();
   device_.synchronize();
   if (!device_.health().ok()) return false;
@@ -170,48 +127,36 @@ bool DflashDrafter::run(std::span<const Chain> round) {
   return true;
 }
 
-void DflashDrafter::take(std::span<const Chain> round) {
-  for (size_t i = 0; i < round.size(); ++i) take_chain(round[i], static_cast<int64_t>(i) * guesses_);
+void DflashDrafter::take(std::span<const Block> round) {
+  for (size_t i = 0; i < round.size(); ++i) take(round[i], static_cast<int64_t>(i) * guesses_);
 }
 
-// `first`: the chain's first guess. Guesses were made together, so that each row stands for itself.
-void DflashDrafter::take_chain(const Chain& chain, int64_t first) {
-  const auto* base =
-      static_cast<const float*>(memory_.data() != nullptr ? numbers_on_host_.data() : numbers_.data());
-  const int64_t candidates = int64_t{padded_} * guesses_ * width_;
-  const auto* ids = reinterpret_cast<const int32_t*>(base);
-  const Sequence& s = *chain.item->sequence;
-  const SamplingParams& sampling = s.sampler.params();
-  const bool drawn = sampling.temperature > 0;
-  lattice_.reset(LatticeKind::independent, chain.length, width_);
-  for (int32_t d = 0; d < chain.length; ++d) {
+// `first`: the block's first guess. Guesses were made together: a row stands for itself, or it is about what
+// follows each candidate of the row before.
+void DflashDrafter::take(const Block& block, int64_t first) {
+  const Buffer& numbers = arrays_.is_sent() ? numbers_on_host_ : numbers_;
+  const Dflash::Guesses g = guesses_at(numbers.data(), int64_t{padded_} * guesses_);
+  const bool pairs = dflash_.has_pairs();
+  const auto width = static_cast<size_t>(width_);
+  reader_.begin(*block.item->sequence, pairs ? LatticeKind::conditional : LatticeKind::independent,
+                block.depth, width_);
+  for (int32_t d = 0; d < block.depth; ++d) {
     const int64_t guess = first + d;
-    const float* values = base + candidates + guess * width_;
-    // At a temperature, of the candidates alone.
-    double log_sum = base[2 * candidates + guess];
-    if (drawn) {
-      double sum = 0;
-      for (int32_t c = 0; c < width_; ++c) sum += std::exp((values[c] - values[0]) / sampling.temperature);
-      log_sum = values[0] / sampling.temperature + std::log(sum);
+    const auto* ids = static_cast<const int32_t*>(g.ids.data) + guess * g.ids.stride;
+    for (size_t c = 0; c < width; ++c)
+      tokens_[c] = ids[c] >= 0 && ids[c] < dflash_.head_tokens() ? dflash_.token(ids[c]) : -1;
+    for (int32_t parent = 0; parent < (pairs && d > 0 ? width_ : 1); ++parent) {
+      const float acceptance =
+          dflash_.has_confidence() ? dflash_.acceptance(g.confidence.f32(guess)[parent]) : 0;
+      LatticeReader::Row row;
+      row.tokens = tokens_;
+      row.logits = {pairs ? g.scores.f32(guess) + int64_t{parent} * width_ : g.values.f32(guess), width};
+      row.log_sum = pairs ? nullptr : g.log_sums.f32(guess);
+      row.acceptance = dflash_.has_confidence() ? &acceptance : nullptr;
+      reader_.set_row(d, parent, row);
     }
-    for (int32_t c = 0; c < width_; ++c) {
-      lattice_.token(d, c) = ids[guess * width_ + c];
-      const double scaled = drawn ? values[c] / sampling.temperature : values[c];
-      lattice_.log_q(d, 0)[static_cast<size_t>(c)] = static_cast<float>(scaled - log_sum);
-    }
-    if (drawn) truncate(lattice_.log_q(d, 0), sampling);
   }
-  if (drawn) lattice_.add_noise(sampling.seed, static_cast<int32_t>(s.tokens.size()));
-  for (int32_t d = 0; d < chain.length; ++d) {
-    const std::span<const float> row = lattice_.log_q(d, 0);
-    const auto best = std::max_element(row.begin(), row.end());
-    const int32_t token = lattice_.token(d, static_cast<int32_t>(best - row.begin()));
-    // No numbers come from features that are none, whose sequence the step will end.
-    if (token < 0 || token >= options_.logits.cols || !std::isfinite(*best) ||
-        *best < std::log(options_.p_min))
-      break;
-    chain.item->drafts.push_back({token, d - 1, *best});
-  }
+  reader_.read(*block.item, block.most);
 }
 
 }  // namespace braid

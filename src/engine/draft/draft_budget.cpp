@@ -11,17 +11,25 @@ namespace {
 
 constexpr double kLossShare = 0.01;
 constexpr double kMostCreditMs = kLossShare * 10e3;
-constexpr double kMostCreditSteps = kLossShare * 1000;
+constexpr double kFirstCreditSteps = 10;  // so that a few unlucky rounds are no reason to stop
+constexpr double kEnoughCreditSteps = 6;
+constexpr double kTrialCreditSteps = 3;
+constexpr double kCheapCatchUp = 0.005;  // of a plain step
 constexpr double kGainToBegin = 1.05;
 constexpr int32_t kForecastsToBegin = 4;
 constexpr int32_t kForecastsToEnd = 8;
 constexpr int32_t kFirstDistance = 64, kLastDistance = 4096;  // steps, doubling in between
+constexpr int32_t kFirstLookDistance = 8;                     // the same between single drafts
 constexpr int32_t kTrialRounds = 4, kFirstTrialRounds = 8;
 constexpr int32_t kStepsToKnow = 16;  // of a new sequence, until a trial
 constexpr int32_t kTrialDepth = 4;
-constexpr int32_t kMostCalibrationDistance = 512;
+constexpr int32_t kDeeperEvery = 16;  // rounds
+constexpr int32_t kLeastCalibrationDistance = 16, kMostCalibrationDistance = 512;
+constexpr int32_t kMostCalibrations = 6;  // in a row
+constexpr int32_t kUnfeltCells = 256;     // of a sequence, that move no step
 constexpr double kFirstAcceptance = 0.7;
 constexpr double kLeastProbability = 0.02;
+constexpr double kMostCatchUp = 0.25;  // of a prompt's step; what is more is chance
 constexpr size_t kMostHistories = 4096;
 
 int64_t cells_of(const StepPlan& plan) {
@@ -30,9 +38,6 @@ int64_t cells_of(const StepPlan& plan) {
   return sum;
 }
 
-// So that a few unlucky steps are no reason to stop, however long steps are.
-double most_credit_ms(double plain_ms) { return std::max(kMostCreditMs, kMostCreditSteps * plain_ms); }
-
 bool differs(double a, double b, double share) { return std::abs(a - b) > share * std::max(a, b); }
 
 }  // namespace
@@ -40,11 +45,10 @@ bool differs(double a, double b, double share) { return std::abs(a - b) > share 
 DraftBudget::DraftBudget(int32_t max_drafts)
     : max_drafts_(max_drafts),
       accepted_(static_cast<size_t>(max_drafts), Share{0, 0}),
-      credit_ms_(kMostCreditMs),
+      look_distance_(kFirstLookDistance),
       next_pause_(kFirstDistance),
       until_trial_(kFirstDistance),
-      trial_distance_(kFirstDistance),
-      calibration_distance_(kFirstDistance) {
+      trial_distance_(kFirstDistance) {
   accepted_[0] = {2 * kFirstAcceptance, 2};
 }
 
@@ -86,30 +90,53 @@ DraftBudget::Forecast DraftBudget::forecast(int32_t sequences, double plain_ms) 
 
 // What a plain step takes is known for steps like the last plain one, and for some time.
 bool DraftBudget::wants_calibration(const StepPlan& plan) {
-  constexpr int32_t kLeastDistance = 16;
   if (calibrate_ > 0) return true;
-  const bool changed = since_plain_ >= kLeastDistance &&
-                       (differs(plan.decoding, plain_sequences_, 0.2) ||
-                        differs(static_cast<double>(cells_of(plan)), static_cast<double>(plain_cells_), 0.2));
-  if (!changed && since_plain_ < calibration_distance_) return false;
-  if (changed) {
-    trial_distance_ = std::max(kFirstDistance, trial_distance_ / 2);
-    until_trial_ = std::min(until_trial_, trial_distance_);
-    next_pause_ = std::max(kFirstDistance, next_pause_ / 2);
-  }
-  calibrate_ = changed ? 2 : 1;
+  Plain& plain = plains_[row_bucket(plan.decoding)];
+  const auto cells = static_cast<double>(cells_of(plan)), before = static_cast<double>(plain.cells);
+  const bool changed = plain.age >= kLeastCalibrationDistance && differs(cells, before, 0.2) &&
+                       std::abs(cells - before) > kUnfeltCells * plan.decoding;
+  if (!changed && plain.age < plain.distance) return false;
+  calibrate_ = 1;
   return true;
 }
 
+// Twice or half as many sequences are another regime: what was in vain before may be worth a trial.
+void DraftBudget::follow_load(int32_t sequences) {
+  if (sequences < 2 * load_ && load_ < 2 * sequences) return;
+  load_ = sequences;
+  trial_distance_ = std::max(kFirstDistance, trial_distance_ / 2);
+  until_trial_ = std::min(until_trial_, trial_distance_);
+  next_pause_ = std::max(kFirstDistance, next_pause_ / 2);
+  pause_ = std::min(pause_, next_pause_);
+}
+
+// Whether there is credit. Where catching up costs next to nothing, it goes on without.
+bool DraftBudget::may_go_on(int32_t sequences, double plain_ms) {
+  most_credit_ms_ = std::max(kMostCreditMs, kFirstCreditSteps * plain_ms);
+  enough_ms_ = kEnoughCreditSteps * plain_ms;
+  if (!std::exchange(began_, true)) credit_ms_ = kFirstCreditSteps * plain_ms;
+  cheap_ = costs_.catch_up_ms(sequences, sequences) <= kCheapCatchUp * plain_ms;
+  const bool rested = rests_;
+  rest_or_not();
+  // After a rest steps catch up for a while before anything is drafted.
+  if (rested && !rests_) until_trial_ = std::max(until_trial_, 2 * kStepsToKnow);
+  return !broke_ && !rested;
+}
+
+void DraftBudget::rest_or_not() {
+  broke_ = broke_ && (pause_ > 0 || credit_ms_ < enough_ms_);
+  rests_ = broke_ && !cheap_;
+}
+
 DraftBudget::Mode DraftBudget::choose_mode(const StepPlan& plan, double plain_ms) {
+  follow_load(plan.decoding);
   --until_trial_;
   pause_ = std::max(0, pause_ - 1);
-  if (pause_ > 0 || credit_ms_ <= 0) return Mode::plain;
-  if (plain_ms == 0 || wants_calibration(plan)) return Mode::plain;
-  if (!std::exchange(began_, true)) credit_ms_ = most_credit_ms(plain_ms);
+  if (plain_ms == 0 || !may_go_on(plan.decoding, plain_ms) || wants_calibration(plan)) return Mode::plain;
+  const bool may_try = credit_ms_ >= kTrialCreditSteps * plain_ms;
   if (costs_.most_extra_rows(plan.decoding) == 0) {  // what a row costs is asked with a few
-    if (trial_rounds_ == 0) begin_trial(kFirstTrialRounds);
-    return Mode::trial;
+    if (trial_rounds_ == 0 && may_try && until_trial_ < kFirstDistance) begin_trial(kFirstTrialRounds);
+    return trial_rounds_ > 0 ? Mode::trial : Mode::plain;
   }
   const Forecast next = forecast(plan.decoding, plain_ms);
   depth_ = next.depth;
@@ -117,14 +144,18 @@ DraftBudget::Mode DraftBudget::choose_mode(const StepPlan& plan, double plain_ms
   below_ = next.gain < 1 ? below_ + 1 : 0;
   if (!on_ && above_ >= kForecastsToBegin) {
     on_ = true;
-    end_trial();
     trial_distance_ = kFirstDistance;
+    end_trial(false);
   } else if (on_ && below_ >= kForecastsToEnd) {
     on_ = false;
     until_trial_ = trial_distance_;
   }
-  if (on_) return Mode::drafting;
-  if (trial_rounds_ == 0 && until_trial_ <= 0) begin_trial(kTrialRounds);
+  if (on_) {
+    // Now and then one deeper: depths that nobody drafts are not heard of.
+    if (++rounds_ % kDeeperEvery == 0) depth_ = std::min(depth_ + 1, max_drafts_);
+    return Mode::drafting;
+  }
+  if (trial_rounds_ == 0 && until_trial_ <= 0 && may_try) begin_trial(kTrialRounds);
   return trial_rounds_ > 0 ? Mode::trial : Mode::plain;
 }
 
@@ -133,6 +164,7 @@ bool DraftBudget::admit(StepPlan& plan) {
   const bool measured = plan.prompt_tokens == 0 && plan.decoding == static_cast<int32_t>(plan.items.size()) &&
                         plan.decoding > 0;
   mode_ = measured ? choose_mode(plan, costs_.plain_ms(plan.decoding)) : Mode::unmeasured;
+  if (!measured) rest_or_not();
   drafting_ms_ = 0;
   if (mode_ == Mode::trial) {
     admit_one(plan);
@@ -167,9 +199,13 @@ void DraftBudget::begin_trial(int32_t rounds) {
   trial_saved_ms_ = 0;
 }
 
-void DraftBudget::end_trial() {
+void DraftBudget::end_trial(bool in_vain) {
   trial_rounds_ = 0;
+  if (in_vain) trial_distance_ = std::min(kLastDistance, 2 * trial_distance_);
   until_trial_ = trial_distance_;
+  if (!in_vain || cheap_) return;
+  broke_ = true;  // to catch up for nothing is no use
+  pause_ = std::max(pause_, trial_distance_);
 }
 
 // ---- between drafter and step ----
@@ -223,6 +259,20 @@ int32_t DraftBudget::worthwhile(const StepPlan& plan, double drafting_ms) const 
   return best;
 }
 
+// Who drops all drafts hears of none: now and then the best one is kept, lest a few unlucky rounds be the
+// last word on all that follow.
+int32_t DraftBudget::look_again(int32_t worthwhile) {
+  if (worthwhile > 0) {
+    dropped_ = 0;
+    look_distance_ = kFirstLookDistance;
+  } else if (!nodes_.empty() && ++dropped_ >= look_distance_) {
+    dropped_ = 0;
+    look_distance_ = std::min(2 * look_distance_, kLastDistance);
+    return 1;
+  }
+  return worthwhile;
+}
+
 void DraftBudget::cut(StepPlan& plan, double drafting_ms) {
   drafting_ms_ = drafting_ms;
   if (mode_ != Mode::drafting && mode_ != Mode::trial) return;
@@ -232,10 +282,10 @@ void DraftBudget::cut(StepPlan& plan, double drafting_ms) {
     ++asked;
     offered_.add(item.drafts.empty() ? 0 : 1);
   }
+  if (asked > 0) drafting_ms_ = costs_.observe_drafting(asked, depth_, drafting_ms);
   if (mode_ == Mode::trial) return;  // is told by all its drafts
-  costs_.observe_drafting(asked, depth_, drafting_ms);
   rank(plan);
-  const int32_t kept = worthwhile(plan, drafting_ms);
+  const int32_t kept = look_again(worthwhile(plan, drafting_ms));
   size_t at = 0;
   for (size_t i = 0; i < plan.items.size(); ++i) {
     std::vector<Draft>& drafts = plan.items[i].drafts;
@@ -258,9 +308,14 @@ void DraftBudget::cut(StepPlan& plan, double drafting_ms) {
 // ---- after the step ----
 
 void DraftBudget::learn(const StepItem& item, const Verdict& verdict) {
-  // Behind an end nothing was judged.
-  if (item.drafts.empty() || verdict.finished) return;
   History& history = history_of(item.sequence->id);
+  if (verdict.finished) return;  // behind an end nothing was judged
+  if (item.drafts.empty()) {     // what was particular of it may be over
+    constexpr double kFading = 0.99;
+    history.expected *= kFading;
+    history.accepted *= kFading;
+    return;
+  }
   const double factor = history.factor();
   depths_.clear();
   for (size_t n = 0; n < item.drafts.size(); ++n) {
@@ -285,73 +340,85 @@ void DraftBudget::learn(const StepItem& item, const Verdict& verdict) {
     accepted_[d].add(d < right ? 1 : 0);
 }
 
-void DraftBudget::settle(double plain_ms, double tokens_ms, double spent_ms) {
-  const double most_ms = most_credit_ms(plain_ms);
-  credit_ms_ = std::min(credit_ms_ + kLossShare * spent_ms, most_ms);
-  if (mode_ == Mode::plain) return;
-  const double lost = spent_ms - tokens_ms;
-  lost_ms_ += lost;
-  credit_ms_ -= lost;
-  if (credit_ms_ >= most_ms) {
-    credit_ms_ = most_ms;
-    next_pause_ = kFirstDistance;
-  } else if (credit_ms_ <= 0) {
-    on_ = false;
-    above_ = below_ = 0;
-    pause_ = next_pause_;
-    next_pause_ = std::min(kLastDistance, 2 * next_pause_);
-    end_trial();
+void DraftBudget::settle(double lost_ms, double passed_ms) {
+  if (!began_) return;
+  lost_ms_ += lost_ms;
+  credit_ms_ = std::min(credit_ms_ + kLossShare * passed_ms - lost_ms, most_credit_ms_);
+  if (broke_ || credit_ms_ > 0) {
+    if (credit_ms_ == most_credit_ms_) next_pause_ = kFirstDistance;
+    return;
   }
-  trial_saved_ms_ -= lost;
+  broke_ = true;
+  on_ = false;
+  above_ = below_ = 0;
+  pause_ = next_pause_;
+  next_pause_ = std::min(kLastDistance, 2 * next_pause_);
+  end_trial(true);
 }
 
-// After a round of a trial for which there were drafts. It goes on for as long as it pays.
-void DraftBudget::count_trial() {
-  if (mode_ != Mode::trial || trial_rounds_ == 0 || --trial_rounds_ > 0) return;
+// After a round of a trial. It goes on for as long as it pays, and waits for drafts as long as that costs
+// little.
+void DraftBudget::count_trial(const StepPlan& plan, double plain_ms) {
+  if (mode_ != Mode::trial || trial_rounds_ == 0) return;
+  const bool ends = trial_saved_ms_ < -kTrialCreditSteps * plain_ms;
+  if (plan.rows() > plan.decoding) --trial_rounds_;
+  if (!ends && trial_rounds_ > 0) return;
   if (trial_saved_ms_ > 0) {
     begin_trial(kTrialRounds);
   } else {
-    trial_distance_ = std::min(kLastDistance, 2 * trial_distance_);
-    end_trial();
+    end_trial(true);
   }
 }
 
 // What is known of plain steps, after one of them.
 void DraftBudget::compare_plain(const StepPlan& plan, double step_ms, double known_ms) {
-  constexpr int32_t kMostInARow = 8;
-  const bool moved = known_ms > 0 && differs(step_ms, known_ms, 0.05);
-  if (calibrate_ > 0 && --calibrate_ == 0) {
-    if (moved && ++calibrations_ < kMostInARow) calibrate_ = 1;
-    calibration_distance_ =
-        moved ? kFirstDistance : std::min(kMostCalibrationDistance, 2 * calibration_distance_);
+  Plain& plain = plains_[row_bucket(plan.decoding)];
+  const bool moved = known_ms > 0 && differs(step_ms, known_ms, 0.1);
+  if (calibrate_ > 0) {
+    calibrate_ = moved && ++plain.in_a_row < kMostCalibrations ? 1 : 0;
+    plain.distance = moved ? kFirstDistance : std::min(kMostCalibrationDistance, 2 * plain.distance);
   }
-  if (calibrate_ == 0) calibrations_ = 0;
-  since_plain_ = 0;
-  plain_sequences_ = plan.decoding;
-  plain_cells_ = cells_of(plan);
+  if (calibrate_ == 0) plain.in_a_row = 0;
+  plain.distance = std::max(plain.distance, kFirstDistance);
+  plain.age = 0;
+  plain.cells = cells_of(plan);
 }
 
-void DraftBudget::observe(const StepPlan& plan, std::span<const Verdict> verdicts, double step_ms) {
+void DraftBudget::observe_other(double ms, double catch_up_ms) {
+  settle(std::min(catch_up_ms, kMostCatchUp * ms), ms);
+}
+
+void DraftBudget::observe(const StepPlan& plan, std::span<const Verdict> verdicts, double step_ms,
+                          double catch_up_ms) {
   double tokens = 0;
   for (size_t i = 0; i < plan.items.size(); ++i) {
     const RequestId id = plan.items[i].sequence->id;
     tokens += static_cast<double>(verdicts[i].next.size());
     // A new conversation may be another kind of text.
-    if (!histories_.contains(id)) until_trial_ = std::min(until_trial_, kStepsToKnow);
-    history_of(id);
+    if (!histories_.contains(id))
+      until_trial_ = std::min(until_trial_, std::max(kStepsToKnow, trial_distance_ / 8));
     learn(plan.items[i], verdicts[i]);
     if (verdicts[i].finished) histories_.erase(id);
   }
-  if (mode_ == Mode::unmeasured) return;
-  const double plain_ms = costs_.plain_ms(plan.decoding);
-  const double counted_ms = costs_.observe(plan.decoding, plan.rows(), step_ms);
-  settle(plain_ms, plain_ms * tokens / plan.decoding, counted_ms + drafting_ms_);
-  ++since_plain_;
-  if (plan.rows() == plan.decoding) {
-    compare_plain(plan, step_ms, plain_ms);
-  } else {
-    count_trial();
+  if (mode_ == Mode::unmeasured) {
+    observe_other(step_ms, catch_up_ms);
+    return;
   }
+  const double plain_ms = costs_.plain_ms(plan.decoding);
+  const int32_t rows = plan.rows();
+  const double counted_ms = costs_.observe(plan.decoding, rows, step_ms, catch_up_ms);
+  const double caught_up_ms = catch_up_ms > 0 ? costs_.catch_up_ms(plan.decoding, rows) : 0;
+  ++plains_[row_bucket(plan.decoding)].age;
+  if (mode_ == Mode::plain) {
+    settle(caught_up_ms, step_ms);
+    compare_plain(plan, step_ms - catch_up_ms, plain_ms);
+    return;
+  }
+  const double drafting_ms = counted_ms + drafting_ms_ - plain_ms * tokens / plan.decoding;
+  trial_saved_ms_ -= drafting_ms;
+  count_trial(plan, plain_ms);
+  settle(drafting_ms + caught_up_ms, step_ms + drafting_ms_);
+  if (rows == plan.decoding) compare_plain(plan, step_ms - catch_up_ms, plain_ms);
 }
 
 }  // namespace braid

@@ -7,11 +7,16 @@
 // how deep; afterwards the nodes of all sequences are ranked, and as many are kept as give the most tokens
 // for the time.
 //
-// What drafting costs beyond plain steps for the same tokens is paid from a credit, which grows by 1 % of
-// the time and holds 1 % of ten seconds, or of 1,000 plain steps, at most; gains pay back. Without credit
-// nobody drafts. So whatever is drafted, no more than 1 % is lost, besides the credit at the start and the
-// last step. While it is off, a short trial now and then, of one sequence, shows whether things have
-// changed; while it is on, a plain step now and then shows what plain steps take.
+// What a drafter costs beyond plain steps for the same tokens, catching up included, is paid from a credit.
+// It begins with ten plain steps, grows by 1 % of the time, and holds 1 % of ten seconds, or ten plain steps,
+// at most; gains pay back. Without credit nobody drafts until some has come together, and where catching up
+// costs more than half a percent, that is left out, too. So whatever is drafted, no more than 1 % is lost,
+// besides the credit at the start and the last step. While it is off, a short trial now and then, of one
+// sequence, shows whether things have changed; while it is on, a plain step now and then shows what plain
+// steps take.
+//
+// The credit is counted in what steps took as far as that is to be expected of them (step_costs.h): another
+// program that takes the processor is no reason to stop.
 //
 // Decides by measured times, so which rows a step has is not repeatable; the tokens are, wherever rows do not
 // change each other's bytes. Engine thread only.
@@ -34,10 +39,17 @@ class DraftBudget {
 
   // Lowers the draft_depth of the plan's items. False: nobody is to be drafted for.
   bool admit(StepPlan& plan);
+  // After admit(): whether the step shall catch up.
+  bool catches_up() const { return !rests_; }
   // After drafting, which took `drafting_ms`: drops drafts that are not worth their rows.
   void cut(StepPlan& plan, double drafting_ms);
-  // After every step that admit() saw, which took `step_ms` without the drafting.
-  void observe(const StepPlan& plan, std::span<const Verdict> verdicts, double step_ms);
+  // After every step that admit() saw, which took `step_ms` without the drafting, `catch_up_ms` of them to
+  // catch up.
+  void observe(const StepPlan& plan, std::span<const Verdict> verdicts, double step_ms,
+               double catch_up_ms = 0);
+
+  // Other work took `ms`, `catch_up_ms` of them to catch up.
+  void observe_other(double ms, double catch_up_ms);
 
   bool is_on() const { return on_; }
   // Time beyond plain steps for the same tokens so far, as far as it can be told; negative: saved.
@@ -58,6 +70,13 @@ class DraftBudget {
     double expected = 0, accepted = 0;
     double factor() const;
   };
+  // The plain steps of so many sequences, as far as they have been compared.
+  struct Plain {
+    int32_t age = 0;       // steps since the last
+    int32_t distance = 0;  // steps until the next
+    int32_t in_a_row = 0;  // that differed
+    int64_t cells = 0;     // that the last one read
+  };
   struct Forecast {
     int32_t depth = 1;
     double gain = 0;  // tokens for the time, against plain steps
@@ -69,17 +88,21 @@ class DraftBudget {
   enum class Mode : uint8_t { unmeasured, plain, trial, drafting };
 
   Mode choose_mode(const StepPlan& plan, double plain_ms);
+  void follow_load(int32_t sequences);
+  bool may_go_on(int32_t sequences, double plain_ms);
+  void rest_or_not();
   bool wants_calibration(const StepPlan& plan);
+  void compare_plain(const StepPlan& plan, double step_ms, double known_ms);
   Forecast forecast(int32_t sequences, double plain_ms) const;
   void admit_one(StepPlan& plan);
   void begin_trial(int32_t rounds);
-  void end_trial();
+  void end_trial(bool in_vain);
+  void count_trial(const StepPlan& plan, double plain_ms);
   void rank(const StepPlan& plan);
+  int32_t look_again(int32_t worthwhile);
   int32_t worthwhile(const StepPlan& plan, double drafting_ms) const;
   void learn(const StepItem& item, const Verdict& verdict);
-  void settle(double plain_ms, double tokens_ms, double spent_ms);
-  void count_trial();
-  void compare_plain(const StepPlan& plan, double step_ms, double known_ms);
+  void settle(double lost_ms, double passed_ms);
   History& history_of(RequestId id);
 
   int32_t max_drafts_;
@@ -93,23 +116,29 @@ class DraftBudget {
   int32_t depth_ = 0;
   double drafting_ms_ = 0;
 
+  int32_t dropped_ = 0;    // rounds in a row in which no draft was kept
+  int32_t look_distance_;  // such rounds until one is
+
   bool on_ = false;
+  uint32_t rounds_ = 0;            // while it was on
   int32_t above_ = 0, below_ = 0;  // forecasts in a row that said so
-  bool began_ = false;             // the first plain step is known
-  double credit_ms_;
-  int32_t pause_ = 0;       // steps without drafts to come
-  int32_t next_pause_;      // should the credit be spent again
+  double credit_ms_ = 0, most_credit_ms_ = 0;
+  double enough_ms_ = 0;  // credit to begin again with
+  bool began_ = false;    // there is credit
+  bool broke_ = false;    // waits for credit
+  bool rests_ = false;    // and does not catch up
+  bool cheap_ = true;     // catching up is
+  int32_t pause_ = 0;     // steps to wait at least
+  int32_t next_pause_;    // should the credit be spent again
+  int32_t load_ = 0;      // sequences, as of the last change worth to be called one
+
   int32_t until_trial_;     // steps
   int32_t trial_distance_;  // between trials
   int32_t trial_rounds_ = 0;
   double trial_saved_ms_ = 0;
 
-  int32_t since_plain_ = 0;   // steps
-  int32_t calibrate_ = 0;     // plain steps to come
-  int32_t calibrations_ = 0;  // in a row
-  int32_t calibration_distance_;
-  int32_t plain_sequences_ = 0;  // in the last plain step
-  int64_t plain_cells_ = 0;
+  std::unordered_map<int32_t, Plain> plains_;  // by row_bucket(sequences)
+  int32_t calibrate_ = 0;                      // plain steps to come
 
   double lost_ms_ = 0;
   std::vector<Node> nodes_;  // ranked

@@ -16,20 +16,26 @@ namespace {
 TEST(StepCosts, KeepsWhatIsMeasuredAndReadsBetween) {
   StepCosts costs;
   EXPECT_EQ(costs.plain_ms(1), 0);
+  costs.observe(1, 1, 500);
+  EXPECT_EQ(costs.plain_ms(1), 0) << "one may be a chance";
   costs.observe(1, 1, 10);
   EXPECT_EQ(costs.plain_ms(1), 10);
   EXPECT_EQ(costs.step_ms(1, 5), 10);  // flat until something else is known
+  costs.observe(1, 5, 28);
+  EXPECT_EQ(costs.step_ms(1, 5), 10) << "one may be a chance";
   costs.observe(1, 5, 14);
   EXPECT_NEAR(costs.step_ms(1, 3), 12, 1e-9);
   EXPECT_NEAR(costs.step_ms(1, 7), 15, 1e-9);  // half the slope beyond
   EXPECT_EQ(costs.most_extra_rows(1), 4);
   EXPECT_EQ(costs.most_extra_rows(2), 0);
-  costs.observe(1, 3, 9);  // never less for more rows
+  for (int i = 0; i < 5; ++i) costs.observe(1, 3, 9);  // never less for more rows
   EXPECT_EQ(costs.step_ms(1, 3), 10);
+  for (int i = 0; i < 5; ++i) costs.observe(1, 2, 19);  // nor more for fewer
+  EXPECT_EQ(costs.step_ms(1, 2), 10);
   EXPECT_EQ(costs.step_ms(1, 1), 10);
   // The first measurements include warming up: the median of five counts.
-  for (const double ms : {12, 12, 12, 90}) costs.observe(1, 5, ms);
-  EXPECT_EQ(costs.step_ms(1, 5), 12);
+  for (const double ms : {12, 12, 90}) costs.observe(1, 5, ms);
+  EXPECT_EQ(costs.step_ms(1, 5), 14);
 }
 
 TEST(StepCosts, FollowsPlainStepsWithAllRowsAndForgivesHiccups) {
@@ -38,11 +44,11 @@ TEST(StepCosts, FollowsPlainStepsWithAllRowsAndForgivesHiccups) {
     costs.observe(4, 4, 10);
     costs.observe(4, 8, 13);
   }
-  EXPECT_EQ(costs.observe(4, 4, 1000), 20);
-  EXPECT_NEAR(costs.plain_ms(4), 11, 0.01);
-  EXPECT_NEAR(costs.step_ms(4, 8), 14, 0.01);
+  EXPECT_EQ(costs.observe(4, 4, 1000), 12.5);
+  EXPECT_NEAR(costs.plain_ms(4), 10.25, 0.01);
+  EXPECT_NEAR(costs.step_ms(4, 8), 13.25, 0.01);
   EXPECT_EQ(costs.observe(4, 8, 14), 14);
-  EXPECT_NEAR(costs.observe(4, 8, 1000), 28, 0.01);
+  EXPECT_NEAR(costs.observe(4, 8, 1000), 1.25 * 13.33, 0.01);
   // Nor does the first step with so many rows say all that it took.
   costs.observe(4, 12, 1000);
   EXPECT_LT(costs.step_ms(4, 12), 36);
@@ -54,15 +60,31 @@ TEST(StepCosts, FollowsPlainStepsWithAllRowsAndForgivesHiccups) {
 
 TEST(StepCosts, ANewNumberOfSequencesBeginsAsItsNeighbour) {
   StepCosts costs;
-  costs.observe(8, 8, 10);
-  costs.observe(8, 16, 14);
+  for (int i = 0; i < 2; ++i) costs.observe(8, 8, 10);
+  for (int i = 0; i < 2; ++i) costs.observe(8, 16, 14);
   EXPECT_EQ(costs.plain_ms(12), 0);
-  costs.observe(12, 12, 11);
+  for (int i = 0; i < 2; ++i) costs.observe(12, 12, 11);
   EXPECT_EQ(costs.plain_ms(12), 11);
   EXPECT_NEAR(costs.step_ms(12, 20), 15, 1e-9);
   costs.observe_drafting(8, 4, 2);
   EXPECT_NEAR(costs.drafting_ms(8, 2), 1, 1e-9);
   EXPECT_NEAR(costs.drafting_ms(9, 6), 3, 1e-9);
+}
+
+TEST(StepCosts, KnowsCatchingUpByItself) {
+  StepCosts costs;
+  EXPECT_EQ(costs.catch_up_ms(4, 8), 0);
+  for (int i = 0; i < 3; ++i) costs.observe(4, 4, 11, 1);
+  EXPECT_EQ(costs.plain_ms(4), 10);
+  EXPECT_NEAR(costs.catch_up_ms(4, 8), 2, 1e-9);
+  EXPECT_EQ(costs.observe(4, 8, 14, 2), 12);
+  costs.observe(4, 4, 1010, 1000);  // was held up
+  EXPECT_LT(costs.catch_up_ms(4, 4), 2);
+  EXPECT_EQ(costs.plain_ms(4), 10);
+  EXPECT_EQ(costs.observe_drafting(4, 3, 5), 5);
+  EXPECT_EQ(costs.observe_drafting(4, 3, 500), 10);
+  for (int i = 0; i < 5; ++i) costs.observe_drafting(4, 3, 5);
+  EXPECT_EQ(costs.observe_drafting(4, 3, 500), 6.25);
 }
 
 TEST(Survival, BeginsWithTheDraftersWordAndLearnsHowRightItIs) {
@@ -102,12 +124,14 @@ struct World {
   std::function<double(const World&, int32_t depth)> acceptance;  // of a draft whose parent was accepted
   double offered = 1;                                             // of rounds in which a sequence gets drafts
   double noise = 0.02;
-  double hiccups = 0;  // share of steps that take five times as long
-  double said = 0.7;   // what the drafter thinks of itself
+  double hiccups = 0;      // share of steps and draftings that take
+  double hiccup = 5;       // so many times as long
+  double said = 0.7;       // what the drafter thinks of itself
+  double catch_up_ms = 0;  // of a row
 
   std::mt19937 random{5};
   double ms = 0, plain_ms = 0;  // spent; what plain steps would have spent on the same tokens
-  double longest_ms = 0;
+  double longest_ms = 0, caught_up_ms = 0;
   int64_t tokens = 0, drafted = 0, steps = 0;
   std::vector<std::unique_ptr<Sequence>> all;
 
@@ -138,11 +162,15 @@ struct World {
           item.drafts.push_back({d, d - 1, static_cast<float>(std::log(said))});
       }
       drafting = drafting_ms(asked, depth);
+      if (uniform(random) < hiccups) drafting *= hiccup;
       budget.cut(plan, drafting);
     }
     std::normal_distribution<double> normal(1, noise);
     double took = step_ms(sequences, row_bucket(plan.rows())) * std::max(0.5, normal(random));
-    if (uniform(random) < hiccups) took *= 5;
+    if (uniform(random) < hiccups) took *= hiccup;
+    const double catch_up = budget.catches_up() ? catch_up_ms * plan.rows() : 0;
+    took += catch_up;
+    caught_up_ms += catch_up;
     std::vector<Verdict> verdicts(plan.items.size());
     for (size_t i = 0; i < plan.items.size(); ++i) {
       const auto most = static_cast<int32_t>(plan.items[i].drafts.size());
@@ -155,7 +183,7 @@ struct World {
       plain_ms += step_ms(sequences, sequences) / sequences * (right + 1);
       drafted += most;
     }
-    budget.observe(plan, verdicts, took);
+    budget.observe(plan, verdicts, took, catch_up);
     ms += took + drafting;
     longest_ms = std::max(longest_ms, took + drafting);
     ++steps;
@@ -168,7 +196,7 @@ struct World {
 
 // Loss beyond 1 % of the time, the credit at the start, and a step.
 void expect_no_loss(const World& world, const char* what, double share = 0.01) {
-  const double start_ms = std::max(100.0, 10 * world.step_ms(world.sequences, world.sequences));
+  const double start_ms = 10 * world.step_ms(world.sequences, world.sequences);
   EXPECT_LE(world.ms - world.plain_ms, share * world.ms + start_ms + world.longest_ms) << what;
 }
 
@@ -264,23 +292,133 @@ TEST(DraftBudget, NoiseAndSilentDraftersCostNoMore) {
   }
 }
 
-// Somebody else uses the processor: now and then a step takes five times as long. That is nobody's fault.
+// Somebody else uses the processor: now and then a step or a drafting takes many times as long. That is
+// nobody's fault, and what can be gained still is.
 TEST(DraftBudget, HiccupsAreNotTakenForLosses) {
+  struct {
+    double share, times;
+  } const kHiccups[] = {{0.02, 5}, {0.05, 5}, {0.1, 10}, {0.01, 50}};
   for (const Machine& machine : kMachines) {
-    for (const double hiccups : {0.02, 0.05}) {
+    for (const auto& [share, times] : kHiccups) {
       World world = world_of(machine, 1);
       world.acceptance = [](const World&, int32_t) { return 0.9; };
-      world.hiccups = hiccups;
+      world.hiccups = share;
+      world.hiccup = times;
       world.noise = 0.1;
       DraftBudget budget(world.max_drafts);
-      world.run_until(budget, 60e3);
-      const double gain = world.gain() * (1 + 4 * hiccups);  // plain steps have hiccups, too
+      while (world.steps < 8000) world.step(budget);
+      const double gain = world.gain() * (1 + (times - 1) * share);  // plain steps have hiccups, too
       const double best = best_gain(world, 0.9);
-      EXPECT_GT(gain, 1 + 0.4 * (best - 1)) << machine.name;
-      std::printf("[report] %s, %.0f %% hiccups: gain %.3f of %.3f\n", machine.name, 100 * hiccups, gain,
-                  best);
+      EXPECT_GT(gain, 1 + 0.75 * (best - 1)) << machine.name << ", " << times << " times";
+      std::printf("[report] %s, %.0f %% of steps held up %.0f times as long: gain %.3f of %.3f\n",
+                  machine.name, 100 * share, times, gain, best);
     }
   }
+}
+
+// Whenever it comes, at the start too: a step or a drafting held up for fifty steps costs no more than some
+// steps of drafting.
+TEST(DraftBudget, AfterAHiccupDraftingIsSoonBack) {
+  for (const Machine& machine : kMachines) {
+    for (int step = 1; step < 400; step += step < 40 ? 1 : 29) {
+      World world = world_of(machine, 1);
+      world.acceptance = [](const World&, int32_t) { return 0.9; };
+      world.hiccup = 50;
+      DraftBudget budget(world.max_drafts);
+      while (world.steps < step) world.step(budget);
+      world.hiccups = 1;
+      world.step(budget);
+      world.hiccups = 0;
+      const int64_t before = world.drafted;
+      while (world.steps < step + 300) world.step(budget);
+      EXPECT_TRUE(budget.is_on()) << machine.name << ", step " << step;
+      EXPECT_GT(world.drafted - before, 50) << machine.name << ", step " << step;
+    }
+  }
+}
+
+// Other programs come and go, and take half of the processor for a second or two each time.
+TEST(DraftBudget, AMachineWhoseSpeedChangesIsNoReasonToLose) {
+  for (const Machine& machine : kMachines) {
+    for (const double a : {0.3, 0.6, 0.9}) {
+      World world = world_of(machine, 4);
+      double speed = 1;
+      world.step_ms = [&](int32_t n, int32_t rows) { return speed * machine.step_ms(n, rows); };
+      world.drafting_ms = [&](int32_t n, int32_t depth) {
+        return speed * depth * machine.drafting_share * machine.step_ms(n, n);
+      };
+      world.acceptance = [a](const World&, int32_t) { return a; };
+      world.noise = 0.05;
+      DraftBudget budget(world.max_drafts);
+      std::mt19937 random(3);
+      const double plain_ms = machine.step_ms(4, 4);
+      double at_ms = 0;
+      while (at_ms < 20000 * plain_ms) {
+        speed = random() % 2 == 0 ? 1 : 2;
+        at_ms += (100 + random() % 300) * plain_ms;
+        world.run_until(budget, at_ms);
+      }
+      speed = 1;
+      const double best = best_gain(world, a);
+      std::printf("[report] %s of changing speed, right in %.0f %%: gain %.3f of %.3f\n", machine.name,
+                  100 * a, world.gain(), best);
+      EXPECT_GT(world.gain(), best > 1.15 ? 1 + 0.5 * (best - 1) : 0.985) << machine.name << ", " << a;
+    }
+  }
+}
+
+// What a drafter keeps up of every row is paid from the same credit, and left out where that is more than it
+// can ever bring.
+TEST(DraftBudget, CatchingUpIsPaidForOrLeftOut) {
+  for (const Machine& machine : kMachines) {
+    for (const int32_t sequences : {1, 16}) {
+      for (const double share : {0.002, 0.03, 0.12}) {
+        for (const double a : {0.0, 0.9}) {
+          World world = world_of(machine, sequences);
+          const double plain_ms = machine.step_ms(sequences, sequences);
+          world.catch_up_ms = share * plain_ms / sequences;
+          world.acceptance = [a](const World&, int32_t) { return a; };
+          DraftBudget budget(world.max_drafts);
+          world.run_until(budget, 5000 * plain_ms);
+          const std::string what = std::string(machine.name) + " x" + std::to_string(sequences) +
+                                   ", catching up " + std::to_string(share) + ", a " + std::to_string(a);
+          expect_no_loss(world, what.c_str());
+          EXPECT_NEAR(budget.lost_ms(), world.ms - world.plain_ms, 0.03 * world.plain_ms) << what;
+          const double best = best_gain(world, a) / (1 + share);
+          if (best > 1.3) {
+            EXPECT_GT(world.gain(), 1 + 0.5 * (best - 1)) << what;
+          }
+          if (a == 0 && share < 0.01) {
+            EXPECT_NEAR(world.caught_up_ms, share * world.ms, 0.1 * share * world.ms) << what;
+          }
+        }
+      }
+    }
+  }
+}
+
+// What steps with prompts spend on it counts as well.
+TEST(DraftBudget, PromptsThatCatchUpAreCounted) {
+  DraftBudget budget(4);
+  Sequence s;
+  s.id = 1;
+  double rested = 0;
+  for (int round = 0; round < 2000; ++round) {
+    StepPlan plan;
+    plan.decoding = 1;
+    plan.prompt_tokens = round % 2 * 100;
+    StepItem& item = plan.items.emplace_back();
+    item.sequence = &s;
+    item.certain = 1;
+    item.draft_depth = 4;
+    budget.admit(plan);
+    std::vector<Verdict> verdicts(1);
+    verdicts[0].next.resize(1);
+    const double catch_up = budget.catches_up() ? (plan.prompt_tokens > 0 ? 5 : 0.1) : 0;
+    rested += catch_up == 0 ? 1 : 0;
+    budget.observe(plan, verdicts, (plan.prompt_tokens > 0 ? 100 : 10) + catch_up, catch_up);
+  }
+  EXPECT_GT(rested, 1500);
 }
 
 TEST(DraftBudget, WithoutAChanceItStopsAndTheLossStaysSmall) {
@@ -324,7 +462,7 @@ TEST(DraftBudget, NoticesWhenDraftsBecomeRight) {
   const double lost = world.ms - world.plain_ms;
   world.run_until(budget, 60e3);
   EXPECT_TRUE(budget.is_on());
-  EXPECT_GT(lost - (world.ms - world.plain_ms), 40e3);
+  EXPECT_GT(lost - (world.ms - world.plain_ms), 120e3);
 }
 
 // Right as long as nobody looks: drafts are wrong whenever it has decided to draft, right in its trials.

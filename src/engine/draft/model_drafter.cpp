@@ -2,27 +2,28 @@
 #include "engine/draft/model_drafter.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace braid {
-namespace {
-
-constexpr int kNumbers = 3;  // of a guess: id, logit, log of the sum
-
-}  // namespace
+size_t ModelDrafter::bytes(const DrafterOptions& options) {
+  return BatchArrays::bytes({options.sequences, options.sequences, 0}, options.depth, options.block_table,
+                            1) +
+         bytes_of_numbers(options.depth * row_numbers(options.sequences, kGuessCandidates));
+}
 
 Status ModelDrafter::allocate(const DrafterOptions& options) {
   options_ = options;
-  BRAID_CHECK(options.logits.rows >= options.sequences && options.max_drafts > 0);
-  const int64_t guesses = int64_t{options.sequences} * options.max_drafts;
-  const int64_t arrays = guesses * kArrays + int64_t{options.sequences} * (1 + options.block_table);
-  const auto bytes_of = [](int64_t count) { return static_cast<size_t>(count) * sizeof(int32_t); };
-  BRAID_ASSIGN(host_, device_.allocate_host(bytes_of(arrays), "drafts"));
-  BRAID_ASSIGN(guesses_, device_.allocate(bytes_of(guesses * kNumbers), "drafts"));
+  reader_.set_options({options.trees, options.p_min, options.logits.cols});
+  BRAID_CHECK(options.logits.rows >= options.sequences && options.depth > 0);
+  BRAID_TRY(arrays_.allocate(device_, "drafts", {options.sequences, options.sequences, 0}, options.depth,
+                             options.block_table, 1));
+  padded_ = options.sequences;
+  width_ = guess_candidates(options.logits.cols);
+  const size_t bytes = bytes_of_numbers(options.depth * row_numbers());
+  BRAID_ASSIGN(guesses_, device_.allocate(bytes, "drafts"));
   chains_.reserve(static_cast<size_t>(options.sequences));
+  batches_.reserve(static_cast<size_t>(options.depth));
   if (device_.computes_in_host_memory()) return {};
-  BRAID_ASSIGN(memory_, device_.allocate(bytes_of(arrays), "drafts"));
-  BRAID_ASSIGN(guesses_on_host_, device_.allocate_host(bytes_of(guesses * kNumbers), "drafts"));
+  BRAID_ASSIGN(guesses_on_host_, device_.allocate_host(bytes, "drafts"));
   return {};
 }
 
@@ -30,136 +31,137 @@ void ModelDrafter::propose(StepPlan& plan, int32_t budget) {
   choose(plan, budget);
   if (chains_.empty()) return;
   fill();
-  if (!run().ok()) return;  // the step will fail as this did
-  if (options_.wait) options_.wait();
-  device_.synchronize();
-  if (device_.health().ok()) take_guesses();
+  if (run()) take_guesses();
 }
 
 // Who may be drafted for, as far as there are cells.
 void ModelDrafter::choose(StepPlan& plan, int32_t budget) {
   chains_.clear();
+  bool drawn = false;
   for (StepItem& item : plan.items) {
     Sequence& s = *item.sequence;
     const auto known = static_cast<int32_t>(s.tokens.size());
-    const int32_t length = std::min({item.draft_depth, budget, scheduler_.most_tokens() - known - 1});
-    if (length <= 0 || !scheduler_.grow(s, known + length)) continue;
-    budget -= length;
-    chains_.push_back({&item, length});
+    const int32_t depth = std::min({item.draft_depth, options_.depth, scheduler_.most_tokens() - known - 1});
+    const int32_t most = std::min({item.draft_count, budget, options_.trees ? item.draft_count : depth});
+    const int32_t rows = std::min(depth, most);
+    if (rows <= 0 || !scheduler_.grow(s, known + rows)) continue;
+    budget -= most;
+    chains_.push_back({&item, rows, most});
+    drawn = drawn || s.sampler.params().temperature > 0;
   }
   std::stable_sort(chains_.begin(), chains_.end(),
-                   [](const Chain& a, const Chain& b) { return a.length > b.length; });
-  length_ = chains_.empty() ? 0 : chains_[0].length;
+                   [](const Chain& a, const Chain& b) { return a.depth > b.depth; });
+  depth_ = chains_.empty() ? 0 : chains_[0].depth;
+  mode_ = drawn ? Mode::drawn : options_.trees ? Mode::trees : Mode::chains;
+  width_ = mode_ == Mode::chains ? 0 : guess_candidates(options_.logits.cols);
 }
 
 void ModelDrafter::fill() {
   const auto count = static_cast<int32_t>(chains_.size());
-  const bool records = memory_.data() != nullptr;
-  padded_ = records ? std::min(row_bucket(count), options_.sequences) : count;
-  int32_t* tokens = host(length_, position);  // behind the arrays
-  int32_t* tables = tokens + padded_;
-  for (int32_t i = 0; i < padded_; ++i) {
-    const Sequence* s = i < count ? chains_[static_cast<size_t>(i)].item->sequence : nullptr;
-    for (int32_t row = 0; row < length_; ++row) {
-      const bool there = s != nullptr && row < chains_[static_cast<size_t>(i)].length;
-      const int32_t at = there ? s->computed_tokens + row : 0;
-      host(row, position)[i] = at;
-      host(row, cell)[i] = there ? at : -1;
-      host(row, sequence)[i] = there ? i : -1;
-      host(row, parent)[i] = -1;
-      host(row, first_row)[i] = there ? i : 0;
-      host(row, rows)[i] = host(row, certain)[i] = there ? 1 : 0;
-      host(row, context)[i] = there ? at + 1 : 0;
-      host(row, slot)[i] = there ? s->slot : 0;
+  padded_ = arrays_.is_sent() ? std::min(row_bucket(count), options_.sequences) : count;
+  arrays_.begin({padded_, padded_, 0}, depth_);
+  for (int32_t i = 0; i < count; ++i) {
+    const Chain& chain = chains_[static_cast<size_t>(i)];
+    const Sequence& s = *chain.item->sequence;
+    arrays_.set_blocks(i, s);
+    for (int32_t row = 0; row < chain.depth; ++row) {
+      const int32_t at = s.computed_tokens + row;
+      arrays_.add_sequence(row, s.slot, 1, at + 1);
+      arrays_.add_row(row, {row == 0 ? s.tokens.back() : -1, at, at});
     }
-    tokens[i] = s != nullptr ? s->tokens.back() : -1;
-    int32_t* table = tables + int64_t{i} * options_.block_table;
-    if (s == nullptr) {
-      std::fill_n(table, options_.block_table, 0);
-    } else {
-      std::copy(s->blocks[0].begin(), s->blocks[0].end(), table);
-    }
+  }
+  // Without padding only the chains that are deep enough have a row.
+  batches_.clear();
+  for (int32_t row = 0; row < depth_; ++row) {
+    Batch& b = batches_.emplace_back(arrays_.finish(row, arrays_.is_sent()));
+    b.most_rows = b.most_certain = 1;
+    if (row > 0 && mode_ != Mode::drawn) b.token = reinterpret_cast<const int32_t*>(numbers(row - 1));
   }
 }
 
-// Without padding only the chains that are long enough have a row.
-Batch ModelDrafter::batch_of(int32_t row) const {
-  const bool pads = memory_.data() != nullptr;
-  const auto* base = static_cast<const int32_t*>(pads ? memory_.data() : host_.data());
-  const auto array = [&](Array a) { return base + (int64_t{row} * kArrays + a) * padded_; };
-  const auto long_enough =
-      std::count_if(chains_.begin(), chains_.end(), [&](const Chain& chain) { return chain.length > row; });
-  const int32_t* tokens = base + int64_t{length_} * kArrays * padded_;
-  Batch b;
-  b.tokens = b.sequences = pads ? padded_ : static_cast<int32_t>(long_enough);
-  b.most_rows = b.most_certain = 1;
-  b.token = row == 0 ? tokens
-                     : static_cast<const int32_t*>(guesses_.data()) + int64_t{row - 1} * kNumbers * padded_;
-  b.position = array(position);
-  b.cell = array(cell);
-  b.sequence = array(sequence);
-  b.parent = array(parent);
-  b.first_row = array(first_row);
-  b.rows = array(rows);
-  b.certain = array(certain);
-  b.context = array(context);
-  b.slot = array(slot);
-  b.block_table = tokens + padded_;
-  b.blocks_per_sequence = options_.block_table;
-  return b;
+// False: the device has failed, and so will the step.
+bool ModelDrafter::run() {
+  const uint64_t shape = static_cast<uint64_t>(mode_) << 56 | static_cast<uint64_t>(depth_) << 32 |
+                         static_cast<uint64_t>(padded_);
+  if (mode_ != Mode::drawn) return run_recorded(shape, 0, depth_);
+  for (int32_t row = 0; row < depth_; ++row) {
+    if (!run_recorded(shape | static_cast<uint64_t>(row) << 46, row, row + 1)) return false;
+    if (row + 1 < depth_) choose_tokens(row);
+  }
+  return true;
+}
+
+bool ModelDrafter::run_recorded(uint64_t shape, int32_t first, int32_t end) {
+  if (!records_.queue(Records::Work::head, shape, [&] { enqueue(first, end); }).ok()) return false;
+  if (options_.wait) options_.wait();
+  device_.synchronize();
+  return device_.health().ok();
 }
 
 // From the upload to the guesses: what is recorded.
-void ModelDrafter::enqueue() {
-  const int64_t used = int64_t{length_} * kArrays * padded_ + int64_t{padded_} * (1 + options_.block_table);
-  if (memory_.data() != nullptr)
-    device_.to_device(memory_.data(), host_.data(), static_cast<size_t>(used) * sizeof(int32_t));
-  for (int32_t row = 0; row < length_; ++row) {
-    const Batch batch = batch_of(row);
-    const Tensor logits = options_.logits.top(batch.tokens);
-    model_.draft(logits, batch, cache_.memory(), row == 0);
-    auto* numbers = static_cast<float*>(guesses_.data()) + int64_t{row} * kNumbers * padded_;
-    const auto column = [&](int which, DType type) {
-      return Tensor{numbers + int64_t{which} * padded_, type, batch.tokens, 1, 1};
-    };
-    device_.ops().top_k(column(1, DType::f32), column(0, DType::i32), column(2, DType::f32), logits);
+void ModelDrafter::enqueue(int32_t first, int32_t end) {
+  if (first == 0) {
+    arrays_.upload();
+  } else {
+    arrays_.upload_tokens(first);
   }
-  if (memory_.data() != nullptr)
-    device_.to_host(guesses_on_host_.data(), guesses_.data(),
-                    static_cast<size_t>(int64_t{length_} * kNumbers * padded_) * sizeof(float));
+  for (int32_t row = first; row < end; ++row) enqueue_row(row);
+  if (!arrays_.is_sent()) return;
+  auto* on_host = static_cast<float*>(guesses_on_host_.data());
+  device_.to_host(on_host + first * row_numbers(), numbers(first),
+                  bytes_of_numbers((end - first) * row_numbers()));
 }
 
-// Recorded the second time, as steps are (step/step.h), whose keys leave the highest bit free.
-Status ModelDrafter::run() {
-  const uint64_t key =
-      uint64_t{1} << 63 | static_cast<uint64_t>(length_) << 32 | static_cast<uint64_t>(padded_);
-  if (memory_.data() != nullptr && !device_.has_record(key) && !warmed_up_.insert(key).second &&
-      device_.begin_record()) {
-    enqueue();
-    BRAID_TRY(device_.end_record(key));
+void ModelDrafter::enqueue_row(int32_t row) {
+  const Batch& batch = batches_[static_cast<size_t>(row)];
+  const Tensor logits = options_.logits.top(batch.tokens);
+  model_.draft(logits, batch, cache_.memory(), row == 0);
+  const auto columns = [&](int64_t first, DType type, int32_t width) {
+    return Tensor{numbers(row) + first, type, batch.tokens, width, width};
+  };
+  const Tensor log_sums = columns(2 * padded_, DType::f32, 1);
+  if (mode_ != Mode::drawn)  // the next row's tokens
+    device_.ops().top_k(columns(padded_, DType::f32, 1), columns(0, DType::i32, 1), log_sums, logits);
+  if (width_ == 0) return;
+  const int64_t candidates = int64_t{padded_} * width_;
+  device_.ops().top_k(columns(3 * padded_ + candidates, DType::f32, width_),
+                      columns(3 * padded_, DType::i32, width_), log_sums, logits);
+}
+
+// Of the i-th chain, in reader_.
+void ModelDrafter::set_row(size_t i, int32_t row) {
+  const auto* base =
+      static_cast<const float*>(arrays_.is_sent() ? guesses_on_host_.data() : guesses_.data()) +
+      row * row_numbers();
+  const bool best_alone = width_ == 0;
+  const size_t width = best_alone ? 1 : static_cast<size_t>(width_);
+  const float* ids = best_alone ? base + i : base + 3 * padded_ + i * width;
+  const float* logits = ids + (best_alone ? int64_t{padded_} : int64_t{padded_} * width_);
+  reader_.set_row(row, 0,
+                  {.tokens = {reinterpret_cast<const int32_t*>(ids), width},
+                   .logits = {logits, width},
+                   .log_sum = base + 2 * padded_ + static_cast<int64_t>(i)});
+}
+
+// What the chains' next rows follow.
+void ModelDrafter::choose_tokens(int32_t row) {
+  int32_t* next = arrays_.host(row + 1, BatchArrays::token);
+  for (size_t i = 0; i < chains_.size() && chains_[i].depth > row + 1; ++i) {
+    reader_.begin(*chains_[i].item->sequence, LatticeKind::chain, row + 1, std::max(width_, 1));
+    set_row(i, row);
+    next[i] = std::max(reader_.choose(row), 0);  // a chain that has ended is not looked at any more
   }
-  if (device_.has_record(key)) {
-    device_.replay(key);
-  } else {
-    enqueue();
-  }
-  return {};
 }
 
 void ModelDrafter::take_guesses() {
-  const void* base = memory_.data() != nullptr ? guesses_on_host_.data() : guesses_.data();
-  const int64_t vocabulary = options_.logits.cols;
   for (size_t i = 0; i < chains_.size(); ++i) {
-    std::vector<Draft>& drafts = chains_[i].item->drafts;
-    for (int32_t row = 0; row < chains_[i].length; ++row) {
-      const int64_t at = int64_t{row} * kNumbers * padded_ + static_cast<int64_t>(i);
-      const int32_t id = static_cast<const int32_t*>(base)[at];
-      const auto* numbers = static_cast<const float*>(base) + at;
-      const float log_q = numbers[padded_] - numbers[2 * padded_];
-      // No numbers come from hidden rows that are none, whose sequence the step will end.
-      if (id < 0 || id >= vocabulary || !std::isfinite(log_q) || log_q < std::log(options_.p_min)) break;
-      drafts.push_back({id, row - 1, log_q});
+    const Chain& chain = chains_[i];
+    reader_.begin(*chain.item->sequence, LatticeKind::chain, chain.depth, std::max(width_, 1));
+    for (int32_t row = 0; row < chain.depth; ++row) {
+      set_row(i, row);
+      if (reader_.choose(row) < 0) break;
     }
+    reader_.read(*chain.item, chain.most);
   }
 }
 

@@ -1,18 +1,23 @@
-// model_drafter.h -- drafts from the model's own head (MTP): chains, greedy, for all sequences that decode.
+// model_drafter.h -- drafts from the model's own head (MTP), chains or trees, for all sequences that decode.
 //
 // Before a step the head runs a row for each of them: the token that the step will run, with the hidden row
-// before it, then its own guesses. Ids stay on the device from row to row; the host waits once. What the head
-// goes on from is part of the sequences' memory (model.h), so there is nothing here to keep or to bring back.
+// before it, then its own guesses. For greedy answers ids stay on the device from row to row, and the host
+// waits once. For drawn ones the head goes on from the guess that the answer's noise prefers, which the host
+// finds: it waits after each row. In a tree the other candidates of a row stand beside the one that the head
+// went on from. What the head goes on from is part of the sequences' memory (model.h), so there is nothing
+// here to keep or to bring back.
 #pragma once
 
-#include <set>
 #include <vector>
 
 #include "base/result.h"
 #include "engine/draft/drafter_options.h"
+#include "engine/draft/lattice/lattice_reader.h"
 #include "engine/prefix/sequence_cache.h"
 #include "engine/schedule/scheduler.h"
 #include "engine/schedule/step_plan.h"
+#include "engine/step/batch_arrays.h"
+#include "engine/step/records.h"
 #include "model/model.h"
 #include "ops/device.h"
 
@@ -20,45 +25,59 @@ namespace braid {
 
 class ModelDrafter : public Drafter {
  public:
-  ModelDrafter(Device& device, Model& model, SequenceCache& cache, Scheduler& scheduler)
-      : device_(device), model_(model), cache_(cache), scheduler_(scheduler) {}
+  ModelDrafter(Device& device, Model& model, SequenceCache& cache, Scheduler& scheduler, Records& records)
+      : device_(device), model_(model), cache_(cache), scheduler_(scheduler), records_(records) {}
+  // Of its arrays on the device; logits are not looked at.
+  static size_t bytes(const DrafterOptions& options);
   // Errors: exhausted.
   Status allocate(const DrafterOptions& options);
 
+  DraftSource source() const override { return DraftSource::mtp; }
+  void set_oracle(Oracle* oracle) override { reader_.set_oracle(oracle); }
   void propose(StepPlan& plan, int32_t budget) override;
   void observe(const StepPlan&, std::span<const Verdict>) override {}
 
  private:
-  // Arrays of a row's batch, [sequences] each. Those of row j of a chain follow those of row j - 1.
-  enum Array { position, cell, sequence, parent, first_row, rows, certain, context, slot, kArrays };
-  // A sequence that is drafted for, and how many guesses it gets.
+  // A sequence that is drafted for: how deep, and with how many drafts.
   struct Chain {
     StepItem* item;
-    int32_t length;
+    int32_t depth;
+    int32_t most;
   };
+  // How rows of guesses become the next rows' tokens.
+  enum class Mode : uint8_t { chains, trees, drawn };
+
   void choose(StepPlan& plan, int32_t budget);
   void fill();
-  int32_t* host(int32_t row, Array a) {
-    return static_cast<int32_t*>(host_.data()) + (int64_t{row} * kArrays + a) * padded_;
-  }
-  Batch batch_of(int32_t row) const;
-  void enqueue();
-  Status run();
+  bool run();
+  bool run_recorded(uint64_t shape, int32_t first, int32_t end);
+  void enqueue(int32_t first, int32_t end);
+  void enqueue_row(int32_t row);
+  void choose_tokens(int32_t row);
   void take_guesses();
+  void set_row(size_t chain, int32_t row);
+
+  // Numbers of a row of guesses: the best of each sequence (id i32, logit, log of the sum of exp), then its
+  // candidates, where more than the best are asked for.
+  static int64_t row_numbers(int32_t padded, int32_t width) { return padded * (3 + 2 * int64_t{width}); }
+  int64_t row_numbers() const { return row_numbers(padded_, width_); }
+  float* numbers(int32_t row) { return static_cast<float*>(guesses_.data()) + row * row_numbers(); }
 
   Device& device_;
   Model& model_;
   SequenceCache& cache_;
   Scheduler& scheduler_;
+  Records& records_;
   DrafterOptions options_;
-  std::vector<Chain> chains_;  // of this step, the longest first
-  int32_t length_ = 0;         // of the longest
+  Mode mode_ = Mode::chains;   // of this step
+  int32_t width_ = 0;          // candidates of a guess; 0: its best alone
+  std::vector<Chain> chains_;  // the deepest first
+  int32_t depth_ = 0;          // of the deepest
   int32_t padded_ = 0;         // rows of a batch: those of chains_, and padding
-  // The arrays of all rows, then the first tokens, then block tables.
-  Buffer host_, memory_;  // memory_ is empty where the device reads host memory
-  // Of each row [padded]: guessed ids i32, their logits, and the log of the sum of exp.
+  BatchArrays arrays_;
+  std::vector<Batch> batches_;  // one for each row of the chains
   Buffer guesses_, guesses_on_host_;
-  std::set<uint64_t> warmed_up_;  // shapes that have run once
+  LatticeReader reader_;
 };
 
 }  // namespace braid

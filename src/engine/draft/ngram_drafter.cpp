@@ -98,7 +98,7 @@ void NgramDrafter::propose(StepPlan& plan, int32_t budget) {
   ++round_;
   for (StepItem& item : plan.items) {
     const Sequence& s = *item.sequence;
-    const int32_t count = std::min(item.draft_depth, budget);
+    const int32_t count = std::min({item.draft_depth, item.draft_count, budget});
     if (count <= 0) continue;
     NgramIndex& index = index_of(s);
     index.extend(s.tokens);

@@ -53,6 +53,7 @@ class NgramDrafter : public Drafter {
   // For so many sequences at a time.
   NgramDrafter(int32_t sequences, int32_t context_tokens);
 
+  DraftSource source() const override { return DraftSource::ngram; }
   void propose(StepPlan& plan, int32_t budget) override;
   void observe(const StepPlan& plan, std::span<const Verdict> verdicts) override;
 

@@ -132,6 +132,7 @@ struct Desk {
       item.certain = 1;
       item.wants_next = true;
       item.draft_depth = depths[i];
+      item.draft_count = 100;
     }
     drafter.propose(plan, budget);
     return plan;

@@ -4,26 +4,34 @@
 #include <algorithm>
 #include <cstdlib>
 #include <iterator>
+#include <limits>
 
 #include "engine/schedule/step_plan.h"
 
 namespace braid {
 namespace {
 
-constexpr double kRate = 0.1;       // of moving means
-constexpr double kMostCounted = 2;  // times what was expected
-// So many times in a row so much more or less is no chance: it is measured anew.
-constexpr int32_t kTimesElsewhere = 5;
+constexpr double kRate = 0.1;  // of moving means
+// More or less than so many times what was expected is chance, and counts as so much, unless it is so many
+// times in a row: then it is measured anew.
 constexpr double kElsewhere = 1.25;
+constexpr int32_t kTimesElsewhere = 5;
+constexpr double kMostOfGuess = 2;   // the same while what was expected is no more than a guess
+constexpr int32_t kPlainToKnow = 2;  // plain steps until what they take is known: one may be held up
 
 }  // namespace
+
+double StepCosts::counted(const Cell& cell, double ms, double expected_ms) {
+  const bool is_known = cell.measured == static_cast<int32_t>(cell.first.size());
+  return std::min(ms, (is_known ? kElsewhere : kMostOfGuess) * expected_ms);
+}
 
 void StepCosts::update(Cell& cell, double ms, double counted_ms) {
   if (cell.measured == static_cast<int32_t>(cell.first.size())) {
     const int32_t side = ms > kElsewhere * cell.ms ? 1 : ms * kElsewhere < cell.ms ? -1 : 0;
     cell.elsewhere = side != 0 && side * cell.elsewhere >= 0 ? cell.elsewhere + side : side;
     if (std::abs(cell.elsewhere) < kTimesElsewhere) {
-      cell.ms += kRate * (std::min(ms, kMostCounted * cell.ms) - cell.ms);
+      cell.ms += kRate * (std::clamp(ms, cell.ms / kElsewhere, cell.ms * kElsewhere) - cell.ms);
       return;
     }
     cell.elsewhere = cell.measured = 0;
@@ -59,26 +67,40 @@ StepCosts::Column& StepCosts::column(int32_t sequences) {
   return columns_[key] = copy;
 }
 
-double StepCosts::observe(int32_t sequences, int32_t rows, double ms) {
+double StepCosts::observe(int32_t sequences, int32_t rows, double ms, double catch_up_ms) {
   const bool known = plain_ms(sequences) > 0;
-  const double counted = known ? std::min(ms, kMostCounted * step_ms(sequences, rows)) : ms;
   Column& c = column(sequences);
-  if (rows > sequences) {
-    update(c.extra[std::max(row_bucket(rows) - row_bucket(sequences), 1)], ms, counted);
-    return counted;
+  if (catch_up_ms > 0) {
+    const double each = catch_up_ms / rows;
+    update(c.catch_up, each, c.catch_up.ms > 0 ? counted(c.catch_up, each, c.catch_up.ms) : each);
   }
-  Cell& plain = c.extra[0];
-  const double before = plain.ms;
-  update(plain, ms, counted);
+  ms -= catch_up_ms;
+  const int32_t extra = rows > sequences ? std::max(row_bucket(rows) - row_bucket(sequences), 1) : 0;
+  const double expected = known ? step_ms(sequences, rows) : 0;
+  Cell& cell = c.extra[extra];
+  const double before = cell.ms;
+  const double counts = known ? counted(cell, ms, expected) : ms;
+  update(cell, ms, counts);
+  if (extra > 0) return counts;
   if (before > 0)
-    for (auto& [n, cell] : c.extra)
-      if (n > 0) cell.ms = std::max(plain.ms, cell.ms + plain.ms - before);
-  c.is_borrowed = false;
-  return counted;
+    for (auto& [n, other] : c.extra)
+      if (n > 0) other.ms = std::max(cell.ms, other.ms + cell.ms - before);
+  c.is_borrowed = c.is_borrowed && cell.measured < kPlainToKnow;
+  return counts;
 }
 
-void StepCosts::observe_drafting(int32_t sequences, int32_t depth, double ms) {
-  update(column(sequences).drafting[depth], ms, ms);
+double StepCosts::observe_drafting(int32_t sequences, int32_t depth, double ms) {
+  Cell& cell = column(sequences).drafting[depth];
+  // A first guess: no more than a step.
+  const double expected = cell.measured > 0 ? cell.ms : plain_ms(sequences);
+  const double counts = expected > 0 ? counted(cell, ms, expected) : ms;
+  update(cell, ms, counts);
+  return counts;
+}
+
+double StepCosts::catch_up_ms(int32_t sequences, int32_t rows) const {
+  const Column* c = nearest(sequences);
+  return c == nullptr ? 0 : rows * c->catch_up.ms;
 }
 
 double StepCosts::plain_ms(int32_t sequences) const {
@@ -87,20 +109,37 @@ double StepCosts::plain_ms(int32_t sequences) const {
   return found->second.extra.at(0).ms;
 }
 
+// Fewer rows take no longer than more, so what was measured of many bounds what is said of few: those that
+// are seldom run may have been held up.
 double StepCosts::step_ms(int32_t sequences, int32_t rows) const {
   const auto& known = columns_.at(row_bucket(sequences)).extra;
+  const double plain = known.begin()->second.ms;
   const int32_t wanted = rows > sequences ? std::max(row_bucket(rows) - row_bucket(sequences), 1) : 0;
-  double most = 0, before_most = 0;  // of those up to the last known one, and up to the one before it
-  int32_t at = 0, before_at = 0;
-  for (const auto& [extra, cell] : known) {
-    const double ms = std::max(most, cell.ms);
-    if (extra > wanted) return most + (ms - most) * (wanted - at) / (extra - at);
-    before_most = extra == 0 ? ms : most;
-    before_at = at;
-    most = ms;
-    at = extra;
+  if (wanted == 0) return plain;
+  struct Point {
+    int32_t extra;
+    double ms;
+  } above{0, 0}, below{0, plain}, before{0, plain};  // the nearest ones; before: the one below `below`
+  double least = std::numeric_limits<double>::max();
+  bool has_below = false;
+  for (auto it = known.rbegin(); it != known.rend() && it->first > 0; ++it) {
+    if (it->second.measured == 1) continue;  // may be chance
+    least = std::max(plain, std::min(least, it->second.ms));
+    const Point point{it->first, least};
+    if (point.extra >= wanted) {
+      above = point;
+    } else if (!has_below) {
+      below = point;
+      has_below = true;
+    } else {
+      before = point;
+      break;
+    }
   }
-  return at == before_at ? most : most + 0.5 * (most - before_most) / (at - before_at) * (wanted - at);
+  if (above.extra > 0)
+    return below.ms + (above.ms - below.ms) * (wanted - below.extra) / (above.extra - below.extra);
+  if (!has_below) return plain;
+  return below.ms + 0.5 * (below.ms - before.ms) / (below.extra - before.extra) * (wanted - below.extra);
 }
 
 int32_t StepCosts::most_extra_rows(int32_t sequences) const {

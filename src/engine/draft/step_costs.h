@@ -5,6 +5,13 @@
 // what moves them (longer contexts) moves the other rows of the column as much. What was not measured is
 // taken from its neighbours: between two a line, beyond the last half its slope (who hopes will measure it),
 // and a column that is new begins as the nearest one.
+//
+// What the machine does besides (a step that another program held up) meets all steps alike and says nothing
+// of their rows: beyond a quarter more or less than expected, only the direction counts, unless it is so five
+// times in a row.
+//
+// A plain step is one without a drafter: the time in which a step keeps up a drafter's memory of its rows
+// (catching up) is known by itself.
 #pragma once
 
 #include <array>
@@ -15,18 +22,19 @@ namespace braid {
 
 class StepCosts {
  public:
-  // A step took `ms`; rows >= sequences, equal: a plain step. Returns what of it counts: of plain steps and
-  // others alike no more than twice what was expected, as a step that somebody else held up says nothing of
-  // its rows.
-  double observe(int32_t sequences, int32_t rows, double ms);
-  // Drafting `depth` deep for so many sequences took `ms`.
-  void observe_drafting(int32_t sequences, int32_t depth, double ms);
+  // A step took `ms`, `catch_up_ms` of them to catch up; rows >= sequences, equal: a plain step. Returns what
+  // of it counts, without catching up.
+  double observe(int32_t sequences, int32_t rows, double ms, double catch_up_ms = 0);
+  // Drafting `depth` deep for so many sequences took `ms`. Returns what of it counts.
+  double observe_drafting(int32_t sequences, int32_t depth, double ms);
 
   // Of a plain step; 0: nobody knows yet.
   double plain_ms(int32_t sequences) const;
+  // Of so many rows; 0 if nothing like it was measured.
+  double catch_up_ms(int32_t sequences, int32_t rows) const;
   // The most rows beyond plain steps of which anything is known.
   int32_t most_extra_rows(int32_t sequences) const;
-  // Never less for more rows. Only where plain_ms() is known.
+  // Without catching up; never less for more rows. Only where plain_ms() is known.
   double step_ms(int32_t sequences, int32_t rows) const;
   // 0 if nothing like it was measured.
   double drafting_ms(int32_t sequences, int32_t depth) const;
@@ -41,11 +49,13 @@ class StepCosts {
   struct Column {
     std::map<int32_t, Cell> extra;     // by rows beyond one for each sequence, 0: plain
     std::map<int32_t, Cell> drafting;  // by depth
+    Cell catch_up;                     // of a row
     bool is_borrowed = true;           // its plain steps were never measured
   };
   Column& column(int32_t sequences);
   const Column* nearest(int32_t sequences) const;
-  // What of `ms` counts while nothing else is known of the cell.
+  // What of `ms` counts where `expected_ms` were expected.
+  static double counted(const Cell& cell, double ms, double expected_ms);
   static void update(Cell& cell, double ms, double counted_ms);
 
   std::map<int32_t, Column> columns_;  // by row_bucket(sequences)

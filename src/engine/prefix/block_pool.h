@@ -100,7 +100,8 @@ class BlockPool {
 
   // Asked to unmark() a prefix when all free blocks are kept; false: there is none.
   void on_shortage(std::function<bool()> asked) { asked_to_unmark_ = std::move(asked); }
-  // Told of each block that becomes free and unfindable, or is taken anew: tests fill it with poison.
+  // Told of each block that becomes free and unfindable, or is taken anew: what fills it with
+  // zeros, or in tests with poison.
   void on_unused(std::function<void(int32_t)> told) { told_of_unused_ = std::move(told); }
 
   // Stops the program if the books do not balance. `tables`: all that exist; `marked`: all marks.

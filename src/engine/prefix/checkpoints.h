@@ -42,6 +42,7 @@ class CheckpointStore {
   int32_t capacity() const { return static_cast<int32_t>(entries_.size()); }
   int32_t used() const { return used_; }
   uint64_t evictions() const { return evictions_; }
+  size_t image_bytes() const { return image_bytes_; }
   std::byte* image(int32_t id) { return memory_ + static_cast<size_t>(id) * image_bytes_; }
 
   // The one with most tokens that hangs on `prefix` and whose further tokens begin `next`; -1 if none.

@@ -2,7 +2,9 @@
 #include "engine/prefix/sequence_cache.h"
 
 #include <algorithm>
+#include <cstring>
 #include <initializer_list>
+#include <utility>
 
 #include "base/check.h"
 #include "base/checked.h"
@@ -18,6 +20,21 @@ int32_t group_of(const AttentionConfig& config, const CacheSizes& sizes) {
   return sizes.window > 0 && config.window > 0 ? 1 : 0;
 }
 
+KvCold cold_layer(const AttentionConfig& config, const CacheSizes& sizes) {
+  KvCold cold{sizes.k_codec, sizes.v_codec, sizes.tail, sizes.blocks[0]};
+  cold.k_unit_bytes = sizes.k_codec->unit_bytes(config.head_dim, KvSide::k);
+  cold.v_unit_bytes = sizes.v_codec->unit_bytes(config.head_dim, KvSide::v);
+  return cold;
+}
+
+// The attention layers of the model itself come first in kv_layers().
+size_t layers_that_seal(const ModelConfig& config, const CacheSizes& sizes) {
+  if (!sizes.seals()) return 0;
+  return static_cast<size_t>(
+      std::count_if(config.layers.begin(), config.layers.end(),
+                    [](const LayerConfig& l) { return l.kind == LayerKind::attention; }));
+}
+
 // Sizes of a hostile file times a large option may not fit 64 bits: then far more than any memory.
 uint64_t product(std::initializer_list<uint64_t> factors) {
   constexpr uint64_t kTooMuch = UINT64_MAX / 16;
@@ -30,10 +47,18 @@ uint64_t product(std::initializer_list<uint64_t> factors) {
 
 uint64_t CacheSizes::block_bytes(const ModelConfig& config, int32_t group) const {
   uint64_t bytes = 0;
+  size_t sealing = layers_that_seal(config, *this);
   for (const AttentionConfig* a : config.kv_layers()) {
-    if (group_of(*a, *this) != group) continue;
     const KvShape shape = kv_shape(*a, *this);
-    bytes += static_cast<uint64_t>(shape.k_block_bytes() + shape.v_block_bytes());
+    const auto rows = static_cast<uint64_t>(shape.k_block_bytes() + shape.v_block_bytes());
+    if (sealing > 0) {
+      --sealing;
+      const KvCold cold = cold_layer(*a, *this);
+      const uint64_t units = static_cast<uint64_t>(a->kv_heads * (cold.k_unit_bytes + cold.v_unit_bytes));
+      bytes += group == 0 ? units : rows;
+    } else if (group_of(*a, *this) == group) {
+      bytes += rows;
+    }
   }
   return bytes;
 }
@@ -57,14 +82,24 @@ Status SequenceCache::allocate(Device& device, const ModelConfig& config, const 
   BRAID_ASSIGN(slot_memory_, device.allocate(sizes.slot_bytes(config), "state slots"));
 
   auto* kv = static_cast<std::byte*>(kv_memory_.data());
+  const auto cut = [&kv](int64_t bytes) { return std::exchange(kv, kv + bytes); };
   auto* slots = static_cast<float*>(slot_memory_.data());
+  const size_t sealing = layers_that_seal(config, sizes);
   for (const AttentionConfig* a : config.kv_layers()) {
-    const KvShape shape = kv_shape(*a, sizes);
-    const int32_t group = group_of(*a, sizes);
-    const int32_t blocks = sizes.blocks[group];
-    BRAID_CHECK(group == 0 || a->window <= sizes.window);
-    kv_.push_back({shape, blocks, kv, kv + blocks * shape.k_block_bytes(), group});
-    kv += blocks * (shape.k_block_bytes() + shape.v_block_bytes());
+    KvLayer layer;
+    layer.shape = kv_shape(*a, sizes);
+    layer.group = kv_.size() < sealing ? 1 : group_of(*a, sizes);
+    layer.blocks = sizes.blocks[layer.group];
+    layer.k = cut(layer.blocks * layer.shape.k_block_bytes());
+    layer.v = cut(layer.blocks * layer.shape.v_block_bytes());
+    if (kv_.size() < sealing) {
+      layer.cold = cold_layer(*a, sizes);
+      layer.cold.k = cut(int64_t{layer.cold.blocks} * a->kv_heads * layer.cold.k_unit_bytes);
+      layer.cold.v = cut(int64_t{layer.cold.blocks} * a->kv_heads * layer.cold.v_unit_bytes);
+    } else {
+      BRAID_CHECK(layer.group == 0 || a->window <= sizes.window);
+    }
+    kv_.push_back(layer);
   }
   for (const LayerConfig& l : config.layers) {
     if (l.kind != LayerKind::delta) continue;
@@ -83,6 +118,20 @@ void SequenceCache::for_each_part(int32_t slot, const Act& act) const {
   if (hidden_) act(hidden_.slot(slot), hidden_.slot_elements());
 }
 
+// The parts of a block's image in order: act(cells, bytes).
+template <typename Act>
+void SequenceCache::for_each_part(int32_t group, int32_t block, const Act& act) const {
+  for (const KvLayer& kv : kv_) {
+    if (kv.group == group) {
+      act(kv.k_row(block, 0, 0), static_cast<size_t>(kv.shape.k_block_bytes()));
+      act(kv.v_row(block, 0, 0), static_cast<size_t>(kv.shape.v_block_bytes()));
+    } else if (kv.cold) {
+      act(kv.k_unit(block, 0), static_cast<size_t>(kv.shape.kv_heads * kv.cold.k_unit_bytes));
+      act(kv.v_unit(block, 0), static_cast<size_t>(kv.shape.kv_heads * kv.cold.v_unit_bytes));
+    }
+  }
+}
+
 size_t SequenceCache::state_bytes() const {
   size_t bytes = 0;
   for_each_part(0, [&](float*, int64_t count) { bytes += static_cast<size_t>(count) * sizeof(float); });
@@ -91,8 +140,7 @@ size_t SequenceCache::state_bytes() const {
 
 size_t SequenceCache::block_bytes(int32_t group) const {
   size_t bytes = 0;
-  for (const KvLayer& kv : kv_)
-    if (kv.group == group) bytes += static_cast<size_t>(kv.shape.k_block_bytes() + kv.shape.v_block_bytes());
+  for_each_part(group, 0, [&](const std::byte*, size_t part) { bytes += part; });
   return bytes;
 }
 
@@ -110,16 +158,6 @@ void SequenceCache::load_state(int32_t slot, const std::byte* image) {
     device_->to_device(numbers, image, bytes);
     image += bytes;
   });
-}
-
-// The parts of a block's image in order: act(cells, bytes).
-template <typename Act>
-void SequenceCache::for_each_part(int32_t group, int32_t block, const Act& act) {
-  for (const KvLayer& kv : kv_) {
-    if (kv.group != group) continue;
-    act(kv.k_row(block, 0, 0), static_cast<size_t>(kv.shape.k_block_bytes()));
-    act(kv.v_row(block, 0, 0), static_cast<size_t>(kv.shape.v_block_bytes()));
-  }
 }
 
 void SequenceCache::save_block(int32_t group, int32_t block, std::byte* image) {
@@ -143,15 +181,36 @@ void SequenceCache::copy_state(int32_t dst_slot, int32_t src_slot) {
   });
 }
 
+// Who copies a block goes on writing it: layers that seal have no unit of it yet.
 void SequenceCache::copy_block(int32_t group, int32_t dst_block, int32_t src_block) {
   for (const KvLayer& kv : kv_)
     if (kv.group == group) device_->ops().block_copy(kv, dst_block, src_block);
+}
+
+void SequenceCache::seal_blocks(std::span<const KvSeal> blocks) {
+  for (const KvLayer& kv : kv_)
+    if (kv.cold) device_->ops().kv_seal(kv, blocks);
 }
 
 void SequenceCache::clear_blocks(int32_t group, std::span<const int32_t> blocks) {
   const std::vector<std::byte> zeros(block_bytes(group));
   for (const int32_t block : blocks) load_block(group, block, zeros.data());
   device_->synchronize();  // the zeros go
+}
+
+void SequenceCache::clear_layers(size_t first_layer, int32_t block) {
+  BRAID_CHECK(device_->computes_in_host_memory());
+  for (size_t i = first_layer; i < kv_.size(); ++i) {
+    const KvLayer& kv = kv_[i];
+    BRAID_CHECK(!kv.cold);
+    std::memset(kv.k_row(block, 0, 0), 0, static_cast<size_t>(kv.shape.k_block_bytes()));
+    std::memset(kv.v_row(block, 0, 0), 0, static_cast<size_t>(kv.shape.v_block_bytes()));
+  }
+}
+
+void SequenceCache::clear_hidden(int32_t slot) {
+  BRAID_CHECK(device_->computes_in_host_memory());
+  if (hidden_) std::fill_n(hidden_.slot(slot), hidden_.slot_elements(), 0.0f);
 }
 
 // Large but finite in every format: cells that a row may not see are read by vectors and weighted with zero.

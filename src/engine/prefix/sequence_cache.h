@@ -11,6 +11,8 @@
 #include "base/result.h"
 #include "model/model.h"
 #include "ops/device.h"
+#include "ops/kv/kv_codec.h"
+#include "ops/ops.h"
 
 namespace braid {
 
@@ -22,7 +24,13 @@ struct CacheSizes {
   int32_t hidden_cells = 0;        // and hidden rows, for a head that drafts; 0: there is none
   KvFormat k_format = KvFormat::f16;
   KvFormat v_format = KvFormat::f16;
+  // Of sealed blocks (ops/state.h), in all attention layers of the model itself; null: there are none. Then
+  // group 0 has the units, and what the layers of drafters keep; group 1 the rows that are read exact.
+  const KvCodec* k_codec = nullptr;
+  const KvCodec* v_codec = nullptr;
+  KvTail tail;
 
+  bool seals() const { return k_codec != nullptr; }
   // Of one block over all layers of the group.
   uint64_t block_bytes(const ModelConfig& config, int32_t group) const;
   uint64_t kv_bytes(const ModelConfig& config) const;
@@ -45,6 +53,8 @@ class CacheBytes {
   virtual void load_block(int32_t group, int32_t block, const std::byte* image) = 0;
   virtual void copy_state(int32_t dst_slot, int32_t src_slot) = 0;
   virtual void copy_block(int32_t group, int32_t dst_block, int32_t src_block) = 0;
+  // Blocks of group 1, whose rows are all certain, to units of group 0.
+  virtual void seal_blocks(std::span<const KvSeal> blocks) = 0;
   // Zeros in all their cells.
   virtual void clear_blocks(int32_t group, std::span<const int32_t> blocks) = 0;
   // Waits for all that was queued.
@@ -68,8 +78,14 @@ class SequenceCache final : public CacheBytes {
   void load_block(int32_t group, int32_t block, const std::byte* image) override;
   void copy_state(int32_t dst_slot, int32_t src_slot) override;
   void copy_block(int32_t group, int32_t dst_block, int32_t src_block) override;
+  void seal_blocks(std::span<const KvSeal> blocks) override;
   void clear_blocks(int32_t group, std::span<const int32_t> blocks) override;
   void synchronize() override { device_->synchronize(); }
+
+  // Zeros in the block's cells of the layers from `first_layer` on, which seal nothing, in host memory.
+  void clear_layers(size_t first_layer, int32_t block);
+  // In the slot's hidden rows.
+  void clear_hidden(int32_t slot);
 
   // Fills a block or slot that nobody may read with values that spoil any sum they enter (tests).
   void poison_block(int32_t group, int32_t block);
@@ -77,7 +93,7 @@ class SequenceCache final : public CacheBytes {
 
  private:
   template <typename Act>
-  void for_each_part(int32_t group, int32_t block, const Act& act);
+  void for_each_part(int32_t group, int32_t block, const Act& act) const;
   template <typename Act>
   void for_each_part(int32_t slot, const Act& act) const;
 

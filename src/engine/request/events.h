@@ -18,6 +18,8 @@ struct RequestEvents {
   int32_t cached_tokens = -1;  // begun, with so many; -1: nothing about that
   int32_t prompt_done = -1;    // -1: nothing about that
   int32_t prompt_total = 0;
+  int32_t drafted = 0;   // tokens of the step that were verified
+  int32_t accepted = 0;  // of them
   std::vector<TokenEvent> tokens;
   size_t delivered = 0;  // of tokens
   std::optional<Finished> end;
@@ -50,6 +52,7 @@ class EventQueue {
     for (RequestEvents& n : events_) {
       if (n.cached_tokens >= 0) n.sink->started(n.id, n.cached_tokens);
       if (n.prompt_done >= 0) n.sink->progress(n.id, n.prompt_done, n.prompt_total);
+      if (n.drafted > 0) n.sink->drafts(n.id, n.drafted, n.accepted);
       while (n.delivered < n.tokens.size()) {
         const TokenEvent& event =
             n.tokens[n.delivered++];  // counted first: silence() leaves what is being told
@@ -64,6 +67,7 @@ class EventQueue {
   static bool silence(RequestEvents& n, bool undelivered) {
     undelivered = undelivered || n.delivered < n.tokens.size();
     n.tokens.resize(n.delivered);
+    n.drafted = 0;
     if (undelivered && n.end && n.end->reason != FinishReason::error) {
       n.end->reason = FinishReason::cancelled;
       n.end->stop_id.reset();

@@ -113,6 +113,8 @@ class Sink {
   // The request has a place and its prompt is about to be run, `cached_tokens` of it excepted. At most once,
   // before all others; never for a request that ends while it waits.
   virtual void started(RequestId id, int32_t cached_tokens) {}
+  // A step has verified so many drafts of the answer; its tokens follow.
+  virtual void drafts(RequestId id, int32_t drafted, int32_t accepted) {}
   virtual void token(RequestId id, const TokenEvent& event) = 0;
   virtual void progress(RequestId id, int32_t prompt_done, int32_t prompt_total) {}
   // The last call for this id.

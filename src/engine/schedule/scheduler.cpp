@@ -22,11 +22,13 @@ Scheduler::Scheduler(const SchedulerLimits& limits, const int32_t (&blocks)[kKvG
       bytes_(bytes),
       pools_{BlockPool(blocks[0]), BlockPool(blocks[1])},
       slots_(slots),
-      checkpoints_(host.checkpoints, host.checkpoint_count, bytes.state_bytes() + bytes.block_bytes(0)),
+      checkpoints_(host.checkpoints, host.checkpoint_count, checkpoint_bytes(bytes, limits)),
       swap_images_{SlotPool(host.swap[0].count), SlotPool(host.swap[1].count)},
       swap_memory_{host.swap[0].memory, host.swap[1].memory},
       pacer_(limits.gap_limit) {
   BRAID_CHECK(limits.window >= 0 && !(limits.window > 0 && limits.recurrent));
+  BRAID_CHECK(!limits.seals || limits.recurrent);
+  resume_bytes_ = checkpoints_.image_bytes() - bytes.block_bytes(0);
   checkpoints_.on_gone([this](const PrefixHash& prefix) { pools_[0].unmark(prefix); });
   pools_[0].on_shortage([this] {
     // Rather one whose blocks are free at once; none that a longer one needs too, for it would free nothing.
@@ -97,9 +99,8 @@ StepPlan Scheduler::plan(Clock::time_point now) {
 // Takes up to `budget` of its prompt's tokens into the plan; says how many.
 int32_t Scheduler::add_chunk(StepPlan& plan, Sequence& s, int32_t budget) {
   int32_t certain = chunk(s, budget);
-  // The blocks of a window come back after each step: rather a shorter chunk than the memory of others.
-  if (limits_.window > 0 && room_for(s, 1) >= kBlockTokens)
-    certain = chunk(s, std::min(certain, room_for(s, 1)));
+  // The blocks of group 1 come back after each step: rather a shorter chunk than the memory of others.
+  if (groups() > 1 && room_for(s, 1) >= kBlockTokens) certain = chunk(s, std::min(certain, room_for(s, 1)));
   if (certain == 0) return 0;
   if (!add_item(plan, s, certain)) {
     // What fits without the others; they will make room when they end.
@@ -152,11 +153,12 @@ void Scheduler::committed(Sequence& s) {
   if (disk_ != nullptr) disk_->step_synchronized();
   s.in_flight_tokens = 0;
   shrink(s, s.computed_tokens);
+  if (limits_.seals) seal(s);
   s.extend_hashes();
   for (; shares(s) && s.prefix.published_blocks < s.computed_tokens / kBlockTokens;
        ++s.prefix.published_blocks) {
     const int32_t i = s.prefix.published_blocks;
-    for (int32_t g = 0; g < groups(); ++g)
+    for (int32_t g = 0; g < findable_groups(); ++g)
       if (s.blocks[g][i] != kGone)
         pools_[g].publish(s.blocks[g][i], s.prefix.hashes[i], &s.tokens[int64_t{i} * kBlockTokens]);
   }
@@ -174,17 +176,29 @@ void Scheduler::committed(Sequence& s) {
 // Lets go of what `tokens` cells do not need.
 void Scheduler::shrink(Sequence& s, int32_t tokens) {
   for (int32_t g = 0; g < groups(); ++g) pools_[g].truncate(s.blocks[g], tokens);
-  if (tokens == 0) s.left_behind = 0;
+  if (tokens == 0) s.left_behind = s.sealed_blocks = 0;
 }
 
-// The first block of a group that rows from position `computed` on see.
+// The first block of a group that rows from position `computed` on see, sinks aside.
 int32_t Scheduler::first_kept(int32_t group, int32_t computed) const {
-  return group == 0 ? 0 : std::max(0, computed - limits_.window + 1) / kBlockTokens;
+  if (group == 0) return 0;
+  if (limits_.seals) return std::max(0, computed / kBlockTokens - limits_.tail.tail_blocks);
+  return std::max(0, computed - limits_.window + 1) / kBlockTokens;
 }
 
-// Gives back the blocks behind the window.
+// The blocks that drafts have filled: those that certain rows fill are sealed by the step.
+void Scheduler::seal(Sequence& s) {
+  std::vector<KvSeal> filled;
+  for (; s.sealed_blocks < s.computed_tokens / kBlockTokens; ++s.sealed_blocks) {
+    const auto i = static_cast<size_t>(s.sealed_blocks);
+    filled.push_back({s.blocks[1][i], s.blocks[0][i]});
+  }
+  if (!filled.empty()) bytes_.seal_blocks(filled);
+}
+
+// Gives back the blocks behind the window, or those of which only the units are read from now on.
 void Scheduler::leave_behind(Sequence& s) {
-  if (limits_.window == 0) return;
+  if (groups() == 1) return;
   // Whoever goes on from a full block at or before a point of the prompt needs what the window sees of it.
   const auto expected = [&](const ResumePoint& p) {
     const int32_t end = p.position / kBlockTokens;
@@ -192,7 +206,8 @@ void Scheduler::leave_behind(Sequence& s) {
   };
   const std::vector<ResumePoint>& points = s.prefix.checkpoints;
   for (; s.left_behind < first_kept(1, s.computed_tokens); ++s.left_behind)
-    pools_[1].leave_behind(s.blocks[1], s.left_behind, std::any_of(points.begin(), points.end(), expected));
+    if (s.left_behind >= sinks())
+      pools_[1].leave_behind(s.blocks[1], s.left_behind, std::any_of(points.begin(), points.end(), expected));
 }
 
 // The first position from `from` on where a checkpoint is due, and its kind; 0: none.
@@ -212,6 +227,39 @@ int32_t Scheduler::next_checkpoint(const Sequence& s, int32_t from, ResumeKind* 
 }
 
 // ---- checkpoints ----
+
+size_t Scheduler::checkpoint_bytes(const CacheBytes& bytes, const SchedulerLimits& limits) {
+  const int32_t exact = limits.seals ? limits.tail.most_exact_blocks() : 0;
+  return bytes.state_bytes() + static_cast<size_t>(exact) * bytes.block_bytes(1) + bytes.block_bytes(0);
+}
+
+// The image of a checkpoint, but for group 0's open block.
+void Scheduler::save_resume(const Sequence& s, std::byte* image) {
+  bytes_.save_state(s.slot, image);
+  if (!limits_.seals) return;
+  image += bytes_.state_bytes();
+  const int32_t first = first_kept(1, s.computed_tokens);
+  for (int32_t i = 0; i < blocks_for(s.computed_tokens); ++i) {
+    if (is_gone(1, i, first)) continue;
+    bytes_.save_block(1, s.blocks[1][static_cast<size_t>(i)], image);
+    image += bytes_.block_bytes(1);
+  }
+}
+
+// Blocks of group 1 from such an image.
+void Scheduler::load_exact_blocks(Sequence& s, const std::byte* image) {
+  image += bytes_.state_bytes();
+  s.left_behind = first_kept(1, s.computed_tokens);
+  for (int32_t i = 0; i < blocks_for(s.computed_tokens); ++i) {
+    if (is_gone(1, i, s.left_behind)) {
+      s.blocks[1].push_back(kGone);
+      continue;
+    }
+    BRAID_CHECK(pools_[1].grow(s.blocks[1], int64_t{i + 1} * kBlockTokens));
+    bytes_.load_block(1, s.blocks[1].back(), image);
+    image += bytes_.block_bytes(1);
+  }
+}
 
 // The longest checkpoint of the prefix that is shorter than `position`; -1: none.
 int32_t Scheduler::checkpoint_below(const PrefixKey& key, int32_t position) const {
@@ -276,8 +324,8 @@ int32_t Scheduler::take_checkpoint(Sequence& s, ResumeKind kind) {
   if (!make_findable(s)) return -1;
   id = put_checkpoint({s.prefix.seed, s.prefix.hashes, s.tokens}, {s.computed_tokens, kind});
   if (id < 0) return -1;
-  bytes_.save_state(s.slot, checkpoints_.image(id));
-  if (!tail.empty()) bytes_.save_block(0, s.blocks[0][full], checkpoints_.image(id) + bytes_.state_bytes());
+  save_resume(s, checkpoints_.image(id));
+  if (!tail.empty()) bytes_.save_block(0, s.blocks[0][full], checkpoints_.image(id) + resume_bytes_);
   ++stats_.checkpoints;
   return id;
 }
@@ -286,10 +334,10 @@ int32_t Scheduler::take_checkpoint(Sequence& s, ResumeKind kind) {
 void Scheduler::take_own_copy(Sequence& s) {
   const int32_t id = checkpoints_.take();
   if (id < 0) return;
-  bytes_.save_state(s.slot, checkpoints_.image(id));
+  save_resume(s, checkpoints_.image(id));
   if (s.computed_tokens % kBlockTokens != 0)
     bytes_.save_block(0, s.blocks[0][s.computed_tokens / kBlockTokens],
-                      checkpoints_.image(id) + bytes_.state_bytes());
+                      checkpoints_.image(id) + resume_bytes_);
   checkpoints_.put_unfindable(id);
   s.preempted.checkpoint = id;
 }
@@ -368,7 +416,8 @@ void Scheduler::check() const {
     slots.push_back(s->slot);
     BRAID_CHECK(s->computed_tokens < static_cast<int32_t>(s->tokens.size()));
     BRAID_CHECK(s->prefix.published_blocks <= s->computed_tokens / kBlockTokens);
-    BRAID_CHECK(s->left_behind == first_kept(1, s->computed_tokens) || limits_.window == 0);
+    BRAID_CHECK(s->left_behind == first_kept(1, s->computed_tokens) || groups() == 1);
+    BRAID_CHECK(s->sealed_blocks == s->computed_tokens / kBlockTokens || !limits_.seals);
     BRAID_CHECK(s->preempted.checkpoint < 0);
     for (int32_t g = 0; g < groups(); ++g) check_table(*s, g);
     for (int32_t g = 0; g < groups(); ++g) tables[g].push_back(&s->blocks[g]);
@@ -398,7 +447,7 @@ void Scheduler::check_table(const Sequence& s, int32_t group) const {
   BRAID_CHECK(static_cast<int64_t>(table.size()) == blocks_for(s.computed_tokens + s.in_flight_tokens));
   BRAID_CHECK(s.preempted.blocks[group].empty());
   for (size_t b = 0; b < table.size(); ++b)
-    BRAID_CHECK((table[b] == kGone) == (group == 1 && b < static_cast<size_t>(s.left_behind)));
+    BRAID_CHECK((table[b] == kGone) == is_gone(group, static_cast<int32_t>(b), s.left_behind));
   // What will be written next is nobody else's, or will be copied first (grow_or_preempt).
   for (size_t b = static_cast<size_t>(s.computed_tokens) / kBlockTokens + 1; b < table.size(); ++b)
     BRAID_CHECK(pools_[group].holders(table[b]) == 1);

@@ -29,6 +29,11 @@
 // reused, and those that somebody is expected to go on from, where other models take checkpoints, are reused
 // last: a prefix is there if all its blocks are in group 0 and what the window sees of it in group 1.
 //
+// Where blocks are sealed (ops/state.h), group 0 has their units, which are shared, found and swapped as
+// others are, and group 1 the rows that the next positions read exact: each sequence has its own, they are
+// given back like those behind a window, and checkpoints have copies of them. So a prefix is resumed at
+// checkpoints only, whether the model has state or not.
+//
 // Nobody overtakes except past those who wait for another's prefix or for the disk: the first for whom there
 // is no memory stops the others.
 #pragma once
@@ -59,8 +64,11 @@ struct SchedulerLimits {
   int32_t max_drafts = 0;       // uncertain tokens of one sequence in one step
   double gap_limit = 3.95;      // inter-token latency beside a prompt, in undisturbed steps; 0: any
   bool prefix_cache = true;
-  bool recurrent = true;  // the model has state: a prefix is resumed at checkpoints only
-  int32_t window = 0;     // KV group 1 sees so many positions (then not recurrent); 0: there is none
+  bool recurrent =
+      true;            // a prefix is resumed at checkpoints only: the model has state, or blocks are sealed
+  int32_t window = 0;  // KV group 1 sees so many positions (then not recurrent); 0: there is none
+  bool seals = false;  // then KV group 1 are the rows that are read exact
+  KvTail tail;         // which these are
   int32_t checkpoint_interval = 0;  // a checkpoint every so many tokens; 0: none on the way
   int32_t checkpoint_spacing = 64;  // checkpoints of one prompt are at least so far apart
   Preemption preemption = Preemption::cheaper;
@@ -80,7 +88,7 @@ struct SchedulerStats {
 
 // Host memory of the scheduler, owned by the caller.
 struct HostImages {
-  std::byte* checkpoints = nullptr;  // [checkpoint_count][state_bytes + block_bytes]
+  std::byte* checkpoints = nullptr;  // [checkpoint_count][checkpoint_bytes]
   int32_t checkpoint_count = 0;
   struct Swap {
     std::byte* memory = nullptr;  // [count][block_bytes]
@@ -93,7 +101,9 @@ struct PrefixKey;
 
 class Scheduler {
  public:
-  // `blocks`: of each KV group; of group 1 enough for a window and a chunk.
+  // Bytes of a checkpoint's image.
+  static size_t checkpoint_bytes(const CacheBytes& bytes, const SchedulerLimits& limits);
+  // `blocks`: of each KV group; of group 1 enough for a window, or what is read exact, and a chunk.
   Scheduler(const SchedulerLimits& limits, const int32_t (&blocks)[kKvGroups], int32_t slots,
             CacheBytes& bytes, const HostImages& host);
 
@@ -136,7 +146,7 @@ class Scheduler {
   // Nobody runs: waits for what is queued on the device, so that the disk gets what was kept last.
   void all_queued_is_done();
 
-  int32_t groups() const { return limits_.window > 0 ? 2 : 1; }
+  int32_t groups() const { return limits_.window > 0 || limits_.seals ? 2 : 1; }
   BlockPool& blocks(int32_t group = 0) { return pools_[group]; }
   const BlockPool& blocks(int32_t group = 0) const { return pools_[group]; }
   SlotPool& slots() { return slots_; }
@@ -167,6 +177,16 @@ class Scheduler {
   bool keeps_checkpoints(const Sequence& s) const { return limits_.recurrent && shares(s); }
   bool held_back(Sequence& s, int32_t position);
   bool still_waits(const Sequence& s) const;
+  // Groups whose blocks are published and found, rather than copied into checkpoints.
+  int32_t findable_groups() const { return limits_.window > 0 ? 2 : 1; }
+  int32_t sinks() const { return limits_.seals ? limits_.tail.sink_blocks : 0; }
+  // Blocks of group 1 that it has let go of.
+  int32_t gone(const Sequence& s) const { return std::max(0, s.left_behind - sinks()); }
+  bool is_gone(int32_t group, int32_t index, int32_t left_behind) const {
+    return group == 1 && index < left_behind && index >= sinks();
+  }
+  void save_resume(const Sequence& s, std::byte* image);
+  void load_exact_blocks(Sequence& s, const std::byte* image);
   int32_t first_kept(int32_t group, int32_t computed) const;
   int64_t most_blocks(int32_t group, int64_t tokens) const;
   int64_t blocks_spoken_for(int32_t group) const;
@@ -182,6 +202,7 @@ class Scheduler {
   void clear_in_flight(Sequence& s);
   void shrink(Sequence& s, int32_t tokens);
   void leave_behind(Sequence& s);
+  void seal(Sequence& s);
   int32_t next_checkpoint(const Sequence& s, int32_t from, ResumeKind* kind = nullptr) const;
   int32_t put_checkpoint(const PrefixKey& key, ResumePoint point);
   int32_t checkpoint_below(const PrefixKey& key, int32_t position) const;
@@ -211,6 +232,7 @@ class Scheduler {
 
   SchedulerLimits limits_;
   CacheBytes& bytes_;
+  size_t resume_bytes_ = 0;  // of a checkpoint: state and exact blocks; group 0's open block follows
   BlockPool pools_[kKvGroups];
   SlotPool slots_;
   CheckpointStore checkpoints_;

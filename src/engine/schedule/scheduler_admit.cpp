@@ -85,7 +85,7 @@ Scheduler::Hit Scheduler::lookup(const Sequence& s) const {
     chain[1].push_back(pools_[1].find(s.prefix.hashes[depth], s.tokens.data() + at));
     if (chain[1].back() < 0) whole_from = depth + 1;
   }
-  for (int32_t g = 0; g < groups(); ++g) {
+  for (int32_t g = 0; g < findable_groups(); ++g) {
     chain[g].resize(static_cast<size_t>(hit.position / kBlockTokens));
     std::fill_n(chain[g].begin(), first_kept(g, hit.position), kGone);
     hit.blocks[g] = std::move(chain[g]);
@@ -102,7 +102,7 @@ Scheduler::Hit Scheduler::lookup_own(const Sequence& s) const {
   const bool copied = !s.preempted.blocks[0].empty();
   // The part of a last block is in the checkpoint's image, or with the copies of the others.
   hit.position = limits_.recurrent || copied ? s.preempted.tokens : full * kBlockTokens;
-  for (int32_t g = 0; g < groups(); ++g) {
+  for (int32_t g = 0; g < findable_groups(); ++g) {
     hit.blocks[g].assign(static_cast<size_t>(first_kept(g, hit.position)), kGone);
     for (auto i = static_cast<int32_t>(hit.blocks[g].size()); i < full; ++i) {
       const int32_t block =
@@ -231,7 +231,9 @@ void Scheduler::plan_checkpoints(Sequence& s, int32_t known) {
 
 // Blocks that a sequence of so many tokens holds at most, chunks of its prompt aside.
 int64_t Scheduler::most_blocks(int32_t group, int64_t tokens) const {
-  return std::min(blocks_for(tokens), group == 0 ? INT64_MAX : blocks_for(limits_.window) + 2);
+  if (group == 0) return blocks_for(tokens);
+  return std::min(blocks_for(tokens), limits_.seals ? int64_t{limits_.tail.most_exact_blocks()} + 1
+                                                    : blocks_for(limits_.window) + 2);
 }
 
 // Blocks that those who run will take before their prompts end, and one to spare for each.
@@ -239,7 +241,7 @@ int64_t Scheduler::blocks_spoken_for(int32_t group) const {
   int64_t sum = 0;
   for (const auto& s : running_) {
     const int64_t whole = most_blocks(group, static_cast<int64_t>(s->tokens.size()) + 1);
-    const int64_t held = static_cast<int64_t>(s->blocks[group].size()) - (group == 0 ? 0 : s->left_behind);
+    const int64_t held = static_cast<int64_t>(s->blocks[group].size()) - (group == 0 ? 0 : gone(*s));
     sum += std::max<int64_t>(0, whole - held) + 1;
   }
   return sum;
@@ -303,6 +305,7 @@ void Scheduler::enter(std::unique_ptr<Sequence> sequence, const Hit& hit, Clock:
 
 void Scheduler::restore(Sequence& s, const Hit& hit) {
   s.computed_tokens = hit.position;
+  s.sealed_blocks = hit.position / kBlockTokens;
   s.prefix.published_blocks = 0;
   if (hit.position == 0) return;
   // New blocks may cost a checkpoint, but not this one.
@@ -314,15 +317,16 @@ void Scheduler::restore(Sequence& s, const Hit& hit) {
   if (hit.checkpoint < 0) return;
   const std::byte* image = checkpoints_.image(hit.checkpoint);
   bytes_.load_state(s.slot, image);
+  if (limits_.seals) load_exact_blocks(s, image);
   if (hit.position % kBlockTokens != 0) {
     BRAID_CHECK(pools_[0].grow(s.blocks[0], hit.position));
-    bytes_.load_block(0, s.blocks[0].back(), image + bytes_.state_bytes());
+    bytes_.load_block(0, s.blocks[0].back(), image + resume_bytes_);
   }
   checkpoints_.unpin(hit.checkpoint);
 }
 
 void Scheduler::restore_blocks(Sequence& s, const Hit& hit) {
-  for (int32_t g = 0; g < groups(); ++g) {
+  for (int32_t g = 0; g < findable_groups(); ++g) {
     const BlockTable& wanted = hit.blocks[g];
     // Hold what is shared before taking new blocks: taking could reuse it.
     BlockTable found, fresh;
@@ -341,7 +345,7 @@ void Scheduler::restore_blocks(Sequence& s, const Hit& hit) {
       }
     }
   }
-  s.left_behind = limits_.window > 0 ? first_kept(1, hit.position) : 0;
+  if (limits_.window > 0) s.left_behind = first_kept(1, hit.position);
 }
 
 void Scheduler::forget_copies(Sequence& s) {
@@ -374,11 +378,16 @@ std::vector<Sequence*> Scheduler::fork(Sequence& s) {
     twin.slot = slots_.take();
     bytes_.copy_state(twin.slot, s.slot);
     for (int32_t g = 0; g < groups(); ++g) {
-      twin.blocks[g].assign(static_cast<size_t>(g == 0 ? 0 : s.left_behind), kGone);
-      for (size_t i = twin.blocks[g].size(); i < s.blocks[g].size(); ++i)
-        pools_[g].share(s.blocks[g][i], twin.blocks[g]);
+      for (const int32_t block : s.blocks[g]) {
+        if (block == kGone) {
+          twin.blocks[g].push_back(kGone);
+        } else {
+          pools_[g].share(block, twin.blocks[g]);
+        }
+      }
     }
     twin.left_behind = s.left_behind;
+    twin.sealed_blocks = s.prompt_tokens() / kBlockTokens;
     twin.prefix.checkpoints = s.prefix.checkpoints;
     twin.computed_tokens = s.prompt_tokens();
     twin.prefix.published_blocks = s.prefix.published_blocks;
@@ -487,7 +496,7 @@ bool Scheduler::swap_out(Sequence& victim) {
   const auto end = static_cast<int32_t>(limits_.recurrent ? tokens / kBlockTokens : blocks_for(tokens));
   if (end == 0) return false;
   double bytes = 0;
-  for (int32_t g = 0; g < groups(); ++g) {
+  for (int32_t g = 0; g < findable_groups(); ++g) {
     const int32_t count = end - first_kept(g, tokens);
     if (swap_images_[g].free() < count) return false;
     bytes += static_cast<double>(count) * static_cast<double>(bytes_.block_bytes(g));
@@ -496,7 +505,7 @@ bool Scheduler::swap_out(Sequence& victim) {
     constexpr double kCopyBytesPerMs = 4e6;  // out and in, what the slowest supported link does
     if (pacer_.token_ms() * end * kBlockTokens < 2.0 * bytes / kCopyBytesPerMs) return false;
   }
-  for (int32_t g = 0; g < groups(); ++g)
+  for (int32_t g = 0; g < findable_groups(); ++g)
     for (int32_t i = first_kept(g, tokens); i < end; ++i) {
       const int32_t image = swap_images_[g].take();
       bytes_.save_block(g, victim.blocks[g][i], swap_image(g, image));

@@ -33,7 +33,7 @@ void Scheduler::store_on_disk(Sequence& s) {
                       room->blocks + static_cast<size_t>(i) * bytes_.block_bytes(0));
   if (room->tail_block != nullptr)
     bytes_.save_block(0, s.blocks[0][s.computed_tokens / kBlockTokens], room->tail_block);
-  if (room->state != nullptr) bytes_.save_state(s.slot, room->state);
+  if (room->state != nullptr) save_resume(s, room->state);
 }
 
 // Whether `s` should wait until its prefix, or another's before, has been read, rather than enter at
@@ -122,7 +122,7 @@ void Scheduler::promote_checkpoint() {
     if (id >= 0) {
       bytes_.synchronize();  // the image may have been taken from one whose copy is still on its way
       std::memcpy(checkpoints_.image(id), disk_->load_image(),
-                  bytes_.state_bytes() + (tail.empty() ? 0 : bytes_.block_bytes(0)));
+                  resume_bytes_ + (tail.empty() ? 0 : bytes_.block_bytes(0)));
       ++stats_.from_disk;
     }
   }

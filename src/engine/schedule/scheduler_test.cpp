@@ -24,16 +24,20 @@ struct Program {
   bool recurrent = true;
   bool paced = false;  // prompts go in pieces between the steps of those who decode
   int32_t window = 0;
-  int32_t window_blocks = 0;
+  int32_t window_blocks = 0;  // of group 1
+  bool seals = false;
+  KvTail tail = {};
 };
 
 void random_program(const Program& program) {
-  const auto [seed, operations, preemption, recurrent, paced, window, window_blocks] = program;
+  const auto [seed, operations, preemption, recurrent, paced, window, window_blocks, seals, tail] = program;
   std::mt19937_64 random(seed);
   SchedulerLimits limits = small_limits();
   limits.preemption = preemption;
   limits.recurrent = recurrent;
   limits.window = window;
+  limits.seals = seals;
+  limits.tail = tail;
   if (paced) limits.gap_limit = 3;
   World world(limits, 17, 5, recurrent ? 6 : 0, preemption == Preemption::recompute ? 0 : 10, window_blocks);
   world.most_prompt_tokens = limits.ubatch_tokens;
@@ -151,6 +155,16 @@ TEST(Scheduler, RandomProgramsWithWindowsBalanceAndAnswerAsAlone) {
   random_program({16, 100000, Preemption::swap, false, false, 512, 17});
 }
 
+// A million operations on two pools. Tails of none to longer than some prompts, sinks; pools of exact blocks
+// that run short before the others do.
+TEST(Scheduler, RandomProgramsThatSealBalanceAndAnswerAsAlone) {
+  random_program({21, 250000, Preemption::swap, true, false, 0, 10, true, {1, 0}});
+  random_program({22, 150000, Preemption::recompute, true, true, 0, 17, true, {3, 0}});
+  random_program({23, 250000, Preemption::swap, true, true, 0, 9, true, {0, 1}});
+  random_program({24, 200000, Preemption::cheaper, true, false, 0, 14, true, {2, 2}});
+  random_program({25, 150000, Preemption::recompute, true, true, 0, 8, true, {0, 0}});
+}
+
 TEST(Scheduler, PromptsThatArriveTogetherComputeTheirPrefixOnce) {
   std::mt19937_64 random(5);
   SchedulerLimits limits = small_limits();
@@ -263,7 +277,7 @@ TEST(Scheduler, EvictingEverythingChangesSpeedOnly) {
 
 // Worlds that end at any moment and begin again with what is on disk; copies arrive late, files are damaged
 // and preempted by a small limit.
-void restart_from_the_disk(bool recurrent) {
+void restart_from_the_disk(bool recurrent, bool seals = false) {
   namespace fs = std::filesystem;
   std::string folder = (fs::temp_directory_path() / "braid-disk-XXXXXX").string();
   ASSERT_NE(::mkdtemp(folder.data()), nullptr);
@@ -276,16 +290,19 @@ void restart_from_the_disk(bool recurrent) {
     SchedulerLimits limits = small_limits();
     limits.gap_limit = life % 2 == 0 ? 0 : 3;
     limits.recurrent = recurrent;
-    World world(limits, 17, 5, recurrent ? 6 : 0, 10);
+    limits.seals = seals;
+    limits.tail = {1, 0};
+    World world(limits, 17, 5, recurrent ? 6 : 0, 10, seals ? 12 : 0);
     world.bytes.late = true;
     DiskOptions options;
     options.directory = folder;
     options.limit_bytes = 40000;
     options.flush_ms = 200;
     options.minimum_tokens = 40;
-    const DiskKind kind{seed_hash("world"), recurrent ? world.bytes.state_bytes() : 0,
-                        world.bytes.block_bytes(0)};
-    std::vector<std::byte> staging(20000), reading(4 * world.bytes.block_bytes(0));
+    const size_t block_bytes = world.bytes.block_bytes(0);
+    const size_t resume_bytes = Scheduler::checkpoint_bytes(world.bytes, limits) - block_bytes;
+    const DiskKind kind{seed_hash("world"), recurrent ? resume_bytes : 0, block_bytes};
+    std::vector<std::byte> staging(20000), reading(DiskStaging::read_bytes(kind));
     auto opened = DiskTier::open(options, kind);
     ASSERT_TRUE(opened.ok());
     DiskTier& disk = **opened;
@@ -342,6 +359,7 @@ void restart_from_the_disk(bool recurrent) {
 TEST(Scheduler, RestartsFromTheDiskAnswerAsAlone) {
   restart_from_the_disk(true);
   restart_from_the_disk(false);
+  restart_from_the_disk(true, true);
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 // scheduler_world_test.h -- a scheduler with a model whose every cell and state can be checked.
 //
 // The "device" here remembers in each cell, and in each slot, a hash of all tokens up to that position:
-// exactly what a cell and a state depend on in a real model. A slot folds as a GPU's does (ops/state.h). Running a token checks that everything before it
-// is there and belongs to it, and that nobody else can see what it writes. The next token is a function of
-// that hash, so each answer has one right value, however its sequence was batched, shared, forked, preempted
-// or resumed.
+// exactly what a cell and a state depend on in a real model. A slot folds as a GPU's does (ops/state.h).
+// Running a token checks that everything before it is there and belongs to it, and that nobody else can see
+// what it writes. The next token is a function of that hash, so each answer has one right value, however its
+// sequence was batched, shared, forked, preempted or resumed.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -90,6 +90,10 @@ class FakeBytes : public CacheBytes {
   void copy_block(int32_t group, int32_t dst, int32_t src) override {
     queue([=, this] { std::memcpy(block_of(group, dst), block_of(group, src), block_bytes(0)); });
   }
+  void seal_blocks(std::span<const KvSeal> blocks) override {
+    for (const auto& [hot, cold] : blocks) queue([this, hot = hot, cold = cold] { seal(hot, cold); });
+  }
+  void seal(int32_t hot, int32_t cold) { std::memcpy(block_of(0, cold), block_of(1, hot), block_bytes(0)); }
   void clear_blocks(int32_t group, std::span<const int32_t> blocks) override {
     for (const int32_t block : blocks)
       queue([=, this] { std::fill_n(block_of(group, block), kBlockTokens, 0); });
@@ -130,7 +134,7 @@ struct World {
   World(const SchedulerLimits& limits, int32_t blocks, int32_t slots, int32_t checkpoints, int32_t swap,
         int32_t window_blocks = 0)
       : bytes(blocks, window_blocks, slots),
-        checkpoint_memory(static_cast<size_t>(checkpoints) * (bytes.state_bytes() + bytes.block_bytes(0))),
+        checkpoint_memory(static_cast<size_t>(checkpoints) * Scheduler::checkpoint_bytes(bytes, limits)),
         swap_memory{Memory(static_cast<size_t>(swap) * bytes.block_bytes(0)),
                     Memory(static_cast<size_t>(swap) * bytes.block_bytes(1))},
         scheduler(limits, {blocks, window_blocks}, slots, bytes,
@@ -139,6 +143,8 @@ struct World {
                    {{swap_memory[0].data(), swap}, {swap_memory[1].data(), swap}}}),
         recurrent(limits.recurrent),
         window(limits.window),
+        seals(limits.seals),
+        tail(limits.tail),
         paced(limits.gap_limit > 0) {
     for (int32_t g = 0; g < kKvGroups; ++g)
       scheduler.blocks(g).on_unused([this, g](int32_t b) { bytes.poison_block(g, b); });
@@ -168,6 +174,13 @@ struct World {
            position % kBlockTokens;
   }
 
+  // Whether the next position reads cell p in that group.
+  bool reads(int32_t group, int32_t p, int32_t position) const {
+    if (!seals) return group == 0 || p > position - window;
+    const bool exact = p < tail.sealed_from() || p >= tail.exact_from(position);
+    return (group == 1) == exact;
+  }
+
   // Everything below `computed_tokens` that is still seen is there, and is this sequence's own past.
   void expect_memory_of(const Sequence& s) {
     uint64_t prefix = 0;
@@ -175,7 +188,7 @@ struct World {
       prefix = extend(prefix, s.tokens[p]);
       ASSERT_NE(prefix, kNone) << "request " << s.id << " holds what is no number";
       for (int32_t g = 0; g < scheduler.groups(); ++g) {
-        if (g == 1 && p <= s.computed_tokens - window) continue;  // nobody sees it any more
+        if (!reads(g, p, s.computed_tokens)) continue;
         ASSERT_EQ(*cell(s, g, p), prefix)
             << "request " << s.id << " group " << g << " position " << p << " of " << s.computed_tokens;
       }
@@ -195,10 +208,17 @@ struct World {
       for (int32_t g = 0; g < scheduler.groups(); ++g) {
         ASSERT_EQ(scheduler.blocks(g).holders(s.blocks[g][p / kBlockTokens]), 1)
             << "a shared block is written";
-        *cell(s, g, p) = prefix;
+        if (!seals || g == 1) *cell(s, g, p) = prefix;
       }
       ++computed;
       if (p < s.prompt_tokens()) ++prompt_computed;
+    }
+    // Some of the blocks that a token of an answer fills are left to committed(), as if a draft had filled
+    // them.
+    if (seals && (item.certain > 1 || pace() % 2 == 0)) {
+      for (int32_t& b = item.sequence->sealed_blocks; b < (s.computed_tokens + item.certain) / kBlockTokens;
+           ++b)
+        bytes.seal(s.blocks[1][b], s.blocks[0][b]);
     }
     if (!s.decoding()) ++prompt_steps;
     bytes.states[s.slot].run(s.tokens.data(), s.computed_tokens, item.certain);
@@ -237,8 +257,10 @@ struct World {
         expect_memory_of(s);
         state_before = bytes.states[s.slot];
         bytes.states[s.slot] = FakeSlot{kHalfWay};
-        for (int32_t p = s.computed_tokens; p < s.computed_tokens + s.in_flight_tokens; ++p)
-          for (int32_t g = 0; g < scheduler.groups(); ++g) *cell(s, g, p) = kNone;
+        const int32_t end = s.computed_tokens + s.in_flight_tokens;
+        for (int32_t p = s.computed_tokens; p < end; ++p)
+          for (int32_t g = 0; g < scheduler.groups(); ++g)
+            if (!seals || g == 1 || p < end / kBlockTokens * kBlockTokens) *cell(s, g, p) = kNone;
         pieces = std::move(plan);
         continue;
       }
@@ -322,6 +344,8 @@ struct World {
   int32_t shared_until = 0;  // named ends up to here are ends of what others share
   bool recurrent;
   int32_t window;
+  bool seals;
+  KvTail tail;
   bool paced;
   std::mt19937_64 pace{12};
   std::optional<StepPlan> pieces;  // a chunk that is under way

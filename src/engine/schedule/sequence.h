@@ -44,7 +44,8 @@ struct Sequence {
 
   // Device memory: the scheduler's.
   BlockTable blocks[kKvGroups];
-  int32_t left_behind = 0;  // blocks of group 1
+  int32_t left_behind = 0;    // blocks of group 1
+  int32_t sealed_blocks = 0;  // of group 0, whose units are there; the engine's where a step has sealed them
   int32_t slot = -1;
 
   // What it shares with others through the prefix cache: the scheduler's.

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/request/draft_stats.h"
 #include "engine/schedule/sequence.h"
 
 namespace braid {
@@ -17,6 +18,7 @@ struct Draft {
   int32_t token = 0;
   int32_t parent = -1;
   float log_q = 0;  // log of the probability that the drafter gives it behind its parent
+  DraftSource source = DraftSource::other;
 };
 
 // Sequences or rows of a decoding step, rounded up so that few records and measurements serve all: eight to
@@ -38,7 +40,9 @@ struct StepItem {
   int32_t first_output = 0;  // in the batch's outputs
   int32_t outputs = 0;       // scored rows, the last of the certain rows (always), then all drafts
   bool wants_next = false;   // the last certain row and the drafts decide what comes next
-  int32_t draft_depth = 0;   // tokens that may be drafted one behind the other; set before drafting
+  // Set before drafting: drafts that it may have one behind the other, and in all.
+  int32_t draft_depth = 0;
+  int32_t draft_count = 0;
 
   int32_t rows() const { return certain + static_cast<int32_t>(drafts.size()); }
   // That of the last certain row.
@@ -66,11 +70,17 @@ struct Verdict {
   Finished end;
 };
 
+class Oracle;
+
 // Adds uncertain tokens to a plan; hears what became of them. The engine without speculation has none.
 class Drafter {
  public:
   virtual ~Drafter() = default;
-  // May add drafts to items, no deeper than their draft_depth, at most `budget` in all.
+  // Of its drafts that do not say so themselves.
+  virtual DraftSource source() const { return DraftSource::other; }
+  // Benches: is asked how sure drafts are (step/oracle.h); null: nobody.
+  virtual void set_oracle(Oracle*) {}
+  // May add drafts to items, as each of them allows, at most `budget` in all.
   virtual void propose(StepPlan& plan, int32_t budget) = 0;
   // Called after the sequences have been brought up to date; verdicts[i] belongs to plan.items[i].
   virtual void observe(const StepPlan& plan, std::span<const Verdict> verdicts) = 0;

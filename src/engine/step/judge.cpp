@@ -80,13 +80,13 @@ void Judge::judge_path(const StepItem& item, Verdict& verdict) {
       scores = outputs_.row(output, 1);
       drawn = s.sampler.next(scores, allowed, scratch_);
     }
-    const int32_t id = *drawn;
-    if (id < 0) {
+    if (*drawn < 0) {
       verdict.finished = true;
       verdict.end.reason = FinishReason::error;
       verdict.end.error = why_no_token(output, allowed, verdict);
       return;
     }
+    const int32_t id = oracle_ != nullptr ? oracle_->next(item, node, *drawn) : *drawn;
     s.sampler.accept(id);
     if (request.mask) request.mask->advance(id);
     verdict.next.push_back(id);

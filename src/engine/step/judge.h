@@ -13,6 +13,7 @@
 #include "engine/request/request.h"
 #include "engine/request/sampler.h"
 #include "engine/schedule/step_plan.h"
+#include "engine/step/oracle.h"
 #include "engine/step/step_outputs.h"
 
 namespace braid {
@@ -25,6 +26,9 @@ class Judge {
   // After the device was waited for. Moves the sequence's sampler and mask on, nothing else of it.
   Verdict judge(const StepItem& item);
 
+  // Null: nobody but the model decides.
+  void set_oracle(Oracle* oracle) { oracle_ = oracle; }
+
  private:
   void judge_path(const StepItem& item, Verdict& verdict);
   void report_scores(const StepItem& item);
@@ -33,6 +37,7 @@ class Judge {
 
   StepOutputs& outputs_;
   int32_t most_tokens_;
+  Oracle* oracle_ = nullptr;
   SamplerScratch scratch_;
   std::vector<uint64_t> mask_bits_;
   std::vector<uint64_t> open_bits_;  // of all tokens but closed_

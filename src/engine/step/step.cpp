@@ -18,9 +18,6 @@ int32_t power_of_two_from(int32_t count) {
 
 // Steps of more rows gain nothing: the device works longer than the host takes to queue them.
 constexpr int32_t kMostRecordedRows = 256;
-// A record takes memory of the host and the driver. Whoever drafts has some lengths at some numbers of
-// sequences; when there are more, they are made anew.
-constexpr size_t kMostRecords = 128;
 
 }  // namespace
 
@@ -34,45 +31,44 @@ Status StepRunner::allocate(const Sizes& sizes) {
 }
 
 void StepRunner::enqueue(const Batch& batch) {
-  whole_.upload(batch);
+  whole_.upload();
   model_.forward(batch, cache_.memory());
   if (outputs_.finds_best()) outputs_.queue_best(batch);
 }
 
+// None: the step is not worth a record.
+std::optional<StepBatch::Padding> StepRunner::padding_of(const StepPlan& plan) const {
+  const int32_t rows = plan.rows();
+  if (!outputs_.finds_best() || rows > kMostRecordedRows || model_.observed()) return std::nullopt;
+  int32_t most_rows = 1;
+  for (const StepItem& item : plan.items) most_rows = std::max(most_rows, item.rows());
+  StepBatch::Padding padding;
+  padding.sequences = std::min(row_bucket(static_cast<int32_t>(plan.items.size())), sizes_.sequences);
+  padding.rows = padding.sequences;
+  padding.most_rows = 1;
+  if (most_rows > 1) {
+    padding.rows = std::min({row_bucket(rows), sizes_.rows, outputs_.most_rows()});
+    padding.most_rows = std::min(power_of_two_from(most_rows), sizes_.decoding_rows);
+  }
+  return padding;
+}
+
 Status StepRunner::queue(Step& step) {
+  const bool decodes = StepBatch::decodes(step.plan);
+  if (decodes) outputs_.begin(step.plan, step.plan.rows());
+  const auto padding = decodes ? padding_of(step.plan) : std::nullopt;
   Batch& batch = step.batch;
-  batch = whole_.fill(step.plan);
-  outputs_.begin(step.plan, batch);
-  if (!outputs_.finds_best() || !whole_.decodes() || batch.tokens > kMostRecordedRows || model_.observed()) {
+  batch = whole_.fill(step.plan, padding);
+  if (!decodes) outputs_.begin(step.plan, batch.outputs);
+  if (!padding) {
     enqueue(batch);
     return {};
   }
-  const int32_t sequences = std::min(row_bucket(batch.sequences), sizes_.sequences);
-  const bool drafts = batch.most_uncertain > 0;
-  const int32_t rows =
-      drafts ? std::min({row_bucket(batch.tokens), sizes_.rows, outputs_.most_rows()}) : sequences;
-  whole_.pad(batch, sequences, rows,
-             drafts ? std::min(power_of_two_from(batch.most_rows), sizes_.decoding_rows) : 1);
-  const uint64_t key = static_cast<uint64_t>(sequences) | static_cast<uint64_t>(rows) << 20 |
-                       static_cast<uint64_t>(batch.most_rows) << 40 |
-                       static_cast<uint64_t>(drafts && batch.most_cells > 0) << 60;
-  if (!device_.has_record(key) && !warmed_up_.insert(key).second) {
-    if (records_ == kMostRecords) {
-      device_.forget_records();
-      records_ = 0;
-    }
-    if (device_.begin_record()) {
-      enqueue(batch);
-      BRAID_TRY(device_.end_record(key));
-      ++records_;
-    }
-  }
-  if (device_.has_record(key)) {
-    device_.replay(key);
-  } else {
-    enqueue(batch);
-  }
-  return {};
+  const bool few_cells = batch.most_uncertain > 0 && batch.most_cells > 0;
+  const uint64_t shape =
+      static_cast<uint64_t>(padding->sequences) | static_cast<uint64_t>(padding->rows) << 20 |
+      static_cast<uint64_t>(padding->most_rows) << 40 | static_cast<uint64_t>(few_cells) << 60;
+  return records_.queue(Records::Work::step, shape, [&] { enqueue(batch); });
 }
 
 // Allows parts of a step as long as they fit the slice by what the pacer knows, and tells it what they took.
@@ -131,13 +127,13 @@ class StepRunner::SlicePacing final : public StepPacing {
 void StepRunner::begin_interleaved(Step& step) {
   step.batch = interleaved_.fill(step.plan);
   step.at = {};
-  interleaved_.upload(step.batch);
+  interleaved_.upload();
 }
 
 bool StepRunner::advance(Step& step, const Slice& slice, Pacer& pacer) {
   SlicePacing pacing(*this, step, slice, pacer);
   if (!model_.forward_interleaved(step.at, step.batch, cache_.memory(), pacing)) return false;
-  outputs_.begin(step.plan, step.batch);
+  outputs_.begin(step.plan, step.batch.outputs);
   if (outputs_.finds_best()) outputs_.queue_best(step.batch);
   device_.synchronize();
   return device_.health().ok();

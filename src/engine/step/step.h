@@ -4,18 +4,18 @@
 // the layers between their steps, some parts at a time, until the next decoding step is due. queue() runs the
 // one kind, advance() the other; what follows a step's end (engine.cpp, end_step) does not know which it was.
 //
-// A decoding step of a device with its own memory, with drafts or without, is padded to a bucket of sequences,
-// rows and rows of a sequence, recorded the second time (whatever a kernel sets up once must not be recorded),
-// and replayed from then on.
+// A decoding step of a device with its own memory, with drafts or without, is padded to a bucket of
+// sequences, rows and rows of a sequence, and recorded (records.h).
 #pragma once
 
 #include <chrono>
 #include <functional>
-#include <set>
+#include <optional>
 
 #include "engine/prefix/sequence_cache.h"
 #include "engine/schedule/pacer.h"
 #include "engine/schedule/step_plan.h"
+#include "engine/step/records.h"
 #include "engine/step/step_batch.h"
 #include "engine/step/step_outputs.h"
 #include "model/model.h"
@@ -40,8 +40,8 @@ class StepRunner {
     int32_t kv_groups = 1;           // each with a block table
     int32_t interleaved_tokens = 0;  // of an interleaved step; 0: there are none
   };
-  StepRunner(Device& device, Model& model, SequenceCache& cache, StepOutputs& outputs)
-      : device_(device), model_(model), cache_(cache), outputs_(outputs) {}
+  StepRunner(Device& device, Model& model, SequenceCache& cache, StepOutputs& outputs, Records& records)
+      : device_(device), model_(model), cache_(cache), outputs_(outputs), records_(records) {}
   // Errors: exhausted.
   Status allocate(const Sizes& sizes);
 
@@ -66,16 +66,16 @@ class StepRunner {
   class SlicePacing;
   // Everything from the batch's upload to the best logits: what is recorded for decoding steps.
   void enqueue(const Batch& batch);
+  std::optional<StepBatch::Padding> padding_of(const StepPlan& plan) const;
 
   Device& device_;
   Model& model_;
   SequenceCache& cache_;
   StepOutputs& outputs_;
+  Records& records_;
   Sizes sizes_;
   StepBatch whole_;
   StepBatch interleaved_;
-  std::set<uint64_t> warmed_up_;  // buckets that have run once
-  size_t records_ = 0;
 };
 
 }  // namespace braid

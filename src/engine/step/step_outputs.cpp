@@ -64,17 +64,17 @@ Status StepOutputs::allocate_best() {
   return {};
 }
 
-void StepOutputs::begin(const StepPlan& plan, const Batch& batch) {
-  outputs_ = batch.outputs;
+void StepOutputs::begin(const StepPlan& plan, int32_t outputs) {
+  outputs_ = outputs;
   logits_count_ = 0;
   row_fetched_ = -1;
   const bool wanted = std::any_of(plan.items.begin(), plan.items.end(), [](const StepItem& item) {
     return item.wants_next || item.sequence->request.score;
   });
-  best_rows_ = best_count_ > 0 && wanted && batch.outputs <= logits_.rows ? batch.outputs : 0;
+  best_rows_ = best_count_ > 0 && wanted && outputs <= logits_.rows ? outputs : 0;
   if (best_rows_ == 0) return;
   logits_first_ = 0;
-  logits_count_ = batch.outputs;
+  logits_count_ = outputs;
 }
 
 void StepOutputs::queue_best(const Batch& batch) {

@@ -31,9 +31,9 @@ class StepOutputs {
   // Their memory, which is free for others between two steps.
   Tensor memory() const { return logits_; }
 
-  // A step begins. Where no row's logits are wanted, rows that are only to be judged need no product with the
-  // output matrix.
-  void begin(const StepPlan& plan, const Batch& batch);
+  // A step with so many outputs begins. Where no row's logits are wanted, rows that are only to be judged
+  // need no product with the output matrix.
+  void begin(const StepPlan& plan, int32_t outputs);
   // The device finds the best logits of this step's rows: queue_best() belongs to its work.
   bool finds_best() const { return best_rows_ > 0; }
   // Logits of all outputs, their best, and those to the host. `batch` may be padded.

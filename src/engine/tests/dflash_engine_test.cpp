@@ -5,33 +5,16 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 
+#include "engine/tests/demo_test.h"
 #include "engine/tests/machine_test.h"
 
 namespace braid {
 namespace {
 
+using namespace testing_demo;
 using namespace testing_machines;
 namespace fs = std::filesystem;
-
-const std::string kRoot = BRAID_SOURCE_DIR;
-
-const std::vector<std::byte>& demo_bytes() {
-  static const std::vector<std::byte> bytes = [] {
-    auto file = MappedFile::open(kRoot + "/models/braid-demo-q8_0.gguf");
-    const auto span = file->bytes();
-    return std::vector<std::byte>(span.begin(), span.end());
-  }();
-  return bytes;
-}
-
-std::vector<int32_t> golden_prompt(size_t index) {
-  static const nlohmann::json cases =
-      nlohmann::json::parse(std::ifstream(kRoot + "/tests/goldens/demo.json"));
-  return cases[index]["ids"].get<std::vector<int32_t>>();
-}
 
 EngineOptions plain_on(const char* device) {
   EngineOptions options = on(device);
@@ -42,7 +25,7 @@ EngineOptions plain_on(const char* device) {
 EngineOptions drafting_on(const char* device) {
   EngineOptions options = plain_on(device);
   options.spec_type = SpecType::dflash;
-  options.draft_model = kRoot + "/models/braid-demo-dflash";
+  options.draft_model = kDemoDrafter;
   options.max_drafts = 15;
   options.spec_always = true;  // the clock shall not choose what is drafted
   return options;
@@ -231,7 +214,7 @@ TEST(Dflash, WhatDoesNotFitIsRefused) {
   options.draft_model = "/no/such/drafter";
   EXPECT_NE(error(demo_bytes(), options).find("/no/such/drafter"), std::string::npos);
   options = plain_on("ref");
-  options.draft_model = kRoot + "/models/braid-demo-dflash";
+  options.draft_model = kDemoDrafter;
   EXPECT_NE(error(demo_bytes(), options).find("is not used"), std::string::npos);
 }
 

@@ -14,17 +14,16 @@
 #include <numeric>
 
 #include "engine/prefix/sequence_cache.h"
+#include "engine/tests/demo_test.h"
 #include "model/dflash/dflash.h"
 #include "ops/device.h"
 
 namespace braid {
 namespace {
 
+using namespace testing_demo;
 using Json = nlohmann::json;
 
-const std::string kRoot = BRAID_SOURCE_DIR;
-const std::string kModel = kRoot + "/models/braid-demo-q8_0.gguf";
-const std::string kDrafter = kRoot + "/models/braid-demo-dflash";
 constexpr int32_t kCells = 2048;
 constexpr int32_t kPiece = 200;
 
@@ -96,9 +95,9 @@ class World {
       BRAID_ASSIGN(device_, make_cpu_device(options));
     }
     BRAID_ASSIGN(model_, Model::open(file_, {.with_mtp = false}));
-    Json config = Json::parse(std::ifstream(kDrafter + "/config.json"));
+    Json config = Json::parse(std::ifstream(kDemoDrafter + "/config.json"));
     edit(config);
-    BRAID_ASSIGN(SafetensorsFile tensors, SafetensorsFile::open(kDrafter + "/model.safetensors"));
+    BRAID_ASSIGN(SafetensorsFile tensors, SafetensorsFile::open(kDemoDrafter + "/model.safetensors"));
     BRAID_ASSIGN(DflashFile drafter, DflashFile::of_safetensors(std::move(tensors), config.dump()));
     BRAID_ASSIGN(drafter_, Dflash::open(std::move(drafter), model_->config()));
     model_->attach(*drafter_, drafter_->kv_layers());
@@ -170,7 +169,7 @@ class World {
   }
 
  private:
-  GgufFile file_ = GgufFile::open(kModel).value();
+  GgufFile file_ = GgufFile::open(kDemoModel).value();
   std::unique_ptr<Device> device_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<Dflash> drafter_;
@@ -186,8 +185,7 @@ TEST_P(DflashGolden, Agrees) {
   World world;
   const Status started = world.start(path);
   ASSERT_TRUE(started.ok()) << started.error().message;
-  std::ifstream in(kRoot + "/tests/goldens/demo.json");
-  const Json cases = Json::parse(in);
+  const Json& cases = demo_goldens();
   double largest = 0;
   int tokens = 0, other = 0, ran = 0;
   for (size_t index = 0; index < cases.size(); ++index) {
@@ -220,17 +218,13 @@ TEST_P(DflashGolden, Agrees) {
   EXPECT_GE(ran, 8);
 }
 
-Json golden_case(size_t index) {
-  return Json::parse(std::ifstream(kRoot + "/tests/goldens/demo.json"))[index];
-}
-
 // Logits of the masks of one case, with config.json changed.
 std::vector<std::vector<float>> drafted(const Path& path, size_t index,
                                         const std::function<void(Json&)>& edit, int32_t spoiled = 0) {
   World world;
   const Status started = world.start(path, edit);
   EXPECT_TRUE(started.ok()) << started.error().message;
-  const Json golden = golden_case(index);
+  const Json& golden = demo_goldens().at(index);
   const auto prompt = golden["ids"].get<std::vector<int32_t>>();
   world.run(prompt);
   world.spoil(spoiled);
@@ -266,7 +260,7 @@ TEST(DflashBlock, CausalRowsDoNotSeeLaterOnes) {
 
 TEST(DflashBlock, WindowsHideOlderCells) {
   constexpr int32_t kWindow = 40;
-  const auto prompt_tokens = static_cast<int32_t>(golden_case(5)["ids"].size());
+  const auto prompt_tokens = static_cast<int32_t>(golden_prompt(5).size());
   for (const bool causal : {false, true}) {
     const auto rows = [&](int32_t window, int32_t spoiled) {
       return drafted(

@@ -118,6 +118,31 @@ class DiskEngineOn : public testing_devices::OnDevice {
 INSTANTIATE_TEST_SUITE_P(Devices, DiskEngineOn, ::testing::Values("ref", "cpu", "cuda"),
                          [](const auto& info) { return std::string(info.param); });
 
+// What was computed with another window is never found.
+TEST_P(DiskEngineOn, AWindowFindsItsOwnPrefixesOnly) {
+  for (const RandomShape& shape : {tiny_dense(), tiny_attention()}) {
+    const Folder folder;
+    const auto asked = prompt(420);
+    std::map<int32_t, Answer> said;
+    for (int round = 0; round < 2; ++round) {
+      for (const int32_t window : {0, 64, 96}) {
+        EngineOptions o = options(folder);
+        o.attention_window = window;
+        Machine m(shape, o);
+        const Answer answer = m.ask(asked);
+        if (round == 0) {
+          EXPECT_EQ(answer.cached, 0) << window;
+          said[window] = answer;
+        } else {
+          EXPECT_GT(answer.cached, 380) << window;
+          EXPECT_EQ(answer, said[window]) << window;
+        }
+      }
+    }
+    EXPECT_FALSE(said[0] == said[64] || said[0] == said[96] || said[64] == said[96]);
+  }
+}
+
 // The second turn after a restart is, bit for bit, what it is without one.
 TEST_P(DiskEngineOn, AConversationGoesOnAfterARestart) {
   for (const RandomShape& shape : {tiny_dense(), tiny_moe(), tiny_attention()}) {

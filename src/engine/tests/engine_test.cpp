@@ -5,6 +5,7 @@
 // rounding.
 #include "engine/engine.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -133,17 +134,20 @@ TEST_P(EngineOn, AnotherQuestionFindsWhatItsWindowsSee) {
   }
 }
 
+void let_all_layers_slide(GgufWriter& w) {
+  static const std::vector<std::byte> slides(4, std::byte{1});
+  GgufValue value;
+  value.type = GgufValueType::ARRAY;
+  value.elem_type = GgufValueType::BOOL;
+  value.count = slides.size();
+  value.bytes = slides;
+  w.set_value("laguna.attention.sliding_window_pattern", value);
+}
+
 // Whose layers all have windows: nothing is kept for ever.
 TEST_P(EngineOn, AllLayersMayHaveWindows) {
-  const auto bytes = edited(bytes_of(tiny_laguna()), [](GgufWriter& w, std::vector<OwnTensor>&) {
-    static const std::vector<std::byte> slides(4, std::byte{1});
-    GgufValue value;
-    value.type = GgufValueType::ARRAY;
-    value.elem_type = GgufValueType::BOOL;
-    value.count = slides.size();
-    value.bytes = slides;
-    w.set_value("laguna.attention.sliding_window_pattern", value);
-  });
+  const auto bytes = edited(bytes_of(tiny_laguna()),
+                            [](GgufWriter& w, std::vector<OwnTensor>&) { let_all_layers_slide(w); });
   EngineOptions options = on(GetParam());
   options.context_tokens = 2048;
   options.hooks.poison_unused = true;
@@ -156,6 +160,108 @@ TEST_P(EngineOn, AllLayersMayHaveWindows) {
   const Answer again = m.ask(greedy(prompt(700), 20));
   EXPECT_EQ(again.tokens, first.tokens);
   EXPECT_GT(again.end.usage.cached_tokens, 600);
+}
+
+// Tokens, and how probable each was.
+using Said = std::pair<std::vector<int32_t>, std::vector<float>>;
+Said say(const std::vector<std::byte>& bytes, const EngineOptions& options, const std::vector<int32_t>& ids) {
+  Machine m(bytes, options);
+  Request r = greedy(ids, 30);
+  r.top_logprobs = 0;
+  Said said;
+  for (const TokenEvent& event : m.ask(r).events) {
+    said.first.push_back(event.id);
+    said.second.push_back(event.logprob);
+  }
+  EXPECT_EQ(said.first.size(), 30u);
+  return said;
+}
+
+// Of all layers by an option or by the file: the same model. Here both kinds of layers have the same rope.
+TEST_P(EngineOn, AWindowByOptionIsThatOfAFile) {
+  const auto turn_alike = [](GgufWriter& w) {
+    w.set_string("laguna.rope.scaling.type", "none");
+    w.set_u32("laguna.rope.dimension_count", 32);
+    w.set_f32("laguna.rope.freq_base_swa", tiny_laguna().rope_base);
+  };
+  const auto file = edited(bytes_of(tiny_laguna()), [&](GgufWriter& w, auto&) { turn_alike(w); });
+  EngineOptions options = on(GetParam());
+  options.context_tokens = 1024;
+  options.hooks.poison_unused = true;
+  const auto asked = prompt(400);
+  const Said whole = say(file, options, asked);
+  EngineOptions limited = options;
+  for (const uint32_t window : {32, 48, 64}) {
+    limited.attention_window = static_cast<int32_t>(window);
+    const auto slides = edited(file, [&](GgufWriter& w, auto&) {
+      let_all_layers_slide(w);
+      w.set_u32("laguna.attention.sliding_window", window);
+    });
+    const Said said = say(file, limited, asked);
+    EXPECT_NE(said, whole) << window;
+    EXPECT_EQ(said, say(slides, options, asked)) << window;
+  }
+  limited.attention_window = 100;  // windows of 64 stay what they are
+  const MemoryPlan plan = Engine::plan_memory(parsed(file), limited).value();
+  EXPECT_EQ(plan.window_tokens, 100);
+  EXPECT_NE(say(file, limited, asked), whole);
+}
+
+TEST_P(EngineOn, AWindowOfAllPositionsChangesNothing) {
+  for (const RandomShape& shape : all_shapes()) {
+    const auto bytes = bytes_of(shape);
+    EngineOptions options = on(GetParam());
+    const Said whole = say(bytes, options, prompt(200));
+    for (const int32_t window : {256, 1000, 4096, INT32_MAX}) {
+      options.attention_window = window;
+      EXPECT_EQ(say(bytes, options, prompt(200)), whole) << shape.architecture << " " << window;
+    }
+  }
+}
+
+// Attention alone, in four layers: a row knows of 4 x 31 positions before it.
+TEST_P(EngineOn, AWindowEndsWhatARowKnows) {
+  const auto bytes = bytes_of(tiny_qwen3());
+  EngineOptions options = on(GetParam());
+  const auto one = prompt(200);
+  auto other = one;
+  for (size_t i = 0; i < 200 - 4 * 31 - 1; ++i) other[i] = (other[i] + 11) % 320;
+  EXPECT_NE(say(bytes, options, one), say(bytes, options, other));
+  options.attention_window = 32;
+  EXPECT_EQ(say(bytes, options, one), say(bytes, options, other));
+  other[200 - 4 * 31 - 1] = (other[200 - 4 * 31 - 1] + 11) % 320;
+  EXPECT_NE(say(bytes, options, one), say(bytes, options, other));
+}
+
+// With recurrent layers a window only masks: all blocks are kept.
+TEST_P(EngineOn, AWindowHoldsHoweverAPromptIsCut) {
+  for (const RandomShape& shape : all_shapes()) {
+    std::vector<std::vector<int32_t>> answers;
+    for (const int32_t chunk : {1, 7, 64, 300}) {
+      EngineOptions options = on(GetParam());
+      options.attention_window = 40;
+      options.ubatch_tokens = chunk;
+      options.context_tokens = 512;
+      options.max_sequences = 2;
+      options.hooks.poison_unused = true;
+      options.hooks.shuffle_blocks = 3;
+      Machine m(bytes_of(shape), options);
+      const bool recurrent = m.engine->config().state_bytes({}) > 0;
+      const MemoryPlan& plan = m.engine->memory();
+      EXPECT_EQ(plan.window_tokens, 40);
+      EXPECT_EQ(m.engine->scheduler().groups(), recurrent ? 1 : 2);
+      EXPECT_EQ(plan.kv_old_token_bytes, recurrent ? plan.kv_token_bytes : 0u);
+      EXPECT_NE(plan.table().find(recurrent ? "windows of 40 tokens save none" : "window of 40 tokens"),
+                std::string::npos);
+      const RequestId beside = m.submit(greedy(prompt(90, 3), 40));
+      answers.push_back(m.ask(greedy(prompt(250), 20)).tokens);
+      EXPECT_EQ(m.sink.answers[beside].tokens.size(), 40u);
+      const Answer again = m.ask(greedy(prompt(250), 20));
+      EXPECT_EQ(again.tokens, answers.back());
+      EXPECT_GT(again.end.usage.cached_tokens, 200);
+    }
+    for (const auto& answer : answers) EXPECT_EQ(answer, answers[0]) << shape.architecture;
+  }
 }
 
 // Sizes that no published model has. A GPU has no kernels for them and says so; everybody else runs them.
@@ -477,6 +583,11 @@ TEST(Engine, WhatDoesNotFitIsRefusedBeforeLoadingWithWhatWould) {
   options.max_sequences = 0;
   EXPECT_NE(creation_error(options), "");
   options.max_sequences = 1;
+  for (const int32_t window : {-1, 1, 31, INT32_MIN}) {
+    options.attention_window = window;
+    EXPECT_NE(creation_error(options).find(fmt::format("{} positions", window)), std::string::npos);
+  }
+  options.attention_window = 32;
   options.device = "abacus";
   EXPECT_NE(creation_error(options).find("abacus"), std::string::npos);
 }

@@ -26,11 +26,12 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/engine.h"
+#include "engine/tests/demo_test.h"
 
 namespace braid {
 namespace {
 
-const std::string kRoot = BRAID_SOURCE_DIR;
+using testing_demo::kRoot;
 
 struct Path {
   const char* name;

@@ -16,12 +16,14 @@
 #include <random>
 
 #include "engine/engine.h"
+#include "engine/tests/demo_test.h"
 #include "engine/tests/engine_devices_test.h"
 
 namespace braid {
 namespace {
 
-const std::string kRoot = BRAID_SOURCE_DIR;
+using testing_demo::kRoot;
+
 constexpr int32_t kAnswer = 40;  // tokens
 constexpr int32_t kBest = 64;    // logits of each row that are compared
 

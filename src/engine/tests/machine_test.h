@@ -24,6 +24,7 @@ struct Answer {
   std::vector<TokenEvent> events;
   Finished end;
   bool done = false;
+  int64_t drafted = 0, accepted = 0;
 };
 
 class Collector : public Sink {
@@ -33,6 +34,10 @@ class Collector : public Sink {
     answers[id].tokens.push_back(event.id);
     answers[id].events.push_back(event);
     if (on_token) on_token(id);
+  }
+  void drafts(RequestId id, int32_t drafted, int32_t accepted) override {
+    answers[id].drafted += drafted;
+    answers[id].accepted += accepted;
   }
   void finished(RequestId id, const Finished& event) override {
     EXPECT_FALSE(answers[id].done);

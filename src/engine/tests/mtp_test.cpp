@@ -7,15 +7,15 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <map>
-#include <nlohmann/json.hpp>
 
+#include "engine/tests/demo_test.h"
 #include "engine/tests/machine_test.h"
 
 namespace braid {
 namespace {
 
+using namespace testing_demo;
 using namespace testing_machines;
 
 constexpr int32_t kDrafts = 4;
@@ -143,6 +143,45 @@ TEST_P(MtpOn, TogetherItDraftsAsAlone) {
   }
 }
 
+// Trees of any size, greedy and drawn, alone and together.
+TEST_P(MtpOn, TreesChangeNothing) {
+  for (const RandomShape& shape : {tiny_dense(), tiny_laguna()}) {
+    const std::vector<Request> asked = requests(6, 30);
+    const std::vector<Expected> expected = alone(shape, GetParam(), asked);
+    for (const int32_t budget : {1, 8, 64}) {
+      EngineOptions options = drafting(GetParam());
+      options.max_sequences = 6;
+      options.ubatch_tokens = 24;
+      options.max_drafts = budget;
+      options.draft_depth = 4;
+      options.draft_trees = true;
+      options.hooks.poison_unused = true;
+      DraftingMachine m(shape, options);
+      std::vector<RequestId> ids;
+      for (const Request& r : asked) ids.push_back(m.submit(r));
+      m.run();
+      for (size_t i = 0; i < ids.size(); ++i)
+        EXPECT_EQ(m.sink.answers[ids[i]].tokens, expected[i].tokens)
+            << shape.architecture << ", budget " << budget << ", request " << i;
+      size_t most = 0;
+      for (const auto& [id, drafted] : m.recorder.of)
+        for (const auto& [position, tree] : drafted) most = std::max(most, tree.size());
+      EXPECT_EQ(most, std::min<size_t>(static_cast<size_t>(budget), 4 * 16));
+    }
+  }
+}
+
+// What a slot remembers of rows that may be folded goes by how deep paths are.
+TEST(Mtp, ATreesSlotIsSmallerThanThatOfAChainOfAsMany) {
+  EngineOptions tree = drafting("ref"), chain = tree;
+  tree.max_drafts = chain.max_drafts = 22;
+  tree.draft_trees = true;
+  tree.draft_depth = 4;
+  const auto bytes = bytes_of(tiny_dense(), "F32", true);
+  const Machine a(bytes, tree), b(bytes, chain);
+  EXPECT_LT(a.engine->memory().predicted_bytes(), b.engine->memory().predicted_bytes());
+}
+
 TEST_P(MtpOn, APrefixIsGoneOnFromWithTheSameDrafts) {
   for (const RandomShape& shape : {tiny_dense(), tiny_attention()}) {
     const std::vector<Request> asked = {greedy(prompt(100), 20)};
@@ -254,10 +293,8 @@ TEST_P(MtpOn, ImprobableGuessesEndAChain) {
 // The demo model says what it says alone, in fewer steps; first guesses are those of the goldens.
 TEST_P(MtpOn, TheDemoModelNeedsFewerSteps) {
   if (GetParam() == std::string("ref")) GTEST_SKIP() << "takes minutes; model/draft_test.cpp has its goldens";
-  const std::string root = BRAID_SOURCE_DIR;
-  std::ifstream in(root + "/tests/goldens/demo.json");
-  const nlohmann::json cases = nlohmann::json::parse(in);
-  auto file = GgufFile::open(root + "/models/braid-demo-q8_0.gguf");
+  const nlohmann::json& cases = demo_goldens();
+  auto file = GgufFile::open(kDemoModel);
   ASSERT_TRUE(file.ok());
   EngineOptions options = drafting(GetParam());
   options.max_drafts = 3;
@@ -296,12 +333,13 @@ TEST_P(MtpOn, TheDemoModelNeedsFewerSteps) {
   }
   const EngineStats& stats = (*engine)->stats();
   const double accepted = static_cast<double>(stats.accepted) / static_cast<double>(stats.drafted);
+  const DraftCounts& counts = stats.drafts.by_source[static_cast<size_t>(DraftSource::mtp)];
   std::printf(
       "[report] demo on %s: %.2f of the drafts accepted (first %.2f, second %.2f, third %.2f), "
       "%d of %zu guesses of the goldens\n",
-      GetParam(), accepted, double(stats.accepted_at[0]) / double(stats.drafted_at[0]),
-      double(stats.accepted_at[1]) / double(stats.drafted_at[1]),
-      double(stats.accepted_at[2]) / double(stats.drafted_at[2]), golden_guesses, 3 * ids.size());
+      GetParam(), accepted, double(counts.accepted[0]) / double(counts.drafted[0]),
+      double(counts.accepted[1]) / double(counts.drafted[1]),
+      double(counts.accepted[2]) / double(counts.drafted[2]), golden_guesses, 3 * ids.size());
   EXPECT_GT(accepted, 0.45);
   EXPECT_GE(golden_guesses, static_cast<int>(3 * ids.size()) - 3);  // near ties
 }
@@ -317,17 +355,44 @@ TEST(Mtp, AFileWithoutAHeadIsRefused) {
 // Without drafting nothing of the head is loaded, kept or run.
 TEST(Mtp, WhoDoesNotDraftPaysNothing) {
   const auto bare = bytes_of(tiny_dense()), with_head = bytes_of(tiny_dense(), "F32", true);
-  EngineOptions plain = drafting("ref"), automatic = plain;
+  EngineOptions plain = drafting("ref");
   plain.spec_type = SpecType::none;
   plain.max_drafts = 0;
-  automatic.spec_type = SpecType::automatic;
   const Machine a(bare, plain), b(with_head, plain), c(with_head, drafting("ref"));
   EXPECT_EQ(a.engine->memory().predicted_bytes(), b.engine->memory().predicted_bytes());
   EXPECT_GT(c.engine->memory().predicted_bytes(), b.engine->memory().predicted_bytes());
   EXPECT_EQ(c.engine->config().kv_layers().size(), b.engine->config().kv_layers().size() + 1);
-  const Machine d(bare, automatic), e(with_head, automatic);
-  EXPECT_EQ(d.engine->memory().predicted_bytes(), a.engine->memory().predicted_bytes());
-  EXPECT_EQ(e.engine->memory().predicted_bytes(), c.engine->memory().predicted_bytes());
+}
+
+// Steps that do not catch up leave zeros in the head's cells, whoever had them before: drafts behind them are
+// the sequence's own all the same, and its answer stays what it is.
+TEST(Mtp, StepsMayLeaveOutToCatchUp) {
+  EngineOptions options = drafting("cpu");
+  options.prefix_cache = false;
+  const Request first = greedy(prompt(70, 1), 60), second = greedy(prompt(40, 2), 60);
+  EngineOptions without = options;
+  without.spec_type = SpecType::none;
+  const auto expected = Machine(bytes_of(tiny_dense(), "F32", true), without).ask(second).tokens;
+  const auto drafted = [&](bool used_before, int32_t left_out) {
+    DraftingMachine m(tiny_dense(), options);  // drafts in every step
+    Model& model = m.engine->model();
+    if (used_before) m.ask(first);
+    m.engine->set_drafter(nullptr);
+    model.catch_up(false);
+    EXPECT_GE(model.take_catch_up_ms(), used_before ? 1e-6 : 0);
+    const RequestId id = m.submit(second);
+    while (std::ssize(m.sink.answers[id].tokens) < left_out) m.engine->step();
+    EXPECT_EQ(model.take_catch_up_ms(), 0);
+    model.catch_up(true);
+    if (left_out > 0) m.engine->step();
+    m.engine->set_drafter(&m.recorder);
+    m.run();
+    EXPECT_EQ(m.sink.answers[id].tokens, expected);
+    EXPECT_GT(model.take_catch_up_ms(), 0);
+    return m.recorder.of[id];
+  };
+  EXPECT_EQ(drafted(true, 20), drafted(false, 20));
+  EXPECT_NE(drafted(true, 20), drafted(true, 0));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <random>
 
 #include "engine/tests/machine_test.h"
@@ -278,6 +279,64 @@ TEST_P(SpeculationOn, NgramsSaveStepsAndChangeNothing) {
   EXPECT_GT(stats.accepted, 40u);
   EXPECT_LT(stats.steps, without.engine->stats().steps);
   EXPECT_LE(stats.accepted, stats.drafted);
+
+  // Everybody counts the same: all together, by depth, and what clients were told.
+  uint64_t drafted = 0, accepted = 0;
+  for (const auto& [id, answer] : with.sink.answers) {
+    drafted += static_cast<uint64_t>(answer.drafted);
+    accepted += static_cast<uint64_t>(answer.accepted);
+  }
+  EXPECT_EQ(drafted, stats.drafted);
+  EXPECT_EQ(accepted, stats.accepted);
+  const DraftCounts& counts = stats.drafts.by_source[static_cast<size_t>(DraftSource::ngram)];
+  EXPECT_EQ(counts.rounds[0], stats.drafts.rounds);
+  EXPECT_EQ(std::accumulate(counts.drafted.begin(), counts.drafted.end(), uint64_t{0}), drafted);
+  EXPECT_EQ(std::accumulate(counts.accepted.begin(), counts.accepted.end(), uint64_t{0}), accepted);
+  EXPECT_EQ(counts.rounds, counts.drafted) << "chains have one draft of each depth";
+  EXPECT_EQ(counts.drafted[5], 0u) << "deeper than it may be";
+  EXPECT_GT(stats.drafts.verify_ms, 0);
+  EXPECT_GT(stats.drafts.plain_ms, 0) << "those of the prompts";
+}
+
+// Accepts the first of all drafts, or none.
+class Always : public Oracle {
+ public:
+  explicit Always(bool accepts) : accepts_(accepts) {}
+  void rate(const Sequence&, int32_t, std::span<float>) override {}
+  int32_t next(const StepItem& item, int32_t node, int32_t drawn) override {
+    for (const Draft& draft : item.drafts) {
+      if (draft.parent != node) continue;
+      if (accepts_) return draft.token;
+      if (draft.token == drawn) return (drawn + 1) % 320;
+    }
+    return drawn;
+  }
+
+ private:
+  bool accepts_;
+};
+
+TEST(Speculation, AnOracleDecidesWhatIsAccepted) {
+  for (const bool accepts : {true, false}) {
+    EngineOptions options = on("cpu");
+    options.max_drafts = 4;
+    Machine m(bytes_of(tiny_dense()), options);
+    Guesser guesser(
+        [](std::span<const int32_t>, std::mt19937& random) {
+          std::vector<Draft> chain;
+          for (int32_t i = 0; i < 4; ++i) chain.push_back({static_cast<int32_t>(random() % 320), i - 1});
+          return chain;
+        },
+        {{1, {}}});
+    Always oracle(accepts);
+    m.engine->set_drafter(&guesser);
+    m.engine->set_oracle(&oracle);
+    const auto answer = m.ask(greedy(prompt(20), 41));
+    EXPECT_EQ(answer.tokens.size(), 41u);
+    const EngineStats& stats = m.engine->stats();
+    EXPECT_EQ(stats.steps, accepts ? 9u : 41u) << "the prompt's, then five tokens each or one";
+    EXPECT_EQ(stats.accepted, accepts ? 32u : 0u);
+  }
 }
 
 TEST(Speculation, TwinsOfAPromptAreStillForkedWhenNgramsDraft) {
@@ -295,14 +354,32 @@ TEST(Speculation, TwinsOfAPromptAreStillForkedWhenNgramsDraft) {
     EXPECT_EQ(answer.tokens, m.sink.answers.begin()->second.tokens);
 }
 
-TEST(Speculation, ADrafterWithoutDraftsIsRefused) {
-  const auto bytes = bytes_of(tiny_dense());
-  const GgufFile file = parsed(bytes);
-  EngineOptions options = on("ref");
-  options.spec_type = SpecType::ngram;
-  const auto engine = Engine::create(file, options);
-  ASSERT_FALSE(engine.ok());
-  EXPECT_NE(engine.error().message.find("one draft"), std::string::npos) << engine.error().message;
+TEST(Speculation, DraftersMakeAsManyDraftsAsTheyLike) {
+  EngineOptions options = on("ref"), seven = options;
+  options.spec_type = seven.spec_type = SpecType::ngram;
+  seven.max_drafts = 7;
+  const Machine m(bytes_of(tiny_dense()), options), same(bytes_of(tiny_dense()), seven);
+  EXPECT_EQ(m.engine->memory().predicted_bytes(), same.engine->memory().predicted_bytes());
+  EXPECT_NE(m.engine->drafter(), nullptr);
+}
+
+// The head if there is one, else n-grams; nobody where the clock shall not choose the rows.
+TEST(Speculation, AutomaticTakesWhatThereIs) {
+  for (const bool head : {false, true}) {
+    EngineOptions options = on("ref"), automatic = options;
+    options.spec_type = head ? SpecType::mtp : SpecType::ngram;
+    automatic.spec_type = SpecType::automatic;
+    automatic.deterministic = false;
+    const Machine m(bytes_of(tiny_dense(), "F32", head), options);
+    const Machine same(bytes_of(tiny_dense(), "F32", head), automatic);
+    EXPECT_EQ(m.engine->memory().predicted_bytes(), same.engine->memory().predicted_bytes());
+    EXPECT_NE(same.engine->drafter(), nullptr);
+    automatic.deterministic = true;
+    const Machine without(bytes_of(tiny_dense(), "F32", head), automatic);
+    EXPECT_EQ(without.engine->drafter(), nullptr);
+    EXPECT_EQ(without.engine->memory().predicted_bytes(),
+              Machine(bytes_of(tiny_dense())).engine->memory().predicted_bytes());
+  }
 }
 
 // The prompt of a request may hold the beginning of an answer: with the same seed it ends alike.

@@ -1,5 +1,4 @@
-// block_layouts.h -- what the bytes of a tensor row mean: decoding, encoding and checking, one element after the
-// other.
+// block_layouts.h -- what the bytes of a tensor row mean: decoding, encoding and checking, one by one.
 //
 // This is the specification of the block formats in code, bit for bit that of the files in circulation: every
 // product and sum is rounded to binary32 in the order written, nothing is fused or reordered, and rows do not

@@ -1,4 +1,5 @@
-// block_vectors_test.h -- what reference decoders and encoders make of fixed inputs, for block_layouts_test.cpp.
+// block_vectors_test.h -- what reference decoders and encoders make of fixed inputs, for
+// block_layouts_test.cpp.
 //
 // Bytes come from LCG(seed): s = s * 1664525 + 1013904223 mod 2^32, output s >> 24. CRCs are CRC-32 (zlib's);
 // that of decoded values is taken after adding +0 to each.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "model/placer.h"
 
@@ -53,8 +54,15 @@ size_t Dflash::place(BlockScratch& scratch, std::byte* base, int32_t rows, DType
   scratch.attention.q = placer.take(rows, a.query_width(), activations);
   scratch.attention.attended = placer.take(rows, a.query_width(), activations);
   scratch.mlp.hidden = placer.take(rows, config_.ffn_width, activations);
+  if (config_.conv_taps > 0) {
+    scratch.mixed = placer.take(rows, config_.width, activations);
+    scratch.given = placer.take(rows, config_.width);
+    scratch.mix = placer.take(rows, 2 * config_.conv_taps * (config_.width / config_.conv_group));
+  }
   scratch.gathered = placer.take(rows, config_.width);
   scratch.hidden = placer.take(rows, config_.width, activations);
+  if (weights_.gate) scratch.gate = placer.take(rows, config_.pair_rank);
+  if (has_confidence()) scratch.confidence = placer.take(rows, 1);
   return placer.offset();
 }
 
@@ -131,28 +139,87 @@ void Dflash::step_output(const Batch& batch, const SequenceMemory& memory, bool 
   }
 }
 
+// Rows of the block see each other, unless they are causal: then the keys' op may attend as well.
+void Dflash::attend(const DflashLayer& layer, const KvLayer& kv, const Batch& batch,
+                    const int32_t* last_position) {
+  if (layer.causal) return;
+  Batch together = batch;
+  together.position = last_position;
+  attention_rows(*ops_, layer.attention.params(), kv, block_.attention, 0, together);
+}
+
+void Dflash::run_layer(size_t i, Tensor x, const Batch& blocks, const int32_t* last_position,
+                       const KvLayer& kv) {
+  const DflashLayer& layer = config_.layers[i];
+  const LayerWeights& w = weights_.layers[i];
+  const Tensor h = block_.normed.top(x.rows);
+  const Batch batch = blocks.of_group(kv.group);
+  attention_in(*ops_, x, h, {w.mixer_norm, config_.eps}, block_.rope.top(x.rows), w.attention,
+               layer.attention.params(), kv, block_.attention, batch, layer.causal);
+  attend(layer, kv, batch, last_position);
+  attention_out(*ops_, x, w.attention, block_.attention);
+  mlp_block(*ops_, x, h, {w.ffn_norm, config_.eps}, w.mlp, block_.mlp);
+}
+
+// The same with convolutions: x += conv(f(conv(norm(x)))) for either sublayer f, with taps from norm(x).
+void Dflash::run_mixed_layer(size_t i, Tensor x, const Batch& blocks, const int32_t* last_position,
+                             const KvLayer& kv) {
+  const DflashLayer& layer = config_.layers[i];
+  const LayerWeights& w = weights_.layers[i];
+  const DflashWeights::Convolutions& c = weights_.convolutions[i];
+  const Tensor h = block_.normed.top(x.rows), mixed = block_.mixed.top(x.rows);
+  const Tensor given = block_.given.top(x.rows), mix = block_.mix.top(x.rows);
+  const int64_t side = mix.cols / 2;
+  const auto convolve = [&](Tensor y, Tensor from, const float* base, int which, Tail tail) {
+    const ShortConv conv = {base + which * config_.conv_taps * config_.width, config_.conv_taps,
+                            config_.conv_group};
+    ops_->short_conv(y, from, mix.columns(which * side, side), conv, tail, blocks);
+  };
+  const AttentionScratch& a = block_.attention;
+  const Tensor q = a.q.top(x.rows), qg = a.qg.top(x.rows), k = a.k.top(x.rows), v = a.v.top(x.rows);
+  const Tensor rope = block_.rope.top(x.rows);
+  const AttentionParams params = layer.attention.params();
+  const Batch batch = blocks.of_group(kv.group);
+
+  const LinearPart taps[] = {{&c.attention_mix, nullptr, mix}};
+  ops_->norm_linear(taps, h, x, w.mixer_norm, config_.eps);
+  convolve(mixed, h, c.attention_base, 0, Tail::store);
+  const LinearPart in[] = {
+      {&w.attention.q, nullptr, qg}, {&w.attention.k, nullptr, k}, {&w.attention.v, nullptr, v}};
+  ops_->linear(in, mixed);
+  const Tensor attended = a.attended.top(x.rows);
+  if (layer.causal) {
+    ops_->store_attend(attended, q, qg, k, v, {}, rope, w.attention.norms, params, kv, batch);
+  } else {
+    ops_->qk_norm_rope_store(q, qg, k, v, rope, w.attention.norms, params, kv, batch);
+  }
+  attend(layer, kv, batch, last_position);
+  const LinearPart out[] = {{&w.attention.output, nullptr, given}};
+  ops_->linear(out, attended);
+  convolve(x, given, c.attention_base, 1, Tail::add);
+
+  const LinearPart ffn_taps[] = {{&c.ffn_mix, nullptr, mix}};
+  ops_->norm_linear(ffn_taps, h, x, w.ffn_norm, config_.eps);
+  convolve(mixed, h, c.ffn_base, 0, Tail::store);
+  const Tensor hidden = block_.mlp.hidden.top(x.rows);
+  const LinearPart gated[] = {{&w.mlp.gate, &w.mlp.up, hidden, Tail::silu_mul}};
+  ops_->linear(gated, mixed);
+  const LinearPart down[] = {{&w.mlp.down, nullptr, given}};
+  ops_->linear(down, hidden);
+  convolve(x, given, c.ffn_base, 1, Tail::add);
+}
+
 void Dflash::forward(const Batch& blocks, const int32_t* last_position, const SequenceMemory& memory) {
-  const int32_t rows = blocks.tokens;
-  const Tensor x = block_.residual.top(rows);
-  const Tensor h = block_.normed.top(rows);
-  const Tensor rope = block_.rope.top(rows);
+  const Tensor x = block_.residual.top(blocks.tokens);
   ops_->embed(x, *embedding_, blocks);
-  ops_->rope_table(rope, config_.rope, blocks);
+  ops_->rope_table(block_.rope.top(blocks.tokens), config_.rope, blocks);
   const std::span<const KvLayer> kv = own(memory);
   for (size_t i = 0; i < kv.size(); ++i) {
-    const DflashLayer& layer = config_.layers[i];
-    const LayerWeights& w = weights_.layers[i];
-    const AttentionParams params = layer.attention.params();
-    const Batch batch = blocks.of_group(kv[i].group);
-    attention_in(*ops_, x, h, {w.mixer_norm, config_.eps}, rope, w.attention, params, kv[i], block_.attention,
-                 batch, layer.causal);
-    if (!layer.causal) {
-      Batch together = batch;
-      together.position = last_position;
-      attention_rows(*ops_, params, kv[i], block_.attention, 0, together);
+    if (weights_.convolutions.empty()) {
+      run_layer(i, x, blocks, last_position, kv[i]);
+    } else {
+      run_mixed_layer(i, x, blocks, last_position, kv[i]);
     }
-    attention_out(*ops_, x, w.attention, block_.attention);
-    mlp_block(*ops_, x, h, {w.ffn_norm, config_.eps}, w.mlp, block_.mlp);
   }
   outputs_ = blocks.outputs;
   const Tensor kept = block_.gathered.top(outputs_);
@@ -163,6 +230,32 @@ void Dflash::forward(const Batch& blocks, const int32_t* last_position, const Se
 void Dflash::logits(Tensor logits, int32_t first, int32_t count) {
   BRAID_CHECK(first >= 0 && count > 0 && first + count <= outputs_);
   ops_->logits(logits.top(count), *head_, block_.hidden.middle(first, count));
+}
+
+void Dflash::guess(const Guesses& guesses, Tensor logits, const Batch& blocks) {
+  BRAID_CHECK(blocks.outputs == outputs_);
+  ops_->top_k(guesses.values, guesses.ids, guesses.log_sums, logits.top(outputs_));
+  if (!has_pairs()) return;
+  const Tensor hidden = block_.hidden.top(outputs_);
+  PairInputs in = {guesses.values, guesses.ids, {}, {}};
+  LinearPart parts[2];
+  size_t count = 0;
+  if (weights_.gate) {
+    in.gate = block_.gate.top(outputs_);
+    parts[count++] = {&weights_.gate, nullptr, in.gate};
+  }
+  if (has_confidence()) {
+    in.confidence = block_.confidence.top(outputs_);
+    parts[count++] = {&weights_.hidden_confidence, nullptr, in.confidence};
+  }
+  if (count > 0) ops_->linear(std::span(parts).first(count), hidden);
+  const PairWeights w = {&weights_.predecessor, &weights_.successor, weights_.device_token_of(),
+                         weights_.pair_scale, weights_.pair_confidence};
+  ops_->pair_scores(guesses.scores, guesses.confidence, in, w, blocks);
+}
+
+float Dflash::acceptance(float confidence) const {
+  return 1 / (1 + std::exp(-(confidence + weights_.confidence_bias)));
 }
 
 }  // namespace braid

@@ -8,7 +8,11 @@
 //
 // Draft block: rows [x, mask, mask, ...] at the positions after the context, x the newest token, which has no
 // features yet. They see the context and each other (ops/batch.h); row j's logits are about the token at its
-// own position. Their keys and values go to cells that the next step writes again.
+// own position, or about the one behind it where the first row predicts, too (DflashConfig::from_anchor).
+// Their keys and values go to cells that the next step writes again.
+//
+// Guesses: the best tokens of the rows that predict, and where the drafter has an opinion on it, which of
+// them follows which. A head of its own may know fewer tokens: token() says which its numbers are.
 //
 // Life: open() reads and checks the file against its target, which it is then attached to (Model::attach);
 // load() comes after the target's. One thread calls it.
@@ -61,6 +65,27 @@ class Dflash final : public StepTap {
   // logits [count, V] of output rows first .. first + count of the blocks that ran last.
   void logits(Tensor logits, int32_t first, int32_t count);
 
+  // What logits have columns of.
+  int64_t head_tokens() const { return head_->n; }
+  int32_t token(int32_t id) const {
+    const std::vector<int32_t>& token_of = weights_.token_of();
+    return token_of.empty() ? id : token_of[static_cast<size_t>(id)];
+  }
+  // All [outputs, ...] of the blocks that ran last; K = ids.cols.
+  struct Guesses {
+    Tensor ids;         // [outputs, K] i32, the likeliest first
+    Tensor values;      // [outputs, K]: their logits
+    Tensor log_sums;    // [outputs, 1]: log of the sum of exp over all logits
+    Tensor scores;      // [outputs, K * K] as pair_scores() says; empty unless has_pairs()
+    Tensor confidence;  // [outputs, K], of predecessors; empty unless has_confidence()
+  };
+  bool has_pairs() const { return config_.pairs != DflashPairs::none; }
+  bool has_confidence() const { return bool{weights_.hidden_confidence}; }
+  // From logits() of all of them.
+  void guess(const Guesses& guesses, Tensor logits, const Batch& blocks);
+  // That a row's draft is accepted if those before it are, from what guess() leaves.
+  float acceptance(float confidence) const;
+
  private:
   // Between a step's layers and the cells; one for whole steps, one for interleaved ones.
   struct ContextLane {
@@ -74,10 +99,19 @@ class Dflash final : public StepTap {
     Tensor residual, normed, rope;
     AttentionScratch attention;
     MlpScratch mlp;
+    Tensor mixed;             // [T, E]: a sublayer's input, after the convolution
+    Tensor given;             // [T, E] f32: what it gives, before the other
+    Tensor mix;               // [T, 2 taps E / group] f32
     Tensor gathered, hidden;  // [outputs, E]
+    Tensor gate;              // [outputs, rank] f32
+    Tensor confidence;        // [outputs, 1] f32
   };
   size_t place(ContextLane& lane, std::byte* base, int32_t tokens, DType activations) const;
   size_t place(BlockScratch& scratch, std::byte* base, int32_t rows, DType activations) const;
+  void run_layer(size_t i, Tensor x, const Batch& blocks, const int32_t* last_position, const KvLayer& kv);
+  void run_mixed_layer(size_t i, Tensor x, const Batch& blocks, const int32_t* last_position,
+                       const KvLayer& kv);
+  void attend(const DflashLayer& layer, const KvLayer& kv, const Batch& batch, const int32_t* last_position);
   // Its part of a sequence's memory.
   std::span<const KvLayer> own(const SequenceMemory& memory) const;
 

@@ -1,4 +1,4 @@
-// dflash_config_gguf.cpp -- metadata of a drafter's GGUF file, in the three dialects there are.
+// dflash_config_gguf.cpp -- metadata of a drafter's GGUF file, in the dialects there are.
 //
 // The keys of the drafter itself are ARCH.dflash.KEY in older files and dflash.KEY in newer ones, whose
 // architecture is "dflash". Older ones count tapped layers from 0 and mean what follows the layer; newer ones
@@ -11,12 +11,13 @@
 #include "gguf/gguf_text.h"
 #include "model/architectures/config_reader.h"
 #include "model/dflash/dflash_config.h"
+#include "ops/ops.h"
 
 namespace braid {
 namespace {
 
 constexpr std::string_view kNewArchitecture = "dflash";
-constexpr std::string_view kOldArchitectures[] = {"qwen35-dflash-draft", "dflash-draft"};
+constexpr std::string_view kOldArchitectures[] = {"qwen35-dflash-draft", "dflash-draft", "dspark"};
 
 // As a file of its dialect spells it.
 std::string own_key(const MetadataKeys& keys, std::string_view key) {
@@ -27,6 +28,32 @@ std::string own_key(const MetadataKeys& keys, std::string_view key) {
 Result<int32_t> own_number(const MetadataKeys& keys, std::string_view key, uint32_t low, uint32_t high) {
   BRAID_ASSIGN(const uint32_t value, keys.u32(own_key(keys, key), low, high));
   return static_cast<int32_t>(value);
+}
+
+Result<int32_t> own_number_or_0(const MetadataKeys& keys, std::string_view key, uint32_t low, uint32_t high) {
+  if (!keys.file().has(keys.full(own_key(keys, key)))) return 0;
+  return own_number(keys, key, low, high);
+}
+
+// What DFlash2 and DSpark add. Whether they are there, tensors say.
+Status read_extras(const MetadataKeys& keys, DflashConfig& config) {
+  BRAID_ASSIGN(config.conv_taps, own_number_or_0(keys, "conv_kernel_size", 1, kMostConvTaps));
+  BRAID_ASSIGN(config.conv_group, own_number_or_0(keys, "conv_group_size", 1, kMaxWidth));
+  BRAID_ASSIGN(config.candidates, own_number_or_0(keys, "selector_top_k", 1, kMostPairCandidates));
+  for (const char* rank : {"selector_rank", "markov_rank"}) {
+    BRAID_ASSIGN(const int32_t value, own_number_or_0(keys, rank, 1, kMostPairRank));
+    if (value != 0) config.pair_rank = value;
+  }
+  constexpr std::string_view kType = "markov_head_type";
+  if (const std::string type = keys.full(own_key(keys, kType)); keys.file().has(type)) {
+    BRAID_ASSIGN(const std::string_view name, keys.file().get_string(type));
+    if (name != "vanilla")
+      return keys.unsupported(own_key(keys, kType),
+                              fmt::format("is {}; braid computes vanilla Markov heads", quoted(name)));
+  }
+  BRAID_ASSIGN(config.from_anchor, keys.file().find_bool(keys.full(own_key(keys, "sample_from_anchor"))));
+  BRAID_ASSIGN(config.has_confidence, keys.file().find_bool(keys.full(own_key(keys, "has_confidence_head"))));
+  return {};
 }
 
 Status read_taps(const MetadataKeys& keys, DflashConfig& config) {
@@ -125,8 +152,11 @@ Result<DflashConfig> read_dflash_gguf(const GgufFile& file) {
       return Error{ErrorKind::corrupt,
                    fmt::format("{}: key tokenizer.ggml.mask_token_id: is negative", file.name())};
   } else {
-    BRAID_ASSIGN(config.mask_token, own_number(keys, "mask_token_id", 0, INT32_MAX));
+    const bool noise = keys.file().has(keys.full("noise_token_id"));  // first files of DSpark
+    BRAID_ASSIGN(config.mask_token,
+                 own_number(keys, noise ? "noise_token_id" : "mask_token_id", 0, INT32_MAX));
   }
+  BRAID_TRY(read_extras(keys, config));
   BRAID_TRY(read_taps(keys, config));
   BRAID_TRY(read_layers(keys, config));
   BRAID_TRY(read_kinds(keys, config));

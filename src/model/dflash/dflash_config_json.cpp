@@ -9,6 +9,7 @@
 #include "gguf/gguf_text.h"
 #include "model/architectures/metadata_keys.h"
 #include "model/dflash/dflash_config.h"
+#include "ops/ops.h"
 
 namespace braid {
 namespace {
@@ -69,15 +70,46 @@ class Object {
   std::string prefix_;
 };
 
-Status read_taps(const Object& dflash, DflashConfig& config) {
-  const Json* list = dflash.find("target_layer_ids");
+// What belongs to the drafter stands in an object of its own or beside the sizes of its layers.
+const Object& place_of(const char* key, const Object& top, const Object& dflash) {
+  return dflash.find(key) != nullptr ? dflash : top;
+}
+
+Status read_taps(const Object& place, DflashConfig& config) {
+  const Json* list = place.find("target_layer_ids");
   if (list == nullptr) return {};
   if (!list->is_array() || list->empty() || list->size() > DflashConfig::kMaxTaps)
-    return dflash.wrong("target_layer_ids", fmt::format("is no list of 1 to {}", DflashConfig::kMaxTaps));
+    return place.wrong("target_layer_ids", fmt::format("is no list of 1 to {}", DflashConfig::kMaxTaps));
   for (const Json& id : *list) {
-    BRAID_ASSIGN(const int64_t tap, dflash.integer("target_layer_ids", id, 0, kMaxLayers));
+    BRAID_ASSIGN(const int64_t tap, place.integer("target_layer_ids", id, 0, kMaxLayers));
     config.taps.push_back(static_cast<int32_t>(tap));
   }
+  return {};
+}
+
+// What DFlash2 and DSpark add. Whether they are there, tensors say.
+Status read_extras(const Object& top, const Object& dflash, DflashConfig& config) {
+  const struct {
+    const char* key;
+    int32_t* value;
+    int64_t most;
+  } numbers[] = {{"conv_kernel_size", &config.conv_taps, kMostConvTaps},
+                 {"conv_group_size", &config.conv_group, kMaxWidth},
+                 {"selector_top_k", &config.candidates, kMostPairCandidates},
+                 {"selector_rank", &config.pair_rank, kMostPairRank},
+                 {"markov_rank", &config.pair_rank, kMostPairRank}};
+  for (const auto& number : numbers) {
+    const Object& place = place_of(number.key, top, dflash);
+    if (place.find(number.key) == nullptr) continue;
+    BRAID_ASSIGN(const int64_t value, place.integer(number.key, 1, number.most));
+    *number.value = static_cast<int32_t>(value);
+  }
+  const Object& type = place_of("markov_head_type", top, dflash);
+  if (const Json* name = type.find("markov_head_type"); name != nullptr && *name != "vanilla")
+    return type.wrong("markov_head_type", "braid computes vanilla Markov heads", ErrorKind::unsupported);
+  BRAID_ASSIGN(config.from_anchor, place_of("sample_from_anchor", top, dflash).truth("sample_from_anchor"));
+  BRAID_ASSIGN(config.has_confidence,
+               place_of("enable_confidence_head", top, dflash).truth("enable_confidence_head"));
   return {};
 }
 
@@ -149,16 +181,25 @@ Status read_layers(const Object& top, DflashConfig& config) {
   return read_rope(top, config, attention.head_dim);
 }
 
+// The last is DSpark's for trunks of this kind.
+bool is_known(const Json& kinds) {
+  constexpr const char* kKnown[] = {"DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel",
+                                    "Qwen3DSparkModel"};
+  return std::any_of(std::begin(kKnown), std::end(kKnown),
+                     [&](const char* name) { return kinds == Json::array({name}); });
+}
+
 }  // namespace
 
 Result<DflashConfig> read_dflash_json(std::string_view text, const std::string& name) {
   const Json json = Json::parse(text, nullptr, false);
   if (!json.is_object()) return Error{ErrorKind::corrupt, fmt::format("{}: is no JSON object", name)};
   const Object top(json, name, "");
-  if (const Json* kinds = top.find("architectures");
-      kinds != nullptr && *kinds != Json::array({"DFlashDraftModel"}))
-    return top.wrong("architectures", "does not say DFlashDraftModel", ErrorKind::unsupported);
-  if (top.find("dflash_config") == nullptr) return top.wrong("dflash_config", "is missing");
+  if (const Json* kinds = top.find("architectures"); kinds != nullptr && !is_known(*kinds))
+    return top.wrong("architectures", "names none of DFlashDraftModel, DFlash2DraftModel, DSparkDraftModel",
+                     ErrorKind::unsupported);
+  if (top.find("dflash_config") == nullptr && top.find("mask_token_id") == nullptr)
+    return top.wrong("dflash_config", "is missing");
   BRAID_ASSIGN(const Object dflash, top.object("dflash_config"));
   for (const char* key : {"input_embedding_scale", "output_multiplier"})
     if (const Json* value = dflash.find(key); value != nullptr && *value != 1.0)
@@ -177,12 +218,15 @@ Result<DflashConfig> read_dflash_json(std::string_view text, const std::string& 
   BRAID_ASSIGN(const double eps, top.number("rms_norm_eps"));
   if (!(eps >= 0 && eps < 1)) return top.wrong("rms_norm_eps", fmt::format("{} is not a small number", eps));
   config.eps = static_cast<float>(eps);
-  const Object& place = dflash.find("block_size") != nullptr ? dflash : top;
-  BRAID_ASSIGN(const int64_t block, place.integer("block_size", 2, DflashConfig::kMaxBlock));
+  const auto own = [&](const char* key, int64_t low, int64_t high) {
+    return place_of(key, top, dflash).integer(key, low, high);
+  };
+  BRAID_ASSIGN(const int64_t block, own("block_size", 2, DflashConfig::kMaxBlock));
   config.block = static_cast<int32_t>(block);
-  BRAID_ASSIGN(const int64_t mask, dflash.integer("mask_token_id", 0, INT32_MAX));
+  BRAID_ASSIGN(const int64_t mask, own("mask_token_id", 0, INT32_MAX));
   config.mask_token = static_cast<int32_t>(mask);
-  BRAID_TRY(read_taps(dflash, config));
+  BRAID_TRY(read_extras(top, dflash, config));
+  BRAID_TRY(read_taps(place_of("target_layer_ids", top, dflash), config));
   BRAID_TRY(read_layers(top, config));
   BRAID_TRY(read_kinds(top, dflash, config));
   return config;

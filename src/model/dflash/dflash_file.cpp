@@ -65,12 +65,15 @@ Result<std::optional<DflashTensor>> DflashFile::find(std::span<const std::string
     if (t == nullptr) continue;
     found_.insert(name);
     const auto type = t->ggml_type();
-    if (!type || (*type != GgmlType::F32 && *type != GgmlType::F16 && *type != GgmlType::BF16))
+    const bool is_float =
+        type && (*type == GgmlType::F32 || *type == GgmlType::F16 || *type == GgmlType::BF16);
+    if (!is_float && type != GgmlType::I64)
       return Error{ErrorKind::unsupported,
                    fmt::format("{}: tensor {} has the type {}; braid takes F32, F16 and BF16 of safetensors",
                                name_, name, safetensors_dtype_name(t->dtype))};
-    if (t->shape.empty() || t->shape.size() > 2 || t->elems() == 0)
-      return Error{ErrorKind::corrupt, fmt::format("{}: tensor {} is no matrix and no vector", name_, name)};
+    if (t->shape.empty() || t->shape.size() > 3 || t->elems() == 0)
+      return Error{ErrorKind::corrupt,
+                   fmt::format("{}: tensor {} has none or more than three dimensions", name_, name)};
     DflashTensor tensor{name, *type, {1, 1, 1, 1}, t->data};
     for (size_t i = 0; i < t->shape.size(); ++i) tensor.ne[i] = t->shape[t->shape.size() - 1 - i];
     return std::optional(std::move(tensor));

@@ -38,8 +38,8 @@ class DflashFile {
 
   const std::string& name() const { return name_; }
   const DflashConfig& config() const { return config_; }
-  // The tensor that has one of these names; empty if none does. Errors: corrupt, unsupported (more than two
-  // dimensions, a type that no product takes).
+  // The tensor that has one of these names; empty if none does. Errors: corrupt (more than three dimensions),
+  // unsupported (a type that neither products nor lists of tokens have).
   Result<std::optional<DflashTensor>> find(std::span<const std::string> names);
   // What nobody has found: a drafter of another kind has more tensors. Empty if there is none.
   std::string left_over() const;

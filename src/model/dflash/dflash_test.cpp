@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "model/random/random_model.h"
 #include "model/test_models_test.h"
 
 namespace braid {
@@ -119,6 +120,12 @@ TEST(DflashFile, KeysOfConfigJsonAreNamed) {
   EXPECT_SAYS(nested("target_layer_ids", {1, 4, "6"}), "target_layer_ids");
   EXPECT_SAYS(nested("mask_token_id", -1), "mask_token_id");
   EXPECT_SAYS(nested("output_multiplier", 2.0), "output_multiplier");
+  EXPECT_SAYS(nested("selector_top_k", 33), "dflash_config.selector_top_k: 33 is not between 1 and 32");
+  EXPECT_SAYS(nested("conv_kernel_size", 0), "conv_kernel_size: 0 is not between 1 and 8");
+  EXPECT_SAYS(nested("markov_rank", "many"), "markov_rank");
+  EXPECT_SAYS(with("markov_head_type", "rnn"), "braid computes vanilla Markov heads");
+  EXPECT_SAYS(with("sample_from_anchor", 1), "sample_from_anchor");
+  EXPECT_SAYS(with("enable_confidence_head", "yes"), "enable_confidence_head");
   for (const char* text : {"", "[]", "{", "nul", "{\"dflash_config\": 3}"})
     EXPECT_FALSE(read_dflash_json(text, "x").ok()) << text;
   EXPECT_FALSE(read_dflash_json(std::string(1 << 20, '['), "x").ok());
@@ -289,9 +296,9 @@ TEST(DflashFile, EveryTensorIsNeededAndOthersAreAnotherKind) {
   }
   const std::vector<std::byte> one(2 * 512);
   const auto more = as_gguf(d, [&](GgufWriter& w) {
-    w.add_tensor("selector_hidden.weight", GgmlType::BF16, 1, {512, 1, 1, 1}, one);
+    w.add_tensor("markov_gate.weight", GgmlType::BF16, 1, {512, 1, 1, 1}, one);
   });
-  EXPECT_SAYS(error_of(opened(more)), "selector_hidden.weight\" belongs to another kind of drafter");
+  EXPECT_SAYS(error_of(opened(more)), "markov_gate.weight\" belongs to another kind of drafter");
   const auto shape = as_gguf(
       d,
       [&](GgufWriter& w) {
@@ -325,6 +332,172 @@ TEST(DflashFile, KeysOfGgufAreNamed) {
   EXPECT_SAYS(with([](GgufWriter& w) { w.set_u32("tokenizer.ggml.mask_token_id", 4000000000u); }),
               "mask_token_id");
   EXPECT_SAYS(with([](GgufWriter& w) { w.set_f32("dflash.logit_scale", 0.5f); }), "logit_scale");
+}
+
+// A drafter of a kind for a small model, with random weights.
+RandomShape small_target() {
+  RandomShape s = tiny_dense();
+  s.layers = 12;
+  s.width = 32;
+  s.ffn_width = 48;
+  s.vocabulary = 300;
+  return s;
+}
+ModelConfig config_of(const RandomShape& shape) {
+  ModelConfig c;
+  c.width = shape.width;
+  c.vocabulary = shape.vocabulary;
+  c.layers.resize(static_cast<size_t>(shape.layers));
+  return c;
+}
+std::vector<std::byte> random_bytes(std::string_view kind) {
+  RandomOptions options;
+  options.mix = "F16";
+  return random_drafter(small_target(), kind, options).value().to_bytes();
+}
+
+// The same with one tensor left out or changed, and keys set.
+struct Edit {
+  std::string tensor = {}, renamed = {};
+  std::array<uint64_t, 4> ne = {};
+  std::function<void(GgufWriter&)> keys = {};
+  std::vector<std::pair<std::string, std::vector<int64_t>>> lists = {};
+};
+std::string error_of_edited(std::string_view kind, const Edit& edit) {
+  const auto bytes = random_bytes(kind);
+  const GgufFile file = parsed(bytes);
+  GgufWriter w;
+  w.copy_metadata(file);
+  if (edit.keys) edit.keys(w);
+  const std::vector<std::byte> zeros(1 << 20);
+  for (const GgufTensor& t : file.tensors()) {
+    std::array<uint64_t, 4> ne = t.ne;
+    std::string name(t.name);
+    if (name == edit.tensor) {
+      if (edit.ne[0] == 0 && edit.renamed.empty()) continue;
+      if (edit.ne[0] != 0) ne = edit.ne;
+      if (!edit.renamed.empty()) name = edit.renamed;
+    }
+    uint32_t dims = 4;
+    while (dims > 1 && ne[dims - 1] == 1) --dims;
+    const uint64_t size = *row_bytes(t.type, ne[0]) * ne[1] * ne[2];
+    w.add_tensor(name, t.type, dims, ne, ne == t.ne ? t.data : std::span(zeros).first(size));
+  }
+  for (const auto& [name, list] : edit.lists)
+    w.add_tensor(name, GgmlType::I64, 1, {list.size(), 1, 1, 1}, std::as_bytes(std::span(list)));
+  const auto edited = w.to_bytes();
+  return error_of(opened(edited, config_of(small_target())));
+}
+
+TEST(DflashKinds, AreToldByTheirTensors) {
+  const struct {
+    const char* kind;
+    DflashPairs pairs;
+    int32_t guesses, candidates, taps;
+    bool confidence;
+  } kinds[] = {{"dflash", DflashPairs::none, 15, 0, 0, false},
+               {"dflash2", DflashPairs::selector, 7, 16, 2, false},
+               {"dspark", DflashPairs::markov, 16, 16, 0, true}};
+  for (const auto& k : kinds) {
+    const auto bytes = random_bytes(k.kind);
+    auto drafter = opened(bytes, config_of(small_target()));
+    ASSERT_TRUE(drafter.ok()) << drafter.error().message;
+    const DflashConfig& c = (*drafter)->config();
+    EXPECT_EQ(c.pairs, k.pairs) << k.kind;
+    EXPECT_EQ(c.guesses(), k.guesses) << k.kind;
+    EXPECT_EQ(c.candidates, k.candidates) << k.kind;
+    EXPECT_EQ(c.conv_taps, k.taps) << k.kind;
+    EXPECT_EQ((*drafter)->has_confidence(), k.confidence) << k.kind;
+    EXPECT_EQ(c.taps, (std::vector<int32_t>{1, 3, 5, 7, 9})) << k.kind;
+  }
+  // Of the published sizes; 16 bits a weight.
+  RandomOptions options;
+  options.mix = "BF16";
+  for (const auto& [kind, parameters] : {std::pair{"dflash", 1.730e9}, {"dflash2", 1.924e9}}) {
+    auto writer = random_drafter(*find_random_shape("27b"), kind, options);
+    ASSERT_TRUE(writer.ok()) << writer.error().message;
+    EXPECT_NEAR(static_cast<double>(writer->file_bytes()) / 2, parameters, 2e6) << kind;
+  }
+  EXPECT_FALSE(random_drafter(*find_random_shape("27b"), "eagle", options).ok());
+}
+
+TEST(DflashKinds, EveryTensorIsNeeded) {
+  for (const char* kind : {"dflash2", "dspark"}) {
+    const auto bytes = random_bytes(kind);
+    const GgufFile file = parsed(bytes);
+    EXPECT_EQ(error_of_edited(kind, {}), "");
+    for (const GgufTensor& t : file.tensors()) {
+      const std::string name(t.name);
+      // Without these it would be a drafter of another kind, which has no use for the others.
+      const bool decides =
+          name == "selector_hidden.weight" || name == "markov_w1.weight" || name == "blk.0.attn_conv_base";
+      if (name == "conf_proj.bias") continue;
+      EXPECT_SAYS(error_of_edited(kind, {.tensor = name}), decides ? "another kind" : " is missing") << name;
+    }
+  }
+}
+
+TEST(DflashKinds, WhatDoesNotFitIsNamed) {
+  const auto u32 = [](const char* key, uint32_t value) {
+    return Edit{.keys = [=](GgufWriter& w) { w.set_u32(key, value); }};
+  };
+  const auto removed = [](const char* key) { return Edit{.keys = [=](GgufWriter& w) { w.remove(key); }}; };
+  EXPECT_SAYS(error_of_edited("dflash2", u32("dflash.conv_kernel_size", 3)),
+              "key conv_kernel_size: is 3, tensors show 2");
+  EXPECT_SAYS(error_of_edited("dflash2", u32("dflash.conv_kernel_size", 9)), "dflash.conv_kernel_size");
+  EXPECT_SAYS(error_of_edited("dflash2", u32("dflash.conv_group_size", 5)), "does not divide the width 32");
+  EXPECT_SAYS(error_of_edited("dflash2", u32("dflash.conv_group_size", 8)),
+              "attn_conv_proj.weight has shape");
+  EXPECT_SAYS(error_of_edited("dflash2", removed("dflash.conv_group_size")), "conv_group_size: is missing");
+  EXPECT_SAYS(error_of_edited("dflash2", u32("dflash.selector_rank", 128)), "tensors show 256");
+  EXPECT_SAYS(error_of_edited("dflash2", u32("dflash.selector_top_k", 33)), "dflash.selector_top_k");
+  EXPECT_SAYS(error_of_edited("dflash2", removed("dflash.selector_top_k")), "selector_top_k: is missing");
+  EXPECT_SAYS(error_of_edited("dflash2", {.tensor = "selector_hidden.weight", .ne = {32, 600, 1, 1}}),
+              "a rank of 600 is not between 1 and 512");
+  EXPECT_SAYS(error_of_edited("dflash2", {.tensor = "selector_successor.weight", .ne = {256, 299, 1, 1}}),
+              "selector_successor.weight has shape {256, 299, 1, 1}; expected {256, 300}");
+  EXPECT_SAYS(error_of_edited("dflash2", {.tensor = "blk.0.attn_conv_base", .ne = {32, 9, 2, 1}}),
+              "has 9 taps");
+  EXPECT_SAYS(error_of_edited("dflash2", {.tensor = "blk.1.ffn_conv_base", .ne = {32, 2, 1, 1}}),
+              "expected {32, 2, 2}");
+  EXPECT_SAYS(
+      error_of_edited("dspark",
+                      {.keys = [](GgufWriter& w) { w.set_string("dflash.markov_head_type", "gated"); }}),
+      "is \"gated\"; braid computes vanilla Markov heads");
+  EXPECT_SAYS(error_of_edited("dspark", {.tensor = "conf_proj.weight", .ne = {100, 1, 1, 1}}),
+              "expected {288, 1}");
+  EXPECT_SAYS(error_of_edited("dspark", {.tensor = "conf_proj.weight"}), "the file says it has");
+  EXPECT_SAYS(
+      error_of_edited("dspark", {.keys = [](GgufWriter& w) { w.set_u32("dflash.sample_from_anchor", 1); }}),
+      "sample_from_anchor");
+}
+
+TEST(DflashKinds, AHeadOfFewTokensListsThem) {
+  const auto with = [](std::vector<int64_t> list, bool head = true) {
+    Edit edit;
+    edit.lists = {{"d2t", std::move(list)}};
+    const auto bytes = random_bytes("dflash");
+    const GgufFile file = parsed(bytes);
+    GgufWriter w;
+    w.copy_metadata(file);
+    for (const GgufTensor& t : file.tensors())
+      w.add_tensor(t.name, t.type, t.ne[1] > 1 ? 2 : 1, t.ne, t.data);
+    const std::vector<std::byte> zeros(32 * 2 * edit.lists[0].second.size());
+    const auto& ids = edit.lists[0].second;
+    if (head) w.add_tensor("output.weight", GgmlType::F16, 2, {32, ids.size(), 1, 1}, zeros);
+    w.add_tensor("d2t", GgmlType::I64, 1, {ids.size(), 1, 1, 1}, std::as_bytes(std::span(ids)));
+    const auto edited = w.to_bytes();
+    auto drafter = opened(edited, config_of(small_target()));
+    if (!drafter.ok()) return std::pair(drafter.error().message, std::vector<int32_t>());
+    return std::pair(std::string(), (*drafter)->weights().token_of());
+  };
+  EXPECT_EQ(with({1, 5, 299, 7}).second, (std::vector<int32_t>{1, 5, 299, 7}));
+  EXPECT_EQ(with({0, 0, 3, 290}).second, (std::vector<int32_t>{0, 1, 5, 293}));  // distances
+  EXPECT_SAYS(with({1, 5, 300}).first, "tensor d2t holds 300, no token");
+  EXPECT_SAYS(with({1, -1}).first, "holds -1, no token");
+  EXPECT_SAYS(with({0, 0, 299}).first, "holds 301, no token");
+  EXPECT_SAYS(with({4, 3, 3}).first, "lists a token twice");
+  EXPECT_SAYS(with({1, 2}, false).first, "a head that the file does not have");
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include "model/dflash/dflash_weights.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "gguf/formats/block_layouts.h"
 
@@ -34,23 +35,27 @@ std::vector<std::string> DflashWeights::spelled(const Names& names, int layer) {
   return list;
 }
 
-Result<DflashTensor> DflashWeights::checked(const std::vector<std::string>& names, uint64_t ne0,
-                                            uint64_t ne1) {
+Result<DflashTensor> DflashWeights::checked(const std::vector<std::string>& names,
+                                            std::array<uint64_t, 3> ne) {
+  const std::string expected =
+      ne[2] == 1 ? fmt::format("{{{}, {}}}", ne[0], ne[1]) : fmt::format("{{{}}}", fmt::join(ne, ", "));
   BRAID_ASSIGN(auto tensor, file_->find(names));
   if (!tensor)
-    return Error{ErrorKind::corrupt, fmt::format("{}: tensor {} is missing (expected, with shape {{{}, {}}})",
-                                                 file_->name(), names[0], ne0, ne1)};
-  if (tensor->ne != std::array<uint64_t, 4>{ne0, ne1, 1, 1})
-    return Error{
-        ErrorKind::corrupt,
-        fmt::format("{}: tensor {} has shape {{{}, {}, {}, {}}}; expected {{{}, {}}}", file_->name(),
-                    tensor->name, tensor->ne[0], tensor->ne[1], tensor->ne[2], tensor->ne[3], ne0, ne1)};
-  parameters_ += static_cast<int64_t>(ne0 * ne1);
+    return Error{ErrorKind::corrupt, fmt::format("{}: tensor {} is missing (expected, with shape {})",
+                                                 file_->name(), names[0], expected)};
+  if (tensor->ne != std::array<uint64_t, 4>{ne[0], ne[1], ne[2], 1})
+    return Error{ErrorKind::corrupt, fmt::format("{}: tensor {} has shape {{{}}}; expected {}", file_->name(),
+                                                 tensor->name, fmt::join(tensor->ne, ", "), expected)};
+  if (tensor->type == GgmlType::I64)
+    return Error{ErrorKind::unsupported,
+                 fmt::format("{}: tensor {} holds whole numbers", file_->name(), tensor->name)};
+  parameters_ += static_cast<int64_t>(ne[0] * ne[1] * ne[2]);
   return *std::move(tensor);
 }
 
 Status DflashWeights::matrix(Weight& w, const std::vector<std::string>& names, int64_t n, int64_t k) {
-  BRAID_ASSIGN(const DflashTensor tensor, checked(names, static_cast<uint64_t>(k), static_cast<uint64_t>(n)));
+  BRAID_ASSIGN(const DflashTensor tensor,
+               checked(names, {static_cast<uint64_t>(k), static_cast<uint64_t>(n), 1}));
   w.name = tensor.name;
   w.type = tensor.type;
   w.n = n;
@@ -68,12 +73,27 @@ Status DflashWeights::matrix(Weight& w, const std::vector<std::string>& names, i
   return {};
 }
 
-Status DflashWeights::vector(const float*& user, const std::vector<std::string>& names, int64_t count) {
-  BRAID_ASSIGN(const DflashTensor tensor, checked(names, static_cast<uint64_t>(count), 1));
+// Rows that are looked up; their scale is left to what is made of them.
+Status DflashWeights::table(Weight& w, float& scale, const std::vector<std::string>& names, int64_t n,
+                            int64_t k) {
+  BRAID_TRY(matrix(w, names, n, k));
+  scale = w.scales.empty() ? 1.0f : w.scales[0];
+  w.scales = {};
+  w.is_table = true;
+  w.is_product = false;
+  return {};
+}
+
+float* DflashWeights::add_vector(const float*& user, int64_t count) {
   const size_t offset = (vectors_.size() + kAlignElements - 1) / kAlignElements * kAlignElements;
   vectors_.resize(offset + static_cast<size_t>(count));
-  decode(tensor, vectors_.data() + offset);
   vector_uses_.push_back({&user, offset});
+  return vectors_.data() + offset;
+}
+
+Status DflashWeights::vector(const float*& user, const std::vector<std::string>& names, int64_t count) {
+  BRAID_ASSIGN(const DflashTensor tensor, checked(names, {static_cast<uint64_t>(count), 1, 1}));
+  decode(tensor, add_vector(user, count));
   return {};
 }
 
@@ -116,7 +136,7 @@ Result<uint64_t> DflashWeights::fc_columns(DflashFile& file) {
   return tensor->ne[0];
 }
 
-Status DflashWeights::describe(DflashFile& file, const DflashConfig& config, int64_t vocabulary) {
+Status DflashWeights::describe(DflashFile& file, DflashConfig& config, int64_t vocabulary) {
   file_ = &file;
   config_ = &config;
   BRAID_TRY(matrix(fc, kFc, config.width, config.features()));
@@ -125,34 +145,29 @@ Status DflashWeights::describe(DflashFile& file, const DflashConfig& config, int
              spelled({"hidden_norm.weight",
                       {"enc.output_norm.weight", "dflash_hidden_norm.weight", "dflash.hidden_norm.weight"}}),
              config.width));
-  BRAID_TRY(vector(output_norm, spelled({"norm.weight", {"output_norm.weight"}}), config.width));
+  BRAID_TRY(vector(output_norm, spelled({"norm.weight", {"output_norm.weight", "final_norm.weight"}}),
+                   config.width));
   layers = std::vector<LayerWeights>(config.layers.size());
   for (size_t i = 0; i < layers.size(); ++i)
     BRAID_TRY(layer(layers[i], config.layers[i], static_cast<int>(i)));
-  const std::vector<std::string> table = spelled({"embed_tokens.weight", {"token_embd.weight"}});
-  const std::vector<std::string> head = spelled({"lm_head.weight", {"output.weight"}});
-  BRAID_ASSIGN(const auto has_table, file.find(table));
-  BRAID_ASSIGN(const auto has_head, file.find(head));
-  if (has_table) {
-    BRAID_TRY(matrix(own_embedding, table, vocabulary, config.width));
-    if (!own_embedding.scales.empty())
-      return Error{ErrorKind::unsupported, fmt::format("{}: tensor {}: braid does not scale embeddings",
-                                                       file.name(), own_embedding.name)};
-    own_embedding.is_table = true;
-    own_embedding.is_product = false;
-  }
-  if (has_head) BRAID_TRY(matrix(own_head, head, vocabulary, config.width));
+  BRAID_TRY(describe_convolutions());
+  BRAID_TRY(describe_head(vocabulary));
+  BRAID_TRY(describe_pairs(vocabulary));
   if (const std::string left = file.left_over(); !left.empty())
-    return Error{ErrorKind::unsupported,
-                 fmt::format("{}: tensor {} belongs to another kind of drafter; braid computes DFlash v1",
-                             file.name(), left)};
+    return Error{
+        ErrorKind::unsupported,
+        fmt::format("{}: tensor {} belongs to another kind of drafter; braid computes DFlash, DFlash2 "
+                    "and DSpark with a vanilla Markov head",
+                    file.name(), left)};
   file_ = nullptr;
   config_ = nullptr;
   return {};
 }
 
 std::vector<Weight*> DflashWeights::matrices() {
-  std::vector<Weight*> list = {&fc, &own_embedding, &own_head};
+  std::vector<Weight*> list = {&fc,        &own_embedding, &own_head,         &predecessor,
+                               &successor, &gate,          &hidden_confidence};
+  for (Convolutions& c : convolutions) list.insert(list.end(), {&c.attention_mix, &c.ffn_mix});
   for (LayerWeights& l : layers)
     for (Weight* w : l.matrices()) list.push_back(w);
   std::erase_if(list, [](const Weight* w) { return !*w; });
@@ -160,13 +175,13 @@ std::vector<Weight*> DflashWeights::matrices() {
 }
 
 size_t DflashWeights::planned_bytes(const Device& device) {
-  size_t bytes = vectors_.size() * sizeof(float);
+  size_t bytes = vectors_.size() * sizeof(float) + token_of_.size() * sizeof(int32_t);
   for (const Weight* w : matrices()) bytes += device.weight_bytes(*w);
   return bytes;
 }
 
 size_t DflashWeights::loaded_bytes() {
-  size_t bytes = vector_memory_.size_bytes();
+  size_t bytes = vector_memory_.size_bytes() + token_memory_.size_bytes();
   for (const Weight* w : matrices()) bytes += w->device_bytes;
   return bytes;
 }
@@ -177,6 +192,11 @@ Status DflashWeights::load(Device& device) {
   BRAID_ASSIGN(vector_memory_, device.allocate(bytes, "small weights of the drafter"));
   auto* values = static_cast<float*>(vector_memory_.data());
   device.to_device(values, vectors_.data(), bytes);
+  if (!token_of_.empty()) {
+    const size_t token_bytes = token_of_.size() * sizeof(int32_t);
+    BRAID_ASSIGN(token_memory_, device.allocate(token_bytes, "tokens of the drafter"));
+    device.to_device(token_memory_.data(), token_of_.data(), token_bytes);
+  }
   device.synchronize();
   for (const VectorUse& use : vector_uses_) *use.user = values + use.offset;
   vectors_ = {};

@@ -130,33 +130,34 @@ void set_tokenizer(GgufWriter& w, const RandomShape& s) {
 
 }  // namespace
 
-Result<GgufWriter> random_model(const RandomShape& shape, const RandomOptions& options) {
-  const bool plain = options.mix == "F32";
-  const QuantizeMix* mix = plain ? nullptr : find_quantize_mix(options.mix);
+Result<RandomTypes> random_types(const std::vector<RandomTensor>& specs, const std::string& mix_name,
+                                 int32_t blocks, int32_t experts) {
+  RandomTypes result{std::vector<GgmlType>(specs.size(), GgmlType::F32), 0};
+  if (mix_name == "F32") return result;
+  const QuantizeMix* mix = find_quantize_mix(mix_name);
   QuantizeMix of_type{};
-  const GgmlTypeInfo* type = find_ggml_type(options.mix);
-  if (!plain && mix == nullptr && type != nullptr && can_encode(type->type)) {
+  const GgmlTypeInfo* type = find_ggml_type(mix_name);
+  if (mix == nullptr && type != nullptr && can_encode(type->type)) {
     constexpr uint32_t kUnnamedFileType = 1024;
     of_type = {type->name, type->type, kUnnamedFileType};
     mix = &of_type;
   }
-  if (!plain && mix == nullptr)
+  if (mix == nullptr)
     return Error{ErrorKind::invalid_argument,
-                 fmt::format("there is no quantization {}: choose one of {}, or a type like MXFP4",
-                             options.mix, quantize_mix_names())};
+                 fmt::format("there is no quantization {}: choose one of {}, or a type like MXFP4", mix_name,
+                             quantize_mix_names())};
+  std::vector<MixTensor> tensors;
+  for (const RandomTensor& s : specs) tensors.push_back({s.name, GgmlType::F32, s.ne});
+  result.types =
+      tensor_types_for(*mix, tensors, static_cast<uint32_t>(blocks), static_cast<uint32_t>(experts));
+  for (size_t i = 0; i < specs.size(); ++i)
+    if (specs[i].deviation <= 0) result.types[i] = GgmlType::F32;
+  result.file_type = mix->file_type;
+  return result;
+}
 
-  const std::vector<RandomTensor> specs = random_tensors(shape, options.with_mtp, options.fused);
-  std::vector<GgmlType> types(specs.size(), GgmlType::F32);
-  if (!plain) {
-    std::vector<MixTensor> tensors;
-    for (const RandomTensor& s : specs) tensors.push_back({s.name, GgmlType::F32, s.ne});
-    const auto blocks = static_cast<uint32_t>(shape.layers + (options.with_mtp ? 1 : 0));
-    types = tensor_types_for(*mix, tensors, blocks, static_cast<uint32_t>(shape.experts));
-  }
-
-  GgufWriter writer;
-  set_metadata(writer, shape, options, plain ? 0 : mix->file_type);
-  set_tokenizer(writer, shape);
+void add_random_tensors(GgufWriter& writer, const std::vector<RandomTensor>& specs,
+                        const std::vector<GgmlType>& types, const RandomOptions& options) {
   struct Written {
     RandomPools pools;
     uint64_t done_bytes = 0;
@@ -179,6 +180,16 @@ Result<GgufWriter> random_model(const RandomShape& shape, const RandomOptions& o
                         return Status();
                       });
   }
+}
+
+Result<GgufWriter> random_model(const RandomShape& shape, const RandomOptions& options) {
+  const std::vector<RandomTensor> specs = random_tensors(shape, options.with_mtp, options.fused);
+  const int32_t blocks = shape.layers + (options.with_mtp ? 1 : 0);
+  BRAID_ASSIGN(const RandomTypes chosen, random_types(specs, options.mix, blocks, shape.experts));
+  GgufWriter writer;
+  set_metadata(writer, shape, options, chosen.file_type);
+  set_tokenizer(writer, shape);
+  add_random_tensors(writer, specs, chosen.types, options);
   return writer;
 }
 

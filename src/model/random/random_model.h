@@ -80,4 +80,12 @@ struct RandomOptions {
 // Ready to be written; tensor bytes are made while writing. Errors: invalid_argument (no such mix).
 Result<GgufWriter> random_model(const RandomShape& shape, const RandomOptions& options);
 
+// A drafter of its own file for a model of that shape (model/dflash): "dflash" as published for Qwen3.6
+// (block 16), "dflash2" as for Qwen3.8 (block 8, convolutions, selector), "dspark" (block 16, Markov and
+// confidence head); of `options` mix, seed and progress count. In memory: GgufWriter::to_bytes(). Errors:
+// invalid_argument (no such mix or kind; a shape that is too small).
+std::span<const std::string_view> random_drafter_kinds();
+Result<GgufWriter> random_drafter(const RandomShape& shape, std::string_view kind,
+                                  const RandomOptions& options);
+
 }  // namespace braid

@@ -11,31 +11,6 @@
 namespace braid {
 namespace {
 
-class SpecList {
- public:
-  void matrix(const std::string& name, int64_t k, int64_t n, int64_t experts = 1, float deviation = 0) {
-    RandomTensor s;
-    s.name = name + ".weight";
-    s.ne = {static_cast<uint64_t>(k), static_cast<uint64_t>(n), static_cast<uint64_t>(experts), 1};
-    s.dims = experts > 1 ? 3 : 2;
-    s.deviation = deviation > 0 ? deviation : 1.0f / std::sqrt(static_cast<float>(k));
-    list.push_back(std::move(s));
-  }
-  void vector(const std::string& name, int64_t n, float low, float high, int64_t columns = 0) {
-    RandomTensor s;
-    s.name = name;
-    s.ne = {static_cast<uint64_t>(columns > 0 ? columns : n), columns > 0 ? static_cast<uint64_t>(n) : 1, 1,
-            1};
-    s.dims = columns > 0 ? 2 : 1;
-    s.low = low;
-    s.high = high;
-    list.push_back(std::move(s));
-  }
-  void norm(const std::string& name, int64_t n) { vector(name, n, 0.9f, 1.1f); }
-
-  std::vector<RandomTensor> list;
-};
-
 void add_attention(SpecList& t, const RandomShape& s, const std::string& p, int32_t layer, bool fused) {
   const bool joint_gates = s.architecture.starts_with("qwen35") || s.architecture == "qwen3next";
   const int64_t width = int64_t{s.heads_of(layer)} * s.head_dim;
@@ -96,6 +71,25 @@ void add_feed_forward(SpecList& t, const RandomShape& s, const std::string& p, i
 }
 
 }  // namespace
+
+void SpecList::matrix(const std::string& name, int64_t k, int64_t n, int64_t experts, float deviation) {
+  RandomTensor s;
+  s.name = name + ".weight";
+  s.ne = {static_cast<uint64_t>(k), static_cast<uint64_t>(n), static_cast<uint64_t>(experts), 1};
+  s.dims = experts > 1 ? 3 : 2;
+  s.deviation = deviation > 0 ? deviation : 1.0f / std::sqrt(static_cast<float>(k));
+  list.push_back(std::move(s));
+}
+
+void SpecList::vector(const std::string& name, int64_t n, float low, float high, int64_t columns) {
+  RandomTensor s;
+  s.name = name;
+  s.ne = {static_cast<uint64_t>(columns > 0 ? columns : n), columns > 0 ? static_cast<uint64_t>(n) : 1, 1, 1};
+  s.dims = columns > 0 ? 2 : 1;
+  s.low = low;
+  s.high = high;
+  list.push_back(std::move(s));
+}
 
 std::vector<RandomTensor> random_tensors(const RandomShape& s, bool with_mtp, bool fused) {
   const bool own_ffn_norm =

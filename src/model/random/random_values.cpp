@@ -73,7 +73,7 @@ Status write_random_matrix(const RandomTensor& tensor, GgmlType type, uint64_t s
 
 Status write_random_vector(const RandomTensor& tensor, uint64_t seed, const ByteSink& sink) {
   Noise noise(seed);
-  std::vector<float> values(tensor.ne[0] * tensor.ne[1]);
+  std::vector<float> values(tensor.ne[0] * tensor.ne[1] * tensor.ne[2]);
   for (float& v : values) v = noise.uniform(tensor.low, tensor.high);
   return sink(std::as_bytes(std::span<const float>(values)));
 }

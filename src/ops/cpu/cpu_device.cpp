@@ -13,6 +13,7 @@
 
 #include "ops/cpu/attention/attention.h"
 #include "ops/cpu/delta/delta.h"
+#include "ops/cpu/kv/kv_unit.h"
 #include "ops/cpu/moe.h"
 
 namespace braid {
@@ -95,6 +96,8 @@ void CpuOps::place(Scratch& work, cpu::Carver& carver, const Device::WorkspaceNe
   work.worker_floats =
       std::max({int64_t{1024}, int64_t{needs.experts}, cpu::attention_scratch_floats(heads, head_dim),
                 cpu::delta_scratch_floats(delta)});
+  if (needs.k_codec != nullptr)
+    work.worker_floats = std::max(work.worker_floats, cpu::unit_scratch_floats(needs.head_dim));
   work.partial_floats = cpu::attention_partial_floats(heads, head_dim, needs.max_context, tokens);
   if (delta.key_heads > 0) {
     work.delta_record_floats = delta.key_heads * cpu::delta_record_floats(delta) * tokens;

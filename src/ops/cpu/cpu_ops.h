@@ -49,6 +49,9 @@ class CpuOps final : public Ops {
   void attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                  const Batch& batch) override;
 
+  // seal.cpp
+  void kv_seal(const KvLayer& kv, std::span<const KvSeal> blocks) override;
+
   // delta_uncertain.cpp
   void delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
                   const Batch& batch) override;
@@ -57,6 +60,12 @@ class CpuOps final : public Ops {
 
   // top_k.cpp
   void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) override;
+
+  // blocks.cpp
+  void short_conv(Tensor y, Tensor x, Tensor mix, const ShortConv& conv, Tail tail,
+                  const Batch& batch) override;
+  void pair_scores(Tensor scores, Tensor confidence, const PairInputs& in, const PairWeights& w,
+                   const Batch& batch) override;
 
   // copy.cpp
   void gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) override;
@@ -74,6 +83,11 @@ class CpuOps final : public Ops {
                    const Batch& batch);
   void run_uncertain(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
                      const Batch& batch);
+  // seal.cpp
+  template <typename BlockAt>
+  void seal(const KvLayer& kv, int64_t blocks, const BlockAt& block_at);
+  void seal_filled(const KvLayer& kv, const Batch& batch);
+  // attention.cpp
   void attend_many(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                    const Batch& batch);
   void attend_few(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,

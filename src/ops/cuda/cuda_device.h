@@ -28,7 +28,7 @@ class CudaDevice final : public Device {
   Status load_weights(std::span<Weight* const> weights, const WeightDone& done) override;
   size_t weight_bytes(const Weight& weight) const override;
   int32_t state_tile_columns(const DeltaShape&) const override { return 1; }
-  DeltaRing delta_ring(int32_t uncertain) const override { return {8, uncertain, uncertain}; }
+  DeltaRing delta_ring(int32_t uncertain) const override { return {cuda::kFoldEvery, uncertain, uncertain}; }
   Status accepts(const WorkspaceNeeds& needs) const override { return ops_.accepts(needs); }
   size_t workspace_bytes(const WorkspaceNeeds& needs) const override { return ops_.workspace_bytes(needs); }
   Result<size_t> reserve_workspaces(const WorkspaceNeeds& needs) override {

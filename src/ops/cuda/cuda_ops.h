@@ -3,7 +3,7 @@
 // Every op queues kernels on the one compute stream and returns. Batch arrays, activations, pools and small
 // weights are device memory; shapes come from the host. What varies from step to step is read on the device
 // (batch.h says how padded rows look), so that a step can be recorded. An op that takes lists from the host
-// (delta_move, hidden_move, kv_move) hands them to its kernels by value and cannot be part of a recorded step.
+// (delta_move, hidden_move, kv_move) hands them to its kernels by value and cannot be recorded.
 //
 // Kernels live beside the op they serve; a group of ops says how much scratch it needs (..._bytes) and finds
 // it in its member, zero-filled once (workspace.cu).
@@ -76,6 +76,12 @@ class CudaOps final : public Ops {
   void hidden_before(Tensor y, Tensor x, const HiddenRing& ring, const Batch& batch) override;
   void hidden_keep(const HiddenRing& ring, Tensor x, const Batch& batch) override;
   void hidden_move(const HiddenRing& ring, std::span<const CellMove> moves, const Batch& batch) override;
+
+  // short_conv.cu, pair_scores.cu
+  void short_conv(Tensor y, Tensor x, Tensor mix, const ShortConv& conv, Tail tail,
+                  const Batch& batch) override;
+  void pair_scores(Tensor scores, Tensor confidence, const PairInputs& in, const PairWeights& w,
+                   const Batch& batch) override;
 
   // copies.cu
   void kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) override;

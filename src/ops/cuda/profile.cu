@@ -357,6 +357,23 @@ void Profiler::top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) {
       [&] { ops_.top_k(values, ids, log_sum, logits); });
 }
 
+void Profiler::short_conv(Tensor y, Tensor x, Tensor mix, const ShortConv& conv, Tail tail,
+                          const Batch& batch) {
+  if (!times("short_conv")) return ops_.short_conv(y, x, mix, conv, tail, batch);
+  const double once = tensor_bytes(x) + tensor_bytes(mix) + tensor_bytes(y);
+  timed({"short_conv", std::to_string(x.cols), once + (tail == Tail::add ? tensor_bytes(y) : 0), 0},
+        [&] { ops_.short_conv(y, x, mix, conv, tail, batch); });
+}
+
+void Profiler::pair_scores(Tensor scores, Tensor confidence, const PairInputs& in, const PairWeights& w,
+                           const Batch& batch) {
+  if (!times("pair_scores")) return ops_.pair_scores(scores, confidence, in, w, batch);
+  const auto row = static_cast<double>(w.predecessor->file_row_bytes() + w.successor->file_row_bytes());
+  const double candidates = static_cast<double>(batch.outputs) * static_cast<double>(in.values.cols);
+  timed({"pair_scores", std::to_string(in.values.cols) + " candidates", candidates * row, 0},
+        [&] { ops_.pair_scores(scores, confidence, in, w, batch); });
+}
+
 void Profiler::state_copy(float* dst, const float* src, int64_t elements) {
   if (!times("state_copy")) return ops_.state_copy(dst, src, elements);
   timed({"state_copy", "", 8.0 * static_cast<double>(elements), 0},

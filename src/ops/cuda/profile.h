@@ -58,6 +58,10 @@ class Profiler final : public Ops {
   void gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) override;
   void logits(Tensor logits, const Weight& w, Tensor x) override;
   void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) override;
+  void short_conv(Tensor y, Tensor x, Tensor mix, const ShortConv& conv, Tail tail,
+                  const Batch& batch) override;
+  void pair_scores(Tensor scores, Tensor confidence, const PairInputs& in, const PairWeights& w,
+                   const Batch& batch) override;
   void state_copy(float* dst, const float* src, int64_t elements) override;
   void block_copy(const KvLayer& kv, int32_t dst, int32_t src) override;
 

@@ -50,6 +50,8 @@ SequenceWorkspace place(Parts& parts, const Device::WorkspaceNeeds& needs) {
     work.row_values = parts.take<float>(sequences * delta.value_width());
     work.row_gates = parts.take<float2>(sequences * delta.value_heads);
     work.row_qk = parts.take<float>(sequences * delta.key_heads);
+    if (needs.max_drafts > 0) work.tree_row_count = delta_tree_floats(delta, sequences, needs.max_drafts);
+    work.tree_rows = parts.take<float>(work.tree_row_count);
   }
   if (delta.key_heads > 0 && chunk_form_fits(delta) && work.max_tokens > kStepRows) {
     const int64_t tiles = delta_chunk_tiles(work.max_tokens, sequences) * 64;
@@ -94,6 +96,7 @@ Status CudaOps::accepts(const Device::WorkspaceNeeds& needs) {
   if (needs.max_heads > 0 && (needs.head_dim > cuda::kMaxHeadDim || needs.head_dim % 8 != 0))
     return refuse("attention heads of " + std::to_string(needs.head_dim) + " (multiples of 8 up to " +
                   std::to_string(cuda::kMaxHeadDim) + ")");
+  if (needs.k_codec != nullptr) return refuse("a KV cache of other formats than f32, f16 and bf16");
   if (needs.experts > cuda::kMostExperts || needs.experts_used > cuda::kMostUsed)
     return refuse(std::to_string(needs.experts_used) + " of " + std::to_string(needs.experts) +
                   " experts (at most " + std::to_string(cuda::kMostUsed) + " of " +

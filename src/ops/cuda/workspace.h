@@ -10,6 +10,9 @@
 
 namespace braid::cuda {
 
+// States are folded at multiples of this position (DeltaRing::every).
+inline constexpr int kFoldEvery = 8;
+
 // Placed once at start. Zero-filled then; `counters` and `arrivals` are zero again after every op.
 struct SequenceWorkspace {
   int32_t max_tokens = 0;
@@ -31,6 +34,9 @@ struct SequenceWorkspace {
   float* row_values = nullptr;
   float2* row_gates = nullptr;
   float* row_qk = nullptr;
+
+  float* tree_rows = nullptr;  // delta, rows with drafts (delta_forms.h, TreeRows)
+  int64_t tree_row_count = 0;
 
   // Delta, chunk form: tiles of a chunk, f16 (delta_chunk.cuh).
   void* chunk_q = nullptr;  // [tiles][Hk][64][128]

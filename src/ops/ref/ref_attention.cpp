@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "gguf/formats/half.h"
+#include "ops/kv/kv_codec.h"
 #include "ops/ref/ref_math.h"
 #include "ops/ref/ref_ops.h"
 
@@ -88,43 +89,115 @@ std::vector<Visible> visible_cells(const Batch& batch, int32_t t, const Attentio
   return seen;
 }
 
-// K and V rows of one KV head of one sequence from cell `first` on, f32 [cells][head_dim].
-struct HeadCache {
+// K and V rows of one KV head of one sequence, f32 [cells][head_dim].
+struct HeadRows {
   std::vector<float> k;
   std::vector<float> v;
-
-  HeadCache(const KvLayer& kv, const Batch& batch, int32_t sequence, int32_t head, int32_t first,
-            int32_t cells)
-      : k(static_cast<size_t>(cells) * kv.shape.head_dim), v(k.size()) {
-    const int64_t head_dim = kv.shape.head_dim;
-    for (int32_t cell = first; cell < cells; ++cell) {
-      const CellAddress at = address_of(kv, batch, sequence, cell);
-      load_row(kv.shape.k_format, k.data() + cell * head_dim, kv.k_row(at.block, head, at.in_block),
-               head_dim);
-      load_row(kv.shape.v_format, v.data() + cell * head_dim, kv.v_row(at.block, head, at.in_block),
-               head_dim);
-    }
-  }
+  HeadRows() = default;
+  HeadRows(int32_t cells, int64_t head_dim) : k(static_cast<size_t>(cells * head_dim), NAN), v(k) {}
 };
 
-// o = softmax(scale * q . K) V over the visible cells.
-void attend(float* o, const float* q, const std::vector<Visible>& seen, const HeadCache& cache, double scale,
-            int64_t head_dim) {
+// What the rows of a sequence read: cells from `first` on as they were written, and what units hold of them.
+class HeadCache {
+ public:
+  HeadCache(const KvLayer& kv, const Batch& batch, int32_t sequence, int32_t head, int32_t first,
+            int32_t cells)
+      : kv_(kv), head_(head), exact_(cells, kv.shape.head_dim) {
+    int32_t exact_from = first, sealed_end = 0;
+    if (kv.cold) {
+      exact_from = cells;
+      sealed_ = HeadRows(cells, kv.shape.head_dim);
+      const int32_t begin = batch.first_row[sequence];
+      for (int32_t t = begin; t < begin + batch.rows[sequence]; ++t) {
+        const int32_t from = kv.cold.tail.exact_from(batch.position[t]);
+        // No row reads a block from a unit before it is certain.
+        BRAID_CHECK(from <= std::max(batch.context[sequence], kv.cold.tail.sealed_from()));
+        exact_from = std::min(exact_from, from);
+        sealed_end = std::max(sealed_end, from);
+      }
+    }
+    for (int32_t cell = first; cell < cells; ++cell) {
+      // Blocks that nobody reads exact may have been given back.
+      if (cell < exact_from && cell >= kv.cold.tail.sealed_from()) continue;
+      const CellAddress at = address_of(kv, batch, sequence, cell);
+      const int64_t to = cell * kv.shape.head_dim;
+      load_row(kv.shape.k_format, exact_.k.data() + to, kv.k_row(at.block, head, at.in_block),
+               kv.shape.head_dim);
+      load_row(kv.shape.v_format, exact_.v.data() + to, kv.v_row(at.block, head, at.in_block),
+               kv.shape.head_dim);
+    }
+    const int32_t from = std::max(kv.cold.tail.sealed_from(), first / kBlockTokens * kBlockTokens);
+    for (int32_t cell = from; cell < sealed_end; cell += kBlockTokens)
+      load_units(batch.cold_blocks_of(sequence)[cell / kBlockTokens], cell);
+  }
+
+  const float* k(int32_t cell, int32_t position) const {
+    return rows(cell, position).k.data() + offset(cell);
+  }
+  const float* v(int32_t cell, int32_t position) const {
+    return rows(cell, position).v.data() + offset(cell);
+  }
+
+ private:
+  const HeadRows& rows(int32_t cell, int32_t position) const {
+    return kv_.cold && !kv_.cold.tail.reads_exact(position, cell) ? sealed_ : exact_;
+  }
+  int64_t offset(int32_t cell) const { return int64_t{cell} * kv_.shape.head_dim; }
+
+  void load_units(int32_t block, int32_t cell) {
+    BRAID_CHECK(block >= 0 && block < kv_.cold.blocks);
+    load_unit(*kv_.cold.k_codec, KvSide::k, kv_.k_unit(block, head_), sealed_.k.data() + offset(cell));
+    load_unit(*kv_.cold.v_codec, KvSide::v, kv_.v_unit(block, head_), sealed_.v.data() + offset(cell));
+  }
+  // The 32 rows that a unit stands for, no longer rotated.
+  void load_unit(const KvCodec& codec, KvSide side, const std::byte* unit, float* out) const {
+    const int32_t head_dim = kv_.shape.head_dim;
+    codec.decode(reinterpret_cast<const uint8_t*>(unit), head_dim, side, out);
+    for (int64_t t = 0; t < kBlockTokens; ++t) kv_unrotate(codec.rotation, out + t * head_dim, head_dim);
+  }
+
+  const KvLayer& kv_;
+  int32_t head_;
+  HeadRows exact_;
+  HeadRows sealed_;
+};
+
+// o = softmax(scale * q . K) V over the visible cells; `own` is the row's position.
+void attend(float* o, const float* q, int32_t own, const std::vector<Visible>& seen, const HeadCache& cache,
+            double scale, int64_t head_dim) {
   std::vector<double> score(seen.size());
   double largest = -INFINITY;
   for (size_t i = 0; i < seen.size(); ++i) {
-    score[i] = scale * ref::dot(q, cache.k.data() + seen[i].cell * head_dim, head_dim);
+    score[i] = scale * ref::dot(q, cache.k(seen[i].cell, own), head_dim);
     largest = std::max(largest, score[i]);
   }
   std::vector<double> sum(static_cast<size_t>(head_dim), 0.0);
   double total = 0;
   for (size_t i = 0; i < seen.size(); ++i) {
     const double weight = std::exp(score[i] - largest);
-    const float* v = cache.v.data() + seen[i].cell * head_dim;
+    const float* v = cache.v(seen[i].cell, own);
     total += weight;
     for (int64_t j = 0; j < head_dim; ++j) sum[j] += weight * v[j];
   }
   for (int64_t j = 0; j < head_dim; ++j) o[j] = static_cast<float>(sum[j] / total);
+}
+
+// Encodes one side of a block of one head. A number that is none leaves zeros.
+void seal_unit(const KvCodec& codec, KvSide side, const std::byte* rows, int32_t head_dim, std::byte* unit) {
+  const auto* halves = reinterpret_cast<const uint16_t*>(rows);
+  if (!kv_encode(codec, head_dim, side, halves, head_dim, nullptr, reinterpret_cast<uint8_t*>(unit)))
+    std::memset(unit, 0, static_cast<size_t>(codec.unit_bytes(head_dim, side)));
+}
+
+void seal_block(const KvLayer& kv, const KvSeal& seal) {
+  BRAID_CHECK(kv.shape.k_format == KvFormat::f16 && kv.shape.v_format == KvFormat::f16);
+  BRAID_CHECK(seal.hot >= 0 && seal.hot < kv.blocks && seal.cold >= 0 && seal.cold < kv.cold.blocks);
+  for (int32_t h = 0; h < kv.shape.kv_heads; ++h) {
+    seal_unit(*kv.cold.k_codec, KvSide::k, kv.k_row(seal.hot, h, 0), kv.shape.head_dim,
+              kv.k_unit(seal.cold, h));
+    seal_unit(*kv.cold.v_codec, KvSide::v, kv.v_row(seal.hot, h, 0), kv.shape.head_dim,
+              kv.v_unit(seal.cold, h));
+  }
 }
 
 }  // namespace
@@ -150,6 +223,11 @@ void RefOps::qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor 
       store_row(kv.shape.v_format, kv.v_row(at.block, h, at.in_block), v.f32(t) + h * head_dim, head_dim);
     }
   }
+  for (int32_t s = 0; kv.cold && s < batch.sequences; ++s) {
+    const Batch::Filled filled = batch.filled_blocks(s);
+    for (int32_t b = filled.begin; b < filled.end; ++b)
+      seal_block(kv, {batch.blocks_of(s)[b], batch.cold_blocks_of(s)[b]});
+  }
 }
 
 void RefOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
@@ -173,7 +251,7 @@ void RefOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& 
         const std::vector<Visible> seen = visible_cells(batch, t, params);
         for (int32_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
           float* out = o.f32(t) + h * head_dim;
-          attend(out, q.f32(t) + h * head_dim, seen, cache, params.scale, head_dim);
+          attend(out, q.f32(t) + h * head_dim, batch.position[t], seen, cache, params.scale, head_dim);
           if (gate.act == AttentionGate::Act::none) continue;
           const bool per_head = gate.layout == AttentionGate::Layout::head;
           const float* values = gates.f32(t) + (per_head ? h : h * gate.query_stride(head_dim));
@@ -184,6 +262,11 @@ void RefOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& 
       }
     }
   }
+}
+
+void RefOps::kv_seal(const KvLayer& kv, std::span<const KvSeal> blocks) {
+  BRAID_CHECK(kv.cold);
+  for (const KvSeal& seal : blocks) seal_block(kv, seal);
 }
 
 void RefOps::kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) {

@@ -36,6 +36,7 @@ class RefOps final : public Ops {
                           const Batch& batch) override;
   void attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                  const Batch& batch) override;
+  void kv_seal(const KvLayer& kv, std::span<const KvSeal> blocks) override;
   void kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) override;
   void block_copy(const KvLayer& kv, int32_t dst, int32_t src) override;
 
@@ -50,6 +51,12 @@ class RefOps final : public Ops {
   void hidden_before(Tensor y, Tensor x, const HiddenRing& ring, const Batch& batch) override;
   void hidden_keep(const HiddenRing& ring, Tensor x, const Batch& batch) override;
   void hidden_move(const HiddenRing& ring, std::span<const CellMove> moves, const Batch& batch) override;
+
+  // ref_blocks.cpp
+  void short_conv(Tensor y, Tensor x, Tensor mix, const ShortConv& conv, Tail tail,
+                  const Batch& batch) override;
+  void pair_scores(Tensor scores, Tensor confidence, const PairInputs& in, const PairWeights& w,
+                   const Batch& batch) override;
 
   // ref_moe.cpp
   void moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) override;

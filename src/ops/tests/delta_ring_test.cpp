@@ -134,8 +134,8 @@ std::vector<float> held(const Delta& delta, int32_t slot, int32_t position) {
   return all;
 }
 
-// A sequence's tokens one by one, and the same tokens behind drafts: chains and trees with wrong branches, some
-// accepted, all lengths. The bytes are the same; of the reference, the numbers.
+// A sequence's tokens one by one, and the same tokens behind drafts: chains and trees with wrong branches,
+// some accepted, all lengths. The bytes are the same; of the reference, the numbers.
 void expect_drafts_equal_tokens(const DeviceCase& device, const DeltaShape& shape, int32_t prompt,
                                 uint64_t seed) {
   constexpr int32_t kTokens = 120;
@@ -203,8 +203,8 @@ TEST(DeltaRing, DraftsGiveWhatTokensGive) {
   }
 }
 
-// One row of each of many sequences: other kernels on a GPU, by how many heads all sequences have. Over a whole
-// cycle of folding.
+// One row of each of many sequences: other kernels on a GPU, by how many heads all sequences have. Over a
+// whole cycle of folding.
 TEST(DeltaRing, StepsOfManyGiveTheBytesOfOne) {
   for (const DeviceCase& device : sequence_devices()) {
     for (const DeltaShape& shape : {kShapes[1], kShapes[2], kShapes[3], kShapes[6]}) {

@@ -57,6 +57,7 @@ struct Delta {
     Device::WorkspaceNeeds needs;
     needs.max_sequences = most_sequences;
     needs.delta = shape;
+    needs.max_drafts = uncertain;
     needs.max_width = shape.channels();
     world.prepare({}, needs);
     layer = world.delta_layer(shape, slots, uncertain);

@@ -424,7 +424,9 @@ TEST(Linear, AgreesOnLargeShapes) {
       {GgmlType::Q8_0, 36000, 96, 2},   {GgmlType::F16, 70000, 64, 12},    {GgmlType::Q5_K, 1000, 2048, 2},
       {GgmlType::Q5_K, 300, 5120, 6},   {GgmlType::Q5_K, 800, 1024, 24},   {GgmlType::Q5_K, 520, 1024, 130},
       {GgmlType::Q5_0, 999, 1056, 50},  {GgmlType::IQ4_XS, 1000, 2048, 2}, {GgmlType::MXFP4, 300, 5120, 6},
-      {GgmlType::NVFP4, 800, 1024, 24}, {GgmlType::MXFP4, 520, 1024, 130}, {GgmlType::IQ4_NL, 999, 1056, 50}};
+      {GgmlType::NVFP4, 800, 1024, 24}, {GgmlType::MXFP4, 520, 1024, 130}, {GgmlType::IQ4_NL, 999, 1056, 50},
+      {GgmlType::F32, 256, 2048, 1},    {GgmlType::F32, 256, 2048, 7},     {GgmlType::F32, 130, 3080, 3},
+      {GgmlType::F16, 500, 4088, 4},    {GgmlType::F32, 16, 72, 2}};
   for (const Case& c : cases) {
     for (const DeviceCase& device : all_devices()) {
       if (device.reference || device.activations == Activations::i16) continue;

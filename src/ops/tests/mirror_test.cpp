@@ -74,7 +74,7 @@ class Call {
     const int64_t s = b.sequences;
     for (auto* array : {&b.token, &b.position, &b.cell, &b.sequence, &b.parent}) *array = list(*array, t);
     for (auto* array : {&b.first_row, &b.rows, &b.certain, &b.context, &b.slot}) *array = list(*array, s);
-    b.block_table = list(b.block_table, s * b.blocks_per_sequence);
+    for (auto* table : {&b.block_table, &b.cold_table}) *table = list(*table, s * b.blocks_per_sequence);
     b.output_row = list(b.output_row, b.outputs);
     return b;
   }
@@ -256,6 +256,11 @@ class MirrorOps final : public Ops {
     inner_.ops().hidden_move(rows_of(call, ring), moves, call.batch(batch));
     call.finish();
   }
+  void kv_seal(const KvLayer& kv, std::span<const KvSeal> blocks) override {
+    Call call(inner_, type_);
+    inner_.ops().kv_seal(cells(call, kv), blocks);
+    call.finish();
+  }
   void kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) override {
     Call call(inner_, type_);
     inner_.ops().kv_move(cells(call, kv), moves, call.batch(batch));
@@ -297,6 +302,26 @@ class MirrorOps final : public Ops {
   void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) override {
     Call call(inner_, type_);
     inner_.ops().top_k(call.wide(values), call.wide(ids), call.wide(log_sum), call.wide(logits));
+    call.finish();
+  }
+  void short_conv(Tensor y, Tensor x, Tensor mix, const ShortConv& conv, Tail tail,
+                  const Batch& batch) override {
+    Call call(inner_, type_);
+    ShortConv moved = conv;
+    moved.base = call.at(conv.base);
+    const Tensor to = tail == Tail::add ? call.wide(y) : call.out(y);
+    inner_.ops().short_conv(to, call.in(x), call.wide(mix), moved, tail, call.batch(batch));
+    call.finish();
+  }
+  void pair_scores(Tensor scores, Tensor confidence, const PairInputs& in, const PairWeights& w,
+                   const Batch& batch) override {
+    Call call(inner_, type_);
+    PairWeights moved = w;
+    moved.token_of = call.list(w.token_of, w.successor->n);
+    moved.confidence = call.at(w.confidence);
+    const PairInputs inputs = {call.wide(in.values), call.wide(in.ids), call.wide(in.gate),
+                               call.wide(in.confidence)};
+    inner_.ops().pair_scores(call.wide(scores), call.wide(confidence), inputs, moved, call.batch(batch));
     call.finish();
   }
   void state_copy(float* dst, const float* src, int64_t elements) override {
@@ -377,6 +402,8 @@ class MirrorOps final : public Ops {
   static KvLayer cells(Call& call, KvLayer kv) {
     kv.k = call.at(kv.k);
     kv.v = call.at(kv.v);
+    kv.cold.k = call.at(kv.cold.k);
+    kv.cold.v = call.at(kv.cold.v);
     return kv;
   }
   static DeltaLayer slots(Call& call, DeltaLayer layer) {
@@ -417,6 +444,7 @@ class MirrorDevice final : public Device {
     return inner_->state_tile_columns(shape);
   }
   DeltaRing delta_ring(int32_t uncertain) const override { return inner_->delta_ring(uncertain); }
+  Status accepts(const WorkspaceNeeds& needs) const override { return inner_->accepts(needs); }
   Result<size_t> reserve_workspaces(const WorkspaceNeeds& needs) override {
     return inner_->reserve_workspaces(needs);
   }

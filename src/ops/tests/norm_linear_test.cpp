@@ -129,6 +129,7 @@ TEST(NormLinear, ServesWideModels) {
   expect_equal({5120, {{GgmlType::Q4_K, 320, Tail::silu_mul, GgmlType::Q4_K}}}, {1, 2, 8});
   expect_equal({5120, {{GgmlType::Q6_K, 200}, {GgmlType::Q4_K, 120}, {GgmlType::F32, 48}}}, {1, 3});
   expect_equal({2048, {{GgmlType::F32, 256}}}, {1, 2, 3, 4, 5, 8});
+  expect_equal({3080, {{GgmlType::F32, 130}, {GgmlType::F32, 20, Tail::add}}}, {1, 2, 4, 5});
   expect_equal({8704, {{GgmlType::Q4_K, 64}}}, {1, 2});
 }
 

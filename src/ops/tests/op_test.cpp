@@ -201,7 +201,9 @@ float* World::array(int64_t count) { return tensor(1, count).f32(); }
 float* World::array(const std::vector<float>& values) { return tensor(1, std::ssize(values), values).f32(); }
 
 KvLayer World::kv_layer(const KvShape& shape, int32_t blocks) {
-  KvLayer kv{shape, blocks, nullptr, nullptr};
+  KvLayer kv;
+  kv.shape = shape;
+  kv.blocks = blocks;
   kv.k = reinterpret_cast<std::byte*>(array(blocks * shape.k_block_bytes() / 4));
   kv.v = reinterpret_cast<std::byte*>(array(blocks * shape.v_block_bytes() / 4));
   return kv;

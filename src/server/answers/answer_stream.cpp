@@ -47,6 +47,12 @@ void AnswerStream::echo(size_t index, bool scored, std::string& out) {
   writer_->events(static_cast<int>(index), {&event, 1}, logprobs, out);
 }
 
+void AnswerStream::drafts(int index, int32_t drafted, int32_t accepted) {
+  if (choices_[static_cast<size_t>(index)].ended || done_) return;
+  usage_.drafted_tokens += drafted;
+  usage_.accepted_tokens += accepted;
+}
+
 void AnswerStream::token(int index, const TokenEvent& event, std::string& out) {
   Choice& choice = choices_[static_cast<size_t>(index)];
   if (choice.ended || done_) return;
@@ -220,6 +226,10 @@ Json AnswerStream::extra() const {
       {"predicted_ms", t.generation_ms},
       {"predicted_per_token_ms", per(t.generation_ms, static_cast<double>(usage_.generated_tokens))},
       {"predicted_per_second", per(1e3 * static_cast<double>(usage_.generated_tokens), t.generation_ms)}};
+  if (usage_.drafted_tokens > 0) {
+    out["timings"]["draft_n"] = usage_.drafted_tokens;
+    out["timings"]["draft_n_accepted"] = usage_.accepted_tokens;
+  }
   out["braid"] = {{"queue_ms", t.queue_ms}, {"seed", prepared_.seed}};
   if (usage_.reasoning_tokens > 0) {
     out["braid"]["thinking"] = {{"tokens", usage_.reasoning_tokens},

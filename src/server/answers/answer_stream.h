@@ -25,6 +25,8 @@ class AnswerStream {
   void open(std::string& out);
   void heartbeat(std::string& out) { writer_->heartbeat(out); }
 
+  // Drafts for a choice were verified; its tokens follow.
+  void drafts(int choice, int32_t drafted, int32_t accepted);
   // A token of choice `choice`. Tokens behind the end of a choice are ignored.
   void token(int choice, const TokenEvent& event, std::string& out);
   // The choice is complete for the client although the engine goes on: it should be cancelled.

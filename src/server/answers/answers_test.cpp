@@ -267,5 +267,37 @@ TEST(Answers, ProbesForAFreeSlot) {
   EXPECT_EQ(client.ask("GET", "/health").status, 200) << "a full server is a healthy one";
 }
 
+TEST(Answers, DraftsAreCountedWhereClientsLook) {
+  static const auto model = demo_served_model(nullptr);
+  TestServer server([](const Request& request) {
+    auto script = says(*model, "one two three");
+    script.wait = true;
+    if (request.max_tokens == 7) return script;  // without drafts
+    script.drafted = 9;
+    script.accepted = 5;
+    return script;
+  });
+  const std::string body = "{" + kUser + R"(,"stream":true,"stream_options":{"include_usage":true}})";
+  Client client(server.port()), other(server.port());
+  client.send("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: " +
+              std::to_string(body.size()) + "\r\n\r\n" + body);
+  ASSERT_TRUE(client.read_until("three"));
+  const Json slot = other.ask("GET", "/slots").json()[0];
+  EXPECT_EQ(slot["speculative"], true) << slot;
+  EXPECT_EQ(slot["draft_n"], 9);
+  EXPECT_EQ(slot["draft_n_accepted"], 5);
+  server.backend->release();
+  ASSERT_TRUE(client.read_until("\"accepted_prediction_tokens\":5"));
+
+  const Json whole = other.ask("POST", "/v1/chat/completions", "{" + kUser + "}").json();
+  EXPECT_EQ(whole["usage"]["completion_tokens_details"]["accepted_prediction_tokens"], 5) << whole;
+  EXPECT_EQ(whole["usage"]["completion_tokens_details"]["rejected_prediction_tokens"], 4);
+  EXPECT_EQ(whole["timings"]["draft_n"], 9);
+  EXPECT_EQ(whole["timings"]["draft_n_accepted"], 5);
+  const Json plain = other.ask("POST", "/v1/chat/completions", "{" + kUser + R"(,"max_tokens":7})").json();
+  EXPECT_FALSE(plain["usage"]["completion_tokens_details"].contains("accepted_prediction_tokens")) << plain;
+  EXPECT_FALSE(plain["timings"].contains("draft_n"));
+}
+
 }  // namespace
 }  // namespace braid::server

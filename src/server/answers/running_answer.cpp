@@ -10,13 +10,17 @@ class RunningAnswer::ChoiceSink : public Sink {
   ChoiceSink(std::shared_ptr<RunningAnswer> answer, int choice)
       : answer_(std::move(answer)), choice_(choice) {}
   void started(RequestId, int32_t cached_tokens) override {
-    answer_->put({choice_, std::nullopt, cached_tokens, {}});
+    answer_->put({.choice = choice_, .end = {}, .cached = cached_tokens, .token = {}});
+  }
+  void drafts(RequestId, int32_t drafted, int32_t accepted) override {
+    answer_->put(
+        {.choice = choice_, .end = {}, .cached = {}, .drafted = drafted, .accepted = accepted, .token = {}});
   }
   void token(RequestId, const TokenEvent& event) override {
-    answer_->put({choice_, std::nullopt, std::nullopt, event});
+    answer_->put({.choice = choice_, .end = {}, .cached = {}, .token = event});
   }
   void finished(RequestId, const Finished& event) override {
-    answer_->put({choice_, event, std::nullopt, {}});
+    answer_->put({.choice = choice_, .end = event, .cached = {}, .token = {}});
   }
 
  private:
@@ -120,6 +124,10 @@ void RunningAnswer::drain() {
     } else if (item.end) {
       open();
       stream_->finished(item.choice, *item.end, out);
+    } else if (item.drafted > 0) {
+      drafted_ += item.drafted;
+      accepted_ += item.accepted;
+      stream_->drafts(item.choice, item.drafted, item.accepted);
     } else {
       open();
       if (!first_token_) first_token_ = Clock::now();
@@ -241,6 +249,8 @@ RunningInfo RunningAnswer::info() const {
   out.endpoint = endpoint_path(stream_->generation().endpoint);
   out.prompt_tokens = stream_->usage().prompt_tokens;  // fixed from the start
   out.generated_tokens = generated_;
+  out.drafted_tokens = drafted_;
+  out.accepted_tokens = accepted_;
   out.age_ms = std::chrono::duration<double, std::milli>(Clock::now() - started_).count();
   out.begun = begun_;
   return out;

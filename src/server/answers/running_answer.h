@@ -21,6 +21,7 @@ namespace braid::server {
 struct RunningInfo {
   std::string request_id, endpoint;
   int64_t prompt_tokens = 0, generated_tokens = 0;
+  int64_t drafted_tokens = 0, accepted_tokens = 0;
   double age_ms = 0;
   bool begun = false;
 };
@@ -49,8 +50,9 @@ class RunningAnswer : public std::enable_shared_from_this<RunningAnswer> {
   class ChoiceSink;
   struct Item {
     int choice = 0;
-    std::optional<Finished> end;    // else a start
-    std::optional<int32_t> cached;  // else a token
+    std::optional<Finished> end;        // else a start
+    std::optional<int32_t> cached;      // else drafts, if there are some
+    int32_t drafted = 0, accepted = 0;  // else a token
     TokenEvent token;
   };
 
@@ -83,7 +85,7 @@ class RunningAnswer : public std::enable_shared_from_this<RunningAnswer> {
   Clock::time_point started_ = Clock::now(), last_write_ = Clock::now();
   std::optional<Clock::time_point> first_token_;
   int64_t max_tokens_ = 0;
-  std::atomic<int64_t> generated_{0};
+  std::atomic<int64_t> generated_{0}, drafted_{0}, accepted_{0};
   std::atomic<bool> begun_{false};
 
   std::mutex mutex_;

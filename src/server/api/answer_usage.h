@@ -10,6 +10,8 @@ struct AnswerUsage {
   int64_t cached_tokens = 0;
   int64_t generated_tokens = 0;
   int64_t reasoning_tokens = 0;
+  int64_t drafted_tokens = 0;   // guessed ahead and verified
+  int64_t accepted_tokens = 0;  // of them
 };
 
 }  // namespace braid::server

@@ -8,6 +8,7 @@
 
 #include "base/result.h"
 #include "engine/disk/disk.h"
+#include "engine/request/draft_stats.h"
 #include "engine/request/request.h"
 
 namespace braid::server {
@@ -27,8 +28,7 @@ struct BackendStats {
   uint64_t cached_tokens = 0;                            // of prompts, not computed again
   uint64_t generated_tokens = 0;
   uint64_t drafted_tokens = 0, accepted_tokens = 0;
-  // The same by depth, 0 for drafts of the next token.
-  std::vector<uint64_t> drafted_at, accepted_at;
+  DraftStats drafts;
   bool has_disk = false;  // prefixes are kept in files
   DiskStats disk;
   bool alive = true;      // false: no request will ever finish again

@@ -1,5 +1,5 @@
-// field_trace.h -- which members of a request its reader asks for. For tests that hold readers to the table of fields
-// (requests/request_fields.h).
+// field_trace.h -- which members of a request its reader asks for. For tests that hold readers to the table
+// of fields (requests/request_fields.h).
 #pragma once
 
 #include <set>
@@ -7,7 +7,8 @@
 
 namespace braid::server {
 
-// While it lives: the names that are asked for, on this thread, of the outermost object of any request. One at a time.
+// While it lives: the names that are asked for, on this thread, of the outermost object of any request. One
+// at a time.
 class FieldTrace {
  public:
   FieldTrace();

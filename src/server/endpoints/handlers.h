@@ -1,6 +1,6 @@
 // handlers.h -- the handlers of all routes (routes.cpp), by the file they are in.
 //
-// A handler is called on the strand of the exchange's connection, when the request is whole, and returns at once.
+// A handler is called on the strand of the exchange's connection for a whole request, and returns at once.
 #pragma once
 
 #include <memory>

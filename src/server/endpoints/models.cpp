@@ -1,4 +1,4 @@
-// models.cpp -- /models: what can be served, and what is loaded. OpenAI's form, or Anthropic's for who speaks it.
+// models.cpp -- /models: what can be served, and what is loaded. In OpenAI's form, or in Anthropic's.
 #include <cctype>
 #include <ctime>
 

@@ -1,4 +1,5 @@
-// openai.cpp -- the endpoints of OpenAI's API: chat, completions, responses. What this server has none of is refused.
+// openai.cpp -- the endpoints of OpenAI's API: chat, completions, responses. What this server lacks is
+// refused.
 #include "server/endpoints/handlers.h"
 #include "server/endpoints/request_work.h"
 #include "server/requests/read_request.h"

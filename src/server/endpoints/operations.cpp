@@ -162,6 +162,9 @@ void slots(ServerContext& context, const SharedExchange& exchange) {
                    {"n_ctx", context_tokens},
                    {"n_prompt", info.prompt_tokens},
                    {"n_generated", info.generated_tokens},
+                   {"speculative", info.drafted_tokens > 0},
+                   {"draft_n", info.drafted_tokens},
+                   {"draft_n_accepted", info.accepted_tokens},
                    {"age_ms", static_cast<int64_t>(info.age_ms)},
                    {"is_processing", true}});
   }

@@ -12,7 +12,7 @@ namespace braid::server {
 
 namespace {
 
-// A request that comes while another is answered waits; of it so much is read, to notice that the client leaves.
+// A request that comes while another is answered waits; so much of it is read, to see the client leave.
 constexpr size_t kReadAheadBytes = size_t{16} << 10;
 // How long a client has to end its side after the last answer.
 constexpr std::chrono::milliseconds kGoodbyeTime{500};
@@ -280,8 +280,8 @@ void Connection::close() {
   transport_->socket().close(ignored);
 }
 
-// After the last answer: what the client still sends is read for a moment, so that it gets the answer and not a
-// reset.
+// After the last answer: what the client still sends is read for a moment, so that it gets the answer and not
+// a reset.
 void Connection::close_gently() {
   set_phase(Phase::closed);
   read_timer_.expires_after(kGoodbyeTime);

@@ -1,17 +1,17 @@
 // http_connection.h -- the life of one connection: handshake, request, answer, and again, until it is closed.
 //
-// Input and output, timers and ends are here; what the bytes mean is in request_reader.h (in) and answer_writer.h
-// (out). By phase:
+// Input and output, timers and ends are here; what the bytes mean is in request_reader.h (in) and
+// answer_writer.h (out). By phase:
 //   reading   a request comes, or none yet
 //   busy      the request is whole or refused, and its answer has not left. A read stays in flight, so that a
 //             client that leaves is noticed, but only so much is read ahead
 //   closed    for good; what the client still sends may be read for a moment, and thrown away
 //
-// A client that does not read is given up after HttpOptions::send_stall_ms without progress, or when more than
-// max_unsent_bytes of a stream wait for it.
+// A client that does not read is given up after HttpOptions::send_stall_ms without progress, or when more
+// than max_unsent_bytes of a stream wait for it.
 //
-// Threads: all happens on the strand of the transport, except the public functions, which any thread may call. The
-// connection lives as long as something of it is under way or an Exchange of it is held.
+// Threads: all happens on the strand of the transport, except the public functions, which any thread may
+// call. The connection lives as long as something of it is under way or an Exchange of it is held.
 #pragma once
 
 #include <array>

@@ -1,8 +1,8 @@
-// http_memory.h -- what requests hold before they are worked on: one account for all connections, so that many
-// that send much at once are refused and the process does not grow without bound.
+// http_memory.h -- what requests hold before they are worked on: one account for all connections, so that
+// many that send much at once are refused and the process does not grow without bound.
 //
-// RequestMemory counts bytes. Every holder has kFreeBytes that are not counted: small requests are served also
-// when large ones have taken all. What is counted are capacities, not sizes.
+// RequestMemory counts bytes. Every holder has kFreeBytes that are not counted: small requests are served
+// also when large ones have taken all. What is counted are capacities, not sizes.
 //
 // BodyQueue knows which bodies are being read, and since when. Whoever finds no room has the oldest of them
 // give way, if it had time enough: who sends slowly, or not at all, does not keep others out.

@@ -1,5 +1,5 @@
-// reader_writer_test.cpp -- the parts of a connection that need no socket: bytes to requests, answers to bytes, and
-// the queue between an answer and its client.
+// reader_writer_test.cpp -- the parts of a connection that need no socket: bytes to requests, answers to
+// bytes, and the queue between an answer and its client.
 #include <gtest/gtest.h>
 
 #include "server/http/answer_writer.h"

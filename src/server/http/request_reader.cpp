@@ -20,14 +20,13 @@ namespace {
 namespace http = boost::beast::http;
 using boost::system::error_code;
 
-// What chunks may cost beside the body: names of sizes, extensions, trailers. A body in chunks of one byte stays
-// within.
+// What chunks may cost beside the body: names of sizes, extensions, trailers. It allows chunks of one byte.
 constexpr size_t kFramingBytes = size_t{16} << 10, kFramingPerByte = 8;
 // An input buffer above this is given back after a request.
 constexpr size_t kKeptInputBytes = size_t{16} << 10;
 
-// A body for Boost.Beast's parser: a string that takes its memory from a share, grows with what has arrived and
-// never to what a header only promises.
+// A body for Boost.Beast's parser: a string that takes its memory from a share, grows with what has arrived
+// and never to what a header only promises.
 struct HttpBody {
   struct value_type {
     std::string bytes;

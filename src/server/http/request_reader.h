@@ -1,6 +1,6 @@
 // request_reader.h -- the requests of one connection, out of the bytes that arrive on it.
 //
-// A state machine without a socket: append() what has arrived, advance() until it wants more. For each request
+// A state machine without a socket: append() what has arrived, advance() until it wants more. By request:
 //   head    the header block is whole and keeps the rules of HTTP; the owner looks at it, then accept_body()
 //   whole   the body too; take() gives the request away, and what is left of the input is the next one's
 // or, at any time,
@@ -8,10 +8,10 @@
 //   no_room   the same, because other requests hold all the memory
 // and begin() starts with the next request.
 //
-// Limits hold before memory is taken: header block, number of fields, request line, body, what chunks cost beside
-// their data, and the account of all connections (http_memory.h). deadline() is when the owner should give up:
-// the client may be idle between requests, has one time for a header block and another between pieces of a body,
-// and one for the whole.
+// Limits hold before memory is taken: header block, number of fields, request line, body, what chunks cost
+// beside their data, and the account of all connections (http_memory.h). deadline() is when the owner should
+// give up: the client may be idle between requests, has one time for a header block and another between
+// pieces of a body, and one for the whole.
 //
 // Boost.Beast parses; it stays behind this header. Threads: one at a time.
 #pragma once

@@ -1,7 +1,7 @@
 // send_queue.h -- bytes that wait to be sent to one client.
 //
-// Large parts are taken over, not copied, and what is taken from the front is never moved over what is left: an
-// answer costs work in proportion to its size, in however many pieces it leaves. No locks.
+// Large parts are taken over, not copied, and what is taken from the front is never moved over what is left:
+// an answer costs work in proportion to its size, in however many pieces it leaves. No locks.
 #pragma once
 
 #include <cstddef>

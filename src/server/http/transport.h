@@ -39,8 +39,8 @@ class Transport {
   // All of it.
   virtual void write(boost::asio::const_buffer bytes, Moved done) = 0;
 
-  // Tells the client that this was all and that nobody has cut it short. TLS does so in its own words and calls
-  // `done`. Plain TCP ends its direction and never does: its client is read until it ends too.
+  // Tells the client that this was all and that nobody has cut it short. TLS does so in its own words and
+  // calls `done`. Plain TCP ends its direction and never does: its client is read until it ends too.
   virtual void say_goodbye(Ended done) = 0;
   virtual bool reads_after_goodbye() const = 0;
 

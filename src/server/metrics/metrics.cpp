@@ -84,6 +84,55 @@ void disk_metrics(const BackendStats& stats, Page& page) {
   page.sample("braid_disk_cache_removed_total", number(disk.removed), "reason=\"unusable\"");
 }
 
+// Tokens by who drafted them and by their depth; series that are all zeros are left out.
+void draft_metrics(const BackendStats& stats, Page& page) {
+  const DraftStats& drafts = stats.drafts;
+  const auto number = [](uint64_t value) { return static_cast<double>(value); };
+  const auto total = [](const auto& counts) {
+    return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
+  };
+  using Counts = std::array<uint64_t, DraftCounts::kDepths> DraftCounts::*;
+  const auto by_source = [&](const char* name, const char* help, Counts counts) {
+    page.family(name, "counter", help);
+    for (size_t i = 0; i < kDraftSources; ++i) {
+      const uint64_t sum = total(drafts.by_source[i].*counts);
+      if (sum > 0) page.sample(name, number(sum), fmt::format("source=\"{}\"", kDraftSourceNames[i]));
+    }
+  };
+  const auto by_depth = [&](const char* name, const char* help, Counts counts) {
+    page.family(name, "counter", help);
+    for (size_t i = 0; i < kDraftSources; ++i) {
+      for (size_t d = 0; d < DraftCounts::kDepths; ++d) {
+        if (drafts.by_source[i].rounds[d] == 0) continue;
+        page.sample(name, number((drafts.by_source[i].*counts)[d]),
+                    fmt::format("source=\"{}\",position=\"{}\"", kDraftSourceNames[i], d));
+      }
+    }
+  };
+  page.one("braid_spec_decode_num_drafts_total", "counter",
+           "Verifications: steps with drafts, for each sequence that has some.", number(drafts.rounds));
+  by_source("braid_spec_decode_num_draft_tokens_total", "Drafted tokens.", &DraftCounts::drafted);
+  by_source("braid_spec_decode_num_accepted_tokens_total", "Drafted tokens that were kept.",
+            &DraftCounts::accepted);
+  by_depth("braid_spec_decode_num_drafts_per_pos_total",
+           "Verifications with drafts so deep; position 0: the next token.", &DraftCounts::rounds);
+  by_depth("braid_spec_decode_num_draft_tokens_per_pos_total",
+           "Drafted tokens by their depth; the last: it and all deeper.", &DraftCounts::drafted);
+  by_depth("braid_spec_decode_num_accepted_tokens_per_pos_total", "Of them, those that were kept.",
+           &DraftCounts::accepted);
+  page.one("braid_spec_decode_draft_seconds_total", "counter", "Time spent on drafting.",
+           drafts.draft_ms / 1e3);
+  page.one("braid_spec_decode_verify_seconds_total", "counter", "Work of the device on steps with drafts.",
+           drafts.verify_ms / 1e3);
+  page.one("braid_plain_steps_seconds_total", "counter", "Work of the device on steps without drafts.",
+           drafts.plain_ms / 1e3);
+  page.one("braid_host_seconds_total", "counter", "Time between steps with nothing queued on the device.",
+           drafts.host_ms / 1e3);
+  page.one("braid_spec_decode_enabled", "gauge", "1: drafts are thought to pay now.", drafts.pays ? 1 : 0);
+  page.one("braid_spec_decode_lost_seconds", "gauge",
+           "Time beyond plain steps for the same tokens so far; negative: saved.", drafts.lost_ms / 1e3);
+}
+
 }  // namespace
 
 void Histogram::observe(double value) {
@@ -233,19 +282,7 @@ std::string Metrics::render(const BackendStats& stats, const std::string& model,
            "Generated tokens so far, also of open requests.", number(stats.generated_tokens));
   disk_metrics(stats, page);
   page.one("braid_decode_steps_total", "counter", "Steps of the engine.", number(stats.steps));
-  page.one("braid_spec_decode_num_draft_tokens_total", "counter", "Drafted tokens.",
-           number(stats.drafted_tokens));
-  page.one("braid_spec_decode_num_accepted_tokens_total", "counter", "Drafted tokens that were kept.",
-           number(stats.accepted_tokens));
-  const auto by_depth = [&](const char* name, const char* help, const std::vector<uint64_t>& counts) {
-    page.family(name, "counter", help);
-    for (size_t i = 0; i < counts.size(); ++i)
-      page.sample(name, number(counts[i]), fmt::format("position=\"{}\"", i));
-  };
-  by_depth("braid_spec_decode_num_draft_tokens_per_pos_total",
-           "Drafted tokens by their place in a chain; the last: it and all behind.", stats.drafted_at);
-  by_depth("braid_spec_decode_num_accepted_tokens_per_pos_total", "Of them, those that were kept.",
-           stats.accepted_at);
+  draft_metrics(stats, page);
   page.histogram("braid_time_to_first_token_seconds", "From the request to its first token.", first_token_);
   page.histogram("braid_time_per_output_token_seconds", "Between tokens of an answer, on average.",
                  per_token_);

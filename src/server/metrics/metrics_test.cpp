@@ -49,6 +49,43 @@ std::map<std::string, double> samples(const std::string& text) {
   return out;
 }
 
+TEST(Metrics, DraftsBySourceAndDepth) {
+  Metrics metrics;
+  BackendStats stats;
+  auto idle = samples(metrics.render(stats, "m", "1", 0));
+  EXPECT_EQ(idle.at("braid_spec_decode_num_drafts_total"), 0);
+  EXPECT_EQ(idle.count("braid_spec_decode_num_draft_tokens_total{source=\"mtp\"}"), 0u);
+  stats.drafts.rounds = 5;
+  DraftCounts& mtp = stats.drafts.by_source[static_cast<size_t>(DraftSource::mtp)];
+  mtp.rounds = {4, 3};
+  mtp.drafted = {6, 3};
+  mtp.accepted = {2, 1};
+  stats.drafts.by_source[static_cast<size_t>(DraftSource::ngram)].rounds[2] = 1;
+  stats.drafts.by_source[static_cast<size_t>(DraftSource::ngram)].drafted[2] = 7;
+  stats.drafts.draft_ms = 1500;
+  stats.drafts.verify_ms = 2500;
+  stats.drafts.plain_ms = 3500;
+  stats.drafts.host_ms = 500;
+  stats.drafts.pays = true;
+  stats.drafts.lost_ms = -250;
+  auto busy = samples(metrics.render(stats, "m", "1", 0));
+  const std::string name = "braid_spec_decode_";
+  EXPECT_EQ(busy.at(name + "num_drafts_total"), 5);
+  EXPECT_EQ(busy.at(name + "num_draft_tokens_total{source=\"mtp\"}"), 9);
+  EXPECT_EQ(busy.at(name + "num_accepted_tokens_total{source=\"mtp\"}"), 3);
+  EXPECT_EQ(busy.at(name + "num_drafts_per_pos_total{source=\"mtp\",position=\"1\"}"), 3);
+  EXPECT_EQ(busy.at(name + "num_draft_tokens_per_pos_total{source=\"mtp\",position=\"0\"}"), 6);
+  EXPECT_EQ(busy.at(name + "num_accepted_tokens_per_pos_total{source=\"mtp\",position=\"1\"}"), 1);
+  EXPECT_EQ(busy.count(name + "num_drafts_per_pos_total{source=\"mtp\",position=\"2\"}"), 0u);
+  EXPECT_EQ(busy.at(name + "num_draft_tokens_per_pos_total{source=\"ngram\",position=\"2\"}"), 7);
+  EXPECT_EQ(busy.at(name + "draft_seconds_total"), 1.5);
+  EXPECT_EQ(busy.at(name + "verify_seconds_total"), 2.5);
+  EXPECT_EQ(busy.at("braid_plain_steps_seconds_total"), 3.5);
+  EXPECT_EQ(busy.at("braid_host_seconds_total"), 0.5);
+  EXPECT_EQ(busy.at(name + "enabled"), 1);
+  EXPECT_EQ(busy.at(name + "lost_seconds"), -0.25);
+}
+
 TEST(Metrics, TheCacheInFiles) {
   Metrics metrics;
   BackendStats stats;

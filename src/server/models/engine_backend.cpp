@@ -38,8 +38,7 @@ class EngineBackend : public Backend {
     out.generated_tokens = status.engine.generated;
     out.drafted_tokens = status.engine.drafted;
     out.accepted_tokens = status.engine.accepted;
-    out.drafted_at.assign(status.engine.drafted_at.begin(), status.engine.drafted_at.end());
-    out.accepted_at.assign(status.engine.accepted_at.begin(), status.engine.accepted_at.end());
+    out.drafts = status.engine.drafts;
     out.has_disk = status.has_disk;
     out.disk = status.disk;
     if (service_->active() > 0) {

@@ -1,8 +1,8 @@
 // read_request.h -- requests of every API: JSON to Generation. Pure functions.
 //
 // The four readers differ in how a conversation, tools and formats are written; what they share is below
-// them. An error names the field. Fields that nobody knows are accepted at every level; what becomes of those that are
-// known, here or elsewhere, is the table in request_fields.h.
+// them. An error names the field. Fields that nobody knows are accepted at every level; what becomes of those
+// that are known, here or elsewhere, is the table in request_fields.h.
 #pragma once
 
 #include <set>

@@ -184,8 +184,8 @@ ApiResult<MaskFactory> MaskFactory::create(const Generation& generation, const S
     if (const int32_t call = id_of(tokenizer, dialect.call.open); call >= 0) rules.forbidden.push_back(call);
   }
 
-  // Reasoning that is not open cannot be closed, and none is opened in the middle of an answer. A completion has no
-  // such parts.
+  // Reasoning that is not open cannot be closed, and none is opened in the middle of an answer. A completion
+  // has no such parts.
   const bool conversation = generation.endpoint != Endpoint::completions;
   if (conversation && rules.think_close >= 0) rules.forbidden.push_back(rules.think_close);
   rules.forbidden_later = rules.forbidden;

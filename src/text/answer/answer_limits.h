@@ -1,5 +1,5 @@
-// answer_limits.h -- what counts as blank in an answer, and how much may stand between its tags. For answer_parser.h
-// only.
+// answer_limits.h -- what counts as blank in an answer, and how much may stand between its tags. For
+// answer_parser.h only.
 #pragma once
 
 #include <cstddef>

@@ -12,6 +12,10 @@
 // A row sees its positions 0 .. own position, wherever their cells are: below context they are the cells of
 // that number, above it the cells of the row's ancestors. So an uncertain row has the bytes it would have had
 // as a certain one, and blocks and segments are counted from position 0, never from the start of a step.
+//
+// Sealed blocks (ops/state.h): which of its blocks a row reads from units is a function of its position. Few
+// rows read codes in place where there are kernels for the format (ops/cpu/kv); many rows expand units into
+// the f32 copy that f16 rows go to as well, and their tiles end where the function changes, at blocks.
 
 #include "ops/cpu/attention/attention.h"
 
@@ -20,6 +24,7 @@
 #include <cstring>
 
 #include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/kv/unit_side.h"
 
 namespace braid {
 namespace {
@@ -30,6 +35,22 @@ constexpr int32_t kSegment = 512;
 
 // One call of attention.
 struct Attention {
+  Attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
+            const Batch& batch)
+      : o(o),
+        q(q),
+        gates(gates),
+        params(params),
+        kv(kv),
+        batch(batch),
+        head_dim(kv.shape.head_dim),
+        group(params.heads / kv.shape.kv_heads) {
+    if (!kv.cold) return;
+    BRAID_CHECK(kv.shape.k_format == KvFormat::f16 && kv.shape.v_format == KvFormat::f16);
+    k_units = cpu::unit_side(*kv.cold.k_codec, KvSide::k, kv.shape.head_dim);
+    v_units = cpu::unit_side(*kv.cold.v_codec, KvSide::v, kv.shape.head_dim);
+  }
+
   Tensor o;
   Tensor q;
   Tensor gates;
@@ -38,6 +59,8 @@ struct Attention {
   const Batch& batch;
   int64_t head_dim;
   int32_t group;  // query heads of a KV head
+  cpu::UnitSide k_units;
+  cpu::UnitSide v_units;
 
   bool certain(int32_t t) const {
     const int32_t s = batch.sequence[t];
@@ -49,6 +72,25 @@ struct Attention {
     const int32_t block = batch.blocks_of(s)[cell / kBlockTokens];
     BRAID_CHECK(block >= 0 && block < kv.blocks);
     return block;
+  }
+  bool reads_exact(int32_t own, int32_t begin) const {
+    return !kv.cold || kv.cold.tail.reads_exact(own, begin);
+  }
+  // K and V of the block of cells from `begin` on, as a row at position `own` reads them.
+  struct Source {
+    const std::byte* k = nullptr;
+    const std::byte* v = nullptr;
+    bool sealed = false;  // units
+  };
+  Source source(int32_t s, int32_t own, int32_t begin, int32_t kv_head) const {
+    if (reads_exact(own, begin)) {
+      const int32_t block = block_of(s, begin);
+      return {kv.k_row(block, kv_head, 0), kv.v_row(block, kv_head, 0)};
+    }
+    BRAID_CHECK(begin + kBlockTokens <= batch.context[s]);
+    const int32_t block = batch.cold_blocks_of(s)[begin / kBlockTokens];
+    BRAID_CHECK(block >= 0 && block < kv.cold.blocks);
+    return {kv.k_unit(block, kv_head), kv.v_unit(block, kv_head), true};
   }
   // Multiplies a finished head of row t.
   void apply_gate(int32_t t, int32_t head) const {
@@ -100,6 +142,21 @@ void gather_cells(const Attention& call, const Unit& unit, int32_t begin, int32_
   }
 }
 
+// A side of a block for decode_block. Units that are not read in place become f32 rows in `room`.
+void place_side(const cpu::UnitSide& units, KvFormat format, bool sealed, const std::byte* block,
+                const std::byte* next, std::byte* room, cpu::DecodeSide* out) {
+  using Form = cpu::UnitSide::Form;
+  *out = {sealed ? units.format : format, nullptr, block, next};
+  if (!sealed || units.form == Form::rows) return;
+  if (units.form == Form::codes) {
+    out->codec = units.codec;
+    return;
+  }
+  cpu::restore_rows(units, block, reinterpret_cast<float*>(room), units.head_dim);
+  out->block = room;
+  out->next = nullptr;
+}
+
 // partials [heads], `stride` apart, get the results of the unit's segment.
 void run_segment(const Attention& call, const Unit& unit, float* partials, int64_t stride,
                  std::byte* scratch) {
@@ -110,8 +167,8 @@ void run_segment(const Attention& call, const Unit& unit, float* partials, int64
       call.certain(unit.row) ? own + 1 : batch.context[s];  // positions with cells of their number
   const int32_t end = std::min(own + 1, (unit.segment + 1) * kSegment);
   cpu::DecodeBlock block;
-  block.k_format = call.kv.shape.k_format;
-  block.v_format = call.kv.shape.v_format;
+  const KvShape& shape = call.kv.shape;
+  std::byte* v_room = scratch + kBlockTokens * call.head_dim * static_cast<int64_t>(sizeof(float));
   block.heads = unit.heads;
   block.head_dim = static_cast<int32_t>(call.head_dim);
   block.scale = call.params.scale;
@@ -124,20 +181,18 @@ void run_segment(const Attention& call, const Unit& unit, float* partials, int64
     block.first = std::max(0, lowest - begin);
     block.last = std::min(kBlockTokens, end - begin);
     if (begin + block.last <= held) {
-      const int32_t index = call.block_of(s, begin);
-      block.k = call.kv.k_row(index, unit.kv_head, 0);
-      block.v = call.kv.v_row(index, unit.kv_head, 0);
+      const Attention::Source here = call.source(s, own, begin, unit.kv_head);
       // The segment's next block, or the first of the next segment, which somebody will want.
-      const bool more = begin + kBlockTokens < held;
-      const int32_t next = more ? call.block_of(s, begin + kBlockTokens) : 0;
-      block.next_k = more ? call.kv.k_row(next, unit.kv_head, 0) : nullptr;
-      block.next_v = more ? call.kv.v_row(next, unit.kv_head, 0) : nullptr;
+      Attention::Source next;
+      if (begin + kBlockTokens < held) next = call.source(s, own, begin + kBlockTokens, unit.kv_head);
+      if (next.sealed != here.sealed) next = {};
+      place_side(call.k_units, shape.k_format, here.sealed, here.k, next.k, scratch, &block.k);
+      place_side(call.v_units, shape.v_format, here.sealed, here.v, next.v, v_room, &block.v);
     } else {
-      std::byte* v = scratch + kBlockTokens * kv_row_bytes(block.k_format, block.head_dim);
-      gather_cells(call, unit, begin, begin + block.last, scratch, v);
-      block.k = scratch;
-      block.v = v;
-      block.next_k = block.next_v = nullptr;
+      BRAID_CHECK(call.reads_exact(own, begin));
+      gather_cells(call, unit, begin, begin + block.last, scratch, v_room);
+      block.k = {shape.k_format, nullptr, scratch, nullptr};
+      block.v = {shape.v_format, nullptr, v_room, nullptr};
     }
     cpu::decode_block(block);
   }
@@ -194,27 +249,37 @@ void prefetch_part(const std::byte* k, const std::byte* v, int64_t k_bytes, int6
   ask(v, v_bytes);
 }
 
+// f32 copies of the first `count` rows of a block; the others are zeros.
+void expand_source(const Attention& call, const Attention::Source& from, int32_t count,
+                   const TileScratch& scratch) {
+  const KvShape& shape = call.kv.shape;
+  if (from.sealed) {
+    cpu::restore_rows(call.k_units, from.k, scratch.k, cpu::padded_dim(shape.head_dim));
+    cpu::restore_rows(call.v_units, from.v, scratch.v, cpu::padded_dim(shape.head_dim));
+    return;
+  }
+  cpu::expand_block(scratch.k, from.k, shape.k_format, shape.head_dim, count);
+  cpu::expand_block(scratch.v, from.v, shape.v_format, shape.head_dim, count);
+}
+
 void run_tile(const Attention& call, int32_t s, int32_t first, int32_t tokens, int32_t kv_head,
               const TileScratch& scratch) {
   const KvShape& shape = call.kv.shape;
   const int64_t rows = int64_t{tokens} * call.group;
   const int64_t panels = (rows + cpu::kPanelRows - 1) / cpu::kPanelRows;
-  const int32_t last_position = call.batch.position[first + tokens - 1];
-  const int64_t k_bytes = kBlockTokens * kv_row_bytes(shape.k_format, shape.head_dim);
-  const int64_t v_bytes = kBlockTokens * kv_row_bytes(shape.v_format, shape.head_dim);
+  const int32_t own = call.batch.position[first], last_position = call.batch.position[first + tokens - 1];
+  BRAID_CHECK(!call.kv.cold || own / kBlockTokens == last_position / kBlockTokens);
   fill_panels(call, first, tokens, kv_head, scratch.panels);
-  const int32_t lowest = call.params.lowest_position(call.batch.position[first]);
+  const int32_t lowest = call.params.lowest_position(own);
   for (int32_t begin = lowest / kBlockTokens * kBlockTokens; begin <= last_position; begin += kBlockTokens) {
-    const int32_t index = call.block_of(s, begin);
-    const int32_t count = std::min(kBlockTokens, last_position + 1 - begin);
-    cpu::expand_block(scratch.k, call.kv.k_row(index, kv_head, 0), shape.k_format, shape.head_dim, count);
-    cpu::expand_block(scratch.v, call.kv.v_row(index, kv_head, 0), shape.v_format, shape.head_dim, count);
+    const Attention::Source here = call.source(s, own, begin, kv_head);
+    expand_source(call, here, std::min(kBlockTokens, last_position + 1 - begin), scratch);
     const bool more = begin + kBlockTokens <= last_position;
-    const int32_t next = more ? call.block_of(s, begin + kBlockTokens) : 0;
+    const Attention::Source next = more ? call.source(s, own, begin + kBlockTokens, kv_head) : here;
+    const int64_t k_bytes = next.sealed ? call.kv.cold.k_unit_bytes : shape.k_block_bytes() / shape.kv_heads;
+    const int64_t v_bytes = next.sealed ? call.kv.cold.v_unit_bytes : shape.v_block_bytes() / shape.kv_heads;
     for (int64_t p = 0; p < panels; p++) {
-      if (more)
-        prefetch_part(call.kv.k_row(next, kv_head, 0), call.kv.v_row(next, kv_head, 0), k_bytes, v_bytes, p,
-                      panels);
+      if (more) prefetch_part(next.k, next.v, k_bytes, v_bytes, p, panels);
       cpu::Panel panel = panel_at(scratch.panels, p, call.head_dim);
       panel.first_position = panel.position[0];
       panel.last_position = panel.position[cpu::kPanelRows - 1];
@@ -235,6 +300,42 @@ void run_tile(const Attention& call, int32_t s, int32_t first, int32_t tokens, i
                       kv_head * call.group + static_cast<int32_t>(r % call.group));
   }
 }
+
+// How certain rows are cut into tiles: at most `rows` each, and where the layer seals blocks none over a
+// multiple of kBlockTokens positions, so that all rows of a tile read the same cells from units.
+struct TileCut {
+  const Batch& batch;
+  int32_t rows;
+  bool by_blocks;
+
+  // Rows are counted from the beginning of the block that the first one is in.
+  int32_t before(int32_t s) const {
+    return by_blocks ? (batch.context[s] - batch.certain[s]) % kBlockTokens : 0;
+  }
+  int32_t tile_of(int32_t row) const {
+    if (!by_blocks) return row / rows;
+    return row / kBlockTokens * tiles_of_block() + row % kBlockTokens / rows;
+  }
+  int32_t tiles_of_block() const { return (kBlockTokens + rows - 1) / rows; }
+  int32_t begin_of(int32_t tile) const {
+    if (!by_blocks) return tile * rows;
+    return tile / tiles_of_block() * kBlockTokens + tile % tiles_of_block() * rows;
+  }
+
+  int32_t tiles(int32_t s) const {
+    return tile_of(before(s) + batch.certain[s] - 1) - tile_of(before(s)) + 1;
+  }
+  // The rows of a sequence's tile, counted from its first.
+  struct Rows {
+    int32_t begin;
+    int32_t end;
+  };
+  Rows rows_of(int32_t s, int32_t tile) const {
+    const int32_t first = tile_of(before(s)) + tile;
+    return {std::max(0, begin_of(first) - before(s)),
+            std::min(batch.certain[s], begin_of(first + 1) - before(s))};
+  }
+};
 
 int64_t tile_scratch_floats(int64_t group, int64_t head_dim) {
   const int64_t panels = (kTileTokens * group + cpu::kPanelRows - 1) / cpu::kPanelRows;
@@ -263,11 +364,12 @@ int64_t attention_partial_floats(int64_t heads, int64_t head_dim, int64_t max_co
 // Sequences with many certain rows.
 void CpuOps::attend_many(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                          const Batch& batch) {
-  const Attention call{o, q, gates, params, kv, batch, kv.shape.head_dim, params.heads / kv.shape.kv_heads};
-  const auto count_tasks = [&](int32_t tile) {
+  const Attention call(o, q, gates, params, kv, batch);
+  const auto count_tasks = [&](int32_t rows) {
+    const TileCut cut{batch, rows, bool{kv.cold}};
     int64_t tasks = 0;
     for (int32_t s = 0; s < batch.sequences; s++) {
-      if (call.many(s)) tasks += (batch.certain[s] + tile - 1) / tile * kv.shape.kv_heads;
+      if (call.many(s)) tasks += int64_t{cut.tiles(s)} * kv.shape.kv_heads;
     }
     return tasks;
   };
@@ -284,6 +386,7 @@ void CpuOps::attend_many(Tensor o, Tensor q, Tensor gates, const AttentionParams
     tile = size;
     least = cost;
   }
+  const TileCut cut{batch, tile, bool{kv.cold}};
   const int64_t tasks = count_tasks(tile);
   if (tasks == 0) return;
   BRAID_CHECK(tile_scratch_floats(call.group, call.head_dim) <= work_.worker_floats);
@@ -298,15 +401,14 @@ void CpuOps::attend_many(Tensor o, Tensor q, Tensor gates, const AttentionParams
       int64_t task = claimed;
       for (int32_t s = 0; s < batch.sequences; s++) {
         if (!call.many(s)) continue;
-        const int64_t tiles = (batch.certain[s] + tile - 1) / tile;
+        const int64_t tiles = cut.tiles(s);
         if (task >= tiles * kv.shape.kv_heads) {
           task -= tiles * kv.shape.kv_heads;
           continue;
         }
         // The last tile sees the most.
-        const int32_t index = static_cast<int32_t>(tiles - 1 - task / kv.shape.kv_heads);
-        const int32_t tokens = std::min(tile, batch.certain[s] - index * tile);
-        run_tile(call, s, batch.first_row[s] + index * tile, tokens,
+        const TileCut::Rows rows = cut.rows_of(s, static_cast<int32_t>(tiles - 1 - task / kv.shape.kv_heads));
+        run_tile(call, s, batch.first_row[s] + rows.begin, rows.end - rows.begin,
                  static_cast<int32_t>(task % kv.shape.kv_heads), scratch);
         break;
       }
@@ -318,7 +420,7 @@ void CpuOps::attend_many(Tensor o, Tensor q, Tensor gates, const AttentionParams
 // together.
 void CpuOps::attend_few(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                         const Batch& batch, int64_t first, int64_t last) {
-  const Attention call{o, q, gates, params, kv, batch, kv.shape.head_dim, params.heads / kv.shape.kv_heads};
+  const Attention call(o, q, gates, params, kv, batch);
   const int64_t stride = cpu::partial_floats(call.head_dim);
   int64_t segments = 0, positions = 0;
   for (int64_t i = first; i < last; i++) {
@@ -395,7 +497,7 @@ void CpuOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& 
               work_.worker_floats);
   attend_many(o, q, gates, params, kv, batch);
 
-  const Attention call{o, q, gates, params, kv, batch, head_dim, params.heads / kv.shape.kv_heads};
+  const Attention call(o, q, gates, params, kv, batch);
   int64_t few = 0;
   for (int32_t t = 0; t < batch.tokens; t++) {
     if (!(call.certain(t) && call.many(batch.sequence[t]))) work_.few_rows[few++] = t;

@@ -25,18 +25,23 @@ int64_t attention_partial_floats(int64_t heads, int64_t head_dim, int64_t max_co
 inline constexpr int64_t kPartialHeader = 16;
 inline int64_t partial_floats(int64_t head_dim) { return kPartialHeader + head_dim; }
 
+// K or V of a block: 32 rows, or with a codec a unit that has kernels (ops/cpu/kv), read from its codes.
+struct DecodeSide {
+  KvFormat format = KvFormat::f16;  // of rows
+  const KvCodec* codec = nullptr;   // of a unit
+  const std::byte* block = nullptr;
+  const std::byte* next =
+      nullptr;  // the block after this one, of the same kind, to be fetched meanwhile; or null
+};
+
 // `heads` query heads of one row that share a KV head, over positions first .. last-1 of a block.
 struct DecodeBlock {
-  KvFormat k_format = KvFormat::f16;
-  KvFormat v_format = KvFormat::f16;
+  DecodeSide k;
+  DecodeSide v;
   int32_t heads = 0;
   int32_t head_dim = 0;
   float scale = 0;
-  const float* q = nullptr;      // [heads][head_dim]
-  const std::byte* k = nullptr;  // [32] rows
-  const std::byte* v = nullptr;
-  const std::byte* next_k = nullptr;  // the block after this one, to be fetched meanwhile; or null
-  const std::byte* next_v = nullptr;
+  const float* q = nullptr;  // [heads][head_dim]
   int32_t first = 0;
   int32_t last = 0;
   float* partials = nullptr;  // [heads] running results

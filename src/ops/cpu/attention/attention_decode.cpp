@@ -2,7 +2,8 @@
 //
 // A block's K rows are converted on the fly and met by up to four query heads at once; three positions
 // share each load of q. Lane sums of 32 positions wait in a buffer and are folded kLanes at a time. Then V:
-// per three vectors of dims, acc of the heads stays in registers for the 32 positions.
+// per three vectors of dims, acc of the heads stays in registers for the 32 positions. Sealed blocks of
+// formats with kernels are met by the products of ops/cpu/kv instead.
 
 // The order of these lines matters.
 // clang-format off
@@ -19,6 +20,7 @@
 
 #include "gguf/formats/half.h"
 #include "ops/cpu/attention/attention.h"
+#include "ops/cpu/kv/unit_attention.h"
 #include "ops/cpu/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -55,9 +57,9 @@ constexpr int together(int heads) { return heads == 4 ? 3 : heads == 2 ? 4 : 8; 
 template <int kHeads, int kCount, KvFormat kFormat>
 HWY_INLINE void score_positions(const cpu::DecodeBlock& b, const float* q, int64_t p, float* lanes) {
   const int64_t dim = b.head_dim, row_bytes = kv_row_bytes(kFormat, dim);
-  const std::byte* k = b.k + p * row_bytes;
-  fetch(b.next_k, p * row_bytes, kCount * row_bytes);
-  fetch(b.next_v, p * row_bytes, kCount * row_bytes);
+  const std::byte* k = b.k.block + p * row_bytes;
+  fetch(b.k.next, p * row_bytes, kCount * row_bytes);
+  fetch(b.v.next, p * row_bytes, kCount * row_bytes);
   Floats sum[kHeads][kCount];
   for (int h = 0; h < kHeads; h++) {
     for (int j = 0; j < kCount; j++) sum[h][j] = hn::Zero(FloatTag());
@@ -106,7 +108,7 @@ HWY_INLINE void value_dims(const cpu::DecodeBlock& b, float* partials, const flo
     const float* at = partials + h * b.partial_stride + cpu::kPartialHeader + i;
     for (int j = 0; j < kCount; j++) acc[h][j] = hn::Mul(load(at + j * kLanes), set(factors[h]));
   }
-  const std::byte* row = b.v + b.first * row_bytes;
+  const std::byte* row = b.v.block + b.first * row_bytes;
   for (int32_t p = b.first; p < b.last; p++, row += row_bytes) {
     Floats v[kCount];
     for (int j = 0; j < kCount; j++) v[j] = load_kv<kFormat>(row, i + j * kLanes);
@@ -189,13 +191,13 @@ void all_heads_block(const cpu::DecodeBlock& b) {
     } else {
       heads_block<1, kKey, kValue>(block, h++);
     }
-    block.next_k = block.next_v = nullptr;  // asking once is enough
+    block.k.next = block.v.next = nullptr;  // asking once is enough
   }
 }
 
 template <KvFormat kKey>
 void dispatch_value(const cpu::DecodeBlock& b) {
-  switch (b.v_format) {
+  switch (b.v.format) {
     case KvFormat::f32:
       return all_heads_block<kKey, KvFormat::f32>(b);
     case KvFormat::f16:
@@ -218,10 +220,10 @@ void any_width_block(const cpu::DecodeBlock& b) {
   for (int32_t h = 0; h < b.heads; h++) {
     float* partial = b.partials + h * b.partial_stride;
     for (int32_t p = b.first; p < b.last; p++) {
-      const std::byte* row = b.k + p * kv_row_bytes(b.k_format, b.head_dim);
+      const std::byte* row = b.k.block + p * kv_row_bytes(b.k.format, b.head_dim);
       float sum = 0;
       for (int32_t i = 0; i < b.head_dim; i++) {
-        sum = std::fma(b.q[int64_t{h} * b.head_dim + i], element(row, b.k_format, i), sum);
+        sum = std::fma(b.q[int64_t{h} * b.head_dim + i], element(row, b.k.format, i), sum);
       }
       scores[p] = sum;
     }
@@ -229,16 +231,85 @@ void any_width_block(const cpu::DecodeBlock& b) {
     float* acc = partial + cpu::kPartialHeader;
     for (int32_t i = 0; i < b.head_dim; i++) acc[i] *= factor;
     for (int32_t p = b.first; p < b.last; p++) {
-      const std::byte* row = b.v + p * kv_row_bytes(b.v_format, b.head_dim);
+      const std::byte* row = b.v.block + p * kv_row_bytes(b.v.format, b.head_dim);
       for (int32_t i = 0; i < b.head_dim; i++)
-        acc[i] = std::fma(scores[p], element(row, b.v_format, i), acc[i]);
+        acc[i] = std::fma(scores[p], element(row, b.v.format, i), acc[i]);
+    }
+  }
+}
+
+// visit<kHeads>(first) for all heads, up to four at once.
+template <typename Visit>
+HWY_INLINE void by_heads(int32_t heads, const Visit& visit) {
+  int32_t h = 0;
+  for (; heads - h >= 4; h += 4) visit.template operator()<4>(h);
+  for (; heads - h >= 2; h += 2) visit.template operator()<2>(h);
+  for (; h < heads; ++h) visit.template operator()<1>(h);
+}
+
+// The two products of heads_block where the other side is a unit.
+template <KvFormat kKey>
+void score_rows(const cpu::DecodeBlock& b, float* scores) {
+  by_heads(b.heads, [&]<int kHeads>(int32_t h) {
+    score_block<kHeads, kKey>(b, b.q + int64_t{h} * b.head_dim, scores + h * kBlock);
+  });
+}
+template <KvFormat kValue>
+void value_rows(const cpu::DecodeBlock& b, const float* factors, const float* probabilities) {
+  by_heads(b.heads, [&]<int kHeads>(int32_t h) {
+    value_block<kHeads, kValue>(b, b.partials + h * b.partial_stride, factors + h,
+                                probabilities + h * kBlock);
+  });
+}
+
+// Blocks of which a side at least is read from its codes, which become numbers once for up to so many heads.
+constexpr int32_t kUnitHeads = 8;
+
+void unit_block(const cpu::DecodeBlock& b) {
+  float scores[kUnitHeads * kBlock];
+  float factors[kUnitHeads];
+  const int64_t dim = b.head_dim;
+  if (b.k.codec != nullptr) fetch(b.k.next, 0, b.k.codec->unit_bytes(b.head_dim, KvSide::k));
+  for (int32_t first = 0; first < b.heads; first += kUnitHeads) {
+    cpu::DecodeBlock part = b;
+    part.heads = std::min(kUnitHeads, b.heads - first);
+    part.q += first * dim;
+    part.partials += first * b.partial_stride;
+    part.k.next = part.v.next = nullptr;
+    if (b.k.codec != nullptr) {
+      cpu::score_unit(*b.k.codec, b.head_dim, part.heads, part.q, reinterpret_cast<const uint8_t*>(b.k.block),
+                      scores);
+    } else if (b.k.format == KvFormat::f32) {
+      score_rows<KvFormat::f32>(part, scores);
+    } else {
+      b.k.format == KvFormat::f16 ? score_rows<KvFormat::f16>(part, scores)
+                                  : score_rows<KvFormat::bf16>(part, scores);
+    }
+    for (int32_t h = 0; h < part.heads; ++h) {
+      factors[h] =
+          soften(scores + h * kBlock, b.scale, b.first, b.last, part.partials + h * b.partial_stride);
+    }
+    if (b.v.codec != nullptr) {
+      if (first == 0) fetch(b.v.next, 0, b.v.codec->unit_bytes(b.head_dim, KvSide::v));
+      for (int32_t h = 0; h < part.heads; ++h) {
+        if (factors[h] != 1.0f)
+          scale(part.partials + h * b.partial_stride + cpu::kPartialHeader, factors[h], dim);
+      }
+      cpu::add_unit(*b.v.codec, b.head_dim, part.heads, scores, reinterpret_cast<const uint8_t*>(b.v.block),
+                    part.partials + cpu::kPartialHeader, b.partial_stride);
+    } else if (b.v.format == KvFormat::f32) {
+      value_rows<KvFormat::f32>(part, factors, scores);
+    } else {
+      b.v.format == KvFormat::f16 ? value_rows<KvFormat::f16>(part, factors, scores)
+                                  : value_rows<KvFormat::bf16>(part, factors, scores);
     }
   }
 }
 
 void decode_block_here(const cpu::DecodeBlock& b) {
+  if (b.k.codec != nullptr || b.v.codec != nullptr) return unit_block(b);
   if (b.head_dim % 32 != 0) return any_width_block(b);
-  switch (b.k_format) {
+  switch (b.k.format) {
     case KvFormat::f32:
       return dispatch_value<KvFormat::f32>(b);
     case KvFormat::f16:

@@ -1,7 +1,8 @@
 // rope.cpp -- rotations of a step, and queries and keys on their way to attention.
 //
 // A head is normalised (16-lane sum, simd-inl.h), its first dims rotated in pairs (i, i + dims / 2), and
-// stored: the query as f32, the key and the value encoded in the row's cell.
+// stored: the query as f32, the key and the value encoded in the row's cell. Where the layer seals blocks, a
+// second region seals those that are full now.
 
 // The order of these lines matters.
 // clang-format off
@@ -131,6 +132,7 @@ void CpuOps::qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor 
       }
     }
   });
+  if (kv.cold) seal_filled(kv, batch);
 }
 
 }  // namespace braid

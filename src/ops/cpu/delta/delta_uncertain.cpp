@@ -1,10 +1,10 @@
 // delta_uncertain.cpp -- uncertain rows of the gated delta rule, and what becomes of them; who calls whom.
 //
-// Certain rows are folded at once (DeltaRing::every is 0). An uncertain row runs like a certain one, on a copy of
-// the state, tile by tile; rows that follow each other share a copy, and where a branch begins, its ancestors'
-// entries are folded into a new one. So its bytes are those of the same token had it been certain. What it adds
-// to the state is kept in its entry, and folded when the sequence runs next, should it have been accepted.
-// Task = (sequence, key head).
+// Certain rows are folded at once (DeltaRing::every is 0). An uncertain row runs like a certain one, on a
+// copy of the state, tile by tile; rows that follow each other share a copy, and where a branch begins, its
+// ancestors' entries are folded into a new one. So its bytes are those of the same token had it been certain.
+// What it adds to the state is kept in its entry, and folded when the sequence runs next, should it have been
+// accepted. Task = (sequence, key head).
 
 #include <algorithm>
 #include <cstring>
@@ -130,8 +130,8 @@ struct Uncertain {
 
 }  // namespace
 
-// Entries of positions below `position` into the states of sequence s: row by row, so that the decay is folded
-// where it would have been had the rows been certain from the start.
+// Entries of positions below `position` into the states of sequence s: row by row, so that the decay is
+// folded where it would have been had the rows been certain from the start.
 void CpuOps::fold_entries(const DeltaLayer& layer, int32_t slot, int32_t head, int32_t position, float* d) {
   const DeltaShape& shape = layer.shape;
   float& decay = layer.decay(slot)[head];

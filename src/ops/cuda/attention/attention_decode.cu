@@ -7,13 +7,13 @@
 // a cell and layer, 31 us at 32K cells and 4.3 TB/s. 6 (27B) or 8 (35B-A3B) flops a byte: bandwidth only.
 //
 // Shape: an item is 8 queries, or where sequences have more rows 24 (heads of a group, for one or more
-// tokens), of a KV head over one split of the cells. A block takes items in turn: kLoaders warps copy blocks of 32 cells into a ring in shared
-// memory, as far ahead as it goes, also of the items that follow (attention_decode.cuh); kReaders warps
-// compute, 128 cells at a time (attention_decode_reader.cuh). Scores are transposed, S^T = K Q^T with
-// m16n8k16, so that 8 queries fill a tile: a warp has 16 of the cells. Largest score and weights P go
-// through shared memory. Then a warp has an eighth of the dims, O^T = V^T P^T: sums over cells stay in one
-// warp and nothing is added up at the end. The last block to finish a split of the same queries merges
-// them, in position order.
+// tokens), of a KV head over one split of the cells. A block takes items in turn: kLoaders warps copy blocks
+// of 32 cells into a ring in shared memory, as far ahead as it goes, also of the items that follow
+// (attention_decode.cuh); kReaders warps compute, 128 cells at a time (attention_decode_reader.cuh). Scores
+// are transposed, S^T = K Q^T with m16n8k16, so that 8 queries fill a tile: a warp has 16 of the cells.
+// Largest score and weights P go through shared memory. Then a warp has an eighth of the dims, O^T = V^T P^T:
+// sums over cells stay in one warp and nothing is added up at the end. The last block to finish a split of
+// the same queries merges them, in position order.
 //
 // Fresh rows (store_attend, ops.h): a query is normed and rotated by the warp that will store its output; a
 // row's key and its value by a warp each in every item that sees the row, of which one puts them into the

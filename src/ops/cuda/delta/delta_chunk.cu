@@ -45,13 +45,18 @@ void delta_chunks(Context& context, const SequenceWorkspace& work, const DeltaAr
                         static_cast<__half*>(work.chunk_scores),
                         work.chunk_gates};
   if (parts & kChunkIntra) {
+    // Few chunks: a multiprocessor a block, and a key head's value heads shared out over those left.
+    const int64_t blocks = int64_t{l.key_heads} * div_up(batch.tokens, kChunk);
+    const bool few = blocks <= context.processors;
+    const int64_t shares = std::clamp<int64_t>(context.processors / blocks, 1, l.value_heads / l.key_heads);
     const dim3 grid(static_cast<unsigned>(l.key_heads),
-                    static_cast<unsigned>(delta_chunk_tiles(batch.tokens, batch.sequences)));
-    if (args.in.qkv.type == DType::f32) {
-      launch_early(context, intra_kernel<true>, grid, kIntraThreads, sizeof(IntraShared), chunk);
-    } else {
-      launch_early(context, intra_kernel<false>, grid, kIntraThreads, sizeof(IntraShared), chunk);
-    }
+                    static_cast<unsigned>(delta_chunk_tiles(batch.tokens, batch.sequences)),
+                    few ? static_cast<unsigned>(shares) : 1);
+    const bool floats = args.in.qkv.type == DType::f32;
+    launch_early(context,
+                 few ? (floats ? intra_kernel<true, true> : intra_kernel<false, true>)
+                     : (floats ? intra_kernel<true, false> : intra_kernel<false, false>),
+                 grid, kIntraThreads, sizeof(IntraShared), chunk);
   }
   if (parts & kChunkScan) {
     const dim3 grid(static_cast<unsigned>(l.value_heads), static_cast<unsigned>(batch.sequences));

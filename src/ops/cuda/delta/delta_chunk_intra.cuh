@@ -1,10 +1,13 @@
 // delta_chunk_intra.cuh -- the first kernel of delta_chunk.cu: everything about a chunk that does not need
 // the state before it.
 //
-// A block is a chunk of one key head with its value heads: convolution, SiLU and l2 norm of its rows, the
-// Gram matrices of K and of Q with K (which all its value heads share), then for each value head A, T, and
-// the products of T. While four warps invert the matrix of a head, the others take its scores; all convolve
-// its values, whose rows are on their way meanwhile.
+// A block is a chunk of one key head with its value heads, or with some of them where chunks are few:
+// convolution, SiLU and l2 norm of its rows, the Gram matrices of K and of Q with K (which all its value
+// heads share), then for each value head A, T, and the products of T. While four warps invert the matrix of a
+// head, the others take its scores; all convolve its values, whose rows are on their way meanwhile.
+//
+// kFew: a block has a multiprocessor to itself, and so the registers to ask for the rows at the ends of a run
+// all at once, which few blocks wait for longest.
 #pragma once
 
 #include <type_traits>
@@ -34,18 +37,26 @@ struct IntraShared {
 static_assert(sizeof(IntraShared) <= 99 * 1024);
 
 // Four channels of rows of a chunk, as they lie in memory, and of three rows before.
-template <bool kFloats>
+template <bool kFloats, bool kFew>
 struct RawRows {
   using Four = std::conditional_t<kFloats, uint4, uint2>;
   Four x[kIntraRows + 3];
 
-  // `own`: row of the run that x[3] holds. Nothing where not all rows are the run's.
+  // `own`: row of the run that x[3] holds. Nothing where not all rows are the run's; with kFew nothing for
+  // those that are not.
   __device__ __forceinline__ void load(const DeltaArgs& a, const Run& run, int own, int channel) {
     using Number = std::conditional_t<kFloats, float, __half>;
-    if (!inside(run, own)) return;
+    const bool all = inside(run, own);
+    if (!kFew && !all) return;
     const int64_t stride = a.in.qkv.stride;
     const Number* from =
         static_cast<const Number*>(a.in.qkv.data) + (int64_t{run.first_row} + own - 3) * stride + channel;
+    if (!all) {
+#pragma unroll
+      for (int i = 0; i < kIntraRows + 3; ++i, from += stride)
+        if (own - 3 + i >= 0 && own - 3 + i < run.rows) x[i] = *reinterpret_cast<const Four*>(from);
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < kIntraRows + 3; ++i, from += stride) x[i] = *reinterpret_cast<const Four*>(from);
   }
@@ -101,9 +112,10 @@ __device__ __forceinline__ uint2 pack_row(float4 y) {
 
 // Rows `row` .. of a chunk (the run's rows from `own` on) of four channels a lane, convolved, at (row, 4
 // lane) of a tile, and of its copy in memory where there is one. Rows outside the run are zeros.
-template <bool kNorm, bool kFloats>
-__device__ __forceinline__ void convolve(const DeltaArgs& a, const Run& run, const RawRows<kFloats>& raw,
-                                         int own, int channel, int row, __half* tile, __half* copy) {
+template <bool kNorm, bool kFloats, bool kFew>
+__device__ __forceinline__ void convolve(const DeltaArgs& a, const Run& run,
+                                         const RawRows<kFloats, kFew>& raw, int own, int channel, int row,
+                                         __half* tile, __half* copy) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const Taps taps(a.w.conv, channel);
   const auto put = [&](int i, uint2 packed) {
@@ -120,15 +132,30 @@ __device__ __forceinline__ void convolve(const DeltaArgs& a, const Run& run, con
     return;
   }
   // Where a run begins or ends.
-#pragma unroll 1
-  for (int i = 0; i < kIntraRows; ++i) {
-    uint2 packed = {0, 0};
-    if (own + i >= 0 && own + i < run.rows) {
-      packed = pack_row<kNorm>(
-          taps(input_before(a, run, own + i - 3, channel), input_before(a, run, own + i - 2, channel),
-               input_before(a, run, own + i - 1, channel), input_before(a, run, own + i, channel)));
+  if constexpr (kFew) {
+    const auto input = [&](int i) {
+      return own - 3 + i >= 0 ? raw.row(i) : input_before(a, run, own - 3 + i, channel);
+    };
+    float4 x0 = input(0), x1 = input(1), x2 = input(2);
+#pragma unroll
+    for (int i = 0; i < kIntraRows; ++i) {
+      const float4 x3 = input(i + 3);
+      uint2 packed = {0, 0};
+      if (own + i >= 0 && own + i < run.rows) packed = pack_row<kNorm>(taps(x0, x1, x2, x3));
+      put(i, packed);
+      x0 = x1, x1 = x2, x2 = x3;
     }
-    put(i, packed);
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < kIntraRows; ++i) {
+      uint2 packed = {0, 0};
+      if (own + i >= 0 && own + i < run.rows) {
+        packed = pack_row<kNorm>(
+            taps(input_before(a, run, own + i - 3, channel), input_before(a, run, own + i - 2, channel),
+                 input_before(a, run, own + i - 1, channel), input_before(a, run, own + i, channel)));
+      }
+      put(i, packed);
+    }
   }
 }
 
@@ -345,8 +372,8 @@ constexpr int kIntraBlocks = 2;
 constexpr int kIntraBlocks = 1;
 #endif
 
-template <bool kFloats>
-__global__ __launch_bounds__(kIntraThreads, kFloats ? 1 : kIntraBlocks) void intra_kernel(
+template <bool kFloats, bool kFew>
+__global__ __launch_bounds__(kIntraThreads, kFloats || kFew ? 1 : kIntraBlocks) void intra_kernel(
     const __grid_constant__ ChunkArgs args) {
   extern __shared__ __align__(128) char memory[];
   IntraShared& sh = *reinterpret_cast<IntraShared*>(memory);
@@ -367,11 +394,14 @@ __global__ __launch_bounds__(kIntraThreads, kFloats ? 1 : kIntraBlocks) void int
     const int own = run.own(owner.index, warp * kIntraRows);
     const int q_channel = l.q_channel(key_head) + 4 * lane, k_channel = l.k_channel(key_head) + 4 * lane;
     const int64_t key_tile = static_cast<int64_t>(tile) * l.key_heads + key_head;
-    RawRows<kFloats> q, k;
+    RawRows<kFloats, kFew> q, k;
     q.load(a, run, own, q_channel);
     k.load(a, run, own, k_channel);
-    convolve<true>(a, run, q, own, q_channel, warp * kIntraRows, sh.q, args.q + key_tile * kWide);
-    convolve<true>(a, run, k, own, k_channel, warp * kIntraRows, sh.k, args.k + key_tile * kWide);
+    const bool writes = !kFew || blockIdx.z == 0;
+    convolve<true>(a, run, q, own, q_channel, warp * kIntraRows, sh.q,
+                   writes ? args.q + key_tile * kWide : nullptr);
+    convolve<true>(a, run, k, own, k_channel, warp * kIntraRows, sh.k,
+                   writes ? args.k + key_tile * kWide : nullptr);
   }
   static_assert(kMostSharing <= kIntraThreads / 32);
   if (warp < heads) make_gates(sh, a, run, owner.index, key_head * l.first_step + warp * head_step, warp);
@@ -381,14 +411,15 @@ __global__ __launch_bounds__(kIntraThreads, kFloats ? 1 : kIntraBlocks) void int
   float product[8][4] = {};
   gram(product, shared_address(warp < 4 ? sh.k : sh.q), shared_address(sh.k), block, lane);
   __syncthreads();
-  for (int j = 0; j < heads; ++j) {
+  for (int j = kFew ? static_cast<int>(blockIdx.z) : 0; j < heads;
+       j += kFew ? static_cast<int>(gridDim.z) : 1) {
     // Read anew: registers are short, and places that follow from it would be kept from head to head.
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
     __half* stage = sh.q + warp * 16 * 64;
     const int h = key_head * l.first_step + j * head_step;
     const int own = run.own(owner.index, warp * kIntraRows);
     const int channel = l.v_channel(h) + 4 * lane;
-    RawRows<kFloats> v;
+    RawRows<kFloats, kFew> v;
     const int64_t value_tile = static_cast<int64_t>(tile) * l.value_heads + h;
     if (warp < 4) {
       invert_diagonal(sh, product, j, block, lane);

@@ -147,7 +147,7 @@ __device__ __forceinline__ float sum_of_eight_lanes(float x) {
 // Where f32 activations are asked for, rows go the long way.
 inline bool scans_halves(const DeltaArgs& a) { return a.in.z.type == DType::f16 && a.o.type == DType::f16; }
 
-// z of row `own` of the run, or of the nearest it has, from `column` of all heads on. kHalves: scans_halves().
+// z of row `own` of the run, or of the nearest, from `column` of all heads on. kHalves: scans_halves().
 template <bool kHalves>
 __device__ __forceinline__ uint4 load_gates(const DeltaArgs& a, const Run& run, int own, int column) {
   if (!kHalves) return {};

@@ -27,7 +27,13 @@ struct DecodeRows {
 };
 void delta_decode(Context& context, const DeltaArgs& args, const DecodeRows& rows);
 // All rows of sequences with at most one certain row, and the uncertain rows of the others, which come after
-// the other forms.
-void delta_tree(Context& context, const DeltaArgs& args);
+// the other forms. `rows`: what its first launch leaves for its second.
+struct TreeRows {
+  float* data = nullptr;
+  int64_t count = 0;
+};
+void delta_tree(Context& context, const DeltaArgs& args, const TreeRows& rows);
+// Numbers of TreeRows for rings made for `most_uncertain` rows.
+int64_t delta_tree_floats(const DeltaShape& shape, int64_t sequences, int32_t most_uncertain);
 
 }  // namespace braid::cuda

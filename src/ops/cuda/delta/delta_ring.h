@@ -12,6 +12,8 @@
 // products are halved with every exchange (lanes xor 4, 2, 1), which adds in the order of one by one.
 #pragma once
 
+#include <climits>
+
 #include "ops/cuda/delta/delta_rows.h"
 #include "ops/cuda/primitives/mma.h"
 
@@ -153,8 +155,9 @@ struct Entries {
   int capacity;
   int first, end;  // cells that are here
 
-  // Asks for those of cells folded .. context-1 that fit, a warp an entry.
-  __device__ void ask(const DeltaView& l, int slot, int h, int key_head, int folded, int context) {
+  // Asks for those of cells folded .. context-1 that fit, a warp an entry; for keys of cells below keys_end.
+  __device__ void ask(const DeltaView& l, int slot, int h, int key_head, int folded, int context,
+                      int keys_end = INT_MAX) {
     end = context;
     first = max(folded, end - capacity);
     const int lane = static_cast<int>(threadIdx.x % 32);
@@ -162,7 +165,7 @@ struct Entries {
 #pragma unroll 1
     for (int cell = first + static_cast<int>(threadIdx.x / 32); cell < end; cell += warps) {
       const int i = cell - end;
-      if (4 * lane < l.key_dim)
+      if (4 * lane < l.key_dim && cell < keys_end)
         copy_async(shared_address(keys + i * key_stride + 4 * lane), l.key(slot, cell, key_head) + 4 * lane);
       if (4 * lane < columns)
         copy_async(shared_address(deltas + i * columns + 4 * lane),

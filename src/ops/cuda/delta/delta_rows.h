@@ -108,87 +108,140 @@ __device__ inline Channel load_history(const DeltaArgs& a, const Place& p, int b
   }
   return ch;
 }
-__device__ inline Channel load_channel(const DeltaArgs& a, const Place& p, int begin, int c) {
-  Channel ch = load_history(a, p, begin, c);
-  if (ch.index >= 0) ch.x = load_bits(a.in.qkv, p.first + begin, ch.index);
-  return ch;
+
+// Column `column` of rows [row, row + count) as it lies in memory: all asked for before any is used.
+__device__ inline void load_rows(const Tensor& t, int64_t row, int64_t column, int count,
+                                 uint32_t (&x)[kTokens]) {
+#pragma unroll
+  for (int i = 0; i < kTokens; ++i)
+    if (i < count) x[i] = load_bits(t, row + i, column);
 }
 
+// Row i of those that are prepared together, whose input is `x`.
+__device__ inline void step_channel(Channel& ch, int i, float x, Shared& sh) {
+  const float sum =
+      fmaf(ch.tap[0], x, fmaf(ch.tap[1], ch.past[0], fmaf(ch.tap[2], ch.past[1], ch.tap[3] * ch.past[2])));
+  (&sh.q[0][0])[ch.out + i * kMaxDim] = exact_silu(sum);
+  ch.past[2] = ch.past[1];
+  ch.past[1] = ch.past[0];
+  ch.past[0] = x;
+}
+// `x`: of `count` rows, as in memory. The channel then stands behind them.
+__device__ inline void run_channel(const DeltaArgs& a, int count, Channel& ch, const uint32_t (&x)[kTokens],
+                                   Shared& sh) {
+  if (ch.index < 0) return;
+#pragma unroll
+  for (int i = 0; i < kTokens; ++i) {
+    if (i >= count) break;
+    step_channel(ch, i, from_bits(a.in.qkv.type, x[i]), sh);
+  }
+}
+// ch.x: of the first.
 __device__ inline void run_channel(const DeltaArgs& a, const Place& p, int begin, int count, Channel& ch,
                                    Shared& sh) {
   if (ch.index < 0) return;
   for (int i = 0; i < count; ++i) {
     const float x = from_bits(a.in.qkv.type, ch.x);
     if (i + 1 < count) ch.x = load_bits(a.in.qkv, p.first + begin + i + 1, ch.index);
-    const float sum =
-        fmaf(ch.tap[0], x, fmaf(ch.tap[1], ch.past[0], fmaf(ch.tap[2], ch.past[1], ch.tap[3] * ch.past[2])));
-    (&sh.q[0][0])[ch.out + i * kMaxDim] = exact_silu(sum);
-    ch.past[2] = ch.past[1];
-    ch.past[1] = ch.past[0];
-    ch.past[0] = x;
+    step_channel(ch, i, x, sh);
   }
 }
 
-// What a thread brings to the preparation of rows [begin, begin + count): everything that it needs for the
-// first of them is asked for before anything is used. With kTwo it has two channels, else the others are
-// fetched when the first is done (registers are short where the state lies in them).
+// What a thread brings to the preparation of rows: two channels, a column's gates, the gates of a row.
 struct Inputs {
-  Channel first, second;
-  uint32_t z = 0;  // as in memory
-  float norm = 0;
-  float alpha = 0, beta = 0, dt = 0, slope = 0;
-};
+  Channel channel[2];
+  float norm = 0, dt = 0, slope = 0;
+  // Of the rows that come next.
+  uint32_t x[2][kTokens], z[kTokens];
+  float alpha = 0, beta = 0;
 
-template <bool kTwo>
-__device__ Inputs fetch_inputs(const DeltaArgs& a, const Place& p, int begin, int count) {
-  const int tid = static_cast<int>(threadIdx.x);
-  const int threads = static_cast<int>(blockDim.x);
-  Inputs in;
-  in.first = load_channel(a, p, begin, tid);
-  if constexpr (kTwo) in.second = load_channel(a, p, begin, tid + threads);
-  if (tid < p.columns) {
-    in.z =
-        load_bits(a.in.z, p.first + begin, static_cast<int64_t>(p.h) * a.layer.value_dim + p.column0 + tid);
-    in.norm = a.w.norm[p.column0 + tid];
+  static __device__ int gate() {  // the last threads have the fewest channels
+    return static_cast<int>(blockDim.x) - 1 - static_cast<int>(threadIdx.x);
   }
-  const int gate = threads - 1 - tid;  // the last threads have the fewest channels
-  if (gate < count) {
-    in.alpha = load_at(a.in.alpha, p.first + begin + gate, p.h);
-    in.beta = load_at(a.in.beta, p.first + begin + gate, p.h);
-    in.dt = a.w.dt[p.h];
-    in.slope = a.w.a[p.h];
-  }
-  return in;
-}
 
-// Rows [begin, begin + count) of the sequence into shared memory: SiLU of the convolution, decays and betas,
-// gates of the output.
-template <bool kTwo>
-__device__ void finish_inputs(const DeltaArgs& a, const Place& p, int begin, int count, Inputs& in,
-                              Shared& sh) {
-  const DeltaView& l = a.layer;
-  const int tid = static_cast<int>(threadIdx.x);
-  const int threads = static_cast<int>(blockDim.x);
-  const int gate = threads - 1 - tid;
-  if (gate < count) {
-    sh.e[gate] = expf(log_decay(in.alpha, in.dt, in.slope));
-    sh.beta[gate] = exact_sigmoid(in.beta);
-  }
-  run_channel(a, p, begin, count, in.first, sh);
-  if constexpr (kTwo) run_channel(a, p, begin, count, in.second, sh);
-  for (int c = tid + (kTwo ? 2 : 1) * threads; c < 2 * l.key_dim + p.columns; c += threads) {
-    Channel other = load_channel(a, p, begin, c);
-    run_channel(a, p, begin, count, other, sh);
-  }
-  if (tid < p.columns) {
-    sh.gate[0][tid] = in.norm * exact_silu(from_bits(a.in.z.type, in.z));
-    for (int i = 1; i < count; ++i) {
-      const float z =
-          load_at(a.in.z, p.first + begin + i, static_cast<int64_t>(p.h) * l.value_dim + p.column0 + tid);
-      sh.gate[i][tid] = in.norm * exact_silu(z);
+  // What no kernel of this step has written.
+  __device__ void start(const DeltaArgs& a, const Place& p) {
+    const int tid = static_cast<int>(threadIdx.x);
+    channel[0] = load_history(a, p, 0, tid);
+    channel[1] = load_history(a, p, 0, tid + static_cast<int>(blockDim.x));
+    if (tid < p.columns) norm = a.w.norm[p.column0 + tid];
+    if (gate() < kTokens) {
+      dt = a.w.dt[p.h];
+      slope = a.w.a[p.h];
     }
   }
-}
+  // Asks for rows [begin, begin + count).
+  __device__ void ask(const DeltaArgs& a, const Place& p, int begin, int count) {
+    const int tid = static_cast<int>(threadIdx.x);
+    const int64_t row = p.first + begin;
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      if (channel[i].index >= 0) load_rows(a.in.qkv, row, channel[i].index, count, x[i]);
+    if (tid < p.columns)
+      load_rows(a.in.z, row, static_cast<int64_t>(p.h) * a.layer.value_dim + p.column0 + tid, count, z);
+    if (gate() < count) {
+      alpha = load_at(a.in.alpha, row + gate(), p.h);
+      beta = load_at(a.in.beta, row + gate(), p.h);
+    }
+  }
+  // Puts them into shared memory: SiLU of the convolution, decays and betas, gates of the output.
+  __device__ void finish(const DeltaArgs& a, const Place& p, int begin, int count, Shared& sh) {
+    const int tid = static_cast<int>(threadIdx.x);
+    if (gate() < count) {
+      sh.e[gate()] = expf(log_decay(alpha, dt, slope));
+      sh.beta[gate()] = exact_sigmoid(beta);
+    }
+    run_channel(a, count, channel[0], x[0], sh);
+    run_channel(a, count, channel[1], x[1], sh);
+    for (int c = tid + 2 * static_cast<int>(blockDim.x); c < 2 * a.layer.key_dim + p.columns;
+         c += static_cast<int>(blockDim.x)) {
+      Channel other = load_history(a, p, begin, c);
+      uint32_t rows[kTokens];
+      load_rows(a.in.qkv, p.first + begin, other.index, count, rows);
+      run_channel(a, count, other, rows, sh);
+    }
+    if (tid < p.columns) {
+#pragma unroll
+      for (int i = 0; i < kTokens; ++i)
+        if (i < count) sh.gate[i][tid] = norm * exact_silu(from_bits(a.in.z.type, z[i]));
+    }
+  }
+};
+
+// The same where the state takes the registers: a row at a time, each asked for under the one before.
+struct SlowInputs {
+  __device__ void start(const DeltaArgs&, const Place&) {}
+  __device__ void ask(const DeltaArgs&, const Place&, int, int) {}
+  __device__ void finish(const DeltaArgs& a, const Place& p, int begin, int count, Shared& sh) {
+    const int tid = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+    Channel first = load_history(a, p, begin, tid);
+    if (first.index >= 0) first.x = load_bits(a.in.qkv, p.first + begin, first.index);
+    const int64_t z_column = static_cast<int64_t>(p.h) * a.layer.value_dim + p.column0 + tid;
+    uint32_t z = 0;
+    float norm = 0;
+    if (tid < p.columns) {
+      z = load_bits(a.in.z, p.first + begin, z_column);
+      norm = a.w.norm[p.column0 + tid];
+    }
+    const int gate = Inputs::gate();
+    if (gate < count) {
+      const float alpha = load_at(a.in.alpha, p.first + begin + gate, p.h);
+      const float beta = load_at(a.in.beta, p.first + begin + gate, p.h);
+      sh.e[gate] = expf(log_decay(alpha, a.w.dt[p.h], a.w.a[p.h]));
+      sh.beta[gate] = exact_sigmoid(beta);
+    }
+    run_channel(a, p, begin, count, first, sh);
+    for (int c = tid + threads; c < 2 * a.layer.key_dim + p.columns; c += threads) {
+      Channel other = load_history(a, p, begin, c);
+      other.x = load_bits(a.in.qkv, p.first + begin, other.index);
+      run_channel(a, p, begin, count, other, sh);
+    }
+    if (tid >= p.columns) return;
+    sh.gate[0][tid] = norm * exact_silu(from_bits(a.in.z.type, z));
+    for (int i = 1; i < count; ++i)
+      sh.gate[i][tid] = norm * exact_silu(load_at(a.in.z, p.first + begin + i, z_column));
+  }
+};
 
 // l2 norms of q and k and their product. One warp a row.
 __device__ inline void normalise(const DeltaArgs& a, int count, Shared& sh) {

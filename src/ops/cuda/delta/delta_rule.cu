@@ -97,7 +97,7 @@ void CudaOps::delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w,
     delta_step(context_, args, work.counters, chunks ? kStepRows : INT32_MAX);
     if (chunks) delta_chunks(context_, work, args);
   }
-  if (batch.most_uncertain > 0) return delta_tree(context_, args);
+  if (batch.most_uncertain > 0) return delta_tree(context_, args, {work.tree_rows, work.tree_row_count});
   // Two launches where one block a head would be more than three rounds of two a processor.
   if (one_launch_fits(args.layer) &&
       int64_t{batch.sequences} * layer.shape.value_heads <= 6 * context_.processors)

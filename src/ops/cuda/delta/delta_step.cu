@@ -24,6 +24,8 @@
 // the last block to have read them writes.
 #include <cooperative_groups.h>
 
+#include <type_traits>
+
 #include "ops/cuda/delta/delta_common.h"
 #include "ops/cuda/delta/delta_forms.h"
 #include "ops/cuda/delta/delta_ring.h"
@@ -63,6 +65,8 @@ __global__ __launch_bounds__(256, 2) void step_kernel(const __grid_constant__ De
   load_columns(state, rows, l.key_dim);
   const bool fresh = p.position == 0;
   const int folded = fresh ? 0 : l.folded(p.slot)[p.h];
+  std::conditional_t<kGroups == 1, Inputs, SlowInputs> in;
+  in.start(a, p);
   // A block may write into another's shared memory only once that one has started.
 #if BRAID_CLUSTERS
   if constexpr (kSlices > 1) cooperative_groups::this_cluster().barrier_arrive();
@@ -70,10 +74,15 @@ __global__ __launch_bounds__(256, 2) void step_kernel(const __grid_constant__ De
   wait_for_previous();
   let_next_start();
 
+  // The next rows are asked for under these.
+  const auto ask = [&](int begin) {
+    if (begin < p.rows) in.ask(a, p, begin, min(kTokens, p.rows - begin));
+  };
+  ask(0);
   for (int begin = 0; begin < p.rows; begin += kTokens) {
     const int count = min(kTokens, p.rows - begin);
-    Inputs in = fetch_inputs<kGroups == 1>(a, p, begin, count);
-    finish_inputs<kGroups == 1>(a, p, begin, count, in, sh);
+    in.finish(a, p, begin, count, sh);
+    ask(begin + kTokens);
     __syncthreads();
     normalise(a, count, sh);
     __syncthreads();

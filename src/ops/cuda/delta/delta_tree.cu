@@ -1,13 +1,10 @@
 // delta_tree.cu -- the ring form (delta_ring.h) for several rows of a sequence: at most one that is certain,
-// and uncertain ones, chains or trees. State, ring and tree in one pass, in one launch.
+// and uncertain ones, chains or trees. State, ring and tree in one pass.
 //
 // Nodes are the rows in the order of their fold positions, among equal ones as in the batch; so ancestors
 // come first, and the state is folded on in registers between nodes, never back. An ancestor's number is the
-// order in which a row adds it. What a step before has left is asked for before the wait: taps, convolution
-// ring, state and entries; the order of nodes is found under it. Then the rows are copied into shared memory,
-// all at once, and nothing else is fetched. Per pass over nodes:
-//   convolve      along the parents, SiLU: a thread has two channels
-//   normalise     l2; exponents of all entries and ancestors
+// order in which a row adds it. Two launches: delta_nodes.cu makes all that needs no state; this kernel
+// meanwhile asks for state and entries and folds what is due. Per pass over nodes:
 //   weigh         e^{E_a} (k_a . k) and e^{E_a} (k_a . q) of all entries and ancestors; 0 for other nodes
 //   read state    the start of both chains
 //   add known     entries added, four nodes a thread
@@ -21,14 +18,14 @@
 // before it: 22 nodes behind 29 entries are 2.2 M, 4.9 us of one SM. All in f32: a row's bytes are those that
 // it has alone (delta_decode.cu).
 //
-// Shape: a block is a head of a sequence. 16 warps of 2 groups of columns where each block has an SM to
-// itself, else 8 warps of 4, two blocks an SM. Where there are many nodes and SMs enough, two blocks share a
-// head, a cluster: each has half of the columns, and gets the other's outputs for the norm. Every block makes
-// the q and k of its key head for itself, so that one launch does.
+// Shape: a block is a head of a sequence. Where SMs are enough, two blocks share a head, a cluster: each has
+// half of the columns, and gets the other's outputs for the norm. Else 16 warps of 2 groups of columns where
+// each block has an SM to itself, else 8 warps of 4, two blocks an SM. A float4 of q or k out of shared
+// memory takes as long as 16 multiply-adds of a warp: two groups a warp use it 8 times, four 16 times.
 //
 // Size: each layer of a step runs once through code that other kernels have pushed out of the caches next to
-// the SMs. So a loop is not unrolled unless its steps wait for memory, and what is needed in two places is
-// one loop with chosen pointers.
+// the SMs. So a loop is not unrolled unless its steps wait for memory, what is needed in two places is one
+// loop with chosen pointers, and published shapes are constants.
 //
 // Measured, and what was tried: docs/history/cuda-kernels.md.
 #include <cooperative_groups.h>
@@ -43,413 +40,175 @@
 namespace braid::cuda {
 namespace {
 
-constexpr int kSlicedNodes = 16;  // from which on two blocks of a head are faster than one
+// What is known when a kernel is compiled. kVectors float4 per lane and column (Dk / 32); kGroups * 4 columns
+// a warp; kSlices blocks a head. kWhole: a published shape, Dv = 128.
+template <int kVectorsOf, int kGroupsOf, int kSlicesOf, bool kWholeOf>
+struct TreeShape {
+  static constexpr int kVectors = kVectorsOf, kGroups = kGroupsOf, kSlices = kSlicesOf;
+  static constexpr bool kWhole = kWholeOf;
+  static constexpr int kKeyDim = 32 * kVectors, kStride = kKeyDim + kTreePad;
+  static constexpr int kMostThreads = 1024 / kGroups / kSlices;
+  __device__ static int threads() { return kWhole ? kMostThreads : static_cast<int>(blockDim.x); }
+};
 
-// ---- into shared memory ----
+// Dynamic shared memory.
+template <typename Shape>
+struct TreeMemory {
+  char* base;
+  const TreeSizes& z;
+  NodeRecord nodes;
+  Entries entries;
 
-// A piece of memory, by a warp: asks for it where it lies right, else copies it; zeros for null.
-__device__ void stage(char* to, const char* from, int bytes) {
+  template <typename T>
+  __device__ T* at(int offset) const {
+    return reinterpret_cast<T*>(base + offset);
+  }
+  __device__ int columns() const { return Shape::kWhole ? 128 / Shape::kSlices : z.columns; }
+  __device__ int value_dim() const { return columns() * Shape::kSlices; }
+  __device__ int column0() const { return Shape::kSlices > 1 ? static_cast<int>(blockIdx.x) * columns() : 0; }
+  // The first slice does what is to be done once for a head.
+  __device__ static bool leads() { return Shape::kSlices == 1 || blockIdx.x == 0; }
+  __device__ static int head() { return static_cast<int>(blockIdx.y); }
+  // [nodes], entries that are held before the first:
+  __device__ float* d() const { return at<float>(z.d) + z.held * columns(); }  // [columns] v, then x, then d
+  // [pass]; k: as d.
+  __device__ float* k() const { return at<float>(z.k) + z.held * Shape::kStride; }
+  __device__ float* q() const { return at<float>(z.q); }
+  __device__ float* o() const { return at<float>(z.o); }        // [value_dim]; others' columns at the end
+  __device__ float* gate() const { return at<float>(z.gate); }  // [columns]
+  // [2][entries + nodes][pass] of chain 0 (S k) or 1 (S q); `row`: an entry, or `entries` + a node.
+  __device__ float* factor(int chain, int of_row) const {
+    return at<float>(z.factors) + chain * z.factor_chain + of_row * z.pass;
+  }
+
+  __device__ TreeMemory(void* memory, const TreeSizes& sizes)
+      : base(static_cast<char*>(memory)), z(sizes), nodes(at<float>(sizes.record), sizes.rounded) {
+    entries.capacity = z.held;
+    entries.key_stride = Shape::kStride;
+    entries.columns = columns();
+    entries.column0 = column0();
+    entries.keys = k();
+    entries.deltas = d();
+    entries.gates = at<float>(z.entry_gates) + z.held;
+  }
+  __device__ const float4* key(int in_pass) const {
+    return reinterpret_cast<const float4*>(k() + in_pass * Shape::kStride);
+  }
+  __device__ const float4* query(int in_pass) const {
+    return reinterpret_cast<const float4*>(q() + in_pass * Shape::kStride);
+  }
+};
+
+// ---- a pass ----
+
+// What delta_nodes made of nodes [begin, begin + count), a warp a vector: q and k, v and gates; all records.
+template <typename Shape>
+__device__ void ask_for_nodes(const TreeMemory<Shape>& sh, const float* of_key, const float* of_value,
+                              int begin, int count) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  if (from == nullptr) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  // Four warps a node: a warp has one part of its nodes, or of all where there are fewer.
+  const int warps = Shape::threads() / 32, parts = min(warps, 4), at_once = max(warps / 4, 1);
 #pragma unroll 1
-    for (int i = 4 * lane; i < bytes; i += 4 * 32) *reinterpret_cast<float*>(to + i) = 0.0f;
-  } else if (reinterpret_cast<uintptr_t>(from) % 16 == 0) {
-#pragma unroll 1
-    for (int i = 16 * lane; i < bytes; i += 16 * 32) copy_async(shared_address(to + i), from + i);
-  } else {
-#pragma unroll 1
-    for (int i = 2 * lane; i < bytes; i += 2 * 32)
-      *reinterpret_cast<uint16_t*>(to + i) = *reinterpret_cast<const uint16_t*>(from + i);
+  for (int part = warp / parts < at_once ? warp % parts : 4; part < 4; part += parts) {
+    const bool of_head = part >= 2;
+    const int width = of_head ? sh.columns() : Shape::kKeyDim;
+    const int from_step = of_head ? sh.value_dim() : 2 * Shape::kKeyDim;
+    const int to_step = of_head ? width : Shape::kStride;
+    const float* from = part < 2 ? of_key + part * Shape::kKeyDim
+                                 : of_value + (part == 2 ? sh.z.values : sh.z.gates) + sh.column0();
+    float* to = part == 0 ? sh.q() : part == 1 ? sh.k() : part == 2 ? sh.d() + begin * to_step : sh.gate();
+    if (4 * lane >= width) continue;
+    from += begin * from_step + 4 * lane;
+    const uint32_t at = shared_address(to + 4 * lane);
+#pragma unroll 4
+    for (int t = warp / parts; t < count; t += at_once)
+      copy_async(at + static_cast<uint32_t>(4 * t * to_step), from + t * from_step);
   }
-}
-
-// The first channel of the block's q, k or v (part 0, 1, 2) in a row of all.
-__device__ int part_channel(const DeltaView& l, const TreePlace& p, const TreeMemory& sh, int part) {
-  return part == 0   ? l.q_channel(p.key_head(l))
-         : part == 1 ? l.k_channel(p.key_head(l))
-                     : l.v_channel(p.h()) + sh.column0();
-}
-
-// What the convolution and the norm need but for the rows themselves, a warp a piece: q, k and v of the
-// inputs before the first row, newest first, and of the taps; the norm.
-__device__ void ask_for_known(const DeltaArgs& a, const TreePlace& p, const TreeMemory& sh) {
-  const DeltaView& l = a.layer;
-  constexpr int kWidth = static_cast<int>(sizeof(float));
-  const int channels = 2 * l.key_dim + sh.z.columns;
+  if (begin == 0) {
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x) / 32; i <= 3 * (kPastInputs + 1);
-       i += static_cast<int>(blockDim.x) / 32) {
-    const int back = i / 3, part = i % 3;
-    int bytes = (part == 2 ? sh.z.columns : l.key_dim) * kWidth;
-    const float *from = nullptr, *to = sh.past() + back * channels + part * l.key_dim;
-    if (back > kPastInputs) {
-      from = a.w.norm + sh.column0(), to = sh.norm(), bytes = sh.z.columns * kWidth;
-    } else if (back == kPastInputs) {
-      from = a.w.conv + static_cast<int64_t>(part_channel(l, p, sh, part)) * l.taps;
-      to = sh.taps() + part * l.key_dim * l.taps;
-      bytes *= l.taps;
-    } else if (back + 1 < l.taps && p.context > back) {
-      from = l.conv_row(p.slot, p.context - 1 - back) + part_channel(l, p, sh, part);
-    }
-    stage(reinterpret_cast<char*>(const_cast<float*>(to)), reinterpret_cast<const char*>(from), bytes);
-  }
-}
-
-// The rows of nodes [begin, begin + count): q, k, v and z, a warp a piece.
-__device__ void ask_for_rows(const DeltaArgs& a, const TreePlace& p, const TreeMemory& sh, int begin,
-                             int count) {
-  const DeltaView& l = a.layer;
-#pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x) / 32; i < 4 * count; i += static_cast<int>(blockDim.x) / 32) {
-    const int t = i / 4, part = i % 4;
-    const bool gates = part == 3;
-    const Tensor& from = gates ? a.in.z : a.in.qkv;
-    const int width = number_bytes(from.type);
-    const int64_t row = p.first + sh.place()[begin + t].x;
-    const int64_t channel = gates ? p.h() * l.value_dim + sh.column0() : part_channel(l, p, sh, part);
-    char* to = sh.raw() + t * sh.z.raw_bytes +
-               (gates ? sh.z.raw_gates : part * l.key_dim * number_bytes(a.in.qkv.type));
-    stage(to, static_cast<const char*>(from.data) + (row * from.stride + channel) * width,
-          (part < 2 ? l.key_dim : sh.z.columns) * width);
+    for (int i = 4 * static_cast<int>(threadIdx.x); i < NodeRecord::kNumbers * sh.z.rounded;
+         i += 4 * Shape::threads())
+      copy_async(shared_address(sh.nodes.e + i), of_value + i);
   }
   commit_copies();
 }
 
-// ---- a pass ----
-
-// Log decays and betas. The last threads: they have the least else to do.
-__device__ void gate_nodes(const DeltaArgs& a, const TreePlace& p, const TreeMemory& sh) {
-  const int stride = static_cast<int>(blockDim.x);
-#pragma unroll 1
-  for (int n = stride - 1 - static_cast<int>(threadIdx.x); n < p.count; n += stride) {
-    const int2 place = sh.place()[n];
-    const float alpha = load_at(a.in.alpha, p.first + place.x, p.h());
-    const float beta = load_at(a.in.beta, p.first + place.x, p.h());
-    const float g = log_decay(alpha, a.w.dt[p.h()], a.w.a[p.h()]);
-    sh.g()[sh.z.entries + n] = g;
-    sh.beta()[n] = exact_sigmoid(beta);
-    if (p.leads()) a.layer.gate(p.slot, 0)[static_cast<int64_t>(place.y) * a.layer.value_heads + p.h()] = g;
-  }
-}
-
-// Number `c` of a node's row, which lies in shared memory if it is of this pass: of q, k and v of the head,
-// `channel` of the batch's row.
-__device__ float input_of(const DeltaArgs& a, const TreePlace& p, const TreeMemory& sh, int begin, int node,
-                          int c, int channel) {
-  const Tensor& from = a.in.qkv;
-  const char* at = sh.z.staged && node >= begin
-                       ? sh.raw() + (node - begin) * sh.z.raw_bytes
-                       : static_cast<const char*>(from.data) +
-                             (p.first + sh.place()[node].x) * from.stride * number_bytes(from.type);
-  return load_as(at, from.type, sh.z.staged && node >= begin ? c : channel);
-}
-
-// Channel c of the head, for all nodes: into `out`, of `stride` a node, and raw into the ring's channel.
-__device__ void convolve_channel(const DeltaArgs& a, const TreePlace& p, const TreeMemory& sh, int begin,
-                                 int count, int c, int channel, float* out, int stride, float* ring) {
-  const DeltaView& l = a.layer;
-  const auto before = [&](int back) {  // the first cell
-    if (sh.z.staged) return sh.past()[(back - 1) * (2 * l.key_dim + sh.z.columns) + c];
-    return back < l.taps && p.context >= back ? l.conv_row(p.slot, p.context - back)[channel] : 0.0f;
-  };
-  const float* last =
-      (sh.z.staged ? sh.taps() + (c + 1) * l.taps : a.w.conv + static_cast<int64_t>(channel + 1) * l.taps) -
-      1;
-  float tap[kMaxTaps];
-#pragma unroll
-  for (int j = 0; j < kMaxTaps; ++j) tap[j] = j < l.taps ? last[-j] : 0.0f;
-  float past[kPastInputs] = {}, x = 0, next = input_of(a, p, sh, begin, begin, c, channel);
-#pragma unroll 1
-  for (int t = 0; t < count; ++t) {
-    const NodeInputs in = sh.inputs()[begin + t];
-    if (t > 0 && in.past[0] == begin + t - 1 && l.taps == kMaxTaps) {  // the node before is the parent
-#pragma unroll
-      for (int j = kPastInputs - 1; j > 0; --j) past[j] = past[j - 1];
-      past[0] = x;
-    } else {
-#pragma unroll
-      for (int j = 0; j < kPastInputs; ++j)
-        past[j] = in.past[j] >= 0 ? input_of(a, p, sh, begin, in.past[j], c, channel) : before(-in.past[j]);
-    }
-    x = next;
-    if (t + 1 < count) next = input_of(a, p, sh, begin, begin + t + 1, c, channel);
-    out[t * stride] =
-        exact_silu(fmaf(tap[0], x, fmaf(tap[1], past[0], fmaf(tap[2], past[1], tap[3] * past[2]))));
-    if (ring != nullptr) ring[static_cast<int64_t>(in.conv_row) * l.channels] = x;
-  }
-}
-
-// The gates of the output of column `own` of the block.
-__device__ void gate_column(const DeltaArgs& a, const TreePlace& p, const TreeMemory& sh, int begin,
-                            int count, int own) {
-  const DeltaView& l = a.layer;
-  const float norm = sh.z.staged ? sh.norm()[own] : a.w.norm[sh.column0() + own];
-#pragma unroll 1
-  for (int t = 0; t < count; ++t) {
-    const char* at =
-        sh.z.staged
-            ? sh.raw() + t * sh.z.raw_bytes + sh.z.raw_gates
-            : static_cast<const char*>(a.in.z.data) +
-                  ((p.first + sh.place()[begin + t].x) * a.in.z.stride + p.h() * l.value_dim + sh.column0()) *
-                      number_bytes(a.in.z.type);
-    sh.gate()[t * sh.z.columns + own] = norm * exact_silu(load_as(at, a.in.z.type, own));
-  }
-}
-
-// Two numbers of a row as it comes.
-__device__ float2 two_of(const Act* at) { return __half22float2(*reinterpret_cast<const __half2*>(at)); }
-__device__ float2 two_of(const float* at) { return *reinterpret_cast<const float2*>(at); }
-
-// convolve_nodes() where all nodes are in one pass and copied: two neighbouring channels a thread, runs of
-// nodes side by side.
-template <typename Raw>
-__device__ void convolve_pairs(const DeltaArgs& a, const TreePlace& p, const TreeMemory& sh, bool owns_key) {
-  const DeltaView& l = a.layer;
-  const int keys = 2 * l.key_dim, columns = sh.z.columns, channels = keys + columns;
-  const int pairs = (channels + columns) / 2;
-  const int runs = max(static_cast<int>(blockDim.x) / pairs, 1);
-  const int row = sh.z.raw_bytes / static_cast<int>(sizeof(Raw));
-#pragma unroll 1
-  for (int item = static_cast<int>(threadIdx.x); item < pairs * runs; item += static_cast<int>(blockDim.x)) {
-    const int run = item / pairs;
-    const int c = 2 * (item - run * pairs);
-    const int begin = p.count * run / runs, end = p.count * (run + 1) / runs;
-    const Raw* raw = reinterpret_cast<const Raw*>(sh.raw()) + c;
-    if (c >= channels) {
-      const int own = c - channels;
-      const float2 norm = two_of(sh.norm() + own);
-#pragma unroll 1
-      for (int t = begin; t < end; ++t) {
-        const float2 z = two_of(raw + t * row);
-        *reinterpret_cast<float2*>(sh.gate() + t * columns + own) = {norm.x * exact_silu(z.x),
-                                                                     norm.y * exact_silu(z.y)};
-      }
-      continue;
-    }
-    const int part = c < l.key_dim ? 0 : c < keys ? 1 : 2;
-    const int own = c - part * l.key_dim;
-    float* out = (part == 0 ? sh.q() : part == 1 ? sh.k() : sh.d()) + own;
-    const int stride = part < 2 ? sh.key_stride : columns;
-    float* ring =
-        owns_key || part == 2 ? l.conv_row(p.slot, 0) + part_channel(l, p, sh, part) + own : nullptr;
-    static_assert(kMaxTaps == 4);
-    const float4 low = *reinterpret_cast<const float4*>(sh.taps() + 4 * c);
-    const float4 high = *reinterpret_cast<const float4*>(sh.taps() + 4 * c + 4);
-#pragma unroll 1
-    for (int t = begin; t < end; ++t) {
-      const NodeInputs in = sh.inputs()[t];
-      const float2 x = two_of(raw + t * row);
-      float2 past[kPastInputs];
-#pragma unroll
-      for (int j = 0; j < kPastInputs; ++j) {
-        const int from = in.past[j];
-        past[j] = from >= 0 ? two_of(raw + from * row) : two_of(sh.past() + (-1 - from) * channels + c);
-      }
-      const float y0 = fmaf(low.w, x.x, fmaf(low.z, past[0].x, fmaf(low.y, past[1].x, low.x * past[2].x)));
-      const float y1 =
-          fmaf(high.w, x.y, fmaf(high.z, past[0].y, fmaf(high.y, past[1].y, high.x * past[2].y)));
-      *reinterpret_cast<float2*>(out + t * stride) = {exact_silu(y0), exact_silu(y1)};
-      if (ring != nullptr)
-        *reinterpret_cast<float2*>(ring + static_cast<int64_t>(in.conv_row) * l.channels) = x;
-    }
-  }
-}
-
-// q, k and v of nodes [begin, begin + count) before their norms, gates of the output; raw inputs go into the
-// ring.
-__device__ void convolve_nodes(const DeltaArgs& a, const TreePlace& p, const TreeMemory& sh, int begin,
-                               int count) {
-  const DeltaView& l = a.layer;
-  const int keys = 2 * l.key_dim, channels = keys + sh.z.columns;
-  const bool owns_key = p.leads() && l.owns_key(p.h(), p.key_head(l));
-  if (sh.z.staged && count == p.count && l.taps == kMaxTaps && a.in.qkv.type == a.in.z.type) {
-    if (a.in.z.type == kActType) return convolve_pairs<Act>(a, p, sh, owns_key);
-    return convolve_pairs<float>(a, p, sh, owns_key);
-  }
-#pragma unroll 1
-  for (int c = static_cast<int>(threadIdx.x); c < channels + sh.z.columns;
-       c += static_cast<int>(blockDim.x)) {
-    if (c >= channels) {
-      gate_column(a, p, sh, begin, count, c - channels);
-      continue;
-    }
-    const int part = c < l.key_dim ? 0 : c < keys ? 1 : 2;
-    const int own = c - part * l.key_dim;
-    const int channel = part_channel(l, p, sh, part) + own;
-    float* out = (part == 0   ? sh.q()
-                  : part == 1 ? sh.k() + begin * sh.key_stride
-                              : sh.d() + begin * sh.z.columns) +
-                 own;
-    float* ring = owns_key || part == 2 ? l.conv_row(p.slot, 0) + channel : nullptr;
-    convolve_channel(a, p, sh, begin, count, c, channel, out, part < 2 ? sh.key_stride : sh.z.columns, ring);
-  }
-}
-
-// Exponents of a node's entries and ancestors, left in the first factors, and the state's factor.
-__device__ void sum_gates(const DeltaView& l, const TreePlace& p, const TreeMemory& sh, int n, int t) {
+// Factors of nodes [begin, begin + count), and 0 for what they do not see, up to whole triangles.
+template <typename Shape>
+__device__ void weigh_nodes(const TreePlace& p, const TreeMemory<Shape>& sh, const float* of_key,
+                            const float* of_value, int begin, int count) {
   const int entries = p.entries();
-  const float* gates = sh.g() + sh.z.entries;  // of nodes; of entries before them
-  float sum = gates[n];
-  float* at = sh.factor(0, entries) + t;
+  const int rounded = div_up(count, kTreeTile) * kTreeTile;
+  const int rows = entries + min(p.count, begin + rounded);
+  constexpr int kAtOnce = 4;  // asked for before any is used
+  const int step = Shape::threads() / kTreeTile;
 #pragma unroll 1
-  for (unsigned long long left = sh.mask()[n]; left != 0;) {
-    const int bit = 63 - __clzll(static_cast<long long>(left));
-    left ^= 1ull << bit;
-    at[(bit + p.root) * sh.z.pass] = sum;
-    sum = __fadd_rn(sum, gates[bit + p.root]);
-  }
-  // Then the certain row, and entries.
-#pragma unroll 4
-  for (int i = n > 0 ? p.root - 1 : -1; i >= sh.seen()[n] - entries; --i) {
-    at[i * sh.z.pass] = sum;
-    sum = __fadd_rn(sum, gates[i]);
-  }
-  sh.e()[n] = expf(sum);
-}
-
-// Norms, a warp a node; exponents, a thread a node.
-__device__ void normalise_nodes(const DeltaArgs& a, const TreePlace& p, const TreeMemory& sh, int begin,
-                                int count) {
-  const DeltaView& l = a.layer;
-  const int threads = static_cast<int>(blockDim.x);
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const bool owns_key = p.leads() && l.owns_key(p.h(), p.key_head(l));
-#pragma unroll 1
-  for (int t = threads - 1 - static_cast<int>(threadIdx.x); t < count; t += threads)
-    sum_gates(l, p, sh, begin + t, t);
-#pragma unroll 1
-  for (int t = static_cast<int>(threadIdx.x) / 32; t < count; t += threads / 32) {
-    float* q = sh.q() + t * sh.key_stride;
-    float* k = sh.k() + (begin + t) * sh.key_stride;
-    float qq = 0, kk = 0, qk = 0;
-    if (4 * lane < l.key_dim) {
-      const float4 q4 = *reinterpret_cast<const float4*>(q + 4 * lane);
-      const float4 k4 = *reinterpret_cast<const float4*>(k + 4 * lane);
-      qq = dot4(q4, q4, 0.0f);
-      kk = dot4(k4, k4, 0.0f);
-      qk = dot4(q4, k4, 0.0f);
-    }
-    const float iq = inverse_query_norm(warp_sum(qq), l.key_dim);
-    const float ik = inverse_norm(warp_sum(kk));
-    qk = warp_sum(qk) * iq * ik;
-    const int64_t entry = sh.place()[begin + t].y;
-    float* key = l.key(p.slot, 0, p.key_head(l)) + entry * l.key_heads * l.key_dim;
-#pragma unroll 1
-    for (int c = lane; c < l.key_dim; c += 32) {
-      q[c] *= iq;
-      k[c] *= ik;
-      if (owns_key) key[c] = k[c];
-    }
-    if (lane == 0) sh.qk()[begin + t] = qk;
-  }
-}
-
-// A lane's part of a vector, in registers where these are not full of state.
-template <int kVectors>
-struct HeldPart {
-  float4 at[kVectors];
-  __device__ HeldPart(const float4* from, int part) {
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) at[j] = from[part + 8 * j];
-  }
-  __device__ float4 operator[](int j) const { return at[j]; }
-};
-
-// Factors of nodes [begin, begin + count): a warp takes four nodes, an octet each, and goes along what comes
-// before them, four at a time, which all octets read at once.
-template <int kVectors, int kKeys, typename Part>
-__device__ void weigh_nodes(const DeltaView& l, const TreePlace& p, const TreeMemory& sh, int begin,
-                            int count) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int part = lane % 8;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int warps = static_cast<int>(blockDim.x) / 32;
-  const int quads = div_up(count, 4);
-  const int splits = max(warps / quads, 1);
-  const int entries = p.entries();
-  const int outside = max(entries - sh.z.held, 0);
-  const OwnSum<1, kKeys> own(part);
-#pragma unroll 1
-  for (int item = warp; item < quads * splits; item += warps) {
-    const int split = item / quads, quad = item - split * quads;
-    const int wanted_t = 4 * quad + lane / 8;
-    const int t = min(wanted_t, count - 1);
+  for (int t = static_cast<int>(threadIdx.x) % kTreeTile; t < rounded; t += kTreeTile) {
     const int n = begin + t;
-    const unsigned long long mask = sh.mask()[n];
-    const int seen = sh.seen()[n];
-    const Part q{sh.query(t), part}, k{sh.key(n), part};
-    // Factors behind the node's are read up to the end of its four.
-    const int end = entries + min(p.count, begin + 4 * quad + 4);
-    const auto weigh = [&](const float4* const(&keys)[kKeys], int first, int limit) {
-      const float product = entry_products<kVectors>(keys, q, k, part, kFullWarp);
-      const int i = first + own.node;
-      const int node = i - entries;
-      float x = 0;
-      if (i < limit) {
-        const bool wanted =
-            node < 0 ? i >= seen : node < n && (node < p.root || (mask >> (node - p.root) & 1) != 0);
-        if (wanted) {
-          x = __fmul_rn(signed_factor(own.chain, sh.factor(0, i)[t]), product);
-        } else if (own.chain == 1 && node == n) {
-          x = sh.qk()[n];
-        }
+    const int end = entries + (n / kTreeTile + 1) * kTreeTile;  // of what has a decay
+#pragma unroll 1
+    for (int first = static_cast<int>(threadIdx.x) / kTreeTile; first < rows; first += kAtOnce * step) {
+      float decay[kAtOnce], x[kAtOnce], y[kAtOnce];
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u) {
+        const int i = first + u * step;
+        decay[u] = kUnseen;
+        if (i >= min(rows, end)) continue;
+        decay[u] = of_value[sh.z.decays + i * sh.z.rounded + n];
+        x[u] = of_key[sh.z.product(0, i) + n];
+        y[u] = of_key[sh.z.product(1, i) + n];
       }
-      __syncwarp();  // all have read the exponent
-      if (own.first && i < limit && t == wanted_t) sh.factor(own.chain, i)[t] = x;
-    };
-#pragma unroll 1
-    for (int first = kKeys * split; first < outside; first += kKeys * splits) {
-      const float4* keys[kKeys];
 #pragma unroll
-      for (int u = 0; u < kKeys; ++u)
-        keys[u] = reinterpret_cast<const float4*>(
-            l.key(p.slot, p.fold_to + min(first + u, outside - 1), p.key_head(l)));
-      weigh(keys, first, outside);
-    }
-#pragma unroll 1
-    for (int first = outside + kKeys * split; first < end; first += kKeys * splits) {
-      const float4* keys[kKeys];
-#pragma unroll
-      for (int u = 0; u < kKeys; ++u) keys[u] = sh.key(min(first + u, end - 1) - entries);
-      weigh(keys, first, end);
+      for (int u = 0; u < kAtOnce; ++u) {
+        const int i = first + u * step;
+        if (i >= rows) break;
+        float* at = sh.factor(0, i) + t;
+        at[0] = decay[u] == kUnseen ? 0.0f : __fmul_rn(-decay[u], x[u]);
+        at[sh.z.factor_chain] = decay[u] != kUnseen ? __fmul_rn(decay[u], y[u])
+                                : i == entries + n  ? y[u]
+                                                    : 0.0f;
+      }
     }
   }
 }
 
 // Both chains' start from the state, which is folded on where nodes ask for it. `folded`: cell it stands at.
-template <int kVectors, int kGroups>
-__device__ void read_state(const DeltaView& l, const TreePlace& p, const TreeMemory& sh, int begin, int count,
-                           int first_column, Column<kVectors> (&state)[kGroups], int* folded) {
-  constexpr int kNodes = 4 / kGroups;  // at once
+template <typename Shape>
+__device__ void read_state(const DeltaView& l, const TreePlace& p, const TreeMemory<Shape>& sh,
+                           const Entries& entries, int begin, int count, int first_column,
+                           Column<Shape::kVectors> (&state)[Shape::kGroups], int* folded) {
+  constexpr int kGroups = Shape::kGroups, kNodes = 4 / kGroups;  // at once
+  const int h = sh.head();
   const int part = static_cast<int>(threadIdx.x) % 8;
   const OwnSum<kGroups, kNodes> own(part);
   const int column = first_column + 4 * own.group;
 #pragma unroll 1
   for (int t = 0; t < count;) {
-    const int seen = sh.seen()[begin + t];
+    const int seen = sh.nodes.seen[begin + t];
     if (p.fold_to + seen > *folded) {
-      fold(l, sh.entries, p.slot, p.h(), p.key_head(l), *folded, p.fold_to + seen, first_column, part, state);
+      fold(l, entries, p.slot, h, l.key_head(h), *folded, p.fold_to + seen, first_column, part, state);
       *folded = p.fold_to + seen;
     }
     int same = 1;
-    while (same < kNodes && t + same < count && sh.seen()[begin + t + same] == seen) ++same;
+    while (same < kNodes && t + same < count && sh.nodes.seen[begin + t + same] == seen) ++same;
     const float4* q[kNodes];
     const float4* k[kNodes];
 #pragma unroll
     for (int u = 0; u < kNodes; ++u) {
       const int from = t + min(u, same - 1);
       q[u] = sh.query(from);
-      k[u] = sh.key(begin + from);
+      k[u] = sh.key(from);
     }
     const float sum = state_sum(state, q, k, part);
     if (own.node < same) {
       const int n = begin + t + own.node;
-      const float e = sh.e()[n];
+      const float e = sh.nodes.e[n];
       if (own.chain == 0) {
-        float* x = sh.d() + n * sh.z.columns + column;
+        float* x = sh.d() + n * sh.columns() + column;
         *x = fmaf(-e, sum, *x);
       } else {
-        sh.o()[(t + own.node) * l.value_dim + sh.column0() + column] = fmaf(e, sum, 0.0f);
+        sh.o()[(t + own.node) * sh.value_dim() + sh.column0() + column] = fmaf(e, sum, 0.0f);
       }
     }
     t += same;
@@ -465,27 +224,28 @@ __device__ void add_four(float (&x)[4], const float* factors, float d) {
 }
 
 // What is known before the pass, the ring's entries and earlier nodes, into both chains.
-__device__ void add_known(const DeltaView& l, const TreePlace& p, const TreeMemory& sh, int begin,
+template <typename Shape>
+__device__ void add_known(const DeltaView& l, const TreePlace& p, const TreeMemory<Shape>& sh, int begin,
                           int count) {
-  const int columns = sh.z.columns;
+  const int columns = sh.columns();
   const int column = static_cast<int>(threadIdx.x) % columns;
-  const int groups = static_cast<int>(blockDim.x) / columns;
+  constexpr int kAtOnce = 8 / Shape::kGroups;
   const int entries = p.entries();
   const int outside = max(entries - sh.z.held, 0);
 #pragma unroll 1
-  for (int item = static_cast<int>(threadIdx.x) / columns; item < 2 * div_up(count, 4); item += groups) {
+  for (int item = static_cast<int>(threadIdx.x) / columns; item < 2 * div_up(count, 4); item += kAtOnce) {
     const int chain = item % 2;
     const int t = item / 2 * 4;
     float* x_at = chain == 0 ? sh.d() + (begin + t) * columns + column
-                             : sh.o() + t * l.value_dim + sh.column0() + column;
-    const int stride = chain == 0 ? columns : l.value_dim;
+                             : sh.o() + t * sh.value_dim() + sh.column0() + column;
+    const int stride = chain == 0 ? columns : sh.value_dim();
     const float* factors = sh.factor(chain, 0) + t;
     float x[4];
 #pragma unroll
     for (int u = 0; u < 4; ++u) x[u] = x_at[u * stride];
 #pragma unroll 1
     for (int i = 0; i < outside; ++i, factors += sh.z.pass)
-      add_four(x, factors, l.delta(p.slot, p.fold_to + i, p.h())[sh.column0() + column]);
+      add_four(x, factors, l.delta(p.slot, p.fold_to + i, sh.head())[sh.column0() + column]);
     const int others = entries - outside + begin;
     const float* d = sh.d() - (entries - outside) * columns + column;
 #pragma unroll 4
@@ -496,8 +256,9 @@ __device__ void add_known(const DeltaView& l, const TreePlace& p, const TreeMemo
 }
 
 // d of the pass's nodes: a thread owns a column.
-__device__ void solve_triangles(const TreePlace& p, const TreeMemory& sh, int begin, int count) {
-  const int columns = sh.z.columns;
+template <typename Shape>
+__device__ void solve_triangles(const TreePlace& p, const TreeMemory<Shape>& sh, int begin, int count) {
+  const int columns = sh.columns();
   const int column = static_cast<int>(threadIdx.x);
   if (column >= columns) return;
   float* d = sh.d() + begin * columns + column;
@@ -521,7 +282,7 @@ __device__ void solve_triangles(const TreePlace& p, const TreeMemory& sh, int be
     for (int n = 0; n < tile; ++n) add(n, d[n * columns], 0);
 #pragma unroll
     for (int u = 0; u < kTreeTile; ++u) {
-      x[u] = delta_of(sh.beta()[begin + tile + u], x[u]);
+      x[u] = delta_of(sh.nodes.beta[begin + tile + u], x[u]);
       add(tile + u, x[u], u + 1);
     }
 #pragma unroll
@@ -530,59 +291,59 @@ __device__ void solve_triangles(const TreePlace& p, const TreeMemory& sh, int be
 }
 
 // The rest of the second chain, to all blocks of the head, and d into the ring.
-template <int kSlices>
-__device__ void add_deltas(const DeltaView& l, const TreePlace& p, const TreeMemory& sh, int begin,
+template <typename Shape>
+__device__ void add_deltas(const DeltaView& l, const TreePlace& p, const TreeMemory<Shape>& sh, int begin,
                            int count) {
-  const int columns = sh.z.columns;
+  const int columns = sh.columns();
   const int column = static_cast<int>(threadIdx.x) % columns;
   const int group = static_cast<int>(threadIdx.x) / columns;
-  const int groups = static_cast<int>(blockDim.x) / columns;
+  constexpr int kAtOnce = 8 / Shape::kGroups;
 #pragma unroll 1
-  for (int t = 4 * group; t < count; t += 4 * groups) {
-    float* x_at = sh.o() + t * l.value_dim + sh.column0() + column;
+  for (int t = 4 * group; t < count; t += 4 * kAtOnce) {
+    float* x_at = sh.o() + t * sh.value_dim() + sh.column0() + column;
     float x[4];
 #pragma unroll
-    for (int u = 0; u < 4; ++u) x[u] = x_at[u * l.value_dim];
+    for (int u = 0; u < 4; ++u) x[u] = x_at[u * sh.value_dim()];
     const int end = min(begin + t + 4, p.count);
     const float* factors = sh.factor(1, p.entries()) + t;
 #pragma unroll 4
     for (int n = begin; n < end; ++n) add_four(x, factors + n * sh.z.pass, sh.d()[n * columns + column]);
 #pragma unroll
-    for (int u = 0; u < 4; ++u) x_at[u * l.value_dim] = x[u];
+    for (int u = 0; u < 4; ++u) x_at[u * sh.value_dim()] = x[u];
 #if BRAID_CLUSTERS
-    if constexpr (kSlices > 1) {
+    if constexpr (Shape::kSlices > 1) {
       float* other = cooperative_groups::this_cluster().map_shared_rank(x_at, blockIdx.x ^ 1);
 #pragma unroll
-      for (int u = 0; u < 4; ++u) other[u * l.value_dim] = x[u];
+      for (int u = 0; u < 4; ++u) other[u * sh.value_dim()] = x[u];
     }
 #endif
   }
-  float* deltas = l.delta(p.slot, 0, p.h()) + sh.column0() + column;
-  const int64_t stride = static_cast<int64_t>(l.value_heads) * l.value_dim;
+  float* deltas = l.delta(p.slot, 0, sh.head()) + sh.column0() + column;
+  const int64_t stride = static_cast<int64_t>(l.value_heads) * sh.value_dim();
 #pragma unroll 1
-  for (int t = group; t < count; t += groups)
-    deltas[sh.place()[begin + t].y * stride] = sh.d()[(begin + t) * columns + column];
+  for (int t = group; t < count; t += kAtOnce)
+    deltas[sh.nodes.entry[begin + t] * stride] = sh.d()[(begin + t) * columns + column];
 }
 
 // Norm and gate, a warp a node.
-__device__ void write_nodes(const DeltaArgs& a, const TreePlace& p, const TreeMemory& sh, int begin,
+template <typename Shape>
+__device__ void write_nodes(const DeltaArgs& a, const TreePlace& p, const TreeMemory<Shape>& sh, int begin,
                             int count) {
-  const int value_dim = a.layer.value_dim;
+  const int value_dim = sh.value_dim();
 #pragma unroll 1
-  for (int t = static_cast<int>(threadIdx.x) / 32; t < count; t += static_cast<int>(blockDim.x) / 32) {
+  for (int t = static_cast<int>(threadIdx.x) / 32; t < count; t += Shape::threads() / 32) {
     const float* o = sh.o() + t * value_dim;
     const float inverse = rms_scale(a, o);
 #pragma unroll 1
-    for (int own = static_cast<int>(threadIdx.x) % 32; own < sh.z.columns; own += 32) {
-      store_at(a.o, p.first + sh.place()[begin + t].x,
-               static_cast<int64_t>(p.h()) * value_dim + sh.column0() + own,
-               o[sh.column0() + own] * inverse * sh.gate()[t * sh.z.columns + own]);
+    for (int own = static_cast<int>(threadIdx.x) % 32; own < sh.columns(); own += 32) {
+      store_at(a.o, p.first + sh.nodes.row[begin + t],
+               static_cast<int64_t>(sh.head()) * value_dim + sh.column0() + own,
+               o[sh.column0() + own] * inverse * sh.gate()[t * sh.columns() + own]);
     }
   }
 }
 
-// A block writes outputs into the other's shared memory only once that one has no more need of the inputs that
-// lie there.
+// A block writes outputs into the other's shared memory only once that one runs.
 template <int kSlices>
 __device__ void arrive_at_head() {
 #if BRAID_CLUSTERS
@@ -604,11 +365,11 @@ __device__ void meet_head() {
   __syncthreads();
 }
 
-// kVectors float4 per lane and column (Dk / 32); kGroups * 4 columns a warp; kSlices blocks a head, as a
-// cluster. 8 Dv / kGroups / kSlices threads.
-template <int kVectors, int kGroups, int kSlices>
-__global__ __launch_bounds__(1024 / kGroups / kSlices,
-                             kGroups > 2 ? 2 : 1) void tree_kernel(const __grid_constant__ TreeArgs args) {
+template <typename Shape>
+__global__ __launch_bounds__(Shape::kMostThreads,
+                             Shape::kGroups > 2 ? 2
+                                                : 1) void tree_kernel(const __grid_constant__ TreeArgs args) {
+  constexpr int kGroups = Shape::kGroups, kVectors = Shape::kVectors, kSlices = Shape::kSlices;
   extern __shared__ float4 tree_memory[];
   const DeltaArgs& a = args.a;
   const DeltaView& l = a.layer;
@@ -618,124 +379,141 @@ __global__ __launch_bounds__(1024 / kGroups / kSlices,
     return;
   }
   if (p.count > args.sizes.nodes) __trap();
-  TreeMemory sh(tree_memory, args.sizes, l);
-  if (p.later) wait_for_previous();
-  if (sh.z.staged) ask_for_known(a, p, sh);
+  const TreeMemory<Shape> sh(tree_memory, args.sizes);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int part = lane % 8;
   const int column = static_cast<int>(threadIdx.x) / 32 * 4 * kGroups + lane / 8;  // of group 0
+  const int h = sh.head();
   const auto columns = [&] {
-    return l.state(p.slot, p.h()) + static_cast<int64_t>(sh.column0() + column) * l.key_dim + 4 * part;
+    return l.state(p.slot, h) + static_cast<int64_t>(sh.column0() + column) * Shape::kKeyDim + 4 * part;
   };
   Column<kVectors> state[kGroups];
-  load_columns(state, columns(), l.key_dim);
-  const int parent = static_cast<int>(threadIdx.x) < p.count ? a.batch.parent[p.first + threadIdx.x] : -1;
-  p.look(l);
-  sh.entries.ask(l, p.slot, p.h(), p.key_head(l), p.folded, p.context);
-#pragma unroll 1
-  for (int i = sh.z.held + static_cast<int>(threadIdx.x); i < p.entries(); i += static_cast<int>(blockDim.x))
-    copy_number(shared_address(sh.g() + sh.z.entries - 1 - i), l.gate(p.slot, p.context - 1 - i) + p.h());
-  find_nodes(a, p, sh, parent);
+  load_columns(state, columns(), Shape::kKeyDim);
+  p.look(l, h);
+  Entries entries = sh.entries;
+  // Keys of what some node may want folded.
+  entries.ask(l, p.slot, h, l.key_head(h), p.folded, p.context,
+              max(p.fold_to, l.fold_position(p.context + p.count - 1)));
+  const bool changes = p.fresh || p.fold_to > p.folded;
+  if (changes) {
+    if (p.fresh) clear_columns(state);
+    wait_copies<0>();
+    __syncthreads();
+    fold(l, entries, p.slot, h, l.key_head(h), p.folded, p.fold_to, column, part, state);
+  }
   wait_for_previous();
   let_next_start();
+  if (changes) store_columns(state, columns(), Shape::kKeyDim);
 
-  const bool changes = p.fresh || p.fold_to > p.folded;
+  const float *of_key = args.of_key(l.key_head(h)), *of_value = args.of_value(h);
   int folded = p.fold_to;
 #pragma unroll 1
   for (int begin = 0; begin < p.count; begin += sh.z.pass) {
     const int count = min(sh.z.pass, p.count - begin);
-    if (sh.z.staged) ask_for_rows(a, p, sh, begin, count);
-    if (begin == 0) gate_nodes(a, p, sh);
+    arrive_at_head<kSlices>();
+    ask_for_nodes(sh, of_key, of_value, begin, count);
+    weigh_nodes(p, sh, of_key, of_value, begin, count);
     wait_copies<0>();
     __syncthreads();
-    convolve_nodes(a, p, sh, begin, count);
-    if (begin == 0 && changes) {
-      if (p.fresh) clear_columns(state);
-      fold(l, sh.entries, p.slot, p.h(), p.key_head(l), p.folded, p.fold_to, column, part, state);
-      store_columns(state, columns(), l.key_dim);
-    }
-    __syncthreads();
-    arrive_at_head<kSlices>();
-    normalise_nodes(a, p, sh, begin, count);
-    __syncthreads();
-    if constexpr (kGroups <= 2) {
-      weigh_nodes<kVectors, (kSlices > 1 ? 4 : 2), HeldPart<kVectors>>(l, p, sh, begin, count);
-    } else {
-      weigh_nodes<kVectors, 2, LanePart>(l, p, sh, begin, count);
-    }
-    read_state<kVectors, kGroups>(l, p, sh, begin, count, column, state, &folded);
+    read_state(l, p, sh, entries, begin, count, column, state, &folded);
     __syncthreads();
     add_known(l, p, sh, begin, count);
     __syncthreads();
     solve_triangles(p, sh, begin, count);
     __syncthreads();
     wait_for_head<kSlices>();
-    add_deltas<kSlices>(l, p, sh, begin, count);
+    add_deltas(l, p, sh, begin, count);
     meet_head<kSlices>();
     write_nodes(a, p, sh, begin, count);
     if (begin + sh.z.pass < p.count) meet_head<kSlices>();
   }
   // Everybody has read it.
-  if (changes && p.leads() && threadIdx.x == 0) {
-    l.folded(p.slot)[p.h()] = p.fold_to;
-    l.decay(p.slot)[p.h()] = 1.0f;
+  if (changes && sh.leads() && threadIdx.x == 0) {
+    l.folded(p.slot)[h] = p.fold_to;
+    l.decay(p.slot)[h] = 1.0f;
   }
 }
 
 // As many nodes a pass as there is room for, but the entries in shared memory before that.
 TreeSizes tree_sizes(const Context& context, const DeltaArgs& args, int slices) {
   const DeltaView& l = args.layer;
-  TreeSizes z = {};
+  TreeSizes z = node_sizes(l.key_dim, l.value_dim, l.every + l.lag, args.batch.most_uncertain);
   z.columns = l.value_dim / slices;
-  z.nodes = std::min(args.batch.most_uncertain, kMaxNodes) + 1;
-  z.rounded = div_up(z.nodes, kTreeTile) * kTreeTile;
-  z.entries = l.every + l.lag;
-  z.raw_gates = (2 * l.key_dim + z.columns) * number_bytes(args.in.qkv.type);
-  z.raw_bytes = z.raw_gates + z.columns * number_bytes(args.in.z.type);
-  for (const bool staged : {true, false}) {
-    z.staged = staged;
+  const int key_stride = l.key_dim + kTreePad;
+  const auto lay_out = [&] {
+    int end = 0;
+    const auto take = [&](int floats) {
+      const int at = end;
+      end += div_up(4 * floats, 16) * 16;
+      return at;
+    };
+    z.record = take(NodeRecord::kNumbers * z.rounded);
+    z.entry_gates = take(z.held);
+    z.q = take(z.pass * key_stride);
+    z.k = take((z.held + z.pass) * key_stride);
+    z.d = take((z.held + z.rounded) * z.columns);
+    z.gate = take(z.pass * z.columns);
+    z.o = take(z.pass * l.value_dim);
+    z.factor_chain = (z.entries + z.rounded) * z.pass;
+    z.factors = take(2 * z.factor_chain);
+    z.end = end;
+  };
+  for (const int held : {z.entries, 0}) {
+    z.held = held;
     for (z.pass = z.rounded; z.pass > 0; z.pass -= kTreeTile) {
-      lay_out(l, z);
+      lay_out();
       if (static_cast<size_t>(z.end) <= context.shared_bytes_per_block) return z;
     }
   }
   z.pass = kTreeTile;  // the launch says what it lacks
-  lay_out(l, z);
+  lay_out();
   return z;
 }
 
-template <int kVectors, int kGroups, int kSlices = 1>
-void launch_tree(Context& context, const DeltaArgs& args) {
+template <typename Shape>
+void launch_tree(Context& context, const DeltaArgs& args, float* made) {
   const DeltaView& l = args.layer;
-  const TreeArgs tree{args, tree_sizes(context, args, kSlices)};
+  const TreeArgs tree{args, tree_sizes(context, args, Shape::kSlices), made};
+  delta_nodes(context, tree, Shape::kWhole);
   const auto shared = static_cast<size_t>(tree.sizes.end);
-  const dim3 grid(kSlices, static_cast<unsigned>(l.value_heads), static_cast<unsigned>(args.batch.sequences));
-  const auto threads = static_cast<unsigned>(8 * l.value_dim / kGroups / kSlices);
-  if constexpr (kGroups <= 2) {
-    launch_clusters(context, kSlices, tree_kernel<kVectors, kGroups, kSlices>, grid, threads, shared, tree);
+  const dim3 grid(Shape::kSlices, static_cast<unsigned>(l.value_heads),
+                  static_cast<unsigned>(args.batch.sequences));
+  const auto threads = static_cast<unsigned>(8 * l.value_dim / Shape::kGroups / Shape::kSlices);
+  if constexpr (Shape::kSlices > 1) {
+    launch_clusters(context, Shape::kSlices, tree_kernel<Shape>, grid, threads, shared, tree);
   } else {
-    launch_loads(context, tree_kernel<kVectors, kGroups, kSlices>, grid, threads, shared, tree);
+    launch_loads(context, tree_kernel<Shape>, grid, threads, shared, tree);
   }
 }
 
 }  // namespace
 
-void delta_tree(Context& context, const DeltaArgs& args) {
+int64_t delta_tree_floats(const DeltaShape& shape, int64_t sequences, int32_t most_uncertain) {
+  const TreeSizes z = node_sizes(shape.key_dim, shape.value_dim, kFoldEvery + most_uncertain, most_uncertain);
+  return sequences * (int64_t{shape.key_heads} * z.of_key + int64_t{shape.value_heads} * z.of_value);
+}
+
+void delta_tree(Context& context, const DeltaArgs& args, const TreeRows& rows) {
   const DeltaView& l = args.layer;
-  switch (l.key_dim) {
-    case 64:
-      return launch_tree<2, 4>(context, args);
-    case 32:
-      return launch_tree<1, 4>(context, args);
-    default:
-      break;
+  const TreeSizes z = node_sizes(l.key_dim, l.value_dim, l.every + l.lag, args.batch.most_uncertain);
+  BRAID_CHECK(args.batch.sequences *
+                  (int64_t{l.key_heads} * z.of_key + int64_t{l.value_heads} * z.of_value) <=
+              rows.count);
+  if (whole_nodes(args)) {
+    const int heads = l.value_heads * args.batch.sequences;
+    if (context.has_clusters && 2 * heads <= context.processors)
+      return launch_tree<TreeShape<4, 2, 2, true>>(context, args, rows.data);
+    if (heads <= context.processors) return launch_tree<TreeShape<4, 2, 1, true>>(context, args, rows.data);
+    return launch_tree<TreeShape<4, 4, 1, true>>(context, args, rows.data);
   }
-  const int heads = l.value_heads * args.batch.sequences;
-  if (context.has_clusters && l.value_dim == 128 && 2 * heads <= context.processors &&
-      args.batch.most_uncertain >= kSlicedNodes)
-    return launch_tree<4, 1, 2>(context, args);
-  if (heads <= context.processors) return launch_tree<4, 2>(context, args);
-  launch_tree<4, 4>(context, args);
+  switch (l.key_dim) {
+    case 128:
+      return launch_tree<TreeShape<4, 4, 1, false>>(context, args, rows.data);
+    case 64:
+      return launch_tree<TreeShape<2, 4, 1, false>>(context, args, rows.data);
+    default:
+      return launch_tree<TreeShape<1, 4, 1, false>>(context, args, rows.data);
+  }
 }
 
 }  // namespace braid::cuda

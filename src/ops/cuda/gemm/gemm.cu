@@ -6,6 +6,7 @@
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/gemm/gemm.h"
 #include "ops/cuda/gemm/gemm_common.cuh"
+#include "ops/cuda/gemm/gemm_router.h"
 #include "ops/cuda/gemm/packed.h"
 #include "ops/cuda/gemm/wide/gemm_wide_plan.h"
 #include "ops/cuda/norm.h"
@@ -290,7 +291,7 @@ bool Gemm::launch_mixed(const Weight& like, Columns columns, GemmLaunch call, st
   call.beside_previous = beside;
   for (const GemmPart& part : q6k) add_part(call, part);
   if (columns.wgmma) {
-    const int tile = wgmma_warps(Pack::q6k, columns.count);
+    const int tile = wgmma_warps(Pack::q6k);
     GemmPart empty;
     empty.expert_blocks = div_up(call.blocks, tile) * tile - call.blocks;
     if (empty.expert_blocks > 0) add_part(call, empty);
@@ -340,23 +341,26 @@ void Gemm::narrow(Columns& columns, std::span<const LinearPart> parts, int64_t r
   int64_t blocks = 0;
   for (const LinearPart& p : parts)
     blocks += packed(*p.w).blocks + (p.up != nullptr ? packed(*p.up).blocks : 0);
-  const int64_t steps = div_up<int64_t>(blocks, wgmma_warps(like.pack, columns.count)) * 2 * like.units;
+  const int64_t steps = div_up<int64_t>(blocks, wgmma_warps(like.pack)) * 2 * like.units;
   if (steps < 7 * int64_t{context_.processors}) columns.count = 64;
 }
 
 // Matrices for a launch of their own kind.
 bool Gemm::small(std::span<const LinearPart> parts, int64_t rows) const {
-  if (context_.deterministic || rows <= 8 || rows > kMostSmallRows || parts.size() > kMostParts) return false;
+  if (context_.deterministic || rows > kMostSmallRows || parts.size() > kMostParts) return false;
   const Weight& like = *parts.front().w;
   int64_t blocks = 0;
   for (const LinearPart& p : parts) {
     if (p.tail == Tail::silu_mul || !same_form(*p.w, like)) return false;
     blocks += packed(*p.w).blocks;
   }
-  return packed(like).pack == Pack::f16 && small_fits(context_, blocks, packed(like).units);
+  const PackedWeight& w = packed(like);
+  if (w.pack != Pack::f16) return false;
+  return rows <= 8 ? router_fits(context_, blocks, w.x_units, w.units, rows)
+                   : small_fits(context_, blocks, w.units);
 }
 
-bool Gemm::linear_small(std::span<const LinearPart> parts, Tensor x) {
+bool Gemm::linear_small(std::span<const LinearPart> parts, Tensor x, const SkinnyNorm& norm) {
   if (!small(parts, x.rows)) return false;
   const Weight& like = *parts.front().w;
   GemmLaunch call = launch_for(x, {8, false}, {});
@@ -366,7 +370,12 @@ bool Gemm::linear_small(std::span<const LinearPart> parts, Tensor x) {
     BRAID_CHECK(p.w->experts == 1 && p.w->k == x.cols && p.y.rows >= x.rows);
     add_part(call, part_for(*p.w, p.y, p.tail == Tail::add ? Store::add : Store::plain));
   }
-  launch_gemm_small(context_, call);
+  if (x.rows > 8) {
+    launch_gemm_small(context_, call);
+  } else {
+    call.norm = norm;
+    launch_gemm_router(context_, call);
+  }
   return true;
 }
 
@@ -393,7 +402,7 @@ void Gemm::norm_for(std::span<const LinearPart> parts, Tensor h, Tensor residual
 
 void Gemm::linear(std::span<const LinearPart> parts, Tensor x, const SkinnyNorm& norm) {
   if (x.rows == 0) return;
-  if (linear_small(parts, x)) return;
+  if (linear_small(parts, x, norm)) return;
   Columns columns = columns_for(context_, x.rows);
   narrow(columns, parts, x.rows);
   // One tile of rows at a time: how k is cut then depends on the weights alone.

@@ -49,7 +49,7 @@ class Gemm {
   bool wide(std::span<const LinearPart> parts, int64_t rows) const;
   void narrow(Columns& columns, std::span<const LinearPart> parts, int64_t rows) const;
   bool small(std::span<const LinearPart> parts, int64_t rows) const;
-  bool linear_small(std::span<const LinearPart> parts, Tensor x);
+  bool linear_small(std::span<const LinearPart> parts, Tensor x, const SkinnyNorm& norm);
   bool launch_mixed(const Weight& like, Columns columns, GemmLaunch call, std::span<const GemmPart> q6k,
                     std::span<const GemmPart> second, Pack second_pack, bool beside);
 

@@ -119,7 +119,7 @@ inline constexpr int kMostTileFloats = 256 * 128;
 inline constexpr int kMostCtasPerProcessor = 1;
 // Up to so many columns of a wgmma kernel, partials are zero between launches: no counters.
 inline constexpr int kMostLookedColumns = 32;
-inline constexpr int kMostLookedFloats = 12 * kUnitRows * kMostLookedColumns;
+inline constexpr int kMostLookedFloats = 8 * kUnitRows * kMostLookedColumns;
 inline constexpr int kWideBytes = 128 * 1024;  // of sums in memory, a CTA (gemm_wide.cuh)
 inline constexpr int kClaims = 4;
 

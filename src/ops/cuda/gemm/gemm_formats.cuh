@@ -196,12 +196,12 @@ struct FormatQ4K : FormatWarps {
   __device__ static void fields(__half2& s, __half2& m, const uint8_t* part, const uint8_t* rest, int lane,
                                 int r16) {
     const unsigned short* words = reinterpret_cast<const unsigned short*>(part + 2048 + lane * 6);
-    uint32_t x;  // [min @10][scale @4] in both halves
-    if (r16 == 0) {
-      x = words[0] | static_cast<uint32_t>(words[1]) << 16;
-    } else {
-      x = words[2] | (words[0] & 15u) << 20 | (words[1] & 15u) << 24 | (words[2] & 15u) << 28;
-    }
+    // [min @10][scale @4] in both halves. A choice between the two and no branch where r16 is not known when
+    // the kernel is compiled: behind a branch the loads of other rows would wait for these.
+    const uint32_t first = words[0], second = words[1], third = words[2];
+    const uint32_t low = first | second << 16;
+    const uint32_t high = third | (first & 15u) << 20 | (second & 15u) << 24 | third << 28;
+    const uint32_t x = r16 == 0 ? low : high;
     const uint2 rows = *reinterpret_cast<const uint2*>(rest + (lane / 4) * 16 + r16 * 8);  // d, dmin each
     const __half2 d = as_half2(__byte_perm(rows.x, rows.y, 0x5410));
     const __half2 dmin = as_half2(__byte_perm(rows.x, rows.y, 0x7632));

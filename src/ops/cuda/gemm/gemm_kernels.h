@@ -21,7 +21,7 @@ struct Columns {
 Columns columns_for(const Context& context, int64_t rows);
 
 // Warps of a CTA of the wgmma kernels that multiply, with 32 rows each of a tile.
-constexpr int wgmma_warps(Pack pack, int columns) { return pack == Pack::f16 ? 4 : columns <= 32 ? 12 : 8; }
+constexpr int wgmma_warps(Pack pack) { return pack == Pack::f16 ? 4 : 8; }
 
 // A launch before its kernel is chosen. Each launcher takes what its kernel needs.
 struct GemmLaunch : GemmArgs {

@@ -1,5 +1,5 @@
 // gemm_small.cu -- y = x W^T for 9 to 128 rows of x and a matrix of a few megabytes of 16-bit pairs: the
-// router of experts. Larger matrices: gemm_wgmma.cuh; up to 8 rows: gemm_skinny.cuh. sm_90 (clusters).
+// router of experts. Larger matrices: gemm_wgmma.cuh; up to 8 rows: gemm_router.cu. sm_90 (clusters).
 //
 // There is nothing to stream, so what counts is the length of the chain: everything that a CTA multiplies is
 // asked for before it waits for the kernel before, x is read as it lies, and k is cut so far that no warp has

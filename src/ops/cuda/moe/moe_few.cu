@@ -34,7 +34,7 @@ namespace {
 
 // What moe_few_in leaves for a block of moe_few_out beside it, if it can; and what both take besides.
 constexpr int64_t kFewOutRoom = 80 * 1024;
-constexpr int64_t kFewStaticBytes = 18 * 1024;
+constexpr int64_t kFewStaticBytes = 20 * 1024;
 
 struct FewLaunch {
   FewInPlan in;
@@ -73,17 +73,16 @@ template <class Format>
 bool plan_few_out(const Context& context, const MoeOut& out, FewLaunch& launch) {
   FewOutPlan& plan = launch.out;
   const int64_t rows = out.route.entries() + (out.route.shared ? out.route.tokens : 0);
-  plan.entry_step = kOutWarps / (2 * out.units);
-  plan.half_step = kOutWarps % (2 * out.units);
+  if (int64_t{out.route.entries()} * 2 * out.units + 2 * out.shared_units > kMostFewPieces) return false;
   // Rows 32 bytes apart in banks.
   plan.row_bytes = std::max(out.x_units, out.shared_x_units) * 512 + 32;
-  const int64_t fixed = rows * plan.row_bytes + 256;
+  const int64_t fixed = (rows + 1) * plan.row_bytes;
   if (choice_bytes(out.route) > rows * plan.row_bytes) return false;
   constexpr int64_t kStage = int64_t{kOutWarps} * Slice<Format>::kBytes;
   const auto most = static_cast<int64_t>(context.shared_bytes_per_block) - kFewStaticBytes;
   int64_t stages = (most - static_cast<int64_t>(launch.in_shared) - fixed) / kStage;
   if (stages < 2) stages = (most - fixed) / kStage;
-  stages = std::min<int64_t>(stages, kSliceStages);
+  stages = std::min<int64_t>(stages, kFewStages);
   plan.stages = static_cast<int>(stages);
   launch.out_shared = static_cast<size_t>(fixed + stages * kStage);
   return stages >= 1;

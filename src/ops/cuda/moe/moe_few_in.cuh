@@ -30,9 +30,9 @@ struct FewAsker {
   int matrix = 0;
   int unit = 0;
 
-  __device__ void ask(int stage, int lane) {
+  __device__ void ask(int stage) {
 #if __CUDA_ARCH__ >= 900
-    if (lane == 0) {
+    if (elected()) {
       const MoeMatrix& m = a.matrix[matrix];
       const uint8_t* units = m.shared_units;
       int block = item;
@@ -63,6 +63,7 @@ __global__ void __launch_bounds__(kInThreads, 2)
   constexpr int kPart = half_bytes(Format::kPack);
   extern __shared__ __align__(128) uint8_t dynamic[];
   __shared__ FewList list;
+  __shared__ float scales[kFewTokens][2];
   __shared__ __align__(8) uint64_t barriers[kInWarps * kInStages];
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(kInThreads, 2)
   int asked = 0;
   const auto ask = [&] {
 #pragma unroll 1
-    for (; count > 0 && asked < p.stages && asker.item < asker.items; ++asked) asker.ask(asked, lane);
+    for (; count > 0 && asked < p.stages && asker.item < asker.items; ++asked) asker.ask(asked);
   };
   ask();
   wait_for_previous();
@@ -116,9 +117,8 @@ __global__ void __launch_bounds__(kInThreads, 2)
     const int routed = item - a.shared_blocks;
     const int entry = shared ? 0 : routed * p.inverse >> 22;
     const int block = shared ? item : routed - entry * a.blocks;
-    const int scale_at = shared ? block : list.expert[entry] * a.blocks + block;
-    const float gate_scale = (shared ? a.matrix[0].shared_scales : a.matrix[0].scales)[scale_at];
-    const float up_scale = (shared ? a.matrix[1].shared_scales : a.matrix[1].scales)[scale_at];
+    if (warp < tokens)
+      ask_scales(scales[warp], a, shared, block + (shared ? 0 : list.expert[entry] * a.blocks), lane);
 #pragma unroll 1
     for (int matrix = 0; matrix < 2 && count > 0; ++matrix) {
       float acc[2][2][4] = {};
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kInThreads, 2)
           multiply_skinny<Format>(from + h * kPart, from + 2 * kPart, b, acc, lane);
         }
         __syncwarp();
-        if (asker.item < asker.items) asker.ask(stage, lane);
+        if (asker.item < asker.items) asker.ask(stage);
         if (++stage == p.stages) {
           stage = 0;
           parity ^= 1;
@@ -155,6 +155,8 @@ __global__ void __launch_bounds__(kInThreads, 2)
     // The next item's sums go to the other half of the exchange, and nobody is two items ahead.
     __syncthreads();
     const int row = block * 32 + lane;
+    wait_for_copies();
+    __syncwarp();
     if (warp < tokens && row < (shared ? a.shared_rows : a.rows) &&
         (shared || (list.tokens[entry] >> warp & 1) != 0)) {
       const float* from = sums + warp * kFewSumStride + lane;
@@ -167,7 +169,7 @@ __global__ void __launch_bounds__(kInThreads, 2)
         up += from[(2 * w + 1) * matrix_floats];
       }
       const int to = shared ? a.route.entries() + warp : list.row(entry, warp);
-      a.hidden[to * a.hidden_stride + row] = to_act(silu(gate * gate_scale) * (up * up_scale));
+      a.hidden[to * a.hidden_stride + row] = to_act(silu(gate * scales[warp][0]) * (up * scales[warp][1]));
     }
     sums = sums == exchange ? exchange + 2 * p.sources * matrix_floats : exchange;
   }

@@ -6,9 +6,10 @@
 // that how the work is cut is known before the choice is; what both tokens chose comes from L2 for the
 // second.
 //
-//   moe_in   an item is 32 rows of gate and up of an entry; a block has one or two. Its 8 warps share k, by
-//            units of 256, which bulk copies fetch whole; sums meet once for each item. The items of the
-//            shared expert come first: their weights are asked for before the choice is there.
+//   moe_in   an item is 32 rows of gate and up of an entry. One token has a few more of them than there are
+//            multiprocessors: then every block has one, and the blocks of the shared expert, which wait for
+//            no choice, come beside others; else a block has several, the shared expert's first. Its 8 warps
+//            share k, by units of 256, which bulk copies fetch whole; sums meet once for each item.
 //   moe_out  block b makes rows 16 b .. of y, for all tokens. Its warps share out the (entry, 128 k) pieces,
 //            weigh each with the token's weight and meet once, in warp order. The choice is made again, and
 //            all weights, the old y and the shared expert's factor are fetched, while moe_in still runs: what
@@ -53,19 +54,22 @@ bool plan_in(const Context& context, const MoeIn& in, MoeLaunch& launch) {
   InPlan& plan = launch.in;
   const int64_t items = int64_t{in.route.tokens} * in.route.used * in.blocks;
   // Where `inverse` is exact.
-  if ((items + context.processors) * in.blocks >= 1 << 22) return false;
+  if ((items + 2 * context.processors) * in.blocks >= 1 << 22) return false;
   plan.items = static_cast<int>(items);
   plan.inverse = div_up(1 << 22, in.blocks);
   plan.sources = std::min(in.units, kInWarps);
   plan.x_bytes = in.route.tokens * in.x_units * 512 + in.x_units * 2 * kHalfSums<InFormat> * 4;
-  launch.in_grid = static_cast<unsigned>(std::min<int64_t>(context.processors, items + in.shared_blocks));
+  // A few more items than multiprocessors: some of these have two blocks rather than some blocks two items.
+  const int64_t all = items + in.shared_blocks;
+  const bool spread = all > context.processors && all <= context.processors * 5 / 4;
+  launch.in_grid = static_cast<unsigned>(spread ? all : std::min<int64_t>(context.processors, all));
   plan.uneven = static_cast<int>(items % launch.in_grid);
   const int64_t exchange = int64_t{2} * plan.sources * 2 * in.route.tokens * 32 * 4;
   const int64_t fixed = plan.x_bytes + exchange;
   const int64_t stage_bytes = int64_t{plan.sources} * kUnit;
   const auto most = static_cast<int64_t>(context.shared_bytes_per_block) - kStaticBytes;
   const int64_t own_items =
-      div_up<int64_t>(items, launch.in_grid) + div_up<int64_t>(in.shared_blocks, launch.in_grid);
+      spread ? 1 : div_up<int64_t>(items, launch.in_grid) + div_up<int64_t>(in.shared_blocks, launch.in_grid);
   const int64_t useful = std::min<int64_t>(own_items * 2 * div_up(in.units, plan.sources), kInStages);
   int64_t stages = std::min((most - kOutRoom - fixed) / stage_bytes, useful);
   if (stages < 2) stages = std::min<int64_t>((most - fixed) / stage_bytes, std::min<int64_t>(useful, 2));

@@ -63,11 +63,11 @@ struct InAsker {
   // Units of items behind the choice: only once that is there.
   __device__ bool more() const { return items.more; }
   __device__ bool shared() const { return items.entry == a.route.entries(); }
-  __device__ void ask(int stage, int lane) {
+  __device__ void ask(int stage) {
     const MoeMatrix& m = a.matrix[matrix];
     const int block = items.block + (shared() ? 0 : list.expert[items.entry] * a.blocks);
 #if __CUDA_ARCH__ >= 900
-    if (lane == 0) {
+    if (elected()) {
       const uint8_t* from = (shared() ? m.shared_units : m.units) +
                             (static_cast<int64_t>(block) * a.units + first + unit) * kUnit;
       arrive_expecting(full + 8 * stage, kUnit);
@@ -163,17 +163,20 @@ __device__ inline void leave_sums(float* to, const float (&acc)[2][2][4], int to
   }
 }
 
-// What an item's sums are multiplied with.
-__device__ inline float2 scales_of(const MoeIn& a, const MoeList& list, const InItems& item) {
-  const bool shared = item.entry == a.route.entries();
-  const int block = item.block + (shared ? 0 : list.expert[item.entry] * a.blocks);
-  return make_float2((shared ? a.matrix[0].shared_scales : a.matrix[0].scales)[block],
-                     (shared ? a.matrix[1].shared_scales : a.matrix[1].scales)[block]);
+// By a warp: asks for what the sums of a block of gate and of up are multiplied with. Not by loads to
+// registers: other loads that share their scoreboard would wait for memory with them.
+__device__ inline void ask_scales(float (&to)[2], const MoeIn& a, bool shared, int block, int lane) {
+  __syncwarp();  // all have read those of the item before
+  if (lane >= 2) return;
+  const MoeMatrix& m = a.matrix[lane];
+  copy_word_async(&to[lane], (shared ? m.shared_scales : m.scales) + block);
 }
 
 // By a warp for its token: 32 hidden values from the sums [source][matrix][token][32].
 __device__ inline void store_hidden(const MoeIn& a, const InPlan& p, const InItems& item, const float* sums,
-                                    float2 scale, int token, int lane) {
+                                    const float (&scales)[2], int token, int lane) {
+  wait_for_copies();
+  __syncwarp();
   const bool shared = item.entry == a.route.entries();
   const int row = item.block * 32 + lane;
   if (row >= (shared ? a.shared_rows : a.rows) || (!shared && (item.entry >= a.route.used) != (token > 0)))
@@ -189,7 +192,7 @@ __device__ inline void store_hidden(const MoeIn& a, const InPlan& p, const InIte
     up += from[(2 * w + 1) * step];
   }
   const int to = item.entry + (shared ? token : 0);
-  a.hidden[to * a.hidden_stride + row] = to_act(silu(gate * scale.x) * (up * scale.y));
+  a.hidden[to * a.hidden_stride + row] = to_act(silu(gate * scales[0]) * (up * scales[1]));
 }
 
 template <class Format, bool kPlain>
@@ -199,6 +202,7 @@ __global__ void __launch_bounds__(kInThreads, 2)
   constexpr int kUnit = unit_bytes(Format::kPack);
   extern __shared__ __align__(128) uint8_t dynamic[];
   __shared__ MoeList list;
+  __shared__ float scales[kSkinnyTokens][2];
   __shared__ __align__(8) uint64_t barriers[kInWarps * kInStages];
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
@@ -223,7 +227,7 @@ __global__ void __launch_bounds__(kInThreads, 2)
   const auto ask = [&](bool shared_only) {
 #pragma unroll 1
     for (; count > 0 && asked < p.stages && asker.more() && (!shared_only || asker.shared()); ++asked)
-      asker.ask(asked, lane);
+      asker.ask(asked);
   };
   ask(true);
   wait_for_previous();
@@ -234,7 +238,7 @@ __global__ void __launch_bounds__(kInThreads, 2)
   for (int t = 0; t < kSkinnyTokens; ++t)
     if (t < tokens && thread * 8 < a.k)
       held[t] = __ldcg(reinterpret_cast<const uint4*>(a.x + t * a.x_stride + thread * 8));
-  make_list<kPlain>(list, a.route, thread);
+  if (static_cast<int>(blockIdx.x) < p.items) make_list<kPlain>(list, a.route, thread);  // others have none
   ask(false);
   keep_x<Format>(a, held, xs, x_sums, thread);
   __syncthreads();
@@ -247,7 +251,11 @@ __global__ void __launch_bounds__(kInThreads, 2)
   InItems items(p);
 #pragma unroll 1
   for (items.next(a, p); items.more; items.next(a, p)) {
-    const float2 scale = scales_of(a, list, items);  // there when the sums are
+    if (warp < tokens) {  // there when the sums are
+      const bool shared = items.entry == a.route.entries();
+      ask_scales(scales[warp], a, shared, items.block + (shared ? 0 : list.expert[items.entry] * a.blocks),
+                 lane);
+    }
 #pragma unroll 1
     for (int matrix = 0; matrix < 2 && count > 0; ++matrix) {
       float acc[2][2][4] = {};
@@ -257,7 +265,7 @@ __global__ void __launch_bounds__(kInThreads, 2)
         multiply_unit<Format>(acc, ring + stage * kUnit, unit < a.x_units ? unit : unit - a.x_units, x,
                               tokens, lane);
         __syncwarp();
-        if (asker.more()) asker.ask(stage, lane);
+        if (asker.more()) asker.ask(stage);
         if (++stage == p.stages) {
           stage = 0;
           parity ^= 1;
@@ -267,7 +275,7 @@ __global__ void __launch_bounds__(kInThreads, 2)
     }
     // The next item's sums go to the other half of the exchange, and nobody is two items ahead.
     __syncthreads();
-    if (warp < tokens) store_hidden(a, p, items, sums, scale, warp, lane);
+    if (warp < tokens) store_hidden(a, p, items, sums, scales[warp], warp, lane);
     sums = sums == exchange ? exchange + sums_floats : exchange;
   }
 #endif

@@ -1,6 +1,6 @@
 // engine.js -- the live view: what the engine does now, for everybody. Asks once a second while somebody looks.
 import { button, element } from "./dom.js";
-import { counter_rate, metric } from "./metrics.js";
+import { counter_rate, draft_figures, metric } from "./metrics.js";
 
 const history_points = 60;
 
@@ -28,6 +28,8 @@ export class EngineView {
     this.hits = element("progress", { max: 1, value: 0, "aria-label": "Prompt tokens found in the cache" });
     this.blocks_text = element("span", { textContent: "–" });
     this.hits_text = element("span", { textContent: "–" });
+    this.drafts = element("progress", { max: 1, value: 0, "aria-label": "Drafts accepted" });
+    this.drafts_text = element("span", { textContent: "–" });
     this.rows = element("tbody");
     panel.append(
       element("div", { className: "head" }, element("h2", { textContent: "Engine" }), close), this.fault,
@@ -35,6 +37,7 @@ export class EngineView {
       element("h3", { textContent: "Speed in tok/s, last minute" }), this.chart,
       element("h3", { textContent: "Cache blocks in use" }), element("div", { className: "gauge" }, this.blocks, this.blocks_text),
       element("h3", { textContent: "Prompt tokens found in the cache" }), element("div", { className: "gauge" }, this.hits, this.hits_text),
+      element("h3", { textContent: "Drafts accepted" }), element("div", { className: "gauge" }, this.drafts, this.drafts_text),
       element("h3", { textContent: "Models" }), models.list,
       element("h3", { textContent: "Sequences" }),
       element("div", { className: "table", tabIndex: 0, role: "region", "aria-label": "Sequences" }, element("table", {},
@@ -81,6 +84,9 @@ export class EngineView {
     const looked = count("braid_prefix_cache_queries_total"), found = count("braid_prefix_cache_hits_total");
     this.hits.value = looked > 0 ? found / looked : 0;
     this.hits_text.textContent = looked > 0 ? `${((100 * found) / looked).toFixed(0)} % of ${shown(looked)}` : "none yet";
+    const drafts = draft_figures(text);
+    this.drafts.value = drafts.share;
+    this.drafts_text.textContent = drafts.text;
     const mine = this.mine();
     const rows = slots.slice(0, 100).map((slot) => element("tr", { className: slot.request_id === mine ? "mine" : "" },
       ...[{ decode: "writes", prefill: "reads", queued: "waits" }[slot.state] ?? slot.state,

@@ -30,3 +30,15 @@ const short = (value, unit, names) => {
 // 16.5 GB; 26.9 B
 export const size_text = (bytes) => short(bytes, 1000, [" bytes", " kB", " MB", " GB", " TB"]);
 export const count_text = (number) => short(number, 1000, ["", " thousand", " million", " billion"]);
+
+// What became of drafts so far: the share that was accepted, and a line for people.
+export function draft_figures(text) {
+  const of = (name) => metric(text, `braid_spec_decode_${name}`);
+  const rounds = of("num_drafts_total"), drafted = of("num_draft_tokens_total"), accepted = of("num_accepted_tokens_total") || 0;
+  if (!(rounds > 0)) return { share: 0, text: "none yet" };
+  const out = [`${((100 * accepted) / drafted).toFixed(0)} % of ${drafted.toLocaleString("en")}`, `${(1 + accepted / rounds).toFixed(1)} tokens a round`];
+  const lost = of("lost_seconds"), size = Math.abs(lost);
+  if (size >= 0.001) out.push(`${size < 1 ? `${Math.round(1000 * size)} ms` : `${size.toFixed(1)} s`} ${lost < 0 ? "saved" : "lost"}`);
+  if (of("enabled") === 0) out.push("off for now");
+  return { share: accepted / drafted, text: out.join(", ") };
+}

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Growing, parse, spans } from "./markdown.js";
-import { count_text, counter_rate, metric, size_text } from "./metrics.js";
+import { count_text, counter_rate, draft_figures, metric, size_text } from "./metrics.js";
 import { EventReader, describe, take } from "./stream.js";
 import { Conversation, messages } from "./tree.js";
 
@@ -139,6 +139,9 @@ test("stream: events cut anywhere give the same message", () => {
     assert.deepEqual(node.calls, [{ id: "c", type: "function", function: { name: "f", arguments: '{"x":1}' } }]);
     assert.equal(describe(node.stats), "4 tokens · 50.0 tok/s · first 100 ms · prompt 10 (8 cached)");
   }
+  const drafted = { content: "", asked_ms: 0 };
+  take(drafted, { choices: [], usage: { prompt_tokens: 10, completion_tokens: 40 }, timings: { predicted_per_second: 50, draft_n: 30, draft_n_accepted: 21 } }, 0);
+  assert.equal(describe(drafted.stats), "40 tokens · 50.0 tok/s · 21 of 30 drafts accepted · prompt 10");
   assert.throws(() => take({ content: "" }, { error: { message: "no" } }, 0), /no/);
 });
 
@@ -171,6 +174,15 @@ test("metrics", () => {
   assert.equal(counter_rate(19, 5, 2), 0);
   assert.equal(counter_rate(NaN, 5, 2), 0);
   assert.equal(counter_rate(1, 5, 0), 0);
+});
+
+test("drafts", () => {
+  const name = (what, labels) => `braid_spec_decode_${what}{model_name="m"${labels}}`;
+  const text = [name("num_drafts_total", "") + " 10", name("num_draft_tokens_total", ',source="mtp"') + " 30", name("num_accepted_tokens_total", ',source="mtp"') + " 21",
+    name("enabled", "") + " 1", name("lost_seconds", "") + " -2.5"].join("\n");
+  assert.deepEqual(draft_figures(text), { share: 0.7, text: "70 % of 30, 3.1 tokens a round, 2.5 s saved" });
+  assert.deepEqual(draft_figures(text.replace("} 1\n", "} 0\n").replace("-2.5", "0.04")), { share: 0.7, text: "70 % of 30, 3.1 tokens a round, 40 ms lost, off for now" });
+  assert.deepEqual(draft_figures(name("num_drafts_total", "") + " 0"), { share: 0, text: "none yet" });
 });
 
 test("numbers for people", () => {

@@ -51,6 +51,8 @@ export function take(node, event, now) {
       reasoning: event.usage.completion_tokens_details?.reasoning_tokens ?? 0,
       prompt_speed: event.timings?.prompt_per_second,
       speed: event.timings?.predicted_per_second,
+      drafted: event.timings?.draft_n,
+      accepted: event.timings?.draft_n_accepted,
       first_ms: node.first_ms !== undefined ? node.first_ms - node.asked_ms : undefined,
     };
   }
@@ -65,6 +67,7 @@ export function describe(stats) {
   if (stats.first_ms !== undefined) {
     out.push(`first ${stats.first_ms < 1000 ? Math.round(stats.first_ms) + " ms" : (stats.first_ms / 1000).toFixed(1) + " s"}`);
   }
+  if (stats.drafted) out.push(`${stats.accepted.toLocaleString("en")} of ${stats.drafted.toLocaleString("en")} drafts accepted`);
   out.push(`prompt ${stats.prompt.toLocaleString("en")}` + (stats.cached ? ` (${stats.cached.toLocaleString("en")} cached)` : ""));
   return out.join(" · ");
 }

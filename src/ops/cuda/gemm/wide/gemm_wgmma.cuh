@@ -1,12 +1,12 @@
 // gemm_wgmma.cuh -- y = x W^T for 9 and more rows of x on sm_90a: packed weights through registers into
 // wgmma. Up to 8 rows: gemm_skinny.cuh; 9 to 16, some: gemm_wide.cuh.
 //
-// A tile is 256 rows of W (f16: 128, up to 32 rows of x 384) x 16 to 128 rows of x, a step 128 k of it. Four
-// warps ask for the weights and x of a step with bulk copies, some steps ahead, over the ends of tiles. The
-// others, in warpgroups of four, decode 32 rows each in registers, 32 k at a time, and multiply them with
-// what lies in shared memory. A warpgroup meets nobody: it gives a stage back a step late, when the
-// instructions that read it are done, so that two groups of instructions are under way while codes are
-// decoded, and while one warpgroup stores its sums another multiplies.
+// A tile is 256 rows of W (f16: 128) x 16 to 128 rows of x, a step 128 k of it. Four warps ask for the
+// weights and x of a step with bulk copies, some steps ahead, over the ends of tiles. The others, in
+// warpgroups of four, decode 32 rows each in registers, 32 k at a time, and multiply them with what lies in
+// shared memory. A warpgroup meets nobody: it gives a stage back a step late, when the instructions that
+// read it are done, so that two groups of instructions are under way while codes are decoded, and while one
+// warpgroup stores its sums another multiplies.
 //
 // Flops 2 n k a row of x; 27B, 2048 rows: 105 TFLOP a pass, floor 133 ms at 790 TFLOP/s. A step at 128
 // columns: 2048 clocks of the matrix units, 660 of 2048 issue slots (q4k), 51 KB from L2, which is 25 bytes a
@@ -40,12 +40,15 @@ namespace braid::cuda {
 // kernels have one.
 template <class First, class Second, int kColumns>
 struct WgmmaShape {
-  // Up to 32 columns a step is waiting, more than work: three warpgroups.
-  static constexpr int kWarps = wgmma_warps(First::kPack, kColumns);
+  static constexpr int kWarps = wgmma_warps(First::kPack);
   static constexpr int kThreads = kWarps * 32;  // that multiply; one more warpgroup loads
   // Parts are looked at (LookedParts), and all that needs no x comes before the wait for the kernel before.
   static constexpr bool kLooked = kColumns <= kMostLookedColumns;
   static constexpr bool kMixed = First::kPack != Second::kPack;
+  // As if there were more threads: up to 32 columns 96 registers each, so that a multiprocessor on which a
+  // norm still runs (512 threads of 56) takes the CTA behind it. Two formats need more.
+  static constexpr int kBoundThreads = !kLooked || kWarps == 4 ? kThreads + 128 : kMixed ? 512 : 640;
+  static constexpr int kRegisters = !kLooked ? 240 : kMixed ? 176 : 128;  // of a thread that multiplies
   template <class Format>
   static constexpr int kBytes = half_bytes(Format::kPack) + shared_bytes(Format::kPack);
   static constexpr int kHalf = kBytes<First> > kBytes<Second> ? kBytes<First> : kBytes<Second>;
@@ -296,21 +299,19 @@ __device__ inline void multiply_all(const WgmmaArgs& a, WgmmaWalk walk, int row_
 
 // Loading needs few registers, multiplying more than an equal share of what four warps of a quarter of the
 // multiprocessor have: 512.
-template <int kWarps>
+template <class Shape>
 __device__ inline void give_registers() {
-  if (kWarps == 8) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;\n");
-  if (kWarps == 12) asm volatile("setmaxnreg.dec.sync.aligned.u32 32;\n");
+  if (Shape::kWarps == 8) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;\n");
 }
-template <int kWarps>
+template <class Shape>
 __device__ inline void take_registers() {
-  if (kWarps == 8) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;\n");
-  if (kWarps == 12) asm volatile("setmaxnreg.inc.sync.aligned.u32 160;\n");
+  if (Shape::kWarps == 8) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(Shape::kRegisters));
 }
 
 #endif
 
 template <class First, class Second, int kColumns>
-__global__ void __launch_bounds__(WgmmaShape<First, Second, kColumns>::kThreads + 128, 1)
+__global__ void __launch_bounds__(WgmmaShape<First, Second, kColumns>::kBoundThreads, 1)
     gemm_wgmma_kernel(const __grid_constant__ WgmmaArgs a) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Shape = WgmmaShape<First, Second, kColumns>;
@@ -338,10 +339,10 @@ __global__ void __launch_bounds__(WgmmaShape<First, Second, kColumns>::kThreads 
 
   const Stages at{xs, weights, full, empty};
   if (warp >= Shape::kWarps) {
-    give_registers<Shape::kWarps>();
+    give_registers<Shape>();
     WgmmaLoader<First, Second, kColumns>{a, at, row_tiles, token_tiles, walk}.run();
   } else {
-    take_registers<Shape::kWarps>();
+    take_registers<Shape>();
     multiply_all<First, Second, kColumns>(a, walk, row_tiles, token_tiles, at);
   }
 #endif

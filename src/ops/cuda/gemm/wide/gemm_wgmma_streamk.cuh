@@ -222,32 +222,39 @@ struct LookedParts {
   // Waits for all parts and adds some columns of them, in the order of k.
   __device__ void finish(const Tile& tile, const WgmmaRows& rows) const {
     if (rows.target.part == nullptr) return;
-    const int sets = rows.gated ? 1 : 2;  // that are finished by themselves
+    const GemmPart part = *rows.target.part;  // in registers: parameters at an address are slow to read
+    const bool both = rows.gated || s.parts() <= kItems / 2;  // sets at a time
+    const int sets = both ? 1 : 2;                            // that are finished by themselves
     const int groups = div_up(tile.count, 8);
     const int all = div_up(groups, kAtOnce) * sets;
     const int own = static_cast<int>(blockIdx.x) - s.first_cta;
     const int last = all * (own + 1) / s.finishers;
     for (int i = all * own / s.finishers; i < last; ++i) {
-      const int set = rows.gated ? 0 : i & 1;
-      const int first = (rows.gated ? i : i >> 1) * kAtOnce;
+      const int set = both ? 0 : i & 1;
+      const int first = (both ? i : i >> 1) * kAtOnce;
       WgmmaRows some = rows;
+      some.target.part = &part;
       some.target.row += 16 * set;
       float old[kAtOnce][4];
       old_sums<kAtOnce>(some, tile, first, old);
       float sum[2][kAtOnce][4] = {};
-      add_parts(sum, rows.gated, set, first, groups);
-      store_wgmma<kAtOnce, 1>(some, tile, first, sum, old);
+      add_parts(sum, both, set, first, groups);
+      if (both && !rows.gated) {
+        store_wgmma<kAtOnce>(some, tile, first, sum);
+      } else {
+        store_wgmma<kAtOnce, 1>(some, tile, first, sum, old);
+      }
     }
   }
 
  private:
-  // sum[0]: of the set; gated: of both sets.
-  __device__ void add_parts(float (&sum)[2][kAtOnce][4], bool gated, int set, int first, int groups) const {
-    const int step = gated ? kItems / 2 : kItems;
+  // sum[0]: of `set`; both: of each.
+  __device__ void add_parts(float (&sum)[2][kAtOnce][4], bool both, int set, int first, int groups) const {
+    const int step = both ? kItems / 2 : kItems;
     for (int cta = s.first_cta; cta <= s.last_cta; cta += step) {
       uint4 v[kItems][kAtOnce];
-      const auto wanted = [&](int n) { return cta + (gated ? n / 2 : n) <= s.last_cta; };
-      const auto at = [&](int n) { return piece(cta + (gated ? n / 2 : n), gated ? n % 2 : set, first); };
+      const auto wanted = [&](int n) { return cta + (both ? n / 2 : n) <= s.last_cta; };
+      const auto at = [&](int n) { return piece(cta + (both ? n / 2 : n), both ? n % 2 : set, first); };
       bool missing = true;
       while (missing) {
         missing = false;
@@ -274,7 +281,7 @@ struct LookedParts {
                                 __uint_as_float(~v[n][j].z), __uint_as_float(~v[n][j].w)};
 #pragma unroll
           for (int q = 0; q < 4; ++q) {
-            if (gated && n % 2 != 0) {
+            if (both && n % 2 != 0) {
               sum[1][j][q] += add[q];
             } else {
               to[q] += add[q];

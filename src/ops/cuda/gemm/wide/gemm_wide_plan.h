@@ -29,8 +29,8 @@ struct WideProduct {
   int units = 0;  // along k
 };
 
-// How the pieces of a slice of k are cut into runs. Divisions by numbers that are known late cost the start of
-// a kernel a microsecond: the host divides.
+// How the pieces of a slice of k are cut into runs. Divisions by numbers that are known late cost the start
+// of a kernel a microsecond: the host divides.
 struct WideCut {
   int units = 0;               // along k
   uint64_t run = 0;            // cost of a warp's run, 32 bits behind the point

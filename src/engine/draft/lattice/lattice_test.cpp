@@ -1,5 +1,5 @@
 // lattice_test.cpp -- trees hold the most probable paths of a lattice, compared with a look at all of them.
-#include "engine/draft/lattice.h"
+#include "engine/draft/lattice/lattice.h"
 
 #include <gtest/gtest.h>
 
@@ -127,6 +127,34 @@ TEST(TreeBuilder, ABudgetOfOnePathIsTheChainAndImpossibleTokensNeverCome) {
   EXPECT_TRUE(tree.empty());
 }
 
+// Before what is most probable stands the best of each row, as far as it is likely enough.
+TEST(TreeBuilder, TheSpineComesFirst) {
+  std::mt19937 random(4);
+  TreeBuilder builder;
+  std::vector<Draft> tree;
+  for (const LatticeKind kind : {LatticeKind::independent, LatticeKind::conditional}) {
+    for (int round = 0; round < 50; ++round) {
+      const Lattice lattice = random_lattice(kind, 6, 4, random);
+      const float least = std::log(0.3f);
+      builder.build(lattice, 12, tree, least);
+      ASSERT_EQ(tree.size(), 12u);
+      int32_t row = 0, spine = 0;
+      for (; spine < 6; ++spine) {
+        const auto log_q = lattice.log_q(spine, row);
+        const auto best = std::max_element(log_q.begin(), log_q.end());
+        if (*best < least) break;
+        const auto c = static_cast<int32_t>(best - log_q.begin());
+        EXPECT_EQ(tree[static_cast<size_t>(spine)].token, lattice.token(spine, c));
+        EXPECT_EQ(tree[static_cast<size_t>(spine)].parent, spine - 1);
+        if (kind == LatticeKind::conditional) row = c;
+      }
+      const std::vector<Path> paths = paths_of(tree);
+      for (size_t i = static_cast<size_t>(spine) + 1; i < paths.size(); ++i)
+        EXPECT_LE(paths[i].score, paths[i - 1].score + 1e-5) << i;
+    }
+  }
+}
+
 // A drafter whose distribution is the model's proposes what the model will draw, at every depth.
 TEST(Lattice, NoisePicksTheTokensThatWillBeDrawn) {
   std::mt19937 random(3);
@@ -138,7 +166,10 @@ TEST(Lattice, NoisePicksTheTokensThatWillBeDrawn) {
       Lattice lattice = random_lattice(kind, 3, 6, random);
       const Lattice plain = lattice;
       const auto position = static_cast<int32_t>(50 + seed);
-      lattice.add_noise(seed, position);
+      for (int32_t d = 0; d < 3; ++d) {
+        const int32_t parents = kind == LatticeKind::conditional && d > 0 ? 6 : 1;
+        for (int32_t parent = 0; parent < parents; ++parent) lattice.add_noise(seed, position, d, parent);
+      }
       builder.build(lattice, 40, tree);
       int32_t parent = 0, node = -1;
       for (int32_t d = 0; d < 3; ++d) {

@@ -1,5 +1,5 @@
 // lattice.cpp -- see lattice.h.
-#include "engine/draft/lattice.h"
+#include "engine/draft/lattice/lattice.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,8 +10,6 @@
 
 namespace braid {
 namespace {
-
-constexpr float kImpossible = -std::numeric_limits<float>::infinity();
 
 // log of the sum of exp.
 double log_sum(std::span<const float> values) {
@@ -30,7 +28,8 @@ void Lattice::reset(LatticeKind kind, int32_t depths, int32_t width) {
   width_ = width;
   const auto cells = static_cast<size_t>(depths) * static_cast<size_t>(width);
   tokens_.assign(cells, 0);
-  log_q_.assign(kind == LatticeKind::conditional ? cells * static_cast<size_t>(width) : cells, kImpossible);
+  log_q_.assign(kind == LatticeKind::conditional ? cells * static_cast<size_t>(width) : cells,
+                Lattice::kImpossible);
   chosen_.assign(static_cast<size_t>(depths), 0);
 }
 
@@ -39,21 +38,16 @@ size_t Lattice::first(int32_t d, int32_t parent) const {
                                            : cell(d, 0);
 }
 
-void Lattice::add_noise(uint64_t seed, int32_t position) {
-  const int32_t parents = kind_ == LatticeKind::conditional ? width_ : 1;
-  for (int32_t d = 0; d < depths_; ++d) {
-    TokenNoise noise(seed, position + d);
-    for (int32_t parent = 0; parent < (d == 0 ? 1 : parents); ++parent) {
-      const std::span<float> row = log_q(d, parent);
-      const double before = log_sum(row);
-      if (!std::isfinite(before)) continue;
-      for (int32_t c = 0; c < width_; ++c)
-        row[static_cast<size_t>(c)] += static_cast<float>(noise.gumbel(token(d, c)));
-      // What the candidates had together, they keep.
-      const auto change = static_cast<float>(before - log_sum(row));
-      for (float& x : row) x += change;
-    }
-  }
+void Lattice::add_noise(uint64_t seed, int32_t position, int32_t d, int32_t parent) {
+  const std::span<float> row = log_q(d, parent);
+  const double before = log_sum(row);
+  if (!std::isfinite(before)) return;
+  TokenNoise noise(seed, position + d);
+  for (int32_t c = 0; c < width_; ++c)
+    row[static_cast<size_t>(c)] += static_cast<float>(noise.gumbel(token(d, c)));
+  // What the candidates had together, they keep.
+  const auto change = static_cast<float>(before - log_sum(row));
+  for (float& x : row) x += change;
 }
 
 // Candidates of a row, most probable first.
@@ -77,14 +71,15 @@ void TreeBuilder::push(const Lattice& lattice, Entry entry) {
   if (entry.rank >= lattice.width()) return;
   const int32_t c = ranked(lattice, entry.depth, entry.row_of)[static_cast<size_t>(entry.rank)];
   entry.score = entry.before + lattice.log_q(entry.depth, entry.row_of)[static_cast<size_t>(c)];
-  if (!(entry.score > kImpossible)) return;
+  if (!(entry.score > Lattice::kImpossible)) return;
+  entry.is_spine = entry.is_spine && entry.score - entry.before >= least_spine_;
   entry.age = age_++;
   heap_.push_back(entry);
   std::push_heap(heap_.begin(), heap_.end(), Later());
 }
 
 // Scores fall along a path, so popping the best first gives the most probable nodes of all.
-void TreeBuilder::build(const Lattice& lattice, int32_t budget, std::vector<Draft>& tree) {
+void TreeBuilder::build(const Lattice& lattice, int32_t budget, std::vector<Draft>& tree, float least_spine) {
   const auto width = static_cast<size_t>(lattice.width());
   const auto rows = static_cast<size_t>(lattice.depths()) *
                     (lattice.kind() == LatticeKind::conditional ? width : size_t{1});
@@ -94,7 +89,10 @@ void TreeBuilder::build(const Lattice& lattice, int32_t budget, std::vector<Draf
   tree.clear();
   age_ = 0;
   if (rows * width == 0) return;
-  push(lattice, {});
+  least_spine_ = least_spine;
+  Entry first;
+  first.is_spine = true;
+  push(lattice, first);
   while (!heap_.empty() && std::ssize(tree) < budget) {
     std::pop_heap(heap_.begin(), heap_.end(), Later());
     const Entry entry = heap_.back();
@@ -109,10 +107,12 @@ void TreeBuilder::build(const Lattice& lattice, int32_t budget, std::vector<Draf
       child.depth = entry.depth + 1;
       child.row_of = lattice.kind() == LatticeKind::conditional ? c : 0;
       child.before = entry.score;
+      child.is_spine = entry.is_spine;
       push(lattice, child);
     }
     Entry sibling = entry;
     ++sibling.rank;
+    sibling.is_spine = false;
     push(lattice, sibling);
   }
 }

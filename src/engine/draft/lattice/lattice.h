@@ -7,7 +7,9 @@
 //   chain         on the one candidate of each row that the drafter went on from (MTP): only it has children
 #pragma once
 
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -20,6 +22,8 @@ enum class LatticeKind : uint8_t { independent, conditional, chain };
 // Memory is kept from one reset() to the next.
 class Lattice {
  public:
+  static constexpr float kImpossible = -std::numeric_limits<float>::infinity();
+
   // `width` candidates in each of `depths` rows, all impossible for now.
   void reset(LatticeKind kind, int32_t depths, int32_t width);
 
@@ -43,10 +47,10 @@ class Lattice {
     return d + 1 < depths_ && (kind_ != LatticeKind::chain || chosen_[static_cast<size_t>(d)] == c);
   }
 
-  // For drawn answers: log q becomes log of the probability that the noise of `seed` picks a candidate, row 0
-  // being the token at `position`. A drafter that gives its log q at that temperature and then ranks by
-  // this proposes the tokens that the model will draw from a distribution like the drafter's.
-  void add_noise(uint64_t seed, int32_t position);
+  // For drawn answers: log q of a row becomes log of the probability that the noise of `seed` picks a
+  // candidate, row 0 being the token at `position`. A drafter that gives its log q at that temperature and
+  // then ranks by this proposes the tokens that the model will draw from a distribution like the drafter's.
+  void add_noise(uint64_t seed, int32_t position, int32_t d, int32_t parent);
 
  private:
   size_t cell(int32_t d, int32_t c) const {
@@ -66,8 +70,9 @@ class Lattice {
 class TreeBuilder {
  public:
   // The `budget` most probable paths of the lattice, and with them all they begin with: nodes in descending
-  // probability of their paths, parents first. Ties: the node that could be added earlier.
-  void build(const Lattice& lattice, int32_t budget, std::vector<Draft>& tree);
+  // probability of their paths, parents first. Ties: the node that could be added earlier. Before all others
+  // stands the spine: the best candidate of each row, for as long as their log q is least_spine at least.
+  void build(const Lattice& lattice, int32_t budget, std::vector<Draft>& tree, float least_spine = INFINITY);
 
  private:
   struct Entry {  // a node that could be added
@@ -78,9 +83,11 @@ class TreeBuilder {
     int32_t row_of = 0;  // the parent's candidate, if rows are conditional
     int32_t rank = 0;
     double before = 0;  // score of the parent's path
+    bool is_spine = false;
   };
   struct Later {
     bool operator()(const Entry& a, const Entry& b) const {
+      if (a.is_spine != b.is_spine) return b.is_spine;
       return a.score != b.score ? a.score < b.score : a.age > b.age;
     }
   };
@@ -91,6 +98,7 @@ class TreeBuilder {
   std::vector<int32_t> ranked_;  // [depths][parents][width]: candidates, most probable first
   std::vector<bool> is_ranked_;  // [depths][parents]
   int32_t age_ = 0;
+  float least_spine_ = 0;
 };
 
 }  // namespace braid

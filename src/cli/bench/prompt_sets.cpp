@@ -1,0 +1,80 @@
+// prompt_sets.cpp -- see prompt_sets.h.
+#include "cli/bench/prompt_sets.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <sstream>
+
+#include "cli/generate.h"
+
+namespace braid::cli {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Result<RenderedText> render(const Json& line, const GgufFile& file, const Tokenizer& tokenizer) {
+  const auto text = line.find("text");
+  if (text != line.end()) {
+    if (!text->is_string()) return Error{ErrorKind::invalid_argument, "\"text\" is no string"};
+    return RenderedText{text->get<std::string>(), {}};
+  }
+  const auto messages = line.find("messages");
+  if (messages == line.end() || !messages->is_array())
+    return Error{ErrorKind::invalid_argument, "there is neither \"text\" nor an array \"messages\""};
+  BRAID_ASSIGN(const ChatTemplate chat, make_chat_template(file, tokenizer));
+  ChatOptions options;
+  options.enable_thinking = false;
+  return chat.render(*messages, line.value("tools", Json()), options);
+}
+
+Status add_prompt(const std::string& text, const GgufFile& file, const Tokenizer& tokenizer,
+                  std::vector<PromptSet>& sets) {
+  const Json line = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!line.is_object()) return Error{ErrorKind::invalid_argument, "this is no JSON object"};
+  const auto set = line.find("set");
+  if (set != line.end() && !set->is_string())
+    return Error{ErrorKind::invalid_argument, "\"set\" is no string"};
+  const std::string name = set == line.end() ? "prompts" : set->get<std::string>();
+  BRAID_ASSIGN(const RenderedText rendered, render(line, file, tokenizer));
+  BRAID_ASSIGN(std::vector<int32_t> tokens, tokenizer.encode_rendered(rendered));
+  if (tokens.empty()) return Error{ErrorKind::invalid_argument, "the prompt is empty"};
+  auto known = std::find_if(sets.begin(), sets.end(), [&](const PromptSet& s) { return s.name == name; });
+  if (known == sets.end()) known = sets.insert(sets.end(), PromptSet{name, {}});
+  known->prompts.push_back(std::move(tokens));
+  return {};
+}
+
+}  // namespace
+
+Result<std::vector<PromptSet>> read_prompt_sets(const std::string& path, const GgufFile& file,
+                                                const Tokenizer& tokenizer) {
+  BRAID_ASSIGN(const std::string text, read_text(path));
+  std::vector<PromptSet> sets;
+  std::istringstream lines(text);
+  int number = 0;
+  for (std::string line; std::getline(lines, line);) {
+    ++number;
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    if (const Status added = add_prompt(line, file, tokenizer, sets); !added.ok())
+      return Error{added.error().kind, fmt::format("{}:{}: {}", path, number, added.error().message)};
+  }
+  if (sets.empty()) return Error{ErrorKind::invalid_argument, path + ": there are no prompts in it"};
+  return sets;
+}
+
+PromptSet random_prompts(int32_t count, int32_t tokens, int64_t vocabulary) {
+  PromptSet set{"random", {}};
+  for (int32_t i = 0; i < count; ++i) {
+    std::mt19937_64 random(static_cast<uint64_t>(i) + 100);
+    std::vector<int32_t>& prompt = set.prompts.emplace_back();
+    for (int32_t t = 0; t < tokens; ++t)
+      prompt.push_back(static_cast<int32_t>(random() % static_cast<uint64_t>(vocabulary)));
+  }
+  return set;
+}
+
+}  // namespace braid::cli

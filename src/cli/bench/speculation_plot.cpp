@@ -1,0 +1,186 @@
+// speculation_plot.cpp -- see speculation_plot.h.
+#include "cli/bench/speculation_plot.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <vector>
+
+namespace braid::cli {
+
+namespace {
+
+constexpr int kWidth = 840, kPanelWidth = 330, kPanelHeight = 220, kTop = 74, kLegendLine = 20;
+
+// Colours that keep their contrast; pages that are dark get lighter ones.
+constexpr const char* kStyle = R"(<style>
+  text { font: 12px system-ui, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f2328 }
+  .title { font-size: 15px; font-weight: 600 } .soft { fill: #59636e } .grid { stroke: #d8dee4 }
+  path { fill: none; stroke-width: 2 } circle { stroke: none }
+  .c0 { stroke: #59636e; fill: #59636e; stroke-dasharray: 5 4 } .c1 { stroke: #0969da; fill: #0969da }
+  .c2 { stroke: #bc4c00; fill: #bc4c00 } .c3 { stroke: #1a7f37; fill: #1a7f37 } .c4 { stroke: #8250df; fill: #8250df }
+  .c5 { stroke: #bf3989; fill: #bf3989 }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #e6edf3 } .soft { fill: #9198a1 } .grid { stroke: #3d444d }
+    .c0 { stroke: #9198a1; fill: #9198a1 } .c1 { stroke: #4493f8; fill: #4493f8 }
+    .c2 { stroke: #f0883e; fill: #f0883e } .c3 { stroke: #3fb950; fill: #3fb950 }
+    .c4 { stroke: #ab7df8; fill: #ab7df8 } .c5 { stroke: #db61a2; fill: #db61a2 }
+  }
+  path.c0, path.c1, path.c2, path.c3, path.c4, path.c5 { fill: none }
+</style>
+)";
+
+std::string escaped(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '<') {
+      out += "&lt;";
+    } else if (c == '&') {
+      out += "&amp;";
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+struct Mean {
+  double sum = 0;
+  int count = 0;
+  void add(double value) {
+    sum += value;
+    ++count;
+  }
+  double value() const { return count > 0 ? sum / count : 0; }
+};
+
+// Points of one line, by their place on the x axis.
+using Line = std::map<int, double>;
+
+struct Panel {
+  std::string title, axis;
+  std::vector<int> places;            // values of x, ascending, evenly spaced in the picture
+  std::map<std::string, Line> lines;  // by name; "none" is plain decoding
+};
+
+void add_place(Panel& panel, int x) {
+  const auto at = std::lower_bound(panel.places.begin(), panel.places.end(), x);
+  if (at == panel.places.end() || *at != x) panel.places.insert(at, x);
+}
+
+// tok/s of each line, budget and batch, over the sets.
+using Means = std::map<std::string, std::map<std::pair<int, int>, Mean>>;
+
+Means means_of(std::span<const SpeculationRow> rows) {
+  Means means;
+  for (const SpeculationRow& row : rows) {
+    means[row.name()][{row.budget, row.batch}].add(row.tok_s);
+    means["none"][{0, row.batch}].add(row.plain_tok_s);
+  }
+  return means;
+}
+
+Panel against_drafts(const Means& means, int batch) {
+  Panel panel{
+      batch == 1 ? "one sequence" : fmt::format("{} sequences", batch), "drafts of a step at most", {}, {}};
+  for (const auto& [name, points] : means)
+    for (const auto& [where, mean] : points)
+      if (where.second == batch && name != "none") {
+        add_place(panel, where.first);
+        panel.lines[name][where.first] = mean.value();
+      }
+  for (const int x : panel.places) panel.lines["none"][x] = means.at("none").at({0, batch}).value();
+  return panel;
+}
+
+Panel against_batch(const Means& means) {
+  Panel panel{"at the best number of drafts", "sequences", {}, {}};
+  for (const auto& [name, points] : means)
+    for (const auto& [where, mean] : points) {
+      add_place(panel, where.second);
+      double& best = panel.lines[name][where.second];
+      best = std::max(best, mean.value());
+    }
+  return panel;
+}
+
+// 1, 2 or 5 times a power of ten, so that about four of them reach `most`.
+double tick_of(double most) {
+  const double rough = std::max(most, 1e-9) / 4;
+  const double power = std::pow(10, std::floor(std::log10(rough)));
+  for (const double step : {1.0, 2.0, 5.0})
+    if (step * power >= rough) return step * power;
+  return 10 * power;
+}
+
+std::string draw(const Panel& panel, int left, const std::vector<std::string>& names) {
+  double most = 0;
+  for (const auto& [name, line] : panel.lines)
+    for (const auto& [x, y] : line) most = std::max(most, y);
+  const double tick = tick_of(most);
+  const double top = tick * std::max(1.0, std::ceil(most / tick));
+  const double bottom = kTop + kPanelHeight;
+  const auto y_of = [&](double value) { return bottom - kPanelHeight * value / top; };
+  const auto x_of = [&](int x) {
+    const auto at = std::lower_bound(panel.places.begin(), panel.places.end(), x) - panel.places.begin();
+    const auto steps = static_cast<double>(std::max<size_t>(panel.places.size(), 2) - 1);
+    return left + 20 + (kPanelWidth - 40) * static_cast<double>(at) / steps;
+  };
+  std::string out = fmt::format("<text x=\"{}\" y=\"{}\">tok/s, {}</text>\n", left, kTop - 12, panel.title);
+  for (double value = 0; value <= top * 1.001; value += tick) {
+    out += fmt::format("<line class=\"grid\" x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>\n", left,
+                       left + kPanelWidth, y_of(value), y_of(value));
+    out += fmt::format("<text class=\"soft\" x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\">{:.6g}</text>\n",
+                       left - 6, y_of(value) + 4, value);
+  }
+  for (const int x : panel.places)
+    out += fmt::format("<text class=\"soft\" x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{}</text>\n",
+                       x_of(x), bottom + 18, x == 0 ? "default" : std::to_string(x));
+  out += fmt::format("<text class=\"soft\" x=\"{}\" y=\"{:.1f}\" text-anchor=\"middle\">{}</text>\n",
+                     left + kPanelWidth / 2, bottom + 38, panel.axis);
+  for (size_t i = 0; i < names.size(); ++i) {
+    const auto line = panel.lines.find(names[i]);
+    if (line == panel.lines.end()) continue;
+    std::string path, points;
+    for (const auto& [x, y] : line->second) {
+      path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : " L", x_of(x), y_of(y));
+      points += fmt::format(
+          "<circle class=\"c{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3.5\"><title>{}: {:.1f} tok/s"
+          "</title></circle>\n",
+          i % 6, x_of(x), y_of(y), escaped(names[i]), y);
+    }
+    out += fmt::format("<path class=\"c{}\" d=\"{}\"/>\n{}", i % 6, path, points);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string speculation_plot(const std::string& title, std::span<const SpeculationRow> rows) {
+  if (rows.empty()) return {};
+  const Means means = means_of(rows);
+  std::vector<std::string> names = {"none"};
+  for (const SpeculationRow& row : rows)
+    if (std::find(names.begin(), names.end(), row.name()) == names.end()) names.push_back(row.name());
+  int smallest = rows[0].batch;
+  for (const SpeculationRow& row : rows) smallest = std::min(smallest, row.batch);
+
+  const int legend = kTop + kPanelHeight + 66;
+  const int height = legend + kLegendLine * static_cast<int>(names.size());
+  std::string out = fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" "
+      "role=\"img\">\n<title>{2}</title>\n{3}<text class=\"title\" x=\"16\" y=\"28\">{2}</text>\n",
+      kWidth, height, escaped("Speculation: " + title), kStyle);
+  out += draw(against_drafts(means, smallest), 70, names);
+  out += draw(against_batch(means), 490, names);
+  for (size_t i = 0; i < names.size(); ++i) {
+    const int y = legend + kLegendLine * static_cast<int>(i);
+    out += fmt::format("<path class=\"c{}\" d=\"M70 {} L94 {}\"/>\n<text x=\"102\" y=\"{}\">{}</text>\n",
+                       i % 6, y - 4, y - 4, y, escaped(names[i]));
+  }
+  return out + "</svg>\n";
+}
+
+}  // namespace braid::cli

@@ -1,0 +1,127 @@
+// joint_drafter_test.cpp -- what several drafters say becomes one tree.
+#include "engine/draft/joint_drafter.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+
+namespace braid {
+namespace {
+
+class Says : public Drafter {
+ public:
+  Says(DraftSource source, std::vector<Draft> drafts) : source_(source), drafts_(std::move(drafts)) {}
+  DraftSource source() const override { return source_; }
+  void propose(StepPlan& plan, int32_t) override {
+    for (StepItem& item : plan.items) {
+      EXPECT_TRUE(item.drafts.empty());
+      item.drafts = drafts_;
+    }
+  }
+  void observe(const StepPlan&, std::span<const Verdict>) override {}
+
+ private:
+  DraftSource source_;
+  std::vector<Draft> drafts_;
+};
+
+std::vector<Draft> jointly(std::vector<Draft> a, std::vector<Draft> b, int32_t most, int32_t budget = 100) {
+  std::vector<std::unique_ptr<Drafter>> drafters;
+  drafters.push_back(std::make_unique<Says>(DraftSource::ngram, std::move(a)));
+  drafters.push_back(std::make_unique<Says>(DraftSource::mtp, std::move(b)));
+  JointDrafter joint(std::move(drafters));
+  StepPlan plan;
+  plan.items.resize(1);
+  plan.items[0].draft_count = most;
+  joint.propose(plan, budget);
+  return plan.items[0].drafts;
+}
+
+TEST(JointDrafter, SharesWhatBothSayAndKeepsTheRestBesideIt) {
+  const std::vector<Draft> tree = jointly({{7, -1, -0.5f}, {8, 0, -0.2f}, {9, 1, -0.2f}},
+                                          {{7, -1, -0.1f}, {8, 0, -0.3f}, {5, 1, -0.4f}}, 10);
+  ASSERT_EQ(tree.size(), 4u);
+  const int32_t tokens[] = {7, 8, 9, 5}, parents[] = {-1, 0, 1, 1};
+  const float log_q[] = {-0.1f, -0.2f, -0.2f, -0.4f};
+  const DraftSource sources[] = {DraftSource::mtp, DraftSource::ngram, DraftSource::ngram, DraftSource::mtp};
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(tree[i].token, tokens[i]) << i;
+    EXPECT_EQ(tree[i].parent, parents[i]) << i;
+    EXPECT_EQ(tree[i].log_q, log_q[i]) << i;
+    EXPECT_EQ(tree[i].source, sources[i]) << i;
+  }
+}
+
+TEST(JointDrafter, TheMostProbablePathsStay) {
+  const std::vector<Draft> tree =
+      jointly({{1, -1, -1.0f}, {2, 0, -0.1f}}, {{3, -1, -0.2f}, {4, 0, -0.3f}, {5, 1, -3.0f}}, 3);
+  ASSERT_EQ(tree.size(), 3u);
+  const int32_t tokens[] = {1, 3, 4}, parents[] = {-1, -1, 1};
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(tree[i].token, tokens[i]) << i;
+    EXPECT_EQ(tree[i].parent, parents[i]) << i;
+  }
+  EXPECT_EQ(jointly({{1, -1, -1.0f}}, {{3, -1, -0.2f}}, 5, 1).size(), 1u);
+  EXPECT_TRUE(jointly({{1, -1, -1.0f}}, {{3, -1, -0.2f}}, 5, 0).empty());
+}
+
+// Every path of the tree is one of a drafter, no two children of a node are the same, and a smaller tree is
+// closed under parents.
+TEST(JointDrafter, RandomTreesHoldWhatTheirDraftersSaid) {
+  std::mt19937 random(3);
+  const auto any = [&] {
+    std::vector<Draft> tree;
+    std::map<std::pair<int32_t, int32_t>, bool> taken;
+    for (int32_t i = 0; i < 8; ++i) {
+      const auto parent = static_cast<int32_t>(random() % static_cast<uint32_t>(tree.size() + 1)) - 1;
+      const auto token = static_cast<int32_t>(random() % 4);
+      if (std::exchange(taken[{parent, token}], true)) continue;
+      tree.push_back({token, parent, -static_cast<float>(random() % 100) / 50});
+    }
+    return tree;
+  };
+  const auto paths = [](const std::vector<Draft>& tree) {
+    std::map<std::vector<int32_t>, int> found;
+    std::vector<std::vector<int32_t>> of;
+    for (const Draft& node : tree) {
+      EXPECT_LT(node.parent, static_cast<int32_t>(of.size()));
+      of.push_back(node.parent < 0 ? std::vector<int32_t>() : of[static_cast<size_t>(node.parent)]);
+      of.back().push_back(node.token);
+      ++found[of.back()];
+    }
+    return found;
+  };
+  for (int round = 0; round < 200; ++round) {
+    const std::vector<Draft> a = any(), b = any();
+    auto wanted = paths(a);
+    for (const auto& [path, count] : paths(b)) wanted[path] += count;
+    const auto all = paths(jointly(a, b, 100));
+    EXPECT_EQ(all.size(), wanted.size());
+    for (const auto& [path, count] : all) {
+      EXPECT_EQ(count, 1);
+      EXPECT_TRUE(wanted.contains(path));
+    }
+    const auto most = static_cast<int32_t>(random() % 8);
+    const auto few = paths(jointly(a, b, most));
+    EXPECT_EQ(few.size(), std::min<size_t>(all.size(), static_cast<size_t>(most)));
+    for (const auto& [path, count] : few) EXPECT_TRUE(all.contains(path));
+  }
+}
+
+TEST(JointDrafter, EverySequenceGetsItsOwn) {
+  std::vector<std::unique_ptr<Drafter>> drafters;
+  drafters.push_back(std::make_unique<Says>(DraftSource::ngram, std::vector<Draft>{{1, -1, -0.5f}}));
+  drafters.push_back(std::make_unique<Says>(DraftSource::mtp, std::vector<Draft>{{2, -1, -0.5f}}));
+  JointDrafter joint(std::move(drafters));
+  StepPlan plan;
+  plan.items.resize(3);
+  for (StepItem& item : plan.items) item.draft_count = 4;
+  joint.propose(plan, 5);
+  EXPECT_EQ(plan.items[0].drafts.size(), 2u);
+  EXPECT_EQ(plan.items[1].drafts.size(), 2u);
+  EXPECT_EQ(plan.items[2].drafts.size(), 1u);
+}
+
+}  // namespace
+}  // namespace braid

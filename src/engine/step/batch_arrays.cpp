@@ -1,0 +1,149 @@
+// batch_arrays.cpp -- see batch_arrays.h.
+#include "engine/step/batch_arrays.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace braid {
+
+int64_t BatchArrays::batch_elements(const Sizes& sizes) {
+  int64_t sum = 0;
+  for (int a = 0; a < kArrays; ++a) sum += padded_to_line(count_of(sizes, a));
+  return sum;
+}
+
+size_t BatchArrays::bytes(const Sizes& most, int32_t most_batches, int32_t blocks_per_sequence,
+                          int32_t groups) {
+  const int64_t elements =
+      most_batches * batch_elements(most) + int64_t{groups} * most.sequences * blocks_per_sequence;
+  return static_cast<size_t>(elements) * sizeof(int32_t);
+}
+
+Status BatchArrays::allocate(Device& device, const char* what, const Sizes& most, int32_t most_batches,
+                             int32_t blocks_per_sequence, int32_t groups) {
+  device_ = &device;
+  most_ = most;
+  most_batches_ = most_batches;
+  blocks_per_sequence_ = blocks_per_sequence;
+  groups_ = groups;
+  used_.resize(static_cast<size_t>(most_batches));
+  const size_t size = bytes(most, most_batches, blocks_per_sequence, groups);
+  BRAID_ASSIGN(host_, device.allocate_host(size, what));
+  if (!device.computes_in_host_memory()) {
+    BRAID_ASSIGN(memory_, device.allocate(size, what));
+  }
+  base_ = static_cast<const int32_t*>(is_sent() ? memory_.data() : host_.data());
+  return {};
+}
+
+void BatchArrays::begin(const Sizes& room, int32_t batches) {
+  BRAID_CHECK(room.rows <= most_.rows && room.sequences <= most_.sequences && room.outputs <= most_.outputs);
+  BRAID_CHECK(batches <= most_batches_);
+  room_ = room;
+  batches_ = batches;
+  with_blocks_ = 0;
+  std::fill(used_.begin(), used_.end(), Sizes{});
+  batch_elements_ = 0;
+  for (int a = 0; a < kArrays; ++a) {
+    offset_[a] = batch_elements_;
+    batch_elements_ += padded_to_line(count_of(room, a));
+  }
+}
+
+int32_t BatchArrays::add_sequence(int32_t batch, int32_t state_slot, int32_t certain_rows,
+                                  int32_t context_cells) {
+  Sizes& used = used_[static_cast<size_t>(batch)];
+  BRAID_CHECK(batch < batches_ && used.sequences < room_.sequences);
+  const int32_t index = used.sequences++;
+  host(batch, first_row)[index] = used.rows;
+  host(batch, rows)[index] = 0;
+  host(batch, certain)[index] = certain_rows;
+  host(batch, context)[index] = context_cells;
+  host(batch, slot)[index] = state_slot;
+  return index;
+}
+
+int32_t BatchArrays::add_row(int32_t batch, const Row& row) {
+  Sizes& used = used_[static_cast<size_t>(batch)];
+  BRAID_CHECK(used.rows < room_.rows && used.sequences > 0);
+  const int32_t index = used.rows++;
+  const int32_t of = used.sequences - 1;
+  ++host(batch, rows)[of];
+  host(batch, token)[index] = row.token;
+  host(batch, position)[index] = row.position;
+  host(batch, last_position)[index] = row.last_position;
+  host(batch, cell)[index] = row.cell;
+  host(batch, sequence)[index] = of;
+  host(batch, parent)[index] = row.parent;
+  return index;
+}
+
+void BatchArrays::add_output(int32_t batch) {
+  Sizes& used = used_[static_cast<size_t>(batch)];
+  BRAID_CHECK(used.outputs < room_.outputs && used.rows > 0);
+  host(batch, output_row)[used.outputs++] = used.rows - 1;
+}
+
+void BatchArrays::set_blocks(int32_t index, const Sequence& s) {
+  BRAID_CHECK(index < room_.sequences);
+  with_blocks_ = std::max(with_blocks_, index + 1);
+  for (int32_t g = 0; g < groups_; ++g) {
+    BRAID_CHECK(static_cast<int32_t>(s.blocks[g].size()) <= blocks_per_sequence_);
+    int32_t* end = std::copy(s.blocks[g].begin(), s.blocks[g].end(), table_of(g, index));
+    std::fill(end, table_of(g, index + 1), 0);
+  }
+}
+
+void BatchArrays::pad(int32_t batch) {
+  const Sizes& used = used_[static_cast<size_t>(batch)];
+  for (int32_t i = used.rows; i < room_.rows; ++i) {
+    for (const Array a : {token, cell, sequence, parent}) host(batch, a)[i] = -1;
+    for (const Array a : {position, last_position}) host(batch, a)[i] = 0;
+  }
+  for (int32_t i = used.outputs; i < room_.outputs; ++i) host(batch, output_row)[i] = -1;
+  for (int32_t i = used.sequences; i < room_.sequences; ++i)
+    for (const Array a : {first_row, rows, certain, context, slot}) host(batch, a)[i] = 0;
+  for (int32_t g = 0; g < groups_; ++g) std::fill(table_of(g, with_blocks_), table_of(g, room_.sequences), 0);
+}
+
+Batch BatchArrays::finish(int32_t batch, bool padded) {
+  if (padded) pad(batch);
+  const Sizes& sizes = padded ? room_ : used_[static_cast<size_t>(batch)];
+  Batch b;
+  b.tokens = sizes.rows;
+  b.sequences = sizes.sequences;
+  b.outputs = sizes.outputs;
+  b.token = on_device(batch, token);
+  b.position = on_device(batch, position);
+  b.cell = on_device(batch, cell);
+  b.sequence = on_device(batch, sequence);
+  b.parent = on_device(batch, parent);
+  b.first_row = on_device(batch, first_row);
+  b.rows = on_device(batch, rows);
+  b.certain = on_device(batch, certain);
+  b.context = on_device(batch, context);
+  b.slot = on_device(batch, slot);
+  b.block_table = b.cold_table = base_ + tables();
+  b.blocks_per_sequence = blocks_per_sequence_;
+  b.group_stride = group_elements();
+  b.output_row = on_device(batch, output_row);
+  return b;
+}
+
+void BatchArrays::send(int64_t first, int64_t count) {
+  if (!is_sent()) return;
+  device_->to_device(static_cast<int32_t*>(memory_.data()) + first,
+                     static_cast<const int32_t*>(host_.data()) + first,
+                     static_cast<size_t>(count) * sizeof(int32_t));
+}
+
+void BatchArrays::upload() { send(0, tables() + groups_ * group_elements()); }
+
+void BatchArrays::upload(int32_t batch, Array a, int32_t first, int32_t count) {
+  send(offset(batch, a) + first, count);
+}
+
+void BatchArrays::upload_tokens(int32_t batch) { upload(batch, token, 0, room_.rows); }
+
+}  // namespace braid

@@ -1,0 +1,174 @@
+// batch_arrays_test.cpp -- arrays and records on a device that has memory of its own and records.
+#include "engine/step/batch_arrays.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+#include <vector>
+
+#include "engine/step/records.h"
+
+namespace braid {
+namespace {
+
+// Copies at once; a record is a number.
+class Recording : public Device {
+ public:
+  std::string description() const override { return "recording"; }
+  Result<Buffer> allocate(size_t size_bytes, const char*) override {
+    return Buffer(std::calloc(1, size_bytes), size_bytes, [](void* p, size_t) { std::free(p); });
+  }
+  Status load_weights(std::span<Weight* const>, const WeightDone&) override { return {}; }
+  size_t weight_bytes(const Weight&) const override { return 0; }
+  Result<size_t> reserve_workspaces(const WorkspaceNeeds&) override { return size_t{0}; }
+  void to_device(void* dst, const void* src, size_t size_bytes) override {
+    std::memcpy(dst, src, size_bytes);
+    ++copies;
+  }
+  void to_host(void* dst, const void* src, size_t size_bytes) override { std::memcpy(dst, src, size_bytes); }
+  bool computes_in_host_memory() const override { return false; }
+  void synchronize() override {}
+  Ops& ops() override { std::abort(); }
+
+  bool begin_record() override { return records_at_all; }
+  Status end_record(uint64_t key) override {
+    kept[key] = ++recorded;
+    return {};
+  }
+  bool has_record(uint64_t key) const override { return kept.contains(key); }
+  void replay(uint64_t) override { ++replayed; }
+  void forget_records() override { kept.clear(); }
+
+  bool records_at_all = true;
+  int copies = 0, recorded = 0, replayed = 0;
+  std::map<uint64_t, int> kept;
+};
+
+TEST(Records, WorkIsQueuedThenRecordedThenReplayed) {
+  Recording device;
+  Records records(device);
+  int queued = 0;
+  const auto ask = [&](Records::Work work, uint64_t shape) {
+    EXPECT_TRUE(records.queue(work, shape, [&] { ++queued; }).ok());
+  };
+  ask(Records::Work::step, 7);
+  EXPECT_EQ(queued, 1);
+  EXPECT_EQ(device.recorded, 0);
+  ask(Records::Work::head, 7);  // other work of the same numbers
+  EXPECT_EQ(device.recorded, 0);
+  ask(Records::Work::step, 7);
+  EXPECT_EQ(device.recorded, 1);
+  EXPECT_EQ(device.replayed, 1);
+  ask(Records::Work::step, 7);
+  EXPECT_EQ(queued, 3);
+  EXPECT_EQ(device.replayed, 2);
+}
+
+TEST(Records, OneBoundHoldsForAllWork) {
+  Recording device;
+  Records records(device);
+  const auto ask_twice = [&](Records::Work work, uint64_t shape) {
+    for (int i = 0; i < 2; ++i) EXPECT_TRUE(records.queue(work, shape, [] {}).ok());
+  };
+  size_t most = 0;
+  for (uint64_t shape = 0; shape < 500; ++shape) {
+    ask_twice(static_cast<Records::Work>(shape % 3), shape / 3);
+    EXPECT_EQ(records.count(), device.kept.size());
+    most = std::max(most, device.kept.size());
+  }
+  EXPECT_EQ(most, 192u);
+  // What was forgotten is recorded again when it comes again.
+  EXPECT_FALSE(device.has_record(0));
+  const int before = device.recorded;
+  EXPECT_TRUE(records.queue(Records::Work::step, 0, [] {}).ok());
+  EXPECT_EQ(device.recorded, before + 1);
+}
+
+TEST(Records, ADeviceThatRecordsNothingQueuesAlways) {
+  Recording device;
+  device.records_at_all = false;
+  Records records(device);
+  int queued = 0;
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(records.queue(Records::Work::step, 1, [&] { ++queued; }).ok());
+  EXPECT_EQ(queued, 4);
+  EXPECT_EQ(device.replayed, 0);
+}
+
+std::vector<int32_t> seen(const int32_t* array, int32_t count) { return {array, array + count}; }
+
+TEST(BatchArrays, PaddingBelongsToNobody) {
+  Recording device;
+  BatchArrays arrays;
+  ASSERT_TRUE(arrays.allocate(device, "test", {64, 8, 64}, 2, 3, 1).ok());
+  Sequence s;
+  s.blocks[0] = {5, 9};
+  for (int round = 0; round < 2; ++round) {  // what another batch left is padded over
+    const int32_t rows = round == 0 ? 20 : 3;
+    arrays.begin({20, 4, 20}, 2);
+    for (int32_t batch = 0; batch < 2; ++batch) {
+      EXPECT_EQ(arrays.add_sequence(batch, 6, 1, 40), 0);
+      for (int32_t i = 0; i < rows - batch; ++i) {
+        EXPECT_EQ(arrays.add_row(batch, {100 + i, 39 + i, 39 + i, i - 1, 77}), i);
+        if (i % 2 == 0) arrays.add_output(batch);
+      }
+    }
+    arrays.set_blocks(0, s);
+    const int copies = device.copies;
+    Batch batches[] = {arrays.finish(0, true), arrays.finish(1, true)};
+    arrays.upload();
+    EXPECT_EQ(device.copies, copies + 1);
+    if (round == 0) continue;
+    for (int32_t which = 0; which < 2; ++which) {
+      const Batch& b = batches[which];
+      EXPECT_EQ(b.tokens, 20);
+      EXPECT_EQ(b.sequences, 4);
+      EXPECT_EQ(b.outputs, 20);
+      EXPECT_EQ(seen(b.rows, 4), (std::vector<int32_t>{3 - which, 0, 0, 0}));
+      EXPECT_EQ(seen(b.slot, 4), (std::vector<int32_t>{6, 0, 0, 0}));
+      EXPECT_EQ(seen(b.context, 4), (std::vector<int32_t>{40, 0, 0, 0}));
+      EXPECT_EQ(seen(b.block_table, 12), (std::vector<int32_t>{5, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}));
+      const int32_t outputs = which == 0 ? 2 : 1;
+      for (int32_t i = 0; i < 20; ++i) {
+        const bool there = i < 3 - which;
+        EXPECT_EQ(b.token[i], there ? 100 + i : -1);
+        EXPECT_EQ(b.cell[i], there ? 39 + i : -1);
+        EXPECT_EQ(b.position[i], there ? 39 + i : 0);
+        EXPECT_EQ(b.sequence[i], there ? 0 : -1);
+        EXPECT_EQ(b.parent[i], there ? i - 1 : -1);
+        EXPECT_EQ(b.output_row[i], i < outputs ? 2 * i : -1);
+      }
+    }
+  }
+}
+
+TEST(BatchArrays, WithoutPaddingABatchIsWhatWasFilled) {
+  Recording device;
+  BatchArrays arrays;
+  ASSERT_TRUE(arrays.allocate(device, "test", {16, 4, 16}, 1, 2, 2).ok());
+  Sequence s;
+  s.blocks[0] = {1};
+  s.blocks[1] = {3, 4};
+  arrays.begin({8, 3, 8});
+  arrays.add_sequence(0, 2, 2, 10);
+  arrays.add_row(0, {7, 8, 8});
+  arrays.add_row(0, {9, 9, 9});
+  arrays.add_output(0);
+  arrays.set_blocks(0, s);
+  const Batch b = arrays.finish(0, false);
+  arrays.upload();
+  EXPECT_EQ(b.tokens, 2);
+  EXPECT_EQ(b.sequences, 1);
+  EXPECT_EQ(b.outputs, 1);
+  EXPECT_EQ(b.output_row[0], 1);
+  EXPECT_EQ(b.of_group(0).blocks_of(0)[0], 1);
+  EXPECT_EQ(b.of_group(1).blocks_of(0)[1], 4);
+  // What is changed afterwards is sent by itself.
+  arrays.host(0, BatchArrays::token)[1] = 55;
+  EXPECT_EQ(b.token[1], 9);
+  arrays.upload_tokens(0);
+  EXPECT_EQ(b.token[1], 55);
+}
+
+}  // namespace
+}  // namespace braid

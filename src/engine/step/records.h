@@ -1,0 +1,63 @@
+// records.h -- work of the same shape, again and again: queued the first time, recorded the second, replayed
+// from then on.
+//
+// Whatever a kernel sets up once must not be recorded, hence the second time. On devices that record nothing
+// it is always queued. All that an engine records is counted here, whoever asks for it: steps, and the
+// networks that draft for them.
+#pragma once
+
+#include <cstdint>
+#include <set>
+
+#include "base/result.h"
+#include "ops/device.h"
+
+namespace braid {
+
+class Records {
+ public:
+  enum class Work : uint8_t { step, head, draft_blocks };
+  // A shape is below this.
+  static constexpr int kShapeBits = 61;
+
+  explicit Records(Device& device) : device_(device) {}
+
+  // Queues what `enqueue` queues on the device, or replays it. Works of equal shape queue the same ops on the
+  // same memory. No recorded work is under way. Errors: those of Device::end_record().
+  template <typename Enqueue>
+  Status queue(Work work, uint64_t shape, Enqueue enqueue) {
+    const uint64_t key = static_cast<uint64_t>(work) << kShapeBits | shape;
+    if (is_due(key) && device_.begin_record()) {
+      enqueue();
+      BRAID_TRY(device_.end_record(key));
+      ++count_;
+    }
+    if (device_.has_record(key)) {
+      device_.replay(key);
+    } else {
+      enqueue();
+    }
+    return {};
+  }
+
+  size_t count() const { return count_; }
+
+ private:
+  // A record takes memory of the host and the driver. When there are more, all are made anew.
+  static constexpr size_t kMost = 192;
+
+  bool is_due(uint64_t key) {
+    if (device_.has_record(key) || seen_.insert(key).second) return false;
+    if (count_ == kMost) {
+      device_.forget_records();
+      count_ = 0;
+    }
+    return true;
+  }
+
+  Device& device_;
+  std::set<uint64_t> seen_;  // shapes that were queued once
+  size_t count_ = 0;
+};
+
+}  // namespace braid

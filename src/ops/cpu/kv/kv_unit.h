@@ -1,0 +1,25 @@
+// kv_unit.h -- q8_0 and c4 units in canonical order, encoded and expanded with vectors.
+//
+// What ops/kv says (kv_codec.h), bit for bit. Any thread; a unit is one thread's work.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/kv/kv_codec.h"
+
+namespace braid::cpu {
+
+// Whether there is a vector form for that codec and width: head_dim a multiple of 64.
+bool has_unit_kernels(const KvCodec& codec, int32_t head_dim);
+
+// Floats of scratch that encode_unit needs.
+constexpr int64_t unit_scratch_floats(int32_t head_dim) { return int64_t{44} * head_dim; }
+
+[[nodiscard]] bool encode_unit(const KvCodec& codec, int32_t head_dim, KvSide side, const uint16_t* rows,
+                               int64_t row_stride, float* scratch, uint8_t* unit);
+
+// As KvCodec::decode, to rows `row_stride` floats apart.
+void expand_unit(const KvCodec& codec, int32_t head_dim, KvSide side, const uint8_t* unit, float* rows,
+                 int64_t row_stride);
+
+}  // namespace braid::cpu

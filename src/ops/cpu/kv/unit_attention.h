@@ -1,0 +1,21 @@
+// unit_attention.h -- scores and sums over a unit of q8_0 or c4, read from its codes: for few rows of
+// queries.
+//
+// q and sums are in the stored domain, which for these formats is that of the rows. Any thread.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cpu/kv/kv_unit.h"
+
+namespace braid::cpu {
+
+// scores [heads][32] = q . K; q [heads][head_dim], `unit` of K, has_unit_kernels().
+void score_unit(const KvCodec& codec, int32_t head_dim, int32_t heads, const float* q, const uint8_t* unit,
+                float* scores);
+
+// acc [heads][acc_stride] += sum over cells of weight * V; weights [heads][32], `unit` of V.
+void add_unit(const KvCodec& codec, int32_t head_dim, int32_t heads, const float* weights,
+              const uint8_t* unit, float* acc, int64_t acc_stride);
+
+}  // namespace braid::cpu

@@ -1,0 +1,36 @@
+// unit_side.h -- one side of a layer's sealed blocks, whatever the format: by the fastest form that there is.
+//
+// Formats with kernels (kv_unit.h) and formats that are plain rows are read in place. All others go through
+// ops/kv, which is scalar and allocates: they work, and that is all.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ops/cpu/kv/kv_unit.h"
+#include "ops/state.h"
+
+namespace braid::cpu {
+
+// How units of a side are read.
+struct UnitSide {
+  enum class Form : uint8_t {
+    codes,  // score_unit(), add_unit()
+    rows,   // [32][head_dim] of `format`
+    other,  // expanded to f32
+  };
+  const KvCodec* codec = nullptr;
+  KvSide side = KvSide::k;
+  int32_t head_dim = 0;
+  Form form = Form::other;
+  KvFormat format = KvFormat::f32;  // of the rows that they are or become
+};
+UnitSide unit_side(const KvCodec& codec, KvSide side, int32_t head_dim);
+
+// rows [32][head_dim] of f16. A NaN among them makes a unit of zeros. scratch: unit_scratch_floats().
+void seal_unit(const UnitSide& side, const std::byte* rows, float* scratch, std::byte* unit);
+
+// The rows that a unit stands for, rotated back, `row_stride` floats apart.
+void restore_rows(const UnitSide& side, const std::byte* unit, float* rows, int64_t row_stride);
+
+}  // namespace braid::cpu

@@ -1,0 +1,332 @@
+// delta_nodes.cu -- what delta_tree wants to know of a sequence's rows before it has the state.
+//
+// Of a key head, once for all its value heads: q and k after convolution, SiLU and l2 norm, and their
+// products with the keys of entries and of the nodes before them. Of a value head: v, gates of the outputs,
+// betas, and the decays from what each node sees. A block is up to kTreeTile nodes of one of these; keys and
+// gates of earlier nodes it makes again: they cost less than a launch that hands them over. Raw inputs, keys
+// and gates of the nodes go into the rings.
+//
+// What a step before has left, parents, entries and their gates, is asked for before the wait. delta_tree may
+// start as soon as all blocks have waited.
+//
+// Why not in delta_tree: there the state takes the registers, so that a multiprocessor has 16 warps, and each
+// of these steps is a wait of its own under which nothing else goes on.
+//
+// Bytes are those of one row alone: the same functions as in delta_decode.cu.
+#include "ops/cuda/delta/delta_nodes.h"
+#include "ops/cuda/primitives/launch.h"
+
+namespace braid::cuda {
+namespace {
+
+// ---- key heads ----
+
+// Dynamic shared memory. Rows of key_dim + kTreePad.
+template <int kKeyDim>
+struct KeyMemory : NodeMemory {
+  static constexpr int kStride = kKeyDim + kTreePad;
+  // q . k of own nodes; their queries; keys of entries and nodes.
+  __device__ float* qk() const { return at<float>(z.nodes_end); }
+  __device__ float* query(int own) const { return qk() + kTreeTile + own * kStride; }
+  __device__ float* key(int of_row) const { return query(kTreeTile) + of_row * kStride; }
+  static size_t bytes(const TreeSizes& z) {
+    return static_cast<size_t>(z.nodes_end) +
+           sizeof(float) * static_cast<size_t>(kTreeTile + (kTreeTile + z.entries + z.rounded) * kStride);
+  }
+};
+
+template <int kKeyDim, bool kWhole>
+__device__ void convolve_keys(const DeltaArgs& a, const TreePlace& p, const KeyMemory<kKeyDim>& sh,
+                              int key_head, int begin, int end) {
+  constexpr int kPairs = kKeyDim / 2;
+  const int channel = 2 * (static_cast<int>(threadIdx.x) % kPairs);
+  const int step = static_cast<int>(blockDim.x) / kPairs;
+  // Keys of all nodes, then queries of its own.
+  const int wanted = end + (end - begin);
+  const auto node = [&](int i) { return i < end ? i : i - end + begin; };
+  const auto ask = [&](NodeChannels<kWhole>& in, int i) {
+    const DeltaView& l = a.layer;
+    in.ask(a, p, sh, node(i), (i < end ? l.k_channel(key_head) : l.q_channel(key_head)) + channel);
+  };
+  const auto make = [&](const NodeChannels<kWhole>& in, int i) {
+    float* out = i < end ? sh.key(p.entries() + i) : sh.query(node(i) - begin);
+    *reinterpret_cast<float2*>(out + channel) = in.make(a, p, node(i) >= begin);
+  };
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x) / kPairs; i < wanted; i += 2 * step) {
+    NodeChannels<kWhole> first, second;
+    ask(first, i);
+    if (i + step < wanted) ask(second, i + step);
+    make(first, i);
+    if (i + step < wanted) make(second, i + step);
+  }
+}
+
+// Norms, a warp a node; own nodes go to delta_tree, their keys into the ring.
+template <int kKeyDim>
+__device__ void normalise_keys(const DeltaView& l, const TreePlace& p, const KeyMemory<kKeyDim>& sh,
+                               int key_head, int begin, int end, float* made) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const bool wanted = 4 * lane < kKeyDim;
+#pragma unroll 1
+  for (int n = static_cast<int>(threadIdx.x) / 32; n < end; n += static_cast<int>(blockDim.x) / 32) {
+    float4* at = reinterpret_cast<float4*>(sh.key(p.entries() + n)) + lane;
+    float4 k = {0, 0, 0, 0};
+    if (wanted) k = *at;
+    const float ik = inverse_norm(warp_sum(dot4(k, k, 0.0f)));
+    const float4 key = {k.x * ik, k.y * ik, k.z * ik, k.w * ik};
+    if (wanted) *at = key;
+    if (n < begin) continue;
+    at = reinterpret_cast<float4*>(sh.query(n - begin)) + lane;
+    float4 q = {0, 0, 0, 0};
+    if (wanted) q = *at;
+    const float iq = inverse_query_norm(warp_sum(dot4(q, q, 0.0f)), l.key_dim);
+    const float qk = warp_sum(dot4(q, k, 0.0f)) * iq * ik;
+    const float4 query = {q.x * iq, q.y * iq, q.z * iq, q.w * iq};
+    if (wanted) {
+      *at = query;
+      float4* out = reinterpret_cast<float4*>(made + 2 * n * kKeyDim) + lane;
+      out[0] = query;
+      out[kKeyDim / 4] = key;
+      const int64_t entry = sh.place()[n].y;
+      reinterpret_cast<float4*>(l.key(p.slot, 0, key_head) + entry * l.key_heads * kKeyDim)[lane] = key;
+    }
+    if (lane == 0) sh.qk()[n - begin] = qk;
+  }
+}
+
+// A lane's part of a vector, in registers.
+template <int kVectors>
+struct HeldPart {
+  float4 at[kVectors];
+  __device__ HeldPart(const float* from, int part) {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) at[j] = reinterpret_cast<const float4*>(from)[part + 8 * j];
+  }
+  __device__ float4 operator[](int j) const { return at[j]; }
+};
+
+// Products of own nodes: a warp takes four, an octet each, and goes along what comes before them, kKeys at a
+// time, which all octets read at once. Nodes that are no ancestors get products, too.
+template <int kVectors>
+__device__ void multiply_keys(const TreePlace& p, const KeyMemory<32 * kVectors>& sh, int begin, int end,
+                              float* made) {
+  constexpr int kKeys = 4;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int part = lane % 8;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int quads = end - begin > 4 ? 2 : 1;
+  const int splits = static_cast<int>(blockDim.x) / 32 / quads;
+  const int split = quads == 2 ? warp / 2 : warp, quad = quads == 2 ? warp % 2 : 0;
+  const OwnSum<1, kKeys> own(part);
+  const int wanted_n = begin + 4 * quad + lane / 8;
+  const int n = min(wanted_n, end - 1);
+  const HeldPart<kVectors> q(sh.query(n - begin), part), k(sh.key(p.entries() + n), part);
+  const int rows = p.entries() + min(end, begin + 4 * quad + 4);
+#pragma unroll 1
+  for (int first = kKeys * split; first < rows; first += kKeys * splits) {
+    const float4* keys[kKeys];
+#pragma unroll
+    for (int u = 0; u < kKeys; ++u)
+      keys[u] = reinterpret_cast<const float4*>(sh.key(min(first + u, rows - 1)));
+    float product = entry_products<kVectors>(keys, q, k, part, kFullWarp);
+    const int i = first + own.node;
+    if (own.chain == 1 && i == p.entries() + n) product = sh.qk()[n - begin];
+    if (own.first && i < rows && n == wanted_n) made[sh.z.product(own.chain, i) + n] = product;
+  }
+}
+
+template <int kVectors, bool kWhole>
+__device__ void make_keys(const TreeArgs& args, const TreePlace& p, const NodeMemory& nodes, int key_head,
+                          int begin, int parent) {
+  constexpr int kKeyDim = 32 * kVectors;
+  const DeltaArgs& a = args.a;
+  const DeltaView& l = a.layer;
+  const KeyMemory<kKeyDim> sh{nodes};
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x) / 32; i < p.entries(); i += static_cast<int>(blockDim.x) / 32) {
+    if (4 * lane < kKeyDim)
+      copy_async(shared_address(sh.key(i) + 4 * lane), l.key(p.slot, p.fold_to + i, key_head) + 4 * lane);
+  }
+  commit_copies();
+  find_nodes(a, p, sh, parent);
+  wait_for_previous();
+  let_next_start();
+  const int end = min(begin + kTreeTile, p.count);
+  float* made = args.of_key(key_head);
+  convolve_keys<kKeyDim, kWhole>(a, p, sh, key_head, begin, end);
+  wait_copies<0>();
+  __syncthreads();
+  normalise_keys(l, p, sh, key_head, begin, end, made);
+  __syncthreads();
+  multiply_keys<kVectors>(p, sh, begin, end, made);
+}
+
+// ---- value heads ----
+
+struct ValueMemory : NodeMemory {
+  // Log decays of entries, then nodes.
+  __device__ float* g() const { return at<float>(z.nodes_end); }
+  // [entries + nodes][kTreeTile]: what own nodes see: exponents, and kFar for what they do not.
+  __device__ float* exponent(int of_row) const { return g() + z.entries + z.rounded + of_row * kTreeTile; }
+  static size_t bytes(const TreeSizes& z) {
+    return static_cast<size_t>(z.nodes_end) +
+           sizeof(float) * static_cast<size_t>((1 + kTreeTile) * (z.entries + z.rounded));
+  }
+};
+constexpr float kFar = 1e30f;
+
+// Log decays of nodes below `end`, betas of own ones. A thread a node.
+__device__ void gate_nodes(const DeltaArgs& a, const TreePlace& p, const ValueMemory& sh, int h, int begin,
+                           int end, const NodeRecord& out) {
+#pragma unroll 1
+  for (int n = static_cast<int>(threadIdx.x); n < end; n += static_cast<int>(blockDim.x)) {
+    const int2 place = sh.place()[n];
+    const float alpha = load_at(a.in.alpha, p.first + place.x, h);
+    const float beta = load_at(a.in.beta, p.first + place.x, h);
+    const float g = log_decay(alpha, a.w.dt[h], a.w.a[h]);
+    sh.g()[p.entries() + n] = g;
+    if (n < begin) continue;
+    out.beta[n] = exact_sigmoid(beta);
+    out.seen[n] = sh.seen()[n];
+    out.row[n] = place.x;
+    out.entry[n] = place.y;
+    a.layer.gate(p.slot, 0)[static_cast<int64_t>(place.y) * a.layer.value_heads + h] = g;
+  }
+}
+
+// Exponents of the entries and ancestors of a node, newest to oldest, and the state's factor.
+__device__ void sum_gates(const TreePlace& p, const ValueMemory& sh, int n, int own, const NodeRecord& out) {
+  const int entries = p.entries();
+  const float* gates = sh.g() + entries;  // of nodes; of entries before them
+  float* at = sh.exponent(entries) + own;
+  float sum = gates[n];
+#pragma unroll 1
+  for (unsigned long long left = sh.mask()[n]; left != 0;) {
+    const int bit = 63 - __clzll(static_cast<long long>(left));
+    left ^= 1ull << bit;
+    at[(bit + p.root) * kTreeTile] = sum;
+    sum = __fadd_rn(sum, gates[bit + p.root]);
+  }
+  // Then the certain row, and entries.
+#pragma unroll 4
+  for (int i = n > 0 ? p.root - 1 : -1; i >= sh.seen()[n] - entries; --i) {
+    at[i * kTreeTile] = sum;
+    sum = __fadd_rn(sum, gates[i]);
+  }
+  out.e[n] = expf(sum);
+}
+
+// v of own nodes and the gates of their outputs, two neighbouring columns a thread.
+template <bool kWhole>
+__device__ void convolve_values(const DeltaArgs& a, const TreePlace& p, const ValueMemory& sh, int h,
+                                int begin, int count, float* values, float* gates) {
+  const int value_dim = kWhole ? 128 : a.layer.value_dim;
+  const int pairs = value_dim / 2;
+  const int own = 2 * (static_cast<int>(threadIdx.x) % pairs);
+  const int at_once = static_cast<int>(blockDim.x) / pairs;
+  const int first = static_cast<int>(threadIdx.x) / pairs;
+#pragma unroll 1
+  for (int t = first < at_once ? first : count; t < count; t += at_once) {
+    const int n = begin + t;
+    NodeChannels<kWhole> v;
+    TwoInputs<kWhole> z;
+    v.ask(a, p, sh, n, a.layer.v_channel(h) + own);
+    z.load(a.in.z, p.first + sh.place()[n].x, h * value_dim + own);
+    const float2 by = {a.w.norm[own], a.w.norm[own + 1]};
+    *reinterpret_cast<float2*>(values + n * value_dim + own) = v.make(a, p, true);
+    const float2 x = z.numbers();
+    *reinterpret_cast<float2*>(gates + n * value_dim + own) = {by.x * exact_silu(x.x),
+                                                               by.y * exact_silu(x.y)};
+  }
+}
+
+template <bool kWhole>
+__device__ void make_values(const TreeArgs& args, const TreePlace& p, const NodeMemory& nodes, int h,
+                            int begin, int parent) {
+  const DeltaArgs& a = args.a;
+  const TreeSizes& z = args.sizes;
+  const ValueMemory sh{nodes};
+  const int tid = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  const int end = min(begin + kTreeTile, p.count);
+  const int rows = p.entries() + end;
+#pragma unroll 1
+  for (int i = tid; i < p.entries(); i += threads)
+    copy_number(shared_address(sh.g() + i), a.layer.gate(p.slot, p.fold_to + i) + h);
+  commit_copies();
+#pragma unroll 1
+  for (int i = tid; i < rows * kTreeTile; i += threads) sh.exponent(0)[i] = kFar;
+  find_nodes(a, p, sh, parent);
+  wait_for_previous();
+  let_next_start();
+  float* made = args.of_value(h);
+  const NodeRecord out(made, z.rounded);
+  gate_nodes(a, p, sh, h, begin, end, out);
+  wait_copies<0>();
+  __syncthreads();
+  const int own = threads - 1 - tid;  // the last threads
+  if (own < end - begin) sum_gates(p, sh, begin + own, own, out);
+  convolve_values<kWhole>(a, p, sh, h, begin, end - begin, made + z.values, made + z.gates);
+  __syncthreads();
+#pragma unroll 1
+  for (int i = tid; i < rows * kTreeTile; i += threads) {
+    const float exponent = sh.exponent(0)[i];
+    made[z.decays + i / kTreeTile * z.rounded + begin + i % kTreeTile] =
+        exponent == kFar ? kUnseen : expf(exponent);
+  }
+}
+
+template <int kVectors, bool kWhole>
+__global__ __launch_bounds__(512, 2) void nodes_kernel(const __grid_constant__ TreeArgs args) {
+  extern __shared__ float4 node_memory[];
+  const DeltaArgs& a = args.a;
+  const int begin = static_cast<int>(blockIdx.x) * kTreeTile;
+  TreePlace p;
+  if (!p.find(a) || begin >= p.count) {
+    wait_for_previous();
+    return;
+  }
+  if (p.count > args.sizes.nodes) __trap();
+  if (p.later) wait_for_previous();
+  const NodeMemory nodes{reinterpret_cast<char*>(node_memory), args.sizes};
+  const int parent = own_parent(a, p);
+  const int head = static_cast<int>(blockIdx.y) - a.layer.key_heads;  // a value head, or below 0
+  p.look(a.layer, max(head, 0));
+  if (head < 0) {
+    make_keys<kVectors, kWhole>(args, p, nodes, static_cast<int>(blockIdx.y), begin, parent);
+  } else {
+    make_values<kWhole>(args, p, nodes, head, begin, parent);
+  }
+}
+
+template <int kVectors, bool kWhole>
+void launch_nodes(Context& context, const TreeArgs& args) {
+  const TreeSizes& z = args.sizes;
+  const DeltaView& l = args.a.layer;
+  const dim3 grid(static_cast<unsigned>(z.rounded / kTreeTile),
+                  static_cast<unsigned>(l.key_heads + l.value_heads),
+                  static_cast<unsigned>(args.a.batch.sequences));
+  // As many threads a block as lets all blocks be on the GPU at once: they have few rows to hide waits with.
+  const int64_t blocks = int64_t{grid.x} * grid.y * grid.z;
+  const unsigned threads = blocks <= 2 * context.processors   ? 512
+                           : blocks <= 4 * context.processors ? 256
+                                                              : 128;
+  launch_early(context, nodes_kernel<kVectors, kWhole>, grid, threads,
+               std::max(KeyMemory<32 * kVectors>::bytes(z), ValueMemory::bytes(z)), args);
+}
+
+}  // namespace
+
+void delta_nodes(Context& context, const TreeArgs& args, bool whole) {
+  switch (args.a.layer.key_dim) {
+    case 128:
+      return whole ? launch_nodes<4, true>(context, args) : launch_nodes<4, false>(context, args);
+    case 64:
+      return launch_nodes<2, false>(context, args);
+    default:
+      return launch_nodes<1, false>(context, args);
+  }
+}
+
+}  // namespace braid::cuda

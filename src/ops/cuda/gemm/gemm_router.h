@@ -1,0 +1,12 @@
+// gemm_router.h -- products with a few megabytes of 16-bit pairs for up to 8 rows of x (gemm_router.cu).
+#pragma once
+
+#include "ops/cuda/gemm/gemm_kernels.h"
+
+namespace braid::cuda {
+
+bool router_fits(const Context& context, int64_t blocks, int x_units, int units, int64_t rows);
+// Norms x first if the launch says so, and writes it if that says so. router_fits() only.
+void launch_gemm_router(Context& context, const GemmLaunch& launch);
+
+}  // namespace braid::cuda
