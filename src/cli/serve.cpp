@@ -333,7 +333,7 @@ int serve(ServeFlags flags) {
   auto http = server::HttpServer::start(flags.http, app->handlers());
   if (!http.ok()) return fail(http.error());
   server::HttpServer* listening = http->get();
-  app->count_connections([listening] { return listening->connections(); });
+  app->watch_http([listening] { return listening->load(); });
   const bool ipv6 = flags.http.address.find(':') != std::string::npos;
   spdlog::info("{} on {}://{}:{}, {} tokens of context, {} at a time{}", name,
                flags.http.tls_certificate.empty() ? "http" : "https",

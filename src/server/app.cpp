@@ -21,9 +21,7 @@ class ServerApp : public App {
   ~ServerApp() override { stop(); }
 
   HttpHandlers handlers() override;
-  void count_connections(std::function<int()> connections) override {
-    context_.connections = std::move(connections);
-  }
+  void watch_http(std::function<HttpLoad()> load) override { context_.http_load = std::move(load); }
   void set_api_keys(std::vector<std::string> keys) override { context_.access.set_keys(std::move(keys)); }
   void announce_end() override { context_.ending = true; }
   void drain() override { context_.ending = context_.draining = true; }

@@ -24,8 +24,8 @@ class App {
 
   // For HttpServer::start(). They are used until HttpServer::stop() has returned; the app lives as long.
   virtual HttpHandlers handlers() = 0;
-  // The number that metrics show.
-  virtual void count_connections(std::function<int()> connections) = 0;
+  // What metrics show of it.
+  virtual void watch_http(std::function<HttpLoad()> load) = 0;
 
   // API keys for requests from now on. Thread-safe.
   virtual void set_api_keys(std::vector<std::string> keys) = 0;

@@ -23,7 +23,7 @@ std::string file(const std::string& name) {
 // Name -> counter, gauge or histogram.
 std::map<std::string, std::string> offered() {
   Metrics metrics;
-  const std::string text = metrics.render({}, "model", "1", 0);
+  const std::string text = metrics.render({}, "model", "1", {});
   std::map<std::string, std::string> out;
   const std::regex line(R"(# TYPE (\S+) (\S+))");
   for (std::sregex_iterator at(text.begin(), text.end(), line), end; at != end; ++at)

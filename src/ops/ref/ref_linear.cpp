@@ -27,20 +27,19 @@ void RefOps::linear(std::span<const LinearPart> parts, Tensor x) {
     BRAID_CHECK(w.k == x.cols && part.y.cols == w.n && part.y.rows >= x.rows);
     BRAID_CHECK((part.tail == Tail::silu_mul) == (part.up != nullptr));
     if (part.up != nullptr) BRAID_CHECK(part.up->n == w.n && part.up->k == w.k);
-    for (int64_t t = 0; t < x.rows; ++t) {
-      const float* input = x.f32(t);
-      float* output = part.y.f32(t);
-      for (int64_t row = 0; row < w.n; ++row) {
-        const double p = ref::product(w, 0, row, input);
+    for (int64_t row = 0; row < w.n; ++row) {
+      for (int64_t t = 0; t < x.rows; ++t) {
+        const double p = ref::product(w, 0, row, x.f32(t));
+        float& y = part.y.f32(t)[row];
         switch (part.tail) {
           case Tail::store:
-            output[row] = static_cast<float>(p);
+            y = static_cast<float>(p);
             break;
           case Tail::add:
-            output[row] = static_cast<float>(output[row] + p);
+            y = static_cast<float>(y + p);
             break;
           case Tail::silu_mul:
-            output[row] = static_cast<float>(ref::silu(p) * ref::product(*part.up, 0, row, input));
+            y = static_cast<float>(ref::silu(p) * ref::product(*part.up, 0, row, x.f32(t)));
             break;
         }
       }

@@ -176,7 +176,7 @@ void metrics(ServerContext& context, const SharedExchange& exchange) {
       {200,
        "text/plain; version=0.0.4; charset=utf-8",
        context.metrics.render(context.stats(), context.host->resident_entry().names.front(),
-                              context.options.version, context.connections ? context.connections() : 0),
+                              context.options.version, context.http_load ? context.http_load() : HttpLoad{}),
        {}});
 }
 

@@ -15,6 +15,7 @@
 #include "server/answers/running_answer.h"
 #include "server/endpoints/app_options.h"
 #include "server/endpoints/workers.h"
+#include "server/http/http.h"
 #include "server/metrics/metrics.h"
 #include "server/models/model_host.h"
 
@@ -56,9 +57,9 @@ class ServerContext {
   const std::unique_ptr<ModelHost> host;
   Metrics metrics;
   RunningAnswers answers;
-  std::function<int()> connections;   // set before the first request
-  std::atomic<bool> ending{false};    // /health says so
-  std::atomic<bool> draining{false};  // new work is refused
+  std::function<HttpLoad()> http_load;  // set before the first request
+  std::atomic<bool> ending{false};      // /health says so
+  std::atomic<bool> draining{false};    // new work is refused
   const int64_t started_s;
 
  private:

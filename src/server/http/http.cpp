@@ -55,7 +55,7 @@ class Server : public HttpServer {
   }
 
   uint16_t port() const override { return port_; }
-  int connections() const override { return shared_->connections; }
+  HttpLoad load() const override { return {shared_->connections, shared_->memory->used_bytes()}; }
   int busy() const override { return shared_->busy; }
 
   Status reload_certificate() override {

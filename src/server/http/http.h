@@ -113,6 +113,13 @@ struct HttpHandlers {
       done;
 };
 
+// What a server holds now.
+struct HttpLoad {
+  int connections = 0;
+  // Of requests that are being read or wait to be parsed: what max_request_memory_bytes bounds.
+  size_t request_bytes = 0;
+};
+
 class HttpServer {
  public:
   // Binds and begins to accept. Errors: io (address in use), not_found, corrupt (certificate).
@@ -120,7 +127,7 @@ class HttpServer {
   virtual ~HttpServer() = default;
 
   virtual uint16_t port() const = 0;
-  virtual int connections() const = 0;
+  virtual HttpLoad load() const = 0;
   // Requests that have come whole and whose answers have not left whole.
   virtual int busy() const = 0;
   // Reads the files of HttpOptions again, for connections that come from now on. On an error the old

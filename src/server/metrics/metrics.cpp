@@ -231,7 +231,7 @@ int Metrics::retry_after_s(const BackendStats& stats) const {
 }
 
 std::string Metrics::render(const BackendStats& stats, const std::string& model, const std::string& version,
-                            int connections) const {
+                            const HttpLoad& load) const {
   const std::lock_guard lock(mutex_);
   Page page(model);
   const auto number = [](auto value) { return static_cast<double>(value); };
@@ -297,7 +297,9 @@ std::string Metrics::render(const BackendStats& stats, const std::string& model,
   page.histogram("braid_request_params_max_tokens", "Limit of a request.", max_tokens_);
   page.family("braid_http_requests_total", "counter", "HTTP requests.");
   for (const auto& [labels, count] : http_) page.sample("braid_http_requests_total", number(count), labels);
-  page.one("braid_http_open_connections", "gauge", "Open connections.", connections);
+  page.one("braid_http_open_connections", "gauge", "Open connections.", load.connections);
+  page.one("braid_http_request_bytes", "gauge", "Held by requests that are being read.",
+           number(load.request_bytes));
   page.one("braid_tool_calls_total", "counter", "Tool calls of models.", number(calls_));
   page.family("braid_parser_repairs_total", "counter", "How often a model's markup had to be repaired.");
   for (const auto& [kind, count] : repairs_) {

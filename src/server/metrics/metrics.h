@@ -13,6 +13,7 @@
 
 #include "server/api/answer_usage.h"
 #include "server/api/backend.h"
+#include "server/http/http.h"
 #include "text/answer/answer_parser.h"
 
 namespace braid::server {
@@ -55,7 +56,7 @@ class Metrics {
   void http(const std::string& method, const std::string& route, int status);
 
   std::string render(const BackendStats& stats, const std::string& model, const std::string& version,
-                     int connections) const;
+                     const HttpLoad& load) const;
   // Seconds until a new request would find room, from how long the last ones took.
   int retry_after_s(const BackendStats& stats) const;
 

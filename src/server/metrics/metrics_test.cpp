@@ -52,7 +52,7 @@ std::map<std::string, double> samples(const std::string& text) {
 TEST(Metrics, DraftsBySourceAndDepth) {
   Metrics metrics;
   BackendStats stats;
-  auto idle = samples(metrics.render(stats, "m", "1", 0));
+  auto idle = samples(metrics.render(stats, "m", "1", {}));
   EXPECT_EQ(idle.at("braid_spec_decode_num_drafts_total"), 0);
   EXPECT_EQ(idle.count("braid_spec_decode_num_draft_tokens_total{source=\"mtp\"}"), 0u);
   stats.drafts.rounds = 5;
@@ -68,7 +68,7 @@ TEST(Metrics, DraftsBySourceAndDepth) {
   stats.drafts.host_ms = 500;
   stats.drafts.pays = true;
   stats.drafts.lost_ms = -250;
-  auto busy = samples(metrics.render(stats, "m", "1", 0));
+  auto busy = samples(metrics.render(stats, "m", "1", {}));
   const std::string name = "braid_spec_decode_";
   EXPECT_EQ(busy.at(name + "num_drafts_total"), 5);
   EXPECT_EQ(busy.at(name + "num_draft_tokens_total{source=\"mtp\"}"), 9);
@@ -89,7 +89,7 @@ TEST(Metrics, DraftsBySourceAndDepth) {
 TEST(Metrics, TheCacheInFiles) {
   Metrics metrics;
   BackendStats stats;
-  for (const auto& [name, value] : samples(metrics.render(stats, "m", "1", 0))) {
+  for (const auto& [name, value] : samples(metrics.render(stats, "m", "1", {}))) {
     EXPECT_EQ(name.find("braid_disk_cache"), std::string::npos) << "there is none";
   }
   stats.has_disk = true;
@@ -105,7 +105,7 @@ TEST(Metrics, TheCacheInFiles) {
                 .read_errors = 12,
                 .removed = 10,
                 .foreign = 11};
-  const auto seen = samples(metrics.render(stats, "m", "1", 0));
+  const auto seen = samples(metrics.render(stats, "m", "1", {}));
   const std::map<std::string, double> kWanted = {{"braid_disk_cache_files", 1},
                                                  {"braid_disk_cache_writes_total", 2},
                                                  {"braid_disk_cache_written_bytes_total", 3},
@@ -139,7 +139,7 @@ TEST(Metrics, WhatTheEngineSaysAndTheNamesOfOthers) {
   stats.preempted = 12;
   stats.evicted_blocks = 13;
   stats.evicted_checkpoints = 14;
-  const auto seen = samples(metrics.render(stats, "a \"model\" \\ of\nlines", "1", 9));
+  const auto seen = samples(metrics.render(stats, "a \"model\" \\ of\nlines", "1", {9, 4096}));
   EXPECT_EQ(seen.at("braid_num_requests_running"), 3);
   EXPECT_EQ(seen.at("vllm:num_requests_running"), 3);
   EXPECT_EQ(seen.at("llamacpp:requests_processing"), 3);
@@ -155,6 +155,7 @@ TEST(Metrics, WhatTheEngineSaysAndTheNamesOfOthers) {
   EXPECT_EQ(seen.at("braid_prefix_cache_evictions_total{tier=\"blocks\"}"), 13);
   EXPECT_EQ(seen.at("braid_prefix_cache_evictions_total{tier=\"checkpoints\"}"), 14);
   EXPECT_EQ(seen.at("braid_http_open_connections"), 9);
+  EXPECT_EQ(seen.at("braid_http_request_bytes"), 4096);
 }
 
 TEST(Metrics, AnswersAreCounted) {
@@ -176,7 +177,7 @@ TEST(Metrics, AnswersAreCounted) {
   metrics.answered(report);
   metrics.rejected(429);
   metrics.http("POST", "/messages", 200);
-  const auto seen = samples(metrics.render({}, "m", "1", 0));
+  const auto seen = samples(metrics.render({}, "m", "1", {}));
   EXPECT_EQ(seen.at("braid_request_success_total{finished_reason=\"tool_calls\",endpoint=\"/v1/messages\"}"),
             1);
   EXPECT_EQ(seen.at("braid_request_success_total{finished_reason=\"abort\",endpoint=\"/v1/messages\"}"), 1);
