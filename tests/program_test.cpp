@@ -340,7 +340,7 @@ std::vector<double> report_row(const std::string& out, const std::string& format
 
 TEST_F(ProgramTest, KvReportComparesFormats) {
   const auto outcome = run_braid({"kv-report", "-m", kDemo, "-f", kRoot + "/tests/goldens/corpus-heldout.txt",
-                                  "-c", "1024", "--formats", "f16,Q8_0,c4,q4_0"});
+                                  "-c", "1024", "--formats", "f16,Q8_0,c4,q4_0", "--parts", "attention"});
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   const auto f16 = report_row(outcome.out, "f16");
   const auto q8 = report_row(outcome.out, "q8_0");
@@ -355,12 +355,46 @@ TEST_F(ProgramTest, KvReportComparesFormats) {
   for (const auto& row : {q8, c4, q4}) EXPECT_GE(row[5], row[4]);
 }
 
+TEST_F(ProgramTest, KvReportRunsWhatAServerWouldRun) {
+  const std::string svg = file("report.svg", "");
+  const std::string prompts = file("prompts.jsonl", R"({"set": "words", "text": "one two three"})");
+  std::vector<std::string> args = {"kv-report", "-m", kDemo, "-f",
+                                   kRoot + "/tests/goldens/corpus-heldout.txt"};
+  for (const char* more : {"-c", "256", "--formats", "q8_0,q8_0/tbq4_0", "--needles", "160", "--depths", "2",
+                           "-n", "8", "-o", "json"})
+    args.emplace_back(more);
+  args.insert(args.end(), {"--prompts", prompts, "--svg", svg});
+  const auto outcome = run_braid(args);
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto report = nlohmann::json::parse(outcome.out, nullptr, false);
+  ASSERT_EQ(report["formats"].size(), 3u) << outcome.out;
+  const auto& floor = report["formats"][0];
+  EXPECT_EQ(floor["format"], "floor");
+  EXPECT_LT(floor["text"]["most"], 1e-12) << "on a CPU the pieces of a prompt change nothing";
+  EXPECT_EQ(floor["sets"][0]["set"], "needle 160");
+  EXPECT_EQ(floor["sets"][0]["same"], 2);
+  EXPECT_EQ(floor["sets"][1]["set"], "words");
+  EXPECT_EQ(floor["sets"][1]["same"], 1);
+  const auto& mixed = report["formats"][2];
+  EXPECT_EQ(mixed["format"], "q8_0/tbq4_0");
+  EXPECT_EQ(mixed["k_bits"], 8.5);
+  EXPECT_EQ(mixed["v_bits"], 4.125);
+  EXPECT_GT(mixed["text"]["mean"], report["formats"][1]["text"]["mean"]);
+  EXPECT_GT(mixed["attention"]["v_error"], 0.05);
+  EXPECT_NEAR(mixed["text"]["perplexity"], floor["text"]["perplexity"], 0.2);
+  const std::string picture = read_file(svg);
+  EXPECT_NE(picture.find("q8_0/tbq4_0"), picture.npos);
+}
+
 TEST_F(BadInput, KvReport) {
   const auto text = kRoot + "/tests/goldens/corpus-heldout.txt";
   expect_refused(run_braid({"kv-report", "-m", kDemo, "-f", text, "--formats", "q4_7"}),
                  "'q4_7' is no KV cache type");
   expect_refused(run_braid({"kv-report", "-m", kDemo, "-f", file("short.txt", "A few words.")}),
                  "fewer than 256");
+  expect_refused(run_braid({"kv-report", "-m", kDemo, "-f", text, "--formats", "q8_0/"}),
+                 "is no KV cache type");
+  expect_refused(run_braid({"kv-report", "-m", kDemo, "-f", text, "--prompts", "/no/such/file"}), "/no/such");
 }
 
 TEST_F(ProgramTest, HelpNamesEveryCommandAndOption) {

@@ -18,9 +18,10 @@ left_out() {
   case $1 in
     # Large shapes and every format at many sizes: the same kernels run in the tests of small ones.
     ops_test) echo 'Linear.AgreesOnLargeShapes:StoreAttend.GivesTheBytesOfTheTwoOps:Moe.FewTokensOfEveryFormAndCrowd*' ;;
-    # Whole models: small ones take the same way in Devices/*. Thousands of chats: the other tests of prefixes are alike.
+    # Whole models, and the reference on all of an engine's tests (its own, Dflash.TheReference*, stay): small ones take the same way on
+    # the CPU. Thousands of chats: the other tests of prefixes are alike. Simulations of a budget, and counts of draws: numbers alone.
     engine_test)
-      echo 'Models/*:*Golden*:*DemoDrafts*:DemoWindow*:*KvFormats*:KvQuality*:Prefix.TwoThousandChats*:Prefix.TextsThatComeOnce*:Scheduler.RandomPrograms*' ;;
+      echo 'Models/*:*Golden*:*DemoDrafts*:DemoWindow*:*KvFormats*:KvQuality*:Devices/*/ref:DraftBudget.*:Sampler.DrawsFollow*:Prefix.TwoThousandChats*:Prefix.TextsThatComeOnce*:Scheduler.RandomPrograms*' ;;
     # The first compare resident memory, of which sanitizers take more; the other waits for answers with a limit of time, and
     # HostileSchemas compiles the like.
     server_test) echo 'HttpMemory.Of*:AbuseTest.SchemasThatExplode' ;;

@@ -8,43 +8,13 @@
 #include <map>
 #include <vector>
 
+#include "cli/plot/svg.h"
+
 namespace braid::cli {
 
 namespace {
 
 constexpr int kWidth = 840, kPanelWidth = 330, kPanelHeight = 220, kTop = 74, kLegendLine = 20;
-
-// Colours that keep their contrast; pages that are dark get lighter ones.
-constexpr const char* kStyle = R"(<style>
-  text { font: 12px system-ui, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f2328 }
-  .title { font-size: 15px; font-weight: 600 } .soft { fill: #59636e } .grid { stroke: #d8dee4 }
-  path { fill: none; stroke-width: 2 } circle { stroke: none }
-  .c0 { stroke: #59636e; fill: #59636e; stroke-dasharray: 5 4 } .c1 { stroke: #0969da; fill: #0969da }
-  .c2 { stroke: #bc4c00; fill: #bc4c00 } .c3 { stroke: #1a7f37; fill: #1a7f37 } .c4 { stroke: #8250df; fill: #8250df }
-  .c5 { stroke: #bf3989; fill: #bf3989 }
-  @media (prefers-color-scheme: dark) {
-    text { fill: #e6edf3 } .soft { fill: #9198a1 } .grid { stroke: #3d444d }
-    .c0 { stroke: #9198a1; fill: #9198a1 } .c1 { stroke: #4493f8; fill: #4493f8 }
-    .c2 { stroke: #f0883e; fill: #f0883e } .c3 { stroke: #3fb950; fill: #3fb950 }
-    .c4 { stroke: #ab7df8; fill: #ab7df8 } .c5 { stroke: #db61a2; fill: #db61a2 }
-  }
-  path.c0, path.c1, path.c2, path.c3, path.c4, path.c5 { fill: none }
-</style>
-)";
-
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '<') {
-      out += "&lt;";
-    } else if (c == '&') {
-      out += "&amp;";
-    } else {
-      out += c;
-    }
-  }
-  return out;
-}
 
 struct Mean {
   double sum = 0;
@@ -149,7 +119,7 @@ std::string draw(const Panel& panel, int left, const std::vector<std::string>& n
       points += fmt::format(
           "<circle class=\"c{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3.5\"><title>{}: {:.1f} tok/s"
           "</title></circle>\n",
-          i % 6, x_of(x), y_of(y), escaped(names[i]), y);
+          i % 6, x_of(x), y_of(y), svg_escaped(names[i]), y);
     }
     out += fmt::format("<path class=\"c{}\" d=\"{}\"/>\n{}", i % 6, path, points);
   }
@@ -169,16 +139,13 @@ std::string speculation_plot(const std::string& title, std::span<const Speculati
 
   const int legend = kTop + kPanelHeight + 66;
   const int height = legend + kLegendLine * static_cast<int>(names.size());
-  std::string out = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" "
-      "role=\"img\">\n<title>{2}</title>\n{3}<text class=\"title\" x=\"16\" y=\"28\">{2}</text>\n",
-      kWidth, height, escaped("Speculation: " + title), kStyle);
+  std::string out = svg_begin(kWidth, height, "Speculation: " + title);
   out += draw(against_drafts(means, smallest), 70, names);
   out += draw(against_batch(means), 490, names);
   for (size_t i = 0; i < names.size(); ++i) {
     const int y = legend + kLegendLine * static_cast<int>(i);
     out += fmt::format("<path class=\"c{}\" d=\"M70 {} L94 {}\"/>\n<text x=\"102\" y=\"{}\">{}</text>\n",
-                       i % 6, y - 4, y - 4, y, escaped(names[i]));
+                       i % 6, y - 4, y - 4, y, svg_escaped(names[i]));
   }
   return out + "</svg>\n";
 }

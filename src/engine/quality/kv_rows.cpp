@@ -49,4 +49,9 @@ void KvRows::attention(int32_t layer, Tensor q, const KvLayer& kv, const Batch& 
   }
 }
 
+Result<ModelConfig> read_model_config(const GgufFile& file) {
+  BRAID_ASSIGN(const std::unique_ptr<Model> model, Model::open(file));
+  return model->config();
+}
+
 }  // namespace braid

@@ -42,4 +42,7 @@ class KvRows : public Observer {
   std::vector<LayerRows> layers_;  // of attention, in trunk order
 };
 
+// What a model is, from its file alone. Errors: those of Model::open.
+Result<ModelConfig> read_model_config(const GgufFile& file);
+
 }  // namespace braid

@@ -137,6 +137,33 @@ TEST_P(KvFormats, GiveARequestTheSameBytesHoweverItRuns) {
   fs::remove_all(folder);
 }
 
+// Numbers between other sentences, before the exact tail. (prompts of 463 and 997 tokens by turns)
+TEST_P(KvFormats, FindANumberInALongText) {
+  const bool all = std::getenv("BRAID_TEST_FORMATS") != nullptr;
+  const Tokenizer tokenizer = std::move(Tokenizer::create(*read_vocabulary(demo_file()))).value();
+  EngineOptions options = sealed(GetParam(), GetParam());
+  options.context_tokens = 1536;
+  options.kv_tail = KvTail();
+  const auto engine = engine_of(options);
+  Dice dice(25);
+  const int questions = all ? 32 : 4;
+  int found = 0;
+  for (int i = 0; i < questions; ++i) {
+    const std::string prompt = retrieval_prompt(dice, i % 2 == 0 ? 18 : 42);
+    const size_t at = prompt.find(" is ", prompt.find("The secret number")) + 4;
+    Collector sink;
+    const auto id = engine->submit(greedy(*tokenizer.encode(prompt), 16), sink);
+    ASSERT_TRUE(id.ok());
+    while (engine->step()) {
+    }
+    found += tokenizer.decode(sink.answers[*id].tokens).find(prompt.substr(at, 3)) != std::string::npos;
+  }
+  std::printf("[report] %.*s: %d of %d numbers found\n", static_cast<int>(GetParam()->name.size()),
+              GetParam()->name.data(), found, questions);
+  const double bits = GetParam()->bits_per_value(256, KvSide::k);
+  EXPECT_GE(found, bits < 4 ? questions * 30 / 32 : questions);
+}
+
 // A unit of f16 rows is exact: what sealing costs in quality is what its codec loses, and nothing else.
 TEST(KvFormats, SealedF16IsF16) {
   EngineOptions options = sealed(nullptr, nullptr);
