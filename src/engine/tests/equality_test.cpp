@@ -145,7 +145,8 @@ const Subject kSubjects[] = {
      {1, 0},
      100},
     // Its slots lag behind, as those of a GPU.
-    {"MoeRef", kMoe, "/tests/goldens/tiny-moe.json", "ref", true},
+    {"Qwen3NextRef", "/tests/goldens/tiny/qwen3next-q8_0.gguf", "/tests/goldens/tiny/qwen3next-q8_0.json",
+     "ref", true},
     {"DemoCuda", kDemo, "/tests/goldens/demo.json", "cuda", false},
     {"MoeCuda", kMoe, "/tests/goldens/tiny-moe.json", "cuda", true},
     {"Qwen3Cuda", "/tests/goldens/tiny/qwen3-tied-q8_0.gguf", "/tests/goldens/tiny/qwen3-tied-q8_0.json",
