@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -18,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "bench_tools.h"
 #include "ops/device.h"
 #include "ops/kv/kv_codec.h"
 #include "ops/ops.h"
@@ -25,25 +25,11 @@
 namespace {
 
 using namespace braid;
+using bench::now_s;
+using bench::split;
 
 constexpr int64_t kSetBytes = int64_t{256} << 20;  // of f16 cells
 constexpr int32_t kChunk = 256;
-
-std::vector<std::string> split(const std::string& list) {
-  std::vector<std::string> out(1);
-  for (const char c : list) {
-    if (c == ',') {
-      out.emplace_back();
-    } else {
-      out.back() += c;
-    }
-  }
-  return out;
-}
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 struct Heads {
   int32_t heads = 8, kv_heads = 2, width = 256;
@@ -94,9 +80,9 @@ class Layers {
       if (kv.cold) {
         kv.cold.k = take(kv.blocks * heads.kv_heads * kv.cold.k_unit_bytes);
         kv.cold.v = take(kv.blocks * heads.kv_heads * kv.cold.v_unit_bytes);
-        const double start = now();
+        const double start = now_s();
         device.ops().kv_seal(kv, all);
-        seal_us_ = std::min(seal_us_, (now() - start) * 1e6 / kv.blocks);
+        seal_us_ = std::min(seal_us_, (now_s() - start) * 1e6 / kv.blocks);
       }
       layers_.push_back(kv);
     }
@@ -139,14 +125,14 @@ double measure(Device& device, const Layers& layers, const Heads& heads, int32_t
   params.heads = heads.heads;
   params.scale = 0.06f;
   std::vector<double> best(layers.all().size(), 1e9);
-  const double until = now() + 1.0;
-  for (int pass = 0; pass < 3 || now() < until; ++pass) {
+  const double until = now_s() + 1.0;
+  for (int pass = 0; pass < 3 || now_s() < until; ++pass) {
     for (size_t i = 0; i < best.size(); ++i) {
-      const double start = now();
+      const double start = now_s();
       device.ops().attention({o.data(), DType::f32, rows, width, width},
                              {q.data(), DType::f32, rows, width, width}, {}, params, layers.all()[i],
                              sequence.batch);
-      best[i] = std::min(best[i], now() - start);
+      best[i] = std::min(best[i], now_s() - start);
       if (rows > 1 && i == 1) break;  // bound by arithmetic: some layers tell as much as all
     }
   }

@@ -8,12 +8,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "base/threads.h"
+#include "bench_tools.h"
 #include "gguf/formats/block_layouts.h"
 #include "ops/cpu/gemm/linear.h"
 #include "ops/cpu/peaks/peaks.h"
@@ -23,22 +23,8 @@ namespace {
 using braid::Activations;
 using braid::GgmlType;
 using braid::Weight;
-
-std::vector<std::string> split(const std::string& list) {
-  std::vector<std::string> out(1);
-  for (const char c : list) {
-    if (c == ',') {
-      out.emplace_back();
-    } else {
-      out.back() += c;
-    }
-  }
-  return out;
-}
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+using braid::bench::now_s;
+using braid::bench::split;
 
 struct Set {
   static constexpr int64_t kN = 1024, kK = 1024;
@@ -97,14 +83,14 @@ void measure(GgmlType type, const std::vector<std::string>& rows_list, size_t se
     const int64_t rows = std::atoi(rows_text.c_str());
     const double operations = 2.0 * Set::kN * Set::kK * static_cast<double>(rows);
     std::vector<double> best(set.weights.size(), 1e9);
-    const double until = now() + 0.4;
-    for (int pass = 0; pass < 3 || now() < until; pass++) {
+    const double until = now_s() + 0.4;
+    for (int pass = 0; pass < 3 || now_s() < until; pass++) {
       for (size_t i = 0; i < best.size(); i++) {
-        const double start = now();
+        const double start = now_s();
         const braid::LinearPart part{
             &set.weights[i], nullptr, {y.data(), braid::DType::f32, rows, Set::kN, Set::kN}};
         products.linear(std::span(&part, 1), {x.data(), braid::DType::f32, rows, Set::kK, Set::kK});
-        best[i] = std::min(best[i], now() - start);
+        best[i] = std::min(best[i], now_s() - start);
         if (rows >= 16 && i == 3) break;  // bound by arithmetic: a few matrices tell as much as all
       }
     }
@@ -130,7 +116,7 @@ int main(int argc, char** argv) {
   const auto threads = argument(4, "1,2");
   {
     braid::ThreadPool pool(braid::usable_cores());
-    const double start = now();
+    const double start = now_s();
     const braid::cpu::Peaks c = braid::cpu::measure_peaks(pool);
     fmt::print(
         "clock {:.2f} GHz; FMA {:.0f} / {:.0f} GFLOP/s; {} {:.0f} / {:.0f} GOP/s; barrier {:.2f} us, region "
@@ -141,7 +127,7 @@ int main(int argc, char** argv) {
       fmt::print("; {} MiB {:.0f} / {:.0f} GB/s", r.size_bytes >> 20, r.gb_per_s.one_thread,
                  r.gb_per_s.all_threads);
     }
-    fmt::print("  (1 / {} threads; {:.1f} s)\n", pool.size(), now() - start);
+    fmt::print("  (1 / {} threads; {:.1f} s)\n", pool.size(), now_s() - start);
   }
   for (const auto& type : types) {
     const braid::GgmlTypeInfo* info = braid::find_ggml_type(type);

@@ -1,6 +1,8 @@
 // activations_avx512.cpp -- quantizing activation rows, and silu(gate) * up, on AVX-512. The formulas are
 // those of activations.h, operation for operation; what is kept is described in kernels_avx512.h.
 
+#if defined(__x86_64__)
+
 #include "ops/cpu/gemm/activations.h"
 #include "ops/cpu/gemm/x86/products_avx512.h"
 
@@ -78,3 +80,5 @@ void silu_mul(float* y, const float* gate, const float* up, int64_t n) {
 }
 
 }  // namespace braid::cpu::avx512
+
+#endif

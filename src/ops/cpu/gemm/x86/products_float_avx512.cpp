@@ -6,6 +6,8 @@
 // 256 k at a time, by the decoder of the AVX2 table. One FMA per product, k ascending; the activation is
 // broadcast by the FMA that uses it.
 
+#if defined(__x86_64__)
+
 #include "ops/cpu/gemm/x86/kernels_avx2.h"
 #include "ops/cpu/gemm/x86/products_avx512.h"
 
@@ -188,3 +190,5 @@ template void decoded_rows<Layout::raw>(const Job&);
 BRAID_SMALL_LAYOUTS(BRAID_DECODED)
 
 }  // namespace braid::cpu::avx512
+
+#endif

@@ -7,6 +7,8 @@
 //   many rows  256 k of a row group are unpacked to bytes once (4 KB, stays in L1) for all rows, 16 at a time
 // Both make the same exact integers and the same float operations in the same order.
 
+#if defined(__x86_64__)
+
 #include "ops/cpu/gemm/x86/codes_avx512.h"
 
 namespace braid::cpu::avx512 {
@@ -258,3 +260,5 @@ void w5k_many(const Job& job) { many<W5K>(job); }
 void w6k_many(const Job& job) { many<W6K>(job); }
 
 }  // namespace braid::cpu::avx512
+
+#endif

@@ -6,6 +6,8 @@
 // codes). int16 activations are two int8 planes, as in Q8_0: the high plane's sum is shifted and the low
 // plane added.
 
+#if defined(__x86_64__)
+
 #include "ops/cpu/gemm/x86/codes_avx512.h"
 
 namespace braid::cpu::avx512 {
@@ -265,3 +267,5 @@ template void wide_rows<Layout::w5k>(const Job&);
 template void wide_rows<Layout::w6k>(const Job&);
 
 }  // namespace braid::cpu::avx512
+
+#endif

@@ -7,6 +7,8 @@
 //   few rows   the whole k of a row group with the sums in registers, weights prefetched from memory
 //   many rows  256 k of a row group for all rows, 16 at a time: weights stay in L1, activations stream
 
+#if defined(__x86_64__)
+
 #include "ops/cpu/gemm/x86/products_avx512.h"
 
 namespace braid::cpu::avx512 {
@@ -150,3 +152,5 @@ void w8_wide_few(const Job& job) { few(job, job.act.nibbles); }
 void w8_wide_many(const Job& job) { many(job, job.act.nibbles); }
 
 }  // namespace braid::cpu::avx512
+
+#endif

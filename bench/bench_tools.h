@@ -1,0 +1,28 @@
+// bench_tools.h -- what the small benches of kernels share: lists of the command line, a clock.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace braid::bench {
+
+// "a,b,c" in its parts.
+inline std::vector<std::string> split(const std::string& list) {
+  std::vector<std::string> out(1);
+  for (const char c : list) {
+    if (c == ',') {
+      out.emplace_back();
+    } else {
+      out.back() += c;
+    }
+  }
+  return out;
+}
+
+// Seconds of a steady clock.
+inline double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace braid::bench
