@@ -155,4 +155,23 @@ TEST(Includes, ARoomIsSmall) {
   for (const auto& [room, files] : read_house().files) EXPECT_LE(files.size(), kMostFiles) << room;
 }
 
+// All machines compile all sources: those for one processor are empty behind their #if on the others.
+TEST(Sources, ForOneProcessorAreEmptyElsewhere) {
+  int found = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(fs::path(BRAID_SOURCE_DIR) / "src")) {
+    const std::string path = entry.path().string();
+    if (entry.path().extension() != ".cpp") continue;
+    const bool x86 = path.find("/x86/") != path.npos || path.find("_avx") != path.npos;
+    const bool arm = path.find("/neon/") != path.npos || path.find("_neon") != path.npos;
+    if (!x86 && !arm) continue;
+    ++found;
+    std::ifstream in(path);
+    std::string line, first;
+    while (first.empty() && std::getline(in, line))
+      if (!line.empty() && line.rfind("//", 0) != 0) first = line;
+    EXPECT_EQ(first, x86 ? "#if defined(__x86_64__)" : "#if defined(__aarch64__)") << path;
+  }
+  EXPECT_GT(found, 12);
+}
+
 }  // namespace
