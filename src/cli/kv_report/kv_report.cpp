@@ -48,9 +48,11 @@ struct KvReportFlags {
   std::string output = "text";
   std::string svg;
 
+  // Without --parts, what costs little: attention, text, and what the other options ask for.
   bool part(const std::string& name) const {
     if (name == "answers" && prompts.empty()) return false;
-    return parts.empty() || std::find(parts.begin(), parts.end(), name) != parts.end();
+    if (parts.empty()) return name != "needles" || !needles.empty();
+    return std::find(parts.begin(), parts.end(), name) != parts.end();
   }
 };
 
@@ -317,12 +319,13 @@ void add_kv_report(CLI::App& app, int* exit_code) {
       ->delimiter(',');
   command
       ->add_option("--parts", flags->parts,
-                   "some of attention,text,needles,answers (default: all; answers need --prompts)")
+                   "some of attention,text,needles,answers (default: attention,text and what --needles "
+                   "and --prompts ask for)")
       ->delimiter(',')
       ->check(CLI::IsMember(std::set<std::string>(std::begin(kParts), std::end(kParts))));
   command
       ->add_option("--needles", flags->needles,
-                   "tokens of the prompts in which a fact is hidden (default: 1024, 2048 ... up to -c)")
+                   "tokens of prompts in which a fact is hidden (with --parts needles: 1024, 2048 ... to -c)")
       ->delimiter(',')
       ->check(CLI::Range(kShortestNeedle, 1 << 20));
   command->add_option("--depths", flags->depths, "places of the fact in each of them")
