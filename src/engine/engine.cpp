@@ -276,7 +276,9 @@ void Engine::draft(StepPlan& plan) {
   for (StepItem& item : plan.items)
     for (Draft& draft : item.drafts)
       if (draft.source == DraftSource::other) draft.source = drafter_->source();
-  if (budget != nullptr) budget->cut(plan, ms_between(begin, Clock::now()));
+  if (budget == nullptr) return;
+  const double drafting_ms = ms_between(begin, Clock::now());
+  budget->cut(plan, std::max(0.0, drafting_ms - records_->take_making_ms()));
 }
 
 // Sequences that wait with the prompt of one whose prompt has just been run go on from the same row of
@@ -342,7 +344,9 @@ void Engine::commit(const Step& step, std::span<const Verdict> verdicts) {
   if (drafter_ != nullptr) drafter_->observe(plan, verdicts);
   const auto proposed = std::exchange(proposed_, std::nullopt);
   if (DraftBudget* b = budget(); b != nullptr && proposed) {
-    b->observe(plan, verdicts, ms_between(*proposed, Clock::now()), model_->take_catch_up_ms());
+    const double step_ms = ms_between(*proposed, Clock::now());
+    b->observe(plan, verdicts, std::max(0.0, step_ms - records_->take_making_ms()),
+               model_->take_catch_up_ms());
     stats_.drafts.pays = b->is_on();
     stats_.drafts.lost_ms = b->lost_ms();
   }

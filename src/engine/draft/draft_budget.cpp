@@ -92,6 +92,10 @@ DraftBudget::Forecast DraftBudget::forecast(int32_t sequences, double plain_ms) 
 bool DraftBudget::wants_calibration(const StepPlan& plan) {
   if (calibrate_ > 0) return true;
   Plain& plain = plains_[row_bucket(plan.decoding)];
+  if (plain.distance == 0 && costs_.is_estimated(plan.decoding)) {
+    plain.distance = kLeastCalibrationDistance;
+    plain.cells = cells_of(plan);
+  }
   const auto cells = static_cast<double>(cells_of(plan)), before = static_cast<double>(plain.cells);
   const bool changed = plain.age >= kLeastCalibrationDistance && differs(cells, before, 0.2) &&
                        std::abs(cells - before) > kUnfeltCells * plan.decoding;
@@ -163,6 +167,7 @@ bool DraftBudget::admit(StepPlan& plan) {
   // Prompts hide what rows cost.
   const bool measured = plan.prompt_tokens == 0 && plan.decoding == static_cast<int32_t>(plan.items.size()) &&
                         plan.decoding > 0;
+  if (measured) costs_.estimate(plan.decoding);
   mode_ = measured ? choose_mode(plan, costs_.plain_ms(plan.decoding)) : Mode::unmeasured;
   if (!measured) rest_or_not();
   drafting_ms_ = 0;

@@ -71,6 +71,32 @@ TEST(StepCosts, ANewNumberOfSequencesBeginsAsItsNeighbour) {
   EXPECT_NEAR(costs.drafting_ms(9, 6), 3, 1e-9);
 }
 
+TEST(StepCosts, PlainStepsBetweenMeasuredOnesAreEstimated) {
+  StepCosts costs;
+  for (int i = 0; i < 2; ++i) costs.observe(4, 4, 10);
+  costs.estimate(6);
+  EXPECT_EQ(costs.plain_ms(6), 0) << "nothing is known beyond";
+  for (int i = 0; i < 2; ++i) costs.observe(8, 8, 14);
+  for (int i = 0; i < 2; ++i) costs.observe(8, 16, 20);
+  for (int i = 0; i < 2; ++i) costs.observe(64, 64, 40);
+  costs.estimate(6);
+  EXPECT_EQ(costs.plain_ms(6), 12);
+  EXPECT_TRUE(costs.is_estimated(6));
+  EXPECT_FALSE(costs.is_estimated(8));
+  costs.estimate(7);
+  EXPECT_EQ(costs.plain_ms(7), 13);
+  EXPECT_NEAR(costs.step_ms(7, 14), 18.25, 1e-9) << "its other rows are the neighbour's";
+  for (int i = 0; i < 2; ++i) costs.observe(6, 6, 11);
+  EXPECT_EQ(costs.plain_ms(6), 11) << "measured by now";
+  EXPECT_FALSE(costs.is_estimated(6));
+  // From too far away nothing is told.
+  StepCosts far;
+  for (int i = 0; i < 2; ++i) far.observe(1, 1, 10);
+  for (int i = 0; i < 2; ++i) far.observe(64, 64, 40);
+  far.estimate(8);
+  EXPECT_EQ(far.plain_ms(8), 0);
+}
+
 TEST(StepCosts, KnowsCatchingUpByItself) {
   StepCosts costs;
   EXPECT_EQ(costs.catch_up_ms(4, 8), 0);
@@ -132,7 +158,7 @@ struct World {
   std::mt19937 random{5};
   double ms = 0, plain_ms = 0;  // spent; what plain steps would have spent on the same tokens
   double longest_ms = 0, caught_up_ms = 0;
-  int64_t tokens = 0, drafted = 0, steps = 0;
+  int64_t tokens = 0, drafted = 0, steps = 0, plain_steps = 0;
   std::vector<std::unique_ptr<Sequence>> all;
 
   void step(DraftBudget& budget) {
@@ -187,6 +213,7 @@ struct World {
     ms += took + drafting;
     longest_ms = std::max(longest_ms, took + drafting);
     ++steps;
+    plain_steps += plan.rows() == sequences ? 1 : 0;
   }
   void run_until(DraftBudget& budget, double end_ms) {
     while (ms < end_ms) step(budget);
@@ -269,6 +296,47 @@ TEST(DraftBudget, GainsNearlyWhatCanBeGainedAndNeverLoses) {
     std::printf("[report] %s: %.0f %% at least of what can be gained; %.3f where nothing can\n", machine.name,
                 100 * least, slowest);
   }
+}
+
+// Steps of the 27B on an H200, as measured (docs/history/gpu-speed.md): products by rows, states by
+// sequences, the delta rule by drafted rows.
+double large_gpu_ms(int32_t sequences, int32_t rows) {
+  constexpr struct {
+    double rows, ms;
+  } kProducts[] = {{1, 4.97}, {8, 5.62},   {16, 6.27},  {17, 7.07}, {32, 7.44},
+                   {64, 9.2}, {128, 13.8}, {256, 22.5}, {512, 40}};
+  size_t at = 1;
+  while (kProducts[at].rows < rows) ++at;
+  const auto [low, low_ms] = kProducts[at - 1];
+  const auto [high, high_ms] = kProducts[at];
+  return low_ms + (high_ms - low_ms) * (rows - low) / (high - low) + 0.5 + 0.06 * sequences +
+         0.03 * (rows - sequences);
+}
+
+// Answers of equal length end one by one: each number of sequences on the way is new, and is drafted for
+// without waiting for plain steps of its own.
+TEST(DraftBudget, ABatchThatEndsOneByOneIsDraftedForToItsEnd) {
+  World world;
+  world.max_drafts = 3;
+  world.step_ms = large_gpu_ms;
+  world.drafting_ms = [](int32_t n, int32_t depth) { return depth * (0.36 + 0.003 * n); };
+  world.acceptance = [](const World&, int32_t depth) { return depth == 0 ? 0.85 : depth == 1 ? 0.7 : 0.55; };
+  DraftBudget budget(world.max_drafts);
+  const auto run = [&](int32_t sequences, int steps) {
+    world.sequences = sequences;
+    const double plain_ms = world.plain_ms, ms = world.ms;
+    const int64_t before = world.plain_steps;
+    for (int i = 0; i < steps; ++i) world.step(budget);
+    return std::pair((world.plain_ms - plain_ms) / (world.ms - ms), world.plain_steps - before);
+  };
+  for (const int32_t sequences : {1, 8, 32, 128}) {
+    const double gain = run(sequences, 200).first, best = best_gain(world, 0.75);
+    std::printf("[report] 27B on an H200, %d sequences: gain %.2f of %.2f\n", sequences, gain, best);
+  }
+  int64_t plain = 0;
+  for (int32_t sequences = 127; sequences > 0; --sequences) plain += run(sequences, 2).second;
+  std::printf("[report] 127 sequences that end one by one: %d plain steps of 254\n", static_cast<int>(plain));
+  EXPECT_LT(plain, 20);
 }
 
 // Timers that are off by a tenth each time, and drafts that are there now and then.

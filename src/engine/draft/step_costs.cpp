@@ -17,6 +17,7 @@ constexpr double kRate = 0.1;  // of moving means
 constexpr double kElsewhere = 1.25;
 constexpr int32_t kTimesElsewhere = 5;
 constexpr double kMostOfGuess = 2;   // the same while what was expected is no more than a guess
+constexpr int32_t kFarApart = 8;     // so many times as many sequences are not looked across
 constexpr int32_t kPlainToKnow = 2;  // plain steps until what they take is known: one may be held up
 
 }  // namespace
@@ -67,6 +68,34 @@ StepCosts::Column& StepCosts::column(int32_t sequences) {
   return columns_[key] = copy;
 }
 
+void StepCosts::estimate(int32_t sequences) {
+  const int32_t key = row_bucket(sequences);
+  const auto has_plain = [](const auto& entry) { return !entry.second.is_borrowed; };
+  if (const auto found = columns_.find(key); found != columns_.end())
+    if (has_plain(*found) || found->second.is_between) return;
+  const auto at = columns_.lower_bound(key);
+  const auto above = std::find_if(at, columns_.end(), has_plain);
+  const auto below = std::find_if(std::make_reverse_iterator(at), columns_.rend(), has_plain);
+  if (above == columns_.end() || below == columns_.rend() || above->first > kFarApart * below->first) return;
+  const double low = below->second.extra.at(0).ms, high = above->second.extra.at(0).ms;
+  const double plain = low + (high - low) * (key - below->first) / (above->first - below->first);
+  const Column& like =
+      above->second.extra.size() < below->second.extra.size() ? below->second : above->second;
+  Column& c = column(sequences);
+  c.is_between = true;
+  if (c.extra.size() < like.extra.size()) {
+    c.extra = like.extra;
+    for (auto& [extra, cell] : c.extra) cell.measured = 0;
+  }
+  const double change = plain - c.extra[0].ms;
+  for (auto& [extra, cell] : c.extra) cell.ms += change;
+}
+
+bool StepCosts::is_estimated(int32_t sequences) const {
+  const auto found = columns_.find(row_bucket(sequences));
+  return found != columns_.end() && found->second.is_borrowed && found->second.is_between;
+}
+
 double StepCosts::observe(int32_t sequences, int32_t rows, double ms, double catch_up_ms) {
   const bool known = plain_ms(sequences) > 0;
   Column& c = column(sequences);
@@ -105,7 +134,7 @@ double StepCosts::catch_up_ms(int32_t sequences, int32_t rows) const {
 
 double StepCosts::plain_ms(int32_t sequences) const {
   const auto found = columns_.find(row_bucket(sequences));
-  if (found == columns_.end() || found->second.is_borrowed) return 0;
+  if (found == columns_.end() || (found->second.is_borrowed && !found->second.is_between)) return 0;
   return found->second.extra.at(0).ms;
 }
 

@@ -4,7 +4,8 @@
 // sequences has a column of its own. Its plain steps, which carry no drafts, are measured again and again;
 // what moves them (longer contexts) moves the other rows of the column as much. What was not measured is
 // taken from its neighbours: between two a line, beyond the last half its slope (who hopes will measure it),
-// and a column that is new begins as the nearest one.
+// and a column that is new begins as the nearest one. Where it lies between two that are measured and not too
+// far apart, so do its plain steps, and it can be used at once.
 //
 // What the machine does besides (a step that another program held up) meets all steps alike and says nothing
 // of their rows: beyond a quarter more or less than expected, only the direction counts, unless it is so five
@@ -28,6 +29,10 @@ class StepCosts {
   // Drafting `depth` deep for so many sequences took `ms`. Returns what of it counts.
   double observe_drafting(int32_t sequences, int32_t depth, double ms);
 
+  // From now on a number of sequences between two whose plain steps were measured is known, too.
+  void estimate(int32_t sequences);
+  // Whether it is known by such an estimate only.
+  bool is_estimated(int32_t sequences) const;
   // Of a plain step; 0: nobody knows yet.
   double plain_ms(int32_t sequences) const;
   // Of so many rows; 0 if nothing like it was measured.
@@ -51,6 +56,7 @@ class StepCosts {
     std::map<int32_t, Cell> drafting;  // by depth
     Cell catch_up;                     // of a row
     bool is_borrowed = true;           // its plain steps were never measured
+    bool is_between = false;           // but lie between others that were
   };
   Column& column(int32_t sequences);
   const Column* nearest(int32_t sequences) const;

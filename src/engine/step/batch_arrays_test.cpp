@@ -57,12 +57,15 @@ TEST(Records, WorkIsQueuedThenRecordedThenReplayed) {
   EXPECT_EQ(device.recorded, 0);
   ask(Records::Work::head, 7);  // other work of the same numbers
   EXPECT_EQ(device.recorded, 0);
+  EXPECT_EQ(records.take_making_ms(), 0);
   ask(Records::Work::step, 7);
+  EXPECT_GT(records.take_making_ms(), 0);
   EXPECT_EQ(device.recorded, 1);
   EXPECT_EQ(device.replayed, 1);
   ask(Records::Work::step, 7);
   EXPECT_EQ(queued, 3);
   EXPECT_EQ(device.replayed, 2);
+  EXPECT_EQ(records.take_making_ms(), 0) << "of what is taken, and of replays";
 }
 
 TEST(Records, OneBoundHoldsForAllWork) {

@@ -6,8 +6,10 @@
 // networks that draft for them.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <set>
+#include <utility>
 
 #include "base/result.h"
 #include "ops/device.h"
@@ -27,10 +29,12 @@ class Records {
   template <typename Enqueue>
   Status queue(Work work, uint64_t shape, Enqueue enqueue) {
     const uint64_t key = static_cast<uint64_t>(work) << kShapeBits | shape;
+    const Clock::time_point begin = Clock::now();
     if (is_due(key) && device_.begin_record()) {
       enqueue();
       BRAID_TRY(device_.end_record(key));
       ++count_;
+      making_ms_ += std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
     }
     if (device_.has_record(key)) {
       device_.replay(key);
@@ -41,8 +45,11 @@ class Records {
   }
 
   size_t count() const { return count_; }
+  // What recording took since the last call: once for a shape, and no part of what such work takes.
+  double take_making_ms() { return std::exchange(making_ms_, 0.0); }
 
  private:
+  using Clock = std::chrono::steady_clock;
   // A record takes memory of the host and the driver. When there are more, all are made anew.
   static constexpr size_t kMost = 192;
 
@@ -58,6 +65,7 @@ class Records {
   Device& device_;
   std::set<uint64_t> seen_;  // shapes that were queued once
   size_t count_ = 0;
+  double making_ms_ = 0;
 };
 
 }  // namespace braid
