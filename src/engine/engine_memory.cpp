@@ -146,9 +146,11 @@ Status EngineMemory::plan_sealing(const EngineOptions& options, const ModelConfi
                  fmt::format("{} blocks of tail and {} of sinks are not within a context of {} tokens",
                              sizes.tail.tail_blocks, sizes.tail.sink_blocks, config.context_length)};
   if (const int32_t deepest = options.draft_depth; !sizes.tail.holds_drafts(deepest))
-    return Error{ErrorKind::invalid_argument,
-                 fmt::format("drafts {} deep need a KV tail of {} blocks at least; it has {}", deepest,
-                             blocks_for(deepest), sizes.tail.tail_blocks)};
+    return Error{
+        ErrorKind::invalid_argument,
+        fmt::format(
+            "drafts {} deep need a KV tail of {} blocks at least; it has {}; --spec-type none drafts nothing",
+            deepest, blocks_for(deepest), sizes.tail.tail_blocks)};
   return {};
 }
 

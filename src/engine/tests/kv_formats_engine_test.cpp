@@ -186,6 +186,7 @@ TEST(KvFormats, WhatDoesNotFitIsRefusedWithTheReason) {
   options.kv_tail = {0, 0};
   options.spec_type = SpecType::mtp;
   EXPECT_NE(why(options).find("need a KV tail of 1 blocks"), std::string::npos) << why(options);
+  EXPECT_NE(why(options).find("--spec-type none"), std::string::npos) << why(options);
   options = sealed(c4, c4);
   options.kv_tail = {1 << 20, 0};
   EXPECT_NE(why(options).find("not within a context"), std::string::npos) << why(options);
