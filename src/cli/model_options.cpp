@@ -131,6 +131,13 @@ void add_speculation_options(CLI::App& command, ModelFlags& flags) {
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str()
       ->envname("BRAID_SPEC_DRAFT_P_MIN");
+  command
+      .add_option("--spec-draft-vocab", flags.spec_draft_vocab,
+                  "mtp drafts from the first N tokens of the vocabulary where the text consists of them; 0: "
+                  "always from all")
+      ->check(CLI::Range(0, 1 << 24))
+      ->capture_default_str()
+      ->envname("BRAID_SPEC_DRAFT_VOCAB");
 }
 
 // `*bytes` keeps its value if nothing was written.
@@ -254,6 +261,7 @@ Result<EngineOptions> engine_options(const ModelFlags& flags) {
   if (const auto types = spec_types(flags.spec_type)) options.spec_type = *types;
   options.spec_always = flags.spec_always;
   options.draft_p_min = static_cast<float>(flags.spec_draft_p_min);
+  options.draft_vocabulary = flags.spec_draft_vocab;
   options.draft_model = flags.draft_model;
   if (!options.spec_type.none()) {
     options.draft_depth = flags.spec_draft_n_max;

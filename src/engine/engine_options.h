@@ -56,9 +56,10 @@ struct EngineOptions {
   int32_t draft_depth = 0;
   bool draft_trees = false;  // drafts beside each other, too: the most probable paths; else chains
   SpecTypes spec_type = SpecType::none;
-  bool spec_always = false;  // drafts also where they cost time (draft/draft_budget.h)
-  float draft_p_min = 0;     // head and drafter draft what is at least so probable to them
-  std::string draft_model;   // the drafter's file or folder
+  bool spec_always = false;      // drafts also where they cost time (draft/draft_budget.h)
+  float draft_p_min = 0;         // head and drafter draft what is at least so probable to them
+  int32_t draft_vocabulary = 0;  // first tokens of the vocabulary that the head may look at alone; 0: all
+  std::string draft_model;       // the drafter's file or folder
   // Attention layers see the newest so many positions; 0: all.
   int32_t attention_window = 0;
   KvFormat k_format = KvFormat::f16;

@@ -31,6 +31,9 @@ Status check_options(const EngineOptions& o, const ModelConfig& config) {
     return bad(fmt::format("drafts {} deep are not between 0 and 1024", o.draft_depth));
   if (!(o.draft_p_min >= 0 && o.draft_p_min <= 1))
     return bad(fmt::format("{} is no probability of a draft", o.draft_p_min));
+  if (o.draft_vocabulary < 0 || (o.draft_vocabulary > 0 && o.draft_vocabulary < kGuessCandidates))
+    return bad(
+        fmt::format("a draft vocabulary of {} tokens is too small; 0 stands for all", o.draft_vocabulary));
   if (o.spec_type.has(SpecType::dflash) && o.draft_model.empty())
     return bad("a DFlash drafter needs its file: -md");
   if (!o.spec_type.has(SpecType::dflash) && !o.draft_model.empty())
@@ -136,6 +139,7 @@ Status Engine::open(const GgufFile& file, const EngineOptions& options) {
   ModelOptions model_options;
   model_options.with_mtp = types.has(SpecType::mtp);
   BRAID_TRY(check_window(options.attention_window));
+  model_options.draft_vocabulary = options.draft_vocabulary;
   model_options.attention_window = options.attention_window;
   BRAID_ASSIGN(model_, Model::open(file, model_options));
   if (types.has(SpecType::mtp) && !model_->config().drafts()) {

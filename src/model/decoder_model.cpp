@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "model/architectures/weight_reader.h"
+
 namespace braid {
 
 Result<std::unique_ptr<Model>> DecoderModel::open(const Architecture& architecture, const GgufFile& file,
@@ -12,8 +14,19 @@ Result<std::unique_ptr<Model>> DecoderModel::open(const Architecture& architectu
   BRAID_ASSIGN(model->config_, architecture.read_config(file));
   BRAID_TRY(architecture.describe_weights(file, model->config_, options.with_mtp, model->weights_));
   if (model->weights_.mtp.empty()) model->config_.mtp.clear();
+  model->choose_draft_vocabulary(options.draft_vocabulary);
   if (options.attention_window > 0) model->config_.limit_windows(options.attention_window);
   return std::unique_ptr<Model>(std::move(model));
+}
+
+// Before anything is loaded.
+void DecoderModel::choose_draft_vocabulary(int32_t wanted) {
+  if (!config_.drafts() || wanted == 0 || wanted >= config_.vocabulary) return;
+  config_.draft_vocabulary = wanted;
+  MtpWeights& head = weights_.mtp[0];
+  head.first_rows = rows_of(*head.head, {{0, wanted}}, " (drafts)");
+  head.first_rows.is_table = false;
+  head.first_rows.is_product = true;
 }
 
 // From `start` on. Returns its end.

@@ -83,6 +83,7 @@ class DecoderModel final : public Model {
   // draft_head.cpp
   void keep_entries(const Lane& lane, const Run& run);
   void enter_head(const Lane& lane, const Batch& batch);
+  void choose_draft_vocabulary(int32_t wanted);
   void show(const Lane& lane, size_t layer, const Batch& batch);
 
   ModelConfig config_;

@@ -74,7 +74,8 @@ void DecoderModel::draft(Tensor logits, const Batch& batch, const SequenceMemory
   if (w.mlp.gate || w.moe.router) run_feed_forward(x, h, config, w, lane.draft.layer);
   ops_->add_norm(before, x, {}, head.head_norm, config_.eps);  // what the next one follows
   ops_->add_norm(h, x, {}, head.head_norm, config_.eps);
-  ops_->logits(logits.top(batch.tokens), *head.head, h);
+  BRAID_CHECK(logits.cols == config_.vocabulary || logits.cols == config_.draft_vocabulary);
+  ops_->logits(logits.top(batch.tokens), logits.cols == head.head->n ? *head.head : head.first_rows, h);
 }
 
 }  // namespace braid

@@ -113,6 +113,7 @@ class StepPacing {
 
 struct ModelOptions {
   bool with_mtp = true;          // describe and load the head that drafts if the file has one
+  int32_t draft_vocabulary = 0;  // first tokens that the head may look at alone; 0: all
   int32_t attention_window = 0;  // > 0: no attention layer sees more positions (ModelConfig::limit_windows)
 };
 
@@ -148,7 +149,8 @@ class Model {
   virtual void logits(Tensor logits, int32_t first, int32_t count) = 0;
 
   // With a head that drafts: a row for each sequence, a token that no step has run and that is certain as far
-  // as the head knows. logits [tokens, V] of what follows it. `first`: the row comes right after what the
+  // as the head knows. logits of what follows it: [tokens, V], or of the first tokens of the vocabulary only,
+  // [tokens, config().draft_vocabulary]. `first`: the row comes right after what the
   // sequence holds. Else it follows the same row of the draft() before, which had as many rows or more. What
   // it writes to cells, the next step writes again.
   virtual void draft(Tensor logits, const Batch& batch, const SequenceMemory& memory, bool first) = 0;

@@ -45,7 +45,8 @@ std::vector<Weight*> ModelWeights::all() {
   };
   for (LayerWeights& layer : layers) add_layer(layer);
   for (MtpWeights& head : mtp) {
-    for (Weight* w : {&head.eh_proj, &head.own_embedding, &head.own_head}) list.push_back(w);
+    for (Weight* w : {&head.eh_proj, &head.own_embedding, &head.own_head, &head.first_rows})
+      list.push_back(w);
     add_layer(head.layer);
   }
   std::erase_if(list, [](const Weight* w) { return !*w; });

@@ -4,6 +4,16 @@
 #include <algorithm>
 
 namespace braid {
+namespace {
+
+// A guess for a token that was left out is lost with all behind it. On the demo model, whose vocabulary is
+// small, one in sixteen lost a tenth of the tokens of a round; one in thirty-two loses nothing.
+constexpr size_t kLooked = 256;      // last tokens of a sequence
+constexpr size_t kMostOutside = 32;  // one in so many
+constexpr size_t kBenefit = 64;      // of short texts: a chat's marks are no reason
+
+}  // namespace
+
 size_t ModelDrafter::bytes(const DrafterOptions& options) {
   return BatchArrays::bytes({options.sequences, options.sequences, 0}, options.depth, options.block_table,
                             1) +
@@ -54,6 +64,21 @@ void ModelDrafter::choose(StepPlan& plan, int32_t budget) {
   depth_ = chains_.empty() ? 0 : chains_[0].depth;
   mode_ = drawn ? Mode::drawn : options_.trees ? Mode::trees : Mode::chains;
   width_ = mode_ == Mode::chains ? 0 : guess_candidates(options_.logits.cols);
+  const int64_t few = model_.config().draft_vocabulary;
+  logits_ = few > 0 && is_enough(few) ? options_.logits.shaped(options_.sequences, few) : options_.logits;
+}
+
+bool ModelDrafter::is_enough(int64_t first_tokens) const {
+  size_t looked = 0, outside = 0;
+  for (const Chain& chain : chains_) {
+    const std::vector<int32_t>& tokens = chain.item->sequence->tokens;
+    const auto count = std::min(tokens.size(), kLooked);
+    looked += count + kBenefit;
+    outside +=
+        static_cast<size_t>(std::count_if(tokens.end() - static_cast<std::ptrdiff_t>(count), tokens.end(),
+                                          [&](int32_t id) { return id >= first_tokens; }));
+  }
+  return outside * kMostOutside <= looked;
 }
 
 void ModelDrafter::fill() {
@@ -81,8 +106,9 @@ void ModelDrafter::fill() {
 
 // False: the device has failed, and so will the step.
 bool ModelDrafter::run() {
-  const uint64_t shape = static_cast<uint64_t>(mode_) << 56 | static_cast<uint64_t>(depth_) << 32 |
-                         static_cast<uint64_t>(padded_);
+  const uint64_t all = logits_.cols == options_.logits.cols ? 1 : 0;
+  const uint64_t shape = static_cast<uint64_t>(mode_) << 56 | all << 55 |
+                         static_cast<uint64_t>(depth_) << 32 | static_cast<uint64_t>(padded_);
   if (mode_ != Mode::drawn) return run_recorded(shape, 0, depth_);
   for (int32_t row = 0; row < depth_; ++row) {
     if (!run_recorded(shape | static_cast<uint64_t>(row) << 46, row, row + 1)) return false;
@@ -114,7 +140,7 @@ void ModelDrafter::enqueue(int32_t first, int32_t end) {
 
 void ModelDrafter::enqueue_row(int32_t row) {
   const Batch& batch = batches_[static_cast<size_t>(row)];
-  const Tensor logits = options_.logits.top(batch.tokens);
+  const Tensor logits = logits_.top(batch.tokens);
   model_.draft(logits, batch, cache_.memory(), row == 0);
   const auto columns = [&](int64_t first, DType type, int32_t width) {
     return Tensor{numbers(row) + first, type, batch.tokens, width, width};

@@ -4,7 +4,14 @@
 // before it, then its own guesses. For greedy answers ids stay on the device from row to row, and the host
 // waits once. For drawn ones the head goes on from the guess that the answer's noise prefers, which the host
 // finds: it waits after each row. In a tree the other candidates of a row stand beside the one that the head
-// went on from. What the head goes on from is part of the sequences' memory (model.h), so there is nothing
+// went on from.
+//
+// The head's output matrix is most of its time. Tokenizers give the first ids to the bytes and to what their
+// merges made first, the frequent ones, so a text mostly consists of the first ids: where the sequences' last
+// tokens do, only those rows are multiplied, and no other token is a guess. Texts of rarer tokens (another
+// script, for one) get the whole matrix.
+//
+// What the head goes on from is part of the sequences' memory (model.h), so there is nothing
 // here to keep or to bring back.
 #pragma once
 
@@ -48,6 +55,7 @@ class ModelDrafter : public Drafter {
   enum class Mode : uint8_t { chains, trees, drawn };
 
   void choose(StepPlan& plan, int32_t budget);
+  bool is_enough(int64_t first_tokens) const;
   void fill();
   bool run();
   bool run_recorded(uint64_t shape, int32_t first, int32_t end);
@@ -70,6 +78,7 @@ class ModelDrafter : public Drafter {
   Records& records_;
   DrafterOptions options_;
   Mode mode_ = Mode::chains;   // of this step
+  Tensor logits_;              // of this step's guesses: of all tokens, or of the first
   int32_t width_ = 0;          // candidates of a guess; 0: its best alone
   std::vector<Chain> chains_;  // the deepest first
   int32_t depth_ = 0;          // of the deepest

@@ -1,7 +1,7 @@
 // demo_test.cpp -- the demo model on its skills: how much of what its drafters propose is accepted, that
 // nothing of it changes a text, and what a window for attention leaves of the answers.
 //
-// BRAID_TEST_PROMPTS=125 asks so many of each skill instead of a few.
+// BRAID_TEST_PROMPTS=125 asks so many of each skill instead of a few, and drafts in more ways.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -50,8 +50,9 @@ Request asking(std::vector<int32_t> ids, int32_t max_tokens) {
 struct Way {
   const char* name;
   SpecTypes types;
-  int32_t depth;   // 0: as the drafters like it
-  int32_t budget;  // of a tree; 0: chains
+  int32_t depth;           // 0: as the drafters like it
+  int32_t budget;          // of a tree; 0: chains
+  int32_t vocabulary = 0;  // that the head may look at alone; 0: all
 };
 
 SpecTypes with(SpecTypes types, SpecType another) {
@@ -69,6 +70,7 @@ EngineOptions options_of(const Way& way, int32_t sequences = 1) {
   options.draft_depth = way.depth;
   options.max_drafts = way.budget;
   options.draft_trees = way.budget > 0;
+  options.draft_vocabulary = way.vocabulary;
   if (way.types.has(SpecType::dflash)) options.draft_model = kDemoDrafter;
   return options;
 }
@@ -123,28 +125,53 @@ TEST(DemoDrafts, AreAcceptedAsTheDraftersWereMade) {
 
 // A seed's text is the same whatever is drafted, greedy and drawn, alone and together.
 class DemoDraftsIn : public ::testing::TestWithParam<Way> {};
-INSTANTIATE_TEST_SUITE_P(
-    Ways, DemoDraftsIn,
-    ::testing::Values(Way{"ngram", SpecType::ngram, 7, 0}, kHead, Way{"mtp64", SpecType::mtp, 8, 64},
-                      kHeadTree, Way{"dflash1", SpecType::dflash, 1, 1}, kDflash, kDflashTree,
-                      Way{"dflash64", SpecType::dflash, 15, 64},
-                      Way{"mtp and ngram", with(SpecType::mtp, SpecType::ngram), 0, 0},
-                      Way{"dflash and ngram", with(SpecType::dflash, SpecType::ngram), 0, 22},
-                      Way{"all", with(with(SpecType::dflash, SpecType::ngram), SpecType::mtp), 0, 40}),
-    [](const auto& info) {
-      std::string name = info.param.name;
-      std::replace_if(
-          name.begin(), name.end(), [](char c) { return !std::isalnum(c); }, '_');
-      return name;
-    });
+std::vector<Way> ways() {
+  const SpecTypes head = SpecType::mtp, drafter = SpecType::dflash;
+  const SpecTypes head_and_ngram = with(head, SpecType::ngram), both = with(drafter, SpecType::ngram);
+  std::vector<Way> list = {{"ngram", SpecType::ngram, 7, 0},
+                           kHead,
+                           {"mtp64", head, 8, 64},
+                           kHeadTree,
+                           {"dflash1", drafter, 1, 1},
+                           kDflash,
+                           kDflashTree,
+                           {"dflash64", drafter, 15, 64},
+                           {"mtp and ngram", head_and_ngram, 0, 0},
+                           {"dflash and ngram", both, 0, 22},
+                           {"all", with(both, SpecType::mtp), 0, 40}};
+  if (std::getenv("BRAID_TEST_PROMPTS") == nullptr) return list;
+  list.insert(list.end(), {{"mtp1", head, 1, 1},
+                           {"mtp22", head, 0, 22},
+                           {"dflash8", drafter, 0, 8},
+                           {"mtp and ngram 1", head_and_ngram, 0, 1},
+                           {"mtp and ngram 8", head_and_ngram, 0, 8},
+                           {"mtp and ngram 22", head_and_ngram, 0, 22},
+                           {"mtp and ngram 64", head_and_ngram, 0, 64},
+                           {"dflash and ngram chain", both, 0, 0},
+                           {"dflash and ngram 1", both, 0, 1},
+                           {"dflash and ngram 8", both, 0, 8},
+                           {"dflash and ngram 64", both, 0, 64},
+                           {"mtp of 4096 tokens", head, 3, 0, 4096},
+                           {"mtp of 2048 tokens", head, 3, 0, 2048},
+                           {"mtp of 1365 tokens", head, 3, 0, 1365}});
+  return list;
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, DemoDraftsIn, ::testing::ValuesIn(ways()), [](const auto& info) {
+  std::string name = info.param.name;
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return !std::isalnum(c); }, '_');
+  return name;
+});
 
 TEST_P(DemoDraftsIn, EveryTextIsWhatItIsWithout) {
+  const bool all_greedy = std::getenv("BRAID_TEST_PROMPTS") != nullptr;
   std::vector<Request> asked;
   for (const Skill skill : kSkills) {
     for (auto& ids : prompts_of(skill, 3)) {
       asked.push_back(asking(std::move(ids), 24));
       const float temperatures[] = {0.0f, 0.6f, 1.0f};
-      asked.back().sampling.temperature = temperatures[asked.size() % 3];
+      asked.back().sampling.temperature = all_greedy ? 0 : temperatures[asked.size() % 3];
       asked.back().sampling.seed = asked.size();
     }
   }
@@ -164,8 +191,9 @@ TEST_P(DemoDraftsIn, EveryTextIsWhatItIsWithout) {
     const EngineStats& stats = m.engine->stats();
     EXPECT_GT(stats.accepted, GetParam().types == SpecType::ngram ? 10u : 40u);
     EXPECT_GT(stats.drafts.rounds, 0u);
-    const std::string report = fmt::format("{}, {} at once: {:.2f} tokens of a round, {} drafts",
-                                           GetParam().name, sequences, per_round({}, stats), stats.drafted);
+    const std::string report =
+        fmt::format("{}, {} at once: {} prompts, {:.2f} tokens of a round, {} drafts", GetParam().name,
+                    sequences, asked.size(), per_round({}, stats), stats.drafted);
     std::printf("[report] %s\n", report.c_str());
   }
 }

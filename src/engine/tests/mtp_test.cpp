@@ -290,6 +290,40 @@ TEST_P(MtpOn, ImprobableGuessesEndAChain) {
   EXPECT_LT(after, before);
 }
 
+// Where a text consists of the first tokens of the vocabulary, the head looks at no others.
+TEST_P(MtpOn, GuessesAreOfTheFirstTokensWhereTheTextIs) {
+  constexpr int32_t kFirst = 100;
+  for (const RandomShape& shape :
+       {tiny_dense(), tiny_moe()}) {  // with an output matrix of its own, and without
+    std::vector<Request> asked;
+    for (const bool first_alone : {true, false}) {
+      for (const float temperature : {0.0f, 0.8f}) {
+        asked.push_back(greedy(prompt(200), 8));
+        asked.back().sampling.temperature = temperature;
+        if (first_alone)
+          for (int32_t& id : asked.back().prompt) id %= kFirst;
+      }
+    }
+    const std::vector<Expected> expected = alone(shape, GetParam(), asked);
+    for (const bool trees : {false, true}) {
+      EngineOptions options = drafting(GetParam());
+      options.draft_vocabulary = kFirst;
+      options.draft_trees = trees;
+      DraftingMachine m(shape, options);
+      int32_t largest[2] = {0, 0};
+      for (size_t i = 0; i < asked.size(); ++i) {
+        const RequestId id = m.submit(asked[i]);
+        m.run();
+        EXPECT_EQ(m.sink.answers[id].tokens, expected[i].tokens) << shape.architecture << ", request " << i;
+        for (const auto& [position, guesses] : m.recorder.of[id])
+          largest[i / 2] = std::max(largest[i / 2], *std::max_element(guesses.begin(), guesses.end()));
+      }
+      EXPECT_LT(largest[0], kFirst) << shape.architecture;
+      EXPECT_GE(largest[1], kFirst) << shape.architecture;
+    }
+  }
+}
+
 // The demo model says what it says alone, in fewer steps; first guesses are those of the goldens.
 TEST_P(MtpOn, TheDemoModelNeedsFewerSteps) {
   if (GetParam() == std::string("ref")) GTEST_SKIP() << "takes minutes; model/draft_test.cpp has its goldens";
