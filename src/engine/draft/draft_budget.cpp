@@ -228,7 +228,7 @@ void DraftBudget::rank(const StepPlan& plan) {
     for (size_t n = 0; n < item.drafts.size(); ++n) {
       const Draft& draft = item.drafts[n];
       depths_.push_back(draft.parent < 0 ? 0 : depths_[static_cast<size_t>(draft.parent)] + 1);
-      const double a = std::min(0.99, factor * survival_.probability(depths_[n], draft.log_q));
+      const double a = std::min(0.99, factor * survival_of(draft).probability(depths_[n], draft.log_q));
       conditional_[static_cast<size_t>(draft.parent + 1)] += a;
       nodes_.push_back({static_cast<int32_t>(i), static_cast<int32_t>(n), a});
     }
@@ -331,12 +331,12 @@ void DraftBudget::learn(const StepItem& item, const Verdict& verdict) {
     depths_.push_back(draft.parent < 0 ? 0 : depths_[static_cast<size_t>(draft.parent)] + 1);
     if (draft.parent >= 0 && !is_accepted(draft.parent)) continue;
     const bool accepted = is_accepted(static_cast<int32_t>(n));
-    const double expected = survival_.probability(depths_[n], draft.log_q);
+    const double expected = survival_of(draft).probability(depths_[n], draft.log_q);
     constexpr double kForgetting = 0.98;
     history.expected = kForgetting * history.expected + std::min(1.0, expected);
     history.accepted = kForgetting * history.accepted + (accepted ? 1 : 0);
     // What is particular of the sequence is not the drafter's.
-    if (factor > 0.5) survival_.judged(depths_[n], draft.log_q, accepted);
+    if (factor > 0.5) survival_of(draft).judged(depths_[n], draft.log_q, accepted);
   }
   // Of the depths that were reached: was any of the drafts there right?
   const size_t right = verdict.accepted.size();

@@ -22,6 +22,7 @@
 // change each other's bytes. Engine thread only.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <unordered_map>
@@ -101,15 +102,16 @@ class DraftBudget {
   void rank(const StepPlan& plan);
   int32_t look_again(int32_t worthwhile);
   int32_t worthwhile(const StepPlan& plan, double drafting_ms) const;
+  Survival& survival_of(const Draft& draft) { return survival_[static_cast<size_t>(draft.source)]; }
   void learn(const StepItem& item, const Verdict& verdict);
   void settle(double lost_ms, double passed_ms);
   History& history_of(RequestId id);
 
   int32_t max_drafts_;
   StepCosts costs_;
-  Survival survival_;
-  std::vector<Share> accepted_;  // [depth]: drafts there whose parents were accepted
-  Share offered_{2, 2};          // sequences for which there were drafts, of those asked for
+  std::array<Survival, kDraftSources> survival_;  // of each source: they differ in how sure they are
+  std::vector<Share> accepted_;                   // [depth]: drafts there whose parents were accepted
+  Share offered_{2, 2};                           // sequences for which there were drafts, of those asked for
   std::unordered_map<RequestId, History> histories_;
 
   Mode mode_ = Mode::unmeasured;  // of the step under way

@@ -605,6 +605,36 @@ TEST(DraftBudget, RowsGoWhereTheyAreWorthTheirTime) {
   EXPECT_GT(kept[3], 100u);
 }
 
+// Of two sources that think alike of themselves the one that is right is verified.
+TEST(DraftBudget, EachSourceIsTakenAtItsOwnWord) {
+  DraftBudget budget(4);
+  Sequence s;
+  s.id = 1;
+  int right = 0, wrong = 0;
+  for (int round = 0; round < 400; ++round) {
+    StepPlan plan;
+    plan.decoding = 1;
+    StepItem& item = plan.items.emplace_back();
+    item.sequence = &s;
+    item.certain = 1;
+    item.draft_depth = 4;
+    if (budget.admit(plan)) {
+      item.drafts = {{1, -1, -0.5f, DraftSource::mtp}, {2, -1, -0.5f, DraftSource::ngram}};
+      budget.cut(plan, 0);
+    }
+    std::vector<Verdict> verdicts(1);
+    for (size_t n = 0; n < item.drafts.size(); ++n) {
+      const bool is_right = item.drafts[n].source == DraftSource::ngram;
+      if (is_right) verdicts[0].accepted.push_back(static_cast<int32_t>(n));
+      if (round >= 200) ++(is_right ? right : wrong);
+    }
+    verdicts[0].next.resize(verdicts[0].accepted.size() + 1);
+    budget.observe(plan, verdicts, 8 + 2 * plan.rows());
+  }
+  EXPECT_GT(right, 150);
+  EXPECT_LT(wrong, 20);
+}
+
 TEST(DraftBudget, CutsTreesBetweenNodesAndNeverParentsFromChildren) {
   std::mt19937 random(9);
   DraftBudget budget(8);
