@@ -107,6 +107,7 @@ Device::WorkspaceNeeds DecoderModel::workspace_needs(int32_t max_tokens) const {
       needs.max_width = std::max(needs.max_width, c.attention.query_width());
       needs.max_heads = std::max(needs.max_heads, c.attention.heads);
       needs.head_dim = std::max(needs.head_dim, c.attention.head_dim);
+      needs.kv_heads = std::max(needs.kv_heads, c.attention.kv_heads);
     } else {
       needs.max_width = std::max(needs.max_width, c.delta.value_width());
     }

@@ -123,6 +123,7 @@ class Device {
     int64_t max_width = 0;       // widest activation row that goes into a product
     int32_t max_heads = 0;       // query heads
     int32_t head_dim = 0;
+    int32_t kv_heads = 0;              // most of a layer
     const KvCodec* k_codec = nullptr;  // of sealed blocks (state.h); null: there are none
     const KvCodec* v_codec = nullptr;
     DeltaShape delta = {};  // the widest, or zeros

@@ -3,7 +3,7 @@
 // Every op queues kernels on the one compute stream and returns. Batch arrays, activations, pools and small
 // weights are device memory; shapes come from the host. What varies from step to step is read on the device
 // (batch.h says how padded rows look), so that a step can be recorded. An op that takes lists from the host
-// (delta_move, hidden_move, kv_move) hands them to its kernels by value and cannot be recorded.
+// (delta_move, hidden_move, kv_move, kv_seal) hands them to its kernels by value and cannot be recorded.
 //
 // Kernels live beside the op they serve; a group of ops says how much scratch it needs (..._bytes) and finds
 // it in its member, zero-filled once (workspace.cu).
@@ -58,6 +58,8 @@ class CudaOps final : public Ops {
   void qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
                           const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
                           const Batch& batch) override;
+
+  void kv_seal(const KvLayer& kv, std::span<const KvSeal> blocks) override;
 
   // attention*.cu
   void attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,

@@ -184,8 +184,12 @@ void Profiler::add_norm(Tensor y, Tensor residual, Tensor x, const float* weight
 
 // Queries and gates in, outputs out, and the cells.
 Profiler::Cost Profiler::cost_of_attention(Tensor o, const AttentionParams& params, const KvLayer& kv) const {
-  const double cell_bytes =
-      static_cast<double>(kv.shape.k_block_bytes() + kv.shape.v_block_bytes()) / kBlockTokens;
+  // Of sealed blocks what units take; the exact cells behind them are few.
+  const double block_bytes = kv.cold
+                                 ? static_cast<double>(kv.shape.kv_heads) *
+                                       static_cast<double>(kv.cold.k_unit_bytes + kv.cold.v_unit_bytes)
+                                 : static_cast<double>(kv.shape.k_block_bytes() + kv.shape.v_block_bytes());
+  const double cell_bytes = block_bytes / kBlockTokens;
   Cost cost{"attention", std::to_string(params.heads) + " heads", 2 * tensor_bytes(o), 0};
   if (params.gate.act != AttentionGate::Act::none)
     cost.bytes += params.gate.layout == AttentionGate::Layout::head
@@ -298,6 +302,11 @@ void Profiler::hidden_move(const HiddenRing& ring, std::span<const CellMove> mov
   if (!times("hidden_move")) return ops_.hidden_move(ring, moves, batch);
   timed({"hidden_move", "", 8.0 * static_cast<double>(ring.width * std::ssize(moves)), 0},
         [&] { ops_.hidden_move(ring, moves, batch); });
+}
+
+void Profiler::kv_seal(const KvLayer& kv, std::span<const KvSeal> blocks) {
+  if (!times("kv_seal")) return ops_.kv_seal(kv, blocks);
+  timed({"kv_seal", "", 0, 0}, [&] { ops_.kv_seal(kv, blocks); });
 }
 
 void Profiler::kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) {

@@ -7,9 +7,13 @@
 #include "ops/cuda/delta/delta_common.h"
 #include "ops/cuda/delta/delta_forms.h"
 #include "ops/cuda/sampling/choose.cuh"
+#include "ops/kv/kv_codec.h"
 
 namespace braid::cuda {
 namespace {
+
+// Whether the kernels of kv/ are used: compiled and checked on the host, but not run on a GPU yet.
+constexpr bool kSealedKv = false;
 
 // Walks the parts of the workspace; with a null base it only counts.
 class Parts {
@@ -28,6 +32,28 @@ class Parts {
   size_t offset_ = 0;
 };
 
+// One layer's cells as f16, of as many sequences as long as they may be, and the bands of a step.
+SealedWorkspace place_sealed(Parts& parts, const Device::WorkspaceNeeds& needs, int32_t tokens,
+                             int32_t sequences) {
+  SealedWorkspace work;
+  const int64_t stride = div_up<int64_t>(needs.max_context, kBlockTokens);
+  work.tokens = tokens;
+  work.image_blocks = sequences * stride + most_extra_blocks(tokens, sequences);
+  work.block_bytes = int64_t{needs.kv_heads} * kBlockTokens * needs.head_dim * 2;
+  work.k = parts.take<std::byte>(work.image_blocks * work.block_bytes);
+  work.v = parts.take<std::byte>(work.image_blocks * work.block_bytes);
+  Bands& bands = work.bands;
+  bands.bands = most_bands(tokens, sequences, 0, 0, kMaxUncertain);
+  work.table_entries = bands.bands * stride;
+  work.table = parts.take<int32_t>(work.table_entries);
+  for (int32_t** array : {&bands.first_row, &bands.rows, &bands.certain, &bands.context, &bands.form_rows,
+                          &bands.exact_from, &bands.of_sequence})
+    *array = parts.take<int32_t>(bands.bands);
+  bands.of_row = parts.take<int32_t>(tokens);
+  bands.sealed = parts.take<SealedSequence>(sequences + 1);
+  return work;
+}
+
 SequenceWorkspace place(Parts& parts, const Device::WorkspaceNeeds& needs) {
   SequenceWorkspace work;
   work.max_tokens = std::max(needs.max_tokens, 1);
@@ -42,7 +68,8 @@ SequenceWorkspace place(Parts& parts, const Device::WorkspaceNeeds& needs) {
   work.partial_dim = needs.max_heads * needs.head_dim;
   work.partials = parts.take<float>(rows * needs.head_dim);
   work.partial_sums = parts.take<float>(rows * 2);
-  work.arrivals = parts.take<int>(sequences * needs.max_heads);
+  if (needs.k_codec != nullptr) work.sealed = place_sealed(parts, needs, work.max_tokens, work.max_sequences);
+  work.arrivals = parts.take<int>(int64_t{work.most_sequences()} * needs.max_heads);
 
   const DeltaShape& delta = needs.delta;
   if (delta.key_heads > 0) {
@@ -96,7 +123,11 @@ Status CudaOps::accepts(const Device::WorkspaceNeeds& needs) {
   if (needs.max_heads > 0 && (needs.head_dim > cuda::kMaxHeadDim || needs.head_dim % 8 != 0))
     return refuse("attention heads of " + std::to_string(needs.head_dim) + " (multiples of 8 up to " +
                   std::to_string(cuda::kMaxHeadDim) + ")");
-  if (needs.k_codec != nullptr) return refuse("a KV cache of other formats than f32, f16 and bf16");
+  if (needs.k_codec != nullptr && !cuda::kSealedKv)
+    return refuse("a KV cache of other formats than f32, f16 and bf16");
+  if (needs.k_codec != nullptr && !cuda::takes_units(*needs.k_codec, *needs.v_codec, needs.head_dim))
+    return refuse("a KV cache of " + std::string(needs.k_codec->name) + " and " +
+                  std::string(needs.v_codec->name) + " with heads of " + std::to_string(needs.head_dim));
   if (needs.experts > cuda::kMostExperts || needs.experts_used > cuda::kMostUsed)
     return refuse(std::to_string(needs.experts_used) + " of " + std::to_string(needs.experts) +
                   " experts (at most " + std::to_string(cuda::kMostUsed) + " of " +

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 
+#include "ops/cuda/kv/sealed_cells.h"
 #include "ops/cuda/primitives/device_math.h"
 #include "ops/device.h"
 #include "ops/ops.h"  // what attention and delta take
@@ -27,7 +28,14 @@ struct SequenceWorkspace {
   float* partial_sums = nullptr;
   int64_t partial_rows = 0;
   int32_t partial_dim = 0;
-  int* arrivals = nullptr;  // [max_sequences][heads]
+  int* arrivals = nullptr;  // [most_sequences()][heads]
+
+  // Attention over sealed blocks.
+  SealedWorkspace sealed;
+  // Of a batch that attention gets.
+  int32_t most_sequences() const {
+    return max_sequences > sealed.bands.bands ? max_sequences : sealed.bands.bands;
+  }
 
   // Delta, decode form (delta_forms.h, DecodeRows).
   float* row_keys = nullptr;

@@ -8,8 +8,6 @@
 // is 1.
 //
 // Planes: codes, the channel planes (channel_planes.h), and r f16 [32] of V.
-#include <array>
-
 #include "ops/kv/channel_planes.h"
 #include "ops/kv/formats.h"
 #include "ops/kv/rotation.h"
@@ -18,7 +16,7 @@ namespace braid::kv {
 
 namespace {
 
-constexpr std::array<float, 9> kShares = {1.00f, 0.97f, 0.94f, 0.91f, 0.88f, 0.85f, 0.82f, 0.79f, 0.76f};
+constexpr ChannelShares kShares;
 
 template <int bits>
 int64_t channel_unit_bytes(int32_t head_dim, KvSide side) {
@@ -34,11 +32,11 @@ void channel_encode(const float* rows, int32_t head_dim, KvSide side, uint8_t* u
     for (int32_t t = 0; t < kBlockTokens; ++t) {
       float* row = scaled.data() + int64_t{t} * head_dim;
       const float squares = ordered_sum(head_dim, [&](int32_t d) { return row[d] * row[d]; });
-      const float root = std::sqrt(squares / static_cast<float>(head_dim)) + 1e-6f;
+      const float root = std::sqrt(squares / static_cast<float>(head_dim)) + kRootBias;
       divide_row(row, head_dim, root, factors + 2 * t);
     }
   }
-  encode_channels<bits>(scaled.data(), head_dim, kShares, unit, channel_planes(planes, head_dim));
+  encode_channels<bits>(scaled.data(), head_dim, kShares.part, unit, channel_planes(planes, head_dim));
 }
 
 template <int bits>

@@ -19,13 +19,11 @@
 
 #include "gguf/formats/half.h"
 #include "ops/kv/code_planes.h"
+#include "ops/kv/format_numbers.h"
 
 namespace braid::kv {
 
 inline constexpr int64_t kHeadBytes = 16;
-inline constexpr float kLeastScale = 1e-5f;
-inline constexpr int kLeastExponent = -14;  // of normal f16
-inline constexpr float kMostMiddle = 127.0f;
 
 // A positive scale on the grid: exponent and sixteenths, from the bits of the f32, ties up.
 inline int32_t grid_index(float s) {

@@ -10,6 +10,7 @@
 #include <array>
 #include <cmath>
 
+#include "ops/kv/format_numbers.h"
 #include "ops/kv/formats.h"
 #include "ops/kv/rotation.h"
 #include "ops/kv/row_forms.h"
@@ -18,39 +19,24 @@ namespace braid::kv {
 
 namespace {
 
-// Levels above zero and the limits between them; those below are their mirror, and one limit is zero.
 template <int bits>
-struct Codebook;
-template <>
-struct Codebook<4> {
-  static constexpr std::array<float, 8> kLevels = {0.011353f, 0.034311f, 0.058069f, 0.083317f,
-                                                   0.111065f, 0.143047f, 0.182907f, 0.241556f};
-  static constexpr std::array<float, 7> kLimits = {0.022832f, 0.046190f, 0.070693f, 0.097191f,
-                                                   0.127056f, 0.162977f, 0.212232f};
-};
-template <>
-struct Codebook<3> {
-  static constexpr std::array<float, 4> kLevels = {0.021460f, 0.065717f, 0.117832f, 0.190685f};
-  static constexpr std::array<float, 3> kLimits = {0.043589f, 0.091775f, 0.154259f};
-};
+constexpr Codebook<bits> kCodebook;
 
 template <int bits>
 float level_of(uint8_t code) {
   constexpr int kHalf = 1 << (bits - 1);
-  const auto& levels = Codebook<bits>::kLevels;
+  const auto& levels = kCodebook<bits>.levels;
   return code >= kHalf ? levels[code - kHalf] : -levels[kHalf - 1 - code];
 }
 
 // The number of limits that are not above y.
 template <int bits>
 uint8_t nearest_code(float y) {
-  const auto& limits = Codebook<bits>::kLimits;
+  const auto& limits = kCodebook<bits>.limits;
   int code = y >= 0.0f ? 1 : 0;
   for (const float limit : limits) code += (y >= limit ? 1 : 0) + (y >= -limit ? 1 : 0);
   return static_cast<uint8_t>(code);
 }
-
-constexpr float kTinyNorm = 1e-10f;
 
 // The codes of a group; returns the norm to store.
 template <int bits>

@@ -1,20 +1,18 @@
 #include "ops/kv/rotation.h"
 
-#include <array>
 #include <cmath>
+
+#include "ops/kv/format_numbers.h"
 
 namespace braid::kv {
 
 namespace {
 
-// Bit i of 128, least significant first, is set where element i changes its sign.
-using Signs = std::array<uint32_t, 4>;
-constexpr Signs kBefore = {0xe46a0359, 0x42f85949, 0xa4c63bbb, 0x49f250a9};
-constexpr Signs kAfter = {0x16acee90, 0x3f628fdc, 0xb7a5357a, 0xbea56562};
+constexpr RotationSigns kSigns;
 
-void flip_signs(float* x, const Signs& signs) {
+void flip_signs(float* x, const uint32_t (&signs)[4]) {
   for (int32_t i = 0; i < kRotationGroup; ++i) {
-    if (signs[static_cast<size_t>(i / 32)] >> i % 32 & 1) x[i] = -x[i];
+    if (signs[i / 32] >> i % 32 & 1) x[i] = -x[i];
   }
 }
 
@@ -35,15 +33,15 @@ void hadamard(float* x, int32_t size) {
 }
 
 void rotate_group(float* x) {
-  flip_signs(x, kBefore);
+  flip_signs(x, kSigns.before);
   hadamard(x, kRotationGroup);
-  flip_signs(x, kAfter);
+  flip_signs(x, kSigns.after);
 }
 
 void unrotate_group(float* x) {
-  flip_signs(x, kAfter);
+  flip_signs(x, kSigns.after);
   hadamard(x, kRotationGroup);
-  flip_signs(x, kBefore);
+  flip_signs(x, kSigns.before);
 }
 
 }  // namespace braid::kv

@@ -9,6 +9,7 @@
 #include "ops/cuda/attention/attention_common.h"
 #include "ops/cuda/attention/head_rows.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/kv/sealed_cells.h"
 #include "ops/cuda/primitives/launch.h"
 
 namespace braid {
@@ -132,8 +133,9 @@ __global__ __launch_bounds__(kMaxHeadDim / 4) void merge_kernel(const __grid_con
   const int s = blockIdx.y;
   const int rows = a.batch.rows[s];
   const Span span = span_of(a, s);
-  const int splits =
-      rows > 0 && !decodes(a, rows, span.end - span.begin) ? splits_of(a, rows, span).count : 1;
+  const int splits = rows > 0 && !decodes(a, form_rows_of(a, s), span.end - span.begin)
+                         ? splits_of(a, s, rows, span).count
+                         : 1;
   wait_for_previous();
   let_next_start();
   if (splits == 1) return;
@@ -176,7 +178,7 @@ __global__ __launch_bounds__(kMaxHeadDim / 4) void merge_kernel(const __grid_con
       }
     }
     const float inverse = gate / total;
-    if (dim < a.head_dim) {
+    if (dim < a.head_dim && stores_row(a, s, first + token)) {
       store_output(a, first + token, head, dim,
                    {sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse});
     }
@@ -208,6 +210,7 @@ AttentionArgs arguments(const Context& context, const SequenceWorkspace& work, T
   args.window = params.window;
   args.first_cell = params.first_cell;
   args.processors = context.processors;
+  args.sharing = batch.sequences;
   args.deterministic = context.deterministic;
   // The sequences of the step share the room of those that are not there, unless that may not show.
   args.partial_rows = static_cast<int>(work.partial_rows);
@@ -222,6 +225,26 @@ AttentionArgs arguments(const Context& context, const SequenceWorkspace& work, T
   return args;
 }
 
+// The same over sealed blocks: of their image, by bands of rows, which share the room of the sequences.
+AttentionArgs sealed_arguments(Context& context, const SequenceWorkspace& work, Tensor o, Tensor gates,
+                               const AttentionParams& params, const KvLayer& kv, const Batch& batch) {
+  const SealedStep step = make_image(context, work.sealed, params, kv, batch);
+  AttentionArgs args = arguments(context, work, o, gates, params, step.image, step.batch);
+  args.sharing = batch.sequences;
+  args.form_rows = step.form_rows;
+  args.exact_from = step.exact_from;
+  args.tail = kv.cold.tail;
+  // A row's splits may not depend on the rows beside it: then only sequences of one row are split at all.
+  if (context.deterministic) {
+    args.partial_of = step.of_sequence;
+    return args;
+  }
+  const int64_t rows = work.partial_rows * work.max_sequences;
+  args.partial_rows =
+      static_cast<int>(std::min<int64_t>(rows / std::max(step.batch.sequences, 1), kMostPartialRows));
+  return args;
+}
+
 // Whether the fast forms take it.
 bool fits(const SequenceWorkspace& work, const AttentionArgs& args) {
   const KvShape& cells = args.kv.shape;
@@ -230,7 +253,7 @@ bool fits(const SequenceWorkspace& work, const AttentionArgs& args) {
                    (gates.type == kActType && gates.stride % 8 == 0 && args.head_dim % 8 == 0 &&
                     reinterpret_cast<uintptr_t>(gates.data) % 16 == 0);
   return cells.k_format == cells.v_format && cells.k_format != KvFormat::f32 && multiple_of_eight(args.o) &&
-         fit && args.batch.sequences <= work.max_sequences &&
+         fit && args.batch.sequences <= work.most_sequences() &&
          args.heads * int64_t{args.head_dim} <= work.partial_dim;
 }
 
@@ -256,10 +279,11 @@ bool fits_fresh(const AttentionArgs& args) {
 
 void CudaOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                         const Batch& batch) {
-  AttentionArgs args = arguments(context_, sequence_work_, o, gates, params, kv, batch);
   BRAID_CHECK(q.cols == o.cols);
-  args.q = q;
   if (batch.tokens == 0 || batch.sequences == 0) return;
+  AttentionArgs args = kv.cold ? sealed_arguments(context_, sequence_work_, o, gates, params, kv, batch)
+                               : arguments(context_, sequence_work_, o, gates, params, kv, batch);
+  args.q = q;
   const int32_t most_rows = batch.most_rows > 0 ? batch.most_rows : batch.tokens;
   if (fits(sequence_work_, args) && narrow(q)) {
     // Each form takes the sequences that are its own; one that can have none is not launched.
@@ -267,7 +291,7 @@ void CudaOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams&
     if (attention_decode(context_, args) && (all_decode || attention_tiles(context_, args))) {
       // The decode kernel merges its splits itself.
       if (all_decode || batch.blocks_per_sequence * kBlockTokens <= kSplitCells) return;
-      const dim3 grid(static_cast<unsigned>(params.heads), static_cast<unsigned>(batch.sequences),
+      const dim3 grid(static_cast<unsigned>(params.heads), static_cast<unsigned>(args.batch.sequences),
                       static_cast<unsigned>(std::min(most_rows, 8)));
       launch_early(context_, merge_kernel, grid, static_cast<unsigned>(div_up(args.head_dim, 128) * 32), 0,
                    args);
@@ -281,6 +305,7 @@ void CudaOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams&
 void CudaOps::store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates, Tensor rope_table,
                            const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
                            const Batch& batch) {
+  if (kv.cold) return Ops::store_attend(o, q, qg, k, v, gates, rope_table, w, params, kv, batch);
   AttentionArgs args = arguments(context_, sequence_work_, o, gates, params, kv, batch);
   args.query_stride = static_cast<int>(params.gate.query_stride(args.head_dim));
   BRAID_CHECK(qg.cols == int64_t{params.heads} * args.query_stride);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "ops/cuda/attention/attention_gate.h"
+#include "ops/cuda/kv/row_bands.h"
 #include "ops/cuda/primitives/context.h"
 #include "ops/cuda/primitives/device_math.h"
 #include "ops/cuda/primitives/mma.h"
@@ -37,6 +38,7 @@ struct AttentionArgs {
   int window;
   int first_cell;
   int processors;
+  int sharing;         // sequences that share the multiprocessors
   bool deterministic;  // context.h: a row's form and splits do not depend on the rows beside it
   int decode_rows;     // up to which a sequence may take the decode kernel
   // Splits: see split_length.
@@ -44,6 +46,14 @@ struct AttentionArgs {
   float* partials;
   float* partial_sums;
   int* arrivals;  // [S][H] of splits at the same queries; zero between launches
+  // Where the batch's sequences are bands of rows over sealed blocks (row_bands.h), else null: rows of the whole
+  // sequence, and the border of the rows that a band stores.
+  const int32_t* form_rows;
+  const int32_t* exact_from;
+  KvTail tail;
+  // Whose room for partial results a band takes; null: its own. Where it is another's, a sequence that is split
+  // has one band.
+  const int32_t* partial_of;
   // Rows that are not in the cache yet (store_attend): all sequences take the decode kernel, which makes
   // queries from qg, keys and values from k and v, and stores them.
   bool fresh;
@@ -55,6 +65,15 @@ struct AttentionArgs {
 // Whether a sequence takes the decode kernel, or the tile kernel, which reads cells once for more queries.
 __host__ __device__ inline bool decodes(const AttentionArgs& a, int rows, int64_t cells) {
   return rows == 1 || (rows <= a.decode_rows && (rows * a.group <= kMostDecodeQueries || cells <= kFewCells));
+}
+
+// Rows that decide which form a sequence takes.
+__device__ inline int form_rows_of(const AttentionArgs& a, int s) {
+  return a.form_rows == nullptr ? a.batch.rows[s] : a.form_rows[s];
+}
+// Whether outputs of row t are stored with those of sequence s, which has it.
+__device__ inline bool stores_row(const AttentionArgs& a, int s, int64_t t) {
+  return a.exact_from == nullptr || border_of(a.tail, a.batch.position[t]) * kBlockTokens == a.exact_from[s];
 }
 
 // Cells that a sequence's rows look at: [begin, end).
@@ -77,20 +96,21 @@ __device__ inline Span span_of(const AttentionArgs& a, int s) {
 struct Splits {
   int length, count;
 };
-__device__ inline Splits splits_of(const AttentionArgs& a, int rows, Span span) {
+__device__ inline Splits splits_of(const AttentionArgs& a, int s, int rows, Span span) {
+  const int form_rows = form_rows_of(a, s);
   // The end of a prompt's piece shall not show in its rows.
-  if (a.deterministic && rows > 1) return {1 << 30, 1};
+  if (a.deterministic && form_rows > 1) return {1 << 30, 1};
   if (span.begin == 0 && span.end <= kSplitCells) return {kSplitCells, 1};
   const int most = rows > a.partial_rows ? 1 : min(kMostSplits, a.partial_rows / rows);
   if (most < 2) return {1 << 30, 1};
   const int64_t cells = span.end - span.begin;
-  const bool adapts = decodes(a, rows, cells) && !a.deterministic;
+  const bool adapts = decodes(a, form_rows, cells) && !a.deterministic;
   int length = adapts ? kFewestSplitCells : kSplitCells;
   while (int64_t{length} * length < 4 * a.kv_heads * cells || int64_t{length} * (most - 1) < cells)
     length *= 2;
   if (adapts) {
     const int tiles = (rows * a.group + kMostDecodeQueries - 1) / kMostDecodeQueries;
-    const int wanted = max(1, a.processors / (a.batch.sequences * a.kv_heads * tiles));
+    const int wanted = max(1, a.processors / (a.sharing * a.kv_heads * tiles));
     while (length < kLongSplitCells && int64_t{length} * wanted < cells) length *= 2;
   }
   return {length, (span.end - 1) / length - span.begin / length + 1};
@@ -238,7 +258,8 @@ __device__ inline void store_output(const AttentionArgs& a, int64_t t, int head,
 
 // Where the partial result of one head of a row lies: rows of a sequence, split after split.
 __device__ inline int64_t partial_index(const AttentionArgs& a, int s, int head, int row) {
-  return (static_cast<int64_t>(s) * a.heads + head) * a.partial_rows + row;
+  const int room = a.partial_of == nullptr ? s : a.partial_of[s];
+  return (static_cast<int64_t>(room) * a.heads + head) * a.partial_rows + row;
 }
 
 // The instances that each of the three kernels is compiled for: heads of 256 and 128, caches of f16 and bf16.

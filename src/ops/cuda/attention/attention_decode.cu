@@ -58,8 +58,8 @@ __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_consta
     const int rows = a.batch.rows[s];
     const int first = a.batch.first_row[s];
     const Span span = span_of(a, s);
-    if (rows <= 0 || !decodes(a, rows, span.end - span.begin)) return {0, 0};
-    const Splits splits = splits_of(a, rows, span);
+    if (rows <= 0 || !decodes(a, form_rows_of(a, s), span.end - span.begin)) return {0, 0};
+    const Splits splits = splits_of(a, s, rows, span);
     sequences[s] = {first,
                     rows,
                     span.begin,

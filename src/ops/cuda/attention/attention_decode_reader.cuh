@@ -474,6 +474,7 @@ struct Reader {
   // Divided by the sum of weights, gated, stored.
   __device__ void store_output(const Item& it, const Query& query, uint4 own_gate, const float (&x)[8],
                                float all) const {
+    if (!stores_row(a, it.s, it.first + query.token)) return;
     float inverse = __fdividef(1.0f, all);
     if (a.gates.per_head) inverse *= gate_factor(a.gates, __uint_as_float(own_gate.x));
     float y[8], gates[8];

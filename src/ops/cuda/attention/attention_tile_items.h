@@ -29,8 +29,8 @@ __device__ inline int list_tile_items(const AttentionArgs& a, int* starts, int* 
   return list_items(a, starts, scratch, [&](int s) -> int2 {
     const int rows = a.batch.rows[s];
     const Span span = span_of(a, s);
-    if (rows <= 0 || decodes(a, rows, span.end - span.begin)) return {0, 0};
-    return {div_up(rows * a.group, kTileRows), splits_of(a, rows, span).count};
+    if (rows <= 0 || decodes(a, form_rows_of(a, s), span.end - span.begin)) return {0, 0};
+    return {div_up(rows * a.group, kTileRows), splits_of(a, s, rows, span).count};
   });
 }
 
@@ -40,7 +40,7 @@ __device__ inline TileItem item_at(const AttentionArgs& a, const int* starts, in
   item.first_row = a.batch.first_row[item.s];
   const int rows = a.batch.rows[item.s];
   const Span span = span_of(a, item.s);
-  const auto [length, splits] = splits_of(a, rows, span);
+  const auto [length, splits] = splits_of(a, item.s, rows, span);
   const int tiles = div_up(rows * a.group, kTileRows);
   const int own = index - starts[item.s];
   item.splits = splits;

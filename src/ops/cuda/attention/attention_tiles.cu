@@ -171,7 +171,8 @@ __device__ void write_outputs(const AttentionArgs& a, const Softmax<kHeadDim>& s
       const auto [token, head] = place_of(a, item, query);
       const float4 x = *reinterpret_cast<const float4*>(space + row * kStride + 4 * lane);
       if (whole) {
-        store_output(a, item.first_row + token, head, part * 128 + 4 * lane, x);
+        if (stores_row(a, item.s, item.first_row + token))
+          store_output(a, item.first_row + token, head, part * 128 + 4 * lane, x);
       } else {
         const int64_t at = partial_index(a, item.s, head, item.split * rows + token);
         __stcg(reinterpret_cast<float4*>(a.partials + at * kHeadDim + part * 128 + 4 * lane), x);

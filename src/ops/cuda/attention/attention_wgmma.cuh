@@ -272,7 +272,7 @@ __device__ inline Targets targets_of(const AttentionArgs& a, const TileItem& ite
       base = reinterpret_cast<char*>(a.partials);
       at = partial_index(a, item.s, head, item.split * a.batch.rows[item.s] + token) * kHeadDim + dim;
     }
-    t.out[i] = row < item.queries ? base + at * size : nullptr;
+    t.out[i] = row < item.queries && (!whole || stores_row(a, item.s, to_row)) ? base + at * size : nullptr;
   }
   return t;
 }

@@ -12,6 +12,7 @@
 // head).
 #include "ops/cuda/attention/head_rows.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/kv/sealed_cells.h"
 #include "ops/cuda/primitives/device_math.h"
 #include "ops/cuda/primitives/launch.h"
 
@@ -210,6 +211,12 @@ void CudaOps::qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor
   const dim3 grid(static_cast<unsigned>(batch.tokens), static_cast<unsigned>(div_up(tasks, kWarps)));
   launch_early(context_, store_kernel, grid, 32 * kWarps, 0,
                StoreArgs{q, qg, k, v, rope_table, w, params.heads, head_stride, kv, batch, wide});
+  if (kv.cold) seal_filled(context_, kv, batch);
+}
+
+void CudaOps::kv_seal(const KvLayer& kv, std::span<const KvSeal> blocks) {
+  BRAID_CHECK(kv.cold);
+  seal_blocks(context_, kv, blocks);
 }
 
 }  // namespace braid

@@ -41,6 +41,7 @@ struct ColdShape {
     needs.max_context = 2048;
     needs.max_heads = heads;
     needs.head_dim = head_dim;
+    needs.kv_heads = kv_heads;
     needs.max_width = width();
     needs.k_codec = k;
     needs.v_codec = v;
@@ -70,6 +71,11 @@ inline SealingDevices sealing_devices() {
     }
   }
   return devices;
+}
+
+// Whether a device seals such formats: a GPU knows not all of them.
+inline bool seals(const DeviceCase& device, const ColdShape& shape) {
+  return World(device).device().accepts(shape.needs()).ok();
 }
 
 // A TestBatch with two tables: hot blocks, of which those that no row reads exact can be taken away, and cold

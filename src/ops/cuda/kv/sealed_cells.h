@@ -1,0 +1,45 @@
+// sealed_cells.h -- layers that seal blocks (ops/state.h), as ops use them: encoding blocks, and what attention
+// reads in place of units.
+#pragma once
+
+#include <span>
+
+#include "ops/cuda/kv/row_bands.h"
+#include "ops/cuda/primitives/context.h"
+#include "ops/ops.h"
+
+namespace braid::cuda {
+
+// Whether kernels know both formats for heads of that width.
+bool takes_units(const KvCodec& k, const KvCodec& v, int32_t head_dim);
+
+// The image of a layer's cells and the bands of a batch, for the largest step (row_bands.h); each layer of a
+// step makes them anew.
+struct SealedWorkspace {
+  std::byte* k = nullptr;  // f16 [image_blocks][KV heads][32][head_dim]
+  std::byte* v = nullptr;
+  int64_t image_blocks = 0;
+  int64_t block_bytes = 0;  // of one side
+  int32_t* table = nullptr;
+  int64_t table_entries = 0;
+  int32_t tokens = 0;
+  Bands bands = {};
+};
+
+// Encodes the blocks whose last cell certain rows of the batch have written.
+void seal_filled(Context& context, const KvLayer& kv, const Batch& batch);
+// Encodes such blocks; cannot be recorded.
+void seal_blocks(Context& context, const KvLayer& kv, std::span<const KvSeal> blocks);
+
+// What attention gets in place of a layer and a batch.
+struct SealedStep {
+  KvLayer image;
+  Batch batch;  // its sequences are bands
+  const int32_t* form_rows;
+  const int32_t* exact_from;
+  const int32_t* of_sequence;
+};
+SealedStep make_image(Context& context, const SealedWorkspace& work, const AttentionParams& params,
+                      const KvLayer& kv, const Batch& batch);
+
+}  // namespace braid::cuda
