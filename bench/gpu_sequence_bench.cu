@@ -21,6 +21,7 @@
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/delta/delta_forms.h"
 #include "ops/device.h"
+#include "ops/kv/kv_codec.h"
 
 namespace braid {
 namespace {
@@ -204,6 +205,7 @@ Device::WorkspaceNeeds needs_of(const ModelShape& m, int32_t tokens, int32_t seq
   needs.max_sequences = sequences;
   needs.max_heads = m.heads;
   needs.head_dim = m.head_dim;
+  needs.kv_heads = m.kv_heads;
   needs.delta = m.delta;
   return needs;
 }
@@ -368,6 +370,61 @@ void attention_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t pas
   print_row(name + " with store", whole, bytes, 0);
 }
 
+// Attention over a layer that seals its blocks, K and V alike, and sealing all of them. Beside the f16 rows of
+// attention_row this says what a format costs; bytes are those of units.
+void sealed_row(Gpu& gpu, const ModelShape& m, const char* format, int32_t sequences, int32_t past,
+                int32_t certain) {
+  const std::string name = std::string("sealed ") + format + " " + m.name + " " + std::to_string(sequences) +
+                           " x " + std::to_string(certain) + " after " + std::to_string(past);
+  if (!wanted(name)) return;
+  const auto found = find_kv_codec(format);
+  if (!found.ok()) {
+    std::fprintf(stderr, "%s\n", found.error().message.c_str());
+    std::exit(1);
+  }
+  Context& context = gpu.context;
+  Arena arena;
+  Rows rows(arena, sequences, past, certain, 0);
+  rows.batch.cold_table = rows.batch.block_table;
+  KvLayer kv;
+  kv.shape = {m.kv_heads, m.head_dim, KvFormat::f16, KvFormat::f16};
+  kv.blocks = rows.blocks;
+  const int64_t pool = kv.shape.k_block_bytes() * rows.blocks;
+  kv.k = reinterpret_cast<std::byte*>(arena.random<__half>(pool, 1.0f));
+  kv.v = kv.k + pool;
+  kv.cold.k_codec = kv.cold.v_codec = *found;
+  kv.cold.blocks = rows.blocks;
+  kv.cold.k_unit_bytes = (*found)->unit_bytes(m.head_dim, KvSide::k);
+  kv.cold.v_unit_bytes = (*found)->unit_bytes(m.head_dim, KvSide::v);
+  const int64_t units = int64_t{rows.blocks} * m.kv_heads;
+  kv.cold.k = reinterpret_cast<std::byte*>(arena.take<char>(units * kv.cold.k_unit_bytes));
+  kv.cold.v = reinterpret_cast<std::byte*>(arena.take<char>(units * kv.cold.v_unit_bytes));
+
+  const int64_t t = rows.batch.tokens;
+  Device::WorkspaceNeeds needs = needs_of(m, static_cast<int32_t>(t), sequences);
+  needs.delta = {};
+  needs.k_codec = needs.v_codec = *found;
+  needs.max_context = rows.batch.blocks_per_sequence * kBlockTokens;
+  CudaOps ops(context);
+  if (const auto bytes = ops.reserve(*gpu.device, needs); !bytes.ok()) {
+    std::fprintf(stderr, "%s\n", bytes.error().message.c_str());
+    return;
+  }
+  std::vector<KvSeal> blocks;
+  for (int32_t b = 0; b < rows.blocks; ++b) blocks.push_back({b, b});
+  const double unit_bytes = static_cast<double>(units * (kv.cold.k_unit_bytes + kv.cold.v_unit_bytes));
+  const double seal = seconds_per_call(context, 1, [&](int) { ops.kv_seal(kv, blocks); });
+  print_row(name + ": seal all", seal, unit_bytes + 2.0 * static_cast<double>(pool), 0);
+  const Tensor q = arena.act(t, int64_t{m.heads} * m.head_dim);
+  const Tensor qg = arena.act(t, int64_t{2} * m.heads * m.head_dim);
+  const Tensor o = arena.act(t, int64_t{m.heads} * m.head_dim);
+  const AttentionParams params{m.heads, 1.0f / 16, 0, kJointSigmoid};
+  const double seconds =
+      seconds_per_call(context, 2, [&](int) { ops.attention(o, q, qg, params, kv, rows.batch); });
+  const double seen = certain * (past + (certain + 1) / 2.0);  // (row, cell) pairs of a sequence
+  print_row(name, seconds, unit_bytes, certain > 1 ? 4.0 * m.head_dim * m.heads * seen * sequences : 0);
+}
+
 void small_rows(Gpu& gpu, const ModelShape& m, int32_t tokens) {
   const std::string suffix = std::string(m.name) + " " + std::to_string(tokens) + " rows";
   Context& context = gpu.context;
@@ -464,6 +521,18 @@ int run(int argc, char** argv) {
     attention_row(gpu, m, 1, 0, 2048, 0);
     attention_row(gpu, m, 1, 6144, 2048, 0);
     attention_row(gpu, m, 1, 0, 8192, 0);
+    attention_row(gpu, m, 1, 131071, 1, 0);
+    attention_row(gpu, m, 8, 131071, 1, 0);
+    attention_row(gpu, m, 1, 262143, 1, 0);
+    attention_row(gpu, m, 1, 131072, 2048, 0);
+    for (const char* format : {"q8_0", "c4", "tbq4_0"}) {
+      sealed_row(gpu, m, format, 1, 32767, 1);
+      sealed_row(gpu, m, format, 1, 131071, 1);
+      sealed_row(gpu, m, format, 8, 131071, 1);
+      sealed_row(gpu, m, format, 1, 262143, 1);
+      sealed_row(gpu, m, format, 1, 0, 2048);
+      sealed_row(gpu, m, format, 1, 131072, 2048);
+    }
     for (int32_t tokens : {1, 128, 2048}) small_rows(gpu, m, tokens);
   }
   return 0;
