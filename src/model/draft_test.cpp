@@ -36,8 +36,11 @@ class OneSequence {
     for (const AttentionConfig* a : config.kv_layers()) {
       const KvShape shape{a->kv_heads, a->head_dim, KvFormat::f32, KvFormat::f32};
       const int32_t blocks = kCells / kBlockTokens;
-      kv_.push_back({shape, blocks, take(static_cast<size_t>(blocks * shape.k_block_bytes())),
-                     take(static_cast<size_t>(blocks * shape.v_block_bytes()))});
+      KvLayer& kv = kv_.emplace_back();
+      kv.shape = shape;
+      kv.blocks = blocks;
+      kv.k = take(static_cast<size_t>(blocks * shape.k_block_bytes()));
+      kv.v = take(static_cast<size_t>(blocks * shape.v_block_bytes()));
     }
     const DeltaRing ring = device_->delta_ring(kDrafts);
     for (const LayerConfig& l : config.layers) {

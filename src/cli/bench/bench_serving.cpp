@@ -46,7 +46,7 @@ double quantile(std::vector<double> values, double q) {
 
 class ServingBench {
  public:
-  ServingBench(const ModelFlags& model, const ServingBenchFlags& flags) : model_(model), flags_(flags) {}
+  explicit ServingBench(const ModelFlags& model) : model_(model) {}
 
   Status load(int sequences, int context, bool paced = true) {
     ModelFlags wanted = model_;
@@ -92,7 +92,6 @@ class ServingBench {
 
  private:
   const ModelFlags& model_;
-  const ServingBenchFlags& flags_;
   std::unique_ptr<LoadedModel> loaded_;
 };
 
@@ -350,7 +349,7 @@ Error early_end(const Finished& end, const Engine& engine) {
 
 int run_serving_bench(const ModelFlags& model, const ServingBenchFlags& flags) {
   const InterruptScope interrupt;
-  ServingBench bench(model, flags);
+  ServingBench bench(model);
   auto json = nlohmann::ordered_json::array();
   Status status;
   if (!flags.batches.empty()) status = bench_batches(bench, flags, json);

@@ -115,7 +115,7 @@ std::vector<AnswerFigures> judge(const LoadedModel& model, const ReportWork& wor
   std::vector<AnswerFigures> sets;
   for (size_t i = 0; i < work.prompts.size(); ++i) {
     const ReportPrompt& prompt = work.prompts[i];
-    if (sets.empty() || sets.back().set != prompt.set) sets.push_back({prompt.set});
+    if (sets.empty() || sets.back().set != prompt.set) sets.emplace_back().set = prompt.set;
     AnswerFigures& set = sets.back();
     ++set.prompts;
     set.same += answers[i] == wanted[i];
