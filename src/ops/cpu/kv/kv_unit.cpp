@@ -108,8 +108,7 @@ void expand_q8(const uint8_t* bytes, int64_t head_dim, float* rows, int64_t row_
 
 constexpr int kMostCode = 15;
 constexpr float kHalfCodes = 0.5f * kMostCode;
-// Parts of a channel's range that are tried for its scale (ops/kv/channel.cpp).
-constexpr float kShares[] = {1.00f, 0.97f, 0.94f, 0.91f, 0.88f, 0.85f, 0.82f, 0.79f, 0.76f};
+constexpr kv::ChannelShares kShares;  // that are tried for a channel's scale
 
 // Divides each row by its factor, which goes to the unit.
 HWY_INLINE void divide_rows(float* rows, int64_t head_dim, uint8_t* factors) {
@@ -128,7 +127,7 @@ HWY_INLINE void divide_rows(float* rows, int64_t head_dim, uint8_t* factors) {
       for (int64_t j = 0; j < half; ++j) sum[j] = hn::Add(sum[j], sum[j + half]);
     }
     const float squares = fold(sum[0]);
-    kv::store_half(factors + 2 * t, std::sqrt(squares / static_cast<float>(head_dim)) + 1e-6f);
+    kv::store_half(factors + 2 * t, std::sqrt(squares / static_cast<float>(head_dim)) + kv::kRootBias);
     const Floats factor = set(kv::load_half(factors + 2 * t));
     for (int64_t i = 0; i < head_dim; i += kLanes) store(hn::Div(load(row + i), factor), row + i);
   }
@@ -164,7 +163,7 @@ HWY_INLINE hn::Vec<Ints> best_scale(const float* rows, int64_t head_dim, Floats 
   const Ints di;
   auto best = hn::Zero(di);
   Floats least = set(HUGE_VALF);
-  for (const float share : kShares) {
+  for (const float share : kShares.part) {
     const auto byte = scale_byte(half, share, grid);
     const Floats s = scale_of(byte, grid);
     const Floats z = hn::Sub(middle, hn::Mul(s, set(kHalfCodes)));
