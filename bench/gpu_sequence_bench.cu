@@ -373,9 +373,9 @@ void attention_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t pas
 // Attention over a layer that seals its blocks, K and V alike, and sealing all of them. Beside the f16 rows of
 // attention_row this says what a format costs; bytes are those of units.
 void sealed_row(Gpu& gpu, const ModelShape& m, const char* format, int32_t sequences, int32_t past,
-                int32_t certain) {
+                int32_t certain, int32_t nodes) {
   const std::string name = std::string("sealed ") + format + " " + m.name + " " + std::to_string(sequences) +
-                           " x " + std::to_string(certain) + " after " + std::to_string(past);
+                           " x " + std::to_string(certain + nodes) + " after " + std::to_string(past);
   if (!wanted(name)) return;
   const auto found = find_kv_codec(format);
   if (!found.ok()) {
@@ -384,7 +384,7 @@ void sealed_row(Gpu& gpu, const ModelShape& m, const char* format, int32_t seque
   }
   Context& context = gpu.context;
   Arena arena;
-  Rows rows(arena, sequences, past, certain, 0);
+  Rows rows(arena, sequences, past, certain, nodes);
   rows.batch.cold_table = rows.batch.block_table;
   KvLayer kv;
   kv.shape = {m.kv_heads, m.head_dim, KvFormat::f16, KvFormat::f16};
@@ -523,15 +523,24 @@ int run(int argc, char** argv) {
     attention_row(gpu, m, 1, 0, 8192, 0);
     attention_row(gpu, m, 1, 131071, 1, 0);
     attention_row(gpu, m, 8, 131071, 1, 0);
+    attention_row(gpu, m, 32, 32767, 1, 0);
+    attention_row(gpu, m, 1, 131071, 1, 3);
+    attention_row(gpu, m, 1, 131071, 1, 7);
     attention_row(gpu, m, 1, 262143, 1, 0);
     attention_row(gpu, m, 1, 131072, 2048, 0);
-    for (const char* format : {"q8_0", "c4", "tbq4_0"}) {
-      sealed_row(gpu, m, format, 1, 32767, 1);
-      sealed_row(gpu, m, format, 1, 131071, 1);
-      sealed_row(gpu, m, format, 8, 131071, 1);
-      sealed_row(gpu, m, format, 1, 262143, 1);
-      sealed_row(gpu, m, format, 1, 0, 2048);
-      sealed_row(gpu, m, format, 1, 131072, 2048);
+    for (const char* format : {"q8_0", "c4", "tbq4_0", "q4_0"}) {
+      sealed_row(gpu, m, format, 1, 149, 1, 0);
+      sealed_row(gpu, m, format, 1, 2047, 1, 0);
+      sealed_row(gpu, m, format, 1, 32767, 1, 0);
+      sealed_row(gpu, m, format, 1, 131071, 1, 0);
+      sealed_row(gpu, m, format, 8, 131071, 1, 0);
+      sealed_row(gpu, m, format, 32, 32767, 1, 0);
+      sealed_row(gpu, m, format, 1, 262143, 1, 0);
+      sealed_row(gpu, m, format, 1, 32767, 1, 3);
+      sealed_row(gpu, m, format, 1, 131071, 1, 3);
+      sealed_row(gpu, m, format, 1, 131071, 1, 7);
+      sealed_row(gpu, m, format, 1, 0, 2048, 0);
+      sealed_row(gpu, m, format, 1, 131072, 2048, 0);
     }
     for (int32_t tokens : {1, 128, 2048}) small_rows(gpu, m, tokens);
   }

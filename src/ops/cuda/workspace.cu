@@ -13,7 +13,7 @@ namespace braid::cuda {
 namespace {
 
 // Whether the kernels of kv/ are used: compiled and checked on the host, but not run on a GPU yet.
-constexpr bool kSealedKv = false;
+constexpr bool kSealedKv = true;
 
 // Walks the parts of the workspace; with a null base it only counts.
 class Parts {

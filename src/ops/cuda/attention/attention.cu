@@ -245,6 +245,14 @@ AttentionArgs sealed_arguments(Context& context, const SequenceWorkspace& work, 
   return args;
 }
 
+// Whether the batch's rows may read units in place. A row's form may not depend on the rows beside it where that
+// must not show.
+bool reads_units(const Context& context, const AttentionArgs& args) {
+  const int32_t most_rows = args.batch.most_rows;
+  return !context.deterministic && args.tail.sink_blocks == 0 && args.tail.tail_blocks <= kMostTailBlocks &&
+         most_rows > 0 && most_rows <= args.decode_rows;
+}
+
 // Whether the fast forms take it.
 bool fits(const SequenceWorkspace& work, const AttentionArgs& args) {
   const KvShape& cells = args.kv.shape;
@@ -281,6 +289,15 @@ void CudaOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams&
                         const Batch& batch) {
   BRAID_CHECK(q.cols == o.cols);
   if (batch.tokens == 0 || batch.sequences == 0) return;
+  if (kv.cold) {
+    AttentionArgs args = arguments(context_, sequence_work_, o, gates, params, kv, batch);
+    args.q = q;
+    args.units = true;
+    args.tail = kv.cold.tail;
+    if (reads_units(context_, args) && fits(sequence_work_, args) && narrow(q) &&
+        attention_sealed(context_, args) && attention_decode(context_, args))
+      return;
+  }
   AttentionArgs args = kv.cold ? sealed_arguments(context_, sequence_work_, o, gates, params, kv, batch)
                                : arguments(context_, sequence_work_, o, gates, params, kv, batch);
   args.q = q;

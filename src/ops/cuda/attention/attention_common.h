@@ -26,6 +26,11 @@ inline constexpr int kMostPartialRows = 512;  // of a sequence
 inline constexpr int kSplitCells = 256;
 inline constexpr int kFewestSplitCells = 128;
 inline constexpr int kLongSplitCells = 2048;
+// Blocks of a split of sealed ones: the fewest, and what is enough for a block of threads.
+inline constexpr int kFewestSealedBlocks = 16;
+inline constexpr int kManySealedBlocks = 1024;
+// Tail and rows of a sequence that reads units in place: the exact cells are one item.
+inline constexpr int kMostTailBlocks = 32;
 
 struct AttentionArgs {
   Tensor o, q;
@@ -51,6 +56,9 @@ struct AttentionArgs {
   const int32_t* form_rows;
   const int32_t* exact_from;
   KvTail tail;
+  // The decode kernel takes all rows and of their cells the exact ones; those below a row's border have been read
+  // from units by attention_sealed.cu, whose splits come first.
+  bool units;
   // Whose room for partial results a band takes; null: its own. Where it is another's, a sequence that is split
   // has one band.
   const int32_t* partial_of;
@@ -64,7 +72,8 @@ struct AttentionArgs {
 
 // Whether a sequence takes the decode kernel, or the tile kernel, which reads cells once for more queries.
 __host__ __device__ inline bool decodes(const AttentionArgs& a, int rows, int64_t cells) {
-  return rows == 1 || (rows <= a.decode_rows && (rows * a.group <= kMostDecodeQueries || cells <= kFewCells));
+  return rows == 1 || a.units ||
+         (rows <= a.decode_rows && (rows * a.group <= kMostDecodeQueries || cells <= kFewCells));
 }
 
 // Rows that decide which form a sequence takes.
@@ -114,6 +123,33 @@ __device__ inline Splits splits_of(const AttentionArgs& a, int s, int rows, Span
     while (length < kLongSplitCells && int64_t{length} * wanted < cells) length *= 2;
   }
   return {length, (span.end - 1) / length - span.begin / length + 1};
+}
+
+// Blocks that some row of a sequence reads from units, and the first of the cells that some row reads exact.
+struct SealedSpan {
+  int begin, end;
+};
+__device__ inline SealedSpan sealed_span_of(const AttentionArgs& a, int s) {
+  const int first = a.batch.first_row[s];
+  int end = 0;
+  for (int t = first; t < first + a.batch.rows[s]; ++t)
+    end = max(end, border_of(a.tail, a.batch.position[t]));
+  return {min(span_of(a, s).begin / kBlockTokens, end), end};
+}
+__device__ inline int exact_begin_of(const AttentionArgs& a, int s) {
+  const int border = border_of(a.tail, a.batch.context[s] - a.batch.certain[s]);
+  return max(span_of(a, s).begin, border * kBlockTokens);
+}
+// In blocks. One split less than there is room for: the last is of the exact cells.
+__device__ inline Splits sealed_splits_of(const AttentionArgs& a, int rows, SealedSpan span) {
+  const int blocks = span.end - span.begin;
+  if (blocks <= 0) return {1, 0};
+  const int tiles = (rows * a.group + 7) / 8;
+  const int wanted = max(1, a.processors / (a.sharing * a.kv_heads * tiles));
+  const int most = min(kMostSplits, a.partial_rows / rows) - 1;
+  int length = max((blocks + wanted - 1) / wanted, kFewestSealedBlocks);
+  length = max(min(length, kManySealedBlocks), (blocks + most - 1) / most);
+  return {length, (blocks + length - 1) / length};
 }
 
 // The blocks of a sequence's cells, and the first of the cells that a block of the pool has for a KV head.
@@ -284,8 +320,9 @@ bool launch_instance(const AttentionArgs& args, Launch launch) {
 
 // Rows of a sequence up to which the decode kernel may take it.
 int most_decode_rows(const Context& context, const AttentionArgs& args);
-// attention_decode.cu, attention_tiles.cu, attention_wgmma.cu: false if the shape or the GPU has no such
-// kernel.
+// attention_decode.cu, attention_sealed.cu, attention_tiles.cu, attention_wgmma.cu: false if the shape or the GPU
+// has no such kernel.
+bool attention_sealed(Context& context, const AttentionArgs& args);
 bool attention_decode(Context& context, const AttentionArgs& args);
 bool attention_tiles(Context& context, const AttentionArgs& args);
 bool attention_wgmma(Context& context, const AttentionArgs& args);

@@ -23,6 +23,9 @@
 // Several items of a sequence read the same cells, so many rows over many cells are left to the tile kernel
 // (decodes() in attention_common.h). A row's bytes do not depend on the width of items.
 //
+// Where blocks are sealed, the cells here are those that rows read exact, in one split behind those that
+// attention_sealed.cu has left.
+//
 // Measured, and what was tried: docs/history/cuda-kernels.md.
 #include <algorithm>
 
@@ -59,6 +62,11 @@ __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_consta
     const int first = a.batch.first_row[s];
     const Span span = span_of(a, s);
     if (rows <= 0 || !decodes(a, form_rows_of(a, s), span.end - span.begin)) return {0, 0};
+    if (a.units) {
+      const int sealed = sealed_splits_of(a, rows, sealed_span_of(a, s)).count;
+      sequences[s] = {first, rows, exact_begin_of(a, s), span.end, 1 << 30, 1, 0, sealed};
+      return {div_up(rows * a.group, Shared::kQueries), 1};
+    }
     const Splits splits = splits_of(a, s, rows, span);
     sequences[s] = {first,
                     rows,
@@ -66,7 +74,8 @@ __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_consta
                     span.end,
                     splits.length,
                     splits.count,
-                    span.begin / splits.length * splits.length};
+                    span.begin / splits.length * splits.length,
+                    0};
     return {div_up(rows * a.group, Shared::kQueries), splits.count};
   });
   if (static_cast<int>(blockIdx.x) >= items) {

@@ -24,6 +24,7 @@ struct Sequence {
   int first, rows;                  // of the batch
   int begin, end;                   // cells that some row sees
   int length, splits, split_begin;  // of its splits; where the first would begin
+  int sealed;                       // splits in front of them
 };
 
 // kColumns: eights of queries of an item. With one a sequence has a fresh row at most.
@@ -58,7 +59,7 @@ struct DecodeShared {
 struct Item {
   int s, first, rows;
   int kv_head, query0, queries;
-  int tile, split, splits;
+  int tile, split, splits, sealed;
   int begin, end;   // cells of the split
   int stored;       // those below are in the cache; the others are fresh
   int fresh_begin;  // of the sequence: the first row's cell
@@ -72,6 +73,7 @@ __device__ Item item_at(const AttentionArgs& a, const Sequence* sequences, const
   it.first = q.first;
   it.rows = q.rows;
   it.splits = q.splits;
+  it.sealed = q.sealed;
   it.kv_head = index - starts[it.s];
   it.split = it.tile = 0;
   it.queries = q.rows * a.group;

@@ -138,6 +138,7 @@ struct Reader {
     v.context = a.batch.context[it.s];
     v.low = min(a.first_cell, own) - 1;
     if (a.window > 0) v.low = max(v.low, own - a.window);
+    if (a.units) v.low = max(v.low, border_of(a.tail, own) * kBlockTokens - 1);
     v.limit = row < certain ? own + 1 : v.context;
     v.mask = 0;
     for (int up = row < certain ? -1 : row; __any_sync(kFullWarp, up >= 0);) {
@@ -501,11 +502,12 @@ struct Reader {
   // for the kernels for many rows, whose blocks do not learn which one is last.
   __device__ void merge(const Item& it, const Query& query, float (&sum)[8], float& all) const {
     const int64_t base = partial_index(a, it.s, query.head, query.token);
+    const int splits = it.sealed + it.splits;
     float4 v[4][2];
     const auto load = [&](int split) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (split + i >= it.splits || !active) break;
+        if (split + i >= splits || !active) break;
         const auto* from = reinterpret_cast<const float4*>(
             a.partials + (base + static_cast<int64_t>(split + i) * it.rows) * kHeadDim + 8 * lane);
         v[i][0] = __ldcg(from);
@@ -519,7 +521,7 @@ struct Reader {
     for (int i = 0; i < kMostSplits / 32; ++i) {
       const int split = lane + 32 * i;
       part[i] = {-INFINITY, 0};
-      if (split < it.splits)
+      if (split < splits)
         part[i] =
             __ldcg(reinterpret_cast<const float2*>(a.partial_sums + 2 * (base + int64_t{split} * it.rows)));
       top = fmaxf(top, part[i].x);
@@ -535,11 +537,11 @@ struct Reader {
 #pragma unroll
     for (int i = 0; i < 8; ++i) sum[i] = 0;
 #pragma unroll 1
-    for (int split = 0; split < it.splits; split += 4) {
+    for (int split = 0; split < splits; split += 4) {
       if (split > 0) load(split);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (split + i >= it.splits) break;
+        if (split + i >= splits) break;
         const float w = __shfl_sync(kFullWarp, split + i < 32 ? part[0].x : part[1].x, (split + i) % 32);
         if (!active) continue;
         const float x[8] = {v[i][0].x, v[i][0].y, v[i][0].z, v[i][0].w,
@@ -586,13 +588,13 @@ struct Reader {
       float all = 0;
 #pragma unroll
       for (int w = 0; w < kReaders; ++w) all += sh.total[w][query];
-      if (it.splits > 1) {
+      if (it.sealed + it.splits > 1) {
         keep_split(it, query_of(it, query), sum, all, sh.top[query]);
       } else if (active) {
         store_output(it, query_of(it, query), chosen(gate, i), sum, all);
       }
     }
-    if (it.splits == 1 || !last_of_splits(it)) return;
+    if (it.sealed + it.splits == 1 || !last_of_splits(it)) return;
 #pragma unroll 1
     for (int i = 0; i < own; ++i) {
       const Query query = query_of(it, warp * columns + i);
@@ -606,7 +608,7 @@ struct Reader {
   __device__ void keep_split(const Item& it, const Query& query, const float (&sum)[8], float all,
                              float top) const {
     if (!active) return;
-    const int64_t row = partial_index(a, it.s, query.head, it.split * it.rows + query.token);
+    const int64_t row = partial_index(a, it.s, query.head, (it.sealed + it.split) * it.rows + query.token);
     auto* to = reinterpret_cast<float4*>(a.partials + row * kHeadDim + 8 * lane);
     __stcg(to, float4{sum[0], sum[1], sum[2], sum[3]});
     __stcg(to + 1, float4{sum[4], sum[5], sum[6], sum[7]});

@@ -1,0 +1,452 @@
+// attention_sealed.cu -- the sealed part of attention of sequences with few rows: cells [0, E) of a query,
+// straight from the codes of their units, as splits that the decode kernel merges with the exact cells.
+//
+// Traffic: the bytes of the units, once for each eight queries of a KV head. 27B (4 KV heads of 256) in c4: 1,164
+// bytes a cell and layer, 35 us at 131,072 cells and 4.3 TB/s; f16 takes 125.
+//
+// Shape: an item is up to 8 queries of a KV head over one split of the blocks. Every warp takes blocks of its own, one
+// in `warps`: it copies units to its own part of shared memory, K of the next block while it computes with V of this
+// one and the other way round, scores 32 cells (S^T = K Q^T), keeps its own largest score, and adds to all
+// dims (O^T = V^T P^T). So warps do not wait for each other until the item ends, when sums of all warps are
+// brought to the same largest score, added, turned back where the format rotates, and left as a split. What a
+// unit's codes become is in sealed_units.cuh: about 1.6 instructions a value for c4, 3.3 for tbq4_0.
+//
+// Rows of a sequence may read different parts sealed: a query that reads less has the rest masked.
+#include <algorithm>
+
+#include "ops/cuda/attention/attention_common.h"
+#include "ops/cuda/attention/head_rows.h"
+#include "ops/cuda/attention/sealed_units.cuh"
+#include "ops/cuda/kv/sealed_work.h"
+#include "ops/cuda/kv/unit_rotation.h"
+#include "ops/cuda/primitives/launch.h"
+#include "ops/kv/kv_codec.h"
+
+namespace braid::cuda {
+namespace {
+
+using namespace sealed_attention;
+
+constexpr int kMostWarps = 16;
+constexpr int kFewestWarps = 2;
+constexpr int kQueries = 8;
+
+struct UnitArgs {
+  UnitForms forms;
+  int k_pieces, v_pieces;      // of 16 bytes, of a unit
+  int v_offset, table_offset;  // in a warp's part of shared memory
+  int warp_bytes;
+};
+
+// Of a sequence: blocks that some row reads sealed, and how they are cut.
+struct SealedRows {
+  int first, rows;
+  int begin, end;
+  int length, splits;
+};
+
+struct SealedItem {
+  int s, first, rows;
+  int kv_head, query0, queries, split;
+  int begin, end;  // blocks
+};
+
+template <int kHeadDim>
+struct SealedShared {
+  static constexpr int kStride = kHeadDim + 8;
+  alignas(16) uint16_t q[kQueries * kStride];
+  alignas(16) float sums[kHeadDim / 32][kQueries];
+  int2 seen[kQueries];  // cells of a query: [x, y)
+  int scratch[kMostWarps];
+  float top[kMostWarps][kQueries], total[kMostWarps][kQueries];
+};
+
+__device__ SealedItem sealed_item(const AttentionArgs& a, const SealedRows* sequences, const int* starts,
+                                  int index) {
+  SealedItem it;
+  it.s = sequence_of(starts, a.batch.sequences, index);
+  const SealedRows q = sequences[it.s];
+  it.first = q.first;
+  it.rows = q.rows;
+  const int queries = q.rows * a.group;
+  // Tiles of the same cells follow each other, so that they find them in the L2 cache.
+  const int tiles = div_up(queries, kQueries);
+  int own = index - starts[it.s];
+  it.query0 = own % tiles * kQueries;
+  own /= tiles;
+  it.split = own % q.splits;
+  it.kv_head = own / q.splits;
+  it.queries = min(kQueries, queries - it.query0);
+  it.begin = q.begin + it.split * q.length;
+  it.end = min(q.end, it.begin + q.length);
+  return it;
+}
+
+// Each 128 values of a row, of which a lane has 8 next to each other; `back`: the inverse.
+__device__ inline void rotate_row(float (&x)[8], int lane, bool back) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x[i] = with_sign(x[i], 8 * lane + i, back);
+#pragma unroll
+  for (int h = 1; h < 8; h *= 2) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if ((i & h) != 0) continue;
+      const float low = x[i], high = x[i + h];
+      x[i] = low + high;
+      x[i + h] = low - high;
+    }
+  }
+#pragma unroll
+  for (int h = 1; h < 16; h *= 2) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float other = __shfl_xor_sync(kFullWarp, x[i], h);
+      x[i] = (lane & h) != 0 ? other - x[i] : x[i] + other;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x[i] = with_sign(x[i] * kRotationScale, 8 * lane + i, !back);
+}
+
+template <int kHeadDim>
+struct SealedReader {
+  using Shared = SealedShared<kHeadDim>;
+  const AttentionArgs& a;
+  const UnitArgs& u;
+  Shared& sh;
+  uint8_t* memory;  // of this warp
+  const int warps = static_cast<int>(blockDim.x) / 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  float o[kHeadDim / 16][4];
+  float top[2], total[2];
+  int32_t known;  // a lane's entry of the table, of the 32 blocks of this warp from `known_from` on
+
+  __device__ SealedReader(const AttentionArgs& args, const UnitArgs& units, Shared& shared, uint8_t* all)
+      : a(args), u(units), sh(shared), memory(all + static_cast<int>(threadIdx.x) / 32 * units.warp_bytes) {}
+
+  __device__ void copy(uint8_t* to, const std::byte* from, int pieces) const {
+    const uint32_t address = shared_address(to);
+    for (int i = lane; i < pieces; i += 32) copy_async(address + 16 * i, from + 16 * i);
+  }
+  // Asks for a side of this warp's i-th block of the item, if it has one.
+  __device__ void ask(const SealedItem& it, int i, int blocks, bool value) {
+    if (i < blocks) {
+      if (!value && i % 32 == 0) {
+        const int block = it.begin + warp + (i + lane) * warps;
+        known = block < it.end ? a.batch.cold_table[int64_t{it.s} * a.batch.blocks_per_sequence + block] : 0;
+      }
+      const int32_t block = __shfl_sync(kFullWarp, known, i % 32);
+      copy(memory + (value ? u.v_offset : 0), unit_at(a.kv, value, block, it.kv_head),
+           value ? u.v_pieces : u.k_pieces);
+    }
+    commit_copies();
+  }
+
+  __device__ void prepare(const SealedItem& it) {
+    for (int query = warp; query < kQueries; query += warps) {
+      float x[8] = {};
+      int2 seen = {0, 1 << 30};  // what is not there may see anything
+      if (query < it.queries) {
+        const int packed = it.query0 + query;
+        const int token = packed * a.group_inverse >> 16, t = it.first + token;
+        const int head = it.kv_head * a.group + packed - token * a.group;
+        const int own = a.batch.position[t];
+        seen.x = min(a.first_cell, own);
+        if (a.window > 0) seen.x = max(seen.x, own + 1 - a.window);
+        seen.y = border_of(a.tail, own) * kBlockTokens;
+        if (8 * lane < kHeadDim) {
+          const uint4 bits = *reinterpret_cast<const uint4*>(static_cast<const Act*>(a.q.data) +
+                                                             t * a.q.stride + head * kHeadDim + 8 * lane);
+          const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const float2 pair = unpack(words[i], __half());
+            x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
+          }
+        }
+      }
+      if (u.forms.k.rotated) rotate_row(x, lane, false);
+      uint32_t out[4];
+      float sum = 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        out[i] = pack_act(x[2 * i], x[2 * i + 1]);
+        const float2 stored = unpack(out[i], __half());
+        sum += stored.x + stored.y;
+      }
+      sum += __shfl_xor_sync(kFullWarp, sum, 1);
+      sum += __shfl_xor_sync(kFullWarp, sum, 2);
+      if (8 * lane < kHeadDim) {
+        *reinterpret_cast<uint4*>(sh.q + query * Shared::kStride + 8 * lane) = {out[0], out[1], out[2],
+                                                                                out[3]};
+        if (lane % 4 == 0) sh.sums[lane / 4][query] = sum;
+      }
+      if (lane == 0) sh.seen[query] = seen;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < kHeadDim / 16; ++j) o[j][0] = o[j][1] = o[j][2] = o[j][3] = 0;
+    top[0] = top[1] = -INFINITY;
+    total[0] = total[1] = 0;
+  }
+
+  __device__ void score(float (&s)[2][4]) {
+    const Queries queries{shared_address(sh.q) + (lane % 8 * Shared::kStride + lane / 8 * 8) * 2,
+                          &sh.sums[0][0], a.scale};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[0][i] = s[1][i] = 0;
+    switch (u.forms.k.kind) {
+      case UnitKind::c4:
+        return score_c4<kHeadDim>(s, memory, memory + u.table_offset, queries, lane);
+      case UnitKind::q8_0:
+        return score_q8<kHeadDim>(s, memory, queries, lane);
+      case UnitKind::q4_0:
+        return score_q4<kHeadDim>(s, memory, queries, lane);
+      default:
+        return score_tbq4<kHeadDim>(s, memory, queries, lane);
+    }
+  }
+  __device__ void add_values(const uint32_t (&p)[4]) {
+    const uint8_t* unit = memory + u.v_offset;
+    switch (u.forms.v.kind) {
+      case UnitKind::c4:
+        return add_c4<kHeadDim>(o, p, unit, memory + u.table_offset, lane);
+      case UnitKind::q8_0:
+        return add_q8<kHeadDim>(o, p, unit, lane);
+      case UnitKind::q4_0:
+        return add_q4<kHeadDim>(o, p, unit, lane);
+      default:
+        return add_tbq4<kHeadDim>(o, p, unit, lane);
+    }
+  }
+
+  // Minus infinity where a query does not look. `inner`: cells that all queries see.
+  __device__ void mask(float (&s)[2][4], int cell, int2 inner) const {
+    if (cell >= inner.x && cell + kBlockTokens <= inner.y) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int2 seen = sh.seen[lane % 4 * 2 + i];
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+        const int low = cell + lane / 4 * 2 + tile, high = low + 16;
+        if (low < seen.x || low >= seen.y) s[tile][i] = -INFINITY;
+        if (high < seen.x || high >= seen.y) s[tile][i + 2] = -INFINITY;
+      }
+    }
+  }
+
+  // Scores to weights; sums so far to the new largest score, which few blocks have.
+  __device__ void weigh(float (&s)[2][4]) {
+    float own[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) own[i] = fmaxf(fmaxf(s[0][i], s[0][i + 2]), fmaxf(s[1][i], s[1][i + 2]));
+    if (__any_sync(kFullWarp, own[0] > top[0] || own[1] > top[1])) {
+      float factor[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        own[i] = fmaxf(own[i], __shfl_xor_sync(kFullWarp, own[i], 4));
+        own[i] = fmaxf(own[i], __shfl_xor_sync(kFullWarp, own[i], 8));
+        own[i] = fmaxf(own[i], __shfl_xor_sync(kFullWarp, own[i], 16));
+        const float next = fmaxf(own[i], top[i]);
+        factor[i] = next == top[i] ? 1.0f : exp2_fast(top[i] - next);
+        top[i] = next;
+        total[i] *= factor[i];
+      }
+#pragma unroll
+      for (int j = 0; j < kHeadDim / 16; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[j][i] *= factor[i % 2];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float base = top[i] == -INFINITY ? 0.0f : top[i];
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+        s[tile][i] = exp2_fast(s[tile][i] - base);
+        s[tile][i + 2] = exp2_fast(s[tile][i + 2] - base);
+        total[i] += s[tile][i] + s[tile][i + 2];
+      }
+    }
+  }
+
+  // The warp's blocks; `blocks` of them. Units of the first are asked for.
+  __device__ void read(const SealedItem& it, int blocks) {
+    const int2 own = sh.seen[lane % kQueries];
+    const int2 inner = {__reduce_max_sync(kFullWarp, own.x), __reduce_min_sync(kFullWarp, own.y)};
+#pragma unroll 1
+    for (int i = 0; i < blocks; ++i) {
+      float s[2][4];
+      wait_copies<1>();
+      __syncwarp();
+      score(s);
+      __syncwarp();
+      ask(it, i + 1, blocks, false);
+      mask(s, (it.begin + warp + i * warps) * kBlockTokens, inner);
+      weigh(s);
+      uint32_t p[4];
+      weights_of(p, s);
+      wait_copies<1>();
+      __syncwarp();
+      add_values(p);
+      __syncwarp();
+      ask(it, i + 1, blocks, true);
+    }
+    wait_copies<0>();
+    __syncwarp();
+  }
+
+  // What all warps have summed, as a split.
+  __device__ void finish(const SealedItem& it) {
+    constexpr int kRow = kHeadDim + 4;
+    const int g = lane / 4, c = lane % 4;
+    const float unit = sum_unit(u.forms.v.kind);
+    auto* sums = reinterpret_cast<float*>(memory);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      total[i] += __shfl_xor_sync(kFullWarp, total[i], 4);
+      total[i] += __shfl_xor_sync(kFullWarp, total[i], 8);
+      total[i] += __shfl_xor_sync(kFullWarp, total[i], 16);
+      if (g == 0) {
+        sh.top[warp][2 * c + i] = top[i];
+        sh.total[warp][2 * c + i] = total[i];
+      }
+#pragma unroll
+      for (int j = 0; j < kHeadDim / 16; ++j) {
+        sums[(2 * c + i) * kRow + 16 * j + g] = o[j][i] * unit;
+        sums[(2 * c + i) * kRow + 16 * j + g + 8] = o[j][i + 2] * unit;
+      }
+    }
+    __syncthreads();
+    for (int query = warp; query < it.queries; query += warps) {
+      const bool active = 8 * lane < kHeadDim;
+      float largest = -INFINITY;
+      for (int w = 0; w < warps; ++w) largest = fmaxf(largest, sh.top[w][query]);
+      float x[8] = {}, all = 0;
+      for (int w = 0; w < warps; ++w) {
+        const float own = sh.top[w][query];
+        const float weight = own == -INFINITY ? 0.0f : exp2_fast(own - largest);
+        all = fmaf(weight, sh.total[w][query], all);
+        const auto* from = reinterpret_cast<const float4*>(
+            reinterpret_cast<const float*>(memory + (w - warp) * u.warp_bytes) + query * kRow +
+            (active ? 8 * lane : 0));
+        const float4 low = from[0], high = from[1];
+        const float y[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[i] = fmaf(weight, y[i], x[i]);
+      }
+      if (u.forms.v.rotated) rotate_row(x, lane, true);
+      if (!active) continue;
+      const int packed = it.query0 + query, token = packed * a.group_inverse >> 16;
+      const int head = it.kv_head * a.group + packed - token * a.group;
+      const int64_t row = partial_index(a, it.s, head, it.split * it.rows + token);
+      auto* to = reinterpret_cast<float4*>(a.partials + row * kHeadDim + 8 * lane);
+      __stcg(to, float4{x[0], x[1], x[2], x[3]});
+      __stcg(to + 1, float4{x[4], x[5], x[6], x[7]});
+      if (lane == 0) __stcg(reinterpret_cast<float2*>(a.partial_sums + 2 * row), float2{largest, all});
+    }
+    __syncthreads();
+  }
+};
+
+template <int kHeadDim>
+__global__ __launch_bounds__(32 * kMostWarps, 1) void sealed_kernel(const __grid_constant__ AttentionArgs a,
+                                                                    const __grid_constant__ UnitArgs u) {
+  using Shared = SealedShared<kHeadDim>;
+  extern __shared__ __align__(16) uint8_t memory[];
+  const int warps = static_cast<int>(blockDim.x) / 32;
+  auto& sh = *reinterpret_cast<Shared*>(memory + warps * u.warp_bytes);
+  auto* sequences = reinterpret_cast<SealedRows*>(&sh + 1);
+  int* starts = reinterpret_cast<int*>(sequences + a.batch.sequences);
+  const int items = list_items(a, starts, sh.scratch, [&](int s) -> int2 {
+    const int rows = a.batch.rows[s];
+    if (rows <= 0) return {0, 0};
+    const SealedSpan span = sealed_span_of(a, s);
+    const Splits splits = sealed_splits_of(a, rows, span);
+    sequences[s] = {a.batch.first_row[s], rows, span.begin, span.end, splits.length, splits.count};
+    return {div_up(rows * a.group, kQueries), splits.count};
+  });
+  if (static_cast<int>(blockIdx.x) >= items) {
+    if (blockIdx.x == 0) wait_for_previous();
+    return;
+  }
+  SealedReader<kHeadDim> reader(a, u, sh, memory);
+  bool waiting = true;
+#pragma unroll 1
+  for (int index = blockIdx.x; index < items; index += gridDim.x) {
+    const SealedItem it = sealed_item(a, sequences, starts, index);
+    const int blocks = max(0, div_up(it.end - it.begin - reader.warp, warps));
+    // Units are older than the step, but where no tail lies between them and the newest row.
+    if (waiting && a.tail.tail_blocks == 0) wait_for_previous();
+    reader.ask(it, 0, blocks, false);
+    reader.ask(it, 0, blocks, true);
+    if (waiting) {
+      wait_for_previous();
+      let_next_start();
+      waiting = false;
+    }
+    reader.prepare(it);
+    reader.read(it, blocks);
+    reader.finish(it);
+  }
+}
+
+UnitArgs unit_args(const KvCold& cold, UnitForms forms, int head_dim) {
+  UnitArgs u{.forms = forms};
+  const auto k_bytes = static_cast<int>(cold.k_unit_bytes), v_bytes = static_cast<int>(cold.v_unit_bytes);
+  u.k_pieces = k_bytes / 16;
+  u.v_pieces = v_bytes / 16;
+  u.v_offset = k_bytes;
+  u.table_offset = k_bytes + v_bytes;
+  const bool channels = forms.k.kind == UnitKind::c4 || forms.v.kind == UnitKind::c4;
+  // At the end eight queries' sums lie there.
+  u.warp_bytes = std::max(u.table_offset + (channels ? 8 * head_dim : 0), kQueries * (head_dim + 4) * 4);
+  return u;
+}
+
+template <int kHeadDim>
+size_t fixed_bytes(const AttentionArgs& args) {
+  return sizeof(SealedShared<kHeadDim>) + args.batch.sequences * (sizeof(SealedRows) + sizeof(int)) +
+         sizeof(int);
+}
+
+template <int kHeadDim>
+int most_warps(const Context& context, const AttentionArgs& args, const UnitArgs& u) {
+  const size_t fixed = fixed_bytes<kHeadDim>(args);
+  if (fixed > context.shared_bytes_per_block) return 0;
+  const size_t parts = (context.shared_bytes_per_block - fixed) / static_cast<size_t>(u.warp_bytes);
+  return static_cast<int>(std::min<size_t>(parts, kMostWarps));
+}
+
+template <int kHeadDim>
+bool launch(Context& context, const AttentionArgs& args, const UnitArgs& u) {
+  const int warps = most_warps<kHeadDim>(context, args, u);
+  if (warps < kFewestWarps) return false;
+  const int64_t tiles = div_up(args.decode_rows * args.group, kQueries);
+  const int64_t splits =
+      std::min<int64_t>(kMostSplits, args.batch.blocks_per_sequence / kFewestSealedBlocks + 1);
+  const auto blocks = static_cast<unsigned>(
+      std::min<int64_t>(int64_t{args.batch.sequences} * args.kv_heads * tiles * splits, context.processors));
+  launch_early(context, sealed_kernel<kHeadDim>, dim3(blocks), static_cast<unsigned>(32 * warps),
+               static_cast<size_t>(warps) * u.warp_bytes + fixed_bytes<kHeadDim>(args), args, u);
+  return true;
+}
+
+}  // namespace
+
+bool attention_sealed(Context& context, const AttentionArgs& args) {
+  const KvCold& cold = args.kv.cold;
+  const auto k = unit_form(cold.k_codec->name), v = unit_form(cold.v_codec->name);
+  if (!k || !v || !reads_codes(k->kind) || !reads_codes(v->kind)) return false;
+  const UnitArgs u = unit_args(cold, {*k, *v}, args.head_dim);
+  switch (args.head_dim) {
+    case 256:
+      return launch<256>(context, args, u);
+    case 128:
+      return launch<128>(context, args, u);
+    default:
+      return false;
+  }
+}
+
+}  // namespace braid::cuda
