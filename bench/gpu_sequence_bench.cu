@@ -322,6 +322,17 @@ void delta_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t certain
   print_row(name, seconds, moved, certain >= 64 ? 14.2e9 * d.value_heads / 48 * t / 2048 : 0);
 }
 
+// What a decoding step's attention has of its rows before they are stored.
+struct FreshRows {
+  Tensor k, v, table;
+  AttentionWeights w;
+  FreshRows(Arena& arena, const ModelShape& m, int64_t rows)
+      : k(arena.act(rows, int64_t{m.kv_heads} * m.head_dim)),
+        v(arena.act(rows, int64_t{m.kv_heads} * m.head_dim)),
+        table(arena.wide(rows, 64)),
+        w{arena.random<float>(m.head_dim, 1.0f), arena.random<float>(m.head_dim, 1.0f), 1e-6f} {}
+};
+
 void attention_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t past, int32_t certain,
                    int32_t nodes) {
   const std::string name = std::string("attention ") + m.name + " " + std::to_string(sequences) + " x " +
@@ -355,17 +366,12 @@ void attention_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t pas
       4.0 * m.head_dim * m.kv_heads * (past + certain + nodes) * sequences + 8.0 * t * m.heads * m.head_dim;
   print_row(name, seconds, bytes, certain + nodes > 1 ? flops : 0);
   if (certain != 1) return;
-  // With all that a decoding step has between its products.
-  const Tensor k = arena.act(t, int64_t{m.kv_heads} * m.head_dim);
-  const Tensor v = arena.act(t, int64_t{m.kv_heads} * m.head_dim);
-  const Tensor table = arena.wide(t, 64);
-  const AttentionWeights w{arena.random<float>(m.head_dim, 1.0f), arena.random<float>(m.head_dim, 1.0f),
-                           1e-6f};
+  const FreshRows fresh(arena, m, t);
   const double whole = seconds_per_call(context, layers, [&](int i) {
     KvLayer layer = kv;
     layer.k = reinterpret_cast<std::byte*>(cells + int64_t{i} * pool);
     layer.v = layer.k + pool;
-    ops.store_attend(o, q, qg, k, v, qg, table, w, params, layer, rows.batch);
+    ops.store_attend(o, q, qg, fresh.k, fresh.v, qg, fresh.table, fresh.w, params, layer, rows.batch);
   });
   print_row(name + " with store", whole, bytes, 0);
 }
@@ -423,6 +429,12 @@ void sealed_row(Gpu& gpu, const ModelShape& m, const char* format, int32_t seque
       seconds_per_call(context, 2, [&](int) { ops.attention(o, q, qg, params, kv, rows.batch); });
   const double seen = certain * (past + (certain + 1) / 2.0);  // (row, cell) pairs of a sequence
   print_row(name, seconds, unit_bytes, certain > 1 ? 4.0 * m.head_dim * m.heads * seen * sequences : 0);
+  if (certain != 1) return;
+  const FreshRows fresh(arena, m, t);
+  const double whole = seconds_per_call(context, 2, [&](int) {
+    ops.store_attend(o, q, qg, fresh.k, fresh.v, qg, fresh.table, fresh.w, params, kv, rows.batch);
+  });
+  print_row(name + " with store", whole, unit_bytes, 0);
 }
 
 void small_rows(Gpu& gpu, const ModelShape& m, int32_t tokens) {

@@ -245,6 +245,15 @@ AttentionArgs sealed_arguments(Context& context, const SequenceWorkspace& work, 
   return args;
 }
 
+// The same where rows read units in place, and of the other cells the exact ones.
+AttentionArgs unit_arguments(const Context& context, const SequenceWorkspace& work, Tensor o, Tensor gates,
+                             const AttentionParams& params, const KvLayer& kv, const Batch& batch) {
+  AttentionArgs args = arguments(context, work, o, gates, params, kv, batch);
+  args.units = true;
+  args.tail = kv.cold.tail;
+  return args;
+}
+
 // Whether the batch's rows may read units in place. A row's form may not depend on the rows beside it where that
 // must not show.
 bool reads_units(const Context& context, const AttentionArgs& args) {
@@ -290,10 +299,8 @@ void CudaOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams&
   BRAID_CHECK(q.cols == o.cols);
   if (batch.tokens == 0 || batch.sequences == 0) return;
   if (kv.cold) {
-    AttentionArgs args = arguments(context_, sequence_work_, o, gates, params, kv, batch);
+    AttentionArgs args = unit_arguments(context_, sequence_work_, o, gates, params, kv, batch);
     args.q = q;
-    args.units = true;
-    args.tail = kv.cold.tail;
     if (reads_units(context_, args) && fits(sequence_work_, args) && narrow(q) &&
         attention_sealed(context_, args) && attention_decode(context_, args))
       return;
@@ -322,8 +329,8 @@ void CudaOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams&
 void CudaOps::store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates, Tensor rope_table,
                            const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
                            const Batch& batch) {
-  if (kv.cold) return Ops::store_attend(o, q, qg, k, v, gates, rope_table, w, params, kv, batch);
-  AttentionArgs args = arguments(context_, sequence_work_, o, gates, params, kv, batch);
+  AttentionArgs args = kv.cold ? unit_arguments(context_, sequence_work_, o, gates, params, kv, batch)
+                               : arguments(context_, sequence_work_, o, gates, params, kv, batch);
   args.query_stride = static_cast<int>(params.gate.query_stride(args.head_dim));
   BRAID_CHECK(qg.cols == int64_t{params.heads} * args.query_stride);
   BRAID_CHECK(k.cols == int64_t{kv.shape.kv_heads} * args.head_dim && v.cols == k.cols);
@@ -334,7 +341,13 @@ void CudaOps::store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Te
   args.v = v;
   args.rope = rope_table;
   args.w = w;
-  if (fits(sequence_work_, args) && fits_fresh(args) && attention_decode(context_, args)) return;
+  // Rows read units in the kernel before the one that stores them: what they fill must not be read sealed yet.
+  const bool reads = !kv.cold || (reads_units(context_, args) && kv.cold.tail.tail_blocks > 0);
+  if (reads && fits(sequence_work_, args) && fits_fresh(args) &&
+      (!kv.cold || attention_sealed(context_, args)) && attention_decode(context_, args)) {
+    if (kv.cold) seal_filled(context_, kv, batch);
+    return;
+  }
   Ops::store_attend(o, q, qg, k, v, gates, rope_table, w, params, kv, batch);
 }
 

@@ -145,7 +145,9 @@ __device__ inline Splits sealed_splits_of(const AttentionArgs& a, int rows, Seal
   const int blocks = span.end - span.begin;
   if (blocks <= 0) return {1, 0};
   const int tiles = (rows * a.group + 7) / 8;
-  const int wanted = max(1, a.processors / (a.sharing * a.kv_heads * tiles));
+  int wanted = max(1, a.processors / (a.sharing * a.kv_heads * tiles));
+  // The exact cells of few sequences have multiprocessors of their own.
+  if (wanted >= 16) --wanted;
   const int most = min(kMostSplits, a.partial_rows / rows) - 1;
   int length = max((blocks + wanted - 1) / wanted, kFewestSealedBlocks);
   length = max(min(length, kManySealedBlocks), (blocks + most - 1) / most);

@@ -24,7 +24,7 @@
 // (decodes() in attention_common.h). A row's bytes do not depend on the width of items.
 //
 // Where blocks are sealed, the cells here are those that rows read exact, in one split behind those that
-// attention_sealed.cu has left.
+// attention_sealed.cu leaves, which may still run.
 //
 // Measured, and what was tried: docs/history/cuda-kernels.md.
 #include <algorithm>
@@ -84,7 +84,7 @@ __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_consta
   }
   if (threadIdx.x >= kReaderThreads) {
     // Cells that rows of this step have filled come from the kernel before.
-    if (!a.fresh) wait_for_previous();
+    if (!a.fresh && !a.units) wait_for_previous();
     load_items<kHeadDim, kColumns>(a, ring, sequences, starts, items);
   } else {
     Reader<kHeadDim, Number, kColumns> reader(a, sh, ring);

@@ -90,30 +90,8 @@ struct Reader {
     const float4 low = from[0], high = from[1];
     return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
   }
-  // half a multiple of 8: a lane's pairs lie together, their other elements in another lane.
   __device__ HeadRotation load_rotation(int t, int lanes) const {
-    HeadRotation r = {{1, 1, 1, 1, 1, 1, 1, 1}, {}};
-    if (lane < 2 * lanes) {
-      const auto* from =
-          reinterpret_cast<const float4*>(static_cast<const float*>(a.rope.data) + t * a.rope.stride) +
-          4 * (lane < lanes ? lane : lane - lanes);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float4 two = from[i];
-        r.cosine[2 * i] = two.x, r.sine[2 * i] = two.y;
-        r.cosine[2 * i + 1] = two.z, r.sine[2 * i + 1] = two.w;
-      }
-    }
-    return r;
-  }
-  __device__ void rotate(float (&x)[8], const HeadRotation& rotation, int lanes) const {
-    const bool low = lane < lanes;
-    const int from = low ? lane + lanes : lane - lanes;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float other = __shfl_sync(kFullWarp, x[i], from & 31);
-      if (lane < 2 * lanes) x[i] = rotated(x[i], other, rotation.cosine[i], rotation.sine[i], low);
-    }
+    return cuda::load_rotation(static_cast<const float*>(a.rope.data) + t * a.rope.stride, lanes);
   }
 
   __device__ uint4 load_gate(const Item& it, const Query& query) const {
@@ -166,7 +144,7 @@ struct Reader {
     unpack8(values, row);
     if (key) {
       norm_head(values, norm_of(true), a.w.eps, kHeadDim);
-      rotate(values, rotation, lanes);
+      rotate_head(values, rotation, lanes);
     }
     const uint4 number = pack8<Number>(values);
     if (!active) return;
@@ -218,7 +196,7 @@ struct Reader {
         float values[8];
         unpack8(values, bits);
         norm_head(values, norm_of(false), a.w.eps, kHeadDim);
-        rotate(values, rotation, lanes);
+        rotate_head(values, rotation, lanes);
         Act out[8];
 #pragma unroll
         for (int k = 0; k < 8; ++k) out[k] = to_act(values[k]);
@@ -633,19 +611,24 @@ struct Reader {
     if (a.fresh) {
       keep_norms();
     }
+    // Over units, the kernel before leaves splits and nothing else that is read here; it has waited for the rest.
     bool waiting = true;
-#pragma unroll 1
-    for (int index = blockIdx.x; index < items; index += gridDim.x) {
-      const Item it = item_at<Shared::kQueries>(a, sequences, starts, index);
+    const auto wait = [&] {
       if (waiting) {
         wait_for_previous();
         let_next_start();
-        waiting = false;
       }
+      waiting = false;
+    };
+#pragma unroll 1
+    for (int index = blockIdx.x; index < items; index += gridDim.x) {
+      const Item it = item_at<Shared::kQueries>(a, sequences, starts, index);
+      if (!a.units) wait();
       prepare(it);
 #pragma unroll 1
       for (int step = it.begin / kBlockTokens * kBlockTokens; step < it.end; step += kStepCells)
         take(it, step);
+      wait();
       finish(it);
     }
   }

@@ -142,6 +142,30 @@ struct SealedReader {
     commit_copies();
   }
 
+  // A query, as it stands or as the product before has left it.
+  __device__ void load_query(float (&x)[8], int64_t t, int head) const {
+    const bool active = 8 * lane < kHeadDim;
+    if (active) {
+      const int64_t at = a.fresh ? t * a.qg.stride + head * a.query_stride : t * a.q.stride + head * kHeadDim;
+      const uint4 bits = *reinterpret_cast<const uint4*>(
+          static_cast<const Act*>(a.fresh ? a.qg.data : a.q.data) + at + 8 * lane);
+      const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 pair = unpack(words[i], __half());
+        x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
+      }
+    }
+    if (!a.fresh) return;
+    const auto* weights = reinterpret_cast<const float4*>(a.w.q_norm) + (active ? 2 * lane : 0);
+    const float4 low = weights[0], high = weights[1];
+    norm_head(x, {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}}, a.w.eps, kHeadDim);
+    const int lanes = static_cast<int>(a.rope.cols) / 16;
+    rotate_head(x, load_rotation(static_cast<const float*>(a.rope.data) + t * a.rope.stride, lanes), lanes);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = to_float(to_act(x[i]));
+  }
+
   __device__ void prepare(const SealedItem& it) {
     for (int query = warp; query < kQueries; query += warps) {
       float x[8] = {};
@@ -154,16 +178,7 @@ struct SealedReader {
         seen.x = min(a.first_cell, own);
         if (a.window > 0) seen.x = max(seen.x, own + 1 - a.window);
         seen.y = border_of(a.tail, own) * kBlockTokens;
-        if (8 * lane < kHeadDim) {
-          const uint4 bits = *reinterpret_cast<const uint4*>(static_cast<const Act*>(a.q.data) +
-                                                             t * a.q.stride + head * kHeadDim + 8 * lane);
-          const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const float2 pair = unpack(words[i], __half());
-            x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
-          }
-        }
+        load_query(x, t, head);
       }
       if (u.forms.k.rotated) rotate_row(x, lane, false);
       uint32_t out[4];

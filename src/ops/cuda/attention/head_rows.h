@@ -35,4 +35,31 @@ __device__ inline float rotated(float x, float other, float cosine, float sine, 
   return fmaf(x, cosine, low ? -part : part);
 }
 
+// A row's rotation from the step's table where half of the rotated dims are a multiple of 8, `lanes` times: a
+// lane's pairs lie together, and their other elements in another lane.
+__device__ inline HeadRotation load_rotation(const float* row, int lanes) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  HeadRotation r = {{1, 1, 1, 1, 1, 1, 1, 1}, {}};
+  if (lane < 2 * lanes) {
+    const auto* from = reinterpret_cast<const float4*>(row) + 4 * (lane < lanes ? lane : lane - lanes);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float4 two = from[i];
+      r.cosine[2 * i] = two.x, r.sine[2 * i] = two.y;
+      r.cosine[2 * i + 1] = two.z, r.sine[2 * i + 1] = two.w;
+    }
+  }
+  return r;
+}
+__device__ inline void rotate_head(float (&x)[8], const HeadRotation& rotation, int lanes) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const bool low = lane < lanes;
+  const int from = low ? lane + lanes : lane - lanes;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float other = __shfl_sync(kFullWarp, x[i], from & 31);
+    if (lane < 2 * lanes) x[i] = rotated(x[i], other, rotation.cosine[i], rotation.sine[i], low);
+  }
+}
+
 }  // namespace braid::cuda
