@@ -146,11 +146,8 @@ BRAID_BOTH void expand_unit(Block& block, UnitRows* rows, UnitForm form, int wid
   if (!form.rotated) return;
   rotate_rows(block, *rows, width, true);
   block.each([&](int thread) {
-    const int pairs = width / 2;
-    for (int i = thread; i < kBlockTokens * pairs; i += Block::kSize) {
-      const float* row = rows->at[i / pairs] + i % pairs * 2;
-      write(i / pairs, i % pairs * 2, row[0], row[1]);
-    }
+    for (int t = thread / 32; t < kBlockTokens; t += Block::kSize / 32)
+      for (int d = thread % 32 * 2; d < width; d += 64) write(t, d, rows->at[t][d], rows->at[t][d + 1]);
   });
 }
 
