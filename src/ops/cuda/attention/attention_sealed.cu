@@ -9,7 +9,7 @@
 // one and the other way round, scores 32 cells (S^T = K Q^T), keeps its own largest score, and adds to all
 // dims (O^T = V^T P^T). So warps do not wait for each other until the item ends, when sums of all warps are
 // brought to the same largest score, added, turned back where the format rotates, and left as a split. What a
-// unit's codes become is in sealed_units.cuh: about 1.6 instructions a value for c4, 3.3 for tbq4_0.
+// unit's codes become is in sealed_units.cuh: about 1.6 instructions a value for c4, 2.3 for tbq4_0.
 //
 // Rows of a sequence may read different parts sealed: a query that reads less has the rest masked.
 #include <algorithm>
@@ -36,6 +36,7 @@ struct UnitArgs {
   int k_pieces, v_pieces;      // of 16 bytes, of a unit
   int v_offset, table_offset;  // in a warp's part of shared memory
   int warp_bytes;
+  int level_bytes;  // of the table of levels, behind the parts of all warps
 };
 
 // Of a sequence: blocks that some row reads sealed, and how they are cut.
@@ -114,15 +115,20 @@ struct SealedReader {
   const AttentionArgs& a;
   const UnitArgs& u;
   Shared& sh;
-  uint8_t* memory;  // of this warp
   const int warps = static_cast<int>(blockDim.x) / 32;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  uint8_t* memory;  // of this warp
+  uint32_t levels;  // this lane's address in the table of levels
   float o[kHeadDim / 16][4];
   float top[2], total[2];
   int32_t known;  // a lane's entry of the table, of the 32 blocks of this warp from `known_from` on
 
   __device__ SealedReader(const AttentionArgs& args, const UnitArgs& units, Shared& shared, uint8_t* all)
-      : a(args), u(units), sh(shared), memory(all + static_cast<int>(threadIdx.x) / 32 * units.warp_bytes) {}
+      : a(args),
+        u(units),
+        sh(shared),
+        memory(all + static_cast<int>(threadIdx.x) / 32 * units.warp_bytes),
+        levels(level_lane(all + warps * units.warp_bytes, lane)) {}
 
   __device__ void copy(uint8_t* to, const std::byte* from, int pieces) const {
     const uint32_t address = shared_address(to);
@@ -218,7 +224,7 @@ struct SealedReader {
       case UnitKind::q4_0:
         return score_q4<kHeadDim>(s, memory, queries, lane);
       default:
-        return score_tbq4<kHeadDim>(s, memory, queries, lane);
+        return score_tbq4<kHeadDim>(s, memory, levels, queries, lane);
     }
   }
   __device__ void add_values(const uint32_t (&p)[4]) {
@@ -231,7 +237,7 @@ struct SealedReader {
       case UnitKind::q4_0:
         return add_q4<kHeadDim>(o, p, unit, lane);
       default:
-        return add_tbq4<kHeadDim>(o, p, unit, lane);
+        return add_tbq4<kHeadDim>(o, p, unit, levels, lane);
     }
   }
 
@@ -370,7 +376,7 @@ __global__ __launch_bounds__(32 * kMostWarps, 1) void sealed_kernel(const __grid
   using Shared = SealedShared<kHeadDim>;
   extern __shared__ __align__(16) uint8_t memory[];
   const int warps = static_cast<int>(blockDim.x) / 32;
-  auto& sh = *reinterpret_cast<Shared*>(memory + warps * u.warp_bytes);
+  auto& sh = *reinterpret_cast<Shared*>(memory + warps * u.warp_bytes + u.level_bytes);
   auto* sequences = reinterpret_cast<SealedRows*>(&sh + 1);
   int* starts = reinterpret_cast<int*>(sequences + a.batch.sequences);
   const int items = list_items(a, starts, sh.scratch, [&](int s) -> int2 {
@@ -385,6 +391,7 @@ __global__ __launch_bounds__(32 * kMostWarps, 1) void sealed_kernel(const __grid
     if (blockIdx.x == 0) wait_for_previous();
     return;
   }
+  if (u.level_bytes > 0) make_level_table(memory + warps * u.warp_bytes);
   SealedReader<kHeadDim> reader(a, u, sh, memory);
   bool waiting = true;
 #pragma unroll 1
@@ -414,20 +421,22 @@ UnitArgs unit_args(const KvCold& cold, UnitForms forms, int head_dim) {
   u.v_offset = k_bytes;
   u.table_offset = k_bytes + v_bytes;
   const bool channels = forms.k.kind == UnitKind::c4 || forms.v.kind == UnitKind::c4;
+  const bool books = forms.k.kind == UnitKind::tbq4 || forms.v.kind == UnitKind::tbq4;
+  u.level_bytes = books ? kLevelBytes : 0;
   // At the end eight queries' sums lie there.
   u.warp_bytes = std::max(u.table_offset + (channels ? 8 * head_dim : 0), kQueries * (head_dim + 4) * 4);
   return u;
 }
 
 template <int kHeadDim>
-size_t fixed_bytes(const AttentionArgs& args) {
-  return sizeof(SealedShared<kHeadDim>) + args.batch.sequences * (sizeof(SealedRows) + sizeof(int)) +
-         sizeof(int);
+size_t fixed_bytes(const AttentionArgs& args, const UnitArgs& u) {
+  return static_cast<size_t>(u.level_bytes) + sizeof(SealedShared<kHeadDim>) +
+         args.batch.sequences * (sizeof(SealedRows) + sizeof(int)) + sizeof(int);
 }
 
 template <int kHeadDim>
 int most_warps(const Context& context, const AttentionArgs& args, const UnitArgs& u) {
-  const size_t fixed = fixed_bytes<kHeadDim>(args);
+  const size_t fixed = fixed_bytes<kHeadDim>(args, u);
   if (fixed > context.shared_bytes_per_block) return 0;
   const size_t parts = (context.shared_bytes_per_block - fixed) / static_cast<size_t>(u.warp_bytes);
   return static_cast<int>(std::min<size_t>(parts, kMostWarps));
@@ -443,7 +452,7 @@ bool launch(Context& context, const AttentionArgs& args, const UnitArgs& u) {
   const auto blocks = static_cast<unsigned>(
       std::min<int64_t>(int64_t{args.batch.sequences} * args.kv_heads * tiles * splits, context.processors));
   launch_early(context, sealed_kernel<kHeadDim>, dim3(blocks), static_cast<unsigned>(32 * warps),
-               static_cast<size_t>(warps) * u.warp_bytes + fixed_bytes<kHeadDim>(args), args, u);
+               static_cast<size_t>(warps) * u.warp_bytes + fixed_bytes<kHeadDim>(args, u), args, u);
   return true;
 }
 

@@ -19,12 +19,11 @@
 // which is what movmatrix makes of the scores (weights_of).
 #pragma once
 
-#include <bit>
+#include <cstdint>
 
-#include "ops/cuda/kv/unit_form.h"
+#include "ops/cuda/kv/unit_seal.h"
 #include "ops/cuda/primitives/device_math.h"
 #include "ops/cuda/primitives/mma.h"
-#include "ops/kv/format_numbers.h"
 
 namespace braid::cuda::sealed_attention {
 
@@ -58,33 +57,39 @@ __host__ __device__ constexpr uint32_t twice(uint32_t bits) { return bits | bits
 inline constexpr uint32_t kNibble0 = 0x000f000f, kNibble1 = 0x00f000f0, kNibble2 = 0x0f000f00;
 inline constexpr uint32_t kEvenBytes = 0x00ff00ff;
 
-// Bits of a positive normal f16.
-constexpr uint32_t half_bits(float x) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x);
-  return (bits + 0xfff + (bits >> 13 & 1) - (112u << 23)) >> 13;
+// Levels of the codebook: a table of all pairs of codes, [byte][lane] of two f16, so that every lane of a warp
+// finds its own in a bank of its own.
+inline constexpr int kLevelBytes = 256 * 32 * 4;
+__device__ inline void make_level_table(uint8_t* table) {
+  const auto level = [](int code) { return __float2half_rn(codebook_level<4>(code)); };
+  for (int i = threadIdx.x; i < 256 * 32; i += blockDim.x) {
+    const int codes = i / 32;
+    reinterpret_cast<__half2*>(table)[i] = __halves2half2(level(codes % 16), level(codes / 16));
+  }
 }
-// Byte `part` of the f16 of four levels from `first` on.
-constexpr uint32_t level_bytes(int first, int part) {
-  constexpr kv::Codebook<4> kBook;
-  uint32_t word = 0;
-  for (int i = 0; i < 4; ++i) word |= (half_bits(kBook.levels[first + i]) >> 8 * part & 0xff) << 8 * i;
-  return word;
+// A lane's address in the table; its bits below 7 are the lane's, those from 7 on of a pair of codes.
+__device__ inline uint32_t level_lane(const uint8_t* table, int lane) {
+  return shared_address(table) + 4 * lane;
 }
-inline constexpr uint32_t kLow0 = level_bytes(0, 0), kLow1 = level_bytes(4, 0);
-inline constexpr uint32_t kHigh0 = level_bytes(0, 1), kHigh1 = level_bytes(4, 1);
-// Levels of the codebook: to[n] has those of nibbles n and n + 4. Code 8 + i stands for level i, 7 - i for
-// its negative.
-__device__ inline void levels_of(uint32_t codes, uint32_t (&to)[4]) {
-  const uint32_t mirrored = ((~codes & 0x88888888u) >> 3) * 7;
-  const uint32_t index = (codes ^ mirrored) & 0x77777777u, upper = index >> 16;
-  const uint32_t low0 = permute(kLow0, kLow1, index), high0 = permute(kHigh0, kHigh1, index);
-  const uint32_t low1 = permute(kLow0, kLow1, upper), high1 = permute(kHigh0, kHigh1, upper);
-  const uint32_t n01 = permute(low0, high0, 0x5140), n23 = permute(low0, high0, 0x7362);
-  const uint32_t n45 = permute(low1, high1, 0x5140), n67 = permute(low1, high1, 0x7362);
-  to[0] = permute(n01, n45, 0x5410) ^ (~(codes << 12) & 0x80008000u);
-  to[1] = permute(n01, n45, 0x7632) ^ (~(codes << 8) & 0x80008000u);
-  to[2] = permute(n23, n67, 0x5410) ^ (~(codes << 4) & 0x80008000u);
-  to[3] = permute(n23, n67, 0x7632) ^ (~codes & 0x80008000u);
+__device__ inline uint32_t load_levels(uint32_t levels, uint32_t codes) {
+  uint32_t y;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(y) : "r"(levels + codes));
+  return y;
+}
+// Of nibbles n and n + 4.
+__device__ inline void split_levels(uint32_t levels, uint32_t codes, uint32_t (&to)[4]) {
+  const uint32_t down5 = codes >> 5;
+  to[0] = load_levels(levels, (codes << 7 & 0x780) | (down5 & 0x7800));
+  to[1] = load_levels(levels, (codes << 3 & 0x780) | (codes >> 9 & 0x7800));
+  to[2] = load_levels(levels, (codes >> 1 & 0x780) | (codes >> 13 & 0x7800));
+  to[3] = load_levels(levels, (down5 & 0x780) | (codes >> 17 & 0x7800));
+}
+// Of nibbles 2 n and 2 n + 1.
+__device__ inline void byte_levels(uint32_t levels, uint32_t codes, uint32_t (&to)[4]) {
+  to[0] = load_levels(levels, codes << 7 & 0x7f80);
+  to[1] = load_levels(levels, codes >> 1 & 0x7f80);
+  to[2] = load_levels(levels, codes >> 9 & 0x7f80);
+  to[3] = load_levels(levels, codes >> 17 & 0x7f80);
 }
 
 // ---- scores ----
@@ -217,7 +222,8 @@ __device__ void score_q4(float (&s)[2][4], const uint8_t* unit, const Queries& q
 }
 
 template <int kHeadDim>
-__device__ void score_tbq4(float (&s)[2][4], const uint8_t* unit, const Queries& queries, int lane) {
+__device__ void score_tbq4(float (&s)[2][4], const uint8_t* unit, uint32_t levels, const Queries& queries,
+                           int lane) {
   const float units[2][2] = {{queries.scale, queries.scale}, {queries.scale, queries.scale}};
 #pragma unroll
   for (int norm = 0; norm < kHeadDim / 128; ++norm) {
@@ -231,8 +237,8 @@ __device__ void score_tbq4(float (&s)[2][4], const uint8_t* unit, const Queries&
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         uint32_t low[4], high[4];
-        levels_of(k.word[2 * h], low);
-        levels_of(k.word[2 * h + 1], high);
+        split_levels(levels, k.word[2 * h], low);
+        split_levels(levels, k.word[2 * h + 1], high);
         mma(sum[0], {low[0], low[1], high[0], high[1]}, q[2 * h], q[2 * h + 1], __half());
         mma(sum[1], {low[2], low[3], high[2], high[3]}, q[2 * h], q[2 * h + 1], __half());
       }
@@ -402,11 +408,14 @@ __device__ void add_q4(float (&o)[kHeadDim / 16][4], const uint32_t (&p)[4], con
 
 template <int kHeadDim>
 __device__ void add_tbq4(float (&o)[kHeadDim / 16][4], const uint32_t (&p)[4], const uint8_t* unit,
-                         int lane) {
+                         uint32_t levels, int lane) {
 #pragma unroll
   for (int norm = 0; norm < kHeadDim / 128; ++norm) {
-    uint32_t b[4];
-    weigh_cells(b, p, unit + 16 * kHeadDim + norm * 64, lane);
+    uint32_t w[4];
+    weigh_cells(w, p, unit + 16 * kHeadDim + norm * 64, lane);
+    // A pair of codes in a byte is of cells 16 apart.
+    const uint32_t b[4] = {permute(w[0], w[2], 0x5410), permute(w[1], w[3], 0x5410),
+                           permute(w[0], w[2], 0x7632), permute(w[1], w[3], 0x7632)};
 #pragma unroll
     for (int group = 4 * norm; group < 4 * norm + 4; ++group) {
       uint32_t v[4];
@@ -414,10 +423,10 @@ __device__ void add_tbq4(float (&o)[kHeadDim / 16][4], const uint32_t (&p)[4], c
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         uint32_t low[4], high[4];
-        levels_of(v[2 * h], low);
-        levels_of(v[2 * h + 1], high);
-        mma(o[2 * group + h], {low[0], high[0], low[2], high[2]}, b[0], b[1], __half());
-        mma(o[2 * group + h], {low[1], high[1], low[3], high[3]}, b[2], b[3], __half());
+        byte_levels(levels, v[2 * h], low);
+        byte_levels(levels, v[2 * h + 1], high);
+        mma(o[2 * group + h], {low[0], high[0], low[1], high[1]}, b[0], b[1], __half());
+        mma(o[2 * group + h], {low[2], high[2], low[3], high[3]}, b[2], b[3], __half());
       }
     }
   }
