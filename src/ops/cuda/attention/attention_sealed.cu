@@ -131,8 +131,14 @@ struct SealedReader {
         levels(level_lane(all + warps * units.warp_bytes, lane)) {}
 
   __device__ void copy(uint8_t* to, const std::byte* from, int pieces) const {
-    const uint32_t address = shared_address(to);
-    for (int i = lane; i < pieces; i += 32) copy_async(address + 16 * i, from + 16 * i);
+    uint32_t address = shared_address(to) + 16 * lane;
+    from += 16 * lane;
+    pieces -= lane;
+    for (; pieces > 96; pieces -= 128, address += 2048, from += 2048) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) copy_async(address + 512 * i, from + 512 * i);
+    }
+    for (; pieces > 0; pieces -= 32, address += 512, from += 512) copy_async(address, from);
   }
   // Asks for a side of this warp's i-th block of the item, if it has one.
   __device__ void ask(const SealedItem& it, int i, int blocks, bool value) {
