@@ -12,9 +12,6 @@
 namespace braid::cuda {
 namespace {
 
-// Whether the kernels of kv/ are used: compiled and checked on the host, but not run on a GPU yet.
-constexpr bool kSealedKv = true;
-
 // Walks the parts of the workspace; with a null base it only counts.
 class Parts {
  public:
@@ -123,11 +120,10 @@ Status CudaOps::accepts(const Device::WorkspaceNeeds& needs) {
   if (needs.max_heads > 0 && (needs.head_dim > cuda::kMaxHeadDim || needs.head_dim % 8 != 0))
     return refuse("attention heads of " + std::to_string(needs.head_dim) + " (multiples of 8 up to " +
                   std::to_string(cuda::kMaxHeadDim) + ")");
-  if (needs.k_codec != nullptr && !cuda::kSealedKv)
-    return refuse("a KV cache of other formats than f32, f16 and bf16");
   if (needs.k_codec != nullptr && !cuda::takes_units(*needs.k_codec, *needs.v_codec, needs.head_dim))
     return refuse("a KV cache of " + std::string(needs.k_codec->name) + " and " +
-                  std::string(needs.v_codec->name) + " with heads of " + std::to_string(needs.head_dim));
+                  std::string(needs.v_codec->name) + " with heads of " + std::to_string(needs.head_dim) +
+                  " (they take " + cuda::names_of_units(needs.head_dim) + ")");
   if (needs.experts > cuda::kMostExperts || needs.experts_used > cuda::kMostUsed)
     return refuse(std::to_string(needs.experts_used) + " of " + std::to_string(needs.experts) +
                   " experts (at most " + std::to_string(cuda::kMostUsed) + " of " +

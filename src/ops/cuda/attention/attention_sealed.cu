@@ -36,7 +36,7 @@ struct UnitArgs {
   int k_pieces, v_pieces;      // of 16 bytes, of a unit
   int v_offset, table_offset;  // in a warp's part of shared memory
   int warp_bytes;
-  int level_bytes;  // of the table of levels, behind the parts of all warps
+  int level_bits, level_bytes;  // of the table of a codebook's levels, behind the parts of all warps
 };
 
 // Of a sequence: blocks that some row reads sealed, and how they are cut.
@@ -222,29 +222,10 @@ struct SealedReader {
                           &sh.sums[0][0], a.scale};
 #pragma unroll
     for (int i = 0; i < 4; ++i) s[0][i] = s[1][i] = 0;
-    switch (u.forms.k.kind) {
-      case UnitKind::c4:
-        return score_c4<kHeadDim>(s, memory, memory + u.table_offset, queries, lane);
-      case UnitKind::q8_0:
-        return score_q8<kHeadDim>(s, memory, queries, lane);
-      case UnitKind::q4_0:
-        return score_q4<kHeadDim>(s, memory, queries, lane);
-      default:
-        return score_tbq4<kHeadDim>(s, memory, levels, queries, lane);
-    }
+    score_unit<kHeadDim>(u.forms.k.kind, s, memory, memory + u.table_offset, levels, queries, lane);
   }
   __device__ void add_values(const uint32_t (&p)[4]) {
-    const uint8_t* unit = memory + u.v_offset;
-    switch (u.forms.v.kind) {
-      case UnitKind::c4:
-        return add_c4<kHeadDim>(o, p, unit, memory + u.table_offset, lane);
-      case UnitKind::q8_0:
-        return add_q8<kHeadDim>(o, p, unit, lane);
-      case UnitKind::q4_0:
-        return add_q4<kHeadDim>(o, p, unit, lane);
-      default:
-        return add_tbq4<kHeadDim>(o, p, unit, levels, lane);
-    }
+    add_unit<kHeadDim>(u.forms.v.kind, o, p, memory + u.v_offset, memory + u.table_offset, levels, lane);
   }
 
   // Minus infinity where a query does not look. `inner`: cells that all queries see.
@@ -397,7 +378,8 @@ __global__ __launch_bounds__(32 * kMostWarps, 1) void sealed_kernel(const __grid
     if (blockIdx.x == 0) wait_for_previous();
     return;
   }
-  if (u.level_bytes > 0) make_level_table(memory + warps * u.warp_bytes);
+  if (u.level_bits == 4) make_level_table<4>(memory + warps * u.warp_bytes);
+  if (u.level_bits == 3) make_level_table<3>(memory + warps * u.warp_bytes);
   SealedReader<kHeadDim> reader(a, u, sh, memory);
   bool waiting = true;
 #pragma unroll 1
@@ -426,11 +408,17 @@ UnitArgs unit_args(const KvCold& cold, UnitForms forms, int head_dim) {
   u.v_pieces = v_bytes / 16;
   u.v_offset = k_bytes;
   u.table_offset = k_bytes + v_bytes;
-  const bool channels = forms.k.kind == UnitKind::c4 || forms.v.kind == UnitKind::c4;
-  const bool books = forms.k.kind == UnitKind::tbq4 || forms.v.kind == UnitKind::tbq4;
-  u.level_bytes = books ? kLevelBytes : 0;
+  const auto either = [&](UnitFamily family) {
+    return family_of(forms.k.kind) == family || family_of(forms.v.kind) == family;
+  };
+  if (either(UnitFamily::codebook)) {
+    const bool key = family_of(forms.k.kind) == UnitFamily::codebook;
+    u.level_bits = bits_of_kind(key ? forms.k.kind : forms.v.kind);
+    u.level_bytes = kLevelBytes;
+  }
   // At the end eight queries' sums lie there.
-  u.warp_bytes = std::max(u.table_offset + (channels ? 8 * head_dim : 0), kQueries * (head_dim + 4) * 4);
+  u.warp_bytes = std::max(u.table_offset + (either(UnitFamily::channel) ? 8 * head_dim : 0),
+                          kQueries * (head_dim + 4) * 4);
   return u;
 }
 
@@ -468,6 +456,9 @@ bool attention_sealed(Context& context, const AttentionArgs& args) {
   const KvCold& cold = args.kv.cold;
   const auto k = unit_form(cold.k_codec->name), v = unit_form(cold.v_codec->name);
   if (!k || !v || !reads_codes(k->kind) || !reads_codes(v->kind)) return false;
+  // One table of levels serves both sides.
+  const bool books = family_of(k->kind) == UnitFamily::codebook && family_of(v->kind) == UnitFamily::codebook;
+  if (books && k->kind != v->kind) return false;
   const UnitArgs u = unit_args(cold, {*k, *v}, args.head_dim);
   switch (args.head_dim) {
     case 256:

@@ -5,18 +5,21 @@
 // the channel that it is to have. For K, whose rows are cells, ldmatrix transposes: a lane gets 16 bits of one
 // channel and the same 16 bits of the next, which are the two numbers of a register, several cells deep.
 //
-// Codes become f16 by masking alone: code << 4 n as the bits of an f16 is the number code 2^(4 n - 24), exact,
-// and tensor cores take such subnormal numbers as any others. All codes of a row of the operand lie at the same
-// bits, so the power of two is that of a row of scores, or of a product with a part of the weights. What
-// belongs to channels (c4) is multiplied into q, or into what a unit's values add up to; what belongs to rows
-// and groups (q8_0, q4_0, tbq4_0) into sums of scores over a group, or into the weights. Offsets of codes
-// are products with constants.
+// Codes become f16 by masking alone: code << 4 n as the bits of an f16 is the number code 2^(4 n - 24), exact as
+// long as it stays within the ten bits of a mantissa, and tensor cores take such subnormal numbers as any
+// others. All codes of a row of the operand lie at the same bits, so the power of two is that of a row of
+// scores, or of a product with a part of the weights. What belongs to channels (c3 to c6) is multiplied into q,
+// or into what a unit's values add up to; what belongs to rows and groups (the classic types, codebooks) into
+// sums of scores over a group, or into the weights. Offsets of codes are products with constants. Levels of
+// codebooks are looked up, two at a time.
+//
+// Planes of high bits (5 and 6 bits) and of three bits are brought to the places of a nibble plane first.
 //
 // Cells of a lane, lane = 4 g + c. Scores s[tile][i], queries 2 c + i % 2:
 //   s[0][0..1] cell 2 g    s[0][2..3] cell 2 g + 16    s[1][0..1] cell 2 g + 1    s[1][2..3] cell 2 g + 17
 // Weights p[i], a pair of cells of query g:
 //   p[0] 4 c, 4 c + 2    p[1] 4 c + 1, 4 c + 3    p[2] 4 c + 16, 4 c + 18    p[3] 4 c + 17, 4 c + 19
-// which is what movmatrix makes of the scores (weights_of).
+// which is what movmatrix makes of the scores (weights_of). Codes of a word, r[i], are of the same cells.
 #pragma once
 
 #include <cstdint>
@@ -27,10 +30,8 @@
 
 namespace braid::cuda::sealed_attention {
 
-// Kinds that are read so.
-constexpr bool reads_codes(UnitKind kind) {
-  return kind == UnitKind::c4 || kind == UnitKind::q8_0 || kind == UnitKind::q4_0 || kind == UnitKind::tbq4;
-}
+// Kinds that are read so: all but rows as they are.
+constexpr bool reads_codes(UnitKind kind) { return family_of(kind) != UnitFamily::number; }
 
 __device__ inline uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) {
   uint32_t y;
@@ -51,17 +52,102 @@ __device__ const T& at(const uint8_t* from) {
 // The same f16 twice.
 __host__ __device__ constexpr uint32_t twice(uint32_t bits) { return bits | bits << 16; }
 
-// ---- codes to numbers ----
+// ---- codes ----
 
-// Of 32 bits of a nibble plane, `y` 4 or 8 bits further: two codes each.
-inline constexpr uint32_t kNibble0 = 0x000f000f, kNibble1 = 0x00f000f0, kNibble2 = 0x0f000f00;
+inline constexpr uint32_t kNibble0 = 0x000f000f, kNibble1 = 0x00f000f0;
 inline constexpr uint32_t kEvenBytes = 0x00ff00ff;
 
-// Levels of the codebook: a table of all pairs of codes, [byte][lane] of two f16, so that every lane of a warp
+// Eight codes of a lane: r[0] and r[2] at bit 0 of their halves, r[1] and r[3] at bit 4. `low`: nibbles in the
+// order r[0], r[1], r[2], r[3] from each half's lowest bits up; `high`: what lies above them, at the same bits.
+template <int kBits>
+__device__ inline void numbers_of(uint32_t (&r)[4], uint32_t low, uint32_t high) {
+  const uint32_t low8 = low >> 8;
+  r[0] = low & kNibble0;
+  r[1] = low & kNibble1;
+  r[2] = low8 & kNibble0;
+  r[3] = low8 & kNibble1;
+  if constexpr (kBits > 4) {
+    constexpr uint32_t kHigh0 = kBits == 6 ? 0x00300030 : 0x00100010, kHigh1 = kHigh0 << 4;
+    const uint32_t up = high << 4, down = high >> 4;
+    r[0] |= up & kHigh0;
+    r[1] |= up & kHigh1;
+    r[2] |= down & kHigh0;
+    r[3] |= down & kHigh1;
+  }
+}
+
+// A lane's words of a unit's planes. K: channels 2 c and 2 c + 1 of eight from `channel` on, in halves. V:
+// channel g of them, 4 cells in bytes.
+template <int kHeadDim, int kBits>
+struct Planes {
+  static constexpr int kLow = low_bits_of(kBits);
+  static constexpr int kHigh = kBits - kLow;
+  static_assert(kBits <= 6);
+  const uint8_t* unit;
+  int lane;
+
+  // Two bits of each cell, at the places of nibbles.
+  __device__ uint32_t key_pairs(const uint8_t* plane, int channel) const {
+    const uint8_t* from = plane + (channel + lane % 4 * 2) * 8 + lane / 4 % 4 * 2;
+    const uint32_t two = permute(at<uint16_t>(from), at<uint16_t>(from + 8), 0x5410);
+    return two >> lane / 16 * 2;
+  }
+  __device__ uint32_t value_pairs(const uint8_t* plane, int channel) const {
+    return at<uint32_t>(plane + (channel + lane / 4) * 8 + lane % 2 * 4) >> lane % 4 / 2 * 2;
+  }
+  // One bit of each, in the lowest bits of nibbles.
+  __device__ uint32_t key_bits(const uint8_t* plane, int channel) const {
+    const uint2 two = at<uint2>(plane + (channel + lane % 4 * 2) * 4);
+    const uint32_t first = two.x >> lane / 4 * 2, second = two.y >> lane / 4 * 2;
+    const uint32_t bits =
+        (permute(first, second, 0x5410) & 0x00030003) | (permute(first, second, 0x7632) & 0x00030003) << 4;
+    return (bits & 0x00110011) | (bits << 7 & 0x11001100);
+  }
+  __device__ uint32_t value_bits(const uint8_t* plane, int channel) const {
+    const uint32_t own = at<uint32_t>(plane + (channel + lane / 4) * 4) >> lane % 4 * 4;
+    constexpr uint32_t kSpread = 0x00204081;  // bits 0 to 3 to the lowest of each byte
+    return ((own & 0xf) * kSpread & 0x01010101) | ((own >> 16 & 0xf) * kSpread & 0x01010101) << 4;
+  }
+
+  // 32 channels: the words of each eight.
+  __device__ void load_keys(uint32_t (&low)[4], uint32_t (&high)[4], int group) const {
+    if constexpr (kLow == 4) {
+      load_matrices_transposed(low, shared_address(unit) + group * 512 + lane * 16);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int channel = group * 32 + i * 8;
+      if constexpr (kLow == 2) {
+        low[i] = (key_pairs(unit, channel) & 0x33333333) | key_bits(unit + 8 * kHeadDim, channel) << 2;
+      } else if constexpr (kHigh == 2) {
+        high[i] = key_pairs(unit + 16 * kHeadDim, channel);
+      } else if constexpr (kHigh == 1) {
+        high[i] = key_bits(unit + 16 * kHeadDim, channel);
+      }
+    }
+  }
+  __device__ void load_values(uint32_t (&low)[4], uint32_t (&high)[4], int group) const {
+    if constexpr (kLow == 4) load_matrices(low, shared_address(unit) + group * 512 + lane * 16);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int channel = group * 32 + i * 8;
+      if constexpr (kLow == 2) {
+        low[i] = (value_pairs(unit, channel) & 0x33333333) | value_bits(unit + 8 * kHeadDim, channel) << 2;
+      } else if constexpr (kHigh == 2) {
+        high[i] = value_pairs(unit + 16 * kHeadDim, channel);
+      } else if constexpr (kHigh == 1) {
+        high[i] = value_bits(unit + 16 * kHeadDim, channel);
+      }
+    }
+  }
+};
+
+// Levels of a codebook: a table of all pairs of codes, [byte][lane] of two f16, so that every lane of a warp
 // finds its own in a bank of its own.
 inline constexpr int kLevelBytes = 256 * 32 * 4;
-__device__ inline void make_level_table(uint8_t* table) {
-  const auto level = [](int code) { return __float2half_rn(codebook_level<4>(code)); };
+template <int kBits>
+__device__ void make_level_table(uint8_t* table) {
+  const auto level = [](int code) { return __float2half_rn(codebook_level<kBits>(code % (1 << kBits))); };
   for (int i = threadIdx.x; i < 256 * 32; i += blockDim.x) {
     const int codes = i / 32;
     reinterpret_cast<__half2*>(table)[i] = __halves2half2(level(codes % 16), level(codes / 16));
@@ -77,20 +163,26 @@ __device__ inline uint32_t load_levels(uint32_t levels, uint32_t codes) {
   return y;
 }
 // Of nibbles n and n + 4.
-__device__ inline void split_levels(uint32_t levels, uint32_t codes, uint32_t (&to)[4]) {
+__device__ inline void split_levels(uint32_t levels, uint32_t codes, uint32_t (&r)[4]) {
   const uint32_t down5 = codes >> 5;
-  to[0] = load_levels(levels, (codes << 7 & 0x780) | (down5 & 0x7800));
-  to[1] = load_levels(levels, (codes << 3 & 0x780) | (codes >> 9 & 0x7800));
-  to[2] = load_levels(levels, (codes >> 1 & 0x780) | (codes >> 13 & 0x7800));
-  to[3] = load_levels(levels, (down5 & 0x780) | (codes >> 17 & 0x7800));
+  r[0] = load_levels(levels, (codes << 7 & 0x780) | (down5 & 0x7800));
+  r[1] = load_levels(levels, (codes << 3 & 0x780) | (codes >> 9 & 0x7800));
+  r[2] = load_levels(levels, (codes >> 1 & 0x780) | (codes >> 13 & 0x7800));
+  r[3] = load_levels(levels, (down5 & 0x780) | (codes >> 17 & 0x7800));
 }
-// Of nibbles 2 n and 2 n + 1.
-__device__ inline void byte_levels(uint32_t levels, uint32_t codes, uint32_t (&to)[4]) {
-  to[0] = load_levels(levels, codes << 7 & 0x7f80);
-  to[1] = load_levels(levels, codes >> 1 & 0x7f80);
-  to[2] = load_levels(levels, codes >> 9 & 0x7f80);
-  to[3] = load_levels(levels, codes >> 17 & 0x7f80);
+// Of nibbles 2 n and 2 n + 1: cells 4 c + n and 16 further.
+__device__ inline void byte_levels(uint32_t levels, uint32_t codes, uint32_t (&r)[4]) {
+  r[0] = load_levels(levels, codes << 7 & 0x7f80);
+  r[1] = load_levels(levels, codes >> 1 & 0x7f80);
+  r[2] = load_levels(levels, codes >> 9 & 0x7f80);
+  r[3] = load_levels(levels, codes >> 17 & 0x7f80);
 }
+
+// Codes of a byte each (q8_0): 16 channels by 32 cells as four matrices.
+__device__ inline uint32_t byte_rows(const uint8_t* unit, int product, int lane) {
+  return shared_address(unit) + (product * 16 + lane / 8 % 2 * 8 + lane % 8) * 32 + lane / 16 * 16;
+}
+__device__ inline uint32_t odd_bytes(uint32_t word) { return word >> 8 & kEvenBytes; }
 
 // ---- scores ----
 
@@ -100,20 +192,30 @@ struct Queries {
   const float* sums;  // [group of 32 channels][8]
   float scale;        // of scores
 };
+// Sums of two queries over 32 channels.
+__device__ inline float2 query_sums(const Queries& queries, int group, int lane) {
+  return *reinterpret_cast<const float2*>(queries.sums + group * 8 + lane % 4 * 2);
+}
+// Rows of cells (g, and 16 further) by 16 channels, for both tiles.
+__device__ inline void score_product(float (&sum)[2][4], const uint32_t (&low)[4], const uint32_t (&high)[4],
+                                     uint32_t b0, uint32_t b1) {
+  mma(sum[0], {low[0], low[1], high[0], high[1]}, b0, b1, __half());
+  mma(sum[1], {low[2], low[3], high[2], high[3]}, b0, b1, __half());
+}
+// What sums of codes are to be multiplied by, for both kinds of rows: 2^24 and 2^20.
+__device__ inline float row_unit(int i) { return power_of_two(i < 2 ? 24 : 20); }
 
-// 32 channels of a nibble plane; K as rows of cells.
-struct KeyNibbles {
-  uint32_t word[4];
-  __device__ void load(const uint8_t* unit, int group, int lane) {
-    load_matrices_transposed(word, shared_address(unit) + group * 512 + lane * 16);
-  }
-};
+// -(2^bits - 1) / 2 as f16.
+__host__ __device__ constexpr uint32_t half_range_bits(int bits) {
+  return bits == 3 ? 0xc300 : bits == 4 ? 0xc780 : bits == 5 ? 0xcbc0 : 0xcfe0;
+}
 
 // The scales and zeros of a unit's channels as they are needed: [product of 16 channels][c] of f16 pairs
 // s(2 c, 2 c + 1), s(2 c + 8, 2 c + 9), z of the same; both over 2^(e0 + 14).
-template <int kHeadDim>
+template <int kHeadDim, int kBits>
 __device__ void make_key_table(const uint8_t* planes, uint8_t* table, int lane) {
   if (lane >= kHeadDim / 8) return;
+  constexpr uint32_t kHalfRange = twice(half_range_bits(kBits));
   const int base = lane / 2 * 16 + lane % 2 * 4;
   const uint32_t head = at<uint32_t>(planes + 2 * kHeadDim);
   const int e = static_cast<int8_t>(head >> 16) + 14;
@@ -130,138 +232,126 @@ __device__ void make_key_table(const uint8_t* planes, uint8_t* table, int lane) 
     for (int i = 0; i < 2; ++i) {
       scales[i] = permute(s[i], 0, selector) * 64 + twice(0x0400);
       const __half2 middle =
-          __hsub2(half2_of(permute(m[i], 0x64646464, selector)), half2_of(twice(0x6480)));    // 1152
-      zeros[i] = bits_of(__hfma2(middle, steps, half2_of(times(scales[i], twice(0xc780)))));  // -7.5
+          __hsub2(half2_of(permute(m[i], 0x64646464, selector)), half2_of(twice(0x6480)));  // 1152
+      zeros[i] = bits_of(__hfma2(middle, steps, half2_of(times(scales[i], kHalfRange))));
     }
     *reinterpret_cast<uint4*>(table + (lane / 2 * 4 + lane % 2 * 2 + pair) * 16) = {scales[0], scales[1],
                                                                                     zeros[0], zeros[1]};
   }
 }
 
-template <int kHeadDim>
-__device__ void score_c4(float (&s)[2][4], const uint8_t* unit, uint8_t* table, const Queries& queries,
-                         int lane) {
-  const uint8_t* planes = unit + 16 * kHeadDim;
-  make_key_table<kHeadDim>(planes, table, lane);
+template <int kHeadDim, int kBits>
+__device__ void score_channels(float (&s)[2][4], const uint8_t* unit, uint8_t* table, const Queries& queries,
+                               int lane) {
+  const uint8_t* planes = unit + code_plane_bytes(kBits, kHeadDim);
+  make_key_table<kHeadDim, kBits>(planes, table, lane);
   __syncwarp();
+  const Planes<kHeadDim, kBits> codes{unit, lane};
   float sum[2][4] = {}, zero[4] = {};
 #pragma unroll
   for (int group = 0; group < kHeadDim / 32; ++group) {
-    KeyNibbles k;
-    k.load(unit, group, lane);
-    uint32_t q[4];
+    uint32_t low[4], high[4], q[4];
+    codes.load_keys(low, high, group);
     load_matrices(q, queries.rows + group * 64);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const uint4 channels = at<uint4>(table + ((2 * group + h) * 4 + lane % 4) * 16);
-      const uint32_t low = k.word[2 * h], high = k.word[2 * h + 1];
-      const uint32_t b0 = times(q[2 * h], channels.x), b1 = times(q[2 * h + 1], channels.y);
-      mma(sum[0], {low & kNibble0, low & kNibble1, high & kNibble0, high & kNibble1}, b0, b1, __half());
-      mma(sum[1], {low & kNibble2, low >> 4 & kNibble2, high & kNibble2, high >> 4 & kNibble2}, b0, b1,
-          __half());
+      uint32_t first[4], second[4];
+      numbers_of<kBits>(first, low[2 * h], high[2 * h]);
+      numbers_of<kBits>(second, low[2 * h + 1], high[2 * h + 1]);
+      score_product(sum, first, second, times(q[2 * h], channels.x), times(q[2 * h + 1], channels.y));
       mma(zero, {channels.z, channels.z, channels.w, channels.w}, q[2 * h], q[2 * h + 1], __half());
     }
   }
-  const int e = static_cast<int8_t>(planes[2 * kHeadDim + 2]) + 14;
-  const float scale = queries.scale * power_of_two(e);
+  const float scale = queries.scale * power_of_two(static_cast<int8_t>(planes[2 * kHeadDim + 2]) + 14);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float z = zero[i] * scale;
-    s[0][i] = fmaf(sum[0][i], scale * power_of_two(i < 2 ? 24 : 20), z);
-    s[1][i] = fmaf(sum[1][i], scale * power_of_two(16), z);
+    s[0][i] = fmaf(sum[0][i], scale * row_unit(i), z);
+    s[1][i] = fmaf(sum[1][i], scale * row_unit(i), z);
   }
 }
 
-// Factors of the cells of a lane's scores.
-__device__ inline void cell_factors(float (&f)[2][2], const uint8_t* plane, int lane) {
-  const uint8_t* from = plane + lane / 4 * 4;
+// Adds what belongs to cells: sums times factors of theirs. `unit`: of rows of i < 2, and of the others.
+__device__ inline void add_cells(float (&s)[2][4], const float (&sum)[2][4], const uint8_t* factors,
+                                 float unit, float other_unit, int lane) {
+  const uint8_t* from = factors + lane / 4 * 4;
   const float2 low = unpack(at<uint32_t>(from), __half()), high = unpack(at<uint32_t>(from + 32), __half());
-  f[0][0] = low.x, f[1][0] = low.y, f[0][1] = high.x, f[1][1] = high.y;
-}
-// Adds a group's sums, each times the factor of its cell and the unit of its row.
-__device__ inline void add_group(float (&s)[2][4], const float (&sum)[2][4], const uint8_t* factors,
-                                 const float (&units)[2][2], int lane) {
-  float f[2][2];
-  cell_factors(f, factors, lane);
+  const float f[2][2] = {{low.x * unit, high.x * other_unit}, {low.y * unit, high.y * other_unit}};
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      s[tile][i] = fmaf(sum[tile][i], f[tile][i / 2] * units[tile][i / 2], s[tile][i]);
+    for (int i = 0; i < 4; ++i) s[tile][i] = fmaf(sum[tile][i], f[tile][i / 2], s[tile][i]);
   }
 }
 
-template <int kHeadDim>
-__device__ void score_q4(float (&s)[2][4], const uint8_t* unit, const Queries& queries, int lane) {
-  const float units[2][2] = {{queries.scale * power_of_two(24), queries.scale * power_of_two(20)},
-                             {queries.scale * power_of_two(16), queries.scale * power_of_two(16)}};
+// Blocks of 32 values with a scale, or a scale and a minimum.
+template <int kHeadDim, UnitKind kKind>
+__device__ void score_classic(float (&s)[2][4], const uint8_t* unit, const Queries& queries, int lane) {
+  constexpr int kBits = bits_of_kind(kKind);
+  constexpr bool kMinimum = has_minimum(kKind);
+  const uint8_t* factors = unit + code_plane_bytes(kBits, kHeadDim);
+  const Planes<kHeadDim, kBits> codes{unit, lane};
 #pragma unroll
   for (int group = 0; group < kHeadDim / 32; ++group) {
-    KeyNibbles k;
-    k.load(unit, group, lane);
-    uint32_t q[4];
+    uint32_t low[4], high[4], q[4];
+    codes.load_keys(low, high, group);
     load_matrices(q, queries.rows + group * 64);
-    const float2 all = *reinterpret_cast<const float2*>(queries.sums + group * 8 + lane % 4 * 2);
+    const float2 all = query_sums(queries, group, lane);
     float sum[2][4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float offset = -8.0f * (i % 2 == 0 ? all.x : all.y);
-      sum[0][i] = offset * power_of_two(i < 2 ? -24 : -20);
-      sum[1][i] = offset * power_of_two(-16);
+      const float offset = kMinimum ? 0.0f : static_cast<float>(-(1 << (kBits - 1)));
+      sum[0][i] = sum[1][i] = offset * (i % 2 == 0 ? all.x : all.y) * power_of_two(i < 2 ? -24 : -20);
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const uint32_t low = k.word[2 * h], high = k.word[2 * h + 1];
-      mma(sum[0], {low & kNibble0, low & kNibble1, high & kNibble0, high & kNibble1}, q[2 * h], q[2 * h + 1],
-          __half());
-      mma(sum[1], {low & kNibble2, low >> 4 & kNibble2, high & kNibble2, high >> 4 & kNibble2}, q[2 * h],
-          q[2 * h + 1], __half());
+      uint32_t first[4], second[4];
+      numbers_of<kBits>(first, low[2 * h], high[2 * h]);
+      numbers_of<kBits>(second, low[2 * h + 1], high[2 * h + 1]);
+      score_product(sum, first, second, q[2 * h], q[2 * h + 1]);
     }
-    add_group(s, sum, unit + 16 * kHeadDim + group * 64, units, lane);
+    add_cells(s, sum, factors + group * 64, queries.scale * row_unit(0), queries.scale * row_unit(2), lane);
+    if constexpr (kMinimum) {
+      const float ones[2][4] = {{all.x, all.y, all.x, all.y}, {all.x, all.y, all.x, all.y}};
+      add_cells(s, ones, factors + kHeadDim / 32 * 64 + group * 64, queries.scale, queries.scale, lane);
+    }
   }
 }
 
-template <int kHeadDim>
-__device__ void score_tbq4(float (&s)[2][4], const uint8_t* unit, uint32_t levels, const Queries& queries,
-                           int lane) {
-  const float units[2][2] = {{queries.scale, queries.scale}, {queries.scale, queries.scale}};
+template <int kHeadDim, int kBits>
+__device__ void score_codebook(float (&s)[2][4], const uint8_t* unit, uint32_t levels, const Queries& queries,
+                               int lane) {
+  const Planes<kHeadDim, kBits> codes{unit, lane};
 #pragma unroll
   for (int norm = 0; norm < kHeadDim / 128; ++norm) {
     float sum[2][4] = {};
 #pragma unroll
     for (int group = 4 * norm; group < 4 * norm + 4; ++group) {
-      KeyNibbles k;
-      k.load(unit, group, lane);
-      uint32_t q[4];
+      uint32_t low[4], high[4], q[4];
+      codes.load_keys(low, high, group);
       load_matrices(q, queries.rows + group * 64);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        uint32_t low[4], high[4];
-        split_levels(levels, k.word[2 * h], low);
-        split_levels(levels, k.word[2 * h + 1], high);
-        mma(sum[0], {low[0], low[1], high[0], high[1]}, q[2 * h], q[2 * h + 1], __half());
-        mma(sum[1], {low[2], low[3], high[2], high[3]}, q[2 * h], q[2 * h + 1], __half());
+        uint32_t first[4], second[4];
+        split_levels(levels, low[2 * h], first);
+        split_levels(levels, low[2 * h + 1], second);
+        score_product(sum, first, second, q[2 * h], q[2 * h + 1]);
       }
     }
-    add_group(s, sum, unit + 16 * kHeadDim + norm * 64, units, lane);
+    add_cells(s, sum, unit + code_plane_bytes(kBits, kHeadDim) + norm * 64, queries.scale, queries.scale,
+              lane);
   }
 }
-
-// Codes of a byte each: 16 channels by 32 cells, or 16 cells of them.
-__device__ inline uint32_t byte_rows(const uint8_t* unit, int product, int lane) {
-  return shared_address(unit) + (product * 16 + lane / 8 % 2 * 8 + lane % 8) * 32 + lane / 16 * 16;
-}
-__device__ inline uint32_t odd_bytes(uint32_t word) { return word >> 8 & kEvenBytes; }
 
 template <int kHeadDim>
 __device__ void score_q8(float (&s)[2][4], const uint8_t* unit, const Queries& queries, int lane) {
   const float one = queries.scale * power_of_two(24);
-  const float units[2][2] = {{one, one}, {one, one}};
 #pragma unroll
   for (int group = 0; group < kHeadDim / 32; ++group) {
     uint32_t q[4];
     load_matrices(q, queries.rows + group * 64);
-    const float2 all = *reinterpret_cast<const float2*>(queries.sums + group * 8 + lane % 4 * 2);
+    const float2 all = query_sums(queries, group, lane);
     float sum[2][4];
 #pragma unroll
     for (int i = 0; i < 4; ++i)
@@ -275,7 +365,7 @@ __device__ void score_q8(float (&s)[2][4], const uint8_t* unit, const Queries& q
       mma(sum[1], {odd_bytes(k[0]), odd_bytes(k[2]), odd_bytes(k[1]), odd_bytes(k[3])}, q[2 * h],
           q[2 * h + 1], __half());
     }
-    add_group(s, sum, unit + 32 * kHeadDim + group * 64, units, lane);
+    add_cells(s, sum, unit + 32 * kHeadDim + group * 64, one, one, lane);
   }
 }
 
@@ -315,18 +405,31 @@ __device__ inline void scale_halves(uint32_t (&p)[4], uint32_t first, uint32_t s
   p[2] = times(p[2], second);
   p[3] = times(p[3], second);
 }
+// Adds a number for each of the 16 first cells, and one for each of the others, to all channels of a tile.
+__device__ inline void add_constants(float (&sum)[4], uint32_t first, uint32_t second,
+                                     const uint32_t (&b)[4]) {
+  mma(sum, {first, first, first, first}, b[0], b[1], __half());
+  mma(sum, {second, second, second, second}, b[2], b[3], __half());
+}
+// 16 channels, 8 from each word: cells of b[0] and b[1], then the others.
+__device__ inline void value_product(float (&sum)[4], const uint32_t (&low)[4], const uint32_t (&high)[4],
+                                     const uint32_t (&b)[4]) {
+  mma(sum, {low[0], high[0], low[2], high[2]}, b[0], b[1], __half());
+  mma(sum, {low[1], high[1], low[3], high[3]}, b[2], b[3], __half());
+}
 
 // [tile of 16 channels][g]: scale and zero of channels g and g + 8; scales times 2^`scale_power`, zeros times
 // 2^`zero_power`.
-template <int kHeadDim>
+template <int kHeadDim, int kBits>
 __device__ void make_value_table(const uint8_t* planes, uint8_t* table, int scale_power, int zero_power,
                                  int lane) {
   if (lane >= kHeadDim / 8) return;
+  constexpr float kHalfRange = -0.5f * static_cast<float>((1 << kBits) - 1);
   const int base = lane / 2 * 16 + lane % 2 * 4;
   const uint32_t head = at<uint32_t>(planes + 2 * kHeadDim);
   const uint32_t exponent = static_cast<uint32_t>(static_cast<int8_t>(head >> 16) + 127 + scale_power) << 23;
   const float step = __half2float(__ushort_as_half(static_cast<uint16_t>(head))) * power_of_two(zero_power);
-  const float half_range = -7.5f * power_of_two(zero_power - scale_power);
+  const float half_range = kHalfRange * power_of_two(zero_power - scale_power);
   const uint32_t s[2] = {at<uint32_t>(planes + base), at<uint32_t>(planes + base + 8)};
   const uint32_t m[2] = {at<uint32_t>(planes + kHeadDim + base) ^ 0x80808080u,
                          at<uint32_t>(planes + kHeadDim + base + 8) ^ 0x80808080u};
@@ -344,35 +447,36 @@ __device__ void make_value_table(const uint8_t* planes, uint8_t* table, int scal
   }
 }
 
-template <int kHeadDim>
-__device__ void add_c4(float (&o)[kHeadDim / 16][4], const uint32_t (&p)[4], const uint8_t* unit,
-                       uint8_t* table, int lane) {
-  const uint8_t* planes = unit + 16 * kHeadDim;
+template <int kHeadDim, int kBits>
+__device__ void add_channels(float (&o)[kHeadDim / 16][4], const uint32_t (&p)[4], const uint8_t* unit,
+                             uint8_t* table, int lane) {
+  const uint8_t* planes = unit + code_plane_bytes(kBits, kHeadDim);
   const uint8_t* factors = planes + 2 * kHeadDim + 16;
-  // Factors are divided by a power of two, so that weights times the largest of them fit f16 well. Nibbles of
-  // the first product are 2^-24 of a code, of the second 2^-20: times 2^8 and 2^4 both sums are 2^-16.
+  // Factors are divided by a power of two, so that weights times the largest of them fit f16 well. Codes of the
+  // first product are 2^-24, of the second 2^-20: times 2^8 and 2^4 both sums are 2^-16.
   const unsigned largest =
       __reduce_max_sync(kFullWarp, static_cast<unsigned>(at<uint16_t>(factors + 2 * lane)));
   const int power = min(max(static_cast<int>(largest >> 10) - 15, -7), 14);
-  make_value_table<kHeadDim>(planes, table, 16 + power, power, lane);
+  make_value_table<kHeadDim, kBits>(planes, table, 16 + power, power, lane);
   uint32_t b[4];
   weigh_cells(b, p, factors, lane, twice(static_cast<uint32_t>(15 + 8 - power) << 10),
               twice(static_cast<uint32_t>(15 + 4 - power) << 10));
   float all[4] = {};
-  mma(all, {twice(0x1c00), twice(0x1c00), twice(0x1c00), twice(0x1c00)}, b[0], b[1], __half());  // 1 / 256
-  mma(all, {twice(0x2c00), twice(0x2c00), twice(0x2c00), twice(0x2c00)}, b[2], b[3], __half());  // 1 / 16
+  add_constants(all, twice(0x1c00), twice(0x2c00), b);  // 2^-8, 2^-4
   __syncwarp();
+  const Planes<kHeadDim, kBits> codes{unit, lane};
 #pragma unroll
   for (int group = 0; group < kHeadDim / 32; ++group) {
-    uint32_t v[4];
-    load_matrices(v, shared_address(unit) + group * 512 + lane * 16);
+    uint32_t low[4], high[4];
+    codes.load_values(low, high, group);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int tile = 2 * group + h;
-      const uint32_t low = v[2 * h], high = v[2 * h + 1], low8 = low >> 8, high8 = high >> 8;
+      uint32_t first[4], second[4];
+      numbers_of<kBits>(first, low[2 * h], high[2 * h]);
+      numbers_of<kBits>(second, low[2 * h + 1], high[2 * h + 1]);
       float sum[4] = {};
-      mma(sum, {low & kNibble0, high & kNibble0, low8 & kNibble0, high8 & kNibble0}, b[0], b[1], __half());
-      mma(sum, {low & kNibble1, high & kNibble1, low8 & kNibble1, high8 & kNibble1}, b[2], b[3], __half());
+      value_product(sum, first, second, b);
       const float4 channels = at<float4>(table + (tile * 8 + lane / 4) * 16);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -383,50 +487,60 @@ __device__ void add_c4(float (&o)[kHeadDim / 16][4], const uint32_t (&p)[4], con
   }
 }
 
-// Sums are 2^-21 of what they stand for.
-template <int kHeadDim>
-__device__ void add_q4(float (&o)[kHeadDim / 16][4], const uint32_t (&p)[4], const uint8_t* unit, int lane) {
+// Sums are 2^-22 of what they stand for: of weights four times as large, and a fourth.
+template <int kHeadDim, UnitKind kKind>
+__device__ void add_classic(float (&o)[kHeadDim / 16][4], const uint32_t (&p)[4], const uint8_t* unit,
+                            int lane) {
+  constexpr int kBits = bits_of_kind(kKind);
+  constexpr uint32_t kOffset = 0x8000 | 1 << (kBits - 1);  // minus half of the codes, 2^-24
+  const uint8_t* factors = unit + code_plane_bytes(kBits, kHeadDim);
+  const Planes<kHeadDim, kBits> codes{unit, lane};
   uint32_t scaled[4] = {p[0], p[1], p[2], p[3]};
-  scale_halves(scaled, twice(0x4800), twice(0x3800));  // 8, 1 / 2
+  scale_halves(scaled, twice(0x4400), twice(0x3400));
 #pragma unroll
   for (int group = 0; group < kHeadDim / 32; ++group) {
-    uint32_t b[4], v[4];
-    weigh_cells(b, scaled, unit + 16 * kHeadDim + group * 64, lane);
-    load_matrices(v, shared_address(unit) + group * 512 + lane * 16);
+    uint32_t low[4], high[4], b[4], minima[4];
+    codes.load_values(low, high, group);
+    weigh_cells(b, scaled, factors + group * 64, lane);
+    if constexpr (has_minimum(kKind)) weigh_cells(minima, p, factors + kHeadDim / 32 * 64 + group * 64, lane);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float(&sum)[4] = o[2 * group + h];
-      const uint32_t low = v[2 * h], high = v[2 * h + 1], low8 = low >> 8, high8 = high >> 8;
-      mma(sum, {low & kNibble0, high & kNibble0, low8 & kNibble0, high8 & kNibble0}, b[0], b[1], __half());
-      mma(sum, {low & kNibble1, high & kNibble1, low8 & kNibble1, high8 & kNibble1}, b[2], b[3], __half());
-      // Minus 8 for each code.
-      mma(sum, {twice(0x8008), twice(0x8008), twice(0x8008), twice(0x8008)}, b[0], b[1], __half());
-      mma(sum, {twice(0x8080), twice(0x8080), twice(0x8080), twice(0x8080)}, b[2], b[3], __half());
+      uint32_t first[4], second[4];
+      numbers_of<kBits>(first, low[2 * h], high[2 * h]);
+      numbers_of<kBits>(second, low[2 * h + 1], high[2 * h + 1]);
+      value_product(sum, first, second, b);
+      if constexpr (has_minimum(kKind)) {
+        add_constants(sum, twice(0x0004), twice(0x0004), minima);  // 2^-22
+      } else {
+        add_constants(sum, twice(kOffset), twice(0x8000 | 16 << (kBits - 1)), b);
+      }
     }
   }
 }
 
-template <int kHeadDim>
-__device__ void add_tbq4(float (&o)[kHeadDim / 16][4], const uint32_t (&p)[4], const uint8_t* unit,
-                         uint32_t levels, int lane) {
+template <int kHeadDim, int kBits>
+__device__ void add_codebook(float (&o)[kHeadDim / 16][4], const uint32_t (&p)[4], const uint8_t* unit,
+                             uint32_t levels, int lane) {
+  const Planes<kHeadDim, kBits> codes{unit, lane};
 #pragma unroll
   for (int norm = 0; norm < kHeadDim / 128; ++norm) {
     uint32_t w[4];
-    weigh_cells(w, p, unit + 16 * kHeadDim + norm * 64, lane);
+    weigh_cells(w, p, unit + code_plane_bytes(kBits, kHeadDim) + norm * 64, lane);
     // A pair of codes in a byte is of cells 16 apart.
     const uint32_t b[4] = {permute(w[0], w[2], 0x5410), permute(w[1], w[3], 0x5410),
                            permute(w[0], w[2], 0x7632), permute(w[1], w[3], 0x7632)};
 #pragma unroll
     for (int group = 4 * norm; group < 4 * norm + 4; ++group) {
-      uint32_t v[4];
-      load_matrices(v, shared_address(unit) + group * 512 + lane * 16);
+      uint32_t low[4], high[4];
+      codes.load_values(low, high, group);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        uint32_t low[4], high[4];
-        byte_levels(levels, v[2 * h], low);
-        byte_levels(levels, v[2 * h + 1], high);
-        mma(o[2 * group + h], {low[0], high[0], low[1], high[1]}, b[0], b[1], __half());
-        mma(o[2 * group + h], {low[2], high[2], low[3], high[3]}, b[2], b[3], __half());
+        uint32_t first[4], second[4];
+        byte_levels(levels, low[2 * h], first);
+        byte_levels(levels, low[2 * h + 1], second);
+        mma(o[2 * group + h], {first[0], second[0], first[1], second[1]}, b[0], b[1], __half());
+        mma(o[2 * group + h], {first[2], second[2], first[3], second[3]}, b[2], b[3], __half());
       }
     }
   }
@@ -450,16 +564,49 @@ __device__ void add_q8(float (&o)[kHeadDim / 16][4], const uint32_t (&p)[4], con
           __half());
       mma(sum, {v[2] & kEvenBytes, v[3] & kEvenBytes, odd_bytes(v[2]), odd_bytes(v[3])}, b[2], b[3],
           __half());
-      // Minus 128 for each code.
-      mma(sum, {twice(0x8080), twice(0x8080), twice(0x8080), twice(0x8080)}, b[0], b[1], __half());
-      mma(sum, {twice(0x8080), twice(0x8080), twice(0x8080), twice(0x8080)}, b[2], b[3], __half());
+      add_constants(sum, twice(0x8080), twice(0x8080), b);  // minus 128 for each code
     }
   }
 }
 
+// ---- by kind ----
+
+template <int kHeadDim>
+__device__ void score_unit(UnitKind kind, float (&s)[2][4], const uint8_t* unit, uint8_t* table,
+                           uint32_t levels, const Queries& queries, int lane) {
+  with_kind(kind, [&]<UnitKind kKind>() {
+    constexpr int kBits = bits_of_kind(kKind);
+    if constexpr (kKind == UnitKind::q8_0) {
+      score_q8<kHeadDim>(s, unit, queries, lane);
+    } else if constexpr (family_of(kKind) == UnitFamily::classic) {
+      score_classic<kHeadDim, kKind>(s, unit, queries, lane);
+    } else if constexpr (family_of(kKind) == UnitFamily::codebook) {
+      score_codebook<kHeadDim, kBits>(s, unit, levels, queries, lane);
+    } else if constexpr (family_of(kKind) == UnitFamily::channel) {
+      score_channels<kHeadDim, kBits>(s, unit, table, queries, lane);
+    }
+  });
+}
+template <int kHeadDim>
+__device__ void add_unit(UnitKind kind, float (&o)[kHeadDim / 16][4], const uint32_t (&p)[4],
+                         const uint8_t* unit, uint8_t* table, uint32_t levels, int lane) {
+  with_kind(kind, [&]<UnitKind kKind>() {
+    constexpr int kBits = bits_of_kind(kKind);
+    if constexpr (kKind == UnitKind::q8_0) {
+      add_q8<kHeadDim>(o, p, unit, lane);
+    } else if constexpr (family_of(kKind) == UnitFamily::classic) {
+      add_classic<kHeadDim, kKind>(o, p, unit, lane);
+    } else if constexpr (family_of(kKind) == UnitFamily::codebook) {
+      add_codebook<kHeadDim, kBits>(o, p, unit, levels, lane);
+    } else if constexpr (family_of(kKind) == UnitFamily::channel) {
+      add_channels<kHeadDim, kBits>(o, p, unit, table, lane);
+    }
+  });
+}
 // What sums of a kind are to be multiplied by at the end.
 __device__ inline float sum_unit(UnitKind kind) {
-  return kind == UnitKind::q8_0 ? power_of_two(18) : kind == UnitKind::q4_0 ? power_of_two(21) : 1.0f;
+  if (kind == UnitKind::q8_0) return power_of_two(18);
+  return family_of(kind) == UnitFamily::classic ? power_of_two(22) : 1.0f;
 }
 
 }  // namespace braid::cuda::sealed_attention

@@ -9,7 +9,8 @@
 // have. 27B (4 KV heads of 256), 131,072 tokens: 512 MiB of f16 are written and then read, 0.25 ms at 4.3 TB/s.
 // Attention itself reads the image as it reads any cache.
 //
-// Compiled, and checked on the host; not run on a GPU yet (docs/kv-cache.md).
+// Few rows read units in place (attention/attention_sealed.cu), so the image is for prompts, and for formats and tails
+// that are not read so.
 #include "ops/cuda/kv/sealed_cells.h"
 
 #include <algorithm>
@@ -70,6 +71,16 @@ void launch_seals(Context& context, const SealArgs& args, int64_t blocks) {
 
 bool takes_units(const KvCodec& k, const KvCodec& v, int32_t head_dim) {
   return unit_form(k.name) && unit_form(v.name) && head_dim <= kMostUnitWidth && head_dim % 32 == 0;
+}
+
+std::string names_of_units(int32_t head_dim) {
+  std::string names;
+  for (const KvCodec* codec : kv_codecs()) {
+    if (!kv_codec_accepts(*codec, head_dim).ok() || !takes_units(*codec, *codec, head_dim)) continue;
+    if (!names.empty()) names += ", ";
+    names += codec->name;
+  }
+  return names;
 }
 
 void seal_filled(Context& context, const KvLayer& kv, const Batch& batch) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <span>
+#include <string>
 
 #include "ops/cuda/kv/row_bands.h"
 #include "ops/cuda/primitives/context.h"
@@ -12,6 +13,8 @@ namespace braid::cuda {
 
 // Whether kernels know both formats for heads of that width.
 bool takes_units(const KvCodec& k, const KvCodec& v, int32_t head_dim);
+// The formats that they know for that width, for people.
+std::string names_of_units(int32_t head_dim);
 
 // The image of a layer's cells and the bands of a batch, for the largest step (row_bands.h); each layer of a
 // step makes them anew.

@@ -20,7 +20,11 @@ TEST(KvCold, DevicesThatRefuseAreNamed) {
 
 // Attention of the batch, whose blocks no row reads exact are gone, against the plain computation.
 void expect_plain(const ColdShape& shape, const std::vector<SequencePlan>& plans, uint64_t seed,
-                  const std::string& what) {
+                  const std::string& what, float value_scale = 1.0f) {
+  const auto scaled = [&](std::vector<float> o) {
+    for (float& x : o) x /= value_scale;
+    return o;
+  };
   static const SealingDevices devices = sealing_devices();
   std::vector<float> expected;
   for (const DeviceCase& device : devices.all) {
@@ -28,27 +32,33 @@ void expect_plain(const ColdShape& shape, const std::vector<SequencePlan>& plans
     Random random(seed);
     ColdBatch rows(plans, random);
     ColdWorld world(device, shape, rows);
-    world.fill(rows.batch(), random);
+    world.fill(rows.batch(), random, value_scale);
     world.seal(rows.batch());
     const std::vector<float> q = random.normals(rows.tokens() * shape.width(), 2.0f);
-    if (expected.empty()) expected = PlainAttention(world, shape, rows.batch()).all(q);
+    if (expected.empty()) expected = scaled(PlainAttention(world, shape, rows.batch()).all(q));
     world.release(rows);
     DeviceCase rounding = device;
-    if (device.gpu) rounding.activation_type = DType::f16;  // it expands units to f16
+    if (device.gpu) rounding.activation_type = DType::f16;  // it makes f16 of units, or of scales times q
     const double limit = outputs(rounding, KvFormat::f16, 2.0f);
-    expect_close(world.attend(rows.batch(), q), expected, limit, limit, device.name + " " + what);
+    expect_close(scaled(world.attend(rows.batch(), q)), expected, limit, limit, device.name + " " + what);
   }
 }
 
+// A batch of few rows for each sequence, which some devices read in place, and one with more.
+const std::vector<SequencePlan> kFewRows = {
+    {70, 1}, {1100, 1}, {63, 1, {-1, 0, 0, 1}}, {70, 0, chain(3)}, {290, 3}};
+const std::vector<SequencePlan> kManyRows = {{70, 1}, {40, 30}, {63, 1, {-1, 0, 0, 1}}, {70, 0, chain(3)}};
+
 TEST(KvCold, EveryFormatIsReadAsItDecodes) {
-  const std::vector<SequencePlan> plans = {{70, 1}, {40, 30}, {63, 1, {-1, 0, 0, 1}}, {70, 0, chain(3)}};
   uint64_t seed = 1;
   for (const KvCodec* codec : kv_codecs()) {
     int widths = 0;
     for (const int32_t head_dim : {64, 128, 256}) {
       if (!kv_codec_accepts(*codec, head_dim).ok()) continue;
       const ColdShape shape{.heads = 2, .kv_heads = 1, .head_dim = head_dim, .k = codec, .v = codec};
-      expect_plain(shape, plans, ++seed, std::string(codec->name) + " width " + std::to_string(head_dim));
+      const std::string what = std::string(codec->name) + " width " + std::to_string(head_dim);
+      expect_plain(shape, kFewRows, ++seed, what + " few rows");
+      expect_plain(shape, kManyRows, ++seed, what);
       ++widths;
     }
     EXPECT_GE(widths, 1) << codec->name;
@@ -62,7 +72,19 @@ TEST(KvCold, SidesMayDiffer) {
   uint64_t seed = 100;
   for (const auto& [k, v] : pairs) {
     const ColdShape shape{.heads = 4, .kv_heads = 2, .head_dim = 128, .k = codec_of(k), .v = codec_of(v)};
+    expect_plain(shape, kFewRows, ++seed, std::string(k) + " and " + v + " few rows");
     expect_plain(shape, plans, ++seed, std::string(k) + " and " + v);
+  }
+}
+
+// Weights times factors of rows must fit their type, whatever the rows are.
+TEST(KvCold, SmallAndLargeValues) {
+  uint64_t seed = 150;
+  for (const KvCodec* codec : kv_codecs()) {
+    if (codec->bits_per_value(128, KvSide::v) > 16 || codec->name == "bf16") continue;
+    const ColdShape shape{.heads = 2, .kv_heads = 1, .head_dim = 128, .k = codec, .v = codec};
+    for (const float scale : {1.0f / 256, 256.0f})
+      expect_plain(shape, kFewRows, ++seed, fmt::format("{} values times {}", codec->name, scale), scale);
   }
 }
 
@@ -71,10 +93,12 @@ TEST(KvCold, GroupsAndWidths) {
   uint64_t seed = 200;
   for (const char* name : {"q8_0", "c4", "q5_0"}) {
     for (const int32_t group : {1, 2, 4, 6, 9}) {
-      const int32_t head_dim = group == 4 ? 256 : group == 6 ? 128 : 64;
+      const int32_t head_dim = group == 4 ? 256 : group == 6 || group == 9 ? 128 : 64;
       const ColdShape shape{
           .heads = 2 * group, .kv_heads = 2, .head_dim = head_dim, .k = codec_of(name), .v = codec_of(name)};
-      expect_plain(shape, plans, ++seed, std::string(name) + " group " + std::to_string(group));
+      const std::string what = std::string(name) + " group " + std::to_string(group);
+      expect_plain(shape, kFewRows, ++seed, what + " few rows");
+      expect_plain(shape, plans, ++seed, what);
     }
   }
 }
@@ -88,7 +112,7 @@ TEST(KvCold, BordersLieWhereThePositionSays) {
     trees.push_back({64 + i, i % 2, {-1, 0, 1, 1, 3, -1}});
   }
   uint64_t seed = 300;
-  for (const char* name : {"q8_0", "tbq4_0"}) {
+  for (const char* name : {"q8_0", "tbq4_0", "c4"}) {
     const KvCodec* codec = codec_of(name);
     for (const int32_t tail : {0, 1, 3}) {
       for (const int32_t sinks : {0, 2}) {
@@ -107,8 +131,10 @@ TEST(KvCold, BordersLieWhereThePositionSays) {
 TEST(KvCold, WindowsHideSealedCellsToo) {
   const std::vector<SequencePlan> plans = {{300, 1}, {90, 50}, {95, 1, {-1, 0, 0, 1}}};
   for (const char* name : {"q8_0", "c4", "q4_0"}) {
-    const ColdShape shape{.k = codec_of(name), .v = codec_of(name), .window = 70};
+    ColdShape shape{.k = codec_of(name), .v = codec_of(name), .window = 70};
     expect_plain(shape, plans, 400, name);
+    shape.head_dim = 128;
+    expect_plain(shape, kFewRows, 401, std::string(name) + " few rows");
   }
 }
 

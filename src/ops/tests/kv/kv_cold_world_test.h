@@ -151,11 +151,15 @@ class ColdWorld {
   World& world() { return world_; }
   const KvLayer& kv() const { return kv_; }
 
-  // Rows in all cells that rows of the batch see or are at: stretches of a table of random numbers.
-  void fill(const Batch& batch, Random& random) {
+  // Rows in all cells that rows of the batch see or are at: stretches of a table of random numbers, those of V
+  // times `value_scale`.
+  void fill(const Batch& batch, Random& random, float value_scale = 1.0f) {
     constexpr int64_t kTable = 4096;
-    const std::vector<uint16_t> table = kv_test::halves_of(random.normals(kTable + shape_.head_dim));
-    const auto put = [&](std::byte* row) {
+    std::vector<float> numbers = random.normals(kTable + shape_.head_dim);
+    const std::vector<uint16_t> keys = kv_test::halves_of(numbers);
+    for (float& x : numbers) x *= value_scale;
+    const std::vector<uint16_t> values = kv_test::halves_of(numbers);
+    const auto put = [&](std::byte* row, const std::vector<uint16_t>& table) {
       std::memcpy(row, &table[static_cast<size_t>(random.between(0, kTable - 1))],
                   static_cast<size_t>(shape_.head_dim) * sizeof(uint16_t));
     };
@@ -163,8 +167,8 @@ class ColdWorld {
       for (int32_t cell = 0; cell < batch.cell_end(s); ++cell) {
         const int32_t block = batch.blocks_of(s)[cell / kBlockTokens];
         for (int32_t h = 0; h < shape_.kv_heads; ++h) {
-          put(kv_.k_row(block, h, cell % kBlockTokens));
-          put(kv_.v_row(block, h, cell % kBlockTokens));
+          put(kv_.k_row(block, h, cell % kBlockTokens), keys);
+          put(kv_.v_row(block, h, cell % kBlockTokens), values);
         }
       }
     }
