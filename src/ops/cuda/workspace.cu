@@ -41,7 +41,7 @@ SealedWorkspace place_sealed(Parts& parts, const Device::WorkspaceNeeds& needs, 
   work.v = parts.take<std::byte>(work.image_blocks * work.block_bytes);
   Bands& bands = work.bands;
   bands.bands = most_bands(tokens, sequences, 0, 0, kMaxUncertain);
-  work.table_entries = bands.bands * stride;
+  work.table_entries = bands.bands * (stride + 1);
   work.table = parts.take<int32_t>(work.table_entries);
   for (int32_t** array : {&bands.first_row, &bands.rows, &bands.certain, &bands.context, &bands.form_rows,
                           &bands.exact_from, &bands.of_sequence})

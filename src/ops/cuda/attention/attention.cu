@@ -103,10 +103,14 @@ __global__ __launch_bounds__(32 * kWarps) void plain_kernel(const __grid_constan
   st.largest = -INFINITY;
   st.total = 0;
   const RowView view = row_view(a, s, t);
-  for (int cell = max(view.low + 1, 0); cell < view.limit; cell += 4) {
-    const int cells[4] = {cell, cell + 1, cell + 2, cell + 3};
-    take_cells(st, a, q, s, kv_head, cells, min(4, view.limit - cell));
-  }
+  const auto take = [&](int begin, int end) {
+    for (int cell = begin; cell < end; cell += 4) {
+      const int cells[4] = {cell, cell + 1, cell + 2, cell + 3};
+      take_cells(st, a, q, s, kv_head, cells, min(4, end - cell));
+    }
+  };
+  take(max(view.low + 1, 0), view.plain_end());
+  if (view.hole >= 0) take(view.hole + kBlockTokens, view.limit);
   for (unsigned long long left = view.mask; left != 0; left &= left - 1) {
     const int cells[4] = {view.context + __ffsll(static_cast<long long>(left)) - 1, 0, 0, 0};
     take_cells(st, a, q, s, kv_head, cells, 1);
@@ -314,7 +318,7 @@ void CudaOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams&
     const bool all_decode = decodes(args, most_rows, most_cells(args));
     if (attention_decode(context_, args) && (all_decode || attention_tiles(context_, args))) {
       // The decode kernel merges its splits itself.
-      if (all_decode || batch.blocks_per_sequence * kBlockTokens <= kSplitCells) return;
+      if (all_decode || args.batch.blocks_per_sequence * kBlockTokens <= kSplitCells) return;
       const dim3 grid(static_cast<unsigned>(params.heads), static_cast<unsigned>(args.batch.sequences),
                       static_cast<unsigned>(std::min(most_rows, 8)));
       launch_early(context_, merge_kernel, grid, static_cast<unsigned>(div_up(args.head_dim, 128) * 32), 0,

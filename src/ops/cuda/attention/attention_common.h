@@ -82,7 +82,8 @@ __device__ inline int form_rows_of(const AttentionArgs& a, int s) {
 }
 // Whether outputs of row t are stored with those of sequence s, which has it.
 __device__ inline bool stores_row(const AttentionArgs& a, int s, int64_t t) {
-  return a.exact_from == nullptr || border_of(a.tail, a.batch.position[t]) * kBlockTokens == a.exact_from[s];
+  return a.exact_from == nullptr || is_pair(a.exact_from[s]) ||
+         border_of(a.tail, a.batch.position[t]) * kBlockTokens == a.exact_from[s];
 }
 
 // Cells that a sequence's rows look at: [begin, end).
@@ -162,10 +163,15 @@ __device__ inline int64_t pool_cell(const AttentionArgs& a, int64_t block, int k
   return (block * a.kv_heads + kv_head) * kBlockTokens;
 }
 
-// What one row sees: cells (low, limit), and of the uncertain cells those in `mask`.
+// What one row sees: cells (low, limit) but for the block from `hole` on, and of the uncertain cells those in
+// `mask`.
+inline constexpr int kNoHole = -2 * kBlockTokens;
+static_assert(kFewestPairedRows > kMostDecodeRows);  // the decode kernel knows of no holes
 struct RowView {
-  int limit, low, context;
+  int limit, low, context, hole;
   unsigned long long mask;
+  // Cells that the row sees without exception end here.
+  __device__ int plain_end() const { return hole < 0 ? limit : min(limit, hole); }
 };
 __device__ inline RowView row_view(const AttentionArgs& a, int s, int t) {
   const int first = a.batch.first_row[s];
@@ -176,8 +182,13 @@ __device__ inline RowView row_view(const AttentionArgs& a, int s, int t) {
   v.low = min(a.first_cell, own) - 1;
   if (a.window > 0) v.low = max(v.low, own - a.window);
   v.mask = 0;
+  v.hole = kNoHole;
   if (t - first < certain) {
     v.limit = own + 1;
+    if (a.exact_from != nullptr && is_pair(a.exact_from[s])) {
+      v.hole = border_of(a.tail, own) * kBlockTokens;
+      if (own >= v.hole) v.limit += kBlockTokens;  // else all it sees are sinks
+    }
     return v;
   }
   v.limit = v.context;
@@ -189,7 +200,7 @@ __device__ inline RowView row_view(const AttentionArgs& a, int s, int t) {
   return v;
 }
 __device__ inline bool sees(const RowView& v, int cell) {
-  if (cell < v.limit) return cell > v.low;
+  if (cell < v.limit) return cell > v.low && static_cast<unsigned>(cell - v.hole) >= kBlockTokens;
   const int node = cell - v.context;
   return node >= 0 && node < kMaxUncertain && (v.mask >> node & 1) != 0;
 }

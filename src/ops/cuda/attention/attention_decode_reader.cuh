@@ -118,6 +118,7 @@ struct Reader {
     if (a.window > 0) v.low = max(v.low, own - a.window);
     if (a.units) v.low = max(v.low, border_of(a.tail, own) * kBlockTokens - 1);
     v.limit = row < certain ? own + 1 : v.context;
+    v.hole = kNoHole;
     v.mask = 0;
     for (int up = row < certain ? -1 : row; __any_sync(kFullWarp, up >= 0);) {
       const int from = max(up, 0);
@@ -134,7 +135,7 @@ struct Reader {
     }
     // Queries that are not there see nothing.
     for (int query = it.queries + lane; query < Shared::kQueries; query += 32)
-      sh.view[query] = {0, 1 << 30, 1 << 30, 0};
+      sh.view[query] = {0, 1 << 30, 1 << 30, kNoHole, 0};
   }
 
   // Row `fresh` of those that are not in the cache: its key or value, to shared memory and to its cell.

@@ -88,8 +88,9 @@ __device__ inline uint64_t seen_of_tile(const RowView& row, Span span, int first
   const int node = first - row.context;  // of the first cell
   uint64_t nodes = 0;
   if (node > -64 && node < 64) nodes = node >= 0 ? row.mask >> node : row.mask << -node;
-  return (bits_between(row.low + 1 - first, row.limit - first) | nodes) &
-         bits_between(span.begin - first, span.end - first);
+  const uint64_t certain = bits_between(row.low + 1 - first, row.limit - first) &
+                           ~bits_between(row.hole - first, row.hole + kBlockTokens - first);
+  return (certain | nodes) & bits_between(span.begin - first, span.end - first);
 }
 
 // What a warp keeps of its 16 queries: this lane's of rows g and g + 8.
@@ -230,7 +231,7 @@ struct Tiles {
     const int query = item.query0 + min(warp * 16 + lane % 16, item.queries - 1);
     const RowView v = row_view(a, item.s, item.first_row + query / a.group);
     if (lane < 16) sh.view[warp * 16 + lane] = v;
-    const int2 plain = {__reduce_max_sync(kFullWarp, v.low + 1), __reduce_min_sync(kFullWarp, v.limit)};
+    const int2 plain = {__reduce_max_sync(kFullWarp, v.low + 1), __reduce_min_sync(kFullWarp, v.plain_end())};
     const int2 seen = {__reduce_min_sync(kFullWarp, first_seen(v)),
                        __reduce_max_sync(kFullWarp, last_seen(v))};
     if (threadIdx.x == 0) sh.item = item;

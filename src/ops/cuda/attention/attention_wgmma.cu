@@ -222,7 +222,7 @@ __device__ void prepare(const AttentionArgs& a, WgmmaShared<kHeadDim>& sh, const
         to.view[half * 32 + lane] = v;
         const unsigned mask = lane < 16 ? 0xffffu : 0xffff0000u;
         const int begin = __reduce_max_sync(mask, v.low + 1);
-        const int end = __reduce_min_sync(mask, v.limit);
+        const int end = __reduce_min_sync(mask, v.plain_end());
         if (lane % 16 == 0) to.plain[half * 2 + lane / 16] = {begin, end};
       }
       load_queries<kHeadDim, Number>(a, item, group, sh.q[group]);

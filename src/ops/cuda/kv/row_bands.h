@@ -6,6 +6,11 @@
 // their ancestors: if they do not all read alike, there is a band for each border, with all of them, which
 // stores those rows whose border it is (AttentionArgs::exact_from). Most sequences are one band.
 //
+// Tiles of queries are filled better by 64 rows, so where nothing forbids it two bands of certain rows are one *pair*.
+// Its table has the block that its first rows read exact and the others sealed twice, sealed and then exact, and
+// all behind it one further: each row has a hole of one block, from its border on, and sees 32 cells more where
+// its own position lies behind the border.
+//
 // The image is one layer's cells as f16 blocks: of sequence s block j at s * stride + j, expanded from its
 // unit, or copied where no row reads it sealed. Blocks that some rows read sealed and others exact have their
 // exact copies behind all sequences, from `extra` on.
@@ -18,6 +23,8 @@
 namespace braid::cuda {
 
 inline constexpr int kBandThreads = 256;
+// Rows of a sequence from which on its bands are paired: more than kernels for few rows take.
+inline constexpr int32_t kFewestPairedRows = 25;
 
 // Of a batch's arrays what bands are made of.
 struct BandRows {
@@ -47,12 +54,17 @@ struct Bands {
   int32_t* certain;
   int32_t* context;
   int32_t* form_rows;      // of the whole sequence: what chooses the form of a kernel
-  int32_t* exact_from;     // cell
+  int32_t* exact_from;     // cell; of a pair ~(that of its first rows)
   int32_t* of_sequence;    // whose it is
   int32_t* of_row;         // [tokens]: the band that stores a row
   SealedSequence* sealed;  // [S + 1]; of the last only `entry`: all there are
   int32_t bands;           // room
+  bool pairs = false;      // whether there may be any
 };
+BRAID_BOTH inline bool is_pair(int32_t exact_from) { return exact_from < 0; }
+BRAID_BOTH inline int32_t first_exact(int32_t exact_from) {
+  return is_pair(exact_from) ? ~exact_from : exact_from;
+}
 
 // Blocks that are made of sealed ones, and of exact ones.
 BRAID_BOTH inline int32_t sealed_entries(const SealedSequence& q) { return q.sealed_end - q.sealed_begin; }
@@ -82,10 +94,15 @@ BRAID_BOTH inline ImageEntry image_entry(const SealedSequence& q, int32_t s, int
   const int32_t block = own < sinks ? own : q.exact_begin + own - sinks;
   return {block, false, exact_place(q, s, stride, block)};
 }
-// The block of the image where rows whose border is `exact_from` find a block.
+// The block of the image where a band finds the `block`-th of its table.
 BRAID_BOTH inline int32_t image_block(const SealedSequence& q, int32_t s, int32_t stride, int32_t exact_from,
                                       int32_t block) {
-  const bool sealed = block >= q.sealed_begin && block < exact_from / kBlockTokens;
+  int32_t sealed_end = first_exact(exact_from) / kBlockTokens;
+  if (is_pair(exact_from)) {
+    ++sealed_end;
+    if (block >= sealed_end) return exact_place(q, s, stride, block - 1);
+  }
+  const bool sealed = block >= q.sealed_begin && block < sealed_end;
   return sealed ? s * stride + block : exact_place(q, s, stride, block);
 }
 
@@ -107,11 +124,13 @@ constexpr int32_t most_extra_blocks(int32_t tokens, int32_t sequences) {
 struct SequenceBorders {
   int32_t certain_first, certain_last;      // borders of certain rows, as blocks
   int32_t uncertain_first, uncertain_last;  // and of uncertain ones
+  bool paired;                              // bands of certain rows have two borders
   BRAID_BOTH int32_t lowest() const { return lesser(certain_first, uncertain_first); }
   BRAID_BOTH int32_t highest() const { return greater(certain_last, uncertain_last); }
   BRAID_BOTH bool alike() const { return lowest() == highest(); }
+  BRAID_BOTH int32_t borders_of_band() const { return paired ? 2 : 1; }
   BRAID_BOTH int32_t certain_bands() const {
-    return certain_last < certain_first ? 0 : certain_last - certain_first + 1;
+    return certain_last < certain_first ? 0 : (certain_last - certain_first) / borders_of_band() + 1;
   }
   BRAID_BOTH int32_t bands() const {
     if (alike()) return 1;
@@ -121,9 +140,9 @@ struct SequenceBorders {
 BRAID_BOTH inline int32_t border_of(const KvTail& tail, int32_t position) {
   return greater(tail.sink_blocks, position / kBlockTokens - tail.tail_blocks);
 }
-BRAID_BOTH inline SequenceBorders borders_of(const BandRows& b, const KvTail& tail, int32_t s) {
+BRAID_BOTH inline SequenceBorders borders_of(const BandRows& b, const KvTail& tail, int32_t s, bool pairs) {
   constexpr int32_t kNone = 1 << 30;
-  SequenceBorders q{kNone, -1, kNone, -1};
+  SequenceBorders q{kNone, -1, kNone, -1, pairs && b.rows[s] >= kFewestPairedRows};
   const int32_t first = b.first_row[s], uncertain = first + b.certain[s], end = first + b.rows[s];
   if (uncertain > first) {
     q.certain_first = border_of(tail, b.position[first]);
@@ -142,29 +161,31 @@ BRAID_BOTH inline void write_bands(const BandRows& b, const KvTail& tail, int32_
                                    int32_t first_band, const Bands& to) {
   const int32_t first = b.first_row[s], certain = b.certain[s], rows = b.rows[s], context = b.context[s];
   const auto put = [&](int32_t band, int32_t row, int32_t count, int32_t certain_count, int32_t held,
-                       int32_t border) {
+                       int32_t border, bool pair) {
     to.first_row[band] = row;
     to.rows[band] = count;
     to.certain[band] = certain_count;
-    to.context[band] = held;
+    to.context[band] = pair ? held + kBlockTokens : held;
     to.form_rows[band] = rows;
-    to.exact_from[band] = border * kBlockTokens;
+    to.exact_from[band] = pair ? ~(border * kBlockTokens) : border * kBlockTokens;
     to.of_sequence[band] = s;
   };
-  if (q.alike()) return put(first_band, first, rows, certain, context, q.lowest());
+  if (q.alike()) return put(first_band, first, rows, certain, context, q.lowest(), false);
   int32_t row = first;
   for (int32_t i = 0; i < q.certain_bands(); ++i) {
-    const int32_t border = q.certain_first + i;
+    const int32_t border = q.certain_first + i * q.borders_of_band();
     const bool last = i + 1 == q.certain_bands();
     // The next one begins at the first position of its border.
+    const int32_t next = border + q.borders_of_band();
     const int32_t end =
-        last ? first + certain : first + (border + 1 + tail.tail_blocks) * kBlockTokens - b.position[first];
-    put(first_band + i, row, end - row, end - row, last ? context : b.position[end - 1] + 1, border);
+        last ? first + certain : first + (next + tail.tail_blocks) * kBlockTokens - b.position[first];
+    put(first_band + i, row, end - row, end - row, last ? context : b.position[end - 1] + 1, border,
+        q.paired && border < q.certain_last);
     row = end;
   }
   for (int32_t border = q.uncertain_first; border <= q.uncertain_last; ++border) {
     put(first_band + q.certain_bands() + border - q.uncertain_first, first + certain, rows - certain, 0,
-        context, border);
+        context, border, false);
   }
 }
 BRAID_BOTH inline int32_t band_of_row(const BandRows& b, const KvTail& tail, int32_t t,
@@ -173,7 +194,8 @@ BRAID_BOTH inline int32_t band_of_row(const BandRows& b, const KvTail& tail, int
   if (q.alike()) return first_band;
   const int32_t border = border_of(tail, b.position[t]);
   const bool certain = t - b.first_row[s] < b.certain[s];
-  return first_band + (certain ? border - q.certain_first : q.certain_bands() + border - q.uncertain_first);
+  return first_band + (certain ? (border - q.certain_first) / q.borders_of_band()
+                               : q.certain_bands() + border - q.uncertain_first);
 }
 
 // All bands of a batch. counts [3][S], borders [S]: shared memory.
@@ -193,7 +215,7 @@ BRAID_BOTH void plan_bands(Block& block, const BandRows& b, const KvTail& tail, 
   };
   block.each([&](int thread) {
     for (int32_t s = thread; s < n; s += Block::kSize) {
-      borders[s] = borders_of(b, tail, s);
+      borders[s] = borders_of(b, tail, s, to.pairs);
       const SealedSequence q = sealed_of(s);
       counts[s] = b.rows[s] == 0 ? 0 : borders[s].bands();
       counts[n + s] = extra_blocks(q);

@@ -59,7 +59,7 @@ struct Plan {
   std::vector<int32_t> first_row, rows, certain, context, form_rows, exact_from, of_sequence, of_row;
   std::vector<SealedSequence> sealed;
 
-  Plan(const Rows& from, const KvTail& tail, int32_t stride, int32_t bands, int order) {
+  Plan(const Rows& from, const KvTail& tail, int32_t stride, int32_t bands, bool pairs, int order) {
     const BandRows b = from.view();
     for (auto* v : {&first_row, &rows, &certain, &context, &form_rows, &exact_from, &of_sequence})
       v->assign(static_cast<size_t>(bands), -7);
@@ -70,17 +70,27 @@ struct Plan {
     HostBlock<kBandThreads> block(order);
     plan_bands(block, b, tail, stride, borders.data(), counts.data(),
                {first_row.data(), rows.data(), certain.data(), context.data(), form_rows.data(),
-                exact_from.data(), of_sequence.data(), of_row.data(), sealed.data(), bands});
+                exact_from.data(), of_sequence.data(), of_row.data(), sealed.data(), bands, pairs});
   }
 };
 
 constexpr int32_t kStride = 20;
 
-void check(const Rows& from, const KvTail& tail, int order) {
+// The blocks that a row at `position` finds in its band's table: what a kernel does with holes.
+std::vector<int32_t> table_blocks(const KvTail& tail, int32_t exact_from, int32_t position, int32_t end) {
+  const int32_t hole = is_pair(exact_from) ? tail.exact_from(position) : -kBlockTokens;
+  if (is_pair(exact_from) && position >= hole) end += kBlockTokens;
+  std::vector<int32_t> blocks;
+  for (int32_t b = 0; b * kBlockTokens < end; ++b)
+    if (b * kBlockTokens != hole) blocks.push_back(b);
+  return blocks;
+}
+
+void check(const Rows& from, const KvTail& tail, bool pairs, int order) {
   const BandRows b = from.view();
   const int32_t bands =
       most_bands(b.tokens, b.sequences, from.most_rows, from.most_certain, from.most_uncertain);
-  const Plan plan(from, tail, kStride, bands, order);
+  const Plan plan(from, tail, kStride, bands, pairs, order);
   // What the image has: block of the sequence, sealed or not.
   std::map<int32_t, std::tuple<int32_t, int32_t, bool>> image;
   const int32_t room = b.sequences * kStride + most_extra_blocks(b.tokens, b.sequences);
@@ -112,26 +122,33 @@ void check(const Rows& from, const KvTail& tail, int order) {
     const auto i = static_cast<size_t>(band);
     ASSERT_EQ(plan.of_sequence[i], s);
     ASSERT_EQ(plan.form_rows[i], b.rows[s]);
-    ASSERT_EQ(plan.exact_from[i], tail.exact_from(b.position[t]));
+    const int32_t own_border = tail.exact_from(b.position[t]), first_border = first_exact(plan.exact_from[i]);
+    const bool pair = is_pair(plan.exact_from[i]);
+    ASSERT_TRUE(own_border == first_border || (pair && own_border == first_border + kBlockTokens));
+    ASSERT_TRUE(!pair || (pairs && b.rows[s] >= kFewestPairedRows));
     ASSERT_GE(t, plan.first_row[i]);
     ASSERT_LT(t, plan.first_row[i] + plan.rows[i]);
     // The row is what it was: certain, or with all its ancestors and at the same cell.
     const bool certain = t - b.first_row[s] < b.certain[s];
     ASSERT_EQ(t - plan.first_row[i] < plan.certain[i], certain);
+    ASSERT_TRUE(certain || !pair);
     if (!certain) {
       ASSERT_EQ(plan.context[i], b.context[s]);
       ASSERT_EQ(plan.first_row[i] + plan.certain[i], b.first_row[s] + b.certain[s]);
       ASSERT_EQ(plan.rows[i] - plan.certain[i], b.rows[s] - b.certain[s]);
     }
     const int32_t end = certain ? b.position[t] + 1 : b.context[s] + b.rows[s] - b.certain[s];
-    ASSERT_GE(plan.context[i] + plan.rows[i] - plan.certain[i], end);
+    ASSERT_GE(plan.context[i] + plan.rows[i] - plan.certain[i], end + (pair ? kBlockTokens : 0));
     const SealedSequence& q = plan.sealed[static_cast<size_t>(s)];
-    for (int32_t block = 0; block * kBlockTokens < end; ++block) {
-      const auto at = image.find(image_block(q, s, kStride, plan.exact_from[i], block));
+    int32_t block = 0;
+    for (const int32_t place : table_blocks(tail, plan.exact_from[i], b.position[t], end)) {
+      const auto at = image.find(image_block(q, s, kStride, plan.exact_from[i], place));
       ASSERT_NE(at, image.end());
       const bool sealed = !tail.reads_exact(b.position[t], block * kBlockTokens);
       ASSERT_EQ(at->second, std::tuple(s, block, sealed)) << "row " << t << " block " << block;
+      ++block;
     }
+    ASSERT_EQ(block, (end + kBlockTokens - 1) / kBlockTokens);
   }
   // Every row of a band that its border is of is that band's, and certain ones have but one band.
   for (int32_t band = 0; band < bands; ++band) {
@@ -142,7 +159,7 @@ void check(const Rows& from, const KvTail& tail, int order) {
     }
     ASSERT_GT(plan.rows[i], 0);
     for (int32_t t = plan.first_row[i]; t < plan.first_row[i] + plan.rows[i]; ++t) {
-      const bool stores = tail.exact_from(b.position[t]) == plan.exact_from[i];
+      const bool stores = is_pair(plan.exact_from[i]) || tail.exact_from(b.position[t]) == plan.exact_from[i];
       ASSERT_EQ(stores, plan.of_row[static_cast<size_t>(t)] == band);
       ASSERT_TRUE(!stores || stored.insert(t).second);
     }
@@ -174,8 +191,10 @@ TEST(RowBands, ReadWhatTheTailSays) {
       }
     }
     if (between(0, 1) == 0) rows.pad(between(0, 3), between(0, 5));
-    check(rows, tail, round % 3);
-    if (HasFatalFailure()) FAIL() << "round " << round;
+    for (const bool pairs : {false, true}) {
+      check(rows, tail, pairs, round % 3);
+      if (HasFatalFailure()) FAIL() << "round " << round << " pairs " << pairs;
+    }
     several += rows.most_uncertain > 0;
   }
   EXPECT_GT(several, 300);
@@ -186,10 +205,20 @@ TEST(RowBands, RowsAtOnePositionAreOneBand) {
   Rows rows;
   rows.add(90, 16, {});
   for (int32_t& p : rows.position) p = 105;
-  const Plan plan(rows, {1, 0}, kStride, 3, 0);
+  const Plan plan(rows, {1, 0}, kStride, 3, true, 0);
   EXPECT_EQ(plan.rows, (std::vector<int32_t>{16, 0, 0}));
   EXPECT_EQ(plan.context[0], 106);
   EXPECT_EQ(plan.exact_from[0], 64);
+}
+
+// 150 rows from position 40 on, tail of one block: borders 0, 32, ... 128.
+TEST(RowBands, PairsHaveTwoBorders) {
+  Rows rows;
+  rows.add(40, 150, {});
+  const Plan plan(rows, {1, 0}, kStride, 5, true, 0);
+  EXPECT_EQ(plan.rows, (std::vector<int32_t>{56, 64, 30, 0, 0}));
+  EXPECT_EQ(plan.exact_from, (std::vector<int32_t>{~0, ~64, 128, 0, 0}));
+  EXPECT_EQ(plan.context, (std::vector<int32_t>{96 + 32, 160 + 32, 190, 0, 0}));
 }
 
 }  // namespace

@@ -117,13 +117,15 @@ SealedStep make_image(Context& context, const SealedWorkspace& work, const Atten
   const int64_t image_blocks =
       int64_t{batch.sequences} * batch.blocks_per_sequence + most_extra_blocks(batch.tokens, batch.sequences);
   BRAID_CHECK(bands <= work.bands.bands && batch.tokens <= work.tokens);
-  BRAID_CHECK(int64_t{bands} * batch.blocks_per_sequence <= work.table_entries);
+  BRAID_CHECK(bands * (int64_t{batch.blocks_per_sequence} + 1) <= work.table_entries);
   BRAID_CHECK(image_blocks <= work.image_blocks && kv.shape.k_block_bytes() <= work.block_bytes);
   ImageArgs args{.kv = kv, .forms = forms_of(kv.cold), .tail = kv.cold.tail};
   args.rows = {batch.position, batch.sequence, batch.first_row, batch.rows,
                batch.certain,  batch.context,  batch.tokens,    batch.sequences};
   args.bands = work.bands;
   args.bands.bands = bands;
+  // A row's cells may not lie otherwise in its tiles for where the step was cut, nor where windows count them.
+  args.bands.pairs = !context.deterministic && params.window == 0 && params.first_cell == 0;
   args.hot_table = batch.block_table;
   args.cold_table = batch.cold_table;
   args.stride = batch.blocks_per_sequence;
@@ -152,6 +154,7 @@ SealedStep make_image(Context& context, const SealedWorkspace& work, const Atten
   step.batch.certain = args.bands.certain;
   step.batch.context = args.bands.context;
   step.batch.block_table = work.table;
+  step.batch.blocks_per_sequence = batch.blocks_per_sequence + 1;
   step.batch.cold_table = nullptr;
   return step;
 }

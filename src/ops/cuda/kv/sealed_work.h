@@ -80,7 +80,7 @@ struct ImageArgs {
   int32_t window = 0, first_cell = 0;
   std::byte* k = nullptr;
   std::byte* v = nullptr;
-  int32_t* table = nullptr;  // [bands][stride]
+  int32_t* table = nullptr;  // [bands][stride + 1]: a pair has one block more
 };
 
 // The sequence whose entry it is: of those with entries, the last that begins there or before.
@@ -141,12 +141,14 @@ BRAID_BOTH void make_image(Block& block, UnitRows* rows, const ImageArgs& a, int
                            bool value) {
   if (!value) {
     block.each([&](int thread) {
-      for (int i = first * Block::kSize + thread; i < a.bands.bands * a.stride; i += blocks * Block::kSize) {
-        const int band = i / a.stride, own = i % a.stride;
+      const int room = a.stride + 1;
+      for (int i = first * Block::kSize + thread; i < a.bands.bands * room; i += blocks * Block::kSize) {
+        const int band = i / room, own = i % room;
         const int32_t s = a.bands.of_sequence[band];
         if (s < 0) continue;
         const SealedSequence q = a.bands.sealed[s];
-        if (own < q.blocks) a.table[i] = image_block(q, s, a.stride, a.bands.exact_from[band], own);
+        const int32_t exact_from = a.bands.exact_from[band];
+        if (own < q.blocks + is_pair(exact_from)) a.table[i] = image_block(q, s, a.stride, exact_from, own);
       }
     });
   }

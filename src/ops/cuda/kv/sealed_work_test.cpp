@@ -74,7 +74,7 @@ class Image {
       v->resize(static_cast<size_t>(bands_));
     of_row_.resize(static_cast<size_t>(b.tokens));
     sealed_.resize(static_cast<size_t>(b.sequences) + 1);
-    table_.assign(static_cast<size_t>(bands_ * stride), -1);
+    table_.assign(static_cast<size_t>(bands_ * (stride + 1)), -1);
     for (auto* pool : {&k_, &v_})
       pool->assign(static_cast<size_t>(layer_.blocks * layer_.shape.k_block_bytes()), std::byte{0x7e});
     layer_.k = k_.data();
@@ -121,6 +121,7 @@ class Image {
       b.certain = certain_.data();
       b.context = context_.data();
       b.block_table = table_.data();
+      b.blocks_per_sequence = batch_.blocks_per_sequence + 1;
       b.cold_table = nullptr;
       const Tensor o = world.tensor(batch_.tokens, shape.width());
       world.ops().attention(o, queries, {}, shape.params(), layer_, b);

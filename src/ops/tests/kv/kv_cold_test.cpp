@@ -105,8 +105,9 @@ TEST(KvCold, GroupsAndWidths) {
 
 // Rows at every place of a block, alone and several of a sequence, which then lie on both sides of a border.
 TEST(KvCold, BordersLieWhereThePositionSays) {
-  std::vector<SequencePlan> few, many, trees;
+  std::vector<SequencePlan> few, many, trees, prompts = {{0, 90}, {31, 33}};
   for (int32_t i = 0; i < kBlock; ++i) {
+    if (i % 10 == 0) prompts.push_back({64 + i, 60 + 2 * i});
     few.push_back({96 + i, 1});
     many.push_back({80 + i, 2 + i % 2});
     trees.push_back({64 + i, i % 2, {-1, 0, 1, 1, 3, -1}});
@@ -122,6 +123,7 @@ TEST(KvCold, BordersLieWhereThePositionSays) {
         const std::string what = fmt::format("{} tail {} sinks {}", name, tail, sinks);
         expect_plain(shape, few, ++seed, what + " few");
         expect_plain(shape, many, ++seed, what + " many");
+        expect_plain(shape, prompts, ++seed, what + " prompts");
         if (tail > 0) expect_plain(shape, trees, ++seed, what + " trees");
       }
     }
