@@ -118,7 +118,7 @@ struct SealedReader {
   const int warps = static_cast<int>(blockDim.x) / 32;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   uint8_t* memory;  // of this warp
-  uint32_t levels;  // this lane's address in the table of levels
+  Levels levels;
   float o[kHeadDim / 16][4];
   float top[2], total[2];
   int32_t known;  // a lane's entry of the table, of the 32 blocks of this warp from `known_from` on
@@ -128,7 +128,7 @@ struct SealedReader {
         u(units),
         sh(shared),
         memory(all + static_cast<int>(threadIdx.x) / 32 * units.warp_bytes),
-        levels(level_lane(all + warps * units.warp_bytes, lane)) {}
+        levels{all + warps * units.warp_bytes, static_cast<uint32_t>(4 * lane)} {}
 
   __device__ void copy(uint8_t* to, const std::byte* from, int pieces) const {
     uint32_t address = shared_address(to) + 16 * lane;

@@ -153,29 +153,26 @@ __device__ void make_level_table(uint8_t* table) {
     reinterpret_cast<__half2*>(table)[i] = __halves2half2(level(codes % 16), level(codes / 16));
   }
 }
-// A lane's address in the table; its bits below 7 are the lane's, those from 7 on of a pair of codes.
-__device__ inline uint32_t level_lane(const uint8_t* table, int lane) {
-  return shared_address(table) + 4 * lane;
-}
-__device__ inline uint32_t load_levels(uint32_t levels, uint32_t codes) {
-  uint32_t y;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(y) : "r"(levels + codes));
-  return y;
-}
+// A lane's part of it. Bits of `codes` from 7 on: a pair.
+struct Levels {
+  const uint8_t* table;
+  uint32_t lane_bytes;
+  __device__ uint32_t of(uint32_t codes) const { return at<uint32_t>(table + (codes | lane_bytes)); }
+};
 // Of nibbles n and n + 4.
-__device__ inline void split_levels(uint32_t levels, uint32_t codes, uint32_t (&r)[4]) {
+__device__ inline void split_levels(const Levels& levels, uint32_t codes, uint32_t (&r)[4]) {
   const uint32_t down5 = codes >> 5;
-  r[0] = load_levels(levels, (codes << 7 & 0x780) | (down5 & 0x7800));
-  r[1] = load_levels(levels, (codes << 3 & 0x780) | (codes >> 9 & 0x7800));
-  r[2] = load_levels(levels, (codes >> 1 & 0x780) | (codes >> 13 & 0x7800));
-  r[3] = load_levels(levels, (down5 & 0x780) | (codes >> 17 & 0x7800));
+  r[0] = levels.of((codes << 7 & 0x780) | (down5 & 0x7800));
+  r[1] = levels.of((codes << 3 & 0x780) | (codes >> 9 & 0x7800));
+  r[2] = levels.of((codes >> 1 & 0x780) | (codes >> 13 & 0x7800));
+  r[3] = levels.of((down5 & 0x780) | (codes >> 17 & 0x7800));
 }
 // Of nibbles 2 n and 2 n + 1: cells 4 c + n and 16 further.
-__device__ inline void byte_levels(uint32_t levels, uint32_t codes, uint32_t (&r)[4]) {
-  r[0] = load_levels(levels, codes << 7 & 0x7f80);
-  r[1] = load_levels(levels, codes >> 1 & 0x7f80);
-  r[2] = load_levels(levels, codes >> 9 & 0x7f80);
-  r[3] = load_levels(levels, codes >> 17 & 0x7f80);
+__device__ inline void byte_levels(const Levels& levels, uint32_t codes, uint32_t (&r)[4]) {
+  r[0] = levels.of(codes << 7 & 0x7f80);
+  r[1] = levels.of(codes >> 1 & 0x7f80);
+  r[2] = levels.of(codes >> 9 & 0x7f80);
+  r[3] = levels.of(codes >> 17 & 0x7f80);
 }
 
 // Codes of a byte each (q8_0): 16 channels by 32 cells as four matrices.
@@ -320,8 +317,8 @@ __device__ void score_classic(float (&s)[2][4], const uint8_t* unit, const Queri
 }
 
 template <int kHeadDim, int kBits>
-__device__ void score_codebook(float (&s)[2][4], const uint8_t* unit, uint32_t levels, const Queries& queries,
-                               int lane) {
+__device__ void score_codebook(float (&s)[2][4], const uint8_t* unit, const Levels& levels,
+                               const Queries& queries, int lane) {
   const Planes<kHeadDim, kBits> codes{unit, lane};
 #pragma unroll
   for (int norm = 0; norm < kHeadDim / 128; ++norm) {
@@ -521,7 +518,7 @@ __device__ void add_classic(float (&o)[kHeadDim / 16][4], const uint32_t (&p)[4]
 
 template <int kHeadDim, int kBits>
 __device__ void add_codebook(float (&o)[kHeadDim / 16][4], const uint32_t (&p)[4], const uint8_t* unit,
-                             uint32_t levels, int lane) {
+                             const Levels& levels, int lane) {
   const Planes<kHeadDim, kBits> codes{unit, lane};
 #pragma unroll
   for (int norm = 0; norm < kHeadDim / 128; ++norm) {
@@ -573,7 +570,7 @@ __device__ void add_q8(float (&o)[kHeadDim / 16][4], const uint32_t (&p)[4], con
 
 template <int kHeadDim>
 __device__ void score_unit(UnitKind kind, float (&s)[2][4], const uint8_t* unit, uint8_t* table,
-                           uint32_t levels, const Queries& queries, int lane) {
+                           const Levels& levels, const Queries& queries, int lane) {
   with_kind(kind, [&]<UnitKind kKind>() {
     constexpr int kBits = bits_of_kind(kKind);
     if constexpr (kKind == UnitKind::q8_0) {
@@ -589,7 +586,7 @@ __device__ void score_unit(UnitKind kind, float (&s)[2][4], const uint8_t* unit,
 }
 template <int kHeadDim>
 __device__ void add_unit(UnitKind kind, float (&o)[kHeadDim / 16][4], const uint32_t (&p)[4],
-                         const uint8_t* unit, uint8_t* table, uint32_t levels, int lane) {
+                         const uint8_t* unit, uint8_t* table, const Levels& levels, int lane) {
   with_kind(kind, [&]<UnitKind kKind>() {
     constexpr int kBits = bits_of_kind(kKind);
     if constexpr (kKind == UnitKind::q8_0) {
