@@ -64,12 +64,12 @@ __device__ inline void route_row(const RouteArgs& a, int row, uint32_t* left, in
 
 template <bool kPlain>
 __global__ void route_kernel(RouteArgs a) {
-  extern __shared__ uint32_t shared[];
+  extern __shared__ __align__(16) uint32_t shared[];
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int row = static_cast<int>(blockIdx.x) * (static_cast<int>(blockDim.x) / 32) + warp;
   let_next_start();  // short, launch.h
   wait_for_previous();
-  if (row < a.rows) route_row<kPlain>(a, row, shared + warp * a.experts, nullptr);
+  if (row < a.rows) route_row<kPlain>(a, row, shared + warp * choice_words(a.experts), nullptr);
 }
 
 // ---- the list ----
@@ -151,12 +151,12 @@ __global__ void __launch_bounds__(kSortThreads)
 template <bool kPlain>
 __global__ void __launch_bounds__(kSortThreads, 2)
     route_sort_kernel(RouteArgs route, SortedPairs sorted, int tile_rows, bool with_shared) {
-  extern __shared__ uint32_t shared[];
+  extern __shared__ __align__(16) uint32_t shared[];
   __shared__ int32_t ids[kRoutedAtOnce * kMostUsed];
   const int warp = static_cast<int>(threadIdx.x) / 32;
   let_next_start();  // short, launch.h
   wait_for_previous();
-  if (warp < route.rows) route_row<kPlain>(route, warp, shared + warp * route.experts, ids);
+  if (warp < route.rows) route_row<kPlain>(route, warp, shared + warp * choice_words(route.experts), ids);
   __syncthreads();
   sort_pairs(sorted, ids, route.used, route.rows, route.used, route.experts, tile_rows, with_shared);
 }
@@ -272,7 +272,7 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const CombineA
 // ---- workspace ----
 
 struct Layout {
-  size_t tiles, tile_count, pair_token, place, hidden, pair_out, shared_hidden, shared_out, end;
+  size_t tiles, tile_count, pair_token, place, hidden, pair_out, shared_hidden, shared_out, stored, end;
 };
 Layout layout_of(const Device::WorkspaceNeeds& needs) {
   const auto tokens = static_cast<size_t>(needs.max_tokens);
@@ -294,6 +294,7 @@ Layout layout_of(const Device::WorkspaceNeeds& needs) {
   l.pair_out = take(pairs * width * sizeof(float));
   l.shared_hidden = take(tokens * hidden * sizeof(Act));
   l.shared_out = take(tokens * width * sizeof(float));
+  l.stored = take(kFewCounts * sizeof(unsigned));  // zeros between steps
   l.end = at;
   return l;
 }
@@ -359,8 +360,10 @@ bool run_skinny(Context& context, const Device::WorkspaceNeeds& needs, std::byte
   BRAID_CHECK(given || (logits->rows == x.rows && logits->cols == w.gate->experts));
   BRAID_CHECK(w.gate->n <= needs.expert_width && w.down->n <= needs.model_width &&
               (w.shared_gate == nullptr || w.shared_gate->n <= needs.expert_width));
-  auto* hidden = reinterpret_cast<Act*>(work + layout_of(needs).hidden);
-  return moe_skinny(context, hidden, y, x, ids, weights, logits, rule, w);
+  const Layout l = layout_of(needs);
+  return moe_skinny(context,
+                    {reinterpret_cast<Act*>(work + l.hidden), reinterpret_cast<unsigned*>(work + l.stored)},
+                    y, x, ids, weights, logits, rule, w);
 }
 
 }  // namespace
@@ -371,7 +374,7 @@ void CudaOps::moe_route(Tensor ids, Tensor weights, Tensor logits, const RoutePa
   constexpr int kWarps = 4;
   const auto kernel = args.rule.plain(args.experts) ? route_kernel<true> : route_kernel<false>;
   launch_early(context_, kernel, dim3(static_cast<unsigned>(div_up(args.rows, kWarps))), kWarps * 32,
-               static_cast<size_t>(kWarps * params.experts) * sizeof(float), args);
+               static_cast<size_t>(kWarps * choice_words(params.experts)) * sizeof(uint32_t), args);
 }
 
 void CudaOps::moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits, const RouteParams& params,
@@ -387,7 +390,7 @@ void CudaOps::moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits,
   const int threads = std::max(32 * args.rows, div_up(args.experts, 32) * 32);
   const auto kernel = args.rule.plain(args.experts) ? route_sort_kernel<true> : route_sort_kernel<false>;
   launch_early(context_, kernel, dim3(1), static_cast<unsigned>(threads),
-               static_cast<size_t>(args.rows * args.experts) * sizeof(float), args,
+               static_cast<size_t>(args.rows * choice_words(args.experts)) * sizeof(uint32_t), args,
                sorted_in(moe_work_, layout_of(needs_)), tiling.rows, tiling.joined);
   run_experts(y, x, ids, weights, w);
 }

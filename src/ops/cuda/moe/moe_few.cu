@@ -1,16 +1,21 @@
-// moe_few.cu -- the experts of 3 to 8 tokens in two launches, of up to kMostFewPairs (token, expert) pairs (5
-// tokens with 8 experts each): route + list + gate and up, then down + the sum.
+// moe_few.cu -- the experts of 3 to 8 tokens in two launches, of up to kMostFewPairs (token, expert) pairs:
+// route + list + gate and up, then down + the sum.
 //
 // Every block makes the choice and the list itself, a warp for each token (moe_few.cuh): that needs no kernel
 // and no border. An expert that several tokens chose is one entry; its weights, decoded once, are multiplied
 // with all tokens, which are the 8 columns of an mma.
 //
-//   moe_few_in   an item is 32 rows of gate and up of an entry; blocks take them in turn, the shared expert's
-//                first: their weights are asked for before the choice is there. Its 8 warps share k, by units
-//                of 256, which bulk copies fetch whole; sums meet once for each item.
-//   moe_few_out  block b makes rows 16 b .. of y, for all tokens. Its warps share out the (entry, 128 k)
-//                pieces, weigh each with the tokens' weights and meet once, in warp order. All that needs no
-//                hidden row is done and asked for while moe_few_in still runs (launch.h).
+//   moe_few_in   an item is 32 rows of gate and up of an entry; blocks take them in turn, the shared
+//                expert's first: their weights are asked for before the choice is there. Its 8 warps share k,
+//                by units of 256, which bulk copies fetch whole. A warp for each token makes hidden values of
+//                an item's sums a product later, so that nobody waits, and counts what is stored of each
+//                entry.
+//   moe_few_out  block b makes rows 16 b .. of y, for all tokens. 12 warps share out the (entry, 128 k)
+//                pieces, weigh each with the tokens' weights and meet once, in warp order. It starts when all
+//                blocks of moe_few_in have, and multiplies an entry as soon as all of that is stored: a
+//                thirteenth warp reads the counts. So both take from memory at the same time, where both have
+//                room on a multiprocessor, and no border between them is waited for; nothing in moe_few_in
+//                waits for moe_few_out.
 //
 // Sums of a token run in the order of expert ids over all that the step's tokens chose: they are rounded
 // otherwise beside other tokens.
@@ -32,9 +37,8 @@
 namespace braid::cuda {
 namespace {
 
-// What moe_few_in leaves for a block of moe_few_out beside it, if it can; and what both take besides.
-constexpr int64_t kFewOutRoom = 80 * 1024;
-constexpr int64_t kFewStaticBytes = 20 * 1024;
+// What both take besides, with what the GPU takes for the second block.
+constexpr int64_t kFewStaticBytes = 13 * 1024;
 
 struct FewLaunch {
   FewInPlan in;
@@ -42,13 +46,38 @@ struct FewLaunch {
   size_t in_shared, out_shared;
 };
 
-// A choice of more than kQuickExperts works in memory that is used later.
+// The choice works in memory that is used later.
 int64_t choice_bytes(const MoeRoute& route) {
-  return route.experts <= kQuickExperts ? 0 : int64_t{route.tokens} * route.experts * 4;
+  return int64_t{route.tokens} * choice_words(route.experts) * 4;
 }
 
+int64_t few_most(const Context& context) {
+  return static_cast<int64_t>(context.shared_bytes_per_block) - kFewStaticBytes;
+}
+
+// Two stages, and what is left beside moe_few_in. False: not one.
 template <class Format>
-bool plan_few_in(const Context& context, const MoeIn& in, FewLaunch& launch) {
+bool plan_few_out(const Context& context, const MoeIn& in, const MoeOut& out, FewLaunch& launch) {
+  FewOutPlan& plan = launch.out;
+  plan.in_blocks = in.blocks;
+  plan.in_shared_blocks = in.shared_blocks;
+  if (int64_t{out.route.entries()} * 2 * out.units + 2 * out.shared_units > kMostFewPieces ||
+      2 * std::max(out.x_units, out.shared_x_units) > kMostFewHalves)
+    return false;
+  const int64_t rows = int64_t{kOutWarps} * 2 * out.route.tokens * kFewRowBytes;
+  constexpr int64_t kStage = int64_t{kOutWarps} * Slice<Format>::kBytes;
+  const int64_t left = few_most(context) - static_cast<int64_t>(launch.in_shared);
+  int64_t stages = std::min<int64_t>((left - rows) / kStage, kFewStages);
+  if (stages < 2) stages = std::min<int64_t>((few_most(context) - rows) / kStage, 2);
+  if (stages < 1) return false;
+  plan.stages = static_cast<int>(stages);
+  launch.out_shared = static_cast<size_t>(rows + stages * kStage);
+  return choice_bytes(out.route) <= static_cast<int64_t>(launch.out_shared);
+}
+
+// As many stages as leave room for `out_shared` on the same multiprocessor, two at most, or one.
+template <class Format>
+bool plan_few_in(const Context& context, const MoeIn& in, int64_t out_shared, FewLaunch& launch) {
   constexpr int kUnit = unit_bytes(Format::kPack);
   FewInPlan& plan = launch.in;
   // Where `inverse` is exact.
@@ -60,32 +89,21 @@ bool plan_few_in(const Context& context, const MoeIn& in, FewLaunch& launch) {
       int64_t{2} * plan.sources * 2 * in.route.tokens * kFewSumStride * 4, choice_bytes(in.route));
   const int64_t fixed = plan.x_bytes + exchange;
   const int64_t stage_bytes = int64_t{plan.sources} * kUnit;
-  const auto most = static_cast<int64_t>(context.shared_bytes_per_block) - kFewStaticBytes;
-  int64_t stages = std::min<int64_t>((most - kFewOutRoom - fixed) / stage_bytes, kInStages);
-  if (stages < 2) stages = std::min<int64_t>((most - fixed) / stage_bytes, 2);
+  int64_t stages = std::min<int64_t>((few_most(context) - out_shared - fixed) / stage_bytes, 2);
+  if (stages < 1) stages = std::min<int64_t>((few_most(context) - fixed) / stage_bytes, 2);
   if (stages < 1) return false;
   plan.stages = static_cast<int>(stages);
-  launch.in_shared = static_cast<size_t>(fixed + stages * stage_bytes);
+  // Too much for two on a multiprocessor: while the kernel before has blocks on some of them, others would
+  // get two of this one, and blocks of moe_few_out the rest.
+  launch.in_shared =
+      std::max(static_cast<size_t>(fixed + stages * stage_bytes), context.shared_bytes_per_block / 2);
   return true;
 }
 
+// What moe_few_out wants at least.
 template <class Format>
-bool plan_few_out(const Context& context, const MoeOut& out, FewLaunch& launch) {
-  FewOutPlan& plan = launch.out;
-  const int64_t rows = out.route.entries() + (out.route.shared ? out.route.tokens : 0);
-  if (int64_t{out.route.entries()} * 2 * out.units + 2 * out.shared_units > kMostFewPieces) return false;
-  // Rows 32 bytes apart in banks.
-  plan.row_bytes = std::max(out.x_units, out.shared_x_units) * 512 + 32;
-  const int64_t fixed = (rows + 1) * plan.row_bytes;
-  if (choice_bytes(out.route) > rows * plan.row_bytes) return false;
-  constexpr int64_t kStage = int64_t{kOutWarps} * Slice<Format>::kBytes;
-  const auto most = static_cast<int64_t>(context.shared_bytes_per_block) - kFewStaticBytes;
-  int64_t stages = (most - static_cast<int64_t>(launch.in_shared) - fixed) / kStage;
-  if (stages < 2) stages = (most - fixed) / kStage;
-  stages = std::min<int64_t>(stages, kFewStages);
-  plan.stages = static_cast<int>(stages);
-  launch.out_shared = static_cast<size_t>(fixed + stages * kStage);
-  return stages >= 1;
+int64_t least_out_shared(const MoeOut& out) {
+  return int64_t{kOutWarps} * 2 * (out.route.tokens * kFewRowBytes + Slice<Format>::kBytes);
 }
 
 }  // namespace
@@ -95,8 +113,11 @@ bool launch_moe_few(Context& context, const MoeIn& in, const MoeOut& out, Pack i
   if (route.tokens > kFewTokens || route.entries() > kMostFewPairs || route.experts > kMostFewExperts)
     return false;
   FewLaunch launch;
-  if (!with_format(in_pack, [&]<class Format>() { return plan_few_in<Format>(context, in, launch); }) ||
-      !with_format(out_pack, [&]<class Format>() { return plan_few_out<Format>(context, out, launch); }))
+  const int64_t out_shared =
+      with_format(out_pack, [&]<class Format>() { return least_out_shared<Format>(out); });
+  if (!with_format(in_pack,
+                   [&]<class Format>() { return plan_few_in<Format>(context, in, out_shared, launch); }) ||
+      !with_format(out_pack, [&]<class Format>() { return plan_few_out<Format>(context, in, out, launch); }))
     return false;
   const bool plain = route.rule.plain(route.experts);
   const int64_t items = int64_t{route.entries()} * in.blocks + in.shared_blocks;
@@ -108,7 +129,7 @@ bool launch_moe_few(Context& context, const MoeIn& in, const MoeOut& out, Pack i
   const auto out_grid = static_cast<unsigned>(div_up(out.width, 16));
   with_format(out_pack, [&]<class Format>() {
     launch_early(context, plain ? moe_few_out<Format, true> : moe_few_out<Format, false>, dim3(out_grid),
-                 kOutThreads, launch.out_shared, out, launch.out);
+                 kFewOutThreads, launch.out_shared, out, launch.out);
   });
   return true;
 }

@@ -1,15 +1,17 @@
-// moe_few.cuh -- the list of experts that moe_few.cu's kernels make, each block for itself.
+// moe_few.cuh -- what moe_few.cu's kernels share: the list of experts, which each block makes for itself, and
+// how the second kernel learns which hidden rows of the first are there.
 #pragma once
 
 #include "ops/cuda/moe/moe_skinny.cuh"
 
 namespace braid::cuda {
 
-// Tokens * used. Every block makes the list of all of them and fetches all their hidden rows, so that beyond
-// this a list made once, and the grouped products, are faster.
-inline constexpr int kMostFewPairs = 40;
 inline constexpr int kMostFewExperts = 512;  // of a model
 inline constexpr int kFewSumStride = 36;     // floats of a token's 32 sums: lanes that write meet all banks
+
+// With these of a thread, the 8 warps of moe_few_in fit beside the 13 of moe_few_out: 2 and 4 of a scheduler.
+inline constexpr int kFewInRegisters = 96;
+inline constexpr int kFewOutRegisters = 80;
 
 // In shared memory. An entry is an expert with at least one token, in the order of ids; its rows are its
 // tokens', in order, behind those of the entries before it; the shared expert's rows come last.
@@ -20,24 +22,38 @@ struct alignas(16) FewList {
   int16_t expert[kMostFewPairs];
   uint8_t tokens[kMostFewPairs];
   uint8_t first_row[kMostFewPairs];
-
-  __device__ int row(int entry, int token) const {
-    return first_row[entry] + __popc(tokens[entry] & ((1u << token) - 1));
-  }
 };
 
+// ---- which hidden rows are there ----
+
+inline constexpr int kFewLeft = kMostFewPairs + 1;  // the last of kFewCounts
+
+// By a warp that has stored 32 hidden values of an entry.
+__device__ inline void count_stored(unsigned* counts, int order, int lane) {
+  __syncwarp();
+  if (lane != 0) return;
+  __threadfence();
+  atomicAdd(counts + order, 1u);
+}
+__device__ inline unsigned load_count(const unsigned* count) {
+  unsigned x;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];\n" : "=r"(x) : "l"(count) : "memory");
+  return x;
+}
+
+// ---- the list ----
+
 // By all threads of a block of at least as many warps as tokens, who have met since of_expert was zeroed, and
-// have met when it returns. `left` [tokens][experts], for more than kQuickExperts. Warp t has token t's
-// choice.
+// have met when it returns. `words` [tokens][choice_words()]. Warp t has token t's choice.
 template <bool kPlain, int kWarps>
-__device__ inline Choice make_few_list(FewList& list, const MoeRoute& route, uint32_t* left, int thread) {
+__device__ inline Choice make_few_list(FewList& list, const MoeRoute& route, uint32_t* words, int thread) {
   const int lane = thread % 32;
   const int warp = thread / 32;
   Choice own = {0, 0};
   if (warp < route.tokens) {
     if (route.logits != nullptr) {
-      own = choose<kPlain>(route.rule, route.logits + warp * route.logits_stride, left + warp * route.experts,
-                           route.experts, route.used, lane);
+      own = choose<kPlain>(route.rule, route.logits + warp * route.logits_stride,
+                           words + warp * choice_words(route.experts), route.experts, route.used, lane);
     } else if (lane < route.used) {
       own.id = __ldcg(route.ids + warp * route.ids_stride + lane);
       own.weight = __ldcg(route.weights + warp * route.weights_stride + lane);

@@ -14,8 +14,24 @@ struct FewInPlan {
   int x_bytes;
 };
 
-// Asks for a warp's units: of each item those of gate, then those of up. Items: 32 rows of gate and up, the
-// shared expert's first, every block's own: blockIdx.x, + gridDim.x, ...
+// Items: 32 rows of gate and up, the shared expert's first, every block's own: blockIdx.x, + gridDim.x, ...
+struct FewItem {
+  bool shared;
+  int entry;
+  int block;  // of the entry's rows
+
+  __device__ FewItem(const MoeIn& a, const FewInPlan& p, int item) : shared(item < a.shared_blocks) {
+    const int routed = item - a.shared_blocks;
+    entry = shared ? 0 : routed * p.inverse >> 22;
+    block = shared ? item : routed - entry * a.blocks;
+  }
+  // Among the blocks of all experts, or of the shared one.
+  __device__ int packed_block(const MoeIn& a, const FewList& list) const {
+    return shared ? block : block + list.expert[entry] * a.blocks;
+  }
+};
+
+// Asks for a warp's units: of each item those of gate, then those of up.
 template <class Format>
 struct FewAsker {
   static constexpr int kUnit = unit_bytes(Format::kPack);
@@ -34,18 +50,12 @@ struct FewAsker {
 #if __CUDA_ARCH__ >= 900
     if (elected()) {
       const MoeMatrix& m = a.matrix[matrix];
-      const uint8_t* units = m.shared_units;
-      int block = item;
-      if (item >= a.shared_blocks) {
-        const int routed = item - a.shared_blocks;
-        const int entry = routed * p.inverse >> 22;
-        block = routed - entry * a.blocks + list.expert[entry] * a.blocks;
-        units = m.units;
-      }
+      const FewItem of(a, p, item);
+      const uint8_t* units = of.shared ? m.shared_units : m.units;
       arrive_expecting(full + 8 * stage, kUnit);
       copy_bulk(memory + stage * kUnit,
-                units + (static_cast<int64_t>(block) * a.units + first + unit) * kUnit, kUnit,
-                full + 8 * stage, policy);
+                units + (static_cast<int64_t>(of.packed_block(a, list)) * a.units + first + unit) * kUnit,
+                kUnit, full + 8 * stage, policy);
     }
 #endif
     if (++unit < count) return;
@@ -55,28 +65,113 @@ struct FewAsker {
   }
 };
 
+// The sums of two items on their way to the warps that store: [item % 2][source][matrix][token][32 rows].
+struct FewExchange {
+  float* sums;
+  int matrix_floats;
+  int item_floats;
+  uint32_t full, empty;  // two barriers each: a phase for every second item
+
+  __device__ float* of(int turn) const { return sums + (turn & 1) * item_floats; }
+};
+
+// By a warp: its sums of one matrix.
+__device__ inline void leave_few_sums(float* to, const float (&acc)[2][2][4], int tokens, int lane) {
+  const int g = lane / 4;
+  const int c = lane % 4;
+#pragma unroll
+  for (int r16 = 0; r16 < 2; ++r16)
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      const int token = 2 * c + q % 2;
+      if (token < tokens)
+        to[token * kFewSumStride + r16 * 16 + q / 2 * 8 + g] = acc[0][r16][q] + acc[1][r16][q];
+    }
+}
+
+// By warp `token`: 32 hidden values of its token, if that has the item.
+__device__ inline void store_few(const MoeIn& a, const FewInPlan& p, const FewList& list, const FewItem& item,
+                                 const FewExchange& exchange, int turn, int token, int lane) {
+  const unsigned tokens = item.shared ? (1u << a.route.tokens) - 1 : list.tokens[item.entry];
+  if ((tokens >> token & 1) != 0) {
+    const int block = item.packed_block(a, list);
+    const float gate_scale = (item.shared ? a.matrix[0].shared_scales : a.matrix[0].scales)[block];
+    const float up_scale = (item.shared ? a.matrix[1].shared_scales : a.matrix[1].scales)[block];
+    wait_barrier(exchange.full + 8 * (turn & 1), turn >> 1 & 1);
+    const float* from = exchange.of(turn) + token * kFewSumStride + lane;
+    float gate = 0;
+    float up = 0;
+#pragma unroll
+    for (int w = 0; w < kInWarps; ++w) {
+      if (w >= p.sources) continue;
+      gate += from[2 * w * exchange.matrix_floats];
+      up += from[(2 * w + 1) * exchange.matrix_floats];
+    }
+    const int row = item.block * 32 + lane;
+    const int to =
+        (item.shared ? a.route.entries() : list.first_row[item.entry]) + __popc(tokens & ((1u << token) - 1));
+    if (row < (item.shared ? a.shared_rows : a.rows))
+      a.hidden[to * a.hidden_stride + row] = to_act(silu(gate * gate_scale) * (up * up_scale));
+    count_stored(a.route.stored, item.shared ? 0 : 1 + item.entry, lane);
+  }
+  __syncwarp();
+  if (kWarpArrivals == 32 || lane == 0) arrive(exchange.empty + 8 * (turn & 1));
+}
+
+// By a warp: its units of one matrix of an item, from its ring, which is filled again.
+template <class Format>
+__device__ inline void multiply_few(float (&acc)[2][2][4], const MoeIn& a, const FewInPlan& p,
+                                    const uint8_t* ring, FewAsker<Format>& asker, const LaneX& x, int& stage,
+                                    int& parity, int lane) {
+  constexpr int kUnit = unit_bytes(Format::kPack);
+  constexpr int kPart = half_bytes(Format::kPack);
+#pragma unroll 1
+  for (int unit = asker.first; unit < asker.first + asker.count; ++unit) {
+    const int x_unit = unit < a.x_units ? unit : unit - a.x_units;
+    wait_barrier(asker.full + 8 * stage, parity);
+    const uint8_t* from = ring + stage * kUnit;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint8_t* x_at = x.own + (2 * x_unit + h) * a.route.tokens * 256;
+      uint4 b[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) b[j] = *reinterpret_cast<const uint4*>(x_at + ((j ^ x.exchanged) << 4));
+      multiply_skinny<Format>(from + h * kPart, from + 2 * kPart, b, acc, lane);
+    }
+    __syncwarp();
+    if (asker.item < asker.items) asker.ask(stage);
+    if (++stage == p.stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+}
+
 template <class Format, bool kPlain>
-__global__ void __launch_bounds__(kInThreads, 2)
+__global__ void __maxnreg__(kFewInRegisters)
     moe_few_in(const __grid_constant__ MoeIn a, const __grid_constant__ FewInPlan p) {
 #if __CUDA_ARCH__ >= 900
   constexpr int kUnit = unit_bytes(Format::kPack);
-  constexpr int kPart = half_bytes(Format::kPack);
   extern __shared__ __align__(128) uint8_t dynamic[];
   __shared__ FewList list;
-  __shared__ float scales[kFewTokens][2];
-  __shared__ __align__(8) uint64_t barriers[kInWarps * kInStages];
+  __shared__ __align__(8) uint64_t barriers[kInWarps * kInStages + 4];
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int warp = thread / 32;
-  const int g = lane / 4;
-  const int c = lane % 4;
   const int tokens = a.route.tokens;
   uint8_t* ring = dynamic + warp * p.stages * kUnit;
   uint8_t* xs = dynamic + p.sources * p.stages * kUnit;
-  float* exchange = reinterpret_cast<float*>(xs + p.x_bytes);
   const uint32_t full = shared_address(barriers + warp * kInStages);
+  const uint32_t exchanged = shared_address(barriers + kInWarps * kInStages);
+  const int matrix_floats = tokens * kFewSumStride;
+  const FewExchange exchange = {reinterpret_cast<float*>(xs + p.x_bytes), matrix_floats,
+                                2 * p.sources * matrix_floats, exchanged, exchanged + 16};
   if (lane == 0) {
     for (int i = 0; i < p.stages; ++i) init_barrier(full + 8 * i, 1);
+    if (warp < 2) {
+      init_barrier(exchange.full + 8 * warp, p.sources * kWarpArrivals);
+      init_barrier(exchange.empty + 8 * warp, tokens * kWarpArrivals);
+    }
     publish_barriers();
   }
   clear_few_list<kInThreads>(list, thread);
@@ -92,7 +187,6 @@ __global__ void __launch_bounds__(kInThreads, 2)
   };
   ask();
   wait_for_previous();
-  let_next_start();
   const int pieces = a.x_units * 32;
 #pragma unroll 1
   for (int t = 0; t < tokens; ++t)
@@ -100,79 +194,44 @@ __global__ void __launch_bounds__(kInThreads, 2)
     for (int i = thread; i < pieces; i += kInThreads)
       copy_async_or_zero(shared_address(xs) + (i / 16 * tokens + t) * 256 + piece_place(i % 16, t),
                          a.x + t * a.x_stride + (i * 8 < a.k ? i * 8 : 0), i * 8 < a.k);
-  make_few_list<kPlain, kInWarps>(list, a.route, reinterpret_cast<uint32_t*>(exchange), thread);
+  make_few_list<kPlain, kInWarps>(list, a.route, reinterpret_cast<uint32_t*>(exchange.sums), thread);
   asker.items = a.shared_blocks + list.entries * a.blocks;
   ask();
+  let_next_start();  // not before: it makes its list, too
   wait_for_copies();
   __syncthreads();
 
+  // An item's hidden values are stored between the two products of the next one, when the sums of all warps
+  // have long been there.
   const LaneX x(xs, nullptr, false, tokens, lane);
   int stage = 0;
   int parity = 0;
-  float* sums = exchange;
-  const int matrix_floats = tokens * kFewSumStride;
+  int turn = 0;
+  int item = static_cast<int>(blockIdx.x);
+  const auto store_last = [&] {
+    if (warp < tokens && turn > 0)
+      store_few(a, p, list, FewItem(a, p, item - static_cast<int>(gridDim.x)), exchange, turn - 1, warp,
+                lane);
+  };
 #pragma unroll 1
-  for (int item = static_cast<int>(blockIdx.x); item < asker.items; item += static_cast<int>(gridDim.x)) {
-    const bool shared = item < a.shared_blocks;
-    const int routed = item - a.shared_blocks;
-    const int entry = shared ? 0 : routed * p.inverse >> 22;
-    const int block = shared ? item : routed - entry * a.blocks;
-    if (warp < tokens)
-      ask_scales(scales[warp], a, shared, block + (shared ? 0 : list.expert[entry] * a.blocks), lane);
+  for (; item < asker.items; item += static_cast<int>(gridDim.x)) {
 #pragma unroll 1
-    for (int matrix = 0; matrix < 2 && count > 0; ++matrix) {
+    for (int matrix = 0; matrix < 2; ++matrix) {
       float acc[2][2][4] = {};
-#pragma unroll 1
-      for (int unit = first; unit < first + count; ++unit) {
-        const int x_unit = unit < a.x_units ? unit : unit - a.x_units;
-        wait_barrier(full + 8 * stage, parity);
-        const uint8_t* from = ring + stage * kUnit;
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const uint8_t* x_at = x.own + (2 * x_unit + h) * tokens * 256;
-          uint4 b[4];
-#pragma unroll
-          for (int j = 0; j < 4; ++j) b[j] = *reinterpret_cast<const uint4*>(x_at + ((j ^ x.exchanged) << 4));
-          multiply_skinny<Format>(from + h * kPart, from + 2 * kPart, b, acc, lane);
-        }
-        __syncwarp();
-        if (asker.item < asker.items) asker.ask(stage);
-        if (++stage == p.stages) {
-          stage = 0;
-          parity ^= 1;
-        }
+      multiply_few<Format>(acc, a, p, ring, asker, x, stage, parity, lane);
+      if (matrix == 0) {
+        store_last();
+        // What stood there two items ago; a barrier's first phases need no waiting.
+        wait_barrier(exchange.empty + 8 * (turn & 1), (turn >> 1 & 1) ^ 1);
       }
-      float* to = sums + (2 * warp + matrix) * matrix_floats;
-#pragma unroll
-      for (int r16 = 0; r16 < 2; ++r16)
-#pragma unroll
-        for (int q = 0; q < 4; ++q) {
-          const int token = 2 * c + q % 2;
-          if (token < tokens)
-            to[token * kFewSumStride + r16 * 16 + q / 2 * 8 + g] = acc[0][r16][q] + acc[1][r16][q];
-        }
+      if (count > 0)
+        leave_few_sums(exchange.of(turn) + (2 * warp + matrix) * matrix_floats, acc, tokens, lane);
     }
-    // The next item's sums go to the other half of the exchange, and nobody is two items ahead.
-    __syncthreads();
-    const int row = block * 32 + lane;
-    wait_for_copies();
     __syncwarp();
-    if (warp < tokens && row < (shared ? a.shared_rows : a.rows) &&
-        (shared || (list.tokens[entry] >> warp & 1) != 0)) {
-      const float* from = sums + warp * kFewSumStride + lane;
-      float gate = 0;
-      float up = 0;
-#pragma unroll
-      for (int w = 0; w < kInWarps; ++w) {
-        if (w >= p.sources) continue;
-        gate += from[2 * w * matrix_floats];
-        up += from[(2 * w + 1) * matrix_floats];
-      }
-      const int to = shared ? a.route.entries() + warp : list.row(entry, warp);
-      a.hidden[to * a.hidden_stride + row] = to_act(silu(gate * scales[warp][0]) * (up * scales[warp][1]));
-    }
-    sums = sums == exchange ? exchange + 2 * p.sources * matrix_floats : exchange;
+    if (count > 0 && (kWarpArrivals == 32 || lane == 0)) arrive(exchange.full + 8 * (turn & 1));
+    ++turn;
   }
+  store_last();
 #endif
 }
 

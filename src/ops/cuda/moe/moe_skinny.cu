@@ -146,7 +146,7 @@ bool fill_matrices(MoeIn& in, MoeOut& out, const MoeWeights& w) {
 
 }  // namespace
 
-bool moe_skinny(Context& context, Act* hidden, Tensor y, Tensor x, Tensor ids, Tensor weights,
+bool moe_skinny(Context& context, const MoeMemory& memory, Tensor y, Tensor x, Tensor ids, Tensor weights,
                 const Tensor* logits, const ChoiceRule& rule, const MoeWeights& w) {
   const bool readable = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 8 == 0 && x.cols % 8 == 0;
   if (!context.has_bulk_copies || x.rows > kFewTokens || ids.cols > kMostUsed || !readable ||
@@ -176,13 +176,14 @@ bool moe_skinny(Context& context, Act* hidden, Tensor y, Tensor x, Tensor ids, T
   route.used = static_cast<int>(ids.cols);
   route.experts = static_cast<int>(w.gate->experts);
   route.shared = w.shared_gate != nullptr;
+  route.stored = memory.stored;
   out.route = route;
   in.x = out.x = static_cast<const Act*>(x.data);
   in.x_stride = out.x_stride = x.stride;
   in.k = out.x_cols = static_cast<int>(x.cols);
-  in.hidden = hidden;
+  in.hidden = memory.hidden;
   in.hidden_stride = std::max(in.rows, in.shared_rows);
-  out.hidden = hidden;
+  out.hidden = memory.hidden;
   out.hidden_stride = in.hidden_stride;
   out.y = y.f32();
   out.y_stride = y.stride;

@@ -35,7 +35,8 @@ struct MoeRoute {
   int used = 0;
   int experts = 0;
   ChoiceRule rule;
-  bool shared = false;  // there is a shared expert: one more entry, with all tokens
+  bool shared = false;         // there is a shared expert: one more entry, with all tokens
+  unsigned* stored = nullptr;  // [kFewCounts] of moe_few.cuh
 
   __host__ __device__ int entries() const { return tokens * used; }  // without the shared one
 };

@@ -12,10 +12,20 @@ namespace braid::cuda {
 inline constexpr int kSkinnyTokens = 2;
 inline constexpr int kFewTokens = 8;  // moe_few.cu
 
+// Tokens * used that moe_few.cu takes.
+inline constexpr int kMostFewPairs = 64;
+// In memory, zeros between steps: how many times 32 hidden values of an entry are stored, the shared expert's
+// first; then how many blocks of the second kernel need these counts no more.
+inline constexpr int kFewCounts = kMostFewPairs + 2;
+
+struct MoeMemory {
+  Act* hidden;       // rows * (used + 1) rows of the widest expert's inner width, to a multiple of 8
+  unsigned* stored;  // [kFewCounts]
+};
+
 // Ops::moe with `logits` and their rule, Ops::moe_ffn without (null); then the ids of a token must differ.
-// `hidden`: rows * (used + 1) rows of the widest expert's inner width, to a multiple of 8. False: there is no
-// form for these, and nothing was launched.
-bool moe_skinny(Context& context, Act* hidden, Tensor y, Tensor x, Tensor ids, Tensor weights,
+// False: there is no form for these, and nothing was launched.
+bool moe_skinny(Context& context, const MoeMemory& memory, Tensor y, Tensor x, Tensor ids, Tensor weights,
                 const Tensor* logits, const ChoiceRule& rule, const MoeWeights& w);
 
 }  // namespace braid::cuda

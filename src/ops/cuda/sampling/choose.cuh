@@ -76,75 +76,79 @@ struct Choice {
   int id;
 };
 
-// Numbers 0 .. used - 1 in turn: `best` is a lane's best key, id_of(key) its lowest id with that key,
-// take_out(id) removes an expert and makes `best` the best of what is left.
-template <bool kPlain, class IdOf, class TakeOut>
-__device__ inline Choice choose_rounds(const ChoiceRule& rule, const float* logits, uint32_t& best,
-                                       int experts, int used, int lane, IdOf id_of, TakeOut take_out) {
-  uint32_t own = 0;
-  uint32_t first = 0;
-  int own_id = 0;
-#pragma unroll 1
-  for (int j = 0; j < used; ++j) {
-    const uint32_t most = __reduce_max_sync(kFullWarp, best);
-    const int id = __reduce_min_sync(kFullWarp, best == most ? id_of(most) : experts);
-    if (j == 0) first = most;
-    if (lane == j) {
-      own = most;
-      own_id = id;
-    }
-    take_out(id);
-  }
-  return {rule.weight<kPlain>(lane < used, own, first, logits, own_id), own_id};
+// A warp's shared memory for a choice.
+__host__ __device__ inline int choice_words(int experts) {
+  return experts > 128 ? (experts + 3) / 4 * 4 : 128;
 }
 
-// Up to kQuickExperts: lane l has experts l, l + 32, ... in registers, sorted, so that a round looks at the
-// first of each lane only.
+// Up to kQuickExperts; lane l has experts l, l + 32, ... in registers. Of the largest of each lane, number
+// `used` is a bound: at least `used` experts reach it. They are hardly ever more than 32: one comparison with
+// all others tells the place of each. False: they are more.
 template <bool kPlain>
-__device__ inline Choice choose_quickly(const ChoiceRule& rule, const float* logits, int experts, int used,
-                                        int lane) {
+__device__ inline bool choose_quickly(Choice& choice, const ChoiceRule& rule, const float* logits,
+                                      uint32_t* words, int experts, int used, int lane) {
   constexpr int kOwn = kQuickExperts / 32;
+  uint32_t* found = words + 32;
+  uint32_t* ids = words + 64;
   uint32_t key[kOwn];
-  int id[kOwn];
 #pragma unroll
-  for (int i = 0; i < kOwn; ++i) {
-    id[i] = lane + 32 * i;
-    key[i] = id[i] < experts ? __float_as_uint(__ldcg(logits + id[i])) : 0;
-  }
+  for (int i = 0; i < kOwn; ++i)
+    key[i] = lane + 32 * i < experts ? __float_as_uint(__ldcg(logits + lane + 32 * i)) : 0;
   rule.keys<kPlain>(key, lane, 32, experts);
-  // Neighbours change places, so of equal keys the lowest id stays in front.
+  uint32_t most = key[0];
 #pragma unroll
-  for (int round = 0; round < kOwn; ++round)
+  for (int i = 1; i < kOwn; ++i) most = max(most, key[i]);
+  words[lane] = most;
+  found[lane] = 0;
+  __syncwarp();
+  int above = 0;
 #pragma unroll
-    for (int i = round % 2; i + 1 < kOwn; i += 2) {
-      const bool swap = key[i + 1] > key[i];
-      const uint32_t more = max(key[i], key[i + 1]);
-      key[i + 1] = min(key[i], key[i + 1]);
-      key[i] = more;
-      const int first = swap ? id[i + 1] : id[i];
-      id[i + 1] = swap ? id[i] : id[i + 1];
-      id[i] = first;
+  for (int i = 0; i < 8; ++i) {
+    const uint4 v = reinterpret_cast<const uint4*>(words)[i];
+    above += (v.x > most ? 1 : 0) + (v.y > most ? 1 : 0) + (v.z > most ? 1 : 0) + (v.w > most ? 1 : 0);
+  }
+  const uint32_t bound = __reduce_min_sync(kFullWarp, above < used ? most : 0xffffffffu);
+  int count = 0;
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {  // in the order of ids
+    const unsigned lanes = __ballot_sync(kFullWarp, key[i] >= bound);
+    const int at = count + __popc(lanes & ((1u << lane) - 1));
+    if (key[i] >= bound && at < 32) {
+      found[at] = key[i];
+      ids[at] = static_cast<uint32_t>(lane + 32 * i);
     }
-  uint32_t best = key[0];
-  return choose_rounds<kPlain>(
-      rule, logits, best, experts, used, lane, [&](uint32_t) { return id[0]; },
-      [&](int taken) {
-        if (taken != id[0]) return;
-#pragma unroll
-        for (int i = 0; i + 1 < kOwn; ++i) {
-          key[i] = key[i + 1];
-          id[i] = id[i + 1];
-        }
-        key[kOwn - 1] = 0;
-        best = key[0];
-      });
+    count += __popc(lanes);
+  }
+  if (count > 32) return false;
+  __syncwarp();
+  const uint32_t own = found[lane];
+  int place = 0;
+#pragma unroll 1
+  for (int j = 0; j < count; j += 4) {
+    const uint4 v = *reinterpret_cast<const uint4*>(found + j);
+    // Of lower ids the same key comes before.
+    place += (v.x > (j < lane ? own - 1 : own) ? 1 : 0) + (v.y > (j + 1 < lane ? own - 1 : own) ? 1 : 0) +
+             (v.z > (j + 2 < lane ? own - 1 : own) ? 1 : 0) + (v.w > (j + 3 < lane ? own - 1 : own) ? 1 : 0);
+  }
+  uint32_t* places = words + 96;
+  if (lane < count && place < used) places[place] = static_cast<uint32_t>(lane);
+  __syncwarp();
+  const int from = lane < used ? static_cast<int>(places[lane]) : 0;
+  choice.id = lane < used ? static_cast<int>(ids[from]) : 0;
+  choice.weight = rule.weight<kPlain>(lane < used, found[from], found[places[0]], logits, choice.id);
+  return true;
 }
 
-// `left` [experts]: shared memory of this warp; not used for up to kQuickExperts.
+// `words` [choice_words(experts)]: shared memory of this warp, 16-byte aligned.
 template <bool kPlain>
-__device__ inline Choice choose(const ChoiceRule& rule, const float* logits, uint32_t* left, int experts,
+__device__ inline Choice choose(const ChoiceRule& rule, const float* logits, uint32_t* words, int experts,
                                 int used, int lane) {
-  if (kPlain || experts <= kQuickExperts) return choose_quickly<kPlain>(rule, logits, experts, used, lane);
+  if (kPlain || experts <= kQuickExperts) {
+    Choice choice;
+    if (choose_quickly<kPlain>(choice, rule, logits, words, experts, used, lane)) return choice;
+    __syncwarp();
+  }
+  // Round for round the best of what each lane has left.
   uint32_t best = 0;
   int best_id = experts;
   const auto find = [&]() {
@@ -152,8 +156,8 @@ __device__ inline Choice choose(const ChoiceRule& rule, const float* logits, uin
     best_id = experts;
 #pragma unroll 4
     for (int i = lane; i < experts; i += 32) {
-      if (left[i] <= best) continue;
-      best = left[i];
+      if (words[i] <= best) continue;
+      best = words[i];
       best_id = i;
     }
   };
@@ -161,20 +165,31 @@ __device__ inline Choice choose(const ChoiceRule& rule, const float* logits, uin
   for (int e = lane; e < experts; e += 32 * 8) {
     uint32_t key[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) key[i] = e + 32 * i < experts ? __float_as_uint(logits[e + 32 * i]) : 0;
+    for (int i = 0; i < 8; ++i)
+      key[i] = e + 32 * i < experts ? __float_as_uint(__ldcg(logits + e + 32 * i)) : 0;
     rule.keys<kPlain>(key, e, 32, experts);
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-      if (e + 32 * i < experts) left[e + 32 * i] = key[i];
+      if (e + 32 * i < experts) words[e + 32 * i] = key[i];
   }
   find();
-  return choose_rounds<kPlain>(
-      rule, logits, best, experts, used, lane, [&](uint32_t) { return best_id; },
-      [&](int id) {
-        if (id % 32 != lane) return;
-        left[id] = 0;
-        find();
-      });
+  uint32_t own = 0;
+  uint32_t first = 0;
+  int own_id = 0;
+#pragma unroll 1
+  for (int j = 0; j < used; ++j) {
+    const uint32_t most = __reduce_max_sync(kFullWarp, best);
+    const int id = __reduce_min_sync(kFullWarp, best == most ? best_id : experts);
+    if (j == 0) first = most;
+    if (lane == j) {
+      own = most;
+      own_id = id;
+    }
+    if (id % 32 != lane) continue;
+    words[id] = 0;
+    find();
+  }
+  return {rule.weight<kPlain>(lane < used, own, first, logits, own_id), own_id};
 }
 
 }  // namespace braid::cuda
