@@ -61,7 +61,7 @@ struct WgmmaShape {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// ---- loading: three warps ask for weights, a fourth for x ----
+// ---- loading: three warps ask for weights, a fourth for x, by one lane each: elected() ----
 
 // Shared memory of the stages, and their barriers.
 struct Stages {
@@ -90,17 +90,18 @@ struct WgmmaLoader {
   WgmmaWalk walk;
   uint64_t policy = cache_policy(a.once);
 
-  // By lane 0 of the fourth.
+  // By the fourth.
   __device__ void load_x(const Tile& tile, int step, int stage) const {
     const int half = step < 2 * a.x_units ? step : step - 2 * a.x_units;
     const auto* image = reinterpret_cast<const uint8_t*>(a.x);
     const uint32_t full = s.full + 8 * stage;
+    if (!elected()) return;
     arrive_expecting(full, Shape::kX);
     copy_bulk(shared_address(s.xs) + stage * Shape::kX,
               image + (static_cast<int64_t>(tile.x_tile) * 2 * a.x_units + half) * Shape::kX, Shape::kX,
               full);
   }
-  // By lane 0 of the others, from block `first` of the tile on.
+  // By the others, from block `first` of the tile on.
   template <class Format>
   __device__ void load_weights(const uint8_t* const (&units)[kOwn], int first, int step, int stage) const {
     constexpr int kPart = half_bytes(Format::kPack);
@@ -110,6 +111,7 @@ struct WgmmaLoader {
     int bytes = 0;
 #pragma unroll
     for (int w = 0; w < kOwn; ++w) bytes += units[w] != nullptr ? kPart + kRest : 0;
+    if (!elected()) return;
     if (bytes == 0) return arrive(full);
     arrive_expecting(full, bytes);
     const int64_t at = static_cast<int64_t>(step / 2) * unit_bytes(Format::kPack);
@@ -129,7 +131,6 @@ struct WgmmaLoader {
 
   __device__ void run() {
     const int own = static_cast<int>(threadIdx.x) / 32 - Shape::kWarps;
-    if (threadIdx.x % 32 != 0) return;
     bool waits = own == 3;  // for x
     if (waits && !Shape::kLooked) {
       wait_for_previous();
@@ -200,7 +201,8 @@ __device__ inline void multiply_step(float (&acc)[2][kColumns / 8][4], const uin
 #pragma unroll
     for (int p = 0; p < 2; ++p) {
       const int s = 2 * i + p;
-      const uint64_t b = wgmma_operand_at(x, s / 4 * (kColumns * 128) + s % 4 * 32);
+      // Added as a whole it is one instruction; wgmma_operand_at() is three where `x` is not a constant.
+      const uint64_t b = x + ((s / 4 * (kColumns * 128) + s % 4 * 32) >> 4);
       multiply_wgmma<kColumns>(acc[0], f[i % 2][0].a[p], b);
       multiply_wgmma<kColumns>(acc[1], f[i % 2][1].a[p], b);
     }
