@@ -182,10 +182,11 @@ void add_model_options(CLI::App& command, ModelFlags& flags, bool with_model) {
       ->capture_default_str()
       ->envname("BRAID_ACT");
   command
-      .add_option("--cache-type-k", flags.cache_k,
-                  "-ctk: keys in the cache: " + kv_codec_names() +
-                      ", or auto: f16 if all contexts fit so, else q8_0. A CPU is fast with f16, q8_0 and c4, a "
-                      "GPU with all but kvarn4 and kvarn3, which it does not take")
+      .add_option(
+          "--cache-type-k", flags.cache_k,
+          "-ctk: keys in the cache: " + kv_codec_names() +
+              ", or auto: f16 if all contexts fit so, else q8_0. A CPU is fast with f16, q8_0 and c4, a "
+              "GPU with all but kvarn4 and kvarn3, which it does not take")
       ->capture_default_str()
       ->envname("BRAID_CACHE_TYPE_K");
   command.add_option("--cache-type-v", flags.cache_v, "-ctv: values in the cache: the same formats")
