@@ -9,7 +9,8 @@
 // one and the other way round, scores 32 cells (S^T = K Q^T), keeps its own largest score, and adds to all
 // dims (O^T = V^T P^T). So warps do not wait for each other until the item ends, when sums of all warps are
 // brought to the same largest score, added, turned back where the format rotates, and left as a split. What a
-// unit's codes become is in sealed_units.cuh: about 1.6 instructions a value for c4, 2.3 for tbq4_0.
+// unit's codes become is in sealed_units.cuh: with all that belongs to a block 2.5 instructions a value for c4 and
+// 3.5 for tbq4_0. Measured, and what was tried: docs/history/cuda-kernels.md.
 //
 // Rows of a sequence may read different parts sealed: a query that reads less has the rest masked.
 #include <algorithm>
@@ -121,7 +122,7 @@ struct SealedReader {
   Levels levels;
   float o[kHeadDim / 16][4];
   float top[2], total[2];
-  int32_t known;  // a lane's entry of the table, of the 32 blocks of this warp from `known_from` on
+  int32_t known;  // of the next 32 blocks of this warp, a lane's entry of the table
 
   __device__ SealedReader(const AttentionArgs& args, const UnitArgs& units, Shared& shared, uint8_t* all)
       : a(args),
