@@ -225,7 +225,9 @@ void Engine::propose(StepPlan& plan) {
     const Sequence& s = *item.sequence;
     // Not behind a prompt: others may go on from its last row. The model's own token follows the last draft.
     const int32_t left = s.request.max_tokens < 0 ? most_tokens() : s.request.max_tokens - s.generated() - 1;
-    item.draft_depth = item.wants_next && s.decoding() ? std::clamp(left, 0, options_.draft_depth) : 0;
+    const int32_t room =
+        std::min(left, scheduler_->tokens_to_checkpoint(s, s.computed_tokens + item.certain));
+    item.draft_depth = item.wants_next && s.decoding() ? std::clamp(room, 0, options_.draft_depth) : 0;
     item.draft_count = options_.max_drafts;
   }
   draft(plan);

@@ -365,14 +365,24 @@ SchedulerLimits EngineMemory::scheduler_limits(const EngineOptions& options,
   limits.seals = sizes.seals();
   limits.tail = sizes.tail;
   limits.preemption = options.preemption;
-  // What is computed again runs many rows at a time, which is another form of attention.
-  if (options.deterministic && limits.preemption == Preemption::cheaper) limits.preemption = Preemption::swap;
+  // What is computed again runs many rows at a time, which is another form of attention. In host memory a copy
+  // costs less in any case, also before the time of a token is known.
+  if ((options.deterministic || !plan.own_memory) && limits.preemption == Preemption::cheaper)
+    limits.preemption = Preemption::swap;
   // In tokens whose keys and values take the room of one state, or of what the windows see: copies shall not
-  // outgrow what they belong to.
+  // outgrow what they belong to. Without what is kept for guesses: checkpoints stand at the same places
+  // whoever drafts, and so do hits.
+  ModelConfig trunk = config;
+  trunk.mtp.clear();
+  trunk.drafter.clear();
+  CacheSizes plain = sizes;
+  plain.slots = 1;
+  plain.ring = {sizes.ring.every, 0, 0};
+  plain.hidden_cells = 0;
   const auto token_bytes = [&](int32_t group) {
-    return static_cast<int64_t>(sizes.block_bytes(config, group)) / kBlockTokens;
+    return static_cast<int64_t>(plain.block_bytes(trunk, group)) / kBlockTokens;
   };
-  const auto state_bytes = static_cast<int64_t>(sizes.slot_bytes(config) / sizes.slots + exact_bytes(config));
+  const auto state_bytes = static_cast<int64_t>(plain.slot_bytes(trunk) + exact_bytes(trunk));
   const int64_t kept_bytes = state_bytes + sizes.window * token_bytes(1);
   const auto state_tokens =
       static_cast<int32_t>(std::min<int64_t>(kept_bytes / std::max<int64_t>(1, token_bytes(0)), 1 << 20));

@@ -226,6 +226,12 @@ int32_t Scheduler::next_checkpoint(const Sequence& s, int32_t from, ResumeKind* 
   return due < static_cast<int64_t>(s.tokens.size()) ? static_cast<int32_t>(due) : 0;
 }
 
+int32_t Scheduler::tokens_to_checkpoint(const Sequence& s, int32_t tokens) const {
+  const int32_t every = limits_.checkpoint_interval;
+  if (every == 0 || !keeps_checkpoints(s)) return limits_.context_tokens;
+  return (every - tokens % every) % every;
+}
+
 // ---- checkpoints ----
 
 size_t Scheduler::checkpoint_bytes(const CacheBytes& bytes, const SchedulerLimits& limits) {

@@ -127,6 +127,10 @@ class Scheduler {
   // After the step: `s` holds more tokens now. Publishes full blocks, takes the checkpoint that is due.
   void committed(Sequence& s);
 
+  // How many tokens an answer that has come to `tokens` may grow by in one step: to the place of its next
+  // checkpoint, which is taken where it would be if tokens came one by one.
+  int32_t tokens_to_checkpoint(const Sequence& s, int32_t tokens) const;
+
   // Before commit, when the prompt of `s` ends in this step without drafts: waiting sequences with the same
   // prompt, running now with shared blocks and a copy of the state after the prompt.
   std::vector<Sequence*> fork(Sequence& s);

@@ -232,6 +232,130 @@ TEST(DemoDrafts, TreesAreTheSameBehindAPrefixAndARestart) {
   fs::remove_all(folder);
 }
 
+// ---- Agents over the prefix cache ----
+
+// A conversation as the server hands it over: ends of messages are named, that of the system message is
+// shared.
+class Agent {
+ public:
+  Agent(int32_t number, const std::string& system) : number_(number) {
+    add(system);
+    ends_.back().kind = ResumeKind::shared;
+  }
+
+  // The next message, a user's or a tool's, and what begins an answer.
+  Request next(int32_t turn) {
+    turn_ = turn;
+    const auto skill = static_cast<Skill>((turn + number_) % 4);
+    const std::string text = prompts(skill, 1 + turn + 10 * number_).back();
+    const std::string message = text.substr(text.find(kUser), text.rfind(kAnswer) - text.find(kUser));
+    if (turn % 2 == number_ % 2) {
+      add(message);
+    } else {
+      Dice dice(static_cast<uint64_t>(turn + 100 * number_));
+      add(std::string(kUser) + "<tool_response>\n" + filler(dice, 3) + "\n</tool_response><|im_end|>\n");
+    }
+    Request r = asking(joined(*tokenizer().encode(text.substr(text.rfind(kAnswer)))), 24 + 8 * (turn % 4));
+    r.checkpoints = ends_;
+    return r;
+  }
+
+  // The answer goes into the conversation: as it was; without the empty thought before it, as templates write
+  // earlier turns; or with another end, as clients do that write a call anew.
+  void heard(const Request& asked, const std::vector<int32_t>& answer) {
+    const auto kept = answer.begin() + (turn_ % 3 == 1 ? std::ssize(answer) * 3 / 4 : std::ssize(answer));
+    if (turn_ % 5 == 3) {
+      tokens_ = joined(*tokenizer().encode(kAnswer));
+    } else {
+      tokens_ = asked.prompt;
+    }
+    tokens_.insert(tokens_.end(), answer.begin(), kept);
+    add("<|im_end|>\n");
+  }
+
+ private:
+  static constexpr const char* kUser = "<|im_start|>user\n";
+  static constexpr const char* kAnswer = "<|im_start|>assistant\n";
+
+  std::vector<int32_t> joined(const std::vector<int32_t>& more) const {
+    std::vector<int32_t> all = tokens_;
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+  void add(const std::string& message) {
+    tokens_ = joined(*tokenizer().encode(message));
+    ends_.push_back({static_cast<int32_t>(tokens_.size()), ResumeKind::turn});
+  }
+
+  int32_t number_, turn_ = 0;
+  std::vector<int32_t> tokens_;
+  std::vector<ResumePoint> ends_;
+};
+
+struct Turns {
+  std::vector<std::vector<int32_t>> texts;
+  std::vector<int32_t> computed;  // prompt tokens that were not cached
+  int64_t prompt_tokens = 0, prompt_rows = 0;
+};
+
+// Agents of ten turns over one system message: they ask together in every other turn, else by turns.
+Turns run_agents(Machine& m, int32_t count) {
+  const std::string tools = prompts(Skill::calls, 1)[0];
+  std::vector<Agent> agents;
+  for (int32_t a = 0; a < count; ++a) agents.emplace_back(a, tools.substr(0, tools.find("<|im_start|>user")));
+  Turns out;
+  for (int32_t turn = 0; turn < 10; ++turn) {
+    std::vector<Request> asked;
+    std::vector<RequestId> ids;
+    for (Agent& agent : agents) {
+      asked.push_back(agent.next(turn));
+      ids.push_back(m.submit(asked.back()));
+      if (turn % 2 == 1) m.run();
+    }
+    m.run();
+    for (size_t a = 0; a < agents.size(); ++a) {
+      const Answer& answer = m.sink.answers[ids[a]];
+      EXPECT_TRUE(answer.done);
+      out.texts.push_back(answer.tokens);
+      out.computed.push_back(answer.end.usage.prompt_tokens - answer.end.usage.cached_tokens);
+      out.prompt_tokens += answer.end.usage.prompt_tokens;
+      agents[a].heard(asked[a], answer.tokens);
+    }
+  }
+  out.prompt_rows = static_cast<int64_t>(m.engine->stats().prompt_rows);
+  return out;
+}
+
+// Guesses cost no hit: what is computed of every turn's prompt is what it is without them, to the token.
+TEST(DemoDrafts, AgentsComputeOfTheirPromptsWhatTheyDoWithout) {
+  const Way ways[] = {kNone,
+                      kHead,
+                      kDflash,
+                      {"ngram", SpecType::ngram, 7, 0},
+                      {"mtp and ngram, tree of 8", with(SpecType::mtp, SpecType::ngram), 0, 8}};
+  constexpr int32_t kAgents = 2;
+  Turns plain;
+  for (const Way& way : ways) {
+    EngineOptions options = options_of(way, kAgents);
+    options.context_tokens = 2048;
+    options.checkpoint_interval = 16;  // answers have some on the way
+    options.state_memory_bytes = 256 << 20;
+    Machine m(demo_bytes(), options);
+    const Turns turns = run_agents(m, kAgents);
+    if (way.types.none()) plain = turns;
+    EXPECT_EQ(turns.texts, plain.texts) << way.name;
+    EXPECT_EQ(turns.computed, plain.computed) << way.name;
+    EXPECT_EQ(turns.prompt_rows, plain.prompt_rows) << way.name;
+    EXPECT_LT(turns.prompt_rows, turns.prompt_tokens / 3) << way.name;
+    EXPECT_EQ(m.engine->scheduler().checkpoints().evictions(), 0u) << "memory was to be enough";
+    if (!way.types.none()) {
+      EXPECT_GT(m.engine->stats().accepted, 100u) << way.name;
+    }
+    std::printf("[report] agents, %s: %lld of %lld prompt tokens computed\n", way.name,
+                static_cast<long long>(turns.prompt_rows), static_cast<long long>(turns.prompt_tokens));
+  }
+}
+
 // ---- A window for attention ----
 
 struct Asked {
