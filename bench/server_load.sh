@@ -2,7 +2,7 @@
 # The loads of bench/server_load.cpp against a server with the built-in model and its default limits; docs/serving.md has what
 # they gave.
 # Usage: bench/server_load.sh PATH_OF_BRAID [PATH_OF_SERVER_LOAD] [streams|churn|crowd|leave|flood|schemas|cost]...
-# (all of them by default)
+# (all but churn by default)
 # churn runs without guesses, with the head's and with the drafter's, and their texts must be the same. SPEC="none auto" chooses,
 # KV_MEMORY is the server's --kv-memory (default: 24M), CHURN_OPTIONS are more of its options: CHURN_OPTIONS="-ctk c4 -ctv c4".
 set -euo pipefail
@@ -10,7 +10,7 @@ braid=$(realpath "$1")
 shift
 tool=$(dirname "$braid")/server_load
 if [ -n "${1:-}" ] && [ -x "$1" ]; then tool=$(realpath "$1") && shift; fi
-[ $# -gt 0 ] || set -- streams churn crowd leave flood schemas cost
+[ $# -gt 0 ] || set -- streams crowd leave flood schemas cost
 
 ulimit -n "$(ulimit -Hn)"
 log=$(mktemp)
