@@ -126,6 +126,19 @@ class OnCard : public ::testing::TestWithParam<std::tuple<Card, Shape>> {
     buffers.push_back(std::move(buffer).value());
     return {buffers.back().data(), type, rows, cols, cols};
   }
+  // What attention of so many rows takes.
+  struct AttentionRows {
+    Tensor qg, q, o, k, v, rope;
+    AttentionWeights weights;
+  };
+  AttentionRows attention_rows(int64_t rows) {
+    const int64_t width = int64_t{shape.heads} * shape.head_dim;
+    const int64_t kv_width = int64_t{shape.kv_heads} * shape.head_dim;
+    const float* norm = tensor(1, shape.head_dim, DType::f32).f32();
+    return {tensor(rows, 2 * width), tensor(rows, width),    tensor(rows, width),
+            tensor(rows, kv_width),  tensor(rows, kv_width), tensor(rows, 64, DType::f32),
+            {norm, norm, 1e-6f}};
+  }
   // That all launches since the last call fit the card. Returns the most shared memory that one asked for.
   size_t check(const std::string& what) {
     EXPECT_FALSE(launches.empty()) << what;
@@ -179,16 +192,11 @@ TEST_P(OnCard, AttentionHasItsFastForms) {
       batch.tokens = step.sequences * step.rows;
       batch.most_rows = step.rows;
       batch.blocks_per_sequence = kContext / kBlockTokens;
-      const int64_t width = int64_t{shape.heads} * shape.head_dim;
-      const int64_t kv_width = int64_t{shape.kv_heads} * shape.head_dim;
-      const Tensor qg = tensor(batch.tokens, 2 * width), q = tensor(batch.tokens, width),
-                   o = tensor(batch.tokens, width), k = tensor(batch.tokens, kv_width),
-                   v = tensor(batch.tokens, kv_width), rope = tensor(batch.tokens, 64, DType::f32);
-      const float* norm = tensor(1, shape.head_dim, DType::f32).f32();
+      const AttentionRows r = attention_rows(batch.tokens);
       const AttentionParams params{shape.heads, 0.0625f, 0, kJointSigmoid};
-      device->ops().attention(o, q, qg, params, kv, batch);
+      device->ops().attention(r.o, r.q, r.qg, params, kv, batch);
       EXPECT_GT(check(step.name), size_t{48} * 1024) << step.name;
-      device->ops().store_attend(o, q, qg, k, v, qg, rope, {norm, norm, 1e-6f}, params, kv, batch);
+      device->ops().store_attend(r.o, r.q, r.qg, r.k, r.v, r.qg, r.rope, r.weights, params, kv, batch);
       EXPECT_GT(check(step.name), size_t{48} * 1024) << step.name;
     }
   }
@@ -241,14 +249,9 @@ TEST_P(OnCard, SealedBlocksHaveFastForms) {
       batch.tokens = step.sequences * batch.most_rows;
       batch.blocks_per_sequence = kContext / kBlockTokens;
       batch.certain = static_cast<const int32_t*>(tensor(1, 64).data);
-      const int64_t width = int64_t{shape.heads} * shape.head_dim;
-      const int64_t kv_width = int64_t{shape.kv_heads} * shape.head_dim;
-      const Tensor qg = tensor(batch.tokens, 2 * width), q = tensor(batch.tokens, width),
-                   o = tensor(batch.tokens, width), k = tensor(batch.tokens, kv_width),
-                   v = tensor(batch.tokens, kv_width), rope = tensor(batch.tokens, 64, DType::f32);
-      const float* norm = tensor(1, shape.head_dim, DType::f32).f32();
+      const AttentionRows r = attention_rows(batch.tokens);
       const AttentionParams params{shape.heads, 0.0625f, 0, kJointSigmoid};
-      device->ops().store_attend(o, q, qg, k, v, qg, rope, {norm, norm, 1e-6f}, params, kv, batch);
+      device->ops().store_attend(r.o, r.q, r.qg, r.k, r.v, r.qg, r.rope, r.weights, params, kv, batch);
       // The kernel for the exact cells of several rows has no room on the smallest cards where heads are wide.
       const bool room = card.shared_bytes_per_block > cuda::kLeastSharedBytes || shape.head_dim <= 128;
       if (step.in_place && (room || batch.most_rows == 1)) {
