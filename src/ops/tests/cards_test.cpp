@@ -252,10 +252,11 @@ TEST_P(OnCard, SealedBlocksHaveFastForms) {
       const AttentionRows r = attention_rows(batch.tokens);
       const AttentionParams params{shape.heads, 0.0625f, 0, kJointSigmoid};
       device->ops().store_attend(r.o, r.q, r.qg, r.k, r.v, r.qg, r.rope, r.weights, params, kv, batch);
-      // The kernel for the exact cells of several rows has no room on the smallest cards where heads are wide.
+      // Where heads are wide, the smallest cards have no room for several rows that are stored on the way.
       const bool room = card.shared_bytes_per_block > cuda::kLeastSharedBytes || shape.head_dim <= 128;
-      if (step.in_place && (room || batch.most_rows == 1)) {
-        EXPECT_EQ(launches.size(), 3u) << what;
+      const bool fresh = room || batch.most_rows == 1;
+      if (step.in_place) {
+        EXPECT_EQ(launches.size(), fresh ? 3u : 4u) << what;
       } else {
         EXPECT_GE(launches.size(), 5u) << what;  // store, seal, bands, image, attention
       }

@@ -263,7 +263,7 @@ AttentionArgs unit_arguments(const Context& context, const SequenceWorkspace& wo
 bool reads_units(const Context& context, const AttentionArgs& args) {
   const int32_t most_rows = args.batch.most_rows;
   return !context.deterministic && args.tail.sink_blocks == 0 && args.tail.tail_blocks <= kMostTailBlocks &&
-         most_rows > 0 && most_rows <= args.decode_rows && most_rows * args.group <= kMostUnitQueries;
+         most_rows > 0 && most_rows <= kMostDecodeRows && most_rows * args.group <= kMostUnitQueries;
 }
 
 // Whether the fast forms take it.
@@ -288,10 +288,10 @@ int64_t most_cells(const AttentionArgs& args) {
 // Whether rows that are not in the cache yet can be stored and attend in one launch (AttentionArgs::fresh).
 bool fits_fresh(const AttentionArgs& args) {
   const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
-  return args.batch.most_rows > 0 && decodes(args, args.batch.most_rows, most_cells(args)) &&
-         narrow(args.qg) && narrow(args.k) && narrow(args.v) && args.rope.cols % 16 == 0 &&
-         args.rope.stride % 4 == 0 && aligned(args.rope.data) && aligned(args.w.q_norm) &&
-         aligned(args.w.k_norm);
+  return args.batch.most_rows > 0 && args.batch.most_rows <= args.decode_rows &&
+         decodes(args, args.batch.most_rows, most_cells(args)) && narrow(args.qg) && narrow(args.k) &&
+         narrow(args.v) && args.rope.cols % 16 == 0 && args.rope.stride % 4 == 0 && aligned(args.rope.data) &&
+         aligned(args.w.q_norm) && aligned(args.w.k_norm);
 }
 
 }  // namespace

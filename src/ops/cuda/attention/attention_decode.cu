@@ -109,7 +109,7 @@ bool launch(Context& context, const AttentionArgs& args) {
   if (units < kFewestUnits) return false;
   const int64_t cells = int64_t{args.batch.blocks_per_sequence} * kBlockTokens;
   const int64_t splits = std::min<int64_t>(kMostSplits, cells / kFewestSplitCells + 2);
-  const int rows = kColumns == 1 ? 1 : args.decode_rows;
+  const int rows = args.units ? args.batch.most_rows : kColumns == 1 ? 1 : args.decode_rows;
   const int64_t most =
       int64_t{args.batch.sequences} * args.kv_heads * div_up(rows * args.group, Shared::kQueries) * splits;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(most, context.processors));
@@ -132,6 +132,8 @@ int most_decode_rows(const Context& context, const AttentionArgs& args) {
 }
 
 bool attention_decode(Context& context, const AttentionArgs& args) {
+  // Of a few rows the exact cells behind units are so few that one eighth of queries at a time will do where
+  // shared memory has no room for more.
   const bool wide = args.decode_rows > 1 && args.batch.most_rows != 1;
   return launch_instance(args, [&]<int kHeadDim, typename Number>() {
     return wide ? launch<kHeadDim, Number, kWideColumns>(context, args)

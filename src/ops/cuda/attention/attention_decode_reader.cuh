@@ -594,8 +594,13 @@ struct Reader {
     if (lane == 0) __stcg(reinterpret_cast<float2*>(a.partial_sums + 2 * row), float2{top, all});
   }
 
-  // True in the block that is the last to leave its sums.
+  // True in the block that is the last to leave its sums. Splits of sealed cells have been left before: a lone one
+  // of exact cells waits for nobody, and what a warp merges it has left itself.
   __device__ bool last_of_splits(const Item& it) const {
+    if (it.splits == 1) {
+      __syncwarp();
+      return true;
+    }
     __threadfence();
     meet<kReaderThreads>();
     if (threadIdx.x == 0) {

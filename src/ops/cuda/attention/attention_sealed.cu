@@ -110,7 +110,17 @@ __device__ inline void rotate_row(float (&x)[8], int lane, bool back) {
   for (int i = 0; i < 8; ++i) x[i] = with_sign(x[i] * kRotationScale, 8 * lane + i, !back);
 }
 
-template <int kHeadDim>
+// The kinds of K and V: one, so that a kernel has the code and the registers that this one needs, or whatever they
+// are.
+template <UnitKind kKind>
+struct OneKind {
+  __device__ static constexpr UnitKind of(const UnitForm&) { return kKind; }
+};
+struct AnyKinds {
+  __device__ static UnitKind of(const UnitForm& form) { return form.kind; }
+};
+
+template <int kHeadDim, typename Kinds>
 struct SealedReader {
   using Shared = SealedShared<kHeadDim>;
   const AttentionArgs& a;
@@ -223,10 +233,11 @@ struct SealedReader {
                           &sh.sums[0][0], a.scale};
 #pragma unroll
     for (int i = 0; i < 4; ++i) s[0][i] = s[1][i] = 0;
-    score_unit<kHeadDim>(u.forms.k.kind, s, memory, memory + u.table_offset, levels, queries, lane);
+    score_unit<kHeadDim>(Kinds::of(u.forms.k), s, memory, memory + u.table_offset, levels, queries, lane);
   }
   __device__ void add_values(const uint32_t (&p)[4]) {
-    add_unit<kHeadDim>(u.forms.v.kind, o, p, memory + u.v_offset, memory + u.table_offset, levels, lane);
+    add_unit<kHeadDim>(Kinds::of(u.forms.v), o, p, memory + u.v_offset, memory + u.table_offset, levels,
+                       lane);
   }
 
   // Minus infinity where a query does not look. `inner`: cells that all queries see.
@@ -309,7 +320,7 @@ struct SealedReader {
   __device__ void finish(const SealedItem& it) {
     constexpr int kRow = kHeadDim + 4;
     const int g = lane / 4, c = lane % 4;
-    const float unit = sum_unit(u.forms.v.kind);
+    const float unit = sum_unit(Kinds::of(u.forms.v));
     auto* sums = reinterpret_cast<float*>(memory);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -358,7 +369,7 @@ struct SealedReader {
   }
 };
 
-template <int kHeadDim>
+template <int kHeadDim, typename Kinds>
 __global__ __launch_bounds__(32 * kMostWarps, 1) void sealed_kernel(const __grid_constant__ AttentionArgs a,
                                                                     const __grid_constant__ UnitArgs u) {
   using Shared = SealedShared<kHeadDim>;
@@ -381,7 +392,7 @@ __global__ __launch_bounds__(32 * kMostWarps, 1) void sealed_kernel(const __grid
   }
   if (u.level_bits == 4) make_level_table<4>(memory + warps * u.warp_bytes);
   if (u.level_bits == 3) make_level_table<3>(memory + warps * u.warp_bytes);
-  SealedReader<kHeadDim> reader(a, u, sh, memory);
+  SealedReader<kHeadDim, Kinds> reader(a, u, sh, memory);
   bool waiting = true;
 #pragma unroll 1
   for (int index = blockIdx.x; index < items; index += gridDim.x) {
@@ -437,18 +448,28 @@ int most_warps(const Context& context, const AttentionArgs& args, const UnitArgs
   return static_cast<int>(std::min<size_t>(parts, kMostWarps));
 }
 
-template <int kHeadDim>
+template <int kHeadDim, typename Kinds>
 bool launch(Context& context, const AttentionArgs& args, const UnitArgs& u) {
   const int warps = most_warps<kHeadDim>(context, args, u);
   if (warps < kFewestWarps) return false;
-  const int64_t tiles = div_up(args.decode_rows * args.group, kQueries);
+  const int64_t tiles = div_up(args.batch.most_rows * args.group, kQueries);
   const int64_t splits =
       std::min<int64_t>(kMostSplits, args.batch.blocks_per_sequence / kFewestSealedBlocks + 1);
   const auto blocks = static_cast<unsigned>(
       std::min<int64_t>(int64_t{args.batch.sequences} * args.kv_heads * tiles * splits, context.processors));
-  launch_early(context, sealed_kernel<kHeadDim>, dim3(blocks), static_cast<unsigned>(32 * warps),
+  launch_early(context, sealed_kernel<kHeadDim, Kinds>, dim3(blocks), static_cast<unsigned>(32 * warps),
                static_cast<size_t>(warps) * u.warp_bytes + fixed_bytes<kHeadDim>(args, u), args, u);
   return true;
+}
+
+template <int kHeadDim>
+bool launch_by_kind(Context& context, const AttentionArgs& args, const UnitArgs& u) {
+  if (u.forms.k.kind != u.forms.v.kind) return launch<kHeadDim, AnyKinds>(context, args, u);
+  bool launched = false;
+  with_kind(u.forms.k.kind, [&]<UnitKind kKind>() {
+    if constexpr (reads_codes(kKind)) launched = launch<kHeadDim, OneKind<kKind>>(context, args, u);
+  });
+  return launched;
 }
 
 }  // namespace
@@ -463,9 +484,9 @@ bool attention_sealed(Context& context, const AttentionArgs& args) {
   const UnitArgs u = unit_args(cold, {*k, *v}, args.head_dim);
   switch (args.head_dim) {
     case 256:
-      return launch<256>(context, args, u);
+      return launch_by_kind<256>(context, args, u);
     case 128:
-      return launch<128>(context, args, u);
+      return launch_by_kind<128>(context, args, u);
     default:
       return false;
   }
