@@ -96,6 +96,11 @@ void Engine::set_oracle(Oracle* oracle) {
   if (own_drafter_) own_drafter_->set_oracle(oracle);
 }
 
+void Engine::fill_prompts_from(int32_t tokens) {
+  BRAID_CHECK(tokens >= 0 && tokens % kBlockTokens == 0);
+  filled_from_ = tokens;
+}
+
 void Engine::run_until_idle() {
   while (step()) {
   }
@@ -118,6 +123,7 @@ bool Engine::turn() {
   const Clock::time_point begin = Clock::now();
   Step step;
   step.plan = scheduler_->plan(begin);
+  if (filled_from_ > 0) fill_prompts(step.plan);
   if (interleaved_ && interleaved_->plan.items[0].sequence->in_flight_tokens == 0)
     interleaved_.reset();  // preempted
   for (const auto& s : scheduler_->running()) announce(*s);
@@ -217,6 +223,31 @@ void Engine::fail_all(const Error& error) {
   interleaved_.reset();
   for (auto& s : scheduler_->remove_all())
     finish(std::move(s), {FinishReason::error, {}, error.message, {}, {}});
+}
+
+// Takes chunks that are to be filled out of the plan. A block is a copy of the one at its place in the prompt's
+// computed part, or, where that is not held any more, of the last one before the chunk.
+void Engine::fill_prompts(StepPlan& plan) {
+  std::erase_if(plan.items, [&](const StepItem& item) {
+    Sequence& s = *item.sequence;
+    const int32_t begin = s.computed_tokens, end = begin + item.certain;
+    if (s.request.use_cache || s.decoding() || begin < filled_from_ || end >= s.prompt_tokens()) return false;
+    const auto first = static_cast<size_t>(begin / kBlockTokens);
+    for (int32_t g = 0; g < kKvGroups; ++g) {
+      const BlockTable& blocks = s.blocks[g];
+      for (size_t i = first; i < blocks.size(); ++i) {
+        int32_t from = blocks[i % static_cast<size_t>(filled_from_ / kBlockTokens)];
+        if (from == kGone) from = blocks[first - 1];
+        if (from != kGone) memory_.cache.copy_image(g, blocks[i], from);
+      }
+    }
+    if (s.slot >= 0) memory_.cache.move_state(s.slot, end);
+    plan.prompt_tokens -= item.certain;
+    s.sealed_blocks = end / kBlockTokens;
+    s.computed_tokens = end;
+    scheduler_->committed(s);
+    return true;
+  });
 }
 
 void Engine::propose(StepPlan& plan) {

@@ -5,6 +5,7 @@
 // tokens (with -d, after a prompt of that length). GB/s counts the weights that a generating step reads;
 // GFLOP/s counts 2 x parameters per token; the share is the larger of both against the peaks measured first.
 // --profile: bench_profile.h. --spec: bench_speculation.h.
+// --fill N: contexts for measuring what decodes behind them, in seconds instead of minutes (Engine::fill_prompts_from).
 // --fit N: the cost per prompt token as a line c0 + c1 x position, over a prompt of N tokens.
 
 #include <fmt/format.h>
@@ -44,6 +45,7 @@ struct BenchFlags {
   int depth = 0;
   int repetitions = 3;
   int fit = 0;
+  int fill = 0;
   bool profile = false;
   int drafts = 0;
   bool tree = false;
@@ -132,7 +134,8 @@ class Bench {
     row.generation = generation;
     row.test = fmt::format("{}{}", generation ? "tg" : "pp", tokens);
     if (generation && flags_.depth > 0) row.test += fmt::format("@d{}", flags_.depth);
-    BRAID_TRY(once(tokens, generation, nullptr));  // warm-up: pages, caches, clocks
+    if (flags_.fill > 0) row.test += fmt::format(" filled from {}", flags_.fill);
+    BRAID_TRY(once(tokens, generation, nullptr));  // warm-up: pages, caches, clocks, what is recorded
     for (int r = 0; r < flags_.repetitions; ++r) {
       progress_.update(static_cast<uint64_t>(r), static_cast<uint64_t>(flags_.repetitions), row.test);
       BRAID_TRY(once(tokens, generation, &row));
@@ -168,7 +171,9 @@ class Bench {
       return {};
     }
     // Without a depth the one-token prompt is the first of the generating steps.
-    const int32_t prompt = std::max(1, flags_.depth);
+    constexpr int kWarmDepth = 2048;
+    const int32_t depth = row == nullptr ? std::min(flags_.depth, kWarmDepth) : flags_.depth;
+    const int32_t prompt = std::max(1, depth);
     BRAID_ASSIGN(const BenchSink sink, request(prompt, tokens + (flags_.depth > 0 ? 1 : 0)));
     const double start = flags_.depth > 0 ? sink.first_token_ms : sink.start_ms;
     if (row != nullptr) row->tok_s.push_back(1e3 * tokens / (sink.end_ms - start));
@@ -328,6 +333,7 @@ std::optional<int> run_special(BenchFlags& flags) {
     if (!flags.prompts.empty()) profile.prompt = std::max(1, flags.prompts[0]);
     profile.drafts = flags.drafts;
     profile.tree = flags.tree;
+    profile.fill = flags.fill;
     profile.json = json;
     return run_profile_bench(flags.model, profile);
   }
@@ -335,11 +341,16 @@ std::optional<int> run_special(BenchFlags& flags) {
   flags.serving.prompts = flags.prompts;
   flags.serving.generations = flags.generations;
   flags.serving.repetitions = flags.repetitions;
+  flags.serving.fill = flags.fill;
   flags.serving.json = json;
   return run_serving_bench(flags.model, flags.serving);
 }
 
 int run_bench(BenchFlags flags) {
+  if (flags.fill % kBlockTokens != 0) {
+    return fail(Error{ErrorKind::invalid_argument,
+                      fmt::format("--fill {}: cells are copied by blocks of {}", flags.fill, kBlockTokens)});
+  }
   if (!flags.shape.empty()) {
     if (const Status made = make_shape(flags); !made.ok()) return fail(made.error());
   }
@@ -373,6 +384,7 @@ int run_bench(BenchFlags flags) {
         "| model | device | test | tok/s | GB/s | GFLOP/s | of peak |\n|---|---|---|---|---|---|---|\n");
   }
   const InterruptScope interrupt;
+  loaded->engine->fill_prompts_from(flags.fill);
   Bench bench(*loaded, flags);
   auto rows = nlohmann::ordered_json::array();
   auto report = [&](int tokens, bool generation) -> Status {
@@ -419,6 +431,11 @@ void add_bench(CLI::App& app, int* exit_code) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command->add_option("-d,--depth", flags->depth, "generate after a prompt of this length")
+      ->check(CLI::NonNegativeNumber);
+  command
+      ->add_option("--fill", flags->fill,
+                   "decoding behind long contexts without their prompts: tokens from this one on are not "
+                   "computed, their cells are copies (-d, --batch, --profile); a multiple of 32, 0: none")
       ->check(CLI::NonNegativeNumber);
   command->add_option("-r,--repetitions", flags->repetitions, "runs per row")
       ->check(CLI::Range(1, 1000))

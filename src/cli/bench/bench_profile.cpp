@@ -258,6 +258,7 @@ Status profile_model(const ModelFlags& model, const ProfileFlags& flags) {
                  options.gap_limit = 0;
                  options.max_drafts = flags.drafts;
                }));
+  loaded.engine->fill_prompts_from(flags.fill);
   const double load_s = 1e-3 * (now_ms() - loading);
   const InterruptScope interrupt;
   BRAID_ASSIGN(const DevicePeaks peaks, loaded.engine->device().measure_peaks());

@@ -135,8 +135,11 @@ Status bench_batches(ServingBench& bench, const ServingBenchFlags& flags, nlohma
   const int generate = std::max(1, flags.generations.empty() ? 64 : flags.generations[0]);
   const int most = *std::max_element(flags.batches.begin(), flags.batches.end());
   BRAID_TRY(bench.load(most, batch_context(most, prompt, generate, bench.ubatch()), false));
+  bench.engine().fill_prompts_from(flags.fill);
   if (!flags.json) {
     fmt::print("\n{}, {}\n\n", bench.name(), bench.engine().device().description());
+    if (flags.fill > 0 && flags.fill < prompt)
+      fmt::print("Of prompts, cells from {} on are copies: their speed means nothing.\n\n", flags.fill);
     fmt::print(
         "|   PP |   TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    S t/s "
         "|\n");
@@ -161,7 +164,8 @@ Status bench_batches(ServingBench& bench, const ServingBenchFlags& flags, nlohma
                     {"tg", generate},
                     {"batch", batch},
                     {"prompt_tok_s", prompts / row.prompt_s},
-                    {"decode_tok_s", generated / row.decode_s}});
+                    {"decode_tok_s", generated / row.decode_s},
+                    {"filled_from", flags.fill}});
     if (flags.json) continue;
     fmt::print("| {:4} | {:4} | {:4} | {:6} | {:8.3f} | {:8.1f} | {:8.3f} | {:8.1f} | {:8.3f} | {:8.1f} |\n",
                prompt, generate, batch, batch * (prompt + generate), row.prompt_s, prompts / row.prompt_s,

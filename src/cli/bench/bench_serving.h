@@ -21,6 +21,7 @@ struct ServingBenchFlags {
   std::vector<int> prompts;      // -p: for --batch, the first one
   std::vector<int> generations;  // -n
   int repetitions = 1;
+  int fill = 0;  // > 0: Engine::fill_prompts_from
   bool json = false;
 
   bool any() const { return !batches.empty() || shared_prefix > 0 || interference > 0 || conversation > 0; }

@@ -187,6 +187,24 @@ void SequenceCache::copy_block(int32_t group, int32_t dst_block, int32_t src_blo
     if (kv.group == group) device_->ops().block_copy(kv, dst_block, src_block);
 }
 
+void SequenceCache::copy_image(int32_t group, int32_t dst_block, int32_t src_block) {
+  // A part's blocks follow each other, and all are whole numbers of f32.
+  for_each_part(group, src_block, [&](std::byte* from, size_t bytes) {
+    const auto distance = (int64_t{dst_block} - src_block) * static_cast<int64_t>(bytes);
+    device_->ops().state_copy(reinterpret_cast<float*>(from + distance), reinterpret_cast<float*>(from),
+                              static_cast<int64_t>(bytes / sizeof(float)));
+  });
+}
+
+void SequenceCache::move_state(int32_t slot, int32_t position) {
+  int32_t heads = 0;
+  for (const DeltaLayer& layer : delta_) heads = std::max(heads, layer.shape.value_heads);
+  const std::vector<int32_t> folded(static_cast<size_t>(heads), position);
+  for (const DeltaLayer& layer : delta_)
+    device_->to_device(layer.folded(slot), folded.data(), layer.shape.value_heads * sizeof(int32_t));
+  device_->synchronize();  // the positions go
+}
+
 void SequenceCache::seal_blocks(std::span<const KvSeal> blocks) {
   for (const KvLayer& kv : kv_)
     if (kv.cold) device_->ops().kv_seal(kv, blocks);

@@ -82,6 +82,10 @@ class SequenceCache final : public CacheBytes {
   void clear_blocks(int32_t group, std::span<const int32_t> blocks) override;
   void synchronize() override { device_->synchronize(); }
 
+  // The whole image of a block, units too.
+  void copy_image(int32_t group, int32_t dst_block, int32_t src_block);
+  // A slot's states as they are, but as those before `position`.
+  void move_state(int32_t slot, int32_t position);
   // Zeros in the block's cells of the layers from `first_layer` on, which seal nothing, in host memory.
   void clear_layers(size_t first_layer, int32_t block);
   // In the slot's hidden rows.
