@@ -269,7 +269,7 @@ void unit_block(const cpu::DecodeBlock& b) {
   float scores[kUnitHeads * kBlock];
   float factors[kUnitHeads];
   const int64_t dim = b.head_dim;
-  if (b.k.codec != nullptr) fetch(b.k.next, 0, b.k.codec->unit_bytes(b.head_dim, KvSide::k));
+  const auto bytes = [](const std::byte* unit) { return reinterpret_cast<const uint8_t*>(unit); };
   for (int32_t first = 0; first < b.heads; first += kUnitHeads) {
     cpu::DecodeBlock part = b;
     part.heads = std::min(kUnitHeads, b.heads - first);
@@ -277,8 +277,8 @@ void unit_block(const cpu::DecodeBlock& b) {
     part.partials += first * b.partial_stride;
     part.k.next = part.v.next = nullptr;
     if (b.k.codec != nullptr) {
-      cpu::score_unit(*b.k.codec, b.head_dim, part.heads, part.q, reinterpret_cast<const uint8_t*>(b.k.block),
-                      scores);
+      cpu::score_unit(*b.k.codec, b.head_dim, part.heads, part.q, bytes(b.k.block),
+                      first == 0 ? bytes(b.k.next) : nullptr, scores);
     } else if (b.k.format == KvFormat::f32) {
       score_rows<KvFormat::f32>(part, scores);
     } else {
@@ -290,13 +290,13 @@ void unit_block(const cpu::DecodeBlock& b) {
           soften(scores + h * kBlock, b.scale, b.first, b.last, part.partials + h * b.partial_stride);
     }
     if (b.v.codec != nullptr) {
-      if (first == 0) fetch(b.v.next, 0, b.v.codec->unit_bytes(b.head_dim, KvSide::v));
       for (int32_t h = 0; h < part.heads; ++h) {
         if (factors[h] != 1.0f)
           scale(part.partials + h * b.partial_stride + cpu::kPartialHeader, factors[h], dim);
       }
-      cpu::add_unit(*b.v.codec, b.head_dim, part.heads, scores, reinterpret_cast<const uint8_t*>(b.v.block),
-                    part.partials + cpu::kPartialHeader, b.partial_stride);
+      cpu::add_unit(*b.v.codec, b.head_dim, part.heads, scores, bytes(b.v.block),
+                    first == 0 ? bytes(b.v.next) : nullptr, part.partials + cpu::kPartialHeader,
+                    b.partial_stride);
     } else if (b.v.format == KvFormat::f32) {
       value_rows<KvFormat::f32>(part, factors, scores);
     } else {

@@ -4,8 +4,8 @@
 // multiplied into q before (c4), what belongs to a cell and 32 channels after those channels (q8_0). Zeros of
 // c4 leave the loop: they multiply sums of q.
 //
-// V: 16 channels are turned so that lanes are channels; weights take what belongs to cells, sums what belongs
-// to channels.
+// V: lanes are channels. Codes of four cells are moved at once, as numbers of 32 bits, and taken apart in the
+// lanes; weights take what belongs to cells, sums what belongs to channels.
 
 // The order of these lines matters.
 // clang-format off
@@ -29,12 +29,26 @@ namespace HWY_NAMESPACE {
 namespace {
 
 constexpr int64_t kCellVectors = kCells / kLanes;
-constexpr int64_t kTileVectors = kTile / kLanes;
 constexpr int64_t kGroup = 32;  // channels of a q8_0 scale
 constexpr int kMostCode = 15;
-// Heads whose sums fit the registers: over 32 cells, and over 16 channels.
-constexpr int kMostScored = kLanes >= 16 ? 8 : kLanes > 1 ? 2 : 1;
-constexpr int kMostAdded = kLanes >= 16 ? 8 : kLanes > 1 ? 6 : 1;
+
+// Heads that are met at once, and the vectors of cells (K) or channels (V) whose sums are made together: as
+// many as fit the registers, and enough chains of sums where heads are few.
+constexpr int kMostHeads = kLanes >= 16 ? 8 : kLanes > 1 ? 6 : 1;
+template <int kHeads>
+constexpr int kScoredVectors = kLanes >= 16 || kHeads <= 2 ? kCellVectors : kCellVectors / 2;
+template <int kHeads>
+constexpr int kAddedVectors = kLanes >= 16  ? 2
+                              : kHeads <= 2 ? 4
+                                            : 2;
+
+// The same address under another name. AVX-512 multiplies by a number in memory without an operation more,
+// but compilers give a number with two uses a register and an operation of its own, and vectors of 64 bytes
+// are bound by their number (on Zen 4 two in a cycle).
+HWY_INLINE const float* other_name(const float* at) {
+  if constexpr (kLanes >= 16) asm("" : "+r"(at));
+  return at;
+}
 
 // kLanes codes of q8_0 as what they stand for.
 HWY_INLINE Floats load_signed(const uint8_t* codes) {
@@ -42,26 +56,21 @@ HWY_INLINE Floats load_signed(const uint8_t* codes) {
   const auto bytes = hn::Xor(hn::LoadU(Codes(), codes), hn::Set(Codes(), 0x80));
   return hn::ConvertTo(FloatTag(), hn::PromoteTo(Ints(), hn::BitCast(ds, bytes)));
 }
-// kLanes codes of a turned tile.
-template <int kBits>
-HWY_INLINE Floats load_tile(const uint8_t* codes) {
-  if constexpr (kBits == 8) return load_signed(codes);
-  return load_codes(codes);
-}
-
-// 32 codes of a channel.
-template <int kBits>
-HWY_INLINE void load_channel(const uint8_t* planes, int64_t channel, Floats (&codes)[kCellVectors]) {
+// The codes of a channel from vector kFirst on: all, or a half.
+template <int kBits, int kFirst, int kVectors>
+HWY_INLINE void load_channel(const uint8_t* planes, int64_t channel, Floats (&codes)[kVectors]) {
   const uint8_t* at = planes + channel * 4 * kBits;
   if constexpr (kBits == 8) {
-    for (int64_t j = 0; j < kCellVectors; ++j) codes[j] = load_signed(at + j * kLanes);
+    for (int64_t j = 0; j < kVectors; ++j) codes[j] = load_signed(at + (kFirst + j) * kLanes);
   } else {
+    constexpr int64_t kHalf = kCellVectors / 2;  // low bits of all bytes are the first half
     const FloatTag d;
     const Ints di;
-    for (int64_t j = 0; j < kCellVectors / 2; ++j) {
+    for (int64_t j = 0; j < kHalf; ++j) {
       const auto both = hn::PromoteTo(di, hn::LoadU(Codes(), at + j * kLanes));
-      codes[j] = hn::ConvertTo(d, hn::And(both, hn::Set(di, 15)));
-      codes[j + kCellVectors / 2] = hn::ConvertTo(d, hn::ShiftRight<4>(both));
+      if constexpr (kFirst == 0) codes[j] = hn::ConvertTo(d, hn::And(both, hn::Set(di, 15)));
+      if constexpr (kFirst + kVectors == kCellVectors)
+        codes[kHalf - kFirst + j] = hn::ConvertTo(d, hn::ShiftRight<4>(both));
     }
   }
 }
@@ -82,10 +91,41 @@ HWY_INLINE ChannelLanes channel_lanes(const kv::ChannelPlanes<const uint8_t>& pl
   return {s, hn::Sub(middle, hn::Mul(s, set(0.5f * kMostCode)))};
 }
 
+// Lines of the next unit, each asked for once, into L2: L1 has no room for two blocks of K and V. Without a
+// next unit they are this one's own, which is cheaper than to look.
+class Ahead {
+ public:
+  Ahead(const uint8_t* next, const uint8_t* unit) : at_(next != nullptr ? next : unit) {}
+  // The `size_bytes` behind those asked for before.
+  HWY_INLINE void ask(int64_t size_bytes) {
+    for (int64_t i = 0; i < size_bytes; i += kLine) __builtin_prefetch(at_ + i, 0, 2);
+    at_ += size_bytes;
+  }
+
+ private:
+  static constexpr int64_t kLine = 64;
+  const uint8_t* at_;
+};
+
 // ---- K ----
 
-template <int kHeads>
-void score_c4(int64_t head_dim, const float* q, const uint8_t* unit, float* scores) {
+// sum[h][j] += q * code, of a channel; q of head h is q_stride further.
+template <int kBits, int kFirst, int kHeads, int kVectors>
+HWY_INLINE void meet_channel(const uint8_t* planes, int64_t channel, const float* q, int64_t q_stride,
+                             Floats (&sum)[kHeads][kVectors]) {
+  Floats codes[kVectors];
+  load_channel<kBits, kFirst>(planes, channel, codes);
+  const float* again = other_name(q);
+  for (int h = 0; h < kHeads; ++h) {
+    for (int64_t j = 0; j < kVectors; ++j)
+      sum[h][j] = hn::MulAdd(set((j % 2 == 0 ? q : again)[h * q_stride]), codes[j], sum[h][j]);
+  }
+}
+
+// Scores of the cells of kVectors vectors from kFirst on.
+template <int kHeads, int kFirst, int kVectors>
+HWY_INLINE void score_c4_part(int64_t head_dim, const float* q, const uint8_t* unit, Ahead ahead,
+                              float* scores) {
   const FloatTag d;
   const auto width = static_cast<int32_t>(head_dim);
   const auto planes = kv::channel_planes(unit + kv::code_bytes(4, width), width);
@@ -93,10 +133,10 @@ void score_c4(int64_t head_dim, const float* q, const uint8_t* unit, float* scor
   const float zstep = kv::load_half(planes.head);
   float scaled[kHeads][kTile];  // q s
   Floats zeros[kHeads];         // lanes of sums of q z
-  Floats sum[kHeads][kCellVectors];
+  Floats sum[kHeads][kVectors];
   for (int h = 0; h < kHeads; ++h) {
     zeros[h] = hn::Zero(d);
-    for (int64_t j = 0; j < kCellVectors; ++j) sum[h][j] = hn::Zero(d);
+    for (int64_t j = 0; j < kVectors; ++j) sum[h][j] = hn::Zero(d);
   }
   for (int64_t channel = 0; channel < head_dim; channel += kTile) {
     for (int64_t j = 0; j < kTile; j += kLanes) {
@@ -108,63 +148,175 @@ void score_c4(int64_t head_dim, const float* q, const uint8_t* unit, float* scor
       }
     }
     for (int64_t i = 0; i < kTile; ++i) {
-      Floats codes[kCellVectors];
-      load_channel<4>(unit, channel + i, codes);
-      for (int h = 0; h < kHeads; ++h) {
-        const Floats qi = set(scaled[h][i]);
-        for (int64_t j = 0; j < kCellVectors; ++j) sum[h][j] = hn::MulAdd(qi, codes[j], sum[h][j]);
-      }
+      if (i % 4 == 0) ahead.ask(kv::code_bytes(4, 4));
+      meet_channel<4, kFirst>(unit, channel + i, &scaled[0][i], kTile, sum);
     }
   }
+  ahead.ask(kv::channel_plane_bytes(width));
   for (int h = 0; h < kHeads; ++h) {
     const Floats zero = set(fold(zeros[h]));
-    for (int64_t j = 0; j < kCellVectors; ++j)
-      store(hn::Add(sum[h][j], zero), scores + h * kCells + j * kLanes);
+    for (int64_t j = 0; j < kVectors; ++j)
+      store(hn::Add(sum[h][j], zero), scores + h * kCells + (kFirst + j) * kLanes);
   }
 }
 
-template <int kHeads>
-void score_q8(int64_t head_dim, const float* q, const uint8_t* unit, float* scores) {
+template <int kHeads, int kFirst, int kVectors>
+HWY_INLINE void score_q8_part(int64_t head_dim, const float* q, const uint8_t* unit, Ahead ahead,
+                              float* scores) {
   const FloatTag d;
   const uint8_t* factors = unit + kv::code_bytes(8, static_cast<int32_t>(head_dim));
   for (int h = 0; h < kHeads; ++h) {
-    for (int64_t j = 0; j < kCells; j += kLanes) store(hn::Zero(d), scores + h * kCells + j);
+    for (int64_t j = kFirst; j < kFirst + kVectors; ++j) store(hn::Zero(d), scores + h * kCells + j * kLanes);
   }
   for (int64_t group = 0; group < head_dim / kGroup; ++group) {
-    Floats sum[kHeads][kCellVectors];
+    Floats sum[kHeads][kVectors];
     for (int h = 0; h < kHeads; ++h) {
-      for (int64_t j = 0; j < kCellVectors; ++j) sum[h][j] = hn::Zero(d);
+      for (int64_t j = 0; j < kVectors; ++j) sum[h][j] = hn::Zero(d);
     }
     for (int64_t i = 0; i < kGroup; ++i) {
-      Floats codes[kCellVectors];
-      load_channel<8>(unit, group * kGroup + i, codes);
-      for (int h = 0; h < kHeads; ++h) {
-        const Floats qi = set(q[h * head_dim + group * kGroup + i]);
-        for (int64_t j = 0; j < kCellVectors; ++j) sum[h][j] = hn::MulAdd(qi, codes[j], sum[h][j]);
-      }
+      if (i % 2 == 0) ahead.ask(kv::code_bytes(8, 2));
+      const int64_t channel = group * kGroup + i;
+      meet_channel<8, kFirst>(unit, channel, q + channel, head_dim, sum);
     }
-    for (int64_t j = 0; j < kCellVectors; ++j) {
-      const auto* steps = reinterpret_cast<const std::byte*>(factors + group * kv::kFactorBytes);
-      const Floats step = load_kv<KvFormat::f16>(steps, j * kLanes);
+    const auto* steps = reinterpret_cast<const std::byte*>(factors + group * kv::kFactorBytes);
+    for (int64_t j = 0; j < kVectors; ++j) {
+      const int64_t cell = (kFirst + j) * kLanes;
+      const Floats step = load_kv<KvFormat::f16>(steps, cell);
       for (int h = 0; h < kHeads; ++h) {
-        float* at = scores + h * kCells + j * kLanes;
+        float* at = scores + h * kCells + cell;
         store(hn::MulAdd(sum[h][j], step, load(at)), at);
       }
     }
+    ahead.ask(kv::kFactorBytes);
   }
+}
+
+template <bool kEightBits, int kHeads, int kFirst = 0>
+void score(int64_t head_dim, const float* q, const uint8_t* unit, const uint8_t* next, float* scores) {
+  constexpr int kVectors = kScoredVectors<kHeads>;
+  const Ahead ahead(next, unit);
+  if constexpr (kEightBits) {
+    score_q8_part<kHeads, kFirst, kVectors>(head_dim, q, unit, ahead, scores);
+  } else {
+    score_c4_part<kHeads, kFirst, kVectors>(head_dim, q, unit, ahead, scores);
+  }
+  if constexpr (kFirst + kVectors < kCellVectors)
+    score<kEightBits, kHeads, kFirst + kVectors>(head_dim, q, unit, nullptr, scores);
 }
 
 // ---- V ----
 
-// lanes [kHeads] of 16 channels: sums of weight * code over the cells. weights [kHeads][32].
-template <int kBits, int kHeads>
-HWY_INLINE void sum_tile(const uint8_t* codes, const float* weights, Floats (&sum)[kHeads][kTileVectors]) {
-  for (int64_t t = 0; t < kCells; ++t) {
-    Floats x[kTileVectors];
-    for (int64_t j = 0; j < kTileVectors; ++j) x[j] = load_tile<kBits>(codes + t * kTile + j * kLanes);
-    for (int h = 0; h < kHeads; ++h) {
-      const Floats w = set(weights[h * kCells + t]);
-      for (int64_t j = 0; j < kTileVectors; ++j) sum[h][j] = hn::MulAdd(w, x[j], sum[h][j]);
+// Codes of four cells by kLanes channels: lane i holds those of channel i, a byte for a cell.
+using Quads = hn::Vec<Ints>;
+
+// Sums of quads are those of numbers times 2^24; products with it are exact.
+constexpr float kQuadScale = 1.0f / (1 << 24);
+
+// Byte b of each lane as a signed number, times 2^24.
+template <int b>
+HWY_INLINE Floats quad_cell(Quads quads) {
+  const Ints di;
+  if constexpr (b == 0) {
+    quads = hn::ShiftLeft<24>(quads);
+  } else if constexpr (b == 3) {
+    quads = hn::And(quads, hn::Set(di, static_cast<int32_t>(0xff000000)));
+  } else {
+#if HWY_TARGET == HWY_SCALAR
+    quads = hn::And(hn::ShiftLeft<24 - 8 * b>(quads), hn::Set(di, static_cast<int32_t>(0xff000000)));
+#else
+    // One operation where a shift and a mask are two.
+    alignas(16) static constexpr uint8_t kTop[16] = {0x80, 0x80, 0x80, b,     0x80, 0x80, 0x80, 4 + b,
+                                                     0x80, 0x80, 0x80, 8 + b, 0x80, 0x80, 0x80, 12 + b};
+    const hn::Repartition<uint8_t, Ints> bytes;
+    quads = hn::BitCast(di, hn::TableLookupBytesOr0(hn::BitCast(bytes, quads), hn::LoadDup128(bytes, kTop)));
+#endif
+  }
+  return hn::ConvertTo(FloatTag(), quads);
+}
+
+#if HWY_TARGET != HWY_SCALAR
+// Blocks of 16 bytes, `stride` bytes apart, one after the other.
+template <class D>
+HWY_INLINE hn::VFromD<D> load_blocks(D d, const uint8_t* at, int64_t stride) {
+  if constexpr (hn::MaxLanes(D()) == 4) {
+    return hn::LoadU(d, reinterpret_cast<const int32_t*>(at));
+  } else {
+    constexpr int64_t kBlocks = hn::MaxLanes(D()) / 4;
+    const hn::Half<D> half;
+    return hn::Combine(d, load_blocks(half, at + kBlocks / 2 * stride, stride),
+                       load_blocks(half, at, stride));
+  }
+}
+#endif
+
+// quads[k]: bytes 4 k .. 4 k + 3 of each of kLanes runs of 16 bytes, `stride` bytes apart.
+HWY_INLINE void load_quads(const uint8_t* runs, int64_t stride, Quads (&quads)[4]) {
+#if HWY_TARGET == HWY_SCALAR
+  for (int64_t k = 0; k < 4; ++k) quads[k] = hn::LoadU(Ints(), reinterpret_cast<const int32_t*>(runs) + k);
+#else
+  const Ints di;
+  const hn::Repartition<int64_t, Ints> dl;
+  // Block i of row r is run 4 i + r; then blocks of 4 by 4 lanes are turned.
+  Quads row[4];
+  for (int64_t r = 0; r < 4; ++r) row[r] = load_blocks(di, runs + r * stride, 4 * stride);
+  const auto low = hn::BitCast(dl, hn::InterleaveLower(di, row[0], row[1]));
+  const auto high = hn::BitCast(dl, hn::InterleaveUpper(di, row[0], row[1]));
+  const auto low2 = hn::BitCast(dl, hn::InterleaveLower(di, row[2], row[3]));
+  const auto high2 = hn::BitCast(dl, hn::InterleaveUpper(di, row[2], row[3]));
+  quads[0] = hn::BitCast(di, hn::InterleaveLower(dl, low, low2));
+  quads[1] = hn::BitCast(di, hn::InterleaveUpper(dl, low, low2));
+  quads[2] = hn::BitCast(di, hn::InterleaveLower(dl, high, high2));
+  quads[3] = hn::BitCast(di, hn::InterleaveUpper(dl, high, high2));
+#endif
+}
+
+// sum[h][j] += weight * code, 2^24 times, of the four cells of quads[j]; weights of head h are kCells apart.
+template <int kHeads, int kVectors, int b = 0>
+HWY_INLINE void sum_quads(const Quads (&quads)[kVectors], const float* weights,
+                          Floats (&sum)[kHeads][kVectors]) {
+  Floats x[kVectors];
+  for (int64_t j = 0; j < kVectors; ++j) x[j] = quad_cell<b>(quads[j]);
+  const float* again = other_name(weights);
+  for (int h = 0; h < kHeads; ++h) {
+    for (int64_t j = 0; j < kVectors; ++j) {
+      const Floats w = set((j % 2 == 0 ? weights : again)[h * kCells + b]);
+      sum[h][j] = hn::MulAdd(w, x[j], sum[h][j]);
+    }
+  }
+  if constexpr (b < 3) sum_quads<kHeads, kVectors, b + 1>(quads, weights, sum);
+}
+
+// Sums, 2^24 times, of weight * code over all cells, for kVectors vectors of channels. weights [kHeads][32].
+template <int kBits, int kHeads, int kVectors>
+HWY_INLINE void sum_channels(const uint8_t* codes, const float* weights, Floats (&sum)[kHeads][kVectors]) {
+  constexpr int64_t kStride = 4 * kBits;
+  const Ints di;
+  for (int h = 0; h < kHeads; ++h) {
+    for (int64_t j = 0; j < kVectors; ++j) sum[h][j] = hn::Zero(FloatTag());
+  }
+  for (int64_t part = 0; part < kStride; part += 16) {
+    Quads quads[4][kVectors];
+    for (int64_t j = 0; j < kVectors; ++j) {
+      Quads four[4];
+      load_quads(codes + part + j * kLanes * kStride, kStride, four);
+      for (int64_t k = 0; k < 4; ++k) {
+        quads[k][j] = kBits == 8 ? hn::Xor(four[k], hn::Set(di, static_cast<int32_t>(0x80808080))) : four[k];
+      }
+    }
+    for (int64_t k = 0; k < 4; ++k) {
+      if constexpr (kBits == 8) {
+        sum_quads<kHeads, kVectors>(quads[k], weights + part + 4 * k, sum);
+      } else {
+        Quads low[kVectors];
+        for (int64_t j = 0; j < kVectors; ++j) low[j] = hn::And(quads[k][j], hn::Set(di, 0x0f0f0f0f));
+        sum_quads<kHeads, kVectors>(low, weights + 4 * k, sum);
+      }
+    }
+    for (int64_t k = 0; kBits == 4 && k < 4; ++k) {  // cells in their order, as above
+      Quads high[kVectors];
+      for (int64_t j = 0; j < kVectors; ++j)
+        high[j] = hn::And(hn::ShiftRight<4>(quads[k][j]), hn::Set(di, 0x0f0f0f0f));
+      sum_quads<kHeads, kVectors>(high, weights + kCells / 2 + 4 * k, sum);
     }
   }
 }
@@ -182,7 +334,9 @@ HWY_INLINE float weigh(const float* weights, const uint8_t* factors, float* out)
 }
 
 template <int kHeads>
-void add_c4(int64_t head_dim, const float* weights, const uint8_t* unit, float* acc, int64_t acc_stride) {
+void add_c4(int64_t head_dim, const float* weights, const uint8_t* unit, const uint8_t* next, float* acc,
+            int64_t acc_stride) {
+  constexpr int kVectors = kAddedVectors<kHeads>;
   const auto width = static_cast<int32_t>(head_dim);
   const uint8_t* at = unit + kv::code_bytes(4, width);
   const auto planes = kv::channel_planes(at, width);
@@ -192,47 +346,47 @@ void add_c4(int64_t head_dim, const float* weights, const uint8_t* unit, float* 
   float totals[kHeads] = {};
   for (int h = 0; h < kHeads; ++h)
     totals[h] = weigh(weights + h * kCells, at + kv::channel_plane_bytes(width), weighed + h * kCells);
-  for (int64_t channel = 0; channel < head_dim; channel += kTile) {
-    uint8_t codes[kCells * kTile];
-    get_planes<4>(unit, channel, codes);
-    Floats sum[kHeads][kTileVectors];
-    for (int h = 0; h < kHeads; ++h) {
-      for (int64_t j = 0; j < kTileVectors; ++j) sum[h][j] = hn::Zero(FloatTag());
-    }
-    sum_tile<4, kHeads>(codes, weighed, sum);
-    for (int64_t j = 0; j < kTileVectors; ++j) {
+  Ahead ahead(next, unit);
+  for (int64_t channel = 0; channel < head_dim; channel += kVectors * kLanes) {
+    ahead.ask(kv::code_bytes(4, kVectors * kLanes));
+    Floats sum[kHeads][kVectors];
+    sum_channels<4, kHeads, kVectors>(unit + kv::code_bytes(4, channel), weighed, sum);
+    for (int64_t j = 0; j < kVectors; ++j) {
       const ChannelLanes c = channel_lanes(planes, channel + j * kLanes, e0, zstep);
+      const Floats s = hn::Mul(c.s, set(kQuadScale));
       for (int h = 0; h < kHeads; ++h) {
         float* to = acc + h * acc_stride + channel + j * kLanes;
-        store(hn::Add(load(to), hn::MulAdd(sum[h][j], c.s, hn::Mul(c.z, set(totals[h])))), to);
+        store(hn::Add(load(to), hn::MulAdd(sum[h][j], s, hn::Mul(c.z, set(totals[h])))), to);
       }
     }
   }
+  ahead.ask(kv::channel_plane_bytes(width) + kv::kFactorBytes);
 }
 
 template <int kHeads>
-void add_q8(int64_t head_dim, const float* weights, const uint8_t* unit, float* acc, int64_t acc_stride) {
+void add_q8(int64_t head_dim, const float* weights, const uint8_t* unit, const uint8_t* next, float* acc,
+            int64_t acc_stride) {
+  constexpr int kVectors = kAddedVectors<kHeads>;
+  static_assert(kGroup % (kVectors * kLanes) == 0);
   const uint8_t* factors = unit + kv::code_bytes(8, static_cast<int32_t>(head_dim));
   float weighed[kHeads * kCells];
-  for (int64_t channel = 0; channel < head_dim; channel += kTile) {
+  Ahead ahead(next, unit);
+  for (int64_t channel = 0; channel < head_dim; channel += kVectors * kLanes) {
+    ahead.ask(kv::code_bytes(8, kVectors * kLanes));
     if (channel % kGroup == 0) {
       for (int h = 0; h < kHeads; ++h)
         weigh(weights + h * kCells, factors + channel / kGroup * kv::kFactorBytes, weighed + h * kCells);
     }
-    uint8_t codes[kCells * kTile];
-    get_planes<8>(unit, channel, codes);
-    Floats sum[kHeads][kTileVectors];
+    Floats sum[kHeads][kVectors];
+    sum_channels<8, kHeads, kVectors>(unit + kv::code_bytes(8, channel), weighed, sum);
     for (int h = 0; h < kHeads; ++h) {
-      for (int64_t j = 0; j < kTileVectors; ++j) sum[h][j] = hn::Zero(FloatTag());
-    }
-    sum_tile<8, kHeads>(codes, weighed, sum);
-    for (int h = 0; h < kHeads; ++h) {
-      for (int64_t j = 0; j < kTileVectors; ++j) {
+      for (int64_t j = 0; j < kVectors; ++j) {
         float* to = acc + h * acc_stride + channel + j * kLanes;
-        store(hn::Add(load(to), sum[h][j]), to);
+        store(hn::MulAdd(sum[h][j], set(kQuadScale), load(to)), to);
       }
     }
   }
+  ahead.ask(head_dim / kGroup * kv::kFactorBytes);
 }
 
 // Calls act<count>(first) for all heads, as many at once as fit. A head's numbers do not depend on those
@@ -244,18 +398,18 @@ HWY_INLINE void for_heads(int32_t heads, int32_t first, const Act& act) {
 }
 
 void score_here(bool eight_bits, int64_t head_dim, int32_t heads, const float* q, const uint8_t* unit,
-                float* scores) {
-  for_heads<kMostScored>(heads, 0, [&]<int kHeads>(int32_t h) {
-    const auto score = eight_bits ? score_q8<kHeads> : score_c4<kHeads>;
-    score(head_dim, q + h * head_dim, unit, scores + h * kCells);
+                const uint8_t* next, float* scores) {
+  for_heads<kMostHeads>(heads, 0, [&]<int kHeads>(int32_t h) {
+    const auto run = eight_bits ? score<true, kHeads> : score<false, kHeads>;
+    run(head_dim, q + h * head_dim, unit, h == 0 ? next : nullptr, scores + h * kCells);
   });
 }
 
 void add_here(bool eight_bits, int64_t head_dim, int32_t heads, const float* weights, const uint8_t* unit,
-              float* acc, int64_t acc_stride) {
-  for_heads<kMostAdded>(heads, 0, [&]<int kHeads>(int32_t h) {
+              const uint8_t* next, float* acc, int64_t acc_stride) {
+  for_heads<kMostHeads>(heads, 0, [&]<int kHeads>(int32_t h) {
     const auto add = eight_bits ? add_q8<kHeads> : add_c4<kHeads>;
-    add(head_dim, weights + h * kCells, unit, acc + h * acc_stride, acc_stride);
+    add(head_dim, weights + h * kCells, unit, h == 0 ? next : nullptr, acc + h * acc_stride, acc_stride);
   });
 }
 
@@ -274,15 +428,15 @@ HWY_EXPORT(add_here);
 namespace cpu {
 
 void score_unit(const KvCodec& codec, int32_t head_dim, int32_t heads, const float* q, const uint8_t* unit,
-                float* scores) {
+                const uint8_t* next, float* scores) {
   BRAID_CHECK(has_unit_kernels(codec, head_dim));
-  HWY_DYNAMIC_DISPATCH(score_here)(&codec == &kv::kQ8_0, head_dim, heads, q, unit, scores);
+  HWY_DYNAMIC_DISPATCH(score_here)(&codec == &kv::kQ8_0, head_dim, heads, q, unit, next, scores);
 }
 
 void add_unit(const KvCodec& codec, int32_t head_dim, int32_t heads, const float* weights,
-              const uint8_t* unit, float* acc, int64_t acc_stride) {
+              const uint8_t* unit, const uint8_t* next, float* acc, int64_t acc_stride) {
   BRAID_CHECK(has_unit_kernels(codec, head_dim));
-  HWY_DYNAMIC_DISPATCH(add_here)(&codec == &kv::kQ8_0, head_dim, heads, weights, unit, acc, acc_stride);
+  HWY_DYNAMIC_DISPATCH(add_here)(&codec == &kv::kQ8_0, head_dim, heads, weights, unit, next, acc, acc_stride);
 }
 
 }  // namespace cpu

@@ -51,7 +51,7 @@ void for_each_case(Visit visit) {
 TEST(UnitAttention, ScoresAreThoseOfTheDecodedRows) {
   for_each_case([](const Case& c) {
     std::vector<float> scores(static_cast<size_t>(c.heads) * kBlockTokens);
-    cpu::score_unit(*c.codec, c.head_dim, c.heads, c.q.data(), c.k.data(), scores.data());
+    cpu::score_unit(*c.codec, c.head_dim, c.heads, c.q.data(), c.k.data(), nullptr, scores.data());
     const auto width = static_cast<size_t>(c.head_dim);
     for (size_t h = 0; h < static_cast<size_t>(c.heads); ++h) {
       for (size_t t = 0; t < kBlockTokens; ++t) {
@@ -72,7 +72,7 @@ TEST(UnitAttention, SumsAreThoseOfTheDecodedRows) {
   for_each_case([](const Case& c) {
     const int64_t stride = c.head_dim + 16;
     std::vector<float> acc(static_cast<size_t>(c.heads * stride), 0.5f);
-    cpu::add_unit(*c.codec, c.head_dim, c.heads, c.weights.data(), c.v.data(), acc.data(), stride);
+    cpu::add_unit(*c.codec, c.head_dim, c.heads, c.weights.data(), c.v.data(), nullptr, acc.data(), stride);
     const auto width = static_cast<size_t>(c.head_dim);
     for (size_t h = 0; h < static_cast<size_t>(c.heads); ++h) {
       for (size_t d = 0; d < static_cast<size_t>(stride); ++d) {
@@ -96,14 +96,15 @@ TEST(UnitAttention, HeadsDoNotDependOnEachOther) {
     const auto width = static_cast<size_t>(c.head_dim);
     std::vector<float> scores(static_cast<size_t>(c.heads) * kBlockTokens);
     std::vector<float> acc(static_cast<size_t>(c.heads) * width);
-    cpu::score_unit(*c.codec, c.head_dim, c.heads, c.q.data(), c.k.data(), scores.data());
-    cpu::add_unit(*c.codec, c.head_dim, c.heads, c.weights.data(), c.v.data(), acc.data(), c.head_dim);
+    cpu::score_unit(*c.codec, c.head_dim, c.heads, c.q.data(), c.k.data(), nullptr, scores.data());
+    cpu::add_unit(*c.codec, c.head_dim, c.heads, c.weights.data(), c.v.data(), nullptr, acc.data(),
+                  c.head_dim);
     for (size_t h = 0; h < static_cast<size_t>(c.heads); ++h) {
       std::vector<float> own(kBlockTokens);
       std::vector<float> sum(width);
-      cpu::score_unit(*c.codec, c.head_dim, 1, c.q.data() + h * width, c.k.data(), own.data());
-      cpu::add_unit(*c.codec, c.head_dim, 1, c.weights.data() + h * kBlockTokens, c.v.data(), sum.data(),
-                    c.head_dim);
+      cpu::score_unit(*c.codec, c.head_dim, 1, c.q.data() + h * width, c.k.data(), nullptr, own.data());
+      cpu::add_unit(*c.codec, c.head_dim, 1, c.weights.data() + h * kBlockTokens, c.v.data(), nullptr,
+                    sum.data(), c.head_dim);
       ASSERT_TRUE(
           std::equal(own.begin(), own.end(), scores.begin() + static_cast<std::ptrdiff_t>(h * kBlockTokens)));
       ASSERT_TRUE(std::equal(sum.begin(), sum.end(), acc.begin() + static_cast<std::ptrdiff_t>(h * width)));
