@@ -90,9 +90,31 @@ uint64_t hash_of(const std::vector<std::string>& texts) {
 
 struct Outcome {
   long answers = 0, tokens = 0, left = 0, different = 0, failed = 0;
+  bool stuck = false;
   std::string first_fault, first_difference;
 
-  bool kept() const { return answers > 0 && left > 0 && different == 0 && failed == 0; }
+  bool kept() const { return answers > 0 && left > 0 && different == 0 && failed == 0 && !stuck; }
+};
+
+// A server in which nobody hears anything for so long is stuck, and not slow: a step of 200 sequences with
+// sixteen rows each takes about two seconds of two slow cores.
+constexpr double kPatienceSeconds = 60;
+
+// Tells a slow server from one that stands still.
+class Watch {
+ public:
+  // `heard`: any number that changes while somebody is answered.
+  bool stands_still(long heard) {
+    if (heard != heard_) {
+      heard_ = heard;
+      since_ = now_s();
+    }
+    return now_s() - since_ > kPatienceSeconds;
+  }
+
+ private:
+  long heard_ = -1;
+  double since_ = 0;
 };
 
 // A client and when it loses patience: at a moment, or at a token; else not at all.
@@ -129,7 +151,22 @@ void compare(const Client& client, const std::vector<std::string>& solo, Outcome
                            "\n  together: " + client.text();
 }
 
-// `count` clients for `seconds`; each then ends its last answer.
+// All ask at once for little, so that more run together than ever will under the load: what slots, activations
+// and logits of so many take is touched then, and does not look like a leak later.
+void fill_the_server(int count) {
+  std::vector<std::unique_ptr<Client>> clients;
+  for (int i = 0; i < count; ++i) {
+    clients.push_back(std::make_unique<Client>(i));
+    clients.back()->ask(static_cast<size_t>(i) % prompts().size(), 12);
+  }
+  const auto busy = [](const auto& client) { return client->busy(); };
+  while (std::any_of(clients.begin(), clients.end(), busy)) wait_for_events(100, nullptr);
+  for (const auto& client : clients)
+    if (!client->fault().empty()) give_up("all at once: " + client->fault());
+}
+
+// `count` clients for `seconds`. Whoever is being answered then hears the end; those who have heard nothing yet
+// leave: with memory for a third of them, their turns would take longer than the load.
 Outcome run(int count, double seconds, const std::vector<Question>& asked,
             const std::vector<std::string>& solo, std::mt19937& random) {
   Outcome out;
@@ -139,13 +176,17 @@ Outcome run(int count, double seconds, const std::vector<Question>& asked,
     visitors[static_cast<size_t>(i)].ask(asked, random);
   }
   const double stop = now_s() + seconds;
-  for (size_t open = visitors.size(); open > 0;) {
+  Watch watch;
+  for (size_t open = visitors.size(); open > 0 && !out.stuck;) {
     wait_for_events(20, nullptr);
     open = 0;
+    long hearing = 0;
     for (Visitor& v : visitors) {
       if (v.client == nullptr) continue;
       ++open;
-      if (v.client->busy() && v.leaves()) {
+      hearing += v.client->events();
+      const bool over = now_s() >= stop && v.client->events() == 0;
+      if (v.client->busy() && (over || v.leaves())) {
         v.client->leave(random() % 2 == 0);
         ++out.left;
       } else if (v.client->busy()) {
@@ -159,6 +200,7 @@ Outcome run(int count, double seconds, const std::vector<Question>& asked,
         v.client.reset();
       }
     }
+    out.stuck = open > 0 && watch.stands_still(out.answers + out.left + hearing);
   }
   return out;
 }
@@ -193,10 +235,12 @@ int churn(int count, double seconds) {
               static_cast<unsigned long long>(hash_of(solo)));
   std::fflush(stdout);
   std::mt19937 random(31);
+  fill_the_server(count);
   // Until allocators and caches have seen everything.
   const Outcome warm_up = run(count, seconds / 4, asked, solo, random);
   const Held first = held();
   print("after the warm-up", first);
+  if (warm_up.stuck) give_up("churn: nobody has heard anything for a minute");
   const std::string before = get("/metrics");
   const double begin = now_s();
   const Outcome out = run(count, seconds, asked, solo, random);
@@ -214,6 +258,7 @@ int churn(int count, double seconds) {
       grown("braid_spec_decode_num_accepted_tokens_total"), grown("braid_decode_steps_total"),
       last.memory_mb - first.memory_mb);
   for (const Outcome* o : {&warm_up, &out}) {
+    if (o->stuck) std::printf("churn: nobody has heard anything for a minute\n");
     if (!o->first_fault.empty()) std::printf("churn: first fault: %s\n", o->first_fault.c_str());
     if (!o->first_difference.empty())
       std::printf("churn: first difference: %s\n", o->first_difference.c_str());
