@@ -151,18 +151,33 @@ void compare(const Client& client, const std::vector<std::string>& solo, Outcome
                            "\n  together: " + client.text();
 }
 
-// All ask at once for little, so that more run together than ever will under the load: what slots, activations
-// and logits of so many take is touched then, and does not look like a leak later.
-void fill_the_server(int count) {
+// Half of the clients ask for little at once and get much: all run together while their prompts are short, and as
+// their answers grow most have to make room for others, more than there is room for copies of. More run here
+// than will under the load, so what slots, activations and logits of so many take is touched by then, and does
+// not look like a leak later.
+Outcome all_at_once(int count, const std::vector<Question>& asked, const std::vector<std::string>& solo) {
+  std::vector<size_t> short_ones;
+  for (size_t i = 0; i < asked.size(); ++i)
+    if (i % 4 != 1 && i % 3 != 0 && asked[i].tokens >= 128) short_ones.push_back(i);
+  Outcome out;
   std::vector<std::unique_ptr<Client>> clients;
-  for (int i = 0; i < count; ++i) {
+  for (int i = 0; i < count / 2; ++i) {
+    const size_t which = short_ones[static_cast<size_t>(i) % short_ones.size()];
     clients.push_back(std::make_unique<Client>(i));
-    clients.back()->ask(static_cast<size_t>(i) % prompts().size(), 12);
+    clients.back()->ask(which, asked[which].request);
   }
-  const auto busy = [](const auto& client) { return client->busy(); };
-  while (std::any_of(clients.begin(), clients.end(), busy)) wait_for_events(100, nullptr);
-  for (const auto& client : clients)
-    if (!client->fault().empty()) give_up("all at once: " + client->fault());
+  Watch watch;
+  for (long busy = 1; busy > 0 && !out.stuck;) {
+    wait_for_events(100, nullptr);
+    long heard = busy = 0;
+    for (const auto& client : clients) {
+      busy += client->busy() ? 1 : 0;
+      heard += client->events();
+    }
+    out.stuck = watch.stands_still(heard);
+  }
+  for (const auto& client : clients) compare(*client, solo, out);
+  return out;
 }
 
 // `count` clients for `seconds`. Whoever is being answered then hears the end; those who have heard nothing yet
@@ -235,37 +250,45 @@ int churn(int count, double seconds) {
               static_cast<unsigned long long>(hash_of(solo)));
   std::fflush(stdout);
   std::mt19937 random(31);
-  fill_the_server(count);
+  std::string before = get("/metrics"), after;
+  const auto grown = [&](const char* name) { return sum_of(after, name) - sum_of(before, name); };
+  const Outcome crowd = all_at_once(count, asked, solo);
+  after = get("/metrics");
+  double preempted = grown("braid_num_preemptions_total");
+  std::printf("churn: %ld at once: %ld failed, %ld unlike alone; %.0f preempted\n", crowd.answers,
+              crowd.failed, crowd.different, preempted);
   // Until allocators and caches have seen everything.
-  const Outcome warm_up = run(count, seconds / 4, asked, solo, random);
+  Outcome warm_up;
+  if (!crowd.stuck) warm_up = run(count, seconds / 4, asked, solo, random);
+  if (crowd.stuck || warm_up.stuck) give_up("churn: nobody has heard anything for a minute");
   const Held first = held();
   print("after the warm-up", first);
-  if (warm_up.stuck) give_up("churn: nobody has heard anything for a minute");
-  const std::string before = get("/metrics");
+  before = get("/metrics");
   const double begin = now_s();
   const Outcome out = run(count, seconds, asked, solo, random);
   const double took = now_s() - begin;
   const Held last = held();
   print("at the end", last);
-  const std::string after = get("/metrics");
-  const auto grown = [&](const char* name) { return sum_of(after, name) - sum_of(before, name); };
-  const double preempted = grown("braid_num_preemptions_total");
+  after = get("/metrics");
+  preempted += grown("braid_num_preemptions_total");
   std::printf(
       "churn: %d clients, %.1f s: %ld answers, %ld left, %ld failed, %ld unlike alone; %.0f preempted, %.0f "
       "guesses, %.0f accepted, %.0f steps; %+.1f MB\n",
       count, took, out.answers, out.left, out.failed + warm_up.failed, out.different + warm_up.different,
-      preempted, grown("braid_spec_decode_num_draft_tokens_total"),
+      grown("braid_num_preemptions_total"), grown("braid_spec_decode_num_draft_tokens_total"),
       grown("braid_spec_decode_num_accepted_tokens_total"), grown("braid_decode_steps_total"),
       last.memory_mb - first.memory_mb);
-  for (const Outcome* o : {&warm_up, &out}) {
+  bool kept = out.kept() && preempted > 0;
+  for (const Outcome* o : std::initializer_list<const Outcome*>{&crowd, &warm_up, &out}) {
     if (o->stuck) std::printf("churn: nobody has heard anything for a minute\n");
     if (!o->first_fault.empty()) std::printf("churn: first fault: %s\n", o->first_fault.c_str());
     if (!o->first_difference.empty())
       std::printf("churn: first difference: %s\n", o->first_difference.c_str());
+    kept = kept && o->different + o->failed == 0;
   }
   const bool flat = is_empty(first) && is_empty(last) && last.files <= first.files + 1 &&
                     last.memory_mb < first.memory_mb * 1.05 + 5;
-  return out.kept() && warm_up.different + warm_up.failed == 0 && preempted > 0 && flat ? 0 : 1;
+  return kept && flat ? 0 : 1;
 }
 
 }  // namespace server_load
