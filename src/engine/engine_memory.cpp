@@ -365,9 +365,11 @@ SchedulerLimits EngineMemory::scheduler_limits(const EngineOptions& options,
   limits.seals = sizes.seals();
   limits.tail = sizes.tail;
   limits.preemption = options.preemption;
-  // What is computed again runs many rows at a time, which is another form of attention. In host memory a copy
-  // costs less in any case, also before the time of a token is known.
-  if ((options.deterministic || !plan.own_memory) && limits.preemption == Preemption::cheaper)
+  // Where results do not depend on what runs beside, nor do they on preemption: many rows at a time are another
+  // form of attention than one. That is slow, so they are copied where there is room. (In host memory a copy
+  // costs less in any case, also before the time of a token is known.)
+  limits.answers_by_rows = options.deterministic || !plan.own_memory;
+  if (limits.answers_by_rows && limits.preemption == Preemption::cheaper)
     limits.preemption = Preemption::swap;
   // In tokens whose keys and values take the room of one state, or of what the windows see: copies shall not
   // outgrow what they belong to. Without what is kept for guesses: checkpoints stand at the same places

@@ -398,7 +398,9 @@ void DraftBudget::observe(const StepPlan& plan, std::span<const Verdict> verdict
   double tokens = 0;
   for (size_t i = 0; i < plan.items.size(); ++i) {
     const RequestId id = plan.items[i].sequence->id;
-    tokens += static_cast<double>(verdicts[i].next.size());
+    // One that comes back to where it stood says nothing new: a plain step does no more for it.
+    const bool again = verdicts[i].next.empty() && !verdicts[i].finished;
+    tokens += again ? 1 : static_cast<double>(verdicts[i].next.size());
     // A new conversation may be another kind of text.
     if (!histories_.contains(id))
       until_trial_ = std::min(until_trial_, std::max(kStepsToKnow, trial_distance_ / 8));

@@ -78,7 +78,7 @@ StepPlan Scheduler::plan(Clock::time_point now) {
   // By index and in order: making room pushes out sequences behind the one that needs it.
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& s = *running_[i];
-    if (!s.decoding()) continue;
+    if (!goes_by_rows(s)) continue;
     if (add_item(plan, s, 1)) {
       ++plan.decoding;
     } else {
@@ -90,7 +90,7 @@ StepPlan Scheduler::plan(Clock::time_point now) {
   if (plan.decoding > 0 && pacer_.limits()) budget = 0;  // interleaved instead
   for (size_t i = 0; i < running_.size() && budget > 0; ++i) {
     Sequence& s = *running_[i];
-    if (!s.decoding() && s.in_flight_tokens == 0) budget -= add_chunk(plan, s, budget);
+    if (!goes_by_rows(s) && s.in_flight_tokens == 0) budget -= add_chunk(plan, s, budget);
   }
   if (plan.items.empty() && disk_ != nullptr && !interleaves()) disk_->wait_for_news(kDiskPatience);
   return plan;
@@ -127,7 +127,7 @@ StepPlan Scheduler::plan_interleaved(int32_t most) {
   StepPlan plan;
   for (size_t i = 0; i < running_.size() && plan.items.empty(); ++i) {
     Sequence& s = *running_[i];
-    if (!s.decoding()) s.in_flight_tokens = add_chunk(plan, s, most);
+    if (!goes_by_rows(s)) s.in_flight_tokens = add_chunk(plan, s, most);
   }
   return plan;
 }
@@ -135,9 +135,10 @@ StepPlan Scheduler::plan_interleaved(int32_t most) {
 // Prompt tokens of `s` for a step that has room for `budget`. Never one alone, and never so that one alone is
 // left: devices run one row by another form than many (ops/cpu/attention/attention.cpp), and a prompt's bytes
 // shall not depend on how it was cut. Waits for a better step (0) rather than break that, except where steps
-// are too small anyway.
+// are too small anyway. What follows the prompt was run by single rows at first, and may have to be again.
 int32_t Scheduler::chunk(const Sequence& s, int32_t budget) const {
-  const int32_t pending = s.pending();
+  const bool ends_with_prompt = limits_.answers_by_rows && s.generated() > 0;
+  const int32_t pending = ends_with_prompt ? s.prompt_tokens() - s.computed_tokens : s.pending();
   int32_t certain = std::min(pending, budget);
   if (const int32_t due = next_checkpoint(s, s.computed_tokens + 2);
       due > 0 && pending - (due - s.computed_tokens) >= 2)

@@ -13,7 +13,13 @@
 // tokens that nobody holds yet, beside what the prompts of those who run still need and one block to spare
 // for each of them; when nobody runs, it enters at once. When blocks run out all the same, the youngest
 // sequence of the lowest priority is preempted: its state and perhaps its blocks are copied to the host, it
-// waits in its old place, and goes on later with the same tokens as if nothing had been.
+// waits in its old place, and goes on later with the same tokens as if nothing had been. Where results may not
+// depend on that (answers_by_rows), tokens of an answer that have to be computed again run as they did at
+// first: one a step, beside those who decode.
+//
+// The first in order of those who run takes part in every plan or has a chunk under way, and nobody takes
+// anything from it; so it ends, whatever the others lose to each other, and then the next one is first. (Only
+// one of higher priority, or an earlier one that comes back, gets before it.)
 //
 // A prompt that begins like one that is being computed waits for it (and has a checkpoint set where they
 // part): prefixes are computed once. A prompt equal to one that has just been computed is forked from it.
@@ -72,6 +78,7 @@ struct SchedulerLimits {
   int32_t checkpoint_interval = 0;  // a checkpoint every so many tokens; 0: none on the way
   int32_t checkpoint_spacing = 64;  // checkpoints of one prompt are at least so far apart
   Preemption preemption = Preemption::cheaper;
+  bool answers_by_rows = false;  // tokens of an answer are never run several at a time
 };
 
 struct SchedulerStats {
@@ -122,6 +129,11 @@ class Scheduler {
   StepPlan plan_interleaved(int32_t most);
   // Has someone's chunk under way.
   bool interleaves() const;
+  // Behind its prompt: it decodes, or comes back to where it did one token a step.
+  bool goes_by_rows(const Sequence& s) const {
+    return s.decoding() ||
+           (limits_.answers_by_rows && s.generated() > 0 && s.computed_tokens >= s.prompt_tokens());
+  }
   Pacer& pacer() { return pacer_; }
 
   // After the step: `s` holds more tokens now. Publishes full blocks, takes the checkpoint that is due.
@@ -202,6 +214,7 @@ class Scheduler {
   void plan_checkpoints(Sequence& s, int32_t known);
   int32_t add_checkpoint(Sequence& s, int32_t position);
   int32_t chunk(const Sequence& s, int32_t budget) const;
+  bool leaves_one_alone(const Sequence& s, int32_t position) const;
   int32_t room_for(const Sequence& s, int32_t group) const;
   void clear_in_flight(Sequence& s);
   void shrink(Sequence& s, int32_t tokens);

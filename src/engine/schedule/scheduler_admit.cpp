@@ -70,11 +70,11 @@ Scheduler::Hit Scheduler::lookup(const Sequence& s) const {
     const std::span<const int32_t> next(s.tokens.data() + at,
                                         static_cast<size_t>(std::min(most - at, kBlockTokens - 1)));
     const int32_t id = limits_.recurrent ? checkpoints_.find(s.prefix_hash(depth), next) : -1;
-    if (id >= 0) {
-      hit.position = at + static_cast<int32_t>(checkpoints_.tail(id).size());
+    const int32_t position = id < 0 ? at : at + static_cast<int32_t>(checkpoints_.tail(id).size());
+    const bool blocks_do = !limits_.recurrent && (limits_.window == 0 || whole_from <= first_kept(1, at));
+    if ((id >= 0 || blocks_do) && !leaves_one_alone(s, position)) {
+      hit.position = position;
       hit.checkpoint = id;
-    } else if (!limits_.recurrent && (limits_.window == 0 || whole_from <= first_kept(1, at))) {
-      hit.position = at;
     }
     if (depth >= static_cast<int32_t>(s.prefix.hashes.size())) break;
     const int32_t block = pools_[0].find(s.prefix.hashes[depth], s.tokens.data() + at);
@@ -93,6 +93,11 @@ Scheduler::Hit Scheduler::lookup(const Sequence& s) const {
   return hit;
 }
 
+// Of its prompt, where that ends a chunk and the answer follows by rows (chunk()).
+bool Scheduler::leaves_one_alone(const Sequence& s, int32_t position) const {
+  return limits_.answers_by_rows && s.generated() > 0 && position > 0 && position == s.prompt_tokens() - 1;
+}
+
 // Where a preempted sequence stood, if all of it is still there or was copied.
 Scheduler::Hit Scheduler::lookup_own(const Sequence& s) const {
   if (s.preempted.checkpoint < 0 && limits_.recurrent) return {};
@@ -102,6 +107,7 @@ Scheduler::Hit Scheduler::lookup_own(const Sequence& s) const {
   const bool copied = !s.preempted.blocks[0].empty();
   // The part of a last block is in the checkpoint's image, or with the copies of the others.
   hit.position = limits_.recurrent || copied ? s.preempted.tokens : full * kBlockTokens;
+  if (leaves_one_alone(s, hit.position)) return {};
   for (int32_t g = 0; g < findable_groups(); ++g) {
     hit.blocks[g].assign(static_cast<size_t>(first_kept(g, hit.position)), kGone);
     for (auto i = static_cast<int32_t>(hit.blocks[g].size()); i < full; ++i) {
@@ -123,7 +129,7 @@ Scheduler::Hit Scheduler::lookup_own(const Sequence& s) const {
 bool Scheduler::held_back(Sequence& s, int32_t position) {
   if (!shares(s) || s.request.score) return false;
   for (const auto& other : running_) {
-    if (other->decoding() || !other->request.use_cache || !(other->prefix.seed == s.prefix.seed)) continue;
+    if (goes_by_rows(*other) || !other->request.use_cache || !(other->prefix.seed == s.prefix.seed)) continue;
     const int32_t common = common_prefix(s, *other);
     const auto own = static_cast<int32_t>(s.tokens.size());
     const auto others = static_cast<int32_t>(other->tokens.size());
@@ -144,7 +150,7 @@ bool Scheduler::held_back(Sequence& s, int32_t position) {
 bool Scheduler::still_waits(const Sequence& s) const {
   if (s.wait.prefix_of == 0) return false;
   for (const auto& other : running_)
-    if (other->id == s.wait.prefix_of) return !other->decoding() && passed(*other) < s.wait.until_tokens;
+    if (other->id == s.wait.prefix_of) return !goes_by_rows(*other) && passed(*other) < s.wait.until_tokens;
   return false;
 }
 

@@ -27,10 +27,13 @@ struct Program {
   int32_t window_blocks = 0;  // of group 1
   bool seals = false;
   KvTail tail = {};
+  int32_t max_drafts = 0;
+  bool by_rows = false;
 };
 
 void random_program(const Program& program) {
-  const auto [seed, operations, preemption, recurrent, paced, window, window_blocks, seals, tail] = program;
+  const auto [seed, operations, preemption, recurrent, paced, window, window_blocks, seals, tail, max_drafts,
+              by_rows] = program;
   std::mt19937_64 random(seed);
   SchedulerLimits limits = small_limits();
   limits.preemption = preemption;
@@ -38,6 +41,8 @@ void random_program(const Program& program) {
   limits.window = window;
   limits.seals = seals;
   limits.tail = tail;
+  limits.max_drafts = max_drafts;
+  limits.answers_by_rows = by_rows;
   if (paced) limits.gap_limit = 3;
   World world(limits, 17, 5, recurrent ? 6 : 0, preemption == Preemption::recompute ? 0 : 10, window_blocks);
   world.most_prompt_tokens = limits.ubatch_tokens;
@@ -116,6 +121,8 @@ void random_program(const Program& program) {
   EXPECT_GT(stats.cached_tokens, 0u);
   EXPECT_GT(stats.held_back, 0u);
   EXPECT_EQ(world.pieced > 0, paced);
+  EXPECT_EQ(world.drafts_accepted > 0, max_drafts > 0);
+  EXPECT_EQ(world.rows_again > 0, by_rows);
   if (preemption == Preemption::swap) {
     EXPECT_GT(stats.swapped, 0u);
   }
@@ -163,6 +170,16 @@ TEST(Scheduler, RandomProgramsThatSealBalanceAndAnswerAsAlone) {
   random_program({23, 250000, Preemption::swap, true, true, 0, 9, true, {0, 1}});
   random_program({24, 200000, Preemption::cheaper, true, false, 0, 14, true, {2, 2}});
   random_program({25, 150000, Preemption::recompute, true, true, 0, 8, true, {0, 0}});
+}
+
+// Guesses take blocks that others want; what a sequence comes back to after it made room goes by rows.
+TEST(Scheduler, RandomProgramsWithGuessesBalanceAndAnswerAsAlone) {
+  random_program({31, 150000, Preemption::swap, true, false, 0, 0, false, {}, 15});
+  random_program({32, 150000, Preemption::recompute, true, true, 0, 0, false, {}, 15, true});
+  random_program({33, 150000, Preemption::recompute, false, false, 0, 0, false, {}, 7, true});
+  random_program({34, 100000, Preemption::swap, false, true, 70, 12, false, {}, 7});
+  random_program({35, 100000, Preemption::recompute, false, true, 70, 12, false, {}, 7, true});
+  random_program({36, 150000, Preemption::recompute, true, true, 0, 12, true, {1, 1}, 15, true});
 }
 
 TEST(Scheduler, PromptsThatArriveTogetherComputeTheirPrefixOnce) {

@@ -19,9 +19,10 @@
 namespace braid {
 
 constexpr uint64_t kPoison = 0xDEADDEADDEADDEADu;
-constexpr int32_t kBroken = 9;                      // a token after which nothing is a number
-constexpr uint64_t kNone = 0xBADBADBADBADBADBu;     // what is no number, in a cell or state
-constexpr uint64_t kHalfWay = 0xA5A5A5A5A5A5A5A5u;  // a state of which some layers are ahead of others
+constexpr int32_t kBroken = 9;                       // a token after which nothing is a number
+constexpr uint64_t kNone = 0xBADBADBADBADBADBu;      // what is no number, in a cell or state
+constexpr uint64_t kRejected = 0x0DD0DD0DD0DD0DD0u;  // what a draft has left that was not accepted
+constexpr uint64_t kHalfWay = 0xA5A5A5A5A5A5A5A5u;   // a state of which some layers are ahead of others
 
 inline uint64_t extend(uint64_t prefix, int32_t token) {
   if (prefix == kNone || token == kBroken) return kNone;
@@ -145,6 +146,8 @@ struct World {
         window(limits.window),
         seals(limits.seals),
         tail(limits.tail),
+        max_drafts(limits.max_drafts),
+        by_rows(limits.answers_by_rows),
         paced(limits.gap_limit > 0) {
     for (int32_t g = 0; g < kKvGroups; ++g)
       scheduler.blocks(g).on_unused([this, g](int32_t b) { bytes.poison_block(g, b); });
@@ -198,9 +201,22 @@ struct World {
     }
   }
 
+  // Behind a prompt nothing runs but single rows, and no row of it alone.
+  void expect_rows_of(const StepItem& item) const {
+    const Sequence& s = *item.sequence;
+    if (!by_rows || s.generated() == 0) return;
+    if (scheduler.goes_by_rows(s)) {
+      ASSERT_LE(item.certain, 1) << "request " << s.id;
+    } else {
+      ASSERT_LE(s.computed_tokens + item.certain, s.prompt_tokens()) << "request " << s.id;
+      ASSERT_TRUE(item.certain >= 2 || s.prompt_tokens() == 1) << "request " << s.id;
+    }
+  }
+
   void run_item(const StepItem& item, Verdict& verdict) {
     const Sequence& s = *item.sequence;
     expect_memory_of(s);
+    expect_rows_of(item);
     uint64_t prefix = 0;
     for (int32_t p = 0; p < s.computed_tokens; ++p) prefix = extend(prefix, s.tokens[p]);
     for (int32_t p = s.computed_tokens; p < s.computed_tokens + item.certain; ++p) {
@@ -220,7 +236,8 @@ struct World {
            ++b)
         bytes.seal(s.blocks[1][b], s.blocks[0][b]);
     }
-    if (!s.decoding()) ++prompt_steps;
+    if (!scheduler.goes_by_rows(s)) ++prompt_steps;
+    if (s.generated() > 0 && !s.decoding() && scheduler.goes_by_rows(s)) ++rows_again;
     bytes.states[s.slot].run(s.tokens.data(), s.computed_tokens, item.certain);
     verdict.failed = prefix == kNone;
     if (verdict.failed) return;
@@ -229,8 +246,57 @@ struct World {
       return;
     }
     verdict.next.push_back(next_token(prefix));
-    const int32_t made = s.generated() + 1;
+    run_drafts(item, prefix, verdict);
+    const auto made = static_cast<int32_t>(s.generated() + std::ssize(verdict.next));
     verdict.finished = made == s.request.max_tokens || s.prompt_tokens() + made >= scheduler.most_tokens();
+  }
+
+  // Behind the only row of those who decode, as far as there are blocks. `draft.parent`: the one before it.
+  void propose(StepPlan& plan) {
+    for (StepItem& item : plan.items) {
+      Sequence& s = *item.sequence;
+      if (max_drafts == 0 || !item.wants_next || !s.decoding()) continue;
+      const auto known = static_cast<int32_t>(s.tokens.size());
+      const int32_t room =
+          std::min({s.request.max_tokens - s.generated() - 1, scheduler.most_tokens() - known - 1,
+                    scheduler.tokens_to_checkpoint(s, known)});
+      const int32_t count = std::min(room, static_cast<int32_t>(pace() % (max_drafts + 1)));
+      if (count <= 0 || !scheduler.grow(s, known + count)) continue;
+      for (int32_t n = 0; n < count; ++n) item.drafts.push_back({0, n - 1});
+    }
+  }
+
+  // Some of them are accepted; the cells of the others hold what is nobody's.
+  void run_drafts(const StepItem& item, uint64_t prefix, Verdict& verdict) {
+    if (item.drafts.empty()) return;
+    Sequence& s = *item.sequence;
+    std::vector<int32_t> tokens = s.tokens;
+    const auto drafts = static_cast<int32_t>(item.drafts.size());
+    const auto accepted = static_cast<int32_t>(pace() % (item.drafts.size() + 1));
+    for (int32_t n = 0; n < drafts; ++n) {
+      const int32_t at = s.computed_tokens + item.certain + n;
+      const bool kept = n < accepted;
+      if (kept) {
+        tokens.push_back(verdict.next.back());
+        prefix = extend(prefix, tokens.back());
+        bytes.states[s.slot].run(tokens.data(), at, 1);
+        verdict.next.push_back(next_token(prefix));
+        verdict.accepted.push_back(n);
+        ++drafts_accepted;
+      }
+      for (int32_t g = 0; g < scheduler.groups(); ++g)
+        if (!seals || g == 1) *cell(s, g, at) = kept ? prefix : kRejected;
+    }
+  }
+
+  // Nobody stands still: the first in order has a part in the plan, or in the chunks between steps.
+  void expect_progress(const StepPlan& plan) const {
+    if (scheduler.running().empty()) return;
+    const Sequence& first = *scheduler.running()[0];
+    const bool planned = std::any_of(plan.items.begin(), plan.items.end(),
+                                     [&](const StepItem& item) { return item.sequence == &first; });
+    const bool waits_for_a_slice = paced && plan.decoding > 0 && !scheduler.goes_by_rows(first);
+    EXPECT_TRUE(planned || first.in_flight_tokens > 0 || waits_for_a_slice) << "request " << first.id;
   }
 
   bool step() {
@@ -239,6 +305,8 @@ struct World {
     StepPlan plan = scheduler.plan(Clock::now());
     if (pieces && pieces->items[0].sequence->in_flight_tokens == 0) pieces.reset();
     const int32_t decoding = plan.decoding;
+    expect_progress(plan);
+    propose(plan);
     if (plan.items.empty() && !pieces) return !scheduler.idle();
     bytes.synchronize();
     if (!plan.items.empty() && !run_plan(plan)) return false;
@@ -280,7 +348,7 @@ struct World {
     std::vector<Verdict> verdicts(plan.items.size());
     int32_t prompt_tokens = 0;
     for (size_t i = 0; i < plan.items.size(); ++i) {
-      if (!plan.items[i].sequence->decoding()) prompt_tokens += plan.items[i].certain;
+      if (!scheduler.goes_by_rows(*plan.items[i].sequence)) prompt_tokens += plan.items[i].certain;
       run_item(plan.items[i], verdicts[i]);
       if (testing::Test::HasFatalFailure()) return false;
     }
@@ -307,10 +375,10 @@ struct World {
     for (size_t i = 0; i < plan.items.size(); ++i) {
       Sequence& s = *plan.items[i].sequence;
       if (verdicts[i].failed) {
-        s.in_flight_tokens = plan.items[i].certain;
+        s.in_flight_tokens = plan.items[i].rows();
         continue;
       }
-      s.computed_tokens += plan.items[i].certain;
+      s.computed_tokens += plan.items[i].certain + static_cast<int32_t>(verdicts[i].accepted.size());
       s.tokens.insert(s.tokens.end(), verdicts[i].next.begin(), verdicts[i].next.end());
       scheduler.committed(s);
     }
@@ -340,12 +408,16 @@ struct World {
   int64_t computed = 0;
   int64_t prompt_computed = 0;  // of them, prompt tokens
   int64_t prompt_steps = 0;     // chunks of prompts
+  int64_t rows_again = 0;       // tokens of answers that were computed again one by one
+  int64_t drafts_accepted = 0;
   int32_t most_prompt_tokens = INT32_MAX;
   int32_t shared_until = 0;  // named ends up to here are ends of what others share
   bool recurrent;
   int32_t window;
   bool seals;
   KvTail tail;
+  int32_t max_drafts;
+  bool by_rows;
   bool paced;
   std::mt19937_64 pace{12};
   std::optional<StepPlan> pieces;  // a chunk that is under way

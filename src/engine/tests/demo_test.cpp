@@ -232,6 +232,46 @@ TEST(DemoDrafts, TreesAreTheSameBehindAPrefixAndARestart) {
   fs::remove_all(folder);
 }
 
+// Answers that make room for others and are computed again, drafted as before or not, are those of a prompt alone
+// without drafts: the same tokens, and the same log probabilities to the last bit.
+TEST(DemoDrafts, AnswersComputedAgainHaveTheBytesOfPlainOnes) {
+  std::vector<Request> asked;
+  for (const Skill skill : kSkills) {
+    for (auto& ids : prompts_of(skill, 2)) {
+      asked.push_back(greedy(std::move(ids), 150));
+      asked.back().top_logprobs = 0;
+      asked.back().use_cache = false;  // nothing of it is found again
+      asked.back().sampling.temperature = asked.size() % 2 == 0 ? 0.8f : 0.0f;
+      asked.back().sampling.seed = asked.size();
+    }
+  }
+  const auto heard = [](const Answer& answer) {
+    std::vector<std::pair<int32_t, float>> out;
+    for (const TokenEvent& e : answer.events) out.emplace_back(e.id, e.logprob);
+    return out;
+  };
+  std::vector<std::vector<std::pair<int32_t, float>>> alone;
+  Machine lone(demo_bytes(), options_of(kNone));
+  for (const Request& r : asked) alone.push_back(heard(lone.ask(r)));
+  for (const Way& way : {Way{"ngram", SpecType::ngram, 7, 0}, kHeadTree, kDflash}) {
+    EngineOptions options = options_of(way, static_cast<int32_t>(asked.size()));
+    options.context_tokens = 512;
+    options.preemption = Preemption::recompute;
+    options.kv_memory_bytes =
+        32 * kBlockTokens * Machine(demo_bytes(), options).engine->memory().kv_token_bytes;
+    Machine m(demo_bytes(), options);
+    std::vector<RequestId> ids;
+    for (const Request& r : asked) ids.push_back(m.submit(r));
+    m.run();
+    for (size_t i = 0; i < asked.size(); ++i)
+      EXPECT_TRUE(heard(m.sink.answers[ids[i]]) == alone[i]) << way.name << ", request " << i;
+    const SchedulerStats& stats = m.engine->scheduler().stats();
+    EXPECT_GT(stats.preempted, 0u) << way.name;
+    EXPECT_EQ(stats.swapped, 0u) << way.name;
+    std::printf("[report] %s: %llu preempted\n", way.name, static_cast<unsigned long long>(stats.preempted));
+  }
+}
+
 // ---- Agents over the prefix cache ----
 
 // A conversation as the server hands it over: ends of messages are named, that of the system message is
