@@ -263,7 +263,8 @@ AttentionArgs unit_arguments(const Context& context, const SequenceWorkspace& wo
 bool reads_units(const Context& context, const AttentionArgs& args) {
   const int32_t most_rows = args.batch.most_rows;
   return !context.deterministic && args.tail.sink_blocks == 0 && args.tail.tail_blocks <= kMostTailBlocks &&
-         most_rows > 0 && most_rows <= kMostDecodeRows && most_rows * args.group <= kMostUnitQueries;
+         most_rows > 0 && most_rows <= kMostDecodeRows && most_rows * args.group <= kMostUnitQueries &&
+         most_splits_of(args) > 2;
 }
 
 // Whether the fast forms take it.

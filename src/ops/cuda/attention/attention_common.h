@@ -7,6 +7,7 @@
 #pragma once
 
 #include "ops/cuda/attention/attention_gate.h"
+#include "ops/cuda/attention/sealed_shares.h"
 #include "ops/cuda/kv/row_bands.h"
 #include "ops/cuda/primitives/context.h"
 #include "ops/cuda/primitives/device_math.h"
@@ -26,9 +27,6 @@ inline constexpr int kMostPartialRows = 512;  // of a sequence
 inline constexpr int kSplitCells = 256;
 inline constexpr int kFewestSplitCells = 128;
 inline constexpr int kLongSplitCells = 2048;
-// Blocks of a split of sealed ones: the fewest, and what is enough for a block of threads.
-inline constexpr int kFewestSealedBlocks = 16;
-inline constexpr int kManySealedBlocks = 1024;
 // Of sequences that read units in place: the tail, as the exact cells are one item, and queries of a KV head. More
 // queries read them faster from an image (ops/cuda/kv): units are read once for each eight.
 inline constexpr int kMostTailBlocks = 32;
@@ -139,24 +137,21 @@ __device__ inline SealedSpan sealed_span_of(const AttentionArgs& a, int s) {
     end = max(end, border_of(a.tail, a.batch.position[t]));
   return {min(span_of(a, s).begin / kBlockTokens, end), end};
 }
+// Of any row of the step, where rows read units.
+__host__ __device__ inline int most_splits_of(const AttentionArgs& a) {
+  const int splits = a.partial_rows / a.batch.most_rows;
+  return splits < kMostSplits ? splits : kMostSplits;
+}
+// Shares of the sealed blocks, each for all queries of a KV head, eight to a block of threads. The exact cells have
+// a few multiprocessors of their own.
+__host__ __device__ inline int sealed_shares_of(const AttentionArgs& a) {
+  const int tiles = (a.batch.most_rows * a.group + 7) / 8, processors = a.processors - a.processors / 32;
+  return processors > tiles ? processors / tiles : 1;
+}
 __device__ inline int exact_begin_of(const AttentionArgs& a, int s) {
   const int border = border_of(a.tail, a.batch.context[s] - a.batch.certain[s]);
   return max(span_of(a, s).begin, border * kBlockTokens);
 }
-// In blocks. One split less than there is room for: the last is of the exact cells.
-__device__ inline Splits sealed_splits_of(const AttentionArgs& a, int rows, SealedSpan span) {
-  const int blocks = span.end - span.begin;
-  if (blocks <= 0) return {1, 0};
-  const int tiles = (rows * a.group + 7) / 8;
-  int wanted = max(1, a.processors / (a.sharing * a.kv_heads * tiles));
-  // The exact cells of few sequences have multiprocessors of their own.
-  if (wanted >= 16) --wanted;
-  const int most = min(kMostSplits, a.partial_rows / rows) - 1;
-  int length = max((blocks + wanted - 1) / wanted, kFewestSealedBlocks);
-  length = max(min(length, kManySealedBlocks), (blocks + most - 1) / most);
-  return {length, (blocks + length - 1) / length};
-}
-
 // The blocks of a sequence's cells, and the first of the cells that a block of the pool has for a KV head.
 __device__ inline const int32_t* table_of(const AttentionArgs& a, int s) {
   return a.batch.block_table + static_cast<int64_t>(s) * a.batch.blocks_per_sequence;
@@ -266,6 +261,26 @@ __device__ int list_items(const AttentionArgs& a, int* starts, int* scratch, Cut
   if (threadIdx.x == 0) starts[sequences] = base;
   __syncthreads();
   return base;
+}
+// Deals out what the step's sequences read sealed (sealed_shares.h). `starts` [sequences + 1] gets the place of
+// each sequence's first run; keep(s, span) is told its blocks. All threads of the block call.
+struct SealedDeal {
+  int places, length;
+};
+template <typename Keep>
+__device__ SealedDeal deal_sealed(const AttentionArgs& a, int* starts, int* scratch, Keep keep) {
+  const int places = list_items(a, starts, scratch, [&](int s) -> int2 {
+    const SealedSpan span = a.batch.rows[s] > 0 ? sealed_span_of(a, s) : SealedSpan{0, 0};
+    keep(s, span);
+    return {run_places(span.end - span.begin), 1};
+  });
+  int longest = 0;
+  for (int s = static_cast<int>(threadIdx.x) % 32; s < a.batch.sequences; s += 32)
+    longest = max(longest, starts[s + 1] - starts[s]);
+  longest = max(__reduce_max_sync(kFullWarp, longest) / a.kv_heads - kRunPlaces, 0);
+  // One split less than there is room for: the last is of the exact cells.
+  const int most = most_splits_of(a) - 1;
+  return {places, share_length(places, sealed_shares_of(a), longest, most)};
 }
 // The sequence whose items include `item`.
 __device__ inline int sequence_of(const int* starts, int sequences, int item) {

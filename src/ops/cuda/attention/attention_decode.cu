@@ -57,25 +57,31 @@ __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_consta
     }
     publish_barriers();
   }
+  if (a.units) {
+    const SealedDeal deal = deal_sealed(a, starts, sh.scratch, [](int, SealedSpan) {});
+    for (int s = static_cast<int>(threadIdx.x); s < a.batch.sequences; s += kThreads) {
+      const int places = (starts[s + 1] - starts[s]) / a.kv_heads;
+      sequences[s].sealed_blocks = max(places - kRunPlaces, 0);
+      sequences[s].sealed_start = starts[s];
+      sequences[s].share_length = deal.length;
+    }
+    __syncthreads();
+  }
   const int items = list_items(a, starts, sh.scratch, [&](int s) -> int2 {
     const int rows = a.batch.rows[s];
     const int first = a.batch.first_row[s];
     const Span span = span_of(a, s);
     if (rows <= 0 || !decodes(a, form_rows_of(a, s), span.end - span.begin)) return {0, 0};
-    if (a.units) {
-      const int sealed = sealed_splits_of(a, rows, sealed_span_of(a, s)).count;
-      sequences[s] = {first, rows, exact_begin_of(a, s), span.end, 1 << 30, 1, 0, sealed};
-      return {div_up(rows * a.group, Shared::kQueries), 1};
-    }
-    const Splits splits = splits_of(a, s, rows, span);
-    sequences[s] = {first,
-                    rows,
-                    span.begin,
-                    span.end,
-                    splits.length,
-                    splits.count,
-                    span.begin / splits.length * splits.length,
-                    0};
+    Sequence& q = sequences[s];
+    q.first = first;
+    q.rows = rows;
+    q.begin = a.units ? exact_begin_of(a, s) : span.begin;
+    q.end = span.end;
+    const Splits splits = a.units ? Splits{1 << 30, 1} : splits_of(a, s, rows, span);
+    q.length = splits.length;
+    q.splits = splits.count;
+    q.split_begin = q.begin / splits.length * splits.length;
+    if (!a.units) q.sealed_blocks = 0;
     return {div_up(rows * a.group, Shared::kQueries), splits.count};
   });
   if (static_cast<int>(blockIdx.x) >= items) {

@@ -24,7 +24,8 @@ struct Sequence {
   int first, rows;                  // of the batch
   int begin, end;                   // cells that some row sees
   int length, splits, split_begin;  // of its splits; where the first would begin
-  int sealed;                       // splits in front of them
+  // Blocks in front of them, where their first run begins, and how long a share is (sealed_shares.h).
+  int sealed_blocks, sealed_start, share_length;
 };
 
 // kColumns: eights of queries of an item. With one a sequence has a fresh row at most.
@@ -73,7 +74,6 @@ __device__ Item item_at(const AttentionArgs& a, const Sequence* sequences, const
   it.first = q.first;
   it.rows = q.rows;
   it.splits = q.splits;
-  it.sealed = q.sealed;
   it.kv_head = index - starts[it.s];
   it.split = it.tile = 0;
   it.queries = q.rows * a.group;
@@ -87,6 +87,8 @@ __device__ Item item_at(const AttentionArgs& a, const Sequence* sequences, const
     it.kv_head = own / q.splits;
     it.split = own - it.kv_head * q.splits;
   }
+  const int run = q.sealed_start + it.kv_head * run_places(q.sealed_blocks);
+  it.sealed = splits_of_run(run, q.sealed_blocks, q.share_length).count;
   it.query0 = it.tile * width;
   it.queries = min(width, it.queries - it.query0);
   const int split_begin = q.split_begin + it.split * q.length;

@@ -4,13 +4,13 @@
 // Traffic: the bytes of the units, once for each eight queries of a KV head. 27B (4 KV heads of 256) in c4: 1,164
 // bytes a cell and layer, 35 us at 131,072 cells and 4.3 TB/s; f16 takes 125.
 //
-// Shape: an item is up to 8 queries of a KV head over one split of the blocks. Every warp takes blocks of its own, one
-// in `warps`: it copies units to its own part of shared memory, K of the next block while it computes with V of this
-// one and the other way round, scores 32 cells (S^T = K Q^T), keeps its own largest score, and adds to all
-// dims (O^T = V^T P^T). So warps do not wait for each other until the item ends, when sums of all warps are
-// brought to the same largest score, added, turned back where the format rotates, and left as a split. What a
-// unit's codes become is in sealed_units.cuh: with all that belongs to a block 2.5 instructions a value for c4 and
-// 3.5 for tbq4_0. Measured, and what was tried: docs/history/cuda-kernels.md.
+// Shape: an item is up to 8 queries of a KV head over what a share has of its blocks (sealed_shares.h). Every
+// warp takes blocks of its own, one in `warps`: it copies units to its own part of shared memory, K of the next
+// block while it computes with V of this one and the other way round, scores 32 cells (S^T = K Q^T), keeps its own
+// largest score, and adds to all dims (O^T = V^T P^T). So warps do not wait for each other until the item ends,
+// when sums of all warps are brought to the same largest score, added, turned back where the format rotates, and
+// left as a split. What a unit's codes become is in sealed_units.cuh: with all that belongs to a block 2.5
+// instructions a value for c4 and 3.5 for tbq4_0. Measured, and what was tried: docs/history/cuda-kernels.md.
 //
 // Rows of a sequence may read different parts sealed: a query that reads less has the rest masked.
 #include <algorithm>
@@ -40,11 +40,10 @@ struct UnitArgs {
   int level_bits, level_bytes;  // of the table of a codebook's levels, behind the parts of all warps
 };
 
-// Of a sequence: blocks that some row reads sealed, and how they are cut.
+// Of a sequence: its rows, and the blocks that some of them reads sealed.
 struct SealedRows {
   int first, rows;
   int begin, end;
-  int length, splits;
 };
 
 struct SealedItem {
@@ -63,25 +62,24 @@ struct SealedShared {
   float top[kMostWarps][kQueries], total[kMostWarps][kQueries];
 };
 
-__device__ SealedItem sealed_item(const AttentionArgs& a, const SealedRows* sequences, const int* starts,
-                                  int index) {
-  SealedItem it;
-  it.s = sequence_of(starts, a.batch.sequences, index);
+// What a share has of the run at `place`, for a tile of queries; `place` goes on to the next run. False: nothing.
+__device__ bool next_item(const AttentionArgs& a, const SealedRows* sequences, const int* starts,
+                          const SealedDeal& deal, int share, int tile, int& place, SealedItem& it) {
+  it.s = sequence_of(starts, a.batch.sequences, place);
   const SealedRows q = sequences[it.s];
+  const int blocks = q.end - q.begin, places = run_places(blocks);
+  it.kv_head = (place - starts[it.s]) / places;
+  const int start = starts[it.s] + it.kv_head * places;
+  place = start + places;
   it.first = q.first;
   it.rows = q.rows;
-  const int queries = q.rows * a.group;
-  // Tiles of the same cells follow each other, so that they find them in the L2 cache.
-  const int tiles = div_up(queries, kQueries);
-  int own = index - starts[it.s];
-  it.query0 = own % tiles * kQueries;
-  own /= tiles;
-  it.split = own % q.splits;
-  it.kv_head = own / q.splits;
-  it.queries = min(kQueries, queries - it.query0);
-  it.begin = q.begin + it.split * q.length;
-  it.end = min(q.end, it.begin + q.length);
-  return it;
+  it.query0 = tile * kQueries;
+  it.queries = min(kQueries, q.rows * a.group - it.query0);
+  const RunPart part = part_of_run(start, blocks, deal.length, share);
+  it.begin = q.begin + part.begin;
+  it.end = q.begin + part.end;
+  it.split = share - splits_of_run(start, blocks, deal.length).first_share;
+  return it.begin < it.end && it.queries > 0;
 }
 
 // Each 128 values of a row, of which a lane has 8 next to each other; `back`: the inverse.
@@ -378,15 +376,15 @@ __global__ __launch_bounds__(32 * kMostWarps, 1) void sealed_kernel(const __grid
   auto& sh = *reinterpret_cast<Shared*>(memory + warps * u.warp_bytes + u.level_bytes);
   auto* sequences = reinterpret_cast<SealedRows*>(&sh + 1);
   int* starts = reinterpret_cast<int*>(sequences + a.batch.sequences);
-  const int items = list_items(a, starts, sh.scratch, [&](int s) -> int2 {
-    const int rows = a.batch.rows[s];
-    if (rows <= 0) return {0, 0};
-    const SealedSpan span = sealed_span_of(a, s);
-    const Splits splits = sealed_splits_of(a, rows, span);
-    sequences[s] = {a.batch.first_row[s], rows, span.begin, span.end, splits.length, splits.count};
-    return {div_up(rows * a.group, kQueries), splits.count};
+  const SealedDeal deal = deal_sealed(a, starts, sh.scratch, [&](int s, SealedSpan span) {
+    sequences[s] = {a.batch.first_row[s], a.batch.rows[s], span.begin, span.end};
   });
-  if (static_cast<int>(blockIdx.x) >= items) {
+  // Tiles of the same blocks are neighbours, so that they find them in the L2 cache.
+  const int tiles = div_up(a.batch.most_rows * a.group, kQueries);
+  const int share = static_cast<int>(blockIdx.x) / tiles, tile = static_cast<int>(blockIdx.x) - share * tiles;
+  int place = share * deal.length;
+  const int end = min(place + deal.length, deal.places);
+  if (place >= end) {
     if (blockIdx.x == 0) wait_for_previous();
     return;
   }
@@ -395,8 +393,9 @@ __global__ __launch_bounds__(32 * kMostWarps, 1) void sealed_kernel(const __grid
   SealedReader<kHeadDim, Kinds> reader(a, u, sh, memory);
   bool waiting = true;
 #pragma unroll 1
-  for (int index = blockIdx.x; index < items; index += gridDim.x) {
-    const SealedItem it = sealed_item(a, sequences, starts, index);
+  while (place < end) {
+    SealedItem it;
+    if (!next_item(a, sequences, starts, deal, share, tile, place, it)) continue;
     const int blocks = max(0, div_up(it.end - it.begin - reader.warp, warps));
     // Units are older than the step, but where no tail lies between them and the newest row.
     if (waiting && a.tail.tail_blocks == 0) wait_for_previous();
@@ -411,6 +410,7 @@ __global__ __launch_bounds__(32 * kMostWarps, 1) void sealed_kernel(const __grid
     reader.read(it, blocks);
     reader.finish(it);
   }
+  if (waiting && blockIdx.x == 0) wait_for_previous();
 }
 
 UnitArgs unit_args(const KvCold& cold, UnitForms forms, int head_dim) {
@@ -453,10 +453,10 @@ bool launch(Context& context, const AttentionArgs& args, const UnitArgs& u) {
   const int warps = most_warps<kHeadDim>(context, args, u);
   if (warps < kFewestWarps) return false;
   const int64_t tiles = div_up(args.batch.most_rows * args.group, kQueries);
-  const int64_t splits =
-      std::min<int64_t>(kMostSplits, args.batch.blocks_per_sequence / kFewestSealedBlocks + 1);
+  const int64_t places =
+      int64_t{args.batch.sequences} * args.kv_heads * run_places(args.batch.blocks_per_sequence);
   const auto blocks = static_cast<unsigned>(
-      std::min<int64_t>(int64_t{args.batch.sequences} * args.kv_heads * tiles * splits, context.processors));
+      tiles * std::min<int64_t>(sealed_shares_of(args), div_up<int64_t>(places, kFewestSharePlaces)));
   launch_early(context, sealed_kernel<kHeadDim, Kinds>, dim3(blocks), static_cast<unsigned>(32 * warps),
                static_cast<size_t>(warps) * u.warp_bytes + fixed_bytes<kHeadDim>(args, u), args, u);
   return true;
