@@ -142,10 +142,10 @@ __host__ __device__ inline int most_splits_of(const AttentionArgs& a) {
   const int splits = a.partial_rows / a.batch.most_rows;
   return splits < kMostSplits ? splits : kMostSplits;
 }
-// Shares of the sealed blocks, each for all queries of a KV head, eight to a block of threads. The exact cells have
-// a few multiprocessors of their own.
-__host__ __device__ inline int sealed_shares_of(const AttentionArgs& a) {
-  const int tiles = (a.batch.most_rows * a.group + 7) / 8, processors = a.processors - a.processors / 32;
+// Shares of the sealed blocks on so many multiprocessors: each is for all queries of a KV head, eight to a block of
+// threads.
+__host__ __device__ inline int sealed_shares_of(const AttentionArgs& a, int processors) {
+  const int tiles = (a.batch.most_rows * a.group + 7) / 8;
   return processors > tiles ? processors / tiles : 1;
 }
 __device__ inline int exact_begin_of(const AttentionArgs& a, int s) {
@@ -280,7 +280,9 @@ __device__ SealedDeal deal_sealed(const AttentionArgs& a, int* starts, int* scra
   longest = max(__reduce_max_sync(kFullWarp, longest) / a.kv_heads - kRunPlaces, 0);
   // One split less than there is room for: the last is of the exact cells.
   const int most = most_splits_of(a) - 1;
-  return {places, share_length(places, sealed_shares_of(a), longest, most)};
+  // The exact cells have a few multiprocessors of their own, if it fits.
+  const int shares = sealed_shares_of(a, a.processors - a.processors / 32);
+  return {places, share_length(places, shares, sealed_shares_of(a, a.processors), longest, most)};
 }
 // The sequence whose items include `item`.
 __device__ inline int sequence_of(const int* starts, int sequences, int item) {

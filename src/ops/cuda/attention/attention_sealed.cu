@@ -455,8 +455,9 @@ bool launch(Context& context, const AttentionArgs& args, const UnitArgs& u) {
   const int64_t tiles = div_up(args.batch.most_rows * args.group, kQueries);
   const int64_t places =
       int64_t{args.batch.sequences} * args.kv_heads * run_places(args.batch.blocks_per_sequence);
-  const auto blocks = static_cast<unsigned>(
-      tiles * std::min<int64_t>(sealed_shares_of(args), div_up<int64_t>(places, kFewestSharePlaces)));
+  const auto blocks =
+      static_cast<unsigned>(tiles * std::min<int64_t>(sealed_shares_of(args, args.processors),
+                                                      div_up<int64_t>(places, kFewestSharePlaces)));
   launch_early(context, sealed_kernel<kHeadDim, Kinds>, dim3(blocks), static_cast<unsigned>(32 * warps),
                static_cast<size_t>(warps) * u.warp_bytes + fixed_bytes<kHeadDim>(args, u), args, u);
   return true;

@@ -12,15 +12,18 @@
 namespace braid::cuda {
 
 inline constexpr int kRunPlaces = 16;
+inline constexpr int kRoundPlaces = 16;
 // A share is not shorter: shorter ones cost more splits than they gain.
 inline constexpr int kFewestSharePlaces = 16;
 
 BRAID_BOTH constexpr int run_places(int blocks) { return blocks > 0 ? kRunPlaces + blocks : 0; }
 
-// Of a share, so that at most `shares` have something and no run of `longest` blocks has more than `most_splits`
-// splits, of which there are two at least.
-BRAID_BOTH constexpr int share_length(int places, int shares, int longest, int most_splits) {
+// Of a share, so that about `shares` have something, at most `most_shares`, and no run of `longest` blocks has more
+// than `most_splits` splits, of which there are two at least. Rather a whole number of rounds of a block's warps.
+BRAID_BOTH constexpr int share_length(int places, int shares, int most_shares, int longest, int most_splits) {
   int length = (places + shares - 1) / shares;
+  const int rounded = length / kRoundPlaces * kRoundPlaces;
+  if (rounded > 0 && (places + rounded - 1) / rounded <= most_shares) length = rounded;
   const int least = (longest + most_splits - 2) / (most_splits - 1);
   if (length < least) length = least;
   return length < kFewestSharePlaces ? kFewestSharePlaces : length;
