@@ -142,10 +142,10 @@ __host__ __device__ inline int most_splits_of(const AttentionArgs& a) {
   const int splits = a.partial_rows / a.batch.most_rows;
   return splits < kMostSplits ? splits : kMostSplits;
 }
-// Shares of the sealed blocks on so many multiprocessors: each is for all queries of a KV head, eight to a block of
-// threads.
-__host__ __device__ inline int sealed_shares_of(const AttentionArgs& a, int processors) {
-  const int tiles = (a.batch.most_rows * a.group + 7) / 8;
+// Shares of the sealed blocks, each for all queries of a KV head, eight to a block of threads. The exact cells have
+// a few multiprocessors of their own.
+__host__ __device__ inline int sealed_shares_of(const AttentionArgs& a) {
+  const int tiles = (a.batch.most_rows * a.group + 7) / 8, processors = a.processors - a.processors / 32;
   return processors > tiles ? processors / tiles : 1;
 }
 __device__ inline int exact_begin_of(const AttentionArgs& a, int s) {
@@ -263,26 +263,21 @@ __device__ int list_items(const AttentionArgs& a, int* starts, int* scratch, Cut
   return base;
 }
 // Deals out what the step's sequences read sealed (sealed_shares.h). `starts` [sequences + 1] gets the place of
-// each sequence's first run; keep(s, span) is told its blocks. All threads of the block call.
-struct SealedDeal {
-  int places, length;
-};
+// each sequence's first run where they are packed; keep(s, span) is told its blocks. All threads of the block call.
 template <typename Keep>
 __device__ SealedDeal deal_sealed(const AttentionArgs& a, int* starts, int* scratch, Keep keep) {
-  const int places = list_items(a, starts, scratch, [&](int s) -> int2 {
+  const int packed = list_items(a, starts, scratch, [&](int s) -> int2 {
     const SealedSpan span = a.batch.rows[s] > 0 ? sealed_span_of(a, s) : SealedSpan{0, 0};
     keep(s, span);
-    return {run_places(span.end - span.begin), 1};
+    return {packed_places(span.end - span.begin), 1};
   });
   int longest = 0;
   for (int s = static_cast<int>(threadIdx.x) % 32; s < a.batch.sequences; s += 32)
     longest = max(longest, starts[s + 1] - starts[s]);
   longest = max(__reduce_max_sync(kFullWarp, longest) / a.kv_heads - kRunPlaces, 0);
   // One split less than there is room for: the last is of the exact cells.
-  const int most = most_splits_of(a) - 1;
-  // The exact cells have a few multiprocessors of their own, if it fits.
-  const int shares = sealed_shares_of(a, a.processors - a.processors / 32);
-  return {places, share_length(places, shares, sealed_shares_of(a, a.processors), longest, most)};
+  return deal_runs(a.batch.sequences * a.kv_heads, longest, packed, sealed_shares_of(a),
+                   most_splits_of(a) - 1);
 }
 // The sequence whose items include `item`.
 __device__ inline int sequence_of(const int* starts, int sequences, int item) {

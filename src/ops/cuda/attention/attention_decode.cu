@@ -62,7 +62,9 @@ __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_consta
     for (int s = static_cast<int>(threadIdx.x); s < a.batch.sequences; s += kThreads) {
       const int places = (starts[s + 1] - starts[s]) / a.kv_heads;
       sequences[s].sealed_blocks = max(places - kRunPlaces, 0);
-      sequences[s].sealed_start = starts[s];
+      const int first = s * a.kv_heads;
+      sequences[s].sealed_start = deal.stride > 0 ? first * deal.stride : starts[s] + kRunPlaces;
+      sequences[s].sealed_stride = deal.stride > 0 ? deal.stride : places;
       sequences[s].share_length = deal.length;
     }
     __syncthreads();

@@ -24,8 +24,9 @@ struct Sequence {
   int first, rows;                  // of the batch
   int begin, end;                   // cells that some row sees
   int length, splits, split_begin;  // of its splits; where the first would begin
-  // Blocks in front of them, where their first run begins, and how long a share is (sealed_shares.h).
-  int sealed_blocks, sealed_start, share_length;
+  // Blocks in front of them, where those of the first KV head begin, those of the next, and how long a share is
+  // (sealed_shares.h).
+  int sealed_blocks, sealed_start, sealed_stride, share_length;
 };
 
 // kColumns: eights of queries of an item. With one a sequence has a fresh row at most.
@@ -87,7 +88,7 @@ __device__ Item item_at(const AttentionArgs& a, const Sequence* sequences, const
     it.kv_head = own / q.splits;
     it.split = own - it.kv_head * q.splits;
   }
-  const int run = q.sealed_start + it.kv_head * run_places(q.sealed_blocks);
+  const int run = q.sealed_start + it.kv_head * q.sealed_stride;
   it.sealed = splits_of_run(run, q.sealed_blocks, q.share_length).count;
   it.query0 = it.tile * width;
   it.queries = min(width, it.queries - it.query0);

@@ -65,12 +65,24 @@ struct SealedShared {
 // What a share has of the run at `place`, for a tile of queries; `place` goes on to the next run. False: nothing.
 __device__ bool next_item(const AttentionArgs& a, const SealedRows* sequences, const int* starts,
                           const SealedDeal& deal, int share, int tile, int& place, SealedItem& it) {
-  it.s = sequence_of(starts, a.batch.sequences, place);
-  const SealedRows q = sequences[it.s];
-  const int blocks = q.end - q.begin, places = run_places(blocks);
-  it.kv_head = (place - starts[it.s]) / places;
-  const int start = starts[it.s] + it.kv_head * places;
-  place = start + places;
+  int start;  // of the run's blocks
+  SealedRows q;
+  if (deal.stride > 0) {
+    const int run = place / deal.stride;
+    it.s = run / a.kv_heads;
+    it.kv_head = run - it.s * a.kv_heads;
+    q = sequences[it.s];
+    start = run * deal.stride;
+    place = start + deal.stride;
+  } else {
+    it.s = sequence_of(starts, a.batch.sequences, place);
+    q = sequences[it.s];
+    const int places = packed_places(q.end - q.begin);
+    it.kv_head = (place - starts[it.s]) / places;
+    start = starts[it.s] + it.kv_head * places + kRunPlaces;
+    place = start + q.end - q.begin;
+  }
+  const int blocks = q.end - q.begin;
   it.first = q.first;
   it.rows = q.rows;
   it.query0 = tile * kQueries;
@@ -79,7 +91,7 @@ __device__ bool next_item(const AttentionArgs& a, const SealedRows* sequences, c
   it.begin = q.begin + part.begin;
   it.end = q.begin + part.end;
   it.split = share - splits_of_run(start, blocks, deal.length).first_share;
-  return it.begin < it.end && it.queries > 0;
+  return part.begin < part.end && it.queries > 0;
 }
 
 // Each 128 values of a row, of which a lane has 8 next to each other; `back`: the inverse.
@@ -453,11 +465,7 @@ bool launch(Context& context, const AttentionArgs& args, const UnitArgs& u) {
   const int warps = most_warps<kHeadDim>(context, args, u);
   if (warps < kFewestWarps) return false;
   const int64_t tiles = div_up(args.batch.most_rows * args.group, kQueries);
-  const int64_t places =
-      int64_t{args.batch.sequences} * args.kv_heads * run_places(args.batch.blocks_per_sequence);
-  const auto blocks =
-      static_cast<unsigned>(tiles * std::min<int64_t>(sealed_shares_of(args, args.processors),
-                                                      div_up<int64_t>(places, kFewestSharePlaces)));
+  const auto blocks = static_cast<unsigned>(tiles * sealed_shares_of(args));
   launch_early(context, sealed_kernel<kHeadDim, Kinds>, dim3(blocks), static_cast<unsigned>(32 * warps),
                static_cast<size_t>(warps) * u.warp_bytes + fixed_bytes<kHeadDim>(args, u), args, u);
   return true;

@@ -13,64 +13,73 @@ namespace {
 
 struct Step {
   std::vector<int> blocks;  // of each run
-  int shares, most_shares, most_splits;
+  int shares, most_splits;
 };
 
-void expect_dealt(const Step& step) {
-  std::vector<int> starts;
-  int places = 0, longest = 0;
+SealedDeal deal_of(const Step& step) {
+  int packed = 0, longest = 0;
   for (const int blocks : step.blocks) {
-    starts.push_back(places);
-    places += run_places(blocks);
+    packed += packed_places(blocks);
     longest = std::max(longest, blocks);
   }
-  const int length = share_length(places, step.shares, step.most_shares, longest, step.most_splits);
-  ASSERT_LE((places + length - 1) / length, step.most_shares);
-  for (size_t r = 0; r < step.blocks.size(); ++r) {
-    const RunSplits splits = splits_of_run(starts[r], step.blocks[r], length);
+  return deal_runs(static_cast<int>(step.blocks.size()), longest, packed, step.shares, step.most_splits);
+}
+
+void expect_dealt(const Step& step) {
+  const SealedDeal deal = deal_of(step);
+  ASSERT_LE((deal.places + deal.length - 1) / deal.length, step.shares);
+  int place = 0;
+  for (const int blocks : step.blocks) {
+    const int start = deal.stride > 0 ? place : place + kRunPlaces;
+    place += deal.stride > 0 ? deal.stride : packed_places(blocks);
+    const RunSplits splits = splits_of_run(start, blocks, deal.length);
     ASSERT_LE(splits.count, step.most_splits);
-    ASSERT_LE(splits.first_share + splits.count, step.most_shares);
+    ASSERT_LE(splits.first_share + splits.count, step.shares);
     int next = 0;
-    for (int share = 0; share < step.most_shares; ++share) {
-      const RunPart part = part_of_run(starts[r], step.blocks[r], length, share);
+    for (int share = 0; share < step.shares; ++share) {
+      const RunPart part = part_of_run(start, blocks, deal.length, share);
       const bool has = part.begin < part.end;
       ASSERT_EQ(has, share >= splits.first_share && share < splits.first_share + splits.count);
       if (!has) continue;
       ASSERT_EQ(part.begin, next);
       next = part.end;
     }
-    ASSERT_EQ(next, step.blocks[r]);
+    ASSERT_EQ(next, blocks);
   }
+  ASSERT_EQ(place, deal.places);
 }
 
 TEST(SealedShares, GiveEveryBlockToOne) {
-  expect_dealt({{0}, 128, 132, 63});
-  expect_dealt({{1}, 128, 132, 63});
-  expect_dealt({{4096, 4096, 4096, 4096}, 128, 132, 63});
-  expect_dealt({std::vector<int>(32, 4109), 128, 132, 63});
-  expect_dealt({{4096, 1, 0, 2, 8192}, 21, 22, 2});
+  expect_dealt({{0}, 128, 63});
+  expect_dealt({{1}, 128, 63});
+  expect_dealt({{4096, 4096, 4096, 4096}, 128, 63});
+  expect_dealt({std::vector<int>(32, 4109), 128, 63});
+  expect_dealt({{4096, 1, 0, 2, 8192}, 21, 2});
   std::mt19937 random(5);
   for (int i = 0; i < 3000; ++i) {
-    const int shares = 1 + static_cast<int>(random() % 132);
-    Step step{std::vector<int>(1 + random() % 40), shares, shares + static_cast<int>(random() % 5),
+    Step step{std::vector<int>(1 + random() % 40), 1 + static_cast<int>(random() % 132),
               2 + static_cast<int>(random() % 62)};
+    const bool equal = random() % 4 == 0;
     for (int& blocks : step.blocks) {
       const int most = random() % 3 == 0 ? 8192 : 40;
       blocks = random() % 4 == 0 ? 0 : static_cast<int>(random() % static_cast<unsigned>(most));
+      if (equal) blocks = step.blocks[0];
     }
     expect_dealt(step);
   }
 }
 
-// A long sequence among short ones is read by all.
-TEST(SealedShares, OneLongRunIsSharedByAll) {
+TEST(SealedShares, FitTheSequences) {
+  // Of one length: none has two.
+  EXPECT_EQ(deal_of({std::vector<int>(4, 4093), 128, 63}).length, 128);
+  EXPECT_EQ(deal_of({std::vector<int>(32, 4109), 128, 63}).length, 1028);
+  EXPECT_EQ(deal_of({std::vector<int>(128, 1000), 128, 63}).length, 1000);
+  // More than half of the processors would have none.
+  EXPECT_LT(deal_of({std::vector<int>(68, 1000), 128, 63}).length, 560);
+  // A long sequence among short ones is read by all.
   std::vector<int> runs(28, 64);
   runs.insert(runs.end(), 4, 4096);
-  int places = 0;
-  for (const int blocks : runs) places += run_places(blocks);
-  const int length = share_length(places, 128, 132, 4096, 63);
-  EXPECT_LE(length, (places + 127) / 128);
-  EXPECT_GE(splits_of_run(places - run_places(4096), 4096, length).count, 27);
+  EXPECT_LE(deal_of({runs, 128, 63}).length, (4 * (4096 + 16) + 28 * 80 + 127) / 128);
 }
 
 }  // namespace
