@@ -262,6 +262,42 @@ TEST_F(ProgramTest, BenchRowsAreMachineReadable) {
   }
 }
 
+TEST_F(ProgramTest, BenchSaysWhosePromptsAreFilled) {
+  const std::vector<std::string> bench = {"bench", "-m", kDemo, "--device", "cpu", "--fill", "64",  "-ub",
+                                          "64",    "-n", "8",   "-r",       "1",   "-o",     "json"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), bench.begin(), bench.end());
+    return run_braid(more);
+  };
+  auto outcome = with({"-p", "64,1000", "-d", "1000", "-ctk", "c4", "-ctv", "c4"});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  auto rows = nlohmann::json::parse(outcome.out);
+  ASSERT_EQ(rows.size(), 3u);
+  EXPECT_EQ(rows[0]["test"], "pp64");
+  EXPECT_EQ(rows[1]["test"], "pp1000 filled from 64");
+  EXPECT_EQ(rows[2]["test"], "tg8@d1000 filled from 64");
+  EXPECT_GT(rows[2]["tok_s"].get<double>(), 0);
+
+  outcome = with({"-p", "500", "--batch", "3"});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  rows = nlohmann::json::parse(outcome.out);
+  EXPECT_EQ(rows.at(0)["filled_from"], 64);
+  EXPECT_GT(rows.at(0)["decode_tok_s"].get<double>(), 0);
+
+  for (const auto& [wrong, why] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{"--fit", "512"}, "--fill is for"},
+           {{"--spec", "mtp"}, "--fill is for"},
+           {{"--shared-prefix", "100"}, "--fill is for"},
+           {{"-p", "0", "-d", "1000", "-c", "1000"}, "larger context"}}) {
+    outcome = with(wrong);
+    EXPECT_EQ(outcome.exit_code, 2) << wrong[0];
+    EXPECT_NE(outcome.err.find(why), std::string::npos) << outcome.err;
+  }
+  outcome = run_braid({"bench", "-m", kDemo, "--fill", "65"});
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_NE(outcome.err.find("blocks of 32"), std::string::npos) << outcome.err;
+}
+
 TEST_F(ProgramTest, BenchComparesWaysToSpeculate) {
   const std::string prompts =
       file("prompts.jsonl", R"({"set": "echo", "messages": [{"role": "user", "content": )"

@@ -225,34 +225,47 @@ void Engine::fail_all(const Error& error) {
     finish(std::move(s), {FinishReason::error, {}, error.message, {}, {}});
 }
 
-// Takes prompts that are to be filled out of the plan, and fills them up to the last chunk, one as long as the plan's
-// after the other. A block is a copy of the one at its place in the prompt's computed part, or, where that is not
-// held any more, of the last one before the chunk.
+// Takes prompts that are to be filled out of the plan, and fills them up to the last chunk, one as long as
+// the plan's after the other.
 void Engine::fill_prompts(StepPlan& plan) {
   std::erase_if(plan.items, [&](const StepItem& item) {
     Sequence& s = *item.sequence;
-    int32_t end = s.computed_tokens + item.certain;
-    if (s.request.use_cache || s.decoding() || s.computed_tokens < filled_from_ || end >= s.prompt_tokens())
-      return false;
+    const int32_t begin = s.computed_tokens;
+    int32_t end = begin + item.certain;
+    const bool is_asked_for = s.request.use_cache || s.request.score;
+    if (is_asked_for || begin < filled_from_ || end >= s.prompt_tokens()) return false;
     do {
-      const auto first = static_cast<size_t>(s.computed_tokens / kBlockTokens);
-      for (int32_t g = 0; g < kKvGroups; ++g) {
-        const BlockTable& blocks = s.blocks[g];
-        for (size_t i = first; i < blocks.size(); ++i) {
-          int32_t from = blocks[i % static_cast<size_t>(filled_from_ / kBlockTokens)];
-          if (from == kGone) from = blocks[first - 1];
-          if (from != kGone) memory_.cache.copy_image(g, blocks[i], from);
-        }
-      }
+      fill_blocks(s);
       s.sealed_blocks = end / kBlockTokens;
       s.computed_tokens = end;
       scheduler_->committed(s);
       end += item.certain;
-    } while (end < s.prompt_tokens() && scheduler_->grow(s, end));
-    if (s.slot >= 0) memory_.cache.move_state(s.slot, s.computed_tokens);
+      // A prompt's last token is not run alone (Scheduler::chunk).
+    } while (s.prompt_tokens() - end >= 2 && scheduler_->grow(s, end));
+    memory_.cache.move_state(s.slot, begin, s.computed_tokens);
     plan.prompt_tokens -= item.certain;
     return true;
   });
+}
+
+// Blocks behind the computed tokens are copies of those that the prompt's computed part begins with, again
+// and again. Of group 1, where these are given back, they are copies of the block before, and zeros where
+// that is given back, too (a KV tail of 0).
+void Engine::fill_blocks(const Sequence& s) {
+  const auto computed_blocks = static_cast<size_t>(filled_from_ / kBlockTokens);
+  const auto first = static_cast<size_t>(s.computed_tokens / kBlockTokens);
+  for (int32_t g = 0; g < kKvGroups; ++g) {
+    const BlockTable& blocks = s.blocks[g];
+    for (size_t i = first; i < blocks.size(); ++i) {
+      int32_t from = blocks[i % computed_blocks];
+      if (from == kGone) from = blocks[first - 1];
+      if (from != kGone) {
+        memory_.cache.copy_image(g, blocks[i], from);
+      } else {
+        memory_.cache.clear_blocks(g, {&blocks[i], 1});
+      }
+    }
+  }
 }
 
 void Engine::propose(StepPlan& plan) {

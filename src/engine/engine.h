@@ -118,9 +118,10 @@ class Engine {
   // Benches: decides in place of the model what is accepted (step/oracle.h); null: nobody. It must outlive
   // the engine or be replaced.
   void set_oracle(Oracle* oracle);
-  // Benches of decoding behind long contexts: of prompts that use no cache, tokens from this position on are not
-  // computed but for the last chunk's. Their cells are copies of those before and states stand still, so answers
-  // mean nothing. A multiple of kBlockTokens; 0: all is computed.
+  // Benches of decoding behind long contexts: chunks of prompts that begin at this position or behind it are
+  // not computed, but for the last one. Their cells are copies of those before and states stand still, so
+  // answers mean nothing. A prompt that uses the cache or is scored is computed, and so are interleaved steps
+  // (gap_limit 0: there are none). A multiple of kBlockTokens; 0: all is computed.
   void fill_prompts_from(int32_t tokens);
   // Looks inside the model's steps (tests, tools); null: nobody.
   void observe(Observer* observer) { model_->observe(observer); }
@@ -142,6 +143,7 @@ class Engine {
   bool run_interleaved(int32_t decoding);
   bool end_step(Step& step);
   void fill_prompts(StepPlan& plan);
+  void fill_blocks(const Sequence& sequence);
   void propose(StepPlan& plan);
   void draft(StepPlan& plan);
   void count_drafts(const StepItem& item);
@@ -182,7 +184,7 @@ class Engine {
   EngineStats stats_;
   Status health_;
   RequestId next_id_ = 1;
-  int32_t filled_from_ = 0;
+  int32_t filled_from_ = 0;  // fill_prompts_from()
 };
 
 }  // namespace braid

@@ -2,10 +2,12 @@
 // machine can do.
 //
 // Rows are those of llama-bench: ppN is the speed of a prompt of N random tokens, tgN that of N generated
-// tokens (with -d, after a prompt of that length). GB/s counts the weights that a generating step reads;
-// GFLOP/s counts 2 x parameters per token; the share is the larger of both against the peaks measured first.
+// tokens (with -d, after a prompt of that length and a few tokens that are not timed). GB/s counts the
+// weights that a generating step reads; GFLOP/s counts 2 x parameters per token; the share is the larger of
+// both against the peaks measured first.
 // --profile: bench_profile.h. --spec: bench_speculation.h.
-// --fill N: contexts for measuring what decodes behind them, in seconds instead of minutes (Engine::fill_prompts_from).
+// --fill N: decoding behind long contexts, which are copied in seconds instead of computed in minutes
+// (Engine::fill_prompts_from).
 // --fit N: the cost per prompt token as a line c0 + c1 x position, over a prompt of N tokens.
 
 #include <fmt/format.h>
@@ -59,6 +61,12 @@ struct BenchFlags {
   SpeculationFlags speculation;
 };
 
+constexpr int kWarmDepth = 2048;  // a warm-up's prompt has no more tokens
+
+// Behind a prompt of -d tokens: the first, which its last chunk gives, and some for clocks and caches, and in
+// which steps are recorded whose shapes only long contexts have.
+int32_t untimed_tokens(const BenchFlags& flags) { return flags.depth > 0 ? 9 : 0; }
+
 std::string shape_names() {
   std::string names;
   for (const RandomShape& shape : random_shapes())
@@ -85,18 +93,20 @@ struct Row {
   }
 };
 
-// Notes when each part of the prompt was done.
+// Notes when each part of the prompt was done, and when the last token came that is not timed.
 struct BenchSink : Sink {
   void token(RequestId, const TokenEvent&) override {
-    if (first_token_ms == 0) first_token_ms = now_ms();
+    if (tokens++ < untimed_tokens) timed_from_ms = now_ms();
   }
   void progress(RequestId, int32_t done, int32_t) override { prompt_marks.emplace_back(done, now_ms()); }
   void finished(RequestId, const Finished& event) override {
     end_ms = now_ms();
     end = event;
   }
+  int32_t untimed_tokens = 0;
+  int32_t tokens = 0;
   double start_ms = 0;
-  double first_token_ms = 0;
+  double timed_from_ms = 0;
   double end_ms = 0;
   std::vector<std::pair<int32_t, double>> prompt_marks;  // (prompt tokens done, when)
   Finished end;
@@ -107,8 +117,13 @@ class Bench {
   Bench(LoadedModel& loaded, const BenchFlags& flags) : loaded_(loaded), flags_(flags) {}
 
   // One request of random tokens. Errors: invalid_argument (longer than the context), cancelled.
-  Result<BenchSink> request(int32_t prompt_tokens, int32_t generated_tokens) {
+  Result<BenchSink> request(int32_t prompt_tokens, int32_t generated_tokens, int32_t untimed_tokens = 0) {
     Engine& engine = *loaded_.engine;
+    if (generated_tokens > engine.most_tokens() - prompt_tokens) {
+      return Error{ErrorKind::invalid_argument,
+                   fmt::format("a prompt of {} tokens and {} behind it need a larger context (-c) than {}",
+                               prompt_tokens, generated_tokens, engine.most_tokens())};
+    }
     Request request;
     std::mt19937 random(42);
     const auto vocabulary = static_cast<uint32_t>(engine.config().vocabulary);
@@ -118,7 +133,8 @@ class Bench {
     request.sampling.temperature = 0;
     request.use_cache = false;  // every run computes everything
     BenchSink sink;
-    sink.start_ms = now_ms();
+    sink.untimed_tokens = untimed_tokens;
+    sink.start_ms = sink.timed_from_ms = now_ms();
     BRAID_TRY(engine.submit(std::move(request), sink));
     while (!engine.idle()) {
       if (interrupted()) return Error{ErrorKind::cancelled, "interrupted"};
@@ -134,7 +150,7 @@ class Bench {
     row.generation = generation;
     row.test = fmt::format("{}{}", generation ? "tg" : "pp", tokens);
     if (generation && flags_.depth > 0) row.test += fmt::format("@d{}", flags_.depth);
-    if (flags_.fill > 0) row.test += fmt::format(" filled from {}", flags_.fill);
+    row.test += filled_from(flags_.fill, generation ? flags_.depth : tokens);
     BRAID_TRY(once(tokens, generation, nullptr));  // warm-up: pages, caches, clocks, what is recorded
     for (int r = 0; r < flags_.repetitions; ++r) {
       progress_.update(static_cast<uint64_t>(r), static_cast<uint64_t>(flags_.repetitions), row.test);
@@ -170,13 +186,12 @@ class Bench {
       if (row != nullptr) row->tok_s.push_back(1e3 * tokens / (sink.end_ms - sink.start_ms));
       return {};
     }
-    // Without a depth the one-token prompt is the first of the generating steps.
-    constexpr int kWarmDepth = 2048;
+    // A warm-up needs no long context. Without a depth the one-token prompt is the first of the generating
+    // steps.
     const int32_t depth = row == nullptr ? std::min(flags_.depth, kWarmDepth) : flags_.depth;
-    const int32_t prompt = std::max(1, depth);
-    BRAID_ASSIGN(const BenchSink sink, request(prompt, tokens + (flags_.depth > 0 ? 1 : 0)));
-    const double start = flags_.depth > 0 ? sink.first_token_ms : sink.start_ms;
-    if (row != nullptr) row->tok_s.push_back(1e3 * tokens / (sink.end_ms - start));
+    const int32_t untimed = untimed_tokens(flags_);
+    BRAID_ASSIGN(const BenchSink sink, request(std::max(1, depth), untimed + tokens, untimed));
+    if (row != nullptr) row->tok_s.push_back(1e3 * tokens / (sink.end_ms - sink.timed_from_ms));
     return {};
   }
 
@@ -346,11 +361,20 @@ std::optional<int> run_special(BenchFlags& flags) {
   return run_serving_bench(flags.model, flags.serving);
 }
 
-int run_bench(BenchFlags flags) {
+Status check_fill(const BenchFlags& flags) {
   if (flags.fill % kBlockTokens != 0) {
-    return fail(Error{ErrorKind::invalid_argument,
-                      fmt::format("--fill {}: cells are copied by blocks of {}", flags.fill, kBlockTokens)});
+    return Error{ErrorKind::invalid_argument,
+                 fmt::format("--fill {}: cells are copied by blocks of {}", flags.fill, kBlockTokens)};
   }
+  const ServingBenchFlags& s = flags.serving;
+  const bool others = s.shared_prefix > 0 || s.interference > 0 || s.conversation > 0 || flags.fit > 0;
+  if (flags.fill == 0 || (!others && !flags.speculation.any())) return {};
+  return Error{ErrorKind::invalid_argument,
+               "--fill is for -d, --batch and --profile: others need computed prompts"};
+}
+
+int run_bench(BenchFlags flags) {
+  if (const Status filling = check_fill(flags); !filling.ok()) return fail(filling.error());
   if (!flags.shape.empty()) {
     if (const Status made = make_shape(flags); !made.ok()) return fail(made.error());
   }
@@ -363,7 +387,7 @@ int run_bench(BenchFlags flags) {
   if (flags.model.context == 0) {
     int longest = flags.fit;
     for (int p : flags.prompts) longest = std::max(longest, p);
-    for (int n : flags.generations) longest = std::max(longest, n + flags.depth + 1);
+    for (int n : flags.generations) longest = std::max(longest, n + flags.depth + 1 + untimed_tokens(flags));
     flags.model.context = longest + 32;
   }
   auto loaded = load_model(flags.model);
@@ -433,9 +457,11 @@ void add_bench(CLI::App& app, int* exit_code) {
   command->add_option("-d,--depth", flags->depth, "generate after a prompt of this length")
       ->check(CLI::NonNegativeNumber);
   command
-      ->add_option("--fill", flags->fill,
-                   "decoding behind long contexts without their prompts: tokens from this one on are not "
-                   "computed, their cells are copies (-d, --batch, --profile); a multiple of 32, 0: none")
+      ->add_option(
+          "--fill", flags->fill,
+          "for the speed of decoding behind long contexts (-d, --batch, --profile): prompt tokens after "
+          "the first N are not computed, but for the last step's; their cells are copies of those "
+          "before, recurrent states stand still; a multiple of 32, 0: all are computed")
       ->check(CLI::NonNegativeNumber);
   command->add_option("-r,--repetitions", flags->repetitions, "runs per row")
       ->check(CLI::Range(1, 1000))

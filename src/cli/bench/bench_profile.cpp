@@ -81,6 +81,7 @@ class ProfileBench {
     profile.name = fmt::format("decoding step, {} sequences of {} tokens", flags_.sequences, flags_.prompt);
     if (with_drafts)
       profile.name += fmt::format(", {} drafts each, {}", flags_.drafts, flags_.tree ? "a tree" : "a chain");
+    profile.name += filled_from(flags_.fill, flags_.prompt);
     if (!with_drafts) profile.unit = "token";
     const double begin = now_ms();
     const double host_before_ms = engine_.stats().drafts.host_ms;

@@ -138,8 +138,8 @@ Status bench_batches(ServingBench& bench, const ServingBenchFlags& flags, nlohma
   bench.engine().fill_prompts_from(flags.fill);
   if (!flags.json) {
     fmt::print("\n{}, {}\n\n", bench.name(), bench.engine().device().description());
-    if (flags.fill > 0 && flags.fill < prompt)
-      fmt::print("Of prompts, cells from {} on are copies: their speed means nothing.\n\n", flags.fill);
+    if (const std::string filled = filled_from(flags.fill, prompt); !filled.empty())
+      fmt::print("Prompts are{}: only the speed of decoding (S_TG) means anything.\n\n", filled);
     fmt::print(
         "|   PP |   TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    S t/s "
         "|\n");
@@ -339,6 +339,10 @@ int batch_context(int sequences, int prompt, int generated, int ubatch) {
   const int chunk = ubatch > 0 ? ubatch : 512;  // chosen when the model is there: this or more
   const int64_t chunks = int64_t{sequences} * ((prompt + chunk - 1) / chunk + 1);
   return static_cast<int>(std::min<int64_t>(prompt + chunks + generated + 64, INT32_MAX));
+}
+
+std::string filled_from(int fill, int prompt) {
+  return fill > 0 && fill < prompt ? fmt::format(" filled from {}", fill) : "";
 }
 
 Error early_end(const Finished& end, const Engine& engine) {

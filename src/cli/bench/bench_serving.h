@@ -31,6 +31,8 @@ struct ServingBenchFlags {
 // and whoever is done with the prompt decodes while the others are not: one token in each step, of which
 // there are as many as chunks.
 int batch_context(int sequences, int prompt, int generated, int ubatch);
+// What a bench says of prompts that are filled (Engine::fill_prompts_from); empty if none is so long.
+std::string filled_from(int fill, int prompt);
 // Why a sequence that should have gone on has ended.
 Error early_end(const Finished& end, const Engine& engine);
 

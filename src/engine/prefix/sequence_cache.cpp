@@ -196,13 +196,20 @@ void SequenceCache::copy_image(int32_t group, int32_t dst_block, int32_t src_blo
   });
 }
 
-void SequenceCache::move_state(int32_t slot, int32_t position) {
-  int32_t heads = 0;
-  for (const DeltaLayer& layer : delta_) heads = std::max(heads, layer.shape.value_heads);
-  const std::vector<int32_t> folded(static_cast<size_t>(heads), position);
+void SequenceCache::move_state(int32_t slot, int32_t from, int32_t to) {
+  Ops& ops = device_->ops();
+  std::vector<int32_t> folded;
   for (const DeltaLayer& layer : delta_)
-    device_->to_device(layer.folded(slot), folded.data(), layer.shape.value_heads * sizeof(int32_t));
-  device_->synchronize();  // the positions go
+    folded.resize(std::max(folded.size(), static_cast<size_t>(layer.shape.value_heads)), to);
+  for (const DeltaLayer& layer : delta_) {
+    device_->to_device(layer.folded(slot), folded.data(),
+                       static_cast<size_t>(layer.shape.value_heads) * sizeof(int32_t));
+    for (int32_t taps = 1; taps < layer.shape.conv_width && taps <= from; ++taps)
+      ops.state_copy(layer.conv_row(slot, to - taps), layer.conv_row(slot, from - taps),
+                     layer.shape.channels());
+  }
+  if (hidden_) ops.state_copy(hidden_.row(slot, to - 1), hidden_.row(slot, from - 1), hidden_.width);
+  device_->synchronize();  // `folded` goes
 }
 
 void SequenceCache::seal_blocks(std::span<const KvSeal> blocks) {

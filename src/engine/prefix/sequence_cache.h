@@ -84,8 +84,9 @@ class SequenceCache final : public CacheBytes {
 
   // The whole image of a block, units too.
   void copy_image(int32_t group, int32_t dst_block, int32_t src_block);
-  // A slot's states as they are, but as those before `position`.
-  void move_state(int32_t slot, int32_t position);
+  // A slot's states before position `from`, where all certain rows are folded, become those before `to`. Its
+  // rings get rows of the positions before `from` where those before `to` are looked for.
+  void move_state(int32_t slot, int32_t from, int32_t to);
   // Zeros in the block's cells of the layers from `first_layer` on, which seal nothing, in host memory.
   void clear_layers(size_t first_layer, int32_t block);
   // In the slot's hidden rows.

@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 
@@ -205,39 +204,6 @@ TEST_P(KvFormats, FindANumberInALongText) {
               codec->name.data(), found, questions);
   const double bits = codec->bits_per_value(256, KvSide::k);
   EXPECT_GE(found, bits < 4 ? questions * 30 / 32 : questions);
-}
-
-// For benches: all but the first and the last chunk of a prompt are copies.
-TEST(KvFormats, PromptsMayBeFilled) {
-  for (const char* format : {"f16", "q8_0", "c4"}) {
-    EngineOptions options = sealed(nullptr, nullptr);
-    if (format != std::string("f16")) options.k_codec = options.v_codec = *find_kv_codec(format);
-    options.max_sequences = 2;
-    options.ubatch_tokens = 64;
-    options.gap_limit = 0;
-    const auto engine = engine_of(options);
-    engine->fill_prompts_from(64);
-    Collector sink;
-    std::vector<RequestId> ids;
-    for (int i = 0; i < 2; ++i) {
-      Request request = greedy(std::vector<int32_t>(600, 7 + i), kAnswerTokens);
-      request.use_cache = false;
-      request.top_logprobs = 0;
-      ids.push_back(*engine->submit(std::move(request), sink));
-    }
-    while (engine->step()) engine->check();
-    EXPECT_LE(engine->stats().prompt_rows, 2u * 2 * 64 + 64) << format;
-    for (const RequestId id : ids) {
-      EXPECT_EQ(sink.answers[id].tokens.size(), static_cast<size_t>(kAnswerTokens)) << format;
-      for (const TokenEvent& e : sink.answers[id].events) EXPECT_TRUE(std::isfinite(e.logprob)) << format;
-    }
-    // Who may be found by others is computed.
-    const uint64_t before = engine->stats().prompt_rows;
-    const auto id = engine->submit(greedy(std::vector<int32_t>(600, 11), 1), sink);
-    ASSERT_TRUE(id.ok());
-    engine->run_until_idle();
-    EXPECT_EQ(engine->stats().prompt_rows, before + 600) << format;
-  }
 }
 
 // A unit of f16 rows is exact: what sealing costs in quality is what its codec loses, and nothing else.
