@@ -134,6 +134,7 @@ TEST_P(DflashOn, TextIsTheSameWhenSequencesAreSwapped) {
   options.context_tokens = 320;
   options.preemption = Preemption::swap;
   options.swap_memory_bytes = 64 << 20;
+  options.gap_limit = 0;  // the clock shall not choose who makes room
   options.kv_memory_bytes = 15 * (lone.engine->memory().kv_token_bytes * kBlockTokens);
   Machine m(demo_bytes(), options);
   std::map<RequestId, std::vector<int32_t>> prompts;

@@ -226,6 +226,7 @@ TEST_P(MtpOn, PreemptedAndSwappedItDraftsOn) {
   options.context_tokens = 256;
   options.preemption = Preemption::swap;
   options.swap_memory_bytes = 8 << 20;
+  options.gap_limit = 0;  // the clock shall not choose who makes room
   options.hooks.poison_unused = true;
   {
     Machine probe(bytes_of(shape, "F32", true), options);
