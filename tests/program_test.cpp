@@ -231,6 +231,20 @@ TEST_F(ProgramTest, PerplexityOfTheHeldOutText) {
   EXPECT_LE(fast, 10.525);
 }
 
+TEST_F(ProgramTest, FormatsThatAreSlowHereAreNamed) {
+  const auto said = [&](const char* k, const char* v) {
+    const auto outcome = run_braid(
+        {"run", "-m", kDemo, "--device", "cpu", "-ctk", k, "-ctv", v, "-p", "Who are you?", "-n", "2"});
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    const size_t at = outcome.err.find("note:");
+    return at == std::string::npos ? "" : outcome.err.substr(at, outcome.err.find('\n', at) - at);
+  };
+  EXPECT_NE(said("q4_0", "c4").find("no kernels for q4_0:"), std::string::npos);
+  EXPECT_NE(said("q5_1", "tbq4_0").find("no kernels for q5_1 and tbq4_0:"), std::string::npos);
+  EXPECT_EQ(said("q8_0", "c4"), "");
+  EXPECT_EQ(said("f16", "f16"), "");
+}
+
 TEST_F(ProgramTest, PerplexityAfterQuantizing) {
   const auto out = path("demo-q4_k_m.gguf");
   const auto outcome = run_braid({"quantize", kDemo, out, "Q4_K_M"});

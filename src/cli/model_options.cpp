@@ -16,6 +16,7 @@
 #include "cli/default_model.h"
 #include "cli/terminal/sizes.h"
 #include "cli/terminal/terminal.h"
+#include "ops/cpu/kv/unit_side.h"
 #include "ops/kv/kv_codec.h"
 #include "text/tokenizer/vocabulary.h"
 
@@ -290,6 +291,25 @@ Result<Tokenizer> make_tokenizer(const GgufFile& file) {
   return Tokenizer::create(std::move(data));
 }
 
+namespace {
+
+// Formats of the cache that the engine's device reads by plain code; empty: there are none.
+std::string slow_formats(Engine& engine) {
+  if (!engine.device().computes_in_host_memory()) return {};
+  int32_t head_dim = 0;
+  for (const LayerConfig& layer : engine.config().layers)
+    if (layer.kind == LayerKind::attention) head_dim = std::max(head_dim, layer.attention.head_dim);
+  std::string names;
+  for (const std::string_view name : {engine.memory().k_type, engine.memory().v_type}) {
+    const auto codec = find_kv_codec(name);
+    if (!codec.ok() || !cpu::is_expanded(**codec, head_dim)) continue;
+    if (names.find(name) == std::string::npos) names += (names.empty() ? "" : " and ") + std::string(name);
+  }
+  return names;
+}
+
+}  // namespace
+
 Result<LoadedModel> load_model(const ModelFlags& flags, const std::function<void(EngineOptions&)>& adjust) {
   LoadedModel loaded;
   BRAID_ASSIGN(auto options, engine_options(flags));
@@ -305,6 +325,12 @@ Result<LoadedModel> load_model(const ModelFlags& flags, const std::function<void
   };
   BRAID_ASSIGN(loaded.engine, Engine::create(*loaded.file, options));
   BRAID_ASSIGN(loaded.tokenizer, make_tokenizer(*loaded.file));
+  if (const std::string slow = slow_formats(*loaded.engine); !slow.empty()) {
+    progress.clear();
+    print_note(fmt::format(
+        "a CPU has no kernels for {}: decoding spends 30 to 90 times as long in attention as with q8_0 or c4",
+        slow));
+  }
   return loaded;
 }
 

@@ -23,6 +23,8 @@ void print_error(std::string_view message) {
   fmt::print(stderr, "{}error:{} {}\n", red, off, message);
 }
 
+void print_note(std::string_view message) { fmt::print(stderr, "note: {}\n", message); }
+
 double now_ms() {
   using std::chrono::steady_clock;
   return std::chrono::duration<double, std::milli>(steady_clock::now().time_since_epoch()).count();

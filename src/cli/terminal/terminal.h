@@ -19,6 +19,9 @@ bool use_colour();
 // "error: MESSAGE" on stderr, red on a terminal.
 void print_error(std::string_view message);
 
+// "note: MESSAGE" on stderr: what works, but perhaps not as somebody expects.
+void print_note(std::string_view message);
+
 // Prints it; the exit code it stands for: 130 interrupted, else 2.
 int fail(const Error& error);
 

@@ -26,6 +26,10 @@ struct UnitSide {
   KvFormat format = KvFormat::f32;  // of the rows that they are or become
 };
 UnitSide unit_side(const KvCodec& codec, KvSide side, int32_t head_dim);
+// Whether units of that codec go through ops/kv.
+inline bool is_expanded(const KvCodec& codec, int32_t head_dim) {
+  return unit_side(codec, KvSide::k, head_dim).form == UnitSide::Form::other;
+}
 
 // rows [32][head_dim] of f16. A NaN among them makes a unit of zeros. scratch: unit_scratch_floats().
 void seal_unit(const UnitSide& side, const std::byte* rows, float* scratch, std::byte* unit);
