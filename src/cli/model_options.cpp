@@ -302,8 +302,8 @@ std::string slow_formats(Engine& engine) {
   std::string names;
   for (const std::string_view name : {engine.memory().k_type, engine.memory().v_type}) {
     const auto codec = find_kv_codec(name);
-    if (!codec.ok() || !cpu::is_expanded(**codec, head_dim)) continue;
-    if (names.find(name) == std::string::npos) names += (names.empty() ? "" : " and ") + std::string(name);
+    if (name == names || !codec.ok() || !cpu::is_expanded(**codec, head_dim)) continue;
+    names += (names.empty() ? "" : " and ") + std::string(name);
   }
   return names;
 }
