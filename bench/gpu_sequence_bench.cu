@@ -149,17 +149,19 @@ const ModelShape kShapes[] = {
 // Parents of uncertain rows, -1 for roots: a chain of up to eight, whose members get siblings behind them.
 int32_t parent_of(int32_t node) { return node < 8 ? node - 1 : node - 9; }
 
-// Sequences that hold `past` positions and bring `certain` certain and `nodes` uncertain rows each.
+// Sequences that hold `past` positions and bring `certain` certain and, but for all after the first `drafting`,
+// `nodes` uncertain rows each.
 struct Rows {
   Batch batch;
   int32_t blocks = 0;
-  Rows(Arena& arena, int32_t sequences, int32_t past, int32_t certain, int32_t nodes) {
-    const int32_t rows = certain + nodes;
-    const int32_t per_sequence = (past + rows + kBlockTokens - 1) / kBlockTokens;
+  Rows(Arena& arena, int32_t sequences, int32_t past, int32_t certain, int32_t nodes,
+       int32_t drafting = 1 << 30) {
+    const int32_t per_sequence = (past + certain + nodes + kBlockTokens - 1) / kBlockTokens;
     blocks = per_sequence * sequences;
     std::vector<int32_t> position, cell, sequence, parent, first, count, sure, context, slot, table;
     for (int32_t s = 0; s < sequences; ++s) {
-      first.push_back(s * rows);
+      const int32_t rows = certain + (s < drafting ? nodes : 0), first_row = batch.tokens;
+      first.push_back(first_row);
       count.push_back(rows);
       sure.push_back(certain);
       context.push_back(past + certain);
@@ -169,13 +171,13 @@ struct Rows {
         cell.push_back(past + i);
         sequence.push_back(s);
         const int32_t up = i < certain ? -1 : parent_of(i - certain);
-        parent.push_back(up < 0 ? -1 : s * rows + certain + up);
+        parent.push_back(up < 0 ? -1 : first_row + certain + up);
       }
+      batch.tokens += rows;
       for (int32_t b = 0; b < per_sequence; ++b) table.push_back(b * sequences + s);  // scattered
     }
-    batch.tokens = sequences * rows;
     batch.sequences = sequences;
-    batch.most_rows = rows;
+    batch.most_rows = certain + nodes;
     batch.most_certain = certain;
     batch.most_uncertain = nodes;
     batch.token = batch.position = arena.list(position);
@@ -333,14 +335,20 @@ struct FreshRows {
         w{arena.random<float>(m.head_dim, 1.0f), arena.random<float>(m.head_dim, 1.0f), 1e-6f} {}
 };
 
+std::string rows_name(const std::string& what, const ModelShape& m, int32_t sequences, int32_t past,
+                      int32_t rows, int32_t drafting) {
+  const std::string name = what + " " + m.name + " " + std::to_string(sequences) + " x " +
+                           std::to_string(rows) + " after " + std::to_string(past);
+  return drafting < sequences ? name + ", " + std::to_string(drafting) + " drafts" : name;
+}
+
 void attention_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t past, int32_t certain,
-                   int32_t nodes) {
-  const std::string name = std::string("attention ") + m.name + " " + std::to_string(sequences) + " x " +
-                           std::to_string(certain + nodes) + " after " + std::to_string(past);
+                   int32_t nodes, int32_t drafting = 1 << 30) {
+  const std::string name = rows_name("attention", m, sequences, past, certain + nodes, drafting);
   if (!wanted(name)) return;
   Context& context = gpu.context;
   Arena arena;
-  const Rows rows(arena, sequences, past, certain, nodes);
+  const Rows rows(arena, sequences, past, certain, nodes, drafting);
   KvLayer kv;
   kv.shape = {m.kv_heads, m.head_dim, KvFormat::f16, KvFormat::f16};
   kv.blocks = rows.blocks;
@@ -379,9 +387,9 @@ void attention_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t pas
 // Attention over a layer that seals its blocks, K and V alike, and sealing all of them. Beside the f16 rows of
 // attention_row this says what a format costs; bytes are those of units.
 void sealed_row(Gpu& gpu, const ModelShape& m, const char* format, int32_t sequences, int32_t past,
-                int32_t certain, int32_t nodes) {
-  const std::string name = std::string("sealed ") + format + " " + m.name + " " + std::to_string(sequences) +
-                           " x " + std::to_string(certain + nodes) + " after " + std::to_string(past);
+                int32_t certain, int32_t nodes, int32_t drafting = 1 << 30) {
+  const std::string name =
+      rows_name(std::string("sealed ") + format, m, sequences, past, certain + nodes, drafting);
   if (!wanted(name)) return;
   const auto found = find_kv_codec(format);
   if (!found.ok()) {
@@ -390,7 +398,7 @@ void sealed_row(Gpu& gpu, const ModelShape& m, const char* format, int32_t seque
   }
   Context& context = gpu.context;
   Arena arena;
-  Rows rows(arena, sequences, past, certain, nodes);
+  Rows rows(arena, sequences, past, certain, nodes, drafting);
   rows.batch.cold_table = rows.batch.block_table;
   KvLayer kv;
   kv.shape = {m.kv_heads, m.head_dim, KvFormat::f16, KvFormat::f16};
@@ -538,6 +546,8 @@ int run(int argc, char** argv) {
     attention_row(gpu, m, 32, 32767, 1, 0);
     attention_row(gpu, m, 1, 131071, 1, 3);
     attention_row(gpu, m, 1, 131071, 1, 7);
+    attention_row(gpu, m, 8, 32767, 1, 7, 1);
+    attention_row(gpu, m, 8, 32767, 1, 7);
     attention_row(gpu, m, 1, 262143, 1, 0);
     attention_row(gpu, m, 1, 131072, 2048, 0);
     for (const char* format : {"q8_0", "c6", "c5", "c4", "q5_0", "q4_0", "tbq4_0"}) {
@@ -551,6 +561,8 @@ int run(int argc, char** argv) {
       sealed_row(gpu, m, format, 1, 32767, 1, 3);
       sealed_row(gpu, m, format, 1, 131071, 1, 3);
       sealed_row(gpu, m, format, 1, 131071, 1, 7);
+      sealed_row(gpu, m, format, 8, 32767, 1, 7, 1);
+      sealed_row(gpu, m, format, 8, 32767, 1, 7);
       sealed_row(gpu, m, format, 1, 0, 2048, 0);
       sealed_row(gpu, m, format, 1, 131072, 2048, 0);
     }

@@ -142,11 +142,14 @@ __host__ __device__ inline int most_splits_of(const AttentionArgs& a) {
   const int splits = a.partial_rows / a.batch.most_rows;
   return splits < kMostSplits ? splits : kMostSplits;
 }
-// Shares of the sealed blocks, each for all queries of a KV head, eight to a block of threads. The exact cells have
-// a few multiprocessors of their own.
-__host__ __device__ inline int sealed_shares_of(const AttentionArgs& a) {
-  const int tiles = (a.batch.most_rows * a.group + 7) / 8, processors = a.processors - a.processors / 32;
-  return processors > tiles ? processors / tiles : 1;
+// Blocks of threads that read sealed blocks: the exact cells have a few multiprocessors of their own.
+__host__ __device__ inline int sealed_readers_of(const AttentionArgs& a) {
+  return a.processors - a.processors / 32;
+}
+// Queries that read units together, and of a sequence's rows, what they make for a KV head.
+inline constexpr int kSealedQueries = 8;
+__host__ __device__ inline int sealed_tiles_of(const AttentionArgs& a, int rows) {
+  return (rows * a.group + kSealedQueries - 1) / kSealedQueries;
 }
 __device__ inline int exact_begin_of(const AttentionArgs& a, int s) {
   const int border = border_of(a.tail, a.batch.context[s] - a.batch.certain[s]);
@@ -263,21 +266,44 @@ __device__ int list_items(const AttentionArgs& a, int* starts, int* scratch, Cut
   return base;
 }
 // Deals out what the step's sequences read sealed (sealed_shares.h). `starts` [sequences + 1] gets the place of
-// each sequence's first run where they are packed; keep(s, span) is told its blocks. All threads of the block call.
-template <typename Keep>
-__device__ SealedDeal deal_sealed(const AttentionArgs& a, int* starts, int* scratch, Keep keep) {
+// each sequence's first run, span_at(s) in shared memory its blocks. All threads of the block call.
+template <typename SpanAt>
+__device__ SealedDeal deal_sealed(const AttentionArgs& a, int* starts, int* scratch, SpanAt span_at) {
   const int packed = list_items(a, starts, scratch, [&](int s) -> int2 {
-    const SealedSpan span = a.batch.rows[s] > 0 ? sealed_span_of(a, s) : SealedSpan{0, 0};
-    keep(s, span);
-    return {packed_places(span.end - span.begin), 1};
+    const int rows = a.batch.rows[s];
+    const SealedSpan span = rows > 0 ? sealed_span_of(a, s) : SealedSpan{0, 0};
+    span_at(s) = span;
+    return {packed_places(span.end - span.begin), sealed_tiles_of(a, rows)};
   });
-  int longest = 0;
-  for (int s = static_cast<int>(threadIdx.x) % 32; s < a.batch.sequences; s += 32)
-    longest = max(longest, starts[s + 1] - starts[s]);
-  longest = max(__reduce_max_sync(kFullWarp, longest) / a.kv_heads - kRunPlaces, 0);
+  int longest = 0, runs = 0, fewest = 1 << 30;
+  for (int s = static_cast<int>(threadIdx.x) % 32; s < a.batch.sequences; s += 32) {
+    const SealedSpan span = span_at(s);
+    if (span.end == span.begin) continue;
+    const int tiles = sealed_tiles_of(a, a.batch.rows[s]);
+    longest = max(longest, span.end - span.begin);
+    runs += a.kv_heads * tiles;
+    fewest = min(fewest, tiles);
+  }
+  longest = __reduce_max_sync(kFullWarp, longest);
+  runs = __reduce_add_sync(kFullWarp, runs);
+  int lanes = __reduce_min_sync(kFullWarp, fewest);
+  bool multiples = runs > 0;
+  for (int s = static_cast<int>(threadIdx.x) % 32; s < a.batch.sequences && lanes > 1; s += 32) {
+    const SealedSpan span = span_at(s);
+    if (span.end > span.begin) multiples = multiples && sealed_tiles_of(a, a.batch.rows[s]) % lanes == 0;
+  }
+  if (!__all_sync(kFullWarp, multiples) || lanes > sealed_readers_of(a)) lanes = 1;
   // One split less than there is room for: the last is of the exact cells.
-  return deal_runs(a.batch.sequences * a.kv_heads, longest, packed, sealed_shares_of(a),
-                   most_splits_of(a) - 1);
+  SealedDeal deal =
+      deal_runs(runs / lanes, longest, packed / lanes, sealed_readers_of(a) / lanes, most_splits_of(a) - 1);
+  deal.lanes = lanes;
+  if (deal.stride == 0 && lanes == 1) return deal;
+  __syncthreads();  // `starts` is of no use any more
+  list_items(a, starts, scratch, [&](int s) -> int2 {
+    const SealedSpan span = span_at(s);
+    return {places_of_run(deal, span.end - span.begin).places, sealed_tiles_of(a, a.batch.rows[s]) / lanes};
+  });
+  return deal;
 }
 // The sequence whose items include `item`.
 __device__ inline int sequence_of(const int* starts, int sequences, int item) {

@@ -58,14 +58,13 @@ __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_consta
     publish_barriers();
   }
   if (a.units) {
-    const SealedDeal deal = deal_sealed(a, starts, sh.scratch, [](int, SealedSpan) {});
+    const SealedDeal deal =
+        deal_sealed(a, starts, sh.scratch, [&](int s) -> SealedSpan& { return sequences[s].sealed_span; });
     for (int s = static_cast<int>(threadIdx.x); s < a.batch.sequences; s += kThreads) {
-      const int places = (starts[s + 1] - starts[s]) / a.kv_heads;
-      sequences[s].sealed_blocks = max(places - kRunPlaces, 0);
-      const int first = s * a.kv_heads;
-      sequences[s].sealed_start = deal.stride > 0 ? first * deal.stride : starts[s] + kRunPlaces;
-      sequences[s].sealed_stride = deal.stride > 0 ? deal.stride : places;
-      sequences[s].share_length = deal.length;
+      const SealedSpan span = sequences[s].sealed_span;
+      const int blocks = span.end - span.begin;
+      const RunPlaces run = places_of_run(deal, blocks);
+      sequences[s].sealed = {blocks, starts[s] + run.lead, run.places, deal.length, deal.lanes};
     }
     __syncthreads();
   }
@@ -83,7 +82,7 @@ __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_consta
     q.length = splits.length;
     q.splits = splits.count;
     q.split_begin = q.begin / splits.length * splits.length;
-    if (!a.units) q.sealed_blocks = 0;
+    if (!a.units) q.sealed.blocks = 0;
     return {div_up(rows * a.group, Shared::kQueries), splits.count};
   });
   if (static_cast<int>(blockIdx.x) >= items) {

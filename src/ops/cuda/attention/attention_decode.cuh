@@ -19,14 +19,19 @@ inline constexpr int kStepUnits = kStepCells / kBlockTokens;
 inline constexpr int kMostUnits = 12;
 inline constexpr int kFewestUnits = kStepUnits;
 
+// Runs of sealed blocks (sealed_shares.h): how many each has, the place of the first one's blocks, places from run to
+// run, of a share, and lanes.
+struct SealedRuns {
+  int blocks, start, places, share_length, lanes;
+};
+
 // What all blocks know of a sequence.
 struct Sequence {
   int first, rows;                  // of the batch
   int begin, end;                   // cells that some row sees
   int length, splits, split_begin;  // of its splits; where the first would begin
-  // Blocks in front of them, where those of the first KV head begin, those of the next, and how long a share is
-  // (sealed_shares.h).
-  int sealed_blocks, sealed_start, sealed_stride, share_length;
+  SealedSpan sealed_span;
+  SealedRuns sealed;
 };
 
 // kColumns: eights of queries of an item. With one a sequence has a fresh row at most.
@@ -61,7 +66,7 @@ struct DecodeShared {
 struct Item {
   int s, first, rows;
   int kv_head, query0, queries;
-  int tile, split, splits, sealed;
+  int tile, split, splits;
   int begin, end;   // cells of the split
   int stored;       // those below are in the cache; the others are fresh
   int fresh_begin;  // of the sequence: the first row's cell
@@ -88,8 +93,6 @@ __device__ Item item_at(const AttentionArgs& a, const Sequence* sequences, const
     it.kv_head = own / q.splits;
     it.split = own - it.kv_head * q.splits;
   }
-  const int run = q.sealed_start + it.kv_head * q.sealed_stride;
-  it.sealed = splits_of_run(run, q.sealed_blocks, q.share_length).count;
   it.query0 = it.tile * width;
   it.queries = min(width, it.queries - it.query0);
   const int split_begin = q.split_begin + it.split * q.length;

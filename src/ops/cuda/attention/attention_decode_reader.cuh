@@ -479,9 +479,8 @@ struct Reader {
 
   // The splits of a query, in position order: what merge_kernel (attention.cu) does with a block
   // for the kernels for many rows, whose blocks do not learn which one is last.
-  __device__ void merge(const Item& it, const Query& query, float (&sum)[8], float& all) const {
+  __device__ void merge(const Item& it, const Query& query, int splits, float (&sum)[8], float& all) const {
     const int64_t base = partial_index(a, it.s, query.head, query.token);
-    const int splits = it.sealed + it.splits;
     float4 v[4][2];
     const auto load = [&](int split) {
 #pragma unroll
@@ -531,7 +530,14 @@ struct Reader {
     }
   }
 
-  __device__ void finish(const Item& it) {
+  // Splits of sealed blocks that have been left of a query.
+  __device__ int sealed_splits(const Item& it, const Sequence& q, int query) const {
+    const int tile = (it.query0 + query) / kSealedQueries, tiles = sealed_tiles_of(a, it.rows);
+    const int run = (it.kv_head * tiles + tile) / q.sealed.lanes;
+    const int start = q.sealed.start + run * q.sealed.places;
+    return splits_of_run(start, q.sealed.blocks, q.sealed.share_length).count;
+  }
+  __device__ void finish(const Item& it, const Sequence& q) {
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
@@ -552,6 +558,7 @@ struct Reader {
       }
     }
     const int own = min(columns, it.queries - warp * columns);
+    const bool merges = q.sealed.blocks > 0 || it.splits > 1;
     if constexpr (kWide) {
 #pragma unroll
       for (int i = 0; i < kColumns; ++i)
@@ -567,27 +574,28 @@ struct Reader {
       float all = 0;
 #pragma unroll
       for (int w = 0; w < kReaders; ++w) all += sh.total[w][query];
-      if (it.sealed + it.splits > 1) {
-        keep_split(it, query_of(it, query), sum, all, sh.top[query]);
+      if (merges) {
+        keep_split(it, query_of(it, query), sealed_splits(it, q, query) + it.split, sum, all, sh.top[query]);
       } else if (active) {
         store_output(it, query_of(it, query), chosen(gate, i), sum, all);
       }
     }
-    if (it.sealed + it.splits == 1 || !last_of_splits(it)) return;
+    if (!merges || !last_of_splits(it)) return;
 #pragma unroll 1
     for (int i = 0; i < own; ++i) {
-      const Query query = query_of(it, warp * columns + i);
+      const int at = warp * columns + i;
+      const Query query = query_of(it, at);
       float sum[8], all;
-      merge(it, query, sum, all);
+      merge(it, query, sealed_splits(it, q, at) + it.splits, sum, all);
       if (active) store_output(it, query, chosen(gate, i), sum, all);
     }
   }
 
-  // Leaves this split's sums.
-  __device__ void keep_split(const Item& it, const Query& query, const float (&sum)[8], float all,
+  // Leaves this split's sums as the query's `split`th.
+  __device__ void keep_split(const Item& it, const Query& query, int split, const float (&sum)[8], float all,
                              float top) const {
     if (!active) return;
-    const int64_t row = partial_index(a, it.s, query.head, (it.sealed + it.split) * it.rows + query.token);
+    const int64_t row = partial_index(a, it.s, query.head, split * it.rows + query.token);
     auto* to = reinterpret_cast<float4*>(a.partials + row * kHeadDim + 8 * lane);
     __stcg(to, float4{sum[0], sum[1], sum[2], sum[3]});
     __stcg(to + 1, float4{sum[4], sum[5], sum[6], sum[7]});
@@ -635,7 +643,7 @@ struct Reader {
       for (int step = it.begin / kBlockTokens * kBlockTokens; step < it.end; step += kStepCells)
         take(it, step);
       wait();
-      finish(it);
+      finish(it, sequences[it.s]);
     }
   }
 };

@@ -30,7 +30,7 @@ using namespace sealed_attention;
 
 constexpr int kMostWarps = 16;
 constexpr int kFewestWarps = 2;
-constexpr int kQueries = 8;
+constexpr int kQueries = kSealedQueries;
 
 struct UnitArgs {
   UnitForms forms;
@@ -43,7 +43,7 @@ struct UnitArgs {
 // Of a sequence: its rows, and the blocks that some of them reads sealed.
 struct SealedRows {
   int first, rows;
-  int begin, end;
+  SealedSpan blocks;
 };
 
 struct SealedItem {
@@ -62,36 +62,26 @@ struct SealedShared {
   float top[kMostWarps][kQueries], total[kMostWarps][kQueries];
 };
 
-// What a share has of the run at `place`, for a tile of queries; `place` goes on to the next run. False: nothing.
+// What a share has of a lane's run at `place`, which goes on to the next run. False: nothing.
 __device__ bool next_item(const AttentionArgs& a, const SealedRows* sequences, const int* starts,
-                          const SealedDeal& deal, int share, int tile, int& place, SealedItem& it) {
-  int start;  // of the run's blocks
-  SealedRows q;
-  if (deal.stride > 0) {
-    const int run = place / deal.stride;
-    it.s = run / a.kv_heads;
-    it.kv_head = run - it.s * a.kv_heads;
-    q = sequences[it.s];
-    start = run * deal.stride;
-    place = start + deal.stride;
-  } else {
-    it.s = sequence_of(starts, a.batch.sequences, place);
-    q = sequences[it.s];
-    const int places = packed_places(q.end - q.begin);
-    it.kv_head = (place - starts[it.s]) / places;
-    start = starts[it.s] + it.kv_head * places + kRunPlaces;
-    place = start + q.end - q.begin;
-  }
-  const int blocks = q.end - q.begin;
+                          const SealedDeal& deal, int lane, int share, int& place, SealedItem& it) {
+  it.s = sequence_of(starts, a.batch.sequences, place);
+  const SealedRows q = sequences[it.s];
+  const int blocks = q.blocks.end - q.blocks.begin;
+  const RunPlaces run = places_of_run(deal, blocks);
+  const int index = (place - starts[it.s]) / run.places, tiles = sealed_tiles_of(a, q.rows) / deal.lanes;
+  it.kv_head = index / tiles;
   it.first = q.first;
   it.rows = q.rows;
-  it.query0 = tile * kQueries;
+  it.query0 = ((index - it.kv_head * tiles) * deal.lanes + lane) * kQueries;
   it.queries = min(kQueries, q.rows * a.group - it.query0);
+  const int end = starts[it.s] + (index + 1) * run.places, start = end - run.places + run.lead;
+  place = end;
   const RunPart part = part_of_run(start, blocks, deal.length, share);
-  it.begin = q.begin + part.begin;
-  it.end = q.begin + part.end;
+  it.begin = q.blocks.begin + part.begin;
+  it.end = q.blocks.begin + part.end;
   it.split = share - splits_of_run(start, blocks, deal.length).first_share;
-  return part.begin < part.end && it.queries > 0;
+  return part.begin < part.end;
 }
 
 // Each 128 values of a row, of which a lane has 8 next to each other; `back`: the inverse.
@@ -388,12 +378,15 @@ __global__ __launch_bounds__(32 * kMostWarps, 1) void sealed_kernel(const __grid
   auto& sh = *reinterpret_cast<Shared*>(memory + warps * u.warp_bytes + u.level_bytes);
   auto* sequences = reinterpret_cast<SealedRows*>(&sh + 1);
   int* starts = reinterpret_cast<int*>(sequences + a.batch.sequences);
-  const SealedDeal deal = deal_sealed(a, starts, sh.scratch, [&](int s, SealedSpan span) {
-    sequences[s] = {a.batch.first_row[s], a.batch.rows[s], span.begin, span.end};
-  });
-  // Tiles of the same blocks are neighbours, so that they find them in the L2 cache.
-  const int tiles = div_up(a.batch.most_rows * a.group, kQueries);
-  const int share = static_cast<int>(blockIdx.x) / tiles, tile = static_cast<int>(blockIdx.x) - share * tiles;
+  for (int s = static_cast<int>(threadIdx.x); s < a.batch.sequences; s += static_cast<int>(blockDim.x)) {
+    sequences[s].first = a.batch.first_row[s];
+    sequences[s].rows = a.batch.rows[s];
+  }
+  const SealedDeal deal =
+      deal_sealed(a, starts, sh.scratch, [&](int s) -> SealedSpan& { return sequences[s].blocks; });
+  // Lanes of a share are neighbours.
+  const int share = static_cast<int>(blockIdx.x) / deal.lanes;
+  const int lane = static_cast<int>(blockIdx.x) - share * deal.lanes;
   int place = share * deal.length;
   const int end = min(place + deal.length, deal.places);
   if (place >= end) {
@@ -407,7 +400,7 @@ __global__ __launch_bounds__(32 * kMostWarps, 1) void sealed_kernel(const __grid
 #pragma unroll 1
   while (place < end) {
     SealedItem it;
-    if (!next_item(a, sequences, starts, deal, share, tile, place, it)) continue;
+    if (!next_item(a, sequences, starts, deal, lane, share, place, it)) continue;
     const int blocks = max(0, div_up(it.end - it.begin - reader.warp, warps));
     // Units are older than the step, but where no tail lies between them and the newest row.
     if (waiting && a.tail.tail_blocks == 0) wait_for_previous();
@@ -464,8 +457,7 @@ template <int kHeadDim, typename Kinds>
 bool launch(Context& context, const AttentionArgs& args, const UnitArgs& u) {
   const int warps = most_warps<kHeadDim>(context, args, u);
   if (warps < kFewestWarps) return false;
-  const int64_t tiles = div_up(args.batch.most_rows * args.group, kQueries);
-  const auto blocks = static_cast<unsigned>(tiles * sealed_shares_of(args));
+  const auto blocks = static_cast<unsigned>(sealed_readers_of(args));
   launch_early(context, sealed_kernel<kHeadDim, Kinds>, dim3(blocks), static_cast<unsigned>(32 * warps),
                static_cast<size_t>(warps) * u.warp_bytes + fixed_bytes<kHeadDim>(args, u), args, u);
   return true;

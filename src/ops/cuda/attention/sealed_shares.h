@@ -1,10 +1,13 @@
 // sealed_shares.h -- how the sealed blocks that a step reads are dealt out to blocks of threads: in equal shares,
 // whatever the sequences' lengths are.
 //
-// The blocks of a sequence that one KV head reads are a run. Runs of all sequences and heads lie one behind the other
-// on a line of places, a place a block; share i is places [i length, (i + 1) length). What a share has of a run is an
-// item, and leaves one split; so a run has as many splits as shares reach into its blocks. There are two ways to lay
-// runs out, of which the one with the shorter shares is taken:
+// Queries of a KV head come in tiles of eight. The blocks that a tile reads are a run. Runs lie one behind the other
+// on a line of places, a place a block: sequence by sequence, head by head, tile by tile. Share i is places
+// [i length, (i + 1) length). What a share has of a run is an item, and leaves one split; so a run has as many splits
+// as shares reach into its blocks. Where all sequences have a multiple of as many tiles as one of them, there are as
+// many lanes, lines that are all alike, with every so many'th tile: blocks of threads that read the same of a
+// sequence then do so at the same time, and it comes from memory once. There are two ways to lay runs out, of which
+// the one with the shorter shares is taken:
 //   whole shares  Each run has the same number of shares to itself: no share has two items.
 //   packed        A share that ends a run goes on with the next one. In front of each run are kRunPlaces places that
 //                 nobody reads, for what a second item costs beside its blocks (queries before, sums after).
@@ -21,12 +24,13 @@ inline constexpr int kFewestShareBlocks = 16;
 BRAID_BOTH constexpr int packed_places(int blocks) { return blocks > 0 ? kRunPlaces + blocks : 0; }
 
 struct SealedDeal {
-  int places;  // of the line
+  int places;  // of a line
   int length;  // of a share
   int stride;  // whole shares: places of a run; 0: packed
+  int lanes = 1;
 };
-// At most `shares`, and no run of `longest` blocks in more than `most_splits` (two at least). `packed`: places of all
-// runs, packed.
+// At most `shares`, and no run of `longest` blocks in more than `most_splits` (two at least). `runs`: that have
+// blocks. `packed`: places of all, packed.
 BRAID_BOTH constexpr SealedDeal deal_runs(int runs, int longest, int packed, int shares, int most_splits) {
   const auto up = [](int a, int b) { return (a + b - 1) / b; };
   const auto larger = [](int a, int b) { return a > b ? a : b; };
@@ -37,6 +41,15 @@ BRAID_BOTH constexpr SealedDeal deal_runs(int runs, int longest, int packed, int
   const int whole = larger(up(longest, of_run), kFewestShareBlocks);
   if (whole > length) return {packed, length, 0};
   return {runs * of_run * whole, whole, of_run * whole};
+}
+
+// Places of a run of that many blocks, the first of which is a lead that nobody reads.
+struct RunPlaces {
+  int places, lead;
+};
+BRAID_BOTH constexpr RunPlaces places_of_run(const SealedDeal& deal, int blocks) {
+  if (deal.stride > 0) return {blocks > 0 ? deal.stride : 0, 0};
+  return {packed_places(blocks), kRunPlaces};
 }
 
 // The splits of a run whose blocks begin at place `start`.

@@ -17,12 +17,13 @@ struct Step {
 };
 
 SealedDeal deal_of(const Step& step) {
-  int packed = 0, longest = 0;
+  int runs = 0, packed = 0, longest = 0;
   for (const int blocks : step.blocks) {
+    runs += blocks > 0 ? 1 : 0;
     packed += packed_places(blocks);
     longest = std::max(longest, blocks);
   }
-  return deal_runs(static_cast<int>(step.blocks.size()), longest, packed, step.shares, step.most_splits);
+  return deal_runs(runs, longest, packed, step.shares, step.most_splits);
 }
 
 void expect_dealt(const Step& step) {
@@ -30,8 +31,9 @@ void expect_dealt(const Step& step) {
   ASSERT_LE((deal.places + deal.length - 1) / deal.length, step.shares);
   int place = 0;
   for (const int blocks : step.blocks) {
-    const int start = deal.stride > 0 ? place : place + kRunPlaces;
-    place += deal.stride > 0 ? deal.stride : packed_places(blocks);
+    const RunPlaces run = places_of_run(deal, blocks);
+    const int start = place + run.lead;
+    place += run.places;
     const RunSplits splits = splits_of_run(start, blocks, deal.length);
     ASSERT_LE(splits.count, step.most_splits);
     ASSERT_LE(splits.first_share + splits.count, step.shares);

@@ -105,7 +105,10 @@ inline std::optional<UnitForm> unit_form(std::string_view name) {
   return std::nullopt;
 }
 
-// Calls f.template operator()<kind>().
+// Calls run.template operator()<kind>(), which runs where the caller does.
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable
+#endif
 template <typename Run>
 BRAID_BOTH void with_kind(UnitKind kind, Run run) {
   switch (kind) {

@@ -103,6 +103,26 @@ TEST(KvCold, GroupsAndWidths) {
   }
 }
 
+// More runs of sealed blocks than a GPU has multiprocessors, of few and of many queries, short and long.
+TEST(KvCold, ManySequencesOfUnlikeRows) {
+  std::vector<SequencePlan> plans;
+  for (int32_t i = 0; i < 30; ++i) {
+    const int32_t past = 33 + i * i * 2;
+    plans.push_back(i % 3 == 0   ? SequencePlan{past, 1, chain(7)}
+                    : i % 3 == 1 ? SequencePlan{past, 1}
+                                 : SequencePlan{past, 2, {-1, 0}});
+  }
+  uint64_t seed = 250;
+  for (const char* name : {"c4", "q8_0"}) {
+    const ColdShape shape{
+        .heads = 12, .kv_heads = 2, .head_dim = 128, .k = codec_of(name), .v = codec_of(name)};
+    expect_plain(shape, plans, ++seed, name);
+    const std::string what = name;
+    expect_plain(shape, {{1900, 1, chain(7)}, {70, 1}, {2000, 1}, {1500, 3}}, ++seed, what + " long");
+    expect_plain(shape, {{1900, 1, chain(7)}, {1000, 1, chain(3)}}, ++seed, what + " by three tiles");
+  }
+}
+
 // Rows at every place of a block, alone and several of a sequence, which then lie on both sides of a border.
 TEST(KvCold, BordersLieWhereThePositionSays) {
   std::vector<SequencePlan> few, many, trees, prompts = {{0, 90}, {31, 33}};
