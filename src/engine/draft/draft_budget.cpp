@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kLossShare = 0.01;
 constexpr double kMostCreditMs = kLossShare * 10e3;
-constexpr double kFirstCreditSteps = 10;  // so that a few unlucky rounds are no reason to stop
+constexpr double kFirstCreditSteps = 10, kMostCreditSteps = 20;  // a few unlucky rounds are no reason to stop
 constexpr double kEnoughCreditSteps = 6;
 constexpr double kTrialCreditSteps = 3;
 constexpr double kCheapCatchUp = 0.005;  // of a plain step
@@ -26,6 +26,7 @@ constexpr int32_t kTrialDepth = 4;
 constexpr int32_t kDeeperEvery = 16;  // rounds
 constexpr int32_t kLeastCalibrationDistance = 16, kMostCalibrationDistance = 512;
 constexpr int32_t kMostCalibrations = 6;  // in a row
+constexpr int32_t kPlainsToSettle = 2;    // behind drafts, until plain steps take what they always do
 constexpr int32_t kUnfeltCells = 256;     // of a sequence, that move no step
 constexpr double kFirstAcceptance = 0.7;
 constexpr double kLeastProbability = 0.02;
@@ -100,7 +101,7 @@ bool DraftBudget::wants_calibration(const StepPlan& plan) {
   const bool changed = plain.age >= kLeastCalibrationDistance && differs(cells, before, 0.2) &&
                        std::abs(cells - before) > kUnfeltCells * plan.decoding;
   if (!changed && plain.age < plain.distance) return false;
-  calibrate_ = 1;
+  calibrate_ = std::max(0, kPlainsToSettle - plains_in_a_row_) + 1;
   return true;
 }
 
@@ -116,7 +117,8 @@ void DraftBudget::follow_load(int32_t sequences) {
 
 // Whether there is credit. Where catching up costs next to nothing, it goes on without.
 bool DraftBudget::may_go_on(int32_t sequences, double plain_ms) {
-  most_credit_ms_ = std::max(kMostCreditMs, kFirstCreditSteps * plain_ms);
+  most_credit_ms_ = std::clamp(kMostCreditMs, kFirstCreditSteps * plain_ms, kMostCreditSteps * plain_ms);
+  credit_ms_ = std::min(credit_ms_, most_credit_ms_);
   enough_ms_ = kEnoughCreditSteps * plain_ms;
   if (!std::exchange(began_, true)) credit_ms_ = kFirstCreditSteps * plain_ms;
   cheap_ = costs_.catch_up_ms(sequences, sequences) <= kCheapCatchUp * plain_ms;
@@ -376,7 +378,11 @@ void DraftBudget::count_trial(const StepPlan& plan, double plain_ms) {
 }
 
 // What is known of plain steps, after one of them.
-void DraftBudget::compare_plain(const StepPlan& plan, double step_ms, double known_ms) {
+void DraftBudget::after_plain(const StepPlan& plan, double step_ms, double known_ms) {
+  if (plains_in_a_row_ <= kPlainsToSettle) {
+    calibrate_ = std::max(0, calibrate_ - 1);
+    return;
+  }
   Plain& plain = plains_[row_bucket(plan.decoding)];
   const bool moved = known_ms > 0 && differs(step_ms, known_ms, 0.1);
   if (calibrate_ > 0) {
@@ -413,19 +419,21 @@ void DraftBudget::observe(const StepPlan& plan, std::span<const Verdict> verdict
   }
   const double plain_ms = costs_.plain_ms(plan.decoding);
   const int32_t rows = plan.rows();
-  const double counted_ms = costs_.observe(plan.decoding, rows, step_ms, catch_up_ms);
+  plains_in_a_row_ = rows == plan.decoding ? plains_in_a_row_ + 1 : 0;
+  const bool is_typical = rows > plan.decoding || plains_in_a_row_ > kPlainsToSettle;
+  const double counted_ms = costs_.observe(plan.decoding, rows, step_ms, catch_up_ms, is_typical);
   const double caught_up_ms = catch_up_ms > 0 ? costs_.catch_up_ms(plan.decoding, rows) : 0;
   ++plains_[row_bucket(plan.decoding)].age;
   if (mode_ == Mode::plain) {
-    settle(caught_up_ms, step_ms);
-    compare_plain(plan, step_ms - catch_up_ms, plain_ms);
+    settle(caught_up_ms + (is_typical || plain_ms == 0 ? 0 : counted_ms - plain_ms), step_ms);
+    after_plain(plan, step_ms - catch_up_ms, plain_ms);
     return;
   }
   const double drafting_ms = counted_ms + drafting_ms_ - plain_ms * tokens / plan.decoding;
   trial_saved_ms_ -= drafting_ms;
   count_trial(plan, plain_ms);
   settle(drafting_ms + caught_up_ms, step_ms + drafting_ms_);
-  if (rows == plan.decoding) compare_plain(plan, step_ms - catch_up_ms, plain_ms);
+  if (rows == plan.decoding) after_plain(plan, step_ms - catch_up_ms, plain_ms);
 }
 
 }  // namespace braid

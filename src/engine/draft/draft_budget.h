@@ -8,12 +8,13 @@
 // for the time.
 //
 // What a drafter costs beyond plain steps for the same tokens, catching up included, is paid from a credit.
-// It begins with ten plain steps, grows by 1 % of the time, and holds 1 % of ten seconds, or ten plain steps,
-// at most; gains pay back. Without credit nobody drafts until some has come together, and where catching up
+// It begins with ten plain steps, grows by 1 % of the time, and holds 1 % of ten seconds at most, but no fewer than
+// ten plain steps and no more than twenty; gains pay back. Without credit nobody drafts until some has come together, and where catching up
 // costs more than half a percent, that is left out, too. So whatever is drafted, no more than 1 % is lost,
 // besides the credit at the start and the last step. While it is off, a short trial now and then, of one
-// sequence, shows whether things have changed; while it is on, a plain step now and then shows what plain
-// steps take.
+// sequence, shows whether things have changed; while it is on, a few plain steps now and then show what plain
+// steps take. Of these the last one counts: behind drafts a plain step takes longer than among its like (caches
+// hold what drafts needed), and who never drafts has only the latter.
 //
 // The credit is counted in what steps took as far as that is to be expected of them (step_costs.h): another
 // program that takes the processor is no reason to stop.
@@ -93,7 +94,7 @@ class DraftBudget {
   bool may_go_on(int32_t sequences, double plain_ms);
   void rest_or_not();
   bool wants_calibration(const StepPlan& plan);
-  void compare_plain(const StepPlan& plan, double step_ms, double known_ms);
+  void after_plain(const StepPlan& plan, double step_ms, double known_ms);
   Forecast forecast(int32_t sequences, double plain_ms) const;
   void admit_one(StepPlan& plan);
   void begin_trial(int32_t rounds);
@@ -141,6 +142,7 @@ class DraftBudget {
 
   std::unordered_map<int32_t, Plain> plains_;  // by row_bucket(sequences)
   int32_t calibrate_ = 0;                      // plain steps to come
+  int32_t plains_in_a_row_ = 0;
 
   double lost_ms_ = 0;
   std::vector<Node> nodes_;  // ranked

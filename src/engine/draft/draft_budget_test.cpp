@@ -150,10 +150,12 @@ struct World {
   std::function<double(const World&, int32_t depth)> acceptance;  // of a draft whose parent was accepted
   double offered = 1;                                             // of rounds in which a sequence gets drafts
   double noise = 0.02;
-  double hiccups = 0;      // share of steps and draftings that take
-  double hiccup = 5;       // so many times as long
-  double said = 0.7;       // what the drafter thinks of itself
-  double catch_up_ms = 0;  // of a row
+  double hiccups = 0;                 // share of steps and draftings that take
+  double hiccup = 5;                  // so many times as long
+  double said = 0.7;                  // what the drafter thinks of itself
+  double catch_up_ms = 0;             // of a row
+  std::vector<double> behind_drafts;  // what the first plain steps behind drafts take, times a usual one
+  size_t plains_in_a_row = 100;
 
   std::mt19937 random{5};
   double ms = 0, plain_ms = 0;  // spent; what plain steps would have spent on the same tokens
@@ -194,6 +196,11 @@ struct World {
     std::normal_distribution<double> normal(1, noise);
     double took = step_ms(sequences, row_bucket(plan.rows())) * std::max(0.5, normal(random));
     if (uniform(random) < hiccups) took *= hiccup;
+    if (plan.rows() > sequences) {
+      plains_in_a_row = 0;
+    } else if (plains_in_a_row++ < behind_drafts.size()) {
+      took *= behind_drafts[plains_in_a_row - 1];
+    }
     const double catch_up = budget.catches_up() ? catch_up_ms * plan.rows() : 0;
     took += catch_up;
     caught_up_ms += catch_up;
@@ -499,6 +506,35 @@ TEST(DraftBudget, WithoutAChanceItStopsAndTheLossStaysSmall) {
     expect_no_loss(world, machine.name);
     EXPECT_FALSE(budget.is_on());
     EXPECT_NEAR(budget.lost_ms(), world.ms - world.plain_ms, 0.005 * world.ms) << "the books are right";
+  }
+}
+
+// A plain step behind drafts finds other things in the caches than one among its like, and drafts that only beat
+// the former are no gain (two threads of a CPU: docs/history/speculation.md).
+TEST(DraftBudget, PlainStepsBehindDraftsAreNoMeasure) {
+  for (const int32_t sequences : {1, 16}) {
+    for (const double later : {0.3, 0.5, 0.6}) {
+      World world;
+      world.sequences = sequences;
+      world.max_drafts = 3;
+      world.step_ms = [](int32_t n, int32_t rows) { return n + 0.6 * (rows - n); };
+      world.noise = 0.1;
+      world.behind_drafts = {1.4, 1.2};
+      world.offered = 0.7;
+      double a = 0.95;
+      world.acceptance = [&a](const World&, int32_t) { return a; };
+      DraftBudget budget(world.max_drafts);
+      world.run_until(budget, 5000 * sequences);
+      EXPECT_TRUE(budget.is_on());
+      EXPECT_GT(world.gain(), 1.1);
+      a = later;  // too little
+      const double lost = world.ms - world.plain_ms, begin = world.ms;
+      world.run_until(budget, begin + 20000 * sequences);
+      const double share = (world.ms - world.plain_ms - lost) / (world.ms - begin);
+      std::printf("[report] slow behind drafts, %d sequences, right in %.0f %%: lost %.1f %%\n", sequences,
+                  100 * later, 100 * share);
+      EXPECT_LT(share, 0.015) << sequences << ", " << later;
+    }
   }
 }
 

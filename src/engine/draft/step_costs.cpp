@@ -96,7 +96,7 @@ bool StepCosts::is_estimated(int32_t sequences) const {
   return found != columns_.end() && found->second.is_borrowed && found->second.is_between;
 }
 
-double StepCosts::observe(int32_t sequences, int32_t rows, double ms, double catch_up_ms) {
+double StepCosts::observe(int32_t sequences, int32_t rows, double ms, double catch_up_ms, bool is_typical) {
   const bool known = plain_ms(sequences) > 0;
   Column& c = column(sequences);
   if (catch_up_ms > 0) {
@@ -106,6 +106,7 @@ double StepCosts::observe(int32_t sequences, int32_t rows, double ms, double cat
   ms -= catch_up_ms;
   const int32_t extra = rows > sequences ? std::max(row_bucket(rows) - row_bucket(sequences), 1) : 0;
   const double expected = known ? step_ms(sequences, rows) : 0;
+  if (!is_typical) return known ? std::min(ms, kElsewhere * expected) : ms;
   Cell& cell = c.extra[extra];
   const double before = cell.ms;
   const double counts = known ? counted(cell, ms, expected) : ms;

@@ -24,8 +24,8 @@ namespace braid {
 class StepCosts {
  public:
   // A step took `ms`, `catch_up_ms` of them to catch up; rows >= sequences, equal: a plain step. Returns what
-  // of it counts, without catching up.
-  double observe(int32_t sequences, int32_t rows, double ms, double catch_up_ms = 0);
+  // of it counts, without catching up. `is_typical`: says what such steps take; else only what this one does.
+  double observe(int32_t sequences, int32_t rows, double ms, double catch_up_ms = 0, bool is_typical = true);
   // Drafting `depth` deep for so many sequences took `ms`. Returns what of it counts.
   double observe_drafting(int32_t sequences, int32_t depth, double ms);
 
