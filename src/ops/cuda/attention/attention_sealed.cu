@@ -59,12 +59,17 @@ struct SealedShared {
   alignas(16) float sums[kHeadDim / 32][kQueries];
   int2 seen[kQueries];  // cells of a query: [x, y)
   int scratch[kMostWarps];
+  SealedDeal deal;
+  SealedItem item;  // that the block is at
   float top[kMostWarps][kQueries], total[kMostWarps][kQueries];
 };
 
-// What a share has of a lane's run at `place`, which goes on to the next run. False: nothing.
+// What a share has of a lane's run at `place`, which goes on to the next run. False: nothing. Lanes of a share are
+// neighbours.
 __device__ bool next_item(const AttentionArgs& a, const SealedRows* sequences, const int* starts,
-                          const SealedDeal& deal, int lane, int share, int& place, SealedItem& it) {
+                          const SealedDeal& deal, int& place, SealedItem& it) {
+  const int share = static_cast<int>(blockIdx.x) / deal.lanes;
+  const int lane = static_cast<int>(blockIdx.x) - share * deal.lanes;
   it.s = sequence_of(starts, a.batch.sequences, place);
   const SealedRows q = sequences[it.s];
   const int blocks = q.blocks.end - q.blocks.begin;
@@ -382,13 +387,15 @@ __global__ __launch_bounds__(32 * kMostWarps, 1) void sealed_kernel(const __grid
     sequences[s].first = a.batch.first_row[s];
     sequences[s].rows = a.batch.rows[s];
   }
-  const SealedDeal deal =
-      deal_sealed(a, starts, sh.scratch, [&](int s) -> SealedSpan& { return sequences[s].blocks; });
-  // Lanes of a share are neighbours.
-  const int share = static_cast<int>(blockIdx.x) / deal.lanes;
-  const int lane = static_cast<int>(blockIdx.x) - share * deal.lanes;
-  int place = share * deal.length;
-  const int end = min(place + deal.length, deal.places);
+  {
+    const SealedDeal deal =
+        deal_sealed(a, starts, sh.scratch, [&](int s) -> SealedSpan& { return sequences[s].blocks; });
+    if (threadIdx.x == 0) sh.deal = deal;
+  }
+  __syncthreads();
+  const int share = static_cast<int>(blockIdx.x) / sh.deal.lanes;
+  int place = share * sh.deal.length;
+  const int end = min(place + sh.deal.length, sh.deal.places);
   if (place >= end) {
     if (blockIdx.x == 0) wait_for_previous();
     return;
@@ -400,7 +407,8 @@ __global__ __launch_bounds__(32 * kMostWarps, 1) void sealed_kernel(const __grid
 #pragma unroll 1
   while (place < end) {
     SealedItem it;
-    if (!next_item(a, sequences, starts, deal, lane, share, place, it)) continue;
+    if (!next_item(a, sequences, starts, sh.deal, place, it)) continue;
+    if (threadIdx.x == 0) sh.item = it;
     const int blocks = max(0, div_up(it.end - it.begin - reader.warp, warps));
     // Units are older than the step, but where no tail lies between them and the newest row.
     if (waiting && a.tail.tail_blocks == 0) wait_for_previous();
@@ -411,9 +419,10 @@ __global__ __launch_bounds__(32 * kMostWarps, 1) void sealed_kernel(const __grid
       let_next_start();
       waiting = false;
     }
-    reader.prepare(it);
-    reader.read(it, blocks);
-    reader.finish(it);
+    __syncthreads();
+    reader.prepare(sh.item);
+    reader.read(sh.item, blocks);
+    reader.finish(sh.item);
   }
   if (waiting && blockIdx.x == 0) wait_for_previous();
 }
