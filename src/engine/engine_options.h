@@ -33,7 +33,6 @@ class SpecTypes {
   constexpr SpecTypes(SpecType one) : bits_(bit(one)) {}
   constexpr bool has(SpecType one) const { return (bits_ & bit(one)) != 0; }
   constexpr bool none() const { return bits_ == 0; }
-  constexpr bool several() const { return (bits_ & (bits_ - 1)) != 0; }
   constexpr void add(SpecType one) { bits_ |= bit(one); }
   constexpr void remove(SpecType one) { bits_ &= ~bit(one); }
   constexpr bool operator==(const SpecTypes&) const = default;

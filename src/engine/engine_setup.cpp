@@ -55,6 +55,7 @@ Status check_window(int32_t tokens) {
 // Drafts of a kind one behind the other, where nobody says otherwise.
 constexpr int32_t kNgramDepth = 7;
 constexpr int32_t kHeadDepth = 3;
+constexpr int32_t kFewSequences = 8;
 constexpr int32_t kMostDrafts = 64;
 
 Result<std::unique_ptr<Device>> make_device(const EngineOptions& options, int32_t max_rows) {
@@ -135,6 +136,8 @@ Status Engine::open(const GgufFile& file, const EngineOptions& options) {
     } else if (!options.deterministic) {
       types.add(SpecType::mtp);
     }
+    // Their drafts are deeper than the head's: every slot gets entries for them, which many sequences feel.
+    if (!options.deterministic && options.max_sequences <= kFewSequences) types.add(SpecType::ngram);
   }
   ModelOptions model_options;
   model_options.with_mtp = types.has(SpecType::mtp);
@@ -164,7 +167,8 @@ Status Engine::open(const GgufFile& file, const EngineOptions& options) {
   return memory_.make_plan(options_, *model_, *device_);
 }
 
-// How deep each drafter goes, and how many drafts a step verifies.
+// How deep each drafter goes, and how many drafts a step verifies: of chains no more than the deepest has, as a
+// sequence for which one drafter promises much is not asked of the next (JointDrafter).
 void Engine::choose_drafts() {
   int32_t& most = options_.max_drafts;
   int32_t& depth = options_.draft_depth;
@@ -174,17 +178,16 @@ void Engine::choose_drafts() {
     return;
   }
   const int32_t asked = depth > 0 ? depth : options_.draft_trees ? 0 : most;
-  int32_t deepest = 0, all = 0;
+  int32_t deepest = 0;
   const auto add = [&](int32_t own, int32_t limit) {
     const int32_t chosen = std::min(asked > 0 ? asked : own, limit);
     deepest = std::max(deepest, chosen);
-    all += chosen;
     return chosen;
   };
   if (types.has(SpecType::ngram)) add(kNgramDepth, kMostDrafts);
   if (types.has(SpecType::mtp)) head_depth_ = add(kHeadDepth, kMostDrafts);
   if (types.has(SpecType::dflash)) add(dflash_->config().guesses(), dflash_->config().guesses());
-  if (most == 0 || (!options_.draft_trees && !types.several())) most = std::min(all, kMostDrafts);
+  if (most == 0 || !options_.draft_trees) most = deepest;
   depth = std::min(deepest, most);
 }
 
@@ -243,12 +246,20 @@ Status Engine::make_drafter(int32_t block_table) {
   }
   memory_.plan.set_actual(MemoryUse::drafts, bytes);
   if (drafters.size() == 1) own_drafter_ = std::move(drafters[0]);
-  if (drafters.size() > 1) own_drafter_ = std::make_unique<JointDrafter>(std::move(drafters));
+  JointDrafter* joint = nullptr;
+  if (drafters.size() > 1) {
+    auto all = std::make_unique<JointDrafter>(std::move(drafters));
+    joint = all.get();
+    own_drafter_ = std::move(all);
+  }
   drafter_ = own_drafter_.get();
   // On a GPU that is told to be deterministic, the clock shall not choose the rows of a step.
   const bool fixed = options_.deterministic && !device_->computes_in_host_memory();
   if (drafter_ != nullptr && !fixed && !options_.spec_always)
-    budget_ = std::make_unique<DraftBudget>(options_.draft_depth);
+    budget_ = std::make_unique<DraftBudget>(options_.draft_depth, types.has(SpecType::ngram));
+  if (joint != nullptr && budget_)
+    joint->set_survives(
+        [this](const Draft& draft, int32_t depth) { return budget_->survival(draft, depth); });
   stats_.drafts.pays = drafter_ != nullptr && !budget_;  // else the budget decides
   // Where steps may leave out what a drafter keeps of their rows, that begins as zeros in every block and
   // slot, and not as what somebody else has left there.

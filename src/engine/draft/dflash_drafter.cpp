@@ -54,8 +54,10 @@ void DflashDrafter::choose(StepPlan& plan, int32_t budget) {
     const int32_t depth = std::min({item.draft_depth, guesses_, scheduler_.most_tokens() - known - 1});
     const int32_t most = std::min({item.draft_count, budget, options_.trees ? item.draft_count : depth});
     const int32_t cells = s.computed_tokens + block_;
-    if (depth <= 0 || most <= 0 || cells > options_.block_table * kBlockTokens || !scheduler_.grow(s, cells))
+    if (depth <= 0 || most <= 0 || !item.may_run_model || cells > options_.block_table * kBlockTokens ||
+        !scheduler_.grow(s, cells))
       continue;
+    item.model_ran = true;
     budget -= most;
     blocks_.push_back({&item, depth, most});
   }

@@ -13,7 +13,7 @@ constexpr double kLossShare = 0.01;
 constexpr double kMostCreditMs = kLossShare * 10e3;
 constexpr double kFirstCreditSteps = 10, kMostCreditSteps = 20;  // a few unlucky rounds are no reason to stop
 constexpr double kEnoughCreditSteps = 6;
-constexpr double kTrialCreditSteps = 3;
+constexpr double kTrialCreditSteps = 3, kModelCreditSteps = 3;
 constexpr double kCheapCatchUp = 0.005;  // of a plain step
 constexpr double kGainToBegin = 1.05;
 constexpr int32_t kForecastsToBegin = 4;
@@ -43,14 +43,16 @@ bool differs(double a, double b, double share) { return std::abs(a - b) > share 
 
 }  // namespace
 
-DraftBudget::DraftBudget(int32_t max_drafts)
+DraftBudget::DraftBudget(int32_t max_drafts, bool has_free)
     : max_drafts_(max_drafts),
+      has_free_(has_free),
       accepted_(static_cast<size_t>(max_drafts), Share{0, 0}),
       look_distance_(kFirstLookDistance),
       next_pause_(kFirstDistance),
       until_trial_(kFirstDistance),
       trial_distance_(kFirstDistance) {
   accepted_[0] = {2 * kFirstAcceptance, 2};
+  models_.next_pause = kFirstDistance;
 }
 
 double DraftBudget::History::factor() const {
@@ -82,7 +84,8 @@ DraftBudget::Forecast DraftBudget::forecast(int32_t sequences, double plain_ms) 
     accepted += path;
     const double offered = offered_.value();
     const auto rows = sequences + static_cast<int32_t>(std::ceil(offered * n * depth));
-    const double ms = costs_.step_ms(sequences, rows) + costs_.drafting_ms(sequences, depth);
+    const double drafting_ms = models_.runs.value() * costs_.drafting_ms(sequences, depth);
+    const double ms = costs_.step_ms(sequences, rows) + (models_.pause > 0 ? 0 : drafting_ms);
     const double gain = (1 + offered * accepted) / (ms / plain_ms);
     if (gain > best.gain) best = {depth, gain};
   }
@@ -173,6 +176,8 @@ bool DraftBudget::admit(StepPlan& plan) {
   mode_ = measured ? choose_mode(plan, costs_.plain_ms(plan.decoding)) : Mode::unmeasured;
   if (!measured) rest_or_not();
   drafting_ms_ = 0;
+  models_.pause = std::max(0, models_.pause - 1);
+  for (StepItem& item : plan.items) item.may_run_model = models_.pause == 0;
   if (mode_ == Mode::trial) {
     admit_one(plan);
   } else {
@@ -283,13 +288,14 @@ int32_t DraftBudget::look_again(int32_t worthwhile) {
 void DraftBudget::cut(StepPlan& plan, double drafting_ms) {
   drafting_ms_ = drafting_ms;
   if (mode_ != Mode::drafting && mode_ != Mode::trial) return;
-  int32_t asked = 0;
+  int32_t ran = 0;
   for (const StepItem& item : plan.items) {
     if (item.draft_depth == 0) continue;
-    ++asked;
+    ran += item.model_ran ? 1 : 0;
     offered_.add(item.drafts.empty() ? 0 : 1);
   }
-  if (asked > 0) drafting_ms_ = costs_.observe_drafting(asked, depth_, drafting_ms);
+  if (ran > 0) drafting_ms_ = costs_.observe_drafting(ran, depth_, drafting_ms);
+  if (models_.pause == 0) models_.runs.add(ran > 0 ? 1 : 0);
   if (mode_ == Mode::trial) return;  // is told by all its drafts
   rank(plan);
   const int32_t kept = look_again(worthwhile(plan, drafting_ms));
@@ -363,6 +369,22 @@ void DraftBudget::settle(double lost_ms, double passed_ms) {
   end_trial(true);
 }
 
+bool DraftBudget::catches_up() const { return !rests_ && models_.pause <= 2 * kStepsToKnow; }
+
+void DraftBudget::settle_models(const StepPlan& plan, double lost_ms, double plain_ms) {
+  const bool ran =
+      std::any_of(plan.items.begin(), plan.items.end(), [](const StepItem& i) { return i.model_ran; });
+  if (!has_free_ || !ran) return;
+  models_.saved_ms = models_.saved_ms * Share::kForgetting - lost_ms;
+  if (models_.saved_ms < -kModelCreditSteps * plain_ms) {
+    models_.saved_ms = 0;
+    models_.pause = models_.next_pause;
+    models_.next_pause = std::min(kLastDistance, 2 * models_.next_pause);
+  } else if (models_.saved_ms > kEnoughCreditSteps * plain_ms) {
+    models_.next_pause = kFirstDistance;
+  }
+}
+
 // After a round of a trial. It goes on for as long as it pays, and waits for drafts as long as that costs
 // little.
 void DraftBudget::count_trial(const StepPlan& plan, double plain_ms) {
@@ -431,6 +453,7 @@ void DraftBudget::observe(const StepPlan& plan, std::span<const Verdict> verdict
   }
   const double drafting_ms = counted_ms + drafting_ms_ - plain_ms * tokens / plan.decoding;
   trial_saved_ms_ -= drafting_ms;
+  settle_models(plan, drafting_ms, plain_ms);
   count_trial(plan, plain_ms);
   settle(drafting_ms + caught_up_ms, step_ms + drafting_ms_);
   if (rows == plan.decoding) after_plain(plan, step_ms - catch_up_ms, plain_ms);

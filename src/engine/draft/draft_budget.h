@@ -16,6 +16,9 @@
 // steps take. Of these the last one counts: behind drafts a plain step takes longer than among its like (caches
 // hold what drafts needed), and who never drafts has only the latter.
 //
+// Where some drafters run a model and others do not, rounds with the former have books of their own: where these say
+// that it was a loss, the others go on alone for a while.
+//
 // The credit is counted in what steps took as far as that is to be expected of them (step_costs.h): another
 // program that takes the processor is no reason to stop.
 //
@@ -37,12 +40,14 @@ namespace braid {
 
 class DraftBudget {
  public:
-  explicit DraftBudget(int32_t max_drafts);
+  // has_free: one of the drafters runs no model.
+  explicit DraftBudget(int32_t max_drafts, bool has_free = false);
 
-  // Lowers the draft_depth of the plan's items. False: nobody is to be drafted for.
+  // Lowers the draft_depth of the plan's items, and says whether models may be run for them. False: nobody is to be
+  // drafted for.
   bool admit(StepPlan& plan);
   // After admit(): whether the step shall catch up.
-  bool catches_up() const { return !rests_; }
+  bool catches_up() const;
   // After drafting, which took `drafting_ms`: drops drafts that are not worth their rows.
   void cut(StepPlan& plan, double drafting_ms);
   // After every step that admit() saw, which took `step_ms` without the drafting, `catch_up_ms` of them to
@@ -53,6 +58,11 @@ class DraftBudget {
   // Other work took `ms`, `catch_up_ms` of them to catch up.
   void observe_other(double ms, double catch_up_ms);
 
+  // How likely a draft is accepted whose parent is, as far as its source has been judged.
+  double survival(const Draft& draft, int32_t depth) const {
+    return survival_[static_cast<size_t>(draft.source)].probability(depth, draft.log_q);
+  }
+
   bool is_on() const { return on_; }
   // Time beyond plain steps for the same tokens so far, as far as it can be told; negative: saved.
   double lost_ms() const { return lost_ms_; }
@@ -60,9 +70,9 @@ class DraftBudget {
  private:
   // A moving share of successes.
   struct Share {
+    static constexpr double kForgetting = 31.0 / 32;
     double good, all;
     void add(double value) {
-      constexpr double kForgetting = 31.0 / 32;
       good = good * kForgetting + value;
       all = all * kForgetting + 1;
     }
@@ -82,6 +92,13 @@ class DraftBudget {
   struct Forecast {
     int32_t depth = 1;
     double gain = 0;  // tokens for the time, against plain steps
+  };
+  // Drafters that run a model, where there are others: what rounds with them have saved lately, and the steps in
+  // which they are not asked as it was a loss.
+  struct ModelUse {
+    double saved_ms = 0;
+    int32_t pause = 0, next_pause;
+    Share runs{2, 2};  // rounds in which one was run
   };
   struct Node {
     int32_t item, draft;
@@ -106,9 +123,11 @@ class DraftBudget {
   Survival& survival_of(const Draft& draft) { return survival_[static_cast<size_t>(draft.source)]; }
   void learn(const StepItem& item, const Verdict& verdict);
   void settle(double lost_ms, double passed_ms);
+  void settle_models(const StepPlan& plan, double lost_ms, double plain_ms);
   History& history_of(RequestId id);
 
   int32_t max_drafts_;
+  bool has_free_;
   StepCosts costs_;
   std::array<Survival, kDraftSources> survival_;  // of each source: they differ in how sure they are
   std::vector<Share> accepted_;                   // [depth]: drafts there whose parents were accepted
@@ -143,6 +162,8 @@ class DraftBudget {
   std::unordered_map<int32_t, Plain> plains_;  // by row_bucket(sequences)
   int32_t calibrate_ = 0;                      // plain steps to come
   int32_t plains_in_a_row_ = 0;
+
+  ModelUse models_;
 
   double lost_ms_ = 0;
   std::vector<Node> nodes_;  // ranked

@@ -149,6 +149,8 @@ struct World {
   std::function<double(int32_t sequences, int32_t depth)> drafting_ms = [](int32_t, int32_t) { return 0.0; };
   std::function<double(const World&, int32_t depth)> acceptance;  // of a draft whose parent was accepted
   double offered = 1;                                             // of rounds in which a sequence gets drafts
+  double free = 0;        // of rounds in which a sequence gets drafts that need no model
+  double free_right = 1;  // how likely these are accepted
   double noise = 0.02;
   double hiccups = 0;                 // share of steps and draftings that take
   double hiccup = 5;                  // so many times as long
@@ -183,13 +185,16 @@ struct World {
     if (budget.admit(plan)) {
       int32_t asked = 0, depth = 0;
       for (StepItem& item : plan.items) {
-        asked += item.draft_depth > 0 ? 1 : 0;
+        const bool is_free = uniform(random) < free;
+        item.model_ran = item.draft_depth > 0 && item.may_run_model && !is_free;
+        asked += item.model_ran ? 1 : 0;
         depth = std::max(depth, item.draft_depth);
-        if (uniform(random) >= offered) continue;
+        if ((!is_free && !item.may_run_model) || uniform(random) >= offered) continue;
         for (int32_t d = 0; d < item.draft_depth; ++d)
-          item.drafts.push_back({d, d - 1, static_cast<float>(std::log(said))});
+          item.drafts.push_back({d, d - 1, static_cast<float>(std::log(said)),
+                                 is_free ? DraftSource::ngram : DraftSource::mtp});
       }
-      drafting = drafting_ms(asked, depth);
+      drafting = asked > 0 ? drafting_ms(asked, depth) : 0;
       if (uniform(random) < hiccups) drafting *= hiccup;
       budget.cut(plan, drafting);
     }
@@ -208,7 +213,8 @@ struct World {
     for (size_t i = 0; i < plan.items.size(); ++i) {
       const auto most = static_cast<int32_t>(plan.items[i].drafts.size());
       int32_t right = 0;
-      while (right < most && uniform(random) < acceptance(*this, right))
+      const bool is_free = most > 0 && plan.items[i].drafts[0].source == DraftSource::ngram;
+      while (right < most && uniform(random) < (is_free ? free_right : acceptance(*this, right)))
         verdicts[i].accepted.push_back(right++);
       verdicts[i].next.resize(static_cast<size_t>(right) + 1);
       plan.items[i].sequence->computed_tokens += right + 1;
@@ -534,6 +540,38 @@ TEST(DraftBudget, PlainStepsBehindDraftsAreNoMeasure) {
       std::printf("[report] slow behind drafts, %d sequences, right in %.0f %%: lost %.1f %%\n", sequences,
                   100 * later, 100 * share);
       EXPECT_LT(share, 0.015) << sequences << ", " << later;
+    }
+  }
+}
+
+// Text that repeats itself has free drafts; what the model drafts of the rest is a loss here, a gain there.
+TEST(DraftBudget, WhatModelsLoseDoesNotStopFreeDrafts) {
+  for (const double a : {0.2, 0.9}) {
+    World world;
+    world.step_ms = [](int32_t n, int32_t rows) { return n + 0.3 * (rows - n); };
+    world.drafting_ms = [](int32_t, int32_t depth) { return 0.05 * depth; };
+    world.free = 0.4;
+    world.free_right = 0.9;
+    world.said = 0.8;
+    world.acceptance = [a](const World&, int32_t) { return a; };
+    DraftBudget joint(world.max_drafts, true);
+    world.run_until(joint, 20000);
+    World alone;  // the same with free drafts only
+    alone.step_ms = world.step_ms;
+    alone.free_right = world.free_right;
+    alone.said = world.said;
+    alone.acceptance = world.acceptance;
+    alone.offered = world.free;
+    alone.free = 1;
+    DraftBudget free(alone.max_drafts, true);
+    alone.run_until(free, 20000);
+    std::printf(
+        "[report] free drafts in 40 %%, the model's right in %.0f %%: gain %.2f, free ones alone %.2f\n",
+        100 * a, world.gain(), alone.gain());
+    EXPECT_GT(alone.gain(), 1.2);
+    EXPECT_GT(world.gain(), 0.97 * alone.gain()) << a;
+    if (a > 0.5) {
+      EXPECT_GT(world.gain(), 1.05 * alone.gain());
     }
   }
 }

@@ -2,20 +2,40 @@
 #include "engine/draft/joint_drafter.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
+#include <utility>
 
 namespace braid {
 
 JointDrafter::JointDrafter(std::vector<std::unique_ptr<Drafter>> drafters)
     : drafters_(std::move(drafters)), proposed_(drafters_.size()) {}
 
+double JointDrafter::promised(const std::vector<Draft>& drafts, DraftSource source) const {
+  double sum = 0;
+  std::vector<std::pair<double, int32_t>> paths;  // their probabilities, and depths
+  for (Draft draft : drafts) {
+    if (draft.source == DraftSource::other) draft.source = source;
+    const auto [parent, depth] =
+        draft.parent < 0 ? std::pair(1.0, 0) : paths[static_cast<size_t>(draft.parent)];
+    const double own = survives_ ? survives_(draft, depth) : std::exp(double{draft.log_q});
+    paths.emplace_back(parent * own, depth + 1);
+    sum += parent * own;
+  }
+  return sum;
+}
+
 void JointDrafter::propose(StepPlan& plan, int32_t budget) {
+  promised_.assign(plan.items.size(), 0);
   for (size_t k = 0; k < drafters_.size(); ++k) {
+    for (size_t i = 0; i < plan.items.size(); ++i)
+      if (promised_[i] >= accepted_of_models_) plan.items[i].may_run_model = false;
     drafters_[k]->propose(plan, budget);
     proposed_[k].resize(std::max(proposed_[k].size(), plan.items.size()));
     for (size_t i = 0; i < plan.items.size(); ++i) {
       proposed_[k][i].clear();
       std::swap(proposed_[k][i], plan.items[i].drafts);
+      promised_[i] = std::max(promised_[i], promised(proposed_[k][i], drafters_[k]->source()));
     }
   }
   for (size_t i = 0; i < plan.items.size(); ++i) {
@@ -29,6 +49,11 @@ void JointDrafter::propose(StepPlan& plan, int32_t budget) {
 
 void JointDrafter::observe(const StepPlan& plan, std::span<const Verdict> verdicts) {
   for (const auto& drafter : drafters_) drafter->observe(plan, verdicts);
+  constexpr double kRate = 1.0 / 32;
+  for (size_t i = 0; i < plan.items.size(); ++i) {
+    if (!plan.items[i].model_ran || verdicts[i].finished) continue;
+    accepted_of_models_ += kRate * (static_cast<double>(verdicts[i].accepted.size()) - accepted_of_models_);
+  }
 }
 
 void JointDrafter::merge(const std::vector<Draft>& drafts, DraftSource source) {

@@ -16,6 +16,8 @@ class Says : public Drafter {
   void propose(StepPlan& plan, int32_t) override {
     for (StepItem& item : plan.items) {
       EXPECT_TRUE(item.drafts.empty());
+      if (source_ == DraftSource::mtp) item.model_ran = item.may_run_model;
+      if (source_ == DraftSource::mtp && !item.model_ran) continue;
       item.drafts = drafts_;
     }
   }
@@ -31,6 +33,7 @@ std::vector<Draft> jointly(std::vector<Draft> a, std::vector<Draft> b, int32_t m
   drafters.push_back(std::make_unique<Says>(DraftSource::ngram, std::move(a)));
   drafters.push_back(std::make_unique<Says>(DraftSource::mtp, std::move(b)));
   JointDrafter joint(std::move(drafters));
+  joint.set_survives([](const Draft&, int32_t) { return 0; });  // so all are asked
   StepPlan plan;
   plan.items.resize(1);
   plan.items[0].draft_count = most;
@@ -64,6 +67,41 @@ TEST(JointDrafter, TheMostProbablePathsStay) {
   }
   EXPECT_EQ(jointly({{1, -1, -1.0f}}, {{3, -1, -0.2f}}, 5, 1).size(), 1u);
   EXPECT_TRUE(jointly({{1, -1, -1.0f}}, {{3, -1, -0.2f}}, 5, 0).empty());
+}
+
+// The model is run where n-grams promise less than it brings, and what it brings is learned.
+TEST(JointDrafter, ModelsAreRunWhereFreeDraftsPromiseLess) {
+  std::vector<std::unique_ptr<Drafter>> drafters;
+  drafters.push_back(
+      std::make_unique<Says>(DraftSource::ngram, std::vector<Draft>{{7, -1, -0.1f}, {8, 0, -0.1f}}));
+  drafters.push_back(
+      std::make_unique<Says>(DraftSource::mtp, std::vector<Draft>{{1, -1, -0.1f}, {2, 0, -0.1f}}));
+  JointDrafter joint(std::move(drafters));
+  double survives = 0.9;
+  joint.set_survives([&](const Draft& draft, int32_t depth) {
+    EXPECT_EQ(draft.token, (draft.source == DraftSource::ngram ? 7 : 1) + depth);
+    return survives;
+  });
+  const auto runs = [&](size_t accepted) {
+    StepPlan plan;
+    plan.items.resize(1);
+    plan.items[0].draft_count = 10;
+    joint.propose(plan, 10);
+    std::vector<Verdict> verdicts(1);
+    verdicts[0].accepted.resize(accepted);
+    joint.observe(plan, verdicts);
+    return plan.items[0].model_ran;
+  };
+  EXPECT_FALSE(runs(2)) << "1.7 are promised, and the model is taken for one that brings one";
+  survives = 0.5;
+  EXPECT_TRUE(runs(3)) << "0.75 are promised";
+  for (int i = 0; i < 100; ++i) runs(3);
+  survives = 0.9;
+  EXPECT_TRUE(runs(0)) << "it has brought three";
+  survives = 0.1;
+  for (int i = 0; i < 200; ++i) runs(0);
+  survives = 0.4;
+  EXPECT_FALSE(runs(0)) << "it has brought nothing";
 }
 
 // Every path of the tree is one of a drafter, no two children of a node are the same, and a smaller tree is
@@ -114,6 +152,7 @@ TEST(JointDrafter, EverySequenceGetsItsOwn) {
   drafters.push_back(std::make_unique<Says>(DraftSource::ngram, std::vector<Draft>{{1, -1, -0.5f}}));
   drafters.push_back(std::make_unique<Says>(DraftSource::mtp, std::vector<Draft>{{2, -1, -0.5f}}));
   JointDrafter joint(std::move(drafters));
+  joint.set_survives([](const Draft&, int32_t) { return 0; });  // so all are asked
   StepPlan plan;
   plan.items.resize(3);
   for (StepItem& item : plan.items) item.draft_count = 4;

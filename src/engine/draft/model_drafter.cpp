@@ -54,7 +54,8 @@ void ModelDrafter::choose(StepPlan& plan, int32_t budget) {
     const int32_t depth = std::min({item.draft_depth, options_.depth, scheduler_.most_tokens() - known - 1});
     const int32_t most = std::min({item.draft_count, budget, options_.trees ? item.draft_count : depth});
     const int32_t rows = std::min(depth, most);
-    if (rows <= 0 || !scheduler_.grow(s, known + rows)) continue;
+    if (rows <= 0 || !item.may_run_model || !scheduler_.grow(s, known + rows)) continue;
+    item.model_ran = true;
     budget -= most;
     chains_.push_back({&item, rows, most});
     drawn = drawn || s.sampler.params().temperature > 0;

@@ -40,9 +40,12 @@ struct StepItem {
   int32_t first_output = 0;  // in the batch's outputs
   int32_t outputs = 0;       // scored rows, the last of the certain rows (always), then all drafts
   bool wants_next = false;   // the last certain row and the drafts decide what comes next
-  // Set before drafting: drafts that it may have one behind the other, and in all.
+  // Set before drafting: drafts that it may have one behind the other, and in all, and whether drafters that run a
+  // model may be asked for them.
   int32_t draft_depth = 0;
   int32_t draft_count = 0;
+  bool may_run_model = true;
+  bool model_ran = false;  // set by drafters: one was run for it
 
   int32_t rows() const { return certain + static_cast<int32_t>(drafts.size()); }
   // That of the last certain row.

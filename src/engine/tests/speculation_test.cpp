@@ -363,11 +363,15 @@ TEST(Speculation, DraftersMakeAsManyDraftsAsTheyLike) {
   EXPECT_NE(m.engine->drafter(), nullptr);
 }
 
-// The head if there is one, else n-grams; nobody where the clock shall not choose the rows.
+// The head if there is one, and n-grams where few sequences decode or there is no head; nobody where the clock shall
+// not choose the rows.
 TEST(Speculation, AutomaticTakesWhatThereIs) {
-  for (const bool head : {false, true}) {
-    EngineOptions options = on("ref"), automatic = options;
+  for (const auto& [head, sequences] : {std::pair(false, 1), {false, 16}, {true, 1}, {true, 8}, {true, 9}}) {
+    EngineOptions options = on("ref");
+    options.max_sequences = sequences;
+    EngineOptions automatic = options, none = options;
     options.spec_type = head ? SpecType::mtp : SpecType::ngram;
+    if (sequences <= 8) options.spec_type.add(SpecType::ngram);
     automatic.spec_type = SpecType::automatic;
     automatic.deterministic = false;
     const Machine m(bytes_of(tiny_dense(), "F32", head), options);
@@ -378,7 +382,7 @@ TEST(Speculation, AutomaticTakesWhatThereIs) {
     const Machine without(bytes_of(tiny_dense(), "F32", head), automatic);
     EXPECT_EQ(without.engine->drafter(), nullptr);
     EXPECT_EQ(without.engine->memory().predicted_bytes(),
-              Machine(bytes_of(tiny_dense())).engine->memory().predicted_bytes());
+              Machine(bytes_of(tiny_dense()), none).engine->memory().predicted_bytes());
   }
 }
 
