@@ -99,10 +99,9 @@ void add_speculation_options(CLI::App& command, ModelFlags& flags) {
       .add_option(
           "--spec-type", flags.spec_type,
           "who drafts tokens that a step verifies together, where that saves time, one or several with "
-          "commas: "
-          "none; ngram: what the conversation has said before; mtp: the model's own head; dflash: the "
-          "drafter "
-          "of -md; auto: dflash with -md, else mtp if the file has it, else ngram; with --deterministic none")
+          "commas: none; ngram: what the conversation has said before; mtp: the model's own head; dflash: "
+          "the drafter of -md; auto: dflash with -md, else mtp if the file has it, and ngram with up to 8 "
+          "sequences or without both; with --deterministic none")
       ->check(check_spec_types)
       ->capture_default_str()
       ->envname("BRAID_SPEC_TYPE");

@@ -22,9 +22,9 @@ struct TestHooks {
 };
 
 // Who drafts: nobody, what the sequence has said before (draft/ngram_drafter.h), the model's own head
-// (draft/model_drafter.h), or a drafter with a file of its own (draft/dflash_drafter.h). Automatic: the
-// drafter if there is a file, else the head if the model has one, else n-grams; nobody where answers shall be
-// deterministic.
+// (draft/model_drafter.h), or a drafter with a file of its own (draft/dflash_drafter.h). Automatic: the drafter if
+// there is a file, else the head if the model has one, and n-grams with few sequences or without both; with
+// `deterministic` the drafter of a file or nobody.
 enum class SpecType : uint8_t { none, ngram, mtp, dflash, automatic };
 
 // One of them, or several, whose drafts a step verifies together (draft/joint_drafter.h).

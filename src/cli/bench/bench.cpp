@@ -468,61 +468,72 @@ void add_bench(CLI::App& app, int* exit_code) {
       ->capture_default_str();
   command->add_option("--fit", flags->fit, "fit the cost per token over a prompt of this length")
       ->check(CLI::NonNegativeNumber);
-  command->add_flag("--profile", flags->profile,
-                    "GPU: time every op of a step of --batch sequences after -p tokens, and of a prompt");
-  command
-      ->add_option(
-          "--drafts", flags->drafts,
-          "with --profile: a step in which each sequence verifies so many drafts, none of them right")
-      ->check(CLI::Range(0, 64));
-  command->add_flag("--tree", flags->tree,
-                    "with --drafts: a chain of seven with branches instead of a chain");
+  auto* profile =
+      command->add_flag("--profile", flags->profile,
+                        "GPU: time every op of a step of --batch sequences after -p tokens, and of a prompt");
+  auto* drafts = command->add_option(
+      "--drafts", flags->drafts,
+      "with --profile: a step in which each sequence verifies so many drafts, none of them right");
+  drafts->check(CLI::Range(0, 64))->needs(profile);
+  command->add_flag("--tree", flags->tree, "with --drafts: a chain of seven with branches instead of a chain")
+      ->needs(drafts);
   command
       ->add_option(
           "--batch", flags->serving.batches,
           "numbers of sequences that decode together, comma-separated: prompts of -p, -n tokens each")
       ->delimiter(',')
       ->check(CLI::Range(1, 4096));
-  command
-      ->add_option("--shared-prefix", flags->serving.shared_prefix,
-                   "--requests prompts that begin with so many common tokens arrive at once")
-      ->check(CLI::NonNegativeNumber);
+  auto* shared_prefix =
+      command->add_option("--shared-prefix", flags->serving.shared_prefix,
+                          "--requests prompts that begin with so many common tokens arrive at once");
+  shared_prefix->check(CLI::NonNegativeNumber);
   command->add_option("--requests", flags->serving.requests, "with --shared-prefix: how many")
       ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(shared_prefix);
   command->add_option("--tail", flags->serving.tail, "with --shared-prefix: tokens of their own")
       ->check(CLI::Range(1, 1000000))
-      ->capture_default_str();
-  command
-      ->add_option("--interference", flags->serving.interference,
-                   "--users decode when a prompt of so many tokens arrives")
-      ->check(CLI::NonNegativeNumber);
+      ->capture_default_str()
+      ->needs(shared_prefix);
+  auto* interference = command->add_option("--interference", flags->serving.interference,
+                                           "--users decode when a prompt of so many tokens arrives");
+  interference->check(CLI::NonNegativeNumber);
   command->add_option("--users", flags->serving.users, "with --interference: how many")
       ->check(CLI::Range(1, 4096))
-      ->capture_default_str();
-  command
-      ->add_option("--conversation", flags->serving.conversation,
-                   "--turns turns of a conversation grow to so many tokens")
-      ->check(CLI::NonNegativeNumber);
+      ->capture_default_str()
+      ->needs(interference);
+  auto* conversation = command->add_option("--conversation", flags->serving.conversation,
+                                           "--turns turns of a conversation grow to so many tokens");
+  conversation->check(CLI::NonNegativeNumber);
   command->add_option("--turns", flags->serving.turns, "with --conversation: how many")
       ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(conversation);
   command->add_option("-o,--output", flags->output, "md or json")
       ->check(CLI::IsMember({"md", "json"}))
       ->capture_default_str();
-  command->add_option("--shape", flags->shape, "random weights in a published shape: " + shape_names());
+  auto* shape =
+      command->add_option("--shape", flags->shape, "random weights in a published shape: " + shape_names());
   command
       ->add_option("--mix", flags->mix,
                    "with --shape: the types of its weights, a mix of `braid quantize` or a type like MXFP4")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(shape);
   command
       ->add_option("--drafter", flags->drafters,
                    "with --shape: random weights of drafters, too: mtp, the model's own head, and one of "
                    "dflash, dflash2, dspark, whose file --save names FILE.dflash2.gguf")
       ->delimiter(',')
-      ->check(CLI::IsMember({"mtp", "dflash", "dflash2", "dspark"}));
-  add_speculation_bench_options(*command, flags->speculation);
-  command->add_option("--save", flags->save, "with --shape: keep the file here, for other engines");
+      ->check(CLI::IsMember({"mtp", "dflash", "dflash2", "dspark"}))
+      ->needs(shape);
+  auto* spec = add_speculation_bench_options(*command, flags->speculation);
+  // Each of these is a bench of its own.
+  CLI::Option* const kinds[] = {profile, spec, shared_prefix, interference, conversation};
+  for (CLI::Option* a : kinds)
+    for (CLI::Option* b : kinds)
+      if (a != b) a->excludes(b);
+  command->add_option("--save", flags->save, "with --shape: keep the file here, for other engines")
+      ->needs(shape);
   command->callback([flags, exit_code] { *exit_code = run_bench(*flags); });
 }
 

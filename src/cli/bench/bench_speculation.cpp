@@ -379,7 +379,7 @@ class SpeculationBench {
 
 }  // namespace
 
-void add_speculation_bench_options(CLI::App& command, SpeculationFlags& flags) {
+CLI::Option* add_speculation_bench_options(CLI::App& command, SpeculationFlags& flags) {
   auto* spec = command.add_option(
       "--spec", flags.specs,
       "compare ways to speculate with none, comma-separated, as --spec-type names them (ngram+mtp: "
@@ -416,6 +416,7 @@ void add_speculation_bench_options(CLI::App& command, SpeculationFlags& flags) {
       ->needs(spec);
   command.add_option("--svg", flags.svg, "with --spec: plot tok/s against drafts and batch into this file")
       ->needs(spec);
+  return spec;
 }
 
 int run_speculation_bench(const ModelFlags& model, const SpeculationFlags& flags) {

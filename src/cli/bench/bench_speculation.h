@@ -8,6 +8,7 @@
 
 namespace CLI {
 class App;
+class Option;
 }
 
 namespace braid::cli {
@@ -28,7 +29,8 @@ struct SpeculationFlags {
   bool any() const { return !specs.empty(); }
 };
 
-void add_speculation_bench_options(CLI::App& command, SpeculationFlags& flags);
+// Returns --spec.
+CLI::Option* add_speculation_bench_options(CLI::App& command, SpeculationFlags& flags);
 
 // One line of the table: a way to speculate on one set of prompts, and plain decoding beside it.
 struct SpeculationRow {
