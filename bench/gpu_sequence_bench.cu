@@ -514,7 +514,10 @@ int run(int argc, char** argv) {
     delta_row(gpu, m, 128, 1, 0, 7);
     delta_row(gpu, m, 1, 1, 7, 7);
     delta_row(gpu, m, 1, 1, 21, 21);
+    delta_row(gpu, m, 8, 1, 3, 3);
     delta_row(gpu, m, 16, 1, 3, 3);
+    delta_row(gpu, m, 32, 1, 2, 3);
+    delta_row(gpu, m, 128, 1, 1, 3);
     delta_row(gpu, m, 1, 1, 63, 63);
     delta_row(gpu, m, 1, 8, 0, 0);
     delta_row(gpu, m, 1, 48, 0, 0);

@@ -26,8 +26,10 @@ constexpr int32_t kTrialDepth = 4;
 constexpr int32_t kDeeperEvery = 16;  // rounds
 constexpr int32_t kLeastCalibrationDistance = 16, kMostCalibrationDistance = 512;
 constexpr int32_t kMostCalibrations = 6;  // in a row
-constexpr int32_t kPlainsToSettle = 2;    // behind drafts, until plain steps take what they always do
-constexpr int32_t kUnfeltCells = 256;     // of a sequence, that move no step
+// Behind drafts, until plain steps take what they always do; one that is no slower than this has been none of these.
+constexpr int32_t kPlainsToSettle = 2;
+constexpr double kAsUsual = 1.02;
+constexpr int32_t kUnfeltCells = 256;  // of a sequence, that move no step
 constexpr double kFirstAcceptance = 0.7;
 constexpr double kLeastProbability = 0.02;
 constexpr double kMostCatchUp = 0.25;  // of a prompt's step; what is more is chance
@@ -400,8 +402,8 @@ void DraftBudget::count_trial(const StepPlan& plan, double plain_ms) {
 }
 
 // What is known of plain steps, after one of them.
-void DraftBudget::after_plain(const StepPlan& plan, double step_ms, double known_ms) {
-  if (plains_in_a_row_ <= kPlainsToSettle) {
+void DraftBudget::after_plain(const StepPlan& plan, double step_ms, double known_ms, bool is_typical) {
+  if (!is_typical) {
     calibrate_ = std::max(0, calibrate_ - 1);
     return;
   }
@@ -442,13 +444,14 @@ void DraftBudget::observe(const StepPlan& plan, std::span<const Verdict> verdict
   const double plain_ms = costs_.plain_ms(plan.decoding);
   const int32_t rows = plan.rows();
   plains_in_a_row_ = rows == plan.decoding ? plains_in_a_row_ + 1 : 0;
-  const bool is_typical = rows > plan.decoding || plains_in_a_row_ > kPlainsToSettle;
+  const bool is_usual = plain_ms > 0 && step_ms - catch_up_ms <= kAsUsual * plain_ms;
+  const bool is_typical = rows > plan.decoding || is_usual || plains_in_a_row_ > kPlainsToSettle;
   const double counted_ms = costs_.observe(plan.decoding, rows, step_ms, catch_up_ms, is_typical);
   const double caught_up_ms = catch_up_ms > 0 ? costs_.catch_up_ms(plan.decoding, rows) : 0;
   ++plains_[row_bucket(plan.decoding)].age;
   if (mode_ == Mode::plain) {
     settle(caught_up_ms + (is_typical || plain_ms == 0 ? 0 : counted_ms - plain_ms), step_ms);
-    after_plain(plan, step_ms - catch_up_ms, plain_ms);
+    after_plain(plan, step_ms - catch_up_ms, plain_ms, is_typical);
     return;
   }
   const double drafting_ms = counted_ms + drafting_ms_ - plain_ms * tokens / plan.decoding;
@@ -456,7 +459,7 @@ void DraftBudget::observe(const StepPlan& plan, std::span<const Verdict> verdict
   settle_models(plan, drafting_ms, plain_ms);
   count_trial(plan, plain_ms);
   settle(drafting_ms + caught_up_ms, step_ms + drafting_ms_);
-  if (rows == plan.decoding) after_plain(plan, step_ms - catch_up_ms, plain_ms);
+  if (rows == plan.decoding) after_plain(plan, step_ms - catch_up_ms, plain_ms, is_typical);
 }
 
 }  // namespace braid

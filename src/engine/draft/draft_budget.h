@@ -111,7 +111,7 @@ class DraftBudget {
   bool may_go_on(int32_t sequences, double plain_ms);
   void rest_or_not();
   bool wants_calibration(const StepPlan& plan);
-  void after_plain(const StepPlan& plan, double step_ms, double known_ms);
+  void after_plain(const StepPlan& plan, double step_ms, double known_ms, bool is_typical);
   Forecast forecast(int32_t sequences, double plain_ms) const;
   void admit_one(StepPlan& plan);
   void begin_trial(int32_t rounds);

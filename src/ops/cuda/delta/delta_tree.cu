@@ -343,6 +343,20 @@ __device__ void write_nodes(const DeltaArgs& a, const TreePlace& p, const TreeMe
   }
 }
 
+// Asks L2 for the state of the head whose block comes here next: memory shall not rest while blocks compute.
+template <typename Shape>
+__device__ void ask_for_next(const TreeArgs& args) {
+  const DeltaView& l = args.a.layer;
+  const int next = static_cast<int>(blockIdx.z * gridDim.y + blockIdx.y) + args.resident / Shape::kSlices;
+  const int s = next / l.value_heads, h = next - s * l.value_heads;
+  if (s >= static_cast<int>(gridDim.z)) return;
+  constexpr int kLine = 128;
+  const int bytes = 4 * Shape::kKeyDim * l.value_dim / Shape::kSlices;
+  const auto* at = reinterpret_cast<const char*>(l.state(args.a.batch.slot[s], h)) + blockIdx.x * bytes;
+  for (int i = kLine * static_cast<int>(threadIdx.x); i < bytes; i += kLine * Shape::threads())
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at + i));
+}
+
 // A block writes outputs into the other's shared memory only once that one runs.
 template <int kSlices>
 __device__ void arrive_at_head() {
@@ -394,6 +408,7 @@ __global__ __launch_bounds__(Shape::kMostThreads,
   // Keys of what some node may want folded.
   entries.ask(l, p.slot, h, l.key_head(h), p.folded, p.context,
               max(p.fold_to, l.fold_position(p.context + p.count - 1)));
+  ask_for_next<Shape>(args);
   const bool changes = p.fresh || p.fold_to > p.folded;
   if (changes) {
     if (p.fresh) clear_columns(state);
@@ -473,7 +488,8 @@ TreeSizes tree_sizes(const Context& context, const DeltaArgs& args, int slices) 
 template <typename Shape>
 void launch_tree(Context& context, const DeltaArgs& args, float* made) {
   const DeltaView& l = args.layer;
-  const TreeArgs tree{args, tree_sizes(context, args, Shape::kSlices), made};
+  const TreeArgs tree{args, tree_sizes(context, args, Shape::kSlices), made,
+                      context.processors * (Shape::kGroups > 2 ? 2 : 1)};
   delta_nodes(context, tree, Shape::kWhole);
   const auto shared = static_cast<size_t>(tree.sizes.end);
   const dim3 grid(Shape::kSlices, static_cast<unsigned>(l.value_heads),

@@ -52,7 +52,8 @@ inline constexpr float kUnseen = -1.0f;
 struct TreeArgs {
   DeltaArgs a;
   TreeSizes sizes;
-  float* made;  // [S][key heads, then value heads]
+  float* made;   // [S][key heads, then value heads]
+  int resident;  // blocks of delta_tree that the GPU has at a time
 
   __device__ float* of_sequence() const {
     const int64_t all =
