@@ -239,9 +239,10 @@ TEST_F(ProgramTest, FormatsThatAreSlowHereAreNamed) {
     const size_t at = outcome.err.find("note:");
     return at == std::string::npos ? "" : outcome.err.substr(at, outcome.err.find('\n', at) - at);
   };
-  EXPECT_NE(said("q4_0", "c4").find("no kernels for q4_0:"), std::string::npos);
+  EXPECT_NE(said("q4_1", "c4").find("no kernels for q4_1:"), std::string::npos);
   EXPECT_NE(said("q5_1", "tbq4_0").find("no kernels for q5_1 and tbq4_0:"), std::string::npos);
   EXPECT_EQ(said("q8_0", "c4"), "");
+  EXPECT_EQ(said("q8_0", "q4_0"), "");
   EXPECT_EQ(said("f16", "f16"), "");
 }
 

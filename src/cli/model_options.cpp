@@ -185,8 +185,8 @@ void add_model_options(CLI::App& command, ModelFlags& flags, bool with_model) {
       .add_option(
           "--cache-type-k", flags.cache_k,
           "-ctk: keys in the cache: " + kv_codec_names() +
-              ", or auto: f16 if all contexts fit so, else q8_0. A CPU is fast with f16, q8_0 and c4, a "
-              "GPU with all but kvarn4 and kvarn3, which it does not take")
+              ", or auto: f16 if all contexts fit so, else q8_0. A CPU is fast with f16, q8_0, q4_0 and "
+              "c4, a GPU with all but kvarn4 and kvarn3, which it does not take")
       ->capture_default_str()
       ->envname("BRAID_CACHE_TYPE_K");
   command.add_option("--cache-type-v", flags.cache_v, "-ctv: values in the cache: the same formats")
@@ -327,7 +327,8 @@ Result<LoadedModel> load_model(const ModelFlags& flags, const std::function<void
   if (const std::string slow = slow_formats(*loaded.engine); !slow.empty()) {
     progress.clear();
     print_note(fmt::format(
-        "a CPU has no kernels for {}: decoding spends 30 to 90 times as long in attention as with q8_0 or c4",
+        "a CPU has no kernels for {}: decoding spends 15 to 110 times as long in attention as with q8_0, "
+        "q4_0 or c4",
         slow));
   }
   return loaded;

@@ -125,7 +125,7 @@ std::vector<Format> tested_formats() {
   if (std::getenv("BRAID_TEST_FORMATS") != nullptr) {
     codecs = {kv_codecs().begin(), kv_codecs().end()};
   } else {
-    for (const char* name : {"q8_0", "r_q5_1", "c4", "tbq4_0", "kvarn3"})
+    for (const char* name : {"q8_0", "q4_0", "r_q5_1", "c4", "tbq4_0", "kvarn3"})
       codecs.push_back(*find_kv_codec(name));
   }
   std::vector<Format> formats;

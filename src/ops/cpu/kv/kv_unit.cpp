@@ -49,14 +49,15 @@ HWY_INLINE bool load_rows(const uint16_t* rows, int64_t row_stride, int64_t head
   return *std::max_element(lanes, lanes + kLanes) <= 0x7c00;
 }
 
-// Whole numbers of 0 .. 255.
+// Numbers of 0 .. 255, without what follows the point.
 HWY_INLINE void store_codes(Floats x, uint8_t* codes) {
   hn::StoreU(hn::DemoteTo(Codes(), hn::ConvertTo(Ints(), x)), Codes(), codes);
 }
 
-// ---- q8_0 ----
+// ---- q8_0, q4_0: codes of 8 or 4 bits, a scale for each kGroup channels of a row ----
 
-constexpr int64_t kGroup = 32;  // channels of a scale
+template <int kBits>
+constexpr float kZeroCode = 1 << (kBits - 1);  // the code of zero
 
 // To the nearest whole number, halves away from zero.
 HWY_INLINE Floats round_away(Floats x) {
@@ -67,37 +68,57 @@ HWY_INLINE Floats round_away(Floats x) {
   return hn::Add(even, hn::Sub(hn::IfThenElseZero(up, set(1.0f)), hn::IfThenElseZero(down, set(1.0f))));
 }
 
-void encode_q8(const float* rows, const Unit& unit, float* scratch) {
+// The scale of kGroup values, before it is rounded. In q4_0 it gives the first of the largest values code 0.
+template <int kBits>
+HWY_INLINE float group_step(const float* x) {
   const FloatTag d;
+  Floats sizes = hn::Zero(d);
+  for (int64_t i = 0; i < kGroup; i += kLanes) sizes = hn::Max(sizes, hn::Abs(load(x + i)));
+  const float most = hn::GetLane(hn::MaxOfLanes(d, sizes));
+  if constexpr (kBits == 8) return most / 127.0f;
+  int64_t first = -1;
+  for (int64_t i = 0; first < 0; i += kLanes) {
+    const int64_t lane = hn::FindFirstTrue(d, hn::Eq(hn::Abs(load(x + i)), set(most)));
+    if (lane >= 0) first = i + lane;
+  }
+  return (x[first] < 0.0f ? most : -most) / kZeroCode<kBits>;
+}
+
+// Codes of numbers in steps, for store_codes(). Halves of q8_0 go away from zero, of q4_0 up.
+template <int kBits>
+HWY_INLINE Floats row_codes(Floats x) {
+  if constexpr (kBits == 8) return hn::Add(round_away(x), set(kZeroCode<kBits>));
+  return hn::Min(hn::Add(x, set(kZeroCode<kBits> + 0.5f)), set(15.0f));
+}
+
+template <int kBits>
+void encode_rows(const float* rows, const Unit& unit, float* scratch) {
   auto* codes = reinterpret_cast<uint8_t*>(scratch);  // [32][head_dim]
-  uint8_t* factors = unit.bytes + kv::code_bytes(8, static_cast<int32_t>(unit.head_dim));
+  uint8_t* factors = unit.bytes + kv::code_bytes(kBits, static_cast<int32_t>(unit.head_dim));
   for (int64_t t = 0; t < kCells; ++t) {
     for (int64_t group = 0; group < unit.head_dim / kGroup; ++group) {
       const int64_t at = t * unit.head_dim + group * kGroup;
-      Floats most = hn::Zero(d);
-      for (int64_t i = 0; i < kGroup; i += kLanes) most = hn::Max(most, hn::Abs(load(rows + at + i)));
-      const float step = hn::GetLane(hn::MaxOfLanes(d, most)) / 127.0f;
+      const float step = group_step<kBits>(rows + at);
       const float inverse = step != 0.0f ? 1.0f / step : 0.0f;
       kv::store_half(factors + group * kv::kFactorBytes + 2 * t, step);
-      for (int64_t i = 0; i < kGroup; i += kLanes) {
-        const Floats code = round_away(hn::Mul(load(rows + at + i), set(inverse)));
-        store_codes(hn::Add(code, set(128.0f)), codes + at + i);
-      }
+      for (int64_t i = 0; i < kGroup; i += kLanes)
+        store_codes(row_codes<kBits>(hn::Mul(load(rows + at + i), set(inverse))), codes + at + i);
     }
   }
-  put_planes<8>(codes, unit.head_dim, unit.bytes);
+  put_planes<kBits>(codes, unit.head_dim, unit.bytes);
 }
 
-void expand_q8(const uint8_t* bytes, int64_t head_dim, float* rows, int64_t row_stride) {
-  const uint8_t* factors = bytes + kv::code_bytes(8, static_cast<int32_t>(head_dim));
+template <int kBits>
+void expand_rows(const uint8_t* bytes, int64_t head_dim, float* rows, int64_t row_stride) {
+  const uint8_t* factors = bytes + kv::code_bytes(kBits, static_cast<int32_t>(head_dim));
   for (int64_t channel = 0; channel < head_dim; channel += kTile) {
     uint8_t codes[kCells * kTile];
-    get_planes<8>(bytes, channel, codes);
+    get_planes<kBits>(bytes, channel, codes);
     const uint8_t* steps = factors + channel / kGroup * kv::kFactorBytes;
     for (int64_t t = 0; t < kCells; ++t) {
       const Floats step = set(kv::load_half(steps + 2 * t));
       for (int64_t i = 0; i < kTile; i += kLanes) {
-        const Floats code = hn::Sub(load_codes(codes + t * kTile + i), set(128.0f));
+        const Floats code = hn::Sub(load_codes(codes + t * kTile + i), set(kZeroCode<kBits>));
         store(hn::Mul(code, step), rows + t * row_stride + channel + i);
       }
     }
@@ -254,20 +275,31 @@ void expand_c4(const uint8_t* bytes, int64_t head_dim, KvSide side, float* rows,
   }
 }
 
-bool encode_here(bool eight_bits, int32_t head_dim, KvSide side, const uint16_t* rows, int64_t row_stride,
+bool encode_here(UnitFormat format, int32_t head_dim, KvSide side, const uint16_t* rows, int64_t row_stride,
                  float* scratch, uint8_t* unit) {
   float* wide = scratch;
   if (!load_rows(rows, row_stride, head_dim, wide)) return false;
   float* rest = wide + kCells * head_dim;
   const Unit to{head_dim, side, unit};
-  eight_bits ? encode_q8(wide, to, rest) : encode_c4(wide, to, rest);
+  with_format(format, [&]<UnitFormat kFormat>() {
+    if constexpr (kFormat == UnitFormat::c4) {
+      encode_c4(wide, to, rest);
+    } else {
+      encode_rows<kCodeBits<kFormat>>(wide, to, rest);
+    }
+  });
   return true;
 }
 
-void expand_here(bool eight_bits, int32_t head_dim, KvSide side, const uint8_t* unit, float* rows,
+void expand_here(UnitFormat format, int32_t head_dim, KvSide side, const uint8_t* unit, float* rows,
                  int64_t row_stride) {
-  eight_bits ? expand_q8(unit, head_dim, rows, row_stride)
-             : expand_c4(unit, head_dim, side, rows, row_stride);
+  with_format(format, [&]<UnitFormat kFormat>() {
+    if constexpr (kFormat == UnitFormat::c4) {
+      expand_c4(unit, head_dim, side, rows, row_stride);
+    } else {
+      expand_rows<kCodeBits<kFormat>>(unit, head_dim, rows, row_stride);
+    }
+  });
 }
 
 }  // namespace
@@ -284,21 +316,26 @@ HWY_EXPORT(expand_here);
 
 namespace cpu {
 
-bool has_unit_kernels(const KvCodec& codec, int32_t head_dim) {
-  return (&codec == &kv::kQ8_0 || &codec == &kv::kC4) && head_dim % 64 == 0;
+UnitFormat unit_format(const KvCodec& codec, int32_t head_dim) {
+  if (head_dim % 64 != 0) return UnitFormat::none;
+  return &codec == &kv::kQ8_0   ? UnitFormat::q8_0
+         : &codec == &kv::kQ4_0 ? UnitFormat::q4_0
+         : &codec == &kv::kC4   ? UnitFormat::c4
+                                : UnitFormat::none;
 }
 
 bool encode_unit(const KvCodec& codec, int32_t head_dim, KvSide side, const uint16_t* rows,
                  int64_t row_stride, float* scratch, uint8_t* unit) {
-  BRAID_CHECK(has_unit_kernels(codec, head_dim));
-  return HWY_DYNAMIC_DISPATCH(encode_here)(&codec == &kv::kQ8_0, head_dim, side, rows, row_stride, scratch,
-                                           unit);
+  const UnitFormat format = unit_format(codec, head_dim);
+  BRAID_CHECK(format != UnitFormat::none);
+  return HWY_DYNAMIC_DISPATCH(encode_here)(format, head_dim, side, rows, row_stride, scratch, unit);
 }
 
 void expand_unit(const KvCodec& codec, int32_t head_dim, KvSide side, const uint8_t* unit, float* rows,
                  int64_t row_stride) {
-  BRAID_CHECK(has_unit_kernels(codec, head_dim));
-  HWY_DYNAMIC_DISPATCH(expand_here)(&codec == &kv::kQ8_0, head_dim, side, unit, rows, row_stride);
+  const UnitFormat format = unit_format(codec, head_dim);
+  BRAID_CHECK(format != UnitFormat::none);
+  HWY_DYNAMIC_DISPATCH(expand_here)(format, head_dim, side, unit, rows, row_stride);
 }
 
 }  // namespace cpu

@@ -41,14 +41,18 @@ std::vector<uint16_t> rows_of_kind(int kind, int32_t head_dim, uint64_t seed) {
         return noise.normal() * 1e-5;
       case 10:
         return noise.normal() * 2e4;
-      case 11:
+      case 11:  // ties of q4_0, and the first of its largest values, which decides a sign, at every place
+        return d % 32 == t                ? (d % 64 < 32 ? 8 : -8)
+               : d % 32 > t && d % 5 == 0 ? 8
+                                          : std::floor(noise.uniform() * 16) - 7.5;
+      case 12:
         return t == 3 && d == head_dim - 1 ? 60000 : 0;
       default:
         return t % 2 == 0 ? 65504 : -65504;
     }
   });
 }
-constexpr int kKinds = 13;
+constexpr int kKinds = 14;
 
 template <typename Visit>
 void for_each_kernel(Visit visit) {
@@ -65,15 +69,18 @@ void for_each_kernel(Visit visit) {
         }
       }
     }
-    EXPECT_EQ(visited, 2 * 5 * 2);
+    EXPECT_EQ(visited, 3 * 5 * 2);
   });
 }
 
 TEST(KvUnitKernels, AreForTheirFormatsAlone) {
   EXPECT_TRUE(cpu::has_unit_kernels(kv::kQ8_0, 256));
+  EXPECT_TRUE(cpu::has_unit_kernels(kv::kQ4_0, 128));
   EXPECT_TRUE(cpu::has_unit_kernels(kv::kC4, 64));
   EXPECT_FALSE(cpu::has_unit_kernels(kv::kQ8_0, 32));
   EXPECT_FALSE(cpu::has_unit_kernels(kv::kRotatedQ8_0, 256));
+  EXPECT_FALSE(cpu::has_unit_kernels(kv::kRotatedQ4_0, 256));
+  EXPECT_FALSE(cpu::has_unit_kernels(kv::kQ4_1, 256));
   EXPECT_FALSE(cpu::has_unit_kernels(kv::kC5, 256));
 }
 

@@ -1,8 +1,8 @@
 // unit_attention.cpp -- see unit_attention.h.
 //
 // K: lanes are cells. A channel's codes become f32 once and meet all heads; what belongs to the channel is
-// multiplied into q before (c4), what belongs to a cell and 32 channels after those channels (q8_0). Zeros of
-// c4 leave the loop: they multiply sums of q.
+// multiplied into q before (c4), what belongs to a cell and 32 channels after those channels (q8_0, q4_0).
+// Zeros of c4 leave the loop: they multiply sums of q.
 //
 // V: lanes are channels. Codes of four cells are moved at once, as numbers of 32 bits, and taken apart in the
 // lanes; weights take what belongs to cells, sums what belongs to channels.
@@ -29,7 +29,7 @@ namespace HWY_NAMESPACE {
 namespace {
 
 constexpr int64_t kCellVectors = kCells / kLanes;
-constexpr int64_t kGroup = 32;  // channels of a q8_0 scale
+constexpr int64_t kHalfVectors = kCellVectors / 2;  // of 4 bits: the cells in the low halves of bytes
 constexpr int kMostCode = 15;
 
 // Heads that are met at once, and the vectors of cells (K) or channels (V) whose sums are made together: as
@@ -50,27 +50,46 @@ HWY_INLINE const float* other_name(const float* at) {
   return at;
 }
 
-// kLanes codes of q8_0 as what they stand for.
-HWY_INLINE Floats load_signed(const uint8_t* codes) {
+// Codes of q8_0 and q4_0 with their highest bits turned are signed numbers, and what they stand for. Those
+// bits of four bytes:
+template <UnitFormat kFormat>
+constexpr uint32_t kSigns = kFormat == UnitFormat::q8_0   ? 0x80808080
+                            : kFormat == UnitFormat::q4_0 ? 0x88888888
+                                                          : 0;
+
+// kLanes bytes of codes; signed ones are turned.
+template <UnitFormat kFormat>
+HWY_INLINE hn::Vec<Ints> load_bytes(const uint8_t* codes) {
+  const auto bytes = hn::LoadU(Codes(), codes);
+  if constexpr (kSigns<kFormat> == 0) return hn::PromoteTo(Ints(), bytes);
   const hn::Rebind<int8_t, FloatTag> ds;
-  const auto bytes = hn::Xor(hn::LoadU(Codes(), codes), hn::Set(Codes(), 0x80));
-  return hn::ConvertTo(FloatTag(), hn::PromoteTo(Ints(), hn::BitCast(ds, bytes)));
+  const auto signs = hn::Set(Codes(), static_cast<uint8_t>(kSigns<kFormat> & 0xff));
+  return hn::PromoteTo(Ints(), hn::BitCast(ds, hn::Xor(bytes, signs)));
 }
+
+// q4_0's codes in low halves of bytes, as load_channel() gives them: 2^28 times, by one operation. Products
+// with its inverse are exact.
+constexpr float kLowScale = 1.0f / (1 << 28);
+
 // The codes of a channel from vector kFirst on: all, or a half.
-template <int kBits, int kFirst, int kVectors>
+template <UnitFormat kFormat, int kFirst, int kVectors>
 HWY_INLINE void load_channel(const uint8_t* planes, int64_t channel, Floats (&codes)[kVectors]) {
-  const uint8_t* at = planes + channel * 4 * kBits;
-  if constexpr (kBits == 8) {
-    for (int64_t j = 0; j < kVectors; ++j) codes[j] = load_signed(at + (kFirst + j) * kLanes);
+  const uint8_t* at = planes + channel * 4 * kCodeBits<kFormat>;
+  const FloatTag d;
+  if constexpr (kFormat == UnitFormat::q8_0) {
+    for (int64_t j = 0; j < kVectors; ++j)
+      codes[j] = hn::ConvertTo(d, load_bytes<kFormat>(at + (kFirst + j) * kLanes));
   } else {
-    constexpr int64_t kHalf = kCellVectors / 2;  // low bits of all bytes are the first half
-    const FloatTag d;
     const Ints di;
-    for (int64_t j = 0; j < kHalf; ++j) {
-      const auto both = hn::PromoteTo(di, hn::LoadU(Codes(), at + j * kLanes));
-      if constexpr (kFirst == 0) codes[j] = hn::ConvertTo(d, hn::And(both, hn::Set(di, 15)));
+    for (int64_t j = 0; j < kHalfVectors; ++j) {
+      const auto both = load_bytes<kFormat>(at + j * kLanes);
+      if constexpr (kFirst == 0) {
+        const auto low =
+            kFormat == UnitFormat::q4_0 ? hn::ShiftLeft<28>(both) : hn::And(both, hn::Set(di, 15));
+        codes[j] = hn::ConvertTo(d, low);
+      }
       if constexpr (kFirst + kVectors == kCellVectors)
-        codes[kHalf - kFirst + j] = hn::ConvertTo(d, hn::ShiftRight<4>(both));
+        codes[kHalfVectors - kFirst + j] = hn::ConvertTo(d, hn::ShiftRight<4>(both));
     }
   }
 }
@@ -96,6 +115,7 @@ HWY_INLINE ChannelLanes channel_lanes(const kv::ChannelPlanes<const uint8_t>& pl
 class Ahead {
  public:
   Ahead(const uint8_t* next, const uint8_t* unit) : at_(next != nullptr ? next : unit) {}
+  static constexpr int64_t kLine = 64;
   // The `size_bytes` behind those asked for before.
   HWY_INLINE void ask(int64_t size_bytes) {
     for (int64_t i = 0; i < size_bytes; i += kLine) __builtin_prefetch(at_ + i, 0, 2);
@@ -103,18 +123,20 @@ class Ahead {
   }
 
  private:
-  static constexpr int64_t kLine = 64;
   const uint8_t* at_;
 };
+// Channels whose codes are a line.
+template <UnitFormat kFormat>
+constexpr int64_t kLineChannels = 16 / kCodeBits<kFormat>;
 
 // ---- K ----
 
 // sum[h][j] += q * code, of a channel; q of head h is q_stride further.
-template <int kBits, int kFirst, int kHeads, int kVectors>
+template <UnitFormat kFormat, int kFirst, int kHeads, int kVectors>
 HWY_INLINE void meet_channel(const uint8_t* planes, int64_t channel, const float* q, int64_t q_stride,
                              Floats (&sum)[kHeads][kVectors]) {
   Floats codes[kVectors];
-  load_channel<kBits, kFirst>(planes, channel, codes);
+  load_channel<kFormat, kFirst>(planes, channel, codes);
   const float* again = other_name(q);
   for (int h = 0; h < kHeads; ++h) {
     for (int64_t j = 0; j < kVectors; ++j)
@@ -148,8 +170,8 @@ HWY_INLINE void score_c4_part(int64_t head_dim, const float* q, const uint8_t* u
       }
     }
     for (int64_t i = 0; i < kTile; ++i) {
-      if (i % 4 == 0) ahead.ask(kv::code_bytes(4, 4));
-      meet_channel<4, kFirst>(unit, channel + i, &scaled[0][i], kTile, sum);
+      if (i % kLineChannels<UnitFormat::c4> == 0) ahead.ask(Ahead::kLine);
+      meet_channel<UnitFormat::c4, kFirst>(unit, channel + i, &scaled[0][i], kTile, sum);
     }
   }
   ahead.ask(kv::channel_plane_bytes(width));
@@ -160,11 +182,11 @@ HWY_INLINE void score_c4_part(int64_t head_dim, const float* q, const uint8_t* u
   }
 }
 
-template <int kHeads, int kFirst, int kVectors>
-HWY_INLINE void score_q8_part(int64_t head_dim, const float* q, const uint8_t* unit, Ahead ahead,
-                              float* scores) {
+template <UnitFormat kFormat, int kHeads, int kFirst, int kVectors>
+HWY_INLINE void score_rows_part(int64_t head_dim, const float* q, const uint8_t* unit, Ahead ahead,
+                                float* scores) {
   const FloatTag d;
-  const uint8_t* factors = unit + kv::code_bytes(8, static_cast<int32_t>(head_dim));
+  const uint8_t* factors = unit + kv::code_bytes(kCodeBits<kFormat>, static_cast<int32_t>(head_dim));
   for (int h = 0; h < kHeads; ++h) {
     for (int64_t j = kFirst; j < kFirst + kVectors; ++j) store(hn::Zero(d), scores + h * kCells + j * kLanes);
   }
@@ -174,14 +196,15 @@ HWY_INLINE void score_q8_part(int64_t head_dim, const float* q, const uint8_t* u
       for (int64_t j = 0; j < kVectors; ++j) sum[h][j] = hn::Zero(d);
     }
     for (int64_t i = 0; i < kGroup; ++i) {
-      if (i % 2 == 0) ahead.ask(kv::code_bytes(8, 2));
+      if (i % kLineChannels<kFormat> == 0) ahead.ask(Ahead::kLine);
       const int64_t channel = group * kGroup + i;
-      meet_channel<8, kFirst>(unit, channel, q + channel, head_dim, sum);
+      meet_channel<kFormat, kFirst>(unit, channel, q + channel, head_dim, sum);
     }
     const auto* steps = reinterpret_cast<const std::byte*>(factors + group * kv::kFactorBytes);
     for (int64_t j = 0; j < kVectors; ++j) {
       const int64_t cell = (kFirst + j) * kLanes;
-      const Floats step = load_kv<KvFormat::f16>(steps, cell);
+      Floats step = load_kv<KvFormat::f16>(steps, cell);
+      if (kFormat == UnitFormat::q4_0 && kFirst + j < kHalfVectors) step = hn::Mul(step, set(kLowScale));
       for (int h = 0; h < kHeads; ++h) {
         float* at = scores + h * kCells + cell;
         store(hn::MulAdd(sum[h][j], step, load(at)), at);
@@ -191,17 +214,17 @@ HWY_INLINE void score_q8_part(int64_t head_dim, const float* q, const uint8_t* u
   }
 }
 
-template <bool kEightBits, int kHeads, int kFirst = 0>
+template <UnitFormat kFormat, int kHeads, int kFirst = 0>
 void score(int64_t head_dim, const float* q, const uint8_t* unit, const uint8_t* next, float* scores) {
   constexpr int kVectors = kScoredVectors<kHeads>;
   const Ahead ahead(next, unit);
-  if constexpr (kEightBits) {
-    score_q8_part<kHeads, kFirst, kVectors>(head_dim, q, unit, ahead, scores);
-  } else {
+  if constexpr (kFormat == UnitFormat::c4) {
     score_c4_part<kHeads, kFirst, kVectors>(head_dim, q, unit, ahead, scores);
+  } else {
+    score_rows_part<kFormat, kHeads, kFirst, kVectors>(head_dim, q, unit, ahead, scores);
   }
   if constexpr (kFirst + kVectors < kCellVectors)
-    score<kEightBits, kHeads, kFirst + kVectors>(head_dim, q, unit, nullptr, scores);
+    score<kFormat, kHeads, kFirst + kVectors>(head_dim, q, unit, nullptr, scores);
 }
 
 // ---- V ----
@@ -209,7 +232,7 @@ void score(int64_t head_dim, const float* q, const uint8_t* unit, const uint8_t*
 // Codes of four cells by kLanes channels: lane i holds those of channel i, a byte for a cell.
 using Quads = hn::Vec<Ints>;
 
-// Sums of quads are those of numbers times 2^24; products with it are exact.
+// quad_cell() gives numbers divided by it.
 constexpr float kQuadScale = 1.0f / (1 << 24);
 
 // Byte b of each lane as a signed number, times 2^24.
@@ -286,9 +309,28 @@ HWY_INLINE void sum_quads(const Quads (&quads)[kVectors], const float* weights,
   if constexpr (b < 3) sum_quads<kHeads, kVectors, b + 1>(quads, weights, sum);
 }
 
-// Sums, 2^24 times, of weight * code over all cells, for kVectors vectors of channels. weights [kHeads][32].
-template <int kBits, int kHeads, int kVectors>
+// The codes in the low or the high halves of bytes, in bytes of their own: signed ones of q4_0 as the high
+// halves, 16 times as large.
+template <UnitFormat kFormat, bool kHigh>
+HWY_INLINE Quads half_bytes(Quads quads) {
+  const Ints di;
+  if constexpr (kFormat == UnitFormat::q4_0) {
+    if constexpr (!kHigh) quads = hn::ShiftLeft<4>(quads);
+    return hn::And(quads, hn::Set(di, static_cast<int32_t>(0xf0f0f0f0)));
+  }
+  if constexpr (kHigh) quads = hn::ShiftRight<4>(quads);
+  return hn::And(quads, hn::Set(di, 0x0f0f0f0f));
+}
+
+// sum_channels() gives sums divided by it; products with it are exact.
+template <UnitFormat kFormat>
+constexpr float kSumScale = kFormat == UnitFormat::q4_0 ? kQuadScale / 16 : kQuadScale;
+
+// Sums, divided by kSumScale, of weight * code over all cells, for kVectors vectors of channels. weights
+// [kHeads][32].
+template <UnitFormat kFormat, int kHeads, int kVectors>
 HWY_INLINE void sum_channels(const uint8_t* codes, const float* weights, Floats (&sum)[kHeads][kVectors]) {
+  constexpr int kBits = kCodeBits<kFormat>;
   constexpr int64_t kStride = 4 * kBits;
   const Ints di;
   for (int h = 0; h < kHeads; ++h) {
@@ -300,7 +342,8 @@ HWY_INLINE void sum_channels(const uint8_t* codes, const float* weights, Floats 
       Quads four[4];
       load_quads(codes + part + j * kLanes * kStride, kStride, four);
       for (int64_t k = 0; k < 4; ++k) {
-        quads[k][j] = kBits == 8 ? hn::Xor(four[k], hn::Set(di, static_cast<int32_t>(0x80808080))) : four[k];
+        constexpr uint32_t signs = kSigns<kFormat>;
+        quads[k][j] = signs != 0 ? hn::Xor(four[k], hn::Set(di, static_cast<int32_t>(signs))) : four[k];
       }
     }
     for (int64_t k = 0; k < 4; ++k) {
@@ -308,14 +351,13 @@ HWY_INLINE void sum_channels(const uint8_t* codes, const float* weights, Floats 
         sum_quads<kHeads, kVectors>(quads[k], weights + part + 4 * k, sum);
       } else {
         Quads low[kVectors];
-        for (int64_t j = 0; j < kVectors; ++j) low[j] = hn::And(quads[k][j], hn::Set(di, 0x0f0f0f0f));
+        for (int64_t j = 0; j < kVectors; ++j) low[j] = half_bytes<kFormat, false>(quads[k][j]);
         sum_quads<kHeads, kVectors>(low, weights + 4 * k, sum);
       }
     }
     for (int64_t k = 0; kBits == 4 && k < 4; ++k) {  // cells in their order, as above
       Quads high[kVectors];
-      for (int64_t j = 0; j < kVectors; ++j)
-        high[j] = hn::And(hn::ShiftRight<4>(quads[k][j]), hn::Set(di, 0x0f0f0f0f));
+      for (int64_t j = 0; j < kVectors; ++j) high[j] = half_bytes<kFormat, true>(quads[k][j]);
       sum_quads<kHeads, kVectors>(high, weights + kCells / 2 + 4 * k, sum);
     }
   }
@@ -350,10 +392,10 @@ void add_c4(int64_t head_dim, const float* weights, const uint8_t* unit, const u
   for (int64_t channel = 0; channel < head_dim; channel += kVectors * kLanes) {
     ahead.ask(kv::code_bytes(4, kVectors * kLanes));
     Floats sum[kHeads][kVectors];
-    sum_channels<4, kHeads, kVectors>(unit + kv::code_bytes(4, channel), weighed, sum);
+    sum_channels<UnitFormat::c4, kHeads, kVectors>(unit + kv::code_bytes(4, channel), weighed, sum);
     for (int64_t j = 0; j < kVectors; ++j) {
       const ChannelLanes c = channel_lanes(planes, channel + j * kLanes, e0, zstep);
-      const Floats s = hn::Mul(c.s, set(kQuadScale));
+      const Floats s = hn::Mul(c.s, set(kSumScale<UnitFormat::c4>));
       for (int h = 0; h < kHeads; ++h) {
         float* to = acc + h * acc_stride + channel + j * kLanes;
         store(hn::Add(load(to), hn::MulAdd(sum[h][j], s, hn::Mul(c.z, set(totals[h])))), to);
@@ -363,30 +405,41 @@ void add_c4(int64_t head_dim, const float* weights, const uint8_t* unit, const u
   ahead.ask(kv::channel_plane_bytes(width) + kv::kFactorBytes);
 }
 
-template <int kHeads>
-void add_q8(int64_t head_dim, const float* weights, const uint8_t* unit, const uint8_t* next, float* acc,
-            int64_t acc_stride) {
+template <UnitFormat kFormat, int kHeads>
+void add_rows(int64_t head_dim, const float* weights, const uint8_t* unit, const uint8_t* next, float* acc,
+              int64_t acc_stride) {
   constexpr int kVectors = kAddedVectors<kHeads>;
+  constexpr int kBits = kCodeBits<kFormat>;
   static_assert(kGroup % (kVectors * kLanes) == 0);
-  const uint8_t* factors = unit + kv::code_bytes(8, static_cast<int32_t>(head_dim));
+  const uint8_t* factors = unit + kv::code_bytes(kBits, static_cast<int32_t>(head_dim));
   float weighed[kHeads * kCells];
   Ahead ahead(next, unit);
   for (int64_t channel = 0; channel < head_dim; channel += kVectors * kLanes) {
-    ahead.ask(kv::code_bytes(8, kVectors * kLanes));
+    ahead.ask(kv::code_bytes(kBits, kVectors * kLanes));
     if (channel % kGroup == 0) {
       for (int h = 0; h < kHeads; ++h)
         weigh(weights + h * kCells, factors + channel / kGroup * kv::kFactorBytes, weighed + h * kCells);
     }
     Floats sum[kHeads][kVectors];
-    sum_channels<8, kHeads, kVectors>(unit + kv::code_bytes(8, channel), weighed, sum);
+    sum_channels<kFormat, kHeads, kVectors>(unit + kv::code_bytes(kBits, channel), weighed, sum);
     for (int h = 0; h < kHeads; ++h) {
       for (int64_t j = 0; j < kVectors; ++j) {
         float* to = acc + h * acc_stride + channel + j * kLanes;
-        store(hn::MulAdd(sum[h][j], set(kQuadScale), load(to)), to);
+        store(hn::MulAdd(sum[h][j], set(kSumScale<kFormat>), load(to)), to);
       }
     }
   }
   ahead.ask(head_dim / kGroup * kv::kFactorBytes);
+}
+
+template <UnitFormat kFormat, int kHeads>
+void add(int64_t head_dim, const float* weights, const uint8_t* unit, const uint8_t* next, float* acc,
+         int64_t acc_stride) {
+  if constexpr (kFormat == UnitFormat::c4) {
+    add_c4<kHeads>(head_dim, weights, unit, next, acc, acc_stride);
+  } else {
+    add_rows<kFormat, kHeads>(head_dim, weights, unit, next, acc, acc_stride);
+  }
 }
 
 // Calls act<count>(first) for all heads, as many at once as fit. A head's numbers do not depend on those
@@ -397,19 +450,22 @@ HWY_INLINE void for_heads(int32_t heads, int32_t first, const Act& act) {
   if constexpr (kMost > 1) for_heads<kMost == 2 ? 1 : kMost - 2>(heads, first, act);
 }
 
-void score_here(bool eight_bits, int64_t head_dim, int32_t heads, const float* q, const uint8_t* unit,
+void score_here(UnitFormat format, int64_t head_dim, int32_t heads, const float* q, const uint8_t* unit,
                 const uint8_t* next, float* scores) {
-  for_heads<kMostHeads>(heads, 0, [&]<int kHeads>(int32_t h) {
-    const auto run = eight_bits ? score<true, kHeads> : score<false, kHeads>;
-    run(head_dim, q + h * head_dim, unit, h == 0 ? next : nullptr, scores + h * kCells);
+  with_format(format, [&]<UnitFormat kFormat>() {
+    for_heads<kMostHeads>(heads, 0, [&]<int kHeads>(int32_t h) {
+      score<kFormat, kHeads>(head_dim, q + h * head_dim, unit, h == 0 ? next : nullptr, scores + h * kCells);
+    });
   });
 }
 
-void add_here(bool eight_bits, int64_t head_dim, int32_t heads, const float* weights, const uint8_t* unit,
+void add_here(UnitFormat format, int64_t head_dim, int32_t heads, const float* weights, const uint8_t* unit,
               const uint8_t* next, float* acc, int64_t acc_stride) {
-  for_heads<kMostHeads>(heads, 0, [&]<int kHeads>(int32_t h) {
-    const auto add = eight_bits ? add_q8<kHeads> : add_c4<kHeads>;
-    add(head_dim, weights + h * kCells, unit, h == 0 ? next : nullptr, acc + h * acc_stride, acc_stride);
+  with_format(format, [&]<UnitFormat kFormat>() {
+    for_heads<kMostHeads>(heads, 0, [&]<int kHeads>(int32_t h) {
+      add<kFormat, kHeads>(head_dim, weights + h * kCells, unit, h == 0 ? next : nullptr,
+                           acc + h * acc_stride, acc_stride);
+    });
   });
 }
 
@@ -429,14 +485,16 @@ namespace cpu {
 
 void score_unit(const KvCodec& codec, int32_t head_dim, int32_t heads, const float* q, const uint8_t* unit,
                 const uint8_t* next, float* scores) {
-  BRAID_CHECK(has_unit_kernels(codec, head_dim));
-  HWY_DYNAMIC_DISPATCH(score_here)(&codec == &kv::kQ8_0, head_dim, heads, q, unit, next, scores);
+  const UnitFormat format = unit_format(codec, head_dim);
+  BRAID_CHECK(format != UnitFormat::none);
+  HWY_DYNAMIC_DISPATCH(score_here)(format, head_dim, heads, q, unit, next, scores);
 }
 
 void add_unit(const KvCodec& codec, int32_t head_dim, int32_t heads, const float* weights,
               const uint8_t* unit, const uint8_t* next, float* acc, int64_t acc_stride) {
-  BRAID_CHECK(has_unit_kernels(codec, head_dim));
-  HWY_DYNAMIC_DISPATCH(add_here)(&codec == &kv::kQ8_0, head_dim, heads, weights, unit, next, acc, acc_stride);
+  const UnitFormat format = unit_format(codec, head_dim);
+  BRAID_CHECK(format != UnitFormat::none);
+  HWY_DYNAMIC_DISPATCH(add_here)(format, head_dim, heads, weights, unit, next, acc, acc_stride);
 }
 
 }  // namespace cpu

@@ -1,4 +1,4 @@
-// unit_attention.h -- scores and sums over a unit of q8_0 or c4, read from its codes: for few rows of
+// unit_attention.h -- scores and sums over a unit of q8_0, q4_0 or c4, read from its codes: for few rows of
 // queries.
 //
 // q and sums are in the stored domain, which for these formats is that of the rows. Any thread.

@@ -24,7 +24,7 @@ struct Case {
 template <typename Visit>
 void for_each_case(Visit visit) {
   cpu::for_each_set([&] {
-    for (const KvCodec* codec : {&kv::kQ8_0, &kv::kC4}) {
+    for (const KvCodec* codec : {&kv::kQ8_0, &kv::kQ4_0, &kv::kC4}) {
       for (const int32_t head_dim : {64, 128, 192, 256}) {
         for (int32_t heads = 1; heads <= 9; ++heads) {
           SCOPED_TRACE(testing::Message() << codec->name << " " << head_dim << " x " << heads);
@@ -33,8 +33,9 @@ void for_each_case(Visit visit) {
           for (int32_t i = 0; i < heads * head_dim; ++i) c.q.push_back(static_cast<float>(noise.normal()));
           for (int32_t i = 0; i < heads * kBlockTokens; ++i)
             c.weights.push_back(static_cast<float>(noise.uniform()));
+          const double size = heads % 3 == 0 ? 0x1p10 : heads % 3 == 1 ? 1 : 0x1p-12;
           const auto rows = kv_test::unit_rows(head_dim, [&](int32_t t, int32_t d) {
-            return noise.normal() * (d % 16 == 3 ? 4 : 1) * (t == 6 ? 5 : 1) + (d % 8 == 1 ? 3 : 0);
+            return size * (noise.normal() * (d % 16 == 3 ? 4 : 1) * (t == 6 ? 5 : 1) + (d % 8 == 1 ? 3 : 0));
           });
           c.k = kv_test::encoded(*codec, head_dim, KvSide::k, rows);
           c.v = kv_test::encoded(*codec, head_dim, KvSide::v, rows);

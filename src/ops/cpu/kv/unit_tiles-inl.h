@@ -5,6 +5,7 @@
 
 #include <hwy/highway.h>
 
+#include "ops/cpu/kv/kv_unit.h"
 #include "ops/cpu/simd-inl.h"
 #include "ops/kv/code_planes.h"
 
@@ -22,6 +23,10 @@ namespace {
 
 constexpr int64_t kCells = kBlockTokens;
 constexpr int64_t kTile = 16;
+using cpu::UnitFormat;
+template <UnitFormat kFormat>
+constexpr int kCodeBits = kFormat == UnitFormat::q8_0 ? 8 : 4;
+constexpr int64_t kGroup = 32;  // channels of a scale of q8_0 and q4_0
 using Ints = hn::RebindToSigned<FloatTag>;
 using Codes = hn::Rebind<uint8_t, FloatTag>;
 
@@ -111,6 +116,21 @@ HWY_INLINE void get_planes(const uint8_t* planes, int64_t channel, uint8_t* code
   }
 }
 #endif
+
+// act<format>().
+template <typename Act>
+HWY_INLINE void with_format(UnitFormat format, const Act& act) {
+  switch (format) {
+    case UnitFormat::none:
+      return;
+    case UnitFormat::q8_0:
+      return act.template operator()<UnitFormat::q8_0>();
+    case UnitFormat::q4_0:
+      return act.template operator()<UnitFormat::q4_0>();
+    case UnitFormat::c4:
+      return act.template operator()<UnitFormat::c4>();
+  }
+}
 
 HWY_INLINE Floats load_codes(const uint8_t* codes) {
   return hn::ConvertTo(FloatTag(), hn::PromoteTo(Ints(), hn::LoadU(Codes(), codes)));

@@ -68,7 +68,8 @@ TEST(KvCold, EveryFormatIsReadAsItDecodes) {
 TEST(KvCold, SidesMayDiffer) {
   const std::vector<SequencePlan> plans = {{100, 1}, {40, 30}, {95, 1, {-1, 0, 0, 1}}, {1100, 1}};
   const char* const pairs[][2] = {{"q8_0", "c4"},     {"c4", "q8_0"},   {"q8_0", "f16"}, {"bf16", "c4"},
-                                  {"r_q4_0", "q8_0"}, {"c4", "tbq4_0"}, {"f32", "c5"},   {"q4_1", "r_q5_0"}};
+                                  {"r_q4_0", "q8_0"}, {"c4", "tbq4_0"}, {"f32", "c5"},   {"q4_1", "r_q5_0"},
+                                  {"q8_0", "q4_0"},   {"q4_0", "c4"},   {"q4_0", "f16"}};
   uint64_t seed = 100;
   for (const auto& [k, v] : pairs) {
     const ColdShape shape{.heads = 4, .kv_heads = 2, .head_dim = 128, .k = codec_of(k), .v = codec_of(v)};
@@ -91,7 +92,7 @@ TEST(KvCold, SmallAndLargeValues) {
 TEST(KvCold, GroupsAndWidths) {
   const std::vector<SequencePlan> plans = {{520, 1}, {63, 40}, {127, 2, {-1, -1, 1, 2}}, {5, 1}, {0, 40}};
   uint64_t seed = 200;
-  for (const char* name : {"q8_0", "c4", "q5_0"}) {
+  for (const char* name : {"q8_0", "q4_0", "c4", "q5_0"}) {
     for (const int32_t group : {1, 2, 4, 6, 9}) {
       const int32_t head_dim = group == 4 ? 256 : group == 6 || group == 9 ? 128 : 64;
       const ColdShape shape{
@@ -165,8 +166,12 @@ TEST(KvCold, WindowsHideSealedCellsToo) {
 // Store and kv_seal leave what the codec makes of the hot rows; rows that are none leave zeros.
 TEST(KvCold, UnitsAreWhatTheCodecMakesOfTheRows) {
   for (const DeviceCase& device : sealing_devices().all) {
-    for (const auto& [k, v] :
-         {std::pair{"q8_0", "c4"}, {"c4", "q8_0"}, {"r_q8_0", "c3"}, {"tbq4_0", "c6"}, {"f16", "kvarn4"}}) {
+    for (const auto& [k, v] : {std::pair{"q8_0", "c4"},
+                               {"c4", "q8_0"},
+                               {"q4_0", "q4_0"},
+                               {"r_q8_0", "c3"},
+                               {"tbq4_0", "c6"},
+                               {"f16", "kvarn4"}}) {
       Random random(500);
       const ColdShape shape{.heads = 2, .kv_heads = 2, .head_dim = 128, .k = codec_of(k), .v = codec_of(v)};
       if (device.gpu && !seals(device, shape)) continue;
@@ -240,7 +245,8 @@ TEST(KvCold, BlocksAreSealedWhenTheirLastRowIsCertain) {
 
 // ---- what bytes depend on ----
 
-constexpr const char* kSome[][2] = {{"q8_0", "q8_0"}, {"c4", "c4"}, {"q8_0", "r_q4_0"}, {"q5_1", "c4"}};
+constexpr const char* kSome[][2] = {{"q8_0", "q8_0"}, {"c4", "c4"},       {"q4_0", "q4_0"},
+                                    {"q8_0", "q4_0"}, {"q8_0", "r_q4_0"}, {"q5_1", "c4"}};
 
 // Those that are to give equal bytes: a GPU gives them but for rounding, the reference says nothing new.
 std::vector<DeviceCase> exact_sealing_devices() {
