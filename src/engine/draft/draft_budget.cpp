@@ -23,7 +23,6 @@ constexpr int32_t kFirstLookDistance = 8;                     // the same betwee
 constexpr int32_t kTrialRounds = 4, kFirstTrialRounds = 8;
 constexpr int32_t kStepsToKnow = 16;  // of a new sequence, until a trial
 constexpr int32_t kTrialDepth = 4;
-constexpr int32_t kManySequences = 32;
 constexpr int32_t kDeeperEvery = 16;  // rounds
 constexpr int32_t kLeastCalibrationDistance = 16, kMostCalibrationDistance = 512;
 constexpr int32_t kMostCalibrations = 6;  // in a row
@@ -167,10 +166,7 @@ DraftBudget::Mode DraftBudget::choose_mode(const StepPlan& plan, double plain_ms
     if (++rounds_ % kDeeperEvery == 0) depth_ = std::min(depth_ + 1, max_drafts_);
     return Mode::drafting;
   }
-  if (trial_rounds_ == 0 && until_trial_ <= 0 && may_try) {
-    begin_trial(kTrialRounds);
-    trial_of_all_ = plan.decoding >= kManySequences && !trial_of_all_;
-  }
+  if (trial_rounds_ == 0 && until_trial_ <= 0 && may_try) begin_trial(kTrialRounds);
   return trial_rounds_ > 0 ? Mode::trial : Mode::plain;
 }
 
@@ -184,19 +180,17 @@ bool DraftBudget::admit(StepPlan& plan) {
   drafting_ms_ = 0;
   models_.pause = std::max(0, models_.pause - 1);
   for (StepItem& item : plan.items) item.may_run_model = models_.pause == 0;
-  if (mode_ == Mode::trial && !trial_of_all_) {
+  if (mode_ == Mode::trial) {
     admit_one(plan);
   } else {
-    if (mode_ == Mode::trial) depth_ = 1;
-    const int32_t depth = mode_ == Mode::drafting || mode_ == Mode::trial ? depth_ : 0;
+    const int32_t depth = mode_ == Mode::drafting ? depth_ : 0;
     for (StepItem& item : plan.items) item.draft_depth = std::min(item.draft_depth, depth);
   }
   return std::any_of(plan.items.begin(), plan.items.end(),
                      [](const StepItem& i) { return i.draft_depth > 0; });
 }
 
-// A trial is for the sequence that has done best, or, of many sequences every second time, for all: a few rows more
-// may be the first of the next tile of a product, and cost what many do.
+// A trial is for the sequence that has done best.
 void DraftBudget::admit_one(StepPlan& plan) {
   StepItem* best = nullptr;
   double factor = -1;

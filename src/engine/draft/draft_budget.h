@@ -12,7 +12,7 @@
 // ten plain steps and no more than twenty; gains pay back. Without credit nobody drafts until some has come together, and where catching up
 // costs more than half a percent, that is left out, too. So whatever is drafted, no more than 1 % is lost,
 // besides the credit at the start and the last step. While it is off, a short trial now and then, of one
-// sequence or of all, shows whether things have changed; while it is on, a few plain steps now and then show what plain
+// sequence, shows whether things have changed; while it is on, a few plain steps now and then show what plain
 // steps take. Of these the last one counts: behind drafts a plain step takes longer than among its like (caches
 // hold what drafts needed), and who never drafts has only the latter.
 //
@@ -157,7 +157,6 @@ class DraftBudget {
   int32_t until_trial_;     // steps
   int32_t trial_distance_;  // between trials
   int32_t trial_rounds_ = 0;
-  bool trial_of_all_ = false;  // of one draft for each sequence
   double trial_saved_ms_ = 0;
 
   std::unordered_map<int32_t, Plain> plains_;  // by row_bucket(sequences)

@@ -352,19 +352,6 @@ TEST(DraftBudget, ABatchThatEndsOneByOneIsDraftedForToItsEnd) {
   EXPECT_LT(plain, 20);
 }
 
-// The first row beyond a tile costs as much as all of the next tile: that a few drafts are a loss says nothing of many.
-TEST(DraftBudget, ATileOfRowsIsPaidForOnce) {
-  World world;
-  world.max_drafts = 3;
-  world.sequences = 128;
-  world.step_ms = [](int32_t, int32_t rows) { return 6.0 * (1 + (rows + 127) / 128) + 0.02 * rows; };
-  world.acceptance = [](const World&, int32_t depth) { return depth == 0 ? 0.95 : 0.3; };
-  DraftBudget budget(world.max_drafts);
-  for (int i = 0; i < 1000; ++i) world.step(budget);
-  std::printf("[report] tiles of 128 rows: gain %.3f\n", world.gain());
-  EXPECT_GT(world.gain(), 1.1);  // 1.95 tokens for 1.59 times the time
-}
-
 // Timers that are off by a tenth each time, and drafts that are there now and then.
 TEST(DraftBudget, NoiseAndSilentDraftersCostNoMore) {
   for (const Machine& machine : kMachines) {
