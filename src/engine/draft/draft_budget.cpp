@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kLossShare = 0.01;
 constexpr double kMostCreditMs = kLossShare * 10e3;
-constexpr double kFirstCreditSteps = 10, kMostCreditSteps = 20;  // a few unlucky rounds are no reason to stop
+constexpr double kFirstCreditSteps = 6, kMostCreditSteps = 20;  // a few unlucky rounds are no reason to stop
 constexpr double kEnoughCreditSteps = 6;
 constexpr double kTrialCreditSteps = 3, kModelCreditSteps = 3;
 constexpr double kCheapCatchUp = 0.005;  // of a plain step

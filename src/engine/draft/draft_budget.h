@@ -8,8 +8,8 @@
 // for the time.
 //
 // What a drafter costs beyond plain steps for the same tokens, catching up included, is paid from a credit.
-// It begins with ten plain steps, grows by 1 % of the time, and holds 1 % of ten seconds at most, but no fewer than
-// ten plain steps and no more than twenty; gains pay back. Without credit nobody drafts until some has come together, and where catching up
+// It begins with six plain steps, grows by 1 % of the time, and holds 1 % of ten seconds at most, but no fewer than
+// six plain steps and no more than twenty; gains pay back. Without credit nobody drafts until some has come together, and where catching up
 // costs more than half a percent, that is left out, too. So whatever is drafted, no more than 1 % is lost,
 // besides the credit at the start and the last step. While it is off, a short trial now and then, of one
 // sequence, shows whether things have changed; while it is on, a few plain steps now and then show what plain

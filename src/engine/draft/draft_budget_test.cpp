@@ -236,7 +236,7 @@ struct World {
 
 // Loss beyond 1 % of the time, the credit at the start, and a step.
 void expect_no_loss(const World& world, const char* what, double share = 0.01) {
-  const double start_ms = 10 * world.step_ms(world.sequences, world.sequences);
+  const double start_ms = 6 * world.step_ms(world.sequences, world.sequences);
   EXPECT_LE(world.ms - world.plain_ms, share * world.ms + start_ms + world.longest_ms) << what;
 }
 
