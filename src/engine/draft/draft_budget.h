@@ -8,13 +8,14 @@
 // for the time.
 //
 // What a drafter costs beyond plain steps for the same tokens, catching up included, is paid from a credit.
-// It begins with six plain steps, grows by 1 % of the time, and holds 1 % of ten seconds at most, but no fewer than
-// six plain steps and no more than twenty; gains pay back. Without credit nobody drafts until some has come together, and where catching up
-// costs more than half a percent, that is left out, too. So whatever is drafted, no more than 1 % is lost,
-// besides the credit at the start and the last step. While it is off, a short trial now and then, of one
-// sequence, shows whether things have changed; while it is on, a few plain steps now and then show what plain
-// steps take. Of these the last one counts: behind drafts a plain step takes longer than among its like (caches
-// hold what drafts needed), and who never drafts has only the latter.
+// It begins with six plain steps, grows by 1 % of the time, and holds 1 % of ten seconds at most, but no
+// fewer than six plain steps and no more than twenty; gains pay back. Without credit nobody drafts until
+// some has come together, and where catching up costs more than half a percent, that is left out, too. So
+// whatever is drafted, no more than 1 % is lost, besides the credit at the start and the last step. While it
+// is off, a short trial now and then, of one sequence, shows whether things have changed; while it is on, a
+// few plain steps now and then show what plain steps take. Of these the last one counts: behind drafts a
+// plain step takes longer than among its like (caches hold what drafts needed), and who never drafts has
+// only the latter.
 //
 // Where some drafters run a model and others do not, rounds with the former have books of their own: where these say
 // that it was a loss, the others go on alone for a while.
@@ -70,7 +71,7 @@ class DraftBudget {
  private:
   // A moving share of successes.
   struct Share {
-    static constexpr double kForgetting = 31.0 / 32;
+    static constexpr double kForgetting = 31.0 / 32;  // per round
     double good, all;
     void add(double value) {
       good = good * kForgetting + value;

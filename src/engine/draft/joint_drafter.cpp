@@ -11,15 +11,15 @@ namespace braid {
 JointDrafter::JointDrafter(std::vector<std::unique_ptr<Drafter>> drafters)
     : drafters_(std::move(drafters)), proposed_(drafters_.size()) {}
 
-double JointDrafter::promised(const std::vector<Draft>& drafts, DraftSource source) const {
+double JointDrafter::promised(const std::vector<Draft>& drafts, DraftSource source) {
   double sum = 0;
-  std::vector<std::pair<double, int32_t>> paths;  // their probabilities, and depths
+  reached_.clear();
   for (Draft draft : drafts) {
     if (draft.source == DraftSource::other) draft.source = source;
     const auto [parent, depth] =
-        draft.parent < 0 ? std::pair(1.0, 0) : paths[static_cast<size_t>(draft.parent)];
+        draft.parent < 0 ? std::pair(1.0, 0) : reached_[static_cast<size_t>(draft.parent)];
     const double own = survives_ ? survives_(draft, depth) : std::exp(double{draft.log_q});
-    paths.emplace_back(parent * own, depth + 1);
+    reached_.emplace_back(parent * own, depth + 1);
     sum += parent * own;
   }
   return sum;
