@@ -21,8 +21,8 @@ struct Draft {
   DraftSource source = DraftSource::other;
 };
 
-// Sequences or rows of a decoding step, rounded up so that few records and measurements serve all: eight to
-// an octave.
+// Sequences or rows of a decoding step, rounded up so that few records and measurements serve all: from
+// eight on four to an octave.
 inline int32_t row_bucket(int32_t count) {
   int32_t step = 1;
   while (step * 8 <= count) step *= 2;
