@@ -175,7 +175,7 @@ class Device {
   virtual Status end_record(uint64_t key) { return {}; }
   virtual bool has_record(uint64_t key) const { return false; }
   virtual void replay(uint64_t key) {}
-  virtual void forget_records() {}
+  virtual void forget_record(uint64_t key) {}
 
   // Between the two every op is timed by itself, on the device; steps are neither recorded nor replayed.
   // False: this device does not do that. Allocates.

@@ -3,11 +3,14 @@
 //
 // Whatever a kernel sets up once must not be recorded, hence the second time. On devices that record nothing
 // it is always queued. All that an engine records is counted here, whoever asks for it: steps, and the
-// networks that draft for them.
+// networks that draft for them. Of more shapes than there is room for, that which was wanted last the longest ago is
+// forgotten, and must come twice again: shapes that are rare do not push out those that are not.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -33,10 +36,10 @@ class Records {
     if (is_due(key) && device_.begin_record()) {
       enqueue();
       BRAID_TRY(device_.end_record(key));
-      ++count_;
       making_ms_ += std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
     }
     if (device_.has_record(key)) {
+      wanted_[key] = ++turn_;
       device_.replay(key);
     } else {
       enqueue();
@@ -44,27 +47,30 @@ class Records {
     return {};
   }
 
-  size_t count() const { return count_; }
+  size_t count() const { return wanted_.size(); }
   // What recording took since the last call: once for a shape, and no part of what such work takes.
   double take_making_ms() { return std::exchange(making_ms_, 0.0); }
 
  private:
   using Clock = std::chrono::steady_clock;
-  // A record takes memory of the host and the driver. When there are more, all are made anew.
-  static constexpr size_t kMost = 192;
+  static constexpr size_t kMost = 192;  // a record takes memory of the host and the driver
 
   bool is_due(uint64_t key) {
     if (device_.has_record(key) || seen_.insert(key).second) return false;
-    if (count_ == kMost) {
-      device_.forget_records();
-      count_ = 0;
+    if (wanted_.size() == kMost) {
+      const auto oldest = std::min_element(wanted_.begin(), wanted_.end(),
+                                           [](const auto& a, const auto& b) { return a.second < b.second; });
+      device_.forget_record(oldest->first);
+      seen_.erase(oldest->first);
+      wanted_.erase(oldest);
     }
     return true;
   }
 
   Device& device_;
-  std::set<uint64_t> seen_;  // shapes that were queued once
-  size_t count_ = 0;
+  std::set<uint64_t> seen_;              // shapes that were queued once
+  std::map<uint64_t, uint64_t> wanted_;  // recorded ones: the turn in which they were last
+  uint64_t turn_ = 0;
   double making_ms_ = 0;
 };
 

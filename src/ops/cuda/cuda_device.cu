@@ -198,7 +198,7 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& option
 CudaDevice::~CudaDevice() {
   if (context_.stream == nullptr) return;
   cudaStreamSynchronize(context_.stream);
-  forget_records();
+  for (const auto& [key, exec] : records_) cudaGraphExecDestroy(exec);
   weights_.clear();
   cudaStreamDestroy(context_.stream);
 }
@@ -302,7 +302,7 @@ Status CudaDevice::end_record(uint64_t key) {
     context_.note(error, "recording a step");
     return health();
   }
-  if (const auto old = records_.find(key); old != records_.end()) cudaGraphExecDestroy(old->second);
+  forget_record(key);
   records_[key] = exec;
   return health();
 }
@@ -312,9 +312,11 @@ void CudaDevice::replay(uint64_t key) {
   context_.note(cudaGraphLaunch(records_[key], context_.stream), "replaying a step");
 }
 
-void CudaDevice::forget_records() {
-  for (const auto& [key, exec] : records_) cudaGraphExecDestroy(exec);
-  records_.clear();
+void CudaDevice::forget_record(uint64_t key) {
+  const auto old = records_.find(key);
+  if (old == records_.end()) return;
+  cudaGraphExecDestroy(old->second);
+  records_.erase(old);
 }
 
 bool CudaDevice::start_profile() { return profiler_.start(); }

@@ -50,7 +50,7 @@ class CudaDevice final : public Device {
   Status end_record(uint64_t key) override;
   bool has_record(uint64_t key) const override { return !profiler_.active() && records_.count(key) != 0; }
   void replay(uint64_t key) override;
-  void forget_records() override;
+  void forget_record(uint64_t key) override;
 
   bool start_profile() override;
   std::vector<OpTime> stop_profile() override;
