@@ -219,23 +219,20 @@ __device__ void pack_group<Pack::q4k>(const PackJob& job, uint8_t* unit, const u
   }
   uint8_t* part = unit + k128 * half_bytes(Pack::q4k);
   reinterpret_cast<uint4*>(part)[field * 32 + lane] = nibbles(codes.code);
-  // Fields 0-2 are halfwords [min @10][scale @4], field 3 lives in their spare low nibbles. Several threads
-  // write one halfword, so bits are added to zeroed memory.
+  // Several threads write one word, so bits are added to zeroed memory.
   const uint32_t bits = static_cast<uint32_t>(min) << 6 | static_cast<uint32_t>(scale);
-  const auto add = [&](int i, uint32_t value) {
-    const int halfword = lane * 3 + i;
-    atomicOr(reinterpret_cast<uint32_t*>(part + 2048) + halfword / 2, value << 16 * (halfword % 2));
-  };
-  if (field < 3) {
-    add(field, bits << 4);
+  uint32_t* words = reinterpret_cast<uint32_t*>(part + 2048);
+  if (r16 == 0) {
+    atomicOr(words + lane, bits << (4 + 16 * half));
   } else {
-    for (int i = 0; i < 3; ++i) add(i, bits >> 4 * i & 15);
+    atomicOr(words + lane, (bits & 15) << 16 * half);
+    atomicOr(words + 32 + lane / 2, bits >> 4 << (lane % 2 * 16 + half * 8));
   }
   if (c == 0 && k128 == 0) {
     unsigned short* at =
-        reinterpret_cast<unsigned short*>(unit + 4480) + (lane / 4) * 8 + (r16 * 2 + half) * 2;
+        reinterpret_cast<unsigned short*>(unit + 4480) + (lane / 4) * 8 + r16 * 4 + half;
     at[0] = half_bits(d * p * 0x1p24f);
-    at[1] = half_bits(dmin * p * 0x1p12f);
+    at[2] = half_bits(dmin * p * 0x1p12f);
   }
 }
 
@@ -571,7 +568,197 @@ class Loader {
   int next_ = 0;
 };
 
+// ---- rows that change (Device::copy_rows) ----
+
+// A row of a unit.
+struct RowPlace {
+  int r16;
+  int half;
+  int lane;  // 4 g + c
+
+  __device__ RowPlace(int row, int c) : r16(row / 16 % 2), half(row / 8 % 2), lane(row % 8 * 4 + c) {}
+  // Bytes to a row's part of what stands [r16][half][piece][lane][bytes], or [r16][lane][half][bytes].
+  __device__ int codes(int pieces, int piece, int bytes = 16) const {
+    return (((r16 * 2 + half) * pieces + piece) * 32 + lane) * bytes;
+  }
+  __device__ int behind_lane(int bytes) const { return ((r16 * 32 + lane) * 2 + half) * bytes; }
+};
+
+template <typename T>
+__device__ T& part_at(uint8_t* part, int at) {
+  return *reinterpret_cast<T*>(part + at);
+}
+template <typename T>
+__device__ void copy_part(uint8_t* to, int to_at, const uint8_t* from, int from_at) {
+  part_at<T>(to, to_at) = *reinterpret_cast<const T*>(from + from_at);
+}
+// Halves that scale with the power of two of a block.
+template <int kHalves>
+__device__ void scale_part(uint8_t* to, int to_at, const uint8_t* from, int from_at, float factor) {
+#pragma unroll
+  for (int i = 0; i < kHalves; ++i)
+    part_at<__half>(to, to_at + 2 * i) =
+        __float2half(__half2float(*reinterpret_cast<const __half*>(from + from_at + 2 * i)) * factor);
+}
+// 12 bits of a lane in q4k: packed.h.
+__device__ inline uint32_t field_of(const uint8_t* words, const RowPlace& at) {
+  const uint32_t word = reinterpret_cast<const uint32_t*>(words)[at.lane];
+  if (at.r16 == 0) return word >> (4 + 16 * at.half) & 0xfff;
+  const uint32_t bytes = reinterpret_cast<const unsigned short*>(words + 128)[at.lane];
+  return (word >> 16 * at.half & 15) | (bytes >> 8 * at.half & 255) << 4;
+}
+__device__ inline void put_bits(uint32_t* word, uint32_t mask, uint32_t bits) {
+  atomicAnd(word, ~mask);  // other rows' bits of the word are changed at the same time
+  atomicOr(word, bits);
+}
+__device__ inline void put_field(uint8_t* at_words, const RowPlace& at, uint32_t bits) {
+  auto* words = reinterpret_cast<uint32_t*>(at_words);
+  if (at.r16 == 0) {
+    const int shift = 4 + 16 * at.half;
+    put_bits(words + at.lane, 0xfffu << shift, bits << shift);
+  } else {
+    const int shift = at.lane % 2 * 16 + at.half * 8;
+    put_bits(words + at.lane, 15u << 16 * at.half, (bits & 15) << 16 * at.half);
+    put_bits(words + 32 + at.lane / 2, 255u << shift, bits >> 4 << shift);
+  }
+}
+
+// 32 k of a row. `factor`: of its scales. The levels of t4 are the same in all blocks.
+template <Pack kPack>
+__device__ void copy_group(uint8_t* to_unit, const RowPlace& to, const uint8_t* from_unit, const RowPlace& from,
+                           int k128, float factor) {
+  uint8_t* out = to_unit + k128 * half_bytes(kPack);
+  const uint8_t* in = from_unit + k128 * half_bytes(kPack);
+  constexpr int kPieces = kPack == Pack::f16 ? 4 : kPack == Pack::q8 ? 2 : 1;
+#pragma unroll
+  for (int piece = 0; piece < kPieces; ++piece) {
+    if constexpr (kPack == Pack::f16) {
+      scale_part<8>(out, to.codes(kPieces, piece), in, from.codes(kPieces, piece), factor);
+    } else {
+      copy_part<uint4>(out, to.codes(kPieces, piece), in, from.codes(kPieces, piece));
+    }
+  }
+  const bool once = k128 == 0 && to.lane % 4 == 0;  // what both halves of a unit share
+  if constexpr (kPack == Pack::q8) {
+    scale_part<1>(out, 4096 + to.lane * 8 + to.r16 * 4 + to.half * 2, in,
+                  4096 + from.lane * 8 + from.r16 * 4 + from.half * 2, factor);
+  } else if constexpr (kPack == Pack::q4k) {
+    put_field(out + 2048, to, field_of(in + 2048, from));
+    const auto at = [](const RowPlace& row, int n) {
+      return 4480 + row.lane / 4 * 16 + row.r16 * 8 + n * 4 + row.half * 2;
+    };
+    for (int n = 0; once && n < 2; ++n) scale_part<1>(to_unit, at(to, n), from_unit, at(from, n), factor);
+  } else if constexpr (kPack == Pack::q6k) {
+    copy_part<uint2>(out, 2048 + to.behind_lane(8), in, 2048 + from.behind_lane(8));
+    const auto at = [](const RowPlace& row) { return 3072 + row.lane * 8 + row.r16 * 4 + row.half * 2; };
+    copy_part<unsigned short>(out, at(to), in, at(from));
+    const auto rest = [](const RowPlace& row) {
+      return 2 * half_bytes(Pack::q6k) + row.lane / 4 * 8 + row.r16 * 4 + row.half * 2;
+    };
+    if (once) scale_part<1>(to_unit, rest(to), from_unit, rest(from), factor);
+  } else if constexpr (kPack == Pack::q5) {
+    copy_part<uint32_t>(out, 2048 + to.behind_lane(4), in, 2048 + from.behind_lane(4));
+    scale_part<2>(out, 2560 + to.behind_lane(4), in, 2560 + from.behind_lane(4), factor);
+  } else if constexpr (kPack == Pack::t4 || kPack == Pack::fp4) {
+    scale_part<2>(out, 2048 + to.behind_lane(4), in, 2048 + from.behind_lane(4), factor);
+  }
+}
+
+inline constexpr int kMostCopiedRows = 64;  // of a launch
+struct CopyJob {
+  uint8_t* out;
+  const uint8_t* in;
+  const float* out_scales;
+  const float* in_scales;
+  int units;
+  int to[kMostCopiedRows];
+  int from[kMostCopiedRows];
+};
+
+// One CTA for each row.
+template <Pack kPack>
+__global__ void __launch_bounds__(128) copy_rows_kernel(const CopyJob job) {
+  const int to_row = job.to[blockIdx.x], from_row = job.from[blockIdx.x];
+  const int64_t to_block = to_row / kUnitRows, from_block = from_row / kUnitRows;
+  const float factor = job.in_scales[from_block] / job.out_scales[to_block];
+  for (int i = static_cast<int>(threadIdx.x); i < job.units * 8; i += 128) {
+    const int unit = i / 8, k128 = i / 4 % 2, c = i % 4;
+    copy_group<kPack>(job.out + (to_block * job.units + unit) * unit_bytes(kPack), RowPlace(to_row, c),
+                      job.in + (from_block * job.units + unit) * unit_bytes(kPack), RowPlace(from_row, c),
+                      k128, factor);
+  }
+}
+
+// All blocks get the largest scale of any, so that a row fits every block: scales of rows only become smaller.
+__global__ void __launch_bounds__(256) level_scales(float* out, int out_count, const float* in, int in_count) {
+  __shared__ float most[8];
+  const int thread = static_cast<int>(threadIdx.x);
+  float own = 0;
+  for (int i = thread; i < in_count; i += 256) own = fmaxf(own, fabsf(in[i]));
+  own = warp_max(own);
+  if (thread % 32 == 0) most[thread / 32] = own;
+  __syncthreads();
+  for (const float m : most) own = fmaxf(own, m);
+  if (in[0] < 0) own = -own;
+  for (int i = thread; i < out_count; i += 256) out[i] = own;
+}
+
+void launch_copy_rows(Context& context, Pack pack, const CopyJob& job, int count) {
+  const auto rows = static_cast<unsigned>(count);
+  switch (pack) {
+    case Pack::f16:
+      copy_rows_kernel<Pack::f16><<<rows, 128, 0, context.stream>>>(job);
+      break;
+    case Pack::q8:
+      copy_rows_kernel<Pack::q8><<<rows, 128, 0, context.stream>>>(job);
+      break;
+    case Pack::q4k:
+      copy_rows_kernel<Pack::q4k><<<rows, 128, 0, context.stream>>>(job);
+      break;
+    case Pack::q6k:
+      copy_rows_kernel<Pack::q6k><<<rows, 128, 0, context.stream>>>(job);
+      break;
+    case Pack::q5:
+      copy_rows_kernel<Pack::q5><<<rows, 128, 0, context.stream>>>(job);
+      break;
+    case Pack::t4:
+      copy_rows_kernel<Pack::t4><<<rows, 128, 0, context.stream>>>(job);
+      break;
+    case Pack::fp4:
+      copy_rows_kernel<Pack::fp4><<<rows, 128, 0, context.stream>>>(job);
+      break;
+  }
+  context.launched("copying rows");
+}
+
 }  // namespace
+
+void copy_rows(Context& context, const Weight& to, const Weight& from, std::span<const int32_t> rows) {
+  auto& out = *static_cast<PackedWeight*>(const_cast<void*>(to.device_data));
+  const PackedWeight& in = packed(from);
+  BRAID_CHECK(out.pack == in.pack && out.units == in.units);
+  const auto copy = [&](size_t count, auto row_at) {
+    CopyJob job{const_cast<uint8_t*>(out.data), in.data, out.scales, in.scales, out.units, {}, {}};
+    for (size_t first = 0; first < count; first += kMostCopiedRows) {
+      const size_t last = std::min(count, first + kMostCopiedRows);
+      for (size_t i = first; i < last; ++i) {
+        const int32_t row = row_at(i);
+        job.to[i - first] = row;
+        job.from[i - first] = static_cast<int>(to.runs[static_cast<size_t>(row)].first);
+      }
+      launch_copy_rows(context, out.pack, job, static_cast<int>(last - first));
+    }
+  };
+  if (!out.leveled) {
+    level_scales<<<1, 256, 0, context.stream>>>(const_cast<float*>(out.scales), static_cast<int>(out.blocks),
+                                                in.scales, static_cast<int>(in.blocks));
+    context.launched("copying rows");
+    out.leveled = true;
+    copy(static_cast<size_t>(to.n), [](size_t i) { return static_cast<int32_t>(i); });
+    return;
+  }
+  copy(rows.size(), [&](size_t i) { return rows[i]; });
+}
 
 size_t planned_bytes(const Weight& weight) {
   return (weight.is_product ? product_bytes(weight) : 0) + (weight.is_table ? table_bytes(weight) : 0);

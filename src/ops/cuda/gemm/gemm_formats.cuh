@@ -195,16 +195,15 @@ struct FormatQ4K : FormatWarps {
   // Scales times d and minima times dmin.
   __device__ static void fields(__half2& s, __half2& m, const uint8_t* part, const uint8_t* rest, int lane,
                                 int r16) {
-    const unsigned short* words = reinterpret_cast<const unsigned short*>(part + 2048 + lane * 6);
+    const uint32_t word = reinterpret_cast<const uint32_t*>(part + 2048)[lane];
+    const uint32_t bytes = reinterpret_cast<const unsigned short*>(part + 2176)[lane];
     // [min @10][scale @4] in both halves. A choice between the two and no branch where r16 is not known when
     // the kernel is compiled: behind a branch the loads of other rows would wait for these.
-    const uint32_t first = words[0], second = words[1], third = words[2];
-    const uint32_t low = first | second << 16;
-    const uint32_t high = third | (first & 15u) << 20 | (second & 15u) << 24 | third << 28;
-    const uint32_t x = r16 == 0 ? low : high;
-    const uint2 rows = *reinterpret_cast<const uint2*>(rest + (lane / 4) * 16 + r16 * 8);  // d, dmin each
-    const __half2 d = as_half2(__byte_perm(rows.x, rows.y, 0x5410));
-    const __half2 dmin = as_half2(__byte_perm(rows.x, rows.y, 0x7632));
+    const uint32_t others = permute(bytes, 0, 0x1404) | (word << 4 & 0x00f000f0u);
+    const uint32_t x = r16 == 0 ? word : others;
+    const uint2 factors = *reinterpret_cast<const uint2*>(rest + (lane / 4) * 16 + r16 * 8);
+    const __half2 d = as_half2(factors.x);
+    const __half2 dmin = as_half2(factors.y);
     const __half2 offset = __float2half2_rn(64.0f);
     s = __hmul2(__hsub2(as_half2((x & 0x03f003f0u) | 0x54005400u), offset), d);
     m = __hmul2(__hsub2(as_half2((x >> 6 & 0x03f003f0u) | 0x54005400u), offset), dmin);

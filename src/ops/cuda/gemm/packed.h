@@ -17,7 +17,8 @@
 //   q8   2 pieces: code + 128; bytes 0 2 | 1 3 of a word are 2 h + e
 //        scale f16 [lane][r16][half]
 //   q4k  1 piece: nibble 4e + 2p + h of word i is k = 8i + 4p + 2h + e
-//        12-bit (scale, min) [lane][6 B]; shared: d, dmin f16 [g][4 rows][2]
+//        (scale, min), 12 bits: of r16 0 [lane] a word, min at 10 and scale at 4 of each 16 bits, and bits 4-7
+//        of the other rows at 0; bits 8-15 of these [lane][2 B]; shared: d, dmin f16 [g][r16][2][half]
 //   q6k  1 piece, and a word for each two of it [r16][lane][half][8 B]. Of e's 16 bits, (p, h) of the first
 //        word: low 4 bits of (0, 0) at 0, (0, 1) at 4, (1, 1) at 10; of the second: the same, but (1, 0) at
 //        10; of the third: high bits of the first's and the second's (0, 0) at 0 and 2, the second's (1, 1)
@@ -87,6 +88,7 @@ struct PackedWeight {
   const uint8_t* table = nullptr;  // rows as in the file (or f32), for look-ups
   GgmlType table_type = GgmlType::F32;
   size_t table_row_bytes = 0;
+  bool leveled = false;  // blocks have one scale (copy_rows)
   Buffer memory;
   Buffer table_memory;
 
