@@ -40,7 +40,7 @@ struct ModelFlags {
   int spec_draft_n_max = 0;  // 0: as the drafter likes it
   int ddtree_budget = 0;
   double spec_draft_p_min = 0;
-  int spec_draft_vocab = 0;
+  int spec_draft_vocab = -1;
   bool spec_always = false;
   // Sizes as written (sizes.h); empty: chosen.
   std::string kv_memory;

@@ -38,7 +38,7 @@
 
 #include "base/result.h"
 #include "engine/disk/disk.h"
-#include "engine/draft/draft_budget.h"
+#include "engine/draft/budget/draft_budget.h"
 #include "engine/engine_memory.h"
 #include "engine/engine_options.h"
 #include "engine/request/draft_stats.h"

@@ -57,7 +57,8 @@ struct EngineOptions {
   SpecTypes spec_type = SpecType::none;
   bool spec_always = false;      // drafts also where they cost time (draft/draft_budget.h)
   float draft_p_min = 0;         // head and drafter draft what is at least so probable to them
-  int32_t draft_vocabulary = 0;  // first tokens of the vocabulary that the head may look at alone; 0: all
+  // Tokens among which the head guesses, those that came last; 0: all, -1: some of a large vocabulary.
+  int32_t draft_vocabulary = -1;
   std::string draft_model;       // the drafter's file or folder
   // Attention layers see the newest so many positions; 0: all.
   int32_t attention_window = 0;

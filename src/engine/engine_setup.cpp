@@ -31,7 +31,8 @@ Status check_options(const EngineOptions& o, const ModelConfig& config) {
     return bad(fmt::format("drafts {} deep are not between 0 and 1024", o.draft_depth));
   if (!(o.draft_p_min >= 0 && o.draft_p_min <= 1))
     return bad(fmt::format("{} is no probability of a draft", o.draft_p_min));
-  if (o.draft_vocabulary < 0 || (o.draft_vocabulary > 0 && o.draft_vocabulary < kGuessCandidates))
+  if (o.draft_vocabulary < ModelOptions::kDraftTokensByModel ||
+      (o.draft_vocabulary > 0 && o.draft_vocabulary < kGuessCandidates))
     return bad(
         fmt::format("a draft vocabulary of {} tokens is too small; 0 stands for all", o.draft_vocabulary));
   if (o.spec_type.has(SpecType::dflash) && o.draft_model.empty())

@@ -74,7 +74,7 @@ struct ModelConfig {
   std::vector<RopeParams> ropes;    // a table of each is made once per step
   // Layers of a drafter with a file of its own, where they keep K and V (Model::attach).
   std::vector<AttentionConfig> drafter;
-  int64_t draft_vocabulary = 0;  // first tokens that the head may look at alone (Model::draft); 0: all
+  int64_t draft_vocabulary = 0;  // tokens among which the head guesses (Model::draft); 0: all
 
   int32_t count(LayerKind kind) const;
   bool drafts() const { return !mtp.empty(); }

@@ -19,16 +19,6 @@ Result<std::unique_ptr<Model>> DecoderModel::open(const Architecture& architectu
   return std::unique_ptr<Model>(std::move(model));
 }
 
-// Before anything is loaded.
-void DecoderModel::choose_draft_vocabulary(int32_t wanted) {
-  if (!config_.drafts() || wanted == 0 || wanted >= config_.vocabulary) return;
-  config_.draft_vocabulary = wanted;
-  MtpWeights& head = weights_.mtp[0];
-  head.first_rows = rows_of(*head.head, {{0, wanted}}, " (drafts)");
-  head.first_rows.is_table = false;
-  head.first_rows.is_product = true;
-}
-
 // From `start` on. Returns its end.
 size_t DecoderModel::place_layer(LayerScratch& layer, const LayerConfig& c, const Placer& start, int64_t t,
                                  DType act) {
@@ -148,7 +138,7 @@ Status DecoderModel::load(Device& device, const StepSizes& sizes, const ModelWei
   place(interleaved_, base, sizes.interleaved_tokens, sizes.interleaved_tokens, activations);
   ops_ = &device.ops();
   device_ = &device;
-  return {};
+  return load_draft_vocabulary();
 }
 
 void DecoderModel::attach(StepTap& tap, std::vector<AttentionConfig> layers) {

@@ -31,6 +31,8 @@ class DecoderModel final : public Model {
   void attach(StepTap& tap, std::vector<AttentionConfig> layers) override;
   void logits(Tensor logits, int32_t first, int32_t count) override;
   void draft(Tensor logits, const Batch& batch, const SequenceMemory& memory, bool first) override;
+  const int32_t* draft_token_of() const override;
+  void change_draft_rows(std::span<const DraftRow> changes) override;
   Tensor output_hidden() const override { return ended_->hidden.top(last_outputs_); }
 
  private:
@@ -84,6 +86,7 @@ class DecoderModel final : public Model {
   void keep_entries(const Lane& lane, const Run& run);
   void enter_head(const Lane& lane, const Batch& batch);
   void choose_draft_vocabulary(int32_t wanted);
+  Status load_draft_vocabulary();
   void show(const Lane& lane, size_t layer, const Batch& batch);
 
   ModelConfig config_;
@@ -96,6 +99,7 @@ class DecoderModel final : public Model {
   Lane interleaved_;  // the step that is interleaved with them
   const Lane* ended_ = &whole_;
   int32_t last_outputs_ = 0;
+  Buffer draft_tokens_, draft_tokens_on_host_;  // [config_.draft_vocabulary] i32
 };
 
 }  // namespace braid

@@ -5,9 +5,17 @@
 // be shared. Position 0 has no hidden row before it; its entry is hidden from all others (kFirstCell).
 //
 // Entries of a step's rows need no more than keys and values (keep_entries). Only draft() attends.
+#include <numeric>
+
+#include "model/architectures/weight_reader.h"
 #include "model/decoder_model.h"
 
 namespace braid {
+namespace {
+
+constexpr int32_t kDraftTokens = 40960;  // of a vocabulary that is several times as large
+
+}  // namespace
 namespace {
 
 constexpr int32_t kFirstCell = 1;
@@ -74,8 +82,53 @@ void DecoderModel::draft(Tensor logits, const Batch& batch, const SequenceMemory
   if (w.mlp.gate || w.moe.router) run_feed_forward(x, h, config, w, lane.draft.layer);
   ops_->add_norm(before, x, {}, head.head_norm, config_.eps);  // what the next one follows
   ops_->add_norm(h, x, {}, head.head_norm, config_.eps);
-  BRAID_CHECK(logits.cols == config_.vocabulary || logits.cols == config_.draft_vocabulary);
-  ops_->logits(logits.top(batch.tokens), logits.cols == head.head->n ? *head.head : head.first_rows, h);
+  BRAID_CHECK(logits.cols == draft_columns());
+  ops_->logits(logits.top(batch.tokens), head.draft_rows ? head.draft_rows : *head.head, h);
+}
+
+// ---- the tokens among which it guesses ----
+
+// Before anything is loaded.
+void DecoderModel::choose_draft_vocabulary(int32_t wanted) {
+  if (wanted == ModelOptions::kDraftTokensByModel)
+    wanted = config_.vocabulary >= 4 * kDraftTokens ? kDraftTokens : 0;
+  if (!config_.drafts() || wanted == 0 || wanted >= config_.vocabulary) return;
+  config_.draft_vocabulary = wanted;
+  MtpWeights& head = weights_.mtp[0];
+  std::vector<RowRun> rows;
+  for (int64_t row = 0; row < wanted; ++row) rows.push_back({row, 1});
+  head.draft_rows = rows_of(*head.head, rows, " (drafts)");
+  head.draft_rows.is_table = false;
+  head.draft_rows.is_product = true;
+}
+
+Status DecoderModel::load_draft_vocabulary() {
+  if (config_.draft_vocabulary == 0) return {};
+  const auto count = static_cast<size_t>(config_.draft_vocabulary);
+  BRAID_ASSIGN(draft_tokens_, device_->allocate(count * sizeof(int32_t), "draft vocabulary"));
+  BRAID_ASSIGN(draft_tokens_on_host_, device_->allocate_host(count * sizeof(int32_t), "draft vocabulary"));
+  auto* tokens = static_cast<int32_t*>(draft_tokens_on_host_.data());
+  std::iota(tokens, tokens + count, 0);
+  change_draft_rows({});
+  device_->synchronize();
+  return device_->health();
+}
+
+const int32_t* DecoderModel::draft_token_of() const {
+  return static_cast<const int32_t*>(draft_tokens_.data());
+}
+
+void DecoderModel::change_draft_rows(std::span<const DraftRow> changes) {
+  Weight& w = weights_.mtp[0].draft_rows;
+  auto* tokens = static_cast<int32_t*>(draft_tokens_on_host_.data());
+  std::vector<int32_t> rows;
+  for (const DraftRow& change : changes) {
+    rows.push_back(change.row);
+    tokens[change.row] = change.token;
+    w.runs[static_cast<size_t>(change.row)].first = change.token;
+  }
+  device_->copy_rows(w, *weights_.mtp[0].head, rows);
+  device_->to_device(draft_tokens_.data(), tokens, draft_tokens_.size_bytes());
 }
 
 }  // namespace braid

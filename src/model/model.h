@@ -113,8 +113,15 @@ class StepPacing {
 
 struct ModelOptions {
   bool with_mtp = true;          // describe and load the head that drafts if the file has one
-  int32_t draft_vocabulary = 0;  // first tokens that the head may look at alone; 0: all
+  static constexpr int32_t kDraftTokensByModel = -1;  // some of a large vocabulary, all of a small one
+  int32_t draft_vocabulary = 0;  // tokens among which the head guesses; 0: all
   int32_t attention_window = 0;  // > 0: no attention layer sees more positions (ModelConfig::limit_windows)
+};
+
+// A row of the matrix that guesses are made with, and its token.
+struct DraftRow {
+  int32_t row;
+  int32_t token;
 };
 
 class Model {
@@ -149,11 +156,18 @@ class Model {
   virtual void logits(Tensor logits, int32_t first, int32_t count) = 0;
 
   // With a head that drafts: a row for each sequence, a token that no step has run and that is certain as far
-  // as the head knows. logits of what follows it: [tokens, V], or of the first tokens of the vocabulary only,
-  // [tokens, config().draft_vocabulary]. `first`: the row comes right after what the
-  // sequence holds. Else it follows the same row of the draft() before, which had as many rows or more. What
-  // it writes to cells, the next step writes again.
+  // as the head knows. logits of what follows it: [tokens, draft_columns()], of the tokens of draft_token_of().
+  // `first`: the row comes right after what the sequence holds. Else it follows the same row of the draft()
+  // before, which had as many rows or more. What it writes to cells, the next step writes again.
   virtual void draft(Tensor logits, const Batch& batch, const SequenceMemory& memory, bool first) = 0;
+  int64_t draft_columns() const {
+    return config().draft_vocabulary > 0 ? config().draft_vocabulary : config().vocabulary;
+  }
+  // With a draft vocabulary: [draft_columns()] on the device; else null, a column is its token. At first the
+  // first tokens.
+  virtual const int32_t* draft_token_of() const = 0;
+  // Rows get other tokens, for what is queued from now on. Not while a copy of the last call may be under way.
+  virtual void change_draft_rows(std::span<const DraftRow> changes) = 0;
 
   // Normed hidden rows [outputs, E] of the step that ended last.
   virtual Tensor output_hidden() const = 0;

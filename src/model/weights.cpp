@@ -45,7 +45,7 @@ std::vector<Weight*> ModelWeights::all() {
   };
   for (LayerWeights& layer : layers) add_layer(layer);
   for (MtpWeights& head : mtp) {
-    for (Weight* w : {&head.eh_proj, &head.own_embedding, &head.own_head, &head.first_rows})
+    for (Weight* w : {&head.eh_proj, &head.own_embedding, &head.own_head, &head.draft_rows})
       list.push_back(w);
     add_layer(head.layer);
   }

@@ -83,7 +83,7 @@ struct MtpWeights {
   const Weight* head = nullptr;
   Weight own_embedding;
   Weight own_head;
-  Weight first_rows;  // of `head`, once more; empty: all of it is always read
+  Weight draft_rows;  // of `head`, once more, a run each; empty: all of it is always read
   LayerWeights layer;
 };
 

@@ -104,6 +104,10 @@ class Device {
   using WeightDone = std::function<void(const Weight&)>;
   virtual Status load_weights(std::span<Weight* const> weights, const WeightDone& done) = 0;
 
+  // Rows of `to` anew, a product whose runs are a row each and have changed; `from`: all rows of the same
+  // tensor, a product, too. Both are loaded. Queued behind the ops before it.
+  virtual void copy_rows(const Weight& to, const Weight& from, std::span<const int32_t> rows) = 0;
+
   // Bytes load_weights will take for `weight` (memory plan).
   virtual size_t weight_bytes(const Weight& weight) const = 0;
 

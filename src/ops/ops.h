@@ -267,8 +267,10 @@ class Ops {
 
   // Per row of logits [rows, V]: the k = values.cols largest, largest first (ties: lowest id), and the log of
   // the sum of exp over the row. What a sampler needs of a row without moving it. values [rows, k], ids
-  // [rows, k] i32, log_sum [rows, 1]; k <= kMostTopK and k <= V.
-  virtual void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) = 0;
+  // [rows, k] i32, log_sum [rows, 1]; k <= kMostTopK and k <= V. token_of [V]: ids of the columns, where they
+  // are not their numbers.
+  virtual void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits,
+                     const int32_t* token_of = nullptr) = 0;
 
   // Of draft blocks (batch.h): p[t, c] = sum_j (base[j][c] + mix[t, j * E / group + c / group]) x[t - j, c]
   // over the rows of t's sequence in this batch, all certain; y = p or, with Tail::add, y += p.

@@ -104,13 +104,18 @@ struct Weight {
   FileRows file_rows(int64_t expert, int64_t row, int64_t most) const {
     BRAID_CHECK(row >= 0 && most > 0 && row + most <= n);
     int64_t at = row;
-    for (const RowRun& run : runs) {
-      if (at < run.count) {
-        most = std::min(most, run.count - at);
-        at += run.first;
-        break;
+    if (std::ssize(runs) == n) {  // each row by itself
+      at = runs[static_cast<size_t>(row)].first;
+      most = 1;
+    } else {
+      for (const RowRun& run : runs) {
+        if (at < run.count) {
+          most = std::min(most, run.count - at);
+          at += run.first;
+          break;
+        }
+        at -= run.count;
       }
-      at -= run.count;
     }
     const size_t matrix_bytes = static_cast<size_t>(n) * file_row_bytes();
     const size_t stride_bytes = expert_stride_bytes != 0 ? expert_stride_bytes : matrix_bytes;

@@ -6,11 +6,11 @@
 namespace braid {
 namespace {
 
-// A guess for a token that was left out is lost with all behind it. On the demo model, whose vocabulary is
-// small, one in sixteen lost a tenth of the tokens of a round; one in thirty-two loses nothing.
-constexpr size_t kLooked = 256;      // last tokens of a sequence
-constexpr size_t kMostOutside = 32;  // one in so many
-constexpr size_t kBenefit = 64;      // of short texts: a chat's marks are no reason
+// New tokens' rows are sent together: some of them, what waits for longer, and never so many that a step
+// would feel it.
+constexpr int32_t kWorthSending = 16;
+constexpr int32_t kMostWaitedRounds = 16;
+constexpr int32_t kMostSent = 1024;
 
 }  // namespace
 
@@ -22,6 +22,10 @@ size_t ModelDrafter::bytes(const DrafterOptions& options) {
 
 Status ModelDrafter::allocate(const DrafterOptions& options) {
   options_ = options;
+  logits_ = options.logits.shaped(options.sequences, model_.draft_columns());
+  if (model_.config().draft_vocabulary > 0)
+    vocabulary_.emplace(static_cast<int32_t>(model_.draft_columns()),
+                        static_cast<int32_t>(model_.config().vocabulary));
   reader_.set_options({options.trees, options.p_min, options.logits.cols});
   BRAID_CHECK(options.logits.rows >= options.sequences && options.depth > 0);
   BRAID_TRY(arrays_.allocate(device_, "drafts", {options.sequences, options.sequences, 0}, options.depth,
@@ -40,6 +44,7 @@ Status ModelDrafter::allocate(const DrafterOptions& options) {
 void ModelDrafter::propose(StepPlan& plan, int32_t budget) {
   choose(plan, budget);
   if (chains_.empty()) return;
+  if (vocabulary_) follow_texts();
   fill();
   if (run()) take_guesses();
 }
@@ -64,22 +69,22 @@ void ModelDrafter::choose(StepPlan& plan, int32_t budget) {
                    [](const Chain& a, const Chain& b) { return a.depth > b.depth; });
   depth_ = chains_.empty() ? 0 : chains_[0].depth;
   mode_ = drawn ? Mode::drawn : options_.trees ? Mode::trees : Mode::chains;
-  width_ = mode_ == Mode::chains ? 0 : guess_candidates(options_.logits.cols);
-  const int64_t few = model_.config().draft_vocabulary;
-  logits_ = few > 0 && is_enough(few) ? options_.logits.shaped(options_.sequences, few) : options_.logits;
+  width_ = mode_ == Mode::chains ? 0 : guess_candidates(logits_.cols);
 }
 
-bool ModelDrafter::is_enough(int64_t first_tokens) const {
-  size_t looked = 0, outside = 0;
+// Rows for tokens that have come since the last guess.
+void ModelDrafter::follow_texts() {
   for (const Chain& chain : chains_) {
-    const std::vector<int32_t>& tokens = chain.item->sequence->tokens;
-    const auto count = std::min(tokens.size(), kLooked);
-    looked += count + kBenefit;
-    outside +=
-        static_cast<size_t>(std::count_if(tokens.end() - static_cast<std::ptrdiff_t>(count), tokens.end(),
-                                          [&](int32_t id) { return id >= first_tokens; }));
+    Sequence& s = *chain.item->sequence;
+    const size_t seen = std::min(static_cast<size_t>(s.seen_tokens), s.tokens.size());
+    vocabulary_->see(std::span(s.tokens).subspan(seen));
+    s.seen_tokens = static_cast<int32_t>(s.tokens.size());
   }
-  return outside * kMostOutside <= looked;
+  ++waited_rounds_;
+  if (vocabulary_->changes() == 0) return;
+  if (vocabulary_->changes() < kWorthSending && waited_rounds_ < kMostWaitedRounds) return;
+  waited_rounds_ = 0;
+  model_.change_draft_rows(vocabulary_->take_changes(kMostSent));
 }
 
 void ModelDrafter::fill() {
@@ -107,9 +112,8 @@ void ModelDrafter::fill() {
 
 // False: the device has failed, and so will the step.
 bool ModelDrafter::run() {
-  const uint64_t all = logits_.cols == options_.logits.cols ? 1 : 0;
-  const uint64_t shape = static_cast<uint64_t>(mode_) << 56 | all << 55 |
-                         static_cast<uint64_t>(depth_) << 32 | static_cast<uint64_t>(padded_);
+  const uint64_t shape = static_cast<uint64_t>(mode_) << 56 | static_cast<uint64_t>(depth_) << 32 |
+                         static_cast<uint64_t>(padded_);
   if (mode_ != Mode::drawn) return run_recorded(shape, 0, depth_);
   for (int32_t row = 0; row < depth_; ++row) {
     if (!run_recorded(shape | static_cast<uint64_t>(row) << 46, row, row + 1)) return false;
@@ -148,11 +152,12 @@ void ModelDrafter::enqueue_row(int32_t row) {
   };
   const Tensor log_sums = columns(2 * padded_, DType::f32, 1);
   if (mode_ != Mode::drawn)  // the next row's tokens
-    device_.ops().top_k(columns(padded_, DType::f32, 1), columns(0, DType::i32, 1), log_sums, logits);
+    device_.ops().top_k(columns(padded_, DType::f32, 1), columns(0, DType::i32, 1), log_sums, logits,
+                        model_.draft_token_of());
   if (width_ == 0) return;
   const int64_t candidates = int64_t{padded_} * width_;
   device_.ops().top_k(columns(3 * padded_ + candidates, DType::f32, width_),
-                      columns(3 * padded_, DType::i32, width_), log_sums, logits);
+                      columns(3 * padded_, DType::i32, width_), log_sums, logits, model_.draft_token_of());
 }
 
 // Of the i-th chain, in reader_.

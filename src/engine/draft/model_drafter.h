@@ -6,18 +6,18 @@
 // finds: it waits after each row. In a tree the other candidates of a row stand beside the one that the head
 // went on from.
 //
-// The head's output matrix is most of its time. Tokenizers give the first ids to the bytes and to what their
-// merges made first, the frequent ones, so a text mostly consists of the first ids: where the sequences' last
-// tokens do, only those rows are multiplied, and no other token is a guess. Texts of rarer tokens (another
-// script, for one) get the whole matrix.
+// The head's output matrix is most of its time. Of a large vocabulary only the rows of tokens that the texts
+// had last are multiplied (draft_vocabulary.h), and no other token is a guess.
 //
 // What the head goes on from is part of the sequences' memory (model.h), so there is nothing
 // here to keep or to bring back.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "base/result.h"
+#include "engine/draft/draft_vocabulary.h"
 #include "engine/draft/drafter_options.h"
 #include "engine/draft/lattice/lattice_reader.h"
 #include "engine/prefix/sequence_cache.h"
@@ -55,7 +55,7 @@ class ModelDrafter : public Drafter {
   enum class Mode : uint8_t { chains, trees, drawn };
 
   void choose(StepPlan& plan, int32_t budget);
-  bool is_enough(int64_t first_tokens) const;
+  void follow_texts();
   void fill();
   bool run();
   bool run_recorded(uint64_t shape, int32_t first, int32_t end);
@@ -78,7 +78,9 @@ class ModelDrafter : public Drafter {
   Records& records_;
   DrafterOptions options_;
   Mode mode_ = Mode::chains;   // of this step
-  Tensor logits_;              // of this step's guesses: of all tokens, or of the first
+  Tensor logits_;              // of guesses
+  std::optional<DraftVocabulary> vocabulary_;  // none: all tokens
+  int32_t waited_rounds_ = 0;                  // since its changes were sent last
   int32_t width_ = 0;          // candidates of a guess; 0: its best alone
   std::vector<Chain> chains_;  // the deepest first
   int32_t depth_ = 0;          // of the deepest

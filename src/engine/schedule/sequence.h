@@ -41,6 +41,7 @@ struct Sequence {
   bool cancelled = false;
   bool announced = false;     // its sink knows that it has started
   int32_t scored_tokens = 0;  // prompt positions whose logits have been reported
+  int32_t seen_tokens = 0;    // that the draft vocabulary knows
 
   // Device memory: the scheduler's.
   BlockTable blocks[kKvGroups];

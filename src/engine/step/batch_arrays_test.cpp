@@ -20,6 +20,7 @@ class Recording : public Device {
     return Buffer(std::calloc(1, size_bytes), size_bytes, [](void* p, size_t) { std::free(p); });
   }
   Status load_weights(std::span<Weight* const>, const WeightDone&) override { return {}; }
+  void copy_rows(const Weight&, const Weight&, std::span<const int32_t>) override {}
   size_t weight_bytes(const Weight&) const override { return 0; }
   Result<size_t> reserve_workspaces(const WorkspaceNeeds&) override { return size_t{0}; }
   void to_device(void* dst, const void* src, size_t size_bytes) override {

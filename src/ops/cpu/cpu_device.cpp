@@ -71,6 +71,10 @@ Status CpuDevice::load_weights(std::span<Weight* const> weights, const WeightDon
   return products_->load_weights(weights, done);
 }
 
+void CpuDevice::copy_rows(const Weight& to, const Weight&, std::span<const int32_t> rows) {
+  products_->load_rows(to, rows);
+}
+
 size_t CpuDevice::weight_bytes(const Weight& weight) const { return products_->weight_bytes(weight); }
 
 int32_t CpuDevice::state_tile_columns(const DeltaShape& shape) const {

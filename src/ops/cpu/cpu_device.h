@@ -21,6 +21,7 @@ class CpuDevice final : public Device {
   int threads() const override { return pool_->size(); }
   Result<Buffer> allocate(size_t size_bytes, const char* label) override;
   Status load_weights(std::span<Weight* const> weights, const WeightDone& done) override;
+  void copy_rows(const Weight& to, const Weight& from, std::span<const int32_t> rows) override;
   size_t weight_bytes(const Weight& weight) const override;
   int32_t state_tile_columns(const DeltaShape& shape) const override;
   size_t workspace_bytes(const WorkspaceNeeds& needs) const override;

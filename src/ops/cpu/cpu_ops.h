@@ -59,7 +59,7 @@ class CpuOps final : public Ops {
                   const Batch& batch) override;
 
   // top_k.cpp
-  void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) override;
+  void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits, const int32_t* token_of) override;
 
   // blocks.cpp
   void short_conv(Tensor y, Tensor x, Tensor mix, const ShortConv& conv, Tail tail,

@@ -10,7 +10,7 @@
 
 namespace braid {
 
-void CpuOps::top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) {
+void CpuOps::top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits, const int32_t* token_of) {
   const int64_t k = values.cols;
   BRAID_CHECK(k > 0 && k <= kMostTopK && k <= logits.cols && ids.cols == k && ids.type == DType::i32);
   BRAID_CHECK(values.rows >= logits.rows && ids.rows >= logits.rows && log_sum.rows >= logits.rows);
@@ -30,6 +30,8 @@ void CpuOps::top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) {
         best[at] = row[i];
         id[at] = static_cast<int32_t>(i);
       }
+      if (token_of != nullptr)
+        for (int64_t j = 0; j < k; ++j) id[j] = token_of[id[j]];
       double sum = 0;
       constexpr int64_t kShare = 1024;
       for (int64_t i = 0; i < logits.cols; i += kShare) {

@@ -282,6 +282,11 @@ Status CudaDevice::load_weights(std::span<Weight* const> weights, const WeightDo
   return cuda::load_weights(*this, context_, weights, done, weights_);
 }
 
+void CudaDevice::copy_rows(const Weight& to, const Weight& from, std::span<const int32_t> rows) {
+  context_.op = "copy rows";
+  cuda::copy_rows(context_, to, from, rows);
+}
+
 size_t CudaDevice::weight_bytes(const Weight& weight) const { return cuda::planned_bytes(weight); }
 
 // ---- recorded steps ----

@@ -42,7 +42,7 @@ class CudaOps final : public Ops {
   void logits(Tensor logits, const Weight& w, Tensor x) override;
   void gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) override;
   // top_k.cu
-  void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) override;
+  void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits, const int32_t* token_of) override;
 
   // moe.cu
   void moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) override;

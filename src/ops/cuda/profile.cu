@@ -359,11 +359,11 @@ void Profiler::logits(Tensor logits, const Weight& w, Tensor x) {
         [&] { ops_.logits(logits, w, x); });
 }
 
-void Profiler::top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) {
-  if (!times("top_k")) return ops_.top_k(values, ids, log_sum, logits);
+void Profiler::top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits, const int32_t* token_of) {
+  if (!times("top_k")) return ops_.top_k(values, ids, log_sum, logits, token_of);
   timed(
       {"top_k", std::to_string(values.cols) + " of " + std::to_string(logits.cols), tensor_bytes(logits), 0},
-      [&] { ops_.top_k(values, ids, log_sum, logits); });
+      [&] { ops_.top_k(values, ids, log_sum, logits, token_of); });
 }
 
 void Profiler::short_conv(Tensor y, Tensor x, Tensor mix, const ShortConv& conv, Tail tail,

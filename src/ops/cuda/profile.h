@@ -58,7 +58,7 @@ class Profiler final : public Ops {
            const MoeWeights& w) override;
   void gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) override;
   void logits(Tensor logits, const Weight& w, Tensor x) override;
-  void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) override;
+  void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits, const int32_t* token_of) override;
   void short_conv(Tensor y, Tensor x, Tensor mix, const ShortConv& conv, Tail tail,
                   const Batch& batch) override;
   void pair_scores(Tensor scores, Tensor confidence, const PairInputs& in, const PairWeights& w,

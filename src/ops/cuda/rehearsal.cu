@@ -35,6 +35,7 @@ class Rehearsal final : public Device {
     }
     return {};
   }
+  void copy_rows(const Weight&, const Weight&, std::span<const int32_t>) override {}
   Status accepts(const WorkspaceNeeds& needs) const override { return ops_.accepts(needs); }
   Result<size_t> reserve_workspaces(const WorkspaceNeeds& needs) override {
     return ops_.reserve(*this, needs);

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "gguf/formats/block_layouts.h"
+#include "ops/ref/ref_math.h"
 #include "ops/ref/ref_ops.h"
 
 namespace braid {
@@ -46,6 +47,12 @@ Status RefDevice::load_weights(std::span<Weight* const> weights, const WeightDon
     if (done && !weight->is_table) done(*weight);
   }
   return {};
+}
+
+void RefDevice::copy_rows(const Weight& to, const Weight& from, std::span<const int32_t> rows) {
+  for (const int32_t row : rows)
+    std::copy_n(ref::weight_row(from, 0, to.runs[static_cast<size_t>(row)].first), to.k,
+                const_cast<float*>(ref::weight_row(to, 0, row)));
 }
 
 Result<size_t> RefDevice::reserve_workspaces(const WorkspaceNeeds&) { return size_t{0}; }

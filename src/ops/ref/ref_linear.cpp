@@ -61,7 +61,7 @@ void RefOps::logits(Tensor logits, const Weight& w, Tensor x) {
   linear({&part, 1}, x);
 }
 
-void RefOps::top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) {
+void RefOps::top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits, const int32_t* token_of) {
   const int64_t k = values.cols;
   BRAID_CHECK(k > 0 && k <= kMostTopK && k <= logits.cols && ids.cols == k && ids.type == DType::i32);
   BRAID_CHECK(values.rows >= logits.rows && ids.rows >= logits.rows && log_sum.rows >= logits.rows);
@@ -72,7 +72,8 @@ void RefOps::top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) {
     std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return row[a] > row[b]; });
     for (int64_t j = 0; j < k; ++j) {
       values.f32(t)[j] = row[order[j]];
-      (static_cast<int32_t*>(ids.data) + t * ids.stride)[j] = order[j];
+      (static_cast<int32_t*>(ids.data) + t * ids.stride)[j] =
+          token_of == nullptr ? order[j] : token_of[order[j]];
     }
     double sum = 0;
     for (int64_t i = 0; i < logits.cols; ++i) sum += std::exp(double{row[i]} - row[order[0]]);

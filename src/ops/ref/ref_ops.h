@@ -24,7 +24,7 @@ class RefOps final : public Ops {
   void linear(std::span<const LinearPart> parts, Tensor x) override;
   void gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) override;
   void logits(Tensor logits, const Weight& w, Tensor x) override;
-  void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) override;
+  void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits, const int32_t* token_of) override;
 
   // ref_norm.cpp
   void add_norm(Tensor y, Tensor residual, Tensor x, const float* weight, float eps) override;
@@ -72,6 +72,7 @@ class RefDevice final : public Device {
   DeltaRing delta_ring(int32_t uncertain) const override { return {8, uncertain, uncertain}; }
   Result<Buffer> allocate(size_t size_bytes, const char* label) override;
   Status load_weights(std::span<Weight* const> weights, const WeightDone& done) override;
+  void copy_rows(const Weight& to, const Weight& from, std::span<const int32_t> rows) override;
   size_t weight_bytes(const Weight& weight) const override;
   Result<size_t> reserve_workspaces(const WorkspaceNeeds& needs) override;
   void to_device(void* dst, const void* src, size_t size_bytes) override {

@@ -533,13 +533,55 @@ TEST(TopK, AgreesWithTheReference) {
         world.ops().top_k(values, ids, log_sum, world.tensor(3, width, logits));
         world.device().synchronize();
         const auto* id = static_cast<const int32_t*>(ids.data);
-        return std::tuple{values_of(values), std::vector<int32_t>(id, id + 3 * k), values_of(log_sum)};
+        const std::vector<int32_t> columns(id, id + 3 * k);
+        // With names of their own for the columns.
+        const Tensor token_of = world.tensor(1, width, DType::i32);
+        auto* name = static_cast<int32_t*>(token_of.data);
+        for (int i = 0; i < width; ++i) name[i] = 3 * (width - i);
+        world.ops().top_k(values, ids, log_sum, world.tensor(3, width, logits), name);
+        world.device().synchronize();
+        for (size_t i = 0; i < columns.size(); ++i) EXPECT_EQ(id[i], 3 * (width - columns[i])) << d.name;
+        return std::tuple{values_of(values), columns, values_of(log_sum)};
       };
       const auto [values, ids, log_sum] = run(device);
       const auto [expected_values, expected_ids, expected_sum] = run(reference_device());
       expect_same(values, expected_values, device.name);
       EXPECT_EQ(ids, expected_ids) << device.name << " width " << width;
       expect_close(log_sum, expected_sum, 1e-5, 1e-6, device.name);
+    }
+  }
+}
+
+// Rows of a second weight become other rows of the first one, whose blocks have ranges of their own.
+TEST_P(LinearOfType, RowsThatChangeAreThoseOfTheOther) {
+  for (const DeviceCase& device : plain_devices()) {
+    Random random(57);
+    constexpr int64_t kRows = 100, kFew = 40;
+    const int64_t k = random_width(random, GetParam(), 512);
+    const auto all = random_weight(random, GetParam(), kRows, k);
+    Weight few = all->weight;
+    few.n = kFew;
+    for (int64_t i = 0; i < kFew; ++i) few.runs.push_back({i, 1});
+    World world(device);
+    world.prepare({&all->weight, &few}, {.max_tokens = 64, .max_width = k});
+    const std::vector<int32_t> rounds[] = {{}, {0, 31, 32, 39}, {7, 8, 9, 15, 16, 17, 23, 24, 31, 33}};
+    for (const std::vector<int32_t>& changed : rounds) {
+      for (const int32_t row : changed) few.runs[static_cast<size_t>(row)].first = static_cast<int64_t>(random.uniform(0, kRows - 0.5f));
+      world.device().copy_rows(few, all->weight, changed);
+      for (const int64_t rows : {1, 5, 12, 40}) {
+        const Tensor x = world.tensor(rows, k, random.normals(rows * k));
+        const Tensor whole = world.tensor(rows, kRows), part = world.tensor(rows, kFew);
+        world.ops().logits(whole, all->weight, x);
+        world.ops().logits(part, few, x);
+        world.device().synchronize();
+        const auto expected = values_of(whole), got = values_of(part);
+        std::vector<float> same_rows;
+        for (int64_t t = 0; t < rows; ++t)
+          for (int64_t i = 0; i < kFew; ++i)
+            same_rows.push_back(
+                expected[static_cast<size_t>(t * kRows + few.runs[static_cast<size_t>(i)].first)]);
+        expect_close(got, same_rows, device.gpu ? 2e-5 : 0, device.gpu ? 1e-5 : 0, device.name);
+      }
     }
   }
 }

@@ -299,9 +299,10 @@ class MirrorOps final : public Ops {
     inner_.ops().logits(call.wide(logits), w, call.in(x));
     call.finish();
   }
-  void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) override {
+  void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits, const int32_t* token_of) override {
     Call call(inner_, type_);
-    inner_.ops().top_k(call.wide(values), call.wide(ids), call.wide(log_sum), call.wide(logits));
+    inner_.ops().top_k(call.wide(values), call.wide(ids), call.wide(log_sum), call.wide(logits),
+                       call.at(token_of));
     call.finish();
   }
   void short_conv(Tensor y, Tensor x, Tensor mix, const ShortConv& conv, Tail tail,
@@ -438,6 +439,9 @@ class MirrorDevice final : public Device {
   }
   Status load_weights(std::span<Weight* const> weights, const WeightDone& done) override {
     return inner_->load_weights(weights, done);
+  }
+  void copy_rows(const Weight& to, const Weight& from, std::span<const int32_t> rows) override {
+    inner_->copy_rows(to, from, rows);
   }
   size_t weight_bytes(const Weight& weight) const override { return inner_->weight_bytes(weight); }
   int32_t state_tile_columns(const DeltaShape& shape) const override {

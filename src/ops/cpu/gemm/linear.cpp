@@ -150,6 +150,21 @@ Status Products::load_weights(std::span<Weight* const> weights, const Device::We
   return {};
 }
 
+void Products::load_rows(const Weight& weight, std::span<const int32_t> rows) {
+  const auto& p = *static_cast<const PackedWeight*>(weight.device_data);
+  std::vector<int64_t> groups;
+  for (const int32_t row : rows) groups.push_back(row / kGroupRows);
+  std::sort(groups.begin(), groups.end());
+  groups.erase(std::unique(groups.begin(), groups.end()), groups.end());
+  impl_->pool.run([&](int worker) {
+    const auto [begin, end] = impl_->pool.share(std::ssize(groups), worker);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t group = groups[static_cast<size_t>(i)];
+      repack_share(weight, p, const_cast<std::byte*>(p.tiles), group, group + 1);
+    }
+  });
+}
+
 void Products::Impl::reserve_buffers(Carver& carver, const Device::WorkspaceNeeds& needs) {
   const auto blocks_of = [](int64_t k) { return static_cast<size_t>((k + kBlockK - 1) / kBlockK); };
   max_tokens = needs.max_tokens;

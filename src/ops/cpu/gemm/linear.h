@@ -41,6 +41,8 @@ class Products {
 
   // Device::load_weights: repacks all weights in parallel, sets device_data and device_bytes.
   Status load_weights(std::span<Weight* const> weights, const Device::WeightDone& done);
+  // Rows of a loaded weight anew, from the file; the groups that they are in are repacked.
+  void load_rows(const Weight& weight, std::span<const int32_t> rows);
 
   // What reserve() will take. Before it only.
   size_t workspace_bytes(const Device::WorkspaceNeeds& needs) const;

@@ -280,7 +280,7 @@ __global__ void __launch_bounds__(kShareThreads, 4)
 __global__ void __launch_bounds__(kMergeThreads)
     merge_top(float* values, int64_t values_stride, int32_t* ids, int64_t ids_stride, float* log_sum,
               int64_t log_sum_stride, int k, int shares, const unsigned long long* kept,
-              const ShareSum* sums) {
+              const ShareSum* sums, const int32_t* token_of) {
   __shared__ ShareMemory sh;
   if (threadIdx.x < 32) wait_for_previous();
   __syncthreads();
@@ -313,7 +313,8 @@ __global__ void __launch_bounds__(kMergeThreads)
   }
   if (thread < k) {
     values[row * values_stride + thread] = number(static_cast<uint32_t>(sh.list[thread] >> 32));
-    ids[row * ids_stride + thread] = static_cast<int32_t>(~static_cast<uint32_t>(sh.list[thread]));
+    const auto column = static_cast<int32_t>(~static_cast<uint32_t>(sh.list[thread]));
+    ids[row * ids_stride + thread] = token_of == nullptr ? column : token_of[column];
   }
 }
 
@@ -325,7 +326,7 @@ size_t top_k_bytes() { return kept_bytes() + sizeof(ShareSum) * kRowsAtOnce * kM
 
 }  // namespace cuda
 
-void CudaOps::top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) {
+void CudaOps::top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits, const int32_t* token_of) {
   const auto k = static_cast<int>(values.cols);
   BRAID_CHECK(k > 0 && k <= kMostTopK && k <= logits.cols && ids.cols == k && ids.type == DType::i32);
   BRAID_CHECK(values.rows >= logits.rows && ids.rows >= logits.rows && log_sum.rows >= logits.rows);
@@ -342,7 +343,7 @@ void CudaOps::top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits) {
     launch_early(context_, merge_top, dim3(rows), kMergeThreads, 0, values.f32(first), values.stride,
                  static_cast<int32_t*>(ids.data) + first * ids.stride, ids.stride, log_sum.f32(first),
                  log_sum.stride, k, shares, static_cast<const unsigned long long*>(kept),
-                 static_cast<const ShareSum*>(sums));
+                 static_cast<const ShareSum*>(sums), token_of);
   }
 }
 

@@ -33,8 +33,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "engine/draft/step_costs.h"
-#include "engine/draft/survival.h"
+#include "engine/draft/budget/step_costs.h"
+#include "engine/draft/budget/survival.h"
 #include "engine/schedule/step_plan.h"
 
 namespace braid {

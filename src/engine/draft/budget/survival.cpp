@@ -1,5 +1,5 @@
 // survival.cpp -- see survival.h.
-#include "engine/draft/survival.h"
+#include "engine/draft/budget/survival.h"
 
 #include <algorithm>
 #include <cmath>

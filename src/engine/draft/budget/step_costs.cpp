@@ -1,5 +1,5 @@
 // step_costs.cpp -- see step_costs.h.
-#include "engine/draft/step_costs.h"
+#include "engine/draft/budget/step_costs.h"
 
 #include <algorithm>
 #include <cstdlib>

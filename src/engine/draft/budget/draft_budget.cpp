@@ -1,5 +1,5 @@
 // draft_budget.cpp -- see draft_budget.h.
-#include "engine/draft/draft_budget.h"
+#include "engine/draft/budget/draft_budget.h"
 
 #include <algorithm>
 #include <cmath>

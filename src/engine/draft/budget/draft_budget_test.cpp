@@ -1,6 +1,6 @@
 // draft_budget_test.cpp -- costs, probabilities, and what comes of them in simulated worlds whose step times
 // and acceptance are known: what can be gained is gained, and whatever happens no more than 1 % is lost.
-#include "engine/draft/draft_budget.h"
+#include "engine/draft/budget/draft_budget.h"
 
 #include <gtest/gtest.h>
 
