@@ -137,10 +137,13 @@ class Machine {
     const int64_t before_tokens = answers.tokens();
     const DraftStats before = engine().stats().drafts;
     const double begin = now_ms();
-    BRAID_TRY(run_until([&] { return answers.ends.size() == asked.size(); }));
+    const auto all_ended = [&] { return answers.ends.size() == asked.size(); };
+    // Random prompts stand for a load that goes on: as long as all run. With drafts they end one by one.
+    BRAID_TRY(run_until([&] { return ends_ ? all_ended() : !answers.ends.empty(); }));
     run.ms += now_ms() - begin;
     run.tokens += answers.tokens() - before_tokens;
     run.drafts = engine().stats().drafts.since(before.since(run.drafts));
+    BRAID_TRY(run_until(all_ended));
     for (const auto& [id, which] : asked) {
       const Finished& end = answers.ends[id];
       const bool cut = end.reason == FinishReason::length && end.usage.generated_tokens < generate_;
@@ -400,7 +403,8 @@ CLI::Option* add_speculation_bench_options(CLI::App& command, SpeculationFlags& 
   command
       .add_option(
           "--prompts", flags.prompts,
-          "with --spec: prompts, one JSON object a line (bench/prompts.jsonl; default: random tokens)")
+          "with --spec: prompts, one JSON object a line (bench/prompts.jsonl; default: random tokens, where time "
+          "counts until the first of a batch ends)")
       ->needs(spec);
   command
       .add_option("--draft-max", flags.budgets,

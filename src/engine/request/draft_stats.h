@@ -28,7 +28,7 @@ struct DraftStats {
   // Of whole steps: drafting, the device's work on steps with drafts and on those without, and the host's,
   // while nothing is queued there.
   double draft_ms = 0, verify_ms = 0, plain_ms = 0, host_ms = 0;
-  // The budget (draft/draft_budget.h): whether drafts are thought to pay now, and the time beyond plain steps
+  // The budget (draft/budget/draft_budget.h): whether drafts are thought to pay now, and the time beyond plain steps
   // for the same tokens so far; negative: saved.
   bool pays = false;
   double lost_ms = 0;

@@ -101,6 +101,7 @@ struct MmaArgs : TiledArgs {
 };
 struct WgmmaArgs : TiledArgs {
   int second_tile = 0;  // of two formats: the first tile of rows of the second
+  bool paired = false;  // blocks run in clusters of two that share a tile (walks_in_pairs)
 };
 
 struct WideArgs : GemmArgs {

@@ -92,7 +92,18 @@ __device__ inline void store_async(uint32_t to, float x, uint32_t barrier) {
                "f"(x), "r"(barrier)
                : "memory");
 }
-// All threads of all blocks of the cluster meet.
+// Of this block, in its cluster.
+__device__ inline int cluster_rank() {
+  int rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
+  return rank;
+}
+__device__ inline void store_at_rank(uint32_t address, float4 v) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "f"(v.x), "f"(v.y),
+               "f"(v.z), "f"(v.w)
+               : "memory");
+}
+// All threads of all blocks of the cluster that have not ended meet.
 __device__ inline void meet_whole_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::
                    : "memory");

@@ -45,10 +45,14 @@ struct WgmmaShape {
   // Parts are looked at (LookedParts), and all that needs no x comes before the wait for the kernel before.
   static constexpr bool kLooked = kColumns <= kMostLookedColumns;
   static constexpr bool kMixed = First::kPack != Second::kPack;
-  // As if there were more threads: up to 32 columns 96 registers each, so that a multiprocessor on which a
-  // norm still runs (512 threads of 56) takes the CTA behind it. Two formats need more.
-  static constexpr int kBoundThreads = !kLooked || kWarps == 4 ? kThreads + 128 : kMixed ? 512 : 640;
-  static constexpr int kRegisters = !kLooked ? 240 : kMixed ? 176 : 128;  // of a thread that multiplies
+  // As if there were more threads: 128 registers each, so that a multiprocessor on which order_rows (gemm.cu)
+  // still runs takes the CTA behind it; up to 32 columns 96, which leaves room for a norm (512 threads of 56).
+  // Two formats need more.
+  static constexpr int kBoundThreads = kWarps == 4 || kColumns > 96 || (!kLooked && kMixed) ? kThreads + 128
+                                       : kLooked && !kMixed                                 ? 640
+                                                                                            : 512;
+  // Of a thread that multiplies.
+  static constexpr int kRegisters = kBoundThreads == 640 ? 128 : kBoundThreads == 512 ? 176 : 240;
   template <class Format>
   static constexpr int kBytes = half_bytes(Format::kPack) + shared_bytes(Format::kPack);
   static constexpr int kHalf = kBytes<First> > kBytes<Second> ? kBytes<First> : kBytes<Second>;
@@ -238,14 +242,13 @@ __device__ inline void multiply_steps(float (&acc)[2][kColumns / 8][4], const Wg
     }
   }
   wait_wgmma<0>();
-  if constexpr (Shape::kLooked) {  // what follows must not be moved before the wait, as no memory is read
+  // What follows must not be moved before the wait, as no memory is read.
 #pragma unroll
-    for (int set = 0; set < 2; ++set)
+  for (int set = 0; set < 2; ++set)
 #pragma unroll
-      for (int j = 0; j < kColumns / 8; ++j)
+    for (int j = 0; j < kColumns / 8; ++j)
 #pragma unroll
-        for (int q = 0; q < 4; ++q) asm volatile("" : "+f"(acc[set][j][q]));
-  }
+      for (int q = 0; q < 4; ++q) asm volatile("" : "+f"(acc[set][j][q]));
   __syncwarp();
   if (threadIdx.x % 32 == 0 || kWarpArrivals > 1) arrive(release);
 }
@@ -284,6 +287,8 @@ __device__ inline void multiply_all(const WgmmaArgs& a, WgmmaWalk walk, int row_
     if (!kRowsFirst) rows = wgmma_rows(a, tile, tile.row_tile * Shape::kWarps + warp);
     if (walk.whole()) {
       store_wgmma<kGroups>(rows, tile, 0, acc);
+    } else if (a.paired) {
+      finish_pair<kGroups>(rows, tile, shared_address(s.xs), Shape::kThreads, acc);
     } else {
       if (!Shape::kLooked) sharing = WgmmaSharing(walk, walk.tile);
       WgmmaParts<Shape::kWarps, kGroups>{a, sharing}.put(tile, rows, acc);
@@ -353,10 +358,12 @@ __global__ void __launch_bounds__(WgmmaShape<First, Second, kColumns>::kBoundThr
 template <class First, class Second, int kColumns>
 void launch_gemm_wgmma_kernel(Context& context, const GemmLaunch& launch) {
   using Shape = WgmmaShape<First, Second, kColumns>;
-  const WgmmaArgs args{{launch, launch.list, launch.partials, launch.counters},
-                       launch.second_block / Shape::kWarps};
-  launch_early(context, gemm_wgmma_kernel<First, Second, kColumns>,
-               dim3(static_cast<unsigned>(context.processors)), Shape::kThreads + 128, Shape::kShared, args);
+  WgmmaArgs args{{launch, launch.list, launch.partials, launch.counters}, launch.second_block / Shape::kWarps};
+  const int tiles = div_up(launch.blocks, Shape::kWarps) * div_up(launch.tokens, kColumns);
+  args.paired = launch.list.tiles == nullptr && context.has_clusters &&
+                walks_in_pairs(tiles, 2 * launch.units, context.processors);
+  launch_clusters(context, args.paired ? 2 : 1, gemm_wgmma_kernel<First, Second, kColumns>,
+                  dim3(static_cast<unsigned>(context.processors)), Shape::kThreads + 128, Shape::kShared, args);
 }
 
 template <class First, class Second>

@@ -11,11 +11,17 @@
 
 namespace braid::cuda {
 
+inline constexpr int kLeastWgmmaSteps = 3;  // a part of a tile that is worth a part's cost
+
+// Whether wgmma_walk() cuts all tiles in two: by CTAs 2 t and 2 t + 1.
+__host__ __device__ inline bool walks_in_pairs(int tiles, int steps, int grid) {
+  return tiles > 0 && grid % 2 == 0 && grid / tiles == 2 && steps >= 2 * kLeastWgmmaSteps &&
+         tiles * 8 >= grid * 3;
+}
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // ---- the work of a CTA ----
-
-inline constexpr int kLeastWgmmaSteps = 3;  // a part of a tile that is worth a part's cost
 
 // First this CTA's run of steps of tiles that are cut, then whole tiles.
 struct WgmmaWalk {
@@ -104,6 +110,44 @@ __device__ inline float4 load_part(const float4* from) {
                : "l"(from)
                : "memory");
   return v;
+}
+
+// Of a tile that a cluster of two shares: each CTA hands half of the columns of its part to the other and
+// stores the sums of the other half. `memory`: of the stages, which nobody reads or fills any more once both
+// are here; 16 bytes of each thread, set and group.
+template <int kGroups>
+__device__ inline void finish_pair(const WgmmaRows& rows, const Tile& tile, uint32_t memory, int threads,
+                                   const float (&acc)[2][kGroups][4]) {
+  constexpr int kOwn = kGroups / 2;
+  const int rank = cluster_rank();
+  const uint32_t own = memory + threadIdx.x * 16;
+  const uint32_t other = address_at_rank(own, 1 - rank);
+  meet_whole_cluster();
+#pragma unroll
+  for (int set = 0; set < 2; ++set)
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) {
+      const float(&a)[4] = acc[set][j];
+      const float(&b)[4] = acc[set][kOwn + j];
+      store_at_rank(other + (set * kOwn + j) * threads * 16,
+                    rank == 0 ? make_float4(b[0], b[1], b[2], b[3]) : make_float4(a[0], a[1], a[2], a[3]));
+    }
+  meet_whole_cluster();
+  float sum[2][kOwn][4];
+#pragma unroll
+  for (int set = 0; set < 2; ++set)
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) {
+      float4 v;
+      asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+                   : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                   : "r"(own + (set * kOwn + j) * threads * 16)
+                   : "memory");
+      const float part[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+      for (int q = 0; q < 4; ++q) sum[set][j][q] = (rank == 0 ? acc[set][j][q] : acc[set][kOwn + j][q]) + part[q];
+    }
+  store_wgmma<kOwn>(rows, tile, rank * kOwn, sum);
 }
 
 // Parts of tiles that are cut, in device memory as the registers that hold them. Warpgroups go separate ways.
