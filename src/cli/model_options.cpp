@@ -132,9 +132,10 @@ void add_speculation_options(CLI::App& command, ModelFlags& flags) {
       ->capture_default_str()
       ->envname("BRAID_SPEC_DRAFT_P_MIN");
   command
-      .add_option("--spec-draft-vocab", flags.spec_draft_vocab,
-                  "mtp drafts among the N tokens that came last; 0: among all, auto: 40960 of a vocabulary four "
-                  "times as large, else all")
+      .add_option(
+          "--spec-draft-vocab", flags.spec_draft_vocab,
+          "mtp drafts among the N tokens that came last; 0: among all, auto: 40960 of a vocabulary four "
+          "times as large, else all")
       ->transform([](std::string text) { return text == "auto" ? std::string("-1") : text; })
       ->check(CLI::Range(-1, 1 << 24))
       ->default_str("auto")

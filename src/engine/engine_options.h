@@ -55,11 +55,11 @@ struct EngineOptions {
   int32_t draft_depth = 0;
   bool draft_trees = false;  // drafts beside each other, too: the most probable paths; else chains
   SpecTypes spec_type = SpecType::none;
-  bool spec_always = false;      // drafts also where they cost time (draft/budget/draft_budget.h)
-  float draft_p_min = 0;         // head and drafter draft what is at least so probable to them
+  bool spec_always = false;  // drafts also where they cost time (draft/budget/draft_budget.h)
+  float draft_p_min = 0;     // head and drafter draft what is at least so probable to them
   // Tokens among which the head guesses, those that came last; 0: all, -1: some of a large vocabulary.
   int32_t draft_vocabulary = -1;
-  std::string draft_model;       // the drafter's file or folder
+  std::string draft_model;  // the drafter's file or folder
   // Attention layers see the newest so many positions; 0: all.
   int32_t attention_window = 0;
   KvFormat k_format = KvFormat::f16;

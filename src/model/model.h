@@ -112,9 +112,9 @@ class StepPacing {
 };
 
 struct ModelOptions {
-  bool with_mtp = true;          // describe and load the head that drafts if the file has one
+  bool with_mtp = true;  // describe and load the head that drafts if the file has one
   static constexpr int32_t kDraftTokensByModel = -1;  // some of a large vocabulary, all of a small one
-  int32_t draft_vocabulary = 0;  // tokens among which the head guesses; 0: all
+  int32_t draft_vocabulary = 0;                       // tokens among which the head guesses; 0: all
   int32_t attention_window = 0;  // > 0: no attention layer sees more positions (ModelConfig::limit_windows)
 };
 

@@ -77,14 +77,14 @@ class ModelDrafter : public Drafter {
   Scheduler& scheduler_;
   Records& records_;
   DrafterOptions options_;
-  Mode mode_ = Mode::chains;   // of this step
-  Tensor logits_;              // of guesses
+  Mode mode_ = Mode::chains;                   // of this step
+  Tensor logits_;                              // of guesses
   std::optional<DraftVocabulary> vocabulary_;  // none: all tokens
   int32_t waited_rounds_ = 0;                  // since its changes were sent last
-  int32_t width_ = 0;          // candidates of a guess; 0: its best alone
-  std::vector<Chain> chains_;  // the deepest first
-  int32_t depth_ = 0;          // of the deepest
-  int32_t padded_ = 0;         // rows of a batch: those of chains_, and padding
+  int32_t width_ = 0;                          // candidates of a guess; 0: its best alone
+  std::vector<Chain> chains_;                  // the deepest first
+  int32_t depth_ = 0;                          // of the deepest
+  int32_t padded_ = 0;                         // rows of a batch: those of chains_, and padding
   BatchArrays arrays_;
   std::vector<Batch> batches_;  // one for each row of the chains
   Buffer guesses_, guesses_on_host_;

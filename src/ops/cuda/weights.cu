@@ -229,8 +229,7 @@ __device__ void pack_group<Pack::q4k>(const PackJob& job, uint8_t* unit, const u
     atomicOr(words + 32 + lane / 2, bits >> 4 << (lane % 2 * 16 + half * 8));
   }
   if (c == 0 && k128 == 0) {
-    unsigned short* at =
-        reinterpret_cast<unsigned short*>(unit + 4480) + (lane / 4) * 8 + r16 * 4 + half;
+    unsigned short* at = reinterpret_cast<unsigned short*>(unit + 4480) + (lane / 4) * 8 + r16 * 4 + half;
     at[0] = half_bits(d * p * 0x1p24f);
     at[2] = half_bits(dmin * p * 0x1p12f);
   }
@@ -625,8 +624,8 @@ __device__ inline void put_field(uint8_t* at_words, const RowPlace& at, uint32_t
 
 // 32 k of a row. `factor`: of its scales. The levels of t4 are the same in all blocks.
 template <Pack kPack>
-__device__ void copy_group(uint8_t* to_unit, const RowPlace& to, const uint8_t* from_unit, const RowPlace& from,
-                           int k128, float factor) {
+__device__ void copy_group(uint8_t* to_unit, const RowPlace& to, const uint8_t* from_unit,
+                           const RowPlace& from, int k128, float factor) {
   uint8_t* out = to_unit + k128 * half_bytes(kPack);
   const uint8_t* in = from_unit + k128 * half_bytes(kPack);
   constexpr int kPieces = kPack == Pack::f16 ? 4 : kPack == Pack::q8 ? 2 : 1;
@@ -690,7 +689,8 @@ __global__ void __launch_bounds__(128) copy_rows_kernel(const CopyJob job) {
 }
 
 // All blocks get the largest scale of any, so that a row fits every block: scales of rows only become smaller.
-__global__ void __launch_bounds__(256) level_scales(float* out, int out_count, const float* in, int in_count) {
+__global__ void __launch_bounds__(256)
+    level_scales(float* out, int out_count, const float* in, int in_count) {
   __shared__ float most[8];
   const int thread = static_cast<int>(threadIdx.x);
   float own = 0;

@@ -566,7 +566,8 @@ TEST_P(LinearOfType, RowsThatChangeAreThoseOfTheOther) {
     world.prepare({&all->weight, &few}, {.max_tokens = 64, .max_width = k});
     const std::vector<int32_t> rounds[] = {{}, {0, 31, 32, 39}, {7, 8, 9, 15, 16, 17, 23, 24, 31, 33}};
     for (const std::vector<int32_t>& changed : rounds) {
-      for (const int32_t row : changed) few.runs[static_cast<size_t>(row)].first = static_cast<int64_t>(random.uniform(0, kRows - 0.5f));
+      for (const int32_t row : changed)
+        few.runs[static_cast<size_t>(row)].first = static_cast<int64_t>(random.uniform(0, kRows - 0.5f));
       world.device().copy_rows(few, all->weight, changed);
       for (const int64_t rows : {1, 5, 12, 40}) {
         const Tensor x = world.tensor(rows, k, random.normals(rows * k));

@@ -279,8 +279,8 @@ __global__ void __launch_bounds__(kShareThreads, 4)
 
 __global__ void __launch_bounds__(kMergeThreads)
     merge_top(float* values, int64_t values_stride, int32_t* ids, int64_t ids_stride, float* log_sum,
-              int64_t log_sum_stride, int k, int shares, const unsigned long long* kept,
-              const ShareSum* sums, const int32_t* token_of) {
+              int64_t log_sum_stride, int k, int shares, const unsigned long long* kept, const ShareSum* sums,
+              const int32_t* token_of) {
   __shared__ ShareMemory sh;
   if (threadIdx.x < 32) wait_for_previous();
   __syncthreads();

@@ -22,6 +22,9 @@
 // the tile waits for all parts, mostly long there, and finishes some columns, adding in the order of k. Up to
 // 32 columns parts are looked at until they are there, without counters (LookedParts).
 //
+// Where all tiles are cut into an even number of parts, CTAs of a cluster of two have neighbouring parts of a
+// tile, which they add through shared memory first, each for half of the columns (finish_pair).
+//
 // q6k weights and q4k or q5 weights of one x (published mixes have two types in a layer) go in one launch:
 // the tiles of rows of the first, then those of the second.
 //
@@ -288,7 +291,7 @@ __device__ inline void multiply_all(const WgmmaArgs& a, WgmmaWalk walk, int row_
     if (walk.whole()) {
       store_wgmma<kGroups>(rows, tile, 0, acc);
     } else if (a.paired) {
-      finish_pair<kGroups>(rows, tile, shared_address(s.xs), Shape::kThreads, acc);
+      finish_pair<Shape::kWarps, kGroups>(a, walk, rows, tile, shared_address(s.xs), acc);
     } else {
       if (!Shape::kLooked) sharing = WgmmaSharing(walk, walk.tile);
       WgmmaParts<Shape::kWarps, kGroups>{a, sharing}.put(tile, rows, acc);
@@ -358,12 +361,14 @@ __global__ void __launch_bounds__(WgmmaShape<First, Second, kColumns>::kBoundThr
 template <class First, class Second, int kColumns>
 void launch_gemm_wgmma_kernel(Context& context, const GemmLaunch& launch) {
   using Shape = WgmmaShape<First, Second, kColumns>;
-  WgmmaArgs args{{launch, launch.list, launch.partials, launch.counters}, launch.second_block / Shape::kWarps};
+  WgmmaArgs args{{launch, launch.list, launch.partials, launch.counters},
+                 launch.second_block / Shape::kWarps};
   const int tiles = div_up(launch.blocks, Shape::kWarps) * div_up(launch.tokens, kColumns);
   args.paired = launch.list.tiles == nullptr && context.has_clusters &&
-                walks_in_pairs(tiles, 2 * launch.units, context.processors);
+                walks_in_pairs(tiles, 2 * launch.units, context.processors, kMostPairs<kColumns / 8>);
   launch_clusters(context, args.paired ? 2 : 1, gemm_wgmma_kernel<First, Second, kColumns>,
-                  dim3(static_cast<unsigned>(context.processors)), Shape::kThreads + 128, Shape::kShared, args);
+                  dim3(static_cast<unsigned>(context.processors)), Shape::kThreads + 128, Shape::kShared,
+                  args);
 }
 
 template <class First, class Second>

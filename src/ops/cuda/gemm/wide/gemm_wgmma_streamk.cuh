@@ -13,11 +13,23 @@ namespace braid::cuda {
 
 inline constexpr int kLeastWgmmaSteps = 3;  // a part of a tile that is worth a part's cost
 
-// Whether wgmma_walk() cuts all tiles in two: by CTAs 2 t and 2 t + 1.
-__host__ __device__ inline bool walks_in_pairs(int tiles, int steps, int grid) {
-  return tiles > 0 && grid % 2 == 0 && grid / tiles == 2 && steps >= 2 * kLeastWgmmaSteps &&
-         tiles * 8 >= grid * 3;
+// Into how many parts, an equal number for each, what does not fill the GPU is cut; 0: into runs of equal
+// length, one for each CTA.
+__host__ __device__ inline int even_parts(int tiles, int steps, int grid) {
+  const int most = grid / tiles;
+  const int least = steps / kLeastWgmmaSteps;
+  const int parts = most < least ? most : least > 1 ? least : 1;
+  return parts < most || tiles * parts * 4 >= grid * 3 ? parts : 0;
 }
+// Whether CTAs 2 i and 2 i + 1 have parts of the same tile, and nothing else; at most so many pairs a tile.
+inline bool walks_in_pairs(int tiles, int steps, int grid, int most_pairs) {
+  if (tiles == 0 || tiles >= grid || grid % 2 != 0) return false;
+  const int parts = even_parts(tiles, steps, grid);
+  return parts > 0 && parts % 2 == 0 && parts <= 2 * most_pairs;
+}
+// Where columns are few, what several pairs need takes registers of the steps.
+template <int kGroups>
+inline constexpr int kMostPairs = kGroups < 12 ? 1 : 64;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -61,7 +73,8 @@ struct WgmmaWalk {
 // tile, 1: before it)][part].
 struct WgmmaSharing {
   int first_cta = 0;
-  int last_cta = 0;
+  int apart = 1;  // from one CTA to the next
+  int parts = 0;
   int first_slot = 0;
   int finishers = 0;  // the CTAs whose run ends in the tile: all, or all but the last
 
@@ -70,13 +83,23 @@ struct WgmmaSharing {
     const int total = w.left * w.steps;
     const int begin = (tile - w.rounds * static_cast<int>(gridDim.x)) * w.steps;
     first_cta = ((begin + 1) * w.runs - 1) / total;
-    last_cta = ((begin + w.steps) * w.runs - 1) / total;
+    const int last_cta = ((begin + w.steps) * w.runs - 1) / total;
+    parts = last_cta - first_cta + 1;
     first_slot = 2 * first_cta + (total * first_cta / w.runs < begin ? 1 : 0);
     const bool last_goes_on = total * (last_cta + 1) / w.runs > begin + w.steps;
-    finishers = last_cta - first_cta + (last_goes_on ? 0 : 1);
+    finishers = parts - (last_goes_on ? 1 : 0);
   }
-  __device__ int parts() const { return last_cta - first_cta + 1; }
-  __device__ int slot(int cta) const { return cta == first_cta ? first_slot : 2 * cta; }
+  // Of the halves of the columns that CTAs of a rank have, where clusters of two share a tile.
+  __device__ WgmmaSharing of_rank(int rank) const {
+    WgmmaSharing half;
+    half.first_cta = first_cta + rank;
+    half.apart = 2;
+    half.parts = half.finishers = parts / 2;
+    half.first_slot = 2 * half.first_cta;
+    return half;
+  }
+  __device__ int own_part() const { return (static_cast<int>(blockIdx.x) - first_cta) / apart; }
+  __device__ int slot(int part) const { return part == 0 ? first_slot : 2 * (first_cta + part * apart); }
 };
 
 __device__ inline WgmmaWalk wgmma_walk(int tiles, int steps) {
@@ -87,10 +110,9 @@ __device__ inline WgmmaWalk wgmma_walk(int tiles, int steps) {
   w.rounds = tiles / grid;
   w.left = tiles - w.rounds * grid;
   if (w.left == 0) return w;
-  const int most = grid / w.left;
-  const int parts = min(most, max(1, steps / kLeastWgmmaSteps));
   // As many for each tile, if that keeps most of the GPU busy: a run then has one tile.
-  w.runs = parts < most || w.left * parts * 4 >= grid * 3 ? w.left * parts : grid;
+  const int parts = even_parts(w.left, steps, grid);
+  w.runs = parts > 0 ? w.left * parts : grid;
   const int total = w.left * steps;
   if (cta < w.runs) {
     w.at = static_cast<int>(static_cast<unsigned>(total * cta) / static_cast<unsigned>(w.runs));
@@ -113,13 +135,12 @@ __device__ inline float4 load_part(const float4* from) {
 }
 
 // Of a tile that a cluster of two shares: each CTA hands half of the columns of its part to the other and
-// stores the sums of the other half. `memory`: of the stages, which nobody reads or fills any more once both
-// are here; 16 bytes of each thread, set and group.
+// gets the sums of both for its own half. `memory`: of the stages, which nobody reads or fills any more once
+// both are here; 16 bytes of each thread, set and group.
 template <int kGroups>
-__device__ inline void finish_pair(const WgmmaRows& rows, const Tile& tile, uint32_t memory, int threads,
-                                   const float (&acc)[2][kGroups][4]) {
+__device__ inline void join_pair(float (&sum)[2][kGroups / 2][4], const float (&acc)[2][kGroups][4], int rank,
+                                 uint32_t memory, int threads) {
   constexpr int kOwn = kGroups / 2;
-  const int rank = cluster_rank();
   const uint32_t own = memory + threadIdx.x * 16;
   const uint32_t other = address_at_rank(own, 1 - rank);
   meet_whole_cluster();
@@ -133,7 +154,6 @@ __device__ inline void finish_pair(const WgmmaRows& rows, const Tile& tile, uint
                     rank == 0 ? make_float4(b[0], b[1], b[2], b[3]) : make_float4(a[0], a[1], a[2], a[3]));
     }
   meet_whole_cluster();
-  float sum[2][kOwn][4];
 #pragma unroll
   for (int set = 0; set < 2; ++set)
 #pragma unroll
@@ -145,9 +165,9 @@ __device__ inline void finish_pair(const WgmmaRows& rows, const Tile& tile, uint
                    : "memory");
       const float part[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-      for (int q = 0; q < 4; ++q) sum[set][j][q] = (rank == 0 ? acc[set][j][q] : acc[set][kOwn + j][q]) + part[q];
+      for (int q = 0; q < 4; ++q)
+        sum[set][j][q] = (rank == 0 ? acc[set][j][q] : acc[set][kOwn + j][q]) + part[q];
     }
-  store_wgmma<kOwn>(rows, tile, rank * kOwn, sum);
 }
 
 // Parts of tiles that are cut, in device memory as the registers that hold them. Warpgroups go separate ways.
@@ -163,8 +183,8 @@ struct CountedParts {
   int thread = static_cast<int>(threadIdx.x) % 128;
   int group = static_cast<int>(threadIdx.x) / 128;
 
-  __device__ float4* piece(int cta, int set, int j) const {
-    float4* part = reinterpret_cast<float4*>(a.partials) + static_cast<int64_t>(s.slot(cta)) * kPieces;
+  __device__ float4* piece(int n, int set, int j) const {
+    float4* part = reinterpret_cast<float4*>(a.partials) + static_cast<int64_t>(s.slot(n)) * kPieces;
     return part + ((group * 2 + set) * kGroups + j) * 128 + thread;
   }
   __device__ unsigned* arrived() const { return a.counters + kMostGroups * s.first_cta + group; }
@@ -176,7 +196,7 @@ struct CountedParts {
 #pragma unroll
         for (int j = 0; j < kGroups; ++j)
           if (8 * j < tile.count)
-            __stcg(piece(static_cast<int>(blockIdx.x), set, j),
+            __stcg(piece(s.own_part(), set, j),
                    make_float4(acc[set][j][0], acc[set][j][1], acc[set][j][2], acc[set][j][3]));
     }
     meet_group();
@@ -190,20 +210,20 @@ struct CountedParts {
     constexpr int kAtOnce = kGroups < 2 ? kGroups : 2;
     constexpr int kParts = 4;
     if (thread == 0) {
-      while (*reinterpret_cast<volatile unsigned*>(arrived()) < static_cast<unsigned>(s.parts())) {
+      while (*reinterpret_cast<volatile unsigned*>(arrived()) < static_cast<unsigned>(s.parts)) {
       }
       __threadfence();
     }
     meet_group();
     const int groups = div_up(tile.count, 8);
-    const int own = static_cast<int>(blockIdx.x) - s.first_cta;
+    const int own = s.own_part();
     const int last = groups * (own + 1) / s.finishers;
     Tile some = tile;
     some.count = min(tile.count, 8 * last);
     for (int first = groups * own / s.finishers; rows.target.part != nullptr && first < last;
          first += kAtOnce) {
       float sum[2][kAtOnce][4] = {};
-      for (int cta = s.first_cta; cta <= s.last_cta; cta += kParts) {
+      for (int part = 0; part < s.parts; part += kParts) {
         float4 v[kParts][2][kAtOnce];
 #pragma unroll
         for (int i = 0; i < kParts; ++i)
@@ -211,8 +231,8 @@ struct CountedParts {
           for (int set = 0; set < 2; ++set)
 #pragma unroll
             for (int j = 0; j < kAtOnce; ++j)
-              v[i][set][j] = cta + i <= s.last_cta && first + j < last
-                                 ? load_part(piece(cta + i, set, first + j))
+              v[i][set][j] = part + i < s.parts && first + j < last
+                                 ? load_part(piece(part + i, set, first + j))
                                  : make_float4(0, 0, 0, 0);
 #pragma unroll
         for (int i = 0; i < kParts; ++i)
@@ -248,9 +268,9 @@ struct LookedParts {
   const TiledArgs& a;
   const WgmmaSharing& s;
 
-  __device__ uint4* piece(int cta, int set, int j) const {
+  __device__ uint4* piece(int n, int set, int j) const {
     const int thread = static_cast<int>(threadIdx.x);
-    const int at = s.slot(cta) * kPieces + ((thread / 128 * 2 + set) * kGroups + j) * 128 + thread % 128;
+    const int at = s.slot(n) * kPieces + ((thread / 128 * 2 + set) * kGroups + j) * 128 + thread % 128;
     return reinterpret_cast<uint4*>(a.partials) + at;
   }
 
@@ -260,18 +280,18 @@ struct LookedParts {
     for (int j = 0; j < kGroups; ++j)
 #pragma unroll
       for (int set = 0; set < 2; ++set)
-        if (8 * j < tile.count) leave_part(piece(static_cast<int>(blockIdx.x), set, j), acc[set][j]);
+        if (8 * j < tile.count) leave_part(piece(s.own_part(), set, j), acc[set][j]);
   }
 
   // Waits for all parts and adds some columns of them, in the order of k.
   __device__ void finish(const Tile& tile, const WgmmaRows& rows) const {
     if (rows.target.part == nullptr) return;
     const GemmPart part = *rows.target.part;  // in registers: parameters at an address are slow to read
-    const bool both = rows.gated || s.parts() <= kItems / 2;  // sets at a time
-    const int sets = both ? 1 : 2;                            // that are finished by themselves
+    const bool both = rows.gated || s.parts <= kItems / 2;  // sets at a time
+    const int sets = both ? 1 : 2;                          // that are finished by themselves
     const int groups = div_up(tile.count, 8);
     const int all = div_up(groups, kAtOnce) * sets;
-    const int own = static_cast<int>(blockIdx.x) - s.first_cta;
+    const int own = s.own_part();
     const int last = all * (own + 1) / s.finishers;
     for (int i = all * own / s.finishers; i < last; ++i) {
       const int set = both ? 0 : i & 1;
@@ -295,10 +315,10 @@ struct LookedParts {
   // sum[0]: of `set`; both: of each.
   __device__ void add_parts(float (&sum)[2][kAtOnce][4], bool both, int set, int first, int groups) const {
     const int step = both ? kItems / 2 : kItems;
-    for (int cta = s.first_cta; cta <= s.last_cta; cta += step) {
+    for (int part = 0; part < s.parts; part += step) {
       uint4 v[kItems][kAtOnce];
-      const auto wanted = [&](int n) { return cta + (both ? n / 2 : n) <= s.last_cta; };
-      const auto at = [&](int n) { return piece(cta + (both ? n / 2 : n), both ? n % 2 : set, first); };
+      const auto wanted = [&](int n) { return part + (both ? n / 2 : n) < s.parts; };
+      const auto at = [&](int n) { return piece(part + (both ? n / 2 : n), both ? n % 2 : set, first); };
       bool missing = true;
       while (missing) {
         missing = false;
@@ -340,6 +360,29 @@ struct LookedParts {
 template <int kWarps, int kGroups>
 using WgmmaParts = std::conditional_t<8 * kGroups <= kMostLookedColumns, LookedParts<kWarps, kGroups>,
                                       CountedParts<kWarps, kGroups>>;
+
+// After the last step of the only tile of a cluster of two.
+template <int kWarps, int kGroups>
+__device__ inline void finish_pair(const WgmmaArgs& a, const WgmmaWalk& walk, const WgmmaRows& rows,
+                                   const Tile& tile, uint32_t memory, const float (&acc)[2][kGroups][4]) {
+  constexpr int kOwn = kGroups / 2;
+  const int rank = cluster_rank();
+  float sum[2][kOwn][4];
+  join_pair<kGroups>(sum, acc, rank, memory, kWarps * 32);
+  Tile half = tile;
+  half.first += rank * 8 * kOwn;
+  half.count = min(8 * kOwn, tile.count - rank * 8 * kOwn);
+  if (half.count <= 0) return;
+  if constexpr (kMostPairs < kGroups >> 1) {
+    const WgmmaSharing sharing = WgmmaSharing(walk, walk.tile).of_rank(rank);
+    if (sharing.parts > 1) {
+      const CountedParts<kWarps, kOwn> parts{a, sharing};
+      parts.put(half, rows, sum);
+      return parts.finish(half, rows);
+    }
+  }
+  store_wgmma<kOwn>(rows, half, 0, sum);
+}
 
 #endif
 
