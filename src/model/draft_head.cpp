@@ -14,10 +14,6 @@ namespace braid {
 namespace {
 
 constexpr int32_t kDraftTokens = 40960;  // of a vocabulary that is several times as large
-
-}  // namespace
-namespace {
-
 constexpr int32_t kFirstCell = 1;
 
 AttentionParams head_params(const ModelConfig& config) {

@@ -403,8 +403,7 @@ CLI::Option* add_speculation_bench_options(CLI::App& command, SpeculationFlags& 
   command
       .add_option("--prompts", flags.prompts,
                   "with --spec: prompts, one JSON object a line (bench/prompts.jsonl; default: random "
-                  "tokens, where time "
-                  "counts until the first of a batch ends)")
+                  "tokens, where time counts until the first of a batch ends)")
       ->needs(spec);
   command
       .add_option("--draft-max", flags.budgets,

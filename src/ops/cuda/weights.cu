@@ -3,7 +3,7 @@
 // A weight travels in chunks of whole 32-row blocks: threads copy the file's bytes (or decode rare types to
 // f32) into pinned memory, the copy engine moves them to a raw buffer on the GPU, one CTA per block packs
 // them. Two chunks are on the way at a time, so the slowest of the three sets the pace: reading the page
-// cache.
+// cache. Rows of a loaded weight may become other rows of it later (copy_rows): from packed to packed.
 //
 // Packing reads each weight twice (range, then codes) with byte loads; it is far from any roof and far faster
 // than the bus: 5 bytes of traffic in L2 for one byte that came over it.
