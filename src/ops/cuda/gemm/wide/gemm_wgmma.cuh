@@ -364,8 +364,10 @@ void launch_gemm_wgmma_kernel(Context& context, const GemmLaunch& launch) {
   WgmmaArgs args{{launch, launch.list, launch.partials, launch.counters},
                  launch.second_block / Shape::kWarps};
   const int tiles = div_up(launch.blocks, Shape::kWarps) * div_up(launch.tokens, kColumns);
+  // Several pairs are added in another order than parts one by one, as where columns are fewer.
+  const int most_pairs = context.deterministic ? 1 : kMostPairs<kColumns / 8>;
   args.paired = launch.list.tiles == nullptr && context.has_clusters &&
-                walks_in_pairs(tiles, 2 * launch.units, context.processors, kMostPairs<kColumns / 8>);
+                walks_in_pairs(tiles, 2 * launch.units, context.processors, most_pairs);
   launch_clusters(context, args.paired ? 2 : 1, gemm_wgmma_kernel<First, Second, kColumns>,
                   dim3(static_cast<unsigned>(context.processors)), Shape::kThreads + 128, Shape::kShared,
                   args);
