@@ -514,8 +514,7 @@ int run(int argc, char** argv) {
     delta_row(gpu, m, 128, 1, 0, 7);
     delta_row(gpu, m, 1, 1, 7, 7);
     delta_row(gpu, m, 1, 1, 21, 21);
-    delta_row(gpu, m, 8, 1, 3, 3);
-    delta_row(gpu, m, 16, 1, 3, 3);
+    for (int32_t sequences : {1, 4, 8, 16, 32}) delta_row(gpu, m, sequences, 1, 3, 3);
     delta_row(gpu, m, 32, 1, 2, 3);
     delta_row(gpu, m, 128, 1, 1, 3);
     delta_row(gpu, m, 1, 1, 63, 63);

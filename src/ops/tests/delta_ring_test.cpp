@@ -228,13 +228,71 @@ TEST(DeltaRing, StepsOfManyGiveTheBytesOfOne) {
         }
         const std::vector<float> expected = delta.bytes(like.batch().slot[0]);
         std::copy(start.begin(), start.end(), delta.layer.slot(like.batch().slot[0]));
-        std::vector<SequencePlan> alone(plans.size());
         for (int32_t step = 0; step < 10; ++step) {
-          alone[0] = {40 + step, 1};
-          expect_same(delta.run(TestBatch(alone, like), delta.picked(inputs[static_cast<size_t>(step)], {0})),
+          const TestBatch alone({40 + step, 1}, like, 0);
+          expect_same(delta.run(alone, delta.picked(inputs[static_cast<size_t>(step)], {0})),
                       first_row[static_cast<size_t>(step)], what);
         }
         expect_same(delta.bytes(like.batch().slot[0]), expected, what);
+      }
+    }
+  }
+}
+
+// Drafts of many sequences, of which some have none, two certain rows or no row: other kernels on a GPU than
+// for one sequence. Over a whole cycle of folding, which begins in front of, among and behind the drafts.
+TEST(DeltaRing, DraftsOfManyGiveTheBytesOfOne) {
+  constexpr int32_t kMost = 3, kSteps = 10;
+  for (const DeviceCase& device : sequence_devices()) {
+    for (const DeltaShape& shape : {kShapes[1], kShapes[2], kShapes[5]}) {
+      for (const int32_t sequences :
+           device.gpu ? std::vector<int32_t>{35, 70, 150} : std::vector<int32_t>{9}) {
+        Random random(103);
+        std::vector<SequencePlan> first;
+        std::vector<std::vector<SequencePlan>> plans(kSteps);
+        for (int32_t s = 0; s < sequences; ++s) {
+          int32_t at = s % 23 == 0 ? 0 : 40 + s % 9;
+          first.push_back({at, 1});
+          for (int32_t step = 0; step < kSteps; ++step) {
+            const int32_t kind = (s + step) % 11;
+            const int32_t certain = kind == 3 ? 0 : kind == 5 ? 2 : 1;
+            const auto drafts = static_cast<int32_t>(random.between(0, kMost));
+            SequencePlan& plan = plans[static_cast<size_t>(step)].emplace_back();
+            if (certain > 0) plan = {at, certain, s % 2 == 0 ? chain(drafts) : random_tree(drafts, random)};
+            at += certain;
+          }
+        }
+        // Room for the longest of all steps.
+        const TestBatch like(std::vector<SequencePlan>(static_cast<size_t>(sequences), {70, 2, chain(kMost)}),
+                             random);
+        Delta delta(device, shape, like.slots(), random, sequences, kMost);
+        delta.stand(TestBatch(first, like), random);
+        const std::string what = device.name + ", " + std::to_string(sequences) + " sequences";
+        const std::vector<int32_t> looked_at = {0, 1, 4, 8, sequences / 2, sequences - 1};
+        std::vector<std::vector<float>> start;
+        for (const int32_t s : looked_at) start.push_back(delta.bytes(like.batch().slot[s]));
+        std::vector<Rows> inputs;
+        std::vector<std::vector<float>> outputs;
+        for (const auto& step : plans) {
+          const TestBatch batch(step, like);
+          inputs.push_back(delta.random_rows(batch.tokens(), random));
+          outputs.push_back(delta.run(batch, inputs.back()));
+        }
+        for (size_t i = 0; i < looked_at.size(); ++i) {
+          const int32_t s = looked_at[i];
+          const int32_t slot = like.batch().slot[s];
+          const std::vector<float> expected = delta.bytes(slot);
+          std::copy(start[i].begin(), start[i].end(), delta.layer.slot(slot));
+          for (size_t step = 0; step < kSteps; ++step) {
+            const TestBatch whole(plans[step], like), own(plans[step][static_cast<size_t>(s)], like, s);
+            if (own.tokens() == 0) continue;
+            const auto rows = range(whole.batch().first_row[s], own.tokens());
+            expect_same(delta.run(own, delta.picked(inputs[step], rows)),
+                        pick(outputs[step], shape.value_width(), rows),
+                        what + ", sequence " + std::to_string(s) + " step " + std::to_string(step));
+          }
+          expect_same(delta.bytes(slot), expected, what + ", sequence " + std::to_string(s));
+        }
       }
     }
   }

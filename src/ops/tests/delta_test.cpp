@@ -172,10 +172,9 @@ TEST(Delta, ManySequencesGiveTheBytesOfOne) {
       const int32_t slot = whole.batch().slot[s];
       const std::vector<float> expected_slot = together.bytes(slot);
       std::copy(start[slot].begin(), start[slot].end(), together.layer.slot(slot));
-      std::vector<SequencePlan> alone(plans.size());
-      alone[s] = plans[s];
+      const TestBatch alone(plans[s], whole, static_cast<int32_t>(s));
       const auto rows = range(whole.batch().first_row[s], 1);
-      const std::vector<float> o = together.run(TestBatch(alone, whole), together.picked(inputs, rows));
+      const std::vector<float> o = together.run(alone, together.picked(inputs, rows));
       expect_same(o, pick(expected, kShapes[1].value_width(), rows), device.name);
       expect_same(together.bytes(slot), expected_slot, device.name);
     }

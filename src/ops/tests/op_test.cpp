@@ -151,8 +151,10 @@ std::vector<DeviceCase> other_thread_counts(const DeviceCase& device) {
 // ---- world ----
 
 World::World(const DeviceCase& device) {
-  const DeviceOptions options{
-      .threads = device.threads, .activations = device.activations, .max_tokens = 512};
+  const DeviceOptions options{.threads = device.threads,
+                              .activations = device.activations,
+                              .max_tokens = 512,
+                              .deterministic = device.deterministic};
   ++CountWorlds::counts()[device.name];
   if (device.reference) {
     device_ = make_ref_device(options);
@@ -287,6 +289,16 @@ TestBatch::TestBatch(const std::vector<SequencePlan>& plans, const TestBatch& li
       blocks_per_sequence_(like.blocks_per_sequence_) {
   BRAID_CHECK(plans.size() == slot_.size());
   add_rows(plans);
+}
+
+TestBatch::TestBatch(const SequencePlan& plan, const TestBatch& like, int32_t sequence)
+    : slot_{like.slot_[static_cast<size_t>(sequence)]},
+      blocks_(like.blocks_),
+      slots_(like.slots_),
+      blocks_per_sequence_(like.blocks_per_sequence_) {
+  const auto first = like.block_table_.begin() + int64_t{sequence} * blocks_per_sequence_;
+  block_table_.assign(first, first + blocks_per_sequence_);
+  add_rows({plan});
 }
 
 void TestBatch::add_rows(const std::vector<SequencePlan>& plans) {

@@ -46,6 +46,7 @@ struct DeviceCase {
   std::string path = {};  // BRAID_CPU while the device is made; empty: as the environment says
   bool gpu = false;
   DType activation_type = DType::f32;  // what goes into ops is rounded to this
+  bool deterministic = false;          // DeviceOptions::deterministic
 
   // What one activation rounded to nearest may be off by, relative to itself.
   double rounding() const {
@@ -113,6 +114,8 @@ class TestBatch {
   TestBatch(const std::vector<SequencePlan>& plans, Random& random);
   // The same sequences, blocks and slots at a later or earlier cut.
   TestBatch(const std::vector<SequencePlan>& plans, const TestBatch& like);
+  // One of these sequences without the others.
+  TestBatch(const SequencePlan& plan, const TestBatch& like, int32_t sequence);
 
   // Blocks that no row of a layer with this window sees are taken away: their entries become -1.
   void forget_behind(int32_t window);

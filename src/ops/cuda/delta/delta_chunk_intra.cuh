@@ -389,7 +389,6 @@ __global__ __launch_bounds__(kIntraThreads, kFloats || kFew ? 1 : kIntraBlocks) 
   if (owner.s < 0) return;
   const Run run = run_of(a.batch, owner.s);
   const int heads = l.value_heads / l.key_heads;
-  const int head_step = l.times_head == 0 ? 1 : l.key_heads;
   {
     const int own = run.own(owner.index, warp * kIntraRows);
     const int q_channel = l.q_channel(key_head) + 4 * lane, k_channel = l.k_channel(key_head) + 4 * lane;
@@ -404,7 +403,7 @@ __global__ __launch_bounds__(kIntraThreads, kFloats || kFew ? 1 : kIntraBlocks) 
                    writes ? args.k + key_tile * kWide : nullptr);
   }
   static_assert(kMostSharing <= kIntraThreads / 32);
-  if (warp < heads) make_gates(sh, a, run, owner.index, key_head * l.first_step + warp * head_step, warp);
+  if (warp < heads) make_gates(sh, a, run, owner.index, l.value_head(key_head, warp), warp);
   __syncthreads();
   // Warps 0-3: K K^T, warps 4-7: Q K^T.
   const int block = warp % 4;
@@ -416,7 +415,7 @@ __global__ __launch_bounds__(kIntraThreads, kFloats || kFew ? 1 : kIntraBlocks) 
     // Read anew: registers are short, and places that follow from it would be kept from head to head.
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
     __half* stage = sh.q + warp * 16 * 64;
-    const int h = key_head * l.first_step + j * head_step;
+    const int h = l.value_head(key_head, j);
     const int own = run.own(owner.index, warp * kIntraRows);
     const int channel = l.v_channel(h) + 4 * lane;
     RawRows<kFloats, kFew> v;

@@ -80,6 +80,10 @@ struct DeltaView {
   __device__ int key_head(int head) const {
     return head * times_head + (head * inverse >> 16) * times_quotient;
   }
+  // Value head number i of a key head.
+  __device__ int value_head(int of_key_head, int i) const {
+    return of_key_head * first_step + (times_head == 0 ? i : i * key_heads);
+  }
   // Of the value heads that share a key head, the first does what is to be done once.
   __device__ bool owns_key(int head, int of_key_head) const { return head == of_key_head * first_step; }
 

@@ -21,20 +21,6 @@ namespace {
 
 // ---- key heads ----
 
-// Dynamic shared memory. Rows of key_dim + kTreePad.
-template <int kKeyDim>
-struct KeyMemory : NodeMemory {
-  static constexpr int kStride = kKeyDim + kTreePad;
-  // q . k of own nodes; their queries; keys of entries and nodes.
-  __device__ float* qk() const { return at<float>(z.nodes_end); }
-  __device__ float* query(int own) const { return qk() + kTreeTile + own * kStride; }
-  __device__ float* key(int of_row) const { return query(kTreeTile) + of_row * kStride; }
-  static size_t bytes(const TreeSizes& z) {
-    return static_cast<size_t>(z.nodes_end) +
-           sizeof(float) * static_cast<size_t>(kTreeTile + (kTreeTile + z.entries + z.rounded) * kStride);
-  }
-};
-
 template <int kKeyDim, bool kWhole>
 __device__ void convolve_keys(const DeltaArgs& a, const TreePlace& p, const KeyMemory<kKeyDim>& sh,
                               int key_head, int begin, int end) {
@@ -66,74 +52,9 @@ __device__ void convolve_keys(const DeltaArgs& a, const TreePlace& p, const KeyM
 template <int kKeyDim>
 __device__ void normalise_keys(const DeltaView& l, const TreePlace& p, const KeyMemory<kKeyDim>& sh,
                                int key_head, int begin, int end, float* made) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const bool wanted = 4 * lane < kKeyDim;
 #pragma unroll 1
-  for (int n = static_cast<int>(threadIdx.x) / 32; n < end; n += static_cast<int>(blockDim.x) / 32) {
-    float4* at = reinterpret_cast<float4*>(sh.key(p.entries() + n)) + lane;
-    float4 k = {0, 0, 0, 0};
-    if (wanted) k = *at;
-    const float ik = inverse_norm(warp_sum(dot4(k, k, 0.0f)));
-    const float4 key = {k.x * ik, k.y * ik, k.z * ik, k.w * ik};
-    if (wanted) *at = key;
-    if (n < begin) continue;
-    at = reinterpret_cast<float4*>(sh.query(n - begin)) + lane;
-    float4 q = {0, 0, 0, 0};
-    if (wanted) q = *at;
-    const float iq = inverse_query_norm(warp_sum(dot4(q, q, 0.0f)), l.key_dim);
-    const float qk = warp_sum(dot4(q, k, 0.0f)) * iq * ik;
-    const float4 query = {q.x * iq, q.y * iq, q.z * iq, q.w * iq};
-    if (wanted) {
-      *at = query;
-      float4* out = reinterpret_cast<float4*>(made + 2 * n * kKeyDim) + lane;
-      out[0] = query;
-      out[kKeyDim / 4] = key;
-      const int64_t entry = sh.place()[n].y;
-      reinterpret_cast<float4*>(l.key(p.slot, 0, key_head) + entry * l.key_heads * kKeyDim)[lane] = key;
-    }
-    if (lane == 0) sh.qk()[n - begin] = qk;
-  }
-}
-
-// A lane's part of a vector, in registers.
-template <int kVectors>
-struct HeldPart {
-  float4 at[kVectors];
-  __device__ HeldPart(const float* from, int part) {
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) at[j] = reinterpret_cast<const float4*>(from)[part + 8 * j];
-  }
-  __device__ float4 operator[](int j) const { return at[j]; }
-};
-
-// Products of own nodes: a warp takes four, an octet each, and goes along what comes before them, kKeys at a
-// time, which all octets read at once. Nodes that are no ancestors get products, too.
-template <int kVectors>
-__device__ void multiply_keys(const TreePlace& p, const KeyMemory<32 * kVectors>& sh, int begin, int end,
-                              float* made) {
-  constexpr int kKeys = 4;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int part = lane % 8;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int quads = end - begin > 4 ? 2 : 1;
-  const int splits = static_cast<int>(blockDim.x) / 32 / quads;
-  const int split = quads == 2 ? warp / 2 : warp, quad = quads == 2 ? warp % 2 : 0;
-  const OwnSum<1, kKeys> own(part);
-  const int wanted_n = begin + 4 * quad + lane / 8;
-  const int n = min(wanted_n, end - 1);
-  const HeldPart<kVectors> q(sh.query(n - begin), part), k(sh.key(p.entries() + n), part);
-  const int rows = p.entries() + min(end, begin + 4 * quad + 4);
-#pragma unroll 1
-  for (int first = kKeys * split; first < rows; first += kKeys * splits) {
-    const float4* keys[kKeys];
-#pragma unroll
-    for (int u = 0; u < kKeys; ++u)
-      keys[u] = reinterpret_cast<const float4*>(sh.key(min(first + u, rows - 1)));
-    float product = entry_products<kVectors>(keys, q, k, part, kFullWarp);
-    const int i = first + own.node;
-    if (own.chain == 1 && i == p.entries() + n) product = sh.qk()[n - begin];
-    if (own.first && i < rows && n == wanted_n) made[sh.z.product(own.chain, i) + n] = product;
-  }
+  for (int n = static_cast<int>(threadIdx.x) / 32; n < end; n += static_cast<int>(blockDim.x) / 32)
+    normalise_node(l, p, sh, key_head, n, begin, made);
 }
 
 template <int kVectors, bool kWhole>
@@ -142,25 +63,21 @@ __device__ void make_keys(const TreeArgs& args, const TreePlace& p, const NodeMe
   constexpr int kKeyDim = 32 * kVectors;
   const DeltaArgs& a = args.a;
   const DeltaView& l = a.layer;
-  const KeyMemory<kKeyDim> sh{nodes};
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x) / 32; i < p.entries(); i += static_cast<int>(blockDim.x) / 32) {
-    if (4 * lane < kKeyDim)
-      copy_async(shared_address(sh.key(i) + 4 * lane), l.key(p.slot, p.fold_to + i, key_head) + 4 * lane);
-  }
+  const KeyMemory<kKeyDim> sh{nodes, nodes.z.nodes_end};
+  ask_for_keys(l, p, sh, key_head, static_cast<int>(threadIdx.x) / 32, static_cast<int>(blockDim.x) / 32);
   commit_copies();
-  find_nodes(a, p, sh, parent);
+  find_nodes<Block>(a, p, sh, parent);
   wait_for_previous();
   let_next_start();
   const int end = min(begin + kTreeTile, p.count);
-  float* made = args.of_key(key_head);
+  float* made = args.of_key(p.s, key_head);
   convolve_keys<kKeyDim, kWhole>(a, p, sh, key_head, begin, end);
   wait_copies<0>();
   __syncthreads();
   normalise_keys(l, p, sh, key_head, begin, end, made);
   __syncthreads();
-  multiply_keys<kVectors>(p, sh, begin, end, made);
+  multiply_keys<kVectors>(p, sh, begin, end, static_cast<int>(threadIdx.x) / 32,
+                          static_cast<int>(blockDim.x) / 32, made);
 }
 
 // ---- value heads ----
@@ -170,31 +87,9 @@ struct ValueMemory : NodeMemory {
   __device__ float* g() const { return at<float>(z.nodes_end); }
   // [entries + nodes][kTreeTile]: what own nodes see: exponents, and kFar for what they do not.
   __device__ float* exponent(int of_row) const { return g() + z.entries + z.rounded + of_row * kTreeTile; }
-  static size_t bytes(const TreeSizes& z) {
-    return static_cast<size_t>(z.nodes_end) +
-           sizeof(float) * static_cast<size_t>((1 + kTreeTile) * (z.entries + z.rounded));
-  }
+  static int bytes(const TreeSizes& z) { return 4 * (1 + kTreeTile) * (z.entries + z.rounded); }
 };
 constexpr float kFar = 1e30f;
-
-// Log decays of nodes below `end`, betas of own ones. A thread a node.
-__device__ void gate_nodes(const DeltaArgs& a, const TreePlace& p, const ValueMemory& sh, int h, int begin,
-                           int end, const NodeRecord& out) {
-#pragma unroll 1
-  for (int n = static_cast<int>(threadIdx.x); n < end; n += static_cast<int>(blockDim.x)) {
-    const int2 place = sh.place()[n];
-    const float alpha = load_at(a.in.alpha, p.first + place.x, h);
-    const float beta = load_at(a.in.beta, p.first + place.x, h);
-    const float g = log_decay(alpha, a.w.dt[h], a.w.a[h]);
-    sh.g()[p.entries() + n] = g;
-    if (n < begin) continue;
-    out.beta[n] = exact_sigmoid(beta);
-    out.seen[n] = sh.seen()[n];
-    out.row[n] = place.x;
-    out.entry[n] = place.y;
-    a.layer.gate(p.slot, 0)[static_cast<int64_t>(place.y) * a.layer.value_heads + h] = g;
-  }
-}
 
 // Exponents of the entries and ancestors of a node, newest to oldest, and the state's factor.
 __device__ void sum_gates(const TreePlace& p, const ValueMemory& sh, int n, int own, const NodeRecord& out) {
@@ -257,12 +152,14 @@ __device__ void make_values(const TreeArgs& args, const TreePlace& p, const Node
   commit_copies();
 #pragma unroll 1
   for (int i = tid; i < rows * kTreeTile; i += threads) sh.exponent(0)[i] = kFar;
-  find_nodes(a, p, sh, parent);
+  find_nodes<Block>(a, p, sh, parent);
   wait_for_previous();
   let_next_start();
-  float* made = args.of_value(h);
+  float* made = args.of_value(p.s, h);
   const NodeRecord out(made, z.rounded);
-  gate_nodes(a, p, sh, h, begin, end, out);
+#pragma unroll 1
+  for (int n = tid; n < end; n += threads)
+    sh.g()[p.entries() + n] = NodeGates(a, p, sh, h, n).put(a, p, sh, h, n, n >= begin, out);
   wait_copies<0>();
   __syncthreads();
   const int own = threads - 1 - tid;  // the last threads
@@ -283,14 +180,14 @@ __global__ __launch_bounds__(512, 2) void nodes_kernel(const __grid_constant__ T
   const DeltaArgs& a = args.a;
   const int begin = static_cast<int>(blockIdx.x) * kTreeTile;
   TreePlace p;
-  if (!p.find(a) || begin >= p.count) {
+  if (!p.find(a, static_cast<int>(blockIdx.z)) || begin >= p.count) {
     wait_for_previous();
     return;
   }
   if (p.count > args.sizes.nodes) __trap();
   if (p.later) wait_for_previous();
   const NodeMemory nodes{reinterpret_cast<char*>(node_memory), args.sizes};
-  const int parent = own_parent(a, p);
+  const int parent = own_parent<Block>(a, p);
   const int head = static_cast<int>(blockIdx.y) - a.layer.key_heads;  // a value head, or below 0
   p.look(a.layer, max(head, 0));
   if (head < 0) {
@@ -312,8 +209,10 @@ void launch_nodes(Context& context, const TreeArgs& args) {
   const unsigned threads = blocks <= 2 * context.processors   ? 512
                            : blocks <= 4 * context.processors ? 256
                                                               : 128;
-  launch_early(context, nodes_kernel<kVectors, kWhole>, grid, threads,
-               std::max(KeyMemory<32 * kVectors>::bytes(z), ValueMemory::bytes(z)), args);
+  launch_early(
+      context, nodes_kernel<kVectors, kWhole>, grid, threads,
+      static_cast<size_t>(z.nodes_end + std::max(KeyMemory<32 * kVectors>::bytes(z), ValueMemory::bytes(z))),
+      args);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// delta_nodes.h -- for delta_nodes.cu: which nodes of a tree come before which, the convolution along them.
+// delta_nodes.h -- for delta_nodes.cu and delta_few_nodes.cu: which nodes of a tree come before which, the
+// convolution along them, what is made of a node.
 #pragma once
 
 #include "ops/cuda/delta/delta_tree.h"
@@ -64,22 +65,40 @@ __device__ inline void place_node(const DeltaView& l, const TreePlace& p, const 
   sh.place()[n] = {r, l.entry_place(cell)};
 }
 
-// The parent of row threadIdx.x as the batch has it.
-__device__ inline int own_parent(const DeltaArgs& a, const TreePlace& p) {
-  return static_cast<int>(threadIdx.x) < p.count ? a.batch.parent[p.first + threadIdx.x] : -1;
+// Who works together on a sequence's nodes.
+struct Block {
+  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
+  __device__ static int threads() { return static_cast<int>(blockDim.x); }
+  __device__ static void meet() { __syncthreads(); }
+  __device__ static bool all(bool x) { return __syncthreads_and(x) != 0; }
+};
+struct Warp {
+  __device__ static int thread() { return static_cast<int>(threadIdx.x) % 32; }
+  __device__ static int threads() { return 32; }
+  __device__ static void meet() { __syncwarp(); }
+  __device__ static bool all(bool x) {
+    __syncwarp();
+    return __all_sync(kFullWarp, x) != 0;
+  }
+};
+
+// The parent of row number `thread` as the batch has it.
+template <typename Group>
+__device__ int own_parent(const DeltaArgs& a, const TreePlace& p) {
+  return Group::thread() < p.count ? a.batch.parent[p.first + Group::thread()] : -1;
 }
 
-// Parents, order, ancestors: from what the host knows. Ends with a barrier.
-__device__ inline void find_nodes(const DeltaArgs& a, const TreePlace& p, const NodeMemory& sh,
-                                  int parent_of_own) {
-  const int i = static_cast<int>(threadIdx.x);
-  const int stride = static_cast<int>(blockDim.x);
+// Parents, order, ancestors: from what the host knows. The group meets at the end.
+template <typename Group>
+__device__ void find_nodes(const DeltaArgs& a, const TreePlace& p, const NodeMemory& sh, int parent_of_own) {
+  const int i = Group::thread();
+  const int stride = Group::threads();
 #pragma unroll 1
   for (int r = i; r < p.count; r += stride) {
     const int parent = r < p.root ? -1 : r == i ? parent_of_own : a.batch.parent[p.first + r];
     sh.parent()[r] = parent >= p.first ? parent - p.first : r >= p.root ? p.root - 1 : -1;
   }
-  __syncthreads();
+  Group::meet();
 #pragma unroll 1
   for (int turn = 0; turn < 2; ++turn) {
     const bool numbered = turn == 1;
@@ -87,9 +106,9 @@ __device__ inline void find_nodes(const DeltaArgs& a, const TreePlace& p, const 
 #pragma unroll 1
     for (int r = i; r < p.count; r += stride) {
       place_node(a.layer, p, sh, r, numbered);
-      same = same && sh.seen()[r] == 0;
+      if (!numbered) same = same && sh.seen()[r] == 0;
     }
-    if (__syncthreads_and(same || numbered) != 0) return;
+    if (Group::all(same || numbered)) return;
 #pragma unroll 1
     for (int r = i; r < p.count; r += stride) {
       int number = 0;
@@ -101,7 +120,7 @@ __device__ inline void find_nodes(const DeltaArgs& a, const TreePlace& p, const 
       }
       sh.number()[r] = number;
     }
-    __syncthreads();
+    Group::meet();
   }
 }
 
@@ -133,6 +152,11 @@ struct TwoInputs {
     return __half22float2(*reinterpret_cast<const __half2*>(&bits.x));
   }
 };
+
+// A channel's convolution and SiLU, the newest input and its tap first.
+__device__ inline float convolve(const float (&tap)[kMaxTaps], float x0, float x1, float x2, float x3) {
+  return exact_silu(fmaf(tap[0], x0, fmaf(tap[1], x1, fmaf(tap[2], x2, tap[3] * x3))));
+}
 
 // Two neighbouring channels of a node: convolution along the parents and SiLU. Asked for and made apart, so
 // that a thread may ask for two nodes before it makes the first.
@@ -181,11 +205,134 @@ struct NodeChannels {
         ring[0] = x0.x, ring[1] = x0.y;
       }
     }
-    const auto sum = [](const float(&w)[kMaxTaps], float x0, float x1, float x2, float x3) {
-      return exact_silu(fmaf(w[0], x0, fmaf(w[1], x1, fmaf(w[2], x2, w[3] * x3))));
-    };
-    return {sum(tap[0], x0.x, x1.x, x2.x, x3.x), sum(tap[1], x0.y, x1.y, x2.y, x3.y)};
+    return {convolve(tap[0], x0.x, x1.x, x2.x, x3.x), convolve(tap[1], x0.y, x1.y, x2.y, x3.y)};
   }
 };
+
+// ---- key heads ----
+
+// Of a key head, in dynamic shared memory from byte `begin` on, for blocks of up to kOwn nodes. Rows of
+// key_dim + kTreePad.
+template <int kKeyDim, int kOwn = kTreeTile>
+struct KeyMemory : NodeMemory {
+  static constexpr int kStride = kKeyDim + kTreePad;
+  int begin;
+  // q . k of own nodes; their queries; keys of entries and nodes.
+  __device__ float* qk() const { return at<float>(begin); }
+  __device__ float* query(int own) const { return qk() + kOwn + own * kStride; }
+  __device__ float* key(int of_row) const { return query(kOwn) + of_row * kStride; }
+  __host__ __device__ static int bytes(const TreeSizes& z) {
+    const int nodes = kOwn < kTreeTile ? kOwn : z.rounded;
+    return 4 * (kOwn + (kOwn + z.entries + nodes) * kStride);
+  }
+};
+
+// Keys of the entries, a warp an entry.
+template <int kKeyDim, int kOwn>
+__device__ void ask_for_keys(const DeltaView& l, const TreePlace& p, const KeyMemory<kKeyDim, kOwn>& sh,
+                             int key_head, int warp, int warps) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll 1
+  for (int i = warp; i < p.entries(); i += warps) {
+    if (4 * lane < kKeyDim)
+      copy_async(shared_address(sh.key(i) + 4 * lane), l.key(p.slot, p.fold_to + i, key_head) + 4 * lane);
+  }
+}
+
+// A node's norms, by a warp; from node `begin` on it goes to delta_tree, its key into the ring.
+template <int kKeyDim, int kOwn>
+__device__ void normalise_node(const DeltaView& l, const TreePlace& p, const KeyMemory<kKeyDim, kOwn>& sh,
+                               int key_head, int n, int begin, float* made) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const bool wanted = 4 * lane < kKeyDim;
+  float4* at = reinterpret_cast<float4*>(sh.key(p.entries() + n)) + lane;
+  float4 k = {0, 0, 0, 0};
+  if (wanted) k = *at;
+  const float ik = inverse_norm(warp_sum(dot4(k, k, 0.0f)));
+  const float4 key = {k.x * ik, k.y * ik, k.z * ik, k.w * ik};
+  if (wanted) *at = key;
+  if (n < begin) return;
+  at = reinterpret_cast<float4*>(sh.query(n - begin)) + lane;
+  float4 q = {0, 0, 0, 0};
+  if (wanted) q = *at;
+  const float iq = inverse_query_norm(warp_sum(dot4(q, q, 0.0f)), l.key_dim);
+  const float qk = warp_sum(dot4(q, k, 0.0f)) * iq * ik;
+  const float4 query = {q.x * iq, q.y * iq, q.z * iq, q.w * iq};
+  if (wanted) {
+    *at = query;
+    float4* out = reinterpret_cast<float4*>(made + 2 * n * kKeyDim) + lane;
+    out[0] = query;
+    out[kKeyDim / 4] = key;
+    const int64_t entry = sh.place()[n].y;
+    reinterpret_cast<float4*>(l.key(p.slot, 0, key_head) + entry * l.key_heads * kKeyDim)[lane] = key;
+  }
+  if (lane == 0) sh.qk()[n - begin] = qk;
+}
+
+// A lane's part of a vector, in registers.
+template <int kVectors>
+struct HeldPart {
+  float4 at[kVectors];
+  __device__ HeldPart(const float* from, int part) {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) at[j] = reinterpret_cast<const float4*>(from)[part + 8 * j];
+  }
+  __device__ float4 operator[](int j) const { return at[j]; }
+};
+
+// Products of own nodes: a warp takes four, an octet each, and goes along what comes before them, kKeys at a
+// time, which all octets read at once; this is one of `warps`. Nodes that are no ancestors get products, too.
+template <int kVectors, int kOwn>
+__device__ void multiply_keys(const TreePlace& p, const KeyMemory<32 * kVectors, kOwn>& sh, int begin,
+                              int end, int warp, int warps, float* made) {
+  constexpr int kKeys = 4;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int part = lane % 8;
+  const int quads = end - begin > 4 ? 2 : 1;
+  const int splits = warps / quads;
+  const int split = quads == 2 ? warp / 2 : warp, quad = quads == 2 ? warp % 2 : 0;
+  const OwnSum<1, kKeys> own(part);
+  const int wanted_n = begin + 4 * quad + lane / 8;
+  const int n = min(wanted_n, end - 1);
+  const HeldPart<kVectors> q(sh.query(n - begin), part), k(sh.key(p.entries() + n), part);
+  const int rows = p.entries() + min(end, begin + 4 * quad + 4);
+#pragma unroll 1
+  for (int first = kKeys * split; first < rows; first += kKeys * splits) {
+    const float4* keys[kKeys];
+#pragma unroll
+    for (int u = 0; u < kKeys; ++u)
+      keys[u] = reinterpret_cast<const float4*>(sh.key(min(first + u, rows - 1)));
+    float product = entry_products<kVectors>(keys, q, k, part, kFullWarp);
+    const int i = first + own.node;
+    if (own.chain == 1 && i == p.entries() + n) product = sh.qk()[n - begin];
+    if (own.first && i < rows && n == wanted_n) made[sh.z.product(own.chain, i) + n] = product;
+  }
+}
+
+// ---- value heads ----
+
+// A node's gates, asked for and made apart.
+struct NodeGates {
+  float alpha, beta;
+  __device__ NodeGates(const DeltaArgs& a, const TreePlace& p, const NodeMemory& sh, int h, int n)
+      : alpha(load_at(a.in.alpha, p.first + sh.place()[n].x, h)),
+        beta(load_at(a.in.beta, p.first + sh.place()[n].x, h)) {}
+  // Its log decay; a node that the block `owns` goes to delta_tree and into the ring.
+  __device__ float put(const DeltaArgs& a, const TreePlace& p, const NodeMemory& sh, int h, int n, bool owns,
+                       const NodeRecord& out) const {
+    const int2 place = sh.place()[n];
+    const float g = log_decay(alpha, a.w.dt[h], a.w.a[h]);
+    if (!owns) return g;
+    out.beta[n] = exact_sigmoid(beta);
+    out.seen[n] = sh.seen()[n];
+    out.row[n] = place.x;
+    out.entry[n] = place.y;
+    a.layer.gate(p.slot, 0)[static_cast<int64_t>(place.y) * a.layer.value_heads + h] = g;
+    return g;
+  }
+};
+
+// delta_nodes for published shapes with up to kFewNodes nodes a sequence; false where nothing was launched.
+bool delta_few_nodes(Context& context, const TreeArgs& args);
 
 }  // namespace braid::cuda

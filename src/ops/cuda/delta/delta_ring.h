@@ -154,11 +154,13 @@ struct Entries {
   int key_stride, columns, column0;
   int capacity;
   int first, end;  // cells that are here
+  int keys_end;    // keys of cells below
 
-  // Asks for those of cells folded .. context-1 that fit, a warp an entry; for keys of cells below keys_end.
+  // Asks for those of cells folded .. context-1 that fit, a warp an entry; for keys of cells below end_of_keys.
   __device__ void ask(const DeltaView& l, int slot, int h, int key_head, int folded, int context,
-                      int keys_end = INT_MAX) {
+                      int end_of_keys = INT_MAX) {
     end = context;
+    keys_end = end_of_keys;
     first = max(folded, end - capacity);
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int warps = static_cast<int>(blockDim.x / 32);
@@ -188,7 +190,7 @@ __device__ void fold(const DeltaView& l, const Entries& entries, int slot, int h
                      int to, int column, int part, Column<kVectors> (&state)[kGroups]) {
 #pragma unroll 1
   for (int cell = from; cell < to; ++cell) {
-    if (cell >= entries.first) {
+    if (cell >= entries.first && cell < entries.keys_end) {
       fold_entry(state, entries.key(cell), entries.delta(cell) + column, entries.gate(cell), part);
     } else {
       fold_entry(state, reinterpret_cast<const float4*>(l.key(slot, cell, key_head)),

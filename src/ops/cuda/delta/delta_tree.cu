@@ -18,10 +18,11 @@
 // before it: 22 nodes behind 29 entries are 2.2 M, 4.9 us of one SM. All in f32: a row's bytes are those that
 // it has alone (delta_decode.cu).
 //
-// Shape: a block is a head of a sequence. Where SMs are enough, two blocks share a head, a cluster: each has
-// half of the columns, and gets the other's outputs for the norm. Else 16 warps of 2 groups of columns where
-// each block has an SM to itself, else 8 warps of 4, two blocks an SM. A float4 of q or k out of shared
-// memory takes as long as 16 multiply-adds of a warp: two groups a warp use it 8 times, four 16 times.
+// Shape: a block is a head of a sequence. More heads than SMs, each with few nodes: delta_few.cu. Where SMs
+// are enough, two blocks share a head, a cluster: each has half of the columns, and gets the other's outputs
+// for the norm. Else 16 warps of 2 groups of columns where each block has an SM to itself, else 8 warps of
+// 4, two blocks an SM. A float4 of q or k out of shared memory takes as long as 16 multiply-adds of a warp:
+// two groups a warp use it 8 times, four 16 times.
 //
 // Size: each layer of a step runs once through code that other kernels have pushed out of the caches next to
 // the SMs. So a loop is not unrolled unless its steps wait for memory, what is needed in two places is one
@@ -388,7 +389,7 @@ __global__ __launch_bounds__(Shape::kMostThreads,
   const DeltaArgs& a = args.a;
   const DeltaView& l = a.layer;
   TreePlace p;
-  if (!p.find(a)) {
+  if (!p.find(a, static_cast<int>(blockIdx.z))) {
     wait_for_previous();
     return;
   }
@@ -420,7 +421,7 @@ __global__ __launch_bounds__(Shape::kMostThreads,
   let_next_start();
   if (changes) store_columns(state, columns(), Shape::kKeyDim);
 
-  const float *of_key = args.of_key(l.key_head(h)), *of_value = args.of_value(h);
+  const float *of_key = args.of_key(p.s, l.key_head(h)), *of_value = args.of_value(p.s, h);
   int folded = p.fold_to;
 #pragma unroll 1
   for (int begin = 0; begin < p.count; begin += sh.z.pass) {
@@ -520,6 +521,7 @@ void delta_tree(Context& context, const DeltaArgs& args, const TreeRows& rows) {
     if (context.has_clusters && 2 * heads <= context.processors)
       return launch_tree<TreeShape<4, 2, 2, true>>(context, args, rows.data);
     if (heads <= context.processors) return launch_tree<TreeShape<4, 2, 1, true>>(context, args, rows.data);
+    if (z.nodes <= kFewNodes && delta_few(context, args, rows.data)) return;
     return launch_tree<TreeShape<4, 4, 1, true>>(context, args, rows.data);
   }
   switch (l.key_dim) {

@@ -1,5 +1,5 @@
-// delta_tree.h -- the rows of a sequence as nodes of a tree, for delta_nodes.cu and delta_tree.cu: where a
-// block works, what the first kernel leaves for the second.
+// delta_tree.h -- the rows of a sequence as nodes of a tree, for delta_nodes.cu, delta_tree.cu and
+// delta_few.cu: where a block works, what the first kernel leaves for the second.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,9 @@ namespace braid::cuda {
 inline constexpr int kTreePad = 4;   // floats behind a row in shared memory, against bank conflicts
 inline constexpr int kTreeTile = 8;  // nodes of a triangle; of a block of delta_nodes
 inline constexpr int kPastInputs = kMaxTaps - 1;
+inline constexpr int kFewNodes = 4;  // most nodes of a sequence for delta_few
 
-// What delta_nodes leaves for delta_tree.
+// What delta_nodes leaves for delta_tree and delta_few.
 struct NodeRecord {  // arrays of [rounded]
   float* e;          // factor of the state
   float* beta;
@@ -55,14 +56,14 @@ struct TreeArgs {
   float* made;   // [S][key heads, then value heads]
   int resident;  // blocks of delta_tree that the GPU has at a time
 
-  __device__ float* of_sequence() const {
+  __device__ float* of_sequence(int s) const {
     const int64_t all =
         int64_t{a.layer.key_heads} * sizes.of_key + int64_t{a.layer.value_heads} * sizes.of_value;
-    return made + blockIdx.z * all;
+    return made + s * all;
   }
-  __device__ float* of_key(int head) const { return of_sequence() + head * sizes.of_key; }
-  __device__ float* of_value(int head) const {
-    return of_sequence() + a.layer.key_heads * sizes.of_key + head * sizes.of_value;
+  __device__ float* of_key(int s, int head) const { return of_sequence(s) + head * sizes.of_key; }
+  __device__ float* of_value(int s, int head) const {
+    return of_sequence(s) + a.layer.key_heads * sizes.of_key + head * sizes.of_value;
   }
 };
 
@@ -94,8 +95,13 @@ inline TreeSizes node_sizes(int key_dim, int value_dim, int entries, int most_un
 // All of the above for all nodes.
 void delta_nodes(Context& context, const TreeArgs& args, bool whole);
 
-// Where a block works: a sequence, blockIdx.z.
+// Instead of delta_tree's second launch, for more heads than processors with few nodes each: false where
+// this GPU has no room for it, and nothing was launched. Published shapes only.
+bool delta_few(Context& context, const DeltaArgs& args, float* made);
+
+// Where a block works.
 struct TreePlace {
+  int s;  // the sequence
   int slot;
   int first, count;  // rows: the first one's number in the batch, and how many
   int context;       // position and cell of the first
@@ -105,8 +111,8 @@ struct TreePlace {
   int folded, fold_to;
 
   // False: nothing to do.
-  __device__ bool find(const DeltaArgs& a) {
-    const int s = static_cast<int>(blockIdx.z);
+  __device__ bool find(const DeltaArgs& a, int of_sequence) {
+    s = of_sequence;
     const int certain = a.batch.certain[s], rows = a.batch.rows[s];
     first = a.batch.first_row[s];
     slot = a.batch.slot[s];

@@ -115,16 +115,6 @@ inline constexpr int kLoadArrivals = 1;
 inline constexpr int kLoadArrivals = 32;
 #endif
 
-#if __CUDA_ARCH__ >= 900
-// True in one lane; all call it. A bulk copy wants its operands in registers that all lanes share: where the
-// compiler does not know that one lane asks, it loops over lanes.
-__device__ inline bool elected() {
-  uint32_t is = 0;
-  asm volatile("{\n.reg .pred own;\nelect.sync _|own, 0xffffffff;\nselp.u32 %0, 1, 0, own;\n}\n" : "=r"(is));
-  return is != 0;
-}
-#endif
-
 // A warp's ring: a barrier for each stage.
 __device__ inline void init_ring(uint32_t full, int stages) {
   if (threadIdx.x % 32 != 0) return;

@@ -75,6 +75,13 @@ __device__ inline uint64_t cache_policy(bool leaves_first) {
 }
 
 #if __CUDA_ARCH__ >= 900
+// True in one lane; all call it. A bulk copy wants its operands in registers that all lanes share: where the
+// compiler does not know that one lane asks, it loops over lanes.
+__device__ inline bool elected() {
+  uint32_t is = 0;
+  asm volatile("{\n.reg .pred own;\nelect.sync _|own, 0xffffffff;\nselp.u32 %0, 1, 0, own;\n}\n" : "=r"(is));
+  return is != 0;
+}
 // Arrives, and the phase also waits for that many bytes.
 __device__ inline void arrive_expecting(uint32_t barrier, int size_bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(size_bytes)
