@@ -132,7 +132,8 @@ class Bench {
   }
 
  private:
-  static constexpr std::array<int64_t, 12> kRowCounts = {1, 2, 4, 8, 9, 12, 16, 17, 24, 32, 48, 64};
+  static constexpr std::array<int64_t, 15> kRowCounts = {1,  2,  4,  8,  9,   12,  16, 17,
+                                                         24, 32, 48, 64, 112, 128, 256};
   enum class Kind : uint8_t { plain, added, normed, gated };  // gated: behind a norm, too
 
   void step_product(const std::string& name, const std::vector<std::pair<GgmlType, int64_t>>& parts,

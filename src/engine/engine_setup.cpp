@@ -257,7 +257,8 @@ Status Engine::make_drafter(int32_t block_table) {
   // On a GPU that is told to be deterministic, the clock shall not choose the rows of a step.
   const bool fixed = options_.deterministic && !device_->computes_in_host_memory();
   if (drafter_ != nullptr && !fixed && !options_.spec_always)
-    budget_ = std::make_unique<DraftBudget>(options_.draft_depth, types.has(SpecType::ngram));
+    budget_ = std::make_unique<DraftBudget>(options_.draft_depth, types.has(SpecType::ngram),
+                                            [this](int32_t rows) { return device_->padded_rows(rows); });
   if (joint != nullptr && budget_)
     joint->set_survives(
         [this](const Draft& draft, int32_t depth) { return budget_->survival(draft, depth); });

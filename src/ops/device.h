@@ -111,6 +111,9 @@ class Device {
   // Bytes load_weights will take for `weight` (memory plan).
   virtual size_t weight_bytes(const Weight& weight) const = 0;
 
+  // Products of `rows` rows are computed as those of so many: up to there a step's cost hardly rises.
+  virtual int32_t padded_rows(int32_t rows) const { return rows; }
+
   // Tile width of recurrent states on this device (state.h).
   virtual int32_t state_tile_columns(const DeltaShape& shape) const { return shape.value_dim; }
 
@@ -174,7 +177,8 @@ class Device {
   // Steps that are recorded once and replayed. Between begin_record and end_record ops and copies are kept
   // instead of run; replay(key) runs what was recorded under `key`: the same ops on the same memory, with
   // what that memory then holds. Nothing allocates and nobody synchronizes while recording. begin_record is
-  // false on devices without recording, and then nothing changes.
+  // false on devices without recording, and then nothing changes. Where the device has no memory left for a
+  // record, end_record succeeds and has_record(key) stays false: the ops are still to be queued.
   virtual bool begin_record() { return false; }
   virtual Status end_record(uint64_t key) { return {}; }
   virtual bool has_record(uint64_t key) const { return false; }

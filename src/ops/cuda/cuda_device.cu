@@ -9,6 +9,7 @@
 
 #include "base/log_line.h"
 #include "base/threads.h"
+#include "ops/cuda/gemm/gemm.h"
 #include "ops/cuda/primitives/device_math.h"
 #include "ops/cuda/primitives/launch.h"
 
@@ -287,6 +288,7 @@ void CudaDevice::copy_rows(const Weight& to, const Weight& from, std::span<const
   cuda::copy_rows(context_, to, from, rows);
 }
 
+int32_t CudaDevice::padded_rows(int32_t rows) const { return cuda::padded_rows(context_, rows); }
 size_t CudaDevice::weight_bytes(const Weight& weight) const { return cuda::planned_bytes(weight); }
 
 // ---- recorded steps ----

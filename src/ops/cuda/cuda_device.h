@@ -28,6 +28,7 @@ class CudaDevice final : public Device {
   Status load_weights(std::span<Weight* const> weights, const WeightDone& done) override;
   void copy_rows(const Weight& to, const Weight& from, std::span<const int32_t> rows) override;
   size_t weight_bytes(const Weight& weight) const override;
+  int32_t padded_rows(int32_t rows) const override;
   int32_t state_tile_columns(const DeltaShape&) const override { return 1; }
   DeltaRing delta_ring(int32_t uncertain) const override { return {cuda::kFoldEvery, uncertain, uncertain}; }
   Status accepts(const WorkspaceNeeds& needs) const override { return ops_.accepts(needs); }

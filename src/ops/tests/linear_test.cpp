@@ -456,11 +456,11 @@ TEST(Linear, AgreesOnMatricesOfManyMegabytes) {
     std::vector<int64_t> rows;
     Tail tail;
   };
-  const Case cases[] = {{{GgmlType::Q4_K}, 10550, 5120, {9, 16, 17, 32}, Tail::store},
-                        {{GgmlType::Q4_K}, 3200, 17408, {13, 26}, Tail::add},
+  const Case cases[] = {{{GgmlType::Q4_K}, 10550, 5120, {9, 16, 17, 32, 64, 96, 128}, Tail::store},
+                        {{GgmlType::Q4_K}, 3200, 17408, {13, 26, 90, 128}, Tail::add},
                         {{GgmlType::Q4_K}, 2048, 4096, {16, 24}, Tail::add},
-                        {{GgmlType::Q6_K}, 5120, 6144, {16, 31}, Tail::add},
-                        {{GgmlType::Q6_K, GgmlType::Q4_K}, 4130, 5120, {12, 22}, Tail::store},
+                        {{GgmlType::Q6_K}, 5120, 6144, {16, 31, 64, 96, 120}, Tail::add},
+                        {{GgmlType::Q6_K, GgmlType::Q4_K}, 4130, 5120, {12, 22, 50, 96}, Tail::store},
                         {{GgmlType::Q4_K, GgmlType::Q6_K}, 2080, 2048, {16, 25}, Tail::store},
                         {{GgmlType::Q4_K}, 5300, 5120, {10, 16, 32}, Tail::silu_mul}};
   for (const Case& c : cases) {
@@ -485,8 +485,9 @@ TEST(Linear, AgreesOnMatricesOfManyMegabytes) {
       std::vector<Weight*> load;
       for (Weight& w : weights) load.push_back(&w);
       World world(device);
-      world.prepare(load, {.max_tokens = 32, .max_width = c.k});
+      world.prepare(load, {.max_tokens = 128, .max_width = c.k});
       for (const int64_t rows : c.rows) {
+        if (rows > 32 && !device.gpu) continue;  // forms of GPUs
         const std::vector<float> x = exact_inputs(random, rows, c.k, kept(device, c.types[0]));
         std::vector<LinearPart> parts;
         for (size_t i = 0; i < c.types.size(); ++i)
@@ -512,6 +513,36 @@ TEST(Linear, AgreesOnMatricesOfManyMegabytes) {
                   << " output " << n;
           }
         }
+      }
+    }
+  }
+}
+
+// --deterministic on a GPU: large matrices, whose tiles several processors share.
+TEST(Linear, DeterministicRowsHaveTheSameBytesInAnyCompany) {
+  struct Case {
+    GgmlType type;
+    int64_t n, k;
+  };
+  for (const Case& c : {Case{GgmlType::Q4_K, 5120, 6144},
+                        {GgmlType::Q6_K, 5120, 6144},
+                        {GgmlType::Q4_K, 5120, 17408},
+                        {GgmlType::Q4_K, 14336, 5120},
+                        {GgmlType::Q8_0, 4096, 2048},
+                        {GgmlType::BF16, 2048, 5120}}) {
+    for (DeviceCase device : all_devices()) {
+      if (!device.gpu) continue;
+      device.deterministic = true;
+      Random random(73);
+      constexpr int64_t kRows = 128;
+      const auto w = random_weight(random, c.type, c.n, c.k);
+      const std::vector<float> x = random.normals(kRows * c.k);
+      const std::vector<float> whole = multiply(device, *w, x, {kRows});
+      for (const std::vector<int64_t>& cuts :
+           {std::vector<int64_t>{1, 8, 16, 32, 64, 7}, {64, 64}, {65, 63}, {96, 32}, {33, 95}, {100, 28}}) {
+        expect_same(multiply(device, *w, x, cuts), whole,
+                    device.name + " " + std::string(type_name(c.type)) + " " + std::to_string(c.k) +
+                        " rows " + std::to_string(cuts[0]) + " first");
       }
     }
   }

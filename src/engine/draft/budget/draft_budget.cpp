@@ -45,9 +45,10 @@ bool differs(double a, double b, double share) { return std::abs(a - b) > share 
 
 }  // namespace
 
-DraftBudget::DraftBudget(int32_t max_drafts, bool has_free)
+DraftBudget::DraftBudget(int32_t max_drafts, bool has_free, StepCosts::Padding padding)
     : max_drafts_(max_drafts),
       has_free_(has_free),
+      costs_(std::move(padding)),
       accepted_(static_cast<size_t>(max_drafts), Share{0, 0}),
       look_distance_(kFirstLookDistance),
       next_pause_(kFirstDistance),
@@ -254,8 +255,7 @@ void DraftBudget::rank(const StepPlan& plan) {
 
 // How many of nodes_ give the most tokens for the time. Rows up to the end of a bucket cost the same.
 int32_t DraftBudget::worthwhile(const StepPlan& plan, double drafting_ms) const {
-  // Into what was never measured no further than twice as far.
-  const auto all = std::min(static_cast<int32_t>(nodes_.size()), 2 * costs_.most_extra_rows(plan.decoding));
+  const auto all = std::min(static_cast<int32_t>(nodes_.size()), costs_.next_extra_rows(plan.decoding));
   int32_t best = 0, n = 0;
   double tokens = plan.decoding;
   double best_rate = tokens / (costs_.step_ms(plan.decoding, plan.decoding) + drafting_ms);

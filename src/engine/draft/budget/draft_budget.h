@@ -41,8 +41,8 @@ namespace braid {
 
 class DraftBudget {
  public:
-  // has_free: one of the drafters runs no model.
-  explicit DraftBudget(int32_t max_drafts, bool has_free = false);
+  // has_free: one of the drafters runs no model. `padding`: of the device.
+  explicit DraftBudget(int32_t max_drafts, bool has_free = false, StepCosts::Padding padding = {});
 
   // Lowers the draft_depth of the plan's items, and says whether models may be run for them. False: nobody is to be
   // drafted for.

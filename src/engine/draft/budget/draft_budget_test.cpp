@@ -97,6 +97,34 @@ TEST(StepCosts, PlainStepsBetweenMeasuredOnesAreEstimated) {
   EXPECT_EQ(far.plain_ms(8), 0);
 }
 
+int32_t in_tiles_of_128(int32_t rows) { return (rows + 127) / 128 * 128; }
+
+TEST(StepCosts, RowsOfATileCostAlike) {
+  StepCosts lines, tiles(in_tiles_of_128);
+  for (StepCosts* costs : {&lines, &tiles}) {
+    for (int i = 0; i < 3; ++i) {
+      costs->observe(128, 128, 20);
+      costs->observe(128, 130, 32);
+    }
+    EXPECT_NEAR(costs->step_ms(128, 130), 32, 1e-9);
+  }
+  EXPECT_NEAR(lines.step_ms(128, 256), 50, 1e-9);
+  EXPECT_NEAR(tiles.step_ms(128, 256), 32, 1e-9);
+  EXPECT_NEAR(tiles.step_ms(128, 384), 38, 1e-9);  // half the slope beyond
+  EXPECT_EQ(lines.next_extra_rows(128), 64);
+  EXPECT_EQ(tiles.next_extra_rows(128), 128);
+  EXPECT_EQ(tiles.next_extra_rows(64), 0) << "nothing is known";
+  // Between two that are measured, and in one tile.
+  for (int i = 0; i < 3; ++i) tiles.observe(128, 384, 44);
+  EXPECT_NEAR(tiles.step_ms(128, 256), 32, 1e-9);
+  EXPECT_NEAR(tiles.step_ms(128, 320), 44, 1e-9);
+  StepCosts inside(in_tiles_of_128);  // of one tile rows count
+  for (int i = 0; i < 3; ++i) inside.observe(32, 32, 10);
+  for (int i = 0; i < 3; ++i) inside.observe(32, 64, 12);
+  EXPECT_NEAR(inside.step_ms(32, 48), 11, 1e-9);
+  EXPECT_NEAR(inside.step_ms(32, 96), 13, 1e-9);
+}
+
 TEST(StepCosts, KnowsCatchingUpByItself) {
   StepCosts costs;
   EXPECT_EQ(costs.catch_up_ms(4, 8), 0);
@@ -324,6 +352,29 @@ double large_gpu_ms(int32_t sequences, int32_t rows) {
   const auto [high, high_ms] = kProducts[at];
   return low_ms + (high_ms - low_ms) * (rows - low) / (high - low) + 0.5 + 0.06 * sequences +
          0.03 * (rows - sequences);
+}
+
+// Many sequences, where the first draft begins a tile of rows and all others lie in it: what it takes says
+// nothing of theirs.
+TEST(DraftBudget, BeginsWhereRowsComeInTiles) {
+  for (const double a : {0.0, 0.4, 0.85}) {
+    for (const int32_t sequences : {96, 128, 200}) {
+      World world;
+      world.max_drafts = 3;
+      world.sequences = sequences;
+      world.step_ms = [](int32_t n, int32_t rows) {
+        return 1.0 + 0.06 * n + 9 * in_tiles_of_128(rows) / 128.0 + 0.005 * (rows - n);
+      };
+      world.drafting_ms = [](int32_t, int32_t depth) { return 0.3 * depth; };
+      world.acceptance = [a](const World&, int32_t) { return a; };
+      DraftBudget budget(world.max_drafts, false, in_tiles_of_128);
+      world.run_until(budget, 20e3);
+      const std::string what = std::to_string(sequences) + " a " + std::to_string(a);
+      expect_no_loss(world, what.c_str());
+      const double best = best_gain(world, a);
+      if (best > 1.1) EXPECT_GT(world.gain(), 1 + 0.7 * (best - 1)) << what << ", best " << best;
+    }
+  }
 }
 
 // Answers of equal length end one by one: each number of sequences on the way is new, and is drafted for

@@ -144,12 +144,17 @@ double StepCosts::plain_ms(int32_t sequences) const {
 double StepCosts::step_ms(int32_t sequences, int32_t rows) const {
   const auto& known = columns_.at(row_bucket(sequences)).extra;
   const double plain = known.begin()->second.ms;
-  const int32_t wanted = rows > sequences ? std::max(row_bucket(rows) - row_bucket(sequences), 1) : 0;
+  const int32_t base = row_bucket(sequences);
+  const int32_t wanted = rows > sequences ? std::max(row_bucket(rows) - base, 1) : 0;
   if (wanted == 0) return plain;
   struct Point {
     int32_t extra;
     double ms;
   } above{0, 0}, below{0, plain}, before{0, plain};  // the nearest ones; before: the one below `below`
+  // From one number of rows to another, by what is computed where that differs.
+  const auto distance = [&](int32_t from, int32_t to, bool by_tiles) {
+    return by_tiles ? padded(base + to) - padded(base + from) : to - from;
+  };
   double least = std::numeric_limits<double>::max();
   bool has_below = false;
   for (auto it = known.rbegin(); it != known.rend() && it->first > 0; ++it) {
@@ -166,15 +171,25 @@ double StepCosts::step_ms(int32_t sequences, int32_t rows) const {
       break;
     }
   }
-  if (above.extra > 0)
-    return below.ms + (above.ms - below.ms) * (wanted - below.extra) / (above.extra - below.extra);
+  if (above.extra > 0) {
+    const bool by_tiles = distance(below.extra, above.extra, true) > 0;
+    return below.ms + (above.ms - below.ms) * distance(below.extra, wanted, by_tiles) /
+                          distance(below.extra, above.extra, by_tiles);
+  }
   if (!has_below) return plain;
-  return below.ms + 0.5 * (below.ms - before.ms) / (below.extra - before.extra) * (wanted - below.extra);
+  const bool by_tiles = distance(before.extra, below.extra, true) > 0;
+  return below.ms + 0.5 * (below.ms - before.ms) * distance(below.extra, wanted, by_tiles) /
+                        distance(before.extra, below.extra, by_tiles);
 }
 
 int32_t StepCosts::most_extra_rows(int32_t sequences) const {
   const auto found = columns_.find(row_bucket(sequences));
   return found == columns_.end() ? 0 : found->second.extra.rbegin()->first;
+}
+
+int32_t StepCosts::next_extra_rows(int32_t sequences) const {
+  const int32_t known = most_extra_rows(sequences), base = row_bucket(sequences);
+  return std::max(2 * known, known > 0 ? padded(base + known) - base : 0);
 }
 
 double StepCosts::drafting_ms(int32_t sequences, int32_t depth) const {

@@ -78,8 +78,20 @@ Columns columns_for(const Context& context, int64_t rows) {
   if (rows <= 8) return {8, false};
   const bool wgmma = context.has_wgmma;
   if (rows <= 16) return {16, wgmma};
-  const int count = rows <= 32 ? 32 : rows <= 64 ? 64 : rows <= 96 ? 96 : 128;
-  return wgmma ? Columns{count, true} : Columns{std::min(count, 64), false};
+  if (!wgmma) return {rows <= 32 ? 32 : 64, false};
+  if (rows <= 64) return {rows <= 32 ? 32 : 64, true};
+  // Tiles of 128 columns multiply a row fastest; but a step that drafts has some hundreds of rows, of which
+  // those of 96 may leave fewer empty.
+  const auto padded = [&](int64_t count) { return div_up(rows, count) * count; };
+  return {padded(96) * 8 <= padded(128) * 7 ? 96 : 128, true};
+}
+
+int32_t padded_rows(const Context& context, int32_t rows) {
+  // Fewer wait for weights: there each row's own work counts.
+  constexpr int32_t kMostMemoryBound = 64;
+  if (rows <= kMostMemoryBound) return rows;
+  const int32_t columns = columns_for(context, rows).count;
+  return div_up(rows, columns) * columns;
 }
 
 GemmLaunch norm_first(Context& context, const GemmLaunch& launch) {

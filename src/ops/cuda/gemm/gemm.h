@@ -19,6 +19,9 @@ constexpr int64_t most_expert_tiles(int64_t pairs, int64_t experts, int64_t rows
   return pairs / rows + (experts < pairs ? experts : pairs) + 1;
 }
 
+// Device::padded_rows.
+int32_t padded_rows(const Context& context, int32_t rows);
+
 // Made for one op: `work` is scratch of gemm_bytes(), zero-filled once, and what the op leaves in it is
 // nobody's. Calls queue kernels on the context's stream and return; wrong shapes are bugs (BRAID_CHECK).
 class Gemm {

@@ -40,10 +40,10 @@ __device__ inline void store_pairs(const WgmmaRows& r, int row, int64_t y_row, b
   if (wanted && row + 8 < part.rows) *reinterpret_cast<uint32_t*>(y + 8) = high;
 }
 
-// What y holds where a thread's sums of set 0 go, for Store::add: [group][row half, column].
-template <int kGroups>
+// What y holds where a thread's sums go, for Store::add: [set][group][row half, column].
+template <int kSets, int kGroups>
 __device__ inline void old_sums(const WgmmaRows& r, const Tile& tile, int first_group,
-                                float (&old)[kGroups][4]) {
+                                float (&old)[kSets][kGroups][4]) {
   const GemmPart& part = *r.target.part;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int left = tile.count - 8 * first_group;
@@ -53,19 +53,30 @@ __device__ inline void old_sums(const WgmmaRows& r, const Tile& tile, int first_
   const float* y =
       static_cast<const float*>(part.y) + (tile.first + 8 * first_group + column) * part.y_stride + row;
 #pragma unroll
-  for (int j = 0; j < kGroups; ++j)
+  for (int set = 0; set < kSets; ++set)
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const bool wanted = row + e / 2 * 8 < part.rows && 8 * j + column + e % 2 < left;
-      old[j][e] = add && wanted ? y[(8 * j + e % 2) * part.y_stride + e / 2 * 8] : 0.0f;
-    }
+    for (int j = 0; j < kGroups; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int down = 16 * set + e / 2 * 8;
+        const bool wanted = row + down < part.rows && 8 * j + column + e % 2 < left;
+        old[set][j][e] = add && wanted ? y[(8 * j + e % 2) * part.y_stride + down] : 0.0f;
+      }
 }
 
-// acc[set][group of 8 columns][4] to y, columns 8 * first_group on; kSets 1: rows of set 0 only, where y
-// holds `early`, of old_sums(). By whole warps.
+// Groups whose old sums are asked for together, as each load behind a store waits for a way to memory and
+// back; as many as there are registers for.
+template <int kGroups>
+inline constexpr int kOldAtOnce = kGroups % 8 == 0                   ? 4
+                                  : kGroups >= 6 && kGroups % 2 == 0 ? 2
+                                                                     : 1;
+
+// acc[set][group of 8 columns][4] to y, columns 8 * first_group on; kSets 1: rows of set 0 only. `early`: what
+// y holds, of old_sums(), if the caller has it. By whole warps.
 template <int kGroups, int kSets = 2>
 __device__ inline void store_wgmma(const WgmmaRows& r, const Tile& tile, int first_group,
-                                   const float (&acc)[2][kGroups][4], const float (*early)[4] = nullptr) {
+                                   const float (&acc)[2][kGroups][4],
+                                   const float (*early)[kGroups][4] = nullptr) {
   if (r.target.part == nullptr) return;
   const GemmPart& part = *r.target.part;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -105,24 +116,24 @@ __device__ inline void store_wgmma(const WgmmaRows& r, const Tile& tile, int fir
   const int row = r.target.row + lane / 4;
   const int column = lane % 4 * 2;
   if (part.y_type == DType::f32 && (part.store == Store::plain || part.store == Store::add)) {
-    const bool add = part.store == Store::add;
     float* y = static_cast<float*>(part.y) + (y_row + column) * part.y_stride + row;
+    constexpr int kAtOnce = kOldAtOnce<kGroups>;
 #pragma unroll
-    for (int j = 0; j < kGroups; ++j) {
-      if (8 * j >= left) break;
-      float old[4 * kSets];
+    for (int first = 0; first < kGroups; first += kAtOnce) {
+      if (8 * first >= left) break;
+      float old[kSets][kAtOnce][4];
+      if (early == nullptr) old_sums(r, tile, first_group + first, old);
 #pragma unroll
-      for (int e = 0; e < 4 * kSets; ++e) {  // set, row half, column
-        const bool wanted = row + e / 2 * 8 < part.rows && 8 * j + column + e % 2 < left;
-        old[e] = kSets == 1      ? early[j][e]
-                 : add && wanted ? y[(8 * j + e % 2) * part.y_stride + e / 2 * 8]
-                                 : 0.0f;
-      }
+      for (int set = 0; set < kSets; ++set)
 #pragma unroll
-      for (int e = 0; e < 4 * kSets; ++e) {
-        const bool wanted = row + e / 2 * 8 < part.rows && 8 * j + column + e % 2 < left;
-        if (wanted) y[(8 * j + e % 2) * part.y_stride + e / 2 * 8] = acc[e / 4][j][e % 4] * s0 + old[e];
-      }
+        for (int j = first; j < first + kAtOnce; ++j)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const int down = 16 * set + e / 2 * 8;
+            const bool wanted = row + down < part.rows && 8 * j + column + e % 2 < left;
+            const float before = early != nullptr ? early[set][j][e] : old[set][j - first][e];
+            if (wanted) y[(8 * j + e % 2) * part.y_stride + down] = acc[set][j][e] * s0 + before;
+          }
     }
     return;
   }

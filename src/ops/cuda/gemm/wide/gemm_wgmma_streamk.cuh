@@ -222,6 +222,8 @@ struct CountedParts {
     some.count = min(tile.count, 8 * last);
     for (int first = groups * own / s.finishers; rows.target.part != nullptr && first < last;
          first += kAtOnce) {
+      float old[2][kAtOnce][4];
+      old_sums(rows, some, first, old);
       float sum[2][kAtOnce][4] = {};
       for (int part = 0; part < s.parts; part += kParts) {
         float4 v[kParts][2][kAtOnce];
@@ -246,7 +248,7 @@ struct CountedParts {
               sum[set][j][3] += v[i][set][j].w;
             }
       }
-      store_wgmma<kAtOnce>(rows, some, first, sum);
+      store_wgmma<kAtOnce>(rows, some, first, sum, old);
     }
     meet_group();
     unsigned* departed = arrived() + kMostGroups * gridDim.x;
@@ -299,8 +301,8 @@ struct LookedParts {
       WgmmaRows some = rows;
       some.target.part = &part;
       some.target.row += 16 * set;
-      float old[kAtOnce][4];
-      old_sums<kAtOnce>(some, tile, first, old);
+      float old[1][kAtOnce][4];
+      old_sums(some, tile, first, old);
       float sum[2][kAtOnce][4] = {};
       add_parts(sum, both, set, first, groups);
       if (both && !rows.gated) {

@@ -407,11 +407,11 @@ struct WideCta {
     for (int task = first_task + warp; task < last_task; task += 2 * kWideWarps) {
       const Tile all{0, 0, 0, a.tokens, 0};
       Parts parts[2] = {parts_of(task), parts_of(task + kWideWarps)};
-      float old[2][1][4];
+      float old[2][1][1][4];
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         const WgmmaRows rows = rows_of(task + n * kWideWarps);
-        if (rows.target.part != nullptr) old_sums<1>(rows, all, tile_of(task + n * kWideWarps), old[n]);
+        if (rows.target.part != nullptr) old_sums(rows, all, tile_of(task + n * kWideWarps), old[n]);
       }
       float sum[2][2][1][4] = {};
       while (parts[0].entry < parts[0].end || parts[1].entry < parts[1].end) add_parts(parts, sum);
@@ -419,12 +419,12 @@ struct WideCta {
       for (int n = 0; n < 2; ++n) {
         const WgmmaRows rows = rows_of(task + n * kWideWarps);
         if (rows.target.part == nullptr) continue;
-        float own[2][1][4], own_old[1][4];
+        float own[2][1][4], own_old[1][1][4];
 #pragma unroll
         for (int q = 0; q < 4; ++q) {
           own[0][0][q] = n == 0 ? sum[0][0][0][q] : sum[1][0][0][q];
           own[1][0][q] = n == 0 ? sum[0][1][0][q] : sum[1][1][0][q];
-          own_old[0][q] = n == 0 ? old[0][0][q] : old[1][0][q];
+          own_old[0][0][q] = n == 0 ? old[0][0][0][q] : old[1][0][0][q];
         }
         store_wgmma<1, 1>(rows, all, tile_of(task + n * kWideWarps), own, own_old);
       }
