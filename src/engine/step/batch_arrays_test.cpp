@@ -34,7 +34,7 @@ class Recording : public Device {
 
   bool begin_record() override { return records_at_all; }
   Status end_record(uint64_t key) override {
-    kept[key] = ++recorded;
+    if (kept.size() < room) kept[key] = ++recorded;
     return {};
   }
   bool has_record(uint64_t key) const override { return kept.contains(key); }
@@ -42,6 +42,7 @@ class Recording : public Device {
   void forget_record(uint64_t key) override { kept.erase(key); }
 
   bool records_at_all = true;
+  size_t room = 1000;  // for so many
   int copies = 0, recorded = 0, replayed = 0;
   std::map<uint64_t, int> kept;
 };
@@ -67,6 +68,29 @@ TEST(Records, WorkIsQueuedThenRecordedThenReplayed) {
   EXPECT_EQ(queued, 3);
   EXPECT_EQ(device.replayed, 2);
   EXPECT_EQ(records.take_making_ms(), 0) << "of what is taken, and of replays";
+}
+
+TEST(Records, WithoutMemoryForOneMoreThereIsRoomForAsManyAsThereAre) {
+  for (const size_t room : {size_t{0}, size_t{3}}) {
+    Recording device;
+    device.room = room;
+    Records records(device);
+    int queued = 0, asked = 0;
+    const auto ask = [&](uint64_t shape) {
+      ++asked;
+      EXPECT_TRUE(records.queue(Records::Work::step, shape, [&] { ++queued; }).ok());
+    };
+    for (int turn = 0; turn < 3; ++turn)
+      for (uint64_t shape = 0; shape < 5; ++shape)
+        for (int i = 0; i < 4; ++i) ask(shape);
+    EXPECT_EQ(records.count(), room);
+    EXPECT_EQ(device.kept.size(), room);
+    if (room == 0) {
+      EXPECT_EQ(queued, asked + 1) << "queued every time, and once in vain to be recorded";
+    } else {
+      EXPECT_GT(device.replayed, asked / 2);
+    }
+  }
 }
 
 TEST(Records, OneBoundHoldsForAllWork) {

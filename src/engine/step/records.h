@@ -4,7 +4,8 @@
 // Whatever a kernel sets up once must not be recorded, hence the second time. On devices that record nothing
 // it is always queued. All that an engine records is counted here, whoever asks for it: steps, and the
 // networks that draft for them. Of more shapes than there is room for, that which was wanted last the longest ago is
-// forgotten, and must come twice again: shapes that are rare do not push out those that are not.
+// forgotten, and must come twice again: shapes that are rare do not push out those that are not. Where the
+// device has no memory for one more, there is room for as many as there are.
 #pragma once
 
 #include <algorithm>
@@ -36,6 +37,10 @@ class Records {
     if (is_due(key) && device_.begin_record()) {
       enqueue();
       BRAID_TRY(device_.end_record(key));
+      if (!device_.has_record(key)) {
+        most_ = wanted_.size();
+        seen_.erase(key);
+      }
       making_ms_ += std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
     }
     if (device_.has_record(key)) {
@@ -53,11 +58,10 @@ class Records {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr size_t kMost = 192;  // a record takes memory of the host and the driver
 
   bool is_due(uint64_t key) {
-    if (device_.has_record(key) || seen_.insert(key).second) return false;
-    if (wanted_.size() == kMost) {
+    if (most_ == 0 || device_.has_record(key) || seen_.insert(key).second) return false;
+    if (wanted_.size() >= most_) {
       const auto oldest = std::min_element(wanted_.begin(), wanted_.end(),
                                            [](const auto& a, const auto& b) { return a.second < b.second; });
       device_.forget_record(oldest->first);
@@ -68,6 +72,7 @@ class Records {
   }
 
   Device& device_;
+  size_t most_ = 192;                    // a record takes memory of the host and the driver
   std::set<uint64_t> seen_;              // shapes that were queued once
   std::map<uint64_t, uint64_t> wanted_;  // recorded ones: the turn in which they were last
   uint64_t turn_ = 0;

@@ -305,6 +305,10 @@ Status CudaDevice::end_record(uint64_t key) {
   cudaGraphExec_t exec = nullptr;
   if (error == cudaSuccess) error = cudaGraphInstantiate(&exec, graph, 0);
   if (graph != nullptr) cudaGraphDestroy(graph);
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // nothing was run, and nothing is broken
+    return health();
+  }
   if (error != cudaSuccess) {
     context_.note(error, "recording a step");
     return health();
