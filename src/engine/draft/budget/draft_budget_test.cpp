@@ -1,5 +1,5 @@
-// draft_budget_test.cpp -- costs, probabilities, and what comes of them in simulated worlds whose step times
-// and acceptance are known: what can be gained is gained, and whatever happens no more than 1 % is lost.
+// draft_budget_test.cpp -- simulated worlds whose step times and acceptance are known: what can be gained is
+// gained, and whatever happens no more than 1 % is lost.
 #include "engine/draft/budget/draft_budget.h"
 
 #include <gtest/gtest.h>
@@ -12,162 +12,6 @@
 
 namespace braid {
 namespace {
-
-TEST(StepCosts, KeepsWhatIsMeasuredAndReadsBetween) {
-  StepCosts costs;
-  EXPECT_EQ(costs.plain_ms(1), 0);
-  costs.observe(1, 1, 500);
-  EXPECT_EQ(costs.plain_ms(1), 0) << "one may be a chance";
-  costs.observe(1, 1, 10);
-  EXPECT_EQ(costs.plain_ms(1), 10);
-  EXPECT_EQ(costs.step_ms(1, 5), 10);  // flat until something else is known
-  costs.observe(1, 5, 28);
-  EXPECT_EQ(costs.step_ms(1, 5), 10) << "one may be a chance";
-  costs.observe(1, 5, 14);
-  EXPECT_NEAR(costs.step_ms(1, 3), 12, 1e-9);
-  EXPECT_NEAR(costs.step_ms(1, 7), 15, 1e-9);  // half the slope beyond
-  EXPECT_EQ(costs.most_extra_rows(1), 4);
-  EXPECT_EQ(costs.most_extra_rows(2), 0);
-  for (int i = 0; i < 5; ++i) costs.observe(1, 3, 9);  // never less for more rows
-  EXPECT_EQ(costs.step_ms(1, 3), 10);
-  for (int i = 0; i < 5; ++i) costs.observe(1, 2, 19);  // nor more for fewer
-  EXPECT_EQ(costs.step_ms(1, 2), 10);
-  EXPECT_EQ(costs.step_ms(1, 1), 10);
-  // The first measurements include warming up: the median of five counts.
-  for (const double ms : {12, 12, 90}) costs.observe(1, 5, ms);
-  EXPECT_EQ(costs.step_ms(1, 5), 14);
-}
-
-TEST(StepCosts, FollowsPlainStepsWithAllRowsAndForgivesHiccups) {
-  StepCosts costs;
-  for (int i = 0; i < 10; ++i) {
-    costs.observe(4, 4, 10);
-    costs.observe(4, 8, 13);
-  }
-  EXPECT_EQ(costs.observe(4, 4, 1000), 12.5);
-  EXPECT_NEAR(costs.plain_ms(4), 10.25, 0.01);
-  EXPECT_NEAR(costs.step_ms(4, 8), 13.25, 0.01);
-  EXPECT_EQ(costs.observe(4, 8, 14), 14);
-  EXPECT_NEAR(costs.observe(4, 8, 1000), 1.25 * 13.33, 0.01);
-  // Nor does the first step with so many rows say all that it took.
-  costs.observe(4, 12, 1000);
-  EXPECT_LT(costs.step_ms(4, 12), 36);
-  // Five times in a row are no hiccup.
-  for (int i = 0; i < 5; ++i) costs.observe(4, 4, 50);
-  EXPECT_EQ(costs.plain_ms(4), 50);
-  EXPECT_GT(costs.step_ms(4, 8), 52);
-}
-
-TEST(StepCosts, ANewNumberOfSequencesBeginsAsItsNeighbour) {
-  StepCosts costs;
-  for (int i = 0; i < 2; ++i) costs.observe(8, 8, 10);
-  for (int i = 0; i < 2; ++i) costs.observe(8, 16, 14);
-  EXPECT_EQ(costs.plain_ms(12), 0);
-  for (int i = 0; i < 2; ++i) costs.observe(12, 12, 11);
-  EXPECT_EQ(costs.plain_ms(12), 11);
-  EXPECT_NEAR(costs.step_ms(12, 20), 15, 1e-9);
-  costs.observe_drafting(8, 4, 2);
-  EXPECT_NEAR(costs.drafting_ms(8, 2), 1, 1e-9);
-  EXPECT_NEAR(costs.drafting_ms(9, 6), 3, 1e-9);
-}
-
-TEST(StepCosts, PlainStepsBetweenMeasuredOnesAreEstimated) {
-  StepCosts costs;
-  for (int i = 0; i < 2; ++i) costs.observe(4, 4, 10);
-  costs.estimate(6);
-  EXPECT_EQ(costs.plain_ms(6), 0) << "nothing is known beyond";
-  for (int i = 0; i < 2; ++i) costs.observe(8, 8, 14);
-  for (int i = 0; i < 2; ++i) costs.observe(8, 16, 20);
-  for (int i = 0; i < 2; ++i) costs.observe(64, 64, 40);
-  costs.estimate(6);
-  EXPECT_EQ(costs.plain_ms(6), 12);
-  EXPECT_TRUE(costs.is_estimated(6));
-  EXPECT_FALSE(costs.is_estimated(8));
-  costs.estimate(7);
-  EXPECT_EQ(costs.plain_ms(7), 13);
-  EXPECT_NEAR(costs.step_ms(7, 14), 18.25, 1e-9) << "its other rows are the neighbour's";
-  for (int i = 0; i < 2; ++i) costs.observe(6, 6, 11);
-  EXPECT_EQ(costs.plain_ms(6), 11) << "measured by now";
-  EXPECT_FALSE(costs.is_estimated(6));
-  // From too far away nothing is told.
-  StepCosts far;
-  for (int i = 0; i < 2; ++i) far.observe(1, 1, 10);
-  for (int i = 0; i < 2; ++i) far.observe(64, 64, 40);
-  far.estimate(8);
-  EXPECT_EQ(far.plain_ms(8), 0);
-}
-
-int32_t in_tiles_of_128(int32_t rows) { return (rows + 127) / 128 * 128; }
-
-TEST(StepCosts, RowsOfATileCostAlike) {
-  StepCosts lines, tiles(in_tiles_of_128);
-  for (StepCosts* costs : {&lines, &tiles}) {
-    for (int i = 0; i < 3; ++i) {
-      costs->observe(128, 128, 20);
-      costs->observe(128, 130, 32);
-    }
-    EXPECT_NEAR(costs->step_ms(128, 130), 32, 1e-9);
-  }
-  EXPECT_NEAR(lines.step_ms(128, 256), 50, 1e-9);
-  EXPECT_NEAR(tiles.step_ms(128, 256), 32, 1e-9);
-  EXPECT_NEAR(tiles.step_ms(128, 384), 38, 1e-9);  // half the slope beyond
-  EXPECT_EQ(lines.next_extra_rows(128), 64);
-  EXPECT_EQ(tiles.next_extra_rows(128), 128);
-  EXPECT_EQ(tiles.next_extra_rows(64), 0) << "nothing is known";
-  // Between two that are measured, and in one tile.
-  for (int i = 0; i < 3; ++i) tiles.observe(128, 384, 44);
-  EXPECT_NEAR(tiles.step_ms(128, 256), 32, 1e-9);
-  EXPECT_NEAR(tiles.step_ms(128, 320), 44, 1e-9);
-  StepCosts inside(in_tiles_of_128);  // of one tile rows count
-  for (int i = 0; i < 3; ++i) inside.observe(32, 32, 10);
-  for (int i = 0; i < 3; ++i) inside.observe(32, 64, 12);
-  EXPECT_NEAR(inside.step_ms(32, 48), 11, 1e-9);
-  EXPECT_NEAR(inside.step_ms(32, 96), 13, 1e-9);
-}
-
-TEST(StepCosts, KnowsCatchingUpByItself) {
-  StepCosts costs;
-  EXPECT_EQ(costs.catch_up_ms(4, 8), 0);
-  for (int i = 0; i < 3; ++i) costs.observe(4, 4, 11, 1);
-  EXPECT_EQ(costs.plain_ms(4), 10);
-  EXPECT_NEAR(costs.catch_up_ms(4, 8), 2, 1e-9);
-  EXPECT_EQ(costs.observe(4, 8, 14, 2), 12);
-  costs.observe(4, 4, 1010, 1000);  // was held up
-  EXPECT_LT(costs.catch_up_ms(4, 4), 2);
-  EXPECT_EQ(costs.plain_ms(4), 10);
-  EXPECT_EQ(costs.observe_drafting(4, 3, 5), 5);
-  EXPECT_EQ(costs.observe_drafting(4, 3, 500), 10);
-  for (int i = 0; i < 5; ++i) costs.observe_drafting(4, 3, 5);
-  EXPECT_EQ(costs.observe_drafting(4, 3, 500), 6.25);
-}
-
-TEST(Survival, BeginsWithTheDraftersWordAndLearnsHowRightItIs) {
-  for (const double truth : {0.0, 0.3, 0.95}) {
-    Survival survival;
-    EXPECT_NEAR(survival.probability(0, std::log(0.6f)), 0.6, 1e-6);
-    std::mt19937 random(1);
-    std::uniform_real_distribution<double> uniform;
-    for (int i = 0; i < 1000; ++i) {
-      const auto q = static_cast<float>(0.2 + 0.7 * uniform(random));
-      survival.judged(0, std::log(q), uniform(random) < truth);  // q says nothing
-    }
-    for (const float q : {0.3f, 0.8f}) EXPECT_NEAR(survival.probability(0, std::log(q)), truth, 0.15) << q;
-    EXPECT_EQ(survival.probability(2, std::log(0.6f)), survival.probability(0, std::log(0.6f)));
-    for (int i = 0; i < 1000; ++i) survival.judged(1, std::log(0.6f), i % 2 == 0);
-    EXPECT_NEAR(survival.probability(1, std::log(0.6f)), 0.5, 0.1) << "depths have their own";
-    EXPECT_NEAR(survival.probability(0, std::log(0.6f)), truth, 0.15);
-  }
-  // A drafter that is too sure: q = 0.9 is right half of the time, 0.5 a tenth.
-  Survival survival;
-  std::mt19937 random(2);
-  std::uniform_real_distribution<double> uniform;
-  for (int i = 0; i < 4000; ++i) {
-    const bool sure = i % 2 == 0;
-    survival.judged(0, std::log(sure ? 0.9f : 0.5f), uniform(random) < (sure ? 0.5 : 0.1));
-  }
-  EXPECT_NEAR(survival.probability(0, std::log(0.9f)), 0.5, 0.12);
-  EXPECT_NEAR(survival.probability(0, std::log(0.5f)), 0.1, 0.08);
-}
 
 // Time passes as the functions say.
 struct World {
@@ -357,17 +201,18 @@ double large_gpu_ms(int32_t sequences, int32_t rows) {
 // Many sequences, where the first draft begins a tile of rows and all others lie in it: what it takes says
 // nothing of theirs.
 TEST(DraftBudget, BeginsWhereRowsComeInTiles) {
+  const auto in_tiles = [](int32_t rows) { return (rows + 127) / 128 * 128; };
   for (const double a : {0.0, 0.4, 0.85}) {
     for (const int32_t sequences : {96, 128, 200}) {
       World world;
       world.max_drafts = 3;
       world.sequences = sequences;
-      world.step_ms = [](int32_t n, int32_t rows) {
-        return 1.0 + 0.06 * n + 9 * in_tiles_of_128(rows) / 128.0 + 0.005 * (rows - n);
+      world.step_ms = [&](int32_t n, int32_t rows) {
+        return 1.0 + 0.06 * n + 9 * in_tiles(rows) / 128.0 + 0.005 * (rows - n);
       };
       world.drafting_ms = [](int32_t, int32_t depth) { return 0.3 * depth; };
       world.acceptance = [a](const World&, int32_t) { return a; };
-      DraftBudget budget(world.max_drafts, false, in_tiles_of_128);
+      DraftBudget budget(world.max_drafts, false, in_tiles);
       world.run_until(budget, 20e3);
       const std::string what = std::to_string(sequences) + " a " + std::to_string(a);
       expect_no_loss(world, what.c_str());

@@ -16,7 +16,6 @@
 // (catching up) is known by itself.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -74,7 +73,7 @@ class StepCosts {
   static double counted(const Cell& cell, double ms, double expected_ms);
   static void update(Cell& cell, double ms, double counted_ms);
 
-  int32_t padded(int32_t rows) const { return padding_ ? std::max(rows, padding_(rows)) : rows; }
+  int32_t padded(int32_t rows) const { return padding_ ? padding_(rows) : rows; }
 
   Padding padding_;
   std::map<int32_t, Column> columns_;  // by row_bucket(sequences)

@@ -44,13 +44,8 @@ struct FewArgs {
 };
 
 // What a head needs but its state.
-struct Buffer {
-  char* base;
+struct Buffer : SharedBytes {
   const FewSizes& z;
-  template <typename T>
-  __device__ T* at(int offset) const {
-    return reinterpret_cast<T*>(base + offset);
-  }
   __device__ NodeRecord record() const { return {at<float>(z.record), kTreeTile}; }
   __device__ float* query(int n) const { return at<float>(z.qk) + 2 * n * kDim; }
   __device__ float* key(int n) const { return query(n) + kDim; }

@@ -61,7 +61,7 @@ __device__ uint2 four_of(const Tensor& t, int row, int column) {
 // A lane's four channels of a vector.
 struct FourChannels {
   int channel;
-  float tap[4][kMaxTaps];
+  float4 tap[4];
 
   // What no kernel of this step writes.
   __device__ FourChannels(const DeltaArgs& a, const TreePlace& p, const WarpMemory& sh, int first_channel)
@@ -76,10 +76,7 @@ struct FourChannels {
         past[j] = *reinterpret_cast<const float4*>(ring + l.conv_place(p.context - 1 - j) * l.channels);
     }
 #pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      const float4 w = *reinterpret_cast<const float4*>(a.w.conv + 4 * (channel + c));
-      tap[c][0] = w.w, tap[c][1] = w.z, tap[c][2] = w.y, tap[c][3] = w.x;
-    }
+    for (int c = 0; c < 4; ++c) tap[c] = load_taps<true>(a.w.conv, channel + c, l.taps);
 #pragma unroll
     for (int j = 0; j < kPastInputs; ++j) sh.input(-1 - j) = past[j];
   }
@@ -103,8 +100,8 @@ struct FourChannels {
       const float4 x0 = sh.input(sh.place()[n].x), x1 = sh.input(in.past[0]), x2 = sh.input(in.past[1]),
                    x3 = sh.input(in.past[2]);
       *reinterpret_cast<float4*>(ring + in.conv_row * l.channels) = x0;
-      put(n, float4{convolve(tap[0], x0.x, x1.x, x2.x, x3.x), convolve(tap[1], x0.y, x1.y, x2.y, x3.y),
-                    convolve(tap[2], x0.z, x1.z, x2.z, x3.z), convolve(tap[3], x0.w, x1.w, x2.w, x3.w)});
+      put(n, float4{activate(tap[0], x0.x, x1.x, x2.x, x3.x), activate(tap[1], x0.y, x1.y, x2.y, x3.y),
+                    activate(tap[2], x0.z, x1.z, x2.z, x3.z), activate(tap[3], x0.w, x1.w, x2.w, x3.w)});
     }
   }
 };

@@ -13,14 +13,9 @@ struct alignas(16) NodeInputs {
 };
 
 // Nodes in dynamic shared memory, [nodes]. A node's number is its place in the order of fold positions.
-struct NodeMemory {
-  char* base;
+struct NodeMemory : SharedBytes {
   const TreeSizes& z;
 
-  template <typename T>
-  __device__ T* at(int offset) const {
-    return reinterpret_cast<T*>(base + offset);
-  }
   __device__ NodeInputs* inputs() const { return at<NodeInputs>(0); }
   __device__ unsigned long long* mask() const { return at<unsigned long long>(z.mask); }  // ancestors, but
   // for a certain first row
@@ -153,11 +148,6 @@ struct TwoInputs {
   }
 };
 
-// A channel's convolution and SiLU, the newest input and its tap first.
-__device__ inline float convolve(const float (&tap)[kMaxTaps], float x0, float x1, float x2, float x3) {
-  return exact_silu(fmaf(tap[0], x0, fmaf(tap[1], x1, fmaf(tap[2], x2, tap[3] * x3))));
-}
-
 // Two neighbouring channels of a node: convolution along the parents and SiLU. Asked for and made apart, so
 // that a thread may ask for two nodes before it makes the first.
 template <bool kWhole>
@@ -184,18 +174,8 @@ struct NodeChannels {
   // The node's inputs go into the ring where the block `owns` them.
   __device__ float2 make(const DeltaArgs& a, const TreePlace& p, bool owns) const {
     const DeltaView& l = a.layer;
-    float tap[2][kMaxTaps];  // the newest input's first
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      if constexpr (kWhole) {
-        const float4 w = *reinterpret_cast<const float4*>(a.w.conv + 4 * (channel + c));
-        tap[c][0] = w.w, tap[c][1] = w.z, tap[c][2] = w.y, tap[c][3] = w.x;
-      } else {
-        const float* last = a.w.conv + static_cast<int64_t>(channel + c + 1) * l.taps - 1;
-#pragma unroll
-        for (int j = 0; j < kMaxTaps; ++j) tap[c][j] = j < l.taps ? last[-j] : 0.0f;
-      }
-    }
+    const float4 tap[2] = {load_taps<kWhole>(a.w.conv, channel, l.taps),
+                           load_taps<kWhole>(a.w.conv, channel + 1, l.taps)};
     const float2 x0 = x.numbers(), x1 = past[0].numbers(), x2 = past[1].numbers(), x3 = past[2].numbers();
     if (owns) {
       float* ring = l.conv_row(p.slot, 0) + static_cast<int64_t>(conv_row) * l.channels + channel;
@@ -205,7 +185,7 @@ struct NodeChannels {
         ring[0] = x0.x, ring[1] = x0.y;
       }
     }
-    return {convolve(tap[0], x0.x, x1.x, x2.x, x3.x), convolve(tap[1], x0.y, x1.y, x2.y, x3.y)};
+    return {activate(tap[0], x0.x, x1.x, x2.x, x3.x), activate(tap[1], x0.y, x1.y, x2.y, x3.y)};
   }
 };
 

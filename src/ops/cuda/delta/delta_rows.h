@@ -58,6 +58,18 @@ __device__ void add_entry(Column<kVectors>& column, const float4 (&k)[kVectors],
   }
 }
 
+// The taps of a channel, the newest input's last. kWhole: four taps.
+template <bool kWhole>
+__device__ float4 load_taps(const float* conv, int64_t channel, int taps) {
+  if constexpr (kWhole) return *reinterpret_cast<const float4*>(conv + 4 * channel);
+  const float* last = conv + channel * taps + taps - 1;
+  return {taps > 3 ? last[-3] : 0.0f, taps > 2 ? last[-2] : 0.0f, last[-1], last[0]};
+}
+// A channel's convolution and SiLU.
+__device__ inline float activate(float4 tap, float x, float past0, float past1, float past2) {
+  return exact_silu(fmaf(tap.w, x, fmaf(tap.z, past0, fmaf(tap.y, past1, tap.x * past2))));
+}
+
 // This block's part of the sequence and head.
 struct Place {
   int s, h, key_head, slot;

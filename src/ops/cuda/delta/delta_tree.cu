@@ -54,16 +54,11 @@ struct TreeShape {
 
 // Dynamic shared memory.
 template <typename Shape>
-struct TreeMemory {
-  char* base;
+struct TreeMemory : SharedBytes {
   const TreeSizes& z;
   NodeRecord nodes;
   Entries entries;
 
-  template <typename T>
-  __device__ T* at(int offset) const {
-    return reinterpret_cast<T*>(base + offset);
-  }
   __device__ int columns() const { return Shape::kWhole ? 128 / Shape::kSlices : z.columns; }
   __device__ int value_dim() const { return columns() * Shape::kSlices; }
   __device__ int column0() const { return Shape::kSlices > 1 ? static_cast<int>(blockIdx.x) * columns() : 0; }
@@ -83,7 +78,7 @@ struct TreeMemory {
   }
 
   __device__ TreeMemory(void* memory, const TreeSizes& sizes)
-      : base(static_cast<char*>(memory)), z(sizes), nodes(at<float>(sizes.record), sizes.rounded) {
+      : SharedBytes{static_cast<char*>(memory)}, z(sizes), nodes(at<float>(sizes.record), sizes.rounded) {
     entries.capacity = z.held;
     entries.key_stride = Shape::kStride;
     entries.columns = columns();

@@ -14,6 +14,15 @@ inline constexpr int kTreeTile = 8;  // nodes of a triangle; of a block of delta
 inline constexpr int kPastInputs = kMaxTaps - 1;
 inline constexpr int kFewNodes = 4;  // most nodes of a sequence for delta_few
 
+// Shared memory whose parts lie at offsets in bytes.
+struct SharedBytes {
+  char* base;
+  template <typename T>
+  __device__ T* at(int offset) const {
+    return reinterpret_cast<T*>(base + offset);
+  }
+};
+
 // What delta_nodes leaves for delta_tree and delta_few.
 struct NodeRecord {  // arrays of [rounded]
   float* e;          // factor of the state

@@ -78,8 +78,7 @@ Columns columns_for(const Context& context, int64_t rows) {
   if (rows <= 8) return {8, false};
   const bool wgmma = context.has_wgmma;
   if (rows <= 16) return {16, wgmma};
-  if (!wgmma) return {rows <= 32 ? 32 : 64, false};
-  if (rows <= 64) return {rows <= 32 ? 32 : 64, true};
+  if (!wgmma || rows <= 64) return {rows <= 32 ? 32 : 64, wgmma};
   // Tiles of 128 columns multiply a row fastest; but a step that drafts has some hundreds of rows, of which
   // those of 96 may leave fewer empty.
   const auto padded = [&](int64_t count) { return div_up(rows, count) * count; };
