@@ -20,8 +20,14 @@ constexpr int32_t kForecastsToBegin = 4;
 constexpr int32_t kForecastsToEnd = 8;
 constexpr int32_t kFirstDistance = 64, kLastDistance = 4096;  // steps, doubling in between
 constexpr int32_t kFirstLookDistance = 8;                     // the same between single drafts
-constexpr int32_t kTrialRounds = 4, kFirstTrialRounds = 8;
-constexpr int32_t kStepsToKnow = 16;  // of a new sequence, until a trial
+// Paths of a trial, of the first one, and of any whose rows cost nothing.
+constexpr int32_t kTrialPaths = 4, kFirstTrialPaths = 8, kMostTrialPaths = 16;
+constexpr double kTrialStepShare = 0.5;  // that several paths may cost at once, of a plain step
+// So many tell where hardly any were right before.
+constexpr int32_t kFewTrialPaths = 2;
+constexpr double kHopeless = 0.1;
+constexpr double kAmongTheBest = 0.8;  // of the best one's factor
+constexpr int32_t kStepsToKnow = 16;   // of a new sequence, until a trial
 constexpr int32_t kTrialDepth = 4;
 constexpr int32_t kDeeperEvery = 16;  // rounds
 constexpr int32_t kLeastCalibrationDistance = 16, kMostCalibrationDistance = 512;
@@ -147,8 +153,8 @@ DraftBudget::Mode DraftBudget::choose_mode(const StepPlan& plan, double plain_ms
   if (plain_ms == 0 || !may_go_on(plan.decoding, plain_ms) || wants_calibration(plan)) return Mode::plain;
   const bool may_try = credit_ms_ >= kTrialCreditSteps * plain_ms;
   if (costs_.most_extra_rows(plan.decoding) == 0) {  // what a row costs is asked with a few
-    if (trial_rounds_ == 0 && may_try && until_trial_ < kFirstDistance) begin_trial(kFirstTrialRounds);
-    return trial_rounds_ > 0 ? Mode::trial : Mode::plain;
+    if (trial_paths_ == 0 && may_try && until_trial_ < kFirstDistance) begin_trial(kFirstTrialPaths);
+    return trial_paths_ > 0 ? Mode::trial : Mode::plain;
   }
   const Forecast next = forecast(plan.decoding, plain_ms);
   depth_ = next.depth;
@@ -167,8 +173,8 @@ DraftBudget::Mode DraftBudget::choose_mode(const StepPlan& plan, double plain_ms
     if (++rounds_ % kDeeperEvery == 0) depth_ = std::min(depth_ + 1, max_drafts_);
     return Mode::drafting;
   }
-  if (trial_rounds_ == 0 && until_trial_ <= 0 && may_try) begin_trial(kTrialRounds);
-  return trial_rounds_ > 0 ? Mode::trial : Mode::plain;
+  if (trial_paths_ == 0 && until_trial_ <= 0 && may_try) begin_trial(kTrialPaths);
+  return trial_paths_ > 0 ? Mode::trial : Mode::plain;
 }
 
 bool DraftBudget::admit(StepPlan& plan) {
@@ -182,7 +188,7 @@ bool DraftBudget::admit(StepPlan& plan) {
   models_.pause = std::max(0, models_.pause - 1);
   for (StepItem& item : plan.items) item.may_run_model = models_.pause == 0;
   if (mode_ == Mode::trial) {
-    admit_one(plan);
+    admit_trial(plan);
   } else {
     const int32_t depth = mode_ == Mode::drafting ? depth_ : 0;
     for (StepItem& item : plan.items) item.draft_depth = std::min(item.draft_depth, depth);
@@ -191,31 +197,45 @@ bool DraftBudget::admit(StepPlan& plan) {
                      [](const StepItem& i) { return i.draft_depth > 0; });
 }
 
-// A trial is for the sequence that has done best.
-void DraftBudget::admit_one(StepPlan& plan) {
-  StepItem* best = nullptr;
-  double factor = -1;
-  for (StepItem& item : plan.items) {
-    const double own = item.draft_depth > 0 ? history_of(item.sequence->id).factor() : -1;
-    if (own > factor) {
-      if (best != nullptr) best->draft_depth = 0;
-      best = &item;
-      factor = own;
-    } else {
-      item.draft_depth = 0;
-    }
-  }
-  depth_ = std::min(kTrialDepth, max_drafts_);
-  if (best != nullptr) best->draft_depth = std::min(best->draft_depth, depth_);
+// As many as cost little more than one does, by what is known of so many rows.
+int32_t DraftBudget::trial_paths_at_once(int32_t sequences) const {
+  const double plain_ms = costs_.plain_ms(sequences);
+  const auto extra_ms = [&](int32_t paths) {
+    return costs_.step_ms(sequences, sequences + paths * depth_) - plain_ms;
+  };
+  if (extra_ms(1) <= 0) return 1;  // not known yet
+  const int32_t free_paths = costs_.rows_alike(sequences, 1) / depth_;
+  int32_t paths = std::clamp(free_paths, std::min(trial_paths_, kTrialPaths), kMostTrialPaths);
+  paths = std::max(1, std::min(paths, costs_.next_extra_rows(sequences) / depth_));
+  const double most_ms = std::min(2 * extra_ms(1), kTrialStepShare * plain_ms);
+  while (paths > 1 && extra_ms(paths) > most_ms) --paths;
+  return paths;
 }
 
-void DraftBudget::begin_trial(int32_t rounds) {
-  trial_rounds_ = rounds;
+// A trial is for the sequences that have done best.
+void DraftBudget::admit_trial(StepPlan& plan) {
+  depth_ = std::min(kTrialDepth, max_drafts_);
+  asked_.clear();
+  for (StepItem& item : plan.items)
+    if (item.draft_depth > 0) asked_.emplace_back(history_of(item.sequence->id).factor(), &item);
+  std::stable_sort(asked_.begin(), asked_.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  const int32_t wanted = trial_paths_at_once(plan.decoding);
+  int32_t n = 0;
+  for (const auto& [factor, item] : asked_) {
+    const bool chosen = n++ < wanted && factor >= kAmongTheBest * asked_.front().first;
+    item->draft_depth = chosen ? std::min(item->draft_depth, depth_) : 0;
+  }
+}
+
+void DraftBudget::begin_trial(int32_t paths) {
+  trial_paths_ = paths;
+  trial_judged_ = trial_right_ = 0;
   trial_saved_ms_ = 0;
 }
 
 void DraftBudget::end_trial(bool in_vain) {
-  trial_rounds_ = 0;
+  trial_paths_ = 0;
   if (in_vain) trial_distance_ = std::min(kLastDistance, 2 * trial_distance_);
   until_trial_ = trial_distance_;
   if (!in_vain || cheap_) return;
@@ -389,13 +409,19 @@ void DraftBudget::settle_models(const StepPlan& plan, double lost_ms, double pla
 
 // After a round of a trial. It goes on for as long as it pays, and waits for drafts as long as that costs
 // little.
-void DraftBudget::count_trial(const StepPlan& plan, double plain_ms) {
-  if (mode_ != Mode::trial || trial_rounds_ == 0) return;
-  const bool ends = trial_saved_ms_ < -kTrialCreditSteps * plain_ms;
-  if (plan.rows() > plan.decoding) --trial_rounds_;
-  if (!ends && trial_rounds_ > 0) return;
+void DraftBudget::count_trial(const StepPlan& plan, std::span<const Verdict> verdicts, double plain_ms) {
+  if (mode_ != Mode::trial || trial_paths_ == 0) return;
+  for (size_t i = 0; i < plan.items.size(); ++i) {
+    if (plan.items[i].drafts.empty()) continue;
+    ++trial_judged_;
+    trial_right_ += static_cast<int32_t>(verdicts[i].accepted.size());
+  }
+  const bool is_hopeless =
+      trial_right_ == 0 && trial_judged_ >= kFewTrialPaths && accepted_[0].value() < kHopeless;
+  const bool ends = trial_saved_ms_ < -kTrialCreditSteps * plain_ms || trial_judged_ >= trial_paths_;
+  if (!ends && !is_hopeless) return;
   if (trial_saved_ms_ > 0) {
-    begin_trial(kTrialRounds);
+    begin_trial(kTrialPaths);
   } else {
     end_trial(true);
   }
@@ -457,7 +483,7 @@ void DraftBudget::observe(const StepPlan& plan, std::span<const Verdict> verdict
   const double drafting_ms = counted_ms + drafting_ms_ - plain_ms * tokens / plan.decoding;
   trial_saved_ms_ -= drafting_ms;
   settle_models(plan, drafting_ms, plain_ms);
-  count_trial(plan, plain_ms);
+  count_trial(plan, verdicts, plain_ms);
   settle(drafting_ms + caught_up_ms, step_ms + drafting_ms_);
   if (rows == plan.decoding) after_plain(plan, step_ms - catch_up_ms, plain_ms, is_typical);
 }

@@ -12,8 +12,9 @@
 // fewer than six plain steps and no more than twenty; gains pay back. Without credit nobody drafts until
 // some has come together, and where catching up costs more than half a percent, that is left out, too. So
 // whatever is drafted, no more than 1 % is lost, besides the credit at the start and the last step. While it
-// is off, a short trial now and then, of one sequence, shows whether things have changed; while it is on, a
-// few plain steps now and then show what plain steps take. Of these the last one counts: behind drafts a
+// is off, a short trial now and then shows whether things have changed: some paths, of several sequences in one
+// step where there are several, as a step with a few rows costs hardly more than one with a row; while it is on,
+// a few plain steps now and then show what plain steps take. Of these the last one counts: behind drafts a
 // plain step takes longer than among its like (caches hold what drafts needed), and who never drafts has
 // only the latter.
 //
@@ -114,10 +115,11 @@ class DraftBudget {
   bool wants_calibration(const StepPlan& plan);
   void after_plain(const StepPlan& plan, double step_ms, double known_ms, bool is_typical);
   Forecast forecast(int32_t sequences, double plain_ms) const;
-  void admit_one(StepPlan& plan);
-  void begin_trial(int32_t rounds);
+  int32_t trial_paths_at_once(int32_t sequences) const;
+  void admit_trial(StepPlan& plan);
+  void begin_trial(int32_t paths);
   void end_trial(bool in_vain);
-  void count_trial(const StepPlan& plan, double plain_ms);
+  void count_trial(const StepPlan& plan, std::span<const Verdict> verdicts, double plain_ms);
   void rank(const StepPlan& plan);
   int32_t look_again(int32_t worthwhile);
   int32_t worthwhile(const StepPlan& plan, double drafting_ms) const;
@@ -155,9 +157,11 @@ class DraftBudget {
   int32_t next_pause_;    // should the credit be spent again
   int32_t load_ = 0;      // sequences, as of the last change worth to be called one
 
-  int32_t until_trial_;     // steps
-  int32_t trial_distance_;  // between trials
-  int32_t trial_rounds_ = 0;
+  int32_t until_trial_;       // steps
+  int32_t trial_distance_;    // between trials
+  int32_t trial_paths_ = 0;   // that are still to be judged; 0: there is none
+  int32_t trial_judged_ = 0;  // that were
+  int32_t trial_right_ = 0;   // drafts of these that were accepted
   double trial_saved_ms_ = 0;
 
   std::unordered_map<int32_t, Plain> plains_;  // by row_bucket(sequences)
@@ -167,7 +171,8 @@ class DraftBudget {
   ModelUse models_;
 
   double lost_ms_ = 0;
-  std::vector<Node> nodes_;  // ranked
+  std::vector<Node> nodes_;                          // ranked
+  std::vector<std::pair<double, StepItem*>> asked_;  // the best first
   std::vector<double> conditional_;
   std::vector<int32_t> depths_;
   std::vector<int32_t> kept_;

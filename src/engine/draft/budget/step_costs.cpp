@@ -187,9 +187,14 @@ int32_t StepCosts::most_extra_rows(int32_t sequences) const {
   return found == columns_.end() ? 0 : found->second.extra.rbegin()->first;
 }
 
+int32_t StepCosts::rows_alike(int32_t sequences, int32_t extra) const {
+  const int32_t base = row_bucket(sequences);
+  return padded(base + extra) - base;
+}
+
 int32_t StepCosts::next_extra_rows(int32_t sequences) const {
-  const int32_t known = most_extra_rows(sequences), base = row_bucket(sequences);
-  return std::max(2 * known, known > 0 ? padded(base + known) - base : 0);
+  const int32_t known = most_extra_rows(sequences);
+  return std::max(2 * known, known > 0 ? rows_alike(sequences, known) : 0);
 }
 
 double StepCosts::drafting_ms(int32_t sequences, int32_t depth) const {

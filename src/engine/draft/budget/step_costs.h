@@ -48,6 +48,8 @@ class StepCosts {
   int32_t most_extra_rows(int32_t sequences) const;
   // Rows beyond plain steps that may be tried next: twice as many, or what costs the same.
   int32_t next_extra_rows(int32_t sequences) const;
+  // Rows beyond plain steps that cost as much as `extra` of them do.
+  int32_t rows_alike(int32_t sequences, int32_t extra) const;
   // Without catching up; never less for more rows. Only where plain_ms() is known.
   double step_ms(int32_t sequences, int32_t rows) const;
   // 0 if nothing like it was measured.
