@@ -533,6 +533,7 @@ int run(int argc, char** argv) {
     attention_row(gpu, m, 32, 2047, 1, 0);
     attention_row(gpu, m, 128, 1023, 1, 0);
     for (int32_t past : {149, 2047, 8191}) {
+      attention_row(gpu, m, 1, past, 1, 3);
       attention_row(gpu, m, 1, past, 1, 7);
       attention_row(gpu, m, 1, past, 1, 21);
       attention_row(gpu, m, 16, past, 1, 3);

@@ -1,10 +1,11 @@
-// records.h -- work of the same shape, again and again: queued the first time, recorded the second, replayed
+// records.h -- work of the same shape, again and again: queued the first two times, recorded the third, replayed
 // from then on.
 //
-// Whatever a kernel sets up once must not be recorded, hence the second time. On devices that record nothing
-// it is always queued. All that an engine records is counted here, whoever asks for it: steps, and the
+// Whatever a kernel sets up once must not be recorded, hence not the first time. Recording takes as long as some
+// steps, and what a trial of drafts needs once or twice is not worth it, hence not the second. On devices that
+// record nothing it is always queued. All that an engine records is counted here, whoever asks for it: steps, and the
 // networks that draft for them. Of more shapes than there is room for, that which was wanted last the longest ago is
-// forgotten, and must come twice again: shapes that are rare do not push out those that are not. Where the
+// forgotten, and must come as often again: shapes that are rare do not push out those that are not. Where the
 // device has no memory for one more, there is room for as many as there are.
 #pragma once
 
@@ -12,7 +13,6 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
-#include <set>
 #include <utility>
 
 #include "base/result.h"
@@ -60,7 +60,11 @@ class Records {
   using Clock = std::chrono::steady_clock;
 
   bool is_due(uint64_t key) {
-    if (most_ == 0 || device_.has_record(key) || seen_.insert(key).second) return false;
+    if (most_ == 0 || device_.has_record(key)) return false;
+    if (int& queued = seen_[key]; queued < kQueuedBefore) {
+      ++queued;
+      return false;
+    }
     if (wanted_.size() >= most_) {
       const auto oldest = std::min_element(wanted_.begin(), wanted_.end(),
                                            [](const auto& a, const auto& b) { return a.second < b.second; });
@@ -72,8 +76,9 @@ class Records {
   }
 
   Device& device_;
+  static constexpr int kQueuedBefore = 2;
   size_t most_ = 192;                    // a record takes memory of the host and the driver
-  std::set<uint64_t> seen_;              // shapes that were queued once
+  std::map<uint64_t, int> seen_;         // how often what has no record was queued, up to kQueuedBefore
   std::map<uint64_t, uint64_t> wanted_;  // recorded ones: the turn in which they were last
   uint64_t turn_ = 0;
   double making_ms_ = 0;

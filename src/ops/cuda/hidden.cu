@@ -14,6 +14,7 @@ namespace cuda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kEach = 4;  // numbers of a row that a thread of before_kernel and keep_kernel takes
 
 // Batch::row_before and cell_end.
 __device__ int row_before(const Batch& batch, int t, int s) {
@@ -30,30 +31,43 @@ __device__ float* ring_row(const HiddenRing& ring, int slot, int cell) {
   return ring.data + (int64_t{slot} * ring.cells + cell % ring.cells) * ring.width;
 }
 
-// Grid: rows.
+// Grid of both: rows x shares of the width. What the host knows is read before the wait.
+template <typename Work>
+__device__ void own_numbers(int width, Work work) {
+  const int begin = static_cast<int>(blockIdx.y) * kThreads * kEach + static_cast<int>(threadIdx.x);
+#pragma unroll
+  for (int n = 0; n < kEach; ++n)
+    if (begin + n * kThreads < width) work(begin + n * kThreads);
+}
+dim3 shares_of(int32_t rows, int64_t width) {
+  return dim3(static_cast<unsigned>(rows), static_cast<unsigned>(div_up<int64_t>(width, kThreads * kEach)));
+}
+
 __global__ __launch_bounds__(kThreads) void before_kernel(Tensor y, Tensor x, HiddenRing ring, Batch batch) {
-  wait_for_previous();
-  let_next_start();
   const int t = blockIdx.x;
   const int s = batch.sequence[t];
   const int before = s >= 0 && x.data != nullptr ? row_before(batch, t, s) : -1;
   const int held = batch.position[t] - 1;
   const float* from = s >= 0 && held >= 0 ? ring_row(ring, batch.slot[s], held) : nullptr;
   float* to = static_cast<float*>(y.data) + t * y.stride;
-  for (int i = threadIdx.x; i < ring.width; i += kThreads)
-    to[i] = before >= 0 ? load_as(x.data, x.type, before * x.stride + i) : from != nullptr ? from[i] : 0.0f;
-}
-
-// Grid: rows. Each place of the ring has one row that goes there.
-__global__ __launch_bounds__(kThreads) void keep_kernel(HiddenRing ring, Tensor x, Batch batch) {
   wait_for_previous();
   let_next_start();
+  own_numbers(ring.width, [&](int i) {
+    to[i] = before >= 0 ? load_as(x.data, x.type, before * x.stride + i) : from != nullptr ? from[i] : 0.0f;
+  });
+}
+
+// Each place of the ring has one row that goes there.
+__global__ __launch_bounds__(kThreads) void keep_kernel(HiddenRing ring, Tensor x, Batch batch) {
   const int t = blockIdx.x;
   const int s = batch.sequence[t];
   const int cell = batch.cell[t];
-  if (s < 0 || cell < 0 || cell + ring.cells < cell_end(batch, s)) return;
-  float* to = ring_row(ring, batch.slot[s], cell);
-  for (int i = threadIdx.x; i < ring.width; i += kThreads) to[i] = load_as(x.data, x.type, t * x.stride + i);
+  const bool keeps = s >= 0 && cell >= 0 && cell + ring.cells >= cell_end(batch, s);
+  float* to = keeps ? ring_row(ring, batch.slot[s], cell) : nullptr;
+  wait_for_previous();
+  let_next_start();
+  if (!keeps) return;
+  own_numbers(ring.width, [&](int i) { to[i] = load_as(x.data, x.type, t * x.stride + i); });
 }
 
 constexpr int kMovesPerLaunch = 240;
@@ -85,14 +99,13 @@ void CudaOps::hidden_before(Tensor y, Tensor x, const HiddenRing& ring, const Ba
   BRAID_CHECK(y.cols == ring.width && y.rows >= batch.tokens && y.type == DType::f32);
   BRAID_CHECK(!x || (x.cols == y.cols && x.rows >= batch.tokens));
   if (batch.tokens == 0) return;
-  launch_early(context_, before_kernel, dim3(static_cast<unsigned>(batch.tokens)), kThreads, 0, y, x, ring,
-               batch);
+  launch_early(context_, before_kernel, shares_of(batch.tokens, ring.width), kThreads, 0, y, x, ring, batch);
 }
 
 void CudaOps::hidden_keep(const HiddenRing& ring, Tensor x, const Batch& batch) {
   BRAID_CHECK(x.cols == ring.width && x.rows >= batch.tokens);
   if (batch.tokens == 0) return;
-  launch_early(context_, keep_kernel, dim3(static_cast<unsigned>(batch.tokens)), kThreads, 0, ring, x, batch);
+  launch_early(context_, keep_kernel, shares_of(batch.tokens, ring.width), kThreads, 0, ring, x, batch);
 }
 
 void CudaOps::hidden_move(const HiddenRing& ring, std::span<const CellMove> moves, const Batch& batch) {

@@ -197,7 +197,7 @@ bool DraftBudget::admit(StepPlan& plan) {
                      [](const StepItem& i) { return i.draft_depth > 0; });
 }
 
-// As many as cost little more than one does, by what is known of so many rows.
+// Several where they cost little more than one does, by what is known of so many rows.
 int32_t DraftBudget::trial_paths_at_once(int32_t sequences) const {
   const double plain_ms = costs_.plain_ms(sequences);
   const auto extra_ms = [&](int32_t paths) {
@@ -205,11 +205,9 @@ int32_t DraftBudget::trial_paths_at_once(int32_t sequences) const {
   };
   if (extra_ms(1) <= 0) return 1;  // not known yet
   const int32_t free_paths = costs_.rows_alike(sequences, 1) / depth_;
-  int32_t paths = std::clamp(free_paths, std::min(trial_paths_, kTrialPaths), kMostTrialPaths);
-  paths = std::max(1, std::min(paths, costs_.next_extra_rows(sequences) / depth_));
-  const double most_ms = std::min(2 * extra_ms(1), kTrialStepShare * plain_ms);
-  while (paths > 1 && extra_ms(paths) > most_ms) --paths;
-  return paths;
+  const int32_t paths = std::clamp(free_paths, std::min(trial_paths_, kTrialPaths), kMostTrialPaths);
+  // All or one: each number of rows has to be recorded once, which takes as long as some steps.
+  return extra_ms(paths) <= std::min(2 * extra_ms(1), kTrialStepShare * plain_ms) ? paths : 1;
 }
 
 // A trial is for the sequences that have done best.

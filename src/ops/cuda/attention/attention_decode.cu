@@ -6,8 +6,8 @@
 // Traffic: 4 Dh bytes a cell and KV head (16-bit cache), each byte read once; 27B (4 KV heads of 256): 4 KiB
 // a cell and layer, 31 us at 32K cells and 4.3 TB/s. 6 (27B) or 8 (35B-A3B) flops a byte: bandwidth only.
 //
-// Shape: an item is 8 queries, or where sequences have more rows 24 (heads of a group, for one or more
-// tokens), of a KV head over one split of the cells. A block takes items in turn: kLoaders warps copy blocks
+// Shape: an item is 8 queries, or where sequences have more rows up to 24 (heads of a group, for one or more
+// tokens: tiles_of), of a KV head over one split of the cells. A block takes items in turn: kLoaders warps copy blocks
 // of 32 cells into a ring in shared memory, as far ahead as it goes, also of the items that follow
 // (attention_decode.cuh); kReaders warps compute, 128 cells at a time (attention_decode_reader.cuh). Scores
 // are transposed, S^T = K Q^T with m16n8k16, so that 8 queries fill a tile: a warp has 16 of the cells.
@@ -83,7 +83,7 @@ __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_consta
     q.splits = splits.count;
     q.split_begin = q.begin / splits.length * splits.length;
     if (!a.units) q.sealed.blocks = 0;
-    return {div_up(rows * a.group, Shared::kQueries), splits.count};
+    return {tiles_of<kColumns>(a, rows, splits.count), splits.count};
   });
   if (static_cast<int>(blockIdx.x) >= items) {
     if (blockIdx.x == 0) wait_for_previous();
@@ -117,8 +117,7 @@ bool launch(Context& context, const AttentionArgs& args) {
   const int64_t cells = int64_t{args.batch.blocks_per_sequence} * kBlockTokens;
   const int64_t splits = std::min<int64_t>(kMostSplits, cells / kFewestSplitCells + 2);
   const int rows = args.units ? args.batch.most_rows : kColumns == 1 ? 1 : args.decode_rows;
-  const int64_t most =
-      int64_t{args.batch.sequences} * args.kv_heads * div_up(rows * args.group, Shared::kQueries) * splits;
+  const int64_t most = int64_t{args.batch.sequences} * args.kv_heads * div_up(rows * args.group, 8) * splits;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(most, context.processors));
   const size_t shared = units * Shared::kUnitBytes + sizeof(Shared) +
                         args.batch.sequences * (sizeof(Sequence) + sizeof(int)) + sizeof(int);

@@ -72,7 +72,18 @@ struct Item {
   int fresh_begin;  // of the sequence: the first row's cell
 };
 
-template <int kQueries>
+// Items that share a KV head's queries of a split: eight each where the GPU takes all of these at a time, for what
+// is done query by query, norms and outputs, takes longest where cells are few; else as wide as items can be. Of
+// those of the same cells there are no more than there are arrivals for.
+template <int kColumns>
+__device__ int tiles_of(const AttentionArgs& a, int rows, int splits) {
+  const int eights = div_up(rows * a.group, 8);
+  if (kColumns == 1) return eights;
+  const bool at_once = a.sharing * a.kv_heads * splits * eights <= a.processors;
+  return at_once && (splits == 1 || eights <= a.group) ? eights : div_up(eights, kColumns);
+}
+
+template <int kColumns>
 __device__ Item item_at(const AttentionArgs& a, const Sequence* sequences, const int* starts, int index) {
   Item it;
   it.s = sequence_of(starts, a.batch.sequences, index);
@@ -84,9 +95,9 @@ __device__ Item item_at(const AttentionArgs& a, const Sequence* sequences, const
   it.split = it.tile = 0;
   it.queries = q.rows * a.group;
   int width = it.queries;
-  if (q.splits > 1 || it.queries > kQueries) {
+  if (q.splits > 1 || it.queries > 8) {
     // Tiles of the same cells follow each other, so that they find them in the L2 cache.
-    const int tiles = div_up(it.queries, kQueries);
+    const int tiles = tiles_of<kColumns>(a, q.rows, q.splits);
     width = div_up(div_up(it.queries, tiles), 8) * 8;
     const int own = it.kv_head / tiles;
     it.tile = it.kv_head - own * tiles;
@@ -162,7 +173,7 @@ __device__ void load_items(const AttentionArgs& a, Ring ring, const Sequence* se
   const int own = static_cast<int>(threadIdx.x) / 32 - kReaders;
   int count = 0;
   for (int index = blockIdx.x; index < items; index += gridDim.x) {
-    const Item it = item_at<Shared::kQueries>(a, sequences, starts, index);
+    const Item it = item_at<kColumns>(a, sequences, starts, index);
     const int32_t* table = table_of(a, it.s);
     const int base = it.begin / kBlockTokens * kBlockTokens;
     int blocks = 0;

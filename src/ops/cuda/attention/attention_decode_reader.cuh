@@ -636,7 +636,7 @@ struct Reader {
     };
 #pragma unroll 1
     for (int index = blockIdx.x; index < items; index += gridDim.x) {
-      const Item it = item_at<Shared::kQueries>(a, sequences, starts, index);
+      const Item it = item_at<kColumns>(a, sequences, starts, index);
       if (!a.units) wait();
       prepare(it);
 #pragma unroll 1
