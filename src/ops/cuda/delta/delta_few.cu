@@ -280,26 +280,21 @@ FewSizes few_sizes(int capacity) {
   FewSizes z = {};
   z.capacity = capacity;
   z.rows = div_up(capacity + kFewNodes, 4) * 4;
-  int end = 0;
-  const auto take = [&](int bytes) {
-    const int at = end;
-    end += div_up(bytes, 16) * 16;
-    return at;
-  };
-  z.record = take(4 * NodeRecord::kNumbers * kTreeTile);
-  z.qk = take(4 * 2 * kFewNodes * kDim);
-  z.v = take(4 * kFewNodes * kDim);
-  z.gate = take(4 * kFewNodes * kDim);
-  z.keys = take(4 * kFoldKeys * kDim);
-  z.deltas = take(4 * (capacity + kFewNodes) * kDim);
-  z.entry_gates = take(4 * capacity);
-  z.factors = take(4 * 2 * kFewNodes * z.rows);
-  z.buffer_bytes = end;
-  end = kStateBytes;
-  z.places = take(static_cast<int>(sizeof(FewPlace)) * kMostHeads);
-  z.barrier = take(8);
-  z.buffers = take(2 * z.buffer_bytes);
-  z.end = end;
+  SharedLayout buffer;
+  z.record = buffer.take(4 * NodeRecord::kNumbers * kTreeTile);
+  z.qk = buffer.take(4 * 2 * kFewNodes * kDim);
+  z.v = buffer.take(4 * kFewNodes * kDim);
+  z.gate = buffer.take(4 * kFewNodes * kDim);
+  z.keys = buffer.take(4 * kFoldKeys * kDim);
+  z.deltas = buffer.take(4 * (capacity + kFewNodes) * kDim);
+  z.entry_gates = buffer.take(4 * capacity);
+  z.factors = buffer.take(4 * 2 * kFewNodes * z.rows);
+  z.buffer_bytes = buffer.end;
+  SharedLayout all{kStateBytes};
+  z.places = all.take(static_cast<int>(sizeof(FewPlace)) * kMostHeads);
+  z.barrier = all.take(8);
+  z.buffers = all.take(2 * z.buffer_bytes);
+  z.end = all.end;
   return z;
 }
 

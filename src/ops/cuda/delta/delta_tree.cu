@@ -452,12 +452,8 @@ TreeSizes tree_sizes(const Context& context, const DeltaArgs& args, int slices) 
   z.columns = l.value_dim / slices;
   const int key_stride = l.key_dim + kTreePad;
   const auto lay_out = [&] {
-    int end = 0;
-    const auto take = [&](int floats) {
-      const int at = end;
-      end += div_up(4 * floats, 16) * 16;
-      return at;
-    };
+    SharedLayout layout;
+    const auto take = [&](int floats) { return layout.take(4 * floats); };
     z.record = take(NodeRecord::kNumbers * z.rounded);
     z.entry_gates = take(z.held);
     z.q = take(z.pass * key_stride);
@@ -467,7 +463,7 @@ TreeSizes tree_sizes(const Context& context, const DeltaArgs& args, int slices) 
     z.o = take(z.pass * l.value_dim);
     z.factor_chain = (z.entries + z.rounded) * z.pass;
     z.factors = take(2 * z.factor_chain);
-    z.end = end;
+    z.end = layout.end;
   };
   for (const int held : {z.entries, 0}) {
     z.held = held;

@@ -23,6 +23,16 @@ struct SharedBytes {
   }
 };
 
+// How it is laid out: part after part, each from a multiple of 16 bytes on.
+struct SharedLayout {
+  int end = 0;
+  int take(int bytes) {
+    const int at = end;
+    end += div_up(bytes, 16) * 16;
+    return at;
+  }
+};
+
 // What delta_nodes leaves for delta_tree and delta_few.
 struct NodeRecord {  // arrays of [rounded]
   float* e;          // factor of the state
@@ -88,16 +98,12 @@ inline TreeSizes node_sizes(int key_dim, int value_dim, int entries, int most_un
   z.gates = z.values + z.rounded * value_dim;
   z.decays = z.gates + z.rounded * value_dim;
   z.of_value = z.decays + (entries + z.rounded) * z.rounded;
-  int end = z.rounded * 16;  // NodeInputs
-  const auto take = [&](int bytes) {
-    const int at = end;
-    end += bytes;
-    return at;
-  };
-  z.mask = take(8 * z.rounded);
-  z.place = take(8 * z.rounded);
-  for (int* part : {&z.seen, &z.parent, &z.number}) *part = take(4 * z.rounded);
-  z.nodes_end = end;
+  SharedLayout layout;
+  layout.take(16 * z.rounded);  // NodeInputs
+  z.mask = layout.take(8 * z.rounded);
+  z.place = layout.take(8 * z.rounded);
+  for (int* part : {&z.seen, &z.parent, &z.number}) *part = layout.take(4 * z.rounded);
+  z.nodes_end = layout.end;
   return z;
 }
 
