@@ -56,12 +56,22 @@ DraftBudget::DraftBudget(int32_t max_drafts, bool has_free, StepCosts::Padding p
       has_free_(has_free),
       costs_(std::move(padding)),
       accepted_(static_cast<size_t>(max_drafts), Share{0, 0}),
+      judged_(static_cast<size_t>(max_drafts)),
       look_distance_(kFirstLookDistance),
       next_pause_(kFirstDistance),
       until_trial_(kFirstDistance),
       trial_distance_(kFirstDistance) {
   accepted_[0] = {2 * kFirstAcceptance, 2};
   models_.next_pause = kFirstDistance;
+}
+
+// `value`: the mean of so many. What many say at once is heard as a few, lest the last ones be all that is known.
+void DraftBudget::Share::add(double value, int32_t trials) {
+  constexpr int32_t kMostAtOnce = 8;
+  const int32_t weight = std::min(trials, kMostAtOnce);
+  const double kept = std::pow(kForgetting, weight);
+  good = good * kept + weight * value;
+  all = all * kept + weight;
 }
 
 double DraftBudget::History::factor() const {
@@ -369,8 +379,10 @@ void DraftBudget::learn(const StepItem& item, const Verdict& verdict) {
   // Of the depths that were reached: was any of the drafts there right?
   const size_t right = verdict.accepted.size();
   const auto deepest = static_cast<size_t>(1 + *std::max_element(depths_.begin(), depths_.end()));
-  for (size_t d = 0; d < std::min({right + 1, deepest, accepted_.size()}); ++d)
-    accepted_[d].add(d < right ? 1 : 0);
+  for (size_t d = 0; d < std::min({right + 1, deepest, judged_.size()}); ++d) {
+    ++judged_[d].all;
+    judged_[d].right += d < right ? 1 : 0;
+  }
 }
 
 void DraftBudget::settle(double lost_ms, double passed_ms) {
@@ -460,6 +472,10 @@ void DraftBudget::observe(const StepPlan& plan, std::span<const Verdict> verdict
       until_trial_ = std::min(until_trial_, std::max(kStepsToKnow, trial_distance_ / 8));
     learn(plan.items[i], verdicts[i]);
     if (verdicts[i].finished) histories_.erase(id);
+  }
+  for (size_t d = 0; d < judged_.size(); ++d) {
+    const auto [right, all] = std::exchange(judged_[d], {});
+    if (all > 0) accepted_[d].add(static_cast<double>(right) / all, all);
   }
   if (mode_ == Mode::unmeasured) {
     observe_other(step_ms, catch_up_ms);

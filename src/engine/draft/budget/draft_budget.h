@@ -72,13 +72,14 @@ class DraftBudget {
  private:
   // A moving share of successes.
   struct Share {
-    static constexpr double kForgetting = 31.0 / 32;  // per round
+    static constexpr double kForgetting = 31.0 / 32;  // of a trial
     double good, all;
-    void add(double value) {
-      good = good * kForgetting + value;
-      all = all * kForgetting + 1;
-    }
+    void add(double value, int32_t trials = 1);
     double value() const { return good / all; }
+  };
+  // What is judged in a step, of drafts of one depth.
+  struct Judged {
+    int32_t right = 0, all = 0;
   };
   struct History {  // of a sequence
     double expected = 0, accepted = 0;
@@ -134,6 +135,7 @@ class DraftBudget {
   StepCosts costs_;
   std::array<Survival, kDraftSources> survival_;  // of each source: they differ in how sure they are
   std::vector<Share> accepted_;                   // [depth]: drafts there whose parents were accepted
+  std::vector<Judged> judged_;                    // [depth]: of the step
   Share offered_{2, 2};                           // sequences for which there were drafts, of those asked for
   std::unordered_map<RequestId, History> histories_;
 
