@@ -27,9 +27,8 @@ uint64_t expected_workspaces(const Device& device, const Device::WorkspaceNeeds&
   return rows * row_elements * sizeof(float) + (static_cast<uint64_t>(device.threads()) << 20);
 }
 
-// What a device's driver takes beside the plan: code of kernels when they are first used, 300 to 330 MiB on an H200,
-// and recorded steps, of which one that finds no memory is queued from then on, which takes up to a quarter longer:
-// 0.9 MiB each of a 27B's with drafts (records.h has room for 192).
+// What a device's driver takes beside the plan: 300 to 330 MiB on an H200 once kernels have run, and recorded steps,
+// 1.5 MiB each of a 27B's. A step for which there is no memory is queued for good, which takes up to a quarter longer.
 constexpr uint64_t kDriverBytes = uint64_t{512} << 20;
 
 // What the fixed parts leave for KV blocks. Of host memory half stays free: for the page cache, for other
