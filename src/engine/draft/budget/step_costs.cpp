@@ -16,10 +16,9 @@ constexpr double kRate = 0.1;  // of moving means
 // times in a row: then it is measured anew.
 constexpr double kElsewhere = 1.25;
 constexpr int32_t kTimesElsewhere = 5;
-constexpr double kMostOfGuess = 2;  // the same while what was expected is no more than a guess
-constexpr int32_t kFarApart = 8;    // so many times as many sequences are not looked across
-constexpr int32_t kPlainToKnow =
-    3;  // plain steps until what they take is known: one may be held up, or be lucky
+constexpr double kMostOfGuess = 2;   // the same while what was expected is no more than a guess
+constexpr int32_t kFarApart = 8;     // so many times as many sequences are not looked across
+constexpr int32_t kPlainToKnow = 3;  // plain steps until it is known: one may be held up, another lucky
 
 }  // namespace
 
