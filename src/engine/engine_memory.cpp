@@ -27,26 +27,12 @@ uint64_t expected_workspaces(const Device& device, const Device::WorkspaceNeeds&
   return rows * row_elements * sizeof(float) + (static_cast<uint64_t>(device.threads()) << 20);
 }
 
-// What a device's driver takes beside the plan: 300 to 330 MiB on an H200 once kernels have run, and recorded steps,
-// 1.5 MiB each of a 27B's. A step for which there is no memory is queued for good, which takes up to a quarter longer.
-constexpr uint64_t kDriverBytes = uint64_t{512} << 20;
-
-// What the fixed parts leave for KV blocks. Of host memory half stays free: for the page cache, for other
-// programs, for what text and clients need; of a device's own a twentieth, or what its driver takes, but never more
-// than a quarter.
-uint64_t spare_bytes(const MemoryPlan& plan) {
-  const uint64_t taken = plan.predicted_bytes();
-  const uint64_t left = plan.available_bytes > taken ? plan.available_bytes - taken : 0;
-  if (!plan.own_memory) return left / 2;
-  return left - std::min(left / 4, std::max(left / 20, kDriverBytes));
-}
-
 // Prefixes that can be gone on from: a handful for each who runs, the turns of a conversation.
 int64_t most_images(const EngineOptions& options) { return std::max(16, 4 * options.max_sequences); }
 
 // What host memory has to spare for copies.
 uint64_t spare_host_bytes(const MemoryPlan& plan) {
-  return plan.own_memory ? available_memory_bytes() / 2 : spare_bytes(plan);
+  return plan.own_memory ? available_memory_bytes() / 2 : plan.spare_bytes();
 }
 
 Status codec_fits(const KvCodec& codec, const ModelConfig& config) {
@@ -268,7 +254,7 @@ Status EngineMemory::plan_blocks(const EngineOptions& options, const ModelConfig
   };
 
   const int32_t context = options.context_tokens > 0 ? options.context_tokens : config.context_length;
-  const uint64_t budget = options.kv_memory_bytes > 0 ? options.kv_memory_bytes : spare_bytes(plan);
+  const uint64_t budget = options.kv_memory_bytes > 0 ? options.kv_memory_bytes : plan.spare_bytes();
   const int64_t wanted = std::min<int64_t>(blocks_of(context) * options.max_sequences, INT32_MAX);
   int64_t blocks = fitting(budget, wanted);
   all_contexts_fit = blocks == wanted;

@@ -52,6 +52,10 @@ struct MemoryPlan {
   std::vector<KvFormatBytes> kv_formats;
 
   uint64_t predicted_bytes() const;
+  // What the other parts leave for KV blocks. Of host memory half stays free: for the page cache, for other
+  // programs, for what text and clients need; of a device's own a twentieth, or what its driver takes, but never more
+  // than a quarter.
+  uint64_t spare_bytes() const;
   uint64_t actual_bytes() const;
   void set_predicted(MemoryUse use, uint64_t bytes);
   void set_actual(MemoryUse use, uint64_t bytes);

@@ -70,6 +70,27 @@ TEST(MemoryPlan, SaysWhatWouldFit) {
   EXPECT_NE(plan.table().find("512.0 KiB"), std::string::npos) << plan.table();
 }
 
+// The driver of a device takes memory of its own, which a twentieth of little does not hold.
+TEST(MemoryPlan, ADeviceKeepsWhatItsDriverTakes) {
+  constexpr uint64_t kMiB = 1 << 20;
+  MemoryPlan plan;
+  plan.rows = {{MemoryUse::weights, 16384 * kMiB}, {MemoryUse::swap, 50000 * kMiB, 0, true}};
+  plan.own_memory = true;
+  const auto spare = [&](uint64_t left_mib) {
+    plan.available_bytes = (16384 + left_mib) * kMiB;
+    return plan.spare_bytes() / kMiB;
+  };
+  EXPECT_EQ(spare(100000), 95000);
+  EXPECT_EQ(spare(7000), 7000 - 512);
+  EXPECT_EQ(spare(1000), 750);
+  EXPECT_EQ(spare(0), 0);
+  plan.available_bytes = 1000 * kMiB;
+  EXPECT_EQ(plan.spare_bytes(), 0) << "less than the weights take";
+  plan.own_memory = false;
+  plan.rows = {{MemoryUse::weights, 16384 * kMiB}};
+  EXPECT_EQ(spare(7000), 3500);
+}
+
 // What is said to fit does, whether the windows want less than the context or as much.
 TEST(MemoryPlan, WindowsDoNotShrinkWithTheContext) {
   MemoryPlan plan;

@@ -13,8 +13,8 @@
 // some has come together, and where catching up costs more than half a percent, that is left out, too. So
 // whatever is drafted, no more than 1 % is lost, besides the credit at the start and the last step. While it
 // is off, a short trial now and then shows whether things have changed: some paths, of several sequences in one
-// step where there are several, as a step with a few rows costs hardly more than one with a row; while it is on,
-// a few plain steps now and then show what plain steps take. Of these the last one counts: behind drafts a
+// step where that costs little more than those of one; while it is on, a few plain steps now and then show what
+// plain steps take. Of these the last one counts: behind drafts a
 // plain step takes longer than among its like (caches hold what drafts needed), and who never drafts has
 // only the latter.
 //

@@ -218,7 +218,9 @@ TEST(DraftBudget, BeginsWhereRowsComeInTiles) {
       const std::string what = std::to_string(sequences) + " a " + std::to_string(a);
       expect_no_loss(world, what.c_str());
       const double best = best_gain(world, a);
-      if (best > 1.1) EXPECT_GT(world.gain(), 1 + 0.7 * (best - 1)) << what << ", best " << best;
+      if (best > 1.1) {
+        EXPECT_GT(world.gain(), 1 + 0.7 * (best - 1)) << what << ", best " << best;
+      }
     }
   }
 }
