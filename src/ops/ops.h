@@ -168,6 +168,11 @@ class Ops {
   // overlap x.
   virtual void linear(std::span<const LinearPart> parts, Tensor x) = 0;
 
+  // What comes: the next op that writes x does so for linear(parts, x) alone, which is the op after it. A device may
+  // keep x until then in a form that its products read; without this, or where no other op than linear() gives
+  // that form, nothing changes.
+  virtual void announce_product(std::span<const LinearPart> parts, Tensor x) {}
+
   // residual += x (if x is given); y = residual / sqrt(mean(residual^2) + eps) * weight.   all [T, E], weight
   // [E]
   virtual void add_norm(Tensor y, Tensor residual, Tensor x, const float* weight, float eps) = 0;

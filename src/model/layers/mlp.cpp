@@ -7,8 +7,9 @@ void mlp_block(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, 
                const MlpScratch& scratch) {
   const Tensor hidden = scratch.hidden.top(normed.rows);
   const LinearPart in[] = {{&w.gate, &w.up, hidden, Tail::silu_mul}};
-  ops.norm_linear(in, normed, residual, norm.weight, norm.eps);
   const LinearPart out[] = {{&w.down, nullptr, residual, Tail::add}};
+  ops.announce_product(out, hidden);
+  ops.norm_linear(in, normed, residual, norm.weight, norm.eps);
   ops.linear(out, hidden);
 }
 

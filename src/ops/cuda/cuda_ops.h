@@ -13,6 +13,7 @@
 #include <span>
 
 #include "ops/cuda/primitives/context.h"
+#include "ops/cuda/primitives/ordered_rows.h"
 #include "ops/cuda/workspace.h"
 #include "ops/device.h"
 #include "ops/ops.h"
@@ -39,6 +40,7 @@ class CudaOps final : public Ops {
   void linear(std::span<const LinearPart> parts, Tensor x) override;
   void norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
                    float eps) override;
+  void announce_product(std::span<const LinearPart> parts, Tensor x) override;
   void logits(Tensor logits, const Weight& w, Tensor x) override;
   void gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) override;
   // top_k.cu
@@ -107,6 +109,7 @@ class CudaOps final : public Ops {
   std::byte* gemm_work_ = nullptr;
   std::byte* moe_work_ = nullptr;
   std::byte* top_k_work_ = nullptr;
+  cuda::AnnouncedProduct announced_;
 };
 
 }  // namespace braid

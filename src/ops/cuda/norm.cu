@@ -52,18 +52,7 @@ __device__ void store4(void* data, DType type, int64_t index, float4 v) {
   *reinterpret_cast<uint2*>(static_cast<Act*>(data) + index) = acts_of(v);
 }
 
-// Columns k .. k + 3 of a row, as order_rows (gemm.cu) places them: two pieces of four bytes.
-__device__ void store_ordered(const NormArgs& a, int row, int k, uint2 v) {
-  const int columns = a.ordered.columns;
-  const int own = row % columns;
-  const int within = k % 32 / 4 * 2;  // the 16-byte piece of the first two
-  uint8_t* at =
-      static_cast<uint8_t*>(a.ordered.to) + static_cast<int64_t>(row / columns) * columns * a.width * 2 +
-      (static_cast<int64_t>(k / 128) * columns * 2 + within / 8 * columns + own) * 128 + k % 128 / 32 * 4;
-  *reinterpret_cast<uint32_t*>(at + ((within % 8 ^ own % 8) << 4)) = v.x;
-  *reinterpret_cast<uint32_t*>(at + (((within + 1) % 8 ^ own % 8) << 4)) = v.y;
-}
-
+// Not more than 56 registers: products of up to 32 rows stand beside it only then (gemm_wgmma.cuh).
 // Width a multiple of 4, at most 4 * kThreads * kHeld, all strides multiples of 4.
 __global__ __launch_bounds__(kThreads) void norm_held(NormArgs a) {
   __shared__ __align__(16) float sums[kNormWarps];
@@ -102,7 +91,7 @@ __global__ __launch_bounds__(kThreads) void norm_held(NormArgs a) {
     if (column >= a.width) break;
     const float4 v = normed(held[i], inverse, weight[i]);
     store4(a.y, a.y_type, row * a.y_stride + column, v);
-    if (a.ordered.to != nullptr) store_ordered(a, static_cast<int>(row), column, acts_of(v));
+    if (a.ordered.to != nullptr) store_ordered(a.ordered, static_cast<int>(row), column, acts_of(v));
   }
 }
 

@@ -33,6 +33,9 @@ class Profiler final : public Ops {
   void linear(std::span<const LinearPart> parts, Tensor x) override;
   void norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
                    float eps) override;
+  void announce_product(std::span<const LinearPart> parts, Tensor x) override {
+    ops_.announce_product(parts, x);
+  }
   void add_norm(Tensor y, Tensor residual, Tensor x, const float* weight, float eps) override;
   void rope_table(Tensor table, const RopeParams& rope, const Batch& batch) override;
   void qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "gguf/formats/half.h"
@@ -177,13 +178,30 @@ class MirrorOps final : public Ops {
     call.finish();
   }
 
+  // An announced product is made with the op that writes its x, while that has not left the device.
+  void announce_product(std::span<const LinearPart> parts, Tensor x) override {
+    announced_ = {{parts.begin(), parts.end()}, x.data, false};
+  }
   void linear(std::span<const LinearPart> parts, Tensor x) override {
+    if (x.data == announced_.x && std::exchange(announced_, {}).made) return;
     multiply(parts, x.rows, [&](Call& call, std::span<const LinearPart> copies) {
       inner_.ops().linear(copies, call.in(x));
     });
   }
   void norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
                    float eps) override {
+    if (parts.size() == 1 && parts[0].y.data == announced_.x) {
+      Call call(inner_, type_);
+      const LinearPart first = {parts[0].w, parts[0].up, call.out(parts[0].y), parts[0].tail};
+      std::vector<LinearPart> then = announced_.parts;
+      for (LinearPart& part : then) part.y = call.wide(part.y);
+      if (mirrors_announce) inner_.ops().announce_product(then, first.y);
+      inner_.ops().norm_linear({&first, 1}, call.out(h), call.wide(residual), call.at(weight), eps);
+      inner_.ops().linear(then, first.y);
+      call.finish();
+      announced_.made = true;
+      return;
+    }
     multiply(parts, h.rows, [&](Call& call, std::span<const LinearPart> copies) {
       inner_.ops().norm_linear(copies, call.out(h), call.wide(residual), call.at(weight), eps);
     });
@@ -417,8 +435,15 @@ class MirrorOps final : public Ops {
   static DeltaWeights small(Call& call, const DeltaWeights& w) {
     return {call.at(w.conv), call.at(w.a), call.at(w.dt), call.at(w.norm), w.eps};
   }
+
   Device& inner_;
   DType type_;
+  struct Announced {
+    std::vector<LinearPart> parts;
+    const void* x = nullptr;
+    bool made = false;
+  };
+  Announced announced_;
 };
 
 class MirrorDevice final : public Device {

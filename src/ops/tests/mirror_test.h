@@ -15,6 +15,10 @@
 
 namespace braid::test {
 
+// Whether mirrors tell their device what is announced to them. Either way they make an announced product together
+// with the op that writes its x, so that both ways x is what the device stores.
+inline bool mirrors_announce = true;
+
 std::unique_ptr<Device> make_mirror(std::unique_ptr<Device> inner, DType activation_type);
 
 }  // namespace braid::test

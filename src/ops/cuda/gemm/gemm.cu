@@ -26,11 +26,9 @@ __global__ void pad_rows(Act* to, int64_t to_stride, const Act* from, int64_t fr
     to[row * to_stride + i] = i < cols ? from[row * from_stride + i] : __float2half(0.0f);
 }
 
-// Rows as the wgmma kernels' shared memory holds them, zeros behind the end of k: [tile of `columns`
-// rows][128 k] [64 of them][row][64 k in the order of units (packed.h), 16-byte pieces exchanged by row % 8].
-// Blocks: row of a tile x 256 pieces; with a list of expert tiles, rows that no pair has are left alone. A
-// thread makes 16 bytes of four pairs that lie 64 bytes apart; a warp's reads and writes cover the same 512
-// bytes.
+// OrderedRows of rows, zeros behind the end of k. Blocks: row of a tile x 256 pieces; with a list of expert tiles,
+// rows that no pair has are left alone. A thread makes 16 bytes of four pairs that lie 64 bytes apart; a warp's
+// reads and writes cover the same 512 bytes.
 constexpr int kOrderThreads = 256;
 __global__ void __launch_bounds__(kOrderThreads)
     order_rows(Act* to, int units, int columns, const Act* from, int64_t from_stride, int cols,
@@ -65,10 +63,8 @@ __global__ void __launch_bounds__(kOrderThreads)
       words[c] = *reinterpret_cast<const uint32_t*>(&pair);
     }
   }
-  uint8_t* target = reinterpret_cast<uint8_t*>(to) +
-                    (static_cast<int64_t>(tile) * units * 2 * columns) * 256 +
-                    (static_cast<int64_t>(half) * columns * 2 + within / 8 * columns + own) * 128;
-  *reinterpret_cast<uint4*>(target + ((within % 8 ^ own % 8) << 4)) =
+  const OrderedRows ordered{to, columns, units * kUnitWidth};
+  *reinterpret_cast<uint4*>(ordered_at(ordered, static_cast<int>(blockIdx.x), k)) =
       make_uint4(words[0], words[1], words[2], words[3]);
 }
 
@@ -158,9 +154,15 @@ void add_part(GemmLaunch& call, const GemmPart& part) {
 
 int64_t whole_units(int64_t width) { return (width + kUnitWidth - 1) / kUnitWidth * kUnitWidth; }
 
-// Of the largest copy of x: dense rows in whole tiles, or one expert's rows at a time in whole tiles.
+// Copies of rows of the model's width, in whole tiles: behind them is what announced products read.
+int64_t model_elements(const Device::WorkspaceNeeds& needs, int64_t rows) {
+  return div_up<int64_t>(rows, 128) * 128 * whole_units(needs.model_width);
+}
+
+// Of the largest copies of x: dense rows in whole tiles, or one expert's rows at a time in whole tiles.
 int64_t copied_elements(const Device::WorkspaceNeeds& needs) {
-  const int64_t dense = div_up<int64_t>(needs.max_tokens, 128) * 128 * whole_units(needs.max_width);
+  const int64_t dense = div_up<int64_t>(needs.max_tokens, 128) * 128 * whole_units(needs.max_width) +
+                        model_elements(needs, needs.max_tokens);
   if (needs.experts == 0) return dense;
   const int64_t pairs = int64_t{needs.max_tokens} * (needs.experts_used + 1);
   const int64_t columns = rows_per_expert_tile(pairs, needs.experts);
@@ -186,14 +188,27 @@ size_t gemm_bytes(const Context& context, const Device::WorkspaceNeeds& needs) {
   return layout_of(context, needs).end;
 }
 
-Gemm::Gemm(Context& context, const Device::WorkspaceNeeds& needs, std::byte* work)
-    : context_(context), needs_(needs) {
+Gemm::Gemm(Context& context, const Device::WorkspaceNeeds& needs, std::byte* work,
+           AnnouncedProduct* announced)
+    : context_(context), needs_(needs), announced_(announced) {
   const Layout at = layout_of(context, needs);
   counters_ = reinterpret_cast<unsigned*>(work + at.counters);
   partials_ = reinterpret_cast<float*>(work + at.partials);
   looked_ = reinterpret_cast<float*>(work + at.looked);
   padded_ = reinterpret_cast<Act*>(work + at.padded);
   padded_elements_ = static_cast<int64_t>((at.end - at.padded) / sizeof(Act));
+}
+
+AnnouncedProduct Gemm::announce(std::span<const LinearPart> parts, Tensor x) const {
+  Columns columns = columns_for(context_, x.rows);
+  narrow(columns, parts, x.rows);
+  const int64_t first = model_elements(needs_, x.rows);
+  const int64_t elements = div_up<int64_t>(x.rows, columns.count) * columns.count * x.cols;
+  // Up to 64 rows order_rows costs less than writing them in pieces of four bytes costs the op that writes x.
+  if (!columns.wgmma || columns.count <= 64 || context_.deterministic || small(parts, x.rows) ||
+      x.type != kActType || x.cols % kUnitWidth != 0 || first == 0 || first + elements > padded_elements_)
+    return {};
+  return {x.data, x.rows, {padded_ + first, columns.count, static_cast<int>(x.cols)}};
 }
 
 GemmLaunch Gemm::launch_for(Tensor x, Columns columns, const ExpertList& list) {
@@ -208,6 +223,12 @@ GemmLaunch Gemm::launch_for(Tensor x, Columns columns, const ExpertList& list) {
   call.counters = counters_;
   call.claims = counters_ + 8 * context_.processors * kMostCtasPerProcessor;
   call.list = list;
+  if (announced_ != nullptr && announced_->written) {  // and nothing else comes before it
+    BRAID_CHECK(announced_->x == x.data && announced_->rows == x.rows && columns.wgmma &&
+                announced_->ordered.columns == columns.count && list.tiles == nullptr);
+    call.x = static_cast<const Act*>(announced_->ordered.to);
+    return call;
+  }
   const bool readable = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 8 == 0 && x.cols % 8 == 0;
   if (columns.wgmma) {
     const bool listed = list.tiles != nullptr;
@@ -314,6 +335,17 @@ bool Gemm::launch_mixed(const Weight& like, Columns columns, GemmLaunch call, st
                                  : launch_two_formats<FormatQ4K>(context_, columns, call);
 }
 
+// If that is what the next product reads, which lies behind copies of rows of the model's width.
+void Gemm::order_y(GemmPart& part, Tensor y, int64_t x_cols) {
+  if (announced_ == nullptr || x_cols > needs_.model_width) return;
+  const OrderedRows ordered = announced_->wanted(y);
+  if (ordered.to == nullptr) return;
+  announced_->written = true;
+  part.y = ordered.to;
+  part.y_stride = ordered.width;
+  part.ordered_columns = static_cast<uint16_t>(ordered.columns);
+}
+
 // Products that gemm_wide.cuh takes: one launch of one or two formats.
 bool Gemm::wide(std::span<const LinearPart> parts, int64_t rows) const {
   if (!context_.has_wgmma || context_.deterministic || rows <= 8 || rows > kMostWideRows ||
@@ -407,7 +439,7 @@ void Gemm::norm_for(std::span<const LinearPart> parts, Tensor h, Tensor residual
   narrow(columns, parts, h.rows);
   if (columns.wgmma && !context_.deterministic && !small(parts, h.rows) &&
       div_up<int64_t>(h.rows, columns.count) * columns.count * h.cols <= padded_elements_)
-    ordered = {padded_, columns.count};
+    ordered = {padded_, columns.count, static_cast<int>(h.cols)};
   ordered_ = add_norm(context_, h, residual, {}, weight, eps, ordered) && ordered.to != nullptr;
 }
 
@@ -443,6 +475,7 @@ void Gemm::linear(std::span<const LinearPart> parts, Tensor x, const SkinnyNorm&
     } else if (same_form(*p.w, *p.up)) {
       Entry entry{p.w, part_for(*p.w, p.y, Store::gated)};
       add_up(entry.part, *p.up);
+      if (columns.wgmma) order_y(entry.part, p.y, x.cols);
       now.insert(now.begin(), entry);
     } else {
       now.push_back({p.up, part_for(*p.up, p.y, Store::plain)});
@@ -453,14 +486,18 @@ void Gemm::linear(std::span<const LinearPart> parts, Tensor x, const SkinnyNorm&
     bool beside = false;
     while (!list->empty()) {
       const Weight& like = *list->front().w;
+      const bool gated = list->front().part.store == Store::gated;
       std::vector<GemmPart> same;
       std::vector<GemmPart> other;  // goes with them
       const Weight* other_like = nullptr;
       std::vector<Entry> rest;
       for (const Entry& e : *list) {
-        if (same_form(*e.w, like)) {
+        // The wgmma kernels are made for gated products, of one format, or for others.
+        const bool goes = !columns.wgmma || (e.part.store == Store::gated) == gated;
+        if (goes && same_form(*e.w, like)) {
           same.push_back(e.part);
-        } else if ((columns.wgmma || columns.wide || columns.count == 8) && mix(*e.w, like) &&
+        } else if (goes && !(columns.wgmma && gated) &&
+                   (columns.wgmma || columns.wide || columns.count == 8) && mix(*e.w, like) &&
                    list->size() < kMostParts && (other_like == nullptr || same_form(*e.w, *other_like))) {
           other.push_back(e.part);
           other_like = e.w;
@@ -483,20 +520,26 @@ void Gemm::linear(std::span<const LinearPart> parts, Tensor x, const SkinnyNorm&
       *list = std::move(rest);
     }
   }
+  if (announced_ != nullptr && announced_->x == x.data) *announced_ = {};
 }
 
 }  // namespace cuda
 
 void CudaOps::linear(std::span<const LinearPart> parts, Tensor x) {
   BRAID_CHECK(gemm_work_ != nullptr);
-  Gemm(context_, needs_, gemm_work_).linear(parts, x);
+  Gemm(context_, needs_, gemm_work_, &announced_).linear(parts, x);
+}
+
+void CudaOps::announce_product(std::span<const LinearPart> parts, Tensor x) {
+  BRAID_CHECK(gemm_work_ != nullptr && !announced_.written);
+  announced_ = x.rows == 0 ? AnnouncedProduct{} : Gemm(context_, needs_, gemm_work_).announce(parts, x);
 }
 
 void CudaOps::norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
                           float eps) {
   BRAID_CHECK(gemm_work_ != nullptr && residual.cols == h.cols && residual.rows >= h.rows);
   BRAID_CHECK(residual.type == DType::f32);
-  Gemm gemm(context_, needs_, gemm_work_);
+  Gemm gemm(context_, needs_, gemm_work_, &announced_);
   if (!gemm.norms_inside(h, residual, weight)) {
     gemm.norm_for(parts, h, residual, weight, eps);
     return gemm.linear(parts, h);

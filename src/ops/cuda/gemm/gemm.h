@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ops/cuda/gemm/gemm_kernels.h"
+#include "ops/cuda/primitives/ordered_rows.h"
 #include "ops/device.h"
 #include "ops/ops.h"
 
@@ -26,7 +27,11 @@ int32_t padded_rows(const Context& context, int32_t rows);
 // nobody's. Calls queue kernels on the context's stream and return; wrong shapes are bugs (BRAID_CHECK).
 class Gemm {
  public:
-  Gemm(Context& context, const Device::WorkspaceNeeds& needs, std::byte* work);
+  Gemm(Context& context, const Device::WorkspaceNeeds& needs, std::byte* work,
+       AnnouncedProduct* announced = nullptr);
+
+  // Nothing, where the product will not read OrderedRows.
+  AnnouncedProduct announce(std::span<const LinearPart> parts, Tensor x) const;
 
   // norm: x is still to be normed, and written; only if norms_inside().
   void linear(std::span<const LinearPart> parts, Tensor x, const SkinnyNorm& norm = {});
@@ -53,6 +58,7 @@ class Gemm {
   void narrow(Columns& columns, std::span<const LinearPart> parts, int64_t rows) const;
   bool small(std::span<const LinearPart> parts, int64_t rows) const;
   bool linear_small(std::span<const LinearPart> parts, Tensor x, const SkinnyNorm& norm);
+  void order_y(GemmPart& part, Tensor y, int64_t x_cols);
   bool launch_mixed(const Weight& like, Columns columns, GemmLaunch call, std::span<const GemmPart> q6k,
                     std::span<const GemmPart> second, Pack second_pack, bool beside);
 
@@ -63,6 +69,7 @@ class Gemm {
   float* looked_ = nullptr;  // partials that are zero between launches
   Act* padded_ = nullptr;
   int64_t padded_elements_ = 0;
+  AnnouncedProduct* announced_ = nullptr;
   bool ordered_ = false;  // padded_ holds the next linear()'s x already
 };
 

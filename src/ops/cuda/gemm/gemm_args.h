@@ -36,6 +36,8 @@ struct GemmPart {
   int expert_blocks = 0;
   DType y_type = DType::f32;
   Store store = Store::plain;
+  // Not 0, gated parts only: y is OrderedRows of so many columns, and y_stride their width.
+  uint16_t ordered_columns = 0;
 };
 
 inline constexpr int kMostParts = 8;

@@ -75,7 +75,8 @@ bool launch_gemm_skinny(Context& context, const GemmLaunch& launch);
 // 9 to 16 rows on sm_90a, if plan_wide() takes them: q4k, or q6k and q4k, all parts gated or none.
 template <class First, class Second>
 bool launch_gemm_wide(Context& context, const GemmLaunch& launch);
-// 9 and more rows: wgmma, with tiles of the second format from block second_block on, or mma.sync.
+// 9 and more rows: wgmma, all parts gated or none, with tiles of the second format from block second_block on where
+// none is; or mma.sync.
 template <class First, class Second>
 void launch_gemm_wgmma(Context& context, int columns, const GemmLaunch& launch);
 template <class Format>

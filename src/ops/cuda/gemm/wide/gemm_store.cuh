@@ -4,6 +4,7 @@
 
 #include "ops/cuda/gemm/gemm_common.cuh"
 #include "ops/cuda/primitives/mma.h"
+#include "ops/cuda/primitives/ordered_rows.h"
 
 namespace braid::cuda {
 
@@ -13,14 +14,12 @@ struct WgmmaRows {
   bool gated = false;
 };
 
-__device__ inline bool gated_block(const GemmArgs& a, int block) {
-  return block < a.blocks && part_of(a, a.parts, block).store == Store::gated;
-}
+template <bool kGated>
 __device__ inline WgmmaRows wgmma_rows(const GemmArgs& a, const Tile& tile, int block) {
   WgmmaRows r;
-  r.gated = gated_block(a, block);
-  r.target = target_of(a, a.parts, tile.expert, r.gated ? block & ~1 : block, 0);
-  if (r.gated) r.target.row += block % 2 * 16;
+  r.gated = kGated;
+  r.target = target_of(a, a.parts, tile.expert, kGated ? block & ~1 : block, 0);
+  if (kGated) r.target.row += block % 2 * 16;
   return r;
 }
 
@@ -39,6 +38,50 @@ __device__ inline void store_pairs(const WgmmaRows& r, int row, int64_t y_row, b
   if (wanted && row < part.rows) *reinterpret_cast<uint32_t*>(y) = low;
   if (wanted && row + 8 < part.rows) *reinterpret_cast<uint32_t*>(y + 8) = high;
 }
+
+// Where the same of every eighth token goes, of gated products: into rows, or into OrderedRows.
+struct GatedPlaces {
+  char* at;  // of rows g; those of rows g + 8 are `apart` bytes further
+  int apart;
+  int step;   // bytes to the token that is eight further
+  int until;  // tokens to the end of the tile of OrderedRows
+  int tile;   // tokens of one
+  int over;   // bytes from the end of a tile to the same token of the next
+  bool in[2];
+
+  __device__ GatedPlaces(const WgmmaRows& r, int token) {
+    const GemmPart& part = *r.target.part;
+    const int row = r.target.row + static_cast<int>(threadIdx.x) % 4 * 2;
+    in[0] = row < part.rows;
+    in[1] = row + 8 < part.rows;
+    if (part.ordered_columns == 0) {
+      at = reinterpret_cast<char*>(static_cast<Act*>(part.y) + token * part.y_stride + row);
+      apart = 16;
+      step = static_cast<int>(16 * part.y_stride);
+      until = tile = 1 << 30;
+      over = 0;
+      return;
+    }
+    const OrderedRows ordered{part.y, part.ordered_columns, static_cast<int>(part.y_stride)};
+    at = reinterpret_cast<char*>(ordered_at(ordered, token, row));
+    apart = reinterpret_cast<uintptr_t>(at) & 64 ? -64 : 64;  // pieces are exchanged
+    step = 1024;
+    tile = ordered.columns;
+    until = tile - token % tile;
+    over = (ordered.width - 64) * 2 * tile;
+  }
+  __device__ void store(uint32_t low, uint32_t high, bool wanted) const {
+    if (wanted && in[0]) *reinterpret_cast<uint32_t*>(at) = low;
+    if (wanted && in[1]) *reinterpret_cast<uint32_t*>(at + apart) = high;
+  }
+  __device__ void next() {
+    at += step;
+    until -= 8;
+    if (until > 0) return;
+    at += over;
+    until += tile;
+  }
+};
 
 // What y holds where a thread's sums go, for Store::add: [set][group][row half, column].
 template <int kSets, int kGroups>
@@ -87,6 +130,7 @@ __device__ inline void store_wgmma(const WgmmaRows& r, const Tile& tile, int fir
   const bool pairs = part.y_type != DType::f32 && part.rows % 2 == 0 && part.y_stride % 2 == 0 &&
                      reinterpret_cast<uintptr_t>(part.y) % 4 == 0;
   if (pairs && part.store == Store::gated) {
+    GatedPlaces places(r, static_cast<int>(y_row) + lane / 4);
 #pragma unroll
     for (int j = 0; j < kGroups; ++j) {
       if (8 * j >= left) break;
@@ -96,7 +140,9 @@ __device__ inline void store_wgmma(const WgmmaRows& r, const Tile& tile, int fir
         const float gate = acc[0][j][q] * s0;
         v[q] = __fdividef(gate, 1.0f + __expf(-gate)) * (acc[1][j][q] * s1);
       }
-      store_pairs(r, r.target.row, y_row + 8 * j + lane / 4, 8 * j + lane / 4 < left, v);
+      places.store(transpose_matrix(act_pair(v[0], v[1])), transpose_matrix(act_pair(v[2], v[3])),
+                   8 * j + lane / 4 < left);
+      places.next();
     }
     return;
   }

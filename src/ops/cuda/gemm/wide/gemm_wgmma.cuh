@@ -12,9 +12,8 @@
 // columns: 2048 clocks of the matrix units, 660 of 2048 issue slots (q4k), 51 KB from L2, which is 25 bytes a
 // clock: close to what L2 gives.
 //
-// x is first copied to an image of what shared memory holds (order_rows in gemm.cu): 128 k of a tile of
-// rows are one run of bytes, in the order of k that units have and with the exchange of 16-byte pieces that
-// the instruction wants.
+// x is an image of what shared memory holds (primitives/ordered_rows.h), so that what a step copies is one run of
+// bytes. Who wrote x has left it so (Ops::announce_product, add_norm), or order_rows (gemm.cu) copies it first.
 //
 // Work (wgmma_walk): whole tiles in turn, one per CTA and round, so that CTAs that run together read the same
 // weights and the same x from L2; what is left is cut along k, one run of steps per CTA, and comes first.
@@ -40,9 +39,10 @@
 namespace braid::cuda {
 
 // Tiles of rows before WgmmaArgs::second_tile are of the first format, the others of the second; most
-// kernels have one.
-template <class First, class Second, int kColumns>
+// kernels have one. Gated or not: where a warp's rows lie is known then when the kernel is compiled.
+template <class First, class Second, int kColumns, bool kIsGated>
 struct WgmmaShape {
+  static constexpr bool kGated = kIsGated;  // all products of the launch are
   static constexpr int kWarps = wgmma_warps(First::kPack);
   static constexpr int kThreads = kWarps * 32;  // that multiply; one more warpgroup loads
   // Parts are looked at (LookedParts), and all that needs no x comes before the wait for the kernel before.
@@ -54,8 +54,11 @@ struct WgmmaShape {
   static constexpr int kBoundThreads = kWarps == 4 || kColumns > 96 || (!kLooked && kMixed) ? kThreads + 128
                                        : kLooked && !kMixed                                 ? 640
                                                                                             : 512;
-  // Of a thread that multiplies.
-  static constexpr int kRegisters = kBoundThreads == 640 ? 128 : kBoundThreads == 512 ? 176 : 240;
+  // Of a thread that multiplies. More would fit, but with more the compiler takes all codes of a step apart before
+  // its first instructions, and the last of them have nothing beside them.
+  static constexpr int kRegisters = kBoundThreads == 640   ? 120
+                                    : kBoundThreads == 512 ? (kColumns == 96 ? 176 : 168)
+                                                           : 240;
   template <class Format>
   static constexpr int kBytes = half_bytes(Format::kPack) + shared_bytes(Format::kPack);
   static constexpr int kHalf = kBytes<First> > kBytes<Second> ? kBytes<First> : kBytes<Second>;
@@ -72,11 +75,17 @@ struct WgmmaShape {
 
 // Shared memory of the stages, and their barriers.
 struct Stages {
-  uint8_t* xs;
-  uint8_t* weights;
+  uint32_t xs;
+  uint32_t weights;
   uint32_t full;  // a loader each
   uint32_t empty;
 };
+// An address that stays in a register: where blocks may run in clusters, the compiler would make it again for
+// each step, with five instructions.
+__device__ inline uint32_t kept(uint32_t address) {
+  asm volatile("" : "+r"(address));
+  return address;
+}
 
 // First unit of a block; null behind the last and between the formats.
 template <class Format>
@@ -85,9 +94,8 @@ __device__ inline const uint8_t* wgmma_units(const GemmArgs& a, int expert, int 
   return units_of<unit_bytes(Format::kPack)>(a, a.parts, expert, block);
 }
 
-template <class First, class Second, int kColumns>
+template <class First, class Second, class Shape, int kColumns>
 struct WgmmaLoader {
-  using Shape = WgmmaShape<First, Second, kColumns>;
   static constexpr int kOwn = div_up(Shape::kWarps, 3);
 
   const WgmmaArgs& a;
@@ -104,7 +112,7 @@ struct WgmmaLoader {
     const uint32_t full = s.full + 8 * stage;
     if (!elected()) return;
     arrive_expecting(full, Shape::kX);
-    copy_bulk(shared_address(s.xs) + stage * Shape::kX,
+    copy_bulk(s.xs + stage * Shape::kX,
               image + (static_cast<int64_t>(tile.x_tile) * 2 * a.x_units + half) * Shape::kX, Shape::kX,
               full);
   }
@@ -114,7 +122,7 @@ struct WgmmaLoader {
     constexpr int kPart = half_bytes(Format::kPack);
     constexpr int kRest = shared_bytes(Format::kPack);
     const uint32_t full = s.full + 8 * stage;
-    const uint32_t to = shared_address(s.weights) + (stage * Shape::kWarps + first) * Shape::kHalf;
+    const uint32_t to = s.weights + (stage * Shape::kWarps + first) * Shape::kHalf;
     int bytes = 0;
 #pragma unroll
     for (int w = 0; w < kOwn; ++w) bytes += units[w] != nullptr ? kPart + kRest : 0;
@@ -180,11 +188,11 @@ struct WgmmaLoader {
 
 // ---- multiplying ----
 
-// One step. `parts`, `r16`: where the two sets of 16 rows come from. The stage of the step before is given
-// back at `release` (0: none).
-template <class Format, int kColumns>
-__device__ inline void multiply_step(float (&acc)[2][kColumns / 8][4], const uint8_t* const (&parts)[2],
-                                     const int (&r16)[2], uint64_t x, uint32_t release) {
+// One step of a warp's two sets of 16 rows: those of one block at `part`, or where they are gated the
+// same 16, `half`, of that block and the next. The stage of the step before is given back at `release` (0: none).
+template <class Format, class Shape, int kColumns>
+__device__ inline void multiply_step(float (&acc)[2][kColumns / 8][4], const uint8_t* part, int half,
+                                     uint64_t x, uint32_t release) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   // Codes of this format are fragments already: instructions under way still read those of the step before.
   if (Format::kPack == Pack::f16) wait_wgmma<0>();
@@ -192,8 +200,10 @@ __device__ inline void multiply_step(float (&acc)[2][kColumns / 8][4], const uin
   typename Format::Scales scales[2];
 #pragma unroll
   for (int set = 0; set < 2; ++set) {
-    Format::load(codes[set], parts[set], lane, r16[set]);
-    Format::scales(scales[set], parts[set], parts[set] + half_bytes(Format::kPack), lane, r16[set]);
+    const uint8_t* own = part + (Shape::kGated ? set * Shape::kHalf : 0);
+    const int r16 = Shape::kGated ? half : set;
+    Format::load(codes[set], own, lane, r16);
+    Format::scales(scales[set], own, own + half_bytes(Format::kPack), lane, r16);
   }
   Fragments f[2][2];  // [buffer][set]
 #pragma unroll
@@ -225,19 +235,20 @@ struct WgmmaPlace {
 
 // Steps of a tile, for a warp.
 template <class Format, class Shape, int kColumns>
-__device__ inline void multiply_steps(float (&acc)[2][kColumns / 8][4], const WgmmaWalk& walk, bool gated,
+__device__ inline void multiply_steps(float (&acc)[2][kColumns / 8][4], const WgmmaWalk& walk,
                                       const Stages& s, WgmmaPlace& place) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int from[2] = {(gated ? warp & ~1 : warp) * Shape::kHalf, (gated ? warp | 1 : warp) * Shape::kHalf};
-  const int r16[2] = {gated ? warp % 2 : 0, gated ? warp % 2 : 1};
+  const uint32_t parts = kept(s.weights + (Shape::kGated ? warp & ~1 : warp) * Shape::kHalf);
+  // Moved on by one addition it is one instruction; wgmma_operand_at() is three where it is not a constant.
+  const auto first_x = kept(static_cast<uint32_t>(wgmma_operand(s.xs)));
   uint32_t release = 0;
   for (int step = walk.first_step; step < walk.last_step; ++step) {
     wait_barrier(s.full + 8 * place.stage, place.parity);
-    const uint8_t* at = s.weights + place.stage * Shape::kWarps * Shape::kHalf;
-    const uint8_t* const parts[2] = {at + from[0], at + from[1]};
+    const auto* part = static_cast<const uint8_t*>(
+        __cvta_shared_to_generic(parts + place.stage * Shape::kWarps * Shape::kHalf));
     // The instruction takes operands from registers that all lanes share: the compiler must see that.
-    const uint32_t x = __shfl_sync(kFullWarp, shared_address(s.xs) + place.stage * Shape::kX, 0);
-    multiply_step<Format, kColumns>(acc, parts, r16, wgmma_operand(x), release);
+    const uint32_t x = __shfl_sync(kFullWarp, first_x + place.stage * (Shape::kX >> 4), 0);
+    multiply_step<Format, Shape, kColumns>(acc, part, warp % 2, wgmma_operand(0) | x, release);
     release = s.empty + 8 * place.stage;
     if (++place.stage == Shape::kStages) {
       place.stage = 0;
@@ -256,10 +267,9 @@ __device__ inline void multiply_steps(float (&acc)[2][kColumns / 8][4], const Wg
   if (threadIdx.x % 32 == 0 || kWarpArrivals > 1) arrive(release);
 }
 
-template <class First, class Second, int kColumns>
+template <class First, class Second, class Shape, int kColumns>
 __device__ inline void multiply_all(const WgmmaArgs& a, WgmmaWalk walk, int row_tiles, int token_tiles,
                                     const Stages& s) {
-  using Shape = WgmmaShape<First, Second, kColumns>;
   constexpr int kGroups = kColumns / 8;
   constexpr bool kRowsFirst = kColumns <= 64;  // there are registers to look them up under the first steps
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -270,7 +280,6 @@ __device__ inline void multiply_all(const WgmmaArgs& a, WgmmaWalk walk, int row_
   WgmmaRows rows;
   while (walk.next()) {
     const Tile tile = locate(a, walk.tile, row_tiles, token_tiles, kColumns);
-    const bool gated = gated_block(a, tile.row_tile * Shape::kWarps + warp);
 #pragma unroll
     for (int set = 0; set < 2; ++set)
 #pragma unroll
@@ -278,20 +287,20 @@ __device__ inline void multiply_all(const WgmmaArgs& a, WgmmaWalk walk, int row_
 #pragma unroll
         for (int q = 0; q < 4; ++q) acc[set][j][q] = 0;
     if (kRowsFirst) {
-      rows = wgmma_rows(a, tile, tile.row_tile * Shape::kWarps + warp);
+      rows = wgmma_rows<Shape::kGated>(a, tile, tile.row_tile * Shape::kWarps + warp);
       if (Shape::kLooked && !walk.whole()) sharing = WgmmaSharing(walk, walk.tile);
     }
     if (Shape::kLooked) wait_for_previous();
     if (Shape::kMixed && tile.row_tile >= a.second_tile) {
-      multiply_steps<Second, Shape, kColumns>(acc, walk, gated, s, place);
+      multiply_steps<Second, Shape, kColumns>(acc, walk, s, place);
     } else {
-      multiply_steps<First, Shape, kColumns>(acc, walk, gated, s, place);
+      multiply_steps<First, Shape, kColumns>(acc, walk, s, place);
     }
-    if (!kRowsFirst) rows = wgmma_rows(a, tile, tile.row_tile * Shape::kWarps + warp);
+    if (!kRowsFirst) rows = wgmma_rows<Shape::kGated>(a, tile, tile.row_tile * Shape::kWarps + warp);
     if (walk.whole()) {
       store_wgmma<kGroups>(rows, tile, 0, acc);
     } else if (a.paired) {
-      finish_pair<Shape::kWarps, kGroups>(a, walk, rows, tile, shared_address(s.xs), acc);
+      finish_pair<Shape::kWarps, kGroups>(a, walk, rows, tile, s.xs, acc);
     } else {
       if (!Shape::kLooked) sharing = WgmmaSharing(walk, walk.tile);
       WgmmaParts<Shape::kWarps, kGroups>{a, sharing}.put(tile, rows, acc);
@@ -301,7 +310,7 @@ __device__ inline void multiply_all(const WgmmaArgs& a, WgmmaWalk walk, int row_
   if (cut_tile < 0) return;
   const Tile tile = locate(a, cut_tile, row_tiles, token_tiles, kColumns);
   if (!Shape::kLooked || walk.rounds > 0) {  // other tiles came since
-    rows = wgmma_rows(a, tile, tile.row_tile * Shape::kWarps + warp);
+    rows = wgmma_rows<Shape::kGated>(a, tile, tile.row_tile * Shape::kWarps + warp);
     sharing = WgmmaSharing(walk, cut_tile);
   }
   WgmmaParts<Shape::kWarps, kGroups>{a, sharing}.finish(tile, rows);
@@ -320,18 +329,17 @@ __device__ inline void take_registers() {
 
 #endif
 
-template <class First, class Second, int kColumns>
-__global__ void __launch_bounds__(WgmmaShape<First, Second, kColumns>::kBoundThreads, 1)
+template <class First, class Second, int kColumns, bool kGated>
+__global__ void __launch_bounds__(WgmmaShape<First, Second, kColumns, kGated>::kBoundThreads, 1)
     gemm_wgmma_kernel(const __grid_constant__ WgmmaArgs a) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Shape = WgmmaShape<First, Second, kColumns>;
+  using Shape = WgmmaShape<First, Second, kColumns, kGated>;
   constexpr int kStages = Shape::kStages;
   extern __shared__ __align__(1024) uint8_t dynamic[];
   __shared__ __align__(8) uint64_t barriers[2 * kStages];
-  uint8_t* xs = dynamic + (1024 - shared_address(dynamic) % 1024) % 1024;
-  uint8_t* weights = xs + kStages * Shape::kX;
-  const uint32_t full = shared_address(barriers);
-  const uint32_t empty = shared_address(barriers + kStages);
+  const uint32_t xs = kept((shared_address(dynamic) + 1023) / 1024 * 1024);
+  const uint32_t full = kept(shared_address(barriers));
+  const uint32_t empty = full + 8 * kStages;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage) {
@@ -347,20 +355,20 @@ __global__ void __launch_bounds__(WgmmaShape<First, Second, kColumns>::kBoundThr
   const WgmmaWalk walk =
       wgmma_walk(row_tiles * (a.list.tiles != nullptr ? *a.list.tile_count : token_tiles), 2 * a.units);
 
-  const Stages at{xs, weights, full, empty};
+  const Stages at{xs, xs + kStages * Shape::kX, full, empty};
   if (warp >= Shape::kWarps) {
     give_registers<Shape>();
-    WgmmaLoader<First, Second, kColumns>{a, at, row_tiles, token_tiles, walk}.run();
+    WgmmaLoader<First, Second, Shape, kColumns>{a, at, row_tiles, token_tiles, walk}.run();
   } else {
     take_registers<Shape>();
-    multiply_all<First, Second, kColumns>(a, walk, row_tiles, token_tiles, at);
+    multiply_all<First, Second, Shape, kColumns>(a, walk, row_tiles, token_tiles, at);
   }
 #endif
 }
 
-template <class First, class Second, int kColumns>
+template <class First, class Second, int kColumns, bool kGated>
 void launch_gemm_wgmma_kernel(Context& context, const GemmLaunch& launch) {
-  using Shape = WgmmaShape<First, Second, kColumns>;
+  using Shape = WgmmaShape<First, Second, kColumns, kGated>;
   WgmmaArgs args{{launch, launch.list, launch.partials, launch.counters},
                  launch.second_block / Shape::kWarps};
   const int tiles = div_up(launch.blocks, Shape::kWarps) * div_up(launch.tokens, kColumns);
@@ -368,25 +376,33 @@ void launch_gemm_wgmma_kernel(Context& context, const GemmLaunch& launch) {
   const int most_pairs = context.deterministic ? 1 : kMostPairs<kColumns / 8>;
   args.paired = launch.list.tiles == nullptr && context.has_clusters &&
                 walks_in_pairs(tiles, 2 * launch.units, context.processors, most_pairs);
-  launch_clusters(context, args.paired ? 2 : 1, gemm_wgmma_kernel<First, Second, kColumns>,
+  launch_clusters(context, args.paired ? 2 : 1, gemm_wgmma_kernel<First, Second, kColumns, kGated>,
                   dim3(static_cast<unsigned>(context.processors)), Shape::kThreads + 128, Shape::kShared,
                   args);
 }
 
-template <class First, class Second>
-void launch_gemm_wgmma(Context& context, int columns, const GemmLaunch& launch) {
+template <class First, class Second, bool kGated>
+void launch_gemm_wgmma_columns(Context& context, int columns, const GemmLaunch& launch) {
   switch (columns) {
     case 16:
-      return launch_gemm_wgmma_kernel<First, Second, 16>(context, launch);
+      return launch_gemm_wgmma_kernel<First, Second, 16, kGated>(context, launch);
     case 32:
-      return launch_gemm_wgmma_kernel<First, Second, 32>(context, launch);
+      return launch_gemm_wgmma_kernel<First, Second, 32, kGated>(context, launch);
     case 64:
-      return launch_gemm_wgmma_kernel<First, Second, 64>(context, launch);
+      return launch_gemm_wgmma_kernel<First, Second, 64, kGated>(context, launch);
     case 96:
-      return launch_gemm_wgmma_kernel<First, Second, 96>(context, launch);
+      return launch_gemm_wgmma_kernel<First, Second, 96, kGated>(context, launch);
     default:
-      return launch_gemm_wgmma_kernel<First, Second, 128>(context, launch);
+      return launch_gemm_wgmma_kernel<First, Second, 128, kGated>(context, launch);
   }
+}
+
+template <class First, class Second>
+void launch_gemm_wgmma(Context& context, int columns, const GemmLaunch& launch) {
+  if constexpr (First::kPack == Second::kPack)
+    if (launch.parts[0].store == Store::gated)
+      return launch_gemm_wgmma_columns<First, Second, true>(context, columns, launch);
+  launch_gemm_wgmma_columns<First, Second, false>(context, columns, launch);
 }
 
 }  // namespace braid::cuda

@@ -1,0 +1,59 @@
+// announced_test.cpp -- an announced product gives the bytes that it gives unannounced, on every device.
+#include "ops/tests/mirror_test.h"
+#include "ops/tests/op_test.h"
+
+namespace braid {
+namespace {
+
+using namespace test;
+
+struct Case {
+  GgmlType in, out;
+  int64_t hidden;
+};
+
+// y of gated products and the one that follows, two times in a row: what the first leaves may not change the second.
+std::vector<float> results(const DeviceCase& device, const Case& c, int64_t rows, bool announced) {
+  constexpr int64_t kWidth = 512;
+  Random random(801);
+  const auto gate = random_weight(random, c.in, c.hidden, kWidth);
+  const auto up = random_weight(random, c.in, c.hidden, kWidth);
+  const auto down = random_weight(random, c.out, 320, c.hidden);
+  World world(device);
+  world.prepare({&gate->weight, &up->weight, &down->weight},
+                {.max_width = std::max(kWidth, c.hidden), .model_width = kWidth});
+  const Tensor residual = world.tensor(rows, kWidth, random.normals(rows * kWidth));
+  const Tensor h = world.tensor(rows, kWidth), x = world.tensor(rows, c.hidden), y = world.tensor(rows, 320);
+  const float* norm = world.array(random.normals(kWidth));
+  const LinearPart first{&gate->weight, &up->weight, x, Tail::silu_mul};
+  const LinearPart second{&down->weight, nullptr, y, Tail::add};
+  mirrors_announce = announced;
+  for (int i = 0; i < 2; ++i) {
+    world.ops().announce_product({&second, 1}, x);
+    world.ops().norm_linear({&first, 1}, h, residual, norm, 1e-6f);
+    world.ops().linear({&second, 1}, x);
+  }
+  mirrors_announce = true;
+  world.device().synchronize();
+  return values_of(y);
+}
+
+TEST(AnnouncedProduct, GivesTheBytesOfOneThatIsNot) {
+  const Case cases[] = {{GgmlType::Q4_K, GgmlType::Q6_K, 768},
+                        {GgmlType::Q4_K, GgmlType::Q4_K, 768},
+                        {GgmlType::Q8_0, GgmlType::Q5_K, 512},
+                        {GgmlType::BF16, GgmlType::MXFP4, 768},
+                        {GgmlType::Q4_K, GgmlType::Q8_0, 800}};  // not a whole number of units
+  for (const DeviceCase& device : all_devices()) {
+    const std::vector<int64_t> row_counts =
+        device.gpu ? std::vector<int64_t>{1, 9, 17, 64, 65, 96, 128, 130, 192, 300, 512}
+                   : std::vector<int64_t>{9};
+    for (const Case& c : cases)
+      for (const int64_t rows : row_counts)
+        expect_same(results(device, c, rows, true), results(device, c, rows, false),
+                    device.name + ", rows " + std::to_string(rows) + ", hidden " + std::to_string(c.hidden));
+  }
+}
+
+}  // namespace
+}  // namespace braid
