@@ -14,12 +14,14 @@ struct WgmmaRows {
   bool gated = false;
 };
 
-template <bool kGated>
-__device__ inline WgmmaRows wgmma_rows(const GemmArgs& a, const Tile& tile, int block) {
+__device__ inline bool gated_block(const GemmArgs& a, int block) {
+  return block < a.blocks && part_of(a, a.parts, block).store == Store::gated;
+}
+__device__ inline WgmmaRows wgmma_rows(const GemmArgs& a, const Tile& tile, int block, bool gated) {
   WgmmaRows r;
-  r.gated = kGated;
-  r.target = target_of(a, a.parts, tile.expert, kGated ? block & ~1 : block, 0);
-  if (kGated) r.target.row += block % 2 * 16;
+  r.gated = gated;
+  r.target = target_of(a, a.parts, tile.expert, gated ? block & ~1 : block, 0);
+  if (gated) r.target.row += block % 2 * 16;
   return r;
 }
 

@@ -38,11 +38,16 @@
 
 namespace braid::cuda {
 
+// Which products of a launch are gated. Where all or none are, it is known when a kernel is compiled where a warp's
+// rows lie. But up to 64 columns a launch has few steps, and one kernel for all products of a layer finds its
+// instructions in the cache.
+enum class Gated : uint8_t { some, none, all };
+
 // Tiles of rows before WgmmaArgs::second_tile are of the first format, the others of the second; most
-// kernels have one. Gated or not: where a warp's rows lie is known then when the kernel is compiled.
-template <class First, class Second, int kColumns, bool kIsGated>
+// kernels have one.
+template <class First, class Second, int kColumns, Gated kWhich>
 struct WgmmaShape {
-  static constexpr bool kGated = kIsGated;  // all products of the launch are
+  static constexpr Gated kGated = kWhich;
   static constexpr int kWarps = wgmma_warps(First::kPack);
   static constexpr int kThreads = kWarps * 32;  // that multiply; one more warpgroup loads
   // Parts are looked at (LookedParts), and all that needs no x comes before the wait for the kernel before.
@@ -54,11 +59,8 @@ struct WgmmaShape {
   static constexpr int kBoundThreads = kWarps == 4 || kColumns > 96 || (!kLooked && kMixed) ? kThreads + 128
                                        : kLooked && !kMixed                                 ? 640
                                                                                             : 512;
-  // Of a thread that multiplies. More would fit, but with more the compiler takes all codes of a step apart before
-  // its first instructions, and the last of them have nothing beside them.
-  static constexpr int kRegisters = kBoundThreads == 640   ? 120
-                                    : kBoundThreads == 512 ? (kColumns == 96 ? 176 : 168)
-                                                           : 240;
+  // Of a thread that multiplies.
+  static constexpr int kRegisters = kBoundThreads == 640 ? 128 : kBoundThreads == 512 ? 176 : 240;
   template <class Format>
   static constexpr int kBytes = half_bytes(Format::kPack) + shared_bytes(Format::kPack);
   static constexpr int kHalf = kBytes<First> > kBytes<Second> ? kBytes<First> : kBytes<Second>;
@@ -81,9 +83,10 @@ struct Stages {
   uint32_t empty;
 };
 // An address that stays in a register: where blocks may run in clusters, the compiler would make it again for
-// each step, with five instructions.
+// each step, with five instructions. (Except with 64 columns, where its order of the others gets worse by it.)
+template <int kColumns>
 __device__ inline uint32_t kept(uint32_t address) {
-  asm volatile("" : "+r"(address));
+  if (kColumns != 64) asm volatile("" : "+r"(address));
   return address;
 }
 
@@ -188,11 +191,11 @@ struct WgmmaLoader {
 
 // ---- multiplying ----
 
-// One step of a warp's two sets of 16 rows: those of one block at `part`, or where they are gated the
-// same 16, `half`, of that block and the next. The stage of the step before is given back at `release` (0: none).
-template <class Format, class Shape, int kColumns>
-__device__ inline void multiply_step(float (&acc)[2][kColumns / 8][4], const uint8_t* part, int half,
-                                     uint64_t x, uint32_t release) {
+// One step. `parts`, `r16`: where the two sets of 16 rows come from. The stage of the step before is given
+// back at `release` (0: none).
+template <class Format, int kColumns>
+__device__ inline void multiply_step(float (&acc)[2][kColumns / 8][4], const uint8_t* const (&parts)[2],
+                                     const int (&r16)[2], uint64_t x, uint32_t release) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   // Codes of this format are fragments already: instructions under way still read those of the step before.
   if (Format::kPack == Pack::f16) wait_wgmma<0>();
@@ -200,10 +203,8 @@ __device__ inline void multiply_step(float (&acc)[2][kColumns / 8][4], const uin
   typename Format::Scales scales[2];
 #pragma unroll
   for (int set = 0; set < 2; ++set) {
-    const uint8_t* own = part + (Shape::kGated ? set * Shape::kHalf : 0);
-    const int r16 = Shape::kGated ? half : set;
-    Format::load(codes[set], own, lane, r16);
-    Format::scales(scales[set], own, own + half_bytes(Format::kPack), lane, r16);
+    Format::load(codes[set], parts[set], lane, r16[set]);
+    Format::scales(scales[set], parts[set], parts[set] + half_bytes(Format::kPack), lane, r16[set]);
   }
   Fragments f[2][2];  // [buffer][set]
 #pragma unroll
@@ -233,22 +234,25 @@ struct WgmmaPlace {
   int parity = 0;
 };
 
-// Steps of a tile, for a warp.
+// Steps of a tile, for a warp: of both sets of its block, or of one set of gate and up.
 template <class Format, class Shape, int kColumns>
-__device__ inline void multiply_steps(float (&acc)[2][kColumns / 8][4], const WgmmaWalk& walk,
+__device__ inline void multiply_steps(float (&acc)[2][kColumns / 8][4], const WgmmaWalk& walk, bool gated,
                                       const Stages& s, WgmmaPlace& place) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const uint32_t parts = kept(s.weights + (Shape::kGated ? warp & ~1 : warp) * Shape::kHalf);
+  const uint32_t first_part = kept<kColumns>(s.weights + (gated ? warp & ~1 : warp) * Shape::kHalf);
+  const int apart = gated ? Shape::kHalf : 0;
+  const int r16[2] = {gated ? warp % 2 : 0, gated ? warp % 2 : 1};
   // Moved on by one addition it is one instruction; wgmma_operand_at() is three where it is not a constant.
-  const auto first_x = kept(static_cast<uint32_t>(wgmma_operand(s.xs)));
+  const auto first_x = kept<kColumns>(static_cast<uint32_t>(wgmma_operand(s.xs)));
   uint32_t release = 0;
   for (int step = walk.first_step; step < walk.last_step; ++step) {
     wait_barrier(s.full + 8 * place.stage, place.parity);
     const auto* part = static_cast<const uint8_t*>(
-        __cvta_shared_to_generic(parts + place.stage * Shape::kWarps * Shape::kHalf));
+        __cvta_shared_to_generic(first_part + place.stage * Shape::kWarps * Shape::kHalf));
+    const uint8_t* const parts[2] = {part, part + apart};
     // The instruction takes operands from registers that all lanes share: the compiler must see that.
     const uint32_t x = __shfl_sync(kFullWarp, first_x + place.stage * (Shape::kX >> 4), 0);
-    multiply_step<Format, Shape, kColumns>(acc, part, warp % 2, wgmma_operand(0) | x, release);
+    multiply_step<Format, kColumns>(acc, parts, r16, wgmma_operand(0) | x, release);
     release = s.empty + 8 * place.stage;
     if (++place.stage == Shape::kStages) {
       place.stage = 0;
@@ -280,6 +284,8 @@ __device__ inline void multiply_all(const WgmmaArgs& a, WgmmaWalk walk, int row_
   WgmmaRows rows;
   while (walk.next()) {
     const Tile tile = locate(a, walk.tile, row_tiles, token_tiles, kColumns);
+    const bool gated = Shape::kGated == Gated::some ? gated_block(a, tile.row_tile * Shape::kWarps + warp)
+                                                    : Shape::kGated == Gated::all;
 #pragma unroll
     for (int set = 0; set < 2; ++set)
 #pragma unroll
@@ -287,16 +293,16 @@ __device__ inline void multiply_all(const WgmmaArgs& a, WgmmaWalk walk, int row_
 #pragma unroll
         for (int q = 0; q < 4; ++q) acc[set][j][q] = 0;
     if (kRowsFirst) {
-      rows = wgmma_rows<Shape::kGated>(a, tile, tile.row_tile * Shape::kWarps + warp);
+      rows = wgmma_rows(a, tile, tile.row_tile * Shape::kWarps + warp, gated);
       if (Shape::kLooked && !walk.whole()) sharing = WgmmaSharing(walk, walk.tile);
     }
     if (Shape::kLooked) wait_for_previous();
     if (Shape::kMixed && tile.row_tile >= a.second_tile) {
-      multiply_steps<Second, Shape, kColumns>(acc, walk, s, place);
+      multiply_steps<Second, Shape, kColumns>(acc, walk, gated, s, place);
     } else {
-      multiply_steps<First, Shape, kColumns>(acc, walk, s, place);
+      multiply_steps<First, Shape, kColumns>(acc, walk, gated, s, place);
     }
-    if (!kRowsFirst) rows = wgmma_rows<Shape::kGated>(a, tile, tile.row_tile * Shape::kWarps + warp);
+    if (!kRowsFirst) rows = wgmma_rows(a, tile, tile.row_tile * Shape::kWarps + warp, gated);
     if (walk.whole()) {
       store_wgmma<kGroups>(rows, tile, 0, acc);
     } else if (a.paired) {
@@ -310,7 +316,9 @@ __device__ inline void multiply_all(const WgmmaArgs& a, WgmmaWalk walk, int row_
   if (cut_tile < 0) return;
   const Tile tile = locate(a, cut_tile, row_tiles, token_tiles, kColumns);
   if (!Shape::kLooked || walk.rounds > 0) {  // other tiles came since
-    rows = wgmma_rows<Shape::kGated>(a, tile, tile.row_tile * Shape::kWarps + warp);
+    const int block = tile.row_tile * Shape::kWarps + warp;
+    rows = wgmma_rows(a, tile, block,
+                      Shape::kGated == Gated::some ? gated_block(a, block) : Shape::kGated == Gated::all);
     sharing = WgmmaSharing(walk, cut_tile);
   }
   WgmmaParts<Shape::kWarps, kGroups>{a, sharing}.finish(tile, rows);
@@ -329,7 +337,7 @@ __device__ inline void take_registers() {
 
 #endif
 
-template <class First, class Second, int kColumns, bool kGated>
+template <class First, class Second, int kColumns, Gated kGated>
 __global__ void __launch_bounds__(WgmmaShape<First, Second, kColumns, kGated>::kBoundThreads, 1)
     gemm_wgmma_kernel(const __grid_constant__ WgmmaArgs a) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -337,8 +345,8 @@ __global__ void __launch_bounds__(WgmmaShape<First, Second, kColumns, kGated>::k
   constexpr int kStages = Shape::kStages;
   extern __shared__ __align__(1024) uint8_t dynamic[];
   __shared__ __align__(8) uint64_t barriers[2 * kStages];
-  const uint32_t xs = kept((shared_address(dynamic) + 1023) / 1024 * 1024);
-  const uint32_t full = kept(shared_address(barriers));
+  const uint32_t xs = kept<kColumns>((shared_address(dynamic) + 1023) / 1024 * 1024);
+  const uint32_t full = kept<kColumns>(shared_address(barriers));
   const uint32_t empty = full + 8 * kStages;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   if (threadIdx.x == 0) {
@@ -366,7 +374,7 @@ __global__ void __launch_bounds__(WgmmaShape<First, Second, kColumns, kGated>::k
 #endif
 }
 
-template <class First, class Second, int kColumns, bool kGated>
+template <class First, class Second, int kColumns, Gated kGated>
 void launch_gemm_wgmma_kernel(Context& context, const GemmLaunch& launch) {
   using Shape = WgmmaShape<First, Second, kColumns, kGated>;
   WgmmaArgs args{{launch, launch.list, launch.partials, launch.counters},
@@ -381,28 +389,26 @@ void launch_gemm_wgmma_kernel(Context& context, const GemmLaunch& launch) {
                   args);
 }
 
-template <class First, class Second, bool kGated>
-void launch_gemm_wgmma_columns(Context& context, int columns, const GemmLaunch& launch) {
-  switch (columns) {
-    case 16:
-      return launch_gemm_wgmma_kernel<First, Second, 16, kGated>(context, launch);
-    case 32:
-      return launch_gemm_wgmma_kernel<First, Second, 32, kGated>(context, launch);
-    case 64:
-      return launch_gemm_wgmma_kernel<First, Second, 64, kGated>(context, launch);
-    case 96:
-      return launch_gemm_wgmma_kernel<First, Second, 96, kGated>(context, launch);
-    default:
-      return launch_gemm_wgmma_kernel<First, Second, 128, kGated>(context, launch);
-  }
-}
-
 template <class First, class Second>
 void launch_gemm_wgmma(Context& context, int columns, const GemmLaunch& launch) {
-  if constexpr (First::kPack == Second::kPack)
-    if (launch.parts[0].store == Store::gated)
-      return launch_gemm_wgmma_columns<First, Second, true>(context, columns, launch);
-  launch_gemm_wgmma_columns<First, Second, false>(context, columns, launch);
+  const bool gated = First::kPack == Second::kPack && launch.parts[0].store == Store::gated;
+  const auto launch_wide = [&]<int kColumns>() {
+    if constexpr (First::kPack == Second::kPack)
+      if (gated) return launch_gemm_wgmma_kernel<First, Second, kColumns, Gated::all>(context, launch);
+    launch_gemm_wgmma_kernel<First, Second, kColumns, Gated::none>(context, launch);
+  };
+  switch (columns) {
+    case 16:
+      return launch_gemm_wgmma_kernel<First, Second, 16, Gated::some>(context, launch);
+    case 32:
+      return launch_gemm_wgmma_kernel<First, Second, 32, Gated::some>(context, launch);
+    case 64:
+      return launch_gemm_wgmma_kernel<First, Second, 64, Gated::some>(context, launch);
+    case 96:
+      return launch_wide.template operator()<96>();
+    default:
+      return launch_wide.template operator()<128>();
+  }
 }
 
 }  // namespace braid::cuda
