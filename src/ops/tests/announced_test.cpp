@@ -1,4 +1,6 @@
 // announced_test.cpp -- an announced product gives the bytes that it gives unannounced, on every device.
+#include <algorithm>
+
 #include "ops/tests/mirror_test.h"
 #include "ops/tests/op_test.h"
 

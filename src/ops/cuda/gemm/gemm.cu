@@ -204,9 +204,8 @@ AnnouncedProduct Gemm::announce(std::span<const LinearPart> parts, Tensor x) con
   narrow(columns, parts, x.rows);
   const int64_t first = model_elements(needs_, x.rows);
   const int64_t elements = div_up<int64_t>(x.rows, columns.count) * columns.count * x.cols;
-  // Up to 64 rows order_rows costs less than writing them in pieces of four bytes costs the op that writes x.
-  if (!columns.wgmma || columns.count <= 64 || context_.deterministic || small(parts, x.rows) ||
-      x.type != kActType || x.cols % kUnitWidth != 0 || first == 0 || first + elements > padded_elements_)
+  if (!columns.wgmma || context_.deterministic || small(parts, x.rows) || x.type != kActType ||
+      x.cols % kUnitWidth != 0 || first == 0 || first + elements > padded_elements_)
     return {};
   return {x.data, x.rows, {padded_ + first, columns.count, static_cast<int>(x.cols)}};
 }
@@ -223,13 +222,8 @@ GemmLaunch Gemm::launch_for(Tensor x, Columns columns, const ExpertList& list) {
   call.counters = counters_;
   call.claims = counters_ + 8 * context_.processors * kMostCtasPerProcessor;
   call.list = list;
-  if (announced_ != nullptr && announced_->written) {  // and nothing else comes before it
-    BRAID_CHECK(announced_->x == x.data && announced_->rows == x.rows && columns.wgmma &&
-                announced_->ordered.columns == columns.count && list.tiles == nullptr);
-    call.x = static_cast<const Act*>(announced_->ordered.to);
-    return call;
-  }
   const bool readable = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 8 == 0 && x.cols % 8 == 0;
+  BRAID_CHECK(columns.wgmma || ordered_.to == nullptr);
   if (columns.wgmma) {
     const bool listed = list.tiles != nullptr;
     const int64_t tiles = listed ? list.most_tiles : div_up<int64_t>(x.rows, columns.count);
@@ -237,11 +231,12 @@ GemmLaunch Gemm::launch_for(Tensor x, Columns columns, const ExpertList& list) {
     const auto units = static_cast<int>(whole_units(x.cols) / kUnitWidth);
     BRAID_CHECK(tiles * columns.count * units * kUnitWidth <= padded_elements_);
     const dim3 blocks(static_cast<unsigned>(rows), static_cast<unsigned>(div_up(units * 32, kOrderThreads)));
-    if (!ordered_)
+    if (ordered_.to == nullptr)
       launch_early(context_, order_rows, blocks, kOrderThreads, 0, padded_, units, columns.count, call.x,
                    x.stride, call.k, list.tiles, list.tile_count, list.x_row);
-    ordered_ = false;
-    call.x = padded_;
+    BRAID_CHECK(ordered_.to == nullptr || ordered_.columns == columns.count);
+    call.x = ordered_.to != nullptr ? static_cast<const Act*>(ordered_.to) : padded_;
+    ordered_ = {};
   } else if (!readable) {
     const int64_t stride = (x.cols + 7) / 8 * 8;
     BRAID_CHECK(x.rows * stride <= padded_elements_);
@@ -440,11 +435,17 @@ void Gemm::norm_for(std::span<const LinearPart> parts, Tensor h, Tensor residual
   if (columns.wgmma && !context_.deterministic && !small(parts, h.rows) &&
       div_up<int64_t>(h.rows, columns.count) * columns.count * h.cols <= padded_elements_)
     ordered = {padded_, columns.count, static_cast<int>(h.cols)};
-  ordered_ = add_norm(context_, h, residual, {}, weight, eps, ordered) && ordered.to != nullptr;
+  if (add_norm(context_, h, residual, {}, weight, eps, ordered)) ordered_ = ordered;
 }
 
 void Gemm::linear(std::span<const LinearPart> parts, Tensor x, const SkinnyNorm& norm) {
   if (x.rows == 0) return;
+  if (announced_ != nullptr && announced_->x == x.data) {
+    BRAID_CHECK(announced_->rows == x.rows);
+    if (announced_->written) ordered_ = announced_->ordered;
+    *announced_ = {};
+  }
+  BRAID_CHECK(announced_ == nullptr || !announced_->written);  // no product comes between
   if (linear_small(parts, x, norm)) return;
   Columns columns = columns_for(context_, x.rows);
   narrow(columns, parts, x.rows);
@@ -492,7 +493,7 @@ void Gemm::linear(std::span<const LinearPart> parts, Tensor x, const SkinnyNorm&
       const Weight* other_like = nullptr;
       std::vector<Entry> rest;
       for (const Entry& e : *list) {
-        // The wgmma kernels are made for gated products, of one format, or for others.
+        // From 96 columns on a wgmma kernel is made for gated products, of one format, or for others.
         const bool goes = !columns.wgmma || (e.part.store == Store::gated) == gated;
         if (goes && same_form(*e.w, like)) {
           same.push_back(e.part);
@@ -520,7 +521,6 @@ void Gemm::linear(std::span<const LinearPart> parts, Tensor x, const SkinnyNorm&
       *list = std::move(rest);
     }
   }
-  if (announced_ != nullptr && announced_->x == x.data) *announced_ = {};
 }
 
 }  // namespace cuda

@@ -70,7 +70,7 @@ class Gemm {
   Act* padded_ = nullptr;
   int64_t padded_elements_ = 0;
   AnnouncedProduct* announced_ = nullptr;
-  bool ordered_ = false;  // padded_ holds the next linear()'s x already
+  OrderedRows ordered_;  // the next launch's x, if that is there already
 };
 
 }  // namespace braid::cuda

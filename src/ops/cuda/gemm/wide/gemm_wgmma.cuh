@@ -271,6 +271,11 @@ __device__ inline void multiply_steps(float (&acc)[2][kColumns / 8][4], const Wg
   if (threadIdx.x % 32 == 0 || kWarpArrivals > 1) arrive(release);
 }
 
+template <class Shape>
+__device__ inline bool is_gated(const WgmmaArgs& a, int block) {
+  return Shape::kGated == Gated::some ? gated_block(a, block) : Shape::kGated == Gated::all;
+}
+
 template <class First, class Second, class Shape, int kColumns>
 __device__ inline void multiply_all(const WgmmaArgs& a, WgmmaWalk walk, int row_tiles, int token_tiles,
                                     const Stages& s) {
@@ -284,8 +289,7 @@ __device__ inline void multiply_all(const WgmmaArgs& a, WgmmaWalk walk, int row_
   WgmmaRows rows;
   while (walk.next()) {
     const Tile tile = locate(a, walk.tile, row_tiles, token_tiles, kColumns);
-    const bool gated = Shape::kGated == Gated::some ? gated_block(a, tile.row_tile * Shape::kWarps + warp)
-                                                    : Shape::kGated == Gated::all;
+    const bool gated = is_gated<Shape>(a, tile.row_tile * Shape::kWarps + warp);
 #pragma unroll
     for (int set = 0; set < 2; ++set)
 #pragma unroll
@@ -317,8 +321,7 @@ __device__ inline void multiply_all(const WgmmaArgs& a, WgmmaWalk walk, int row_
   const Tile tile = locate(a, cut_tile, row_tiles, token_tiles, kColumns);
   if (!Shape::kLooked || walk.rounds > 0) {  // other tiles came since
     const int block = tile.row_tile * Shape::kWarps + warp;
-    rows = wgmma_rows(a, tile, block,
-                      Shape::kGated == Gated::some ? gated_block(a, block) : Shape::kGated == Gated::all);
+    rows = wgmma_rows(a, tile, block, is_gated<Shape>(a, block));
     sharing = WgmmaSharing(walk, cut_tile);
   }
   WgmmaParts<Shape::kWarps, kGroups>{a, sharing}.finish(tile, rows);
