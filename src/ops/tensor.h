@@ -88,6 +88,8 @@ struct Weight {
   std::span<const float> scales;  // {}: 1; else one factor (or one per expert) that multiplies the product
   bool is_table = false;          // rows are looked up by embed()
   bool is_product = true;         // used by linear() / moe_ffn() / logits()
+  // What is made of it is checked before anybody sees it: a device may keep it in fewer bits (drafters).
+  bool may_round = false;
 
   const void* device_data = nullptr;  // the device's layout; owned by the device
   size_t device_bytes = 0;            // bytes of that layout (what one full read moves)

@@ -61,6 +61,7 @@ Status DflashWeights::matrix(Weight& w, const std::vector<std::string>& names, i
   w.n = n;
   w.k = k;
   w.file = tensor.data;
+  w.may_round = true;
   const std::string base = tensor.name.substr(0, tensor.name.rfind(".weight"));
   const std::vector<std::string> scales = {base + ".scale", base + ".weight.scale"};
   BRAID_ASSIGN(const auto scale, file_->find(scales));

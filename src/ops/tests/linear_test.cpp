@@ -640,5 +640,42 @@ TEST_P(LinearOfType, EmbedsTheRowsOfTheFile) {
   }
 }
 
+// What may be rounded is on a CPU what Q8_0 makes of it, where activations are rounded as well, and nothing for
+// rows that hold more than numbers; elsewhere it is what the file says.
+TEST(MayRound, FloatsAreKeptAsQ8_0WhereActivationsAreRounded) {
+  for (const DeviceCase& device : all_devices()) {
+    const bool rounds = !device.reference && !device.gpu && device.activations != Activations::f32;
+    for (const GgmlType type : {GgmlType::F32, GgmlType::F16, GgmlType::BF16, GgmlType::Q5_0}) {
+      Random random(67);
+      constexpr int64_t kRows = 37, kWidth = 160;
+      const auto w = random_weight(random, type, kRows, kWidth);
+      TestWeight rounded = *w;
+      if (rounds && is_float(type)) {
+        rounded.weight.type = GgmlType::Q8_0;
+        rounded.bytes.resize(kRows * rounded.weight.file_row_bytes());
+        for (int64_t i = 0; i < kRows; ++i)
+          encode_row(GgmlType::Q8_0, w->values.data() + i * kWidth,
+                     rounded.bytes.data() + static_cast<size_t>(i) * rounded.weight.file_row_bytes(), kWidth);
+      }
+      rounded.weight.file = rounded.bytes;
+      w->weight.may_round = true;
+      const std::vector<float> x = random.normals(25 * kWidth);
+      const std::string what = device.name + " " + type_name(type).data();
+      expect_same(multiply(device, *w, x, {1, 3, 21}), multiply(device, rounded, x, {1, 3, 21}), what);
+      World world(device);
+      EXPECT_EQ(world.device().weight_bytes(w->weight), world.device().weight_bytes(rounded.weight)) << what;
+    }
+    if (!rounds) continue;
+    Random random(69);
+    const auto w = random_weight(random, GgmlType::F32, 20, 64);
+    const float bad[] = {NAN, INFINITY, 3e38f};  // the last has a factor that no half holds
+    for (int i = 0; i < 3; ++i)
+      std::memcpy(w->bytes.data() + i * 5 * 64 * sizeof(float), &bad[i], sizeof(float));
+    w->weight.may_round = true;
+    const std::vector<float> y = multiply(device, *w, random.normals(64), {1});
+    for (int i = 0; i < 20; ++i) EXPECT_EQ(y[static_cast<size_t>(i)] == 0, i % 5 == 0 && i < 15) << i;
+  }
+}
+
 }  // namespace
 }  // namespace braid
