@@ -67,7 +67,9 @@ void DflashDrafter::fill(std::span<const Block> round) {
   const auto count = static_cast<int32_t>(round.size());
   const bool pads = arrays_.is_sent();
   padded_ = pads ? std::min({row_bucket(count), options_.sequences, kMostTogether}) : count;
-  arrays_.begin({padded_ * block_, padded_, padded_ * guesses_});
+  wanted_ = pads ? guesses_ : 0;  // what is recorded has one shape
+  for (const Block& block : round) wanted_ = std::max(wanted_, block.depth);
+  arrays_.begin({padded_ * block_, padded_, padded_ * wanted_});
   const int32_t first = dflash_.config().first_guess();
   for (int32_t i = 0; i < count; ++i) {
     const Sequence& s = *round[static_cast<size_t>(i)].item->sequence;
@@ -77,7 +79,7 @@ void DflashDrafter::fill(std::span<const Block> round) {
     for (int32_t j = 0; j < block_; ++j) {
       const int32_t token = j == 0 ? s.tokens.back() : dflash_.config().mask_token;
       arrays_.add_row(0, {token, start + j, start + j, -1, start + block_ - 1});
-      if (j >= first && j < first + guesses_) arrays_.add_output(0);
+      if (j >= first && j < first + wanted_) arrays_.add_output(0);
     }
   }
   batch_ = arrays_.finish(0, pads);
@@ -130,14 +132,14 @@ bool DflashDrafter::run(std::span<const Block> round) {
 }
 
 void DflashDrafter::take(std::span<const Block> round) {
-  for (size_t i = 0; i < round.size(); ++i) take(round[i], static_cast<int64_t>(i) * guesses_);
+  for (size_t i = 0; i < round.size(); ++i) take(round[i], static_cast<int64_t>(i) * wanted_);
 }
 
 // `first`: the block's first guess. Guesses were made together: a row stands for itself, or it is about what
 // follows each candidate of the row before.
 void DflashDrafter::take(const Block& block, int64_t first) {
   const Buffer& numbers = arrays_.is_sent() ? numbers_on_host_ : numbers_;
-  const Dflash::Guesses g = guesses_at(numbers.data(), int64_t{padded_} * guesses_);
+  const Dflash::Guesses g = guesses_at(numbers.data(), int64_t{padded_} * wanted_);
   const bool pairs = dflash_.has_pairs();
   const auto width = static_cast<size_t>(width_);
   reader_.begin(*block.item->sequence, pairs ? LatticeKind::conditional : LatticeKind::independent,

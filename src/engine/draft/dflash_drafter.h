@@ -70,7 +70,8 @@ class DflashDrafter : public Drafter {
   Records& records_;
   DrafterOptions options_;
   int32_t block_ = 0;          // rows of a block
-  int32_t guesses_ = 0;        // rows of it whose logits are wanted
+  int32_t guesses_ = 0;        // rows of it whose logits may be wanted
+  int32_t wanted_ = 0;         // rows of it whose logits this round wants
   std::vector<Block> blocks_;  // of this step
   int32_t padded_ = 0;         // sequences of the batch: those of the round, and padding
   BatchArrays arrays_;

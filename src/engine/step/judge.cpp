@@ -52,7 +52,7 @@ void Judge::report_scores(const StepItem& item) {
   int32_t output = item.first_output;
   // What was reported before a preemption is run again, but not reported again.
   for (int32_t p = std::max({s.computed_tokens, s.request.score_from, s.scored_tokens}); p < end; ++p)
-    s.request.score(p, outputs_.row(output++, 1));
+    s.request.score(p, outputs_.row(output++));
   s.scored_tokens = std::max(s.scored_tokens, end);
 }
 
@@ -76,8 +76,8 @@ void Judge::judge_path(const StepItem& item, Verdict& verdict) {
       drawn = s.sampler.next(scores, allowed, scratch_);
     }
     if (!drawn) {
-      outputs_.row(last_output, 1 + drafts);  // the whole tree stays together
-      scores = outputs_.row(output, 1);
+      outputs_.expect(last_output, 1 + drafts);
+      scores = outputs_.row(output);
       drawn = s.sampler.next(scores, allowed, scratch_);
     }
     if (*drawn < 0) {
@@ -119,7 +119,7 @@ void Judge::judge_path(const StepItem& item, Verdict& verdict) {
 
 // The sampler found none.
 std::string Judge::why_no_token(int32_t output, std::span<const uint64_t> allowed, Verdict& verdict) {
-  const std::span<const float> row = outputs_.row(output, 1);
+  const std::span<const float> row = outputs_.row(output);
   verdict.failed = std::none_of(row.begin(), row.end(), [](float x) { return x > -INFINITY; });
   if (verdict.failed) return kNotNumbers;
   const bool masked = std::all_of(allowed.begin(), allowed.end(), [](uint64_t word) { return word == 0; });

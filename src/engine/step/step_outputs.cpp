@@ -11,6 +11,8 @@ namespace {
 
 constexpr int32_t kBestLogits = 64;  // of a row, found by the device: enough for nearly every sampler
 constexpr uint64_t kLogitsBytes = uint64_t{16} << 20;  // rows scored at once; a few rows are always possible
+// Rows of long drafts that are computed at once: their products take longer than it takes to read the matrix.
+constexpr int32_t kFewAtOnce = 8;
 
 // Neither infinite nor no number at all.
 bool all_finite(const void* values, DType type, int64_t count) {
@@ -68,6 +70,9 @@ void StepOutputs::begin(const StepPlan& plan, int32_t outputs) {
   outputs_ = outputs;
   logits_count_ = 0;
   row_fetched_ = -1;
+  few_at_once_ = device_->computes_in_host_memory() &&
+                 std::any_of(plan.items.begin(), plan.items.end(),
+                             [](const StepItem& item) { return std::ssize(item.drafts) >= kFewAtOnce; });
   const bool wanted = std::any_of(plan.items.begin(), plan.items.end(), [](const StepItem& item) {
     return item.wants_next || item.sequence->request.score;
   });
@@ -96,14 +101,22 @@ std::optional<Scores> StepOutputs::best_of(int32_t output) const {
   return top;
 }
 
-std::span<const float> StepOutputs::row(int32_t output, int32_t together) {
+void StepOutputs::compute(int32_t output, int32_t together) {
   BRAID_CHECK(together <= logits_.rows && output + together <= outputs_);
-  if (output < logits_first_ || output + together > logits_first_ + logits_count_) {
-    logits_first_ = output;
-    logits_count_ = std::min(static_cast<int32_t>(logits_.rows), outputs_ - output);
-    model_->logits(logits_, logits_first_, logits_count_);
-    device_->synchronize();
-  }
+  if (output >= logits_first_ && output + together <= logits_first_ + logits_count_) return;
+  const int32_t most = few_at_once_ ? std::min(most_rows(), kFewAtOnce) : most_rows();
+  logits_first_ = output;
+  logits_count_ = std::min(most, outputs_ - output);
+  model_->logits(logits_, logits_first_, logits_count_);
+  device_->synchronize();
+}
+
+void StepOutputs::expect(int32_t first, int32_t count) {
+  if (!few_at_once_) compute(first, count);
+}
+
+std::span<const float> StepOutputs::row(int32_t output) {
+  compute(output, 1);
   const auto width = static_cast<size_t>(logits_.cols);
   float* row = static_cast<float*>(logits_.data) + int64_t{output - logits_first_} * logits_.stride;
   if (row_on_host_.data() == nullptr) return {row, width};

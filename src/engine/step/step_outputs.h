@@ -2,7 +2,8 @@
 //
 // Logits are computed where somebody wants them, at most rows() of them at a time. A device with memory of
 // its own finds the best of every row and sends those; whole rows come to the host one by one, when the best
-// do not decide. Engine thread only; allocate() once, then nothing is allocated.
+// do not decide. In host memory rows of long drafts are computed a few at a time: nobody reads those behind
+// the first wrong one. Engine thread only; allocate() once, then nothing is allocated.
 #pragma once
 
 #include <optional>
@@ -43,15 +44,18 @@ class StepOutputs {
   // The best of an output row, if the device has found them.
   std::optional<Scores> best_of(int32_t output) const;
   int32_t best_count() const { return best_count_; }
-  // Logits of an output row; at least `together` rows from it on are computed together. Valid until the next
-  // call.
-  std::span<const float> row(int32_t output, int32_t together);
+  // Of `count` rows from `first` on some will be asked for: drafts. Where rows are not computed a few at a
+  // time, these are computed together.
+  void expect(int32_t first, int32_t count);
+  // Logits of an output row. Valid until the next call.
+  std::span<const float> row(int32_t output);
   // Whether the logits of this row are numbers: as the device found them, or from the hidden row they are
   // made of.
   bool is_sound(int32_t output);
 
  private:
   Status allocate_best();
+  void compute(int32_t output, int32_t together);
 
   Device* device_ = nullptr;
   Model* model_ = nullptr;
@@ -60,6 +64,7 @@ class StepOutputs {
   int32_t outputs_ = 0;       // of the current step
   int32_t logits_first_ = 0;  // output rows that logits_ holds now
   int32_t logits_count_ = 0;
+  bool few_at_once_ = false;  // this step's rows
 
   // Where the host cannot read the device's memory: the best logits of each row, and one whole row.
   Buffer best_memory_;

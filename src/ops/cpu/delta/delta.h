@@ -45,6 +45,7 @@ struct DeltaTile {
   int64_t key_dim = 0;
   int64_t columns = 0;
   bool fresh = false;  // the state is zero, whatever the memory says
+  bool keeps = true;   // the state behind the last row is wanted
   int32_t rows = 0;
   const float* records = nullptr;
   int64_t record_floats = 0;

@@ -242,7 +242,7 @@ void advance_tile32(const cpu::DeltaTile& t) {
     const float* k_next = k + t.record_floats;
     if (row + 1 < t.rows) {
       update_tile32_as<true>(before, t.state, t.key_dim, k, d, gate.decay, k_next, q_next, a, c);
-    } else {
+    } else if (t.keeps) {
       update_tile32_as<false>(before, t.state, t.key_dim, k, d, gate.decay, nullptr, nullptr, a, c);
     }
     q = q_next;

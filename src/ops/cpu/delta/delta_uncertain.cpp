@@ -114,6 +114,7 @@ struct Uncertain {
     t.columns = layer.tile_columns;
     t.key_dim = shape.key_dim;
     t.state = state;
+    t.keeps = false;  // whoever comes next has a copy of its own
     t.rows = rows;
     t.records = records;
     t.record_floats = record_floats;
