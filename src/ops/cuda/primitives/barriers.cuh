@@ -93,11 +93,18 @@ __device__ inline uint32_t address_at_rank(uint32_t shared, int rank) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(address) : "r"(shared), "r"(rank));
   return address;
 }
-// A number to the shared memory of a block of the cluster; 4 bytes, counted by a barrier there.
+// Numbers to the shared memory of a block of the cluster; their bytes are counted by a barrier there.
 __device__ inline void store_async(uint32_t to, float x, uint32_t barrier) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];\n" ::"r"(to),
                "f"(x), "r"(barrier)
                : "memory");
+}
+__device__ inline void store_async(uint32_t to, float4 x, uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];\n" ::
+          "r"(to),
+      "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(barrier)
+      : "memory");
 }
 // Of this block, in its cluster.
 __device__ inline int cluster_rank() {
@@ -105,15 +112,18 @@ __device__ inline int cluster_rank() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
   return rank;
 }
-__device__ inline void store_at_rank(uint32_t address, float4 v) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "f"(v.x), "f"(v.y),
-               "f"(v.z), "f"(v.w)
-               : "memory");
-}
 // All threads of all blocks of the cluster that have not ended meet.
 __device__ inline void meet_whole_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::
                    : "memory");
+}
+// The same in two halves, where only barriers were made before (publish_barriers): all threads arrive, those that
+// need it wait. It waits for no memory, which meeting does.
+__device__ inline void arrive_cluster() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\n" ::: "memory");
+}
+__device__ inline void wait_cluster() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
 }
 // Whole 16-byte pieces, 16-byte aligned; the bytes are counted by the barrier.
 __device__ inline void copy_bulk(uint32_t to, const void* from, int size_bytes, uint32_t barrier) {

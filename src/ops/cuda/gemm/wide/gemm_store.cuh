@@ -12,6 +12,14 @@ namespace braid::cuda {
 struct WgmmaRows {
   RowTarget target;  // of the first row of the warp
   bool gated = false;
+
+  // The same with a copy of the part, in registers: each read of a parameter at an address waits for memory, and
+  // what stores makes the compiler read it again.
+  __device__ WgmmaRows with(const GemmPart& part) const {
+    WgmmaRows rows = *this;
+    rows.target.part = &part;
+    return rows;
+  }
 };
 
 __device__ inline bool gated_block(const GemmArgs& a, int block) {

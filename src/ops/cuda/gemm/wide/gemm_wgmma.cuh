@@ -81,6 +81,7 @@ struct Stages {
   uint32_t weights;
   uint32_t full;  // a loader each
   uint32_t empty;
+  PairBarriers pair;  // where blocks run in clusters of two
 };
 // An address that stays in a register: where blocks may run in clusters, the compiler would make it again for
 // each step, with five instructions. (Except with 64 columns, where its order of the others gets worse by it.)
@@ -185,7 +186,27 @@ struct WgmmaLoader {
       }
     }
     if (Shape::kLooked && waits) wait_for_previous();
-    if (own == 3) let_next_start();
+    if (own != 3) return;
+    let_next_start();
+    if (a.paired && (stage > 0 || use > 0)) offer_memory(stage, use);
+  }
+
+  // x of the next two stages, once they are empty, is where the other CTA's sums go. (A cluster without work
+  // offers none: the other CTA may have ended.)
+  __device__ void offer_memory(int stage, int use) const {
+    const int first = stage;
+    for (int i = 0; i < 2; ++i) {
+      if (use > 0) wait_barrier(s.empty + 8 * stage, (use - 1) & 1);
+      if (++stage == Shape::kStages) {
+        stage = 0;
+        ++use;
+      }
+    }
+    wait_cluster();
+    const int other = 1 - cluster_rank();
+    if (elected())
+      store_async(address_at_rank(s.pair.place, other), __int_as_float(first),
+                  address_at_rank(s.pair.ready, other));
   }
 };
 
@@ -309,13 +330,15 @@ __device__ inline void multiply_all(const WgmmaArgs& a, WgmmaWalk walk, int row_
     if (!kRowsFirst) rows = wgmma_rows(a, tile, tile.row_tile * Shape::kWarps + warp, gated);
     if (walk.whole()) {
       store_wgmma<kGroups>(rows, tile, 0, acc);
-    } else if (a.paired) {
-      finish_pair<Shape::kWarps, kGroups>(a, walk, rows, tile, s.xs, acc);
-    } else {
-      if (!Shape::kLooked) sharing = WgmmaSharing(walk, walk.tile);
-      WgmmaParts<Shape::kWarps, kGroups>{a, sharing}.put(tile, rows, acc);
-      if (walk.run_ends()) cut_tile = walk.tile;
+      continue;
     }
+    if (a.paired)
+      return finish_pair<Shape::kWarps, kGroups>(a, walk, rows, tile, acc, s.pair, place.stage,
+                                                 Shape::kStages,
+                                                 [&](int stage) { return s.xs + stage * Shape::kX; });
+    if (!Shape::kLooked) sharing = WgmmaSharing(walk, walk.tile);
+    WgmmaParts<Shape::kWarps, kGroups>{a, sharing}.put(tile, rows, acc);
+    if (walk.run_ends()) cut_tile = walk.tile;
   }
   if (cut_tile < 0) return;
   const Tile tile = locate(a, cut_tile, row_tiles, token_tiles, kColumns);
@@ -348,11 +371,16 @@ __global__ void __launch_bounds__(WgmmaShape<First, Second, kColumns, kGated>::k
   constexpr int kStages = Shape::kStages;
   extern __shared__ __align__(1024) uint8_t dynamic[];
   __shared__ __align__(8) uint64_t barriers[2 * kStages];
+  __shared__ __align__(8) uint64_t pair_barriers[Shape::kWarps + 1];
+  __shared__ int pair_place;
   const uint32_t xs = kept<kColumns>((shared_address(dynamic) + 1023) / 1024 * 1024);
   const uint32_t full = kept<kColumns>(shared_address(barriers));
   const uint32_t empty = full + 8 * kStages;
+  const uint32_t joined = shared_address(pair_barriers);
+  const PairBarriers pair{joined, joined + 8 * Shape::kWarps, shared_address(&pair_place)};
   const int warp = static_cast<int>(threadIdx.x) / 32;
   if (threadIdx.x == 0) {
+    if (a.paired) init_pair<Shape::kWarps, kColumns / 8>(pair);
     for (int stage = 0; stage < kStages; ++stage) {
       init_barrier(full + 8 * stage, 4);
       init_barrier(empty + 8 * stage, Shape::kWarps * kWarpArrivals);
@@ -360,13 +388,14 @@ __global__ void __launch_bounds__(WgmmaShape<First, Second, kColumns, kGated>::k
     publish_barriers();
   }
   __syncthreads();
+  if (a.paired) arrive_cluster();
   if (a.list.tiles != nullptr || (!Shape::kLooked && warp < Shape::kWarps)) wait_for_previous();
   const int row_tiles = div_up(a.blocks, Shape::kWarps);
   const int token_tiles = div_up(a.tokens, kColumns);
   const WgmmaWalk walk =
       wgmma_walk(row_tiles * (a.list.tiles != nullptr ? *a.list.tile_count : token_tiles), 2 * a.units);
 
-  const Stages at{xs, xs + kStages * Shape::kX, full, empty};
+  const Stages at{xs, xs + kStages * Shape::kX, full, empty, pair};
   if (warp >= Shape::kWarps) {
     give_registers<Shape>();
     WgmmaLoader<First, Second, Shape, kColumns>{a, at, row_tiles, token_tiles, walk}.run();

@@ -121,6 +121,70 @@ __device__ inline WgmmaWalk wgmma_walk(int tiles, int steps) {
   return w;
 }
 
+// ---- tiles that clusters of two share ----
+
+// Barriers of a pair, in shared memory. Each is used once in a launch, as a CTA of a pair has one tile.
+struct PairBarriers {
+  uint32_t joined;  // [warps]: the other CTA's sums for a warp's half of the columns are here
+  uint32_t ready;   // the other CTA's memory takes sums
+  uint32_t place;   // a number, from there: in which of its stages, and the next one
+};
+// By one thread, with the other barriers of the CTA.
+template <int kWarps, int kGroups>
+__device__ inline void init_pair(const PairBarriers& pair) {
+  init_barrier(pair.ready, 1);
+  for (int warp = 0; warp < kWarps; ++warp) init_barrier(pair.joined + 8 * warp, 1);
+  publish_barriers();
+  arrive_expecting(pair.ready, 4);
+  for (int warp = 0; warp < kWarps; ++warp) arrive_expecting(pair.joined + 8 * warp, kGroups * 32 * 16);
+}
+
+// Each CTA hands half of the columns of its part to the other and gets the sums of both for its own half. Warps go
+// separate ways: each waits for the same warp of the other CTA. `memory_at(stage)`: of one set of all warps.
+template <int kWarps, int kGroups, typename MemoryAt>
+__device__ inline void join_pair(float (&sum)[2][kGroups / 2][4], const float (&acc)[2][kGroups][4], int rank,
+                                 const PairBarriers& pair, int own_stage, int stages, MemoryAt memory_at) {
+  constexpr int kOwn = kGroups / 2;
+  const int thread = static_cast<int>(threadIdx.x);
+  const uint32_t joined = pair.joined + thread / 32 * 8;
+  const uint32_t others_joined = address_at_rank(joined, 1 - rank);
+  wait_barrier(pair.ready, 0);
+  int stage;
+  asm volatile("ld.shared.s32 %0, [%1];\n" : "=r"(stage) : "r"(pair.place) : "memory");
+#pragma unroll
+  for (int set = 0; set < 2; ++set) {
+    const uint32_t to = address_at_rank(memory_at(stage) + thread * 16, 1 - rank);
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) {
+      const float(&a)[4] = acc[set][j];
+      const float(&b)[4] = acc[set][kOwn + j];
+      store_async(to + j * kWarps * 512,
+                  rank == 0 ? make_float4(b[0], b[1], b[2], b[3]) : make_float4(a[0], a[1], a[2], a[3]),
+                  others_joined);
+    }
+    stage = stage + 1 == stages ? 0 : stage + 1;
+  }
+  wait_barrier(joined, 0);
+#pragma unroll
+  for (int set = 0; set < 2; ++set) {
+    const uint32_t from = memory_at(own_stage) + thread * 16;
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) {
+      float part[4];
+      asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+                   : "=f"(part[0]), "=f"(part[1]), "=f"(part[2]), "=f"(part[3])
+                   : "r"(from + j * kWarps * 512)
+                   : "memory");
+#pragma unroll
+      for (int q = 0; q < 4; ++q)
+        sum[set][j][q] = (rank == 0 ? acc[set][j][q] : acc[set][kOwn + j][q]) + part[q];
+    }
+    own_stage = own_stage + 1 == stages ? 0 : own_stage + 1;
+  }
+}
+
+// ---- tiles whose parts meet in memory ----
+
 // The warps of a warpgroup meet.
 __device__ inline void meet_group() {
   asm volatile("bar.sync %0, 128;\n" ::"r"(threadIdx.x / 128 + 1) : "memory");
@@ -132,42 +196,6 @@ __device__ inline float4 load_part(const float4* from) {
                : "l"(from)
                : "memory");
   return v;
-}
-
-// Of a tile that a cluster of two shares: each CTA hands half of the columns of its part to the other and
-// gets the sums of both for its own half. `memory`: of the stages, which nobody reads or fills any more once
-// both are here; 16 bytes of each thread, set and group.
-template <int kGroups>
-__device__ inline void join_pair(float (&sum)[2][kGroups / 2][4], const float (&acc)[2][kGroups][4], int rank,
-                                 uint32_t memory, int threads) {
-  constexpr int kOwn = kGroups / 2;
-  const uint32_t own = memory + threadIdx.x * 16;
-  const uint32_t other = address_at_rank(own, 1 - rank);
-  meet_whole_cluster();
-#pragma unroll
-  for (int set = 0; set < 2; ++set)
-#pragma unroll
-    for (int j = 0; j < kOwn; ++j) {
-      const float(&a)[4] = acc[set][j];
-      const float(&b)[4] = acc[set][kOwn + j];
-      store_at_rank(other + (set * kOwn + j) * threads * 16,
-                    rank == 0 ? make_float4(b[0], b[1], b[2], b[3]) : make_float4(a[0], a[1], a[2], a[3]));
-    }
-  meet_whole_cluster();
-#pragma unroll
-  for (int set = 0; set < 2; ++set)
-#pragma unroll
-    for (int j = 0; j < kOwn; ++j) {
-      float4 v;
-      asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];\n"
-                   : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                   : "r"(own + (set * kOwn + j) * threads * 16)
-                   : "memory");
-      const float part[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-      for (int q = 0; q < 4; ++q)
-        sum[set][j][q] = (rank == 0 ? acc[set][j][q] : acc[set][kOwn + j][q]) + part[q];
-    }
 }
 
 // Parts of tiles that are cut, in device memory as the registers that hold them. Warpgroups go separate ways.
@@ -288,7 +316,7 @@ struct LookedParts {
   // Waits for all parts and adds some columns of them, in the order of k.
   __device__ void finish(const Tile& tile, const WgmmaRows& rows) const {
     if (rows.target.part == nullptr) return;
-    const GemmPart part = *rows.target.part;  // in registers: parameters at an address are slow to read
+    const GemmPart part = *rows.target.part;
     const bool both = rows.gated || s.parts <= kItems / 2;  // sets at a time
     const int sets = both ? 1 : 2;                          // that are finished by themselves
     const int groups = div_up(tile.count, 8);
@@ -298,8 +326,7 @@ struct LookedParts {
     for (int i = all * own / s.finishers; i < last; ++i) {
       const int set = both ? 0 : i & 1;
       const int first = (both ? i : i >> 1) * kAtOnce;
-      WgmmaRows some = rows;
-      some.target.part = &part;
+      WgmmaRows some = rows.with(part);
       some.target.row += 16 * set;
       float old[1][kAtOnce][4];
       old_sums(some, tile, first, old);
@@ -364,13 +391,18 @@ using WgmmaParts = std::conditional_t<8 * kGroups <= kMostLookedColumns, LookedP
                                       CountedParts<kWarps, kGroups>>;
 
 // After the last step of the only tile of a cluster of two.
-template <int kWarps, int kGroups>
+template <int kWarps, int kGroups, typename MemoryAt>
 __device__ inline void finish_pair(const WgmmaArgs& a, const WgmmaWalk& walk, const WgmmaRows& rows,
-                                   const Tile& tile, uint32_t memory, const float (&acc)[2][kGroups][4]) {
+                                   const Tile& tile, const float (&acc)[2][kGroups][4],
+                                   const PairBarriers& pair, int own_stage, int stages, MemoryAt memory_at) {
   constexpr int kOwn = kGroups / 2;
+  wait_cluster();
+  if (rows.target.part == nullptr) return;
+  const GemmPart part = *rows.target.part;
+  const WgmmaRows own = rows.with(part);
   const int rank = cluster_rank();
   float sum[2][kOwn][4];
-  join_pair<kGroups>(sum, acc, rank, memory, kWarps * 32);
+  join_pair<kWarps, kGroups>(sum, acc, rank, pair, own_stage, stages, memory_at);
   Tile half = tile;
   half.first += rank * 8 * kOwn;
   half.count = min(8 * kOwn, tile.count - rank * 8 * kOwn);
@@ -379,11 +411,11 @@ __device__ inline void finish_pair(const WgmmaArgs& a, const WgmmaWalk& walk, co
     const WgmmaSharing sharing = WgmmaSharing(walk, walk.tile).of_rank(rank);
     if (sharing.parts > 1) {
       const CountedParts<kWarps, kOwn> parts{a, sharing};
-      parts.put(half, rows, sum);
-      return parts.finish(half, rows);
+      parts.put(half, own, sum);
+      return parts.finish(half, own);
     }
   }
-  store_wgmma<kOwn>(rows, half, 0, sum);
+  store_wgmma<kOwn>(own, half, 0, sum);
 }
 
 #endif
