@@ -9,9 +9,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 
+#include "base/log_line.h"
 #include "gguf/formats/block_layouts.h"
 #include "ops/cpu/gemm/linear_impl.h"
 #include "ops/cpu/prefetch.h"
@@ -56,23 +58,32 @@ size_t tiles_bytes(const Weight& w, GgmlType kept) {
 }
 
 // Rows of the file, rounded to `kept`. Rows that hold more than numbers become zeros: all that they could say
-// is which drafts are worthless.
-void round_rows(const Weight& w, GgmlType kept, std::span<const std::byte> file, int rows,
-                std::vector<std::byte>& out) {
+// is which drafts are worthless. Returns how many.
+int64_t round_rows(const Weight& w, GgmlType kept, std::span<const std::byte> file, int rows,
+                   std::vector<std::byte>& out) {
   const size_t kept_bytes = static_cast<size_t>(w.k) / block_elems(kept) * block_bytes(kept);
   std::vector<float> row(static_cast<size_t>(w.k));
+  int64_t zeros = 0;
   out.resize(static_cast<size_t>(rows) * kept_bytes);
   for (int r = 0; r < rows; r++) {
     std::byte* to = out.data() + static_cast<size_t>(r) * kept_bytes;
     decode_row(w.type, file.data() + static_cast<size_t>(r) * w.file_row_bytes(), row.data(), w.k);
-    if (!all_finite(row.data(), w.k)) std::fill(row.begin(), row.end(), 0.0f);
-    encode_row(kept, row.data(), to, w.k);
-    if (find_invalid_block(kept, to, w.k)) std::memset(to, 0, kept_bytes);
+    bool holds_numbers = all_finite(row.data(), w.k);
+    if (holds_numbers) {
+      encode_row(kept, row.data(), to, w.k);
+      holds_numbers = !find_invalid_block(kept, to, w.k);
+    }
+    if (holds_numbers) continue;
+    std::memset(to, 0, kept_bytes);
+    ++zeros;
   }
+  return zeros;
 }
 
-void repack_share(const Weight& w, const PackedWeight& packed_weight, std::byte* tiles, int64_t begin,
-                  int64_t end) {
+// Returns how many rows became zeros.
+int64_t repack_share(const Weight& w, const PackedWeight& packed_weight, std::byte* tiles, int64_t begin,
+                     int64_t end) {
+  int64_t zeros = 0;
   const size_t row_bytes = w.file_row_bytes();
   std::vector<std::byte> gathered;  // a group whose rows do not follow each other in the file
   std::vector<std::byte> rounded;
@@ -93,11 +104,13 @@ void repack_share(const Weight& w, const PackedWeight& packed_weight, std::byte*
     if (packed_weight.type == w.type) {
       repack_group(packed_weight.layout, w.type, file.data, row_bytes, rows, w.k, to);
     } else {
-      round_rows(w, packed_weight.type, {file.data, static_cast<size_t>(rows) * row_bytes}, rows, rounded);
+      zeros += round_rows(w, packed_weight.type, {file.data, static_cast<size_t>(rows) * row_bytes}, rows,
+                          rounded);
       repack_group(packed_weight.layout, packed_weight.type, rounded.data(),
                    rounded.size() / static_cast<size_t>(rows), rows, w.k, to);
     }
   }
+  return zeros;
 }
 
 }  // namespace
@@ -165,10 +178,15 @@ Status Products::load_weights(std::span<Weight* const> weights, const Device::We
     p.groups = (w->n + kGroupRows - 1) / kGroupRows;
     p.group_bytes = group_bytes(p.layout, p.type, p.k);
     p.tiles = at;
+    std::atomic<int64_t> zeros = 0;
     impl_->pool.run([&](int worker) {
       const auto [begin, end] = impl_->pool.share(p.experts * p.groups, worker);
-      repack_share(*w, p, at, begin, end);
+      zeros += repack_share(*w, p, at, begin, end);
     });
+    if (zeros > 0)
+      log_warning(fmt::format(
+          "{}: {} of {} rows hold more than numbers and count as zeros: guesses get worse, answers do not",
+          w->name, zeros.load(), w->experts * w->n));
     w->device_data = &p;
     w->device_bytes = weight_bytes(*w);
     at += w->device_bytes;
