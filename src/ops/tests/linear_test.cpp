@@ -462,7 +462,10 @@ TEST(Linear, AgreesOnMatricesOfManyMegabytes) {
                         {{GgmlType::Q6_K}, 5120, 6144, {16, 31, 64, 96, 120}, Tail::add},
                         {{GgmlType::Q6_K, GgmlType::Q4_K}, 4130, 5120, {12, 22, 50, 96}, Tail::store},
                         {{GgmlType::Q4_K, GgmlType::Q6_K}, 2080, 2048, {16, 25}, Tail::store},
-                        {{GgmlType::Q4_K}, 5300, 5120, {10, 16, 32}, Tail::silu_mul}};
+                        {{GgmlType::Q4_K}, 5300, 5120, {10, 16, 32}, Tail::silu_mul},
+                        // Some tiles more than an H100 has processors.
+                        {{GgmlType::Q4_K}, 17380, 2048, {17, 64, 90, 128}, Tail::silu_mul},
+                        {{GgmlType::Q6_K}, 34100, 1024, {20, 50, 96, 128}, Tail::add}};
   for (const Case& c : cases) {
     Random random(71);
     std::vector<std::unique_ptr<TestWeight>> blocks;

@@ -18,8 +18,9 @@
 // Work (wgmma_walk): whole tiles in turn, one per CTA and round, so that CTAs that run together read the same
 // weights and the same x from L2; what is left is cut along k, one run of steps per CTA, and comes first.
 // Parts of a cut tile lie in memory as the registers that hold them; at its end each CTA whose run ended in
-// the tile waits for all parts, mostly long there, and finishes some columns, adding in the order of k. Up to
-// 32 columns parts are looked at until they are there, without counters (LookedParts).
+// the tile waits for all parts, mostly long there, and finishes some columns, adding in the order of k. (Where
+// most CTAs have no part of any tile, as in gate and up of the 27B, it is they that do.) Up to 32 columns parts
+// are looked at until they are there, without counters (LookedParts).
 //
 // Where all tiles are cut into an even number of parts, CTAs of a cluster of two have neighbouring parts of a
 // tile, which they add through shared memory first, each for half of the columns (finish_pair).
@@ -307,6 +308,7 @@ __device__ inline void multiply_all(const WgmmaArgs& a, WgmmaWalk walk, int row_
   WgmmaPlace place;
   int cut_tile = -1;
   WgmmaSharing sharing;
+  WgmmaShare share;
   WgmmaRows rows;
   while (walk.next()) {
     const Tile tile = locate(a, walk.tile, row_tiles, token_tiles, kColumns);
@@ -319,7 +321,10 @@ __device__ inline void multiply_all(const WgmmaArgs& a, WgmmaWalk walk, int row_
         for (int q = 0; q < 4; ++q) acc[set][j][q] = 0;
     if (kRowsFirst) {
       rows = wgmma_rows(a, tile, tile.row_tile * Shape::kWarps + warp, gated);
-      if (Shape::kLooked && !walk.whole()) sharing = WgmmaSharing(walk, walk.tile);
+      if (Shape::kLooked && !walk.whole()) {
+        sharing = WgmmaSharing(walk, walk.tile);
+        share = sharing.own_share();
+      }
     }
     if (Shape::kLooked) wait_for_previous();
     if (Shape::kMixed && tile.row_tile >= a.second_tile) {
@@ -340,14 +345,17 @@ __device__ inline void multiply_all(const WgmmaArgs& a, WgmmaWalk walk, int row_
     WgmmaParts<Shape::kWarps, kGroups>{a, sharing}.put(tile, rows, acc);
     if (walk.run_ends()) cut_tile = walk.tile;
   }
+  const bool others = walk.others_finish();
+  if (others) cut_tile = walk.others_tile();
   if (cut_tile < 0) return;
   const Tile tile = locate(a, cut_tile, row_tiles, token_tiles, kColumns);
   if (!Shape::kLooked || walk.rounds > 0) {  // other tiles came since
     const int block = tile.row_tile * Shape::kWarps + warp;
     rows = wgmma_rows(a, tile, block, is_gated<Shape>(a, block));
     sharing = WgmmaSharing(walk, cut_tile);
+    share = others ? walk.others_share() : sharing.own_share();
   }
-  WgmmaParts<Shape::kWarps, kGroups>{a, sharing}.finish(tile, rows);
+  WgmmaParts<Shape::kWarps, kGroups>{a, sharing}.finish(tile, rows, share);
 }
 
 // Loading needs few registers, multiplying more than an equal share of what four warps of a quarter of the

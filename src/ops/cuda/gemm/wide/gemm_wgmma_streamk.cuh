@@ -35,6 +35,12 @@ inline constexpr int kMostPairs = kGroups < 12 ? 1 : 64;
 
 // ---- the work of a CTA ----
 
+// Of a cut tile's columns, what a CTA finishes: the `own`th of so many shares.
+struct WgmmaShare {
+  int own = 0;
+  int shares = 1;
+};
+
 // First this CTA's run of steps of tiles that are cut, then whole tiles.
 struct WgmmaWalk {
   int steps = 0;   // of a tile
@@ -67,6 +73,20 @@ struct WgmmaWalk {
   }
   __device__ bool whole() const { return last_step - first_step == steps; }
   __device__ bool run_ends() const { return at >= end; }
+
+  // Where most CTAs have whole tiles only, those finish the cut ones: they have fewer steps, and the parts, which
+  // come first, lie there by then. (A run for each tile: none is cut.)
+  __device__ bool others_finish() const {
+    return rounds > 0 && runs > left && 2 * runs <= static_cast<int>(gridDim.x);
+  }
+  __device__ int other() const { return static_cast<int>(blockIdx.x) - runs; }
+  // The tile that this CTA then finishes; -1: none.
+  __device__ int others_tile() const {
+    return left == 0 || other() < 0 ? -1 : rounds * static_cast<int>(gridDim.x) + other() % left;
+  }
+  __device__ WgmmaShare others_share() const {
+    return {other() / left, div_up(static_cast<int>(gridDim.x) - runs - other() % left, left)};
+  }
 };
 
 // Who has steps of a tile that is cut, and where their parts lie: [2 * cta + (0: the CTA's run starts in the
@@ -99,6 +119,7 @@ struct WgmmaSharing {
     return half;
   }
   __device__ int own_part() const { return (static_cast<int>(blockIdx.x) - first_cta) / apart; }
+  __device__ WgmmaShare own_share() const { return {own_part(), finishers}; }
   __device__ int slot(int part) const { return part == 0 ? first_slot : 2 * (first_cta + part * apart); }
 };
 
@@ -234,7 +255,7 @@ struct CountedParts {
   }
 
   // Waits for all parts and adds some columns of them, in the order of k.
-  __device__ void finish(const Tile& tile, const WgmmaRows& rows) const {
+  __device__ void finish(const Tile& tile, const WgmmaRows& rows, const WgmmaShare& share) const {
     constexpr int kAtOnce = kGroups < 2 ? kGroups : 2;
     constexpr int kParts = 4;
     if (thread == 0) {
@@ -244,11 +265,10 @@ struct CountedParts {
     }
     meet_group();
     const int groups = div_up(tile.count, 8);
-    const int own = s.own_part();
-    const int last = groups * (own + 1) / s.finishers;
+    const int last = groups * (share.own + 1) / share.shares;
     Tile some = tile;
     some.count = min(tile.count, 8 * last);
-    for (int first = groups * own / s.finishers; rows.target.part != nullptr && first < last;
+    for (int first = groups * share.own / share.shares; rows.target.part != nullptr && first < last;
          first += kAtOnce) {
       float old[2][kAtOnce][4];
       old_sums(rows, some, first, old);
@@ -280,7 +300,7 @@ struct CountedParts {
     }
     meet_group();
     unsigned* departed = arrived() + kMostGroups * gridDim.x;
-    if (thread == 0 && atomicAdd(departed, 1u) == static_cast<unsigned>(s.finishers) - 1) {
+    if (thread == 0 && atomicAdd(departed, 1u) == static_cast<unsigned>(share.shares) - 1) {
       *arrived() = 0;
       *departed = 0;
     }
@@ -314,16 +334,15 @@ struct LookedParts {
   }
 
   // Waits for all parts and adds some columns of them, in the order of k.
-  __device__ void finish(const Tile& tile, const WgmmaRows& rows) const {
+  __device__ void finish(const Tile& tile, const WgmmaRows& rows, const WgmmaShare& share) const {
     if (rows.target.part == nullptr) return;
     const GemmPart part = *rows.target.part;
     const bool both = rows.gated || s.parts <= kItems / 2;  // sets at a time
     const int sets = both ? 1 : 2;                          // that are finished by themselves
     const int groups = div_up(tile.count, 8);
     const int all = div_up(groups, kAtOnce) * sets;
-    const int own = s.own_part();
-    const int last = all * (own + 1) / s.finishers;
-    for (int i = all * own / s.finishers; i < last; ++i) {
+    const int last = all * (share.own + 1) / share.shares;
+    for (int i = all * share.own / share.shares; i < last; ++i) {
       const int set = both ? 0 : i & 1;
       const int first = (both ? i : i >> 1) * kAtOnce;
       WgmmaRows some = rows.with(part);
@@ -412,7 +431,7 @@ __device__ inline void finish_pair(const WgmmaArgs& a, const WgmmaWalk& walk, co
     if (sharing.parts > 1) {
       const CountedParts<kWarps, kOwn> parts{a, sharing};
       parts.put(half, own, sum);
-      return parts.finish(half, own);
+      return parts.finish(half, own, sharing.own_share());
     }
   }
   store_wgmma<kOwn>(own, half, 0, sum);
