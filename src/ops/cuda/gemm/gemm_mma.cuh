@@ -417,9 +417,11 @@ void launch_gemm_mma_groups(Context& context, const GemmLaunch& launch) {
       static_assert(MmaShape<Format, kGroups, true>::stages_in(kLeastSharedBytes) >= 2);
       return launch_gemm_mma_kernel<Format, kGroups, true>(context, launch);
     }
-    // Narrower tiles for more of them; a list's tiles are as wide as they are.
+    // Narrower tiles for more of them; a list's tiles are as wide as they are, and a deterministic launch is one
+    // tile of rows, or how k is cut would depend on how many rows there are.
     if constexpr (kGroups > 4)
-      if (launch.list.tiles == nullptr) return launch_gemm_mma_groups<Format, 4>(context, launch);
+      if (launch.list.tiles == nullptr && !context.deterministic)
+        return launch_gemm_mma_groups<Format, 4>(context, launch);
   }
   launch_gemm_mma_kernel<Format, kGroups, false>(context, launch);
 }
