@@ -20,6 +20,8 @@ constexpr int32_t kForecastsToBegin = 4;
 constexpr int32_t kForecastsToEnd = 8;
 constexpr int32_t kFirstDistance = 64, kLastDistance = 4096;  // steps, doubling in between
 constexpr int32_t kFirstLookDistance = 8;                     // the same between single drafts
+// Of models: where they lost they are left out for longer, but are soon tried in another text.
+constexpr int32_t kFirstModelPause = 128;
 // Paths of a trial, of the first one, and of any whose rows cost nothing.
 constexpr int32_t kTrialPaths = 4, kFirstTrialPaths = 8, kMostTrialPaths = 16;
 constexpr double kTrialStepShare = 0.5;  // that several paths may cost at once, of a plain step
@@ -62,7 +64,7 @@ DraftBudget::DraftBudget(int32_t max_drafts, bool has_free, StepCosts::Padding p
       until_trial_(kFirstDistance),
       trial_distance_(kFirstDistance) {
   accepted_[0] = {2 * kFirstAcceptance, 2};
-  models_.next_pause = kFirstDistance;
+  models_.next_pause = kFirstModelPause;
 }
 
 // `value`: the mean of so many. What many say at once is heard as a few, lest the last ones be all that is known.
@@ -413,7 +415,7 @@ void DraftBudget::settle_models(const StepPlan& plan, double lost_ms, double pla
     models_.pause = models_.next_pause;
     models_.next_pause = std::min(kLastDistance, 2 * models_.next_pause);
   } else if (models_.saved_ms > kEnoughCreditSteps * plain_ms) {
-    models_.next_pause = kFirstDistance;
+    models_.next_pause = kFirstModelPause;
   }
 }
 
@@ -468,8 +470,10 @@ void DraftBudget::observe(const StepPlan& plan, std::span<const Verdict> verdict
     const bool again = verdicts[i].next.empty() && !verdicts[i].finished;
     tokens += again ? 1 : static_cast<double>(verdicts[i].next.size());
     // A new conversation may be another kind of text.
-    if (!histories_.contains(id))
+    if (!histories_.contains(id)) {
       until_trial_ = std::min(until_trial_, std::max(kStepsToKnow, trial_distance_ / 8));
+      models_.pause = std::min(models_.pause, std::max(kStepsToKnow, models_.next_pause / 16));
+    }
     learn(plan.items[i], verdicts[i]);
     if (verdicts[i].finished) histories_.erase(id);
   }
