@@ -21,7 +21,7 @@ constexpr int32_t kForecastsToEnd = 8;
 constexpr int32_t kFirstDistance = 64, kLastDistance = 4096;  // steps, doubling in between
 constexpr int32_t kFirstLookDistance = 8;                     // the same between single drafts
 // Of models: where they lost they are left out for longer, but are soon tried in another text.
-constexpr int32_t kFirstModelPause = 128;
+constexpr int32_t kFirstModelPause = 192;
 // Paths of a trial, of the first one, and of any whose rows cost nothing.
 constexpr int32_t kTrialPaths = 4, kFirstTrialPaths = 8, kMostTrialPaths = 16;
 constexpr double kTrialStepShare = 0.5;  // that several paths may cost at once, of a plain step
