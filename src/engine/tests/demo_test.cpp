@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 
@@ -194,6 +196,59 @@ TEST_P(DemoDraftsIn, EveryTextIsWhatItIsWithout) {
     const std::string report =
         fmt::format("{}, {} at once: {} prompts, {:.2f} tokens of a round, {} drafts", GetParam().name,
                     sequences, asked.size(), per_round({}, stats), stats.drafted);
+    std::printf("[report] %s\n", report.c_str());
+  }
+}
+
+// The forms of a GPU round otherwise with drafts: there a greedy text may go on otherwise from a near tie.
+TEST_P(DemoDraftsIn, OnAGpuTextsPartAtNearTiesOnly) {
+  if (const std::string why = testing_devices::why_not_on("cuda"); !why.empty()) GTEST_SKIP() << why;
+  constexpr float kNearTie = 0.05f;  // between log probabilities, as in gpu_engine_test.cpp
+  const auto on_gpu = [](const Way& way, int32_t sequences) {
+    EngineOptions options = options_of(way, sequences);
+    options.device = "cuda";
+    options.deterministic = false;
+    return options;
+  };
+  std::vector<Request> asked;
+  for (const Skill skill : kSkills)
+    for (auto& ids : prompts_of(skill, 3)) asked.push_back(asking(std::move(ids), 24));
+  static std::vector<Answer> plain;  // for all ways
+  if (plain.empty()) {
+    Machine m(demo_bytes(), on_gpu(kNone, 1), KvFormat::f16);
+    for (Request r : asked) {
+      r.top_logprobs = 4;
+      plain.push_back(m.ask(std::move(r)));
+    }
+  }
+  for (const int32_t sequences : {1, 16}) {
+    Machine m(demo_bytes(), on_gpu(GetParam(), sequences), KvFormat::f16);
+    std::vector<RequestId> ids;
+    for (const Request& r : asked) ids.push_back(m.submit(r));
+    m.run();
+    int ties = 0;
+    for (size_t i = 0; i < asked.size(); ++i) {
+      const std::vector<int32_t>& got = m.sink.answers[ids[i]].tokens;
+      const auto [here, there] =
+          std::mismatch(plain[i].tokens.begin(), plain[i].tokens.end(), got.begin(), got.end());
+      if (here == plain[i].tokens.end() && there == got.end()) continue;
+      const auto step = here - plain[i].tokens.begin();
+      ASSERT_TRUE(here != plain[i].tokens.end() && there != got.end())
+          << "request " << i << " ends elsewhere";
+      const TokenEvent& choice = plain[i].events[static_cast<size_t>(step)];
+      float margin = INFINITY;
+      for (const auto& [token, logprob] : choice.top)
+        if (token == *there) margin = choice.logprob - logprob;
+      EXPECT_LT(margin, kNearTie) << "request " << i << ", " << sequences << " at once, token " << step;
+      std::printf("[report]   near tie: request %zu, token %td, margin %.4f: %d instead of %d\n", i, step,
+                  margin, *there, *here);
+      ++ties;
+    }
+    const EngineStats& stats = m.engine->stats();
+    EXPECT_GT(stats.accepted, GetParam().types == SpecType::ngram ? 10u : 40u);
+    const std::string report =
+        fmt::format("on a GPU, {}, {} at once: {} prompts, {} near ties, {:.2f} tokens of a round, {} drafts",
+                    GetParam().name, sequences, asked.size(), ties, per_round({}, stats), stats.drafted);
     std::printf("[report] %s\n", report.c_str());
   }
 }

@@ -59,11 +59,12 @@ inline EngineOptions on(const char* device) {
 
 // An engine with the file it reads from.
 struct Machine {
-  explicit Machine(std::vector<std::byte> bytes_in, EngineOptions options = on("ref"))
+  explicit Machine(std::vector<std::byte> bytes_in, EngineOptions options = on("ref"),
+                   KvFormat kv = KvFormat::f32)
       : bytes(std::move(bytes_in)) {
     file = std::make_unique<GgufFile>(parsed(bytes));
     if (options.context_tokens == 0) options.context_tokens = 256;
-    options.k_format = options.v_format = KvFormat::f32;
+    options.k_format = options.v_format = kv;
     auto made = Engine::create(*file, options);
     EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message);
     engine = std::move(made).value();
