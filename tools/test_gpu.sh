@@ -2,8 +2,8 @@
 # Runs the tests of a program that use a GPU, under the limits of other cards, and ends with one line for each card.
 # Usage: tools/test_gpu.sh BUILD_DIR PROGRAM [GTEST_FILTER [CARD...]]
 #
-# CARD: what BRAID_GPU takes, or none; by default none 8.0 8.6 8.9 12.0. Several GPUs share the cards out; on each, 16 processes
-# (PROCESSES) share the tests out. One that takes more than 600 s (SECONDS_EACH) or crashes is a failure. Tests that count a GPU's
+# CARD: what BRAID_GPU takes, or none; by default none 8.0 8.6 8.9 12.0. Several GPUs (CUDA_VISIBLE_DEVICES) share the cards out; on
+# each, 16 processes (PROCESSES) share the tests out. One that takes more than 600 s (SECONDS_EACH) or crashes is a failure. Tests that count a GPU's
 # memory run last, by themselves.
 set -uo pipefail
 program=$(realpath "$1")/$2
@@ -53,9 +53,9 @@ run_card() { # CARD
     tee "$logs/$card.line"
 }
 
-gpus=$(nvidia-smi -L | wc -l)
-for ((gpu = 0; gpu < gpus; ++gpu)); do
-  (for ((i = gpu; i < ${#cards[@]}; i += gpus)); do CUDA_VISIBLE_DEVICES=$gpu run_card "${cards[i]}"; done) &
+IFS=, read -ra gpus <<<"${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $(($(nvidia-smi -L | wc -l) - 1)))}"
+for ((n = 0; n < ${#gpus[@]}; ++n)); do
+  (for ((i = n; i < ${#cards[@]}; i += ${#gpus[@]})); do CUDA_VISIBLE_DEVICES=${gpus[n]} run_card "${cards[i]}"; done) &
 done
 wait
 echo

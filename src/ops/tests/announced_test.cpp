@@ -1,5 +1,7 @@
 // announced_test.cpp -- an announced product gives the bytes that it gives unannounced, on every device.
 #include <algorithm>
+#include <iterator>
+#include <tuple>
 
 #include "ops/tests/mirror_test.h"
 #include "ops/tests/op_test.h"
@@ -40,22 +42,26 @@ std::vector<float> results(const DeviceCase& device, const Case& c, int64_t rows
   return values_of(y);
 }
 
-TEST(AnnouncedProduct, GivesTheBytesOfOneThatIsNot) {
-  const Case cases[] = {{GgmlType::Q4_K, GgmlType::Q6_K, 768},
-                        {GgmlType::Q4_K, GgmlType::Q4_K, 768},
-                        {GgmlType::Q8_0, GgmlType::Q5_K, 512},
-                        {GgmlType::BF16, GgmlType::MXFP4, 768},
-                        {GgmlType::Q4_K, GgmlType::Q8_0, 800}};  // not a whole number of units
+constexpr Case kCases[] = {{GgmlType::Q4_K, GgmlType::Q6_K, 768},
+                           {GgmlType::Q4_K, GgmlType::Q4_K, 768},
+                           {GgmlType::Q8_0, GgmlType::Q5_K, 512},
+                           {GgmlType::BF16, GgmlType::MXFP4, 768},
+                           {GgmlType::Q4_K, GgmlType::Q8_0, 800}};  // not a whole number of units
+
+class AnnouncedProduct : public ::testing::TestWithParam<std::tuple<size_t, int64_t>> {};
+TEST_P(AnnouncedProduct, GivesTheBytesOfOneThatIsNot) {
+  const auto [which, rows] = GetParam();
+  const Case& c = kCases[which];
   for (const DeviceCase& device : all_devices()) {
-    const std::vector<int64_t> row_counts =
-        device.gpu ? std::vector<int64_t>{1, 9, 17, 64, 65, 96, 128, 130, 192, 300, 512}
-                   : std::vector<int64_t>{9};
-    for (const Case& c : cases)
-      for (const int64_t rows : row_counts)
-        expect_same(results(device, c, rows, true), results(device, c, rows, false),
-                    device.name + ", rows " + std::to_string(rows) + ", hidden " + std::to_string(c.hidden));
+    if (!device.gpu && rows != 9) continue;
+    expect_same(results(device, c, rows, true), results(device, c, rows, false),
+                device.name + ", rows " + std::to_string(rows) + ", hidden " + std::to_string(c.hidden));
   }
 }
+INSTANTIATE_TEST_SUITE_P(All, AnnouncedProduct,
+                         ::testing::Combine(::testing::Range<size_t>(0, std::size(kCases)),
+                                            ::testing::Values<int64_t>(1, 9, 17, 64, 65, 96, 128, 130, 192,
+                                                                       300, 512)));
 
 }  // namespace
 }  // namespace braid

@@ -571,79 +571,76 @@ std::vector<float> scores_for(const Shape& shape, int32_t rows, Crowd crowd, Ran
   return scores;
 }
 
-TEST(Moe, FewTokensOfEveryFormAndCrowdAgreeWithTheReference) {
-  const Shape shapes[] = {
-      {.gate = GgmlType::Q4_K,
-       .down = GgmlType::Q6_K,
-       .experts = 20,
-       .used = 8,
-       .width = 512,
-       .shared_width = 512},
-      {.gate = GgmlType::Q4_K, .down = GgmlType::Q4_K, .experts = 6, .used = 4, .expert_width = 512},
-      {.gate = GgmlType::Q6_K, .down = GgmlType::Q8_0, .experts = 7, .used = 3, .width = 1280},
-      {.gate = GgmlType::Q5_K, .down = GgmlType::Q6_K, .experts = 9, .used = 3, .width = 512},
-      {.gate = GgmlType::IQ4_XS, .down = GgmlType::MXFP4, .experts = 9, .used = 3, .shared_width = 256},
-      {.gate = GgmlType::MXFP4,
-       .down = GgmlType::Q5_K,
-       .experts = 20,
-       .used = 8,
-       .width = 512,
-       .shared_width = 512},
-      {.gate = GgmlType::Q8_0,
-       .down = GgmlType::BF16,
-       .experts = 300,
-       .used = 5,
-       .width = 64,
-       .expert_width = 32},
-      {.gate = GgmlType::F16,
-       .down = GgmlType::F32,
-       .experts = 6,
-       .used = 1,
-       .width = 72,
-       .expert_width = 50,
-       .shared_width = 300},
-      {.gate = GgmlType::F32,
-       .down = GgmlType::F16,
-       .experts = 9,
-       .used = 2,
-       .width = 264,
-       .expert_width = 33},
-      {.gate = GgmlType::Q4_K,
-       .down = GgmlType::Q6_K,
-       .experts = 20,
-       .used = 10,
-       .width = 512,
-       .expert_width = 768,
-       .shared_width = 768,
-       .shared_gated = false,
-       .sigmoid = true},
-      kManyExperts[0],
-      kManyExperts[1],
-  };
-  for (const Shape& shape : shapes) {
-    Random random(23);
-    const Model model = random_model(shape, random);
-    for (const int32_t rows : {1, 2, 3, 5, 8}) {
-      for (const Crowd crowd : {Crowd::spread, Crowd::same, Crowd::apart}) {
-        const std::vector<float> input = random.normals(int64_t{rows} * shape.width, shape.input);
-        const std::vector<float> scores = scores_for(shape, rows, crowd, random);
-        const std::vector<float> expected = few_result(reference_device(), shape, model, rows, input, scores);
-        for (const DeviceCase& device : plain_devices()) {
-          const std::string what = device.name + " " + std::string(type_name(shape.gate)) + " " +
-                                   std::to_string(rows) + " rows, crowd " +
-                                   std::to_string(static_cast<int>(crowd));
-          const std::vector<float> actual = few_result(device, shape, model, rows, input, scores);
-          const double limit = device.gpu                               ? 2e-3
-                               : device.activations == Activations::i8  ? 2e-2
-                               : device.activations == Activations::i16 ? 2e-4
-                                                                        : 2e-6;
-          expect_relative_rms(actual, expected, limit, what);
-          expect_same(few_result(device, shape, model, rows, input, scores), actual, what + " again");
-        }
+const Shape kFewShapes[] = {
+    {.gate = GgmlType::Q4_K,
+     .down = GgmlType::Q6_K,
+     .experts = 20,
+     .used = 8,
+     .width = 512,
+     .shared_width = 512},
+    {.gate = GgmlType::Q4_K, .down = GgmlType::Q4_K, .experts = 6, .used = 4, .expert_width = 512},
+    {.gate = GgmlType::Q6_K, .down = GgmlType::Q8_0, .experts = 7, .used = 3, .width = 1280},
+    {.gate = GgmlType::Q5_K, .down = GgmlType::Q6_K, .experts = 9, .used = 3, .width = 512},
+    {.gate = GgmlType::IQ4_XS, .down = GgmlType::MXFP4, .experts = 9, .used = 3, .shared_width = 256},
+    {.gate = GgmlType::MXFP4,
+     .down = GgmlType::Q5_K,
+     .experts = 20,
+     .used = 8,
+     .width = 512,
+     .shared_width = 512},
+    {.gate = GgmlType::Q8_0,
+     .down = GgmlType::BF16,
+     .experts = 300,
+     .used = 5,
+     .width = 64,
+     .expert_width = 32},
+    {.gate = GgmlType::F16,
+     .down = GgmlType::F32,
+     .experts = 6,
+     .used = 1,
+     .width = 72,
+     .expert_width = 50,
+     .shared_width = 300},
+    {.gate = GgmlType::F32, .down = GgmlType::F16, .experts = 9, .used = 2, .width = 264, .expert_width = 33},
+    {.gate = GgmlType::Q4_K,
+     .down = GgmlType::Q6_K,
+     .experts = 20,
+     .used = 10,
+     .width = 512,
+     .expert_width = 768,
+     .shared_width = 768,
+     .shared_gated = false,
+     .sigmoid = true},
+    kManyExperts[0],
+    kManyExperts[1],
+};
+
+class MoeFewTokens : public ::testing::TestWithParam<size_t> {};
+TEST_P(MoeFewTokens, OfEveryFormAndCrowdAgreeWithTheReference) {
+  const Shape& shape = kFewShapes[GetParam()];
+  Random random(23);
+  const Model model = random_model(shape, random);
+  for (const int32_t rows : {1, 2, 3, 5, 8}) {
+    for (const Crowd crowd : {Crowd::spread, Crowd::same, Crowd::apart}) {
+      const std::vector<float> input = random.normals(int64_t{rows} * shape.width, shape.input);
+      const std::vector<float> scores = scores_for(shape, rows, crowd, random);
+      const std::vector<float> expected = few_result(reference_device(), shape, model, rows, input, scores);
+      for (const DeviceCase& device : plain_devices()) {
+        const std::string what = device.name + " " + std::string(type_name(shape.gate)) + " " +
+                                 std::to_string(rows) + " rows, crowd " +
+                                 std::to_string(static_cast<int>(crowd));
+        const std::vector<float> actual = few_result(device, shape, model, rows, input, scores);
+        const double limit = device.gpu                               ? 2e-3
+                             : device.activations == Activations::i8  ? 2e-2
+                             : device.activations == Activations::i16 ? 2e-4
+                                                                      : 2e-6;
+        expect_relative_rms(actual, expected, limit, what);
+        expect_same(few_result(device, shape, model, rows, input, scores), actual, what + " again");
       }
     }
   }
 }
+INSTANTIATE_TEST_SUITE_P(Shapes, MoeFewTokens, ::testing::Range<size_t>(0, std::size(kFewShapes)));
 
 }  // namespace
 }  // namespace braid

@@ -85,14 +85,17 @@ void expect_equal(const Case& c, const std::vector<int64_t>& rows) {
 
 const std::vector<int64_t> kRows = {1, 2, 3, 4, 5, 6, 7, 8, 9, 20};
 
-TEST(NormLinear, GivesTheBytesOfNormThenProducts) {
-  for (GgmlType type : {GgmlType::Q4_K, GgmlType::Q6_K, GgmlType::Q5_K, GgmlType::IQ4_XS, GgmlType::Q8_0,
-                        GgmlType::BF16, GgmlType::F32}) {
-    expect_equal({256, {{type, 70}}}, kRows);
-    expect_equal({768, {{type, 33}, {type, 64, Tail::add}}}, kRows);
-    expect_equal({1024, {{type, 90, Tail::silu_mul, type}}}, kRows);
-  }
+class NormLinearOfType : public ::testing::TestWithParam<GgmlType> {};
+TEST_P(NormLinearOfType, GivesTheBytesOfNormThenProducts) {
+  const GgmlType type = GetParam();
+  expect_equal({256, {{type, 70}}}, kRows);
+  expect_equal({768, {{type, 33}, {type, 64, Tail::add}}}, kRows);
+  expect_equal({1024, {{type, 90, Tail::silu_mul, type}}}, kRows);
 }
+INSTANTIATE_TEST_SUITE_P(Types, NormLinearOfType,
+                         ::testing::Values(GgmlType::Q4_K, GgmlType::Q6_K, GgmlType::Q5_K, GgmlType::IQ4_XS,
+                                           GgmlType::Q8_0, GgmlType::BF16, GgmlType::F32),
+                         [](const auto& info) { return std::string(type_name(info.param)); });
 
 // In-projections of a layer: several launches may share one input, all of them need it.
 TEST(NormLinear, ServesProductsOfSeveralFormats) {

@@ -163,7 +163,6 @@ __device__ inline void watch_few(FewPieces& pieces, const MoeOut& a, const FewOu
                 : order == 0    ? p.in_shared_blocks * a.route.tokens
                                 : p.in_blocks * __popc(list.tokens[order - 1]);
   }
-  volatile int& ready = pieces.ready;
   int known = 0;
   while (known <= entries) {
     int complete = 0;
@@ -176,8 +175,7 @@ __device__ inline void watch_few(FewPieces& pieces, const MoeOut& a, const FewOu
     if (complete == known) continue;
     known = complete;
     __syncwarp();
-    __threadfence_block();
-    if (lane == 0) ready = known;
+    if (lane == 0) store_flag(pieces.ready, known);
   }
 }
 
@@ -221,7 +219,6 @@ __device__ inline void add_few_pieces(float (&total)[4], const MoeOut& a, const 
   const int c = lane % 4;
   const FewRows rows(a, row_memory, lane);
   const uint8_t* zeros = reinterpret_cast<const uint8_t*>(pieces.zeros) + c * 64;
-  const volatile int& ready = pieces.ready;
   int slot = 0;
   int place = 0;
   bool asked = false;  // for this piece's rows
@@ -232,14 +229,14 @@ __device__ inline void add_few_pieces(float (&total)[4], const MoeOut& a, const 
     // before the last of those weights, but where they were not there in time.
     const bool late = !asked || p.stages == 1;
     if (!asked) {
-      while (!__any_sync(kFullWarp, ready > piece.order)) __nanosleep(100);
+      while (!__any_sync(kFullWarp, load_flag(pieces.ready) > piece.order)) __nanosleep(100);
       rows.ask(a, piece, place);
       commit_copies();
     }
     asked = false;
     if (i + kOutWarps < count) {
       const FewPiece next = pieces.piece[i + kOutWarps];
-      asked = __any_sync(kFullWarp, ready > next.order);
+      asked = __any_sync(kFullWarp, load_flag(pieces.ready) > next.order);
       if (asked) rows.ask(a, next, place ^ 1);
     }
     commit_copies();

@@ -56,6 +56,24 @@ inline constexpr int kWarpArrivals = 32;
 inline constexpr int kWarpArrivals = 1;
 #endif
 
+// A number in shared memory that one thread writes while others look at it; who sees it sees what was written before it.
+// To racecheck only atomic operations may do so.
+__device__ inline void store_flag(int& flag, int x) {
+  __threadfence_block();
+#if defined(BRAID_SANITIZE_CUDA)
+  atomicExch(&flag, x);
+#else
+  *const_cast<volatile int*>(&flag) = x;
+#endif
+}
+__device__ inline int load_flag(int& flag) {
+#if defined(BRAID_SANITIZE_CUDA)
+  return atomicAdd(&flag, 0);
+#else
+  return *const_cast<const volatile int*>(&flag);
+#endif
+}
+
 // Arrives once all cp.async of this thread so far are done; counts as one of the arrivals given to
 // init_barrier.
 __device__ inline void arrive_after_copies(uint32_t barrier) {
