@@ -22,6 +22,12 @@ namespace {
 constexpr int kIntraThreads = 256;
 constexpr int kIntraRows = 8;  // a warp convolves together
 constexpr int kDiagonalStride = 20;
+// Threads that invert a head's matrix, and so meet by themselves.
+#if defined(BRAID_SANITIZE_CUDA)
+constexpr int kInvertThreads = kIntraThreads;  // meet() says why
+#else
+constexpr int kInvertThreads = 128;
+#endif
 
 struct IntraShared {
   __half k[kWide];
@@ -423,12 +429,13 @@ __global__ __launch_bounds__(kIntraThreads, kFloats || kFew ? 1 : kIntraBlocks) 
     if (warp < 4) {
       invert_diagonal(sh, product, j, block, lane);
       v.load(a, run, own, channel);
-      meet<128>();
+      meet<kInvertThreads>();
       if (warp == 0) invert_column<0>(sh, j, lane);
       if (warp == 1) invert_column<1>(sh, j, lane);
       if (warp == 2) invert_column<2>(sh, j, lane);
     } else {
       v.load(a, run, own, channel);
+      if constexpr (kInvertThreads == kIntraThreads) meet<kInvertThreads>();
       write_scores(sh, stage, product, args.scores + value_tile * kPanel, j, block, lane);
       if (warp < 6) {
         const int row = (warp - 4) * 32 + lane;

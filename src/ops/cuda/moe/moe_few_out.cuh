@@ -175,6 +175,7 @@ __device__ inline void watch_few(FewPieces& pieces, const MoeOut& a, const FewOu
     if (complete == known) continue;
     known = complete;
     __syncwarp();
+    __threadfence_block();
     if (lane == 0) store_flag(pieces.ready, known);
   }
 }

@@ -56,10 +56,8 @@ inline constexpr int kWarpArrivals = 32;
 inline constexpr int kWarpArrivals = 1;
 #endif
 
-// A number in shared memory that one thread writes while others look at it; who sees it sees what was written before it.
-// To racecheck only atomic operations may do so.
+// A number in shared memory that one thread writes while others look at it. To racecheck only atomic operations may do so.
 __device__ inline void store_flag(int& flag, int x) {
-  __threadfence_block();
 #if defined(BRAID_SANITIZE_CUDA)
   atomicExch(&flag, x);
 #else
@@ -160,7 +158,9 @@ __device__ inline void copy_bulk(uint32_t to, const void* from, int size_bytes, 
 }
 #endif
 
-// Threads of the first kThreads / 32 warps meet; others do not take part.
+// Threads of the first kThreads / 32 warps meet; others do not take part. Where all meet later, racecheck (2025.3.1) takes what
+// these write in between and the others read behind both barriers for a race, and no longer does once all take part here
+// (delta_chunk_intra.cuh): in a build for it they have to.
 template <int kThreads>
 __device__ inline void meet() {
   asm volatile("bar.sync 1, %0;\n" ::"n"(kThreads) : "memory");
