@@ -241,6 +241,7 @@ void DraftBudget::admit_trial(StepPlan& plan) {
 void DraftBudget::begin_trial(int32_t paths) {
   trial_paths_ = paths;
   trial_judged_ = trial_right_ = 0;
+  trial_ran_model_ = false;
   trial_saved_ms_ = 0;
 }
 
@@ -405,15 +406,19 @@ void DraftBudget::settle(double lost_ms, double passed_ms) {
 
 bool DraftBudget::catches_up() const { return !rests_ && models_.pause <= 2 * kStepsToKnow; }
 
+void DraftBudget::pause_models() {
+  models_.saved_ms = 0;
+  models_.pause = models_.next_pause;
+  models_.next_pause = std::min(kLastDistance, 2 * models_.next_pause);
+}
+
 void DraftBudget::settle_models(const StepPlan& plan, double lost_ms, double plain_ms) {
   const bool ran =
       std::any_of(plan.items.begin(), plan.items.end(), [](const StepItem& i) { return i.model_ran; });
   if (!has_free_ || !ran) return;
   models_.saved_ms = models_.saved_ms * Share::kForgetting - lost_ms;
   if (models_.saved_ms < -kModelCreditSteps * plain_ms) {
-    models_.saved_ms = 0;
-    models_.pause = models_.next_pause;
-    models_.next_pause = std::min(kLastDistance, 2 * models_.next_pause);
+    pause_models();
   } else if (models_.saved_ms > kEnoughCreditSteps * plain_ms) {
     models_.next_pause = kFirstModelPause;
   }
@@ -428,12 +433,18 @@ void DraftBudget::count_trial(const StepPlan& plan, std::span<const Verdict> ver
     ++trial_judged_;
     trial_right_ += static_cast<int32_t>(verdicts[i].accepted.size());
   }
+  if (has_free_)
+    for (const StepItem& item : plan.items) trial_ran_model_ = trial_ran_model_ || item.model_ran;
   const bool is_hopeless =
       trial_right_ == 0 && trial_judged_ >= kFewTrialPaths && accepted_[0].value() < kHopeless;
   const bool ends = trial_saved_ms_ < -kTrialCreditSteps * plain_ms || trial_judged_ >= trial_paths_;
   if (!ends && !is_hopeless) return;
   if (trial_saved_ms_ > 0) {
     begin_trial(kTrialPaths);
+  } else if (trial_ran_model_) {
+    // That says nothing of free drafts: next come these alone.
+    if (models_.pause == 0) pause_models();
+    end_trial(false);
   } else {
     end_trial(true);
   }
@@ -471,7 +482,9 @@ void DraftBudget::observe(const StepPlan& plan, std::span<const Verdict> verdict
     tokens += again ? 1 : static_cast<double>(verdicts[i].next.size());
     // A new conversation may be another kind of text.
     if (!histories_.contains(id)) {
-      until_trial_ = std::min(until_trial_, std::max(kStepsToKnow, trial_distance_ / 8));
+      const int32_t soon = std::max(kStepsToKnow, trial_distance_ / 8);
+      until_trial_ = std::min(until_trial_, soon);
+      pause_ = std::min(pause_, soon);
       models_.pause = std::min(models_.pause, std::max(kStepsToKnow, models_.next_pause / 16));
     }
     learn(plan.items[i], verdicts[i]);

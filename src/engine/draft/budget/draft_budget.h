@@ -127,6 +127,7 @@ class DraftBudget {
   Survival& survival_of(const Draft& draft) { return survival_[static_cast<size_t>(draft.source)]; }
   void learn(const StepItem& item, const Verdict& verdict);
   void settle(double lost_ms, double passed_ms);
+  void pause_models();
   void settle_models(const StepPlan& plan, double lost_ms, double plain_ms);
   History& history_of(RequestId id);
 
@@ -165,6 +166,7 @@ class DraftBudget {
   int32_t trial_judged_ = 0;  // that were
   int32_t trial_right_ = 0;   // drafts of these that were accepted
   double trial_saved_ms_ = 0;
+  bool trial_ran_model_ = false;  // where there are others
 
   std::unordered_map<int32_t, Plain> plains_;  // by row_bucket(sequences)
   int32_t calibrate_ = 0;                      // plain steps to come

@@ -537,6 +537,50 @@ TEST(DraftBudget, ModelsAreTriedAgainInNewConversations) {
   EXPECT_GT(calls, 1.18);
 }
 
+// Short answers that quote their questions behind calls of functions: free drafts win in them, the model in the calls.
+// What a trial lost by the model says nothing of free drafts, and where catching up costs time, pauses of trials in
+// vain are cut in a new conversation, too.
+TEST(DraftBudget, FreeDraftsAreTriedAgainInNewConversations) {
+  double calls_ms = 0, calls_plain_ms = 0, quotes_ms = 0, quotes_plain_ms = 0;
+  for (uint32_t seed = 1; seed <= 16; ++seed) {
+    World world;
+    world.random.seed(seed);
+    world.step_ms = [](int32_t n, int32_t rows) { return n + 0.15 * (rows - n); };
+    world.drafting_ms = [](int32_t, int32_t) { return 2.6; };
+    world.max_drafts = 15;
+    world.catch_up_ms = 0.1;
+    world.noise = 0.1;
+    world.said = 0.8;
+    double a = 0;
+    world.acceptance = [&a](const World&, int32_t) { return a; };
+    DraftBudget budget(world.max_drafts, true);
+    const auto converse = [&](double right, double free, double free_right, double ms) {
+      world.all.clear();
+      a = right;
+      world.free = free;
+      world.free_right = free_right;
+      const double begin_ms = world.ms, begin_plain_ms = world.plain_ms;
+      world.run_until(budget, begin_ms + ms);
+      return std::pair{world.ms - begin_ms, world.plain_ms - begin_plain_ms};
+    };
+    for (int round = 0; round < 8; ++round) {
+      for (int call = 0; call < 40; ++call) {
+        const auto [ms, plain_ms] = converse(0.95, 0.3, 0.5, 20);
+        calls_ms += ms, calls_plain_ms += plain_ms;
+      }
+      for (int quote = 0; quote < 60; ++quote) {
+        const auto [ms, plain_ms] = converse(0.6, 0.7, 0.9, 14);
+        quotes_ms += ms, quotes_plain_ms += plain_ms;
+      }
+    }
+  }
+  const double calls = calls_plain_ms / calls_ms, quotes = quotes_plain_ms / quotes_ms;
+  std::printf("[report] calls and short quotes by turns: gain %.3f in calls, %.3f in quotes\n", calls,
+              quotes);
+  EXPECT_GT(calls, 1.15);
+  EXPECT_GT(quotes, 1.215);
+}
+
 // Content changes every few seconds, the number of sequences too.
 TEST(DraftBudget, FollowsChangesOfContentAndOfTheNumberOfSequences) {
   for (const Machine& machine : kMachines) {
