@@ -3,14 +3,15 @@
 # Usage: tools/test_gpu.sh BUILD_DIR PROGRAM [GTEST_FILTER [CARD...]]
 #
 # CARD: what BRAID_GPU takes, or none; by default none 8.0 8.6 8.9 12.0. Several GPUs (CUDA_VISIBLE_DEVICES) share the cards out; on
-# each, 16 processes (PROCESSES) share the tests out. One that takes more than 600 s (SECONDS_EACH) or crashes is a failure. Tests that count a GPU's
-# memory run last, by themselves.
+# each, 16 processes (PROCESSES) share the tests out. One that takes more than 600 s (SECONDS_EACH) or crashes is a failure. Tests that
+# count a GPU's memory run last, by themselves, and only without a filter.
 set -uo pipefail
 program=$(realpath "$1")/$2
+memory=
 case ${3:-}$2 in
-  engine_test) filter='*Cuda*:*cuda*:*Gpu*-' ;;
-  ops_test) filter='-*ScalarPath*:Kernels*:KvUnitKernels*:' ;; # these compare paths of the CPU
-  *) filter="${3:-*}-" ;;
+  engine_test) filter='*Cuda*:*cuda*:*Gpu*-*GpuMemory*' memory='*GpuMemory*' ;;
+  ops_test) filter='-*ScalarPath*:Kernels*:KvUnitKernels*' ;; # these compare paths of the CPU
+  *) filter=${3:-*} ;;
 esac
 shift $(($# < 3 ? $# : 3))
 cards=("$@")
@@ -36,9 +37,9 @@ run_card() { # CARD
   mkdir -p "$log"
   export BRAID_GPU=$card
   [ "$card" != none ] || unset BRAID_GPU
-  for ((part = 0; part < PROCESSES; ++part)); do run_part "$log/$part" "$part" "$PROCESSES" "$filter*GpuMemory*" & done
+  for ((part = 0; part < PROCESSES; ++part)); do run_part "$log/$part" "$part" "$PROCESSES" "$filter" & done
   wait
-  case $filter in *Gpu*) run_part "$log/memory" 0 1 '*GpuMemory*' ;; esac
+  [ -z "$memory" ] || run_part "$log/memory" 0 1 "$memory"
   for part in "$log"/*; do
     if ! grep -q '^ended with [01]$' "$part"; then
       unfinished=$((unfinished + 1))
