@@ -7,6 +7,7 @@
 # named. For racecheck configure with -DBRAID_SANITIZE_CUDA=ON: in other builds it reports what it does not follow
 # (src/ops/cuda/primitives/barriers.cuh). BRAID_GPU=8.6 before it checks what an RTX 3090 gets.
 set -uo pipefail
+[ $# -ge 1 ] && command -v nvidia-smi >/dev/null || { echo "usage: see the head of $0; it needs a GPU (nvidia-smi)" >&2; exit 2; }
 export PROGRAM="$1/ops_test" BRAID_TEST_DEVICES=gpu
 filter=${2:-*}
 shift $(($# < 2 ? $# : 2))

@@ -6,6 +6,7 @@
 # each, 16 processes (PROCESSES) share the tests out. One that takes more than 600 s (SECONDS_EACH) or crashes is a failure. Tests that
 # count a GPU's memory run last, by themselves, and only without a filter.
 set -uo pipefail
+[ $# -ge 2 ] && command -v nvidia-smi >/dev/null || { echo "usage: see the head of $0; it needs a GPU (nvidia-smi)" >&2; exit 2; }
 program=$(realpath "$1")/$2
 memory=
 case ${3:-}$2 in

@@ -203,7 +203,6 @@ TEST_P(DemoDraftsIn, EveryTextIsWhatItIsWithout) {
 // The forms of a GPU round otherwise with drafts: there a greedy text may go on otherwise from a near tie.
 TEST_P(DemoDraftsIn, OnAGpuTextsPartAtNearTiesOnly) {
   if (const std::string why = testing_devices::why_not_on("cuda"); !why.empty()) GTEST_SKIP() << why;
-  constexpr float kNearTie = 0.05f;  // between log probabilities, as in gpu_engine_test.cpp
   const auto on_gpu = [](const Way& way, int32_t sequences) {
     EngineOptions options = options_of(way, sequences);
     options.device = "cuda";
@@ -239,7 +238,8 @@ TEST_P(DemoDraftsIn, OnAGpuTextsPartAtNearTiesOnly) {
       float margin = INFINITY;
       for (const auto& [token, logprob] : choice.top)
         if (token == *there) margin = choice.logprob - logprob;
-      EXPECT_LT(margin, kNearTie) << "request " << i << ", " << sequences << " at once, token " << step;
+      EXPECT_LT(margin, testing_devices::kNearTie)
+          << "request " << i << ", " << sequences << " at once, token " << step;
       std::printf("[report]   near tie: request %zu, token %td, margin %.4f: %d instead of %d\n", i, step,
                   margin, *there, *here);
       ++ties;

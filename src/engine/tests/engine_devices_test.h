@@ -26,6 +26,9 @@ inline std::string why_not_on(std::string_view device) {
   return reason;
 }
 
+// Log probabilities that are no further apart may change places on a GPU, whose forms for other rows round otherwise.
+inline constexpr float kNearTie = 0.05f;
+
 // "cpu_late": a CPU whose clients hear of a step during the next, as those of a GPU do.
 inline void choose(EngineOptions& options, std::string_view device) {
   options.hooks.late_events = device == "cpu_late";

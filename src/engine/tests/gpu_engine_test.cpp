@@ -199,7 +199,7 @@ TEST_P(GpuEngine, OtherwiseAnswersAgreeUpToNearTies) {
         double margin = INFINITY;
         for (const auto& [token, logprob] : got.best[n])
           if (token == right[i].tokens[n]) margin = got.logprobs[n] - logprob;
-        ++(margin < 0.05 ? ties : apart);
+        ++(margin < testing_devices::kNearTie ? ties : apart);
         break;
       }
       ++equal;
@@ -210,7 +210,7 @@ TEST_P(GpuEngine, OtherwiseAnswersAgreeUpToNearTies) {
               GetParam().name, equal, worst, ties, apart);
   if (mixture) return;
   EXPECT_EQ(apart, 0);
-  EXPECT_LT(worst, 0.05);
+  EXPECT_LT(worst, testing_devices::kNearTie);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, GpuEngine, ::testing::ValuesIn(kSubjects),

@@ -49,6 +49,10 @@ int64_t cells_of(const StepPlan& plan) {
   return sum;
 }
 
+bool ran_model(const StepPlan& plan) {
+  return std::any_of(plan.items.begin(), plan.items.end(), [](const StepItem& i) { return i.model_ran; });
+}
+
 bool differs(double a, double b, double share) { return std::abs(a - b) > share * std::max(a, b); }
 
 }  // namespace
@@ -413,9 +417,7 @@ void DraftBudget::pause_models() {
 }
 
 void DraftBudget::settle_models(const StepPlan& plan, double lost_ms, double plain_ms) {
-  const bool ran =
-      std::any_of(plan.items.begin(), plan.items.end(), [](const StepItem& i) { return i.model_ran; });
-  if (!has_free_ || !ran) return;
+  if (!has_free_ || !ran_model(plan)) return;
   models_.saved_ms = models_.saved_ms * Share::kForgetting - lost_ms;
   if (models_.saved_ms < -kModelCreditSteps * plain_ms) {
     pause_models();
@@ -433,8 +435,7 @@ void DraftBudget::count_trial(const StepPlan& plan, std::span<const Verdict> ver
     ++trial_judged_;
     trial_right_ += static_cast<int32_t>(verdicts[i].accepted.size());
   }
-  if (has_free_)
-    for (const StepItem& item : plan.items) trial_ran_model_ = trial_ran_model_ || item.model_ran;
+  trial_ran_model_ = trial_ran_model_ || (has_free_ && ran_model(plan));
   const bool is_hopeless =
       trial_right_ == 0 && trial_judged_ >= kFewTrialPaths && accepted_[0].value() < kHopeless;
   const bool ends = trial_saved_ms_ < -kTrialCreditSteps * plain_ms || trial_judged_ >= trial_paths_;

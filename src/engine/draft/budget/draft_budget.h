@@ -19,7 +19,8 @@
 // only the latter.
 //
 // Where some drafters run a model and others do not, rounds with the former have books of their own: where these say
-// that it was a loss, the others go on alone for a while, a shorter one where a new conversation begins.
+// that it was a loss, the others go on alone for a while, a shorter one where a new conversation begins. So they do
+// behind a trial in vain that ran a model.
 //
 // The credit is counted in what steps took as far as that is to be expected of them (step_costs.h): another
 // program that takes the processor is no reason to stop.

@@ -500,48 +500,57 @@ TEST(DraftBudget, WhatModelsLoseDoesNotStopFreeDrafts) {
   }
 }
 
+// What plain steps would have taken for the same tokens, over what was taken.
+struct Spent {
+  double ms = 0, plain_ms = 0;
+  double gain() const { return plain_ms / ms; }
+};
+
+// Conversations of several kinds of text, of which some have free drafts, one after another.
+struct Conversations {
+  World& world;
+  DraftBudget budget{world.max_drafts, true};
+
+  // A new one of `ms`: how likely drafts of the model and free ones are accepted goes into its account.
+  void converse(Spent& account, double right, double free, double free_right, double ms) {
+    world.all.clear();
+    world.acceptance = [right](const World&, int32_t) { return right; };
+    world.free = free;
+    world.free_right = free_right;
+    const double begin_ms = world.ms, begin_plain_ms = world.plain_ms;
+    world.run_until(budget, begin_ms + ms);
+    account.ms += world.ms - begin_ms;
+    account.plain_ms += world.plain_ms - begin_plain_ms;
+  }
+};
+
 // A model that drafts badly in code and well in calls of functions, of which some follow each piece of code: it is
 // left out in most of the code, and back in the calls, short as they are.
 TEST(DraftBudget, ModelsAreTriedAgainInNewConversations) {
-  double code_ms = 0, code_plain_ms = 0, calls_ms = 0, calls_plain_ms = 0;
+  Spent code, calls;
   for (uint32_t seed = 1; seed <= 16; ++seed) {
     World world;
     world.random.seed(seed);
     world.step_ms = [](int32_t n, int32_t rows) { return n + 0.3 * (rows - n); };
     world.drafting_ms = [](int32_t, int32_t depth) { return 0.05 * depth; };
-    world.free = 0.4;
     world.said = 0.8;
-    double a = 0;
-    world.acceptance = [&a](const World&, int32_t) { return a; };
-    DraftBudget budget(world.max_drafts, true);
-    const auto converse = [&](double right, double free_right, double ms) {
-      world.all.clear();
-      a = right;
-      world.free_right = free_right;
-      const double begin_ms = world.ms, begin_plain_ms = world.plain_ms;
-      world.run_until(budget, begin_ms + ms);
-      return std::pair{world.ms - begin_ms, world.plain_ms - begin_plain_ms};
-    };
+    Conversations texts{world};
     for (int round = 0; round < 40; ++round) {
-      const auto [ms, plain_ms] = converse(0.1, 0.9, 400);
-      code_ms += ms, code_plain_ms += plain_ms;
-      for (int call = 0; call < 5; ++call) {
-        const auto [call_ms, call_plain_ms] = converse(0.95, 0.3, 50);
-        calls_ms += call_ms, calls_plain_ms += call_plain_ms;
-      }
+      texts.converse(code, 0.1, 0.4, 0.9, 400);
+      for (int call = 0; call < 5; ++call) texts.converse(calls, 0.95, 0.4, 0.3, 50);
     }
   }
-  const double code = code_plain_ms / code_ms, calls = calls_plain_ms / calls_ms;
-  std::printf("[report] code and calls by turns: gain %.3f in code, %.3f in calls\n", code, calls);
-  EXPECT_GT(code, 1.18);
-  EXPECT_GT(calls, 1.18);
+  std::printf("[report] code and calls by turns: gain %.3f in code, %.3f in calls\n", code.gain(),
+              calls.gain());
+  EXPECT_GT(code.gain(), 1.18);
+  EXPECT_GT(calls.gain(), 1.18);
 }
 
 // Short answers that quote their questions behind calls of functions: free drafts win in them, the model in the calls.
 // What a trial lost by the model says nothing of free drafts, and where catching up costs time, pauses of trials in
 // vain are cut in a new conversation, too.
 TEST(DraftBudget, FreeDraftsAreTriedAgainInNewConversations) {
-  double calls_ms = 0, calls_plain_ms = 0, quotes_ms = 0, quotes_plain_ms = 0;
+  Spent calls, quotes;
   for (uint32_t seed = 1; seed <= 16; ++seed) {
     World world;
     world.random.seed(seed);
@@ -551,34 +560,16 @@ TEST(DraftBudget, FreeDraftsAreTriedAgainInNewConversations) {
     world.catch_up_ms = 0.1;
     world.noise = 0.1;
     world.said = 0.8;
-    double a = 0;
-    world.acceptance = [&a](const World&, int32_t) { return a; };
-    DraftBudget budget(world.max_drafts, true);
-    const auto converse = [&](double right, double free, double free_right, double ms) {
-      world.all.clear();
-      a = right;
-      world.free = free;
-      world.free_right = free_right;
-      const double begin_ms = world.ms, begin_plain_ms = world.plain_ms;
-      world.run_until(budget, begin_ms + ms);
-      return std::pair{world.ms - begin_ms, world.plain_ms - begin_plain_ms};
-    };
+    Conversations texts{world};
     for (int round = 0; round < 8; ++round) {
-      for (int call = 0; call < 40; ++call) {
-        const auto [ms, plain_ms] = converse(0.95, 0.3, 0.5, 20);
-        calls_ms += ms, calls_plain_ms += plain_ms;
-      }
-      for (int quote = 0; quote < 60; ++quote) {
-        const auto [ms, plain_ms] = converse(0.6, 0.7, 0.9, 14);
-        quotes_ms += ms, quotes_plain_ms += plain_ms;
-      }
+      for (int call = 0; call < 40; ++call) texts.converse(calls, 0.95, 0.3, 0.5, 20);
+      for (int quote = 0; quote < 60; ++quote) texts.converse(quotes, 0.6, 0.7, 0.9, 14);
     }
   }
-  const double calls = calls_plain_ms / calls_ms, quotes = quotes_plain_ms / quotes_ms;
-  std::printf("[report] calls and short quotes by turns: gain %.3f in calls, %.3f in quotes\n", calls,
-              quotes);
-  EXPECT_GT(calls, 1.15);
-  EXPECT_GT(quotes, 1.215);
+  std::printf("[report] calls and short quotes by turns: gain %.3f in calls, %.3f in quotes\n", calls.gain(),
+              quotes.gain());
+  EXPECT_GT(calls.gain(), 1.15);
+  EXPECT_GT(quotes.gain(), 1.215);
 }
 
 // Content changes every few seconds, the number of sequences too.
