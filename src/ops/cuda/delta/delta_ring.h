@@ -21,27 +21,6 @@ namespace braid::cuda {
 
 __device__ inline unsigned octet_mask() { return 0xffu << (threadIdx.x % 32 / 8 * 8); }
 
-// The sum number part * kSums / 8 over the octet.
-template <int kSums>
-__device__ float octet_sum(float (&x)[kSums], int part, unsigned lanes) {
-  static_assert(kSums == 2 || kSums == 4 || kSums == 8);
-  int offset = 4;
-#pragma unroll
-  for (int n = kSums / 2; n > 0; n /= 2) {
-    const bool upper = (part & offset) != 0;
-#pragma unroll
-    for (int i = 0; i < n; ++i) {
-      const float keep = upper ? x[i + n] : x[i];
-      const float give = upper ? x[i] : x[i + n];
-      x[i] = keep + __shfl_xor_sync(lanes, give, offset);
-    }
-    offset /= 2;
-  }
-  if (kSums <= 4) x[0] += __shfl_xor_sync(lanes, x[0], kSums == 4 ? 1 : 2);
-  if (kSums <= 2) x[0] += __shfl_xor_sync(lanes, x[0], 1);
-  return x[0];
-}
-
 // Which of kNodes rows, which column group and which chain (0: k, 1: q) a lane has after state_sum(). Several
 // lanes have the same where there are fewer than eight.
 template <int kGroups, int kNodes>
@@ -79,7 +58,7 @@ __device__ float state_sum(const Column<kVectors> (&state)[kGroups], const float
       }
     }
   }
-  return octet_sum<kSums>(sums, part, kFullWarp);
+  return group_sum<8>(sums, part, kFullWarp);
 }
 template <int kVectors, int kGroups>
 __device__ float state_sum(const Column<kVectors> (&state)[kGroups], const float4 (&q)[kVectors],
@@ -95,7 +74,7 @@ __device__ float state_sum(const Column<kVectors> (&state)[kGroups], const float
       sums[2 * g + 1] = dot4(state[g].s[j], q[j], sums[2 * g + 1]);
     }
   }
-  return octet_sum<2 * kGroups>(sums, part, kFullWarp);
+  return group_sum<8>(sums, part, kFullWarp);
 }
 
 // A lane's part of a vector that lies in shared memory.
@@ -122,7 +101,7 @@ __device__ float entry_products(const float4* const (&keys)[kKeys], const Vector
       sums[2 * i + 1] = dot4(a, x, sums[2 * i + 1]);
     }
   }
-  return octet_sum<2 * kKeys>(sums, part, lanes);
+  return group_sum<8>(sums, part, lanes);
 }
 __device__ inline float signed_factor(int chain, float exponent) {
   const float e = expf(exponent);

@@ -394,8 +394,7 @@ bool Gemm::small(std::span<const LinearPart> parts, int64_t rows) const {
   }
   const PackedWeight& w = packed(like);
   if (w.pack != Pack::f16) return false;
-  return rows <= 8 ? router_fits(context_, blocks, w.x_units, w.units, rows)
-                   : small_fits(context_, blocks, w.units);
+  return rows <= 8 ? router_fits(blocks, w.x_units) : small_fits(context_, blocks, w.units);
 }
 
 bool Gemm::linear_small(std::span<const LinearPart> parts, Tensor x, const SkinnyNorm& norm) {
@@ -418,13 +417,15 @@ bool Gemm::linear_small(std::span<const LinearPart> parts, Tensor x, const Skinn
 }
 
 // Rows that each of a product's CTAs may norm for itself: reading them whole, in f32, is still quicker than a
-// kernel between two products.
-bool Gemm::norms_inside(Tensor h, Tensor residual, const float* weight) const {
+// kernel between two products. Of gemm_router.cu's all that it takes.
+bool Gemm::norms_inside(std::span<const LinearPart> parts, Tensor h, Tensor residual,
+                        const float* weight) const {
   const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
   const Columns columns = columns_for(context_, h.rows);
-  return columns.count == 8 && !columns.wgmma && h.rows <= kMostNormRows && h.cols <= kMostNormWidth &&
-         h.cols % 8 == 0 && h.stride % 8 == 0 && residual.stride % 4 == 0 && h.type == kActType &&
-         aligned(h.data) && aligned(residual.data) && aligned(weight);
+  const bool few = h.rows <= kMostNormRows || small(parts, h.rows);
+  return columns.count == 8 && !columns.wgmma && few && h.cols <= kMostNormWidth && h.cols % 8 == 0 &&
+         h.stride % 8 == 0 && residual.stride % 4 == 0 && h.type == kActType && aligned(h.data) &&
+         aligned(residual.data) && aligned(weight);
 }
 
 void Gemm::norm_for(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
@@ -540,7 +541,7 @@ void CudaOps::norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor re
   BRAID_CHECK(gemm_work_ != nullptr && residual.cols == h.cols && residual.rows >= h.rows);
   BRAID_CHECK(residual.type == DType::f32);
   Gemm gemm(context_, needs_, gemm_work_, &announced_);
-  if (!gemm.norms_inside(h, residual, weight)) {
+  if (!gemm.norms_inside(parts, h, residual, weight)) {
     gemm.norm_for(parts, h, residual, weight, eps);
     return gemm.linear(parts, h);
   }

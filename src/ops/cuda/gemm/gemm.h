@@ -35,7 +35,7 @@ class Gemm {
 
   // norm: x is still to be normed, and written; only if norms_inside().
   void linear(std::span<const LinearPart> parts, Tensor x, const SkinnyNorm& norm = {});
-  bool norms_inside(Tensor h, Tensor residual, const float* weight) const;
+  bool norms_inside(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight) const;
   // h = norm(residual) * weight, and its copy for the products if they read one: linear() then makes none.
   void norm_for(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight, float eps);
 

@@ -1,221 +1,223 @@
-// gemm_router.cu -- y = x W^T for up to 8 rows of x and a matrix of a few megabytes of 16-bit pairs; one row
-// may be normed on the way: the router of experts in decoding. Clusters: sm_90. 9 to 128 rows:
-// gemm_small.cu.
+// gemm_router.cu -- y = x W^T for up to 8 rows of x and a matrix of a few megabytes of 16-bit pairs, rows
+// normed on the way if that is wanted: the router of experts in decoding. 9 to 128 rows: gemm_small.cu.
 //
-// As there, what counts is the length of the chain, and of the code, which every launch fetches anew: all
-// weights are asked for before the wait, a warp multiplies one or two pieces of 16 rows x 128 k, and sums of
-// all warps meet once.
+// What counts is the length of the chain, and of the code, which every launch fetches anew. So a CTA has two
+// rows of y and all of k, which needs no shared memory for weights and no other CTA: they are in registers
+// before the wait. Behind it come one read of the rows, their norms and one sum, with a meeting of the CTA
+// each.
 //
-//   cluster   of 4 CTAs: 16 rows of y, a quarter of k each
-//   warp      every 8th piece of that; f32 weights have two for each 128 k of x
+//   CTA       rows g and g + 8 of 16, whose weights stand side by side (packed.h), and up to 4 rows of x
+//   thread    8 k of each 2048: two neighbouring chains of norm_math.cuh, a piece of a row of weights
 //
-// Every CTA reads the whole row of the residual for its norm and keeps its quarter; the CTAs of the first
-// cluster also write theirs. Bytes of the norm are those of norm.cu. CTA r adds up and stores rows 4 r ..
-// of the 16, in the order of the warps.
+// Every CTA reads its rows of the residual whole for their norms, and writes its share of x. Bytes of the
+// norm are those of norm.cu.
 #include "ops/cuda/gemm/gemm_router.h"
 
-// Before 9.0 the kernels are empty, and nobody calls what they are made of.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#pragma nv_diag_suppress 177
-#endif
-
-#include "ops/cuda/gemm/gemm_skinny.cuh"
+#include "ops/cuda/gemm/gemm_common.cuh"
+#include "ops/cuda/primitives/norm_math.cuh"
 
 namespace braid::cuda {
 namespace {
 
-constexpr int kRouterWarps = 8;
-constexpr int kRouterThreads = kRouterWarps * 32;
-constexpr int kRouterSlices = 4;  // CTAs of a cluster
-constexpr int kRouterSources = kRouterSlices * kRouterWarps;
-constexpr int kPieceBytes = half_bytes(Pack::f16) / 2;
-constexpr int kRouterOut = 32;  // sums of a CTA: [token][4 rows]
+constexpr int kRouterThreads = 256;
+constexpr int kRouterWarps = kRouterThreads / 32;
+constexpr int kRouterWidth = 8;  // columns of a thread, of a chunk
+constexpr int kChunkColumns = kRouterThreads * kRouterWidth;
+constexpr int kMostRouterChunks = 2;
+constexpr int kMostRouterTokens = 4;  // of a CTA
+constexpr int kRouterRows = 2;        // of y, of a CTA
+constexpr int kCtasOfBlock = kUnitRows / kRouterRows;
+constexpr int kPieceBytes = half_bytes(Pack::f16) / 2;  // 16 rows x 128 k
+static_assert(2 * kRouterThreads == kNormThreads && kChunkColumns == 4 * kNormThreads);
 
-// Halves of x of a CTA.
-struct RouterSlice {
-  int first, count;
-  __host__ __device__ RouterSlice(int x_units, int rank)
-      : first(2 * x_units * rank / kRouterSlices), count(2 * x_units * (rank + 1) / kRouterSlices - first) {}
+__device__ inline int column_of(int chunk) {
+  return chunk * kChunkColumns + static_cast<int>(threadIdx.x) * kRouterWidth;
+}
+
+struct EightColumns {
+  float v[kRouterWidth];
+
+  __device__ void set(uint4 pairs) {
+    const auto* two = reinterpret_cast<const __half2*>(&pairs);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 f = __half22float2(two[i]);
+      v[2 * i] = f.x;
+      v[2 * i + 1] = f.y;
+    }
+  }
+  __device__ void add(const EightColumns& other) {
+#pragma unroll
+    for (int i = 0; i < kRouterWidth; ++i) v[i] += other.v[i];
+  }
+  __device__ float dot(const EightColumns& other, float sum) const {
+#pragma unroll
+    for (int i = 0; i < kRouterWidth; ++i) sum = fmaf(v[i], other.v[i], sum);
+    return sum;
+  }
 };
 
-// The place of piece `piece` (8 k) of a half of a row in shared memory, as in gemm_skinny_x.cuh.
-__device__ inline int router_place(int half, int row, int rows, int piece) {
-  return (half * rows + row) * 256 + ((piece ^ (piece >> 3) ^ ((row & 1) << 1)) << 4);
-}
+// The CTA's rows of x among all of the launch.
+struct RouterTokens {
+  int first, count;
+  __device__ explicit RouterTokens(const SkinnyArgs& a)
+      : first(static_cast<int>(blockIdx.y) * kMostRouterTokens),
+        count(min(a.tokens - first, kMostRouterTokens)) {}
+};
 
-// A normed row: to shared memory this CTA's slice, which is written too if `writes`.
+// A thread's weights; f32 ones are the sum of two units.
 template <int kChunks>
-__device__ inline void norm_router_row(const SkinnyArgs& a, const RouterSlice& slice, uint8_t* xs,
-                                       float (&norm_sums)[kNormWarps], const float4 (&weight)[kChunks],
-                                       bool writes) {
-  static_assert(kMostNormRows == 1 && kNormThreads == 2 * kRouterThreads && kChunks % 2 == 0);
-  const int thread = static_cast<int>(threadIdx.x);
-  const int warp = thread / 32;
-  float4 held[kChunks];
+__device__ inline void load_router(EightColumns (&w)[kChunks][kRouterRows], const SkinnyArgs& a, int block,
+                                   int r16, int g) {
+  const int lane = 4 * g + static_cast<int>(threadIdx.x) % 16 / 4;
+  const int part = static_cast<int>(threadIdx.x) % 4;
+  const uint8_t* units = units_of<unit_bytes(Pack::f16)>(a, a.parts, 0, block) + r16 * kPieceBytes;
 #pragma unroll
-  for (int i = 0; i < kChunks; ++i) {
-    const int column = 4 * (thread + i * kRouterThreads);
-    held[i] = column < a.k ? __ldcg(reinterpret_cast<const float4*>(a.norm.residual + column))
-                           : make_float4(0, 0, 0, 0);
-  }
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    const int half = column_of(chunk) / 128;
 #pragma unroll
-  for (int chain = 0; chain < 2; ++chain) {
-    float sum = 0;
-#pragma unroll
-    for (int i = chain; i < kChunks; i += 2) sum = add_squares(sum, held[i]);
-    sum = warp_sum(sum);
-    if (thread % 32 == 0) norm_sums[chain * kRouterWarps + warp] = sum;
-  }
-  __syncthreads();
-  const float inverse = inverse_of_sums(norm_sums, a.k, a.norm.eps);
-#pragma unroll
-  for (int i = 0; i < kChunks; ++i) {
-    const int half = warp + i * kRouterWarps - slice.first;
-    if (half < 0 || half >= slice.count) continue;
-    const int k = 4 * (thread + i * kRouterThreads);
-    const uint2 v = acts_of(normed(held[i], inverse, weight[i]));
-    *reinterpret_cast<uint2*>(xs + router_place(half, 0, 1, thread % 32 / 2) + thread % 2 * 8) = v;
-    if (writes && k < a.k) *reinterpret_cast<uint2*>(const_cast<Act*>(a.x) + k) = v;
-  }
-}
-
-// Rows that are normed already.
-__device__ inline void copy_router_rows(const SkinnyArgs& a, const RouterSlice& slice, uint8_t* xs) {
-  const int piece = static_cast<int>(threadIdx.x) % 16;
-  for (int half = static_cast<int>(threadIdx.x) / 16; half < slice.count; half += kRouterThreads / 16) {
-    const int k = (slice.first + half) * 128 + piece * 8;
-    for (int row = 0; row < a.tokens; ++row)
-      copy_async_or_zero(shared_address(xs + router_place(half, row, a.tokens, piece)),
-                         a.x + row * a.x_stride + (k < a.k ? k : 0), k < a.k);
-  }
-  wait_for_copies();
-}
-
-// kChunks: 1024 columns each.
-template <int kChunks>
-__global__ void __launch_bounds__(kRouterThreads)
-    gemm_router_kernel(const __grid_constant__ SkinnyArgs a, int warp_pieces) {
-#if __CUDA_ARCH__ >= 900
-  extern __shared__ __align__(128) uint8_t dynamic[];
-  __shared__ __align__(8) uint64_t barriers[kRouterWarps];
-  __shared__ __align__(16) float norm_sums[kNormWarps];
-  __shared__ float exchange[kRouterSources * kRouterOut];
-  const int thread = static_cast<int>(threadIdx.x);
-  const int lane = thread % 32;
-  const int warp = thread / 32;
-  const int rank = static_cast<int>(blockIdx.x) % kRouterSlices;
-  const int block = static_cast<int>(blockIdx.x) / kRouterSlices / 2;
-  const int r16 = static_cast<int>(blockIdx.x) / kRouterSlices % 2;
-  const RouterSlice slice(a.x_units, rank);
-  uint8_t* ring = dynamic + warp * warp_pieces * kPieceBytes;
-  uint8_t* xs = dynamic + kRouterWarps * warp_pieces * kPieceBytes;
-  const uint32_t full = shared_address(barriers + warp);
-  const int pieces = a.units > a.x_units ? 2 * slice.count : slice.count;
-  const int own = pieces > warp ? (pieces - warp + kRouterWarps - 1) / kRouterWarps : 0;
-  if (lane == 0) {
-    init_barrier(full, 1);
-    publish_barriers();
-  }
-  __syncwarp();
-  if (own > 0 && elected()) {
-    const uint8_t* units = units_of<unit_bytes(Pack::f16)>(a, a.parts, 0, block) + r16 * kPieceBytes;
-    arrive_expecting(full, own * kPieceBytes);
-    for (int i = 0; i < own; ++i) {
-      const int piece = warp + i * kRouterWarps;
-      const int half =
-          piece < slice.count ? slice.first + piece : 2 * a.x_units + slice.first + piece - slice.count;
-      copy_bulk(shared_address(ring + i * kPieceBytes), units + int64_t{half} * 2 * kPieceBytes, kPieceBytes,
-                full);
+    for (int row = 0; row < kRouterRows; ++row) {
+      w[chunk][row] = {};
+      if (half >= 2 * a.x_units) continue;
+      const auto* piece = reinterpret_cast<const uint4*>(units + int64_t{half} * 2 * kPieceBytes) +
+                          (4 * row + part) * 32 + lane;
+      w[chunk][row].set(*piece);
+      if (a.units == a.x_units) continue;
+      EightColumns rest;
+      rest.set(piece[int64_t{2} * a.x_units * 2 * kPieceBytes / 16]);
+      w[chunk][row].add(rest);
     }
   }
-  __syncwarp();
-  meet_cluster_arrive();  // another CTA's shared memory may be written once it has started
-  RowTarget target;
-  if (warp == 0) target = target_of(a, a.parts, 0, block, r16 * 16 + rank * (16 / kRouterSlices) + lane % 4);
-  const bool norms = a.norm.residual != nullptr;
-  float4 weight[kChunks];
+}
+
+// Rows of the residual, normed and rounded as x is; a CTA writes its share of that if the launch says so.
+template <int kTokens, int kChunks>
+__device__ inline void norm_router_rows(EightColumns (&x)[kTokens][kChunks], const SkinnyArgs& a,
+                                        const RouterTokens& tokens, const float4 (&weight)[kChunks][2],
+                                        float (&norm_sums)[kTokens][kNormWarps]) {
+  const int thread = static_cast<int>(threadIdx.x);
+  float4 held[kTokens][kChunks][2];
 #pragma unroll
-  for (int i = 0; i < kChunks; ++i) {
-    const int column = 4 * (thread + i * kRouterThreads);
-    weight[i] = make_float4(0, 0, 0, 0);
-    if (norms && column < a.k) weight[i] = *reinterpret_cast<const float4*>(a.norm.weight + column);
+  for (int t = 0; t < kTokens; ++t)
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const bool inside = t < tokens.count && column_of(chunk) < a.k;
+      const auto* from = reinterpret_cast<const float4*>(
+          a.norm.residual + (tokens.first + t) * a.norm.residual_stride + column_of(chunk));
+#pragma unroll
+      for (int i = 0; i < 2; ++i) held[t][chunk][i] = inside ? __ldcg(from + i) : make_float4(0, 0, 0, 0);
+    }
+  float chains[2 * kTokens] = {};
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk)
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        chains[i * kTokens + t] = add_squares(chains[i * kTokens + t], held[t][chunk][i]);
+  // The even chain of a token in the lower of 16 lanes, the odd one in the upper, as warp_sum() adds them.
+  constexpr int kLanes = 8 / kTokens;
+  const int lane = thread % 16;
+  float sum = group_sum<16>(chains, lane, kFullWarp);
+  sum += __shfl_xor_sync(kFullWarp, sum, 8);
+  if (lane < 8 && lane % kLanes == 0) norm_sums[lane / kLanes][thread / 16] = sum;
+  __syncthreads();
+#pragma unroll
+  for (int t = 0; t < kTokens; ++t) {
+    const float inverse = inverse_of_sums(norm_sums[t], a.k, a.norm.eps);
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const uint2 low = acts_of(normed(held[t][chunk][0], inverse, weight[chunk][0]));
+      const uint2 high = acts_of(normed(held[t][chunk][1], inverse, weight[chunk][1]));
+      const uint4 eight = {low.x, low.y, high.x, high.y};
+      x[t][chunk].set(eight);
+      const int share = chunk * kRouterThreads + thread;
+      if (a.norm.writes && t < tokens.count && column_of(chunk) < a.k &&
+          share % static_cast<int>(gridDim.x) == static_cast<int>(blockIdx.x))
+        *reinterpret_cast<uint4*>(const_cast<Act*>(a.x) + (tokens.first + t) * a.x_stride +
+                                  column_of(chunk)) = eight;
+    }
   }
+}
+
+template <int kTokens, int kChunks>
+__global__ void __launch_bounds__(kRouterThreads, 2)
+    gemm_router_kernel(const __grid_constant__ SkinnyArgs a) {
+  __shared__ __align__(16) float norm_sums[kTokens][kNormWarps];
+  __shared__ float sums[kRouterWarps][kTokens * kRouterRows];
+  const int thread = static_cast<int>(threadIdx.x);
+  const int block = static_cast<int>(blockIdx.x) / kCtasOfBlock;
+  const int r16 = static_cast<int>(blockIdx.x) / 8 % 2;
+  const int g = static_cast<int>(blockIdx.x) % 8;
+  const RouterTokens tokens(a);
+  const bool norms = a.norm.residual != nullptr;
+  float4 weight[kChunks][2] = {};
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk)
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      if (norms && column_of(chunk) < a.k)
+        weight[chunk][i] = reinterpret_cast<const float4*>(a.norm.weight + column_of(chunk))[i];
+  EightColumns w[kChunks][kRouterRows];
+  load_router(w, a, block, r16, g);
+  const int token = thread / kRouterRows;
+  RowTarget target;
+  if (token < tokens.count) target = target_of(a, a.parts, 0, block, r16 * 16 + g + thread % kRouterRows * 8);
   wait_for_previous();
   let_next_start();
+
+  EightColumns x[kTokens][kChunks] = {};
   if (norms) {
-    norm_router_row<kChunks>(a, slice, xs, norm_sums, weight,
-                             a.norm.writes && static_cast<int>(blockIdx.x) < kRouterSlices);
+    norm_router_rows(x, a, tokens, weight, norm_sums);
   } else {
-    copy_router_rows(a, slice, xs);
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t)
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; ++chunk)
+        if (t < tokens.count && column_of(chunk) < a.k)
+          x[t][chunk].set(__ldcg(
+              reinterpret_cast<const uint4*>(a.x + (tokens.first + t) * a.x_stride + column_of(chunk))));
   }
+  float dots[kTokens * kRouterRows] = {};
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk)
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t)
+#pragma unroll
+      for (int row = 0; row < kRouterRows; ++row)
+        dots[kRouterRows * t + row] = x[t][chunk].dot(w[chunk][row], dots[kRouterRows * t + row]);
+  const float own = group_sum<32>(dots, thread % 32, kFullWarp);
+  constexpr int kLanes = 32 / (kTokens * kRouterRows);  // that have the same sum
+  if (thread % kLanes == 0) sums[thread / 32][thread % 32 / kLanes] = own;
   __syncthreads();
-
-  const int g = lane / 4;
-  const int c = lane % 4;
-  const int row = min(g, a.tokens - 1);
-  const int exchanged = (c >> 1) ^ ((row & 1) << 1);
-  float acc[2][4] = {};
-  if (own > 0) wait_barrier(full, 0);
-  for (int i = 0; i < own; ++i) {
-    const int piece = warp + i * kRouterWarps;
-    const int half = piece < slice.count ? piece : piece - slice.count;
-    const uint8_t* x_at = xs + (half * a.tokens + row) * 256 + c * 64;
-    FormatF16::Codes codes;
-    FormatF16::load(codes, ring + i * kPieceBytes, lane, 0);
+  if (target.part == nullptr) return;
+  float sum = 0;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const uint4 b = *reinterpret_cast<const uint4*>(x_at + ((j ^ exchanged) << 4));
-      const Fragments f = FormatF16::fragments(codes, {}, j);
-      mma(acc[0], f.a[0], b.x, b.y, __half());
-      mma(acc[1], f.a[1], b.z, b.w, __half());
-    }
-  }
-  __syncwarp();
-  meet_cluster_wait();
-  const float* to = exchange + (rank * kRouterWarps + warp) * kRouterOut + g % 4;
-#pragma unroll
-  for (int q = 0; q < 4; ++q) {
-    const int token = 2 * c + q % 2;
-    if (token < a.tokens) store_remote(address_in(to + token * 4, g / 4 + q / 2 * 2), acc[0][q] + acc[1][q]);
-  }
-  __syncwarp();
-  meet_cluster_arrive();
-  meet_cluster_wait();
-  const int token = lane / 4;
-  if (warp > 0 || target.part == nullptr || token >= a.tokens) return;
-  float sum[kRouterSlices] = {};
-#pragma unroll
-  for (int w = 0; w < kRouterWarps; ++w)
-#pragma unroll
-    for (int s = 0; s < kRouterSlices; ++s) sum[s] += exchange[(s * kRouterWarps + w) * kRouterOut + lane];
-  store_sum(target, token, (sum[0] + sum[1]) + (sum[2] + sum[3]), 0);
-#endif
+  for (int warp = 0; warp < kRouterWarps; ++warp) sum += sums[warp][thread];
+  store_sum(target, tokens.first + token, sum, 0);
 }
 
-constexpr int kMostRouterUnits = 16;  // of x along k
-int router_warp_pieces(int x_units, int units) {
-  return div_up(div_up(2 * x_units, kRouterSlices) * (units / x_units), kRouterWarps);
-}
-int64_t router_shared(int x_units, int units, int rows) {
-  return int64_t{kRouterWarps} * router_warp_pieces(x_units, units) * kPieceBytes +
-         int64_t{div_up(2 * x_units, kRouterSlices)} * rows * 256;
+template <int kTokens>
+void launch_router(Context& context, const SkinnyArgs& args) {
+  const dim3 grid(static_cast<unsigned>(args.blocks * kCtasOfBlock),
+                  static_cast<unsigned>(div_up(args.tokens, kMostRouterTokens)));
+  launch_early(context,
+               args.k <= kChunkColumns ? gemm_router_kernel<kTokens, 1>
+                                       : gemm_router_kernel<kTokens, kMostRouterChunks>,
+               grid, kRouterThreads, 0, args);
 }
 
 }  // namespace
 
-bool router_fits(const Context& context, int64_t blocks, int x_units, int units, int64_t rows) {
-  return context.has_clusters && blocks <= 16 && rows <= kSkinnyRows && x_units <= kMostRouterUnits &&
-         router_shared(x_units, units, static_cast<int>(rows)) + 8 * 1024 <=
-             static_cast<int64_t>(context.shared_bytes_per_block);
+bool router_fits(int64_t blocks, int x_units) {
+  return blocks <= 16 && x_units * kUnitWidth <= kMostRouterChunks * kChunkColumns;
 }
 
 void launch_gemm_router(Context& context, const GemmLaunch& launch) {
   const SkinnyArgs args{launch, launch.norm};
-  launch_clusters(context, kRouterSlices,
-                  args.x_units <= kMostRouterUnits / 2 ? gemm_router_kernel<2> : gemm_router_kernel<4>,
-                  dim3(static_cast<unsigned>(2 * args.blocks * kRouterSlices)), kRouterThreads,
-                  static_cast<size_t>(router_shared(args.x_units, args.units, args.tokens)), args,
-                  router_warp_pieces(args.x_units, args.units));
+  if (args.tokens == 1) return launch_router<1>(context, args);
+  if (args.tokens == 2) return launch_router<2>(context, args);
+  launch_router<kMostRouterTokens>(context, args);
 }
 
 }  // namespace braid::cuda

@@ -5,7 +5,7 @@
 
 namespace braid::cuda {
 
-bool router_fits(const Context& context, int64_t blocks, int x_units, int units, int64_t rows);
+bool router_fits(int64_t blocks, int x_units);
 // Norms x first if the launch says so, and writes it if that says so. router_fits() only.
 void launch_gemm_router(Context& context, const GemmLaunch& launch);
 

@@ -86,6 +86,30 @@ __device__ inline float warp_sum(float x) {
   for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(kFullWarp, x, offset);
   return x;
 }
+// Of kSums sums over kLanes neighbours, the one with number lane * kSums / kLanes. Halved with every exchange,
+// each is added as warp_sum() adds.
+template <int kLanes, int kSums>
+__device__ float group_sum(float (&x)[kSums], int lane, unsigned lanes) {
+  static_assert(kSums <= kLanes && (kSums & (kSums - 1)) == 0);
+  int offset = kLanes / 2;
+#pragma unroll
+  for (int n = kSums / 2; n > 0; n /= 2) {
+    const bool upper = (lane & offset) != 0;
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      const float keep = upper ? x[i + n] : x[i];
+      const float give = upper ? x[i] : x[i + n];
+      x[i] = keep + __shfl_xor_sync(lanes, give, offset);
+    }
+    offset /= 2;
+  }
+#pragma unroll
+  for (int left = kLanes / kSums; left > 1; left /= 2) {
+    x[0] += __shfl_xor_sync(lanes, x[0], offset);
+    offset /= 2;
+  }
+  return x[0];
+}
 __device__ inline float warp_max(float x) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(kFullWarp, x, offset));
