@@ -6,7 +6,8 @@
 // before the wait. Behind it come one read of the rows, their norms and one sum, with a meeting of the CTA
 // each.
 //
-//   CTA       rows g and g + 8 of 16, whose weights stand side by side (packed.h), and up to 4 rows of x
+//   CTA       rows g and g + 8 of 16, whose weights stand side by side (packed.h), and two rows of x, from 5
+//             rows on four
 //   thread    8 k of each 2048: two neighbouring chains of norm_math.cuh, a piece of a row of weights
 //
 // Every CTA reads its rows of the residual whole for their norms, and writes its share of x. Bytes of the
@@ -24,8 +25,7 @@ constexpr int kRouterWarps = kRouterThreads / 32;
 constexpr int kRouterWidth = 8;  // columns of a thread, of a chunk
 constexpr int kChunkColumns = kRouterThreads * kRouterWidth;
 constexpr int kMostRouterChunks = 2;
-constexpr int kMostRouterTokens = 4;  // of a CTA
-constexpr int kRouterRows = 2;        // of y, of a CTA
+constexpr int kRouterRows = 2;  // of y, of a CTA
 constexpr int kCtasOfBlock = kUnitRows / kRouterRows;
 constexpr int kPieceBytes = half_bytes(Pack::f16) / 2;  // 16 rows x 128 k
 static_assert(2 * kRouterThreads == kNormThreads && kChunkColumns == 4 * kNormThreads);
@@ -58,11 +58,11 @@ struct EightColumns {
 };
 
 // The CTA's rows of x among all of the launch.
+template <int kTokens>
 struct RouterTokens {
   int first, count;
   __device__ explicit RouterTokens(const SkinnyArgs& a)
-      : first(static_cast<int>(blockIdx.y) * kMostRouterTokens),
-        count(min(a.tokens - first, kMostRouterTokens)) {}
+      : first(static_cast<int>(blockIdx.y) * kTokens), count(min(a.tokens - first, kTokens)) {}
 };
 
 // A thread's weights; f32 ones are the sum of two units.
@@ -93,7 +93,8 @@ __device__ inline void load_router(EightColumns (&w)[kChunks][kRouterRows], cons
 // Rows of the residual, normed and rounded as x is; a CTA writes its share of that if the launch says so.
 template <int kTokens, int kChunks>
 __device__ inline void norm_router_rows(EightColumns (&x)[kTokens][kChunks], const SkinnyArgs& a,
-                                        const RouterTokens& tokens, const float4 (&weight)[kChunks][2],
+                                        const RouterTokens<kTokens>& tokens,
+                                        const float4 (&weight)[kChunks][2],
                                         float (&norm_sums)[kTokens][kNormWarps]) {
   const int thread = static_cast<int>(threadIdx.x);
   float4 held[kTokens][kChunks][2];
@@ -149,7 +150,7 @@ __global__ void __launch_bounds__(kRouterThreads, 2)
   const int block = static_cast<int>(blockIdx.x) / kCtasOfBlock;
   const int r16 = static_cast<int>(blockIdx.x) / 8 % 2;
   const int g = static_cast<int>(blockIdx.x) % 8;
-  const RouterTokens tokens(a);
+  const RouterTokens<kTokens> tokens(a);
   const bool norms = a.norm.residual != nullptr;
   float4 weight[kChunks][2] = {};
 #pragma unroll
@@ -200,7 +201,7 @@ __global__ void __launch_bounds__(kRouterThreads, 2)
 template <int kTokens>
 void launch_router(Context& context, const SkinnyArgs& args) {
   const dim3 grid(static_cast<unsigned>(args.blocks * kCtasOfBlock),
-                  static_cast<unsigned>(div_up(args.tokens, kMostRouterTokens)));
+                  static_cast<unsigned>(div_up(args.tokens, kTokens)));
   launch_early(context,
                args.k <= kChunkColumns ? gemm_router_kernel<kTokens, 1>
                                        : gemm_router_kernel<kTokens, kMostRouterChunks>,
@@ -216,8 +217,8 @@ bool router_fits(int64_t blocks, int x_units) {
 void launch_gemm_router(Context& context, const GemmLaunch& launch) {
   const SkinnyArgs args{launch, launch.norm};
   if (args.tokens == 1) return launch_router<1>(context, args);
-  if (args.tokens == 2) return launch_router<2>(context, args);
-  launch_router<kMostRouterTokens>(context, args);
+  if (args.tokens <= 4) return launch_router<2>(context, args);
+  launch_router<4>(context, args);
 }
 
 }  // namespace braid::cuda
