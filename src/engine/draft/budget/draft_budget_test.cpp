@@ -524,22 +524,33 @@ struct Conversations {
   }
 };
 
+// Conversations in worlds of 16 seeds.
+template <typename Prepare, typename Run>
+void converse_in_worlds(Prepare prepare, Run run) {
+  for (uint32_t seed = 1; seed <= 16; ++seed) {
+    World world;
+    world.random.seed(seed);
+    world.said = 0.8;
+    prepare(world);
+    Conversations texts{world};
+    run(texts);
+  }
+}
+
 // A model that drafts badly in code and well in calls of functions, of which some follow each piece of code: it is
 // left out in most of the code, and back in the calls, short as they are.
 TEST(DraftBudget, ModelsAreTriedAgainInNewConversations) {
   Spent code, calls;
-  for (uint32_t seed = 1; seed <= 16; ++seed) {
-    World world;
-    world.random.seed(seed);
+  const auto prepare = [](World& world) {
     world.step_ms = [](int32_t n, int32_t rows) { return n + 0.3 * (rows - n); };
     world.drafting_ms = [](int32_t, int32_t depth) { return 0.05 * depth; };
-    world.said = 0.8;
-    Conversations texts{world};
+  };
+  converse_in_worlds(prepare, [&](Conversations& texts) {
     for (int round = 0; round < 40; ++round) {
       texts.converse(code, 0.1, 0.4, 0.9, 400);
       for (int call = 0; call < 5; ++call) texts.converse(calls, 0.95, 0.4, 0.3, 50);
     }
-  }
+  });
   std::printf("[report] code and calls by turns: gain %.3f in code, %.3f in calls\n", code.gain(),
               calls.gain());
   EXPECT_GT(code.gain(), 1.18);
@@ -551,21 +562,19 @@ TEST(DraftBudget, ModelsAreTriedAgainInNewConversations) {
 // vain are cut in a new conversation, too.
 TEST(DraftBudget, FreeDraftsAreTriedAgainInNewConversations) {
   Spent calls, quotes;
-  for (uint32_t seed = 1; seed <= 16; ++seed) {
-    World world;
-    world.random.seed(seed);
+  const auto prepare = [](World& world) {
     world.step_ms = [](int32_t n, int32_t rows) { return n + 0.15 * (rows - n); };
     world.drafting_ms = [](int32_t, int32_t) { return 2.6; };
     world.max_drafts = 15;
     world.catch_up_ms = 0.1;
     world.noise = 0.1;
-    world.said = 0.8;
-    Conversations texts{world};
+  };
+  converse_in_worlds(prepare, [&](Conversations& texts) {
     for (int round = 0; round < 8; ++round) {
       for (int call = 0; call < 40; ++call) texts.converse(calls, 0.95, 0.3, 0.5, 20);
       for (int quote = 0; quote < 60; ++quote) texts.converse(quotes, 0.6, 0.7, 0.9, 14);
     }
-  }
+  });
   std::printf("[report] calls and short quotes by turns: gain %.3f in calls, %.3f in quotes\n", calls.gain(),
               quotes.gain());
   EXPECT_GT(calls.gain(), 1.15);
