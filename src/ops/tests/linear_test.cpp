@@ -465,7 +465,11 @@ TEST(Linear, AgreesOnMatricesOfManyMegabytes) {
                         {{GgmlType::Q4_K}, 5300, 5120, {10, 16, 32}, Tail::silu_mul},
                         // Some tiles more than an H100 has processors.
                         {{GgmlType::Q4_K}, 17380, 2048, {17, 64, 90, 128}, Tail::silu_mul},
-                        {{GgmlType::Q6_K}, 34100, 1024, {20, 50, 96, 128}, Tail::add}};
+                        {{GgmlType::Q6_K}, 34100, 1024, {20, 50, 96, 128}, Tail::add},
+                        // Several waves of tiles, of more columns than a wave takes together.
+                        {{GgmlType::Q4_K}, 4130, 512, {520, 700}, Tail::silu_mul},
+                        {{GgmlType::Q6_K}, 2600, 768, {650}, Tail::store},
+                        {{GgmlType::Q8_0}, 2600, 512, {650}, Tail::add}};
   for (const Case& c : cases) {
     Random random(71);
     std::vector<std::unique_ptr<TestWeight>> blocks;
@@ -488,7 +492,7 @@ TEST(Linear, AgreesOnMatricesOfManyMegabytes) {
       std::vector<Weight*> load;
       for (Weight& w : weights) load.push_back(&w);
       World world(device);
-      world.prepare(load, {.max_tokens = 128, .max_width = c.k});
+      world.prepare(load, {.max_tokens = static_cast<int32_t>(std::ranges::max(c.rows)), .max_width = c.k});
       for (const int64_t rows : c.rows) {
         if (rows > 32 && !device.gpu) continue;  // forms of GPUs
         const std::vector<float> x = exact_inputs(random, rows, c.k, kept(device, c.types[0]));

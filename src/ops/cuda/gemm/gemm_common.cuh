@@ -2,8 +2,8 @@
 // weights, and the way from sums to y.
 //
 // A half is 32 rows x 128 k of packed weights (packed.h). Work is the flat list of (tile, step along k), cut
-// into one equal run per CTA. A tile that several CTAs share is finished by the last of them to arrive, which
-// adds the parts in order of k.
+// into one equal run per CTA (gemm_mma.cuh: behind waves of whole tiles). The parts of a tile that several CTAs
+// share are added in order of k.
 #pragma once
 
 #include "ops/cuda/gemm/gemm_formats.cuh"
@@ -80,28 +80,28 @@ __device__ inline RowTarget target_of(const GemmArgs& a, const GemmPart* parts, 
   return t;
 }
 // What y holds, where the new value needs it.
+__device__ inline bool needs_old(Store store) { return store == Store::add || store == Store::gate_old; }
 __device__ inline float old_value(const RowTarget& t, int64_t y_row) {
   const GemmPart& part = *t.part;
-  if (part.store != Store::add && part.store != Store::gate_old) return 0;
-  return load_as(part.y, part.y_type, y_row * part.y_stride + t.row);
+  return needs_old(part.store) ? load_as(part.y, part.y_type, y_row * part.y_stride + t.row) : 0;
 }
-__device__ inline void store_sum(const RowTarget& t, int64_t y_row, float sum, float up_sum, float old) {
-  const GemmPart& part = *t.part;
-  float value = sum * t.scale;
-  switch (part.store) {
+__device__ inline float new_value(Store store, float value, float up_value, float old) {
+  switch (store) {
     case Store::plain:
       break;
     case Store::add:
-      value += old;
-      break;
+      return value + old;
     case Store::gated:
-      value = silu(value) * (up_sum * t.up_scale);
-      break;
+      return silu(value) * up_value;
     case Store::gate_old:
-      value = silu(value) * old;
-      break;
+      return silu(value) * old;
   }
-  store_as(part.y, part.y_type, y_row * part.y_stride + t.row, value);
+  return value;
+}
+__device__ inline void store_sum(const RowTarget& t, int64_t y_row, float sum, float up_sum, float old) {
+  const GemmPart& part = *t.part;
+  store_as(part.y, part.y_type, y_row * part.y_stride + t.row,
+           new_value(part.store, sum * t.scale, up_sum * t.up_scale, old));
 }
 __device__ inline void store_sum(const RowTarget& t, int64_t y_row, float sum, float up_sum) {
   store_sum(t, y_row, sum, up_sum, old_value(t, y_row));

@@ -9,15 +9,18 @@
 // whose sums meet in shared memory. That keeps 16 warps busy decoding while few CTAs share a tile. Where two
 // stages of their weights do not fit (99 KB of shared memory), half as many warps do the same on half a tile.
 //
-// Traffic, one product of n x k: the packed weights once per 64 tokens, x once per tile (from L2), y once.
-// Arithmetic per 32 x 256 and warp: 460 issue slots (q4k), where memory leaves each scheduler 992 clocks.
+// Work: waves of whole tiles, then equal runs of steps (MmaCut), so that every shape fills every multiprocessor
+// without a table of splits, and the same shape is cut the same way every time. Traffic of one product of n x k:
+// from L2 the packed weights once per 64 tokens and x once per tile; from memory, by waves of 8 x 10 tiles (82
+// multiprocessors), a tenth of that.
 //
-// Work is the flat list of (tile, step), cut into one equal run per CTA: every shape fills every SM, without
-// a table of splits, and the same shape is cut the same way every time (gemm_common.cuh). Each warp asks
-// for its own weights, a bulk copy or two per step, into a ring that runs on over the ends of tiles; weights
-// of the first stages are asked for before the kernel waits for the one before it. One more warp loads x.
-// Warps meet only at the end of a tile. Lanes read codes back at lane * 16, conflict-free; x is stored with
-// its 16-byte pieces exchanged so that a quarter warp meets all banks.
+// Each warp asks for its own weights, a bulk copy or two per step, into a ring that runs on over the ends of
+// tiles; it asks for more as soon as it has a step's codes in registers, and for those of the first stages before
+// the kernel waits for the one before it. All threads load x, in the middle of a step: by then the other warps
+// have left the stage that it goes to. No warp does nothing but load: with a third one on a scheduler each of
+// eight would have a third fewer registers, 168, and products that wait for each other. Warps meet only at the end
+// of a tile. Lanes read codes back at lane * 16, conflict-free; x is stored with its 16-byte pieces exchanged so
+// that a quarter warp meets all banks.
 //
 // Measured, and what was tried: docs/history/cuda-kernels.md.
 #pragma once
@@ -28,10 +31,17 @@
 
 namespace braid::cuda {
 
-// Where 16-byte piece `piece` (0..15) of token `token` lies in 128 k of x.
+// Where 16-byte piece `piece` (0..15) of token `token` lies in 128 k of x; 256 bytes further in the second token
+// after it.
 __device__ inline int x_offset(int token, int piece) {
   return token * 256 + ((piece ^ (piece >> 3 & 1) ^ ((token & 1) << 1)) << 4);
 }
+
+// Stages of the rings in a CTA's shared memory.
+struct MmaStages {
+  int weights;
+  int x;
+};
 
 // `kHalved`: half of the warps, for cards whose shared memory does not hold two stages of all of them.
 template <class Format, int kGroups, bool kHalved = false>
@@ -40,31 +50,40 @@ struct MmaShape {
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kMostSplit = kGroups <= 2 ? 2 : 1;
   static constexpr int kHalf = half_bytes(Format::kPack) + shared_bytes(Format::kPack);
-  static constexpr int kX = kGroups * 2048;
-  static constexpr int kStage = kWarps * kHalf + kMostSplit * kX;
+  static constexpr int kWeights = kWarps * kHalf;     // bytes of a stage
+  static constexpr int kPartX = kGroups * 2048;       // 128 k of x
+  static constexpr int kX = kMostSplit * kPartX;      // bytes of a stage
+  static constexpr int kCopies = kX / 16 / kThreads;  // of a thread for a stage of x
   static constexpr int kOut = 8 * (kThreads + 4 * kMostSplit) * 4;
-  static constexpr int kRoom = 225 * 1024 - kOut;
-  static constexpr int kStages = kRoom / kStage > 6 ? 6 : kRoom / kStage;  // at most
+  static constexpr int kMostStages = 6;
   static constexpr int kTileFloats = kGroups * 8 * kThreads;
-  static_assert(kStages >= 2 && kTileFloats <= kMostTileFloats);
+  static_assert(kCopies * 16 * kThreads == kX && kThreads % 32 == 0 && kTileFloats <= kMostTileFloats);
 
-  // Stages that a card's shared memory has room for, beside barriers and parts.
-  static constexpr int stages_in(size_t shared_bytes) {
-    const int64_t room = static_cast<int64_t>(shared_bytes) - 3 * 1024 - kOut;
-    return static_cast<int>(room < kStage ? 0 : room / kStage > kStages ? kStages : room / kStage);
+  // Stages that a card's shared memory has room for, beside barriers and parts: as many of both, and one more
+  // of x if it fits; two of x at least, since it comes while products read it.
+  static constexpr MmaStages stages_in(size_t shared_bytes) {
+    const int room = static_cast<int>(shared_bytes) - 3 * 1024 - kOut;
+    const int both = std::min(room / (kWeights + kX), kMostStages);
+    if (both < 2) return {room >= kWeights + 2 * kX ? 1 : 0, 2};
+    return {both, room - both * (kWeights + kX) >= kX ? both + 1 : both};
   }
-  static_assert(stages_in(kLeastSharedBytes) > 0);
 };
 
 // With fewer than four warps a multiprocessor's tensor cores would not all have work.
 template <class Format, int kGroups>
 inline constexpr bool kCanHalve = MmaShape<Format, kGroups>::kWarps >= 8 &&
-                                  MmaShape<Format, kGroups>::stages_in(kLeastSharedBytes) < 2;
+                                  MmaShape<Format, kGroups>::stages_in(kLeastSharedBytes).weights < 2;
 
 // ---- a CTA's place in the work ----
 
 // How a launch is cut into tiles and steps of them.
+//
+// CTAs take whole tiles, one wave after the other; what does not fill two waves is cut into equal runs of steps. The
+// tiles of a wave are few rows of tiles by few columns, up to kTogether, whose CTAs read the same weights and
+// the same x at about the same time, so that most of it comes from the L2 cache, also where that is small.
 struct MmaCut {
+  static constexpr int kTogether = 8;
+
   int split;        // warps along k for each 32-row block; 128 k of each warp are a step
   int tile_blocks;  // 32-row blocks of a tile
   int halves;       // of a block: 128 k each
@@ -72,8 +91,9 @@ struct MmaCut {
   int row_tiles;
   int token_tiles;
   int tile_tokens;  // rows of x, at most
-  int64_t total;    // steps of all tiles
-  int64_t grid;     // CTAs that share them
+  int grid;         // CTAs that share the work
+  int waves;        // of whole tiles
+  int64_t total;    // steps of all tiles behind them
 
   // Waits for a list of experts' tiles: it comes from the kernel before.
   __device__ MmaCut(const MmaArgs& a, int warps, int most_tokens)
@@ -86,94 +106,182 @@ struct MmaCut {
         tile_tokens(most_tokens) {
     if (a.list.tiles != nullptr) wait_for_previous();
     const int tiles = row_tiles * (a.list.tiles != nullptr ? *a.list.tile_count : token_tiles);
-    total = static_cast<int64_t>(tiles) * steps;
-    grid = ctas_for(tiles, steps);
+    grid = static_cast<int>(ctas_for(tiles, steps));
+    waves = grid == 0 ? 0 : max(tiles / grid - 1, 0);
+    total = static_cast<int64_t>(tiles - whole_tiles()) * steps;
   }
+  __device__ int whole_tiles() const { return waves * grid; }
   __device__ Tile tile(const MmaArgs& a, int index) const {
-    return locate(a, index, row_tiles, token_tiles, tile_tokens);
+    if (a.list.tiles != nullptr) return locate(a, index, row_tiles, token_tiles, tile_tokens);
+    const int first = index / (row_tiles * kTogether) * kTogether;
+    const int columns = min(kTogether, token_tiles - first);
+    const int within = index - first * row_tiles;
+    const int column = first + within % columns;
+    return {within / columns, 0, column * tile_tokens, min(tile_tokens, a.tokens - column * tile_tokens),
+            column};
   }
+  __device__ Sharing sharing(int tile) const {
+    if (tile >= whole_tiles()) return sharing_of(tile - whole_tiles(), steps, total, grid);
+    return {blockIdx.x, blockIdx.x, 0, total, grid};
+  }
+  // The first step of a CTA's run behind its whole tiles.
+  __device__ int64_t run_begin(int cta) const { return total * cta / grid; }
 };
 
-// A CTA's run of the list of (tile, step), and how far a warp has come with it.
+// A CTA's share of the work, and how far it has come.
 struct MmaRun {
-  int count;  // steps of all its tiles
-  int tile;   // the one now
+  int count;       // steps of all its tiles
+  int whole_left;  // tiles, with the one now
+  int tile;        // the one now
   int step;
 
   __device__ explicit MmaRun(const MmaCut& cut) {
-    const int64_t begin = cut.total * blockIdx.x / cut.grid;
-    const int64_t end = cut.total * (blockIdx.x + 1) / cut.grid;
-    count = static_cast<int>(end - begin);
-    tile = static_cast<int>(begin / cut.steps);
+    const auto cta = static_cast<int>(blockIdx.x);
+    count = cut.waves * cut.steps + static_cast<int>(cut.run_begin(cta + 1) - cut.run_begin(cta));
+    whole_left = cut.waves;
+    tile = cta;
+    step = 0;
+    if (whole_left == 0) begin_run(cut);
+  }
+  __device__ void next_tile(const MmaCut& cut) {
+    step = 0;
+    if (whole_left == 0) {
+      ++tile;
+    } else if (--whole_left > 0) {
+      tile += cut.grid;
+    } else {
+      begin_run(cut);
+    }
+  }
+
+ private:
+  __device__ void begin_run(const MmaCut& cut) {
+    const int64_t begin = cut.run_begin(static_cast<int>(blockIdx.x));
+    tile = cut.whole_tiles() + static_cast<int>(begin / cut.steps);
     step = static_cast<int>(begin % cut.steps);
   }
 };
 
-// A CTA's shared memory: stages of [a half of weights for each warp][128 k of x for each warp along k], then
-// `out`, where sums meet.
+// A CTA's shared memory: stages of [a half of weights for each warp], stages of [128 k of x for each warp along k],
+// then `out`, where sums meet.
 template <class Shape>
 struct MmaMemory {
+  static constexpr int kMostXStages = Shape::kMostStages + 1;
+  static constexpr int kBarriers = 2 * kMostXStages + Shape::kWarps * Shape::kMostStages;
+
   uint8_t* bytes;
-  uint64_t* barriers;
-  int stages;
+  MmaStages stages;
+  int first_x;       // bytes before the stages of x
+  uint32_t address;  // of `bytes`
+  uint32_t full_x;   // the first barrier of each kind
+  uint32_t empty_x;
+  uint32_t full_weights;  // of this warp
 
-  __device__ uint32_t x_full(int stage) const { return shared_address(barriers + stage); }
-  __device__ uint32_t x_empty(int stage) const { return shared_address(barriers + stages + stage); }
-  __device__ uint32_t weights_full(int stage, int warp) const {
-    return shared_address(barriers + (2 + warp) * stages + stage);
-  }
-  __device__ uint8_t* weights(int stage, int warp) const {
-    return bytes + stage * Shape::kStage + warp * Shape::kHalf;
-  }
-  __device__ uint8_t* x(int stage, int part) const {
-    return bytes + stage * Shape::kStage + Shape::kWarps * Shape::kHalf + part * Shape::kX;
-  }
-  __device__ float* out() const { return reinterpret_cast<float*>(bytes + stages * Shape::kStage); }
+  __device__ MmaMemory(uint8_t* own, uint64_t* barriers, MmaStages launch_stages)
+      : bytes(own),
+        stages(launch_stages),
+        first_x(stages.weights * Shape::kWeights),
+        address(shared_address(own)),
+        full_x(shared_address(barriers)),
+        empty_x(full_x + 8 * kMostXStages),
+        full_weights(empty_x + 8 * kMostXStages + threadIdx.x / 32 * 8 * Shape::kMostStages) {}
+  // Where a warp's weights and the x of a warp along k lie.
+  __device__ int weights(int stage, int warp) const { return stage * Shape::kWeights + warp * Shape::kHalf; }
+  __device__ int x(int stage) const { return first_x + stage * Shape::kX; }
+  __device__ float* out() const { return reinterpret_cast<float*>(bytes + x(stages.x)); }
 
-  // By one thread.
+  // By one thread of each warp.
   __device__ void init_barriers() const {
-    for (int stage = 0; stage < stages; ++stage) {
-      init_barrier(x_full(stage), 32);
-      init_barrier(x_empty(stage), Shape::kWarps * kWarpArrivals);
-      for (int w = 0; w < Shape::kWarps; ++w) init_barrier(weights_full(stage, w), kLoadArrivals);
-    }
+    for (int stage = 0; stage < stages.weights; ++stage)
+      init_barrier(full_weights + 8 * stage, kLoadArrivals);
+    if (threadIdx.x == 0)
+      for (int stage = 0; stage < stages.x; ++stage) {
+        init_barrier(full_x + 8 * stage, Shape::kThreads);
+        init_barrier(empty_x + 8 * stage, Shape::kWarps * kWarpArrivals);
+      }
     publish_barriers();
+  }
+};
+
+// Where somebody is in a ring of stages.
+struct MmaPlace {
+  int stages;
+  int stage = 0;
+  int parity = 0;  // of the phase in which the stage gets full
+
+  __device__ void advance() {
+    if (++stage < stages) return;
+    stage = 0;
+    parity ^= 1;
   }
 };
 
 // ---- loading ----
 
-// All x of a run, by a warp of its own.
+// A thread's share of the x of a run, which all warps read.
 template <class Shape>
-__device__ inline void load_x(const MmaArgs& a, const MmaCut& cut, MmaRun run,
-                              const MmaMemory<Shape>& memory) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  Tile where = cut.tile(a, run.tile);
-  for (int n = 0; n < run.count; ++n) {
-    const int stage = n % memory.stages;
-    if (n >= memory.stages) wait_barrier(memory.x_empty(stage), (n / memory.stages - 1) & 1);
-    const uint32_t to = shared_address(memory.x(stage, 0));
-    const int pieces = where.count * 16;  // columns behind the last token may hold anything
-    for (int part = 0; part < cut.split; ++part) {
-      int half = run.step * cut.split + part;
-      if (half >= 2 * a.x_units) half -= 2 * a.x_units;
-      const int k = half * 128 + lane % 16 * 8;
-      const bool wanted = k < a.k;
-      const Act* from = a.x + (wanted ? k : 0);
-#pragma unroll 4
-      for (int i = lane; i < pieces; i += 32) {
-        const int token = i / 16;
-        const int row = a.list.x_row != nullptr ? a.list.x_row[where.first + token] : where.first + token;
-        copy_async_or_zero(to + part * Shape::kX + x_offset(token, i % 16), from + row * a.x_stride, wanted);
-      }
-    }
-    arrive_after_copies(memory.x_full(stage));
-    if (++run.step == cut.steps && n + 1 < run.count) {
-      run.step = 0;
-      where = cut.tile(a, ++run.tile);
+struct XLoader {
+  static constexpr int kPieces = Shape::kPartX / 16;
+
+  const MmaArgs& a;
+  const MmaCut& cut;
+  const MmaMemory<Shape>& memory;
+  MmaRun run;
+  MmaPlace place;
+  int left;  // steps
+  // Rows of x; behind the last token the last one again, whose products nobody stores.
+  uint32_t rows[Shape::kCopies] = {};
+
+  __device__ XLoader(const MmaArgs& args, const MmaCut& launch_cut, const MmaMemory<Shape>& own,
+                     const MmaRun& whole)
+      : a(args), cut(launch_cut), memory(own), run(whole), place{own.stages.x}, left(whole.count) {
+    find();
+  }
+  __device__ void find() {
+    const Tile tile = cut.tile(a, run.tile);
+#pragma unroll
+    for (int i = 0; i < Shape::kCopies; ++i) {
+      const int token = (static_cast<int>(threadIdx.x) + i * Shape::kThreads) % kPieces / 16;
+      const int own = tile.first + min(token, tile.count - 1);
+      rows[i] = static_cast<uint32_t>(a.list.x_row != nullptr ? a.list.x_row[own] : own);
     }
   }
-}
+  // The next step, once all warps have left its stage.
+  __device__ void load() {
+    if (left == 0) return;
+    wait_barrier(memory.empty_x + 8 * place.stage, place.parity ^ 1);
+    const auto thread = static_cast<int>(threadIdx.x);
+    const uint32_t to = memory.address + memory.x(place.stage) + x_offset(thread / 16, thread % 16);
+    const auto row_bytes = static_cast<uint32_t>(a.x_stride * sizeof(Act));
+    // All that the copies have in common: between them the compiler would compute it again.
+    const uint8_t* from[Shape::kMostSplit];
+    bool wanted[Shape::kMostSplit];
+#pragma unroll
+    for (int part = 0; part < Shape::kMostSplit; ++part) {
+      int half = run.step * cut.split + part;
+      if (half >= 2 * a.x_units) half -= 2 * a.x_units;
+      const int k = half * 128 + thread % 16 * 8;
+      wanted[part] = k < a.k;
+      from[part] = reinterpret_cast<const uint8_t*>(a.x + (wanted[part] ? k : 0));
+    }
+#pragma unroll
+    for (int i = 0; i < Shape::kCopies; ++i) {
+      const int part = Shape::kMostSplit == 1 ? 0 : (thread + i * Shape::kThreads) / kPieces;
+      if (Shape::kMostSplit > 1 && part >= cut.split) continue;
+      const bool last = Shape::kMostSplit > 1 && part == Shape::kMostSplit - 1;
+      const uint8_t* source = last ? from[Shape::kMostSplit - 1] : from[0];
+      copy_async_or_zero(to + i * Shape::kThreads * 16, source + static_cast<uint64_t>(rows[i]) * row_bytes,
+                         last ? wanted[Shape::kMostSplit - 1] : wanted[0]);
+    }
+    arrive_after_copies(memory.full_x + 8 * place.stage);
+    place.advance();
+    if (--left == 0) return let_next_start();
+    if (++run.step == cut.steps) {
+      run.next_tile(cut);
+      find();
+    }
+  }
+};
 
 // The weights of one warp, which alone reads them: loads run ahead of the products by the length of the ring.
 template <class Format, class Shape>
@@ -190,25 +298,40 @@ struct WeightLoader {
   int sub;        // which of the 128 k of a step
   int own_block;  // which row block of the tile
   MmaRun run;
+  MmaPlace place;
+  int left;  // steps
   const uint8_t* units = nullptr;
 
+  __device__ WeightLoader(const MmaArgs& args, const MmaCut& launch_cut, const MmaMemory<Shape>& own,
+                          const MmaRun& whole)
+      : a(args),
+        cut(launch_cut),
+        memory(own),
+        lane(static_cast<int>(threadIdx.x) % 32),
+        warp(static_cast<int>(threadIdx.x) / 32),
+        sub(warp & (cut.split - 1)),
+        own_block(warp / cut.split),
+        run(whole),
+        place{own.stages.weights},
+        left(whole.count) {
+    find();
+  }
   __device__ void find() {
     const Tile tile = cut.tile(a, run.tile);
     units = units_of<kUnit>(a, a.parts, tile.expert, tile.row_tile * cut.tile_blocks + own_block);
   }
-  // Step n of the run, after all those before it.
-  __device__ void load(int n) {
-    if (n >= run.count) return;
-    const int stage = n % memory.stages;
-    const uint32_t barrier = memory.weights_full(stage, warp);
-    const uint32_t to = shared_address(memory.weights(stage, warp));
-    const int half = run.step * cut.split + sub;
+  // The next step, after this warp has read what its stage held.
+  __device__ void load() {
+    if (left == 0) return;
+    const uint32_t barrier = memory.full_weights + 8 * place.stage;
+    const uint32_t to = memory.address + memory.weights(place.stage, warp);
+    const auto half = static_cast<uint32_t>(run.step * cut.split + sub);
     const bool wanted = units != nullptr && half < cut.halves;
-    const uint8_t* unit = units + static_cast<int64_t>(half / 2) * kUnit;
+    const uint8_t* unit = units + static_cast<uint64_t>(half / 2) * kUnit;
     const uint8_t* part = unit + half % 2 * kPart;
     const uint8_t* rest = unit + 2 * kPart;
 #if __CUDA_ARCH__ >= 900
-    if (lane == 0) {
+    if (elected()) {
       if (wanted) {
         arrive_expecting(barrier, Shape::kHalf);
         copy_bulk(to, part, kPart, barrier);
@@ -224,9 +347,10 @@ struct WeightLoader {
     }
     arrive_after_copies(barrier);
 #endif
-    if (++run.step == cut.steps && n + 1 < run.count) {
-      run.step = 0;
-      ++run.tile;
+    place.advance();
+    if (--left == 0) return;
+    if (++run.step == cut.steps) {
+      run.next_tile(cut);
       find();
     }
   }
@@ -234,34 +358,38 @@ struct WeightLoader {
 
 // ---- multiplying ----
 
-template <class Format, int kGroups>
-__device__ inline void multiply_half(const uint8_t* part, const uint8_t* x, float (&acc)[2][kGroups][4],
-                                     int lane) {
-  const int g = lane / 4;
-  const int c = lane % 4;
-  typename Format::Codes codes[2];
+// 32 rows x 128 k of weights in registers, as codes.
+template <class Format>
+struct WeightHalf {
+  typename Format::Codes codes[2];  // rows 0 .. 15, 16 .. 31
   typename Format::Scales scales[2];
+
+  __device__ void load(const uint8_t* part, int lane) {
 #pragma unroll
-  for (int r16 = 0; r16 < 2; ++r16) {
-    Format::load(codes[r16], part, lane, r16);
-    Format::scales(scales[r16], part, part + half_bytes(Format::kPack), lane, r16);
+    for (int r16 = 0; r16 < 2; ++r16) {
+      Format::load(codes[r16], part, lane, r16);
+      Format::scales(scales[r16], part, part + half_bytes(Format::kPack), lane, r16);
+    }
   }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  // A quarter of the 128 k: 8 of each lane's 32. Products are in an order in which none waits for the one before.
+  template <int kGroups>
+  __device__ void multiply(int quarter, const uint8_t* x, float (&acc)[2][kGroups][4], int lane) const {
     uint4 b[kGroups];
 #pragma unroll
     for (int j = 0; j < kGroups; ++j)
-      b[j] = *reinterpret_cast<const uint4*>(x + x_offset(8 * j + g, c * 4 + i));
+      b[j] = *reinterpret_cast<const uint4*>(x + x_offset(8 * j + lane / 4, lane % 4 * 4 + quarter));
+    const Fragments f[2] = {Format::fragments(codes[0], scales[0], quarter),
+                            Format::fragments(codes[1], scales[1], quarter)};
 #pragma unroll
-    for (int r16 = 0; r16 < 2; ++r16) {
-      const Fragments f = Format::fragments(codes[r16], scales[r16], i);
+    for (int j = 0; j < kGroups; ++j)
 #pragma unroll
-      for (int j = 0; j < kGroups; ++j) mma(acc[r16][j], f.a[0], b[j].x, b[j].y, __half());
+      for (int r16 = 0; r16 < 2; ++r16) mma(acc[r16][j], f[r16].a[0], b[j].x, b[j].y, __half());
 #pragma unroll
-      for (int j = 0; j < kGroups; ++j) mma(acc[r16][j], f.a[1], b[j].z, b[j].w, __half());
-    }
+    for (int j = 0; j < kGroups; ++j)
+#pragma unroll
+      for (int r16 = 0; r16 < 2; ++r16) mma(acc[r16][j], f[r16].a[1], b[j].z, b[j].w, __half());
   }
-}
+};
 
 // ---- from sums to y ----
 
@@ -277,20 +405,39 @@ struct MmaSums {
   int rows;      // of a tile
   int row;       // this thread's
   int together;  // tokens that all threads take at once
-  RowTarget target;
   float* partials;
+  // Of the thread's row, read once for all tokens.
+  bool stores;
+  Store store = Store::plain;
+  DType y_type = DType::f32;
+  void* y = nullptr;
+  int64_t y_stride = 0;
+  int y_column = 0;
+  float scale = 0;
+  float up_scale = 0;
 
   __device__ MmaSums(const MmaArgs& args, const MmaCut& launch_cut, int tile_index, float* memory)
       : a(args),
         cut(launch_cut),
         out(memory),
         tile(cut.tile(a, tile_index)),
-        sharing(sharing_of(tile_index, cut.steps, cut.total, cut.grid)),
+        sharing(cut.sharing(tile_index)),
         rows(cut.tile_blocks * 32),
         row(static_cast<int>(threadIdx.x) & (rows - 1)),
         together(Shape::kThreads / rows),
-        target(target_of(a, a.parts, tile.expert, tile.row_tile * cut.tile_blocks + row / 32, row % 32)),
-        partials(a.partials + sharing.slot(blockIdx.x) * Shape::kTileFloats) {}
+        partials(a.partials + sharing.slot(blockIdx.x) * Shape::kTileFloats) {
+    const RowTarget target =
+        target_of(a, a.parts, tile.expert, tile.row_tile * cut.tile_blocks + row / 32, row % 32);
+    stores = target.part != nullptr;
+    if (!stores) return;
+    store = target.part->store;
+    y_type = target.part->y_type;
+    y = target.part->y;
+    y_stride = target.part->y_stride;
+    y_column = target.row;
+    scale = target.scale;
+    up_scale = target.up_scale;
+  }
 
   // This warp's sums of 8 tokens.
   __device__ void put(const float (&first16)[4], const float (&last16)[4], int sub, int own_block) const {
@@ -309,26 +456,36 @@ struct MmaSums {
   // Those of all warps, of tokens `first` .. of the tile, a row of the tile for each thread.
   __device__ void take(int first) const {
     const int stride = rows + 4;
-    for (int token = static_cast<int>(threadIdx.x) / rows; token < 8 && first + token < tile.count;
-         token += together) {
+    const int parts = Shape::kMostSplit == 1 ? 1 : cut.split;
+    const int count = min(8, tile.count - first);
+    const auto sum_at = [&](int token, int at) {
       float sum = 0;
-      float up_sum = 0;
-      for (int s = 0; s < cut.split; ++s) sum += out[(s * 8 + token) * stride + row];
-      if (sharing.shared()) {
-        __stcg(partials + (first + token) * rows + row, sum);
-      } else if (target.part != nullptr) {
-        if (target.part->store == Store::gated)
-          for (int s = 0; s < cut.split; ++s) up_sum += out[(s * 8 + token) * stride + row + 32];
-        store_sum(target, tile.first + first + token, sum, up_sum);
+      for (int s = 0; s < parts; ++s) sum += out[(s * 8 + token) * stride + at];
+      return sum;
+    };
+    const int own = static_cast<int>(threadIdx.x) / rows;
+    constexpr int kAtOnce = Shape::kThreads >= 512 ? 1 : 4;  // 128 registers a thread or 255
+    if (sharing.shared()) {
+      for (int token = own; token < count; token += together)
+        __stcg(partials + (first + token) * rows + row, sum_at(token, row));
+    } else if (stores) {
+#pragma unroll kAtOnce
+      for (int token = own; token < count; token += together) {
+        const int64_t at = (tile.first + first + token) * y_stride + y_column;
+        const float up = store == Store::gated ? sum_at(token, row + 32) * up_scale : 0;
+        const float old = needs_old(store) ? load_as(y, y_type, at) : 0;
+        store_as(y, y_type, at, new_value(store, sum_at(token, row) * scale, up, old));
       }
     }
   }
   // `run_ends`: the CTA has no more work after this tile.
   __device__ void leave(const float (&acc)[2][kGroups][4], int sub, int own_block, bool run_ends) const {
+// One code for all groups of 8 tokens: with a copy for each it would come from memory anew at every tile.
+#pragma unroll 1
+    for (int j = 0; 8 * j < tile.count; ++j) {
 #pragma unroll
-    for (int j = 0; j < kGroups; ++j) {
-      if (8 * j >= tile.count) break;
-      put(acc[0][j], acc[1][j], sub, own_block);
+      for (int group = 0; group < kGroups; ++group)
+        if (group == j) put(acc[0][group], acc[1][group], sub, own_block);
       meet<Shape::kThreads>();
       take(8 * j);
       meet<Shape::kThreads>();
@@ -342,55 +499,61 @@ struct MmaSums {
 // ---- the kernel ----
 
 template <class Format, int kGroups, bool kHalved>
-__global__ void __launch_bounds__(MmaShape<Format, kGroups, kHalved>::kThreads + 32, 1)
-    gemm_mma_kernel(const __grid_constant__ MmaArgs a, int stages) {
+__global__ void __launch_bounds__(MmaShape<Format, kGroups, kHalved>::kThreads, 1)
+    gemm_mma_kernel(const __grid_constant__ MmaArgs a, const MmaStages stages) {
   using Shape = MmaShape<Format, kGroups, kHalved>;
   extern __shared__ __align__(128) uint8_t shared[];
-  __shared__ __align__(8) uint64_t barriers[(2 + Shape::kWarps) * Shape::kStages];
-  const MmaMemory<Shape> memory{shared, barriers, stages};
-  const int thread = static_cast<int>(threadIdx.x);
-  const int lane = thread % 32;
-  const int warp = thread / 32;
-  if (thread == 0) memory.init_barriers();
+  __shared__ __align__(8) uint64_t barriers[MmaMemory<Shape>::kBarriers];
+  const MmaMemory<Shape> memory(shared, barriers, stages);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  if (lane == 0) memory.init_barriers();
   __syncthreads();
   const MmaCut cut(a, Shape::kWarps, 8 * kGroups);
   if (blockIdx.x >= cut.grid) return;
   MmaRun run(cut);
-  if (warp == Shape::kWarps) {
-    wait_for_previous();
-    load_x(a, cut, run, memory);
-    let_next_start();
-    return;
-  }
-
-  const int sub = warp & (cut.split - 1);
-  const int own_block = warp / cut.split;
-  WeightLoader<Format, Shape> weights{a, cut, memory, lane, warp, sub, own_block, run};
-  weights.find();
-  for (int n = 0; n < stages; ++n) weights.load(n);
+  WeightLoader<Format, Shape> weights(a, cut, memory, run);
+  for (int n = 0; n < stages.weights; ++n) weights.load();
   wait_for_previous();
+  XLoader<Shape> x(a, cut, memory, run);
+  for (int n = 0; n < stages.x - 1; ++n) x.load();
 
   float acc[2][kGroups][4] = {};
+  MmaPlace weights_at{stages.weights};
+  MmaPlace x_at{stages.x};
   for (int n = 0; n < run.count; ++n) {
-    const int stage = n % stages;
-    wait_barrier(memory.weights_full(stage, warp), n / stages & 1);
-    wait_barrier(memory.x_full(stage), n / stages & 1);
-    if (run.step * cut.split + sub < cut.halves)
-      multiply_half<Format, kGroups>(memory.weights(stage, warp), memory.x(stage, sub), acc, lane);
+    const bool any = run.step * cut.split + weights.sub < cut.halves;
+    WeightHalf<Format> half;
+    wait_barrier(memory.full_weights + 8 * weights_at.stage, weights_at.parity);
+    if (any) half.load(shared + memory.weights(weights_at.stage, warp), lane);
     __syncwarp();
-    if (lane == 0 || kWarpArrivals > 1) arrive(memory.x_empty(stage));
-    weights.load(n + stages);  // in the place of this step, before the end of a tile holds the warp up
+    weights.load();  // in the place of this step
+    weights_at.advance();
+    wait_barrier(memory.full_x + 8 * x_at.stage, x_at.parity);
+    const uint8_t* own_x = shared + memory.x(x_at.stage) + weights.sub * Shape::kPartX;
+    if (any) {
+      half.template multiply<kGroups>(0, own_x, acc, lane);
+      half.template multiply<kGroups>(1, own_x, acc, lane);
+    }
+    x.load();  // in the place of the step before
+    if (any) {
+      half.template multiply<kGroups>(2, own_x, acc, lane);
+      half.template multiply<kGroups>(3, own_x, acc, lane);
+    }
+    __syncwarp();
+    if (lane == 0 || kWarpArrivals > 1) arrive(memory.empty_x + 8 * x_at.stage);
+    x_at.advance();
     ++run.step;
     if (run.step < cut.steps && n + 1 < run.count) continue;
-    MmaSums<Shape, kGroups>(a, cut, run.tile, memory.out()).leave(acc, sub, own_block, n + 1 == run.count);
+    MmaSums<Shape, kGroups>(a, cut, run.tile, memory.out())
+        .leave(acc, weights.sub, weights.own_block, n + 1 == run.count);
 #pragma unroll
     for (int r16 = 0; r16 < 2; ++r16)
 #pragma unroll
       for (int j = 0; j < kGroups; ++j)
 #pragma unroll
         for (int q = 0; q < 4; ++q) acc[r16][j][q] = 0;
-    ++run.tile;
-    run.step = 0;
+    run.next_tile(cut);
   }
 }
 
@@ -403,20 +566,23 @@ void launch_gemm_mma_kernel(Context& context, const GemmLaunch& launch) {
   while (args.split < Shape::kMostSplit && args.blocks < context.processors * (Shape::kWarps / args.split))
     args.split *= 2;
   args.split = std::min(args.split, 2 * args.units);
-  const int stages = Shape::stages_in(context.shared_bytes_per_block);
+  const MmaStages stages = Shape::stages_in(context.shared_bytes_per_block);
   launch_early(context, gemm_mma_kernel<Format, kGroups, kHalved>,
-               dim3(static_cast<unsigned>(context.processors)), Shape::kThreads + 32,
-               static_cast<size_t>(stages * Shape::kStage + Shape::kOut), args, stages);
+               dim3(static_cast<unsigned>(context.processors)), Shape::kThreads,
+               static_cast<size_t>(stages.weights * Shape::kWeights + stages.x * Shape::kX + Shape::kOut),
+               args, stages);
 }
 
 // Two stages at least, so that weights come while others are multiplied.
 template <class Format, int kGroups>
 void launch_gemm_mma_groups(Context& context, const GemmLaunch& launch) {
-  if (MmaShape<Format, kGroups>::stages_in(context.shared_bytes_per_block) < 2) {
+  if (MmaShape<Format, kGroups>::stages_in(context.shared_bytes_per_block).weights < 2) {
     if constexpr (kCanHalve<Format, kGroups>) {
-      static_assert(MmaShape<Format, kGroups, true>::stages_in(kLeastSharedBytes) >= 2);
+      static_assert(MmaShape<Format, kGroups, true>::stages_in(kLeastSharedBytes).weights >= 2);
       return launch_gemm_mma_kernel<Format, kGroups, true>(context, launch);
     }
+    static_assert(kCanHalve<Format, kGroups> ||
+                  MmaShape<Format, kGroups>::stages_in(kLeastSharedBytes).weights > 0);
     // Narrower tiles for more of them; a list's tiles are as wide as they are, and a deterministic launch is one
     // tile of rows, or how k is cut would depend on how many rows there are.
     if constexpr (kGroups > 4)
