@@ -185,7 +185,7 @@ struct MmaMemory {
         full_x(shared_address(barriers)),
         empty_x(full_x + 8 * kMostXStages),
         full_weights(empty_x + 8 * kMostXStages + threadIdx.x / 32 * 8 * Shape::kMostStages) {}
-  // Where a warp's weights and the x of a warp along k lie.
+  // Bytes before a warp's weights, and before the x of the first warp along k.
   __device__ int weights(int stage, int warp) const { return stage * Shape::kWeights + warp * Shape::kHalf; }
   __device__ int x(int stage) const { return first_x + stage * Shape::kX; }
   __device__ float* out() const { return reinterpret_cast<float*>(bytes + x(stages.x)); }
@@ -478,9 +478,9 @@ struct MmaSums {
       }
     }
   }
-  // `run_ends`: the CTA has no more work after this tile.
+  // `run_ends`: the CTA has no more work after this tile. All groups of 8 tokens go through the same instructions:
+  // with a copy for each group the code would come from memory anew at every tile.
   __device__ void leave(const float (&acc)[2][kGroups][4], int sub, int own_block, bool run_ends) const {
-// One code for all groups of 8 tokens: with a copy for each it would come from memory anew at every tile.
 #pragma unroll 1
     for (int j = 0; 8 * j < tile.count; ++j) {
 #pragma unroll
