@@ -75,7 +75,7 @@ struct Fetch {
   const AttentionArgs& a;
   const Maps& maps;
   Shared& sh;
-  Ring<Shared::kStages> k, v;
+  StagePlace k, v;
   int given = 0;  // items
 
   // Says which item is the next one.
@@ -114,7 +114,7 @@ struct Fetch {
           copy_box(shared_address(sh.k[k.stage]) + box / 2 * 8192 + box % 2 * 4096, maps.k, rows[box % 2],
                    box / 2, full);
         }
-        k.advance();
+        k.advance(Shared::kStages);
       }
       if (tile > 0) {
         const uint32_t full = shared_address(sh.v_full + v.stage);
@@ -125,7 +125,7 @@ struct Fetch {
           copy_box(shared_address(sh.v[v.stage]) + half * (Shared::kTileBytes / 2), maps.v, old_rows[half], 0,
                    full);
         }
-        v.advance();
+        v.advance(Shared::kStages);
       }
     }
     return next;

@@ -38,18 +38,6 @@ struct WgmmaShared {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-template <int kStages>
-struct Ring {
-  int stage = 0;
-  int parity = 0;
-  __device__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 __device__ inline void fence_shared() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 __device__ inline void meet_group(int group) {
   if (group == 0) {
@@ -107,8 +95,8 @@ struct Walk {
   Shared& sh;
   const Prepared& it;
   const int group;
-  Ring<Shared::kStages>& k;
-  Ring<Shared::kStages>& v;
+  StagePlace& k;
+  StagePlace& v;
   float (&o)[kHeadDim / 8][4];
   Softmax& sum;
   float x[kTileCells / 8][4];
@@ -168,7 +156,7 @@ struct Walk {
   __device__ void take_scores(int tile, float (&factor)[2]) {
     hold_wgmma(x);
     release(sh.k_empty + k.stage);
-    k.advance();
+    k.advance(Shared::kStages);
     if (tile == it.tiles - 1) release(sh.q_empty + group);
     const int first = first_of(tile);
     const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
@@ -206,7 +194,7 @@ struct Walk {
     hold_wgmma(o);
     hold_wgmma(p);
     release(sh.v_empty + v.stage);
-    v.advance();
+    v.advance(Shared::kStages);
   }
 
   __device__ void run() {
@@ -235,10 +223,10 @@ struct Walk {
     for (int tile = 0; tile < it.tiles; ++tile) {
       wait_barrier(shared_address(sh.k_full + k.stage), k.parity);
       release(sh.k_empty + k.stage);
-      k.advance();
+      k.advance(Shared::kStages);
       wait_barrier(shared_address(sh.v_full + v.stage), v.parity);
       release(sh.v_empty + v.stage);
-      v.advance();
+      v.advance(Shared::kStages);
     }
   }
 };
@@ -350,7 +338,7 @@ __device__ void write_outputs(const AttentionArgs& a, const TileItem& item, int 
 template <int kHeadDim, typename Number>
 __device__ void multiply(const AttentionArgs& a, WgmmaShared<kHeadDim>& sh, int group) {
   using Shared = WgmmaShared<kHeadDim>;
-  Ring<Shared::kStages> k, v;
+  StagePlace k, v;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int row0 = warp * 16;
   for (int n = 0;; ++n) {

@@ -168,8 +168,7 @@ struct GroupedCta {
 
   // All blocks of this warp.
   __device__ void multiply(GroupedRing<Format>& ring) const {
-    int stage = 0;
-    int parity = 0;
+    StagePlace place;
     float gate[2][4] = {};
     for (int n = 0; n < run.block_count; ++n) {
       const int block = run.block_of(n);
@@ -183,17 +182,14 @@ struct GroupedCta {
       for (int i = 0; i < run.piece_count; ++i) {
         uint4 b[kHalves][4];
         read_x(b, x, i);  // before the wait: these come from further away
-        wait_barrier(ring.full + 8 * stage, parity);
-        const uint8_t* piece = ring.memory + stage * Shape::kPiece;
+        wait_barrier(ring.full + 8 * place.stage, place.parity);
+        const uint8_t* piece = ring.memory + place.stage * Shape::kPiece;
 #pragma unroll
         for (int h = 0; h < kHalves; ++h)
           multiply_skinny<Format>(piece + h * Shape::kPart, piece + kHalves * Shape::kPart, b[h], acc, lane);
         __syncwarp();
-        ring.load(stage);
-        if (++stage == ring.stages) {
-          stage = 0;
-          parity ^= 1;
-        }
+        ring.load(place.stage);
+        place.advance(ring.stages);
       }
       float sums[2][4];
 #pragma unroll

@@ -104,8 +104,7 @@ __device__ inline void load_experts(const PersistentArgs& a, PersistentRound* ro
   ExpertTile known{0, 0, 0};
   int tile = -1;
   int x_row = 0;
-  int stage = 0;
-  int parity = 1;  // of the phase that ended before the first use
+  StagePlace place;
   for (int round = 0;; ++round) {
     if (at >= end) {
       const int item = static_cast<int>(__shfl_sync(kFullWarp, claimed, 0));
@@ -161,14 +160,11 @@ __device__ inline void load_experts(const PersistentArgs& a, PersistentRound* ro
         const uint8_t* from =
             (kGated && in_stretch >= kUnits ? up_units : units) +
             (chunk * kChunkUnits / Shape::kStretch * kUnits + in_stretch % kUnits) * Shape::kUnit;
-        const uint32_t full = barriers.full + 8 * stage;
-        wait_barrier(barriers.empty + 8 * stage, parity);
+        const uint32_t full = barriers.full + 8 * place.stage;
+        wait_barrier(barriers.empty + 8 * place.stage, place.parity ^ 1);
         arrive_expecting(full, Shape::kChunk);
-        copy_bulk(ring + stage * Shape::kChunk, from, Shape::kChunk, full, policy);
-        if (++stage == stages) {
-          stage = 0;
-          parity ^= 1;
-        }
+        copy_bulk(ring + place.stage * Shape::kChunk, from, Shape::kChunk, full, policy);
+        place.advance(stages);
       }
     }
     if (round == 0) describe();

@@ -130,19 +130,21 @@ struct MmaCut {
 
 // A CTA's share of the work, and how far it has come.
 struct MmaRun {
-  int count;       // steps of all its tiles
+  int left;        // steps, with the one now
   int whole_left;  // tiles, with the one now
   int tile;        // the one now
   int step;
 
   __device__ explicit MmaRun(const MmaCut& cut) {
     const auto cta = static_cast<int>(blockIdx.x);
-    count = cut.waves * cut.steps + static_cast<int>(cut.run_begin(cta + 1) - cut.run_begin(cta));
+    left = cut.waves * cut.steps + static_cast<int>(cut.run_begin(cta + 1) - cut.run_begin(cta));
     whole_left = cut.waves;
     tile = cta;
     step = 0;
     if (whole_left == 0) begin_run(cut);
   }
+  // The step now is done. True: the CTA has none more of the tile.
+  __device__ bool leaves_tile(const MmaCut& cut) { return --left == 0 || ++step == cut.steps; }
   __device__ void next_tile(const MmaCut& cut) {
     step = 0;
     if (whole_left == 0) {
@@ -203,19 +205,6 @@ struct MmaMemory {
   }
 };
 
-// Where somebody is in a ring of stages.
-struct MmaPlace {
-  int stages;
-  int stage = 0;
-  int parity = 0;  // of the phase in which the stage gets full
-
-  __device__ void advance() {
-    if (++stage < stages) return;
-    stage = 0;
-    parity ^= 1;
-  }
-};
-
 // ---- loading ----
 
 // A thread's share of the x of a run, which all warps read.
@@ -227,14 +216,13 @@ struct XLoader {
   const MmaCut& cut;
   const MmaMemory<Shape>& memory;
   MmaRun run;
-  MmaPlace place;
-  int left;  // steps
+  StagePlace place;
   // Rows of x; behind the last token the last one again, whose products nobody stores.
   uint32_t rows[Shape::kCopies] = {};
 
   __device__ XLoader(const MmaArgs& args, const MmaCut& launch_cut, const MmaMemory<Shape>& own,
                      const MmaRun& whole)
-      : a(args), cut(launch_cut), memory(own), run(whole), place{own.stages.x}, left(whole.count) {
+      : a(args), cut(launch_cut), memory(own), run(whole) {
     find();
   }
   __device__ void find() {
@@ -248,7 +236,7 @@ struct XLoader {
   }
   // The next step, once all warps have left its stage.
   __device__ void load() {
-    if (left == 0) return;
+    if (run.left == 0) return;
     wait_barrier(memory.empty_x + 8 * place.stage, place.parity ^ 1);
     const auto thread = static_cast<int>(threadIdx.x);
     const uint32_t to = memory.address + memory.x(place.stage) + x_offset(thread / 16, thread % 16);
@@ -274,9 +262,9 @@ struct XLoader {
                          last ? wanted[Shape::kMostSplit - 1] : wanted[0]);
     }
     arrive_after_copies(memory.full_x + 8 * place.stage);
-    place.advance();
-    if (--left == 0) return let_next_start();
-    if (++run.step == cut.steps) {
+    place.advance(memory.stages.x);
+    if (run.leaves_tile(cut)) {
+      if (run.left == 0) return let_next_start();
       run.next_tile(cut);
       find();
     }
@@ -298,8 +286,7 @@ struct WeightLoader {
   int sub;        // which of the 128 k of a step
   int own_block;  // which row block of the tile
   MmaRun run;
-  MmaPlace place;
-  int left;  // steps
+  StagePlace place;
   const uint8_t* units = nullptr;
 
   __device__ WeightLoader(const MmaArgs& args, const MmaCut& launch_cut, const MmaMemory<Shape>& own,
@@ -311,9 +298,7 @@ struct WeightLoader {
         warp(static_cast<int>(threadIdx.x) / 32),
         sub(warp & (cut.split - 1)),
         own_block(warp / cut.split),
-        run(whole),
-        place{own.stages.weights},
-        left(whole.count) {
+        run(whole) {
     find();
   }
   __device__ void find() {
@@ -322,7 +307,7 @@ struct WeightLoader {
   }
   // The next step, after this warp has read what its stage held.
   __device__ void load() {
-    if (left == 0) return;
+    if (run.left == 0) return;
     const uint32_t barrier = memory.full_weights + 8 * place.stage;
     const uint32_t to = memory.address + memory.weights(place.stage, warp);
     const auto half = static_cast<uint32_t>(run.step * cut.split + sub);
@@ -347,9 +332,9 @@ struct WeightLoader {
     }
     arrive_after_copies(barrier);
 #endif
-    place.advance();
-    if (--left == 0) return;
-    if (++run.step == cut.steps) {
+    place.advance(memory.stages.weights);
+    if (run.leaves_tile(cut)) {
+      if (run.left == 0) return;
       run.next_tile(cut);
       find();
     }
@@ -406,15 +391,8 @@ struct MmaSums {
   int row;       // this thread's
   int together;  // tokens that all threads take at once
   float* partials;
-  // Of the thread's row, read once for all tokens.
-  bool stores;
-  Store store = Store::plain;
-  DType y_type = DType::f32;
-  void* y = nullptr;
-  int64_t y_stride = 0;
-  int y_column = 0;
-  float scale = 0;
-  float up_scale = 0;
+  RowTarget target;
+  GemmPart part;  // of the target, read once for all tokens
 
   __device__ MmaSums(const MmaArgs& args, const MmaCut& launch_cut, int tile_index, float* memory)
       : a(args),
@@ -425,18 +403,9 @@ struct MmaSums {
         rows(cut.tile_blocks * 32),
         row(static_cast<int>(threadIdx.x) & (rows - 1)),
         together(Shape::kThreads / rows),
-        partials(a.partials + sharing.slot(blockIdx.x) * Shape::kTileFloats) {
-    const RowTarget target =
-        target_of(a, a.parts, tile.expert, tile.row_tile * cut.tile_blocks + row / 32, row % 32);
-    stores = target.part != nullptr;
-    if (!stores) return;
-    store = target.part->store;
-    y_type = target.part->y_type;
-    y = target.part->y;
-    y_stride = target.part->y_stride;
-    y_column = target.row;
-    scale = target.scale;
-    up_scale = target.up_scale;
+        partials(a.partials + sharing.slot(blockIdx.x) * Shape::kTileFloats),
+        target(target_of(a, a.parts, tile.expert, tile.row_tile * cut.tile_blocks + row / 32, row % 32)) {
+    if (target.part != nullptr) part = *target.part;
   }
 
   // This warp's sums of 8 tokens.
@@ -468,13 +437,12 @@ struct MmaSums {
     if (sharing.shared()) {
       for (int token = own; token < count; token += together)
         __stcg(partials + (first + token) * rows + row, sum_at(token, row));
-    } else if (stores) {
+    } else if (target.part != nullptr) {
+      const RowTarget to{&part, target.row, target.scale, target.up_scale};
 #pragma unroll kAtOnce
       for (int token = own; token < count; token += together) {
-        const int64_t at = (tile.first + first + token) * y_stride + y_column;
-        const float up = store == Store::gated ? sum_at(token, row + 32) * up_scale : 0;
-        const float old = needs_old(store) ? load_as(y, y_type, at) : 0;
-        store_as(y, y_type, at, new_value(store, sum_at(token, row) * scale, up, old));
+        const float up = part.store == Store::gated ? sum_at(token, row + 32) : 0;
+        store_sum(to, tile.first + first + token, sum_at(token, row), up);
       }
     }
   }
@@ -519,34 +487,29 @@ __global__ void __launch_bounds__(MmaShape<Format, kGroups, kHalved>::kThreads, 
   for (int n = 0; n < stages.x - 1; ++n) x.load();
 
   float acc[2][kGroups][4] = {};
-  MmaPlace weights_at{stages.weights};
-  MmaPlace x_at{stages.x};
-  for (int n = 0; n < run.count; ++n) {
+  StagePlace weights_at;
+  StagePlace x_at;
+  while (run.left > 0) {
     const bool any = run.step * cut.split + weights.sub < cut.halves;
     WeightHalf<Format> half;
     wait_barrier(memory.full_weights + 8 * weights_at.stage, weights_at.parity);
     if (any) half.load(shared + memory.weights(weights_at.stage, warp), lane);
     __syncwarp();
     weights.load();  // in the place of this step
-    weights_at.advance();
+    weights_at.advance(stages.weights);
     wait_barrier(memory.full_x + 8 * x_at.stage, x_at.parity);
     const uint8_t* own_x = shared + memory.x(x_at.stage) + weights.sub * Shape::kPartX;
-    if (any) {
-      half.template multiply<kGroups>(0, own_x, acc, lane);
-      half.template multiply<kGroups>(1, own_x, acc, lane);
-    }
-    x.load();  // in the place of the step before
-    if (any) {
-      half.template multiply<kGroups>(2, own_x, acc, lane);
-      half.template multiply<kGroups>(3, own_x, acc, lane);
+#pragma unroll
+    for (int quarter = 0; quarter < 4; ++quarter) {
+      if (quarter == 2) x.load();  // in the place of the step before
+      if (any) half.template multiply<kGroups>(quarter, own_x, acc, lane);
     }
     __syncwarp();
     if (lane == 0 || kWarpArrivals > 1) arrive(memory.empty_x + 8 * x_at.stage);
-    x_at.advance();
-    ++run.step;
-    if (run.step < cut.steps && n + 1 < run.count) continue;
+    x_at.advance(stages.x);
+    if (!run.leaves_tile(cut)) continue;
     MmaSums<Shape, kGroups>(a, cut, run.tile, memory.out())
-        .leave(acc, weights.sub, weights.own_block, n + 1 == run.count);
+        .leave(acc, weights.sub, weights.own_block, run.left == 0);
 #pragma unroll
     for (int r16 = 0; r16 < 2; ++r16)
 #pragma unroll

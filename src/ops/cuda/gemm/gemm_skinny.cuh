@@ -232,16 +232,15 @@ struct SkinnyCta {
     const int x_half = p.rows * 256;
     const uint8_t* x_first = xs + row * 256 + c * 64;
     uint4 pair_b[2] = {};
-    int stage = 0;
-    int parity = 0;
+    StagePlace place;
     while (left > 0) {
       const int count = min(left, runs.halves - half);
       const uint8_t* x_at = x_first + half * x_half;
       const float* sums_at = x_sums() + half * kSums + c * 2 * Format::kSubBlocks;
       float acc[2][2][4] = {};
       for (int i = 0; i < count; ++i) {
-        wait_barrier(ring.full + 8 * stage, parity);
-        const uint8_t* part = ring.memory + stage * Shape::kPiece;
+        wait_barrier(ring.full + 8 * place.stage, place.parity);
+        const uint8_t* part = ring.memory + place.stage * Shape::kPiece;
         if constexpr (kPair) {
           multiply_pair<Format>(part, part + Shape::kPart, holds_x, x_at, exchanged, sums_at, pair_b, acc[0],
                                 lane);
@@ -254,11 +253,8 @@ struct SkinnyCta {
         x_at += x_half;
         sums_at += kSums;
         __syncwarp();
-        ring.load(stage);
-        if (++stage == share.stages) {
-          stage = 0;
-          parity ^= 1;
-        }
+        ring.load(place.stage);
+        place.advance(share.stages);
       }
       leave(block, acc, g, c);
       left -= count;

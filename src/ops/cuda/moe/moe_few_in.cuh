@@ -121,15 +121,15 @@ __device__ inline void store_few(const MoeIn& a, const FewInPlan& p, const FewLi
 // By a warp: its units of one matrix of an item, from its ring, which is filled again.
 template <class Format>
 __device__ inline void multiply_few(float (&acc)[2][2][4], const MoeIn& a, const FewInPlan& p,
-                                    const uint8_t* ring, FewAsker<Format>& asker, const LaneX& x, int& stage,
-                                    int& parity, int lane) {
+                                    const uint8_t* ring, FewAsker<Format>& asker, const LaneX& x,
+                                    StagePlace& place, int lane) {
   constexpr int kUnit = unit_bytes(Format::kPack);
   constexpr int kPart = half_bytes(Format::kPack);
 #pragma unroll 1
   for (int unit = asker.first; unit < asker.first + asker.count; ++unit) {
     const int x_unit = unit < a.x_units ? unit : unit - a.x_units;
-    wait_barrier(asker.full + 8 * stage, parity);
-    const uint8_t* from = ring + stage * kUnit;
+    wait_barrier(asker.full + 8 * place.stage, place.parity);
+    const uint8_t* from = ring + place.stage * kUnit;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const uint8_t* x_at = x.own + (2 * x_unit + h) * a.route.tokens * 256;
@@ -139,11 +139,8 @@ __device__ inline void multiply_few(float (&acc)[2][2][4], const MoeIn& a, const
       multiply_skinny<Format>(from + h * kPart, from + 2 * kPart, b, acc, lane);
     }
     __syncwarp();
-    if (asker.item < asker.items) asker.ask(stage);
-    if (++stage == p.stages) {
-      stage = 0;
-      parity ^= 1;
-    }
+    if (asker.item < asker.items) asker.ask(place.stage);
+    place.advance(p.stages);
   }
 }
 
@@ -204,8 +201,7 @@ __global__ void __maxnreg__(kFewInRegisters)
   // An item's hidden values are stored between the two products of the next one, when the sums of all warps
   // have long been there.
   const LaneX x(xs, nullptr, false, tokens, lane);
-  int stage = 0;
-  int parity = 0;
+  StagePlace place;
   int turn = 0;
   int item = static_cast<int>(blockIdx.x);
   const auto store_last = [&] {
@@ -218,7 +214,7 @@ __global__ void __maxnreg__(kFewInRegisters)
 #pragma unroll 1
     for (int matrix = 0; matrix < 2; ++matrix) {
       float acc[2][2][4] = {};
-      multiply_few<Format>(acc, a, p, ring, asker, x, stage, parity, lane);
+      multiply_few<Format>(acc, a, p, ring, asker, x, place, lane);
       if (matrix == 0) {
         store_last();
         // What stood there two items ago; a barrier's first phases need no waiting.

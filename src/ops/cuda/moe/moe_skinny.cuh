@@ -285,8 +285,7 @@ struct SliceRing {
   int tail_rows;  // and of the other 16 rows
   uint64_t policy;
   int stages;
-  int stage = 0;
-  int parity = 0;
+  StagePlace place;
 
   __device__ void prepare(const uint8_t* at, uint64_t* barriers, int stage_count, int lane) {
     constexpr int kHalf = half_bytes(Format::kPack);
@@ -325,14 +324,10 @@ struct SliceRing {
     arrive_after_copies(full + 8 * at_stage);
   }
   __device__ const uint8_t* wait() const {
-    wait_barrier(full + 8 * stage, parity);
-    return memory + stage * S::kBytes;
+    wait_barrier(full + 8 * place.stage, place.parity);
+    return memory + place.stage * S::kBytes;
   }
-  __device__ void advance() {
-    if (++stage < stages) return;
-    stage = 0;
-    parity ^= 1;
-  }
+  __device__ void advance() { place.advance(stages); }
 };
 
 // ---- x in shared memory: [row][half] 256 bytes, pieces exchanged as in gemm_skinny_x.cuh ----

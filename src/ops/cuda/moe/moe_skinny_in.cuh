@@ -244,8 +244,7 @@ __global__ void __launch_bounds__(kInThreads, 2)
   __syncthreads();
 
   LaneX x(xs, x_sums, kPairForm<Format>, tokens, lane);
-  int stage = 0;
-  int parity = 0;
+  StagePlace place;
   float* sums = exchange;
   const int sums_floats = p.sources * 2 * tokens * 32;
   InItems items(p);
@@ -261,15 +260,12 @@ __global__ void __launch_bounds__(kInThreads, 2)
       float acc[2][2][4] = {};
 #pragma unroll 1
       for (int unit = first; unit < first + count; ++unit) {
-        wait_barrier(full + 8 * stage, parity);
-        multiply_unit<Format>(acc, ring + stage * kUnit, unit < a.x_units ? unit : unit - a.x_units, x,
+        wait_barrier(full + 8 * place.stage, place.parity);
+        multiply_unit<Format>(acc, ring + place.stage * kUnit, unit < a.x_units ? unit : unit - a.x_units, x,
                               tokens, lane);
         __syncwarp();
-        if (asker.more()) asker.ask(stage);
-        if (++stage == p.stages) {
-          stage = 0;
-          parity ^= 1;
-        }
+        if (asker.more()) asker.ask(place.stage);
+        place.advance(p.stages);
       }
       leave_sums<Format>(sums + (2 * warp + matrix) * tokens * 32, acc, tokens, lane);
     }

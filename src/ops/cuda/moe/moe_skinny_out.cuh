@@ -290,7 +290,7 @@ __global__ void __launch_bounds__(kOutThreads, 2)
     add_slice<Format>(out, ring.wait(), rows + (holds_x && own >= 0 ? x_at : -kZeroBytes), exchanged,
                       sums_at(first_row), sums_at(second_row), r16, lane);
     __syncwarp();
-    asker.ask(ring, ring.stage, lane);
+    asker.ask(ring, ring.place.stage, lane);
     ring.advance();
   }
   sums[warp][c % 2 * 16 + c / 2 * 8 + g] = sum_of_lane<Format>(out, lane);

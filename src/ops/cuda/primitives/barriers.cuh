@@ -46,6 +46,19 @@ __device__ inline void wait_barrier(uint32_t barrier, int parity) {
 #endif
 }
 
+// Where somebody is in a ring of stages, which are filled again and again. `parity`: of the phase in which the
+// stage gets full; the one in which it got empty has the other.
+struct StagePlace {
+  int stage = 0;
+  int parity = 0;
+  __device__ void advance(int stages) {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
 // Stages that are filled again: when all lanes of a warp have read one, one lane arrives for all 32 at the
 // barrier that the next copy into it waits for. compute-sanitizer's racecheck does not see what orders the
 // other lanes' reads before that arrival where it is not a __syncwarp(). In a build for it (CMake option

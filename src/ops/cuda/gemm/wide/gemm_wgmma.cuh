@@ -250,16 +250,10 @@ __device__ inline void multiply_step(float (&acc)[2][kColumns / 8][4], const uin
   }
 }
 
-// A CTA's place in the ring of stages.
-struct WgmmaPlace {
-  int stage = 0;
-  int parity = 0;
-};
-
 // Steps of a tile, for a warp: of both sets of its block, or of one set of gate and up.
 template <class Format, class Shape, int kColumns>
 __device__ inline void multiply_steps(float (&acc)[2][kColumns / 8][4], const WgmmaWalk& walk, bool gated,
-                                      const Stages& s, WgmmaPlace& place) {
+                                      const Stages& s, StagePlace& place) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const uint32_t first_part = kept<kColumns>(s.weights + (gated ? warp & ~1 : warp) * Shape::kHalf);
   const int apart = gated ? Shape::kHalf : 0;
@@ -276,10 +270,7 @@ __device__ inline void multiply_steps(float (&acc)[2][kColumns / 8][4], const Wg
     const uint32_t x = __shfl_sync(kFullWarp, first_x + place.stage * (Shape::kX >> 4), 0);
     multiply_step<Format, kColumns>(acc, parts, r16, wgmma_operand(0) | x, release);
     release = s.empty + 8 * place.stage;
-    if (++place.stage == Shape::kStages) {
-      place.stage = 0;
-      place.parity ^= 1;
-    }
+    place.advance(Shape::kStages);
   }
   wait_wgmma<0>();
   // What follows must not be moved before the wait, as no memory is read.
@@ -305,7 +296,7 @@ __device__ inline void multiply_all(const WgmmaArgs& a, WgmmaWalk walk, int row_
   constexpr bool kRowsFirst = kColumns <= 64;  // there are registers to look them up under the first steps
   const int warp = static_cast<int>(threadIdx.x) / 32;
   float acc[2][kGroups][4];
-  WgmmaPlace place;
+  StagePlace place;
   int cut_tile = -1;
   WgmmaSharing sharing;
   WgmmaShare share;

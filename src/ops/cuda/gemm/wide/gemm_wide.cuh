@@ -280,7 +280,7 @@ struct WideCta {
 
   // `count` pieces of a block from `piece` on.
   template <class Format>
-  __device__ void multiply_pieces(Ring& ring, int piece, int count, int& stage, int& parity,
+  __device__ void multiply_pieces(Ring& ring, int piece, int count, StagePlace& place,
                                   float (&acc)[kWideTiles][2][4]) const {
     using Piece = WidePiece<Format>;
     const int g = lane / 4;
@@ -288,8 +288,8 @@ struct WideCta {
     const int exchanged = (c >> 1) ^ ((g & 1) << 1);
     const uint8_t* x_at = xs + piece * Piece::kHalves * kXHalf + g * 256 + c * 64;
     for (int i = 0; i < count; ++i) {
-      wait_barrier(ring.full + 8 * stage, parity);
-      const uint8_t* at = ring.memory + stage * p.stage_bytes;
+      wait_barrier(ring.full + 8 * place.stage, place.parity);
+      const uint8_t* at = ring.memory + place.stage * p.stage_bytes;
 #pragma unroll
       for (int half = 0; half < Piece::kHalves; ++half) {
         multiply_wide<Format>(at + half * Piece::kPart, at + Piece::kHalves * Piece::kPart, x_at, exchanged,
@@ -297,26 +297,22 @@ struct WideCta {
         x_at += kXHalf;
       }
       __syncwarp();
-      ring.load(stage);
-      if (++stage == p.stages) {
-        stage = 0;
-        parity ^= 1;
-      }
+      ring.load(place.stage);
+      place.advance(p.stages);
     }
   }
   // This warp's run, from piece `piece` of block `block` on.
   __device__ void multiply(Ring& ring, int block, int piece, int left) const {
-    int stage = 0;
-    int parity = 0;
+    StagePlace place;
     while (left > 0) {
       const bool second = Ring::kMixed && block >= p.second;
       const int pieces = runs.pieces(second);
       const int count = min(left, pieces - piece);
       float acc[kWideTiles][2][4] = {};
       if (second) {
-        multiply_pieces<Second>(ring, piece, count, stage, parity, acc);
+        multiply_pieces<Second>(ring, piece, count, place, acc);
       } else {
-        multiply_pieces<First>(ring, piece, count, stage, parity, acc);
+        multiply_pieces<First>(ring, piece, count, place, acc);
       }
       if (piece > 0 && memory.starts[warp] > memory.starts[0]) {
         hand_on(acc);
