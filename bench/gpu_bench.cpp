@@ -81,8 +81,8 @@ class Bench {
     product("27b delta out q4_K", Q4_K, 5120, 6144, false, all);
     product("27b alpha q4_K", Q4_K, 48, 5120, false, {1, 128});
     product("27b attn q+gate q4_K", Q4_K, 12288, 5120, false, {1, 8, 128});
-    product("27b ffn gate+up q8_0", Q8_0, 17408, 5120, true, few);
-    product("27b ffn down bf16", BF16, 5120, 17408, false, {1, 8, 64, 512});
+    product("27b ffn gate+up q8_0", Q8_0, 17408, 5120, true, all);
+    product("27b ffn down bf16", BF16, 5120, 17408, false, {1, 8, 64, 2048});
     product("27b lm_head q6_K", Q6_K, 248320, 5120, false, {1, 8, 32, 128});
     product("35b delta qkv q4_K", Q4_K, 8192, 2048, false, few);
     product("35b out q4_K", Q4_K, 2048, 4096, false, few);
