@@ -7,7 +7,8 @@
 // A warp owns 32 rows x 128 k at a time and decodes each weight once for all columns of its CTA (16, 32 or
 // 64). Up to 16 columns, 16 warps form a tile of 512 or 256 rows: one or two warps along k for each 32 rows,
 // whose sums meet in shared memory. That keeps 16 warps busy decoding while few CTAs share a tile. Where two
-// stages of their weights do not fit (99 KB of shared memory), half as many warps do the same on half a tile.
+// stages of their weights do not fit (99 KB of shared memory), half as many warps do the same on half a tile; so
+// do those of q8 with 64 columns.
 //
 // Work: waves of whole tiles, then equal runs of steps (MmaCut), so that every shape fills every multiprocessor
 // without a table of splits, and the same shape is cut the same way every time. Traffic of one product of n x k:
@@ -546,8 +547,8 @@ void launch_gemm_mma_groups(Context& context, const GemmLaunch& launch) {
     }
     static_assert(kCanHalve<Format, kGroups> ||
                   MmaShape<Format, kGroups>::stages_in(kLeastSharedBytes).weights > 0);
-    // Narrower tiles for more of them; a list's tiles are as wide as they are, and a deterministic launch is one
-    // tile of rows, or how k is cut would depend on how many rows there are.
+    // f16, whose four warps cannot be halved: narrower tiles for more of them. A list's tiles are as wide as they
+    // are, and a deterministic launch is one tile of rows, or how k is cut would depend on how many rows there are.
     if constexpr (kGroups > 4)
       if (launch.list.tiles == nullptr && !context.deterministic)
         return launch_gemm_mma_groups<Format, 4>(context, launch);
