@@ -17,7 +17,7 @@ constexpr size_t kKeptPendingBytes = size_t{16} << 10;
 
 // `length` of the body; none: a stream.
 std::string answer_head(int status, std::string_view type, const Headers& more, std::optional<size_t> length,
-                        const AnswerWriter::Terms& terms) {
+                        const HttpAnswerWriter::Terms& terms) {
   std::string out = fmt::format("HTTP/1.1 {} {}\r\n", status, status_text(status));
   const auto add = [&](std::string_view name, std::string_view value) {
     out += name;
@@ -39,27 +39,27 @@ std::string answer_head(int status, std::string_view type, const Headers& more, 
 
 }  // namespace
 
-void AnswerWriter::whole(HttpAnswer answer, const Terms& terms, bool with_body) {
+void HttpAnswerWriter::whole(HttpAnswer answer, const Terms& terms, bool with_body) {
   status_ = answer.status;
   finishing_ = true;
   unsent_.push(answer_head(answer.status, answer.content_type, answer.headers, answer.body.size(), terms));
   if (with_body && answer.status != 204) unsent_.push(std::move(answer.body));
 }
 
-void AnswerWriter::begin_stream(const Headers& headers, const Terms& terms) {
+void HttpAnswerWriter::begin_stream(const Headers& headers, const Terms& terms) {
   status_ = 200;
   streaming_ = true;
   chunks_ = terms.chunks;
   unsent_.push(answer_head(200, "text/event-stream", headers, std::nullopt, terms));
 }
 
-bool AnswerWriter::write(std::string_view bytes) {
+bool HttpAnswerWriter::write(std::string_view bytes) {
   if (!streaming_ || bytes.empty()) return false;
   unsent_.push(chunks_ ? fmt::format("{:x}\r\n{}\r\n", bytes.size(), bytes) : std::string(bytes));
   return true;
 }
 
-bool AnswerWriter::finish_stream() {
+bool HttpAnswerWriter::finish_stream() {
   if (!streaming_) return false;
   streaming_ = false;
   finishing_ = true;
@@ -67,15 +67,15 @@ bool AnswerWriter::finish_stream() {
   return true;
 }
 
-bool AnswerWriter::take_pending() {
+bool HttpAnswerWriter::take_pending() {
   if (unsent_.empty()) return false;
   unsent_.take(kPendingBytes, pending_);
   return true;
 }
 
-uint64_t AnswerWriter::take_sent_bytes() { return std::exchange(sent_bytes_, 0); }
+uint64_t HttpAnswerWriter::take_sent_bytes() { return std::exchange(sent_bytes_, 0); }
 
-void AnswerWriter::end_answer() {
+void HttpAnswerWriter::end_answer() {
   finishing_ = false;
   pending_.clear();
   if (pending_.capacity() > kKeptPendingBytes) std::string().swap(pending_);

@@ -18,7 +18,7 @@
 
 namespace braid::server {
 
-class AnswerWriter {
+class HttpAnswerWriter {
  public:
   // How the connection stands when an answer's head is written.
   struct Terms {

@@ -191,7 +191,7 @@ void Connection::set_read_deadline(HttpClock::time_point at) {
 
 // ---- Writing ---------------------------------------------------------------------------------------------
 
-AnswerWriter::Terms Connection::terms() const {
+HttpAnswerWriter::Terms Connection::terms() const {
   return {reader_.chunks(), keep_, shared_->handlers.headers(*request_)};
 }
 

@@ -64,7 +64,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void set_read_deadline(HttpClock::time_point at);
 
   // Writing.
-  AnswerWriter::Terms terms() const;
+  HttpAnswerWriter::Terms terms() const;
   void answer(HttpAnswer answer);
   void begin_stream(const Headers& headers);
   void stream_write(const std::string& bytes);
@@ -84,7 +84,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::unique_ptr<Transport> transport_;
   boost::asio::steady_timer read_timer_, write_timer_;
   RequestReader reader_;
-  AnswerWriter writer_;
+  HttpAnswerWriter writer_;
   BodyQueue::Place body_place_;
 
   Phase phase_ = Phase::reading;

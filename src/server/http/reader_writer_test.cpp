@@ -155,7 +155,7 @@ TEST(RequestReader, TheDeadlineFollowsTheRequest) {
 
 // ---- Answers ---------------------------------------------------------------------------------------------
 
-std::string all_of(AnswerWriter& writer) {
+std::string all_of(HttpAnswerWriter& writer) {
   std::string out;
   while (writer.take_pending()) {
     out += writer.pending();
@@ -164,8 +164,8 @@ std::string all_of(AnswerWriter& writer) {
   return out;
 }
 
-TEST(AnswerWriter, AWholeAnswer) {
-  AnswerWriter writer;
+TEST(HttpAnswerWriter, AWholeAnswer) {
+  HttpAnswerWriter writer;
   writer.whole({200, "text/plain", "hello", {{"A", "b\r\nc"}}}, {true, false, {{"Server", "s"}}}, true);
   const std::string wanted =
       "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 5\r\nConnection: close\r\nServer: "
@@ -177,17 +177,17 @@ TEST(AnswerWriter, AWholeAnswer) {
   EXPECT_FALSE(writer.finishing());
 }
 
-TEST(AnswerWriter, OfHeadTheHeadAlone) {
-  AnswerWriter writer;
+TEST(HttpAnswerWriter, OfHeadTheHeadAlone) {
+  HttpAnswerWriter writer;
   writer.whole({200, "text/plain", "hello", {}}, {}, false);
   const std::string out = all_of(writer);
   EXPECT_NE(out.find("Content-Length: 5"), std::string::npos);
   EXPECT_TRUE(out.ends_with("\r\n\r\n"));
 }
 
-TEST(AnswerWriter, AStreamIsChunkedWhereTheClientKnowsChunks) {
+TEST(HttpAnswerWriter, AStreamIsChunkedWhereTheClientKnowsChunks) {
   for (const bool chunks : {true, false}) {
-    AnswerWriter writer;
+    HttpAnswerWriter writer;
     EXPECT_FALSE(writer.write("early"));
     writer.begin_stream({}, {chunks, true, {}});
     all_of(writer);

@@ -7,7 +7,7 @@
 
 namespace braid::cuda {
 
-BRAID_BOTH inline uint16_t half_at(const uint8_t* at) { return *reinterpret_cast<const uint16_t*>(at); }
+BRAID_BOTH inline uint16_t half_bits_at(const uint8_t* at) { return *reinterpret_cast<const uint16_t*>(at); }
 BRAID_BOTH inline uint16_t saturated_half(float x) { return half_of(within(x, -65504.0f, 65504.0f)); }
 
 // The bits of a channel's codes that a plane has.
@@ -68,21 +68,22 @@ struct ChannelReader {
       const uint8_t* head = planes + 2 * width;
       factors = value ? head + 16 : nullptr;
       scale = scale_of(planes[channel], static_cast<int8_t>(head[2]));
-      const float middle =
-          mul(static_cast<float>(static_cast<int8_t>(planes[width + channel])), float_of_half(half_at(head)));
+      const float middle = mul(static_cast<float>(static_cast<int8_t>(planes[width + channel])),
+                               float_of_half(half_bits_at(head)));
       zero = sub(middle, mul(scale, 0.5f * static_cast<float>((1 << kBits) - 1)));
     }
   }
   BRAID_BOTH float of(int t) const {
     const int code = codes.of(t);
-    const auto factor = [&] { return float_of_half(half_at(factors + 2 * t)); };
+    const auto factor = [&] { return float_of_half(half_bits_at(factors + 2 * t)); };
     if constexpr (family_of(kKind) == UnitFamily::codebook) {
       return mul(codebook_level<kBits>(code), factor());
     } else if constexpr (family_of(kKind) == UnitFamily::channel) {
       const float x = add(mul(scale, static_cast<float>(code)), zero);
       return factors == nullptr ? x : mul(x, factor());
     } else if constexpr (has_minimum(kKind)) {
-      return add(mul(static_cast<float>(code), factor()), float_of_half(half_at(factors + minima + 2 * t)));
+      return add(mul(static_cast<float>(code), factor()),
+                 float_of_half(half_bits_at(factors + minima + 2 * t)));
     } else {
       return mul(static_cast<float>(code - (1 << (kBits - 1))), factor());
     }
