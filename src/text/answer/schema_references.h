@@ -1,0 +1,84 @@
+// schema_references.h -- what a reference inside a JSON schema names: `#`, JSON pointers (with ~0, ~1 and
+// percent-encoding), $anchor, $id (relative ones too), $dynamicRef where one anchor has its name.
+//
+// Nothing is ever fetched: a reference that leaves the document names nothing. Schemas are hostile: the
+// document is indexed once, when the first reference is looked up, and each lookup then costs about its own
+// length (logarithms of the sizes of the objects that it passes). Names of schemas take at most kMaxNameBytes
+// in all; those beyond are not known.
+//
+// Not thread-safe. The document outlives this and does not change.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace braid {
+
+class SchemaReferences {
+ public:
+  using Json = nlohmann::ordered_json;
+  // What $schema of the document says; `newer` (2019-09 and later) without one.
+  enum class Draft : uint8_t { draft4, draft7, newer };
+  static constexpr size_t kMaxUriBytes = 2048;
+  static constexpr size_t kMaxNameBytes = size_t{1} << 20;
+  static constexpr int kMaxHops = 64;
+
+  explicit SchemaReferences(const Json& root);
+
+  Draft draft() const { return draft_; }
+  // Whether members beside a $ref hold; up to draft 7 they do not.
+  bool siblings_hold() const { return draft_ == Draft::newer; }
+
+  // What `reference`, the value of `schema`'s $ref, names. Null: nothing in the document. `schema` stands in
+  // the document; any other is taken for one at its root.
+  const Json* target(const Json& schema, const Json& reference);
+  // The same for $dynamicRef and $recursiveRef. Null also if several schemas have the name, so that the path
+  // of a validator would decide.
+  const Json* dynamic_target(const Json& schema, const Json& reference);
+  // `schema`, or where its $ref leads, over several if need be. Null: nowhere, or in a circle.
+  const Json* resolved(const Json& schema);
+
+  // What was done so far: places of the document, bytes and comparisons of lookups.
+  int64_t steps() const { return steps_; }
+
+ private:
+  struct Uri {
+    std::string document;  // without the fragment
+    std::string fragment;
+  };
+  enum class Holds : uint8_t { schema, map, list };
+  struct Place {
+    const Json* at;
+    size_t base;
+    Holds holds;
+  };
+
+  void make_index();
+  void index_schema(const Place& place, std::vector<Place>& open);
+  size_t named(const Json& schema, const Json& id, size_t base);
+  bool remember(std::map<std::string, const Json*>& names, std::string name, const Json& schema);
+  const std::string& base_of(const Json& schema) const;
+  const Json* find(const Json& schema, const Json& reference);
+  const Json* at_pointer(const Json& from, std::string_view pointer);
+  const Json* member(const Json& of, const std::string& name);
+
+  const Json& root_;
+  Draft draft_ = Draft::newer;
+  bool indexed_ = false;
+  size_t name_bytes_ = 0;
+  int64_t steps_ = 0;
+  std::vector<std::string> bases_{""};                       // URIs of schemas that have their own
+  std::unordered_map<const Json*, size_t> base_;             // of schemas with references; else the first
+  std::map<std::string, const Json*> resources_;             // by URI
+  std::map<std::string, const Json*> anchors_;               // by URI#name
+  std::map<std::string, std::vector<const Json*>> dynamic_;  // by name
+  // Of large objects that pointers went through.
+  std::unordered_map<const Json*, std::map<std::string_view, const Json*>> members_;
+};
+
+}  // namespace braid
