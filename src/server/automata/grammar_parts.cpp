@@ -103,6 +103,23 @@ Automaton json_string() {
   return made(nfa.determinise(between, end)).quoted();
 }
 
+Automaton json_member_name() {
+  GrammarBudget budget;
+  Expression out(budget);
+  const auto control = [&](std::string_view begin, const std::vector<Expression::Range>& last) {
+    return out.sequence({out.text(begin), out.characters(last)});
+  };
+  const Node character = out.choice({
+      out.characters({{0x20, 0x21}, {0x23, 0x5B}, {0x5D, 0x7E}, {0x80, 0x10FFFF}}),
+      control("\\", {{'"', '"'}, {'\\', '\\'}, {'b', 'b'}, {'f', 'f'}, {'n', 'n'}, {'r', 'r'}, {'t', 't'}}),
+      control("\\u000", {{'0', '7'}, {'b', 'b'}, {'e', 'f'}}),
+      control("\\u001", {{'0', '9'}, {'a', 'f'}}),
+  });
+  const Node quote = out.character('"');
+  return made(
+      out.compile(out.sequence({quote, out.repeat(character, 0, -1), quote}), Expression::Spelling::plain));
+}
+
 // Unbounded blanks would let a small model write nothing else.
 Automaton json_gap() {
   GrammarBudget budget;

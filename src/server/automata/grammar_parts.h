@@ -19,8 +19,10 @@ std::string json_literal(const Json& value);
 // is one. Its state 0 is "between characters".
 const Automaton& json_character();
 Automaton json_string();  // any, quotes included
-Automaton json_gap();     // between elements: nothing, one blank, or a line feed with some indentation
-Automaton json_lead();    // before the value: a few blanks
+// Any, quotes included, in the one spelling that json_literal() gives it.
+Automaton json_member_name();
+Automaton json_gap();   // between elements: nothing, one blank, or a line feed with some indentation
+Automaton json_lead();  // before the value: a few blanks
 Automaton json_number(bool not_negative);
 
 // Any bytes up to and with the first `mark`, without `forbidden` before it; `begun`, a beginning of one of

@@ -17,7 +17,8 @@ constexpr int kMaxNesting = 64;      // forks inside forks; those of a program a
 }  // namespace
 
 GrammarMatcher::GrammarMatcher(std::shared_ptr<const GrammarProgram> program) : program_(std::move(program)) {
-  marks_.push_back({0, 0});
+  marks_.push_back({0, held()});
+  since_ = held();
   enter(program_->start(), 0, -1, 0);
 }
 
@@ -30,8 +31,18 @@ void GrammarMatcher::keep(const Thread& thread, size_t since) {
   if (std::find(begin, threads_.end(), thread) == threads_.end()) threads_.push_back(thread);
 }
 
+void GrammarMatcher::give_back(const Held& held) {
+  frames_.resize(held.frames);
+  sets_.rewind_to(held.sets);
+}
+
+bool GrammarMatcher::goes_on(const WordSet& words, int32_t node, int32_t reg) const {
+  const WordSet::Ranks below = words.below(node);
+  return !below.empty() && (!words.once() || !sets_.has_all(reg, below.begin, below.end, words.size()));
+}
+
 int32_t GrammarMatcher::push(const Frame& frame) {
-  const size_t made = frames_.size() - frames_since_;
+  const size_t made = frames_.size() - since_.frames;
   for (size_t i = frames_.size() - std::min(made, kMaxCompared); i < frames_.size(); ++i)
     if (frames_[i] == frame) return static_cast<int32_t>(i);
   frames_.push_back(frame);
@@ -56,7 +67,11 @@ void GrammarMatcher::enter(int32_t place, int32_t reg, int32_t frame, size_t sin
         more = false;
         break;
       case Op::words:
-        if (program_->words(at.a).goes_on(0, reg)) keep({place - 1, 0, reg, frame}, since);
+        if (goes_on(program_->words(at.a), 0, reg)) keep({place - 1, 0, reg, frame}, since);
+        more = false;
+        break;
+      case Op::other_name:
+        keep({place - 1, OtherName{0, program_->words(at.a).root()}.packed(), reg, frame}, since);
         more = false;
         break;
       case Op::automaton:
@@ -99,10 +114,10 @@ void GrammarMatcher::enter(int32_t place, int32_t reg, int32_t frame, size_t sin
         more = reg < at.a;
         break;
       case Op::finished:
-        more = program_->words(at.a).finished(reg);
+        more = sets_.required(reg) == program_->words(at.a).required_count();
         break;
       case Op::left:
-        more = program_->words(at.a).goes_on(0, reg);
+        more = sets_.count(reg) < program_->words(at.a).size();
         break;
     }
   }
@@ -115,11 +130,28 @@ void GrammarMatcher::step_words(const Thread& t, uint8_t byte, size_t since) {
   const int32_t node = words.child(t.state, byte);
   if (node == WordSet::kNone) return;
   const int32_t word = words.word(node);
-  if (words.goes_on(node, t.reg)) keep({t.place, node, t.reg, t.frame}, since);
-  if (word != WordSet::kNone && words.may_come(word, t.reg)) {
-    const int32_t target = program_->word_target(index, word);
-    enter(target, words.ordered() ? word + 1 : t.reg, t.frame, since);
+  if (goes_on(words, node, t.reg)) keep({t.place, node, t.reg, t.frame}, since);
+  if (word == WordSet::kNone) return;
+  int32_t reg = t.reg;
+  if (words.once()) {
+    const int32_t rank = words.rank(node);
+    if (sets_.has_all(reg, rank, rank + 1, words.size())) return;
+    reg = sets_.with(reg, rank, words.required(rank), words.size(), since_.sets);
   }
+  enter(program_->word_target(index, word), reg, t.frame, since);
+}
+
+void GrammarMatcher::step_other_name(const Thread& t, uint8_t byte, size_t since) {
+  const Instruction& at = program_->code(t.place);
+  const Automaton& names = program_->automaton(at.b);
+  const WordSet& words = program_->words(at.a);
+  OtherName now = OtherName::of(t.state);
+  now.state = names.next(now.state, byte);
+  if (now.state == Automaton::kDead) return;
+  if (now.node != WordSet::kNone) now.node = words.child(now.node, byte);
+  const bool is_word = now.node != WordSet::kNone && words.word(now.node) != WordSet::kNone;
+  if (!names.last(now.state)) keep({t.place, now.packed(), t.reg, t.frame}, since);
+  if (names.accepts(now.state) && !is_word) enter(t.place + 1, t.reg, t.frame, since);
 }
 
 void GrammarMatcher::step_characters(const Thread& t, uint8_t byte, size_t since) {
@@ -144,7 +176,7 @@ void GrammarMatcher::step_characters(const Thread& t, uint8_t byte, size_t since
 
 GrammarMatcher::Span GrammarMatcher::step(Span from, uint8_t byte) {
   const size_t since = threads_.size();
-  frames_since_ = frames_.size();
+  since_ = held();
   for (size_t i = from.begin; i < from.end; ++i) {
     const Thread t = threads_[i];
     const Instruction& at = program_->code(t.place);
@@ -159,6 +191,9 @@ GrammarMatcher::Span GrammarMatcher::step(Span from, uint8_t byte) {
         break;
       case Op::words:
         step_words(t, byte, since);
+        break;
+      case Op::other_name:
+        step_other_name(t, byte, since);
         break;
       case Op::automaton: {
         const Automaton& automaton = program_->automaton(at.a);
@@ -180,13 +215,13 @@ GrammarMatcher::Span GrammarMatcher::step(Span from, uint8_t byte) {
 
 bool GrammarMatcher::advance(std::string_view bytes) {
   steps_ = 0;
-  const Mark mark{threads_.size(), frames_.size()};
+  const Mark mark{threads_.size(), held()};
   Span now{marks_.back().threads, threads_.size()};
   for (const char c : bytes) {
     const Span next = step(now, static_cast<uint8_t>(c));
     if (next.begin == next.end) {
       threads_.resize(mark.threads);
-      frames_.resize(mark.frames);
+      give_back(mark.held);
       return false;
     }
     // Only the last byte's threads stay.
@@ -204,7 +239,7 @@ bool GrammarMatcher::advance(std::string_view bytes) {
 void GrammarMatcher::rewind_to(size_t depth) {
   if (depth >= this->depth()) return;
   threads_.resize(marks_[depth + 1].threads);
-  frames_.resize(marks_[depth + 1].frames);
+  give_back(marks_[depth + 1].held);
   marks_.resize(depth + 1);
 }
 
@@ -222,14 +257,14 @@ void GrammarMatcher::walk(uint32_t begin, uint32_t end, size_t depth, Span from,
                           std::span<uint64_t> bits) {
   const auto nodes = program_->trie().nodes();
   levels_.clear();
-  levels_.push_back({from, frames_.size()});
+  levels_.push_back({from, held()});
   for (uint32_t i = begin; i < end;) {
     const TokenTrie::Node& node = nodes[i];
     if (!roots_only && steps_ > kMaxSteps) break;
     levels_.resize(node.depth - depth);
     const Level above = levels_.back();
     threads_.resize(std::max(above.threads.end, from.end));
-    frames_.resize(above.frames);
+    give_back(above.held);
     const Span next = step(above.threads, node.byte);
     if (next.begin == next.end) {
       i = node.end;
@@ -240,37 +275,76 @@ void GrammarMatcher::walk(uint32_t begin, uint32_t end, size_t depth, Span from,
       i = node.end;
       continue;
     }
-    levels_.push_back({next, frames_.size()});
+    levels_.push_back({next, held()});
     ++i;
   }
   threads_.resize(from.end);
-  frames_.resize(levels_.front().frames);
+  give_back(levels_.front().held);
 }
 
 bool GrammarMatcher::is_wide(const Thread& t) const {
   const Instruction& at = program_->code(t.place);
-  return at.op == Op::characters || (at.op == Op::automaton && program_->automaton(at.a).wide());
+  return at.op == Op::characters || at.op == Op::other_name ||
+         (at.op == Op::automaton && program_->automaton(at.a).wide());
 }
 
 // Tokens that go on behind the regular part that `t` is in, which has ended at each of `exits`.
 void GrammarMatcher::beyond(const Thread& t, std::span<const uint32_t> exits, std::span<uint64_t> bits) {
   if (exits.empty()) return;
   const auto nodes = program_->trie().nodes();
-  const size_t threads = threads_.size(), frames = frames_.size();
-  frames_since_ = frames;
+  const size_t threads = threads_.size();
+  const Held before = since_ = held();
   enter(t.place + 1, t.reg, t.frame, threads);
   const Span after{threads, threads_.size()};
   for (const uint32_t exit : exits) walk(exit + 1, nodes[exit].end, nodes[exit].depth, after, false, bits);
   threads_.resize(threads);
-  frames_.resize(frames);
+  give_back(before);
 }
 
 void GrammarMatcher::wide_automaton(const Thread& t, std::span<uint64_t> bits) {
   const std::shared_ptr<const Reach> reach = program_->reach(program_->code(t.place).a, t.state);
-  const size_t words = std::min(bits.size(), reach->bits.size());
-  for (size_t i = 0; i < words; ++i) bits[i] |= reach->bits[i];
-  for (const int32_t id : reach->ids) bits[static_cast<size_t>(id) / 64] |= uint64_t{1} << (id % 64);
+  reach->set_tokens(bits);
   beyond(t, reach->exits, bits);
+}
+
+// Nodes of the tree of tokens behind which a word ends that has come as far as `node`; in the tree's order.
+std::vector<uint32_t> GrammarMatcher::word_ends(const WordSet& words, int32_t node) {
+  std::vector<uint32_t> ends;
+  const auto nodes = program_->trie().nodes();
+  std::vector<int32_t> path{node};
+  for (uint32_t i = 0; i < nodes.size();) {
+    ++steps_;
+    path.resize(nodes[i].depth);
+    const int32_t to = words.child(path.back(), nodes[i].byte);
+    if (to != WordSet::kNone && words.word(to) != WordSet::kNone) ends.push_back(i);
+    if (to == WordSet::kNone) {
+      i = nodes[i].end;
+      continue;
+    }
+    path.push_back(to);
+    ++i;
+  }
+  return ends;
+}
+
+void GrammarMatcher::wide_other_name(const Thread& t, std::span<uint64_t> bits) {
+  const Instruction& at = program_->code(t.place);
+  const OtherName now = OtherName::of(t.state);
+  const std::shared_ptr<const Reach> reach = program_->reach(at.b, now.state);
+  if (now.node == WordSet::kNone) {
+    reach->set_tokens(bits);
+    return beyond(t, reach->exits, bits);
+  }
+  std::vector<uint64_t> names(bits.size());
+  reach->set_tokens(names);
+  std::vector<uint32_t> exits = reach->exits;
+  const TokenTrie& trie = program_->trie();
+  for (const uint32_t end : word_ends(program_->words(at.a), now.node)) {
+    trie.clear_tokens(end, names);
+    std::erase_if(exits, [&](uint32_t exit) { return exit >= end && exit < trie.nodes()[end].end; });
+  }
+  for (size_t i = 0; i < bits.size(); ++i) bits[i] |= names[i];
+  beyond(t, exits, bits);
 }
 
 void GrammarMatcher::wide_characters(const Thread& t, std::span<uint64_t> bits) {
@@ -304,7 +378,7 @@ void GrammarMatcher::wide_characters(const Thread& t, std::span<uint64_t> bits) 
 void GrammarMatcher::allowed(std::span<uint64_t> bits) {
   steps_ = 0;
   const Span now{marks_.back().threads, threads_.size()};
-  const size_t frames = frames_.size();
+  const Held before = held();
   size_t wide = 0;
   for (size_t i = now.begin; i < now.end; ++i) wide += is_wide(threads_[i]) ? 1 : 0;
   const bool apart = wide <= kMaxWide;
@@ -322,15 +396,18 @@ void GrammarMatcher::allowed(std::span<uint64_t> bits) {
       const Thread t = threads_[i];
       if (!is_wide(t)) continue;
       steps_ = 0;  // each has its own allowance: few of them there are
-      if (program_->code(t.place).op == Op::characters)
+      const Op op = program_->code(t.place).op;
+      if (op == Op::characters)
         wide_characters(t, bits);
+      else if (op == Op::other_name)
+        wide_other_name(t, bits);
       else
         wide_automaton(t, bits);
     }
     steps_ += spent;
   }
   threads_.resize(now.end);
-  frames_.resize(frames);
+  give_back(before);
 }
 
 }  // namespace braid::server

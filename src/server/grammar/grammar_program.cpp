@@ -8,21 +8,18 @@ namespace braid::server {
 
 // ---- Words -----------------------------------------------------------------------------------------------
 
-WordSet::WordSet(const std::vector<std::string>& words, bool ordered, const std::vector<int32_t>& required,
+WordSet::WordSet(const std::vector<std::string>& words, bool once, const std::vector<int32_t>& required,
                  GrammarBudget& budget)
-    : size_(static_cast<int32_t>(words.size())), ordered_(ordered) {
-  if (ordered) {
-    next_required_.assign(words.size() + 1, size_);
-    for (size_t i = words.size(), r = required.size(); i-- > 0;) {
-      next_required_[i] =
-          r > 0 && required[r - 1] == static_cast<int32_t>(i) ? required[--r] : next_required_[i + 1];
-    }
-  }
+    : once_(once), required_count_(static_cast<int32_t>(required.size())), required_(words.size()) {
   std::vector<int32_t> order(words.size());
   std::iota(order.begin(), order.end(), 0);
   std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
     return words[static_cast<size_t>(a)] < words[static_cast<size_t>(b)];
   });
+  std::vector<bool> wanted(words.size());
+  for (const int32_t word : required) wanted[static_cast<size_t>(word)] = true;
+  for (size_t rank = 0; rank < order.size(); ++rank)
+    required_[rank] = wanted[static_cast<size_t>(order[rank])];
   // Level by level, so that the edges of a node stand side by side: a node is a span of the sorted words.
   struct Span {
     size_t begin, end, depth;
@@ -32,17 +29,11 @@ WordSet::WordSet(const std::vector<std::string>& words, bool ordered, const std:
   for (size_t n = 0; n < spans.size(); ++n) {
     auto [begin, end, depth] = spans[n];
     const auto word = [&](size_t i) -> const std::string& { return words[static_cast<size_t>(order[i])]; };
+    nodes_[n].begin = static_cast<int32_t>(begin);
+    nodes_[n].end = static_cast<int32_t>(end);
     if (begin < end && word(begin).size() == depth) nodes_[n].word = order[begin++];
     nodes_[n].edge = static_cast<uint32_t>(edge_bytes_.size());
-    if (ordered) {
-      nodes_[n].below = static_cast<uint32_t>(below_.size());
-      nodes_[n].belows = static_cast<uint32_t>(end - begin);
-      below_.insert(below_.end(), order.begin() + static_cast<ptrdiff_t>(begin),
-                    order.begin() + static_cast<ptrdiff_t>(end));
-      std::sort(below_.begin() + nodes_[n].below, below_.end());
-    }
-    const auto kept = static_cast<int64_t>(sizeof(Node) + 5 + (ordered ? 4 * (end - begin) : 0));
-    if (!budget.spend(1 + static_cast<int64_t>(end - begin), kept)) return;
+    if (!budget.spend(1 + static_cast<int64_t>(end - begin), sizeof(Node) + 5)) return;
     while (begin < end) {
       const char byte = word(begin)[depth];
       size_t stop = begin + 1;
@@ -63,14 +54,6 @@ int32_t WordSet::child(int32_t node, uint8_t byte) const {
   const auto found = std::lower_bound(begin, end, byte);
   return found == end || *found != byte ? kNone
                                         : edge_nodes_[static_cast<size_t>(found - edge_bytes_.begin())];
-}
-
-bool WordSet::goes_on(int32_t node, int32_t from) const {
-  const Node& at = nodes_[static_cast<size_t>(node)];
-  if (!ordered_) return at.edges > 0;
-  const auto begin = below_.begin() + at.below, end = begin + at.belows;
-  const auto found = std::lower_bound(begin, end, from);
-  return found != end && *found <= next_required_[static_cast<size_t>(from)];
 }
 
 // ---- Tokens ----------------------------------------------------------------------------------------------
@@ -164,6 +147,11 @@ void GrammarProgram::literal(std::string_view text) {
 void GrammarProgram::fork(const std::vector<int32_t>& places) {
   add(Op::fork, static_cast<int32_t>(forks_.size()), static_cast<int32_t>(places.size()));
   forks_.insert(forks_.end(), places.begin(), places.end());
+}
+
+GrammarProgram::Fork GrammarProgram::fork(size_t ways) {
+  fork(std::vector<int32_t>(ways, -1));
+  return {forks_.size() - ways, forks_.size()};
 }
 
 int32_t GrammarProgram::add_words(WordSet set, std::vector<int32_t> targets) {

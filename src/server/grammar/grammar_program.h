@@ -8,6 +8,7 @@
 // thread.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -25,53 +26,58 @@
 
 namespace braid::server {
 
-// Words of which one comes next, as a tree. If `ordered`, only words behind the one that came last may come,
-// and none behind a required one that has not come yet.
+// Words of which one comes next, as a tree. Of members (`once`) each comes at most once, in any order.
 class WordSet {
  public:
   static constexpr int32_t kNone = -1;
+  // Words by their rank: their place in the order of their bytes.
+  struct Ranks {
+    int32_t begin, end;
+    bool empty() const { return begin == end; }
+  };
 
-  // Without duplicates. `required`: indices, ascending; only if ordered.
-  WordSet(const std::vector<std::string>& words, bool ordered, const std::vector<int32_t>& required,
+  // Without duplicates. `required`: indices of words; only of members.
+  WordSet(const std::vector<std::string>& words, bool once, const std::vector<int32_t>& required,
           GrammarBudget& budget);
 
-  int32_t size() const { return size_; }
-  bool ordered() const { return ordered_; }
+  int32_t size() const { return static_cast<int32_t>(required_.size()); }
+  bool once() const { return once_; }
+  int32_t required_count() const { return required_count_; }
+  bool required(int32_t rank) const { return required_[static_cast<size_t>(rank)]; }
   int32_t root() const { return 0; }
+  int32_t nodes() const { return static_cast<int32_t>(nodes_.size()); }
   // The node behind `byte`, or kNone.
   int32_t child(int32_t node, uint8_t byte) const;
-  // The word that ends at a node, or kNone.
+  // The index of the word that ends at a node, or kNone; its rank.
   int32_t word(int32_t node) const { return nodes_[static_cast<size_t>(node)].word; }
-  // Some word goes on from here. `from`: first index that may come (ordered).
-  bool goes_on(int32_t node, int32_t from) const;
-  bool may_come(int32_t word, int32_t from) const {
-    return !ordered_ || (word >= from && word <= next_required_[static_cast<size_t>(from)]);
-  }
-  // No required word is left.
-  bool finished(int32_t from) const {
-    BRAID_CHECK(from >= 0 && from <= size_);
-    return next_required_[static_cast<size_t>(from)] >= size_;
+  int32_t rank(int32_t node) const { return nodes_[static_cast<size_t>(node)].begin; }
+  // The words that go on from a node.
+  Ranks below(int32_t node) const {
+    const Node& at = nodes_[static_cast<size_t>(node)];
+    return {at.begin + (at.word == kNone ? 0 : 1), at.end};
   }
 
  private:
   struct Node {
     uint32_t edge = 0, edges = 0;
-    uint32_t below = 0, belows = 0;  // of ordered sets: words that go on from here, ascending
+    int32_t begin = 0, end = 0;  // ranks of the words that end here or go on from here
     int32_t word = kNone;
   };
-  int32_t size_ = 0;
-  bool ordered_;
+  bool once_;
+  int32_t required_count_;
+  std::vector<bool> required_;  // by rank
   std::vector<Node> nodes_;
   std::vector<uint8_t> edge_bytes_;
-  std::vector<int32_t> edge_nodes_, below_, next_required_;
+  std::vector<int32_t> edge_nodes_;
 };
 
 struct Instruction {
   enum class Op : uint8_t {
     // Places that wait for bytes:
     literal,     // a: first byte in text, b: bytes
-    words,       // a: word set; goes on at target[word] (an ordered set's register becomes word + 1)
+    words,       // a: word set; goes on at target[word]; of members the register has those that came
     automaton,   // a: automaton; b: 1 if the whole answer may end inside it
+    other_name,  // b: automaton of names; one that is no word of set a
     characters,  // of a JSON string and the quote behind them; a: bounds; counted in the register
     end,         // the whole sentence is there
     // Steps without bytes:
@@ -83,11 +89,20 @@ struct Instruction {
     set,       // the register to a
     at_least,  // goes on if the register is at least a
     below,     // ... below a
-    finished,  // ... if no required word of set a is left
-    left,      // ... if some word of set a may still come
+    finished,  // ... if all required words of set a have come
+    left,      // ... if some word of set a has not come
   };
   Op op;
   int32_t a = 0, b = 0;
+};
+
+// The state of a thread that reads such a name: of the automaton, and the node of the words as long as it is
+// written like the beginning of one.
+struct OtherName {
+  static constexpr int32_t kStates = 2048, kNodes = (1 << 20) - 2;
+  int32_t state, node;  // node: kNone beside all words
+  static OtherName of(int32_t packed) { return {packed % kStates, packed / kStates - 1}; }
+  int32_t packed() const { return (node + 1) * kStates + state; }
 };
 
 // What one token can do from a state of an automaton.
@@ -96,6 +111,10 @@ struct Reach {
   std::vector<int32_t> ids;
   std::vector<uint32_t> exits;  // nodes behind which it has accepted and tokens go on
 
+  void set_tokens(std::span<uint64_t> out) const {
+    for (size_t i = 0; i < std::min(out.size(), bits.size()); ++i) out[i] |= bits[i];
+    for (const int32_t id : ids) out[static_cast<size_t>(id) / 64] |= uint64_t{1} << (id % 64);
+  }
   int64_t bytes() const {
     return static_cast<int64_t>(bits.size() * 8 + ids.size() * 4 + exits.size() * 4 + 128);
   }
@@ -181,6 +200,26 @@ class GrammarProgram {
   Instruction& at(int32_t place) { return code_[static_cast<size_t>(place)]; }
   void literal(std::string_view text);
   void fork(const std::vector<int32_t>& places);
+  // A fork whose ways are told one after the other.
+  struct Fork {
+    size_t next, end;  // in forks_
+  };
+  Fork fork(size_t ways);
+  // The next way begins here, or at `place`.
+  void way(Fork& fork) { way(fork, here()); }
+  void way(Fork& fork, int32_t place) {
+    BRAID_CHECK(fork.next < fork.end);
+    forks_[fork.next++] = place;
+  }
+  // A name of shared automaton `name` that is none of the words: bytes that words and names have in common
+  // are read by both until one of them ends.
+  template <typename Make>
+  void other_name(int32_t words, const std::string& name, const Make& make) {
+    const int32_t automaton = add_shared(name, make);
+    BRAID_CHECK(this->automaton(automaton).states() <= OtherName::kStates);
+    BRAID_CHECK(this->words(words).nodes() < OtherName::kNodes);
+    add(Op::other_name, words, automaton);
+  }
   int32_t add_bounds(Bounds bounds) {
     return bounds_.push_back(bounds), static_cast<int32_t>(bounds_.size() - 1);
   }

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "server/automata/grammar_parts.h"
+#include "server/grammar/member_sets.h"
 #include "server/schema/schema_reader.h"
 #include "text/answer/arguments.h"
 
@@ -21,11 +22,12 @@ std::string joined(std::initializer_list<std::string_view> parts) {
   return out;
 }
 
-Automaton parameter_name(std::string_view behind) {
+// What opens a parameter that is not listed, up to the byte behind its name. `most`: characters of the name.
+Automaton parameter_name(std::string_view open, char behind, int64_t most) {
   GrammarBudget budget;
   Expression out(budget);
   const auto name = out.characters(complement({{0, 0x20}, {'<', '<'}, {'>', '>'}}));
-  const auto whole = out.sequence({out.repeat(name, 1, 64), out.text(behind)});
+  const auto whole = out.sequence({out.text(open), out.repeat(name, 1, most), out.character(behind)});
   return *out.compile(whole, Expression::Spelling::plain);
 }
 
@@ -52,10 +54,6 @@ void CallGrammar::add_text(std::string_view mark, std::string_view forbidden, st
   std::string name = "until ";
   for (const std::string_view part : {mark, forbidden, begun}) name += std::string(part) + '\0';
   program_.add(Op::automaton, program_.add_shared(name, [&] { return text_until(mark, forbidden, begun); }));
-}
-
-std::string CallGrammar::parameter(const std::string& name) const {
-  return joined({name_open_, name, name_close_});
 }
 
 int32_t CallGrammar::calls() {
@@ -168,7 +166,7 @@ bool CallGrammar::strict_arguments(const Json& schema, GrammarBudget& budget) {
   return reason_.empty();
 }
 
-// Tag, value and closing tag for each property, in the schema's order.
+// Tag, value and closing tag for each property, in any order.
 bool CallGrammar::strict_parameters(const Json& schema, GrammarBudget& budget) {
   SchemaReader reader(shapes_, budget, schema, false);
   const Json members = reader.members();
@@ -183,44 +181,46 @@ bool CallGrammar::strict_parameters(const Json& schema, GrammarBudget& budget) {
     for (const Json& name : *names)
       if (name.is_string()) wanted.insert(name.get<std::string>());
   }
+  // Of the name's tag, all up to the byte behind the name: there it is known which parameter it is.
+  const std::string_view tag_end = std::string_view(name_close_).substr(1);
   std::vector<std::string> openings;
   std::vector<int32_t> required;
+  const auto add = [&](const std::string& name) { openings.push_back(name_open_ + name + name_close_[0]); };
   if (listed != members.end() && listed->is_object()) {
     for (const auto& [name, property] : listed->items()) {
       if (wanted.erase(name) > 0) required.push_back(static_cast<int32_t>(openings.size()));
-      openings.push_back(parameter(name));
+      add(name);
     }
   }
   for (const std::string& name : wanted) {  // any value will do
     required.push_back(static_cast<int32_t>(openings.size()));
-    openings.push_back(parameter(name));
+    add(name);
   }
-  budget.spend(static_cast<int64_t>(openings.size()) * 4, static_cast<int64_t>(openings.size()) * 96);
+  budget.spend(static_cast<int64_t>(openings.size()) * 4, static_cast<int64_t>(openings.size()) * 108);
   const int32_t set =
       program_.add_words(WordSet(openings, true, required, budget), std::vector<int32_t>(openings.size(), 0));
   const bool more = additional != members.end() && !closed;
-  program_.add(Op::set, 0);  // whatever the call before has left in the register
+  program_.add(Op::set, MemberSets::kEmpty);  // whatever the call before has left in the register
   const int32_t next = program_.here();
-  std::vector<int32_t> ways{next + 1, next + 2};
-  if (more) ways.push_back(next + 5);
-  program_.fork(ways);
+  auto ways = program_.fork(more ? 3 : 2);
+  program_.way(ways);
   program_.add(Op::words, set);
+  program_.way(ways);
   program_.add(Op::finished, set);
   program_.literal(function_end_);
   leave();
   if (more) {
-    program_.add(Op::finished, set);
-    program_.literal(name_open_);
-    program_.add(Op::automaton,
-                 program_.add_shared("name " + name_close_, [&] { return parameter_name(name_close_); }));
+    program_.way(ways);
+    add_other_name(set, openings);
+    add_literal(tag_end);
     string_value();
     add_literal(line_);
-    program_.add(Op::set, static_cast<int32_t>(openings.size()));
     program_.add(Op::jump, next);
   }
   static const Json kAny = true;
   for (size_t i = 0; i < openings.size() && !budget.used_up(); ++i) {
     program_.set_target(set, static_cast<int32_t>(i), program_.here());
+    add_literal(tag_end);
     const bool given = listed != members.end() && listed->is_object() && i < listed->size();
     parameter_value(given ? std::next(listed->begin(), static_cast<ptrdiff_t>(i)).value() : kAny, reader,
                     budget);
@@ -232,6 +232,23 @@ bool CallGrammar::strict_parameters(const Json& schema, GrammarBudget& budget) {
   if (reason_.empty() && budget.used_up()) reason_ = budget.sentence("the schema");
   if (!reason_.empty()) shapes_.forget_calls();
   return reason_.empty();
+}
+
+// A name that is as long as one may be has no way on but its end. If one that is listed is so long, there is
+// no such length.
+void CallGrammar::add_other_name(int32_t set, const std::vector<std::string>& openings) {
+  constexpr int64_t kCharacters = 64;
+  const auto characters = [&](const std::string& opening) {
+    return std::count_if(opening.begin() + static_cast<ptrdiff_t>(name_open_.size()), opening.end() - 1,
+                         [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
+  };
+  const bool taken = std::any_of(openings.begin(), openings.end(), [&](const std::string& opening) {
+    return characters(opening) == kCharacters;
+  });
+  const int64_t most = taken ? -1 : kCharacters;
+  const char behind = name_close_[0];
+  program_.other_name(set, "name " + name_open_ + '\0' + behind + std::to_string(most),
+                      [&] { return parameter_name(name_open_, behind, most); });
 }
 
 // Without quotes, up to the closing tag.

@@ -37,7 +37,8 @@ class CallGrammar {
   bool strict_arguments(const Json& schema, GrammarBudget& budget);
   bool strict_parameters(const Json& schema, GrammarBudget& budget);
   void parameter_value(const Json& property, class SchemaReader& reader, GrammarBudget& budget);
-  std::string parameter(const std::string& name) const;  // what opens it and its value
+  // The opening of a parameter that is none of those of `set`, which are `openings`.
+  void add_other_name(int32_t set, const std::vector<std::string>& openings);
   void add_text(std::string_view mark, std::string_view forbidden = {}, std::string_view begun = {});
   void leave() { exits_.push_back(program_.add(Instruction::Op::jump)); }
   bool json() const { return dialect_.calls == Dialect::Calls::json; }

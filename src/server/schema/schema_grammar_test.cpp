@@ -3,9 +3,9 @@
 
 #include <gtest/gtest.h>
 
-#include <set>
-
+#include <functional>
 #include <random>
+#include <set>
 
 #include "server/grammar/grammar_matcher.h"
 #include "server/requests/read_request.h"
@@ -46,15 +46,56 @@ void expect_form(const std::string& schema, const std::vector<std::string>& good
 TEST(SchemaGrammar, Objects) {
   expect_form(
       R"({"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"string"}},"required":["a"]})",
-      {R"({"a":1})", R"({"a": 1, "b": "x"})", "{\n  \"a\": 1,\n  \"b\": \"\"\n}", " \n{\"a\":1}"},
-      {"{}", R"({"b":"x"})", R"({"a":1,})", R"({"a":1,"c":2})", R"({"b":"x","a":1})", R"({"a":"1"})", "[]",
-       R"({"a":1} )"});
+      {R"({"a":1})", R"({"a": 1, "b": "x"})", "{\n  \"a\": 1,\n  \"b\": \"\"\n}", " \n{\"a\":1}",
+       R"({"b":"x","a":1})"},
+      {"{}", R"({"b":"x"})", R"({"a":1,})", R"({"a":1,"c":2})", R"({"a":"1"})", "[]", R"({"a":1} )"});
   expect_form(R"({"type":"object","properties":{"a":{},"b":{},"c":{}}})",
-              {"{}", R"({"b":null})", R"({"a":1,"c":[]})", R"({"c":{}})"},
-              {R"({"c":1,"a":1})", R"({,"a":1})"});
+              {"{}", R"({"b":null})", R"({"a":1,"c":[]})", R"({"c":{}})", R"({"c":1,"a":1})"},
+              {R"({"c":1,"c":1})", R"({"a":1,"b":2,"a":3})", R"({,"a":1})"});
   expect_form(R"({"type":"object","additionalProperties":{"type":"boolean"}})",
               {"{}", R"({"x":true,"y":false})"}, {R"({"x":1})"});
   expect_form(R"({"type":"object"})", {"{}", R"({"any":{"deep":[1,"x",null]}})"}, {"[]", "1"});
+}
+
+std::string joined_by(const std::vector<std::string>& parts, const std::string& between) {
+  std::string out;
+  for (const std::string& part : parts) out += (out.empty() ? "" : between) + part;
+  return out;
+}
+
+// All sequences of up to five members out of four: taken if none comes twice and the required ones are there.
+TEST(SchemaGrammar, MembersComeInAnyOrderOnceEachAndTheRequiredOnesAll) {
+  const Form form(R"({"type":"object","properties":{"a":{"type":"integer"},"ab":{"type":"null"},
+      "b":{"type":"string"},"aab":{"type":"boolean"}},"required":["b","aab"]})");
+  ASSERT_EQ(form.error, "");
+  const std::vector<std::string> members = {R"("a":1)", R"("ab":null)", R"("b":"")", R"("aab":true)"};
+  const std::function<void(std::vector<size_t>)> check = [&](const std::vector<size_t>& chosen) {
+    const std::set<size_t> once(chosen.begin(), chosen.end());
+    const bool fits = once.size() == chosen.size() && once.contains(2) && once.contains(3);
+    std::vector<std::string> parts;
+    for (const size_t i : chosen) parts.push_back(members[i]);
+    const std::string text = "{" + joined_by(parts, ",") + "}";
+    EXPECT_EQ(form.takes(text), fits) << text;
+    if (chosen.size() == 5) return;
+    for (size_t i = 0; i < members.size(); ++i) {
+      std::vector<size_t> more = chosen;
+      more.push_back(i);
+      check(more);
+    }
+  };
+  check({});
+}
+
+// A member that is not listed has another name than those that are, however the name is written.
+TEST(SchemaGrammar, MembersThatAreNotListedComeAnywhereAndHaveOtherNames) {
+  expect_form(
+      R"({"type":"object","properties":{"a":{"type":"integer"},"b\"\n":{"type":"null"}},"required":["a"],
+      "additionalProperties":{"type":"boolean"}})",
+      {R"({"a":1})", R"({"x":true,"a":1})", R"({"a":1,"x":true,"b\"\n":null,"y":false})",
+       R"({"aa":true,"a":1,"":true,"b":true})", R"({"b\"":true,"a":1,"b\"\n\n":true})",
+       R"({"a":1,"\u0001é😀":true})"},
+      {R"({"x":true})", R"({"a":true})", R"({"a":1,"a":true})", R"({"a":1,"\u0061":true})",
+       R"({"a":1,"b\"\n":true})", R"({"a":1,"b\"\u000a":true})", R"({"a":1,"\/":true})", R"({"a":1,"x":1})"});
 }
 
 TEST(SchemaGrammar, Arrays) {
@@ -264,6 +305,36 @@ TEST(CallGrammar, RequiredCallsHoldNamesAndStrictArguments) {
   const Calls named(R"("tool_choice":{"type":"function","function":{"name":"g"}},)" + tools(true));
   EXPECT_FALSE(named.takes(kGood));
   EXPECT_TRUE(named.takes("<tool_call>\n<function=g>\n</function>\n</tool_call>"));
+}
+
+TEST(CallGrammar, ParametersComeInAnyOrderOnceEachAndTheRequiredOnesAll) {
+  AnswerPolicy policy;
+  policy.tool_form = AnswerPolicy::ToolForm::full;
+  const std::string name(64, 'n');
+  const Calls calls(R"("tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object",
+      "properties":{"s":{"type":"string"},"n":{"type":"integer"},")" +
+                        name + R"(":{"type":"integer"}},"required":["s"],"additionalProperties":true}}},
+      {"type":"function","function":{"name":"g","parameters":{"type":"object",
+      "properties":{"s":{"type":"string"},"n":{"type":"integer"}},"required":["s"]}}}])",
+                    policy);
+  const auto call = [](const std::string& tool, const std::vector<std::pair<std::string, std::string>>& all) {
+    std::string out = "<tool_call>\n<function=" + tool + ">\n";
+    for (const auto& [key, value] : all) out += "<parameter=" + key + ">\n" + value + "\n</parameter>\n";
+    return out + "</function>\n</tool_call>";
+  };
+  for (const std::string tool : {"f", "g"}) {
+    const bool open = tool == "f";
+    EXPECT_TRUE(calls.takes(call(tool, {{"s", "x"}, {"n", "7"}})));
+    EXPECT_TRUE(calls.takes(call(tool, {{"n", "7"}, {"s", "x"}})));
+    EXPECT_FALSE(calls.takes(call(tool, {{"n", "7"}})));
+    EXPECT_FALSE(calls.takes(call(tool, {{"s", "x"}, {"s", "y"}})));
+    EXPECT_FALSE(calls.takes(call(tool, {{"n", "x"}, {"s", "x"}})));
+    EXPECT_EQ(calls.takes(call(tool, {{"z", "q"}, {"s", "x"}, {"sn", "q"}, {"n", "7"}})), open);
+    // The first call's parameters are not those of the second.
+    EXPECT_TRUE(calls.takes(call(tool, {{"s", "x"}}) + "\n" + call(tool, {{"s", "x"}})));
+  }
+  EXPECT_FALSE(calls.takes(call("f", {{"s", "x"}, {name, "q"}})));
+  EXPECT_TRUE(calls.takes(call("f", {{"s", "x"}, {name, "7"}, {name + "n", "q"}})));
 }
 
 TEST(CallGrammar, StrictToolsBindCallsWhereverTheyBegin) {

@@ -286,7 +286,7 @@ void ValueShapes::emit_words(GrammarProgram& program, const Part& part) {
   program.add(Op::back);
 }
 
-// The members in their order: which comes next is in the register. Linear in their number.
+// Members in any order; those that have come are in the register.
 void ValueShapes::emit_object(GrammarProgram& program, const Part& part) {
   std::vector<std::string> keys;
   std::vector<Shape> values;
@@ -294,58 +294,61 @@ void ValueShapes::emit_object(GrammarProgram& program, const Part& part) {
   for (size_t i = 0; i < part.shapes.size(); ++i) {
     if (!finite(part.shapes[i])) continue;
     if (part.required[i]) required.push_back(static_cast<int32_t>(keys.size()));
-    keys.push_back(json_literal(Json(part.texts[i])) + ":");
+    keys.push_back(json_literal(Json(part.texts[i])));
     values.push_back(part.shapes[i]);
   }
-  budget_->spend(static_cast<int64_t>(keys.size()) * 4, static_cast<int64_t>(keys.size()) * 48);
+  budget_->spend(static_cast<int64_t>(keys.size()) * 5, static_cast<int64_t>(keys.size()) * 60);
   const bool more = part.more >= 0 && finite(part.more);
   const int32_t set =
       program.add_words(WordSet(keys, true, required, *budget_), std::vector<int32_t>(keys.size(), 0));
   if (budget_->used_up()) return;
+  const auto value = [&](Shape shape) {  // behind its name
+    program.literal(":");
+    add_gap(program);
+    call(program, shape);
+    return program.add(Op::jump);
+  };
+
   program.literal("{");
   add_gap(program);
-  const int32_t members = program.here() + 1;
-  program.fork(more ? std::vector{members, members + 1, members + 3} : std::vector{members, members + 1});
-  program.add(Op::words, set);
-  int32_t jump_first = -1, jump_next = -1;
+  auto first = program.fork(more ? 3 : 2);
+  program.way(first);
+  const int32_t listed = program.add(Op::words, set);
+  int32_t other = -1, behind_other = -1;
   if (more) {
-    program.add(Op::finished, set);
-    jump_first = program.add(Op::jump);
+    program.way(first);
+    other = program.here();
+    if (keys.empty())
+      program.add(Op::automaton, add_string(program));
+    else
+      program.other_name(set, "member name", json_member_name);
+    behind_other = value(part.more);
   }
+  program.way(first);
   program.add(Op::finished, set);
   program.literal("}");
   program.add(Op::back);
 
   const int32_t rest = program.here();
-  std::vector<int32_t> ways{rest + 1, rest + 5};
-  if (more) ways.push_back(rest + 9);
-  program.fork(ways);
-  program.add(Op::left, set);
+  auto then = program.fork(2);
+  program.way(then);
+  if (!more) program.add(Op::left, set);
   program.literal(",");
   add_gap(program);
-  program.add(Op::words, set);
+  auto next = program.fork(more ? 2 : 1);
+  program.way(next, listed);
+  if (more) {
+    program.way(next, other);
+    program.at(behind_other).a = rest;
+  }
+  program.way(then);
   program.add(Op::finished, set);
   add_gap(program);
   program.literal("}");
   program.add(Op::back);
-  if (more) {
-    program.add(Op::finished, set);
-    program.literal(",");
-    add_gap(program);
-    jump_next = program.add(Op::jump);
-    program.at(jump_first).a = program.at(jump_next).a = program.here();
-    program.add(Op::automaton, add_string(program));
-    program.literal(":");
-    add_gap(program);
-    call(program, part.more);
-    program.add(Op::set, static_cast<int32_t>(keys.size()));
-    program.add(Op::jump, rest);
-  }
   for (size_t i = 0; i < keys.size(); ++i) {
     program.set_target(set, static_cast<int32_t>(i), program.here());
-    add_gap(program);
-    call(program, values[i]);
-    program.add(Op::jump, rest);
+    program.at(value(values[i])).a = rest;
   }
 }
 
