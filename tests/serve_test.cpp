@@ -132,8 +132,8 @@ TEST_F(ServeTest, WrongCertificatesAreOneSentence) {
   make_certificate();
   file("junk.pem", "junk");
   const std::pair<std::vector<std::string>, const char*> kCases[] = {
-      {{"--tls-cert", path("cert.pem")}, "needed together"},
-      {{"--tls-key", path("key.pem")}, "needed together"},
+      {{"--tls-cert", path("cert.pem")}, "--tls-cert has no effect without --tls-key"},
+      {{"--tls-key", path("key.pem")}, "--tls-key has no effect without --tls-cert"},
       {{"--tls-cert", path("junk.pem"), "--tls-key", path("key.pem")}, "junk.pem"},
       {{"--tls-cert", path("cert.pem"), "--tls-key", path("junk.pem")}, "junk.pem"},
       {{"--tls-cert", path("absent.pem"), "--tls-key", path("key.pem")}, "absent.pem"},
@@ -197,6 +197,68 @@ TEST_F(ServeTest, OptionsFromAFile) {
   strict.send("POST", "/v1/completions", R"({"prompt":"x","model":"another"})", "x-api-key: one\r\n");
   strict.read_all();
   EXPECT_EQ(strict.status(), 404);
+}
+
+// The container's way: all addresses, no key.
+TEST_F(ServeTest, NamesAreGuardedOnEveryAddress) {
+  const auto status = [](const Served& server, const std::string& host) {
+    Connection client(server.port);
+    client.host = host;
+    client.send("GET", "/v1/models");
+    client.read_all();
+    return client.status();
+  };
+  for (const bool listed : {false, true}) {
+    std::vector<std::string> options = with_small({"--host", "0.0.0.0"});
+    if (listed) options.insert(options.end(), {"--allowed-host", "box,braid"});
+    Served server(options);
+    ASSERT_NE(server.port, 0) << server.log();
+    EXPECT_EQ(status(server, "evil.example"), 403);
+    EXPECT_EQ(status(server, "192.168.1.5:8080"), 200);
+    EXPECT_EQ(status(server, "localhost:8080"), 200);
+    for (const char* name : {"box", "braid:8080"}) EXPECT_EQ(status(server, name), listed ? 200 : 403);
+  }
+}
+
+TEST_F(ServeTest, OptionsWithoutEffectAreRefused) {
+  const std::pair<std::vector<std::string>, const char*> kCases[] = {
+      {{"--api-key", "one", "--allowed-host", "good.example"}, "--allowed-host has no effect with API keys"},
+      {{"--public-metrics"}, "--public-metrics has no effect without API keys"},
+      {{"--config", file("c.conf", "share-cache = true\n")}, "--share-cache has no effect without"},
+      {{"--cors-origin", "https://good.example/"}, "is no origin"},
+      {{"--config", file("h.conf", "allowed-host = [\"localhost\"]\n")}, "has no effect"},
+  };
+  for (const auto& [options, what] : kCases) {
+    auto arguments = with_small(options);
+    arguments.insert(arguments.begin(), {"serve", "--port", "0"});
+    const Outcome outcome = run_braid(arguments);
+    EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
+    EXPECT_NE(outcome.err.find(what), std::string::npos) << outcome.err;
+  }
+}
+
+// Environment, file, earlier, later: each goes before the one in front of it.
+TEST_F(ServeTest, TheLastOptionWins) {
+  const std::string config = file("braid.conf", "ctx-size = 600\nctx-size = 640\nno-page = false\n");
+  const auto context = [](std::vector<std::string> options) {
+    Served server(std::move(options));
+    const std::string log = server.log();
+    const size_t end = log.find(" tokens of context");
+    return end == std::string::npos
+               ? log
+               : log.substr(log.rfind(' ', end - 1) + 1, end - log.rfind(' ', end - 1) - 1);
+  };
+  ::setenv("BRAID_CTX_SIZE", "576", 1);
+  EXPECT_EQ(context({"-t", "1"}), "576");
+  EXPECT_EQ(context({"-t", "1", "--config", config}), "640") << "the file's last";
+  EXPECT_EQ(context({"-t", "1", "--config", config, "-c", "704"}), "704");
+  EXPECT_EQ(context({"-t", "1", "-c", "704", "--config", config, "--ctx-size", "736"}), "736");
+  ::unsetenv("BRAID_CTX_SIZE");
+  EXPECT_EQ(context({"-t", "1", "-c", "704", "--no-page", "--no-page", "-c", "576"}), "576");
+  // Other commands, too.
+  const Outcome run =
+      run_braid({"run", "-p", "The", "-n", "1", "-n", "2", "--temp", "1", "--temp", "0", "-t", "1"});
+  EXPECT_EQ(run.exit_code, 0) << run.err;
 }
 
 TEST_F(ServeTest, WrongFilesOfOptionsAreRefused) {

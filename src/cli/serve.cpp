@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
-#include <sstream>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -17,6 +17,7 @@
 #include "cli/default_model.h"
 #include "cli/generate.h"
 #include "cli/model_options.h"
+#include "cli/serve_config.h"
 #include "cli/serve_signals.h"
 #include "cli/terminal/sizes.h"
 #include "cli/terminal/terminal.h"
@@ -40,6 +41,7 @@ struct ServeFlags {
   server::HttpOptions http;
   server::AppOptions app;
   std::string config;
+  std::set<std::string> given;  // options
   std::vector<std::string> aliases;
   std::vector<std::string> models_dirs;
   std::vector<std::string> preset_files;
@@ -226,14 +228,11 @@ Status complete(ServeFlags& flags) {
   if (empty_key || (variable != nullptr && *variable == '\0' && flags.app.api_keys.empty())) {
     return Error{ErrorKind::invalid_argument, "an API key is empty (--api-key, BRAID_API_KEY)"};
   }
-  if (flags.http.tls_certificate.empty() != flags.http.tls_key.empty()) {
-    return Error{ErrorKind::invalid_argument, "--tls-cert and --tls-key are needed together"};
-  }
+  BRAID_TRY(check_effects(flags.given, !flags.app.api_keys.empty()));
   flags.app.version = BRAID_VERSION;
   flags.app.slots = flags.model.parallel;
   if (!flags.no_page) flags.app.page = server::embedded_page();
   flags.app.max_queue = std::max(flags.app.max_queue, 4 * flags.model.parallel);
-  flags.app.guard_host = flags.http.address.starts_with("127.") || flags.http.address == "::1";
   flags.app.limits.reject_media = flags.media == "reject";
   flags.app.request_limit_ms = static_cast<int64_t>(1e3 * flags.request_timeout_s);
   flags.app.model_wait_ms = static_cast<int64_t>(1e3 * flags.model_wait_s);
@@ -340,7 +339,8 @@ int serve(ServeFlags flags) {
                ipv6 ? "[" + flags.http.address + "]" : flags.http.address, listening->port(), context,
                flags.model.parallel, flags.app.api_keys.empty() ? "" : ", keys needed");
   if (others > 0) spdlog::info("{} more models on request, one in memory at a time (/v1/models)", others);
-  if (!flags.app.guard_host && flags.app.api_keys.empty()) {
+  const bool local = flags.http.address.starts_with("127.") || flags.http.address == "::1";
+  if (!local && flags.app.api_keys.empty()) {
     spdlog::warn("everybody who reaches {} may use this server (--api-key)", flags.http.address);
   }
   serve_until_signal(signals, *listening, *app, flags);
@@ -363,12 +363,18 @@ void add_access_options(CLI::App& command, ServeFlags& flags) {
                    "prefixes are shared between API keys; else each key finds only its own in the cache");
   command.add_option("--tls-cert", flags.http.tls_certificate, "certificate chain (PEM); needs --tls-key");
   command.add_option("--tls-key", flags.http.tls_key, "private key (PEM)");
-  command.add_option("--cors-origin", flags.app.cors_origins,
-                     "an origin whose pages may use the server, or *");
-  command.add_option("--allowed-host", flags.app.allowed_hosts,
-                     "a host name that requests may be addressed to, besides localhost and addresses");
-  command.add_flag("--public-metrics", flags.app.public_metrics, "/metrics needs no key");
-  command.add_flag("--public-models", flags.app.public_models, "/v1/models needs no key");
+  command
+      .add_option("--cors-origin", flags.app.cors_origins, "an origin whose pages may use the server, or *")
+      ->check(check_origin);
+  command
+      .add_option("--allowed-host", flags.app.allowed_hosts,
+                  "without keys: a host name that requests may be addressed to, besides localhost and IP "
+                  "addresses, or *; may be repeated")
+      ->check(check_host_name)
+      ->delimiter(',')
+      ->envname("BRAID_ALLOWED_HOST");
+  command.add_flag("--public-metrics", flags.app.public_metrics, "with keys: /metrics needs none");
+  command.add_flag("--public-models", flags.app.public_models, "with keys: /v1/models needs none");
   command.add_flag("--no-page", flags.no_page, "no web page at /");
 }
 
@@ -479,35 +485,6 @@ void add_answer_options(CLI::App& command, ServeFlags& flags) {
                    "chat: a last assistant message is continued");
 }
 
-// The options of a file, for those that neither the command line nor the environment has given. (CLI11 reads
-// such files for a whole program, not for one of its commands.)
-Status read_config(CLI::App& command, const std::string& path) {
-  if (path.empty()) return {};
-  BRAID_ASSIGN(const std::string text, read_text(path));
-  const auto wrong = [&path](const std::string& what) {
-    return Error{ErrorKind::invalid_argument, path + ": " + what};
-  };
-  try {
-    std::istringstream lines(text);
-    for (const CLI::ConfigItem& item : CLI::ConfigTOML().from_config(lines)) {
-      CLI::Option* option = command.get_option_no_throw("--" + item.name);
-      if (!item.parents.empty() || option == nullptr || item.name == "config") {
-        return wrong("there is no option " + item.fullname());
-      }
-      if (option->count() > 0) continue;
-      if (option->get_expected_max() == 0) {  // a flag
-        option->add_result(option->get_flag_value("", item.inputs.empty() ? "true" : item.inputs.front()));
-      } else {
-        option->add_result(item.inputs);
-      }
-      option->run_callback();
-    }
-  } catch (const CLI::Error& error) {
-    return wrong(error.what());
-  }
-  return {};
-}
-
 }  // namespace
 
 void add_serve(CLI::App& app, int* exit_code) {
@@ -529,6 +506,7 @@ void add_serve(CLI::App& app, int* exit_code) {
   add_answer_options(*command, *flags);
   command->callback([flags, command, exit_code] {
     const Status status = read_config(*command, flags->config);
+    flags->given = given_options(*command);
     *exit_code = status.ok() ? serve(*flags) : fail(status.error());
   });
 }

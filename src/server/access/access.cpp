@@ -14,11 +14,6 @@ std::string_view host_name(std::string_view host) {
   return host.substr(0, host.find(':'));
 }
 
-bool is_address(std::string_view host) {
-  if (host.starts_with('[')) return true;
-  return !host.empty() && host.find_first_not_of("0123456789.") == std::string_view::npos;
-}
-
 std::string lower(std::string_view text) {
   std::string out(text);
   for (char& c : out) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
@@ -34,6 +29,11 @@ ApiError forbidden(std::string code, std::string message) {
 }
 
 }  // namespace
+
+bool is_address(std::string_view host) {
+  if (host.starts_with('[')) return true;
+  return !host.empty() && host.find_first_not_of("0123456789.") == std::string_view::npos;
+}
 
 bool same_secret(std::string_view a, std::string_view b) {
   // Every byte of `b` is looked at, also when the lengths differ.
@@ -119,14 +119,16 @@ std::optional<ApiError> Access::fault(const HttpRequest& request) const {
 }
 
 std::optional<ApiError> Access::host_fault(const HttpRequest& request) const {
-  if (!options_.guard_host || needs_key()) return std::nullopt;
+  if (needs_key()) return std::nullopt;
   const std::string host = lower(host_name(request.header("Host")));
   if (host.empty() || is_address(host) || host == "localhost") return std::nullopt;
   for (const std::string& allowed : options_.allowed_hosts) {
-    if (lower(allowed) == host) return std::nullopt;
+    if (allowed == "*" || lower(allowed) == host) return std::nullopt;
   }
-  return forbidden("forbidden",
-                   "requests to the host " + host.substr(0, 256) + " are not answered (--allowed-host)");
+  const std::string shown = host.substr(0, 256);
+  return forbidden("host_not_allowed", "the host name " + shown +
+                                           " is not one of this server's: start it with --allowed-host " +
+                                           shown + ", or with --api-key");
 }
 
 bool Access::is_allowed_origin(std::string_view origin) const {

@@ -5,6 +5,10 @@
 // first; browsers that do not send it send Origin with everything that a page can make a server do. A request
 // with neither comes from no page. Beside that a body must say that it is JSON, which a page of another
 // origin cannot have sent without asking first; only who is no browser may leave curl's default.
+//
+// DNS rebinding: a page whose own name was made to point here has this server's origin, but its requests
+// carry that name. So without keys only localhost and IP addresses, which no DNS record can take over, are
+// answered, and the names that the operator lists. A key does the same: such a page does not have it.
 #pragma once
 
 #include <memory>
@@ -20,10 +24,10 @@
 namespace braid::server {
 
 struct AccessOptions {
-  std::vector<std::string> api_keys;       // empty: everybody may ask
-  std::vector<std::string> cors_origins;   // empty: no page of another origin may
-  std::vector<std::string> allowed_hosts;  // names a request may be addressed to, when guarded
-  bool guard_host = true;                  // bound to a loopback address: refuse names that are not ours
+  std::vector<std::string> api_keys;      // empty: everybody may ask
+  std::vector<std::string> cors_origins;  // empty: no page of another origin may
+  // Without keys: host names that requests may be addressed to, besides localhost and IP addresses; "*": any.
+  std::vector<std::string> allowed_hosts;
 };
 
 // Thread-safe.
@@ -62,6 +66,9 @@ std::optional<ApiError> content_type_fault(const HttpRequest& request);
 
 // Whether a page of `origin` (http://host:port) came from the server that it addresses as `host`.
 bool is_own_origin(std::string_view origin, std::string_view host);
+
+// Whether the host of a Host field is an IPv4 address, or an IPv6 address in brackets. No DNS name looks so.
+bool is_address(std::string_view host);
 
 // Same time for every key, so that timing tells nothing about it.
 bool same_secret(std::string_view a, std::string_view b);
