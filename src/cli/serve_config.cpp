@@ -47,7 +47,9 @@ Status read_config(CLI::App& command, const std::string& path) {
 std::set<std::string> given_options(const CLI::App& command) {
   std::set<std::string> out;
   for (const CLI::Option* option : command.get_options()) {
-    if (option->count() > 0 && !option->get_lnames().empty()) out.insert("--" + option->get_lnames().front());
+    if (option->count() == 0 || option->get_lnames().empty()) continue;
+    const bool is_off = option->get_expected_max() == 0 && !option->as<bool>();
+    if (!is_off) out.insert("--" + option->get_lnames().front());
   }
   return out;
 }

@@ -17,7 +17,7 @@ namespace braid::cli {
 // wrong value.
 Status read_config(CLI::App& command, const std::string& path);
 
-// The long names ("--host") of all options that have a value, wherever it came from.
+// The long names ("--host") of all options that have a value, wherever it came from, and of flags that are on.
 std::set<std::string> given_options(const CLI::App& command);
 
 // An option without effect is an error: whoever gave it believes that something holds which does not.

@@ -89,28 +89,53 @@ std::string_view presented_key(const HttpRequest& request) {
 }
 
 Access::Access(AccessOptions options)
-    : options_(std::move(options)),
-      keys_(std::make_shared<const std::vector<std::string>>(options_.api_keys)) {}
+    : options_(std::move(options)), keys_(std::make_shared<const std::vector<ApiKey>>(options_.api_keys)) {}
 
 Access::Keys Access::keys() const {
   const std::lock_guard lock(mutex_);
   return keys_;
 }
 
-void Access::set_keys(std::vector<std::string> keys) {
-  auto fresh = std::make_shared<const std::vector<std::string>>(std::move(keys));
+void Access::set_keys(std::vector<ApiKey> keys) {
+  auto fresh = std::make_shared<const std::vector<ApiKey>>(std::move(keys));
   const std::lock_guard lock(mutex_);
   keys_.swap(fresh);
 }
 
+// All keys are looked at, whichever it is.
+const ApiKey* Access::find_key(const std::vector<ApiKey>& keys, const HttpRequest& request) {
+  const std::string_view given = presented_key(request);
+  if (given.empty()) return nullptr;
+  const ApiKey* found = nullptr;
+  for (const ApiKey& key : keys) {
+    if (same_secret(given, key.key)) found = &key;
+  }
+  return found;
+}
+
 bool Access::has_key(const HttpRequest& request) const {
   const Keys known = keys();
-  if (known->empty()) return true;
-  const std::string_view given = presented_key(request);
-  if (given.empty()) return false;
-  bool found = false;
-  for (const std::string& key : *known) found |= same_secret(given, key);
-  return found;
+  return known->empty() || find_key(*known, request) != nullptr;
+}
+
+ClientIdentity Access::identify(const HttpRequest& request) const {
+  const Keys known = keys();
+  ClientIdentity out;
+  if (known->empty()) {
+    out.id = address_id(request.remote);
+    out.admin = true;
+    // A program of this machine may be a proxy for many.
+    out.shares_queue = !is_loopback(request.remote);
+    out.limits = options_.client_limits;
+  } else if (const ApiKey* key = find_key(*known, request)) {
+    out.id = key->key;
+    out.name = key->name;
+    out.by_key = true;
+    out.admin = key->admin;
+    out.shares_queue = known->size() > 1;
+    out.limits = key->limits.over(options_.client_limits);
+  }
+  return out;
 }
 
 std::optional<ApiError> Access::fault(const HttpRequest& request) const {

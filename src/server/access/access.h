@@ -18,13 +18,15 @@
 #include <string_view>
 #include <vector>
 
+#include "server/access/client.h"
 #include "server/api/api_error.h"
 #include "server/http/http.h"
 
 namespace braid::server {
 
 struct AccessOptions {
-  std::vector<std::string> api_keys;      // empty: everybody may ask
+  std::vector<ApiKey> api_keys;           // empty: everybody may ask
+  ClientLimits client_limits;             // of each key, and of each address where no keys are
   std::vector<std::string> cors_origins;  // empty: no page of another origin may
   // Without keys: host names that requests may be addressed to, besides localhost and IP addresses; "*": any.
   std::vector<std::string> allowed_hosts;
@@ -37,9 +39,11 @@ class Access {
 
   bool needs_key() const { return !keys()->empty(); }
   // For requests from now on.
-  void set_keys(std::vector<std::string> keys);
+  void set_keys(std::vector<ApiKey> keys);
   // Of Authorization: Bearer, x-api-key or api-key; true for everybody if there are no keys.
   bool has_key(const HttpRequest& request) const;
+  // Who asks, by the key or, where no keys are, by the address. A request without a known key has no limits.
+  ClientIdentity identify(const HttpRequest& request) const;
 
   // What keeps a request out, whatever it asks for.
   std::optional<ApiError> fault(const HttpRequest& request) const;
@@ -47,8 +51,9 @@ class Access {
   void add_headers(const HttpRequest& request, Headers& out) const;
 
  private:
-  using Keys = std::shared_ptr<const std::vector<std::string>>;
+  using Keys = std::shared_ptr<const std::vector<ApiKey>>;
   Keys keys() const;
+  static const ApiKey* find_key(const std::vector<ApiKey>& keys, const HttpRequest& request);
   std::optional<ApiError> host_fault(const HttpRequest& request) const;
   std::optional<ApiError> origin_fault(const HttpRequest& request) const;
   bool is_allowed_origin(std::string_view origin) const;
