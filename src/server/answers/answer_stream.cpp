@@ -254,6 +254,7 @@ AnswerRepairs AnswerStream::repairs() const {
     sum.call_in_reasoning += one.call_in_reasoning;
     sum.bare_function += one.bare_function;
     sum.stray_close += one.stray_close;
+    sum.doubled_tag += one.doubled_tag;
     sum.broken_json += one.broken_json;
   }
   return sum;

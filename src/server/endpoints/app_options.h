@@ -11,9 +11,6 @@
 
 namespace braid::server {
 
-// Which requests have a line in the log: all, all but probes and scrapes that went well, or none.
-enum class AccessLog { all, work, off };
-
 struct AppOptions : AccessOptions {
   std::string version = "0";
   bool share_cache = false;  // prefixes are shared between keys
@@ -25,14 +22,13 @@ struct AppOptions : AccessOptions {
   int workers = 2;
   int64_t heartbeat_ms = 10'000;
   int64_t request_limit_ms = 0;
-  int64_t late_head_ms = 0;  // RunningAnswer::Hooks
   int64_t watchdog_ms = 60'000;
   ApiLimits limits;
   AnswerPolicy policy;
   std::string page;              // of GET /; empty: one line of text
   std::string page_policy;       // its Content-Security-Policy
   std::optional<uint64_t> seed;  // of requests that name none; empty: random
-  AccessLog access_log = AccessLog::work;
+  bool access_log = true;
 };
 
 }  // namespace braid::server

@@ -362,6 +362,13 @@ ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> gener
                                 generation->tool_choice.mode == ToolChoice::Mode::required ||
                                 !generation->tool_choice.names.empty();
     }
+    const bool full = policy.tool_form == AnswerPolicy::ToolForm::full;
+    for (const Json& tool : generation->tools) {
+      const auto& name = tool["function"]["name"].get_ref<const std::string&>();
+      if (model.grammars != nullptr && (full || generation->strict_tools.contains(name)))
+        out.format.held.insert(name);
+    }
+    out.format.may_think = thinking;
     out.format.dialect = dialect;
     out.format.calls_in_reasoning = policy.calls_in_reasoning;
   } else {

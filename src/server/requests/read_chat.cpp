@@ -6,8 +6,9 @@
 namespace braid::server {
 namespace {
 
-// A string, null, or a list of parts.
-std::string read_content(const Fields& message, const char* name, const ApiLimits& limits) {
+// A string, null, or a list of parts. `thought`: takes the parts that are one; null where there is none.
+std::string read_content(const Fields& message, const char* name, const ApiLimits& limits,
+                         std::string* thought = nullptr) {
   const Json* content = message.find(name);
   if (content == nullptr) return {};
   if (content->is_string()) return content->get<std::string>();
@@ -27,6 +28,12 @@ std::string read_content(const Fields& message, const char* name, const ApiLimit
     const std::string type = part.string("type", "text");
     if (type == "text" || type == "refusal") {
       join_text(text, part.string(type.c_str(), ""));
+    } else if (type == "output_text" || type == "input_text") {  // of the other APIs of this server
+      join_text(text, part.string("text", ""));
+    } else if (thought != nullptr && type == "thinking") {
+      join_text(*thought, part.string("thinking", ""));
+    } else if (thought != nullptr && type == "redacted_thinking") {
+      continue;
     } else if (type == "image_url" || type == "image") {
       join_text(text, media_text(part, "image", limits));
     } else if (type == "input_audio") {
@@ -91,8 +98,11 @@ void read_message(const Fields& fields, const ApiLimits& limits, Generation& out
         invalid_value(fields.path("role"), fields.path("role") + " is not known: " + role->substr(0, 64)));
     return;
   }
-  message.text = read_content(fields, "content", limits);
-  if (message.role == Message::Role::assistant) {
+  const bool assistant = message.role == Message::Role::assistant;
+  std::string thought;
+  message.text = read_content(fields, "content", limits, assistant ? &thought : nullptr);
+  if (!thought.empty()) message.reasoning = std::move(thought);
+  if (assistant) {
     for (const char* name : {"thinking", "reasoning", "reasoning_content"}) {
       const Json* reasoning = fields.find(name);
       if (reasoning != nullptr && reasoning->is_string()) message.reasoning = reasoning->get<std::string>();

@@ -281,5 +281,24 @@ TEST(ReadRequest, BiasesAreBoundedBeforeTheyAreExpanded) {
   EXPECT_TRUE(read(Endpoint::chat, R"("logit_bias":[["hello",-5],[7,false]])").ok());
 }
 
+TEST(ReadRequest, PartsOfTheOtherApisAreTakenInAHistory) {
+  const auto messages = [](const std::string& content, const char* role) {
+    return read_chat(Json::parse(std::string(R"({"messages":[{"role":")") + role + R"(","content":)" +
+                                 content + R"(},{"role":"user","content":"go on"}]})"),
+                     {});
+  };
+  const auto taken = messages(
+      R"([{"type":"thinking","thinking":"hm","signature":""},{"type":"redacted_thinking","data":"x"},
+          {"type":"output_text","text":"Four","annotations":[]},{"type":"input_text","text":"."}])",
+      "assistant");
+  ASSERT_TRUE(taken.ok()) << taken.error().message;
+  EXPECT_EQ(taken->messages[0].reasoning, "hm");
+  EXPECT_EQ(taken->messages[0].text.substr(0, 4), "Four");
+  EXPECT_TRUE(messages(R"([{"type":"input_text","text":"a"}])", "user").ok());
+  EXPECT_FALSE(
+      messages(R"([{"type":"thinking","thinking":"hm"}])", "user").ok());  // is nobody's but the model's
+  EXPECT_FALSE(messages(R"([{"type":"tool_use"}])", "assistant").ok());
+}
+
 }  // namespace
 }  // namespace braid::server

@@ -3,12 +3,13 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <memory>
 #include <set>
 
 #include "server/automata/grammar_parts.h"
 #include "server/grammar/member_sets.h"
+#include "server/schema/call_texts.h"
 #include "server/schema/schema_reader.h"
-#include "text/answer/arguments.h"
 
 namespace braid::server {
 
@@ -75,7 +76,8 @@ int32_t CallGrammar::calls() {
 
 int32_t CallGrammar::text_with_calls() {
   const int32_t place = program_.here();
-  add_text(dialect_.call.open);
+  const std::string name = "text until a call " + std::string(call_form_name(dialect_.calls));
+  program_.add(Op::automaton, program_.add_shared(name, [&] { return text_until_call(dialect_); }));
   program_.at(place).b = 1;  // the answer may end in the text
   body();
   finish_body(place);
@@ -119,7 +121,7 @@ int32_t CallGrammar::tool(const Json& function, bool strict) {
   reason_.clear();
   const auto found = function.find("parameters");
   const Json schema = found == function.end() || found->is_null() ? Json(true) : *found;
-  const bool made = json() ? strict_arguments(schema, budget) : strict_parameters(schema, budget);
+  const bool made = json() ? strict_arguments(schema, budget) : strict_parameters(schema, strict, budget);
   budget_.spend(std::min(budget.steps(), budget_.steps_left()),
                 std::min(budget.bytes(), budget_.bytes_left()));
   shapes_.charge(budget_);
@@ -166,40 +168,26 @@ bool CallGrammar::strict_arguments(const Json& schema, GrammarBudget& budget) {
   return reason_.empty();
 }
 
-// Tag, value and closing tag for each property, in any order.
-bool CallGrammar::strict_parameters(const Json& schema, GrammarBudget& budget) {
+// Tag, value and closing tag for each parameter, in any order. Those that the schema does not list may come
+// unless it forbids them; the client that asked for strictness has said what there is.
+bool CallGrammar::strict_parameters(const Json& schema, bool strict, GrammarBudget& budget) {
+  if (!schema.is_object()) return free_arguments() >= 0 && error_.empty();
+  std::vector<std::unique_ptr<Json>> joined_schemas;  // which the reader may refer to
   SchemaReader reader(shapes_, budget, schema, false);
-  const Json members = reader.members();
-  const auto listed = members.find("properties");
-  const auto additional = members.find("additionalProperties");
-  const bool closed = additional != members.end() && *additional == false;
-  if (listed == members.end() || !listed->is_object()) {
-    if (reader.error().empty() && !closed) return free_arguments() >= 0 && error_.empty();
-  }
-  std::set<std::string> wanted;
-  if (const auto names = members.find("required"); names != members.end() && names->is_array()) {
-    for (const Json& name : *names)
-      if (name.is_string()) wanted.insert(name.get<std::string>());
-  }
+  if (strict) reader.value();  // whatever is wrong with it
+  const ToolParameters known = read_tool_parameters(schema);
   // Of the name's tag, all up to the byte behind the name: there it is known which parameter it is.
   const std::string_view tag_end = std::string_view(name_close_).substr(1);
   std::vector<std::string> openings;
   std::vector<int32_t> required;
-  const auto add = [&](const std::string& name) { openings.push_back(name_open_ + name + name_close_[0]); };
-  if (listed != members.end() && listed->is_object()) {
-    for (const auto& [name, property] : listed->items()) {
-      if (wanted.erase(name) > 0) required.push_back(static_cast<int32_t>(openings.size()));
-      add(name);
-    }
-  }
-  for (const std::string& name : wanted) {  // any value will do
-    required.push_back(static_cast<int32_t>(openings.size()));
-    add(name);
+  for (const ToolParameters::Parameter& parameter : known.listed) {
+    if (parameter.required) required.push_back(static_cast<int32_t>(openings.size()));
+    openings.push_back(name_open_ + parameter.name + name_close_[0]);
   }
   budget.spend(static_cast<int64_t>(openings.size()) * 4, static_cast<int64_t>(openings.size()) * 108);
   const int32_t set =
       program_.add_words(WordSet(openings, true, required, budget), std::vector<int32_t>(openings.size(), 0));
-  const bool more = additional != members.end() && !closed;
+  const bool more = !known.closed && (!strict || !known.other_schemas.empty());
   program_.add(Op::set, MemberSets::kEmpty);  // whatever the call before has left in the register
   const int32_t next = program_.here();
   auto ways = program_.fork(more ? 3 : 2);
@@ -209,23 +197,31 @@ bool CallGrammar::strict_parameters(const Json& schema, GrammarBudget& budget) {
   program_.add(Op::finished, set);
   program_.literal(function_end_);
   leave();
+  const auto value = [&](const std::vector<const Json*>& schemas, bool all_hold, const ArgumentTypes& types) {
+    add_literal(tag_end);
+    const Json* one = schemas.size() == 1 ? schemas[0] : nullptr;
+    if (one == nullptr && !types.is_text() && !schemas.empty()) {
+      Json list = Json::array();
+      for (const Json* part : schemas) {
+        list.push_back(*part);
+        budget.spend(static_cast<int64_t>(part->size()) * 16 + 16);
+      }
+      joined_schemas.push_back(std::make_unique<Json>(Json{{all_hold ? "allOf" : "anyOf", std::move(list)}}));
+      one = joined_schemas.back().get();
+    }
+    parameter_value(one, types, reader, budget);
+    add_literal(line_);
+    program_.add(Op::jump, next);
+  };
   if (more) {
     program_.way(ways);
     add_other_name(set, openings);
-    add_literal(tag_end);
-    string_value();
-    add_literal(line_);
-    program_.add(Op::jump, next);
+    value(known.other_schemas, false, known.others);
   }
-  static const Json kAny = true;
-  for (size_t i = 0; i < openings.size() && !budget.used_up(); ++i) {
+  for (size_t i = 0; i < known.listed.size() && !budget.used_up(); ++i) {
+    const ToolParameters::Parameter& parameter = known.listed[i];
     program_.set_target(set, static_cast<int32_t>(i), program_.here());
-    add_literal(tag_end);
-    const bool given = listed != members.end() && listed->is_object() && i < listed->size();
-    parameter_value(given ? std::next(listed->begin(), static_cast<ptrdiff_t>(i)).value() : kAny, reader,
-                    budget);
-    add_literal(line_);
-    program_.add(Op::jump, next);
+    value(parameter.schemas, parameter.all_hold, parameter.types);
   }
   reason_ = reader.error();
   if (reason_.empty() && !shapes_.finish(program_)) reason_ = "a value in it has too many alternatives";
@@ -260,29 +256,24 @@ void CallGrammar::string_value() {
   add_text(parameter_end_, "\n" + function_end_, "\n");
 }
 
-// Strings stand without quotes and end where the tag does; everything else is JSON.
-void CallGrammar::parameter_value(const Json& property, SchemaReader& reader, GrammarBudget& budget) {
-  if (property.is_object()) {
-    const auto values = property.find("enum");
-    if (values != property.end() && values->is_array() && !values->empty()) {
-      std::set<std::string> texts;
-      for (const Json& value : *values) {
-        texts.insert((value.is_string() ? value.get<std::string>() : json_literal(value)) + parameter_end_);
-        budget.spend(8 + static_cast<int64_t>(texts.size()) / 8, 16);
-      }
-      const int32_t behind = program_.here() + 1;
-      const std::vector<std::string> list(texts.begin(), texts.end());
-      program_.add(Op::words, program_.add_words(WordSet(list, false, {}, budget),
-                                                 std::vector<int32_t>(list.size(), behind)));
-      return;
+// Texts stand without quotes and end where the tag does; everything else is JSON. `types` of `schema` are
+// those that the parser of answers goes by.
+void CallGrammar::parameter_value(const Json* schema, const ArgumentTypes& types, SchemaReader& reader,
+                                  GrammarBudget& budget) {
+  if (types.values() != nullptr) {
+    std::set<std::string> texts;
+    for (const ArgumentTypes::Value& value : *types.values()) {
+      texts.insert(value.text + parameter_end_);
+      budget.spend(8 + static_cast<int64_t>(texts.size()) / 8, 16);
     }
-  }
-  const auto types = property.is_object() ? schema_types(property) : std::vector<ArgumentType>();
-  if (types.empty() || std::find(types.begin(), types.end(), ArgumentType::string) != types.end()) {
-    string_value();
+    const int32_t behind = program_.here() + 1;
+    const std::vector<std::string> list(texts.begin(), texts.end());
+    program_.add(Op::words, program_.add_words(WordSet(list, false, {}, budget),
+                                               std::vector<int32_t>(list.size(), behind)));
     return;
   }
-  shapes_.call(program_, reader.value(property));
+  if (types.is_text() || schema == nullptr) return string_value();
+  shapes_.call(program_, reader.value(*schema));
   program_.literal(parameter_end_);
 }
 

@@ -10,6 +10,7 @@
 
 #include "server/api/generation.h"
 #include "server/schema/value_shapes.h"
+#include "text/answer/arguments.h"
 #include "text/dialect.h"
 
 namespace braid::server {
@@ -35,8 +36,10 @@ class CallGrammar {
   int32_t tool(const Json& function, bool strict);
   int32_t free_arguments();
   bool strict_arguments(const Json& schema, GrammarBudget& budget);
-  bool strict_parameters(const Json& schema, GrammarBudget& budget);
-  void parameter_value(const Json& property, class SchemaReader& reader, GrammarBudget& budget);
+  bool strict_parameters(const Json& schema, bool strict, GrammarBudget& budget);
+  // `schema`: null if the parameter has none, and then it is a text.
+  void parameter_value(const Json* schema, const ArgumentTypes& types, class SchemaReader& reader,
+                       GrammarBudget& budget);
   // The opening of a parameter that is none of those of `set`, which are `openings`.
   void add_other_name(int32_t set, const std::vector<std::string>& openings);
   void add_text(std::string_view mark, std::string_view forbidden = {}, std::string_view begun = {});

@@ -17,13 +17,14 @@ constexpr const char* kTools = R"([
 
 struct Prepared {
   using Form = AnswerPolicy::ToolForm;
-  explicit Prepared(const std::string& more, Form form = Form::full) {
+  explicit Prepared(const std::string& more, Form form = Form::full, const std::string& tools = kTools,
+                    Dialect::Calls calls = Dialect::Calls::xml) {
+    model->abilities.dialect.calls = calls;
     AnswerPolicy policy;
     policy.thinking = Thinking::off;
     policy.tool_form = form;
-    auto generation = read_chat(Json::parse(R"({"messages":[{"role":"user","content":"q"}],"tools":)" +
-                                            std::string(kTools) + more + "}"),
-                                {});
+    auto generation = read_chat(
+        Json::parse(R"({"messages":[{"role":"user","content":"q"}],"tools":)" + tools + more + "}"), {});
     EXPECT_TRUE(generation.ok()) << generation.error().message;
     auto prepared = prepare_answer(std::make_shared<Generation>(*generation), *model, policy, 1);
     EXPECT_TRUE(prepared.ok()) << prepared.error().message;
@@ -73,7 +74,8 @@ TEST(ToolCalls, AreHeldToNamesAndSchemas) {
   EXPECT_FALSE(free.may_be("<tool_call>\n<function=evil", false));
   EXPECT_FALSE(free.may_be("<tool_call>\n{\"name", false));
   EXPECT_FALSE(free.may_be(call("run", ""), false));  // cmd is required
-  EXPECT_FALSE(free.may_be("<tool_call>\n<function=run>\n<parameter=other", false));
+  // What the schema does not forbid may come; the client that asks for strictness has said what there is.
+  EXPECT_TRUE(free.may_be(call("run", cmd("ls\n") + "<parameter=other>\nx\n</parameter>\n")));
   EXPECT_FALSE(free.may_be("<tool_call>\n<function=run>\n" + cmd("ls\n") + "<parameter=n>\nx", false));
 }
 
@@ -112,6 +114,39 @@ TEST(ToolCalls, OfToolsThatWereNotOfferedAreText) {
   EXPECT_TRUE(free.may_be(kEvil[0]));
 }
 
+// The mask lets a text be what the parser takes for one, and holds what it takes for a call.
+TEST(ToolCalls, AreNamedAndShownInText) {
+  using Form = AnswerPolicy::ToolForm;
+  const Prepared full(""), names("", Form::names);
+  const std::string good = call("run", cmd("ls\n")), bad = call("evil", cmd("x\n"));
+  for (const Prepared* held : {&full, &names}) {
+    for (const std::string& text : std::vector<std::string>{
+             std::string("A call opens with `<tool_call>` and ends with `</tool_call>`, as it says."),
+             std::string("`<tool_call>` opens it."), std::string("The <tool_call> tag opens it."),
+             std::string("- <tool_call>: opens a call"), std::string("It opens with <tool_call>"),
+             std::string("\"<tool_call>\" it is.\n\nAnd <tool_call>, too."),
+             std::string("`<tool_call>{\"name\": \"x\"}</tool_call>`"),
+             "So:\n```xml\n" + bad + "\n```\nThat is all.", "~~~\n" + good + "\n~~~",
+             "```\n<tool_call>\nno\n```"}) {
+      EXPECT_TRUE(held->may_be(text)) << text;
+      EXPECT_EQ(held->read_as(text), text);
+    }
+    for (const std::string& before :
+         std::vector<std::string>{"", "Hm.\n", "As <tool_call> says:\n", "```\n" + bad + "\n```\n", "`a`\n",
+                                  "See ` there.\n", "```\nls\n```"}) {
+      EXPECT_TRUE(held->may_be(before + good)) << before;
+      EXPECT_FALSE(held->may_be(before + "<tool_call>\n<function=evil", false)) << before;
+      EXPECT_FALSE(held->may_be(before + "<tool_call>\n{\"name", false)) << before;
+      EXPECT_TRUE(held->may_be(good + "\n" + before + good)) << before;
+    }
+    EXPECT_FALSE(held->may_be("The <tool_call> {", false));
+    EXPECT_FALSE(held->may_be("The `<tool_call>\n<function=evil", false));
+    EXPECT_TRUE(
+        held->may_be("The `<tool_call>\n<function=run>\n" + cmd("ls\n") + "</function>\n</tool_call>"));
+    EXPECT_FALSE(held->may_be("<tool_call> is a tag", false));  // where a line begins, it is meant
+  }
+}
+
 // What a model that calls by itself writes is what it may write when it must.
 TEST(ToolCalls, ARequiredCallIsWrittenAsAFreeOne) {
   const Prepared free(""), required(R"(,"tool_choice":"required")");
@@ -123,6 +158,129 @@ TEST(ToolCalls, ARequiredCallIsWrittenAsAFreeOne) {
   }
   EXPECT_FALSE(required.may_be("No."));
   EXPECT_FALSE(required.may_be(""));
+}
+
+// A tool `f` with these parameters.
+std::string tool_of(const std::string& parameters, bool strict = false) {
+  return R"([{"type":"function","function":{"name":"f",)" + std::string(strict ? R"("strict":true,)" : "") +
+         R"("parameters":)" + parameters + "}}]";
+}
+std::string given(const std::string& name, const std::string& value) {
+  return "<parameter=" + name + ">\n" + value + "\n</parameter>\n";
+}
+
+// The mask lets a value be written as the parser reads it, whatever form its schema has.
+TEST(ToolCalls, ParametersAreTypedByTheMaskAndTheParserAlike) {
+  const struct {
+    const char *parameters, *name, *written, *read;
+    const char* never = nullptr;  // what the mask does not let it be
+  } kCases[] = {
+      {R"({"type":"object","properties":{"c":{"$ref":"#/$defs/C"}},"$defs":{"C":{"enum":["red","blue"],"type":"string"}}})",
+       "c", "red", "\"red\"", "\"red\""},
+      {R"({"type":"object","properties":{"c":{"allOf":[{"$ref":"#/$defs/C"}],"default":"red"}},"$defs":{"C":{"enum":["red","blue"]}}})",
+       "c", "blue", "\"blue\"", "green"},
+      {R"({"type":"object","properties":{"c":{"anyOf":[{"$ref":"#/$defs/C"},{"type":"null"}]}},"$defs":{"C":{"enum":["red","blue"]}}})",
+       "c", "null", "null", "none"},
+      {R"({"type":"object","properties":{"n":{"$ref":"#/$defs/N"}},"$defs":{"N":{"type":"integer"}}})", "n",
+       "2", "2", "x"},
+      {R"({"type":"object","properties":{"a":{"type":"integer"},"n":{"$ref":"#/properties/a"}}})", "n", "2",
+       "2", "\"2\""},
+      {R"({"type":"object","properties":{"s":{"$ref":"#/$defs/S"}},"$defs":{"S":{"type":"string"}}})", "s",
+       "{\"a\": 1}", R"("{\"a\": 1}")"},
+      {R"({"$ref":"#/definitions/A","definitions":{"A":{"type":"object","properties":{"n":{"type":"integer"}},"required":["n"]}}})",
+       "n", "3", "3", "x"},
+      {R"({"type":"object","anyOf":[{"properties":{"k":{"const":"id"},"n":{"type":"integer"}}},{"properties":{"k":{"const":"t"},"t":{"type":"string"}}}]})",
+       "n", "7", "7", "x"},
+      {R"({"type":"object","anyOf":[{"properties":{"k":{"const":"id"}}},{"properties":{"k":{"const":"t"}}}]})",
+       "k", "t", "\"t\"", "u"},
+      {R"({"type":"object","properties":{},"additionalProperties":{"type":"integer"}})", "left", "3", "3",
+       "x"},
+      {R"({"type":"object","patternProperties":{"^.*$":{"type":"boolean"}},"additionalProperties":false})",
+       "b", "true", "true", "x"},
+      {R"({"type":"object","properties":{"n":{"type":"integer","nullable":true}}})", "n", "null", "null",
+       "None"},
+      {R"({"type":"object","properties":{"v":{"anyOf":[{"type":"string"},{"type":"array"}]}}})", "v",
+       "[1, 2]", "[1, 2]"},
+      {R"({"type":"object","properties":{"v":{"type":["string","integer"]}}})", "v", "42", "42"},
+      {R"({"type":"object","properties":{"v":{}}})", "v", "{\"k\": 1}", "{\"k\": 1}"},
+      {R"({"type":"object","properties":{"v":{"description":"d"}}})", "v", "42", "\"42\""},
+      {R"({"type":"object","properties":{"v":{"type":"str"}}})", "v", "42", "\"42\""},
+      {R"({"type":"object"})", "v", "42", "\"42\""},
+  };
+  for (const auto& [parameters, name, written, read, never] : kCases) {
+    const Prepared full("", AnswerPolicy::ToolForm::full, tool_of(parameters));
+    const std::string text = call("f", given(name, written));
+    EXPECT_TRUE(full.may_be(text)) << parameters << " " << written;
+    EXPECT_EQ(full.read_as(text), "[f]{\"" + std::string(name) + "\": " + read + "}") << parameters;
+    if (never != nullptr)
+      EXPECT_FALSE(full.may_be(call("f", given(name, never)))) << parameters << " " << never;
+  }
+}
+
+TEST(ToolCalls, ParametersComeInAnyOrderAndNoneIsLost) {
+  const char* parameters =
+      R"({"type":"object","properties":{"command":{"type":"string"},"timeout":{"type":"integer"},
+      "description":{"type":"string"}},"required":["command","description"]})";
+  const Prepared full("", AnswerPolicy::ToolForm::full, tool_of(parameters));
+  std::vector<std::pair<std::string, std::string>> order{
+      {"command", "ls"}, {"timeout", "5000"}, {"description", "List"}, {"more", "x"}};
+  std::sort(order.begin(), order.end());
+  do {
+    std::string text, json;
+    for (const auto& [name, value] : order) {
+      text += given(name, value);
+      json +=
+          (json.empty() ? "{\"" : ", \"") + name + "\": " + (name == "timeout" ? value : "\"" + value + "\"");
+    }
+    EXPECT_TRUE(full.may_be(call("f", text))) << text;
+    EXPECT_EQ(full.read_as(call("f", text)), "[f]" + json + "}");
+  } while (std::next_permutation(order.begin(), order.end()));
+  EXPECT_FALSE(full.may_be(call("f", given("command", "ls"))));
+  EXPECT_FALSE(
+      full.may_be(call("f", given("command", "ls") + given("command", "x") + given("description", "d"))));
+  // Of strict tools only what is listed.
+  const char* closed = R"({"type":"object","properties":{"a":{"type":"string"},"b":{"type":"string"}},
+      "required":["a","b"],"additionalProperties":false})";
+  const Prepared strict("", AnswerPolicy::ToolForm::names, tool_of(closed, true));
+  EXPECT_TRUE(strict.may_be(call("f", given("b", "1") + given("a", "2"))));
+  EXPECT_FALSE(strict.may_be(call("f", given("b", "1") + given("a", "2") + given("c", "3"))));
+}
+
+// What ends a value for the mask ends it for the parser.
+TEST(ToolCalls, NoTextTalksItselfOutOfItsParameter) {
+  const Prepared full("");
+  for (const std::string& value : std::vector<std::string>{
+           "a</parameter><parameter=n>\nx", "a </parameter> </function>", "a\n<parameter=n>\nx",
+           "a\n</tool_call>", "a\n</function>\n<function=evil>\n<parameter=n>\nx"}) {
+    const std::string text = call("run", cmd(value + "\n"));
+    EXPECT_TRUE(full.may_be(text)) << value;
+    EXPECT_EQ(full.read_as(text), "[run]{\"cmd\": " + Json(value).dump() + "}");
+  }
+}
+
+TEST(ToolCalls, OtherDialectsAreTypedAlike) {
+  const std::string tools = tool_of(
+      R"({"type":"object","properties":{"c":{"$ref":"#/$defs/C"},"n":{"type":"integer"}},"required":["c"],"$defs":{"C":{"enum":["red","blue"]}}})");
+  const Prepared pairs("", AnswerPolicy::ToolForm::full, tools, Dialect::Calls::key_value);
+  const auto pair = [](const std::string& key, const std::string& value) {
+    return "<arg_key>" + key + "</arg_key>\n<arg_value>" + value + "</arg_value>\n";
+  };
+  const std::string told = "<tool_call>f\n" + pair("n", "3") + pair("c", "red") + "</tool_call>";
+  EXPECT_TRUE(pairs.may_be(told));
+  EXPECT_EQ(pairs.read_as(told), R"([f]{"n": 3, "c": "red"})");
+  EXPECT_FALSE(pairs.may_be("<tool_call>f\n" + pair("c", "\"red\"") + "</tool_call>"));
+  EXPECT_TRUE(pairs.may_be("The <tool_call> tag, and `<tool_call>f</tool_call>`."));
+  EXPECT_EQ(pairs.read_as("```\n" + told + "\n```"), "```\n" + told + "\n```");
+  EXPECT_TRUE(pairs.may_be("```\n" + told + "\n```"));
+  const Prepared json("", AnswerPolicy::ToolForm::full, tools, Dialect::Calls::json);
+  const std::string object =
+      "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": 3, \"c\": \"red\"}}\n</tool_call>";
+  EXPECT_TRUE(json.may_be(object));
+  EXPECT_EQ(json.read_as(object), R"([f]{"n": 3, "c": "red"})");
+  EXPECT_TRUE(json.may_be("```json\n" + object + "\n```\nSo."));
+  EXPECT_EQ(json.read_as("```json\n" + object + "\n```\nSo."), "```json\n" + object + "\n```\nSo.");
+  EXPECT_EQ(json.read_as("Hm.\n" + object + "\n</tool_call>\nSo."),
+            "Hm.[f]{\"n\": 3, \"c\": \"red\"}\n\nSo.");
 }
 
 }  // namespace

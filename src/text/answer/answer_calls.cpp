@@ -3,7 +3,6 @@
 #include <array>
 #include <span>
 
-#include "text/answer/answer_limits.h"
 #include "text/answer/answer_parser.h"
 
 namespace braid {
@@ -31,9 +30,11 @@ size_t before_partial(std::string_view text, std::span<const std::string_view> m
 
 }  // namespace
 
-void AnswerParser::open_call(std::string_view name) {
+void AnswerParser::open_call(std::string_view name, bool may_be_held) {
   ++calls_;
-  properties_ = format_.tools->find(name);
+  offered_ = format_.tools->find(name);
+  held_form_ = may_be_held && format_.held.contains(name);
+  closed_ = false;
   parameters_.clear();
   whole_json_ = body_scan_ = false;
   body_attempts_ = 0;
@@ -66,12 +67,10 @@ void AnswerParser::open_parameter(std::string_view name, bool pair) {
   astray_.clear();
   parameter_ = name;
   pair_ = pair;
-  types_.clear();
-  if (properties_ != nullptr) {
-    if (const auto found = properties_->find(name); found != properties_->end()) types_ = found->second;
-  }
+  types_ = offered_ != nullptr ? offered_->types(name) : ArgumentTypes();
   repeated_ = whole_json_ || has_parameter(name);
-  streams_ = types_.empty() || (types_.size() == 1 && types_[0] == ArgumentType::string);
+  streams_ = types_.only_text();
+  inner_ = 0;
   lead_ = !pair;
   value_begun_ = false;
   value_.clear();
@@ -105,7 +104,7 @@ void AnswerParser::end_value(std::string_view tail, bool at_end) {
     if (value_.size() <= format_.max_value_bytes) {
       if (left_open) return;
       write_key();
-      emit(Kind::arguments, convert_argument(value_, types_));
+      emit(Kind::arguments, types_.convert(value_));
       value_.clear();
       return;
     }
@@ -123,30 +122,30 @@ bool AnswerParser::step_function() {
   skip_layout();
   const std::string_view text = rest();
   if (text.empty()) return false;
-  if (text.starts_with(tags().parameter.open)) {
-    size_t end = 0;
-    const auto name = tag_name(0, tags().parameter.open, &end);
-    if (name) {
-      take(end);
-      open_parameter(*name, /*pair=*/false);
-      return true;
-    }
-    if (end == 0) return false;
-    skip_astray();
+  NamedTag tag = named_tag(0, tags().parameter.open);
+  if (tag.is == Tri::unknown) return false;
+  if (tag.is == Tri::yes) {
+    take(tag.end);
+    const bool listed = offered_ != nullptr && offered_->lists(tag.name);
+    open_parameter(listed ? std::string_view(tag.name) : unquoted(tag.name), /*pair=*/false);
+    style_ = tag.style;
     return true;
   }
   if (text.starts_with(tags().function.close) || text.starts_with(tags().call.close)) {
     const bool function = text.starts_with(tags().function.close);
     take((function ? tags().function.close : tags().call.close).size());
     close_call();
-    if (function) {
-      state_ = State::after_function;
-    } else {
-      ++repairs_.missing_end;
-    }
+    state_ = State::after_function;
+    closed_ = !function;
+    if (!function) ++repairs_.missing_end;
     return true;
   }
-  if (may_become({tags().parameter.open, tags().function.close, tags().call.close})) return false;
+  if (text.starts_with(tags().parameter.close)) {
+    take(tags().parameter.close.size());
+    ++repairs_.doubled_tag;
+    return true;
+  }
+  if (may_become({tags().parameter.close, tags().function.close, tags().call.close})) return false;
   if (text[0] == '{' && parameters_.empty() && !whole_json_ && body_attempts_ < kMaxBodyAttempts) {
     return step_function_body();
   }
@@ -192,11 +191,19 @@ bool AnswerParser::step_value() {
                                                tags().call.close};
   const auto markers = std::span(all).first(pair_ ? 1 : all.size());
   const std::string_view text = rest();
+  if (!streams_ && !value_begun_ && value_.empty() && types_.is_text()) {
+    if (text.empty()) return false;
+    streams_ = !types_.may_be_json(text[0]);
+  }
   size_t keep = final_ ? text.size() : before_partial(text, markers);
+  int32_t inner = inner_;
   for (size_t at = text.find('<'); at < keep; at = text.find('<', at + 1)) {
     const std::string_view here = text.substr(at);
-    if (std::none_of(markers.begin(), markers.end(), [&](auto m) { return here.starts_with(m); })) continue;
-    const Verdict verdict = judge(at);
+    if (std::none_of(markers.begin(), markers.end(), [&](auto m) { return here.starts_with(m); })) {
+      if (here.starts_with("<parameter ")) ++inner;
+      continue;
+    }
+    const Verdict verdict = judge(at, inner);
     if (verdict == Verdict::end) {
       end_value(take(at), /*at_end=*/false);
       if (rest().starts_with(all[0])) {
@@ -210,7 +217,10 @@ bool AnswerParser::step_value() {
       keep = at;
       break;
     }
+    if (here.starts_with(tags().parameter.open)) ++inner;
+    if (here.starts_with(tags().parameter.close)) inner = std::max(0, inner - 1);
   }
+  inner_ = inner;
   if (repeated_) {
     take(keep);
   } else if (!streams_) {
@@ -233,15 +243,19 @@ bool AnswerParser::step_value() {
   return false;
 }
 
-// Is the marker at `at` the end of the open value, or a part of it?
-AnswerParser::Verdict AnswerParser::judge(size_t at) const {
+// Is the marker at `at` the end of the open value, or a part of it? `inner`: tags before it in the value that
+// open parameters and are not closed there.
+AnswerParser::Verdict AnswerParser::judge(size_t at, int32_t inner) const {
   const std::string_view here = rest().substr(at);
   Tri end = Tri::no;
+  if (held_form_) {
+    const bool ends = pair_ || (at_line_start(at) && here.starts_with(tags().parameter.close));
+    return ends ? Verdict::end : Verdict::text;
+  }
   if (pair_) {
     end = follows(at + tags().value.close.size(), {tags().key.open, tags().call.close});
   } else if (here.starts_with(tags().parameter.close)) {
-    end = follows(at + tags().parameter.close.size(),
-                  {tags().parameter.open, tags().function.close, tags().call.close});
+    end = ends_parameter(at + tags().parameter.close.size(), inner);
   } else if (!at_line_start(at)) {
     return Verdict::text;
   } else if (here.starts_with(tags().function.close)) {
@@ -250,36 +264,62 @@ AnswerParser::Verdict AnswerParser::judge(size_t at) const {
   } else if (here.starts_with(tags().call.close)) {
     end = follows(at + tags().call.close.size(), {tags().call.open});
   } else {
-    size_t tag_end = 0;
-    const auto name = tag_name(at, tags().parameter.open, &tag_end);
-    if (!name) return tag_end == 0 ? Verdict::wait : Verdict::text;
-    const bool known = properties_ != nullptr && properties_->contains(*name);
-    return known && *name != parameter_ && !has_parameter(*name) ? Verdict::end : Verdict::text;
+    const NamedTag tag = named_tag(at, tags().parameter.open);
+    if (tag.is != Tri::yes) return tag.is == Tri::unknown ? Verdict::wait : Verdict::text;
+    const bool listed = offered_ != nullptr && offered_->lists(tag.name);
+    return listed && tag.name != parameter_ && !has_parameter(tag.name) ? Verdict::end : Verdict::text;
   }
   return end == Tri::yes ? Verdict::end : end == Tri::unknown ? Verdict::wait : Verdict::text;
 }
 
-bool AnswerParser::step_after_function() {
-  skip_blanks();
-  const std::string_view text = rest();
-  if (text.starts_with(tags().call.close)) {
-    take(tags().call.close.size());
-    begin_segment(State::content);
-    return true;
+// A closing tag of a parameter ends at `at`: it is the value's if markup follows. The tag may be written
+// twice; inside a value that holds whole parameters, the second one would be the value's.
+AnswerParser::Tri AnswerParser::ends_parameter(size_t at, int32_t inner) const {
+  const std::string_view tag = tags().parameter.close;
+  std::string next(tags().parameter.open);
+  next.back() = style_;
+  for (int doubled = 0; doubled <= kMaxDoubled; ++doubled) {
+    const Tri end = follows(at, {next, tags().function.close, tags().call.close});
+    if (end != Tri::no || inner > 0) return end;
+    const Tri again = follows(at, {tag});
+    if (again != Tri::yes) return again;
+    at += blanks_at(at) + tag.size();
   }
-  if (text.starts_with(tags().function.open)) {
-    size_t end = 0;
-    const auto name = tag_name(0, tags().function.open, &end);
-    if (name && may_call(*name)) {
-      take(end);
-      open_call(*name);
+  return Tri::no;
+}
+
+// Behind a function: the end of the wrapper, another function in it, or what is written once too often.
+bool AnswerParser::step_after_function() {
+  const size_t blanks = blanks_at(0);
+  const std::string_view text = rest().substr(blanks);
+  if (text.empty() && !final_) return false;
+  const std::array<std::string_view, 3> ends = {tags().call.close, tags().function.close,
+                                                tags().parameter.close};
+  for (const std::string_view end : ends) {
+    if (text.starts_with(end)) {
+      if (closed_ || end != tags().call.close) ++repairs_.doubled_tag;
+      closed_ = closed_ || end == tags().call.close;
+      take(blanks + end.size());
       return true;
     }
-    if (end == 0) return false;
-  } else if (may_become({tags().call.close, tags().function.open})) {
-    return false;
+    if (!final_ && end.starts_with(text)) return false;
   }
-  if (!text.empty()) ++repairs_.missing_end;
+  if (!closed_ && whole_json_ && text.starts_with('}')) {
+    ++repairs_.doubled_tag;
+    take(blanks + 1);
+    return true;
+  }
+  if (!closed_) {
+    NamedTag tag = named_tag(blanks, tags().function.open);
+    if (tag.is == Tri::unknown) return false;
+    if (tag.is == Tri::yes && format_.tools->find(tag.name) == nullptr) tag.name = unquoted(tag.name);
+    if (tag.is == Tri::yes && may_call(tag.name)) {
+      take(tag.end);
+      open_call(tag.name, held_form_);
+      return true;
+    }
+    if (!text.empty()) ++repairs_.missing_end;
+  }
   begin_segment(State::content);
   return true;
 }
@@ -312,7 +352,8 @@ bool AnswerParser::step_json() {
     return true;
   }
   if (state != JsonExtent::State::complete) return false;
-  const auto call = read_json(rest().substr(0, extent_.end()));
+  auto call = read_json(rest().substr(0, extent_.end()));
+  if (!call) call = read_python_literal(rest().substr(0, extent_.end()));
   if (!call) {
     give_back(extent_.end());
     return true;
@@ -330,7 +371,7 @@ bool AnswerParser::step_json() {
     return true;
   }
   take(extent_.end());
-  open_call(name->string);
+  open_call(name->string, false);
   whole_json_ = true;
   emit(Kind::arguments, arguments->text);
   close_call();
@@ -345,6 +386,8 @@ bool AnswerParser::step_pairs() {
   if (text.starts_with(tags().call.close)) {
     take(tags().call.close.size());
     close_call();
+    state_ = State::after_function;
+    closed_ = true;
     return true;
   }
   if (!text.starts_with(tags().key.open)) {

@@ -2,8 +2,7 @@
 #include "text/answer/answer_parser.h"
 
 #include <algorithm>
-
-#include "text/answer/answer_limits.h"
+#include <utility>
 
 namespace braid {
 
@@ -68,11 +67,12 @@ std::string_view AnswerParser::take(size_t bytes) {
   return taken;
 }
 
-void AnswerParser::skip_blanks() {
-  size_t count = 0;
-  while (count < rest().size() && is_blank(rest()[count])) ++count;
-  take(count);
+size_t AnswerParser::blanks_at(size_t at) const {
+  const std::string_view text = rest().substr(at);
+  return std::min(text.find_first_not_of(kBlanks), text.size());
 }
+
+void AnswerParser::skip_blanks() { take(blanks_at(0)); }
 
 bool AnswerParser::at_line_start(size_t at) const { return (at > 0 ? rest()[at - 1] : last_) == '\n'; }
 
@@ -112,9 +112,10 @@ void AnswerParser::emit(Kind kind, std::string_view text) {
   out_->push_back({kind, call, std::string(text)});
 }
 
-// Text of the current segment: blanks at its start are dropped, blanks at its end wait for more text.
+// Text of the current segment. Blanks at its end wait for more text; those where the reasoning or the content
+// begins are dropped, those around a call stay.
 void AnswerParser::emit_text(Kind kind, std::string_view text) {
-  if (fresh_) text.remove_prefix(std::min(text.find_first_not_of(kBlanks), text.size()));
+  if (fresh_ && !said_) text.remove_prefix(std::min(text.find_first_not_of(kBlanks), text.size()));
   const size_t keep = text.find_last_not_of(kBlanks) + 1;  // 0 if there are only blanks
   if (keep > 0) {
     if (!held_.empty()) emit(kind, held_);
@@ -122,6 +123,7 @@ void AnswerParser::emit_text(Kind kind, std::string_view text) {
     emit(kind, text.substr(0, keep));
     fresh_ = false;
     seen_any_ = true;
+    said_ = said_ || kind == Kind::content;
   }
   held_ += text.substr(keep);
 }
@@ -130,9 +132,17 @@ void AnswerParser::emit_prose(std::string_view text) {
   emit_text(state_ == State::reasoning ? Kind::reasoning : Kind::content, text);
 }
 
+void AnswerParser::take_prose(size_t bytes) {
+  const std::string_view text = take(bytes);
+  code_.push(text);
+  emit_prose(text);
+}
+
 void AnswerParser::begin_segment(State state) {
-  held_.clear();
+  if (!said_) held_.clear();
   fresh_ = true;
+  code_ = {};
+  looked_ = 0;
   state_ = state;
 }
 
@@ -166,79 +176,141 @@ bool AnswerParser::step_prose() {
   if (tools && !reasoning) active[count++] = tags().function.open;
 
   const std::string_view text = rest();
+  CodeSpans place = code_;
+  size_t seen = 0;
   size_t at = text.find('<');
   for (; at != std::string_view::npos; at = text.find('<', at + 1)) {
     const std::string_view here = text.substr(at);
+    place.push(text.substr(seen, at - seen));
+    seen = at;
     bool partial = false;
     for (size_t i = 0; i < count; ++i) {
       if (here.starts_with(active[i])) {
         if (active[i] == tags().think.open) return found_think_open(at);
-        if (active[i] == tags().think.close) return found_think_close(at);
-        return found_call(at, active[i] == tags().call.open);
+        if (active[i] == tags().think.close)
+          return found_think_close(at, place.fenced_next() || place.inline_next());
+        return found_call(at, active[i] == tags().call.open, place);
       }
       partial = partial || active[i].starts_with(here);
     }
     if (partial && !final_) break;
   }
-  emit_prose(take(std::min(at, text.size())));
+  take_prose(std::min(at, text.size()));
   return false;
 }
 
 bool AnswerParser::found_think_open(size_t at) {
-  const bool blanks_only = rest().substr(0, at).find_first_not_of(kBlanks) == std::string_view::npos;
-  const std::string_view taken = take(at + tags().think.open.size());
-  if (blanks_only) {
-    begin_segment(State::reasoning);
-  } else {
-    emit_prose(taken);
+  const size_t end = at + tags().think.open.size();
+  if (blanks_at(0) < at) {
+    take_prose(end);
+    return true;
   }
+  if (state_ == State::content && !format_.may_think) {
+    // Nobody asked for a thought. Where there is one all the same, it is closed, and its tag ends a line.
+    const std::string_view behind = rest().substr(end);
+    if (behind.empty() && !final_) return false;
+    const bool line = behind.starts_with('\n') || behind.starts_with('\r');
+    const size_t close = line ? rest().find(tags().think.close, std::max(looked_, end)) : std::string::npos;
+    if (line && close == std::string::npos && !final_) {
+      looked_ = std::max(end, rest().size() - std::min(rest().size(), tags().think.close.size()));
+      return false;
+    }
+    if (close == std::string::npos) {
+      looked_ = 0;
+      seen_any_ = true;
+      take_prose(end);
+      return true;
+    }
+  }
+  take(end);
+  begin_segment(State::reasoning);
   return true;
 }
 
-bool AnswerParser::found_think_close(size_t at) {
-  emit_prose(take(at));
+// `code`: it stands in code, where content shows it.
+bool AnswerParser::found_think_close(size_t at, bool code) {
+  take_prose(at);
   if (state_ == State::reasoning) {
     take(tags().think.close.size());
     begin_segment(State::content);
     return true;
   }
-  const bool drop = fresh_ || last_ == '\n';
-  const std::string_view marker = take(tags().think.close.size());
-  if (drop) {
-    ++repairs_.stray_close;
+  if (code || !(fresh_ || last_ == '\n')) {
+    take_prose(tags().think.close.size());
   } else {
-    emit_prose(marker);
+    take(tags().think.close.size());
+    ++repairs_.stray_close;
   }
   return true;
 }
 
-// A call may begin at `at`: decide, or wait for what decides.
-bool AnswerParser::found_call(size_t at, bool wrapped) {
-  const Opening found = opening(at, wrapped);
-  const Tri accepted = found.kind == Opening::Kind::none      ? Tri::no
-                       : found.kind == Opening::Kind::unknown ? Tri::unknown
-                                                              : accept_call(found, at, !wrapped);
+// A call may begin at `at`, whose place in the text is `place`: decide, or wait for what decides.
+bool AnswerParser::found_call(size_t at, bool wrapped, const CodeSpans& place) {
+  const size_t mark = (wrapped ? tags().call.open : tags().function.open).size();
+  const bool fenced = place.fenced_next();
+  if (fenced && wrapped && state_ == State::content) return hold_fence(at);
+  const Opening found = fenced ? Opening() : opening(at, wrapped);
+  Tri accepted = found.kind == Opening::Kind::none      ? Tri::no
+                 : found.kind == Opening::Kind::unknown ? Tri::unknown
+                                                        : accept_call(found, at, !wrapped);
+  if (accepted == Tri::yes && place.inline_next()) {
+    // Code of a line ends with the line.
+    const std::string_view gap = rest().substr(at + mark, blanks_at(at + mark));
+    if (!wrapped || gap.find('\n') == std::string_view::npos) accepted = Tri::no;
+  }
   if (accepted == Tri::unknown) {
-    emit_prose(take(at));
+    take_prose(at);
     return false;
   }
   if (accepted == Tri::no) {
-    emit_prose(take(at + (wrapped ? tags().call.open : tags().function.open).size()));
+    take_prose(at + mark);
     return true;
   }
   if (state_ == State::reasoning) ++repairs_.call_in_reasoning;
   if (!wrapped) ++repairs_.bare_function;
-  emit_prose(take(at));
+  if (found.doubled) ++repairs_.doubled_tag;
+  const bool may_be_held = wrapped && state_ == State::content && !std::exchange(in_fence_, false);
+  take_prose(at);
   begin_segment(State::content);
   opener_ = take(found.end - at);
   if (found.kind == Opening::Kind::json) {
     extent_ = {};
     state_ = State::json;
   } else {
-    open_call(found.name);
+    open_call(found.name, may_be_held);
     if (found.kind == Opening::Kind::pairs) state_ = State::pairs;
   }
   return true;
+}
+
+// The tag at `at` stands inside a fence: it is shown, once the fence has closed.
+bool AnswerParser::hold_fence(size_t at) {
+  if (at > 0) looked_ = 0;
+  take_prose(at);
+  const std::string_view text = rest();
+  if (looked_ == 0) {
+    looked_code_ = code_;
+    looked_code_.push(text[looked_++]);
+  }
+  while (looked_ < text.size() && looked_code_.fenced()) looked_code_.push(text[looked_++]);
+  CodeSpans behind = looked_code_;
+  if (final_) behind.push('\n');
+  if (!behind.fenced()) {
+    // A tag may stand right behind the fence.
+    const size_t tag = text[looked_ - 1] == '<' ? 1 : 0;
+    take_prose(std::exchange(looked_, 0) - tag);
+    return true;
+  }
+  if (!final_) return false;
+  looked_ = 0;
+  const bool ends_with_call = trim_blanks(text).ends_with(tags().call.close);
+  if (cut_ || !ends_with_call || !at_line_start(0)) {
+    take_prose(text.size());
+    return true;
+  }
+  code_ = {};
+  in_fence_ = true;
+  return found_call(0, /*wrapped=*/true, code_);
 }
 
 // In reasoning, and without the wrapper, mentions of calls are common and only a known tool at the start of a
@@ -265,33 +337,66 @@ AnswerParser::Opening AnswerParser::opening(size_t at, bool wrapped) const {
   size_t start = at + (wrapped ? tags().call.open.size() : 0);
   const size_t limit = start + kMaxGap;
   while (wrapped && start < text.size() && is_blank(text[start]) && start < limit) ++start;
-  const std::string_view next = text.substr(start);
-  if (wrapped && next.starts_with('{')) return {Opening::Kind::json, start, {}};
-  if (wrapped && tags().calls == Dialect::Calls::key_value) return pairs_opening(start);
-  if (!next.starts_with(tags().function.open)) {
-    const bool wait = !final_ && tags().function.open.starts_with(next);
-    return {wait ? Opening::Kind::unknown : Opening::Kind::none, 0, {}};
+  std::string_view next = text.substr(start);
+  bool doubled = false;
+  if (wrapped && next.starts_with(tags().call.open)) {  // written twice
+    doubled = true;
+    start += tags().call.open.size();
+    start += std::min(blanks_at(start), kMaxGap);
+    next = text.substr(start);
   }
-  size_t end = 0;
-  auto name = tag_name(start, tags().function.open, &end);
-  if (!name) return {end == 0 ? Opening::Kind::unknown : Opening::Kind::none, 0, {}};
-  return {Opening::Kind::xml, end, std::move(*name)};
+  Opening out;
+  if (wrapped && next.starts_with('{')) {
+    out = {Opening::Kind::json, start, {}};
+  } else if (wrapped && !final_ && !doubled && tags().call.open.starts_with(next)) {
+    out.kind = Opening::Kind::unknown;
+  } else if (wrapped && tags().calls == Dialect::Calls::key_value) {
+    out = pairs_opening(start);
+  } else {
+    NamedTag tag = named_tag(start, tags().function.open);
+    if (tag.is == Tri::unknown) out.kind = Opening::Kind::unknown;
+    if (tag.is == Tri::yes && (wrapped || tag.style == '=')) {
+      if (format_.tools->find(tag.name) == nullptr) tag.name = unquoted(tag.name);
+      out = {Opening::Kind::xml, tag.end, std::move(tag.name)};
+    }
+  }
+  out.doubled = doubled;
+  return out;
 }
 
-// The name inside a tag that `marker` opens at `at`, and where the tag ends. Empty: none, *end is 0 while it
-// may still become one.
-std::optional<std::string> AnswerParser::tag_name(size_t at, std::string_view marker, size_t* end) const {
-  const std::string_view inside = rest().substr(at + marker.size());
-  const size_t stop = inside.substr(0, kMaxNameBytes + 1).find_first_of(">\n");
-  *end = std::string_view::npos;
-  if (stop == std::string_view::npos) {
-    if (!final_ && inside.size() <= kMaxNameBytes) *end = 0;
-    return std::nullopt;
+// <function=NAME>, also with blanks around '=', and <function name=NAME>. `marker`: as templates write it.
+AnswerParser::NamedTag AnswerParser::named_tag(size_t at, std::string_view marker) const {
+  const std::string_view word = marker.substr(0, marker.size() - 1);
+  const std::string_view text = rest().substr(at);
+  NamedTag out;
+  if (!text.starts_with(word)) {
+    if (!final_ && word.starts_with(text)) out.is = Tri::unknown;
+    return out;
   }
-  const std::string_view name = trim_blanks(inside.substr(0, stop));
-  if (inside[stop] != '>' || name.empty()) return std::nullopt;
-  *end = at + marker.size() + stop + 1;
-  return std::string(name);
+  const std::string_view inside = text.substr(word.size(), kMaxTagBytes);
+  const size_t stop = inside.find_first_of(">\n");
+  const bool may_be = inside.empty() || inside[0] == '=' || inside[0] == ' ' || inside[0] == '\t';
+  if (stop == std::string_view::npos) {
+    if (may_be && !final_ && inside.size() < kMaxTagBytes) out.is = Tri::unknown;
+    return out;
+  }
+  if (!may_be || inside[stop] != '>') return out;
+  out.style = inside[0];
+  std::string_view name = trim_blanks(inside.substr(0, stop));
+  const bool attribute = name.starts_with("name");
+  if (attribute) name = trim_blanks(name.substr(4));
+  if (!name.starts_with('=')) return out;
+  name = trim_blanks(name.substr(1));
+  if (attribute && !name.empty()) {  // others may follow
+    const bool quoted = name[0] == '"' || name[0] == '\'';
+    const size_t end = quoted ? name.find(name[0], 1) : name.find_first_of(kBlanks);
+    name = quoted ? name.substr(1, end - 1) : name.substr(0, end);
+  }
+  if (name.empty() || name.size() > kMaxNameBytes) return out;
+  out.is = Tri::yes;
+  out.end = at + word.size() + stop + 1;
+  out.name = name;
+  return out;
 }
 
 AnswerParser::Opening AnswerParser::pairs_opening(size_t at) const {

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <random>
 
 #include "text/answer/detokenizer.h"
@@ -196,6 +197,11 @@ std::string random_output(std::mt19937& random) {
                                                    ":",
                                                    "True",
                                                    "null",
+                                                   "```",
+                                                   "\n```\n",
+                                                   "`",
+                                                   "<function name=\"f\">",
+                                                   "<parameter name=s>",
                                                    "<tool_call>\n<function=f>\n<parameter=s>\n"};
   std::string out;
   for (size_t n = 1 + random() % 24; n > 0; --n) out += kPieces[random() % kPieces.size()];
@@ -215,6 +221,8 @@ TEST(AnswerParser, DamagedStreamsNeverCrashAndNeverDependOnTheCut) {
     c.format.starts_in_reasoning = random() % 3 == 0;
     c.format.dialect.calls = random() % 2 == 0 ? Dialect::Calls::xml : Dialect::Calls::key_value;
     if (random() % 8 == 0) c.format.max_value_bytes = 8;
+    c.format.may_think = random() % 2 == 0;
+    if (random() % 4 == 0) c.format.held = {"f"};
     const Parts want = run(c, {});
     ASSERT_EQ(run(c, every(1, c.output)), want) << Json(repaired_utf8(c.output, Utf8Repair::maximal_subpart));
     std::vector<size_t> cuts;
@@ -285,7 +293,7 @@ TEST(AnswerParser, TextBehindACallThatNeverEndsIsGivenBack) {
     size_t calls;
   } kCases[] = {
       {"Write\n<function=f>\nand then close it. Here is more to say.",
-       "Write|and then close it. Here is more to say.", 1},
+       "Write\nand then close it. Here is more to say.", 1},
       {"<tool_call>\n<function=f>\nnothing but text", "nothing but text", 1},
       {"<tool_call>\n<function=f>\n{\"s\": \"Os", "{\"s\": \"Os", 1},
       {"<tool_call>\n<function=f>\ntext <b>bold</b>  and \n\n more", "text <b>bold</b>  and \n\n more", 1},
@@ -297,9 +305,7 @@ TEST(AnswerParser, TextBehindACallThatNeverEndsIsGivenBack) {
     c.format.tools = offered;
     const Parts parts = run(c, {});
     EXPECT_EQ(run(c, every(1, c.output)), parts) << output;
-    std::string wanted = content;
-    wanted.erase(std::remove(wanted.begin(), wanted.end(), '|'), wanted.end());
-    EXPECT_EQ(parts.content, wanted) << output;
+    EXPECT_EQ(parts.content, content) << output;
     EXPECT_EQ(parts.calls.size(), calls) << output;
     expect_valid_arguments(parts);
     // Cut by a limit: prose is given back, the beginning of an argument is not prose.
@@ -309,6 +315,182 @@ TEST(AnswerParser, TextBehindACallThatNeverEndsIsGivenBack) {
   Case cut{"<tool_call>\n<function=f>\nsome text <parameter=s", {}, true};
   cut.format.tools = offered;
   EXPECT_EQ(run(cut, {}).content, "some text");
+}
+
+// Runs a case whole and in pieces, which must come to the same.
+Parts parts_of_output(const std::string& output, const std::function<void(Case&)>& edit = {}) {
+  Case c{output, {}, false};
+  c.format.tools = tools(R"({"s":{"type":"string"},"n":{"type":"integer"},"o":{"type":"object"}})");
+  if (edit) edit(c);
+  const Parts parts = run(c, {});
+  std::mt19937 random(5);
+  EXPECT_EQ(run(c, every(1, c.output)), parts) << output;
+  for (int round = 0; round < 10; ++round) {
+    std::vector<size_t> cuts;
+    for (size_t at = 1 + random() % 9; at < c.output.size(); at += 1 + random() % 9) cuts.push_back(at);
+    EXPECT_EQ(run(c, cuts), parts) << output;
+  }
+  expect_valid_arguments(parts);
+  return parts;
+}
+std::string shown(const Parts& parts) {
+  std::string out = parts.content;
+  for (const Call& call : parts.calls) out += "[" + call.name + call.arguments + "]";
+  return out;
+}
+const std::string kCall =
+    "<tool_call>\n<function=f>\n<parameter=s>\nx\n</parameter>\n</function>\n</tool_call>";
+
+TEST(AnswerParser, CallsThatAreShownInCodeAreText) {
+  for (const std::string& text : std::vector<std::string>{
+           "Write it so:\n```xml\n" + kCall + "\n```\nThat is all.", "~~~\n" + kCall + "\n~~~\nSo.",
+           "1. So:\n   ```\n   " + kCall + "\n   ```", "> ```\n> " + kCall + "\n> ```\n\nSo.",
+           "````md\n```xml\n" + kCall + "\n```\n````\nSo.", "- ```xml\n" + kCall + "\n```\nSo.",
+           "```\n<function=f>\n<parameter=s>\nx\n</parameter>\n</function>\n```",
+           "```\nA </think> tag:\n</think>\n```\nSo.",
+           std::string("```\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>\n```"),
+           std::string("A call opens with `<tool_call>` and ends with `</tool_call>`, as it says."),
+           std::string("Write `<tool_call><function=f></function></tool_call>` in one line."),
+           std::string("Or ``<tool_call>{\"name\": \"f\"}</tool_call>`` so."),
+           std::string("```<tool_call>\n<function=f>```, or so."),
+           "Two:\n```\n" + kCall + "\n" + kCall + "\n```"}) {
+    EXPECT_EQ(shown(parts_of_output(text)), text);
+  }
+  // What stands behind the code is a call.
+  EXPECT_EQ(shown(parts_of_output("As `f`:\n```\nls\n```\n\n" + kCall)),
+            "As `f`:\n```\nls\n```[f{\"s\": \"x\"}]");
+  EXPECT_EQ(shown(parts_of_output("```\n" + kCall + "\n```\nNow:\n" + kCall)),
+            "```\n" + kCall + "\n```\nNow:[f{\"s\": \"x\"}]");
+  EXPECT_EQ(shown(parts_of_output("```\nls\n```" + kCall)), "```\nls\n```[f{\"s\": \"x\"}]");
+  // Backticks that do not close are none: the line ends.
+  EXPECT_EQ(shown(parts_of_output("I use ` here.\n" + kCall)), "I use ` here.[f{\"s\": \"x\"}]");
+  EXPECT_EQ(shown(parts_of_output("I use ` here. " + kCall)), "I use ` here.[f{\"s\": \"x\"}]");
+}
+
+// A fence that never closes is none, if the answer ends with the call.
+TEST(AnswerParser, ACallBehindAFenceThatIsLeftOpenIsOne) {
+  EXPECT_EQ(shown(parts_of_output("```bash\nls\n" + kCall)), "```bash\nls[f{\"s\": \"x\"}]");
+  EXPECT_EQ(shown(parts_of_output("```xml\n" + kCall + "\n" + kCall + "\n")),
+            "```xml[f{\"s\": \"x\"}][f{\"s\": \"x\"}]");
+  const std::string told = "```xml\n" + kCall + "\nThat is all.";
+  EXPECT_EQ(shown(parts_of_output(told)), told);
+  const std::string cut = "```xml\n" + kCall;
+  EXPECT_EQ(shown(parts_of_output(cut, [](Case& c) { c.cut = true; })), cut);
+  const std::string other = "```xml\n<tool_call>\n<function=g>\n</function>\n</tool_call>";
+  EXPECT_EQ(shown(parts_of_output(other, [](Case& c) { c.format.offered_only = true; })), other);
+}
+
+TEST(AnswerParser, TextAroundCallsKeepsItsBreaks) {
+  EXPECT_EQ(shown(parts_of_output("First.\n" + kCall + "\nBetween.\n\n" + kCall + "\nAfter.\n")),
+            "First.\n\nBetween.\n\n\nAfter.[f{\"s\": \"x\"}][f{\"s\": \"x\"}]");
+  EXPECT_EQ(parts_of_output("\n\n" + kCall + "\n\nAfter.").content, "After.");
+  EXPECT_EQ(parts_of_output("First. " + kCall + "\n").content, "First.");
+  EXPECT_EQ(parts_of_output("One" + kCall + "Two").content, "OneTwo");
+}
+
+TEST(AnswerParser, TagsThatAreWrittenTwiceAreSwallowed) {
+  const auto twice = [](std::string_view tag) {
+    std::string out = kCall;
+    out.insert(out.find(tag), std::string(tag) + "\n");
+    return out;
+  };
+  for (const char* tag : {"<tool_call>", "</parameter>", "</function>", "</tool_call>"}) {
+    EXPECT_EQ(shown(parts_of_output(twice(tag))), "[f{\"s\": \"x\"}]") << tag;
+    EXPECT_EQ(shown(parts_of_output("Hm.\n" + twice(tag) + "\nSo.")), "Hm.\n\nSo.[f{\"s\": \"x\"}]") << tag;
+    EXPECT_EQ(shown(parts_of_output(twice(tag) + "\n" + kCall)), "[f{\"s\": \"x\"}][f{\"s\": \"x\"}]") << tag;
+  }
+  EXPECT_EQ(
+      shown(parts_of_output("<tool_call>\n<function=f>\n<parameter=s>\n/srv/x\n</parameter>\n</parameter>\n"
+                            "<parameter=n>\n3\n</parameter>\n</parameter>\n</function>\n</tool_call>")),
+      "[f{\"s\": \"/srv/x\", \"n\": 3}]");
+  EXPECT_EQ(
+      shown(parts_of_output("<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": 1}}}\n</tool_call>")),
+      "[f{\"n\": 1}]");
+  // A value that holds a whole parameter ends behind it.
+  EXPECT_EQ(shown(parts_of_output("<tool_call>\n<function=f>\n<parameter=s>\n<parameter=a>\n1\n</parameter>\n"
+                                  "</parameter>\n</function>\n</tool_call>")),
+            R"([f{"s": "<parameter=a>\n1\n</parameter>"}])");
+  // Prose may name the tags.
+  const std::string prose = "It ends with </tool_call> or </function>.";
+  EXPECT_EQ(shown(parts_of_output(prose)), prose);
+  AnswerFormat format;
+  format.tools = tools(R"({"s":{"type":"string"}})");
+  AnswerParser parser(std::move(format));
+  AnswerEvents events;
+  parser.push(twice("</parameter>") + twice("</tool_call>"), events);
+  parser.finish(false, events);
+  EXPECT_EQ(parser.repairs().doubled_tag, 2);
+  EXPECT_EQ(parser.repairs().missing_end, 0);
+}
+
+TEST(AnswerParser, NamesInTagsMayBeQuotedOrAttributes) {
+  for (const char* open :
+       {"<function=f>", "<function=\"f\">", "<function='f'>", "<function = f>", "<function =\"f\" >",
+        "<function name=f>", "<function name=\"f\">", "<function name = 'f' id=\"1\">"}) {
+    for (const char* parameter :
+         {"<parameter=s>", "<parameter=\"s\">", "<parameter = s >", "<parameter name=\"s\">"}) {
+      const std::string body = std::string(parameter) + "\nx\n</parameter>\n";
+      EXPECT_EQ(shown(parts_of_output(std::string("<tool_call>\n") + open + "\n" + body +
+                                      "</function>\n</tool_call>")),
+                "[f{\"s\": \"x\"}]")
+          << open << parameter;
+      const std::string second = std::string(parameter).replace(std::string(parameter).find('s'), 1, "n");
+      EXPECT_EQ(shown(parts_of_output(std::string("<tool_call>\n") + open + "\n" + body + second +
+                                      "\n3\n</parameter>\n</function>\n</tool_call>")),
+                "[f{\"s\": \"x\", \"n\": 3}]")
+          << open << second;
+    }
+  }
+  // In a value of the usual form, tags with attributes are a text.
+  EXPECT_EQ(
+      shown(parts_of_output("<tool_call>\n<function=f>\n<parameter=s>\n<parameter name=\"n\">1</parameter>\n"
+                            "<parameter name=\"o\">2</parameter>\n</parameter>\n</function>\n</tool_call>")),
+      R"([f{"s": "<parameter name=\"n\">1</parameter>\n<parameter name=\"o\">2</parameter>"}])");
+  const std::string prose = "<tool_call> <functional> and <function of x>.";
+  EXPECT_EQ(shown(parts_of_output(prose)), prose);
+  EXPECT_EQ(shown(parts_of_output("<tool_call>\n{\"name\": 'f', \"arguments\": {\"n\": 1,},}\n</tool_call>")),
+            "[f{\"n\": 1}]");
+}
+
+TEST(AnswerParser, ParametersComeAsTheyWereWritten) {
+  const auto parameter = [](const std::string& name, const std::string& value) {
+    return "<parameter=" + name + ">\n" + value + "\n</parameter>\n";
+  };
+  EXPECT_EQ(shown(parts_of_output("<tool_call>\n<function=f>\n" + parameter("zz", "1") + parameter("n", "2") +
+                                  parameter("s", "[") + parameter("n", "3") + parameter("y", "{\"a\":1}") +
+                                  "</function>\n</tool_call>")),
+            R"([f{"zz": "1", "n": 2, "s": "[", "y": {"a": 1}}])");
+}
+
+TEST(AnswerParser, AThoughtThatNobodyAskedForNeverTakesTheAnswer) {
+  const auto off = [](Case& c) { c.format.may_think = false; };
+  const Parts split = parts_of_output("<think>\nhm\n</think>\n\nFour.", off);
+  EXPECT_EQ(split.reasoning, "hm");
+  EXPECT_EQ(split.content, "Four.");
+  for (const std::string& text :
+       {std::string("<think>\nFour, as I see it."), std::string("<think> is a tag. It ends with </think>."),
+        std::string("<think>"), std::string("<think>\n")}) {
+    const Parts parts = parts_of_output(text, off);
+    EXPECT_EQ(parts.reasoning, "");
+    EXPECT_EQ(parts.content, text);
+    const Parts cut = parts_of_output(text, [&](Case& c) { off(c), c.cut = true; });
+    EXPECT_EQ(cut.content, text);
+  }
+  EXPECT_EQ(shown(parts_of_output("<think>\nhm\n</think>\n" + kCall, off)), "[f{\"s\": \"x\"}]");
+}
+
+// What a mask holds ends where the mask says.
+TEST(AnswerParser, ValuesOfHeldCallsEndAtTheFirstTagInItsPlace) {
+  const auto held = [](Case& c) { c.format.held = {"f"}; };
+  const auto call = [](const std::string& value) {
+    return "<tool_call>\n<function=f>\n<parameter=s>\n" + value + "\n</parameter>\n</function>\n</tool_call>";
+  };
+  for (const std::string value : {"a</parameter><parameter=n>x", "a </parameter> </function>",
+                                  "a\n<parameter=n>\n3", "a\n</tool_call>", "</parameter"}) {
+    EXPECT_EQ(shown(parts_of_output(call(value), held)), "[f{\"s\": " + Json(value).dump() + "}]");
+  }
+  // Not so where no mask was.
+  EXPECT_EQ(shown(parts_of_output("<function=f>\n<parameter=s>\nx\n</function>", held)), "[f{\"s\": \"x\"}]");
 }
 
 TEST(AnswerParser, TheCallIsReportedAsSoonAsItsNameIsKnown) {
@@ -389,31 +571,6 @@ TEST(AnswerParser, LongAndHostileOutputsTakeLinearWork) {
     EXPECT_EQ(run(c, every(3, c.output)), parts);
     expect_valid_arguments(parts);
   }
-}
-
-TEST(Arguments, AreConvertedByTheSchemaAndNeverEvaluated) {
-  const auto convert = [](const char* schema, const char* raw) {
-    return convert_argument(raw, schema_types(Json::parse(schema)));
-  };
-  EXPECT_EQ(convert(R"({"type":"integer"})", " 7 "), "7");
-  EXPECT_EQ(convert(R"({"type":"integer"})", "7.0"), "7");
-  EXPECT_EQ(convert(R"({"type":"integer"})", "7.5"), "\"7.5\"");
-  EXPECT_EQ(convert(R"({"type":"integer"})", "1e300"), "\"1e300\"");
-  EXPECT_EQ(convert(R"({"type":"number"})", "NaN"), "\"NaN\"");
-  EXPECT_EQ(convert(R"({"type":"boolean"})", "True"), "true");
-  EXPECT_EQ(convert(R"({"type":["string","null"]})", "None"), "null");
-  EXPECT_EQ(convert(R"({"type":["string","null"]})", "none"), "\"none\"");
-  EXPECT_EQ(convert(R"({"type":"array"})", "['a', \"b\", None, (1, 2), {'k': True}]"),
-            R"(["a", "b", null, [1, 2], {"k": true}])");
-  EXPECT_EQ(convert(R"({"type":"array"})", "__import__('os')"), "\"__import__('os')\"");
-  EXPECT_EQ(convert(R"({"type":"object"})", R"({"a":1,"a":2})"), R"({"a": 2})");
-  EXPECT_EQ(convert(R"({"type":"object"})", R"({"a":NaN})"), R"("{\"a\":NaN}")");
-  EXPECT_EQ(convert(R"({"enum":["red",3]})", "red"), "\"red\"");
-  EXPECT_EQ(convert(R"({"anyOf":[{"type":"integer"},{"type":"string"}]})", "x"), "\"x\"");
-  EXPECT_EQ(convert("{}", "{\"a\":1}"), R"("{\"a\":1}")");
-  EXPECT_EQ(convert(R"({"$ref":"#/x"})", "{}"), "{}");
-  const std::string deep(1000, '[');
-  EXPECT_EQ(convert(R"({"type":"array"})", deep.c_str()), '"' + deep + '"');
 }
 
 TEST(JsonText, ReadsWhatJsonAllowsAndWritesNothingElse) {

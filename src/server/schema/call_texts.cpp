@@ -1,0 +1,103 @@
+// call_texts.cpp -- see call_texts.h.
+#include "server/schema/call_texts.h"
+
+#include <map>
+#include <optional>
+
+#include "base/check.h"
+#include "text/code_spans.h"
+
+namespace braid::server {
+
+namespace {
+
+bool is_line_blank(char c) { return c == ' ' || c == '\t' || c == '\r'; }
+
+bool is_name_byte(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' ||
+         c == ':' || c == '-';
+}
+
+struct ProsePlace {
+  // Behind a mark that may be none: the blanks behind it, up to the end of its line or beyond; a name there,
+  // and blanks behind that.
+  enum class Behind : uint8_t { nothing, mark, line, name, name_end };
+
+  CodeSpans code;
+  Behind behind = Behind::nothing;
+  uint8_t begun = 0;        // bytes of the mark that the text ends with
+  bool blank_line = true;   // only blanks came in this line
+  bool mark_first = false;  // the mark that is begun is the first of its line
+  bool may_call = false;    // the mark has just ended
+  bool must_call = false;   // and nothing else may follow
+
+  auto operator<=>(const ProsePlace&) const = default;
+};
+
+// Empty: the byte may not come.
+std::optional<ProsePlace> after(const ProsePlace& from, char c, const Dialect& dialect) {
+  using Behind = ProsePlace::Behind;
+  const std::string_view mark = dialect.call.open;
+  if (from.must_call) return std::nullopt;
+  ProsePlace to = from;
+  to.may_call = false;
+  const bool quoted = from.behind == Behind::mark && from.code.inline_next();
+  if (from.behind != Behind::nothing && !quoted) {
+    if (c == '{' && from.behind <= Behind::line) return std::nullopt;
+    if (c == '<') return std::nullopt;
+  }
+  to.behind = Behind::nothing;
+  if (c == '\n' || is_line_blank(c)) {
+    const bool name = from.behind == Behind::name || from.behind == Behind::name_end;
+    if (name) to.behind = Behind::name_end;
+    if (from.behind == Behind::mark) to.behind = c == '\n' ? Behind::line : Behind::mark;
+    if (from.behind == Behind::line) to.behind = Behind::line;
+  } else if (dialect.calls == Dialect::Calls::key_value && is_name_byte(c) && !quoted &&
+             from.behind != Behind::nothing && from.behind != Behind::name_end) {
+    to.behind = Behind::name;
+  }
+  to.begun = 0;
+  if (from.begun > 0 && c == mark[from.begun]) {
+    to.begun = from.begun + 1;
+  } else if (c == mark[0] && !from.code.fenced_next()) {
+    to.begun = 1;
+    to.mark_first = from.blank_line;
+  }
+  to.code.push(c);
+  to.blank_line = c == '\n' || (from.blank_line && is_line_blank(c));
+  if (to.begun == mark.size()) {
+    to.may_call = true;
+    to.must_call = from.mark_first;
+    to.behind = Behind::mark;
+    to.begun = 0;
+  }
+  if (to.begun == 0) to.mark_first = false;
+  return to;
+}
+
+}  // namespace
+
+Automaton text_until_call(const Dialect& dialect) {
+  std::map<ProsePlace, int32_t> states{{ProsePlace(), 0}};
+  std::vector<ProsePlace> places{ProsePlace()};
+  std::vector<std::array<int32_t, 256>> next;
+  std::vector<uint8_t> accepts;
+  for (size_t i = 0; i < places.size(); ++i) {
+    const ProsePlace from = places[i];
+    accepts.push_back(from.may_call ? 1 : 0);
+    next.emplace_back().fill(Automaton::kDead);
+    for (int byte = 0; byte < 256; ++byte) {
+      const auto to = after(from, static_cast<char>(byte), dialect);
+      if (!to) continue;
+      const auto [found, added] = states.emplace(*to, static_cast<int32_t>(places.size()));
+      if (added) places.push_back(*to);
+      next[i][static_cast<size_t>(byte)] = found->second;
+    }
+  }
+  GrammarBudget budget;
+  auto automaton = Automaton::from_table(next, accepts, budget);
+  BRAID_CHECK(automaton.has_value());
+  return std::move(*automaton);
+}
+
+}  // namespace braid::server
