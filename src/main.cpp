@@ -36,6 +36,17 @@ std::vector<std::string> arguments(int argc, char** argv) {
   return all;
 }
 
+// Of an option with one value, or none, the last one counts; lists grow.
+void let_last_win(CLI::App& app) {
+  for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) {
+    for (CLI::Option* option : command->get_options()) {
+      if (!option->get_positional() && option->get_items_expected_max() <= 1 &&
+          option->get_multi_option_policy() == CLI::MultiOptionPolicy::Throw)
+        option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    }
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -54,6 +65,7 @@ int main(int argc, char** argv) {
   braid::cli::add_inspect(app, &exit_code);
   braid::cli::add_quantize(app, &exit_code);
   braid::cli::add_completion(app, &exit_code);
+  let_last_win(app);
   try {
     app.parse(arguments(argc, argv));
   } catch (const CLI::ParseError& error) {

@@ -132,8 +132,8 @@ TEST_F(ServeTest, WrongCertificatesAreOneSentence) {
   make_certificate();
   file("junk.pem", "junk");
   const std::pair<std::vector<std::string>, const char*> kCases[] = {
-      {{"--tls-cert", path("cert.pem")}, "needed together"},
-      {{"--tls-key", path("key.pem")}, "needed together"},
+      {{"--tls-cert", path("cert.pem")}, "--tls-cert has no effect without --tls-key"},
+      {{"--tls-key", path("key.pem")}, "--tls-key has no effect without --tls-cert"},
       {{"--tls-cert", path("junk.pem"), "--tls-key", path("key.pem")}, "junk.pem"},
       {{"--tls-cert", path("cert.pem"), "--tls-key", path("junk.pem")}, "junk.pem"},
       {{"--tls-cert", path("absent.pem"), "--tls-key", path("key.pem")}, "absent.pem"},
@@ -197,6 +197,64 @@ TEST_F(ServeTest, OptionsFromAFile) {
   strict.send("POST", "/v1/completions", R"({"prompt":"x","model":"another"})", "x-api-key: one\r\n");
   strict.read_all();
   EXPECT_EQ(strict.status(), 404);
+}
+
+// The container's way: all addresses, no key.
+TEST_F(ServeTest, NamesAreGuardedOnEveryAddress) {
+  const auto status = [](const Served& server, const std::string& host) {
+    Connection client(server.port);
+    client.host = host;
+    client.send("GET", "/v1/models");
+    client.read_all();
+    return client.status();
+  };
+  for (const bool listed : {false, true}) {
+    std::vector<std::string> options = with_small({"--host", "0.0.0.0"});
+    if (listed) options.insert(options.end(), {"--allowed-host", "box,braid"});
+    Served server(options);
+    ASSERT_NE(server.port, 0) << server.log();
+    EXPECT_EQ(status(server, "evil.example"), 403);
+    EXPECT_EQ(status(server, "192.168.1.5:8080"), 200);
+    EXPECT_EQ(status(server, "localhost:8080"), 200);
+    for (const char* name : {"box", "braid:8080"}) EXPECT_EQ(status(server, name), listed ? 200 : 403);
+  }
+}
+
+TEST_F(ServeTest, OptionsWithoutEffectAreRefused) {
+  const std::pair<std::vector<std::string>, const char*> kCases[] = {
+      {{"--api-key", "one", "--allowed-host", "good.example"}, "--allowed-host has no effect with API keys"},
+      {{"--public-metrics"}, "--public-metrics has no effect without API keys"},
+      {{"--config", file("c.conf", "share-cache = true\n")}, "--share-cache has no effect without"},
+      {{"--cors-origin", "https://good.example/"}, "is no origin"},
+      {{"--config", file("h.conf", "allowed-host = [\"localhost\"]\n")}, "has no effect"},
+  };
+  for (const auto& [options, what] : kCases) {
+    auto arguments = with_small(options);
+    arguments.insert(arguments.begin(), {"serve", "--port", "0"});
+    const Outcome outcome = run_braid(arguments);
+    EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
+    EXPECT_NE(outcome.err.find(what), std::string::npos) << outcome.err;
+  }
+}
+
+// Environment, file, earlier, later: each goes before the one in front of it.
+TEST_F(ServeTest, TheLastOptionWins) {
+  const std::string config = file("braid.conf", "ctx-size = 600\nctx-size = 640\nshare-cache = false\n");
+  const auto context = [](std::vector<std::string> options) {
+    Served server(std::move(options));
+    const std::string log = server.log();
+    const size_t end = log.find(" tokens of context");
+    return end == std::string::npos
+               ? log
+               : log.substr(log.rfind(' ', end - 1) + 1, end - log.rfind(' ', end - 1) - 1);
+  };
+  ::setenv("BRAID_CTX_SIZE", "576", 1);
+  EXPECT_EQ(context({"-t", "1"}), "576");
+  EXPECT_EQ(context({"-t", "1", "--config", config}), "640") << "the file's last";
+  EXPECT_EQ(context({"-t", "1", "--config", config, "-c", "704"}), "704");
+  EXPECT_EQ(context({"-t", "1", "-c", "704", "--config", config, "--ctx-size", "736"}), "736");
+  ::unsetenv("BRAID_CTX_SIZE");
+  EXPECT_EQ(context({"-t", "1", "-c", "704", "--no-page", "--no-page", "-c", "576"}), "576");
 }
 
 TEST_F(ServeTest, WrongFilesOfOptionsAreRefused) {
@@ -270,6 +328,57 @@ TEST_F(ServeTest, WhileAnswersEndNewOnesAreRefusedOverNewConnections) {
   }
   stream.reset();  // the last one leaves
   EXPECT_EQ(server.wait(), 0);
+}
+
+TEST_F(ServeTest, LimitsOfKeysAreReadFromTheirFile) {
+  const std::string keys = file("keys", "ops admin\nteam name=team-a max-requests=0\n");
+  for (const auto& [line, what] :
+       {std::pair{"k max-request=1\n", "keys:1: behind a key stand"},
+        std::pair{"k models=absent\n", "may load the model absent"}, std::pair{"k\nk\n", "given twice"}}) {
+    const std::string wrong = file("wrong/keys", line);
+    const Outcome outcome = run_braid({"serve", "--port", "0", "-c", "512", "--api-key-file", wrong});
+    EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
+    EXPECT_NE(outcome.err.find(what), std::string::npos) << outcome.err;
+  }
+  Served server(with_small({"--api-key-file", keys, "--client-priority", "0..5"}));
+  ASSERT_NE(server.port, 0) << server.log();
+  const auto status = [&](const std::string& key, const std::string& more = "") {
+    Connection connection(server.port);
+    connection.send("POST", "/v1/completions", R"({"prompt":"The","max_tokens":1)" + more + "}",
+                    "x-api-key: " + key + "\r\n");
+    connection.read_all();
+    return connection.status();
+  };
+  EXPECT_EQ(status("team"), 429);
+  EXPECT_EQ(status("ops"), 200);
+  EXPECT_EQ(status("ops", R"(,"priority":6)"), 400);
+  EXPECT_TRUE(server.wait_log("key=team-a method=POST")) << server.log();
+  file("keys", "ops\nteam max-requests=1\n");
+  server.signal(SIGHUP);
+  ASSERT_TRUE(server.wait_log("reloaded 2 API keys")) << server.log();
+  EXPECT_EQ(status("team"), 200);
+  file("keys", "ops\nteam models=absent\n");
+  server.signal(SIGHUP);
+  ASSERT_TRUE(server.wait_log("stay as they were")) << server.log();
+  EXPECT_EQ(status("team"), 200);
+}
+
+TEST_F(ServeTest, ProbesHaveNoLineInTheLog) {
+  Served server(with_small({}));
+  ASSERT_NE(server.port, 0) << server.log();
+  for (const char* path : {"/health", "/livez", "/readyz", "/healthz", "/ping", "/metrics"}) {
+    Connection probe(server.port);
+    probe.send("GET", path);
+    probe.read_all();
+    EXPECT_EQ(probe.status(), 200) << path;
+  }
+  get(server.port, "/v1/models");
+  ASSERT_TRUE(server.wait_log("path=\"/v1/models\"")) << server.log();
+  for (const char* path : {"health", "livez", "readyz", "ping", "metrics"})
+    EXPECT_EQ(server.log().find(std::string("path=\"/") + path), std::string::npos) << server.log();
+  const size_t line = server.log().find("access id=");
+  const std::string text = server.log().substr(0, line);
+  EXPECT_EQ(text.substr(text.rfind('\n') + 1).find("20"), 0u) << "a line begins with its time";
 }
 
 TEST_F(ServeTest, AHangupReadsKeysAgain) {
@@ -476,6 +585,56 @@ TEST_F(ServeTest, TheCacheInFilesIsCounted) {
   EXPECT_GT(metric(server.port, "braid_disk_cache_read_bytes_total"), 100'000);
   EXPECT_EQ(metric(server.port, "braid_disk_cache_failed_reads_total"), 0);
   EXPECT_EQ(metric(server.port, "braid_disk_cache_write_errors_total"), 0);
+}
+
+// Agents of many turns at a time: what each has said before is still there when it comes back.
+TEST_F(ServeTest, ConversationsFindTheirPrefixes) {
+  constexpr int kConversations = 8, kTurns = 12;
+  static const char* const kWords[] = {"harbor", "engine", "river",  "signal", "window", "garden",
+                                       "ledger", "paper",  "copper", "meadow", "winter", "lantern",
+                                       "bridge", "summer", "market", "kernel"};
+  const auto prose = [](uint32_t seed, int words) {
+    std::string out;
+    for (uint32_t state = seed * 2654435761u; words > 0; --words) {
+      state = state * 1664525u + 1013904223u;
+      out += std::string(out.empty() ? "" : " ") + kWords[state >> 28];
+    }
+    return out;
+  };
+  Json tools = Json::array();
+  for (const char* name : {"read_file", "write_file", "list_files", "run_command", "search"}) {
+    const Json text{{"type", "string"}, {"description", "a path or a text, " + prose(7, 12)}};
+    tools.push_back(
+        {{"type", "function"},
+         {"function",
+          {{"name", name},
+           {"description", std::string(name) + " works on the open project: " + prose(3, 16)},
+           {"parameters", {{"type", "object"}, {"properties", {{"path", text}, {"text", text}}}}}}}});
+  }
+  Served server({"-t", "1", "--think", "off", "--temp", "0"});
+  ASSERT_NE(server.port, 0) << server.log();
+  EXPECT_NE(server.log().find(" checkpoints of prefixes"), std::string::npos) << server.log();
+  std::atomic<int64_t> prompt{0}, cached{0};
+  std::vector<std::thread> threads;
+  for (uint32_t c = 0; c < kConversations; ++c) {
+    threads.emplace_back([&, c] {
+      Json messages = Json::array({{{"role", "system"}, {"content", "You are an agent. " + prose(1, 300)}}});
+      for (uint32_t turn = 0; turn < kTurns; ++turn) {
+        messages.push_back({{"role", "user"}, {"content", prose(100 * c + turn + 10, 60) + "?"}});
+        const Json answer =
+            ask(server.port, "/v1/chat/completions",
+                {{"messages", messages}, {"tools", tools}, {"tool_choice", "none"}, {"max_tokens", 24}});
+        prompt += answer["usage"]["prompt_tokens"].get<int64_t>();
+        cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"].get<int64_t>();
+        messages.push_back(answer["choices"][0]["message"]);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const double share = 100.0 * static_cast<double>(cached) / static_cast<double>(prompt);
+  std::printf("[report] %d conversations of %d turns: %.1f %% of %lld prompt tokens cached\n", kConversations,
+              kTurns, share, static_cast<long long>(prompt));
+  EXPECT_GE(share, 88);
 }
 
 // Chats over one system message, one after the other: each computes its own question, whatever its length.

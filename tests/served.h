@@ -130,8 +130,9 @@ class Connection {
 
   void send(const std::string& method, const std::string& path, const std::string& body = "",
             const std::string& headers = "") {
-    const std::string text = method + " " + path + " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" +
-                             headers + "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
+    const std::string text = method + " " + path + " HTTP/1.1\r\nHost: " + host +
+                             "\r\nConnection: close\r\n" + headers +
+                             "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
     if (tls_ != nullptr) {
       (void)SSL_write(tls_, text.data(), static_cast<int>(text.size()));
     } else {
@@ -156,6 +157,7 @@ class Connection {
     return at == std::string::npos ? "" : received.substr(at + 4);
   }
 
+  std::string host = "localhost";  // of the Host field
   bool connected = false;
   bool closed_cleanly = false;  // TLS: the server said that this was all
   std::string received;

@@ -4,18 +4,43 @@
 
 #include <cstdlib>
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "base/log_line.h"
 
 namespace braid {
+namespace {
+
+// Empty: none is asked for, or one that there is not.
+std::optional<spdlog::level::level_enum> wanted_level() {
+  const char* text = std::getenv("BRAID_LOG");
+  if (text == nullptr) return std::nullopt;
+  const auto level = spdlog::level::from_str(text);
+  // What spdlog does not know is "off" to it.
+  if (level == spdlog::level::off && std::string(text) != "off") return std::nullopt;
+  return level;
+}
+
+}  // namespace
 
 void init_log() {
   auto logger =
       std::make_shared<spdlog::logger>("braid", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
   logger->set_pattern("%^%l%$: %v");
-  const char* level = std::getenv("BRAID_LOG");
-  logger->set_level(level != nullptr ? spdlog::level::from_str(level) : spdlog::level::warn);
+  const auto level = wanted_level();
+  logger->set_level(level.value_or(spdlog::level::warn));
   spdlog::set_default_logger(std::move(logger));
+  const char* text = std::getenv("BRAID_LOG");
+  if (text != nullptr && *text != '\0' && !level) {
+    spdlog::warn("BRAID_LOG={} is no level: trace, debug, info, warn, error, critical or off",
+                 std::string(text).substr(0, 40));
+  }
+}
+
+void log_as_server() {
+  spdlog::set_pattern("%Y-%m-%dT%H:%M:%S.%e%z %^%l%$: %v");
+  if (!wanted_level()) spdlog::set_level(spdlog::level::info);
 }
 
 void log_info(const std::string& line) { spdlog::info("{}", line); }

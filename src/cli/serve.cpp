@@ -8,8 +8,9 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
-#include <sstream>
+#include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "base/log.h"
@@ -17,6 +18,7 @@
 #include "cli/default_model.h"
 #include "cli/generate.h"
 #include "cli/model_options.h"
+#include "cli/serve_config.h"
 #include "cli/serve_signals.h"
 #include "cli/terminal/sizes.h"
 #include "cli/terminal/terminal.h"
@@ -40,6 +42,7 @@ struct ServeFlags {
   server::HttpOptions http;
   server::AppOptions app;
   std::string config;
+  std::set<std::string> given;  // options
   std::vector<std::string> aliases;
   std::vector<std::string> models_dirs;
   std::vector<std::string> preset_files;
@@ -47,7 +50,9 @@ struct ServeFlags {
   bool list_models = false;
   double model_wait_s = 120;
   std::vector<std::string> key_files;
-  std::vector<std::string> given_keys;  // those of app.api_keys that are in no file
+  std::vector<std::string> given_keys;  // in no file
+  int32_t client_max_requests = -1, client_max_queue = -1;
+  std::string client_priority, client_models;
   std::string think = "auto";
   std::string priority_order = "higher";
   std::string late_system = "attach";
@@ -58,6 +63,8 @@ struct ServeFlags {
   double max_body_mb = 32;
   double max_request_memory_mb = 256;
   double read_timeout_s = 300;
+  std::string access_log = "work";
+  double late_head_s = 0;
   double drain_delay_s = 0;
   double drain_timeout_s = 30;
   double request_timeout_s = 0;
@@ -65,22 +72,19 @@ struct ServeFlags {
   double watchdog_s = 60;
 };
 
-// One key a line; empty lines and those that begin with # do not count.
-Status read_keys(const std::vector<std::string>& files, std::vector<std::string>& keys) {
+// The keys of files, behind those that `keys` has already.
+Status read_keys(const std::vector<std::string>& files, std::vector<server::ApiKey>& keys) {
   for (const std::string& path : files) {
     BRAID_ASSIGN(const std::string text, read_text(path));
-    size_t found = 0;
-    for (size_t at = 0; at < text.size();) {
-      const size_t end = std::min(text.find('\n', at), text.size());
-      std::string line = text.substr(at, end - at);
-      at = end + 1;
-      line.erase(line.find_last_not_of(" \t\r") + 1);
-      if (line.empty() || line[0] == '#') continue;
-      keys.push_back(std::move(line));
-      ++found;
+    BRAID_ASSIGN(auto found, server::parse_keys(text, path));
+    keys.insert(keys.end(), found.begin(), found.end());
+  }
+  std::set<std::string_view> seen;
+  for (const server::ApiKey& key : keys) {
+    if (!seen.insert(key.key).second) {
+      return Error{ErrorKind::invalid_argument,
+                   fmt::format("an API key is given twice{}", key.name.empty() ? "" : ": " + key.name)};
     }
-    // An empty file would silently open the server to everybody.
-    if (found == 0) return Error{ErrorKind::invalid_argument, path + ": holds no key"};
   }
   return {};
 }
@@ -196,13 +200,19 @@ Result<std::shared_ptr<server::ServedModel>> served_model(const ServeFlags& flag
   return model;
 }
 
+// Conversations come back for many more prefixes than run at a time, and those who have gone keep theirs.
+void serve_many(EngineOptions& options) {
+  constexpr int32_t kCheckpointsPerSlot = 64;
+  options.max_checkpoints = std::max(16, kCheckpointsPerSlot * options.max_sequences);
+}
+
 // What the host calls on its own thread.
 server::ModelHost::Load loader(const ServeFlags& flags) {
   return [flags](const server::ModelFile& file) -> Result<std::shared_ptr<server::ServedModel>> {
     ModelFlags wanted = flags.model;
     wanted.model = file.path;
     try {
-      BRAID_ASSIGN(LoadedModel loaded, load_model(wanted));
+      BRAID_ASSIGN(LoadedModel loaded, load_model(wanted, serve_many));
       return served_model(flags, loaded);
     } catch (const std::exception& exception) {
       return Error{ErrorKind::exhausted, fmt::format("{}: {}", file.shown, exception.what())};
@@ -215,28 +225,43 @@ Status check_model_file(const server::ModelFile& file) {
   return make_tokenizer(opened).ok() ? Status() : Status(make_tokenizer(opened).error());
 }
 
+// Of each client: what its key does not say.
+Status complete_limits(ServeFlags& flags) {
+  server::ClientLimits& limits = flags.app.client_limits;
+  if (flags.client_max_requests >= 0) limits.max_requests = flags.client_max_requests;
+  if (flags.client_max_queue >= 0) limits.max_queue = flags.client_max_queue;
+  if (flags.given.contains("--client-priority")) {
+    BRAID_ASSIGN(limits.priority, server::parse_priority_range(flags.client_priority));
+  }
+  if (flags.given.contains("--client-models")) limits.models = server::parse_names(flags.client_models);
+  return {};
+}
+
 // The settings that are not simply copied.
 Status complete(ServeFlags& flags) {
-  flags.given_keys = flags.app.api_keys;
-  BRAID_TRY(read_keys(flags.key_files, flags.app.api_keys));
   // A variable that was to hold the key and does not must not open the server to everybody.
   const char* variable = std::getenv("BRAID_API_KEY");
   const bool empty_key =
-      std::find(flags.app.api_keys.begin(), flags.app.api_keys.end(), "") != flags.app.api_keys.end();
-  if (empty_key || (variable != nullptr && *variable == '\0' && flags.app.api_keys.empty())) {
+      std::find(flags.given_keys.begin(), flags.given_keys.end(), "") != flags.given_keys.end();
+  const bool no_keys = flags.given_keys.empty() && flags.key_files.empty();
+  if (empty_key || (variable != nullptr && *variable == '\0' && no_keys)) {
     return Error{ErrorKind::invalid_argument, "an API key is empty (--api-key, BRAID_API_KEY)"};
   }
-  if (flags.http.tls_certificate.empty() != flags.http.tls_key.empty()) {
-    return Error{ErrorKind::invalid_argument, "--tls-cert and --tls-key are needed together"};
-  }
+  flags.app.api_keys.assign(flags.given_keys.begin(), flags.given_keys.end());
+  BRAID_TRY(read_keys(flags.key_files, flags.app.api_keys));
+  BRAID_TRY(complete_limits(flags));
+  BRAID_TRY(check_effects(flags.given, !flags.app.api_keys.empty()));
   flags.app.version = BRAID_VERSION;
   flags.app.slots = flags.model.parallel;
   if (!flags.no_page) flags.app.page = server::embedded_page();
   flags.app.max_queue = std::max(flags.app.max_queue, 4 * flags.model.parallel);
-  flags.app.guard_host = flags.http.address.starts_with("127.") || flags.http.address == "::1";
   flags.app.limits.reject_media = flags.media == "reject";
   flags.app.request_limit_ms = static_cast<int64_t>(1e3 * flags.request_timeout_s);
   flags.app.model_wait_ms = static_cast<int64_t>(1e3 * flags.model_wait_s);
+  flags.app.access_log = flags.access_log == "all"   ? server::AccessLog::all
+                         : flags.access_log == "off" ? server::AccessLog::off
+                                                     : server::AccessLog::work;
+  flags.app.late_head_ms = static_cast<int64_t>(1e3 * flags.late_head_s);
   flags.app.watchdog_ms = static_cast<int64_t>(1e3 * flags.watchdog_s);
   if (flags.sampling.seed >= 0) flags.app.seed = static_cast<uint64_t>(flags.sampling.seed);
   flags.http.max_body_bytes = static_cast<size_t>(flags.max_body_mb * (1 << 20));
@@ -266,8 +291,9 @@ Status reload(const ServeFlags& flags, server::HttpServer& http, server::App& ap
     spdlog::info("SIGHUP: nothing to reload (--api-key-file, --tls-cert)");
     return {};
   }
-  std::vector<std::string> keys = flags.given_keys;
+  std::vector<server::ApiKey> keys(flags.given_keys.begin(), flags.given_keys.end());
   BRAID_TRY(read_keys(flags.key_files, keys));
+  BRAID_TRY(app.check_limits(keys));
   if (secure) BRAID_TRY(http.reload_certificate());
   const size_t count = keys.size();
   if (!flags.key_files.empty()) app.set_api_keys(std::move(keys));
@@ -310,18 +336,19 @@ void serve_until_signal(ServeSignals& signals, server::HttpServer& http, server:
 
 int serve(ServeFlags flags) {
   ServeSignals signals;
-  if (std::getenv("BRAID_LOG") == nullptr) spdlog::set_level(spdlog::level::info);
+  log_as_server();
 
   if (const Status status = complete(flags); !status.ok()) return fail(status.error());
   auto catalog = make_catalog(flags);
   if (!catalog.ok()) return fail(catalog.error());
   if (flags.list_models) return list_models(*catalog);
-  auto loaded = load_model(flags.model);
+  auto loaded = load_model(flags.model, serve_many);
   if (!loaded.ok()) return fail(loaded.error());
   auto model = served_model(flags, *loaded);
   if (!model.ok()) return fail(model.error());
   const std::string name = catalog->entries().front().names.front();
   const int32_t context = (*model)->backend->context_tokens();
+  const int32_t checkpoints = (*model)->backend->stats().checkpoints;
   const size_t others = catalog->files().size() - 1;
   server::ModelHost::Options hosting;
   hosting.strict = flags.app.strict_model;
@@ -329,18 +356,22 @@ int serve(ServeFlags flags) {
   auto host = std::make_unique<server::ModelHost>(std::move(*catalog), std::move(*model), 0, loader(flags),
                                                   check_model_file, hosting);
   const auto app = server::App::create(flags.app, std::move(host));
+  if (const Status status = app->check_limits(flags.app.api_keys); !status.ok()) return fail(status.error());
   signals.serving();
   auto http = server::HttpServer::start(flags.http, app->handlers());
   if (!http.ok()) return fail(http.error());
   server::HttpServer* listening = http->get();
   app->watch_http([listening] { return listening->load(); });
   const bool ipv6 = flags.http.address.find(':') != std::string::npos;
-  spdlog::info("{} on {}://{}:{}, {} tokens of context, {} at a time{}", name,
+  spdlog::info("{} on {}://{}:{}, {} tokens of context, {} at a time{}{}", name,
                flags.http.tls_certificate.empty() ? "http" : "https",
                ipv6 ? "[" + flags.http.address + "]" : flags.http.address, listening->port(), context,
-               flags.model.parallel, flags.app.api_keys.empty() ? "" : ", keys needed");
+               flags.model.parallel,
+               checkpoints > 0 ? fmt::format(", {} checkpoints of prefixes", checkpoints) : "",
+               flags.app.api_keys.empty() ? "" : ", keys needed");
   if (others > 0) spdlog::info("{} more models on request, one in memory at a time (/v1/models)", others);
-  if (!flags.app.guard_host && flags.app.api_keys.empty()) {
+  const bool local = flags.http.address.starts_with("127.") || flags.http.address == "::1";
+  if (!local && flags.app.api_keys.empty()) {
     spdlog::warn("everybody who reaches {} may use this server (--api-key)", flags.http.address);
   }
   serve_until_signal(signals, *listening, *app, flags);
@@ -356,19 +387,26 @@ void add_access_options(CLI::App& command, ServeFlags& flags) {
   command.add_option("--port", flags.http.port, "port to listen on; 0: any")
       ->capture_default_str()
       ->envname("BRAID_PORT");
-  command.add_option("--api-key", flags.app.api_keys, "a key that clients must send; may be repeated")
+  command.add_option("--api-key", flags.given_keys, "a key that clients must send; may be repeated")
       ->envname("BRAID_API_KEY");
-  command.add_option("--api-key-file", flags.key_files, "file with one key a line");
+  command.add_option("--api-key-file", flags.key_files,
+                     "file with one key a line, and the limits of each behind it (docs/serving.md)");
   command.add_flag("--share-cache", flags.app.share_cache,
                    "prefixes are shared between API keys; else each key finds only its own in the cache");
   command.add_option("--tls-cert", flags.http.tls_certificate, "certificate chain (PEM); needs --tls-key");
   command.add_option("--tls-key", flags.http.tls_key, "private key (PEM)");
-  command.add_option("--cors-origin", flags.app.cors_origins,
-                     "an origin whose pages may use the server, or *");
-  command.add_option("--allowed-host", flags.app.allowed_hosts,
-                     "a host name that requests may be addressed to, besides localhost and addresses");
-  command.add_flag("--public-metrics", flags.app.public_metrics, "/metrics needs no key");
-  command.add_flag("--public-models", flags.app.public_models, "/v1/models needs no key");
+  command
+      .add_option("--cors-origin", flags.app.cors_origins, "an origin whose pages may use the server, or *")
+      ->check(check_origin);
+  command
+      .add_option("--allowed-host", flags.app.allowed_hosts,
+                  "without keys: a host name that requests may be addressed to, besides localhost and IP "
+                  "addresses, or *; may be repeated")
+      ->check(check_host_name)
+      ->delimiter(',')
+      ->envname("BRAID_ALLOWED_HOST");
+  command.add_flag("--public-metrics", flags.app.public_metrics, "with keys: /metrics needs none");
+  command.add_flag("--public-models", flags.app.public_models, "with keys: /v1/models needs none");
   command.add_flag("--no-page", flags.no_page, "no web page at /");
 }
 
@@ -423,14 +461,48 @@ void add_limit_options(CLI::App& command, ServeFlags& flags) {
       .add_option("--drain-delay", flags.drain_delay_s,
                   "seconds that the server still takes requests when it is to end, while /health is 503")
       ->check(CLI::Range(0.0, 86400.0))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->envname("BRAID_DRAIN_DELAY");
   command
       .add_option("--drain-timeout", flags.drain_timeout_s, "seconds that answers get when the server ends")
       ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->envname("BRAID_DRAIN_TIMEOUT");
+  command
+      .add_option("--late-head", flags.late_head_s,
+                  "a stream's head goes out with its first token, and at the latest after so many seconds, "
+                  "so that a proxy may ask another replica before; 0: at once")
+      ->check(CLI::Range(0.0, 3600.0))
       ->capture_default_str();
+  command
+      .add_option("--access-log", flags.access_log,
+                  "requests that have a line in the log: all; work: all but probes and scrapes that went "
+                  "well; off: none")
+      ->check(CLI::IsMember({"all", "work", "off"}))
+      ->capture_default_str()
+      ->envname("BRAID_ACCESS_LOG");
   command.add_option("--watchdog", flags.watchdog_s, "seconds without progress until /health fails")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+}
+
+// Each client is an API key or, without keys, an address.
+void add_client_options(CLI::App& command, ServeFlags& flags) {
+  command
+      .add_option("--client-max-requests", flags.client_max_requests,
+                  "requests that each key (without keys: each address) may have at a time; -1: any number")
+      ->check(CLI::Range(-1, 1 << 20))
+      ->capture_default_str();
+  command
+      .add_option("--client-max-queue", flags.client_max_queue,
+                  "requests of each client that may wait; -1: as many as there are free places, so that no "
+                  "client takes them all")
+      ->check(CLI::Range(-1, 1 << 20))
+      ->capture_default_str();
+  command.add_option("--client-priority", flags.client_priority,
+                     "LOW..HIGH: priorities that requests may ask for (default: -100..100)");
+  command.add_option("--client-models", flags.client_models,
+                     "models that may be loaded on request, with commas; an empty list: none (default: all)");
 }
 
 void add_answer_options(CLI::App& command, ServeFlags& flags) {
@@ -479,35 +551,6 @@ void add_answer_options(CLI::App& command, ServeFlags& flags) {
                    "chat: a last assistant message is continued");
 }
 
-// The options of a file, for those that neither the command line nor the environment has given. (CLI11 reads
-// such files for a whole program, not for one of its commands.)
-Status read_config(CLI::App& command, const std::string& path) {
-  if (path.empty()) return {};
-  BRAID_ASSIGN(const std::string text, read_text(path));
-  const auto wrong = [&path](const std::string& what) {
-    return Error{ErrorKind::invalid_argument, path + ": " + what};
-  };
-  try {
-    std::istringstream lines(text);
-    for (const CLI::ConfigItem& item : CLI::ConfigTOML().from_config(lines)) {
-      CLI::Option* option = command.get_option_no_throw("--" + item.name);
-      if (!item.parents.empty() || option == nullptr || item.name == "config") {
-        return wrong("there is no option " + item.fullname());
-      }
-      if (option->count() > 0) continue;
-      if (option->get_expected_max() == 0) {  // a flag
-        option->add_result(option->get_flag_value("", item.inputs.empty() ? "true" : item.inputs.front()));
-      } else {
-        option->add_result(item.inputs);
-      }
-      option->run_callback();
-    }
-  } catch (const CLI::Error& error) {
-    return wrong(error.what());
-  }
-  return {};
-}
-
 }  // namespace
 
 void add_serve(CLI::App& app, int* exit_code) {
@@ -526,9 +569,11 @@ void add_serve(CLI::App& app, int* exit_code) {
   add_access_options(*command, *flags);
   add_catalog_options(*command, *flags);
   add_limit_options(*command, *flags);
+  add_client_options(*command, *flags);
   add_answer_options(*command, *flags);
   command->callback([flags, command, exit_code] {
     const Status status = read_config(*command, flags->config);
+    flags->given = given_options(*command);
     *exit_code = status.ok() ? serve(*flags) : fail(status.error());
   });
 }

@@ -28,7 +28,7 @@ uint64_t expected_workspaces(const Device& device, const Device::WorkspaceNeeds&
 }
 
 // Prefixes that can be gone on from: a handful for each who runs, the turns of a conversation.
-int64_t most_images(const EngineOptions& options) { return std::max(16, 4 * options.max_sequences); }
+int64_t usual_images(const EngineOptions& options) { return std::max(16, 4 * options.max_sequences); }
 
 // What host memory has to spare for copies.
 uint64_t spare_host_bytes(const MemoryPlan& plan) {
@@ -233,7 +233,7 @@ void EngineMemory::set_blocks(const EngineOptions& options, int64_t blocks) {
   if (sizes.window == 0) return;
   // Where they begin and end inside blocks, and one to spare (scheduler_admit.cpp).
   const int64_t tail = blocks_for(int64_t{sizes.window} + options.max_drafts) + 3;
-  const int64_t prefixes = options.prefix_cache ? most_images(options) * tail : 0;
+  const int64_t prefixes = options.prefix_cache ? usual_images(options) * tail : 0;
   sizes.blocks[1] = static_cast<int32_t>(
       std::min(blocks, options.max_sequences * tail + steps + std::min(prefixes, blocks / 4)));
 }
@@ -297,8 +297,9 @@ void EngineMemory::plan_host_images(const EngineOptions& options, const ModelCon
     return static_cast<int32_t>(std::min<uint64_t>({most, asked < 0 ? chosen : most, 1 << 20}));
   };
   if (options.prefix_cache && resume_bytes > 0 && options.state_memory_bytes != 0) {
+    const int64_t most = options.max_checkpoints > 0 ? options.max_checkpoints : usual_images(options);
     host_images.checkpoint_count =
-        count(options.state_memory_bytes, image_bytes, static_cast<uint64_t>(most_images(options)));
+        count(options.state_memory_bytes, image_bytes, static_cast<uint64_t>(most));
     plan.set_predicted(MemoryUse::checkpoints,
                        static_cast<uint64_t>(host_images.checkpoint_count) * image_bytes);
   }

@@ -77,7 +77,10 @@ struct EngineOptions {
   uint64_t memory_limit_bytes = 0;  // 0: what the machine has available
   uint64_t kv_memory_bytes = 0;     // KV blocks; 0: all contexts at once, less if memory is short
   int64_t state_memory_bytes = -1;  // checkpoints in host memory; -1: chosen, 0: none
-  int64_t swap_memory_bytes = -1;   // blocks of preempted sequences in host memory; -1: chosen, 0: none
+  // Of what is chosen: as many checkpoints as a quarter of spare host memory holds, and not more than so
+  // many; 0: a few for each sequence.
+  int32_t max_checkpoints = 0;
+  int64_t swap_memory_bytes = -1;  // blocks of preempted sequences in host memory; -1: chosen, 0: none
   bool prefix_cache = true;
   int32_t checkpoint_interval = -1;  // a checkpoint every so many tokens; -1: chosen, 0: none on the way
   std::string cache_dir;             // prefixes are kept here too (disk.h); empty: nowhere

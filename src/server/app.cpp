@@ -22,7 +22,8 @@ class ServerApp : public App {
 
   HttpHandlers handlers() override;
   void watch_http(std::function<HttpLoad()> load) override { context_.http_load = std::move(load); }
-  void set_api_keys(std::vector<std::string> keys) override { context_.access.set_keys(std::move(keys)); }
+  void set_api_keys(std::vector<ApiKey> keys) override { context_.access.set_keys(std::move(keys)); }
+  Status check_limits(const std::vector<ApiKey>& keys) const override;
   void announce_end() override { context_.ending = true; }
   void drain() override { context_.ending = context_.draining = true; }
   int active() const override {
@@ -38,7 +39,8 @@ class ServerApp : public App {
   HttpAnswer http_error(const HttpRequest& request, int status, const std::string& code,
                         const std::string& message);
   HttpAnswer refuse(const HttpRequest& request, const ApiError& error);
-  void log_access(const HttpRequest& request, int status, uint64_t bytes, double ms, const std::string& note);
+  void log_access(const HttpRequest& request, const Route* route, int status, uint64_t bytes, double ms,
+                  const std::string& note);
 
   ServerContext context_;
 };
@@ -49,6 +51,20 @@ ApiError shutting_down() {
           .code = "shutting_down",
           .message = "the server is shutting down",
           .retry_after_s = 5};
+}
+
+Status ServerApp::check_limits(const std::vector<ApiKey>& keys) const {
+  const auto check = [this](const ClientLimits& limits) -> Status {
+    for (const std::string& name : limits.models.value_or(std::vector<std::string>{})) {
+      if (!context_.host->catalog().find(name))
+        return Error{ErrorKind::invalid_argument,
+                     "a client may load the model " + name + ", which this server does not have"};
+    }
+    return {};
+  };
+  BRAID_TRY(check(context_.options.client_limits));
+  for (const ApiKey& key : keys) BRAID_TRY(check(key.limits));
+  return {};
 }
 
 void ServerApp::stop() {
@@ -69,7 +85,10 @@ HttpAnswer ServerApp::refuse(const HttpRequest& request, const ApiError& error) 
 
 // Before the body is read.
 std::optional<HttpAnswer> ServerApp::check(const HttpRequest& request) {
-  if (request.method == "OPTIONS") return HttpAnswer{204, "", "", {}};
+  // A page asks whether it may ask; Access::add_headers() says so.
+  const bool asks_first =
+      !request.header("Origin").empty() && !request.header("Access-Control-Request-Method").empty();
+  if (request.method == "OPTIONS" && asks_first) return HttpAnswer{204, "", "", {}};
   if (const auto fault = context_.access.fault(request)) return refuse(request, *fault);
   const Route* route = find_route(request.path);
   if (route == nullptr) {
@@ -78,14 +97,15 @@ std::optional<HttpAnswer> ServerApp::check(const HttpRequest& request) {
                             .code = "not_found",
                             .message = "there is nothing at " + request.path.substr(0, 256)});
   }
-  const std::string method = request.method == "HEAD" ? "GET" : request.method;
+  const bool like_get =
+      request.method == "HEAD" || (request.method == "OPTIONS" && route->use == Route::Use::probe);
+  const std::string method = like_get ? "GET" : request.method;
   const std::string_view allowed = route->method;
   if (allowed != "*" && method != allowed) {
     HttpAnswer answer = refuse(request, {.status = 405,
                                          .code = "method_not_allowed",
                                          .message = request.path.substr(0, 256) + " wants " + route->method});
-    answer.headers.emplace_back(
-        "Allow", allowed == "GET" ? "GET, HEAD, OPTIONS" : std::string(route->method) + ", OPTIONS");
+    answer.headers.emplace_back("Allow", allowed == "GET" ? "GET, HEAD" : route->method);
     return answer;
   }
   if (!route->is_open(context_.options) && !context_.access.has_key(request)) {
@@ -97,7 +117,7 @@ std::optional<HttpAnswer> ServerApp::check(const HttpRequest& request) {
   if (request.method == "POST") {
     if (const auto fault = content_type_fault(request)) return refuse(request, *fault);
   }
-  if (context_.draining && route->works) return refuse(request, shutting_down());
+  if (context_.draining && route->use == Route::Use::works) return refuse(request, shutting_down());
   return std::nullopt;
 }
 
@@ -111,9 +131,10 @@ Headers ServerApp::headers(const HttpRequest& request) const {
 
 void ServerApp::handle(const std::shared_ptr<Exchange>& exchange) {
   const Route* route = find_route(exchange->request().path);
-  BRAID_CHECK(route != nullptr);            // check() found it
-  if (context_.draining && route->works) {  // its body took long to come
-    return context_.refuse(exchange, shutting_down());
+  BRAID_CHECK(route != nullptr);  // check() found it
+  if (route->use == Route::Use::works) {
+    if (context_.draining) return context_.refuse(exchange, shutting_down());  // its body took long to come
+    if (const auto fault = context_.admit(exchange->request())) return context_.refuse(exchange, *fault);
   }
   route->handler(context_, exchange);
 }
@@ -130,12 +151,16 @@ HttpAnswer ServerApp::http_error(const HttpRequest& request, int status, const s
   return refuse(request, error);
 }
 
-void ServerApp::log_access(const HttpRequest& request, int status, uint64_t bytes, double ms,
-                           const std::string& note) {
-  if (!context_.options.access_log) return;
-  spdlog::info("access id={} from={} method={} path={} status={} bytes={} ms={:.1f}{}", request.id,
-               request.remote, request.method.substr(0, 16), dump(request.path.substr(0, 256)), status, bytes,
-               ms, note);
+void ServerApp::log_access(const HttpRequest& request, const Route* route, int status, uint64_t bytes,
+                           double ms, const std::string& note) {
+  const AccessLog wanted = context_.options.access_log;
+  const bool routine = status == 200 && route != nullptr &&
+                       (route->use == Route::Use::probe || route->use == Route::Use::scrape);
+  if (wanted == AccessLog::off || (wanted == AccessLog::work && routine)) return;
+  const std::string key = context_.access.identify(request).name;
+  spdlog::info("access id={} from={}{} method={} path={} status={} bytes={} ms={:.1f}{}", request.id,
+               request.remote, key.empty() ? "" : " key=" + key, request.method.substr(0, 16),
+               dump(request.path.substr(0, 256)), status, bytes, ms, note);
 }
 
 HttpHandlers ServerApp::handlers() {
@@ -147,9 +172,10 @@ HttpHandlers ServerApp::handlers() {
                      const std::string& message) { return http_error(request, status, code, message); };
   out.done = [this](const HttpRequest& request, int status, uint64_t bytes, double ms,
                     const std::string& note) {
+    context_.leave(request);
     const Route* route = find_route(request.path);
     context_.metrics.http(request.method, route != nullptr ? route->path : Metrics::kOther, status);
-    log_access(request, status, bytes, ms, note);
+    log_access(request, route, status, bytes, ms, note);
   };
   return out;
 }

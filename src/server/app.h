@@ -28,7 +28,9 @@ class App {
   virtual void watch_http(std::function<HttpLoad()> load) = 0;
 
   // API keys for requests from now on. Thread-safe.
-  virtual void set_api_keys(std::vector<std::string> keys) = 0;
+  virtual void set_api_keys(std::vector<ApiKey> keys) = 0;
+  // Whether the limits of these keys, and those of all clients, name models that there are. Thread-safe.
+  virtual Status check_limits(const std::vector<ApiKey>& keys) const = 0;
 
   // /health says that the server drains; requests are answered all the same. For those in front of it.
   virtual void announce_end() = 0;

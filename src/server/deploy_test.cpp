@@ -1,4 +1,5 @@
-// The dashboard and the alerts of deploy/ ask only for metrics that /metrics has.
+// The dashboard and the alerts of deploy/ ask only for metrics that /metrics has; who starts the server gives it the
+// time that it needs to end.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -77,6 +78,37 @@ TEST(Deploy, DashboardAsksForMetricsThatExist) {
 }
 
 TEST(Deploy, AlertsAskForMetricsThatExist) { expect_known(file("prometheus/alerts.yml"), "alerts.yml", 7); }
+
+// The first number behind `name`; -1: none.
+int number_behind(const std::string& text, const std::string& name) {
+  std::smatch found;
+  return std::regex_search(text, found, std::regex(name + "([0-9]+)")) ? std::stoi(found[1]) : -1;
+}
+
+TEST(Deploy, TheServerHasTheTimeToEndThatItTakes) {
+  constexpr int kSpareS = 10;  // the last events leave, the model goes
+  const std::string unit = file("systemd/braid.service"), image = file("Dockerfile");
+  for (const std::string& text : {unit, image, file("systemd/braid.env")}) {
+    EXPECT_EQ(number_behind(text, "BRAID_DRAIN_DELAY="), 5) << "a balancer looks every 2 s, twice";
+    EXPECT_EQ(number_behind(text, "BRAID_DRAIN_TIMEOUT="), 30);
+  }
+  const int takes = number_behind(unit, "BRAID_DRAIN_DELAY=") + number_behind(unit, "BRAID_DRAIN_TIMEOUT=");
+  EXPECT_GE(number_behind(unit, "TimeoutStopSec="), takes + kSpareS);
+  for (const char* name : {"--stop-timeout ", "stop_grace_period: "})
+    EXPECT_GE(number_behind(image, name), takes + kSpareS) << name;
+}
+
+// With keys nobody reads model name and usage without one, unless the operator says so.
+TEST(Deploy, NothingIsOpenedByDefault) {
+  for (const char* name : {"systemd/braid.service", "systemd/braid.env", "Dockerfile"}) {
+    std::istringstream lines(file(name));
+    for (std::string line; std::getline(lines, line);) {
+      if (line.starts_with("#")) continue;
+      EXPECT_EQ(line.find("public"), std::string::npos) << name << ": " << line;
+      EXPECT_EQ(line.find("ALLOWED_HOST"), std::string::npos) << name << ": " << line;
+    }
+  }
+}
 
 }  // namespace
 }  // namespace braid::server

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -30,6 +31,7 @@ class FakeBackend : public Backend {
     FinishReason reason = FinishReason::stop;
     std::optional<int32_t> stop_id;
     bool wait = false;                  // before the end: until release() or cancel()
+    bool wait_first = false;            // before the first token: until release() or cancel()
     int32_t drafted = 0, accepted = 0;  // before the first token
   };
   using Play = std::function<Script(const Request&)>;
@@ -73,15 +75,24 @@ class FakeBackend : public Backend {
     std::unique_lock lock(mutex_);
     return wake_.wait_for(lock, std::chrono::seconds(20), [&] { return ids_ >= count; });
   }
+  // Waits until `count` requests were begun.
+  bool wait_started(RequestId count) {
+    std::unique_lock lock(mutex_);
+    return wake_.wait_for(lock, std::chrono::seconds(20), [&] { return started_ >= count; });
+  }
   BackendStats stats() const override {
     const std::lock_guard lock(mutex_);
     BackendStats out;
     out.waiting = static_cast<int32_t>(queue_.size());
     out.running = running_;
+    out.alive = alive;
+    out.stalled_ms = stalled_ms;
     return out;
   }
   int32_t context_tokens() const override { return context_; }
 
+  std::atomic<bool> alive{true};
+  std::atomic<double> stalled_ms{0};
   size_t max_queued = 1000;
   std::set<RequestId> cancelled;  // guarded by mutex_
   Request last;                   // guarded by mutex_
@@ -121,6 +132,19 @@ class FakeBackend : public Backend {
     }
     Finished end;
     end.usage.prompt_tokens = static_cast<int32_t>(work.request.prompt.size());
+    {
+      const std::lock_guard lock(mutex_);
+      ++started_;
+      wake_.notify_all();
+    }
+    work.sink->started(work.id, 0);
+    const auto wait_here = [&](std::unique_lock<std::mutex>& lock) {
+      wake_.wait(lock, [&] { return stop_ || released_ || cancelled.contains(work.id); });
+    };
+    if (script.wait_first) {
+      std::unique_lock lock(mutex_);
+      wait_here(lock);
+    }
     if (script.drafted > 0) work.sink->drafts(work.id, script.drafted, script.accepted);
     for (const int32_t id : script.tokens) {
       TokenEvent event;
@@ -133,7 +157,7 @@ class FakeBackend : public Backend {
     bool was_cancelled = false;
     {
       std::unique_lock lock(mutex_);
-      if (script.wait) wake_.wait(lock, [&] { return stop_ || released_ || cancelled.contains(work.id); });
+      if (script.wait) wait_here(lock);
       was_cancelled = cancelled.contains(work.id) || stop_;
       running_ = 0;
     }
@@ -147,7 +171,7 @@ class FakeBackend : public Backend {
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Queued> queue_;
-  RequestId ids_ = 0;
+  RequestId ids_ = 0, started_ = 0;
   int32_t running_ = 0;
   bool stop_ = false, released_ = false;
   std::thread thread_;
@@ -274,7 +298,7 @@ class Client {
 inline AppOptions test_options() {
   AppOptions options;
   options.version = "test";
-  options.access_log = false;
+  options.access_log = AccessLog::off;
   options.policy.thinking = Thinking::off;
   return options;
 }

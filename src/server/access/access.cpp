@@ -14,11 +14,6 @@ std::string_view host_name(std::string_view host) {
   return host.substr(0, host.find(':'));
 }
 
-bool is_address(std::string_view host) {
-  if (host.starts_with('[')) return true;
-  return !host.empty() && host.find_first_not_of("0123456789.") == std::string_view::npos;
-}
-
 std::string lower(std::string_view text) {
   std::string out(text);
   for (char& c : out) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
@@ -34,6 +29,11 @@ ApiError forbidden(std::string code, std::string message) {
 }
 
 }  // namespace
+
+bool is_address(std::string_view host) {
+  if (host.starts_with('[')) return true;
+  return !host.empty() && host.find_first_not_of("0123456789.") == std::string_view::npos;
+}
 
 bool same_secret(std::string_view a, std::string_view b) {
   // Every byte of `b` is looked at, also when the lengths differ.
@@ -89,28 +89,53 @@ std::string_view presented_key(const HttpRequest& request) {
 }
 
 Access::Access(AccessOptions options)
-    : options_(std::move(options)),
-      keys_(std::make_shared<const std::vector<std::string>>(options_.api_keys)) {}
+    : options_(std::move(options)), keys_(std::make_shared<const std::vector<ApiKey>>(options_.api_keys)) {}
 
 Access::Keys Access::keys() const {
   const std::lock_guard lock(mutex_);
   return keys_;
 }
 
-void Access::set_keys(std::vector<std::string> keys) {
-  auto fresh = std::make_shared<const std::vector<std::string>>(std::move(keys));
+void Access::set_keys(std::vector<ApiKey> keys) {
+  auto fresh = std::make_shared<const std::vector<ApiKey>>(std::move(keys));
   const std::lock_guard lock(mutex_);
   keys_.swap(fresh);
 }
 
+// All keys are looked at, whichever it is.
+const ApiKey* Access::find_key(const std::vector<ApiKey>& keys, const HttpRequest& request) {
+  const std::string_view given = presented_key(request);
+  if (given.empty()) return nullptr;
+  const ApiKey* found = nullptr;
+  for (const ApiKey& key : keys) {
+    if (same_secret(given, key.key)) found = &key;
+  }
+  return found;
+}
+
 bool Access::has_key(const HttpRequest& request) const {
   const Keys known = keys();
-  if (known->empty()) return true;
-  const std::string_view given = presented_key(request);
-  if (given.empty()) return false;
-  bool found = false;
-  for (const std::string& key : *known) found |= same_secret(given, key);
-  return found;
+  return known->empty() || find_key(*known, request) != nullptr;
+}
+
+ClientIdentity Access::identify(const HttpRequest& request) const {
+  const Keys known = keys();
+  ClientIdentity out;
+  if (known->empty()) {
+    out.id = address_id(request.remote);
+    out.admin = true;
+    // A program of this machine may be a proxy for many.
+    out.shares_queue = !is_loopback(request.remote);
+    out.limits = options_.client_limits;
+  } else if (const ApiKey* key = find_key(*known, request)) {
+    out.id = key->key;
+    out.name = key->name;
+    out.by_key = true;
+    out.admin = key->admin;
+    out.shares_queue = known->size() > 1;
+    out.limits = key->limits.over(options_.client_limits);
+  }
+  return out;
 }
 
 std::optional<ApiError> Access::fault(const HttpRequest& request) const {
@@ -119,14 +144,16 @@ std::optional<ApiError> Access::fault(const HttpRequest& request) const {
 }
 
 std::optional<ApiError> Access::host_fault(const HttpRequest& request) const {
-  if (!options_.guard_host || needs_key()) return std::nullopt;
+  if (needs_key()) return std::nullopt;
   const std::string host = lower(host_name(request.header("Host")));
   if (host.empty() || is_address(host) || host == "localhost") return std::nullopt;
   for (const std::string& allowed : options_.allowed_hosts) {
-    if (lower(allowed) == host) return std::nullopt;
+    if (allowed == "*" || lower(allowed) == host) return std::nullopt;
   }
-  return forbidden("forbidden",
-                   "requests to the host " + host.substr(0, 256) + " are not answered (--allowed-host)");
+  const std::string shown = host.substr(0, 256);
+  return forbidden("host_not_allowed", "the host name " + shown +
+                                           " is not one of this server's: start it with --allowed-host " +
+                                           shown + ", or with --api-key");
 }
 
 bool Access::is_allowed_origin(std::string_view origin) const {

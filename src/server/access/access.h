@@ -5,6 +5,10 @@
 // first; browsers that do not send it send Origin with everything that a page can make a server do. A request
 // with neither comes from no page. Beside that a body must say that it is JSON, which a page of another
 // origin cannot have sent without asking first; only who is no browser may leave curl's default.
+//
+// DNS rebinding: a page whose own name was made to point here has this server's origin, but its requests
+// carry that name. So without keys only localhost and IP addresses, which no DNS record can take over, are
+// answered, and the names that the operator lists. A key does the same: such a page does not have it.
 #pragma once
 
 #include <memory>
@@ -14,16 +18,18 @@
 #include <string_view>
 #include <vector>
 
+#include "server/access/client.h"
 #include "server/api/api_error.h"
 #include "server/http/http.h"
 
 namespace braid::server {
 
 struct AccessOptions {
-  std::vector<std::string> api_keys;       // empty: everybody may ask
-  std::vector<std::string> cors_origins;   // empty: no page of another origin may
-  std::vector<std::string> allowed_hosts;  // names a request may be addressed to, when guarded
-  bool guard_host = true;                  // bound to a loopback address: refuse names that are not ours
+  std::vector<ApiKey> api_keys;           // empty: everybody may ask
+  ClientLimits client_limits;             // of each key, and of each address where no keys are
+  std::vector<std::string> cors_origins;  // empty: no page of another origin may
+  // Without keys: host names that requests may be addressed to, besides localhost and IP addresses; "*": any.
+  std::vector<std::string> allowed_hosts;
 };
 
 // Thread-safe.
@@ -33,9 +39,11 @@ class Access {
 
   bool needs_key() const { return !keys()->empty(); }
   // For requests from now on.
-  void set_keys(std::vector<std::string> keys);
+  void set_keys(std::vector<ApiKey> keys);
   // Of Authorization: Bearer, x-api-key or api-key; true for everybody if there are no keys.
   bool has_key(const HttpRequest& request) const;
+  // Who asks, by the key or, where no keys are, by the address. A request without a known key has no limits.
+  ClientIdentity identify(const HttpRequest& request) const;
 
   // What keeps a request out, whatever it asks for.
   std::optional<ApiError> fault(const HttpRequest& request) const;
@@ -43,8 +51,9 @@ class Access {
   void add_headers(const HttpRequest& request, Headers& out) const;
 
  private:
-  using Keys = std::shared_ptr<const std::vector<std::string>>;
+  using Keys = std::shared_ptr<const std::vector<ApiKey>>;
   Keys keys() const;
+  static const ApiKey* find_key(const std::vector<ApiKey>& keys, const HttpRequest& request);
   std::optional<ApiError> host_fault(const HttpRequest& request) const;
   std::optional<ApiError> origin_fault(const HttpRequest& request) const;
   bool is_allowed_origin(std::string_view origin) const;
@@ -62,6 +71,9 @@ std::optional<ApiError> content_type_fault(const HttpRequest& request);
 
 // Whether a page of `origin` (http://host:port) came from the server that it addresses as `host`.
 bool is_own_origin(std::string_view origin, std::string_view host);
+
+// Whether the host of a Host field is an IPv4 address, or an IPv6 address in brackets. No DNS name looks so.
+bool is_address(std::string_view host);
 
 // Same time for every key, so that timing tells nothing about it.
 bool same_secret(std::string_view a, std::string_view b);

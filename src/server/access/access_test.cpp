@@ -37,16 +37,40 @@ TEST(Access, SecretsAreComparedWhole) {
 }
 
 TEST(Access, NamesOfOtherHostsAreKeptOut) {
-  const auto closed = saying_x([](AppOptions& app, HttpOptions&) { app.allowed_hosts = {"my.box"}; });
-  Client client(closed->port());
-  const auto with_host = [&](const std::string& host) {
-    client.send("GET /health HTTP/1.1\r\nHost: " + host + "\r\n\r\n");
+  const auto status = [](const TestServer& server, const std::string& host, const std::string& more = "") {
+    Client client(server.port());
+    client.send("GET /v1/models HTTP/1.1\r\nHost: " + host + "\r\n" + more + "\r\n");
     return client.read_answer().status;
   };
-  EXPECT_EQ(with_host("evil.example:8080"), 403);
-  EXPECT_EQ(with_host("127.0.0.1:8080"), 200);
-  EXPECT_EQ(with_host("[::1]:8080"), 200);
-  EXPECT_EQ(with_host("MY.box"), 200);
+  const auto server = saying_x([](AppOptions& app, HttpOptions&) { app.allowed_hosts = {"my.box"}; });
+  for (const char* good : {"localhost", "LOCALHOST:8080", "127.0.0.1:8080", "192.168.1.5", "[::1]:8080",
+                           "[fe80::1]", "MY.box", "my.box:80"})
+    EXPECT_EQ(status(*server, good), 200) << good;
+  for (const char* evil : {"evil.example:8080", "host.docker.internal:8080", "braid", "my.box.evil.example",
+                           "127.0.0.1.evil.example", "localhost.evil.example", "0x7f000001", "*"})
+    EXPECT_EQ(status(*server, evil), 403) << evil;
+  // As a page sends it whose name was made to point here.
+  EXPECT_EQ(status(*server, "evil.example:8080",
+                   "Origin: http://evil.example:8080\r\nSec-Fetch-Site: same-origin\r\n"),
+            403);
+
+  const auto open = saying_x([](AppOptions& app, HttpOptions&) { app.allowed_hosts = {"*"}; });
+  EXPECT_EQ(status(*open, "evil.example"), 200);
+  const auto keyed = saying_x([](AppOptions& app, HttpOptions&) { app.api_keys = {"secret"}; });
+  EXPECT_EQ(status(*keyed, "any.example", "x-api-key: secret\r\n"), 200);
+  EXPECT_EQ(status(*keyed, "any.example"), 401);
+}
+
+TEST(Access, TheRefusalOfANameSaysWhatToDo) {
+  const auto server = saying_x();
+  Client client(server->port());
+  client.send("GET /health HTTP/1.1\r\nHost: host.docker.internal:8080\r\n\r\n");
+  const auto refused = client.read_answer();
+  EXPECT_EQ(refused.status, 403);
+  EXPECT_EQ(refused.json()["error"]["code"], "host_not_allowed");
+  EXPECT_EQ(refused.json()["error"]["message"],
+            "the host name host.docker.internal is not one of this server's: start it with --allowed-host "
+            "host.docker.internal, or with --api-key");
 }
 
 TEST(Access, OwnOrigins) {
@@ -117,8 +141,11 @@ TEST(Access, PagesOfOtherOrigins) {
       // Asking first is answered, and allows nothing.
       Client page(server->port());
       const auto asked = page.ask("OPTIONS", "/v1/chat/completions", "",
-                                  c.headers + "Access-Control-Request-Headers: content-type\r\n");
-      EXPECT_EQ(asked.status, 204) << c.what;
+                                  c.headers +
+                                      "Access-Control-Request-Method: POST\r\n"
+                                      "Access-Control-Request-Headers: content-type\r\n");
+      const bool has_origin = c.headers.find("Origin: ") != std::string::npos;
+      EXPECT_EQ(asked.status, has_origin ? 204 : c.post == 403 ? 403 : 405) << c.what;
       EXPECT_EQ(asked.head.find("Access-Control"), std::string::npos) << c.what;
     }
   }
@@ -126,7 +153,8 @@ TEST(Access, PagesOfOtherOrigins) {
 
 TEST(Access, PagesOfAllowedOrigins) {
   const auto server = saying_x([](AppOptions& app, HttpOptions&) { app.cors_origins = {"http://good"}; });
-  const std::string good = "Origin: http://good\r\nSec-Fetch-Site: cross-site\r\n";
+  const std::string good =
+      "Origin: http://good\r\nSec-Fetch-Site: cross-site\r\nAccess-Control-Request-Method: POST\r\n";
   Client client(server->port());
   const auto allowed =
       client.ask("OPTIONS", "/v1/models", "", good + "Access-Control-Request-Headers: x-a\r\n");
@@ -136,8 +164,10 @@ TEST(Access, PagesOfAllowedOrigins) {
       client.ask("POST", "/v1/chat/completions", kChat, good + "Content-Type: application/json\r\n");
   EXPECT_EQ(answer.status, 200) << answer.body;
   EXPECT_NE(answer.head.find("Access-Control-Allow-Origin: http://good"), std::string::npos);
-  EXPECT_EQ(client.ask("OPTIONS", "/", "", "Origin: http://evil\r\n").head.find("Access-Control"),
-            std::string::npos);
+  const auto evil =
+      client.ask("OPTIONS", "/", "", "Origin: http://evil\r\nAccess-Control-Request-Method: GET\r\n");
+  EXPECT_EQ(evil.status, 204);
+  EXPECT_EQ(evil.head.find("Access-Control"), std::string::npos);
   EXPECT_EQ(
       Client(server->port()).ask("POST", "/v1/chat/completions", kChat, "Origin: http://evil\r\n").status,
       403);

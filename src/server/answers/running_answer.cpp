@@ -74,12 +74,13 @@ void RunningAnswer::begin() {
     ids_.push_back(*id);
   }
   begun_ = true;
-  if (stream_->generation().stream) {
-    exchange_->begin_stream({{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}});
+  if (hooks_.late_head_ms == 0 || !stream_->generation().stream) {
+    send_head();
+  } else {
+    exchange_->after(hooks_.late_head_ms, [weak = weak_from_this()] {
+      if (const auto self = weak.lock(); self != nullptr && !self->over_) self->send_head();
+    });
   }
-  // Anthropic's first event says how much of the prompt was cached, which is known when the prompt is begun;
-  // its clients take pings before it. The others' first events know nothing of it, so they go at once.
-  if (stream_->generation().endpoint != Endpoint::messages) open();
   beat();
   if (hooks_.limit_ms > 0) {
     exchange_->after(hooks_.limit_ms, [weak = weak_from_this()] {
@@ -92,8 +93,19 @@ void RunningAnswer::begin() {
   }
 }
 
+// Anthropic's first event says how much of the prompt was cached, which is known when the prompt is begun; its
+// clients take pings before it. The others' first events know nothing of it, so they go with the head.
+void RunningAnswer::send_head() {
+  if (std::exchange(head_sent_, true)) return;
+  if (stream_->generation().stream) {
+    exchange_->begin_stream({{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}});
+  }
+  if (stream_->generation().endpoint != Endpoint::messages || begun_choices_ == ids_.size()) open();
+}
+
 void RunningAnswer::open() {
   if (std::exchange(opened_, true)) return;
+  send_head();
   std::string out;
   stream_->open(out);
   flush(std::move(out));
@@ -119,10 +131,12 @@ void RunningAnswer::drain() {
   std::string out;
   for (const Item& item : items) {
     if (item.cached) {
+      hooks_.begun();
       stream_->started(item.choice, *item.cached);
-      if (++begun_choices_ == ids_.size()) open();
+      if (++begun_choices_ == ids_.size() && head_sent_) open();
     } else if (item.end) {
-      open();
+      hooks_.ended();
+      if (head_sent_ || item.end->reason != FinishReason::error) open();
       stream_->finished(item.choice, *item.end, out);
     } else if (item.drafted > 0) {
       drafted_ += item.drafted;
@@ -149,7 +163,7 @@ void RunningAnswer::drain() {
 }
 
 void RunningAnswer::flush(std::string out) {
-  if (out.empty() || over_) return;
+  if (out.empty() || over_ || !head_sent_) return;
   last_write_ = Clock::now();
   exchange_->write(std::move(out));
 }
@@ -160,7 +174,7 @@ void RunningAnswer::finish() {
   over_ = true;
   report(end_reason());  // before the end of the answer, which is when its line is logged
   const Generation& generation = stream_->generation();
-  if (generation.stream && begun_) {
+  if (generation.stream && head_sent_) {
     exchange_->finish();
   } else if (const auto& error = stream_->error()) {
     const Family family = family_of(generation.endpoint);
@@ -198,7 +212,7 @@ void RunningAnswer::gone() {
 void RunningAnswer::fail(const ApiError& error) {
   exchange_->post([self = shared_from_this(), error] {
     if (self->over_) return;
-    if (self->stream_->generation().stream && self->begun_) self->open();
+    if (self->stream_->generation().stream && self->head_sent_) self->open();
     std::string out;
     self->stream_->fail(error, out);
     self->flush(std::move(out));
@@ -211,7 +225,7 @@ void RunningAnswer::beat() {
   if (over_ || !stream_->generation().stream) return;
   const auto silent =
       std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - last_write_).count();
-  if (silent >= hooks_.heartbeat_ms) {
+  if (head_sent_ && silent >= hooks_.heartbeat_ms) {
     std::string out;
     stream_->heartbeat(out);
     flush(std::move(out));

@@ -31,8 +31,12 @@ class RunningAnswer : public std::enable_shared_from_this<RunningAnswer> {
   struct Hooks {
     std::function<void(const AnswerReport&)> report;  // once, on the strand, before the exchange ends
     std::function<int()> retry_after_s;
+    std::function<void()> begun, ended;  // on the strand, for each choice: the engine begins it, or is done
     int64_t heartbeat_ms = 10'000;
     int64_t limit_ms = 0;  // of the whole answer; 0: none
+    // A stream's head goes out with its first token, and at the latest after so long; 0: at once. Until then
+    // an answer that fails has a status of its own, and a proxy may ask another replica.
+    int64_t late_head_ms = 0;
   };
 
   RunningAnswer(std::shared_ptr<Exchange> exchange, std::unique_ptr<AnswerStream> stream,
@@ -61,6 +65,7 @@ class RunningAnswer : public std::enable_shared_from_this<RunningAnswer> {
 
   // On the strand.
   void begin();
+  void send_head();
   void open();
   void drain();
   void flush(std::string out);
@@ -79,6 +84,7 @@ class RunningAnswer : public std::enable_shared_from_this<RunningAnswer> {
   std::vector<char> cancelled_;  // per choice: the backend was told
   bool over_ = false;            // the client has its last event, or is gone
   bool reported_ = false;
+  bool head_sent_ = false;  // of a stream
   bool opened_ = false;
   size_t begun_choices_ = 0;
   using Clock = std::chrono::steady_clock;
@@ -86,7 +92,7 @@ class RunningAnswer : public std::enable_shared_from_this<RunningAnswer> {
   std::optional<Clock::time_point> first_token_;
   int64_t max_tokens_ = 0;
   std::atomic<int64_t> generated_{0}, drafted_{0}, accepted_{0};
-  std::atomic<bool> begun_{false};
+  std::atomic<bool> begun_{false};  // submitted
 
   std::mutex mutex_;
   std::vector<Item> items_;  // guarded by mutex_

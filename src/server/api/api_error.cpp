@@ -20,6 +20,7 @@ std::string anthropic_type(const ApiError& error) {
     case 413:
       return "request_too_large";
     case 429:
+      return error.is_overload() ? "overloaded_error" : "rate_limit_error";
     case 503:
       return "overloaded_error";
     case 500:
@@ -35,7 +36,7 @@ Json or_null(const std::string& text) { return text.empty() ? Json(nullptr) : Js
 }  // namespace
 
 int ApiError::status_for(Family family) const {
-  return family == Family::anthropic && (status == 429 || status == 503) ? 529 : status;
+  return family == Family::anthropic && is_overload() ? 529 : status;
 }
 
 Json ApiError::body(Family family, std::string_view request_id) const {

@@ -25,7 +25,9 @@ struct ApiError {
   int retry_after_s = 0;        // 0: no Retry-After
   Json extra = Json::object();  // further members of the error object (OpenAI family)
 
-  // The status in this family: Anthropic's clients know 529 where others say 429 and 503.
+  // The server has too much to do, whoever asks; a 429 with another code is a limit of this client alone.
+  bool is_overload() const { return status == 503 || (status == 429 && code == "queue_full"); }
+  // The status in this family: Anthropic's clients know 529 where others are told of an overload.
   int status_for(Family family) const;
   // The whole JSON body.
   Json body(Family family, std::string_view request_id) const;

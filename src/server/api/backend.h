@@ -20,7 +20,10 @@ struct BackendStats {
   int32_t prefilling = 0;
   int32_t slots = 1;  // sequences that may run at once
   int64_t kv_blocks = 0, kv_blocks_used = 0;
+  int64_t prefix_blocks = 0;  // that hold prefixes, used or not: those of the first KV group
+  int32_t block_tokens = 0;   // of one of them
   int32_t state_slots = 0, state_slots_used = 0;  // of recurrent states
+  int32_t checkpoints = 0, checkpoints_used = 0;  // of recurrent states, in host memory
   uint64_t steps = 0;
   uint64_t preempted = 0;  // preempted: swapped out or dropped for others, resumed later
   uint64_t evicted_blocks = 0, evicted_checkpoints = 0;  // of the prefix cache

@@ -11,6 +11,9 @@
 
 namespace braid::server {
 
+// Which requests have a line in the log: all, all but probes and scrapes that went well, or none.
+enum class AccessLog { all, work, off };
+
 struct AppOptions : AccessOptions {
   std::string version = "0";
   bool share_cache = false;  // prefixes are shared between keys
@@ -22,13 +25,14 @@ struct AppOptions : AccessOptions {
   int workers = 2;
   int64_t heartbeat_ms = 10'000;
   int64_t request_limit_ms = 0;
+  int64_t late_head_ms = 0;  // RunningAnswer::Hooks
   int64_t watchdog_ms = 60'000;
   ApiLimits limits;
   AnswerPolicy policy;
   std::string page;              // of GET /; empty: one line of text
   std::string page_policy;       // its Content-Security-Policy
   std::optional<uint64_t> seed;  // of requests that name none; empty: random
-  bool access_log = true;
+  AccessLog access_log = AccessLog::work;
 };
 
 }  // namespace braid::server

@@ -37,6 +37,7 @@ void models(ServerContext& context, const SharedExchange& exchange);
 // operations.cpp
 void page(ServerContext& context, const SharedExchange& exchange);
 void health(ServerContext& context, const SharedExchange& exchange);
+void live(ServerContext& context, const SharedExchange& exchange);
 void version(ServerContext& context, const SharedExchange& exchange);
 void metrics(ServerContext& context, const SharedExchange& exchange);
 void props(ServerContext& context, const SharedExchange& exchange);

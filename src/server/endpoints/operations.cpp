@@ -28,19 +28,39 @@ void page(ServerContext& context, const SharedExchange& exchange) {
                      {"Referrer-Policy", "no-referrer"}}});
 }
 
+namespace {
+
+// What only a restart mends; null: nothing.
+Json engine_fault(const ServerContext& context, const BackendStats& stats) {
+  const bool stalled = stats.stalled_ms > static_cast<double>(context.options.watchdog_ms);
+  if (stats.alive && !stalled) return nullptr;
+  return {{"status", "error"},
+          {"error",
+           {{"message", stats.alive ? "the engine makes no progress" : "the engine has stopped"},
+            {"type", "unavailable_error"},
+            {"param", nullptr},
+            {"code", "engine_stalled"}}}};
+}
+
+}  // namespace
+
+// Whether to restart the server: a drain is no reason, it would cut the answers that it waits for.
+void live(ServerContext& context, const SharedExchange& exchange) {
+  const Json fault = engine_fault(context, context.stats());
+  exchange->answer({fault.is_null() ? 200 : 503,
+                    "application/json",
+                    dump(fault.is_null() ? Json{{"status", "ok"}} : fault),
+                    {}});
+}
+
+// Whether to send requests here.
 void health(ServerContext& context, const SharedExchange& exchange) {
   const BackendStats stats = context.stats();
-  const bool stalled = stats.stalled_ms > static_cast<double>(context.options.watchdog_ms);
   Json out{{"status", "ok"}};
   int status = 200;
-  if (!stats.alive || stalled) {
+  if (Json fault = engine_fault(context, stats); !fault.is_null()) {
     status = 503;
-    out = {{"status", "error"},
-           {"error",
-            {{"message", stats.alive ? "the engine makes no progress" : "the engine has stopped"},
-             {"type", "unavailable_error"},
-             {"param", nullptr},
-             {"code", "engine_stalled"}}}};
+    out = std::move(fault);
   } else if (context.ending) {
     status = 503;
     out = {{"status", "draining"}};
@@ -151,7 +171,9 @@ void slots(ServerContext& context, const SharedExchange& exchange) {
   Json out = Json::array();
   const auto model = context.host->look();
   const int64_t context_tokens = model ? model->backend->context_tokens() : 0;
-  for (const auto& answer : context.answers.list()) {
+  // A key sees its own; what others ask, how much and when, is theirs.
+  const ClientIdentity client = context.access.identify(exchange->request());
+  for (const auto& answer : client.admin ? context.answers.list() : context.answers.list(client.id)) {
     const RunningInfo info = answer->info();
     out.push_back({{"id", out.size()},
                    {"state", info.generated_tokens > 0 ? "decode"

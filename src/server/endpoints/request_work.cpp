@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <mutex>
 #include <thread>
@@ -17,17 +18,6 @@ namespace {
 
 // Clients that were told that their model is not loaded yet come back after so many seconds.
 constexpr int kModelRetryS = 5;
-
-std::optional<ApiError> queue_fault(const ServerContext& context) {
-  const BackendStats now = context.stats();
-  if (!now.alive) return internal_error("the engine has stopped");
-  if (now.waiting + context.workers.pending() <= context.options.max_queue) return std::nullopt;
-  return ApiError{.status = 429,
-                  .type = "rate_limit_error",
-                  .code = "queue_full",
-                  .message = "too many requests are waiting",
-                  .retry_after_s = context.metrics.retry_after_s(now)};
-}
 
 std::optional<ApiError> start_answer(ServerContext& context, const std::shared_ptr<Exchange>& exchange,
                                      const Lease& lease,
@@ -57,6 +47,7 @@ std::optional<ApiError> start_answer(ServerContext& context, const std::shared_p
   RunningAnswer::Hooks hooks;
   hooks.heartbeat_ms = context.options.heartbeat_ms;
   hooks.limit_ms = context.options.request_limit_ms;
+  hooks.late_head_ms = context.options.late_head_ms;
   hooks.retry_after_s = [&context] { return context.metrics.retry_after_s(context.stats()); };
   hooks.report = [&context, exchange](const AnswerReport& report) {
     context.metrics.answered(report);
@@ -65,8 +56,12 @@ std::optional<ApiError> start_answer(ServerContext& context, const std::shared_p
         report.reason, report.usage.prompt_tokens, report.usage.cached_tokens, report.usage.generated_tokens,
         report.usage.reasoning_tokens, 1e3 * report.queue_s, 1e3 * report.first_token_s));
   };
+  const SharedPass pass = context.pass(exchange->request());
+  if (pass == nullptr) return std::nullopt;  // its client has left
+  hooks.begun = [pass] { pass->begun(); };
+  hooks.ended = [pass] { pass->ended(); };
   auto answer = std::make_shared<RunningAnswer>(exchange, std::move(stream), model, std::move(hooks));
-  context.answers.add(answer);
+  context.answers.add(answer, pass->client().id);
   answer->start();
   return std::nullopt;
 }
@@ -74,7 +69,7 @@ std::optional<ApiError> start_answer(ServerContext& context, const std::shared_p
 }  // namespace
 
 void on_worker(ServerContext& context, const std::shared_ptr<Exchange>& exchange, Workers::Work work) {
-  if (const auto fault = queue_fault(context)) return context.refuse(exchange, *fault);
+  if (!context.stats().alive) return context.refuse(exchange, internal_error("the engine has stopped"));
   context.workers.run(exchange, std::move(work));
 }
 
@@ -87,6 +82,7 @@ std::optional<ApiError> with_model(ServerContext& context, const std::shared_ptr
     bool gone = false;
   };
   const auto wait = std::make_shared<Wait>();
+  if (auto fault = context.load_fault(exchange->request(), name)) return fault;
   if (!context.host->is_resident(name)) {
     // Before the host knows of it: later the answer itself looks after its client.
     exchange->on_gone([&context, wait] {
@@ -108,6 +104,10 @@ std::optional<ApiError> with_model(ServerContext& context, const std::shared_ptr
         });
       });
   if (at_once) return at_once->ok() ? work(**at_once) : std::optional(at_once->error());
+  // The model may have gone between the two looks at it.
+  if (auto fault = context.load_fault(exchange->request(), name)) {
+    if (context.host->give_back(ticket)) return fault;
+  }
   {
     const std::lock_guard lock(wait->mutex);
     wait->ticket = ticket;
@@ -148,6 +148,12 @@ void with_generation(ServerContext& context, const std::shared_ptr<Exchange>& ex
     auto read = reader(*body, context.options.limits);
     if (!read.ok()) return read.error();
     auto generation = std::make_shared<Generation>(std::move(*read));
+    const HttpRequest& request = exchange->request();
+    if (auto fault = context.priority_fault(request, generation->priority)) return fault;
+    if (const SharedPass pass = context.pass(request)) {
+      pass->set_answers(generation->n *
+                        std::max<int32_t>(1, static_cast<int32_t>(generation->prompts.size())));
+    }
     return with_model(context, exchange, generation->model, [generation, work](const Lease& lease) {
       apply_preset(lease.entry->preset, *generation);
       return work(lease, generation);

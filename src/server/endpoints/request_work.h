@@ -18,7 +18,7 @@ using RequestReaderOf = ApiResult<Generation> (*)(const Json&, const ApiLimits&)
 using ModelWork = std::function<std::optional<ApiError>(const Lease&)>;
 using PromptWork = std::function<std::optional<ApiError>(const Lease&, const RenderedPrompt&)>;
 
-// Runs `work` on a worker; 429 when too much waits already.
+// Runs `work` on a worker.
 void on_worker(ServerContext& context, const std::shared_ptr<Exchange>& exchange, Workers::Work work);
 
 // The rest is called on a worker, except generate(), count_prompt() and with_prompt(), which begin there.

@@ -9,16 +9,21 @@ namespace {
 using Open = Route::Open;
 
 constexpr bool kBelow = true, kExact = false;
-constexpr bool kWorks = true, kInfo = false;
+constexpr auto kInfo = Route::Use::info, kWorks = Route::Use::works, kProbe = Route::Use::probe,
+               kScrape = Route::Use::scrape;
 
 // clang-format off
 constexpr Route kRoutes[] = {
     {"GET",  "/",                       kExact, Open::yes,               kInfo,  endpoint::page},
-    {"GET",  "/health",                 kExact, Open::yes,               kInfo,  endpoint::health},
+    {"GET",  "/health",                 kExact, Open::yes,               kProbe, endpoint::health},
+    {"GET",  "/healthz",                kExact, Open::yes,               kProbe, endpoint::health},
+    {"GET",  "/readyz",                 kExact, Open::yes,               kProbe, endpoint::health},
+    {"GET",  "/ping",                   kExact, Open::yes,               kProbe, endpoint::health},
+    {"GET",  "/livez",                  kExact, Open::yes,               kProbe, endpoint::live},
     {"GET",  "/version",                kExact, Open::yes,               kInfo,  endpoint::version},
     {"GET",  "/models",                 kExact, Open::if_public_models,  kInfo,  endpoint::models},
     {"GET",  "/models/",                kBelow, Open::if_public_models,  kInfo,  endpoint::models},
-    {"GET",  "/metrics",                kExact, Open::if_public_metrics, kInfo,  endpoint::metrics},
+    {"GET",  "/metrics",                kExact, Open::if_public_metrics, kScrape, endpoint::metrics},
     {"GET",  "/props",                  kExact, Open::no,                kInfo,  endpoint::props},
     {"GET",  "/slots",                  kExact, Open::no,                kInfo,  endpoint::slots},
     {"POST", "/tokenize",               kExact, Open::no,                kWorks, endpoint::tokenize},

@@ -1,4 +1,4 @@
-// routes.h -- every route of the server: method, path, who may ask, what stops it, and its handler.
+// routes.h -- every route of the server: method, path, who may ask, what it is for, and its handler.
 #pragma once
 
 #include <span>
@@ -16,7 +16,11 @@ struct Route {
   const char* path;    // without /v1
   bool below;          // everything below the path, which ends in '/'
   Open open;
-  bool works;  // refused while the server drains
+  // info: answers at once. works: asks the engine or a worker; refused while the server drains, and counts
+  // against its client's limits. probe: says how the server does; plain OPTIONS are answered like GET, as old
+  // balancers ask so. scrape: read again and again by a machine.
+  enum class Use { info, works, probe, scrape };
+  Use use;
   Handler handler;
 
   bool is_open(const AppOptions& options) const;

@@ -1,6 +1,8 @@
 // server_context.cpp -- see server_context.h.
 #include "server/endpoints/server_context.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <ctime>
 #include <string_view>
@@ -21,30 +23,41 @@ Family family_of(const HttpRequest& request) {
 
 int64_t now_s() { return static_cast<int64_t>(std::time(nullptr)); }
 
-void RunningAnswers::add(const std::shared_ptr<RunningAnswer>& answer) {
+void RunningAnswers::add(const std::shared_ptr<RunningAnswer>& answer, std::string client) {
   const std::lock_guard lock(mutex_);
-  std::erase_if(answers_, [](const auto& weak) { return weak.expired(); });
-  answers_.push_back(answer);
+  std::erase_if(answers_, [](const Entry& entry) { return entry.answer.expired(); });
+  answers_.push_back({answer, std::move(client)});
 }
 
 std::vector<std::shared_ptr<RunningAnswer>> RunningAnswers::list() const {
   std::vector<std::shared_ptr<RunningAnswer>> out;
   const std::lock_guard lock(mutex_);
-  for (const auto& weak : answers_) {
-    if (auto answer = weak.lock()) out.push_back(std::move(answer));
+  for (const Entry& entry : answers_) {
+    if (auto answer = entry.answer.lock()) out.push_back(std::move(answer));
+  }
+  return out;
+}
+
+std::vector<std::shared_ptr<RunningAnswer>> RunningAnswers::list(const std::string& client) const {
+  std::vector<std::shared_ptr<RunningAnswer>> out;
+  const std::lock_guard lock(mutex_);
+  for (const Entry& entry : answers_) {
+    if (entry.client != client) continue;
+    if (auto answer = entry.answer.lock()) out.push_back(std::move(answer));
   }
   return out;
 }
 
 int RunningAnswers::count() const {
   const std::lock_guard lock(mutex_);
-  return static_cast<int>(
-      std::count_if(answers_.begin(), answers_.end(), [](const auto& weak) { return !weak.expired(); }));
+  return static_cast<int>(std::count_if(answers_.begin(), answers_.end(),
+                                        [](const Entry& entry) { return !entry.answer.expired(); }));
 }
 
 ServerContext::ServerContext(AppOptions wanted, std::unique_ptr<ModelHost> models)
     : options(std::move(wanted)),
       access(options),
+      admission(options.max_queue, options.slots),
       host(std::move(models)),
       started_s(now_s()),
       random_(std::random_device{}()),
@@ -75,6 +88,75 @@ void ServerContext::refuse(const std::shared_ptr<Exchange>& exchange, const ApiE
 
 void ServerContext::answer_json(const std::shared_ptr<Exchange>& exchange, const Json& json) const {
   exchange->answer({200, "application/json", dump(json), {}});
+}
+
+std::optional<ApiError> ServerContext::admit(const HttpRequest& request) {
+  auto pass = admission.enter(access.identify(request));
+  if (!pass.ok()) {
+    ApiError error = pass.error();
+    error.retry_after_s = metrics.retry_after_s(stats());
+    metrics.limited(error.code);
+    return error;
+  }
+  const std::lock_guard lock(passes_mutex_);
+  passes_[&request] = *pass;
+  return std::nullopt;
+}
+
+void ServerContext::leave(const HttpRequest& request) {
+  SharedPass pass;  // goes outside the lock
+  const std::lock_guard lock(passes_mutex_);
+  const auto found = passes_.find(&request);
+  if (found == passes_.end()) return;
+  pass = std::move(found->second);
+  passes_.erase(found);
+}
+
+SharedPass ServerContext::pass(const HttpRequest& request) const {
+  const std::lock_guard lock(passes_mutex_);
+  const auto found = passes_.find(&request);
+  return found == passes_.end() ? nullptr : found->second;
+}
+
+std::optional<ApiError> ServerContext::priority_fault(const HttpRequest& request, int32_t& priority) {
+  const SharedPass let_in = pass(request);
+  if (let_in == nullptr || !let_in->client().limits.priority) return std::nullopt;
+  const PriorityRange range = *let_in->client().limits.priority;
+  if (priority == 0) priority = std::clamp(0, range.lowest, range.highest);
+  if (priority >= range.lowest && priority <= range.highest) return std::nullopt;
+  metrics.limited("priority");
+  return invalid_value("priority",
+                       fmt::format("priority must be from {} to {} for this {}", range.lowest, range.highest,
+                                   let_in->client().by_key ? "API key" : "address"));
+}
+
+std::optional<ApiError> ServerContext::load_fault(const HttpRequest& request, const std::string& model) {
+  const SharedPass let_in = pass(request);
+  if (let_in == nullptr || !let_in->client().limits.models || host->is_resident(model)) return std::nullopt;
+  const Catalog& catalog = host->catalog();
+  const auto file = [&catalog](const std::string& name) -> std::optional<size_t> {
+    const auto entry = catalog.find(name);
+    return entry ? std::optional(catalog.entries()[*entry].file) : std::nullopt;
+  };
+  const auto wanted = file(model);
+  if (!wanted) {  // any will do, and one comes
+    return ApiError{.status = 503,
+                    .type = "unavailable_error",
+                    .code = "model_loading",
+                    .message = "a model is being loaded",
+                    .retry_after_s = 5};
+  }
+  for (const std::string& name : *let_in->client().limits.models) {
+    if (file(name) == wanted) return std::nullopt;
+  }
+  metrics.limited("model");
+  return ApiError{
+      .status = 403,
+      .type = "permission_error",
+      .code = "model_not_allowed",
+      .param = "model",
+      .message = fmt::format("this {} may use the model {} while it is in memory, and may not load it",
+                             let_in->client().by_key ? "API key" : "address", model.substr(0, 256))};
 }
 
 BackendStats ServerContext::stats() const {

@@ -5,13 +5,16 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "server/access/access.h"
+#include "server/access/admission.h"
 #include "server/answers/running_answer.h"
 #include "server/endpoints/app_options.h"
 #include "server/endpoints/workers.h"
@@ -27,13 +30,19 @@ int64_t now_s();
 // The answers under way. Thread-safe.
 class RunningAnswers {
  public:
-  void add(const std::shared_ptr<RunningAnswer>& answer);
+  void add(const std::shared_ptr<RunningAnswer>& answer, std::string client);
   std::vector<std::shared_ptr<RunningAnswer>> list() const;
+  // Those of one client (ClientIdentity::id).
+  std::vector<std::shared_ptr<RunningAnswer>> list(const std::string& client) const;
   int count() const;
 
  private:
   mutable std::mutex mutex_;
-  std::vector<std::weak_ptr<RunningAnswer>> answers_;  // guarded by mutex_
+  struct Entry {
+    std::weak_ptr<RunningAnswer> answer;
+    std::string client;
+  };
+  std::vector<Entry> answers_;  // guarded by mutex_
 };
 
 class ServerContext {
@@ -47,6 +56,16 @@ class ServerContext {
   void refuse(const std::shared_ptr<Exchange>& exchange, const ApiError& error);
   void answer_json(const std::shared_ptr<Exchange>& exchange, const Json& json) const;
 
+  // Lets a request in that works, until leave(). An error is a limit of its client, or of the server.
+  std::optional<ApiError> admit(const HttpRequest& request);
+  void leave(const HttpRequest& request);
+  // Of a request that was let in; null when its answer is over.
+  SharedPass pass(const HttpRequest& request) const;
+  // What its client may not ask for, if anything: a priority (0, which is also that of requests without one,
+  // becomes the nearest that it may have), or to load that model.
+  std::optional<ApiError> priority_fault(const HttpRequest& request, int32_t& priority);
+  std::optional<ApiError> load_fault(const HttpRequest& request, const std::string& model);
+
   BackendStats stats() const;  // of the resident model; nothing while there is none
   // A prefix and 24 letters and digits.
   std::string new_id(const char* prefix);
@@ -54,6 +73,7 @@ class ServerContext {
 
   const AppOptions options;
   Access access;
+  Admission admission;
   const std::unique_ptr<ModelHost> host;
   Metrics metrics;
   RunningAnswers answers;
@@ -63,6 +83,8 @@ class ServerContext {
   const int64_t started_s;
 
  private:
+  mutable std::mutex passes_mutex_;
+  std::map<const HttpRequest*, SharedPass> passes_;  // guarded by passes_mutex_
   std::mutex random_mutex_;
   std::mt19937_64 random_;  // guarded by random_mutex_
 

@@ -434,7 +434,7 @@ TEST(HttpLog, RequestsWhoseClientsLeaveKeepTheirCountsAndNothingElse) {
   constexpr size_t kGone = 12'000, kBatch = 100;
   const auto log = LogLines::listen();
   {
-    const auto server = waiting([](AppOptions& app, HttpOptions&) { app.access_log = true; });
+    const auto server = waiting([](AppOptions& app, HttpOptions&) { app.access_log = AccessLog::all; });
     for (size_t i = 0; i < kGone; i += kBatch) {
       std::vector<std::unique_ptr<Client>> clients;
       for (size_t k = 0; k < kBatch; ++k) {

@@ -6,7 +6,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <ctime>
+#include <iterator>
 #include <numeric>
+
+#include "base/check.h"
 
 namespace braid::server {
 namespace {
@@ -37,9 +41,11 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
-class Page {
+}  // namespace
+
+class MetricsPage {
  public:
-  explicit Page(const std::string& model) : label_(fmt::format("model_name=\"{}\"", escaped(model))) {}
+  explicit MetricsPage(const std::string& model) : label_(fmt::format("model_name=\"{}\"", escaped(model))) {}
 
   void family(const std::string& name, const char* type, const char* help) {
     text_ += fmt::format("# HELP {0} {2}\n# TYPE {0} {1}\n", name, type, help);
@@ -61,8 +67,10 @@ class Page {
   std::string label_, text_;
 };
 
+namespace {
+
 // The cache in files (--cache-dir); absent without one.
-void disk_metrics(const BackendStats& stats, Page& page) {
+void disk_metrics(const BackendStats& stats, MetricsPage& page) {
   if (!stats.has_disk) return;
   const DiskStats& disk = stats.disk;
   const auto number = [](uint64_t value) { return static_cast<double>(value); };
@@ -85,7 +93,7 @@ void disk_metrics(const BackendStats& stats, Page& page) {
 }
 
 // Tokens by who drafted them and by their depth; series that are all zeros are left out.
-void draft_metrics(const BackendStats& stats, Page& page) {
+void draft_metrics(const BackendStats& stats, MetricsPage& page) {
   const DraftStats& drafts = stats.drafts;
   const auto number = [](uint64_t value) { return static_cast<double>(value); };
   const auto total = [](const auto& counts) {
@@ -214,6 +222,12 @@ void Metrics::rejected(int status) {
   ++rejected_[status];
 }
 
+void Metrics::limited(const std::string& limit) {
+  BRAID_CHECK(std::find(std::begin(kLimits), std::end(kLimits), limit) != std::end(kLimits));
+  const std::lock_guard lock(mutex_);
+  ++limited_[limit];
+}
+
 void Metrics::http(const std::string& method, const std::string& route, int status) {
   static constexpr std::array<std::string_view, 9> kMethods = {
       "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"};
@@ -234,7 +248,7 @@ int Metrics::retry_after_s(const BackendStats& stats) const {
 std::string Metrics::render(const BackendStats& stats, const std::string& model, const std::string& version,
                             const HttpLoad& load) const {
   const std::lock_guard lock(mutex_);
-  Page page(model);
+  MetricsPage page(model);
   const auto number = [](auto value) { return static_cast<double>(value); };
   const double kv = stats.kv_blocks > 0 ? number(stats.kv_blocks_used) / number(stats.kv_blocks) : 0;
   const double prompt = number(prompt_tokens_ + cached_tokens_);
@@ -247,6 +261,10 @@ std::string Metrics::render(const BackendStats& stats, const std::string& model,
            "Used blocks of the KV cache (of its fullest group), 0 to 1.", kv);
   page.one("braid_state_slots_used", "gauge", "Recurrent states in use.", stats.state_slots_used);
   page.one("braid_state_slots_total", "gauge", "Recurrent states there is room for.", stats.state_slots);
+  page.one("braid_checkpoints_used", "gauge", "Checkpoints of recurrent states in host memory.",
+           stats.checkpoints_used);
+  page.one("braid_checkpoints_total", "gauge", "Checkpoints there is room for (--state-memory).",
+           stats.checkpoints);
   page.one("braid_num_preemptions_total", "counter", "Sequences preempted for others, to go on later.",
            number(stats.preempted));
   page.family("braid_prefix_cache_evictions_total", "counter", "What the prefix cache gave up for room.");
@@ -270,6 +288,12 @@ std::string Metrics::render(const BackendStats& stats, const std::string& model,
   page.family("braid_request_rejected_total", "counter", "Requests answered before they were queued.");
   for (const auto& [status, count] : rejected_) {
     page.sample("braid_request_rejected_total", number(count), fmt::format("status=\"{}\"", status));
+  }
+  page.family("braid_request_limited_total", "counter", "Requests refused by a limit.");
+  for (const char* limit : kLimits) {
+    const auto found = limited_.find(limit);
+    page.sample("braid_request_limited_total", number(found == limited_.end() ? 0 : found->second),
+                fmt::format("limit=\"{}\"", limit));
   }
   page.one("braid_prompt_seconds_total", "counter", "Time spent on prompts.", prompt_s_);
   page.one("braid_predicted_seconds_total", "counter", "Time spent on answers.", generation_s_);
@@ -309,13 +333,7 @@ std::string Metrics::render(const BackendStats& stats, const std::string& model,
   page.family("braid_build_info", "gauge", "Version of this program.");
   page.sample("braid_build_info", 1, fmt::format("version=\"{}\"", escaped(version)));
 
-  // What gateways and dashboards of other servers look for.
-  page.one("vllm:num_requests_running", "gauge", "As braid_num_requests_running.", stats.running);
-  page.one("vllm:num_requests_waiting", "gauge", "As braid_num_requests_waiting.", stats.waiting);
-  page.one("vllm:kv_cache_usage_perc", "gauge", "As braid_kv_cache_usage_perc.", kv);
-  page.one("vllm:prompt_tokens_total", "counter", "Prompt tokens.", prompt);
-  page.one("vllm:generation_tokens_total", "counter", "Generated tokens.", number(generated_tokens_));
-  page.histogram("vllm:time_to_first_token_seconds", "As braid_time_to_first_token_seconds.", first_token_);
+  vllm_metrics(stats, page);
   page.one("llamacpp:requests_processing", "gauge", "As braid_num_requests_running.", stats.running);
   page.one("llamacpp:requests_deferred", "gauge", "As braid_num_requests_waiting.", stats.waiting);
   page.one("llamacpp:prompt_tokens_total", "counter", "Prompt tokens run.", number(prompt_tokens_));
@@ -324,6 +342,52 @@ std::string Metrics::render(const BackendStats& stats, const std::string& model,
   page.one("llamacpp:predicted_tokens_seconds", "gauge", "As braid_predicted_tokens_seconds.",
            last_generation_rate_);
   return page.take();
+}
+
+// What gateways and dashboards look for that know vLLM. Gateways read each family by its name, 20 times a
+// second, and take one that is not there for an error.
+void Metrics::vllm_metrics(const BackendStats& stats, MetricsPage& page) const {
+  const auto number = [](auto value) { return static_cast<double>(value); };
+  const double kv = stats.kv_blocks > 0 ? number(stats.kv_blocks_used) / number(stats.kv_blocks) : 0;
+  const double prompt = number(prompt_tokens_ + cached_tokens_), cached = number(cached_tokens_);
+  page.one("vllm:num_requests_running", "gauge", "As braid_num_requests_running.", stats.running);
+  page.one("vllm:num_requests_waiting", "gauge", "As braid_num_requests_waiting.", stats.waiting);
+  for (const char* name : {"vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"})
+    page.one(name, "gauge", "As braid_kv_cache_usage_perc.", kv);
+  page.family("vllm:cache_config_info", "gauge", "Tokens of a block, and blocks that hold prefixes.");
+  page.sample(
+      "vllm:cache_config_info", 1,
+      fmt::format("block_size=\"{}\",num_gpu_blocks=\"{}\"", stats.block_tokens, stats.prefix_blocks));
+  page.family("vllm:lora_requests_info", "gauge", "There are no adapters; the value is the time.");
+  page.sample("vllm:lora_requests_info", number(std::time(nullptr)),
+              "max_lora=\"0\",running_lora_adapters=\"\",waiting_lora_adapters=\"\"");
+  for (const char* name : {"vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"})
+    page.one(name, "counter", "As braid_prefix_cache_queries_total.", prompt);
+  for (const char* name : {"vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"})
+    page.one(name, "counter", "As braid_prefix_cache_hits_total.", cached);
+  page.one("vllm:num_preemptions_total", "counter", "As braid_num_preemptions_total.",
+           number(stats.preempted));
+  page.one("vllm:prompt_tokens_total", "counter", "Prompt tokens.", prompt);
+  page.one("vllm:generation_tokens_total", "counter", "Generated tokens.", number(generated_tokens_));
+  std::map<std::string, uint64_t> by_reason;
+  for (const auto& [key, count] : finished_) by_reason[key.first] += count;
+  page.family("vllm:request_success_total", "counter", "Finished requests.");
+  for (const auto& [reason, count] : by_reason) {
+    page.sample("vllm:request_success_total", number(count), fmt::format("finished_reason=\"{}\"", reason));
+  }
+  const std::pair<const char*, const Histogram*> kCopies[] = {
+      {"time_to_first_token_seconds", &first_token_},
+      {"inter_token_latency_seconds", &per_token_},
+      {"request_time_per_output_token_seconds", &per_token_},
+      {"e2e_request_latency_seconds", &whole_},
+      {"request_queue_time_seconds", &queue_},
+      {"request_prefill_time_seconds", &prompt_},
+      {"request_decode_time_seconds", &generation_},
+      {"request_prompt_tokens", &prompt_size_},
+      {"request_generation_tokens", &answer_size_},
+  };
+  for (const auto& [name, histogram] : kCopies)
+    page.histogram(fmt::format("vllm:{}", name), "As the one of braid_.", *histogram);
 }
 
 }  // namespace braid::server

@@ -18,6 +18,8 @@
 
 namespace braid::server {
 
+class MetricsPage;  // metrics.cpp
+
 class Histogram {
  public:
   explicit Histogram(std::vector<double> bounds) : bounds_(std::move(bounds)), counts_(bounds_.size() + 1) {}
@@ -52,6 +54,10 @@ class Metrics {
   Metrics();
   void answered(const AnswerReport& report);
   void rejected(int status);
+  // A limit that a request went beyond, one of kLimits.
+  void limited(const std::string& limit);
+  static constexpr const char* kLimits[] = {"queue_full", "client_requests", "client_queue", "priority",
+                                            "model"};
   // `route` is one of the server's own paths, or kOther. Methods that HTTP does not define are "other".
   void http(const std::string& method, const std::string& route, int status);
 
@@ -61,9 +67,12 @@ class Metrics {
   int retry_after_s(const BackendStats& stats) const;
 
  private:
+  void vllm_metrics(const BackendStats& stats, MetricsPage& page) const;  // under the lock
+
   mutable std::mutex mutex_;
   std::map<std::pair<std::string, std::string>, uint64_t> finished_;  // reason, endpoint
   std::map<int, uint64_t> rejected_;
+  std::map<std::string, uint64_t> limited_;
   std::map<std::string, uint64_t> http_;  // rendered labels
   std::map<std::string, uint64_t> repairs_;
   uint64_t prompt_tokens_ = 0, cached_tokens_ = 0, generated_tokens_ = 0, reasoning_tokens_ = 0, calls_ = 0;

@@ -158,6 +158,66 @@ TEST(Metrics, WhatTheEngineSaysAndTheNamesOfOthers) {
   EXPECT_EQ(seen.at("braid_http_request_bytes"), 4096);
 }
 
+// As llm-d's endpoint picker, vLLM's router and KEDA read them: the first sample of a name, some labels as
+// whole numbers. A family that is missing is an error of every scrape, also before the first request.
+TEST(Metrics, GatewaysFindEveryFamilyThatTheyReadByName) {
+  Metrics metrics;
+  BackendStats stats;
+  stats.prefix_blocks = 8192;
+  stats.block_tokens = 32;
+  stats.kv_blocks = 8192;
+  stats.kv_blocks_used = 4096;
+  AnswerReport report;
+  report.endpoint = "/v1/messages";
+  report.reason = "stop";
+  report.usage = {.prompt_tokens = 100, .cached_tokens = 60, .generated_tokens = 21, .reasoning_tokens = 0};
+  for (const bool used : {false, true}) {
+    if (used) metrics.answered(report);
+    const std::string text = metrics.render(stats, "m", "1", {});
+    const auto first = [&text](const std::string& name) {
+      const size_t at = ("\n" + text).find("\n" + name + "{");
+      EXPECT_NE(at, std::string::npos) << name;
+      const size_t end = text.find('\n', at);
+      return at == std::string::npos ? std::string() : text.substr(at, end - at);
+    };
+    const auto value = [&](const std::string& name) {
+      const std::string line = first(name);
+      return std::stod("0" + line.substr(line.rfind(' ') + 1));
+    };
+    const auto label = [&](const std::string& name, const std::string& which) {
+      std::smatch found;
+      const std::string line = first(name);
+      EXPECT_TRUE(std::regex_search(line, found, std::regex("[{,]" + which + "=\"([^\"]*)\""))) << line;
+      return found.size() > 1 ? found[1].str() : "missing";
+    };
+    for (const char* gauge : {"vllm:num_requests_waiting", "vllm:num_requests_running"})
+      EXPECT_EQ(value(gauge), 0) << gauge;
+    for (const char* share : {"vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"})
+      EXPECT_EQ(value(share), 0.5) << share;
+    EXPECT_EQ(value("vllm:cache_config_info"), 1);
+    EXPECT_EQ(label("vllm:cache_config_info", "block_size"), "32");
+    EXPECT_EQ(label("vllm:cache_config_info", "num_gpu_blocks"), "8192");
+    EXPECT_GT(value("vllm:lora_requests_info"), 1'600'000'000);
+    EXPECT_EQ(label("vllm:lora_requests_info", "max_lora"), "0");
+    EXPECT_EQ(label("vllm:lora_requests_info", "running_lora_adapters"), "");
+    EXPECT_EQ(label("vllm:lora_requests_info", "waiting_lora_adapters"), "");
+    for (const char* name : {"vllm:gpu_prefix_cache_hits_total", "vllm:prefix_cache_hits_total"})
+      EXPECT_EQ(value(name), used ? 60 : 0) << name;
+    for (const char* name : {"vllm:gpu_prefix_cache_queries_total", "vllm:prefix_cache_queries_total"})
+      EXPECT_EQ(value(name), used ? 100 : 0) << name;
+    for (const char* name :
+         {"time_to_first_token_seconds", "e2e_request_latency_seconds", "inter_token_latency_seconds",
+          "request_time_per_output_token_seconds", "request_queue_time_seconds",
+          "request_prefill_time_seconds", "request_decode_time_seconds", "request_prompt_tokens",
+          "request_generation_tokens"})
+      EXPECT_EQ(value("vllm:" + std::string(name) + "_count"), used ? 1 : 0) << name;
+    EXPECT_EQ(value("vllm:num_preemptions_total"), 0);
+    if (used) {
+      EXPECT_EQ(value("vllm:request_success_total"), 1);
+    }
+  }
+}
+
 TEST(Metrics, AnswersAreCounted) {
   Metrics metrics;
   AnswerReport report;

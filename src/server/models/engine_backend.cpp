@@ -9,7 +9,10 @@ namespace {
 class EngineBackend : public Backend {
  public:
   EngineBackend(std::unique_ptr<EngineService> service, int32_t slots)
-      : service_(std::move(service)), slots_(slots), context_tokens_(service_->engine().context_tokens()) {}
+      : service_(std::move(service)),
+        slots_(slots),
+        context_tokens_(service_->engine().context_tokens()),
+        prefix_blocks_(service_->engine().scheduler().blocks(0).total()) {}
 
   Result<RequestId> submit(Request request, std::shared_ptr<Sink> sink) override {
     return service_->submit(std::move(request), std::move(sink));
@@ -27,6 +30,10 @@ class EngineBackend : public Backend {
     out.slots = slots_;
     out.kv_blocks = status.blocks;
     out.kv_blocks_used = status.blocks - status.free_blocks;
+    out.prefix_blocks = prefix_blocks_;
+    out.block_tokens = kBlockTokens;
+    out.checkpoints = status.checkpoint_capacity;
+    out.checkpoints_used = status.checkpoints;
     out.state_slots = status.slots;
     out.state_slots_used = status.slots - status.free_slots;
     out.steps = status.engine.steps;
@@ -53,6 +60,7 @@ class EngineBackend : public Backend {
   std::unique_ptr<EngineService> service_;
   int32_t slots_;
   int32_t context_tokens_;
+  int64_t prefix_blocks_;
 };
 
 }  // namespace

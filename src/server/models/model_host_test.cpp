@@ -223,6 +223,28 @@ TEST_F(HostedServer, AModelThatCannotBeLoadedIsOneSentence) {
   EXPECT_EQ(tries, before);
 }
 
+TEST_F(HostedServer, AClientLoadsTheModelsThatItMay) {
+  start([](AppOptions& options, ModelHost::Options&) {
+    options.client_limits.models = std::vector<std::string>{"b"};
+  });
+  EXPECT_EQ(said(ask("a")), "I am a") << "it is in memory";
+  EXPECT_EQ(said(ask("b")), "I am b");
+  const auto refused = ask("a");
+  EXPECT_EQ(refused.status, 403);
+  EXPECT_EQ(refused.json()["error"]["code"], "model_not_allowed");
+  EXPECT_EQ(refused.json()["error"]["message"],
+            "this address may use the model a while it is in memory, and may not load it");
+  EXPECT_EQ(ask("c").status, 403);
+  EXPECT_EQ(Client(port()).ask("POST", "/tokenize", R"({"model":"a","content":"x"})").status, 403);
+  EXPECT_EQ(said(ask("")), "I am b");
+  EXPECT_EQ(tries, 1);
+  ApiKey wrong("key");
+  wrong.limits.models = std::vector<std::string>{"a", "absent"};
+  const Status known = app->check_limits({wrong});
+  ASSERT_FALSE(known.ok());
+  EXPECT_NE(known.error().message.find("absent"), std::string::npos);
+}
+
 TEST_F(HostedServer, OnlySoManyMayWait) {
   holding = {"a"};
   start([](AppOptions&, ModelHost::Options& hosting) { hosting.max_waiting = 2; });

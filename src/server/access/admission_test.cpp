@@ -1,0 +1,251 @@
+// admission_test.cpp -- no client keeps the others out: as rules, and over sockets.
+#include "server/access/admission.h"
+
+#include <gtest/gtest.h>
+
+#include <deque>
+
+#include "server/test_server_test.h"
+
+namespace braid::server {
+namespace {
+
+ClientIdentity one(const std::string& id, const ClientLimits& limits = {}) {
+  ClientIdentity out;
+  out.id = id;
+  out.by_key = true;
+  out.shares_queue = true;
+  out.limits = limits;
+  return out;
+}
+
+// Lets requests of `client` in until one is refused; its code.
+std::string fill(Admission& admission, const ClientIdentity& client, std::vector<SharedPass>& in) {
+  while (in.size() < 1000) {
+    auto pass = admission.enter(client);
+    if (!pass.ok()) return pass.error().code;
+    in.push_back(*pass);
+  }
+  return "never";
+}
+
+TEST(Admission, OneClientLeavesHalfOfTheQueue) {
+  Admission admission(256, 4);
+  std::vector<SharedPass> a, b, c;
+  EXPECT_EQ(fill(admission, one("a"), a), "client_queue");
+  EXPECT_EQ(a.size(), 130u);
+  EXPECT_EQ(fill(admission, one("b"), b), "client_queue");
+  EXPECT_EQ(b.size(), 65u);
+  EXPECT_EQ(fill(admission, one("c"), c), "client_queue");
+  EXPECT_EQ(c.size(), 33u) << "who comes late still finds places";
+  a.clear();
+  b.clear();
+  c.clear();
+  ClientIdentity alone = one("a");
+  alone.shares_queue = false;
+  EXPECT_EQ(fill(admission, alone, a), "queue_full");
+  EXPECT_EQ(a.size(), 260u);
+  EXPECT_EQ(admission.enter(one("b")).error().code, "queue_full");
+}
+
+TEST(Admission, LimitsOfAClient) {
+  Admission admission(256, 2);
+  std::vector<SharedPass> a;
+  EXPECT_EQ(fill(admission, one("a", {.max_requests = 3, .max_queue = {}, .priority = {}, .models = {}}), a),
+            "client_requests");
+  EXPECT_EQ(a.size(), 3u);
+  a.clear();
+  // No waiting: only what finds an idle slot.
+  const ClientIdentity hasty = one("h", {.max_requests = {}, .max_queue = 0, .priority = {}, .models = {}});
+  EXPECT_EQ(fill(admission, hasty, a), "client_queue");
+  EXPECT_EQ(a.size(), 2u);
+  a[0]->begun();
+  EXPECT_EQ(admission.enter(hasty).error().code, "client_queue") << "the other slot is spoken for";
+  a[0]->ended();
+  auto more = admission.enter(hasty);
+  ASSERT_TRUE(more.ok());
+  a.clear();
+  more = internal_error("gone");
+  EXPECT_EQ(fill(admission, hasty, a), "client_queue");
+  EXPECT_EQ(a.size(), 2u) << "all places have come back";
+}
+
+TEST(Admission, ARequestOfManyAnswersTakesTheirPlaces) {
+  Admission admission(10, 1);
+  std::vector<SharedPass> a, b;
+  a.push_back(*admission.enter(one("a")));
+  a[0]->set_answers(8);
+  EXPECT_EQ(admission.enter(one("a")).error().code, "client_queue");
+  EXPECT_EQ(fill(admission, one("b"), b), "client_queue");
+  EXPECT_EQ(b.size(), 2u);
+  for (int i = 0; i < 20; ++i) a[0]->begun();
+  for (int i = 0; i < 20; ++i) a[0]->ended();
+  a.clear();
+  b.clear();
+  EXPECT_EQ(fill(admission, one("c"), b), "client_queue");
+  EXPECT_EQ(b.size(), 6u);
+}
+
+// Seeded: whatever comes, begins and goes, no counter is left, and a newcomer is refused only when the queue
+// is full.
+TEST(Admission, CountsAreExact) {
+  Admission admission(12, 3);
+  uint64_t state = 1;
+  const auto random = [&state](uint64_t below) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (state >> 33) % below;
+  };
+  std::vector<SharedPass> in;
+  for (int i = 0; i < 20'000; ++i) {
+    const uint64_t what = random(5);
+    if (what <= 1) {
+      auto pass = admission.enter(one(std::to_string(random(6))));
+      if (pass.ok()) in.push_back(*pass);
+    } else if (!in.empty()) {
+      const size_t at = random(in.size());
+      if (what == 2) in[at]->begun();
+      if (what == 3) in[at]->ended();
+      if (what == 4) in.erase(in.begin() + static_cast<ptrdiff_t>(at));
+    }
+    auto fresh = admission.enter(one("fresh"));
+    if (!fresh.ok()) {
+      EXPECT_EQ(fresh.error().code, "queue_full");
+    }
+  }
+  in.clear();
+  ClientIdentity alone = one("x");
+  alone.shares_queue = false;
+  EXPECT_EQ(fill(admission, alone, in), "queue_full");
+  EXPECT_EQ(in.size(), 15u);
+}
+
+const char* const kHi = R"({"messages":[{"role":"user","content":"hi"}]})";
+
+ApiKey key(const std::string& line) { return parse_keys(line, "test")->front(); }
+
+// Answers that do not end before release().
+std::unique_ptr<TestServer> slow(const std::function<void(AppOptions&, HttpOptions&)>& adjust) {
+  return std::make_unique<TestServer>(
+      [](const Request&) {
+        static const auto model = demo_served_model(nullptr);
+        auto script = says(*model, "x");
+        script.wait = true;
+        return script;
+      },
+      adjust);
+}
+
+struct Crowd {
+  explicit Crowd(const TestServer& server) : server(server) {}
+  // Sends one more chat that is not waited for.
+  void add(const std::string& name, const std::string& body = kHi) {
+    clients.emplace_back(server.port());
+    clients.back().send("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nx-api-key: " + name +
+                        "\r\nContent-Type: application/json\r\nContent-Length: " +
+                        std::to_string(body.size()) + "\r\n\r\n" + body);
+    ++sent;
+    EXPECT_TRUE(server.backend->wait_submitted(sent)) << "it was not let in";
+  }
+  Client::Answer ask(const std::string& name, const std::string& body = kHi) const {
+    Client client(server.port());
+    return client.ask("POST", "/v1/chat/completions", body,
+                      "Content-Type: application/json\r\nx-api-key: " + name + "\r\n");
+  }
+
+  const TestServer& server;
+  std::deque<Client> clients;
+  RequestId sent = 0;
+};
+
+TEST(Admission, EachKeyHasItsLimitsOverHttp) {
+  const auto server = slow([](AppOptions& app, HttpOptions&) {
+    app.api_keys = {key("small max-requests=2"), key("none max-queue=0"), key("free")};
+    app.max_queue = 6;
+    app.slots = 1;
+  });
+  Crowd crowd(*server);
+  crowd.add("small");
+  ASSERT_TRUE(server->backend->wait_started(1));
+  crowd.add("small");
+  const auto many = crowd.ask("small");
+  EXPECT_EQ(many.status, 429) << many.body;
+  EXPECT_NE(many.head.find("\r\nRetry-After: "), std::string::npos) << many.head;
+  EXPECT_EQ(many.json()["error"]["code"], "client_requests");
+  EXPECT_EQ(many.json()["error"]["message"],
+            "this API key has 2 requests under way, and may have 2 (max-requests)");
+  const auto hasty = crowd.ask("none");
+  EXPECT_EQ(hasty.status, 429) << "the slot is taken";
+  EXPECT_EQ(hasty.json()["error"]["code"], "client_queue");
+  // Anthropic's clients are told of their own limit, not of an overload.
+  Client claude(server->port());
+  const auto limited =
+      claude.ask("POST", "/v1/messages", R"({"max_tokens":5,"messages":[{"role":"user","content":"x"}]})",
+                 "Content-Type: application/json\r\nx-api-key: small\r\n");
+  EXPECT_EQ(limited.status, 429);
+  EXPECT_EQ(limited.json()["error"]["type"], "rate_limit_error") << limited.body;
+  // One waits, five places are free: three more leave two for others.
+  for (int i = 0; i < 3; ++i) crowd.add("free");
+  EXPECT_EQ(crowd.ask("free").json()["error"]["code"], "client_queue");
+  Client reader(server->port());
+  const std::string metrics = reader.ask("GET", "/metrics", "", "x-api-key: free\r\n").body;
+  EXPECT_NE(metrics.find("limit=\"client_requests\"} 2\n"), std::string::npos);
+  EXPECT_NE(metrics.find("limit=\"client_queue\"} 2\n"), std::string::npos);
+  EXPECT_NE(metrics.find("limit=\"queue_full\"} 0\n"), std::string::npos);
+  // Who leaves gives the place back.
+  crowd.clients.clear();
+  ASSERT_TRUE(server->backend->wait_cancelled(5));
+  Client last(server->port());
+  server->backend->release();
+  int status = 429;
+  while (status == 429) status = crowd.ask("small").status;
+  EXPECT_EQ(status, 200);
+}
+
+TEST(Admission, WithoutKeysEachAddressHasTheLimits) {
+  const auto server = slow([](AppOptions& app, HttpOptions&) { app.client_limits.max_requests = 1; });
+  Crowd crowd(*server);
+  crowd.add("");
+  const auto refused = crowd.ask("");
+  EXPECT_EQ(refused.status, 429);
+  EXPECT_EQ(refused.json()["error"]["message"],
+            "this address has 1 requests under way, and may have 1 (max-requests)");
+}
+
+TEST(Admission, PrioritiesOfAKey) {
+  const auto server = slow([](AppOptions& app, HttpOptions&) {
+    app.api_keys = {key("low priority=-10..-5"), key("any")};
+  });
+  server->backend->release();
+  const Crowd crowd(*server);
+  const auto with = [](int priority) {
+    return R"({"messages":[{"role":"user","content":"hi"}],"priority":)" + std::to_string(priority) + "}";
+  };
+  const auto refused = crowd.ask("low", with(5));
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_EQ(refused.json()["error"]["param"], "priority");
+  EXPECT_EQ(refused.json()["error"]["message"], "priority must be from -10 to -5 for this API key");
+  EXPECT_EQ(crowd.ask("low", with(-11)).status, 400);
+  EXPECT_EQ(crowd.ask("low", with(-7)).status, 200);
+  EXPECT_EQ(server->backend->last.priority, -7);
+  EXPECT_EQ(crowd.ask("low").status, 200);
+  EXPECT_EQ(server->backend->last.priority, -5) << "the nearest to what others have";
+  EXPECT_EQ(crowd.ask("any", with(100)).status, 200);
+}
+
+TEST(Admission, SlotsShowAKeyItsOwnRequests) {
+  const auto server = slow([](AppOptions& app, HttpOptions&) {
+    app.api_keys = {key("a"), key("b"), key("boss admin")};
+  });
+  Crowd crowd(*server);
+  for (const char* name : {"a", "a", "b"}) crowd.add(name);
+  const auto shown = [&](const std::string& name) {
+    Client client(server->port());
+    return client.ask("GET", "/slots", "", "x-api-key: " + name + "\r\n").json().size();
+  };
+  EXPECT_EQ(shown("a"), 2u);
+  EXPECT_EQ(shown("b"), 1u);
+  EXPECT_EQ(shown("boss"), 3u);
+}
+
+}  // namespace
+}  // namespace braid::server
