@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <exception>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -47,9 +48,16 @@ void let_last_win(CLI::App& app) {
   }
 }
 
+// The command's exit code, or that of a result that could not be written.
+int with_results_written(int exit_code) {
+  const braid::Status written = braid::cli::result_status();
+  return exit_code != 0 || written.ok() ? exit_code : braid::cli::fail(written.error());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  braid::cli::open_standard_streams();
   braid::init_log();
   CLI::App app("braid runs Qwen3.5/3.6 hybrid language models from GGUF files.", "braid");
   app.set_version_flag("--version", "braid " BRAID_VERSION);
@@ -69,7 +77,12 @@ int main(int argc, char** argv) {
   try {
     app.parse(arguments(argc, argv));
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    if (error.get_exit_code() == 0) {  // --help, --version
+      std::ostringstream text;
+      exit_code = app.exit(error, text, text);
+      braid::cli::write_result(text.str());
+      return with_results_written(exit_code);
+    }
     // The message repeats what was typed, and a prompt that lost its -p may be a book.
     std::string message = error.what();
     if (size_t most = 300; message.size() > most) {
@@ -82,5 +95,5 @@ int main(int argc, char** argv) {
     braid::cli::print_error(error.what());
     return 2;
   }
-  return exit_code;
+  return with_results_written(exit_code);
 }

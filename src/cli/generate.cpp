@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <numeric>
 #include <random>
@@ -110,10 +109,7 @@ class StdoutWriter {
   }
 
  private:
-  void put(std::string_view text) {
-    std::fwrite(text.data(), 1, text.size(), stdout);
-    std::fflush(stdout);
-  }
+  static void put(std::string_view text) { write_result(text); }
   bool colour_;
   bool in_thought_;
   std::string tail_;  // of the thought: what may be the beginning of its end
@@ -167,7 +163,12 @@ Result<Answer> generate(LoadedModel& model, const RenderedText& prompt, const Sa
   const DraftStats before = model.engine->stats().drafts;
   const InterruptScope interrupt;
   BRAID_ASSIGN(const RequestId id, model.engine->submit(std::move(request), sink));
+  bool readable = true;  // somebody takes what is written
   while (!sink.done) {
+    if (readable && !result_status().ok()) {
+      readable = false;
+      model.engine->cancel(id);
+    }
     if (interrupted() && !sink.answer.interrupted) {
       sink.answer.interrupted = true;
       model.engine->cancel(id);
@@ -175,6 +176,7 @@ Result<Answer> generate(LoadedModel& model, const RenderedText& prompt, const Sa
     model.engine->step();
   }
   if (sink.answer.end.reason == FinishReason::error) return Error{ErrorKind::io, sink.answer.end.error};
+  BRAID_TRY(result_status());
   sink.answer.drafts = model.engine->stats().drafts.since(before);
   return std::move(sink.answer);
 }

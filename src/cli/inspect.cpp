@@ -131,25 +131,25 @@ Json describe(const GgufFile& file, const Result<MemoryPlan>& plan) {
 }
 
 void print_text(const Json& info, const Result<MemoryPlan>& plan) {
-  fmt::print("{}: GGUF v{}, {}, {:.1f} million parameters\n\n", info["file"].get<std::string>(),
-             info["gguf_version"].get<int>(), format_bytes(info["file_bytes"].get<uint64_t>()),
-             info["parameters"].get<double>() / 1e6);
+  print_result("{}: GGUF v{}, {}, {:.1f} million parameters\n\n", info["file"].get<std::string>(),
+               info["gguf_version"].get<int>(), format_bytes(info["file_bytes"].get<uint64_t>()),
+               info["parameters"].get<double>() / 1e6);
   for (const auto& [key, value] : info["metadata"].items()) {
     std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
     if (text.size() > 100) text = text.substr(0, 100) + " ...";
-    fmt::print("  {:<44} {}\n", key, repaired_utf8(text, Utf8Repair::maximal_subpart));
+    print_result("  {:<44} {}\n", key, repaired_utf8(text, Utf8Repair::maximal_subpart));
   }
-  fmt::print("\n  {:<36} {:<8} {:>20} {:>12}\n", "tensor", "type", "shape", "size");
+  print_result("\n  {:<36} {:<8} {:>20} {:>12}\n", "tensor", "type", "shape", "size");
   for (const auto& tensor : info["tensors"]) {
     std::string shape;
     for (const auto& dim : tensor["shape"]) shape += (shape.empty() ? "" : " x ") + dim.dump();
-    fmt::print("  {:<36} {:<8} {:>20} {:>12}\n", tensor["name"].get<std::string>(),
-               tensor["type"].get<std::string>(), shape, format_bytes(tensor["bytes"].get<uint64_t>()));
+    print_result("  {:<36} {:<8} {:>20} {:>12}\n", tensor["name"].get<std::string>(),
+                 tensor["type"].get<std::string>(), shape, format_bytes(tensor["bytes"].get<uint64_t>()));
   }
   if (plan.ok()) {
-    fmt::print("\n{}\n{}\n", plan->table(), plan->format_table());
+    print_result("\n{}\n{}\n", plan->table(), plan->format_table());
   } else {
-    fmt::print("\nnot runnable here: {}\n", plan.error().message);
+    print_result("\nnot runnable here: {}\n", plan.error().message);
   }
 }
 
@@ -158,7 +158,7 @@ int print_tokens(const GgufFile& file, const std::string& text) {
   if (!tokenizer.ok()) return fail(tokenizer.error());
   const auto ids = tokenizer->encode(text);
   if (!ids.ok()) return fail(ids.error());
-  fmt::print("{}\n", Json(*ids).dump());
+  print_result("{}\n", Json(*ids).dump());
   return 0;
 }
 
@@ -183,7 +183,7 @@ int print_prompt(const GgufFile& file, const InspectFlags& flags) {
   }
   const auto prompt = chat->render(*messages, tools);
   if (!prompt.ok()) return fail(prompt.error());
-  fmt::print("{}", prompt->text);
+  print_result("{}", prompt->text);
   return 0;
 }
 
@@ -197,7 +197,7 @@ int run_inspect(const InspectFlags& flags) {
   const auto plan = Engine::plan_memory(*file, *options);
   const Json info = describe(*file, plan);
   if (flags.json) {
-    fmt::print("{}\n", info.dump(2, ' ', false, Json::error_handler_t::replace));
+    print_result("{}\n", info.dump(2, ' ', false, Json::error_handler_t::replace));
   } else {
     print_text(info, plan);
   }

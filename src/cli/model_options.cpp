@@ -348,9 +348,13 @@ Result<std::string> read_text(const std::string& path) {
     }
     return {};
   };
+  const auto without_mark = [&] {
+    if (text.starts_with("\xEF\xBB\xBF")) text.erase(0, 3);
+    return std::move(text);
+  };
   if (path == "-") {
     BRAID_TRY(slurp(std::cin));
-    return text;
+    return without_mark();
   }
   if (!std::filesystem::exists(path))
     return Error{ErrorKind::not_found, path + ": No such file or directory"};
@@ -358,7 +362,7 @@ Result<std::string> read_text(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) return Error{ErrorKind::io, path + ": cannot be read"};
   BRAID_TRY(slurp(file));
-  return text;
+  return without_mark();
 }
 
 uint64_t peak_memory_bytes() {

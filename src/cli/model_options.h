@@ -72,7 +72,7 @@ struct LoadedModel {
 Result<LoadedModel> load_model(const ModelFlags& flags,
                                const std::function<void(EngineOptions&)>& adjust = nullptr);
 
-// The whole of a file, or of stdin for "-". Errors: not_found, io, exhausted (above 1 GiB).
+// The whole of a file, or of stdin for "-", without the byte order mark that some editors put before UTF-8. Errors: not_found, io, exhausted (above 1 GiB).
 Result<std::string> read_text(const std::string& path);
 
 // Highest resident set of this process so far.

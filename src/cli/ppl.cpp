@@ -81,9 +81,9 @@ int run_ppl(PplFlags flags) {
   progress.clear();
   if (interrupted()) return 130;
   const double seconds = (now_ms() - start_ms) / 1000.0;
-  fmt::print(stderr, "{} windows of {} tokens, {} predictions scored, {:.0f} tok/s\n", windows, window,
-             scored, static_cast<double>(windows) * window / seconds);
-  fmt::print("ppl {:.4f}\n", std::exp(nll / static_cast<double>(scored)));
+  print_status("{} windows of {} tokens, {} predictions scored, {:.0f} tok/s\n", windows, window, scored,
+               static_cast<double>(windows) * window / seconds);
+  print_result("ppl {:.4f}\n", std::exp(nll / static_cast<double>(scored)));
   return 0;
 }
 

@@ -52,10 +52,10 @@ int run_quantize(const QuantizeFlags& flags) {
     print_error(report.error().message);
     return report.error().kind == ErrorKind::cancelled ? 130 : 2;
   }
-  fmt::print(stderr, "{}: {} tensors, {} -> {}{} in {:.1f} s\n", flags.out, report->tensors,
-             format_bytes(report->source_bytes), format_bytes(report->result_bytes),
-             report->dropped > 0 ? fmt::format(", {} tensors left out", report->dropped) : "",
-             (now_ms() - start_ms) / 1000.0);
+  print_status("{}: {} tensors, {} -> {}{} in {:.1f} s\n", flags.out, report->tensors,
+               format_bytes(report->source_bytes), format_bytes(report->result_bytes),
+               report->dropped > 0 ? fmt::format(", {} tensors left out", report->dropped) : "",
+               (now_ms() - start_ms) / 1000.0);
   return 0;
 }
 
@@ -65,7 +65,10 @@ void add_quantize(CLI::App& app, int* exit_code) {
   auto flags = std::make_shared<QuantizeFlags>();
   auto* command = app.add_subcommand("quantize", "Write a model file with smaller weights");
   command->add_option("in", flags->in, "GGUF file, of any readable type")->required();
-  command->add_option("out", flags->out, "file to write; replaced when complete")->required();
+  command
+      ->add_option("out", flags->out,
+                   "file to write; replaced when complete (a FIFO or a device is written into)")
+      ->required();
   command->add_option("type", flags->type, "one of " + quantize_mix_names())->required();
   command->add_flag("--drop-mtp", flags->drop_mtp,
                     "leave the multi-token-prediction layer out, for engines that do not know it");

@@ -114,39 +114,39 @@ constexpr const char* kChatHelp =
     "  /stats  the last answer's speed and memory       /quit   leave\n";
 
 int chat_on_terminal(LoadedModel& model, Conversation& conversation, uint64_t seed) {
-  fmt::print(stderr, "{} on {}. /help shows the commands.\n", model.name,
-             model.engine->device().description());
+  print_status("{} on {}. /help shows the commands.\n", model.name, model.engine->device().description());
   std::string last_summary = "no answer yet";
   const char* bold = use_colour() ? "\x1b[1m" : "";
   const char* off = use_colour() ? "\x1b[0m" : "";
   while (true) {
-    fmt::print(stderr, "{}> {}", bold, off);
+    print_status("{}> {}", bold, off);
     std::string line;
     if (!std::getline(std::cin, line)) break;
     if (line.empty()) continue;
     if (line == "/quit" || line == "/exit") return 0;
     if (line == "/help") {
-      fmt::print(stderr, "{}", kChatHelp);
+      print_status("{}", kChatHelp);
     } else if (line == "/clear") {
       conversation.clear();
-      fmt::print(stderr, "the conversation is empty again\n");
+      print_status("the conversation is empty again\n");
     } else if (line == "/stats") {
-      fmt::print(stderr, "{}\n", last_summary);
+      print_status("{}\n", last_summary);
     } else if (line[0] == '/' && line.find(' ') == std::string::npos) {
-      fmt::print(stderr, "unknown command {} (/help lists them)\n", line);
+      print_status("unknown command {} (/help lists them)\n", line);
     } else if (const auto bad = first_invalid_utf8(line)) {
       print_error(fmt::format("the message is not valid UTF-8 (byte {})", *bad));
     } else {
       const auto answer = conversation.answer(line);
       if (!answer.ok()) {
+        if (!result_status().ok()) return fail(answer.error());
         print_error(answer.error().message + " (/clear starts again)");
         continue;
       }
-      fmt::print("\n");
+      print_result("\n");
       last_summary = summary(model, *answer, seed);
     }
   }
-  fmt::print(stderr, "\n");
+  print_status("\n");
   return 0;
 }
 
@@ -156,9 +156,9 @@ int answer_once(LoadedModel& model, Conversation* conversation, const std::strin
                     ? conversation->answer(text)
                     : generate(model, {text, {}}, sampling, flags.max_tokens, /*in_thought=*/false);
   if (!answer.ok()) return fail(answer.error());
-  if (::isatty(STDOUT_FILENO) == 1 && !answer->text.ends_with('\n')) fmt::print("\n");
+  if (::isatty(STDOUT_FILENO) == 1 && !answer->text.ends_with('\n')) print_result("\n");
   if (!flags.quiet)
-    fmt::print(stderr, "{}{}\n", stderr_is_terminal() ? "" : "\n", summary(model, *answer, sampling.seed));
+    print_status("{}{}\n", stderr_is_terminal() ? "" : "\n", summary(model, *answer, sampling.seed));
   return answer->interrupted ? 130 : 0;
 }
 
@@ -189,7 +189,7 @@ int run(const RunFlags& flags) {
     options.prefix_cache = chat || !flags.model.cache_dir.empty();
   });
   if (!model.ok()) return fail(model.error());
-  if (flags.plan) fmt::print(stderr, "{}\n", model->engine->memory().table());
+  if (flags.plan) print_status("{}\n", model->engine->memory().table());
   const auto sampling = sampling_params(flags.sampling, *model->file);
   if (!sampling.ok()) return fail(sampling.error());
   if (flags.raw) return answer_once(*model, nullptr, text, *sampling, flags);

@@ -169,8 +169,8 @@ int list_models(const server::Catalog& catalog) {
   for (const server::CatalogEntry& entry : catalog.entries()) {
     const server::ModelFile& file = catalog.files()[entry.file];
     for (const std::string& name : entry.names) {
-      fmt::print("{}\t{}\t{}\n", name, format_bytes(static_cast<uint64_t>(file.bytes)),
-                 file.path.empty() ? file.shown : file.path);
+      print_result("{}\t{}\t{}\n", name, format_bytes(static_cast<uint64_t>(file.bytes)),
+                   file.path.empty() ? file.shown : file.path);
     }
   }
   return 0;

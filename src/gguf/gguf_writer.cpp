@@ -1,17 +1,13 @@
 // gguf_writer.cpp -- encodes keys as they are set, lays tensors out when the file is written.
 #include "gguf/gguf_writer.h"
 
-#include <fcntl.h>
-#include <fmt/format.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 
 #include "base/check.h"
 #include "base/checked.h"
+#include "base/files/output_file.h"
 
 namespace braid {
 
@@ -61,56 +57,6 @@ Status write_zeros(const ByteSink& sink, uint64_t count) {
   }
   return {};
 }
-
-// A file that disappears unless it is finished.
-class TemporaryFile {
- public:
-  explicit TemporaryFile(std::string final_path)
-      : final_path_(std::move(final_path)), path_(fmt::format("{}.{}.part", final_path_, ::getpid())) {}
-  ~TemporaryFile() {
-    if (fd_ >= 0) ::close(fd_);
-    if (created_) ::unlink(path_.c_str());
-  }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-
-  Status create() {
-    fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (fd_ < 0) return failed("cannot create");
-    created_ = true;
-    return {};
-  }
-
-  Status write(std::span<const std::byte> bytes) {
-    while (!bytes.empty()) {
-      const ssize_t done = ::write(fd_, bytes.data(), bytes.size());
-      if (done < 0 && errno == EINTR) continue;
-      if (done < 0) return failed("cannot write");
-      bytes = bytes.subspan(static_cast<size_t>(done));
-    }
-    return {};
-  }
-
-  Status finish() {
-    const int fd = std::exchange(fd_, -1);
-    if (::close(fd) != 0) return failed("cannot write");
-    if (::rename(path_.c_str(), final_path_.c_str()) != 0) return failed("cannot rename to its final name");
-    created_ = false;
-    return {};
-  }
-
- private:
-  Status failed(const char* what) const {
-    const int code = errno;
-    const ErrorKind kind = code == ENOSPC || code == EDQUOT ? ErrorKind::exhausted : ErrorKind::io;
-    return Error{kind, fmt::format("{}: {}: {}", path_, what, std::strerror(code))};
-  }
-
-  std::string final_path_;
-  std::string path_;
-  int fd_ = -1;
-  bool created_ = false;
-};
 
 }  // namespace
 
@@ -282,8 +228,7 @@ Status GgufWriter::write_to(const ByteSink& sink) const {
 }
 
 Status GgufWriter::write_file(const std::string& path) const {
-  TemporaryFile file(path);
-  BRAID_TRY(file.create());
+  BRAID_ASSIGN(OutputFile file, OutputFile::create(path));
   BRAID_TRY(write_to([&](std::span<const std::byte> bytes) { return file.write(bytes); }));
   return file.finish();
 }

@@ -66,8 +66,8 @@ class GgufWriter {
 
   // Streams the file. Errors: those of the sink and of the producers.
   Status write_to(const ByteSink& sink) const;
-  // Writes a temporary file beside PATH and renames it when it is complete: PATH is whole or untouched.
-  // Errors: io, and those of the producers.
+  // PATH is whole or untouched; a FIFO or a device is written into (base/files/output_file.h).
+  // Errors: those of OutputFile, and of the producers.
   Status write_file(const std::string& path) const;
   std::vector<std::byte> to_bytes() const;
 

@@ -15,7 +15,10 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -56,7 +59,7 @@ struct BenchFlags {
   std::string mix = "Q4_K_M";
   std::string save;
   std::vector<std::string> drafters;  // of random weights
-  std::string made_drafter;           // its file
+  std::string made_folder;            // of files that nobody wants to keep
   ServingBenchFlags serving;
   SpeculationFlags speculation;
 };
@@ -286,8 +289,16 @@ Status make_shape(BenchFlags& flags) {
                  fmt::format("--shape {} is not one of {}", flags.shape, shape_names())};
   }
   std::filesystem::path path = flags.save;
-  if (path.empty())
-    path = std::filesystem::temp_directory_path() / fmt::format("braid-{}-{}.gguf", flags.shape, ::getpid());
+  if (path.empty()) {
+    std::string folder = (std::filesystem::temp_directory_path() / "braid-XXXXXX").string();
+    if (::mkdtemp(folder.data()) == nullptr)
+      return Error{ErrorKind::io, fmt::format("{}: cannot be made: {}", folder, std::strerror(errno))};
+    flags.made_folder = folder;
+    path = std::filesystem::path(folder) / (flags.shape + ".gguf");
+  } else if (std::filesystem::exists(path) && !std::filesystem::is_regular_file(path)) {
+    return Error{ErrorKind::invalid_argument,
+                 fmt::format("--save {}: is no regular file, so it could not be loaded", flags.save)};
+  }
   ProgressLine progress("writing random weights");
   RandomOptions options;
   options.mix = flags.mix;
@@ -303,16 +314,13 @@ Status make_shape(BenchFlags& flags) {
   if (named == flags.drafters.end() && (!runs || !flags.model.draft_model.empty())) return {};
   const std::string kind = named == flags.drafters.end() ? "dflash" : *named;
   path.replace_extension("." + kind + ".gguf");
-  flags.made_drafter = path.string();
   if (flags.speculation.any() || flags.model.spec_type != "none") flags.model.draft_model = path.string();
-  return write_random(random_drafter(*shape, kind, options), flags.made_drafter);
+  return write_random(random_drafter(*shape, kind, options), path.string());
 }
 
 void remove_shape(const BenchFlags& flags) {
-  if (flags.shape.empty() || !flags.save.empty()) return;
   std::error_code ignored;
-  std::filesystem::remove(flags.model.model, ignored);
-  if (!flags.made_drafter.empty()) std::filesystem::remove(flags.made_drafter, ignored);
+  if (!flags.made_folder.empty()) std::filesystem::remove_all(flags.made_folder, ignored);
 }
 
 // Two lines for people.
@@ -376,7 +384,10 @@ Status check_fill(const BenchFlags& flags) {
 int run_bench(BenchFlags flags) {
   if (const Status filling = check_fill(flags); !filling.ok()) return fail(filling.error());
   if (!flags.shape.empty()) {
-    if (const Status made = make_shape(flags); !made.ok()) return fail(made.error());
+    if (const Status made = make_shape(flags); !made.ok()) {
+      remove_shape(flags);
+      return fail(made.error());
+    }
   }
   // A drafter that is named is used.
   if (!flags.model.draft_model.empty() && flags.model.spec_type == "none") flags.model.spec_type = "dflash";
@@ -401,10 +412,11 @@ int run_bench(BenchFlags flags) {
   if (loaded->engine->device().computes_in_host_memory()) {
     ThreadPool pool(loaded->engine->device().threads());
     peaks = cpu::measure_peaks(pool);
-    fmt::print(json ? stderr : stdout, "{}\n\n", describe(peaks, loaded->engine->device().threads()));
+    const std::string machine = describe(peaks, loaded->engine->device().threads()) + "\n\n";
+    json ? write_status(machine) : write_result(machine);
   }
   if (!json) {
-    fmt::print(
+    print_result(
         "| model | device | test | tok/s | GB/s | GFLOP/s | of peak |\n|---|---|---|---|---|---|---|\n");
   }
   const InterruptScope interrupt;
@@ -417,12 +429,11 @@ int run_bench(BenchFlags flags) {
     const Speeds speeds = speeds_of(row, *loaded, peaks);
     rows.push_back(to_json(row, *loaded, peaks));
     if (json) return {};
-    fmt::print("| {} | {} | {} | {:.1f} ± {:.1f} | {} | {:.1f} | {} |\n", loaded->name,
-               loaded->engine->device().description(), row.test, row.mean(), row.deviation(),
-               generation ? fmt::format("{:.1f}", speeds.gb_s) : "", speeds.gflop_s,
-               speeds.share > 0 ? fmt::format("{:.0f} %", 100 * speeds.share) : "");
-    std::fflush(stdout);
-    return {};
+    print_result("| {} | {} | {} | {:.1f} ± {:.1f} | {} | {:.1f} | {} |\n", loaded->name,
+                 loaded->engine->device().description(), row.test, row.mean(), row.deviation(),
+                 generation ? fmt::format("{:.1f}", speeds.gb_s) : "", speeds.gflop_s,
+                 speeds.share > 0 ? fmt::format("{:.0f} %", 100 * speeds.share) : "");
+    return result_status();
   };
   for (int tokens : flags.prompts) {
     if (const auto status = report(tokens, false); !status.ok()) return fail(status.error());
@@ -433,9 +444,9 @@ int run_bench(BenchFlags flags) {
   if (flags.fit > 0) {
     const auto line = bench.fit(flags.fit);
     if (!line.ok()) return fail(line.error());
-    fmt::print(json ? stderr : stdout, "\n{}\n", *line);
+    json ? print_status("\n{}\n", *line) : print_result("\n{}\n", *line);
   }
-  if (json) fmt::print("{}\n", rows.dump(2));
+  if (json) print_result("{}\n", rows.dump(2));
   return 0;
 }
 

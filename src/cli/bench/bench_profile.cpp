@@ -190,7 +190,7 @@ double share(const OpTime& op, const DevicePeaks& peaks) {
 void print_table(const StepProfile& profile, const DevicePeaks& peaks) {
   OpTime all;
   double least_ms = 0;
-  fmt::print(
+  print_result(
       "\n{}\n\n| op | | calls | kernels | us a call | us | % | GB/s | TFLOP/s | of peak |\n"
       "|---|---|---|---|---|---|---|---|---|---|\n",
       profile.name);
@@ -206,25 +206,26 @@ void print_table(const StepProfile& profile, const DevicePeaks& peaks) {
     least_ms += share(op, peaks) * op.ms;
   }
   for (const OpTime& op : profile.ops) {
-    fmt::print("| {} | {} | {} | {} | {:.1f} | {:.0f} | {:.1f} |", op.op, op.what, op.calls, op.launches,
-               1e3 * op.ms / static_cast<double>(std::max<int64_t>(op.calls, 1)), 1e3 * op.ms,
-               100 * op.ms / all.ms);
+    print_result("| {} | {} | {} | {} | {:.1f} | {:.0f} | {:.1f} |", op.op, op.what, op.calls, op.launches,
+                 1e3 * op.ms / static_cast<double>(std::max<int64_t>(op.calls, 1)), 1e3 * op.ms,
+                 100 * op.ms / all.ms);
     // Under the clock's resolution there is a time, but no rate.
     if (op.ms * 1e3 < 0.5)
-      fmt::print(" - | - | - |\n");
+      print_result(" - | - | - |\n");
     else
-      fmt::print(" {:.0f} | {:.1f} | {:.0f} % |\n", op.bytes / op.ms * 1e-6, op.flops / op.ms * 1e-9,
-                 100 * share(op, peaks));
+      print_result(" {:.0f} | {:.1f} | {:.0f} % |\n", op.bytes / op.ms * 1e-6, op.flops / op.ms * 1e-9,
+                   100 * share(op, peaks));
   }
-  fmt::print("| all | | {} | {} | | {:.0f} | 100 | {:.0f} | {:.1f} | {:.0f} % |\n\n", all.calls, all.launches,
-             1e3 * all.ms, all.bytes / all.ms * 1e-6, all.flops / all.ms * 1e-9, 100 * least_ms / all.ms);
-  fmt::print(
+  print_result("| all | | {} | {} | | {:.0f} | 100 | {:.0f} | {:.1f} | {:.0f} % |\n\n", all.calls,
+               all.launches, 1e3 * all.ms, all.bytes / all.ms * 1e-6, all.flops / all.ms * 1e-9,
+               100 * least_ms / all.ms);
+  print_result(
       "as the engine runs it: {:.0f} us a step, {:.2f} of the sum; at the peaks {:.0f} us; host work around "
       "it {:.0f} us\n",
       1e3 * profile.step_ms, profile.step_ms / all.ms, 1e3 * least_ms, 1e3 * profile.host_ms);
   if (all.state_bytes > 0)
-    fmt::print("state: read {:.2f}, written {:.3f} of the states a {}\n", all.state_read / all.state_bytes,
-               all.state_written / all.state_bytes, profile.unit);
+    print_result("state: read {:.2f}, written {:.3f} of the states a {}\n", all.state_read / all.state_bytes,
+                 all.state_written / all.state_bytes, profile.unit);
 }
 
 nlohmann::ordered_json to_json(const StepProfile& profile, const DevicePeaks& peaks) {
@@ -265,8 +266,8 @@ Status profile_model(const ModelFlags& model, const ProfileFlags& flags) {
   BRAID_ASSIGN(const DevicePeaks peaks, loaded.engine->device().measure_peaks());
   const std::string device = loaded.engine->device().description();
   if (!flags.json)
-    fmt::print("{} on {}: copy {:.0f} GB/s, reads {:.0f} GB/s, products {:.0f} TFLOP/s\n", loaded.name,
-               device, peaks.copy_bytes_s * 1e-9, peaks.read_bytes_s * 1e-9, peaks.product_flops_s * 1e-12);
+    print_result("{} on {}: copy {:.0f} GB/s, reads {:.0f} GB/s, products {:.0f} TFLOP/s\n", loaded.name,
+                 device, peaks.copy_bytes_s * 1e-9, peaks.read_bytes_s * 1e-9, peaks.product_flops_s * 1e-12);
   const MemoryPlan& plan = loaded.engine->memory();
   double file_bytes = 0;
   for (const GgufTensor& t : loaded.file->tensors()) file_bytes += static_cast<double>(t.data.size());
@@ -275,22 +276,23 @@ Status profile_model(const ModelFlags& model, const ProfileFlags& flags) {
   const auto show = [&](const StepProfile& profile) {
     if (!flags.json) print_table(profile, peaks);
     steps.push_back(to_json(profile, peaks));
+    return result_status();
   };
   BRAID_ASSIGN(const StepProfile decode, bench.decode(false));
-  show(decode);
+  BRAID_TRY(show(decode));
   if (flags.drafts > 0) {
     BRAID_ASSIGN(const StepProfile verify, bench.decode(true));
-    show(verify);
-    if (!flags.json) fmt::print("verifying takes {:.3f} decoding steps\n", verify.step_ms / decode.step_ms);
+    BRAID_TRY(show(verify));
+    if (!flags.json) print_result("verifying takes {:.3f} decoding steps\n", verify.step_ms / decode.step_ms);
   }
   BRAID_ASSIGN(const StepProfile prompt, bench.prompt());
-  show(prompt);
+  BRAID_TRY(show(prompt));
   // By the driver's count, everything that the engine has made the GPU take: kernels' code and records too.
   const auto taken =
       static_cast<double>(plan.available_bytes) - static_cast<double>(loaded.engine->device().free_bytes());
   const auto predicted = static_cast<double>(plan.predicted_bytes());
   if (!flags.json) {
-    fmt::print(
+    print_result(
         "\n{}\ntaken from the driver: {:.2f} GiB ({:+.2f} %); loaded in {:.2f} s, {:.2f} GB/s of the file\n",
         plan.table(), taken / 0x1p30, 100 * (taken / predicted - 1), load_s, 1e-9 * file_bytes / load_s);
     return {};
@@ -306,7 +308,7 @@ Status profile_model(const ModelFlags& model, const ProfileFlags& flags) {
                                       {"counted_bytes", plan.actual_bytes()},
                                       {"taken_bytes", taken},
                                       {"steps", std::move(steps)}};
-  fmt::print("{}\n", all.dump(2));
+  print_result("{}\n", all.dump(2));
   return {};
 }
 

@@ -137,13 +137,13 @@ Status bench_batches(ServingBench& bench, const ServingBenchFlags& flags, nlohma
   BRAID_TRY(bench.load(most, batch_context(most, prompt, generate, bench.ubatch()), false));
   bench.engine().fill_prompts_from(flags.fill);
   if (!flags.json) {
-    fmt::print("\n{}, {}\n\n", bench.name(), bench.engine().device().description());
+    print_result("\n{}, {}\n\n", bench.name(), bench.engine().device().description());
     if (const std::string filled = filled_from(flags.fill, prompt); !filled.empty())
-      fmt::print("Prompts are{}: only the speed of decoding (S_TG) means anything.\n\n", filled);
-    fmt::print(
+      print_result("Prompts are{}: only the speed of decoding (S_TG) means anything.\n\n", filled);
+    print_result(
         "|   PP |   TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    S t/s "
         "|\n");
-    fmt::print(
+    print_result(
         "|-----:|-----:|-----:|-------:|---------:|---------:|---------:|---------:|---------:|---------:|"
         "\n");
   }
@@ -167,10 +167,11 @@ Status bench_batches(ServingBench& bench, const ServingBenchFlags& flags, nlohma
                     {"decode_tok_s", generated / row.decode_s},
                     {"filled_from", flags.fill}});
     if (flags.json) continue;
-    fmt::print("| {:4} | {:4} | {:4} | {:6} | {:8.3f} | {:8.1f} | {:8.3f} | {:8.1f} | {:8.3f} | {:8.1f} |\n",
-               prompt, generate, batch, batch * (prompt + generate), row.prompt_s, prompts / row.prompt_s,
-               row.decode_s, generated / row.decode_s, all_s, (prompts + generated) / all_s);
-    std::fflush(stdout);
+    print_result(
+        "| {:4} | {:4} | {:4} | {:6} | {:8.3f} | {:8.1f} | {:8.3f} | {:8.1f} | {:8.3f} | {:8.1f} |\n", prompt,
+        generate, batch, batch * (prompt + generate), row.prompt_s, prompts / row.prompt_s, row.decode_s,
+        generated / row.decode_s, all_s, (prompts + generated) / all_s);
+    BRAID_TRY(result_status());
   }
   return {};
 }
@@ -204,7 +205,7 @@ Status bench_shared_prefix(ServingBench& bench, const ServingBenchFlags& flags,
                   {"cached_tokens", cached},
                   {"ms", ms}});
   if (flags.json) return {};
-  fmt::print(
+  print_result(
       "\n{}: {} requests of {} shared + {} own tokens: {} of {} prompt tokens computed, {} cached ({:.1f}x "
       "fewer), "
       "{:.0f} ms in all\n",
@@ -274,9 +275,9 @@ Result<Interference> interfere(ServingBench& bench, const ServingBenchFlags& fla
 
 Status bench_interference(ServingBench& bench, const ServingBenchFlags& flags, nlohmann::ordered_json& json) {
   if (!flags.json) {
-    fmt::print("\n{} users decode, a prompt of {} tokens arrives; gaps between a user's tokens in ms\n\n",
-               flags.users, flags.interference);
-    fmt::print(
+    print_result("\n{} users decode, a prompt of {} tokens arrives; gaps between a user's tokens in ms\n\n",
+                 flags.users, flags.interference);
+    print_result(
         "| prompt in | before p50 / p99 / max | during p50 / p99 / max | worst / undisturbed | prompt tok/s "
         "| of alone |\n|---|---|---|---|---|---|\n");
   }
@@ -290,11 +291,12 @@ Status bench_interference(ServingBench& bench, const ServingBenchFlags& flags, n
                     {"prompt_tok_s", run.prompt_tok_s},
                     {"alone_tok_s", run.alone_tok_s}});
     if (flags.json) continue;
-    fmt::print("| {} | {:.2f} / {:.2f} / {:.2f} | {:.2f} / {:.2f} / {:.2f} | {:.2f}x | {:.0f} | {:.0f} % |\n",
-               chunks ? "interleaved" : "whole steps", run.before.p50, run.before.p99, run.before.max,
-               run.during.p50, run.during.p99, run.during.max, worst, run.prompt_tok_s,
-               100 * run.prompt_tok_s / run.alone_tok_s);
-    std::fflush(stdout);
+    print_result(
+        "| {} | {:.2f} / {:.2f} / {:.2f} | {:.2f} / {:.2f} / {:.2f} | {:.2f}x | {:.0f} | {:.0f} % |\n",
+        chunks ? "interleaved" : "whole steps", run.before.p50, run.before.p99, run.before.max,
+        run.during.p50, run.during.p99, run.during.max, worst, run.prompt_tok_s,
+        100 * run.prompt_tok_s / run.alone_tok_s);
+    BRAID_TRY(result_status());
   }
   return {};
 }
@@ -304,7 +306,7 @@ Status bench_conversation(ServingBench& bench, const ServingBenchFlags& flags, n
   const int half = std::max(1, flags.conversation / flags.turns / 2);
   BRAID_TRY(bench.load(1, flags.conversation + 2 * half + 64));
   if (!flags.json)
-    fmt::print("\n| turn | prompt tokens | computed | cached | first token ms |\n|---|---|---|---|---|\n");
+    print_result("\n| turn | prompt tokens | computed | cached | first token ms |\n|---|---|---|---|---|\n");
   std::vector<int32_t> tokens;
   for (int turn = 0; turn <= flags.turns; ++turn) {
     Times times;
@@ -327,8 +329,9 @@ Status bench_conversation(ServingBench& bench, const ServingBenchFlags& flags, n
                     {"computed_tokens", computed},
                     {"cached_tokens", cached},
                     {"first_token_ms", first_ms}});
-    if (!flags.json)
-      fmt::print("| {} | {} | {} | {} | {:.1f} |\n", turn, prompt_tokens, computed, cached, first_ms);
+    if (flags.json) continue;
+    print_result("| {} | {} | {} | {} | {:.1f} |\n", turn, prompt_tokens, computed, cached, first_ms);
+    BRAID_TRY(result_status());
   }
   return {};
 }
@@ -368,7 +371,7 @@ int run_serving_bench(const ModelFlags& model, const ServingBenchFlags& flags) {
     print_error(status.error().message);
     return status.error().kind == ErrorKind::cancelled ? 130 : 2;
   }
-  if (flags.json) fmt::print("{}\n", json.dump(2));
+  if (flags.json) print_result("{}\n", json.dump(2));
   return 0;
 }
 

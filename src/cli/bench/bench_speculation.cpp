@@ -13,13 +13,13 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
 #include <string_view>
 
+#include "base/files/output_file.h"
 #include "cli/bench/bench_serving.h"
 #include "cli/bench/forced_acceptance.h"
 #include "cli/bench/prompt_sets.h"
@@ -300,9 +300,9 @@ class SpeculationBench {
   }
 
   void print_head() {
-    fmt::print("{} on {}: greedy, up to {} tokens, medians of {}\n\n", plain_->name(),
-               plain_->engine().device().description(), flags_.generate, flags_.repetitions);
-    fmt::print(
+    print_result("{} on {}: greedy, up to {} tokens, medians of {}\n\n", plain_->name(),
+                 plain_->engine().device().description(), flags_.generate, flags_.repetitions);
+    print_result(
         "| set | batch | spec | drafts | plain tok/s | tok/s | speed-up | tokens a round | drafts a round | "
         "accepted by depth | draft | verify | plain | host | lost ms | differing |\n"
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
@@ -314,7 +314,7 @@ class SpeculationBench {
     if (name.size() > kMostName) name = name.substr(0, kMostName) + "...";
     std::string survival;
     for (const double s : row.survival) survival += fmt::format("{}{:.2f}", survival.empty() ? "" : " ", s);
-    fmt::print(
+    print_result(
         "| {} | {} | {} | {} | {:.1f} | {:.1f} | {:.2f}x | {:.2f} | {:.1f} | {} | {:.0f} % | {:.0f} % | "
         "{:.0f} % "
         "| {:.0f} % | {:.1f} | {} |\n",
@@ -322,14 +322,13 @@ class SpeculationBench {
         row.tok_s, row.speed_up(), row.tokens_per_round, row.drafts_per_round, survival,
         100 * row.draft_share, 100 * row.verify_share, 100 * row.plain_share, 100 * row.host_share,
         row.lost_ms, row.accept.empty() ? fmt::format("{} of {}", row.differing, row.answers) : "");
-    std::fflush(stdout);
   }
 
   Status finish() {
     if (flags_.json) {
       auto json = nlohmann::ordered_json::array();
       for (const SpeculationRow& row : rows_) json.push_back(to_json(row));
-      fmt::print("{}\n", json.dump(2));
+      print_result("{}\n", json.dump(2));
     } else {
       int differing = 0, answers = 0;
       for (const SpeculationRow& row : rows_) {
@@ -337,15 +336,13 @@ class SpeculationBench {
         differing += row.differing;
         answers += row.answers;
       }
-      if (answers > 0) fmt::print("\n{} of {} answers differ from plain decoding's\n", differing, answers);
-      for (const std::string& line : differences_) fmt::print("{}\n", line);
+      if (answers > 0) print_result("\n{} of {} answers differ from plain decoding's\n", differing, answers);
+      for (const std::string& line : differences_) print_result("{}\n", line);
     }
     if (flags_.svg.empty()) return {};
-    std::ofstream out(flags_.svg, std::ios::binary);
-    out << speculation_plot(plain_->name() + " on " + plain_->engine().device().description(), rows_);
-    out.close();
-    if (!out) return Error{ErrorKind::io, flags_.svg + ": cannot be written"};
-    return {};
+    return write_output_file(
+        flags_.svg,
+        speculation_plot(plain_->name() + " on " + plain_->engine().device().description(), rows_));
   }
 
   nlohmann::ordered_json to_json(const SpeculationRow& row) const {

@@ -3,7 +3,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -11,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/files/output_file.h"
 #include "cli/bench/prompt_sets.h"
 #include "cli/commands.h"
 #include "cli/kv_report/attention_part.h"
@@ -140,16 +140,16 @@ Result<bool> run_all(const KvReportFlags& flags, const ReportWork& work, const s
                      std::vector<FormatFigures>& figures) {
   if (work.text.empty() && work.prompts.empty()) return true;
   ModelFlags model = run_flags(flags, work);
-  fmt::print(stderr, "f16\n");
+  print_status("f16\n");
   BRAID_ASSIGN(const auto reference, run_reference(model, work));
   if (!reference) return false;
   figures.insert(figures.begin(), FormatFigures{"floor", 16, 16, {}, {}, 0, {}, {}});
   ModelFlags pieces = model;
   pieces.ubatch = 96;
-  fmt::print(stderr, "floor: f16 in pieces of {} tokens\n", pieces.ubatch);
+  print_status("floor: f16 in pieces of {} tokens\n", pieces.ubatch);
   BRAID_ASSIGN(bool whole, run_format(pieces, work, *reference, figures[0]));
   for (size_t i = 0; whole && i < formats.size(); ++i) {
-    fmt::print(stderr, "{} ({} of {})\n", formats[i].name(), i + 1, formats.size());
+    print_status("{} ({} of {})\n", formats[i].name(), i + 1, formats.size());
     model.cache_k = formats[i].k->name;
     model.cache_v = formats[i].v->name;
     BRAID_ASSIGN(whole, run_format(model, work, *reference, figures[i + 1]));
@@ -160,44 +160,45 @@ Result<bool> run_all(const KvReportFlags& flags, const ReportWork& work, const s
 std::string percent(double share) { return fmt::format("{:.2f}", 100 * share); }
 
 void print_attention(const std::vector<FormatFigures>& figures) {
-  fmt::print("\nAttention: errors of K, V and the output in %, divergence of the weights in 1e-3 nats\n");
-  fmt::print("{:<14} {:>7} {:>7} {:>8} {:>8} {:>10} {:>10} {:>9}\n", "format", "K bits", "V bits", "K err %",
-             "V err %", "KL 1e-3", "worst", "out err %");
+  print_result("\nAttention: errors of K, V and the output in %, divergence of the weights in 1e-3 nats\n");
+  print_result("{:<14} {:>7} {:>7} {:>8} {:>8} {:>10} {:>10} {:>9}\n", "format", "K bits", "V bits",
+               "K err %", "V err %", "KL 1e-3", "worst", "out err %");
   for (const FormatFigures& f : figures) {
     if (!f.attention) continue;
     const AttentionFigures& a = *f.attention;
-    fmt::print("{:<14} {:>7.3f} {:>7.3f} {:>8.3f} {:>8.3f} {:>10.4f} {:>10.4f} {:>9.3f}\n", f.name, f.k_bits,
-               f.v_bits, 100 * a.k_error, 100 * a.v_error, 1e3 * a.divergence, 1e3 * a.worst_divergence,
-               100 * a.output_error);
+    print_result("{:<14} {:>7.3f} {:>7.3f} {:>8.3f} {:>8.3f} {:>10.4f} {:>10.4f} {:>9.3f}\n", f.name,
+                 f.k_bits, f.v_bits, 100 * a.k_error, 100 * a.v_error, 1e3 * a.divergence,
+                 1e3 * a.worst_divergence, 100 * a.output_error);
   }
 }
 
 // `what` picks a part's summary; perplexities stand beside those of the text.
 void print_logits(const std::vector<FormatFigures>& figures, const char* title,
                   std::optional<LogitSummary> FormatFigures::*what, bool perplexity) {
-  fmt::print("\n{}: divergence in 1e-6 nats, likeliest tokens that changed in %\n", title);
-  fmt::print("{:<14} {:>10} {:>10} {:>10} {:>10} {:>8} {:>11}{}\n", "format", "mean", "median", "99 %",
-             "most", "changed", "clear ones", perplexity ? "  perplexity" : "");
+  print_result("\n{}: divergence in 1e-6 nats, likeliest tokens that changed in %\n", title);
+  print_result("{:<14} {:>10} {:>10} {:>10} {:>10} {:>8} {:>11}{}\n", "format", "mean", "median", "99 %",
+               "most", "changed", "clear ones", perplexity ? "  perplexity" : "");
   for (const FormatFigures& f : figures) {
     const auto& s = f.*what;
     if (!s) continue;
-    fmt::print("{:<14} {:>10.2f} {:>10.2f} {:>10.2f} {:>10.1f} {:>8} {:>11}{}\n", f.name, 1e6 * s->mean,
-               1e6 * s->median, 1e6 * s->p99, 1e6 * s->most, percent(s->flips), percent(s->clear_flips),
-               perplexity ? fmt::format("  {:10.4f}", f.perplexity) : "");
+    print_result("{:<14} {:>10.2f} {:>10.2f} {:>10.2f} {:>10.1f} {:>8} {:>11}{}\n", f.name, 1e6 * s->mean,
+                 1e6 * s->median, 1e6 * s->p99, 1e6 * s->most, percent(s->flips), percent(s->clear_flips),
+                 perplexity ? fmt::format("  {:10.4f}", f.perplexity) : "");
   }
 }
 
 void print_sets(const std::vector<FormatFigures>& figures) {
-  fmt::print("\nAnswers: right ones (+, by depth of the fact), and those that are f16's to the last token\n");
+  print_result(
+      "\nAnswers: right ones (+, by depth of the fact), and those that are f16's to the last token\n");
   for (const FormatFigures& f : figures) {
     if (f.sets.empty()) continue;
-    fmt::print("{:<14}", f.name);
+    print_result("{:<14}", f.name);
     for (const AnswerFigures& s : f.sets) {
-      fmt::print("  {}:", s.set);
-      if (s.right >= 0) fmt::print(" {}/{} {}", s.right, s.prompts, s.marks);
-      fmt::print(" same {}/{}", s.same, s.prompts);
+      print_result("  {}:", s.set);
+      if (s.right >= 0) print_result(" {}/{} {}", s.right, s.prompts, s.marks);
+      print_result(" same {}/{}", s.same, s.prompts);
     }
-    fmt::print("\n");
+    print_result("\n");
   }
 }
 
@@ -234,8 +235,8 @@ nlohmann::ordered_json json_of(const FormatFigures& f) {
 
 void print_text(const KvReportFlags& flags, const Subject& subject,
                 const std::vector<FormatFigures>& figures) {
-  fmt::print("{}: {} tokens of {}, newest {} blocks exact\n", subject.name, subject.text.size(), flags.file,
-             flags.tail.tail_blocks);
+  print_result("{}: {} tokens of {}, newest {} blocks exact\n", subject.name, subject.text.size(), flags.file,
+               flags.tail.tail_blocks);
   if (flags.part("attention")) print_attention(figures);
   if (flags.part("text")) print_logits(figures, "Next tokens of the text", &FormatFigures::text, true);
   if (subject.work.prompts.empty()) return;
@@ -251,7 +252,7 @@ void print_json(const KvReportFlags& flags, const Subject& subject,
                                 {"kv_tail", flags.tail.tail_blocks},
                                 {"kv_sink", flags.tail.sink_blocks}};
   for (const FormatFigures& f : figures) out["formats"].push_back(json_of(f));
-  fmt::print("{}\n", out.dump(2));
+  print_result("{}\n", out.dump(2));
 }
 
 int run_kv_report(const KvReportFlags& flags) {
@@ -288,12 +289,10 @@ int run_kv_report(const KvReportFlags& flags) {
   if (!whole.ok()) return fail(whole.error());
   if (!*whole || interrupted()) return 130;
   flags.output == "json" ? print_json(flags, *subject, figures) : print_text(flags, *subject, figures);
-  if (!flags.svg.empty()) {
-    std::ofstream out(flags.svg);
-    out << report_plot("What formats of the KV cache lose: " + subject->name, figures);
-    if (!out.flush()) return fail({ErrorKind::io, flags.svg + ": cannot be written"});
-  }
-  return 0;
+  if (flags.svg.empty()) return 0;
+  const Status drawn = write_output_file(
+      flags.svg, report_plot("What formats of the KV cache lose: " + subject->name, figures));
+  return drawn.ok() ? 0 : fail(drawn.error());
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 
 #include "cli/commands.h"
 #include "cli/terminal/completion.h"
+#include "cli/terminal/terminal.h"
 
 namespace braid::cli {
 namespace {
@@ -245,7 +246,7 @@ void add_completion(CLI::App& app, int* exit_code) {
       "zsh:  braid completion zsh > DIRECTORY_IN_fpath/_braid\n"
       "fish: braid completion fish > ~/.config/fish/completions/braid.fish");
   command->callback([&app, shell, exit_code] {
-    fmt::print("{}", completion_script(app, *shell));
+    print_result("{}", completion_script(app, *shell));
     *exit_code = 0;
   });
 }

@@ -32,10 +32,19 @@ Result<VocabularyData> read_vocabulary(const GgufFile& file) {
   data.tokens.assign(tokens.begin(), tokens.end());
   if (file.has("tokenizer.ggml.token_type")) {
     BRAID_ASSIGN(data.types, file.get_i32s("tokenizer.ggml.token_type"));
+  } else {
+    spdlog::warn(
+        "{}: has no tokenizer.ggml.token_type, so the marks of its turns may be read as letters; convert the "
+        "model again",
+        file.name());
   }
   if (file.has("tokenizer.ggml.merges")) {
     BRAID_ASSIGN(const auto merges, file.get_strings("tokenizer.ggml.merges"));
     data.merges.assign(merges.begin(), merges.end());
+  } else if (data.model == "gpt2") {
+    return Error{ErrorKind::corrupt, file.name() +
+                                         ": has no tokenizer.ggml.merges, so text would be cut into single "
+                                         "bytes, which the model never learned; convert it again"};
   }
   BRAID_ASSIGN(data.add_bos, file.find_bool("tokenizer.ggml.add_bos_token"));
   BRAID_ASSIGN(data.add_eos, file.find_bool("tokenizer.ggml.add_eos_token"));

@@ -42,9 +42,9 @@ struct VocabularyData {
   bool laguna_breaks_at_line_feed_only = false;
 };
 
-// Copies the tokenizer keys out of a model file. Only the model's name and the tokens have to be there. A
-// special id that is no number in range counts as absent, with a warning; any other key of the wrong type is
-// an Error.
+// Copies the tokenizer keys out of a model file. The model's name, its tokens and its merges have to be there.
+// A special id that is no number in range counts as absent, with a warning, as do types of tokens that are not
+// there; any other key of the wrong type is an Error.
 Result<VocabularyData> read_vocabulary(const GgufFile& file);
 
 }  // namespace braid

@@ -76,9 +76,12 @@ TEST(Vocabulary, TheDemoModelSaysEverything) {
   EXPECT_EQ(data.eos, 8181);
 }
 
-TEST(Vocabulary, OnlyModelAndTokensMustBeThere) {
-  const auto data =
-      Metadata().text("tokenizer.ggml.model", "gpt2").texts("tokenizer.ggml.tokens", {"a", "b"}).read();
+TEST(Vocabulary, ModelTokensAndMergesMustBeThere) {
+  const auto data = Metadata()
+                        .text("tokenizer.ggml.model", "gpt2")
+                        .texts("tokenizer.ggml.tokens", {"a", "b"})
+                        .texts("tokenizer.ggml.merges", {})
+                        .read();
   ASSERT_TRUE(data.ok()) << data.error().message;
   EXPECT_EQ(data->tokens, (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(data->pre, "");
@@ -91,12 +94,22 @@ TEST(Vocabulary, OnlyModelAndTokensMustBeThere) {
   const auto nameless = Metadata().texts("tokenizer.ggml.tokens", {"a"}).read();
   ASSERT_FALSE(nameless.ok());
   EXPECT_NE(nameless.error().message.find("tokenizer.ggml.model"), std::string::npos);
+  const auto unmerged =
+      Metadata().text("tokenizer.ggml.model", "gpt2").texts("tokenizer.ggml.tokens", {"a", "b"}).read();
+  ASSERT_FALSE(unmerged.ok());
+  EXPECT_EQ(unmerged.error().message.find("test.gguf: has no tokenizer.ggml.merges"), 0u);
+  // Whose kind is not supported is refused by that name.
+  const auto other =
+      Metadata().text("tokenizer.ggml.model", "llama").texts("tokenizer.ggml.tokens", {"a", "b"}).read();
+  ASSERT_TRUE(other.ok());
+  EXPECT_EQ(Tokenizer::create(*other).error().kind, ErrorKind::unsupported);
 }
 
 TEST(Vocabulary, IdsComeInManyWidthsAndOldNames) {
   const auto data = Metadata()
                         .text("tokenizer.ggml.model", "gpt2")
                         .texts("tokenizer.ggml.tokens", {"a", "b", "c"})
+                        .texts("tokenizer.ggml.merges", {})
                         .value<uint32_t>("tokenizer.ggml.bos_token_id", GgufValueType::U32, 1)
                         .value<uint64_t>("tokenizer.ggml.eos_token_id", GgufValueType::U64, 2)
                         .value<uint16_t>("tokenizer.ggml.prefix_token_id", GgufValueType::U16, 0)
@@ -115,6 +128,7 @@ TEST(Vocabulary, AnIdThatIsNoneIsLeftOutAndOtherMistakesAreErrors) {
   const auto data = Metadata()
                         .text("tokenizer.ggml.model", "gpt2")
                         .texts("tokenizer.ggml.tokens", {"a"})
+                        .texts("tokenizer.ggml.merges", {})
                         .value<uint32_t>("tokenizer.ggml.padding_token_id", GgufValueType::U32, 0xFFFFFFFF)
                         .text("tokenizer.ggml.bos_token_id", "a")
                         .read();
