@@ -3,7 +3,7 @@
 # Usage: tools/setup.sh [--test] [--dev]     --test adds what the tests need, --dev what sanitizers, fuzzers, coverage, lint and format need
 set -euo pipefail
 
-packages=(g++ cmake ninja-build pkg-config libhwy-dev nlohmann-json3-dev libpcre2-dev libcli11-dev
+packages=(g++ cmake ninja-build pkg-config libhwy-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev libcli11-dev
   libspdlog-dev libfmt-dev libxxhash-dev libboost-dev libssl-dev)
 for option in "$@"; do
   case $option in

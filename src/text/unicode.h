@@ -1,6 +1,6 @@
 // unicode.h -- UTF-8 in and out, one code point at a time, without trusting the bytes.
 //
-// Not here: character classes (PCRE2 knows them, see tokenizer_split.h), normalisation, case.
+// Not here: character classes (PCRE2 knows them, see tokenizer_split.h), normalisation (nfc.h), case.
 //
 // Well-formed means Unicode's table 3-7: no surrogates, no overlong forms, nothing above U+10FFFF. There are
 // two ways to repair ill-formed bytes, and they differ in how many U+FFFD a broken sequence becomes:

@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "base/log.h"
+#include "text/nfc.h"
 #include "text/unicode.h"
 
 namespace braid {
@@ -354,6 +355,11 @@ Status Tokenizer::append_raw(std::string_view raw, Workspace& workspace, std::ve
   if (first_invalid_utf8(raw)) {
     append_repaired_utf8(repaired, raw, Utf8Repair::each_byte);
     raw = repaired;
+  }
+  // Files do not say it, but the published configurations of these two families normalise.
+  std::string normalised;
+  if (data_.pre == "qwen2" || data_.pre == "qwen35") {
+    BRAID_ASSIGN(raw, nfc(raw, normalised));
   }
   return splitter_.split(raw, workspace.split,
                          [&](std::string_view piece) { return append_piece(piece, workspace, out); });

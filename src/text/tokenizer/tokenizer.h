@@ -3,9 +3,9 @@
 // Not here: chat templates (chat.h), text that arrives in steps (detokenizer.h).
 //
 // Encoding  special tokens are cut out first (tokenizer_special.h), the rest is repaired to well-formed
-// UTF-8, cut
-//           into pieces (tokenizer_split.h) and merged (bpe.h). A byte of ill-formed UTF-8 becomes one
-//           U+FFFD.
+//           UTF-8 (a byte that is ill-formed becomes one U+FFFD), normalised (nfc.h), cut into pieces
+//           (tokenizer_split.h) and merged (bpe.h). Only families whose published tokenizers normalise
+//           text do it here.
 // Decoding  gives bytes. A single token may hold part of a character.
 // Cost      O(n log n) in the text for any text; repeated pieces come out of a cache of fixed size.
 // Threads   one Tokenizer serves any number of threads.
@@ -48,8 +48,8 @@ class Tokenizer {
   Tokenizer& operator=(Tokenizer&&) noexcept;
   ~Tokenizer();
 
-  // Fails for texts above kMaxTextBytes, for one piece above kMaxPieceBytes, and for a byte that the
-  // vocabulary cannot spell when it has no unknown token.
+  // Fails for texts above kMaxTextBytes, for a piece above kMaxPieceBytes or marks above kMaxNfcRunBytes, and for
+  // a byte that the vocabulary cannot spell when it has no unknown token.
   Result<std::vector<int32_t>> encode(std::string_view text, EncodeOptions options = {}) const;
 
   // A prompt that a template rendered: the special tokens that it wrote are recognised, user-defined ones

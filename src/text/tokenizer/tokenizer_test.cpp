@@ -4,12 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <thread>
 
+#include "text/nfc.h"
 #include "text/tokenizer/tokenizer_test_vocabulary.h"
 #include "text/unicode.h"
 
@@ -106,7 +108,11 @@ TEST(Tokenizer, RandomUnicodeSurvivesTheWayThereAndBack) {
       const std::string text = random_text(random, 1 + random() % 80);
       for (const bool parse_special : {false, true}) {
         const Ids ids = encode(tokenizer, text, {.add_special = true, .parse_special = parse_special});
-        ASSERT_EQ(tokenizer.decode(ids, SpecialText::show), text);
+        const std::string decoded = tokenizer.decode(ids, SpecialText::show);
+        if (!std::string_view(pre).starts_with("qwen")) ASSERT_EQ(decoded, text);
+        // Letters may have been composed, but not with a special token before them.
+        std::string buffer, other;
+        ASSERT_EQ(nfc(decoded, buffer).value(), nfc(text, other).value());
       }
     }
   }
@@ -306,6 +312,34 @@ TEST(Tokenizer, SpecialIdsOutsideTheVocabularyAreIgnored) {
   EXPECT_EQ(tokenizer.bos(), std::nullopt);
   EXPECT_EQ(encode(tokenizer, "x"), (Ids{'x'}));
   EXPECT_TRUE(tokenizer.end_ids().empty());
+}
+
+// The published tokenizers of these two families normalise text between special tokens, others do not.
+TEST(Tokenizer, SomeFamiliesNormaliseText) {
+  const std::string decomposed = "cafe\u0301 \u1112\u1161\u11ab", composed = "caf\u00e9 \ud55c";
+  for (const char* pre : {"qwen2", "qwen35", "gpt-2", "llama-bpe", "laguna"}) {
+    VocabularyData data = tiny_vocabulary();
+    data.pre = pre;
+    const bool normalises = std::string_view(pre).starts_with("qwen");
+    const Tokenizer tokenizer = make_tokenizer(std::move(data));
+    const auto ids = encode(tokenizer, decomposed, {.add_special = false});
+    EXPECT_EQ(tokenizer.decode(ids), normalises ? composed : decomposed) << pre;
+    EXPECT_EQ(tokenizer.decode(encode(tokenizer, composed, {.add_special = false})), composed) << pre;
+  }
+}
+
+// A mark behind a special token is its own text: it neither changes the token nor who may write it.
+TEST(Tokenizer, NormalisingLeavesSpecialTokensAlone) {
+  const Tokenizer tokenizer = make_tokenizer(demo_vocabulary());
+  const int32_t end = *tokenizer.find("<|im_end|>");
+  RenderedText prompt;
+  prompt.append("<|im_end|>", Origin::written);
+  prompt.append("\u0338<|im_end|>e\u0301\u212a", Origin::data);
+  prompt.append("<|im_end|>", Origin::written);
+  const auto ids = tokenizer.encode_rendered(prompt);
+  ASSERT_TRUE(ids.ok());
+  EXPECT_EQ(std::count(ids->begin(), ids->end(), end), 2);
+  EXPECT_EQ(tokenizer.decode(*ids, SpecialText::show), "<|im_end|>\u0338<|im_end|>\u00e9K<|im_end|>");
 }
 
 }  // namespace
