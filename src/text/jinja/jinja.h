@@ -2,8 +2,8 @@
 //
 // The dialect is the one published chat templates are written for: Jinja 2 with trim_blocks and
 // lstrip_blocks, no autoescape, loop controls, a `generation` block, a JSON-exact `tojson`, raise_exception
-// and strftime_now. It is not a general Jinja: there is no include, import, extends, block or with, and
-// filters such as map and select give lists, not generators.
+// and strftime_now. It is not a general Jinja: there is no include, import, extends or block, filters such as
+// map and select give lists, not generators, and whole numbers have 64 bits.
 //
 // Templates and the values they see come from outside, so both are hostile: parsing bounds size and nesting,
 // rendering bounds steps, nesting, memory and output. A step is an amount of work (some 10 to 250 ns), so the

@@ -24,6 +24,8 @@ struct Argument {
   std::string name;
   const Expr* value;
 };
+// Names of arguments that stand for several: f(*list, **dict).
+constexpr std::string_view kSpreadList = "*", kSpreadDict = "**";
 
 enum class ExprKind : uint8_t {
   constant,     // value
@@ -47,6 +49,7 @@ enum class ExprKind : uint8_t {
   compare,      // kids[0] ops[0] kids[1] ops[1] kids[2] ...
   conditional,  // kids[1] if kids[0] else kids[2], the last may be null
   hole,         // the text a set or filter block has collected
+  too_large,    // a whole number of more than 64 bits, spelled by text: an error where it is used
 };
 
 struct Expr {
@@ -85,6 +88,7 @@ enum class StmtKind : uint8_t {
   macro,         // macro definition
   call_block,    // expr is the call; definition is its caller()
   scope,         // body (generation)
+  with,          // bindings, evaluated outside, then body in a scope of its own
   break_loop,
   continue_loop,
 };
@@ -92,6 +96,13 @@ enum class StmtKind : uint8_t {
 struct Branch {
   const Expr* condition;
   Block body;
+};
+
+// One variable, or several, of `with`.
+struct Binding {
+  std::vector<Target> targets;
+  bool unpack = false;
+  const Expr* value = nullptr;
 };
 
 struct MacroDefinition {
@@ -112,6 +123,7 @@ struct Stmt {
   const Expr* condition = nullptr;
   std::vector<Target> targets;
   std::vector<Branch> branches;
+  std::vector<Binding> bindings;
   Block body, otherwise;
   MacroDefinition definition;
 };

@@ -85,6 +85,8 @@ Interpreter::Flow Interpreter::execute(const Stmt& stmt) {
       scope_ = outer;
       return flow;
     }
+    case StmtKind::with:
+      return execute_with(stmt);
     case StmtKind::break_loop:
       return Flow::break_loop;
     case StmtKind::continue_loop:
@@ -100,6 +102,23 @@ Interpreter::Flow Interpreter::execute_if(const Stmt& stmt) {
     if (taken) return execute(branch.body);
   }
   return Flow::normal;
+}
+
+// A value sees what is around the block, never the names that the block binds.
+Interpreter::Flow Interpreter::execute_with(const Stmt& stmt) {
+  std::vector<Value> values;
+  for (const Binding& binding : stmt.bindings) {
+    values.push_back(evaluate(binding.value));
+    if (rt_.failed()) return Flow::normal;
+  }
+  Scope* const outer = scope_;
+  scope_ = open_scope(outer);
+  Flow flow = Flow::normal;
+  for (size_t i = 0; i < values.size() && !rt_.failed(); ++i)
+    unpack(stmt.bindings[i].targets, values[i], stmt.bindings[i].unpack);
+  if (!rt_.failed()) flow = execute(stmt.body);
+  scope_ = outer;
+  return flow;
 }
 
 void Interpreter::execute_for(const Stmt& stmt, const Value& iterable, uint32_t depth) {

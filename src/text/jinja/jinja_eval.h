@@ -1,6 +1,6 @@
 // jinja_eval.h -- walks the tree of a template and writes its text.
 //
-// One Interpreter renders one template once. Scopes follow Jinja: `for`, macros, blocks that collect text and
+// One Interpreter renders one template once. Scopes follow Jinja: `for`, `with`, macros, blocks that collect text and
 // `generation` open one, `if` does not; `set` writes to the innermost. A macro sees the scope it was defined
 // in as it is when the macro runs.
 #pragma once
@@ -30,6 +30,7 @@ class Interpreter {
   Flow execute(const Block& block);
   Flow execute(const Stmt& stmt);
   Flow execute_if(const Stmt& stmt);
+  Flow execute_with(const Stmt& stmt);
   void execute_for(const Stmt& stmt, const Value& iterable, uint32_t depth);
   void assign(const Stmt& stmt, const Value& value);
   void assign_one(const Target& target, const Value& value);
@@ -51,6 +52,7 @@ class Interpreter {
   Value evaluate_concat(const Expr& expr);
   Value evaluate_other(const Expr& expr);
   bool collect_arguments(const Expr& expr, Arguments* args);
+  bool add_named(const Value& dict, Arguments* args);
   Value call(const Value& callee, const Arguments& args, const Value* caller = nullptr);
   Value call_macro(const Macro& macro, const Arguments& args, const Value* caller);
   bool bind_parameters(const MacroDefinition& definition, const Arguments& args, const Value* caller);

@@ -18,6 +18,8 @@ Value Interpreter::evaluate(const Expr* expr) {
       return expr->value;
     case ExprKind::hole:
       return hole_;
+    case ExprKind::too_large:
+      return rt_.fail(fmt::format("{} has more than the 64 bits of a number", expr->text.substr(0, 40)));
     case ExprKind::name:
       return evaluate_name(*expr);
     case ExprKind::list:
@@ -175,9 +177,32 @@ bool Interpreter::collect_arguments(const Expr& expr, Arguments* args) {
     if (rt_.failed()) return false;
     if (arg.name.empty()) {
       args->positional.push_back(value);
+    } else if (arg.name == kSpreadList) {
+      for (const Value& item : elements(rt_, value)) {
+        if (!rt_.list_add(args->positional, item)) return false;
+      }
+    } else if (arg.name == kSpreadDict) {
+      if (!add_named(value, args)) return false;
     } else {
       args->named.emplace_back(arg.name, value);
     }
+  }
+  return true;
+}
+
+// The entries of a dict as arguments by name.
+bool Interpreter::add_named(const Value& dict, Arguments* args) {
+  if (!dict.is(Kind::dict)) {
+    rt_.fail(fmt::format("'**' needs a dict, not a {}", type_name(dict)));
+    return false;
+  }
+  for (const auto& [key, value] : dict.dict->entries) {
+    if (!key.is_string()) {
+      rt_.fail("'**' needs a dict whose keys are str");
+      return false;
+    }
+    if (!rt_.charge(sizeof(args->named[0])) || !rt_.step()) return false;
+    args->named.emplace_back(key.text(), value);
   }
   return true;
 }

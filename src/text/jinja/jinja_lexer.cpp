@@ -262,13 +262,13 @@ class Lexer {
     for (; at < text_.size() && (is_word_at(at)); ++at) {
       if (text_[at] != '_') spelled += text_[at];
     }
-    int64_t value = 0;
+    uint64_t value = 0;
     const auto [end, code] = std::from_chars(spelled.data(), spelled.data() + spelled.size(), value, base);
-    if (code != std::errc() || spelled.empty() || end != spelled.data() + spelled.size()) {
-      return syntax_error(line_, "a number is malformed or too large");
-    }
-    push(TokenKind::integer);
-    tokens_.back().integer = value;
+    const bool too_large = code == std::errc::result_out_of_range;
+    if ((code != std::errc() && !too_large) || end != spelled.data() + spelled.size())
+      return syntax_error(line_, "a number is malformed");
+    push(TokenKind::integer, too_large ? spelled : "");
+    tokens_.back().integer = static_cast<int64_t>(value);
     at_ = at;
     return {};
   }

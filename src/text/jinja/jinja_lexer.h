@@ -21,9 +21,9 @@ enum class TokenKind : uint8_t {
   block_end,    // %}
   name,         // text
   string,       // text, unescaped
-  integer,      // integer
-  real,         // real
-  symbol,       // text: one of the operators and brackets
+  integer,  // integer: the bits of an unsigned number; text: as it is spelled, if it has more than 64 bits
+  real,     // real
+  symbol,   // text: one of the operators and brackets
   end,
 };
 

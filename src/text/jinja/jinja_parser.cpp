@@ -117,6 +117,7 @@ const Stmt* Parser::statement() {
   if (name == "if") return if_statement();
   if (name == "for") return for_statement();
   if (name == "set") return set_statement();
+  if (name == "with") return with_statement();
   if (name == "macro") return macro_statement();
   if (name == "call") return call_statement();
   if (name == "filter") return filter_statement();
@@ -210,6 +211,23 @@ const Stmt* Parser::set_statement() {
   stmt->expr = filter_chain(finish(make(ExprKind::hole)));
   expect_block_end();
   stmt->body = block({"endset"}, "set");
+  skip();
+  expect_block_end();
+  return stmt;
+}
+
+const Stmt* Parser::with_statement() {
+  Stmt* stmt = make(StmtKind::with);
+  while (!failed() && !now().is(TokenKind::block_end)) {
+    if (!stmt->bindings.empty() && !expect_symbol(",")) break;
+    Binding binding;
+    binding.targets = targets(false, &binding.unpack);
+    if (!expect_symbol("=")) break;
+    binding.value = expression();
+    stmt->bindings.push_back(std::move(binding));
+  }
+  expect_block_end();
+  stmt->body = block({"endwith"}, "with");
   skip();
   expect_block_end();
   return stmt;

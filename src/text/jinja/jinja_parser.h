@@ -73,6 +73,7 @@ class Parser {
   const Stmt* if_statement();
   const Stmt* for_statement();
   const Stmt* set_statement();
+  const Stmt* with_statement();
   const Stmt* macro_statement();
   const Stmt* call_statement();
   const Stmt* filter_statement();

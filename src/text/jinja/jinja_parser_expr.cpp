@@ -163,6 +163,11 @@ const Expr* Parser::primary() {
     case TokenKind::real: {
       Expr* expr = make(ExprKind::constant);
       expr->value = token.is(TokenKind::integer) ? Value::of(token.integer) : Value::of(token.real);
+      if (token.is(TokenKind::integer) && token.integer < 0) expr->value.flags = kUnsigned;
+      if (!token.text.empty()) {
+        expr->kind = ExprKind::too_large;
+        expr->text = token.text;
+      }
       skip();
       return finish(expr);
     }
@@ -250,10 +255,7 @@ const Expr* Parser::postfix(const Expr* base) {
   while (!failed()) {
     if (take_symbol(".")) {
       if (now().is(TokenKind::integer)) {
-        Expr* key = make(ExprKind::constant);
-        key->value = Value::of(now().integer);
-        skip();
-        base = two(ExprKind::item, base, finish(key));
+        base = two(ExprKind::item, base, primary());
         continue;
       }
       Expr* expr = make(ExprKind::attribute, {base});
@@ -295,7 +297,13 @@ std::vector<Argument> Parser::arguments() {
   expect_symbol("(");
   while (!failed() && !now().is_symbol(")")) {
     Argument arg;
-    if (now().is(TokenKind::name) && next().is_symbol("=")) {
+    const bool after_dict = !args.empty() && args.back().name == kSpreadDict;
+    if (after_dict) {
+      fail("an argument follows '**'");
+    } else if (now().is_symbol("*") || now().is_symbol("**")) {
+      arg.name = now().text;
+      skip();
+    } else if (now().is(TokenKind::name) && next().is_symbol("=")) {
       arg.name = now().text;
       skip();
       skip();

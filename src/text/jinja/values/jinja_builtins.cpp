@@ -85,6 +85,12 @@ Value list_count(Runtime& rt, const Value& self, const Arguments& args) {
   return Value::of(count);
 }
 
+Value list_copy(Runtime& rt, const Value& self, const Arguments& args) {
+  no_arguments(rt, "copy", args);
+  std::vector<Value> items = elements(rt, self);
+  return rt.failed() ? Value::undefined() : rt.list(std::move(items));
+}
+
 // --- cycler ---
 
 Value cycler_next(Runtime& rt, const Value& self, const Arguments& args) {
@@ -294,9 +300,9 @@ FunctionBody method_of(Kind kind, std::string_view name) {
                                      {"update", refuse},      {"clear", refuse},     {"setdefault", refuse},
                                      {"popitem", refuse}};
   static constexpr Method kList[] = {{"append", list_append}, {"index", list_index}, {"count", list_count},
-                                     {"pop", refuse},         {"insert", refuse},    {"extend", refuse},
-                                     {"remove", refuse},      {"reverse", refuse},   {"sort", refuse},
-                                     {"clear", refuse}};
+                                     {"copy", list_copy},     {"pop", refuse},       {"insert", refuse},
+                                     {"extend", refuse},      {"remove", refuse},    {"reverse", refuse},
+                                     {"sort", refuse},        {"clear", refuse}};
   static constexpr Method kTuple[] = {{"index", list_index}, {"count", list_count}};
   static constexpr Method kCycler[] = {{"next", cycler_next}, {"reset", cycler_reset}};
   switch (kind) {

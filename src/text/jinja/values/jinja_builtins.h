@@ -26,6 +26,10 @@ Value global_of(Runtime& rt, std::string_view name);
 void bind_arguments(Runtime& rt, const char* callee, const Arguments& args, const std::string_view* names,
                     size_t count, Value* values, bool* given);
 
+// 'a %s' % values and 'a {}'.format(values), jinja_format.cpp. REQUIRES: `format` is a string.
+Value format_percent(Runtime& rt, const Value& format, const Value& values);
+Value format_fields(Runtime& rt, const Value& format, const Arguments& args);
+
 // Sorts the arguments of a call into parameters, by position and by keyword. Parameters not given stay
 // undefined; given() tells. Too many or unknown arguments fail the render.
 template <size_t N>

@@ -277,6 +277,100 @@ Value filter_wordcount(Runtime& rt, const Value& input, const Arguments& args) {
   return Value::of(words);
 }
 
+// 'text %s'|format(values), or with keywords as a mapping.
+Value filter_format(Runtime& rt, const Value& input, const Arguments& args) {
+  if (!args.positional.empty() && !args.named.empty())
+    return rt.fail("format takes values by position or by name, not both");
+  const Value format = to_string(rt, input);
+  if (rt.failed()) return {};
+  if (args.named.empty()) return format_percent(rt, format, rt.tuple(args.positional));
+  const Value mapping = rt.dict();
+  for (const auto& [name, value] : args.named) {
+    if (!rt.dict_set(*mapping.dict, Value::view(name), value)) return {};
+  }
+  return format_percent(rt, format, mapping);
+}
+
+Value filter_filesizeformat(Runtime& rt, const Value& input, const Arguments& args) {
+  const Bound bound(rt, "filesizeformat", args, {"binary"});
+  const bool binary = bound.truthy(0);
+  const Arguments none;
+  const Value number = filter_float(rt, input, none);
+  if (rt.failed()) return {};
+  const double bytes = number.real, base = binary ? 1024 : 1000;
+  if (bytes == 1) return Value::view("1 Byte");
+  if (!(bytes >= base)) return rt.text(fmt::format("{:.0f} Bytes", std::trunc(bytes)), 0, Origin::written);
+  const std::string_view prefixes = binary ? "KMGTPEZY" : "kMGTPEZY";
+  double unit = base;
+  size_t prefix = 0;
+  for (; prefix + 1 < prefixes.size() && bytes >= unit * base; ++prefix) unit *= base;
+  return rt.text(fmt::format("{:.1f} {}{}B", bytes / unit, prefixes[prefix], binary ? "i" : ""), 0,
+                 Origin::written);
+}
+
+// Text as a part of a URL. In a query blanks are plus signs.
+std::string url_quoted(std::string_view text, bool query) {
+  std::string out;
+  for (const char c : text) {
+    const auto byte = static_cast<uint8_t>(c);
+    const bool plain =
+        (byte < 0x80 && is_word(byte)) || c == '-' || c == '.' || c == '~' || (c == '/' && !query);
+    if (plain) {
+      out += c;
+    } else if (c == ' ' && query) {
+      out += '+';
+    } else {
+      out += fmt::format("%{:02X}", byte);
+    }
+  }
+  return out;
+}
+
+Value filter_urlencode(Runtime& rt, const Value& input, const Arguments& args) {
+  no_arguments(rt, "urlencode", args);
+  const auto quoted = [&](const Value& value, bool query) {
+    const Value text = to_string(rt, value);
+    if (rt.failed() || !rt.charge(uint64_t{text.size} * 3) || !rt.scan(uint64_t{text.size} * 3))
+      return Value();
+    return rt.text(url_quoted(text.text(), query), 0, text.origin);
+  };
+  const Value pairs = input.is(Kind::dict) ? method_of(Kind::dict, "items")(rt, input, args) : input;
+  if (!pairs.is_sequence()) return quoted(input, false);
+  Sink sink(rt);
+  for (size_t i = 0; i < pairs.list->items.size() && rt.step(); ++i) {
+    const Value& pair = pairs.list->items[i];
+    if (!pair.is_sequence() || pair.list->items.size() != 2) return rt.fail("urlencode needs pairs");
+    if (i > 0) sink.put("&");
+    sink.put_str(quoted(pair.list->items[0], true));
+    sink.put("=");
+    sink.put_str(quoted(pair.list->items[1], true));
+  }
+  return rt.failed() ? Value::undefined() : sink.take();
+}
+
+// Attributes of an XML element: name="value" of what is neither none nor undefined.
+Value filter_xmlattr(Runtime& rt, const Value& input, const Arguments& args) {
+  const Bound bound(rt, "xmlattr", args, {"autospace"});
+  if (!input.is(Kind::dict)) return rt.fail(fmt::format("xmlattr needs a dict, not a {}", type_name(input)));
+  Sink sink(rt);
+  const Arguments none;
+  bool first = !bound.truthy(0, true);
+  for (const auto& [name, value] : input.dict->entries) {
+    if (!rt.step()) return {};
+    if (value.is(Kind::none) || value.is_undefined()) continue;
+    const Value key = to_string(rt, name);
+    if (rt.failed() || !rt.scan(key.size)) return {};
+    if (key.text().find_first_of(" \t\n\r\f\v/>=") != std::string_view::npos)
+      return rt.fail("xmlattr: a name of an attribute holds a blank, '/', '>' or '='");
+    if (!std::exchange(first, false)) sink.put(" ");
+    sink.put_str(filter_escape(rt, key, none));
+    sink.put("=\"");
+    sink.put_str(filter_escape(rt, value, none));
+    sink.put("\"");
+  }
+  return rt.failed() ? Value::undefined() : sink.take();
+}
+
 Value filter_default(Runtime& rt, const Value& input, const Arguments& args) {
   const Bound bound(rt, "default", args, {"default_value", "boolean"});
   const bool replace = input.is_undefined() || (bound.truthy(1) && !truthy(input));
@@ -308,32 +402,37 @@ Value filter_join(Runtime& rt, const Value& input, const Arguments& args) {
 }  // namespace
 
 FilterBody text_filter_of(std::string_view name) {
-  static constexpr std::pair<std::string_view, FilterBody> kFilters[] = {{"abs", filter_abs},
-                                                                         {"capitalize", filter_capitalize},
-                                                                         {"center", filter_center},
-                                                                         {"count", filter_length},
-                                                                         {"d", filter_default},
-                                                                         {"default", filter_default},
-                                                                         {"e", filter_escape},
-                                                                         {"escape", filter_escape},
-                                                                         {"float", filter_float},
-                                                                         {"forceescape", filter_escape},
-                                                                         {"from_json", filter_from_json},
-                                                                         {"indent", filter_indent},
-                                                                         {"int", filter_int},
-                                                                         {"join", filter_join},
-                                                                         {"length", filter_length},
-                                                                         {"lower", filter_lower},
-                                                                         {"replace", filter_replace},
-                                                                         {"round", filter_round},
-                                                                         {"safe", filter_safe},
-                                                                         {"string", filter_string},
-                                                                         {"title", filter_title},
-                                                                         {"tojson", filter_tojson},
-                                                                         {"trim", filter_trim},
-                                                                         {"truncate", filter_truncate},
-                                                                         {"upper", filter_upper},
-                                                                         {"wordcount", filter_wordcount}};
+  static constexpr std::pair<std::string_view, FilterBody> kFilters[] = {
+      {"abs", filter_abs},
+      {"capitalize", filter_capitalize},
+      {"center", filter_center},
+      {"count", filter_length},
+      {"d", filter_default},
+      {"default", filter_default},
+      {"e", filter_escape},
+      {"escape", filter_escape},
+      {"filesizeformat", filter_filesizeformat},
+      {"float", filter_float},
+      {"forceescape", filter_escape},
+      {"format", filter_format},
+      {"from_json", filter_from_json},
+      {"indent", filter_indent},
+      {"int", filter_int},
+      {"join", filter_join},
+      {"length", filter_length},
+      {"lower", filter_lower},
+      {"replace", filter_replace},
+      {"round", filter_round},
+      {"safe", filter_safe},
+      {"string", filter_string},
+      {"title", filter_title},
+      {"tojson", filter_tojson},
+      {"trim", filter_trim},
+      {"truncate", filter_truncate},
+      {"upper", filter_upper},
+      {"urlencode", filter_urlencode},
+      {"wordcount", filter_wordcount},
+      {"xmlattr", filter_xmlattr}};
   for (const auto& [known, body] : kFilters) {
     if (known == name) return body;
   }

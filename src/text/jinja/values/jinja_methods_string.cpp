@@ -6,6 +6,7 @@
 
 #include "text/jinja/values/jinja_builtins.h"
 #include "text/jinja/values/jinja_text.h"
+#include "text/unicode.h"
 
 namespace braid::jinja {
 
@@ -109,17 +110,36 @@ Value method_rstrip(Runtime& rt, const Value& self, const Arguments& args) {
   return strip(rt, "rstrip", self, args, false, true);
 }
 
+// The part between two character positions, as the optional arguments `first` and `first` + 1 name it; negative ones
+// count from the end. Null data: the part begins behind the text.
+template <size_t N>
+std::string_view range_of(Runtime& rt, const Value& self, const Bound<N>& bound, size_t first) {
+  const std::string_view text = self.text();
+  if (!bound.given(first) && !bound.given(first + 1)) return text;
+  if (!rt.scan(self.size)) return {};
+  const int64_t size = static_cast<int64_t>(count_chars(text));
+  const auto clamped = [&](size_t i, int64_t fallback) {
+    const int64_t at = bound.whole(rt, i, fallback);
+    return at < 0 ? std::max<int64_t>(at + size, 0) : at;
+  };
+  const int64_t begin = clamped(first, 0), end = std::min(clamped(first + 1, size), size);
+  if (begin > size || begin > end) return {};
+  const size_t from = byte_of_char(text, static_cast<size_t>(begin));
+  const size_t to = byte_of_char(text, static_cast<size_t>(end - begin), from);
+  return text.substr(from, to - from);
+}
+
 // startswith and endswith: one text or a tuple of them.
 Value affix(Runtime& rt, const char* name, const Value& self, const Arguments& args, bool start) {
-  const Bound bound(rt, name, args, {"affix"});
+  const Bound bound(rt, name, args, {"affix", "start", "end"});
+  const std::string_view text = range_of(rt, self, bound, 1);
   const auto matches = [&](const Value& affix) {
     if (!affix.is_string()) {
       rt.fail(fmt::format("{} takes a str or a tuple of str, not a {}", name, type_name(affix)));
       return false;
     }
-    if (!rt.step() || !rt.scan(affix.size)) return false;
-    return start ? self.text().substr(0, affix.size) == affix.text()
-                 : self.size >= affix.size && self.text().substr(self.size - affix.size) == affix.text();
+    if (!rt.step() || !rt.scan(affix.size) || text.data() == nullptr) return false;
+    return start ? text.starts_with(affix.text()) : text.ends_with(affix.text());
   };
   if (!bound[0].is(Kind::tuple)) return Value::of(matches(bound[0]));
   for (const Value& one : bound[0].list->items) {
@@ -193,17 +213,22 @@ Value mapped(Runtime& rt, const Value& self, const Arguments& args) {
 }
 
 Value method_count(Runtime& rt, const Value& self, const Arguments& args) {
-  const Bound bound(rt, "count", args, {"sub"});
-  const std::string_view needle = bound.text(rt, 0, "");
-  return rt.scan(self.size) ? Value::of(count_of(self.text(), needle)) : Value::undefined();
+  const Bound bound(rt, "count", args, {"sub", "start", "end"});
+  const std::string_view needle = bound.text(rt, 0, ""), text = range_of(rt, self, bound, 1);
+  if (!rt.scan(self.size)) return {};
+  return Value::of(text.data() == nullptr ? size_t{0} : count_of(text, needle));
 }
 
+// Its position in characters; -1: not there.
 Value find(Runtime& rt, const char* name, const Value& self, const Arguments& args, bool last) {
-  const Bound bound(rt, name, args, {"sub"});
-  const std::string_view needle = bound.text(rt, 0, ""), text = self.text();
+  const Bound bound(rt, name, args, {"sub", "start", "end"});
+  const std::string_view needle = bound.text(rt, 0, ""), text = range_of(rt, self, bound, 1);
   if (!rt.scan(uint64_t{self.size} * (last ? std::max<size_t>(needle.size(), 1) : 1))) return {};
+  if (text.data() == nullptr) return Value::of(int64_t{-1});
   const size_t at = last ? text.rfind(needle) : find_text(text, needle);
-  return Value::of(at == text.npos ? int64_t{-1} : static_cast<int64_t>(count_chars(text.substr(0, at))));
+  if (at == text.npos) return Value::of(int64_t{-1});
+  const size_t before = static_cast<size_t>(text.data() - self.data) + at;
+  return Value::of(count_chars(self.text().substr(0, before)));
 }
 Value method_find(Runtime& rt, const Value& self, const Arguments& args) {
   return find(rt, "find", self, args, false);
@@ -214,6 +239,10 @@ Value method_rfind(Runtime& rt, const Value& self, const Arguments& args) {
 Value method_index(Runtime& rt, const Value& self, const Arguments& args) {
   const Value at = find(rt, "index", self, args, false);
   return !rt.failed() && at.integer < 0 ? rt.fail("index: the text was not found") : at;
+}
+Value method_rindex(Runtime& rt, const Value& self, const Arguments& args) {
+  const Value at = find(rt, "rindex", self, args, true);
+  return !rt.failed() && at.integer < 0 ? rt.fail("rindex: the text was not found") : at;
 }
 
 Value method_join(Runtime& rt, const Value& self, const Arguments& args) {
@@ -261,42 +290,107 @@ Value all_chars(Runtime& rt, const Value& self, const Arguments& args) {
   return Value::of(self.size > 0);
 }
 
-// '{} {0} {name}'.format(...), without format specifications.
-Value method_format(Runtime& rt, const Value& self, const Arguments& args) {
+// partition and rpartition: before, separator, after.
+Value partition(Runtime& rt, const char* name, const Value& self, const Arguments& args, bool last) {
+  const Bound bound(rt, name, args, {"sep"});
+  const std::string_view separator = bound.text(rt, 0, ""), text = self.text();
+  if (rt.failed()) return {};
+  if (separator.empty()) return rt.fail(fmt::format("{} needs a separator that is not empty", name));
+  if (!rt.scan(uint64_t{self.size} * (last ? separator.size() : 1))) return {};
+  const size_t at = last ? text.rfind(separator) : find_text(text, separator);
+  if (at == text.npos) {
+    const Value none = self.part(text.substr(0, 0));
+    return last ? rt.tuple({none, none, self}) : rt.tuple({self, none, none});
+  }
+  return rt.tuple({self.part(text.substr(0, at)), self.part(text.substr(at, separator.size())),
+                   self.part(text.substr(at + separator.size()))});
+}
+Value method_partition(Runtime& rt, const Value& self, const Arguments& args) {
+  return partition(rt, "partition", self, args, false);
+}
+Value method_rpartition(Runtime& rt, const Value& self, const Arguments& args) {
+  return partition(rt, "rpartition", self, args, true);
+}
+
+// `before` and `after` characters of `fill` around the text.
+Value padded(Runtime& rt, const Value& self, const Value& fill, int64_t before, int64_t after) {
+  const Value left = repeat(rt, fill, before), right = repeat(rt, fill, after);
+  return rt.failed() ? Value::undefined() : concatenate(rt, concatenate(rt, left, self), right);
+}
+
+enum class Side { left, right, middle };
+template <Side side>
+Value method_justify(Runtime& rt, const Value& self, const Arguments& args) {
+  const Bound bound(rt, "the method", args, {"width", "fillchar"});
+  const int64_t width = bound.whole(rt, 0, 0);
+  const Value fill = bound.given(1) ? bound[1] : Value::view(" ");
+  if (!bound.given(0) || !fill.is_string() || fill.size == 0 || char_bytes(fill.text(), 0) != fill.size)
+    return rt.fail("a width and one character to fill it are needed");
+  if (rt.failed() || !rt.scan(self.size)) return {};
+  const int64_t characters = static_cast<int64_t>(count_chars(self.text()));
+  if (width <= characters) return self;
+  const int64_t pad = width - characters;
+  const int64_t before = side == Side::left ? 0 : side == Side::right ? pad : pad / 2 + (pad & width & 1);
+  return padded(rt, self, fill, before, pad - before);
+}
+
+Value method_zfill(Runtime& rt, const Value& self, const Arguments& args) {
+  const Bound bound(rt, "zfill", args, {"width"});
+  const int64_t width = bound.whole(rt, 0, 0);
+  if (rt.failed() || !rt.scan(self.size)) return {};
+  const int64_t pad = width - static_cast<int64_t>(count_chars(self.text()));
+  if (pad <= 0) return self;
+  const size_t sign = self.size > 0 && (self.text()[0] == '+' || self.text()[0] == '-') ? 1 : 0;
+  const Value number = padded(rt, self.part(self.text().substr(sign)), Value::view("0"), pad, 0);
+  return rt.failed() ? Value::undefined() : concatenate(rt, self.part(self.text().substr(0, sign)), number);
+}
+
+Value method_expandtabs(Runtime& rt, const Value& self, const Arguments& args) {
+  const Bound bound(rt, "expandtabs", args, {"tabsize"});
+  const int64_t size = bound.whole(rt, 0, 8);
+  if (rt.failed() || !rt.scan(self.size)) return {};
   Sink sink(rt);
   const std::string_view text = self.text();
-  size_t automatic = 0;
-  rt.scan(text.size());
-  for (size_t at = 0; at < text.size() && rt.steps(1 + args.named.size() / 8);) {
-    const char c = text[at];
-    if ((c == '{' || c == '}') && at + 1 < text.size() && text[at + 1] == c) {
-      sink.put_part(self, text.substr(at, 1));
-      at += 2;
-    } else if (c == '{') {
-      const size_t end = text.find('}', at);
-      const std::string_view field = end == text.npos ? "" : text.substr(at + 1, end - at - 1);
-      const Value* found = nullptr;
-      for (const auto& [name, value] : args.named) {
-        if (name == field) found = &value;
-      }
-      const bool number = field.size() < 6 && field.find_first_not_of("0123456789") == field.npos;
-      if (end != text.npos && number) {
-        const size_t index = field.empty() ? automatic++ : static_cast<size_t>(std::stoi(std::string(field)));
-        if (index < args.positional.size()) found = &args.positional[index];
-      }
-      if (found == nullptr)
-        return rt.fail("format: a field has no argument, or a form that is not supported");
-      sink.put_str(*found);
-      at = end + 1;
-    } else if (c == '}') {
-      return rt.fail("format: a single '}'");
-    } else {
-      const size_t end = std::min(text.find_first_of("{}", at), text.size());
-      sink.put_part(self, text.substr(at, end - at));
-      at = end;
+  int64_t column = 0;
+  for (size_t at = 0, bytes; at < text.size() && rt.step(); at += bytes) {
+    bytes = char_bytes(text, at);
+    if (text[at] != '\t') {
+      column = text[at] == '\n' || text[at] == '\r' ? 0 : column + 1;
+      sink.put_part(self, text.substr(at, bytes));
+    } else if (size > 0) {
+      const int64_t blanks = size - column % size;
+      column += blanks;
+      sink.put_str(repeat(rt, Value::view(" "), blanks));
     }
   }
-  return sink.take();
+  return rt.failed() ? Value::undefined() : sink.take();
+}
+
+std::string swapcase(std::string_view text) {
+  std::string out;
+  for (size_t at = 0, bytes; at < text.size(); at += bytes) {
+    const uint32_t c = decode_char(text, at, &bytes);
+    const uint32_t other = to_upper(c) != c ? to_upper(c) : to_lower(c);
+    if (other == c) {
+      out.append(text.substr(at, bytes));
+    } else {
+      append_utf8(out, other);
+    }
+  }
+  return out;
+}
+
+template <bool upper_case>
+Value method_iscase(Runtime& rt, const Value& self, const Arguments& args) {
+  const bool is = test_of(upper_case ? "upper" : "lower")(rt, self, args);
+  return rt.failed() ? Value::undefined() : Value::of(is);
+}
+
+Value method_isascii(Runtime& rt, const Value& self, const Arguments& args) {
+  no_arguments(rt, "isascii", args);
+  if (!rt.scan(self.size)) return {};
+  const std::string_view text = self.text();
+  return Value::of(std::all_of(text.begin(), text.end(), [](char c) { return (c & 0x80) == 0; }));
 }
 
 }  // namespace
@@ -305,30 +399,44 @@ FunctionBody string_method_of(std::string_view name) {
   static constexpr std::pair<std::string_view, FunctionBody> kMethods[] = {
       {"capitalize", mapped<capitalize>},
       {"casefold", mapped<lower>},
+      {"center", method_justify<Side::middle>},
       {"count", method_count},
       {"endswith", method_endswith},
+      {"expandtabs", method_expandtabs},
       {"find", method_find},
-      {"format", method_format},
+      {"format", format_fields},
       {"index", method_index},
       {"isalnum", all_chars<is_alnum>},
       {"isalpha", all_chars<is_alpha>},
+      {"isascii", method_isascii},
+      {"isdecimal", all_chars<is_digit>},
       {"isdigit", all_chars<is_digit>},
+      {"islower", method_iscase<false>},
+      {"isnumeric", all_chars<is_digit>},
       {"isspace", all_chars<is_space>},
+      {"isupper", method_iscase<true>},
       {"join", method_join},
+      {"ljust", method_justify<Side::left>},
       {"lower", mapped<lower>},
       {"lstrip", method_lstrip},
+      {"partition", method_partition},
       {"removeprefix", method_removeprefix},
       {"removesuffix", method_removesuffix},
       {"replace", method_replace},
       {"rfind", method_rfind},
+      {"rindex", method_rindex},
+      {"rjust", method_justify<Side::right>},
+      {"rpartition", method_rpartition},
       {"rsplit", method_rsplit},
       {"rstrip", method_rstrip},
       {"split", method_split},
       {"splitlines", method_splitlines},
       {"startswith", method_startswith},
       {"strip", method_strip},
+      {"swapcase", mapped<swapcase>},
       {"title", mapped<title_python>},
       {"upper", mapped<upper>},
+      {"zfill", method_zfill},
   };
   for (const auto& [known, body] : kMethods) {
     if (known == name) return body;

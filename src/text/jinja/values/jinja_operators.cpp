@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "text/jinja/values/jinja_builtins.h"
 #include "text/jinja/values/jinja_text.h"
 #include "text/jinja/values/jinja_value.h"
 
@@ -372,6 +373,7 @@ Value calculate(Runtime& rt, Operator op, const Value& a, const Value& b) {
     if (a.is_sequence() && b.is_whole()) return repeat_list(rt, a, b.whole());
     if (b.is_sequence() && a.is_whole()) return repeat_list(rt, b, a.whole());
   }
+  if (op == Operator::modulo && a.is_string()) return format_percent(rt, a, b);
   for (const Value* operand : {&a, &b}) {
     if (operand->is_undefined() && operand->name)
       return rt.fail(fmt::format("'{}' is undefined", *operand->name));
@@ -381,6 +383,8 @@ Value calculate(Runtime& rt, Operator op, const Value& a, const Value& b) {
 }
 
 Value negate(Runtime& rt, const Value& value) {
+  if (value.is(Kind::integer) && (value.flags & kUnsigned) != 0)
+    return value.integer == INT64_MIN ? Value::of(value.integer) : rt.fail(kTooLarge);
   if (value.is_whole()) {
     int64_t result;
     return __builtin_sub_overflow(int64_t{0}, value.whole(), &result) ? rt.fail(kTooLarge)

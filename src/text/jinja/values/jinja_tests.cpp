@@ -77,6 +77,15 @@ bool is_upper(Runtime& rt, const Value& v, const Arguments& args) {
   return all_case(rt, v, to_lower, to_upper);
 }
 
+bool is_filter(Runtime& rt, const Value& v, const Arguments& args) {
+  no_arguments(rt, "filter", args);
+  return v.is_string() && filter_of(v.text()) != nullptr;
+}
+bool is_test(Runtime& rt, const Value& v, const Arguments& args) {
+  no_arguments(rt, "test", args);
+  return v.is_string() && test_of(v.text()) != nullptr;
+}
+
 // Strings, dicts and undefined are iterable and sequences, as they are for Jinja.
 bool iterable(const Value& v) {
   return v.is_undefined() || v.is_string() || v.is_sequence() || v.is(Kind::dict) || v.is(Kind::loop);
@@ -131,6 +140,8 @@ TestBody test_of(std::string_view name) {
       {"sameas", is_same},
       {"lower", is_lower},
       {"upper", is_upper},
+      {"filter", is_filter},
+      {"test", is_test},
       {"in", compared<Operator::in>},
       {"eq", compared<Operator::equal>},
       {"equalto", compared<Operator::equal>},
