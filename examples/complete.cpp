@@ -45,7 +45,7 @@ Status run(int argc, char** argv) {
   std::vector<std::unique_ptr<Printer>> printers;
   for (int i = 2; i < argc; ++i) {
     Request request;
-    BRAID_ASSIGN(request.prompt, tokenizer.encode_rendered(argv[i]));
+    BRAID_ASSIGN(request.prompt, tokenizer.encode(argv[i]));
     request.max_tokens = 64;
     request.stop_ids = tokenizer.end_ids();
     printers.push_back(std::make_unique<Printer>(tokenizer, i - 1));
