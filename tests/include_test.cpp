@@ -155,6 +155,28 @@ TEST(Includes, ARoomIsSmall) {
   for (const auto& [room, files] : read_house().files) EXPECT_LE(files.size(), kMostFiles) << room;
 }
 
+// base/json bounds values, depth and work; the library's own reader bounds nothing. Headers of safetensors are
+// read as they come, by gguf/safetensors.cpp.
+TEST(Sources, JsonFromOutsideHasOneReader) {
+  static const std::regex of_json(R"re(([Jj]son)::(parse|accept|sax_parse)\s*\()re");
+  int found = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(fs::path(BRAID_SOURCE_DIR) / "src")) {
+    const std::string path = entry.path().string();
+    const std::string extension = entry.path().extension();
+    if ((extension != ".cpp" && extension != ".h") || path.find("_test.") != path.npos) continue;
+    if (path.find("/tests/") != path.npos) continue;
+    std::ifstream in(path);
+    std::string line;
+    for (int number = 1; std::getline(in, line); ++number) {
+      if (line.find("son::") == line.npos || !std::regex_search(line, of_json)) continue;
+      ++found;
+      EXPECT_TRUE(path.ends_with("base/json/json.cpp") || path.ends_with("gguf/safetensors.cpp"))
+          << path << ":" << number << " reads JSON without the limits of base/json/json.h";
+    }
+  }
+  EXPECT_EQ(found, 2);
+}
+
 // All machines compile all sources: those for one processor are empty behind their #if on the others.
 TEST(Sources, ForOneProcessorAreEmptyElsewhere) {
   int found = 0;

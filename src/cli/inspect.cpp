@@ -4,9 +4,9 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 
+#include "base/json/json.h"
 #include "cli/commands.h"
 #include "cli/generate.h"
 #include "cli/model_options.h"
@@ -169,8 +169,9 @@ int print_prompt(const GgufFile& file, const InspectFlags& flags) {
   if (!chat.ok()) return fail(chat.error());
   auto read_json = [](const std::string& path) -> Result<Json> {
     BRAID_ASSIGN(const std::string text, read_text(path));
-    Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-    if (!json.is_array()) return Error{ErrorKind::invalid_argument, path + ": is not a JSON array"};
+    auto json = parse_json(text);
+    if (!json.ok()) return Error{ErrorKind::invalid_argument, path + ": " + json.error().message};
+    if (!json->is_array()) return Error{ErrorKind::invalid_argument, path + ": is not a JSON array"};
     return json;
   };
   const auto messages = read_json(flags.messages);

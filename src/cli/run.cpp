@@ -6,9 +6,9 @@
 #include <CLI/CLI.hpp>
 #include <iostream>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 
+#include "base/json/json.h"
 #include "cli/commands.h"
 #include "cli/generate.h"
 #include "cli/model_options.h"
@@ -40,8 +40,9 @@ struct RunFlags {
 
 Result<Json> read_tools(const std::string& path) {
   BRAID_ASSIGN(const std::string text, read_text(path));
-  Json tools = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!tools.is_array()) {
+  auto tools = parse_json(text);
+  if (!tools.ok()) return Error{ErrorKind::invalid_argument, path + ": " + tools.error().message};
+  if (!tools->is_array()) {
     return Error{ErrorKind::invalid_argument, path + ": is not a JSON array of tools"};
   }
   return tools;

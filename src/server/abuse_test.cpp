@@ -149,12 +149,16 @@ TEST_F(AbuseTest, TooDeep) {
 TEST_F(AbuseTest, MoreValuesThanAnybodyMeans) {
   start();
   const auto numbers = [](size_t count) { return "[" + repeated("1", count, ",") + "]"; };
-  expect({{"too many", "/v1/completions", "{\"prompt\":\"hi\",\"a\":" + numbers(kMaxRequestValues) + "}", 400,
-           "invalid_json"},
-          {"as many as there may be", "/v1/completions",
-           "{\"prompt\":\"hi\",\"a\":" + numbers(kMaxRequestValues - 1) + "}", 200},
-          {"commas in a text are text", "/v1/completions",
-           "{\"prompt\":\"hi\",\"a\":\"" + std::string(kMaxRequestValues + 1, ',') + "\"}", 200}});
+  expect(
+      {{"too many", "/v1/completions", "{\"prompt\":\"hi\",\"a\":" + numbers(kMaxRequestValues - 2) + "}",
+        400, "invalid_json"},
+       {"as many as there may be", "/v1/completions",
+        "{\"prompt\":\"hi\",\"a\":" + numbers(kMaxRequestValues - 3) + "}", 200},
+       {"too many without a comma", "/v1/completions",
+        "{\"prompt\":\"hi\",\"a\":[" + repeated(repeated("[", 100) + repeated("]", 100), 10'000, ",") + "]}",
+        400, "invalid_json"},
+       {"commas in a text are text", "/v1/completions",
+        "{\"prompt\":\"hi\",\"a\":\"" + std::string(kMaxRequestValues + 1, ',') + "\"}", 200}});
 }
 
 TEST_F(AbuseTest, BytesThatAreNoText) {

@@ -4,7 +4,10 @@
 #include <fmt/format.h>
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
+#include "base/json/repeated_names.h"
 #include "text/unicode.h"
 
 namespace braid {
@@ -154,8 +157,9 @@ class Reader {
       }
       if (!take(':') || !read(value, depth + 1)) return false;
       if (depth >= 2) value.members.clear();
-      add(out, std::move(key.string), std::move(value));
+      out.members.push_back({std::move(key.string), std::move(value)});
     }
+    merge_repeated(out.members);
     out.text = "{";
     for (const auto& [name, value] : out.members) {
       if (out.text.size() > 1) out.text += ", ";
@@ -168,17 +172,17 @@ class Reader {
     return true;
   }
 
-  static void add(JsonValue& object, std::string name, JsonValue value) {
-    // Large objects are not searched: a repeated key in them is the reader's business.
-    if (object.members.size() <= 1000) {
-      for (auto& [present, old] : object.members) {
-        if (present == name) {
-          old = std::move(value);
-          return;
-        }
-      }
+  static void merge_repeated(std::vector<JsonMember>& members) {
+    std::vector<std::string_view> names;
+    for (const JsonMember& member : members) names.push_back(member.name);
+    uint64_t comparisons = 0;
+    const std::vector<size_t> last = last_places(names, comparisons);
+    if (last.empty()) return;
+    std::vector<JsonMember> rest;
+    for (size_t i = 0; i < last.size(); ++i) {
+      if (last[i] != kRepeatedName) rest.push_back({members[i].name, std::move(members[last[i]].value)});
     }
-    object.members.push_back({std::move(name), std::move(value)});
+    members = std::move(rest);
   }
 
   bool string(std::string& out) {

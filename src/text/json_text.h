@@ -1,6 +1,6 @@
 // json_text.h -- JSON as text: what a model wrote, made into JSON that every client can read.
 //
-// Not here: a document to look things up in (nlohmann-json does that for requests). Numbers keep their
+// Not here: a document to look things up in (base/json). Numbers keep their
 // spelling, because a number that was 2.50 or has forty digits must not change on its way to a tool; so
 // values are carried as text and never become numbers.
 //

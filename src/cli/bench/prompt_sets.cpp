@@ -4,10 +4,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <sstream>
 
+#include "base/json/json.h"
 #include "cli/generate.h"
 
 namespace braid::cli {
@@ -33,7 +33,7 @@ Result<RenderedText> render(const Json& line, const GgufFile& file, const Tokeni
 
 Status add_prompt(const std::string& text, const GgufFile& file, const Tokenizer& tokenizer,
                   std::vector<PromptSet>& sets) {
-  const Json line = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  BRAID_ASSIGN(const Json line, parse_json(text));
   if (!line.is_object()) return Error{ErrorKind::invalid_argument, "this is no JSON object"};
   const auto set = line.find("set");
   if (set != line.end() && !set->is_string())

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/json/json.h"
 #include "gguf/gguf_text.h"
 #include "model/architectures/metadata_keys.h"
 #include "model/dflash/dflash_config.h"
@@ -14,7 +14,7 @@
 namespace braid {
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
 // The values of one object; errors name the file and the key. null is as good as absent.
 class Object {
@@ -192,7 +192,9 @@ bool is_known(const Json& kinds) {
 }  // namespace
 
 Result<DflashConfig> read_dflash_json(std::string_view text, const std::string& name) {
-  const Json json = Json::parse(text, nullptr, false);
+  const auto parsed = parse_json(text);
+  if (!parsed.ok()) return Error{ErrorKind::corrupt, fmt::format("{}: {}", name, parsed.error().message)};
+  const Json& json = *parsed;
   if (!json.is_object()) return Error{ErrorKind::corrupt, fmt::format("{}: is no JSON object", name)};
   const Object top(json, name, "");
   if (const Json* kinds = top.find("architectures"); kinds != nullptr && !is_known(*kinds))

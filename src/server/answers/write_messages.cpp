@@ -1,4 +1,5 @@
 // write_messages.cpp -- Anthropic's messages: events to JSON.
+#include "base/json/json.h"
 #include "server/answers/write_answer.h"
 #include "server/requests/read_request.h"
 #include "text/json_text.h"
@@ -177,8 +178,8 @@ class MessagesWriter : public AnswerWriter {
       block_["text"] = text_;
     } else {
       // A call that was cut is an object with what was complete, because a block must hold JSON.
-      auto input = Json::parse(text_, nullptr, /*allow_exceptions=*/false);
-      block_["input"] = input.is_object() ? std::move(input) : Json::object();
+      auto input = parse_json(text_);
+      block_["input"] = input.ok() && input->is_object() ? std::move(*input) : Json::object();
     }
     if (generation_.stream) {
       append_event(out, "content_block_stop", {{"type", "content_block_stop"}, {"index", content_.size()}});

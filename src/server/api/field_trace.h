@@ -1,7 +1,8 @@
-// field_trace.h -- which members of a request its reader asks for. For tests that hold readers to the table
-// of fields (requests/request_fields.h).
+// field_trace.h -- which members of a request its reader asks for, and what finding them takes. For tests that
+// hold readers to the table of fields (requests/request_fields.h).
 #pragma once
 
+#include <cstdint>
 #include <set>
 #include <string>
 
@@ -17,11 +18,14 @@ class FieldTrace {
   FieldTrace& operator=(const FieldTrace&) = delete;
 
   const std::set<std::string>& names() const { return names_; }
+  // Of names of members, of all objects.
+  uint64_t compared() const { return compared_; }
 
  private:
   friend class Fields;
   static thread_local FieldTrace* current_;
   std::set<std::string> names_;
+  uint64_t compared_ = 0;
 };
 
 }  // namespace braid::server

@@ -3,8 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
-#include <unordered_set>
 #include <utility>
 
 #include "server/api/field_trace.h"
@@ -17,158 +17,17 @@ ApiError invalid_json(std::string message) {
   return {.code = "invalid_json", .message = "request body " + std::move(message)};
 }
 
-bool is_hex(char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F'); }
-
-// 'h', 'l': a high or low surrogate escape stands at `at`.
-char surrogate_at(std::string_view text, size_t at) {
-  if (at + 6 > text.size() || text[at] != '\\' || text[at + 1] != 'u') return 0;
-  for (size_t i = at + 2; i < at + 6; ++i) {
-    if (!is_hex(text[i])) return 0;
-  }
-  if (text[at + 2] != 'd' && text[at + 2] != 'D') return 0;
-  const char c = static_cast<char>(text[at + 3] | 0x20);
-  if (c == '8' || c == '9' || c == 'a' || c == 'b') return 'h';
-  return c >= 'c' && c <= 'f' ? 'l' : 0;
-}
-
-struct Look {
-  bool too_deep = false;
-  bool too_many = false;                // values
-  std::vector<size_t> lone_surrogates;  // offsets of their escapes
-};
-
-// One pass over the bytes, outside and inside of strings.
-Look look_at(std::string_view text) {
-  Look look;
-  int depth = 0;
-  size_t values = 1;
-  bool in_string = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (!in_string) {
-      if (c == '"') in_string = true;
-      if ((c == '{' || c == '[') && ++depth > kMaxRequestDepth) {
-        look.too_deep = true;
-        return look;
-      }
-      if (c == '}' || c == ']') --depth;
-      if (c == ',' && ++values > kMaxRequestValues) {
-        look.too_many = true;
-        return look;
-      }
-    } else if (c == '"') {
-      in_string = false;
-    } else if (c == '\\') {
-      const char kind = surrogate_at(text, i);
-      if (kind == 'h' && surrogate_at(text, i + 6) == 'l') {
-        i += 11;
-      } else if (kind != 0) {
-        look.lone_surrogates.push_back(i);
-        i += 5;
-      } else {
-        ++i;
-      }
-    }
-  }
-  return look;
-}
-
-// Builds the document. The library's own way looks every key up among those before it, which takes minutes
-// for an object with a million members; here repeated keys are found with a table when the object ends.
-class Builder : public nlohmann::json_sax<Json> {
- public:
-  Json take() { return std::move(root_); }
-
-  bool null() override { return add(nullptr); }
-  bool boolean(bool value) override { return add(value); }
-  bool number_integer(number_integer_t value) override { return add(value); }
-  bool number_unsigned(number_unsigned_t value) override { return add(value); }
-  bool number_float(number_float_t value, const string_t&) override { return add(value); }
-  bool string(string_t& value) override { return add(std::move(value)); }
-  bool binary(binary_t&) override { return false; }
-  bool start_object(size_t) override { return open(Json::object()); }
-  bool start_array(size_t) override { return open(Json::array()); }
-  bool end_array() override {
-    open_.pop_back();
-    return true;
-  }
-  bool key(string_t& name) override {
-    keys_.push_back(std::move(name));
-    return true;
-  }
-  bool end_object() override {
-    drop_repeated(open_.back()->get_ref<Json::object_t&>());
-    open_.pop_back();
-    return true;
-  }
-  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception&) override { return false; }
-
- private:
-  using Members = std::vector<Json::object_t::value_type>;  // what an ordered object is inside
-
-  Json& place(Json value) {
-    if (open_.empty()) return root_ = std::move(value);
-    Json& parent = *open_.back();
-    if (parent.is_array()) {
-      parent.get_ref<Json::array_t&>().push_back(std::move(value));
-      return parent.back();
-    }
-    auto& members = static_cast<Members&>(parent.get_ref<Json::object_t&>());
-    members.emplace_back(std::move(keys_.back()), std::move(value));
-    keys_.pop_back();
-    return members.back().second;
-  }
-  bool add(Json value) {
-    place(std::move(value));
-    return true;
-  }
-  bool open(Json value) {
-    open_.push_back(&place(std::move(value)));
-    return true;
-  }
-
-  // The last value of a repeated key is the one that counts.
-  static void drop_repeated(Json::object_t& object) {
-    std::unordered_set<std::string_view> seen;
-    std::vector<size_t> keep;
-    for (size_t i = object.size(); i-- > 0;) {
-      if (seen.insert((object.begin() + static_cast<ptrdiff_t>(i))->first).second) keep.push_back(i);
-    }
-    if (keep.size() == object.size()) return;
-    Json::object_t rest;
-    auto& members = static_cast<Members&>(rest);
-    for (auto i = keep.rbegin(); i != keep.rend(); ++i) {
-      auto& member = *(object.begin() + static_cast<ptrdiff_t>(*i));
-      members.emplace_back(member.first, std::move(member.second));
-    }
-    object = std::move(rest);
-  }
-
-  Json root_;
-  std::vector<Json*> open_;
-  std::vector<std::string> keys_;
-};
-
 }  // namespace
 
 ApiResult<Json> parse_body(std::string_view body) {
   if (const auto at = first_invalid_utf8(body)) {
     return invalid_json(fmt::format("is not valid UTF-8 (byte {})", *at));
   }
-  const Look look = look_at(body);
-  if (look.too_deep) return invalid_json(fmt::format("is nested deeper than {} levels", kMaxRequestDepth));
-  if (look.too_many) return invalid_json(fmt::format("has more than {} values", kMaxRequestValues));
-  std::string repaired;
-  if (!look.lone_surrogates.empty()) {
-    repaired = body;
-    for (const size_t at : look.lone_surrogates) repaired.replace(at, 6, "\\ufffd");
-    body = repaired;
-  }
-  Builder builder;
-  if (!Json::sax_parse(body, &builder)) return invalid_json("is not valid JSON");
-  Json json = builder.take();
-  if (!json.is_object()) return invalid_json("must be a JSON object");
-  return json;
+  JsonBudget budget = request_budget();
+  auto json = parse_json(body, budget);
+  if (!json.ok()) return invalid_json(json.error().message);
+  if (!json->is_object()) return invalid_json("must be a JSON object");
+  return std::move(*json);
 }
 
 std::optional<int64_t> as_integer(const Json& value) {
@@ -201,8 +60,40 @@ FieldTrace::~FieldTrace() { current_ = nullptr; }
 const Json* Fields::find(const char* name) const {
   if (FieldTrace::current_ != nullptr && path_.empty()) FieldTrace::current_->names_.insert(name);
   if (!ok() || !object_.is_object()) return nullptr;
-  const auto found = object_.find(name);
-  return found == object_.end() || found->is_null() ? nullptr : &*found;
+  const Json* found = walk(name);
+  return found == nullptr || found->is_null() ? nullptr : found;
+}
+
+// Few members are compared one by one, many are sorted once.
+const Json* Fields::walk(const char* name) const {
+  constexpr size_t kFew = 32;
+  const auto& members = object_.get_ref<const Json::object_t&>();
+  const std::string_view wanted = name;
+  uint64_t compared = 0;
+  const Json* found = nullptr;
+  if (members.size() <= kFew) {
+    for (const Member& member : members) {
+      ++compared;
+      if (member.first != wanted) continue;
+      found = &member.second;
+      break;
+    }
+  } else {
+    const auto before = [&](std::string_view a, std::string_view b) { return ++compared, a < b; };
+    if (index_ == nullptr) {
+      Index index;
+      for (const Member& member : members) index.push_back(&member);
+      std::sort(index.begin(), index.end(),
+                [&](const Member* a, const Member* b) { return before(a->first, b->first); });
+      index_ = std::make_shared<const Index>(std::move(index));
+    }
+    const auto at =
+        std::lower_bound(index_->begin(), index_->end(), wanted,
+                         [&](const Member* a, std::string_view b) { return before(a->first, b); });
+    if (at != index_->end() && (*at)->first == wanted) found = &(*at)->second;
+  }
+  if (FieldTrace::current_ != nullptr) FieldTrace::current_->compared_ += compared;
+  return found;
 }
 
 std::optional<bool> Fields::boolean(const char* name) const {

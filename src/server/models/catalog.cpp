@@ -9,6 +9,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "base/json/json.h"
 #include "base/log.h"
 #include "server/api/fields.h"
 
@@ -215,9 +216,11 @@ void Catalog::add_ollama(const std::string& models) {
     if (parts.size() != 4) continue;
     const auto text = small_file(manifests / path);
     if (!text) continue;
-    const Json manifest = Json::parse(*text, nullptr, false);
-    if (!manifest.is_object() || !manifest.contains("layers") || !manifest["layers"].is_array()) continue;
-    for (const Json& layer : manifest["layers"]) {
+    const auto manifest = parse_json(*text);
+    if (!manifest.ok() || !manifest->is_object() || !manifest->contains("layers")) continue;
+    const Json& layers = (*manifest)["layers"];
+    if (!layers.is_array()) continue;
+    for (const Json& layer : layers) {
       if (!layer.is_object() || layer.value("mediaType", Json()) != "application/vnd.ollama.image.model")
         continue;
       const Json digest = layer.value("digest", Json());
@@ -323,11 +326,12 @@ Status read_preset(const Json& fields, const std::string& shown, const std::stri
 }  // namespace
 
 Status Catalog::add_presets(const std::string& json, const std::string& folder, const std::string& shown) {
-  const Json presets = Json::parse(json, nullptr, false);
-  if (!presets.is_object()) {
+  const auto presets = parse_json(json);
+  if (!presets.ok()) return Error{ErrorKind::invalid_argument, shown + ": " + presets.error().message};
+  if (!presets->is_object()) {
     return Error{ErrorKind::invalid_argument, shown + ": is not a JSON object of presets by name"};
   }
-  for (const auto& [name, fields] : presets.items()) {
+  for (const auto& [name, fields] : presets->items()) {
     if (!is_model_name(name)) return wrong(shown, name, "this cannot be a model's name");
     if (!fields.is_object()) return wrong(shown, name, "must be an object");
     const Json model = fields.value("model", Json());

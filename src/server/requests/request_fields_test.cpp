@@ -78,6 +78,20 @@ TEST(RequestFields, TheDocumentationNamesWhatIsNotObeyed) {
   }
 }
 
+// A reader asks for a hundred names. Members that nobody knows cost it a sort, not a walk for each name.
+TEST(RequestFields, ManyMembersMakeNoReadSlow) {
+  constexpr size_t kMembers = 50'000;
+  Json::object_t members;
+  for (size_t i = 0; i < kMembers; ++i)
+    static_cast<std::vector<Json::object_t::value_type>&>(members).emplace_back("x" + std::to_string(i), 1);
+  Json body(std::move(members));
+  body["prompt"] = "hi";
+  const FieldTrace trace;
+  EXPECT_TRUE(read_completions(body, {}).ok());
+  EXPECT_GT(trace.compared(), kMembers);
+  EXPECT_LT(trace.compared(), 40 * kMembers);
+}
+
 // Members of the paragraph that begins so.
 TEST(RequestFields, WhatTheDocumentationCallsIgnoredStandsInTheTable) {
   const std::string text = documentation();

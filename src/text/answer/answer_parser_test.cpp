@@ -581,6 +581,14 @@ TEST(JsonText, ReadsWhatJsonAllowsAndWritesNothingElse) {
                           "\"\\x41\"", "\"\\u12\"", "True", "-"}) {
     EXPECT_FALSE(read_json(bad)) << bad;
   }
+  // However many names there are, each is there once: in its first place, with its last value.
+  std::string wide = "{", merged = "{";
+  for (int i = 0; i < 3000; ++i) wide += "\"k" + std::to_string(i % 2000) + "\":" + std::to_string(i) + ",";
+  for (int i = 0; i < 2000; ++i)
+    merged += "\"k" + std::to_string(i) + "\": " + std::to_string(i < 1000 ? i + 2000 : i) + ", ";
+  wide.back() = '}';
+  merged.replace(merged.size() - 2, 2, "}");
+  EXPECT_EQ(read_json(wide)->text, merged);
   EXPECT_EQ(read_python_literal("{'a': (1,), 2: 'it\\'s \\x41',}")->text, R"({"a": [1], "2": "it's A"})");
   EXPECT_EQ(json_string("\x01\"\\\n\x7f"), "\"\\u0001\\\"\\\\\\n\x7f\"");
   std::string ascii;

@@ -5,10 +5,10 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "text/jinja/values/jinja_value.h"
@@ -134,7 +134,7 @@ constexpr uint64_t kMaxTemplateBytes = uint64_t{8} << 20;
 struct Ast {
   Block body;
   std::vector<std::string> names;
-  std::unordered_map<std::string, int32_t> ids;
+  std::map<std::string, int32_t> ids;
   std::vector<std::unique_ptr<Expr>> exprs;
   std::vector<std::unique_ptr<Stmt>> stmts;
   // Numbers of the names that the language itself binds.

@@ -336,6 +336,44 @@ TEST(JinjaHostile, StepsCountWhatIsRead) {
   EXPECT_GE(steps_of("'[' ~ '1,' * n ~ '1]'", "{{ v | from_json | length }}", 9'000), 2'000u);
 }
 
+// What from_json makes is paid by the render, and ends with what it may take.
+TEST(JinjaHostile, FromJsonIsPaidFor) {
+  const auto object = [](size_t members) {
+    std::string out = "{";
+    for (size_t i = 0; i < members; ++i) out += "\"k" + std::to_string(i * 7919 % members) + "\":1,";
+    out.back() = '}';
+    return out;
+  };
+  const auto used = [](const std::string& text, uint64_t max_steps) {
+    RenderStats stats;
+    RenderOptions options;
+    options.limits.max_wall_ms = 0;
+    options.limits.max_steps = max_steps;
+    options.limits.input_steps = 0;
+    const auto parsed = Template::parse("{{ x | from_json | length }}");
+    const auto out = parsed->render(Json{{"x", text}}, options, &stats);
+    EXPECT_TRUE(out.ok() || out.error().kind == ErrorKind::exhausted) << out.error().message;
+    return std::pair(out.ok(), stats);
+  };
+  const auto [half_ok, half] = used(object(20'000), 10'000'000);
+  const auto [whole_ok, whole] = used(object(40'000), 10'000'000);
+  EXPECT_TRUE(half_ok && whole_ok);
+  EXPECT_GT(half.steps, 3 * 20'000u);
+  EXPECT_LT(static_cast<double>(whole.steps), 2.5 * static_cast<double>(half.steps));
+  EXPECT_GT(half.memory_bytes, 20'000u * 200);
+  EXPECT_FALSE(used(object(40'000), 100'000).first);
+  // No comma between values, and sixteen million of them.
+  std::string nested;
+  for (int i = 0; i < 100'000; ++i) nested += std::string(160, '[') + std::string(160, ']') + ",";
+  nested = "[" + nested + "1]";
+  const auto [flood_ok, flood] = used(nested, 1'000'000);
+  EXPECT_FALSE(flood_ok);
+  EXPECT_LT(flood.memory_bytes, uint64_t{512} << 20);
+  EXPECT_EQ(render("{{ x | from_json }}", {{"x", "{\"a\":tru}"}}),
+            "ERROR template line 1: from_json: the text is not valid JSON (at byte 8)");
+  EXPECT_EQ(render("{{ x | from_json }}", {{"x", R"({"a":1,"b":2,"a":3})"}}), "{'a': 3, 'b': 2}");
+}
+
 TEST(JinjaHostile, StepsGrowWithTheInputOnly) {
   const std::string endless =
       "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";

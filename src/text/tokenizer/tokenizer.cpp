@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <unordered_map>
+#include <map>
 
 #include "base/log.h"
 #include "text/nfc.h"
@@ -127,6 +127,9 @@ Result<TokenIndex> index_of(const VocabularyData& data) {
     if (const auto other = index.add(data.tokens[id], static_cast<int32_t>(id))) {
       return Error{ErrorKind::corrupt, fmt::format("tokens {} and {} have the same text", *other, id)};
     }
+    if (index.is_crowded()) {
+      return Error{ErrorKind::corrupt, "the texts of tokens were chosen to be slow to find"};
+    }
   }
   return index;
 }
@@ -232,7 +235,7 @@ Result<Tokenizer> Tokenizer::create(VocabularyData data) {
 
 // Numbers every text that merging can produce, and fills the merge table.
 Status Tokenizer::load_merges() {
-  std::unordered_map<std::string, int32_t> extras;
+  std::map<std::string, int32_t> extras;
   const auto symbol_of = [&](std::string_view text) {
     if (const auto found = index_.find(text)) return *found;
     const auto [place, is_new] = extras.emplace(text, size() + static_cast<int32_t>(extra_symbols_.size()));

@@ -25,11 +25,14 @@ class TokenIndex {
   // REQUIRES: at most `expected_tokens` texts; id is not negative.
   std::optional<int32_t> add(std::string_view text, int32_t id) {
     BRAID_CHECK(id >= 0);
-    Slot& slot = slots_[place_of(text)];
+    const uint32_t hash = hash_of(text);
+    const size_t place = place_of(text);
+    longest_search_ = std::max(longest_search_, (place - hash) & (slots_.size() - 1));
+    Slot& slot = slots_[place];
     if (slot.id >= 0) return slot.id;
     BRAID_CHECK(free_ > 0);
     --free_;
-    slot = {text, hash_of(text), id};
+    slot = {text, hash, id};
     return std::nullopt;
   }
 
@@ -41,7 +44,13 @@ class TokenIndex {
 
   bool contains(std::string_view text) const { return find(text).has_value(); }
 
+  // Texts were chosen to meet in few places, which makes every search slow: the hash is known to everybody. At
+  // most half of the slots are taken, so that by chance no search is half as long.
+  bool is_crowded() const { return longest_search_ > kMostSearched; }
+
  private:
+  static constexpr size_t kMostSearched = 512;
+
   struct Slot {
     std::string_view text;
     uint32_t hash = 0;  // spares most comparisons with other texts
@@ -63,6 +72,7 @@ class TokenIndex {
   }
 
   std::vector<Slot> slots_;
+  size_t longest_search_ = 0;
   size_t free_;  // at least half of the slots stay empty, so every search ends
 };
 

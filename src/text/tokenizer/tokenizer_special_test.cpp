@@ -25,6 +25,27 @@ TEST(TokenIndex, EveryTextIsFoundAndNoOther) {
   EXPECT_EQ(TokenIndex(0).find(""), std::nullopt);
 }
 
+// A file's texts may be made for it.
+TEST(TokenIndex, TextsThatMeetInOnePlaceAreNoticed) {
+  constexpr size_t kTexts = 2000, kPlaces = 4096;
+  TokenIndex honest(kTexts), hostile(kTexts);
+  std::vector<std::string> texts(kTexts);
+  size_t added = 0;
+  for (uint32_t number = 0; added < 600; ++number) {
+    std::string text = std::to_string(number);
+    if (std::hash<std::string_view>()(text) % kPlaces != 0) continue;
+    texts[added] = std::move(text);
+    hostile.add(texts[added], static_cast<int32_t>(added));
+    ++added;
+  }
+  EXPECT_TRUE(hostile.is_crowded());
+  for (size_t id = 0; id < kTexts; ++id) {
+    texts[id] = std::to_string(id * 7);
+    honest.add(texts[id], static_cast<int32_t>(id));
+  }
+  EXPECT_FALSE(honest.is_crowded());
+}
+
 using Special = SpecialFinder::Special;
 
 // "raw" stretches as they are, tokens as [id].

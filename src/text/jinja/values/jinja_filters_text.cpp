@@ -205,11 +205,7 @@ Value filter_tojson(Runtime& rt, const Value& input, const Arguments& args) {
 Value filter_from_json(Runtime& rt, const Value& input, const Arguments& args) {
   no_arguments(rt, "from_json", args);
   if (!input.is_string()) return rt.fail(fmt::format("from_json needs a str, not a {}", type_name(input)));
-  // A parsed tree takes several times the text, and every few bytes are a value.
-  if (!rt.charge(uint64_t{input.size} * 16) || !rt.scan(uint64_t{input.size} * 8)) return {};
-  const auto json = nlohmann::ordered_json::parse(input.text(), nullptr, false);
-  if (json.is_discarded()) return rt.fail("from_json: the text is not JSON");
-  return from_json(rt, json, true, input.origin);
+  return parse_json_text(rt, input);
 }
 
 Value filter_indent(Runtime& rt, const Value& input, const Arguments& args) {

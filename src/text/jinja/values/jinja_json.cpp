@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "base/json/json.h"
 #include "text/jinja/values/jinja_text.h"
 #include "text/jinja/values/jinja_value.h"
 #include "text/json_text.h"
@@ -14,13 +15,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// Values that a render makes are steps of it; those that its caller passes in allow for more of them.
 class Reader {
  public:
   Reader(Runtime& rt, bool copy, Origin origin) : rt_(rt), copy_(copy), origin_(origin) {}
 
   Value read(const Json& json, uint32_t depth) {
     if (depth > kMaxDataDepth) return rt_.fail("the data is nested too deeply");
-    if (rt_.failed()) return {};
+    if (copy_ ? !rt_.step() : rt_.failed()) return {};
     if (!copy_) rt_.allow_for(json.is_string() ? json.get_ref<const std::string&>().size() : 0);
     switch (json.type()) {
       case Json::value_t::null:
@@ -51,7 +53,7 @@ class Reader {
         for (const auto& [key, item] : json.get_ref<const Json::object_t&>()) {
           if (!rt_.charge(2 * sizeof(Value) + 64)) return {};
           const Value name = string(key);
-          if (rt_.failed()) return {};
+          if (rt_.failed() || (copy_ && !rt_.search(*dict.dict, name))) return {};
           dict.dict->set(name, read(item, depth + 1));
         }
         return dict;
@@ -210,6 +212,28 @@ class Writer {
 
 Value from_json(Runtime& rt, const Json& json, bool copy, Origin origin) {
   return Reader(rt, copy, origin).read(json, 0);
+}
+
+Value parse_json_text(Runtime& rt, const Value& text) {
+  // The document is made before its values are: at most so much for each, a step for four bytes of the text.
+  constexpr uint64_t kBytesPerValue = 160;
+  const uint64_t room = rt.memory_left() / kBytesPerValue;
+  if (!rt.charge(text.size) || !rt.steps(text.size / 4)) return {};
+  JsonBudget budget{.max_depth = static_cast<int>(kMaxDataDepth),
+                    .max_values = std::min<uint64_t>(room, rt.steps_left())};
+  const auto json = parse_json(text.text(), budget);
+  // Spent, whatever came of it.
+  if (!rt.charge(budget.values * kBytesPerValue) || !rt.steps(budget.values + budget.comparisons / 4))
+    return {};
+  if (json.ok()) return from_json(rt, *json, true, text.origin);
+  switch (json.error().kind) {
+    case ErrorKind::exhausted:
+      return rt.fail_limit("from_json: the text has more values than allowed");
+    case ErrorKind::unsupported:
+      return rt.fail("the data is nested too deeply");
+    default:
+      return rt.fail("from_json: the text " + json.error().message);
+  }
 }
 
 namespace {

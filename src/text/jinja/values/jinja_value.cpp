@@ -2,6 +2,7 @@
 #include "text/jinja/values/jinja_value.h"
 
 #include <algorithm>
+#include <bit>
 
 #include <fmt/format.h>
 
@@ -100,17 +101,16 @@ bool Runtime::check_limits() {
   return true;
 }
 
-// Few entries are walked through, many are found by their hash; keys other than strings always by a walk.
+// Few entries are walked through, many are sorted; keys other than strings always by a walk.
 bool Runtime::search(const Dict& dict, const Value& key) {
   const uint64_t entries = dict.entries.size();
   if (!key.is_string()) return steps(entries);
-  return scan(uint64_t{key.size} * std::min<uint64_t>(entries + 1, Dict::kIndexFrom));
+  const uint64_t compared = entries < Dict::kIndexFrom ? entries + 1 : std::bit_width(entries);
+  return scan(uint64_t{key.size} * compared);
 }
 
 bool Runtime::charge(uint64_t bytes) {
-  constexpr uint64_t kCeiling = uint64_t{2} << 30;  // string sizes are 32 bits
-  const uint64_t limit = std::min(limits_.max_memory_bytes, kCeiling);
-  if (bytes > limit - std::min(memory_, limit)) fail_limit("the template needs more memory than allowed");
+  if (bytes > memory_left()) fail_limit("the template needs more memory than allowed");
   if (failed_) return false;
   memory_ += bytes;
   return steps(bytes >> 10);

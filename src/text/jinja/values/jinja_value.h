@@ -16,12 +16,13 @@
 // undefined value, and loops stop at the next check of failed().
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -158,7 +159,7 @@ struct List : Object {
 
 // Insertion order; keys compare as Python's do (1, 1.0 and true are one key).
 struct Dict : Object {
-  static constexpr size_t kIndexFrom = 9;  // shorter dicts are searched entry by entry
+  static constexpr size_t kIndexFrom = 9;  // shorter dicts are searched entry by entry, others in log n
   std::vector<std::pair<Value, Value>> entries;
 
   Value* find(std::string_view key);
@@ -166,7 +167,7 @@ struct Dict : Object {
   void set(const Value& key, const Value& value);
 
  private:
-  std::unordered_map<std::string_view, uint32_t> index_;
+  std::map<std::string_view, uint32_t> index_;  // of text: no choice of keys makes it slow
 };
 
 // Calls collect their arguments here.
@@ -222,6 +223,9 @@ class Runtime {
   void allow_for(uint64_t bytes) { max_steps_ += limits_.input_steps * (1 + (bytes >> 6)); }
   uint64_t steps_taken() const { return steps_; }
   uint64_t memory_taken() const { return memory_; }
+  // What may still be taken.
+  uint64_t steps_left() const { return max_steps_ - std::min(steps_, max_steps_); }
+  uint64_t memory_left() const { return memory_limit() - std::min(memory_, memory_limit()); }
   const Limits& limits() const { return limits_; }
   const std::tm& now() const { return now_; }
 
@@ -255,6 +259,10 @@ class Runtime {
   static constexpr uint64_t kClockSteps = 512;
 
   bool check_limits();
+  uint64_t memory_limit() const {
+    constexpr uint64_t kCeiling = uint64_t{2} << 30;  // string sizes are 32 bits
+    return std::min(limits_.max_memory_bytes, kCeiling);
+  }
 
   const Limits limits_;
   const std::tm now_;
@@ -348,6 +356,8 @@ Value repeat(Runtime& rt, const Value& text, int64_t times);
 // Strings are viewed in place unless `copy`. Fails on data nested deeper than kMaxDataDepth.
 constexpr uint32_t kMaxDataDepth = 400;
 Value from_json(Runtime& rt, const nlohmann::ordered_json& json, bool copy, Origin origin);
+// What a string says as JSON, made in this render: its steps, its memory.
+Value parse_json_text(Runtime& rt, const Value& text);
 // A list of messages, in place: what the role assistant said is an answer, the rest data.
 Value from_messages(Runtime& rt, const nlohmann::ordered_json& json,
                     const std::vector<size_t>* instruction_bytes);
