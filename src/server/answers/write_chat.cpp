@@ -27,16 +27,11 @@ void append_event(std::string& out, const char* type, const Json& json) {
 }
 
 Json openai_usage(const AnswerUsage& usage) {
-  Json generated{{"reasoning_tokens", usage.reasoning_tokens}};
-  if (usage.drafted_tokens > 0) {
-    generated["accepted_prediction_tokens"] = usage.accepted_tokens;
-    generated["rejected_prediction_tokens"] = usage.drafted_tokens - usage.accepted_tokens;
-  }
   return {{"prompt_tokens", usage.prompt_tokens},
           {"completion_tokens", usage.generated_tokens},
           {"total_tokens", usage.prompt_tokens + usage.generated_tokens},
           {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}},
-          {"completion_tokens_details", std::move(generated)}};
+          {"completion_tokens_details", {{"reasoning_tokens", usage.reasoning_tokens}}}};
 }
 
 Json chat_logprob(const TokenLogprob& token) {
