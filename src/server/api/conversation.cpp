@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <map>
 
-#include "server/api/fields.h"
-
 namespace braid::server {
 namespace {
 
@@ -44,44 +42,78 @@ std::string reminder(const std::string& text) {
   return "<system-reminder>\n" + std::string(trimmed(text)) + "\n</system-reminder>";
 }
 
-// Puts a system message's words into a user's turn: before the user's own, behind other such words.
-void insert_system(Message& user, const std::string& text) {
-  std::string own = user.text.substr(user.system_bytes);
-  if (is_blank(own)) own.clear();
-  user.text.resize(user.system_bytes);
-  while (user.text.ends_with('\n')) user.text.pop_back();
-  append_paragraph(user.text, text);
-  if (!own.empty()) user.text += "\n\n";
-  user.system_bytes = user.text.size();
-  user.text += own;
-}
-
-// A late system message keeps its place: it joins the turn before it, so that what was rendered before stays.
-void attach_late(Messages& out, const Message& message) {
-  if (is_blank(message.text)) return;
-  const std::string text = reminder(message.text);
-  if (!out.empty() && out.back().role == Role::tool) {
-    append_paragraph(out.back().text, text);
-    return;
+// Late system messages keep their place: each joins the turn before it, so that what was rendered before
+// stays. In a user's turn they come before the user's own words, which are set aside meanwhile: a turn is
+// written once, however many join it.
+class LateMessages {
+ public:
+  void push(Message message) {
+    close();
+    out_.push_back(std::move(message));
   }
-  if (out.empty() || out.back().role != Role::user) out.push_back({.role = Role::user});
-  insert_system(out.back(), text);
-}
 
-Messages place_late_system(Messages messages, const TemplateAbilities& abilities, LateSystem policy) {
-  if (policy == LateSystem::native && abilities.late_system) return messages;
+  void attach(const Message& system) {
+    if (is_blank(system.text)) return;
+    const std::string text = reminder(system.text);
+    if (!out_.empty() && out_.back().role == Role::tool) {
+      append_paragraph(out_.back().text, text);
+      return;
+    }
+    if (out_.empty() || out_.back().role != Role::user) push({.role = Role::user});
+    Message& user = out_.back();
+    if (!own_) {
+      own_ = user.text.substr(user.system_bytes);
+      if (is_blank(*own_)) own_->clear();
+      user.text.resize(user.system_bytes);
+      while (user.text.ends_with('\n')) user.text.pop_back();
+    }
+    append_paragraph(user.text, text);
+  }
+
+  Messages take() {
+    close();
+    return std::move(out_);
+  }
+
+ private:
+  void close() {
+    if (!own_) return;
+    Message& user = out_.back();
+    if (!own_->empty()) user.text += "\n\n";
+    user.system_bytes = user.text.size();
+    user.text += *own_;
+    own_.reset();
+  }
+
+  Messages out_;
+  std::optional<std::string> own_;  // of the last turn, a user's
+};
+
+Messages merge_late(Messages messages) {
   Messages out;
   for (size_t i = 0; i < messages.size(); ++i) {
     if (messages[i].role != Role::system || i == 0) {
       out.push_back(std::move(messages[i]));
-    } else if (policy == LateSystem::merge) {
-      if (out.empty() || out[0].role != Role::system) out.insert(out.begin(), {.role = Role::system});
-      append_paragraph(out[0].text, messages[i].text);
     } else {
-      attach_late(out, messages[i]);
+      if (out[0].role != Role::system) out.insert(out.begin(), {.role = Role::system});
+      append_paragraph(out[0].text, messages[i].text);
     }
   }
   return out;
+}
+
+Messages place_late_system(Messages messages, const TemplateAbilities& abilities, LateSystem policy) {
+  if (policy == LateSystem::native && abilities.late_system) return messages;
+  if (policy == LateSystem::merge) return merge_late(std::move(messages));
+  LateMessages out;
+  for (size_t i = 0; i < messages.size(); ++i) {
+    if (messages[i].role == Role::system && i > 0) {
+      out.attach(messages[i]);
+    } else {
+      out.push(std::move(messages[i]));
+    }
+  }
+  return out.take();
 }
 
 // The results that follow an assistant turn, in the order of its calls. Results of unknown calls stay put.
@@ -152,10 +184,12 @@ void join_text(std::string& text, std::string_view more) {
   text += more;
 }
 
-Json arguments_object(const std::string& text) {
+std::optional<Json> arguments_object(const std::string& text, JsonBudget& budget) {
   if (is_blank(text)) return Json::object();
-  auto parsed = parse_body(text);  // an object, with the same limits as a request
-  return parsed.ok() ? std::move(*parsed) : Json{{"_raw", text}};
+  auto parsed = parse_json(text, budget);
+  if (parsed.ok() && parsed->is_object()) return std::move(*parsed);
+  if (!parsed.ok() && parsed.error().kind == ErrorKind::exhausted) return std::nullopt;
+  return Json{{"_raw", text}};
 }
 
 Messages normalise(Messages messages, const TemplateAbilities& abilities, LateSystem late_system) {

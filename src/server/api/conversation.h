@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/json/json.h"
 #include "server/api/api_error.h"
 #include "text/chat.h"
 #include "text/dialect.h"
@@ -72,8 +73,9 @@ std::vector<size_t> instruction_bytes(const Messages& messages);
 // Text parts of one message become one text: with one line feed between parts unless one is there.
 void join_text(std::string& text, std::string_view more);
 
-// The JSON text of call arguments as an object; what is no object becomes {"_raw": text}.
-Json arguments_object(const std::string& text);
+// The JSON text of call arguments as an object; what is no object becomes {"_raw": text}. Empty: the budget has
+// not so many values left.
+std::optional<Json> arguments_object(const std::string& text, JsonBudget& budget);
 
 // Roles, the other way round.
 const char* role_name(Message::Role role);

@@ -88,6 +88,22 @@ TEST(Conversation, AUsersQuestionStaysLastInItsTurn) {
   EXPECT_EQ(first[0].system_bytes, first[0].text.size() - 1);
 }
 
+TEST(Conversation, ManyLateSystemMessagesJoinOneTurn) {
+  Messages messages = {{.role = Role::user, .text = "question\n"}};
+  std::string reminders;
+  for (int i = 0; i < 1000; ++i) {
+    messages.push_back({.role = Role::system, .text = " s" + std::to_string(i) + "\n"});
+    reminders += "<system-reminder>\ns" + std::to_string(i) + "\n</system-reminder>\n\n";
+  }
+  messages.push_back({.role = Role::user, .text = "next"});
+  const Messages placed = normalise(messages, kQwen, LateSystem::attach);
+  ASSERT_EQ(placed.size(), 2u);
+  EXPECT_EQ(placed[0].text, reminders + "question\n");
+  EXPECT_EQ(placed[0].system_bytes, reminders.size());
+  EXPECT_EQ(placed[1].text, "next");
+  EXPECT_EQ(placed[1].system_bytes, 0u);
+}
+
 // A conversation with system messages anywhere grows at its end only, whatever is said next.
 TEST(Conversation, LateSystemMessagesLeaveWhatWasRenderedBefore) {
   const auto model = demo_served_model(nullptr);
@@ -154,10 +170,17 @@ TEST(Conversation, ResultsComeInTheOrderOfTheirCalls) {
 }
 
 TEST(Conversation, ArgumentsAreObjects) {
-  EXPECT_EQ(arguments_object("").dump(), "{}");
-  EXPECT_EQ(arguments_object(R"({"b":1,"a":1.0})").dump(), R"({"b":1,"a":1.0})");
-  EXPECT_EQ(arguments_object("[1]").dump(), R"({"_raw":"[1]"})");
-  EXPECT_EQ(arguments_object("{\"a\":").dump(), R"({"_raw":"{\"a\":"})");
+  JsonBudget budget{.max_values = 8};
+  const auto object = [&](const std::string& text) {
+    const auto arguments = arguments_object(text, budget);
+    return arguments ? arguments->dump() : "too many";
+  };
+  EXPECT_EQ(object(""), "{}");
+  EXPECT_EQ(object(R"({"b":1,"a":1.0})"), R"({"b":1,"a":1.0})");
+  EXPECT_EQ(object("[1]"), R"({"_raw":"[1]"})");
+  EXPECT_EQ(object("{\"a\":"), R"({"_raw":"{\"a\":"})");
+  EXPECT_EQ(budget.values, 6u);
+  EXPECT_EQ(object(R"({"b":1,"a":1.0})"), "too many");
 }
 
 TEST(Conversation, TheDemoTemplateIsProbedRight) {

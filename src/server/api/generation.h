@@ -63,7 +63,7 @@ struct ReasoningOptions {
 
 struct ToolChoice {
   enum class Mode { automatic, none, required } mode = Mode::automatic;
-  std::vector<std::string> names;  // admissible tools (flat names); empty: all
+  std::set<std::string> names;  // admissible tools (flat names); empty: all
 };
 
 // What a tool is called on the wire, where that differs from its name in the prompt.
@@ -93,7 +93,9 @@ struct Generation {
   Messages messages;
   Json tools = Json::array();  // {type: function, function: {name, description, parameters}}
   std::map<std::string, ToolIdentity> identities;  // flat name -> wire name, for those that differ
-  std::set<std::string> strict_tools;              // flat names: arguments are held to the schema
+  std::map<std::pair<std::string, std::string>, std::string>
+      flat_names;                      // {namespace, wire name} -> flat name
+  std::set<std::string> strict_tools;  // flat names: arguments are held to the schema
   Json template_variables = Json::object();
   bool add_generation_prompt = true;
   bool continue_final = false;
@@ -127,8 +129,5 @@ struct Generation {
   bool include_encrypted = false;     // Responses: reasoning as an opaque text too
   Json echo_fields = Json::object();  // Responses: request members that the answer repeats
 };
-
-// A conversation's flat tool names are unique; empty when there is no such tool.
-const Json* find_tool(const Generation& generation, const std::string& name);
 
 }  // namespace braid::server

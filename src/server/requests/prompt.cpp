@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 #include <utility>
 
 #include "server/schema/answer_mask.h"
@@ -208,11 +209,11 @@ ApiResult<std::vector<int32_t>> completion_tokens(const Generation& generation, 
 
 // The tools that may be called: all, or those of tool_choice.
 Json callable_tools(const Generation& generation) {
-  const std::vector<std::string>& names = generation.tool_choice.names;
+  const std::set<std::string>& names = generation.tool_choice.names;
   if (names.empty()) return generation.tools;
   Json out = Json::array();
   for (const Json& tool : generation.tools) {
-    if (std::find(names.begin(), names.end(), tool["function"]["name"]) != names.end()) out.push_back(tool);
+    if (names.contains(tool["function"]["name"].get_ref<const std::string&>())) out.push_back(tool);
   }
   return out;
 }

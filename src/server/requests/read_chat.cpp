@@ -48,7 +48,7 @@ std::string read_content(const Fields& message, const char* name, const ApiLimit
   return text;
 }
 
-void read_calls(const Fields& fields, Message& message, const Generation& out) {
+void read_calls(const Fields& fields, Message& message, const Generation& out, JsonBudget& texts) {
   const Json* calls = fields.array("tool_calls", 4096);
   const std::string path = fields.path("tool_calls");
   for (size_t i = 0; calls != nullptr && i < calls->size(); ++i) {
@@ -68,17 +68,17 @@ void read_calls(const Fields& fields, Message& message, const Generation& out) {
                arguments != nullptr && arguments->is_object()) {
       made.arguments = *arguments;  // not the documented form, but clear
     } else {
-      made.arguments = arguments_object(inner.string("arguments", ""));
+      made.arguments = read_arguments(inner, "arguments", texts);
     }
     message.calls.push_back(std::move(made));
   }
   if (const Json* function = fields.object("function_call")) {
     const Fields inner(*function, fields.path("function_call"), fields.error());
-    message.calls.push_back({"", inner.string("name", ""), arguments_object(inner.string("arguments", ""))});
+    message.calls.push_back({"", inner.string("name", ""), read_arguments(inner, "arguments", texts)});
   }
 }
 
-void read_message(const Fields& fields, const ApiLimits& limits, Generation& out) {
+void read_message(const Fields& fields, const ApiLimits& limits, JsonBudget& texts, Generation& out) {
   const std::string* role = fields.string("role");
   if (role == nullptr) {
     fields.fail(missing_field(fields.path("role")));
@@ -98,6 +98,9 @@ void read_message(const Fields& fields, const ApiLimits& limits, Generation& out
         invalid_value(fields.path("role"), fields.path("role") + " is not known: " + role->substr(0, 64)));
     return;
   }
+  if (message.role == Message::Role::user && !fields.has("content")) {
+    fields.fail(missing_field(fields.path("content")));
+  }
   const bool assistant = message.role == Message::Role::assistant;
   std::string thought;
   message.text = read_content(fields, "content", limits, assistant ? &thought : nullptr);
@@ -107,7 +110,7 @@ void read_message(const Fields& fields, const ApiLimits& limits, Generation& out
       const Json* reasoning = fields.find(name);
       if (reasoning != nullptr && reasoning->is_string()) message.reasoning = reasoning->get<std::string>();
     }
-    read_calls(fields, message, out);
+    read_calls(fields, message, out, texts);
   }
   if (message.role == Message::Role::tool) {
     message.call_id = fields.string("tool_call_id", "");
@@ -259,6 +262,7 @@ ApiResult<Generation> read_chat(const Json& body, const ApiLimits& limits) {
   }
   const Json* messages = fields.array("messages", limits.max_messages);
   if (messages == nullptr || messages->empty()) fields.fail(missing_field("messages"));
+  JsonBudget texts = request_budget();
   for (size_t i = 0; fields.ok() && i < messages->size(); ++i) {
     const Json& message = (*messages)[i];
     if (!message.is_object()) {
@@ -266,7 +270,7 @@ ApiResult<Generation> read_chat(const Json& body, const ApiLimits& limits) {
                                Fields::element("messages", i) + " must be an object"));
       break;
     }
-    read_message(Fields(message, Fields::element("messages", i), &error), limits, out);
+    read_message(Fields(message, Fields::element("messages", i), &error), limits, texts, out);
   }
   out.add_generation_prompt = fields.boolean("add_generation_prompt", true);
   const bool last_is_assistant =

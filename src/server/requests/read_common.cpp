@@ -347,30 +347,57 @@ void ToolList::add_custom(const Fields& tool, ToolIdentity identity) {
   add(tool, std::move(parameters), &description, std::move(identity));
 }
 
+namespace {
+
+bool is_tool_name(const std::string& name, const ApiLimits& limits) {
+  const auto bad = [](char c) {
+    return static_cast<unsigned char>(c) <= ' ' || c == '<' || c == '>' || c == '"' || c == 0x7f;
+  };
+  return !name.empty() && name.size() <= limits.max_tool_name_bytes &&
+         std::none_of(name.begin(), name.end(), bad);
+}
+
+void refuse_name(const Fields& tool, const ApiLimits& limits) {
+  tool.fail(invalid_value(tool.path("name"),
+                          fmt::format("{} must have 1 to {} bytes, no blanks, quotes or angle brackets",
+                                      tool.path("name"), limits.max_tool_name_bytes)));
+}
+
+}  // namespace
+
+bool check_namespace(const Fields& tool, const std::string& name, const ApiLimits& limits) {
+  if (!is_tool_name(name, limits)) refuse_name(tool, limits);
+  return tool.ok();
+}
+
+// A name in a namespace, made fit for the prompt: cut if it is long, numbered if it is taken.
+std::string ToolList::unique_name(const ToolIdentity& identity) {
+  constexpr size_t kTail = 8;  // room for a number
+  const std::string whole = identity.name_space + "__" + identity.name;
+  if (whole.size() <= limits_.max_tool_name_bytes && !names_.contains(whole)) return whole;
+  size_t bytes = std::min(whole.size(), limits_.max_tool_name_bytes - kTail);
+  while (bytes > 0 && bytes < whole.size() && (static_cast<unsigned char>(whole[bytes]) & 0xC0) == 0x80)
+    --bytes;
+  const std::string head = whole.substr(0, bytes);
+  std::string out;
+  do {
+    int& next = next_.try_emplace(head, 2).first->second;
+    out = fmt::format("{}_{}", head, next++);
+  } while (names_.contains(out));
+  return out;
+}
+
 void ToolList::add(const Fields& tool, Json parameters, const std::string* description,
                    ToolIdentity identity) {
   if (!tool.ok()) return;
   const std::string& name = identity.name;
-  const auto bad = [](char c) {
-    return static_cast<unsigned char>(c) <= ' ' || c == '<' || c == '>' || c == '"' || c == 0x7f;
-  };
-  if (name.empty() || name.size() > limits_.max_tool_name_bytes ||
-      std::any_of(name.begin(), name.end(), bad)) {
-    tool.fail(invalid_value(tool.path("name"),
-                            fmt::format("{} must have 1 to {} bytes, no blanks, quotes or angle brackets",
-                                        tool.path("name"), limits_.max_tool_name_bytes)));
-    return;
-  }
+  if (!is_tool_name(name, limits_)) return refuse_name(tool, limits_);
   if (out_.tools.size() >= limits_.max_tools) {
     tool.fail(invalid_value("tools", fmt::format("tools has more than {} entries", limits_.max_tools)));
     return;
   }
-  std::string flat = identity.name_space.empty() ? name : identity.name_space + "__" + name;
   const bool renamed = !identity.name_space.empty();
-  for (int k = 2; renamed && (names_.contains(flat) || flat.size() > limits_.max_tool_name_bytes); ++k) {
-    const std::string tail = fmt::format("_{}", k);
-    flat = (identity.name_space + "__" + name).substr(0, limits_.max_tool_name_bytes - tail.size()) + tail;
-  }
+  const std::string flat = renamed ? unique_name(identity) : name;
   if (!names_.insert(flat).second) {
     tool.fail(invalid_value(tool.path("name"), tool.path("name") + ": two tools are called " + flat));
     return;
@@ -380,23 +407,14 @@ void ToolList::add(const Fields& tool, Json parameters, const std::string* descr
   if (description != nullptr && !description->empty()) function["description"] = *description;
   function["parameters"] = std::move(parameters);
   out_.tools.push_back({{"type", "function"}, {"function", std::move(function)}});
+  out_.flat_names.try_emplace({identity.name_space, name}, flat);
   if (renamed || identity.custom) out_.identities[flat] = std::move(identity);
-}
-
-const Json* find_tool(const Generation& generation, const std::string& name) {
-  for (const Json& tool : generation.tools) {
-    if (tool["function"]["name"] == name) return &tool;
-  }
-  return nullptr;
 }
 
 std::optional<std::string> flat_name(const Generation& generation, const std::string& name,
                                      const std::string& name_space) {
-  for (const auto& [flat, identity] : generation.identities) {
-    if (identity.name == name && identity.name_space == name_space) return flat;
-  }
-  if (name_space.empty() && find_tool(generation, name) != nullptr) return name;
-  return std::nullopt;
+  const auto found = generation.flat_names.find({name_space, name});
+  return found == generation.flat_names.end() ? std::nullopt : std::optional(found->second);
 }
 
 void choose_tool(const Fields& fields, const std::string& name, Generation& out) {
@@ -406,7 +424,7 @@ void choose_tool(const Fields& fields, const std::string& name, Generation& out)
                               "tool_choice names a tool that is not in tools: " + name.substr(0, 128)));
     return;
   }
-  out.tool_choice.names.push_back(*flat);
+  out.tool_choice.names.insert(*flat);
 }
 
 void choose_allowed(const Fields& allowed, Generation& out) {
@@ -448,7 +466,18 @@ void check_choice(const Fields& fields, Generation& out) {
   }
 }
 
-// ---- Media, opaque texts ---------------------------------------------------------------------------------
+// ---- Arguments, media, opaque texts ---------------------------------------------------------------------------------
+
+Json read_arguments(const Fields& call, const char* name, JsonBudget& texts) {
+  const std::string* text = call.string(name);
+  if (text == nullptr) return Json::object();
+  auto arguments = arguments_object(*text, texts);
+  if (arguments) return std::move(*arguments);
+  call.fail(
+      invalid_value(call.path(name), fmt::format("{}: the arguments of all calls have more than {} values",
+                                                 call.path(name), texts.max_values)));
+  return Json::object();
+}
 
 std::string media_text(const Fields& part, const char* kind, const ApiLimits& limits) {
   if (limits.reject_media) {

@@ -38,14 +38,24 @@ void read_choices(const Fields& fields, const char* name, const ApiLimits& limit
   }
 }
 
+void refuse_long_schema(const Fields& fields, const std::string& path, const ApiLimits& limits) {
+  fields.fail({.code = "invalid_json_schema",
+               .param = path,
+               .message = fmt::format("{} is longer than {} bytes", path, limits.max_schema_bytes)});
+}
+
 // A schema, or the text of one.
 void read_schema_or_text(const Fields& fields, const char* name, const ApiLimits& limits, Generation& out) {
   const Json* schema = fields.find(name);
   if (schema == nullptr || !schema->is_string()) return read_schema(fields, name, limits, out);
   const std::string path = fields.path(name);
-  const auto parsed = parse_body(schema->get_ref<const std::string&>());
-  if (!parsed.ok()) {
-    fields.fail(invalid_value(path, path + " as a text must be a JSON schema"));
+  const auto& text = schema->get_ref<const std::string&>();
+  if (text.size() > limits.max_schema_bytes) return refuse_long_schema(fields, path, limits);
+  JsonBudget budget = request_budget();
+  const auto parsed = parse_json(text, budget);
+  if (!parsed.ok() || !parsed->is_object()) {
+    const std::string why = parsed.ok() ? "is no object" : parsed.error().message;
+    fields.fail(invalid_value(path, fmt::format("{} as a text must be a JSON schema, and {}", path, why)));
     return;
   }
   const Json holder{{name, *parsed}};
@@ -89,9 +99,7 @@ void read_schema(const Fields& format, const char* name, const ApiLimits& limits
   } else if (!schema->is_object() && !schema->is_boolean()) {
     format.fail(invalid_type(path, path + " must be a JSON schema"));
   } else if (schema->dump().size() > limits.max_schema_bytes) {
-    format.fail({.code = "invalid_json_schema",
-                 .param = path,
-                 .message = fmt::format("{} is longer than {} bytes", path, limits.max_schema_bytes)});
+    refuse_long_schema(format, path, limits);
   } else if (first_form(format, path, out)) {
     out.format = {FormKind::json_schema, *schema, {}, format.boolean("strict", false), path};
   }

@@ -90,12 +90,14 @@ void read_tool_result(const Fields& block, const ApiLimits& limits, Generation& 
   out.messages.push_back(std::move(result));
 }
 
-// One message of the API may be several turns: results of tools first, then what the user says.
+// One message of the API may be several turns: results of tools first, then what the user says. It is one at
+// least: a message that holds only what others left in it (a history that was cut) is an empty turn.
 void read_blocks(const Fields& fields, const Json& content, Role role, const ApiLimits& limits,
                  Generation& out) {
   Message message;
   message.role = role;
-  bool said = content.empty();
+  bool said = false;
+  const size_t turns = out.messages.size();
   for (size_t i = 0; i < content.size(); ++i) {
     const Fields block = element_of(fields, content, "content", i);
     if (!content[i].is_object()) {
@@ -127,7 +129,9 @@ void read_blocks(const Fields& fields, const Json& content, Role role, const Api
       unknown_block(block, type);
     }
   }
-  if (said || role == Role::assistant) out.messages.push_back(std::move(message));
+  if (said || role == Role::assistant || out.messages.size() == turns) {
+    out.messages.push_back(std::move(message));
+  }
 }
 
 void read_messages_turn(const Fields& fields, const ApiLimits& limits, Generation& out) {
@@ -247,10 +251,11 @@ ApiResult<Generation> read_messages(const Json& body, const ApiLimits& limits, b
   }
   if (error) return *error;
   // A last assistant message is the beginning of the answer.
-  Message& last = out.messages.back();
-  if (last.role == Role::assistant && last.calls.empty()) {
+  if (!out.messages.empty() && out.messages.back().role == Role::assistant &&
+      out.messages.back().calls.empty()) {
     out.continue_final = true;
-    last.text.erase(last.text.find_last_not_of(" \t\r\n") + 1);
+    std::string& text = out.messages.back().text;
+    text.erase(text.find_last_not_of(" \t\r\n") + 1);
   }
   return out;
 }

@@ -5,6 +5,7 @@
 // that are known, here or elsewhere, is the table in request_fields.h.
 #pragma once
 
+#include <map>
 #include <set>
 
 #include "server/api/fields.h"
@@ -43,10 +44,16 @@ class ToolList {
  private:
   void add(const Fields& tool, Json parameters, const std::string* description, ToolIdentity identity);
 
+  std::string unique_name(const ToolIdentity& identity);
+
   const ApiLimits& limits_;
   Generation& out_;
   std::set<std::string> names_;
+  std::map<std::string, int> next_;  // what tells apart the tools of one long name: the number to try next
 };
+
+// Whether this can be the name of a namespace of tools; else an error.
+bool check_namespace(const Fields& tool, const std::string& name, const ApiLimits& limits);
 
 // The flat name of a tool that is called `name` (and `name_space`) on the wire. Empty: there is none.
 std::optional<std::string> flat_name(const Generation& generation, const std::string& name,
@@ -66,6 +73,10 @@ void check_choice(const Fields& fields, Generation& out);
 void read_schema(const Fields& format, const char* name, const ApiLimits& limits, Generation& out);
 void read_any_object(const Fields& fields, const std::string& path, Generation& out);
 void read_form_extensions(const Fields& fields, const ApiLimits& limits, Generation& out);
+
+// The JSON text of a call's arguments, the member `name` of the call. Values are counted in `texts`, the budget
+// of all such texts of a request; beyond it is an error.
+Json read_arguments(const Fields& call, const char* name, JsonBudget& texts);
 
 // Element i of the member `name`, which is this list.
 inline Fields element_of(const Fields& fields, const Json& list, const char* name, size_t i) {

@@ -220,13 +220,13 @@ TEST(ReadRequest, ItemsOfResponsesAreTakenOrRefused) {
   const auto hoisted = input(R"({"type":"additional_tools","role":"developer","tools":[
       {"type":"function","name":"late","parameters":{}}]})");
   ASSERT_TRUE(hoisted.ok()) << hoisted.error().message;
-  EXPECT_NE(find_tool(*hoisted, "late"), nullptr);
+  EXPECT_EQ(flat_name(*hoisted, "late"), "late");
   const auto chosen = read_responses(Json::parse(R"({"tool_choice":{"type":"function","name":"late"},"input":[
           {"type":"additional_tools","role":"developer","tools":[{"type":"function","name":"late"}]},
           {"role":"user","content":"hi"}]})"),
                                      {});
   ASSERT_TRUE(chosen.ok()) << chosen.error().message;
-  EXPECT_EQ(chosen->tool_choice.names, std::vector<std::string>{"late"});
+  EXPECT_EQ(chosen->tool_choice.names, std::set<std::string>{"late"});
 
   EXPECT_EQ(refused(Endpoint::responses, R"("tools":[{"type":"tool_search","execution":"client"}])"),
             "tools[0].type");
@@ -272,6 +272,117 @@ TEST(ReadRequest, BlocksOfMessagesAreTakenOrRefused) {
       "content":[{"type":"text","text":"found"}]})");
   ASSERT_TRUE(found.ok()) << found.error().message;
   EXPECT_EQ(found->messages[0].text, "T\ns.txt\nfound");
+}
+
+// Histories that were cut, or come from a vendor's own tools, hold messages of which nothing is left.
+TEST(ReadRequest, AMessageOfForeignBlocksIsAnEmptyTurn) {
+  for (const char* type : {"redacted_thinking", "server_tool_use", "mcp_tool_use", "container_upload",
+                           "compaction", "web_search_tool_result", "mcp_tool_result"}) {
+    for (const char* role : {"user", "assistant", "system"}) {
+      for (const bool counting : {false, true}) {
+        const Json message{{"role", role}, {"content", Json::array({{{"type", type}}})}};
+        const Json body{{"max_tokens", 9}, {"messages", Json::array({message})}};
+        const auto generation = read_messages(body, {}, counting);
+        ASSERT_TRUE(generation.ok()) << type << " " << role << ": " << generation.error().message;
+        ASSERT_EQ(generation->messages.size(), 1u) << type << " " << role;
+        EXPECT_EQ(generation->messages[0].text, "");
+        EXPECT_EQ(role_name(generation->messages[0].role), std::string(role));
+        const TemplateAbilities abilities;
+        EXPECT_FALSE(normalise(generation->messages, abilities, LateSystem::attach).empty());
+      }
+    }
+  }
+  // Beside a result nothing is missing.
+  const auto beside = read_messages(Json::parse(R"({"max_tokens":9,"messages":[{"role":"user","content":[
+          {"type":"tool_result","tool_use_id":"x","content":"r"},{"type":"container_upload","file_id":"f"}]}]})"),
+                                    {});
+  ASSERT_TRUE(beside.ok()) << beside.error().message;
+  ASSERT_EQ(beside->messages.size(), 1u);
+  EXPECT_EQ(beside->messages[0].role, Message::Role::tool);
+}
+
+TEST(ReadRequest, AUsersMessageHasContent) {
+  const auto param = [](const ApiResult<Generation>& read) { return read.ok() ? "" : read.error().param; };
+  for (const char* content : {"", R"(,"content":null)"}) {
+    const std::string turns =
+        R"([{"role":"user","content":"hi"},{"role":"user")" + std::string(content) + "}]";
+    EXPECT_EQ(param(read_chat(Json::parse(R"({"messages":)" + turns + "}"), {})), "messages[1].content");
+    EXPECT_EQ(param(read_messages(Json::parse(R"({"max_tokens":9,"messages":)" + turns + "}"), {})),
+              "messages[1].content");
+    EXPECT_EQ(param(read_responses(Json::parse(R"({"input":)" + turns + "}"), {})), "input[1].content");
+  }
+  // Said, and empty, is fine.
+  for (const char* content : {R"("")", "[]"}) {
+    const std::string turns = R"([{"role":"user","content":)" + std::string(content) + "}]";
+    EXPECT_EQ(param(read_chat(Json::parse(R"({"messages":)" + turns + "}"), {})), "");
+    EXPECT_EQ(param(read_messages(Json::parse(R"({"max_tokens":9,"messages":)" + turns + "}"), {})), "");
+    EXPECT_EQ(param(read_responses(Json::parse(R"({"input":)" + turns + "}"), {})), "");
+  }
+}
+
+// JSON inside JSON: the texts of all calls share one budget.
+TEST(ReadRequest, ArgumentsOfAllCallsAreCountedTogether) {
+  const auto body = [](size_t calls, size_t values, bool responses) {
+    std::string text = "{\"a\":[1";
+    for (size_t i = 0; i < values; ++i) text += ",1";
+    text += "]}";
+    Json list = Json::array({{{"role", "user"}, {"content", "x"}}});
+    for (size_t i = 0; i < calls; ++i) {
+      const Json function{{"name", "f"}, {"arguments", text}};
+      if (responses) {
+        list.push_back({{"type", "function_call"}, {"name", "f"}, {"arguments", text}});
+      } else {
+        list.push_back({{"role", "assistant"}, {"tool_calls", Json::array({{{"function", function}}})}});
+      }
+    }
+    return Json{{responses ? "input" : "messages", std::move(list)}};
+  };
+  for (const bool responses : {false, true}) {
+    const auto read = responses ? read_responses : read_chat;
+    EXPECT_TRUE(read(body(9, 100'000, responses), {}).ok());
+    const auto many = read(body(11, 100'000, responses), {});
+    ASSERT_FALSE(many.ok());
+    EXPECT_EQ(many.error().param,
+              responses ? "input[10].arguments" : "messages[10].tool_calls[0].function.arguments");
+  }
+}
+
+TEST(ReadRequest, ToolsOfOneNamespaceKeepApart) {
+  const auto tools = [](const std::string& space, std::vector<std::string> names) {
+    Json inner = Json::array();
+    for (const std::string& name : names) inner.push_back({{"type", "function"}, {"name", name}});
+    return read_responses(
+        {{"input", "hi"},
+         {"tools", Json::array({{{"type", "namespace"}, {"name", space}, {"tools", inner}}})}},
+        {});
+  };
+  const auto twice = tools("mcp", {"f", "g", "f", "f"});
+  ASSERT_TRUE(twice.ok()) << twice.error().message;
+  std::vector<std::string> flat;
+  for (const Json& tool : twice->tools) flat.push_back(tool["function"]["name"]);
+  EXPECT_EQ(flat, (std::vector<std::string>{"mcp__f", "mcp__g", "mcp__f_2", "mcp__f_3"}));
+  EXPECT_EQ(flat_name(*twice, "f", "mcp"), "mcp__f");
+  EXPECT_EQ(flat_name(*twice, "f"), std::nullopt);
+  // Long names are cut between characters, and their number is found at once.
+  std::vector<std::string> names;
+  for (int i = 0; i < 1000; ++i) names.push_back("n" + std::to_string(i));
+  std::string space(89, 'x');
+  while (space.size() < 127) space += "\u00e9";
+  const auto many = tools(space, names);
+  ASSERT_TRUE(many.ok()) << many.error().message;
+  std::set<std::string> different;
+  for (const Json& tool : many->tools) {
+    different.insert(tool["function"]["name"].get<std::string>());
+    EXPECT_LE(tool["function"]["name"].get_ref<const std::string&>().size(), 128u);
+    EXPECT_NO_THROW(tool.dump());
+  }
+  EXPECT_EQ(different.size(), names.size());
+  // The name of a namespace is bounded as names are: it is part of each.
+  for (const std::string& space : {std::string(129, 'x'), std::string("a b"), std::string()}) {
+    const auto refused = tools(space, {"f"});
+    ASSERT_FALSE(refused.ok()) << space;
+    EXPECT_EQ(refused.error().param, "tools[0].name");
+  }
 }
 
 TEST(ReadRequest, BiasesAreBoundedBeforeTheyAreExpanded) {

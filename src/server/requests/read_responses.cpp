@@ -104,13 +104,14 @@ class Items {
   void finish() {
     Messages with_results;
     for (size_t i = 0; i < out_.messages.size(); ++i) {
-      std::vector<ToolCall> calls = out_.messages[i].calls;
-      with_results.push_back(std::move(out_.messages[i]));
-      for (ToolCall& call : calls) {
+      Messages missing;
+      for (const ToolCall& call : out_.messages[i].calls) {
         if (!answered_.contains(call.id)) {
-          with_results.push_back({.role = Role::tool, .call_id = call.id, .name = call.name});
+          missing.push_back({.role = Role::tool, .call_id = call.id, .name = call.name});
         }
       }
+      with_results.push_back(std::move(out_.messages[i]));
+      std::move(missing.begin(), missing.end(), std::back_inserter(with_results));
     }
     out_.messages = std::move(with_results);
   }
@@ -129,6 +130,7 @@ class Items {
     if (role == "assistant") {
       join_text(assistant().text, text);
     } else if (role == "user") {
+      if (!item.has("content")) item.fail(missing_field(item.path("content")));
       out_.messages.push_back({.role = Role::user, .text = text});
     } else if (role == "system" || role == "developer") {
       out_.messages.push_back({.role = Role::system, .text = text});
@@ -153,7 +155,7 @@ class Items {
     const std::string name = item.string("name", "");
     const std::string flat = flat_name(out_, name, item.string("namespace", "")).value_or(name);
     Json arguments =
-        custom ? Json{{"input", item.string("input", "")}} : arguments_object(item.string("arguments", ""));
+        custom ? Json{{"input", item.string("input", "")}} : read_arguments(item, "arguments", texts_);
     const std::string id = item.string("call_id", "");
     assistant().calls.push_back({id, flat, std::move(arguments)});
     known_.insert(id);
@@ -169,6 +171,7 @@ class Items {
 
   const ApiLimits& limits_;
   Generation& out_;
+  JsonBudget texts_ = request_budget();
   std::set<std::string> known_, answered_;
 };
 
@@ -197,7 +200,7 @@ void read_input(const Fields& fields, const ApiLimits& limits, Generation& out) 
   }
 }
 
-void read_tool(const Fields& tool, const std::string& name_space, ToolList& list) {
+void read_tool(const Fields& tool, const std::string& name_space, const ApiLimits& limits, ToolList& list) {
   const std::string type = tool.string("type", "function");
   ToolIdentity identity{name_space, tool.string("name", ""), false};
   if (type == "function") {
@@ -205,9 +208,10 @@ void read_tool(const Fields& tool, const std::string& name_space, ToolList& list
   } else if (type == "custom") {
     list.add_custom(tool, std::move(identity));
   } else if (type == "namespace" && name_space.empty()) {
-    const Json* inner = tool.array("tools", 1024);
-    for (size_t i = 0; inner != nullptr && i < inner->size(); ++i) {
-      read_tool(element_of(tool, *inner, "tools", i), identity.name, list);
+    if (!check_namespace(tool, identity.name, limits)) return;
+    const Json* inner = tool.array("tools", limits.max_tools);
+    for (size_t i = 0; inner != nullptr && tool.ok() && i < inner->size(); ++i) {
+      read_tool(element_of(tool, *inner, "tools", i), identity.name, limits, list);
     }
   } else if (type == "tool_search") {
     tool.fail(unsupported(tool.path("type"),
@@ -222,8 +226,8 @@ void read_responses_tools(const Fields& fields, const ApiLimits& limits, Generat
   ToolList list(limits, out);
   const auto add = [&](const Fields& holder) {
     const Json* tools = holder.array("tools", limits.max_tools);
-    for (size_t i = 0; tools != nullptr && i < tools->size(); ++i) {
-      read_tool(element_of(holder, *tools, "tools", i), "", list);
+    for (size_t i = 0; tools != nullptr && holder.ok() && i < tools->size(); ++i) {
+      read_tool(element_of(holder, *tools, "tools", i), "", limits, list);
     }
   };
   add(fields);

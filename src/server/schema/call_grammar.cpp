@@ -91,13 +91,13 @@ void CallGrammar::finish_body(int32_t after) {
 // One dictionary of all names; the code of each tool comes behind.
 void CallGrammar::body() {
   names_ = program_.add(Op::words);
-  const std::vector<std::string>& chosen = generation_.tool_choice.names;
+  const std::set<std::string>& chosen = generation_.tool_choice.names;
   std::vector<std::string> openings;
   std::vector<int32_t> places;
   for (const Json& offered : generation_.tools) {
     const Json& function = offered["function"];
     const auto& name = function["name"].get_ref<const std::string&>();
-    if (!chosen.empty() && std::find(chosen.begin(), chosen.end(), name) == chosen.end()) continue;
+    if (!chosen.empty() && !chosen.contains(name)) continue;
     openings.push_back(json()    ? "\n{\"name\": " + json_literal(Json(name)) + ", \"arguments\": "
                        : pairs() ? name + line_
                                  : function_ + name + ">\n");
