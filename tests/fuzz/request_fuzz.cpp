@@ -1,50 +1,44 @@
-// request_fuzz.cpp -- hostile request bodies through the readers of every API.
+// request_fuzz.cpp -- hostile request bodies through the readers of every API, the prompt, masks and writers
+// of answers (request_check.h says what is held).
 //
-// The first byte chooses the reader, the rest is the body.
-//
-// Promises held: no crash, no undefined behaviour; an error has a message and a status of 400 to 499; what
-// was read stays inside the limits.
+// The first byte chooses the reader, the second what the operator has set and the model says; the rest is the
+// body. Half of the changes are bodies of the generator, the others libFuzzer's own.
+#include <algorithm>
 #include <cstdint>
-#include <string_view>
+#include <cstring>
 
-#include "base/check.h"
-#include "server/requests/read_request.h"
+#include "request_check.h"
+
+extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
+
+namespace {
+
+constexpr size_t kHead = 2;
+
+uint8_t choice_of(const braid::fuzz::RequestBody& body) {
+  return body.counting ? 4 : static_cast<uint8_t>(body.endpoint);
+}
+
+}  // namespace
+
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned seed) {
+  if (seed % 2 == 0 || max_size <= kHead) return LLVMFuzzerMutate(data, size, max_size);
+  const braid::fuzz::RequestBody body = braid::fuzz::RequestGenerator(seed).body();
+  data[0] = choice_of(body);
+  data[1] = static_cast<uint8_t>(seed >> 8);
+  const size_t bytes = std::min(body.text.size(), max_size - kHead);
+  std::memcpy(data + kHead, body.text.data(), bytes);
+  return kHead + bytes;
+}
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace braid::server;
-  if (size == 0 || size > 1 << 16) return 0;
-  const std::string_view body(reinterpret_cast<const char*>(data) + 1, size - 1);
-  const auto json = parse_body(body);
-  if (!json.ok()) {
-    BRAID_CHECK(json.error().status == 400 && !json.error().message.empty());
-    return 0;
-  }
-  const ApiLimits limits;
-  const auto read = [&] {
-    switch (data[0] % 4) {
-      case 0:
-        return read_chat(*json, limits);
-      case 1:
-        return read_completions(*json, limits);
-      case 2:
-        return read_responses(*json, limits);
-      default:
-        return read_messages(*json, limits);
-    }
-  };
-  const auto generation = read();
-  if (!generation.ok()) {
-    BRAID_CHECK(generation.error().status >= 400 && generation.error().status < 500);
-    BRAID_CHECK(!generation.error().message.empty());
-    return 0;
-  }
-  BRAID_CHECK(generation->n >= 1 && generation->n <= limits.max_n);
-  BRAID_CHECK(generation->stops.size() <= static_cast<size_t>(limits.max_stops));
-  BRAID_CHECK(generation->tools.size() <= limits.max_tools);
-  TemplateAbilities abilities;
-  template_messages(normalise(generation->messages, abilities, LateSystem::attach), abilities);
-  BRAID_CHECK(generation->sampling.logit_bias.size() + generation->sampling.logit_bias_texts.size() <=
-              kMaxLogitBiases);
-  if (generation->format.kind == OutputFormat::Kind::choice) BRAID_CHECK(!generation->format.choices.empty());
+  using braid::server::Endpoint;
+  if (size < kHead || size > 1 << 16) return 0;
+  static braid::fuzz::RequestChecker checker;
+  braid::fuzz::RequestBody body;
+  body.endpoint = static_cast<Endpoint>(std::min(data[0] % 5, 3));
+  body.counting = data[0] % 5 == 4;
+  body.text.assign(reinterpret_cast<const char*>(data) + kHead, size - kHead);
+  checker.check(body, data[1]);
   return 0;
 }

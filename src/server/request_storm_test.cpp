@@ -1,0 +1,43 @@
+// request_storm_test.cpp -- generated requests: none stops the server, each is answered or refused with one
+// sentence (tests/fuzz/request_check.h). `request_storm COUNT SEED` runs as many as one likes.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "request_check.h"
+
+namespace braid::fuzz {
+namespace {
+
+TEST(RequestStorm, EveryBodyIsAnsweredOrRefused) {
+  constexpr uint64_t kBodies = 20'000;
+  RequestChecker checker;
+  for (uint64_t seed = 0; seed < kBodies; ++seed) {
+    SCOPED_TRACE(seed);
+    checker.check(RequestGenerator(seed).body(), seed);
+  }
+  // A generator whose bodies are all refused tests nothing behind the readers.
+  EXPECT_EQ(checker.counts().bodies, kBodies);
+  EXPECT_GT(checker.counts().read, kBodies / 3);
+  EXPECT_GT(checker.counts().answered, kBodies / 3);
+  EXPECT_LT(checker.counts().read, kBodies * 9 / 10);
+}
+
+TEST(RequestStorm, ABodyIsAFunctionOfItsNumber) {
+  for (const uint64_t seed : {1, 2, 3}) {
+    const RequestBody one = RequestGenerator(seed).body(), again = RequestGenerator(seed).body();
+    EXPECT_EQ(one.text, again.text);
+    EXPECT_EQ(one.endpoint, again.endpoint);
+  }
+}
+
+TEST(RequestStorm, TheFuzzersDictionaryHasEveryField) {
+  std::ifstream file(BRAID_SOURCE_DIR "/tests/fuzz/dictionaries/request.dict");
+  std::stringstream text;
+  text << file.rdbuf();
+  EXPECT_EQ(text.str(), request_dictionary()) << "make it with request_storm --dictionary";
+}
+
+}  // namespace
+}  // namespace braid::fuzz
