@@ -84,9 +84,11 @@ std::string tool_list(size_t count, bool chat) {
 
 const std::string kUser = R"({"role":"user","content":"x"})";
 
-std::vector<List> lists() {
-  const auto same = [](const char* text) { return [text](size_t) { return std::string(text); }; };
-  std::vector<List> out;
+std::function<std::string(size_t)> same(const char* text) {
+  return [text](size_t) { return std::string(text); };
+}
+
+void add_lists_of_tools(std::vector<List>& out) {
   out.push_back({"late system messages behind a long question", Endpoint::chat, [](size_t n) {
                    return R"({"messages":[{"role":"user","content":")" + std::string(64 * n, 'q') + "\"}," +
                           repeated(n, [](size_t) { return R"({"role":"system","content":"s"})"; }) + "]}";
@@ -145,11 +147,14 @@ std::vector<List> lists() {
                                    }) +
                           "]}]}";
                  }});
+}
+
+void add_lists_of_messages(std::vector<List>& out) {
   out.push_back({"members that nobody knows", Endpoint::chat, [](size_t n) {
                    return "{" + repeated(n, [](size_t i) { return "\"x" + std::to_string(i) + "\":1"; }) +
                           ",\"messages\":[" + kUser + "]}";
                  }});
-  out.push_back({"blocks", Endpoint::messages, [same](size_t n) {
+  out.push_back({"blocks", Endpoint::messages, [](size_t n) {
                    return R"({"max_tokens":9,"messages":[{"role":"user","content":[)" +
                           repeated(n, same(R"({"type":"text","text":"x"})")) + "]}]}";
                  }});
@@ -163,12 +168,12 @@ std::vector<List> lists() {
                           "]}]}";
                  }});
   out.push_back({"messages", Endpoint::chat,
-                 [same](size_t n) { return "{\"messages\":[" + repeated(n, same(kUser.c_str())) + "]}"; }});
-  out.push_back({"system messages", Endpoint::chat, [same](size_t n) {
+                 [](size_t n) { return "{\"messages\":[" + repeated(n, same(kUser.c_str())) + "]}"; }});
+  out.push_back({"system messages", Endpoint::chat, [](size_t n) {
                    return "{\"messages\":[" + repeated(n, same(R"({"role":"system","content":"s"})")) + "," +
                           kUser + "]}";
                  }});
-  out.push_back({"items of one turn", Endpoint::responses, [same](size_t n) {
+  out.push_back({"items of one turn", Endpoint::responses, [](size_t n) {
                    return "{\"input\":[" +
                           repeated(n, same(R"({"type":"reasoning","summary":[],"content":"t"})")) + "]}";
                  }});
@@ -181,18 +186,20 @@ std::vector<List> lists() {
                    return R"({"max_tokens":9,"messages":[{"role":"user","content":)" + open + "\"" +
                           std::string(64 * n, 'x') + "\"" + close + "}]}";
                  }});
-  out.push_back({"arguments", Endpoint::chat, [same](size_t n) {
+  out.push_back({"arguments", Endpoint::chat, [](size_t n) {
                    return "{\"messages\":[" + kUser +
                           R"(,{"role":"assistant","tool_calls":[{"function":{"name":"f",)" +
                           R"("arguments":"{\"a\":[)" + repeated(n, same("1")) + "]}\"}}]}]}";
                  }});
-  return out;
 }
 
 // Doubling a list doubles the work.
 bool lists_are_linear(RequestChecker& checker) {
   bool fine = true;
-  for (const List& list : lists()) {
+  std::vector<List> lists;
+  add_lists_of_tools(lists);
+  add_lists_of_messages(lists);
+  for (const List& list : lists) {
     const size_t small = 400, large = 2 * small;
     const uint64_t half = work_of(checker, {list.endpoint, false, list.body(small)});
     const uint64_t whole = work_of(checker, {list.endpoint, false, list.body(large)});

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <bitset>
+#include <compare>
+#include <map>
 #include <string>
-#include <unordered_map>
+#include <utility>
 
 namespace braid::server {
 
@@ -105,7 +107,7 @@ Automaton Automaton::quoted() const {
 std::optional<Automaton> Automaton::from_table(const std::vector<std::array<int32_t, 256>>& next,
                                                const std::vector<uint8_t>& accepts, GrammarBudget& budget) {
   Automaton out;
-  std::unordered_map<std::string, uint8_t> columns;
+  std::map<std::string, uint8_t> columns;
   std::vector<uint8_t> first;
   for (size_t byte = 0; byte < 256; ++byte) {
     std::string column;
@@ -198,7 +200,7 @@ std::optional<Automaton> Nfa::determinise(int32_t start, int32_t end) {
 
   std::vector<uint32_t> stamps(nodes_.size());
   uint32_t stamp = 0;
-  std::unordered_map<std::string, int32_t> known;
+  std::map<std::string, int32_t> known;
   std::vector<std::vector<int32_t>> sets;
   const auto state_of = [&](std::vector<int32_t>& set) {
     close(set, stamps, ++stamp);
@@ -249,16 +251,11 @@ std::optional<Automaton> with_length(const Automaton& content, const Automaton& 
   struct Place {
     int32_t content, character;
     int64_t count;
-    bool operator==(const Place&) const = default;
-  };
-  struct Hash {
-    size_t operator()(const Place& p) const {
-      return std::hash<int64_t>()((p.count << 40) ^ (int64_t{p.content} << 8) ^ p.character);
-    }
+    auto operator<=>(const Place&) const = default;
   };
   Automaton out;
   // Classes that neither table tells apart.
-  std::unordered_map<uint32_t, uint8_t> pairs;
+  std::map<uint32_t, uint8_t> pairs;
   std::vector<uint8_t> first;
   for (size_t byte = 0; byte < 256; ++byte) {
     const uint32_t pair = uint32_t{content.class_of_[byte]} << 8 | character.class_of_[byte];
@@ -267,7 +264,7 @@ std::optional<Automaton> with_length(const Automaton& content, const Automaton& 
     if (added) first.push_back(static_cast<uint8_t>(byte));
   }
   out.classes_ = first.size();
-  std::unordered_map<Place, int32_t, Hash> known;
+  std::map<Place, int32_t> known;
   std::vector<Place> places{{0, 0, 0}};
   known.emplace(places[0], 0);
   for (size_t s = 0; s < places.size(); ++s) {

@@ -8,10 +8,10 @@
 
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_map>
 
 #include "server/api/api_error.h"
 #include "server/grammar/grammar_program.h"
@@ -50,7 +50,7 @@ class GrammarCache {
   std::shared_ptr<SharedAutomata> shared_;
   mutable std::mutex mutex_;
   std::list<Entry> entries_;  // the one used last first
-  std::unordered_map<std::string, std::list<Entry>::iterator> index_;
+  std::map<std::string, std::list<Entry>::iterator> index_;
   int64_t bytes_ = 0;
 };
 

@@ -17,7 +17,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "base/check.h"
@@ -277,7 +276,7 @@ class GrammarProgram {
   std::vector<std::vector<int32_t>> word_targets_;
   std::vector<Part> automata_;
   std::map<std::string, int32_t> shared_index_;
-  std::unordered_map<std::string, uint32_t> literals_;
+  std::map<std::string, uint32_t> literals_;
   int32_t start_ = 0;
   int64_t bytes_ = 0;
 };

@@ -9,7 +9,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "server/grammar/grammar_program.h"
@@ -83,7 +82,7 @@ class ValueShapes {
 
   GrammarBudget* budget_;
   std::vector<Part> parts_;
-  std::unordered_map<std::string, Shape> known_;
+  std::map<std::string, Shape> known_;
   std::vector<bool> finite_;  // of the shapes that were there when it was asked last
   Shape any_ = -1;
   // Of the program being made.
