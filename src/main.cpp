@@ -40,6 +40,7 @@ std::vector<std::string> arguments(int argc, char** argv) {
 // Of an option with one value, or none, the last one counts; lists grow.
 void let_last_win(CLI::App& app) {
   for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) {
+    let_last_win(*command);  // groups of options are such, too
     for (CLI::Option* option : command->get_options()) {
       if (!option->get_positional() && option->get_items_expected_max() <= 1 &&
           option->get_multi_option_policy() == CLI::MultiOptionPolicy::Throw)

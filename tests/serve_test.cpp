@@ -255,6 +255,10 @@ TEST_F(ServeTest, TheLastOptionWins) {
   EXPECT_EQ(context({"-t", "1", "-c", "704", "--config", config, "--ctx-size", "736"}), "736");
   ::unsetenv("BRAID_CTX_SIZE");
   EXPECT_EQ(context({"-t", "1", "-c", "704", "--no-page", "--no-page", "-c", "576"}), "576");
+  // Other commands, too.
+  const Outcome run =
+      run_braid({"run", "-p", "The", "-n", "1", "-n", "2", "--temp", "1", "--temp", "0", "-t", "1"});
+  EXPECT_EQ(run.exit_code, 0) << run.err;
 }
 
 TEST_F(ServeTest, WrongFilesOfOptionsAreRefused) {

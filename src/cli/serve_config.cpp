@@ -8,11 +8,24 @@
 #include <initializer_list>
 #include <sstream>
 #include <utility>
+#include <vector>
 
 #include "cli/model_options.h"
 #include "server/access/access.h"
 
 namespace braid::cli {
+
+namespace {
+
+// The command and its groups of options.
+std::vector<const CLI::App*> option_groups(const CLI::App& command) {
+  std::vector<const CLI::App*> out{&command};
+  const auto groups = command.get_subcommands([](const CLI::App* app) { return app->get_name().empty(); });
+  out.insert(out.end(), groups.begin(), groups.end());
+  return out;
+}
+
+}  // namespace
 
 Status read_config(CLI::App& command, const std::string& path) {
   if (path.empty()) return {};
@@ -20,8 +33,11 @@ Status read_config(CLI::App& command, const std::string& path) {
   const auto wrong = [&path](const std::string& what) {
     return Error{ErrorKind::invalid_argument, path + ": " + what};
   };
-  const auto& typed = command.parse_order();  // values of the environment are not in it
-  std::set<const CLI::Option*> seen;
+  std::set<const CLI::Option*> typed, seen;
+  for (const CLI::App* group : option_groups(command)) {
+    const auto& order = group->parse_order();  // values of the environment are not in it
+    typed.insert(order.begin(), order.end());
+  }
   try {
     std::istringstream lines(text);
     for (const CLI::ConfigItem& item : CLI::ConfigTOML().from_config(lines)) {
@@ -29,7 +45,7 @@ Status read_config(CLI::App& command, const std::string& path) {
       if (!item.parents.empty() || option == nullptr || item.name == "config") {
         return wrong("there is no option " + item.fullname());
       }
-      if (std::find(typed.begin(), typed.end(), option) != typed.end()) continue;
+      if (typed.contains(option)) continue;
       if (seen.insert(option).second) option->clear();
       if (option->get_expected_max() == 0) {  // a flag
         option->add_result(option->get_flag_value("", item.inputs.empty() ? "true" : item.inputs.front()));
@@ -46,10 +62,12 @@ Status read_config(CLI::App& command, const std::string& path) {
 
 std::set<std::string> given_options(const CLI::App& command) {
   std::set<std::string> out;
-  for (const CLI::Option* option : command.get_options()) {
-    if (option->count() == 0 || option->get_lnames().empty()) continue;
-    const bool is_off = option->get_expected_max() == 0 && !option->as<bool>();
-    if (!is_off) out.insert("--" + option->get_lnames().front());
+  for (const CLI::App* group : option_groups(command)) {
+    for (const CLI::Option* option : group->get_options()) {
+      if (option->count() == 0 || option->get_lnames().empty()) continue;
+      const bool is_off = option->get_expected_max() == 0 && !option->as<bool>();
+      if (!is_off) out.insert("--" + option->get_lnames().front());
+    }
   }
   return out;
 }

@@ -2,7 +2,11 @@
 #include "cli/serve_config.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <fstream>
 #include <tuple>
 #include <vector>
 
@@ -45,6 +49,41 @@ TEST(ServeConfig, OriginsAndHostsThatNothingCouldMatchAreRefused) {
   for (const char* bad :
        {"", "braid:8080", "http://braid", "*.example", "localhost", "127.0.0.1", "[::1]", "::1"})
     EXPECT_NE(check_host_name(bad), "") << bad;
+}
+
+TEST(ServeConfig, AFileGoesBeforeTheEnvironmentAndBehindTheCommandLine) {
+  const std::string path = testing::TempDir() + "serve-config-" + std::to_string(::getpid());
+  std::ofstream(path) << "temp = 2\ntop-k = 2\nctx = 1\nctx = 2\nname = [\"c\", \"d\"]\npage = false\n";
+  CLI::App app;
+  CLI::App* command = app.add_subcommand("serve");
+  double temp = 0, top_k = 0;
+  int context = 0, other = 0;
+  bool page = true;
+  std::vector<std::string> names;
+  CLI::App* group = command->add_option_group("sampling");
+  group->add_option("--temp", temp);
+  group->add_option("--top-k", top_k);
+  command->add_option("--ctx", context)->envname("BRAID_TEST_CTX")->take_last();
+  command->add_option("--other", other)->envname("BRAID_TEST_OTHER");
+  command->add_flag("--page", page);
+  command->add_option("--name", names)->envname("BRAID_TEST_NAME");
+  for (const char* name : {"BRAID_TEST_CTX", "BRAID_TEST_OTHER", "BRAID_TEST_NAME"}) ::setenv(name, "9", 1);
+  std::set<std::string> given;
+  command->callback([&] {
+    const Status status = read_config(*command, path);
+    EXPECT_TRUE(status.ok()) << (status.ok() ? "" : status.error().message);
+    given = given_options(*command);
+  });
+  app.parse("serve --temp 1");
+  for (const char* name : {"BRAID_TEST_CTX", "BRAID_TEST_OTHER", "BRAID_TEST_NAME"}) ::unsetenv(name);
+  ::unlink(path.c_str());
+  EXPECT_EQ(temp, 1) << "the command line";
+  EXPECT_EQ(top_k, 2);
+  EXPECT_EQ(context, 2) << "the file's last, before the environment";
+  EXPECT_EQ(other, 9);
+  EXPECT_EQ(names, (std::vector<std::string>{"c", "d"})) << "a list as a whole";
+  EXPECT_FALSE(page);
+  EXPECT_EQ(given, (std::set<std::string>{"--temp", "--top-k", "--ctx", "--other", "--name"}));
 }
 
 }  // namespace

@@ -352,7 +352,7 @@ TEST(HttpFraming, WhatIsOddAndFine) {
       {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400},
       {"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n", 404},
       {"TRACE /health HTTP/1.1\r\nHost: localhost\r\n\r\n", 405},
-      {"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n", 204},
+      {"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n", 404},
       {kPost + "Transfer-Encoding: chunked\r\n\r\n2;a=b;c\r\n{}\r\n0;d\r\nX: y\r\n\r\n", 400},  // no messages
   };
   for (const auto& [bytes, status] : kCases) {
