@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -259,6 +260,9 @@ class GrammarProgram {
   // Of memory that it keeps, without what is remembered of tokens.
   int64_t bytes() const { return bytes_; }
   void set_bytes(int64_t bytes) { bytes_ = bytes; }
+  // Tools whose arguments follow their schema.
+  const std::set<std::string, std::less<>>& held_tools() const { return held_tools_; }
+  void hold_tool(std::string name) { held_tools_.insert(std::move(name)); }
 
  private:
   struct Part {
@@ -279,6 +283,7 @@ class GrammarProgram {
   std::map<std::string, uint32_t> literals_;
   int32_t start_ = 0;
   int64_t bytes_ = 0;
+  std::set<std::string, std::less<>> held_tools_;
 };
 
 }  // namespace braid::server

@@ -354,16 +354,18 @@ TEST(ToolForms, FreeParametersStayFree) {
   const auto open = calls_of(R"({"type":"object"})", false);
   EXPECT_TRUE(takes(
       open, "<tool_call>\n<function=big>\n<parameter=any>\n1\n</parameter>\n</function>\n</tool_call>"));
-  const auto none = calls_of(R"({"type":"object","properties":{}})", false);
+  const auto none = calls_of(R"({"type":"object","properties":{},"additionalProperties":false})", false);
   EXPECT_TRUE(takes(none, "<tool_call>\n<function=big>\n</function>\n</tool_call>"));
   EXPECT_FALSE(takes(
       none, "<tool_call>\n<function=big>\n<parameter=any>\n1\n</parameter>\n</function>\n</tool_call>"));
-  const auto more = calls_of(
-      R"({"type":"object","properties":{"a":{"type":"integer"}},"additionalProperties":true})", false);
-  EXPECT_TRUE(
-      takes(more,
-            "<tool_call>\n<function=big>\n<parameter=a>\n1\n</parameter>\n<parameter=z>\nq\n</parameter>\n"
-            "</function>\n</tool_call>"));
+  for (const char* schema :
+       {R"({"type":"object","properties":{"a":{"type":"integer"}},"additionalProperties":true})",
+        R"({"type":"object","properties":{"a":{"type":"integer"}}})"}) {
+    EXPECT_TRUE(
+        takes(calls_of(schema, false),
+              "<tool_call>\n<function=big>\n<parameter=a>\n1\n</parameter>\n<parameter=z>\nq\n</parameter>\n"
+              "</function>\n</tool_call>"));
+  }
 }
 
 TEST(GrammarCache, WhatFormsRememberIsBoundedTogetherAndGivenBack) {

@@ -363,12 +363,6 @@ ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> gener
                                 generation->tool_choice.mode == ToolChoice::Mode::required ||
                                 !generation->tool_choice.names.empty();
     }
-    const bool full = policy.tool_form == AnswerPolicy::ToolForm::full;
-    for (const Json& tool : generation->tools) {
-      const auto& name = tool["function"]["name"].get_ref<const std::string&>();
-      if (model.grammars != nullptr && (full || generation->strict_tools.contains(name)))
-        out.format.held.insert(name);
-    }
     out.format.may_think = thinking;
     out.format.dialect = dialect;
     out.format.calls_in_reasoning = policy.calls_in_reasoning;
@@ -384,6 +378,7 @@ ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> gener
 
   auto masks = MaskFactory::create(*generation, model, policy, out.format.starts_in_reasoning, thinking);
   if (!masks.ok()) return masks.error();
+  out.format.held = masks->held_tools();
   for (size_t p = 0; p < prompts.size(); ++p) {
     const Request& prompt = prompts[p];
     out.prompt_tokens += static_cast<int64_t>(prompt.prompt.size());

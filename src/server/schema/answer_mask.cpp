@@ -212,6 +212,10 @@ ApiResult<MaskFactory> MaskFactory::create(const Generation& generation, const S
   return out;
 }
 
+std::set<std::string, std::less<>> MaskFactory::held_tools() const {
+  return rules_.grammar == nullptr ? std::set<std::string, std::less<>>() : rules_.grammar->held_tools();
+}
+
 int64_t MaskFactory::think_budget(int32_t max_tokens) const {
   const int64_t asked = rules_.think_budget;
   const int64_t reserve = thinking_ && limited_ ? std::min<int64_t>(reserve_tokens_, max_tokens / 4) : 0;

@@ -7,7 +7,10 @@
 // so a form never disturbs reasoning, and the budget never cuts a character in two.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "engine/request/request.h"
@@ -48,6 +51,8 @@ class MaskFactory {
   std::shared_ptr<TokenMask> make(int32_t max_tokens) const;
   // How many tokens of reasoning there may be then; -1: any number.
   int64_t think_budget(int32_t max_tokens) const;
+  // Tools whose arguments follow their schema wherever a call of them begins.
+  std::set<std::string, std::less<>> held_tools() const;
 
  private:
   MaskRules rules_;

@@ -112,20 +112,24 @@ void CallGrammar::body() {
 // The code of one tool's arguments. Its schema has a part of the budget, so that it costs no other tool
 // its own.
 int32_t CallGrammar::tool(const Json& function, bool strict) {
-  if (!strict && !all_strict_) return free_arguments();
+  const auto found = function.find("parameters");
+  const Json schema = found == function.end() || found->is_null() ? Json(true) : *found;
+  const bool says_nothing = !json() && !schema.is_object();
+  if ((!strict && !all_strict_) || says_nothing) return free_arguments();
   GrammarBudget budget(std::min(budget_.steps_left(), GrammarBudget::kSteps / 4),
                        std::min(budget_.bytes_left(), GrammarBudget::kBytes / 4));
   shapes_.charge(budget);
   const int32_t place = program_.here();
   const size_t exits = exits_.size();
   reason_.clear();
-  const auto found = function.find("parameters");
-  const Json schema = found == function.end() || found->is_null() ? Json(true) : *found;
   const bool made = json() ? strict_arguments(schema, budget) : strict_parameters(schema, strict, budget);
   budget_.spend(std::min(budget.steps(), budget_.steps_left()),
                 std::min(budget.bytes(), budget_.bytes_left()));
   shapes_.charge(budget_);
-  if (made) return place;
+  if (made) {
+    program_.hold_tool(function["name"].get<std::string>());
+    return place;
+  }
   exits_.resize(exits);
   if (!strict) return free_arguments();
   error_ = function["name"].get<std::string>() + ": " + reason_;
@@ -171,7 +175,6 @@ bool CallGrammar::strict_arguments(const Json& schema, GrammarBudget& budget) {
 // Tag, value and closing tag for each parameter, in any order. Those that the schema does not list may come
 // unless it forbids them; the client that asked for strictness has said what there is.
 bool CallGrammar::strict_parameters(const Json& schema, bool strict, GrammarBudget& budget) {
-  if (!schema.is_object()) return free_arguments() >= 0 && error_.empty();
   std::vector<std::unique_ptr<Json>> joined_schemas;  // which the reader may refer to
   SchemaReader reader(shapes_, budget, schema, false);
   if (strict) reader.value();  // whatever is wrong with it

@@ -315,7 +315,7 @@ TEST(CallGrammar, ParametersComeInAnyOrderOnceEachAndTheRequiredOnesAll) {
       "properties":{"s":{"type":"string"},"n":{"type":"integer"},")" +
                         name + R"(":{"type":"integer"}},"required":["s"],"additionalProperties":true}}},
       {"type":"function","function":{"name":"g","parameters":{"type":"object",
-      "properties":{"s":{"type":"string"},"n":{"type":"integer"}},"required":["s"]}}}])",
+      "properties":{"s":{"type":"string"},"n":{"type":"integer"}},"required":["s"],"additionalProperties":false}}}])",
                     policy);
   const auto call = [](const std::string& tool, const std::vector<std::pair<std::string, std::string>>& all) {
     std::string out = "<tool_call>\n<function=" + tool + ">\n";
