@@ -1,8 +1,10 @@
 // call_texts.cpp -- see call_texts.h.
 #include "server/schema/call_texts.h"
 
+#include <array>
 #include <map>
 #include <optional>
+#include <vector>
 
 #include "base/check.h"
 #include "text/code_spans.h"
@@ -75,6 +77,38 @@ std::optional<ProsePlace> after(const ProsePlace& from, char c, const Dialect& d
   return to;
 }
 
+// Joins places that go on equally: each costs a walk over all tokens. The first stays the first.
+void minimise(std::vector<std::array<int32_t, 256>>& next, std::vector<uint8_t>& accepts) {
+  std::vector<int32_t> kind(accepts.begin(), accepts.end());
+  for (size_t kinds = 0;;) {
+    std::map<std::array<int32_t, 257>, int32_t> known;
+    std::vector<int32_t> finer;
+    for (size_t i = 0; i < next.size(); ++i) {
+      std::array<int32_t, 257> ways{};
+      for (size_t byte = 0; byte < 256; ++byte) {
+        const int32_t to = next[i][byte];
+        ways[byte] = to == Automaton::kDead ? Automaton::kDead : kind[static_cast<size_t>(to)];
+      }
+      ways[256] = kind[i];
+      finer.push_back(known.emplace(ways, static_cast<int32_t>(known.size())).first->second);
+    }
+    kind = std::move(finer);
+    if (known.size() == kinds) break;
+    kinds = known.size();
+  }
+  std::vector<std::array<int32_t, 256>> joined;
+  std::vector<uint8_t> joined_accepts;
+  for (size_t i = 0; i < next.size(); ++i) {
+    if (static_cast<size_t>(kind[i]) < joined.size()) continue;
+    joined.push_back(next[i]);
+    joined_accepts.push_back(accepts[i]);
+    for (int32_t& to : joined.back())
+      if (to != Automaton::kDead) to = kind[static_cast<size_t>(to)];
+  }
+  next = std::move(joined);
+  accepts = std::move(joined_accepts);
+}
+
 }  // namespace
 
 Automaton text_until_call(const Dialect& dialect) {
@@ -94,6 +128,7 @@ Automaton text_until_call(const Dialect& dialect) {
       next[i][static_cast<size_t>(byte)] = found->second;
     }
   }
+  minimise(next, accepts);
   GrammarBudget budget;
   auto automaton = Automaton::from_table(next, accepts, budget);
   BRAID_CHECK(automaton.has_value());
