@@ -137,7 +137,7 @@ TEST(Calls, AreTheSameForClientsOfEveryApi) {
        R"([{"v":[1,2],"text":"{\"a\": 1}"}])"},
       {said(said("v", "[x") + said("more", "{\"k\": 1}")), "", "", R"([{"v":"[x","more":{"k":1}}])"},
       {"First.\n" + said(said("id", "1")) + "\nThen.\n\n" + said(said("id", "2")) + "\n", "First.\n\nThen.",
-       "|First.|Then.", R"([{"id":1},{"id":2}])"},
+       "|First.|\n\nThen.", R"([{"id":1},{"id":2}])"},
       {shown, shown, "|" + shown, "[]"},
       {shown + "\n\n" + said(said("text", "ls")), shown, "|" + shown, R"([{"text":"ls"}])"},
       {said(said("text", "a") + "</parameter>\n") + "\n</tool_call>\nDone.", "Done.", "|Done.",

@@ -11,7 +11,6 @@
 // and taken with whole().
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -32,11 +31,6 @@ struct TokenLogprob {
   float logprob = 0;                               // NaN: there is none
   std::vector<std::pair<std::string, float>> top;  // bytes, best first
 };
-
-// A text that begins a block behind another one, without the blanks that stand between them.
-inline std::string_view without_lead(std::string_view text) {
-  return text.substr(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
-}
 
 enum class AnswerEnd { stop, stop_string, stop_token, length, tool_calls };
 // In the words of OpenAI, which logs and metrics use too.

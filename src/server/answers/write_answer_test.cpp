@@ -286,28 +286,5 @@ TEST(WriteAnswer, ChoicesKeepApart) {
   EXPECT_EQ(answer["choices"][1]["finish_reason"], "stop");
 }
 
-// Blanks around a call stand in a text that goes on behind it; a block of its own begins with its words.
-TEST(WriteAnswer, TextBehindACallBeginsABlockWithItsWords) {
-  Recording recording;
-  recording.events = {{Kind::content, 0, "First."},  {Kind::call, 0, "now"},   {Kind::arguments, 0, "{}"},
-                      {Kind::call_end, 0, ""},       {Kind::content, 0, "\n"}, {Kind::content, 0, "\nThen. "},
-                      {Kind::content, 0, " \nLast."}};
-  const auto texts = [&](Endpoint endpoint, const char* list) {
-    recording.generation.endpoint = endpoint;
-    std::vector<std::string> out;
-    const Json answer = whole(recording);
-    for (const Json& block : answer[list]) {
-      if (block["type"] == "text") out.push_back(block["text"]);
-      if (block["type"] == "message") out.push_back(block["content"][0]["text"]);
-    }
-    return out;
-  };
-  const std::vector<std::string> want{"First.", "Then.  \nLast."};
-  EXPECT_EQ(texts(Endpoint::messages, "content"), want);
-  EXPECT_EQ(texts(Endpoint::responses, "output"), want);
-  recording.generation.endpoint = Endpoint::chat;
-  EXPECT_EQ(whole(recording)["choices"][0]["message"]["content"], "First.\n\nThen.  \nLast.");
-}
-
 }  // namespace
 }  // namespace braid::server

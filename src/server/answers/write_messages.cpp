@@ -53,7 +53,9 @@ class MessagesWriter : public AnswerWriter {
           reasoning(event.text, out);
           break;
         case Kind::content:
-          content(event.text, out);
+          if (open_ != Open::text) start(Open::text, {{"type", "text"}, {"text", ""}}, out);
+          text_ += event.text;
+          delta(R"("text_delta","text":)", event.text, out);
           break;
         case Kind::call:
           start(Open::call,
@@ -132,16 +134,6 @@ class MessagesWriter : public AnswerWriter {
     }
     text_ += text;
     if (!generation_.reasoning.omitted) delta(R"("thinking_delta","thinking":)", text, out);
-  }
-
-  void content(std::string_view text, std::string& out) {
-    if (open_ != Open::text) {
-      if (open_ != Open::none || !content_.empty()) text = without_lead(text);
-      if (text.empty()) return;
-      start(Open::text, {{"type", "text"}, {"text", ""}}, out);
-    }
-    text_ += text;
-    delta(R"("text_delta","text":)", text, out);
   }
 
   void start(Open kind, Json block, std::string& out) {

@@ -161,10 +161,8 @@ class ResponsesWriter : public AnswerWriter {
     emit("response.output_item.added", {{"output_index", output_.size()}, {"item", item_}}, out);
   }
 
-  void text(const char* kind, std::string_view more, std::string& out) {
+  void text(const char* kind, const std::string& more, std::string& out) {
     if (kind_ != kind) {
-      if (!kind_.empty() || !output_.empty()) more = without_lead(more);
-      if (more.empty()) return;
       const bool reasoning = kind == std::string_view("reasoning");
       Json item = reasoning ? Json{{"id", context_.new_id("rs_")},
                                    {"type", "reasoning"},
