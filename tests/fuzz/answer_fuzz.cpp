@@ -73,6 +73,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if ((data[0] & 4) == 0) format.tools = offered();
   if ((data[0] & 8) != 0) format.max_value_bytes = 8;
   const bool cut = (data[0] & 16) != 0;
+  format.may_think = (data[0] & 32) == 0;
+  if ((data[0] & 64) != 0) format.held.insert("f");
   const std::string_view output(reinterpret_cast<const char*>(data) + 1, size - 1);
   const Outcome whole = run(format, cut, output, size);
   BRAID_CHECK(run(format, cut, output, 1) == whole);
