@@ -7,7 +7,7 @@ packages=(g++ cmake ninja-build pkg-config libhwy-dev nlohmann-json3-dev libpcre
   libspdlog-dev libfmt-dev libxxhash-dev libboost-dev libssl-dev)
 for option in "$@"; do
   case $option in
-    --test) packages+=(libgtest-dev) ;;
+    --test) packages+=(libgtest-dev json-schema-test-suite) ;;
     --dev) packages+=(clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 gcovr python3) ;;
     *) echo "tools/setup.sh: unknown option $option" >&2; exit 1 ;;
   esac

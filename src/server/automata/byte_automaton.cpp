@@ -79,6 +79,12 @@ void Automaton::look() {
   }
 }
 
+bool Automaton::takes(std::string_view text) const {
+  int32_t state = empty() ? kDead : 0;
+  for (size_t i = 0; i < text.size() && state >= 0; ++i) state = next(state, static_cast<uint8_t>(text[i]));
+  return state >= 0 && accepts(state);
+}
+
 Automaton Automaton::quoted() const {
   Automaton out;
   if (empty()) return out;
@@ -243,6 +249,51 @@ std::optional<Automaton> Nfa::determinise(int32_t start, int32_t end) {
   return out;
 }
 
+// ---- Products --------------------------------------------------------------------------------------------
+
+std::vector<uint8_t> Automaton::join_classes(const Automaton& a, const Automaton& b) {
+  std::map<uint32_t, uint8_t> pairs;
+  std::vector<uint8_t> first;
+  for (size_t byte = 0; byte < 256; ++byte) {
+    const uint32_t pair = uint32_t{a.class_of_[byte]} << 8 | b.class_of_[byte];
+    const auto [found, added] = pairs.emplace(pair, static_cast<uint8_t>(pairs.size()));
+    class_of_[byte] = found->second;
+    if (added) first.push_back(static_cast<uint8_t>(byte));
+  }
+  classes_ = first.size();
+  return first;
+}
+
+std::optional<Automaton> combined(const Automaton& a, const Automaton& b, bool without,
+                                  GrammarBudget& budget) {
+  if (a.empty() || (without && b.empty())) return a;
+  if (b.empty()) return b;
+  Automaton out;
+  const std::vector<uint8_t> first = out.join_classes(a, b);
+  std::map<uint64_t, int32_t> known{{0, 0}};
+  std::vector<std::pair<int32_t, int32_t>> places{{0, 0}};  // the second may be dead
+  for (size_t s = 0; s < places.size(); ++s) {
+    const auto [in_a, in_b] = places[s];
+    if (!budget.spend(static_cast<int64_t>(out.classes_) * 2)) return std::nullopt;
+    const bool also = in_b >= 0 && b.accepts(in_b);
+    out.accepts_.push_back(a.accepts(in_a) && also != without ? 1 : 0);
+    for (const uint8_t byte : first) {
+      const int32_t to_a = a.next(in_a, byte);
+      const int32_t to_b = in_b < 0 ? Automaton::kDead : b.next(in_b, byte);
+      if (to_a < 0 || (to_b < 0 && !without)) {
+        out.next_.push_back(Automaton::kDead);
+        continue;
+      }
+      const uint64_t key = uint64_t{static_cast<uint32_t>(to_a)} << 32 | static_cast<uint32_t>(to_b);
+      const auto [found, added] = known.emplace(key, static_cast<int32_t>(places.size()));
+      if (added) places.emplace_back(to_a, to_b);
+      out.next_.push_back(found->second);
+    }
+  }
+  if (!out.trim(budget)) return std::nullopt;
+  return out;
+}
+
 // ---- Lengths ---------------------------------------------------------------------------------------------
 
 std::optional<Automaton> with_length(const Automaton& content, const Automaton& character, int64_t least,
@@ -254,16 +305,7 @@ std::optional<Automaton> with_length(const Automaton& content, const Automaton& 
     auto operator<=>(const Place&) const = default;
   };
   Automaton out;
-  // Classes that neither table tells apart.
-  std::map<uint32_t, uint8_t> pairs;
-  std::vector<uint8_t> first;
-  for (size_t byte = 0; byte < 256; ++byte) {
-    const uint32_t pair = uint32_t{content.class_of_[byte]} << 8 | character.class_of_[byte];
-    const auto [found, added] = pairs.emplace(pair, static_cast<uint8_t>(pairs.size()));
-    out.class_of_[byte] = found->second;
-    if (added) first.push_back(static_cast<uint8_t>(byte));
-  }
-  out.classes_ = first.size();
+  const std::vector<uint8_t> first = out.join_classes(content, character);
   std::map<Place, int32_t> known;
   std::vector<Place> places{{0, 0, 0}};
   known.emplace(places[0], 0);

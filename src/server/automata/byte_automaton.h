@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "server/automata/grammar_budget.h"
@@ -32,6 +33,8 @@ class Automaton {
   bool wide() const { return wide_; }
   int64_t bytes() const { return static_cast<int64_t>(next_.size() * 4 + accepts_.size() * 2); }
 
+  // Whether `text` is one of its sentences.
+  bool takes(std::string_view text) const;
   // Its sentences between quotes; no sentence may hold a quote that is not escaped.
   Automaton quoted() const;
 
@@ -43,6 +46,10 @@ class Automaton {
   friend class Nfa;
   friend std::optional<Automaton> with_length(const Automaton& content, const Automaton& character,
                                               int64_t least, int64_t most, GrammarBudget& budget);
+  friend std::optional<Automaton> combined(const Automaton& a, const Automaton& b, bool without,
+                                           GrammarBudget& budget);
+  // Classes that neither table tells apart; the first byte of each.
+  std::vector<uint8_t> join_classes(const Automaton& a, const Automaton& b);
   // Keeps what is reached from the start and leads to an accepting state.
   bool trim(GrammarBudget& budget);
   void look();  // at last_ and wide_
@@ -94,5 +101,10 @@ class Nfa {
 // accepts exactly one as it is written. Empty: beyond the budget.
 std::optional<Automaton> with_length(const Automaton& content, const Automaton& character, int64_t least,
                                      int64_t most, GrammarBudget& budget);
+
+// Sentences of `a` that are also sentences of `b`, or (`without`) that are none. At most the product of both
+// in states. Empty: beyond the budget.
+std::optional<Automaton> combined(const Automaton& a, const Automaton& b, bool without,
+                                  GrammarBudget& budget);
 
 }  // namespace braid::server

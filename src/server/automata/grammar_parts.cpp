@@ -1,10 +1,6 @@
 // grammar_parts.cpp -- see grammar_parts.h.
 #include "server/automata/grammar_parts.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <cmath>
 #include <map>
 #include <vector>
 
@@ -17,9 +13,6 @@ namespace {
 using Node = Expression::Node;
 
 constexpr int kMaxIndentation = 24;
-constexpr size_t kMaxDigits = 18;
-constexpr size_t kMostBoundDigits = 64;
-constexpr double kMostWritten = 1e300;
 
 // Of pieces that are the same for everybody, whose size is known.
 Automaton made(std::optional<Automaton> automaton) {
@@ -163,150 +156,6 @@ Automaton text_until(std::string_view mark, std::string_view forbidden, std::str
   accepts.back() = 1;
   GrammarBudget budget;
   return made(Automaton::from_table(next, accepts, budget));
-}
-
-// ---- Numbers ---------------------------------------------------------------------------------------------
-
-namespace {
-
-Node digits(Expression& out, size_t least, size_t most) {
-  return out.repeat(out.characters({{'0', '9'}}), static_cast<int64_t>(least), static_cast<int64_t>(most));
-}
-
-Node digit(Expression& out, char low, char high) {
-  return out.characters({{static_cast<char32_t>(low), static_cast<char32_t>(high)}});
-}
-
-// Texts of digits as long as `text`: those not below it (up), or not above it; from position `from` on.
-Node digits_beside(Expression& out, const std::string& text, bool up, size_t from) {
-  Node rest = out.nothing();
-  for (size_t i = text.size(); i-- > from;) {
-    const size_t left = text.size() - i - 1;
-    std::vector<Node> options{out.sequence({digit(out, text[i], text[i]), rest})};
-    if (up && text[i] < '9')
-      options.push_back(
-          out.sequence({digit(out, static_cast<char>(text[i] + 1), '9'), digits(out, left, left)}));
-    if (!up && text[i] > '0')
-      options.push_back(
-          out.sequence({digit(out, '0', static_cast<char>(text[i] - 1)), digits(out, left, left)}));
-    rest = out.choice(std::move(options));
-  }
-  return rest;
-}
-
-// `low` and `high` are as long as each other, and low is not above high.
-Node digits_between(Expression& out, const std::string& low, const std::string& high) {
-  const size_t same =
-      static_cast<size_t>(std::mismatch(low.begin(), low.end(), high.begin()).first - low.begin());
-  const Node begin = out.text(low.substr(0, same));
-  if (same == low.size()) return begin;
-  const size_t left = low.size() - same - 1;
-  std::vector<Node> options;
-  options.push_back(
-      out.sequence({digit(out, low[same], low[same]), digits_beside(out, low, true, same + 1)}));
-  options.push_back(
-      out.sequence({digit(out, high[same], high[same]), digits_beside(out, high, false, same + 1)}));
-  if (high[same] - low[same] > 1)
-    options.push_back(
-        out.sequence({digit(out, static_cast<char>(low[same] + 1), static_cast<char>(high[same] - 1)),
-                      digits(out, left, left)}));
-  return out.sequence({begin, out.choice(std::move(options))});
-}
-
-bool below(const std::string& a, const std::string& b) {
-  return a.size() != b.size() ? a.size() < b.size() : a < b;
-}
-
-Node natural(Expression& out, std::string low, const std::optional<std::string>& high) {
-  const bool bound = high && high->size() <= std::max(kMostBoundDigits, low.size());
-  const std::string to = bound ? *high : std::string(std::max(kMaxDigits, low.size()), '9');
-  if (low.size() == to.size()) return digits_between(out, low, to);
-  const auto lowest = [](size_t length) { return "1" + std::string(length - 1, '0'); };
-  std::vector<Node> options{digits_between(out, low, std::string(low.size(), '9')),
-                            digits_between(out, lowest(to.size()), to)};
-  if (low.size() + 1 < to.size())  // any of a length between
-    options.push_back(out.sequence({digit(out, '1', '9'), digits(out, low.size(), to.size() - 2)}));
-  return out.choice(std::move(options));
-}
-
-}  // namespace
-
-bool operator<(const WholeNumber& a, const WholeNumber& b) {
-  if (a.negative != b.negative) return a.negative;
-  return a.negative ? below(b.digits, a.digits) : below(a.digits, b.digits);
-}
-
-std::optional<WholeNumber> WholeNumber::at(const Json& value, bool up, bool exclusive) {
-  std::string text;
-  bool whole = true;
-  if (value.is_number_integer()) {
-    text = value.dump();
-  } else if (value.is_number_float()) {
-    const double given = value.get<double>();
-    if (!std::isfinite(given) || std::abs(given) > kMostWritten) return std::nullopt;
-    const double rounded = up ? std::ceil(given) : std::floor(given);
-    whole = rounded == given;
-    text = fmt::format("{:.0f}", rounded);
-  } else {
-    return std::nullopt;
-  }
-  WholeNumber out;
-  out.negative = text[0] == '-';
-  out.digits = text.substr(out.negative ? 1 : 0);
-  if (out.digits == "0") out.negative = false;
-  if (!exclusive || !whole) return out;
-  // One further: away from zero or towards it.
-  const bool grows = out.negative != up || out.digits == "0";
-  if (out.digits == "0") return WholeNumber{!up, "1"};
-  size_t i = out.digits.size();
-  while (i-- > 0 && out.digits[i] == (grows ? '9' : '0')) out.digits[i] = grows ? '0' : '9';
-  if (i == std::string::npos)
-    out.digits.insert(0, "1");
-  else
-    out.digits[i] = static_cast<char>(out.digits[i] + (grows ? 1 : -1));
-  if (out.digits.size() > 1 && out.digits[0] == '0') out.digits.erase(0, 1);
-  if (out.digits == "0") out.negative = false;
-  return out;
-}
-
-Expression::Node integer_expression(Expression& out, std::optional<WholeNumber> low,
-                                    std::optional<WholeNumber> high) {
-  std::vector<Node> options;
-  if (!high || !high->negative) {
-    const std::string from = low && !low->negative ? low->digits : "0";
-    options.push_back(natural(out, from, high ? std::optional(high->digits) : std::nullopt));
-  }
-  if (!low || low->negative) {
-    const std::string from = high && high->negative ? high->digits : "1";
-    options.push_back(out.sequence(
-        {out.character('-'), natural(out, from, low ? std::optional(low->digits) : std::nullopt)}));
-  }
-  return out.choice(std::move(options));
-}
-
-Automaton json_number(bool not_negative) {
-  GrammarBudget budget;
-  Expression out(budget);
-  std::vector<Node> parts;
-  if (!not_negative) parts.push_back(out.optional(out.character('-')));
-  parts.push_back(natural(out, "0", std::nullopt));
-  parts.push_back(out.optional(out.sequence({out.character('.'), digits(out, 1, kMaxDigits)})));
-  // Two digits of exponent: with 18 before the point no number is beyond a double, which readers refuse.
-  const Node sign = out.optional(out.characters({{'+', '+'}, {'-', '-'}}));
-  parts.push_back(
-      out.optional(out.sequence({out.characters({{'e', 'e'}, {'E', 'E'}}), sign, digits(out, 1, 2)})));
-  return made(out.compile(out.sequence(std::move(parts)), Expression::Spelling::plain));
-}
-
-std::optional<std::string> format_pattern(const std::string& name) {
-  const std::string date = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])";
-  const std::string time =
-      "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])";
-  if (name == "date") return "^" + date + "$";
-  if (name == "time") return "^" + time + "$";
-  if (name == "date-time") return "^" + date + "T" + time + "$";
-  if (name == "uuid") return "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$";
-  return std::nullopt;
 }
 
 }  // namespace braid::server

@@ -1,5 +1,5 @@
-// grammar_parts.h -- the regular pieces that JSON and calls are made of: characters, blanks, numbers,
-// formats, text up to a mark.
+// grammar_parts.h -- the regular pieces that JSON and calls are made of: characters, blanks, text up to
+// a mark. Numbers are in numbers.h.
 #pragma once
 
 #include <optional>
@@ -23,28 +23,9 @@ Automaton json_string();  // any, quotes included
 Automaton json_member_name();
 Automaton json_gap();   // between elements: nothing, one blank, or a line feed with some indentation
 Automaton json_lead();  // before the value: a few blanks
-Automaton json_number(bool not_negative);
 
 // Any bytes up to and with the first `mark`, without `forbidden` before it; `begun`, a beginning of one of
 // them, stands there already.
 Automaton text_until(std::string_view mark, std::string_view forbidden = {}, std::string_view begun = {});
-
-// A whole number of any size, as it is written: without zeros in front.
-struct WholeNumber {
-  bool negative = false;
-  std::string digits = "0";
-
-  // Not below (up) or not above `value`; empty: it is no number that could be written out.
-  static std::optional<WholeNumber> at(const Json& value, bool up, bool exclusive);
-  WholeNumber negated() const { return {!negative && digits != "0", digits}; }
-};
-bool operator<(const WholeNumber& a, const WholeNumber& b);
-
-// Whole numbers from `low` to `high`; without bounds up to 18 digits, or as many as the other bound has. A
-// bound of more than 64 digits that is farther from zero than the other counts as none.
-Expression::Node integer_expression(Expression& out, std::optional<WholeNumber> low,
-                                    std::optional<WholeNumber> high);
-// date, time, date-time, uuid; empty: not known.
-std::optional<std::string> format_pattern(const std::string& name);
 
 }  // namespace braid::server

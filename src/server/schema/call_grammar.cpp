@@ -152,7 +152,7 @@ int32_t CallGrammar::free_arguments() {
     leave();
     return place;
   }
-  shapes_.call(program_, shapes_.object({}, shapes_.any()));
+  shapes_.call(program_, shapes_.any_object());
   program_.literal(json_end_);
   leave();
   if (!shapes_.finish(program_) || budget_.used_up()) error_ = budget_.sentence("the list of tools");
@@ -161,7 +161,7 @@ int32_t CallGrammar::free_arguments() {
 
 bool CallGrammar::strict_arguments(const Json& schema, GrammarBudget& budget) {
   SchemaReader reader(shapes_, budget, schema, false);
-  const auto shape = schema == true ? shapes_.object({}, shapes_.any()) : reader.value();
+  const auto shape = reader.object_value();
   reason_ = reader.error();
   if (!reason_.empty()) return false;
   shapes_.call(program_, shape);

@@ -1,13 +1,8 @@
 // schema_reader.cpp -- see schema_reader.h.
 #include "server/schema/schema_reader.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <set>
-
-#include "server/api/fields.h"
-#include "server/automata/pattern.h"
 
 namespace braid::server {
 
@@ -15,355 +10,474 @@ using Shape = ValueShapes::Shape;
 
 namespace {
 
-constexpr int64_t kNoMore = int64_t{1} << 30;  // bounds from here on bind nobody
+constexpr size_t kMaxStructured = 64;  // values of an enum that are written out member by member
 
-const std::set<std::string> kKnown = {
-    "type", "properties", "required", "additionalProperties", "items", "prefixItems", "minItems", "maxItems",
-    "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "minLength", "maxLength", "pattern", "minimum",
-    "maximum", "exclusiveMinimum", "exclusiveMaximum", "format", "nullable",
-    // They say nothing about the form.
-    "$defs", "definitions", "$schema", "$id", "$comment", "title", "description", "default", "examples",
-    "deprecated", "readOnly", "writeOnly", "strict"};
-
-// The beginning of a client's text, for a sentence.
-std::string shown(const std::string& text) {
-  constexpr size_t kShown = 64;
-  if (text.size() <= kShown) return text;
-  size_t end = kShown;
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
-  return text.substr(0, end) + "...";
-}
+bool is_one_of(uint8_t kinds, uint8_t kind) { return (kinds & kind) != 0; }
 
 }  // namespace
 
 const std::string& SchemaReader::error() {
-  stopped(0);
-  if (error_.empty() && !shapes_.have_values(made_)) fail("no finite value fits it");
+  if (nodes_.stopped()) return nodes_.error();
+  if (error_.empty() && !shapes_.have_values(made_))
+    error_ = "no finite value fits it" + (why_nothing_.empty() ? "" : ": " + why_nothing_);
   made_.clear();
   return error_;
 }
 
-bool SchemaReader::stopped(int depth, const char* what) {
-  if (depth > kMaxDepth) fail(fmt::format("it is nested deeper than {} levels", kMaxDepth));
-  if (budget_.used_up()) fail(budget_.sentence(what));
-  return !error_.empty();
+Shape SchemaReader::value(const Json& part) { return value(Set{nodes_.literal(part)}); }
+
+Shape SchemaReader::object_value() {
+  return value(Set{nodes_.literal(root_), nodes_.of_types(types::kObject)});
 }
 
-// Copies are charged by what they copy.
-void SchemaReader::pay_for(const Json& value, int depth) {
-  if (!budget_.spend(
-          value.is_string() ? 2 + static_cast<int64_t>(value.get_ref<const std::string&>().size() / 16) : 2))
-    return;
-  if (!value.is_structured() || depth > kMaxRequestDepth) return;
-  for (const Json& inner : value) pay_for(inner, depth + 1);
+Shape SchemaReader::value(Set whole) {
+  const Shape shape = shape_of(std::move(whole), 0);
+  while (!open_.empty() && !stopped()) {
+    const Set set = open_.back();
+    open_.pop_back();
+    if (Known& known = known_[set]; !known.made) make(set, known, 0);
+  }
+  return made_.emplace_back(stopped() ? 0 : shape);
 }
 
-Shape SchemaReader::schema(const Json& given, int depth) {
-  budget_.spend(8);
-  if (stopped(depth)) return 0;
-  if (given.is_boolean())
-    return given.get<bool>() ? shapes_.any() : fail("it contains a schema that nothing fits");
-  if (!given.is_object()) return fail("a schema in it is neither an object nor a boolean");
-  if (strict_) {
-    for (const auto& [key, value] : given.items()) {
-      if (!kKnown.contains(key)) return fail("the keyword " + shown(key) + " is not supported");
+// ---- Sets ------------------------------------------------------------------------------------------------
+
+Shape SchemaReader::nothing(const char* why) {
+  if (why_nothing_.empty()) why_nothing_ = why;
+  return shapes_.words({});
+}
+
+Shape SchemaReader::shape_of(Set set, int depth) {
+  std::sort(set.begin(), set.end());
+  set.erase(std::unique(set.begin(), set.end()), set.end());
+  if (!set.empty() && set.front() == kTrue) set.erase(set.begin());
+  if (!set.empty() && set.front() == kFalse) return nothing("a schema in it is false");
+  budget_.spend(64 + static_cast<int64_t>(set.size()) * 8);
+  if (stopped()) return 0;
+  if (set.empty()) return shapes_.any();
+  const auto [found, added] = known_.try_emplace(set);
+  Known& known = found->second;
+  if (known.shape >= 0) return known.shape;
+  if (!added || depth > kMaxDepth) {
+    if (added) open_.push_back(found->first);
+    return known.shape = shapes_.forward();
+  }
+  make(found->first, known, depth);
+  return known.shape;
+}
+
+void SchemaReader::make(const Set& set, Known& known, int depth) {
+  known.made = true;
+  const Shape shape = build(set, depth);
+  if (stopped()) return;
+  // Something inside it refers to it.
+  if (known.shape >= 0)
+    shapes_.define(known.shape, shape);
+  else
+    known.shape = shape;
+}
+
+// A choice that is still open: the sets that it leads to, or the one with its only way. Empty: there is none.
+std::optional<SchemaReader::Set> SchemaReader::choose(const Set& set, const Closure& closure,
+                                                      std::vector<Set>& ways) {
+  for (const Literal literal : closure.literals) {
+    for (const auto& options : nodes_.with_choices(literal).choices) {
+      budget_.spend(4 + static_cast<int64_t>(options.size()) * 2);
+      const bool chosen = std::any_of(options.begin(), options.end(), [&](Literal option) {
+        return option == kTrue || closure.contains(option);
+      });
+      if (chosen) continue;
+      ways.clear();
+      for (const Literal option : options) {
+        if (stopped()) return set;
+        Set with = set;
+        with.push_back(option);
+        if (!nodes_.leads_back(closure, literal, option) && !nodes_.clearly_empty(with))
+          ways.push_back(std::move(with));
+      }
+      return set;
     }
   }
-  const Shape shape = plain(given, depth);
-  return given.value("nullable", Json()) == true ? shapes_.choice({shape, shapes_.words({"null"})}) : shape;
+  return std::nullopt;
 }
 
-Shape SchemaReader::plain(const Json& given, int depth) {
-  if (const auto ref = given.find("$ref"); ref != given.end()) return reference(*ref, depth);
-  if (const auto value = given.find("const"); value != given.end())
-    return shapes_.words({json_literal(*value)});
-  if (const auto values = given.find("enum"); values != given.end()) return enumeration(*values);
-  for (const char* key : {"anyOf", "oneOf"}) {
-    if (const auto options = given.find(key); options != given.end())
-      return alternatives(given, key, *options, depth);
-  }
-  if (const auto all = given.find("allOf"); all != given.end()) {
-    if (!all->is_array()) return fail("allOf is not an array");
-    return schema(merged(given, *all, depth), depth + 1);
-  }
-  const auto type = given.find("type");
-  if (type != given.end() && type->is_array()) {
-    std::vector<Shape> shapes;
-    for (const Json& name : *type) {
-      if (stopped(depth, "a type that is a list")) return 0;
-      shapes.push_back(of_type(given, name, depth));
-    }
-    if (shapes.empty()) return fail("type is an empty list");
-    return shapes_.choice(std::move(shapes));
-  }
-  if (type != given.end()) return of_type(given, *type, depth);
-  if (given.contains("properties") || given.contains("required")) return object(given, depth);
-  if (given.contains("items") || given.contains("prefixItems")) return array(given, depth);
-  for (const char* key : {"pattern", "minLength", "maxLength", "format"})
-    if (given.contains(key)) return string(given);
-  return shapes_.any();
-}
-
-Shape SchemaReader::of_type(const Json& given, const Json& type, int depth) {
-  if (type == "object") return object(given, depth);
-  if (type == "array") return array(given, depth);
-  if (type == "string") return string(given);
-  if (type == "integer") return integer(given);
-  if (type == "number") {
-    const Json minimum = given.value("minimum", Json());
-    return shapes_.any_number(minimum.is_number() && minimum.get<double>() >= 0);
-  }
-  if (type == "boolean") return shapes_.words({"true", "false"});
-  if (type == "null") return shapes_.words({"null"});
-  return fail("a type in it is not known: " + shown(json_literal(type)));
-}
-
-Shape SchemaReader::enumeration(const Json& values) {
-  if (!values.is_array() || values.empty()) return fail("enum is not a list of values");
-  std::vector<std::string> texts;
-  for (const Json& value : values) {
-    texts.push_back(json_literal(value));
-    budget_.spend(4 + static_cast<int64_t>(texts.back().size()) / 8);
-    if (stopped(0, "an enum")) return 0;
-  }
-  return shapes_.words(std::move(texts));
-}
-
-// ---- Combinations ----------------------------------------------------------------------------------------
-
-// Members beside anyOf hold for each of its options, if these are objects.
-Shape SchemaReader::alternatives(const Json& given, const char* key, const Json& options, int depth) {
-  if (!options.is_array() || options.empty()) return fail(std::string(key) + " is not a list of schemas");
-  pay_for(given);
-  Json beside = given;
-  beside.erase(key);
-  for (const char* name : {"title", "description", "default", "$defs", "definitions", "$schema"})
-    beside.erase(name);
+Shape SchemaReader::build(const Set& set, int depth) {
+  const Closure closure = nodes_.close(set);
+  if (stopped()) return 0;
+  if (closure.empty) return nothing("what is said of one value contradicts itself");
+  const bool listed = std::any_of(closure.literals.begin(), closure.literals.end(),
+                                  [&](Literal literal) { return !nodes_.node(literal).values.empty(); });
+  if (listed) return enumeration(closure);
+  std::vector<Set> ways;
+  if (!choose(set, closure, ways)) return leaf(closure, depth);
+  if (ways.empty()) return nothing("no alternative of a value is left");
   std::vector<Shape> shapes;
-  for (const Json& option : options) {
-    if (stopped(depth, key)) return 0;
-    const bool merge = !beside.empty() && option.is_object();
-    shapes.push_back(schema(merge ? merged(beside, Json::array({option}), depth) : option, depth + 1));
+  for (Set& way : ways) {
+    shapes.push_back(shape_of(std::move(way), depth + 1));
+    if (stopped()) return 0;
   }
   return shapes_.choice(std::move(shapes));
 }
 
-Json SchemaReader::members() {
-  if (!root_.is_object()) return Json::object();
-  Json parts = Json::array({root_});
-  Json out = merged(Json::object(), parts, 0);
+// ---- Listed values ---------------------------------------------------------------------------------------
+
+Shape SchemaReader::enumeration(const Closure& closure) {
+  const std::vector<const Json*>* shortest = nullptr;
+  for (const Literal literal : closure.literals)
+    for (const auto& list : nodes_.node(literal).values)
+      if (shortest == nullptr || list.size() < shortest->size()) shortest = &list;
+  std::vector<std::string> texts;
+  std::vector<Shape> shapes;
+  const bool fractions = is_one_of(closure.types, types::kBroken);
+  for (const Json* value : *shortest) {
+    const bool holds = std::all_of(closure.literals.begin(), closure.literals.end(),
+                                   [&](Literal literal) { return nodes_.holds(*value, literal); });
+    if (stopped()) return 0;
+    if (!holds) continue;
+    if (value->is_structured() && shapes.size() < kMaxStructured) {
+      shapes.push_back(constant(*value, fractions, 0));
+    } else if (value->is_number()) {
+      number_words(*value, fractions, texts);
+    } else {
+      texts.push_back(json_literal(*value));
+      budget_.spend(4 + static_cast<int64_t>(texts.back().size()) / 8);
+    }
+  }
+  if (!texts.empty() || shapes.empty()) shapes.push_back(shapes_.words(std::move(texts)));
+  return shapes_.choice(std::move(shapes));
+}
+
+// 1 and 1.0 are one value: an integer is written without a point where only integers may come.
+void SchemaReader::number_words(const Json& value, bool fractions, std::vector<std::string>& out) {
+  budget_.spend(8);
+  const auto number = Decimal::of(value);
+  const bool whole = number && number->whole();
+  if (!whole || fractions) out.push_back(json_literal(value));
+  if (!whole) return;
+  out.push_back((number->negative ? "-" : "") + number->digits);
+  if (fractions) out.push_back(out.back() + ".0");
+}
+
+// As it may be written: members in any order, blanks.
+Shape SchemaReader::constant(const Json& value, bool fractions, int depth) {
+  budget_.spend(8);
+  if (stopped()) return 0;
+  if (value.is_object()) {
+    std::vector<ValueShapes::Property> properties;
+    for (const auto& [name, member] : value.items())
+      properties.push_back({name, constant(member, true, depth + 1), true});
+    return shapes_.object(std::move(properties), {});
+  }
+  if (value.is_array()) {
+    std::vector<Shape> elements;
+    for (const Json& element : value) elements.push_back(constant(element, true, depth + 1));
+    const auto size = static_cast<int64_t>(elements.size());
+    return shapes_.array(std::move(elements), shapes_.words({}), size, size);
+  }
+  std::vector<std::string> texts;
+  if (value.is_number())
+    number_words(value, fractions, texts);
+  else
+    texts.push_back(json_literal(value));
+  return shapes_.words(std::move(texts));
+}
+
+// ---- Scalars ---------------------------------------------------------------------------------------------
+
+Shape SchemaReader::leaf(const Closure& closure, int depth) {
+  std::vector<Shape> shapes;
+  if (is_one_of(closure.types, types::kNull | types::kBoolean)) shapes.push_back(words(closure));
+  if (is_one_of(closure.types, types::kString)) shapes.push_back(string(closure));
+  if (is_one_of(closure.types, types::kNumber)) shapes.push_back(number(closure));
+  if (is_one_of(closure.types, types::kObject)) shapes.push_back(object(closure, depth));
+  if (is_one_of(closure.types, types::kArray)) shapes.push_back(array(closure, depth));
+  if (stopped()) return 0;
+  if (shapes.size() == 5 && closure.types == types::kAll) {
+    const Shape any = shapes_.any();
+    const std::vector<Shape> free = {shapes_.words({"true", "false", "null"}), shapes_.any_string(),
+                                     shapes_.any_number(false), shapes_.object({}, {{nullptr, any}}),
+                                     shapes_.array({}, any, 0, -1)};
+    if (shapes == free) return any;
+  }
+  return shapes_.choice(std::move(shapes));
+}
+
+Shape SchemaReader::words(const Closure& closure) {
+  std::vector<std::string> texts;
+  if (is_one_of(closure.types, types::kNull)) texts.emplace_back("null");
+  if (is_one_of(closure.types, types::kBoolean)) texts.insert(texts.end(), {"true", "false"});
+  for (const Literal literal : closure.literals)
+    for (const Json* value : nodes_.node(literal).not_values) std::erase(texts, json_literal(*value));
+  return shapes_.words(std::move(texts));
+}
+
+Shape SchemaReader::number(const Closure& closure) {
+  NumberRule rule;
+  rule.whole = !is_one_of(closure.types, types::kBroken);
+  rule.broken = !is_one_of(closure.types, types::kInteger);
+  for (const Literal literal : closure.literals) {
+    const SchemaNode& node = nodes_.node(literal);
+    budget_.spend(4 + static_cast<int64_t>(node.not_values.size()));
+    if (node.number.low) rule.at_least(*node.number.low, node.number.above_low);
+    if (node.number.high) rule.at_most(*node.number.high, node.number.below_high);
+    for (const Decimal& step : node.number.steps)
+      if (std::find(rule.steps.begin(), rule.steps.end(), step) == rule.steps.end())
+        rule.steps.push_back(step);
+    for (const Json* value : node.not_values)
+      if (const auto excluded = Decimal::of(*value); excluded && rule.holds(*excluded))
+        rule.excluded.push_back(*excluded);
+  }
+  if (rule.contradicts()) return nothing("maximum is below minimum");
+  if (!rule.whole && rule.is_free()) return shapes_.any_number(false);
+  NumberRule positive;
+  positive.at_least(Decimal(), false);
+  if (rule.key() == positive.key()) return shapes_.any_number(true);
+  const std::string key = rule.key();
+  if (const auto known = regulars_.find(key); known != regulars_.end()) return known->second;
+  auto automaton = number_automaton(rule, budget_);
+  if (!automaton) {
+    nodes_.fail(budget_.sentence("the range of a number"));
+    return 0;
+  }
+  if (automaton->empty()) return nothing("no number is in a range of it");
+  return regulars_[key] = shapes_.regular(std::move(*automaton));
+}
+
+std::optional<Automaton> SchemaReader::words_automaton(const std::vector<std::string>& texts) {
+  Expression tree(budget_);
+  std::vector<Expression::Node> options;
+  for (const std::string& text : texts) options.push_back(tree.text(text));
+  return tree.compile(tree.choice(std::move(options)), Expression::Spelling::json_string);
+}
+
+// `key`: what it was made of, for regulars_; if `once`, what is there already is not made again.
+SchemaReader::Text SchemaReader::text(const Closure& closure, std::string& key, bool once) {
+  Text out;
+  std::set<std::string> patterns, excluded;
+  std::set<std::string> values;
+  for (const Literal literal : closure.literals) {
+    const SchemaNode& node = nodes_.node(literal);
+    budget_.spend(4 + static_cast<int64_t>(node.not_values.size()));
+    out.least = std::max(out.least, node.min_length);
+    if (node.max_length >= 0) out.most = out.most < 0 ? node.max_length : std::min(out.most, node.max_length);
+    patterns.insert(node.patterns.begin(), node.patterns.end());
+    excluded.insert(node.not_patterns.begin(), node.not_patterns.end());
+    for (const Json* value : node.not_values)
+      if (value->is_string()) values.insert(value->get<std::string>());
+  }
+  out.none = out.most >= 0 && out.least > out.most;
+  if (out.none || (patterns.empty() && excluded.empty() && values.empty())) return out;
+  key = std::to_string(out.least) + " " + std::to_string(out.most);
+  for (const auto* list : {&patterns, &excluded, &values})
+    for (const std::string& one : *list)
+      key += (list == &patterns ? "\n+" : list == &excluded ? "\n-" : "\n!") + one;
+  if (once && regulars_.contains(key)) return out;
+  std::optional<Automaton> made;
+  const auto with = [&](const Automaton* automaton, bool without) {
+    if (automaton == nullptr || stopped()) return;
+    if (!made && without) made = *nodes_.pattern("");
+    made = made ? combined(*made, *automaton, without, budget_) : *automaton;
+  };
+  for (const std::string& expression : patterns) with(nodes_.pattern(expression), false);
+  for (const std::string& expression : excluded) with(nodes_.pattern(expression), true);
+  if (!values.empty()) {
+    const auto words = words_automaton({values.begin(), values.end()});
+    if (words) with(&*words, true);
+  }
+  if (made && (out.least > 0 || out.most >= 0))
+    made = with_length(*made, json_character(), out.least, out.most, budget_);
+  if (budget_.used_up())
+    nodes_.fail(budget_.sentence(patterns.empty() ? "a string"
+                                                  : "the pattern " + shown(*patterns.begin()) +
+                                                        " with what else is said of its string"));
+  out.none = made && made->empty();
+  out.content = std::move(made);
   return out;
 }
 
-// `given` without allOf, with the members of all of `parts`.
-Json SchemaReader::merged(const Json& given, const Json& parts, int depth) {
-  pay_for(given);
-  Json out = given;
-  out.erase("allOf");
-  for (const Json& part : parts) {
-    // References may lead a merge into itself, twice at each level.
-    if (stopped(0, "allOf and anyOf with $ref inside")) return out;
-    const Json* source = &part;
-    for (int hops = 0; source->is_object() && source->contains("$ref") && hops < 16; ++hops) {
-      source = target((*source)["$ref"]);
-      if (source == nullptr) return out;
-    }
-    if (!source->is_object()) continue;
-    pay_for(*source);
-    const auto all = source->find("allOf");
-    if (all != source->end() && depth < kMaxDepth)
-      merge_into(out, merged(*source, all->is_array() ? *all : Json::array(), depth + 1));
-    else
-      merge_into(out, *source);
-  }
-  return out;
+Shape SchemaReader::string(const Closure& closure) {
+  std::string key;
+  Text found = text(closure, key, true);
+  if (stopped()) return 0;
+  if (const auto known = regulars_.find(key); known != regulars_.end()) return known->second;
+  if (found.none) return nothing("no string is as long or of the form that it asks for");
+  if (found.content) return regulars_[key] = shapes_.regular(found.content->quoted());
+  return found.least == 0 && found.most < 0 ? shapes_.any_string()
+                                            : shapes_.bounded_string(found.least, found.most);
 }
 
-void SchemaReader::merge_into(Json& out, const Json& flat) {
-  for (const auto& [key, value] : flat.items()) {
-    if (key == "properties" && value.is_object() && out.contains(key) && out[key].is_object()) {
-      // Members of an ordered object are found one by one.
-      budget_.spend(static_cast<int64_t>(value.size() * out[key].size()) / 8);
-      if (budget_.used_up()) return;
-      for (const auto& [name, property] : value.items()) out[key][name] = property;
-    } else if (key == "required" && value.is_array() && out.contains(key) && out[key].is_array()) {
-      for (const Json& name : value) out[key].push_back(name);
-    } else {
-      out[key] = value;
-    }
+// Texts that a set admits, as between quotes. Empty: beyond the budget.
+std::optional<Automaton> SchemaReader::content(const Set& set, int depth) {
+  const Closure closure = nodes_.close(set);
+  if (stopped() || closure.empty || !is_one_of(closure.types, types::kString) || depth > kMaxDepth)
+    return Automaton();
+  const std::vector<const Json*>* values = nullptr;
+  for (const Literal literal : closure.literals)
+    if (const auto& lists = nodes_.node(literal).values; !lists.empty()) values = &lists[0];
+  if (values != nullptr) {
+    std::vector<std::string> texts;
+    for (const Json* value : *values)
+      if (value->is_string() && std::all_of(closure.literals.begin(), closure.literals.end(),
+                                            [&](Literal one) { return nodes_.holds(*value, one); }))
+        texts.push_back(value->get<std::string>());
+    return words_automaton(texts);
   }
-}
-
-// A place inside the schema: "#", "#/$defs/name".
-const Json* SchemaReader::target(const Json& ref) {
-  if (!ref.is_string() || !ref.get_ref<const std::string&>().starts_with('#')) {
-    fail("a $ref does not point into the schema");
-    return nullptr;
-  }
-  const Json* at = &root_;
-  const auto& path = ref.get_ref<const std::string&>();
-  for (size_t begin = 1; begin < path.size();) {
-    const size_t end = std::min(path.find('/', begin + 1), path.size());
-    std::string name;
-    for (size_t i = begin + 1; i < end; ++i) {
-      const bool escaped = path[i] == '~' && i + 1 < end && (path[i + 1] == '0' || path[i + 1] == '1');
-      name += escaped ? (path[++i] == '1' ? '/' : '~') : path[i];
+  std::vector<Set> ways;
+  if (choose(set, closure, ways)) {
+    Nfa nfa(budget_);
+    const int32_t start = nfa.add(), end = nfa.add();
+    for (const Set& way : ways) {
+      const auto one = content(way, depth + 1);
+      if (!one || stopped()) return std::nullopt;
+      if (!one->empty()) nfa.embed(*one, start, end);
     }
-    begin = end;
-    budget_.spend(8 + static_cast<int64_t>(name.size()) / 8 + static_cast<int64_t>(at->size()) / 8);
-    size_t index = at->size();
-    if (at->is_array() && !name.empty() && name.size() < 7 &&
-        std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; }))
-      index = static_cast<size_t>(std::stoul(name));
-    if (at->is_array() && index < at->size()) {
-      at = &(*at)[index];
-    } else if (at->is_object() && at->contains(name)) {
-      at = &(*at)[name];
-    } else {
-      fail("a $ref points nowhere: " + shown(path));
-      return nullptr;
-    }
+    return nfa.determinise(start, end);
   }
-  return at;
-}
-
-Shape SchemaReader::reference(const Json& ref, int depth) {
-  const Json* at = target(ref);
-  if (at == nullptr) return 0;
-  const auto known = references_.find(at);
-  if (known != references_.end()) return known->second;
-  const Shape shape = shapes_.forward();  // before its body, which may refer to it
-  references_.emplace(at, shape);
-  const Shape body = schema(*at, depth + 1);
-  if (!stopped(0)) shapes_.define(shape, body);
-  return shape;
+  std::string key;
+  Text found = text(closure, key, false);
+  if (stopped()) return std::nullopt;
+  if (found.none) return Automaton();
+  if (found.content) return found.content;
+  const Automaton* any = nodes_.pattern("");
+  if (any == nullptr) return std::nullopt;
+  return with_length(*any, json_character(), found.least, found.most, budget_);
 }
 
 // ---- Objects and arrays ----------------------------------------------------------------------------------
 
-Shape SchemaReader::object(const Json& given, int depth) {
-  const auto listed = given.find("properties");
-  if (listed != given.end() && !listed->is_object()) return fail("properties is not an object");
-  std::set<std::string> required;
-  if (const auto names = given.find("required"); names != given.end() && names->is_array()) {
-    for (const Json& name : *names) {
-      budget_.spend(8);
-      if (stopped(depth, "required")) return 0;
-      if (name.is_string()) required.insert(name.get<std::string>());
-    }
+Shape SchemaReader::object(const Closure& closure, int depth) {
+  std::vector<std::string> names;
+  std::set<std::string> seen, required;
+  int64_t least = 0, most = -1;
+  for (const Literal literal : closure.literals) {
+    const SchemaNode& node = nodes_.node(literal);
+    budget_.spend(static_cast<int64_t>(node.properties.size() + node.required.size()) * 8);
+    if (stopped()) return 0;
+    for (const auto& [name, value] : node.properties)
+      if (seen.insert(name).second) names.push_back(name);
+    required.insert(node.required.begin(), node.required.end());
+    least = std::max(least, node.min_properties);
+    if (node.max_properties >= 0) most = most < 0 ? node.max_properties : std::min(most, node.max_properties);
+    for (const Json* value : node.not_values)
+      if (value->is_object()) nodes_.unsupported("a denied value that is an object");
   }
+  for (const std::string& name : required)
+    if (seen.insert(name).second) names.push_back(name);
   std::vector<ValueShapes::Property> properties;
-  if (listed != given.end()) {
-    for (const auto& [name, property] : listed->items()) {
-      if (stopped(depth, "properties")) return 0;
-      properties.push_back({name, schema(property, depth + 1), required.erase(name) > 0});
-    }
+  for (const std::string& name : names) {
+    Set set = nodes_.member(closure, name);
+    const bool denied = std::find(set.begin(), set.end(), kFalse) != set.end();
+    if (stopped()) return 0;
+    if (denied && required.contains(name)) return nothing("a required member is not allowed");
+    properties.push_back(
+        {name, denied ? shapes_.words({}) : shape_of(std::move(set), depth + 1), required.contains(name)});
   }
-  for (const std::string& name : required) properties.push_back({name, shapes_.any(), true});
-  const auto additional = given.find("additionalProperties");
-  const bool open = additional == given.end() ? properties.empty() : *additional != false;
-  Shape more = -1;
-  if (open) {
-    const bool typed = additional != given.end() && additional->is_object();
-    more = typed ? schema(*additional, depth + 1) : shapes_.any();
-  }
-  return shapes_.object(std::move(properties), more);
+  auto more = others(closure, names, depth);
+  if (stopped()) return 0;
+  const auto possible = more.empty() ? static_cast<int64_t>(names.size()) : INT64_MAX;
+  if (most >= 0 && least > most) return nothing("maxProperties is below minProperties");
+  if (least > possible) return nothing("minProperties is more than there can be members");
+  if (least > static_cast<int64_t>(required.size())) nodes_.unsupported("the keyword minProperties");
+  if (most >= 0 && most < possible) nodes_.unsupported("the keyword maxProperties");
+  return shapes_.object(std::move(properties), std::move(more));
 }
 
-// A count of the schema; empty: not given, or so large a limit that it binds nobody.
-std::optional<int64_t> SchemaReader::bound(const Json& given, const char* name, bool least) {
-  const auto found = given.find(name);
-  if (found == given.end()) return std::nullopt;
-  const bool huge = found->is_number() && found->get<double>() >= static_cast<double>(kNoMore);
-  const auto value = huge ? std::optional(kNoMore) : as_integer(*found);
-  if (!value || *value < 0) {
-    fail(fmt::format("{} must be a whole number, 0 or more", name));
-    return std::nullopt;
-  }
-  if (least && *value > kMostAtLeast)
-    fail(fmt::format("{} is more than {}, which no answer can hold", name, kMostAtLeast));
-  return *value >= kNoMore ? std::nullopt : value;
-}
-
-Shape SchemaReader::array(const Json& given, int depth) {
-  std::vector<Shape> prefix;
-  if (const auto listed = given.find("prefixItems"); listed != given.end() && listed->is_array()) {
-    for (const Json& item : *listed) {
-      if (stopped(depth, "prefixItems")) return 0;
-      prefix.push_back(schema(item, depth + 1));
-    }
-  }
-  const auto items = given.find("items");
-  const bool closed = items != given.end() && *items == false;
-  const Shape item = items != given.end() && !closed ? schema(*items, depth + 1) : shapes_.any();
-  const auto count = static_cast<int64_t>(prefix.size());
-  const int64_t least = bound(given, "minItems", true).value_or(count);
-  std::optional<int64_t> most = bound(given, "maxItems", false);
-  if (closed || (items == given.end() && count > 0 && !most)) most = std::min(count, most.value_or(count));
-  if (most && *most < least && given.contains("minItems")) return fail("maxItems is below minItems");
-  return shapes_.array(std::move(prefix), item, std::min(least, most.value_or(least)), most.value_or(-1));
-}
-
-// ---- Strings and numbers ---------------------------------------------------------------------------------
-
-Shape SchemaReader::string(const Json& given) {
-  const auto least = bound(given, "minLength", true);
-  const auto most = bound(given, "maxLength", false);
-  if (least && most && *most < *least) return fail("maxLength is below minLength");
-  if (!error_.empty()) return 0;
-  const int64_t low = least.value_or(0), high = most.value_or(-1);
-  if (const auto format = given.find("format"); format != given.end() && format->is_string()) {
-    if (const auto text = format_pattern(format->get<std::string>())) return pattern(*text, low, high);
-    if (strict_) return fail("the format " + shown(format->get<std::string>()) + " is not supported");
-  }
-  if (const auto text = given.find("pattern"); text != given.end() && text->is_string())
-    return pattern(text->get_ref<const std::string&>(), low, high);
-  return low == 0 && high < 0 ? shapes_.any_string() : shapes_.bounded_string(low, high);
-}
-
-Shape SchemaReader::pattern(const std::string& expression, int64_t least, int64_t most) {
-  const std::string key = fmt::format("{} {} {}", least, most, expression);
-  if (const auto known = regulars_.find(key); known != regulars_.end()) return known->second;
-  const std::string name = "the pattern " + shown(expression);
-  Expression tree(budget_);
-  std::string why;
-  const auto root = read_pattern(tree, expression, why);
-  if (budget_.used_up()) return fail(budget_.sentence(name));
-  if (!root) {
-    if (strict_) return fail(name + " is not supported: it has " + why);
-    return least == 0 && most < 0 ? shapes_.any_string() : shapes_.bounded_string(least, most);
-  }
-  auto automaton = tree.compile(*root, Expression::Spelling::json_string);
-  if (!automaton) return fail(budget_.sentence(name));
-  if (least > 0 || most >= 0) {
-    automaton = with_length(*automaton, json_character(), least, most, budget_);
-    if (!automaton) return fail(budget_.sentence(name + " with its minLength and maxLength"));
-  }
-  if (automaton->empty()) return fail("no string fits " + name);
-  return regulars_[key] = shapes_.regular(automaton->quoted());
-}
-
-Shape SchemaReader::integer(const Json& given) {
-  std::optional<WholeNumber> low, high;
-  std::string key = "integer";
-  const auto read = [&](const char* name, bool up, bool exclusive, std::optional<WholeNumber>& out) {
-    const auto found = given.find(name);
-    if (found == given.end()) return;
-    const auto value = WholeNumber::at(*found, up, exclusive);
-    if (value && (!out || (up ? *out < *value : *value < *out))) out = value;
+// Members that are not listed: the patterns of names divide them into classes.
+std::vector<ValueShapes::Others> SchemaReader::others(const Closure& closure,
+                                                      const std::vector<std::string>& listed, int depth) {
+  struct Class {
+    std::set<std::string> matched;
+    std::optional<Automaton> names;  // empty: any
   };
-  read("minimum", true, false, low);
-  read("exclusiveMinimum", true, true, low);
-  read("maximum", false, false, high);
-  read("exclusiveMaximum", false, true, high);
-  if (low && high && *high < *low) return fail("maximum is below minimum");
-  for (const auto& bound : {low, high})
-    key += bound ? (bound->negative ? " -" : " ") + bound->digits : " none";
-  if (const auto known = regulars_.find(key); known != regulars_.end()) return known->second;
-  Expression tree(budget_);
-  auto automaton = tree.compile(integer_expression(tree, low, high), Expression::Spelling::plain);
-  if (!automaton) return fail(budget_.sentence("the range of an integer"));
-  return regulars_[key] = shapes_.regular(std::move(*automaton));
+  std::set<std::string> patterns;
+  Set rules;
+  for (const Literal literal : closure.literals) {
+    const SchemaNode& node = nodes_.node(literal);
+    for (const auto& [expression, value] : node.name_patterns)
+      if (nodes_.pattern(expression) != nullptr) patterns.insert(expression);
+    if (node.names != kTrue) rules.push_back(node.names);
+  }
+  std::vector<Class> classes(1);
+  if (!rules.empty())
+    classes[0].names = content(rules, 0);
+  else if (!patterns.empty() && nodes_.pattern("") != nullptr)
+    classes[0].names = *nodes_.pattern("");
+  if (classes[0].names && !listed.empty()) {
+    const auto words = words_automaton(listed);
+    if (words) classes[0].names = combined(*classes[0].names, *words, true, budget_);
+  }
+  for (const std::string& expression : patterns) {
+    if (stopped()) return {};
+    std::vector<Class> next;
+    for (const Class& one : classes) {
+      for (const bool without : {false, true}) {
+        auto names = combined(*one.names, *nodes_.pattern(expression), without, budget_);
+        if (!names) break;
+        if (names->empty()) continue;
+        next.push_back({one.matched, std::move(names)});
+        if (!without) next.back().matched.insert(expression);
+      }
+    }
+    classes = std::move(next);
+  }
+  std::vector<ValueShapes::Others> out;
+  for (const Class& one : classes) {
+    if (stopped()) return {};
+    if (one.names && one.names->empty()) continue;
+    Set set = nodes_.other_member(closure, one.matched);
+    if (std::find(set.begin(), set.end(), kFalse) != set.end()) continue;
+    const Shape shape = shape_of(std::move(set), depth + 1);
+    auto names = one.names ? std::make_shared<const Automaton>(one.names->quoted()) : nullptr;
+    out.push_back({std::move(names), shape});
+  }
+  return out;
+}
+
+Shape SchemaReader::array(const Closure& closure, int depth) {
+  size_t size = 0;
+  int64_t least = 0, most = -1;
+  Set contained;
+  bool unique = false;
+  for (const Literal literal : closure.literals) {
+    const SchemaNode& node = nodes_.node(literal);
+    size = std::max(size, node.prefix.size());
+    least = std::max(least, node.min_items);
+    if (node.max_items >= 0) most = most < 0 ? node.max_items : std::min(most, node.max_items);
+    unique = unique || node.unique;
+    if (node.max_contains >= 0) nodes_.unsupported("the keyword maxContains");
+    if (node.min_contains > 1) nodes_.unsupported("the keyword minContains");
+    if (node.min_contains > 0) contained.push_back(node.contains);
+    for (const Json* value : node.not_values)
+      if (value->is_array()) nodes_.unsupported("a denied value that is an array");
+  }
+  std::vector<Shape> prefix;
+  for (size_t i = 0; i < size; ++i) {
+    if (stopped()) return 0;
+    prefix.push_back(shape_of(nodes_.element(closure, static_cast<int64_t>(i)), depth + 1));
+  }
+  const Set rest = nodes_.element(closure, -1);
+  const Shape item = shape_of(rest, depth + 1);
+  if (most >= 0 && least > most) return nothing("maxItems is below minItems");
+  if (unique && (most < 0 || most > 1)) nodes_.unsupported("the keyword uniqueItems");
+  if (contained.size() > 1) nodes_.unsupported("the keyword contains, twice for one array,");
+  if (stopped()) return 0;
+  if (contained.empty()) return shapes_.array(std::move(prefix), item, least, most);
+  // One of the first elements is it, or one behind them.
+  std::vector<Shape> ways;
+  for (size_t i = 0; i < size; ++i) {
+    Set set = nodes_.element(closure, static_cast<int64_t>(i));
+    set.push_back(contained[0]);
+    std::vector<Shape> with = prefix;
+    with[i] = shape_of(std::move(set), depth + 1);
+    if (stopped()) return 0;
+    ways.push_back(shapes_.array(std::move(with), item, std::max(least, static_cast<int64_t>(i) + 1), most));
+  }
+  Set set = rest;
+  set.push_back(contained[0]);
+  const Shape it = shape_of(std::move(set), depth + 1);
+  ways.push_back(
+      shapes_.array(std::move(prefix), item, std::max(least, static_cast<int64_t>(size) + 1), most, it));
+  return shapes_.choice(std::move(ways));
 }
 
 }  // namespace braid::server

@@ -1,72 +1,85 @@
 // schema_reader.h -- a JSON schema as the shape of a value.
 //
-// What is understood: type (also lists), properties, required, additionalProperties, items, prefixItems,
-// minItems, maxItems, enum, const, anyOf, oneOf (as anyOf), allOf (objects merged), $ref into the schema
-// (recursion included), minLength, maxLength, pattern (pattern.h), minimum and maximum of integers, format
-// date, time, date-time, uuid, nullable. Other keywords are ignored, or refused if the client asked for
-// strictness.
+// What schemas say together (allOf, $ref and members beside it, anyOf, a property of several of them) is
+// gathered as a set of literals (schema_nodes.h); each set becomes one shape, once. Sets with alternatives
+// are a choice of sets without. What is held is listed in docs/serving.md; other keywords are refused by name
+// if the client asked for strictness, and ignored otherwise.
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "server/api/api_error.h"
 #include "server/automata/grammar_parts.h"
+#include "server/schema/schema_nodes.h"
 #include "server/schema/value_shapes.h"
 
 namespace braid::server {
 
 class SchemaReader {
  public:
-  static constexpr int kMaxDepth = 64;
-  // More elements or characters than this at least are asked of nobody.
-  static constexpr int64_t kMostAtLeast = 1'000'000;
-
   // `root` outlives this; references point into it.
   SchemaReader(ValueShapes& shapes, GrammarBudget& budget, const Json& root, bool strict)
-      : shapes_(shapes), budget_(budget), root_(root), strict_(strict) {}
+      : shapes_(shapes), budget_(budget), root_(root), nodes_(budget, root, strict) {}
 
   using Shape = ValueShapes::Shape;
   // The whole schema, or one inside it.
-  Shape value() { return made_.emplace_back(schema(root_, 0)); }
-  Shape value(const Json& part) { return made_.emplace_back(schema(part, 1)); }
-  // The schema's own members, with those that its allOf and $ref add.
-  Json members();
+  Shape value() { return value(root_); }
+  Shape value(const Json& part);
+  // The whole schema, of its values those that are objects.
+  Shape object_value();
 
   // Empty: all went well. One sentence otherwise, and the shapes are of no use.
   const std::string& error();
 
  private:
-  Shape fail(std::string message) {
-    if (error_.empty()) error_ = std::move(message);
-    return 0;
-  }
-  bool stopped(int depth, const char* what = "the schema");
-  void pay_for(const Json& value, int depth = 0);
-  Shape schema(const Json& given, int depth);
-  Shape plain(const Json& given, int depth);
-  Shape of_type(const Json& given, const Json& type, int depth);
-  Shape enumeration(const Json& values);
-  Shape alternatives(const Json& given, const char* key, const Json& options, int depth);
-  Json merged(const Json& given, const Json& parts, int depth);
-  void merge_into(Json& out, const Json& flat);
-  const Json* target(const Json& ref);
-  Shape reference(const Json& ref, int depth);
-  Shape object(const Json& given, int depth);
-  Shape array(const Json& given, int depth);
-  std::optional<int64_t> bound(const Json& given, const char* name, bool least);
-  Shape string(const Json& given);
-  Shape pattern(const std::string& expression, int64_t least, int64_t most);
-  Shape integer(const Json& given);
+  using Set = std::vector<Literal>;
+  using Closure = SchemaNodes::Closure;
+  static constexpr int kMaxDepth = 40;  // of sets inside each other that are made at once
+  struct Known {
+    Shape shape = -1;
+    bool made = false;  // else `shape`, if there is one, is defined later
+  };
+  // Strings that fit: an automaton of what stands between the quotes, if lengths do not say all.
+  struct Text {
+    bool none = false;
+    int64_t least = 0, most = -1;
+    std::optional<Automaton> content;
+  };
+
+  Shape value(Set whole);
+  Shape shape_of(Set set, int depth);
+  void make(const Set& set, Known& known, int depth);
+  Shape build(const Set& set, int depth);
+  std::optional<Set> choose(const Set& set, const Closure& closure, std::vector<Set>& ways);
+  Shape nothing(const char* why);
+  Shape enumeration(const Closure& closure);
+  Shape constant(const Json& value, bool fractions, int depth);
+  void number_words(const Json& value, bool fractions, std::vector<std::string>& out);
+  Shape leaf(const Closure& closure, int depth);
+  Shape words(const Closure& closure);
+  Shape number(const Closure& closure);
+  Shape string(const Closure& closure);
+  Text text(const Closure& closure, std::string& key, bool once);
+  std::optional<Automaton> content(const Set& set, int depth);
+  std::optional<Automaton> words_automaton(const std::vector<std::string>& texts);
+  Shape array(const Closure& closure, int depth);
+  Shape object(const Closure& closure, int depth);
+  std::vector<ValueShapes::Others> others(const Closure& closure, const std::vector<std::string>& listed,
+                                          int depth);
+  bool stopped() { return nodes_.stopped(); }
 
   ValueShapes& shapes_;
   GrammarBudget& budget_;
   const Json& root_;
-  bool strict_;
-  std::map<const Json*, Shape> references_;
+  SchemaNodes nodes_;
+  std::map<Set, Known> known_;             // of sets
+  std::vector<Set> open_;                  // to be made when what is nested now is done
   std::map<std::string, Shape> regulars_;  // patterns and ranges that were met before
   std::vector<Shape> made_;                // by value(), not looked at yet
+  std::string why_nothing_;
   std::string error_;
 };
 

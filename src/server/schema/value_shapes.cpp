@@ -5,6 +5,7 @@
 #include <set>
 
 #include "server/automata/grammar_parts.h"
+#include "server/automata/numbers.h"
 
 namespace braid::server {
 
@@ -30,9 +31,14 @@ void add_gap(GrammarProgram& program) { program.add(Op::automaton, program.add_s
 Shape ValueShapes::add(Part part, bool unique) {
   std::string key;
   append(key, static_cast<int64_t>(part.kind));
-  for (const int64_t n : {static_cast<int64_t>(part.shared), part.least, part.most, int64_t{part.more},
-                          static_cast<int64_t>(reinterpret_cast<intptr_t>(part.automaton.get()))})
+  const auto address = [](const auto& one) {
+    return static_cast<int64_t>(reinterpret_cast<intptr_t>(one.get()));
+  };
+  for (const int64_t n : {static_cast<int64_t>(part.shared), part.least, part.most, int64_t{part.item},
+                          int64_t{part.contained}, address(part.automaton)})
     append(key, n);
+  for (const Others& others : part.more) append(key, address(others.names)), append(key, others.value);
+  append(key, static_cast<int64_t>(part.more.size()));
   for (const std::string& text : part.texts) append(key, static_cast<int64_t>(text.size())), key += text;
   append(key, static_cast<int64_t>(part.shapes.size()));
   for (const Shape shape : part.shapes) append(key, shape);
@@ -59,8 +65,8 @@ Shape ValueShapes::bounded_string(int64_t least, int64_t most) {
   return add({.kind = Kind::characters, .least = least, .most = most});
 }
 
-Shape ValueShapes::object(std::vector<Property> properties, Shape more) {
-  Part part{.kind = Kind::object, .more = more};
+Shape ValueShapes::object(std::vector<Property> properties, std::vector<Others> more) {
+  Part part{.kind = Kind::object, .more = std::move(more)};
   for (Property& property : properties) {
     part.texts.push_back(std::move(property.name));
     part.shapes.push_back(property.value);
@@ -69,8 +75,14 @@ Shape ValueShapes::object(std::vector<Property> properties, Shape more) {
   return add(std::move(part));
 }
 
-Shape ValueShapes::array(std::vector<Shape> prefix, Shape item, int64_t least, int64_t most) {
-  return add({.kind = Kind::array, .least = least, .most = most, .more = item, .shapes = std::move(prefix)});
+Shape ValueShapes::array(std::vector<Shape> prefix, Shape item, int64_t least, int64_t most,
+                         Shape contained) {
+  return add({.kind = Kind::array,
+              .least = least,
+              .most = most,
+              .item = item,
+              .contained = contained,
+              .shapes = std::move(prefix)});
 }
 
 Shape ValueShapes::choice(std::vector<Shape> options) {
@@ -81,7 +93,7 @@ Shape ValueShapes::choice(std::vector<Shape> options) {
 Shape ValueShapes::any() {
   if (any_ >= 0) return any_;
   any_ = forward();
-  const Shape object = this->object({}, any_), array = this->array({}, any_, 0, -1);
+  const Shape object = this->object({}, {{nullptr, any_}}), array = this->array({}, any_, 0, -1);
   define(any_, choice({words({"true", "false", "null"}), any_string(), any_number(false), object, array}));
   return any_;
 }
@@ -94,8 +106,10 @@ std::vector<Shape> ValueShapes::needs(const Part& part) const {
     const bool needed = part.kind == Kind::object ? part.required[i] : static_cast<int64_t>(i) < part.least;
     if (needed) out.push_back(part.shapes[i]);
   }
-  if (part.kind == Kind::array && part.least > static_cast<int64_t>(part.shapes.size()))
-    out.push_back(part.more);
+  if (part.kind != Kind::array) return out;
+  const auto behind = part.least - static_cast<int64_t>(part.shapes.size());
+  if (part.contained >= 0) out.push_back(part.contained);
+  if (behind > (part.contained >= 0 ? 1 : 0)) out.push_back(part.item);
   return out;
 }
 
@@ -288,19 +302,28 @@ void ValueShapes::emit_words(GrammarProgram& program, const Part& part) {
 
 // Members in any order; those that have come are in the register.
 void ValueShapes::emit_object(GrammarProgram& program, const Part& part) {
-  std::vector<std::string> keys;
+  std::vector<std::string> keys, all;
   std::vector<Shape> values;
   std::vector<int32_t> required;
+  std::vector<Others> more;
   for (size_t i = 0; i < part.shapes.size(); ++i) {
+    all.push_back(json_literal(Json(part.texts[i])));
     if (!finite(part.shapes[i])) continue;
     if (part.required[i]) required.push_back(static_cast<int32_t>(keys.size()));
-    keys.push_back(json_literal(Json(part.texts[i])));
+    keys.push_back(all.back());
     values.push_back(part.shapes[i]);
   }
-  budget_->spend(static_cast<int64_t>(keys.size()) * 5, static_cast<int64_t>(keys.size()) * 60);
-  const bool more = part.more >= 0 && finite(part.more);
+  for (const Others& others : part.more)
+    if (finite(others.value)) more.push_back(others);
+  const bool any_name = std::any_of(more.begin(), more.end(), [](const Others& one) { return !one.names; });
+  const size_t names = keys.size() + (all.size() > keys.size() && any_name ? all.size() : 0);
+  budget_->spend(static_cast<int64_t>(names) * 5, static_cast<int64_t>(names) * 60);
   const int32_t set =
       program.add_words(WordSet(keys, true, required, *budget_), std::vector<int32_t>(keys.size(), 0));
+  // Other members have none of the listed names, not even of those that cannot come.
+  const int32_t listed_names = names == keys.size() ? set
+                                                    : program.add_words(WordSet(all, false, {}, *budget_),
+                                                                        std::vector<int32_t>(all.size(), 0));
   if (budget_->used_up()) return;
   const auto value = [&](Shape shape) {  // behind its name
     program.literal(":");
@@ -311,18 +334,22 @@ void ValueShapes::emit_object(GrammarProgram& program, const Part& part) {
 
   program.literal("{");
   add_gap(program);
-  auto first = program.fork(more ? 3 : 2);
+  auto first = program.fork(more.size() + 2);
   program.way(first);
   const int32_t listed = program.add(Op::words, set);
-  int32_t other = -1, behind_other = -1;
-  if (more) {
+  std::vector<int32_t> others, behind_others;
+  for (const Others& one : more) {
     program.way(first);
-    other = program.here();
-    if (keys.empty())
+    others.push_back(program.here());
+    if (one.names != nullptr) {
+      budget_->spend(0, one.names->bytes());
+      program.add(Op::automaton, program.add_automaton(*one.names));
+    } else if (all.empty()) {
       program.add(Op::automaton, add_string(program));
-    else
-      program.other_name(set, "member name", json_member_name);
-    behind_other = value(part.more);
+    } else {
+      program.other_name(listed_names, "member name", json_member_name);
+    }
+    behind_others.push_back(value(one.value));
   }
   program.way(first);
   program.add(Op::finished, set);
@@ -332,14 +359,14 @@ void ValueShapes::emit_object(GrammarProgram& program, const Part& part) {
   const int32_t rest = program.here();
   auto then = program.fork(2);
   program.way(then);
-  if (!more) program.add(Op::left, set);
+  if (more.empty()) program.add(Op::left, set);
   program.literal(",");
   add_gap(program);
-  auto next = program.fork(more ? 2 : 1);
+  auto next = program.fork(more.size() + 1);
   program.way(next, listed);
-  if (more) {
-    program.way(next, other);
-    program.at(behind_other).a = rest;
+  for (size_t i = 0; i < others.size(); ++i) {
+    program.way(next, others[i]);
+    program.at(behind_others[i]).a = rest;
   }
   program.way(then);
   program.add(Op::finished, set);
@@ -362,7 +389,7 @@ void ValueShapes::emit_array(GrammarProgram& program, const Part& part) {
   for (size_t i = 0; i < prefix.size(); ++i) {
     if (!finite(prefix[i])) limit(i);
   }
-  if (!finite(part.more)) limit(prefix.size());
+  if (!finite(part.item)) limit(prefix.size() + (part.contained >= 0 ? 1 : 0));
   if (most >= 0 && static_cast<int64_t>(prefix.size()) > most) prefix.resize(static_cast<size_t>(most));
   const bool open = most < 0 || most > static_cast<int64_t>(prefix.size());  // elements beyond the prefix
   budget_->spend(static_cast<int64_t>(prefix.size()) * 4, static_cast<int64_t>(prefix.size()) * 128);
@@ -376,15 +403,12 @@ void ValueShapes::emit_array(GrammarProgram& program, const Part& part) {
   };
   if (most == 0) return close(false);
   if (part.least == 0) {  // an element, or the end
-    const int32_t fork = program.here();
-    program.fork({fork + 1, fork + 3});
+    auto first = program.fork(2);
+    program.way(first);
     close(false);
+    program.way(first);
   }
   const int64_t counted = most < 0 ? part.least : most;
-  if (prefix.empty()) {
-    call(program, part.more);
-    program.add(Op::count, static_cast<int32_t>(counted));
-  }
   for (size_t k = 0; k < prefix.size(); ++k) {
     if (k > 0) {
       program.literal(",");
@@ -398,21 +422,54 @@ void ValueShapes::emit_array(GrammarProgram& program, const Part& part) {
     } else if (last) {
       return close(true);
     } else if (may_end) {
-      const int32_t fork = program.here();
-      program.fork({fork + 1, fork + 4});
+      auto next = program.fork(2);
+      program.way(next);
       close(true);
+      program.way(next);
     }
   }
+  if (part.contained >= 0) {
+    if (!prefix.empty()) {
+      program.literal(",");
+      add_gap(program);
+    }
+    emit_contained(program, part, most, counted);
+    if (!finite(part.item)) return close(true);  // it is the only one behind the prefix
+  } else if (prefix.empty()) {
+    call(program, part.item);
+    program.add(Op::count, static_cast<int32_t>(counted));
+  }
   const int32_t test = program.here();
-  program.fork({test + 1, test + 5});
+  auto next = program.fork(2);
+  program.way(next);
   program.add(Op::at_least, static_cast<int32_t>(part.least));
   close(true);
+  program.way(next);
   if (most >= 0) program.add(Op::below, static_cast<int32_t>(most));
   program.literal(",");
   add_gap(program);
-  call(program, part.more);
+  call(program, part.item);
   program.add(Op::count, static_cast<int32_t>(counted));
   program.add(Op::jump, test);
+}
+
+// Elements up to the first that must be contained, for which there is room.
+void ValueShapes::emit_contained(GrammarProgram& program, const Part& part, int64_t most, int64_t counted) {
+  const bool others = finite(part.item);
+  const int32_t element = program.here();
+  auto ways = program.fork(others ? 2 : 1);
+  if (others) {
+    program.way(ways);
+    if (most >= 0) program.add(Op::below, static_cast<int32_t>(most - 1));
+    call(program, part.item);
+    program.add(Op::count, static_cast<int32_t>(counted));
+    program.literal(",");
+    add_gap(program);
+    program.add(Op::jump, element);
+  }
+  program.way(ways);
+  call(program, part.contained);
+  program.add(Op::count, static_cast<int32_t>(counted));
 }
 
 }  // namespace braid::server

@@ -24,6 +24,12 @@ class ValueShapes {
     bool required;
   };
 
+  // Members that are not listed.
+  struct Others {
+    std::shared_ptr<const Automaton> names;  // with their quotes, none of them listed; null: any
+    Shape value;
+  };
+
   explicit ValueShapes(GrammarBudget& budget) : budget_(&budget) {}
 
   Shape words(std::vector<std::string> texts);  // one of them, as it stands
@@ -31,9 +37,12 @@ class ValueShapes {
   Shape any_string() { return shared(Shared::string); }
   Shape any_number(bool not_negative) { return shared(not_negative ? Shared::not_negative : Shared::number); }
   Shape bounded_string(int64_t least, int64_t most);  // characters; most < 0: none
-  // `more`: of members beyond the listed ones; < 0: none may come.
-  Shape object(std::vector<Property> properties, Shape more);
-  Shape array(std::vector<Shape> prefix, Shape item, int64_t least, int64_t most);
+  // A listed name comes with its value alone, also if nothing fits that. No name is of two of `more`.
+  Shape object(std::vector<Property> properties, std::vector<Others> more);
+  Shape any_object() { return object({}, {{nullptr, any()}}); }
+  // `contained`: one element at least behind the prefix is of this shape; then `least` is more than the
+  // prefix has. < 0: none need be.
+  Shape array(std::vector<Shape> prefix, Shape item, int64_t least, int64_t most, Shape contained = -1);
   Shape choice(std::vector<Shape> options);
   Shape any();
   // One that is defined later.
@@ -60,10 +69,11 @@ class ValueShapes {
     Kind kind;
     Shared shared = Shared::string;
     int64_t least = 0, most = -1;
-    Shape more = -1;                      // of objects; of arrays: the item
+    Shape item = -1, contained = -1;      // of arrays
     std::vector<std::string> texts = {};  // words; names of properties
     std::vector<Shape> shapes = {};       // options, prefix, properties
     std::vector<bool> required = {};      // properties
+    std::vector<Others> more = {};        // of objects
     std::shared_ptr<const Automaton> automaton = nullptr;
   };
 
@@ -76,6 +86,7 @@ class ValueShapes {
   bool emit(GrammarProgram& program, Shape shape);
   void emit_words(GrammarProgram& program, const Part& part);
   void emit_object(GrammarProgram& program, const Part& part);
+  void emit_contained(GrammarProgram& program, const Part& part, int64_t most, int64_t counted);
   void emit_array(GrammarProgram& program, const Part& part);
   void emit_fork(GrammarProgram& program, const std::vector<Shape>& shapes);
   bool finite(Shape shape) const { return finite_[static_cast<size_t>(shape)]; }

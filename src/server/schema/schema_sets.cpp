@@ -1,0 +1,514 @@
+// schema_sets.cpp -- see schema_nodes.h. What schemas say together, and where they do not hold.
+#include <algorithm>
+
+#include "server/automata/grammar_parts.h"
+#include "server/schema/schema_nodes.h"
+
+namespace braid::server {
+
+namespace {
+
+constexpr int kMaxHeldDepth = 100;   // of schemas inside each other, for one value
+constexpr int kMaxEmptyDepth = 3;    // members of members whose emptiness is looked at
+constexpr size_t kMaxPairs = 8;      // options of oneOf of which two may hold
+constexpr size_t kMaxListed = 4096;  // elements and members of a value of an enum
+
+// As between the quotes of a JSON string.
+std::string spelled(const std::string& text) {
+  const std::string literal = json_literal(Json(text));
+  return literal.substr(1, literal.size() - 2);
+}
+
+uint8_t kind_of(const Json& value) {
+  if (value.is_null()) return types::kNull;
+  if (value.is_boolean()) return types::kBoolean;
+  if (value.is_string()) return types::kString;
+  if (value.is_array()) return types::kArray;
+  if (value.is_object()) return types::kObject;
+  const auto number = Decimal::of(value);
+  return number && !number->whole() ? types::kBroken : types::kInteger;
+}
+
+int64_t characters(const std::string& text) {
+  return std::count_if(text.begin(), text.end(),
+                       [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
+}
+
+}  // namespace
+
+std::string canonical_value(const Json& value) {
+  if (value.is_number()) {
+    const auto number = Decimal::of(value);
+    if (!number) return value.dump();
+    return (number->negative ? "-" : "") + number->digits + (number->whole() ? "" : "." + number->fraction);
+  }
+  if (!value.is_structured()) return json_literal(value);
+  std::string out = value.is_array() ? "[" : "{";
+  if (value.is_array()) {
+    for (const Json& element : value) out += canonical_value(element) + ",";
+    return out + "]";
+  }
+  std::map<std::string, std::string> members;
+  for (const auto& [name, member] : value.items()) members.emplace(name, canonical_value(member));
+  for (const auto& [name, member] : members) out += json_literal(Json(name)) + ":" + member + ",";
+  return out + "}";
+}
+
+// ---- Sets ------------------------------------------------------------------------------------------------
+
+bool SchemaNodes::Closure::contains(Literal literal) const {
+  return std::binary_search(literals.begin(), literals.end(), literal);
+}
+
+// Whether following `edges` from some literal leads back to it.
+bool SchemaNodes::in_circle(const std::vector<std::pair<Literal, Literal>>& edges) {
+  std::map<Literal, std::vector<Literal>> from;
+  std::map<Literal, int> into;
+  for (const auto& [a, b] : edges) {
+    from[a].push_back(b);
+    ++into[b];
+    into.try_emplace(a, 0);
+  }
+  budget_.spend(static_cast<int64_t>(edges.size()) * 8);
+  std::vector<Literal> open;
+  for (const auto& [literal, count] : into)
+    if (count == 0) open.push_back(literal);
+  size_t done = 0;
+  for (; done < open.size(); ++done)
+    for (const Literal next : from[open[done]])
+      if (--into[next] == 0) open.push_back(next);
+  return done < into.size();
+}
+
+SchemaNodes::Closure SchemaNodes::close(const std::vector<Literal>& set) {
+  Closure out;
+  std::set<Literal> seen;
+  std::vector<std::pair<Literal, Literal>> edges;
+  std::vector<Literal> open(set.rbegin(), set.rend());
+  while (!open.empty() && !out.empty) {
+    const Literal literal = open.back();
+    open.pop_back();
+    budget_.spend(24);
+    if (literal == kTrue || !seen.insert(literal).second) continue;
+    if (stopped()) break;
+    out.empty = literal == kFalse || seen.contains(literal ^ 1);
+    if (out.empty) break;
+    const SchemaNode& node = this->node(literal);
+    out.types &= node.types;
+    open.insert(open.end(), node.all.rbegin(), node.all.rend());
+    for (const Literal part : node.all) edges.emplace_back(literal, part);
+  }
+  // A schema that is what it says itself to be says nothing that ends.
+  out.empty = out.empty || (edges.size() > 1 && in_circle(edges)) ||
+              (edges.size() == 1 && edges[0].first == edges[0].second);
+  out.literals.assign(seen.begin(), seen.end());
+  out.empty = out.empty || out.types == 0;
+  return out;
+}
+
+std::vector<Literal> SchemaNodes::in_place(const Closure& closure, Literal literal) {
+  std::vector<Literal> out{literal};
+  std::set<Literal> seen{literal};
+  for (size_t i = 0; i < out.size(); ++i) {
+    const SchemaNode& node = this->node(out[i]);
+    budget_.spend(4 + static_cast<int64_t>(node.all.size()));
+    const auto take = [&](Literal other) {
+      // What is denied is not there.
+      if (other % 2 == 0 && closure.contains(other) && seen.insert(other).second) out.push_back(other);
+    };
+    std::for_each(node.all.begin(), node.all.end(), take);
+    for (const auto& options : node.choices) std::for_each(options.begin(), options.end(), take);
+  }
+  return out;
+}
+
+// Whether what holds in place with `literal` would hold because it holds.
+bool SchemaNodes::leads_back(const Closure& closure, Literal literal, Literal option) {
+  const Closure alone = close({option});
+  return std::any_of(alone.literals.begin(), alone.literals.end(), [&](Literal one) {
+    if (!closure.contains(one)) return false;
+    if (one == literal) return true;
+    const std::vector<Literal> below = in_place(closure, one);
+    return std::find(below.begin(), below.end(), literal) != below.end();
+  });
+}
+
+bool SchemaNodes::evaluates(const SchemaNode& node, const std::string& name) {
+  if (node.names_all || node.property.contains(name)) return true;
+  const std::string text = node.name_patterns.empty() ? std::string() : spelled(name);
+  budget_.spend(4 + static_cast<int64_t>(node.name_patterns.size() * text.size()) / 4);
+  return std::any_of(node.name_patterns.begin(), node.name_patterns.end(), [&](const auto& one) {
+    const Automaton* automaton = pattern(one.first);
+    return automaton == nullptr || automaton->takes(text);
+  });
+}
+
+std::vector<Literal> SchemaNodes::member(const Closure& closure, const std::string& name) {
+  std::vector<Literal> out;
+  const std::string text = spelled(name);
+  for (const Literal literal : closure.literals) {
+    const SchemaNode& node = this->node(literal);
+    budget_.spend(8 + static_cast<int64_t>(name.size() / 8 + node.name_patterns.size() * text.size() / 4));
+    if (stopped()) return {};
+    if (const auto found = node.property.find(name); found != node.property.end())
+      out.push_back(found->second);
+    for (const auto& [expression, value] : node.name_patterns) {
+      const Automaton* automaton = pattern(expression);
+      if (automaton != nullptr && automaton->takes(text)) out.push_back(value);
+    }
+    if (node.names_all && node.additional != kTrue) {
+      const bool named = node.property.contains(name) ||
+                         std::any_of(node.name_patterns.begin(), node.name_patterns.end(), [&](auto& one) {
+                           const Automaton* automaton = pattern(one.first);
+                           return automaton == nullptr || automaton->takes(text);
+                         });
+      if (!named) out.push_back(node.additional);
+    }
+    if (node.names != kTrue && !holds(Json(name), node.names)) out.push_back(kFalse);
+    if (node.unevaluated == kTrue) continue;
+    bool known = false;
+    for (const Literal other : in_place(closure, literal)) {
+      const SchemaNode& one = this->node(other);
+      known = known || evaluates(one, name) || (other != literal && one.unevaluated != kTrue);
+    }
+    if (!known) out.push_back(node.unevaluated);
+  }
+  return out;
+}
+
+std::vector<Literal> SchemaNodes::other_member(const Closure& closure, const std::set<std::string>& matched) {
+  std::vector<Literal> out;
+  const auto matches = [&](const SchemaNode& node) {
+    return std::any_of(node.name_patterns.begin(), node.name_patterns.end(),
+                       [&](const auto& one) { return matched.contains(one.first); });
+  };
+  for (const Literal literal : closure.literals) {
+    const SchemaNode& node = this->node(literal);
+    budget_.spend(8 + static_cast<int64_t>(node.name_patterns.size()) * 8);
+    if (stopped()) return {};
+    for (const auto& [expression, value] : node.name_patterns)
+      if (matched.contains(expression)) out.push_back(value);
+    if (node.names_all && !matches(node)) out.push_back(node.additional);
+    if (node.unevaluated == kTrue) continue;
+    bool known = false;
+    for (const Literal other : in_place(closure, literal)) {
+      const SchemaNode& one = this->node(other);
+      known = known || one.names_all || matches(one) || (other != literal && one.unevaluated != kTrue);
+    }
+    if (!known) out.push_back(node.unevaluated);
+  }
+  return out;
+}
+
+std::vector<Literal> SchemaNodes::element(const Closure& closure, int64_t index) {
+  std::vector<Literal> out;
+  const auto in_prefix = [&](const SchemaNode& node) {
+    return index >= 0 && index < static_cast<int64_t>(node.prefix.size());
+  };
+  for (const Literal literal : closure.literals) {
+    const SchemaNode& node = this->node(literal);
+    budget_.spend(8);
+    if (stopped()) return {};
+    out.push_back(in_prefix(node) ? node.prefix[static_cast<size_t>(index)] : node.items);
+    if (node.unevaluated_items == kTrue) continue;
+    bool known = false;
+    for (const Literal other : in_place(closure, literal)) {
+      const SchemaNode& one = this->node(other);
+      known =
+          known || in_prefix(one) || one.items_all || (other != literal && one.unevaluated_items != kTrue);
+      if (one.contains != kTrue) {  // those that it matches are known
+        unsupported("unevaluatedItems with contains");
+        known = true;
+      }
+    }
+    if (!known) out.push_back(node.unevaluated_items);
+  }
+  return out;
+}
+
+bool SchemaNodes::clearly_empty(const std::vector<Literal>& set, int depth) {
+  const Closure closure = close(set);
+  if (closure.empty || stopped()) return closure.empty;
+  NumberRule number;
+  int64_t min_length = 0, max_length = -1;
+  std::set<std::string> required;
+  const std::vector<const Json*>* values = nullptr;
+  for (const Literal literal : closure.literals) {
+    const SchemaNode& node = this->node(literal);
+    if (!node.values.empty() && (values == nullptr || node.values[0].size() < values->size()))
+      values = &node.values[0];
+    if (node.number.low) number.at_least(*node.number.low, node.number.above_low);
+    if (node.number.high) number.at_most(*node.number.high, node.number.below_high);
+    budget_.spend(16 + static_cast<int64_t>(node.required.size()) * 16);
+    min_length = std::max(min_length, node.min_length);
+    if (node.max_length >= 0)
+      max_length = max_length < 0 ? node.max_length : std::min(max_length, node.max_length);
+    required.insert(node.required.begin(), node.required.end());
+  }
+  if (values != nullptr) {
+    return std::none_of(values->begin(), values->end(), [&](const Json* value) {
+      return std::all_of(closure.literals.begin(), closure.literals.end(),
+                         [&](Literal literal) { return holds(*value, literal); });
+    });
+  }
+  if ((closure.types & ~types::kNumber) == 0 && number.contradicts()) return true;
+  if (closure.types == types::kString && max_length >= 0 && min_length > max_length) return true;
+  if (closure.types != types::kObject || depth >= kMaxEmptyDepth) return false;
+  return std::any_of(required.begin(), required.end(), [&](const std::string& name) {
+    return clearly_empty(member(closure, name), depth + 1);
+  });
+}
+
+// ---- Exactly one -----------------------------------------------------------------------------------------
+
+// Option `index`, and none of those that may hold with it.
+Literal SchemaNodes::exclusive_option(const std::vector<Literal>& options, const std::vector<Closure>& alone,
+                                      size_t index) {
+  std::vector<Literal> parts{options[index]};
+  for (size_t j = 0; j < options.size(); ++j) {
+    budget_.spend(4);
+    const uint8_t both = alone[index].types & alone[j].types;
+    if (j == index || both == 0 || alone[j].empty || stopped()) continue;
+    if (clearly_empty({options[index], options[j]})) continue;
+    // Without strictness objects that two options admit are let through: to keep them apart, values would
+    // have to be wrong for one of them.
+    if (!strict_ && (both & ~(types::kObject | types::kArray)) == 0) continue;
+    const Literal other = options[j] ^ 1;
+    if (other % 2 == 1 && other != kFalse) read(other / 2);
+    if (other % 2 == 1 && other != kFalse && negation_of(other / 2) == kUnknown) {
+      unsupported("a oneOf whose options may hold together");
+      continue;
+    }
+    parts.push_back(other);
+  }
+  return all_of(std::move(parts));
+}
+
+const SchemaNode& SchemaNodes::with_choices(Literal literal) {
+  const int32_t id = resolve(literal);
+  while (!at(id).exclusive.empty() && !stopped()) {
+    const std::vector<Literal> options = std::move(at(id).exclusive.back());
+    at(id).exclusive.pop_back();
+    std::vector<Closure> alone;
+    for (const Literal option : options) alone.push_back(close({option}));
+    std::vector<Literal> choices;
+    for (size_t i = 0; i < options.size(); ++i)
+      if (!alone[i].empty) choices.push_back(exclusive_option(options, alone, i));
+    at(id).choices.push_back(std::move(choices));
+  }
+  return at(id);
+}
+
+// ---- Validity --------------------------------------------------------------------------------------------
+
+bool SchemaNodes::holds(const Json& value, Literal literal, int depth) {
+  budget_.spend(8);
+  if (depth > kMaxHeldDepth || stopped()) return true;
+  if (literal == kTrue || literal == kFalse) return literal == kTrue;
+  if (literal % 2 == 1) return !holds(value, literal ^ 1, depth + 1);
+  return holds_node(value, node(literal), depth);
+}
+
+bool SchemaNodes::holds_node(const Json& value, const SchemaNode& node, int depth) {
+  if ((kind_of(value) & node.types) == 0) return false;
+  const std::string text = node.values.empty() ? std::string() : canonical_value(value);
+  for (const auto& list : node.values) {
+    const auto [known, added] = canonical_.try_emplace(&list);
+    if (added) {
+      budget_.spend(static_cast<int64_t>(list.size()) * 8);
+      for (const Json* one : list) known->second.insert(canonical_value(*one));
+    }
+    budget_.spend(8 + static_cast<int64_t>(text.size()) / 8);
+    if (!known->second.contains(text)) return false;
+  }
+  for (const Json* other : node.not_values)
+    if (canonical_value(*other) == canonical_value(value)) return false;
+  if (!holds_scalar(value, node)) return false;
+  if (value.is_array() && !holds_array(value, node, depth)) return false;
+  if (value.is_object() && !holds_object(value, node, depth)) return false;
+  return holds_combinations(value, node, depth);
+}
+
+bool SchemaNodes::holds_scalar(const Json& value, const SchemaNode& node) {
+  if (value.is_number()) {
+    const auto number = Decimal::of(value);
+    return !number || node.number.holds(*number);
+  }
+  if (!value.is_string()) return true;
+  const auto& text = value.get_ref<const std::string&>();
+  const int64_t length = characters(text);
+  if (length < node.min_length || (node.max_length >= 0 && length > node.max_length)) return false;
+  if (node.patterns.empty() && node.not_patterns.empty()) return true;
+  const std::string content = spelled(text);
+  budget_.spend(static_cast<int64_t>(content.size()));
+  const auto matches = [&](const std::string& expression) {
+    const Automaton* automaton = pattern(expression);
+    return automaton == nullptr || automaton->takes(content);
+  };
+  return std::all_of(node.patterns.begin(), node.patterns.end(), matches) &&
+         std::none_of(node.not_patterns.begin(), node.not_patterns.end(), matches);
+}
+
+bool SchemaNodes::holds_array(const Json& value, const SchemaNode& node, int depth) {
+  const auto size = static_cast<int64_t>(value.size());
+  if (size < node.min_items || (node.max_items >= 0 && size > node.max_items)) return false;
+  if (value.size() > kMaxListed) return true;
+  for (size_t i = 0; i < value.size(); ++i)
+    if (!holds(value[i], i < node.prefix.size() ? node.prefix[i] : node.items, depth + 1)) return false;
+  if (node.unique) {
+    std::set<std::string> seen;
+    for (const Json& element : value)
+      if (!seen.insert(canonical_value(element)).second) return false;
+  }
+  if (node.min_contains == 0 && node.max_contains < 0) return true;
+  const auto found = std::count_if(value.begin(), value.end(), [&](const Json& element) {
+    return holds(element, node.contains, depth + 1);
+  });
+  return found >= node.min_contains && (node.max_contains < 0 || found <= node.max_contains);
+}
+
+bool SchemaNodes::holds_object(const Json& value, const SchemaNode& node, int depth) {
+  const auto size = static_cast<int64_t>(value.size());
+  if (size < node.min_properties || (node.max_properties >= 0 && size > node.max_properties)) return false;
+  if (value.size() > kMaxListed) return true;
+  for (const std::string& name : node.required)
+    if (!value.contains(name)) return false;
+  for (const auto& [name, member] : value.items()) {
+    bool named = false;
+    if (const auto found = node.property.find(name); found != node.property.end()) {
+      named = true;
+      if (!holds(member, found->second, depth + 1)) return false;
+    }
+    for (const auto& [expression, schema] : node.name_patterns) {
+      const Automaton* automaton = pattern(expression);
+      if (automaton == nullptr || !automaton->takes(spelled(name))) continue;
+      named = true;
+      if (!holds(member, schema, depth + 1)) return false;
+    }
+    if (!named && !holds(member, node.additional, depth + 1)) return false;
+    if (!holds(Json(name), node.names, depth + 1)) return false;
+  }
+  return true;
+}
+
+bool SchemaNodes::holds_combinations(const Json& value, const SchemaNode& node, int depth) {
+  const auto holding = [&](const std::vector<Literal>& list) {
+    return std::count_if(list.begin(), list.end(),
+                         [&](Literal literal) { return holds(value, literal, depth + 1); });
+  };
+  if (holding(node.all) < static_cast<ptrdiff_t>(node.all.size())) return false;
+  for (const auto& options : node.choices)
+    if (holding(options) == 0) return false;
+  return std::all_of(node.exclusive.begin(), node.exclusive.end(),
+                     [&](const auto& options) { return holding(options) == 1; });
+}
+
+// ---- Negations -------------------------------------------------------------------------------------------
+//
+// A schema is all of its keywords, so its negation is one of: a value against one of them. Keywords whose
+// opposite no keyword says (unevaluated members, patterns of names, steps of numbers) make it unknown.
+
+int32_t SchemaNodes::negation_of(int32_t id) {
+  const auto known = negations_.find(id);
+  if (known != negations_.end()) return known->second;
+  const int32_t made = make_negation(at(id));
+  negations_.emplace(id, made);
+  return made;
+}
+
+int32_t SchemaNodes::make_negation(const SchemaNode& node) {
+  if (node.partly) return kUnknown;
+  std::vector<Literal> options;
+  negate_scalars(node, options);
+  if (!node.number.steps.empty() || !negate_arrays(node, options) || !negate_objects(node, options) ||
+      !negate_combinations(node, options))
+    return kUnknown;
+  const int32_t id = make();
+  at(id).choices.push_back(std::move(options));
+  return id;
+}
+
+void SchemaNodes::negate_scalars(const SchemaNode& node, std::vector<Literal>& options) {
+  const auto add = [&](uint8_t kinds) -> SchemaNode& {
+    options.push_back(of_types(kinds));
+    return at(options.back() / 2);
+  };
+  if (node.types != types::kAll) add(types::kAll & ~node.types);
+  for (const auto& list : node.values) add(types::kAll).not_values = list;
+  if (node.number.low) add(types::kNumber).number.at_most(*node.number.low, !node.number.above_low);
+  if (node.number.high) add(types::kNumber).number.at_least(*node.number.high, !node.number.below_high);
+  if (node.min_length > 0) add(types::kString).max_length = node.min_length - 1;
+  if (node.max_length >= 0) add(types::kString).min_length = node.max_length + 1;
+  for (const std::string& expression : node.patterns) add(types::kString).not_patterns = {expression};
+}
+
+bool SchemaNodes::negate_arrays(const SchemaNode& node, std::vector<Literal>& options) {
+  const auto add = [&]() -> SchemaNode& {
+    options.push_back(of_types(types::kArray));
+    return at(options.back() / 2);
+  };
+  for (size_t i = 0; i < node.prefix.size(); ++i) {
+    if (node.prefix[i] == kTrue) continue;
+    SchemaNode& one = add();
+    one.min_items = static_cast<int64_t>(i) + 1;
+    one.prefix.assign(i, kTrue);
+    one.prefix.push_back(node.prefix[i] ^ 1);
+  }
+  if (node.items == kFalse) {
+    add().min_items = static_cast<int64_t>(node.prefix.size()) + 1;
+  } else if (node.items != kTrue) {
+    if (!node.prefix.empty()) return false;
+    SchemaNode& one = add();
+    one.contains = node.items ^ 1;
+    one.min_contains = 1;
+  }
+  if (node.min_items > 0) add().max_items = node.min_items - 1;
+  if (node.max_items >= 0) add().min_items = node.max_items + 1;
+  if (node.min_contains > 0 && node.max_contains < 0 && node.min_contains == 1)
+    add().items = node.contains ^ 1;
+  else if (node.min_contains > 0 || node.max_contains >= 0)
+    return false;
+  return !node.unique && node.unevaluated_items == kTrue;
+}
+
+bool SchemaNodes::negate_objects(const SchemaNode& node, std::vector<Literal>& options) {
+  if (!node.name_patterns.empty() || node.additional != kTrue || node.names != kTrue ||
+      node.unevaluated != kTrue)
+    return false;
+  for (const auto& [name, value] : node.properties) {
+    if (value == kTrue) continue;
+    const Literal wrong = present(name);
+    SchemaNode& one = at(wrong / 2);
+    one.properties = {{name, value ^ 1}};
+    one.property = {{one.properties[0].first, value ^ 1}};
+    options.push_back(wrong);
+  }
+  for (const std::string& name : node.required)
+    options.push_back(all_of({of_types(types::kObject), absent(name)}));
+  const auto add = [&]() -> SchemaNode& {
+    options.push_back(of_types(types::kObject));
+    return at(options.back() / 2);
+  };
+  if (node.min_properties > 0) add().max_properties = node.min_properties - 1;
+  if (node.max_properties >= 0) add().min_properties = node.max_properties + 1;
+  return true;
+}
+
+bool SchemaNodes::negate_combinations(const SchemaNode& node, std::vector<Literal>& options) {
+  const auto negated = [&](const std::vector<Literal>& list) {
+    std::vector<Literal> out;
+    for (const Literal literal : list) out.push_back(literal ^ 1);
+    return out;
+  };
+  for (const Literal literal : node.all) options.push_back(literal ^ 1);
+  for (const auto& list : node.choices) options.push_back(all_of(negated(list)));
+  for (const auto& list : node.exclusive) {
+    if (list.size() > kMaxPairs) return false;
+    options.push_back(all_of(negated(list)));
+    for (size_t i = 0; i < list.size(); ++i)
+      for (size_t j = 0; j < i; ++j) options.push_back(all_of({list[i], list[j]}));
+  }
+  return true;
+}
+
+}  // namespace braid::server
