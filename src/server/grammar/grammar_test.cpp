@@ -102,7 +102,7 @@ std::vector<Hostile> hostile_schemas() {
       {"30,000 words", {{"enum", words}}, true},
       {"a long word", {{"const", std::string(200'000, 'x')}}, true},
       {"600 objects", {{"anyOf", objects}}, false},
-      {"allOf that doubles", exponential, false},
+      {"allOf that doubles", exponential, true},
       {"anyOf in anyOf", deep, true},
       {"long strings", {{"type", "string"}, {"minLength", 9000}, {"maxLength", 9400}}, true},
       {"endless bounds", {{"type", "string"}, {"maxLength", 1e18}}, true},
@@ -214,7 +214,7 @@ TEST(Forms, ThatNothingFitsAreRefused) {
       "$defs":{"x":{"type":"array","minItems":1,"items":{"$ref":"#/$defs/x"}}}})"));
   EXPECT_TRUE(form.takes(R"({"b":null})"));
   GrammarMatcher matcher(form.program);
-  EXPECT_FALSE(matcher.advance(R"({"a)"));
+  EXPECT_FALSE(matcher.advance(R"({"a":)"));  // no other member has the name either
 }
 
 // ---- Patterns --------------------------------------------------------------------------------------------
