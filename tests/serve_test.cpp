@@ -702,6 +702,38 @@ TEST_F(ServeTest, APromptIsScoredAsItWasWritten) {
   EXPECT_EQ(read["finish_reason"], "length");
 }
 
+// A model that says one token for ever, in its thought and behind it: the thought is closed, then the answer
+// ends. And a limit, however small, leaves a visible part.
+TEST_F(ServeTest, AModelThatGoesRoundIsStopped) {
+  Served server({"--ctx-size", "640"});
+  ASSERT_NE(server.port, 0) << server.log();
+  const Json round{{"messages", Json::array({{{"role", "user"}, {"content", "hi"}}})},
+                   {"enable_thinking", true},
+                   {"logit_bias", Json::array({Json::array({"x", 100})})},
+                   {"repetition_detection", {{"max_pattern_size", 4}, {"min_count", 8}}}};
+  const Json answer = ask(server.port, "/v1/chat/completions", round);
+  const Json& choice = answer["choices"][0];
+  EXPECT_EQ(choice["message"]["reasoning_content"], "xxxxxxxx") << answer;
+  EXPECT_EQ(choice["message"]["content"], "xxxxxxxx");
+  EXPECT_EQ(choice["finish_reason"], "stop");
+  EXPECT_EQ(choice["stop_reason"], "repetition_detected");
+  EXPECT_EQ(answer["braid"]["thinking"]["closed_by"], "loop");
+  for (const int most : {4, 5, 8, 16, 64}) {
+    Json limited = round;
+    limited.erase("repetition_detection");
+    limited["max_tokens"] = most;
+    const Json cut = ask(server.port, "/v1/chat/completions", limited);
+    EXPECT_NE(cut["choices"][0]["message"]["content"], "") << most;
+    EXPECT_EQ(cut["choices"][0]["finish_reason"], "length") << most;
+    EXPECT_EQ(cut["usage"]["completion_tokens"], most);
+  }
+  for (const char* wrong : {"low", "low=", "low=x", "none=5", "lower=5", "low=1=2", "=5"}) {
+    const Outcome outcome = run_braid({"serve", "--port", "0", "--effort", wrong});
+    EXPECT_EQ(outcome.exit_code, 2) << wrong;
+    EXPECT_NE(outcome.err.find("--effort takes"), std::string::npos) << outcome.err;
+  }
+}
+
 TEST_F(ServeTest, ModelsByNameOnTheCommandLine) {
   fs::create_directories(path("models"));
   fs::create_symlink(kMoe, path("models/moe.gguf"));

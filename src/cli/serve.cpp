@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -59,6 +60,9 @@ struct ServeFlags {
   std::string preserve_thinking = "auto";
   std::string media = "placeholder";
   std::string tool_grammar = "full";
+  std::string loop_guard = "think";
+  std::string loop_finish = "stop";
+  std::vector<std::string> efforts;
   bool no_page = false;
   double max_body_mb = 32;
   double max_request_memory_mb = 256;
@@ -85,6 +89,28 @@ Status read_keys(const std::vector<std::string>& files, std::vector<server::ApiK
       return Error{ErrorKind::invalid_argument,
                    fmt::format("an API key is given twice{}", key.name.empty() ? "" : ": " + key.name)};
     }
+  }
+  return {};
+}
+
+// NAME=TOKENS of --effort; -1: no limit.
+Status read_efforts(const std::vector<std::string>& given, std::map<std::string, int64_t>& out) {
+  for (const std::string& entry : given) {
+    const size_t at = std::min(entry.find('='), entry.size());
+    const std::string name = entry.substr(0, at);
+    int64_t tokens = 0;
+    const char* end = entry.data() + entry.size();
+    const char* number = entry.data() + std::min(at + 1, entry.size());
+    const auto [stop, error] = std::from_chars(number, end, tokens);
+    const auto& known = server::kEfforts;
+    const bool named = std::find(known.begin() + 2, known.end(), name) != known.end();  // those that think
+    if (!named || error != std::errc() || stop != end || tokens < -1 || tokens > 1 << 30) {
+      return Error{
+          ErrorKind::invalid_argument,
+          "--effort takes low, medium, high, xhigh or max = tokens of a thought (-1: no limit), not " +
+              entry};
+    }
+    out[name] = tokens;
   }
   return {};
 }
@@ -281,7 +307,11 @@ Status complete(ServeFlags& flags) {
                      : flags.tool_grammar == "names" ? ToolForm::names
                                                      : ToolForm::free;
   if (flags.preserve_thinking != "auto") policy.preserve_thinking = flags.preserve_thinking == "on";
-  return {};
+  policy.loop_guard = flags.loop_guard == "off"   ? server::LoopGuard::off
+                      : flags.loop_guard == "all" ? server::LoopGuard::all
+                                                  : server::LoopGuard::think;
+  policy.loop_ends_as_length = flags.loop_finish == "length";
+  return read_efforts(flags.efforts, policy.effort_tokens);
 }
 
 // The files of keys and the certificate again, all or none.
@@ -523,8 +553,29 @@ void add_answer_options(CLI::App& command, ServeFlags& flags) {
       ->capture_default_str();
   command
       .add_option("--reply-reserve", flags.app.policy.reply_reserve_tokens,
-                  "tokens kept for the visible answer when a client limits the whole")
+                  "tokens kept for the visible answer, at most a quarter of what the whole may have")
       ->check(CLI::Range(0, 1 << 30))
+      ->capture_default_str();
+  command
+      .add_option("--think-budget", flags.app.policy.most_think_tokens,
+                  "tokens of a thought at most, whatever a request says; -1: no bound")
+      ->check(CLI::Range(-1, 1 << 30))
+      ->capture_default_str();
+  command
+      .add_option("--effort", flags.efforts,
+                  "tokens of a thought by effort, as low=1024 (also medium, high, xhigh, max); -1: no limit")
+      ->delimiter(',');
+  command
+      .add_option("--loop-guard", flags.loop_guard,
+                  "loops are ended in: think (thoughts, and the answer behind a thought that looped), all "
+                  "(answers too), off")
+      ->check(CLI::IsMember({"off", "think", "all"}))
+      ->capture_default_str()
+      ->envname("BRAID_LOOP_GUARD");
+  command
+      .add_option("--loop-finish", flags.loop_finish,
+                  "how an answer ends that was ended for a loop: stop, or length as at its limit")
+      ->check(CLI::IsMember({"stop", "length"}))
       ->capture_default_str();
   command
       .add_option(

@@ -48,6 +48,25 @@ constexpr const char* kLines = R"({{- '[BOS]' -}}
   {{- '<assistant>\n' ~ ('<think>' if thinking else '</think>') -}}
 {%- endif -%})";
 
+// Qwen3.8's: three efforts, of which the middle one says nothing; any other word raises. Thoughts of earlier
+// turns stay unless that is switched off.
+constexpr const char* kEffortTemplate = R"({%- set effort = reasoning_effort | default('xhigh') -%}
+{%- if effort not in ['low', 'medium', 'xhigh'] -%}{{- raise_exception('no effort ' ~ effort) -}}{%- endif -%}
+{%- set thinking = enable_thinking | default(true) -%}
+{%- if thinking and effort != 'medium' -%}
+  {{- '<|im_start|>system\nEffort: ' ~ effort ~ '<|im_end|>\n' -}}
+{%- endif -%}
+{%- for m in messages -%}
+  {{- '<|im_start|>' ~ m.role ~ '\n' -}}
+  {%- if m.role == 'assistant' and m.reasoning_content and (preserve_thinking | default(true)) -%}
+    {{- '<think>\n' ~ m.reasoning_content ~ '\n</think>\n\n' -}}
+  {%- endif -%}
+  {{- m.content ~ '<|im_end|>\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+  {{- '<|im_start|>assistant\n<think>\n' ~ ('' if thinking else '\n</think>\n\n') -}}
+{%- endif -%})";
+
 std::string golden_template(const std::string& name) {
   const Json golden =
       Json::parse(std::ifstream(std::string(BRAID_SOURCE_DIR "/tests/goldens/chat/") + name + ".json"));
@@ -94,6 +113,20 @@ struct Asked {
   // Whether the mask lets the answer be `text` and end behind it.
   bool may_be(const std::string& text, bool ends = true) const {
     return mask_allows(answer.requests[0].mask.get(), *model->tokenizer, text, ends);
+  }
+
+  // Whether a thought of so many tokens is closed by the mask. It must be asked once only.
+  bool closes_within(int tokens) const {
+    TokenMask* mask = answer.requests[0].mask.get();
+    const int32_t word = model->tokenizer->encode("x", {.add_special = false})->front();
+    std::vector<uint64_t> bits((static_cast<size_t>(model->tokenizer->size()) + 63) / 64);
+    for (int i = 0; i < tokens; ++i) {
+      std::fill(bits.begin(), bits.end(), 0);
+      mask->allowed(bits);
+      if ((bits[static_cast<size_t>(word) / 64] >> (word % 64) & 1) == 0) return true;
+      mask->advance(word);
+    }
+    return false;
   }
 
   // thought|content[call]arguments
@@ -157,10 +190,10 @@ TEST(Families, WhereThePromptClosesTheThoughtThereIsNone) {
         thinking(model, R"(,"max_tokens":100,"enable_thinking":true)");
     EXPECT_TRUE(plain.prompt().ends_with("</think>")) << plain.prompt();
     EXPECT_FALSE(plain.answer.format.starts_in_reasoning);
-    EXPECT_LT(plain.answer.think_budget, 0);
+    EXPECT_FALSE(plain.closes_within(100));
     EXPECT_TRUE(thinking.prompt().ends_with("<think>")) << thinking.prompt();
     EXPECT_TRUE(thinking.answer.format.starts_in_reasoning);
-    EXPECT_GT(thinking.answer.think_budget, 0);
+    EXPECT_TRUE(thinking.closes_within(100));
     EXPECT_EQ(thinking.read_as("plan</think>yes"), "plan|yes");
     EXPECT_EQ(plain.read_as("\nyes"), "|yes");
   }
@@ -192,6 +225,108 @@ TEST(Families, ABudgetClosesTheThoughtAsTheTemplateDoes) {
   EXPECT_EQ(closing(laguna()), "</think>");
   EXPECT_EQ(closing(kLines), "\n</think>\n");
   EXPECT_EQ(closing(qwen35()), "\n</think>\n\n");
+}
+
+// The prompt that a request of any API gets.
+std::string prompt_of(const ServedModel& model, const ApiResult<Generation>& generation,
+                      const AnswerPolicy& policy = {}) {
+  EXPECT_TRUE(generation.ok()) << generation.error().message;
+  if (!generation.ok()) return {};
+  const auto prompt = render_prompt(*generation, model, policy);
+  EXPECT_TRUE(prompt.ok()) << prompt.error().message;
+  return prompt.ok() ? prompt->text.text : "";
+}
+
+// What the prompt says of the effort: "low", "xhigh", "" (medium), "off".
+std::string effort_in(const std::string& prompt) {
+  if (prompt.ends_with("</think>\n\n")) return prompt.find("Effort") == std::string::npos ? "off" : prompt;
+  const std::string mark = "Effort: ";
+  const size_t at = prompt.find(mark);
+  return at == std::string::npos ? ""
+                                 : prompt.substr(at + mark.size(), prompt.find('<', at) - at - mark.size());
+}
+
+TEST(Families, EffortsOfEveryScaleBecomeThoseOfTheTemplate) {
+  const auto model = model_with(kEffortTemplate);
+  EXPECT_EQ(model->abilities.efforts, (std::vector<std::string>{"low", "medium", "xhigh"}));
+  EXPECT_TRUE(model->abilities.thinking_switch);
+  const Json turns = Json::array({{{"role", "user"}, {"content", "q"}}});
+  const std::pair<const char*, const char*> kOpenAi[] = {
+      {"none", "off"},   {"minimal", "off"}, {"low", "low"},      {"medium", ""},
+      {"high", "xhigh"}, {"xhigh", "xhigh"}, {"x-high", "xhigh"}, {"max", "xhigh"}};
+  for (const auto& [asked, expected] : kOpenAi) {
+    const Json chat{{"messages", turns}};
+    const auto with = [&](Json body, const char* name, Json value) {
+      body[name] = std::move(value);
+      return body;
+    };
+    EXPECT_EQ(effort_in(prompt_of(*model, read_chat(with(chat, "reasoning_effort", asked), {}))), expected)
+        << asked;
+    EXPECT_EQ(effort_in(prompt_of(*model, read_chat(with(chat, "reasoning", {{"effort", asked}}), {}))),
+              expected)
+        << asked;
+    if (asked != std::string_view("x-high")) {
+      const Json kwargs{{"reasoning_effort", asked}};
+      EXPECT_EQ(effort_in(prompt_of(*model, read_chat(with(chat, "chat_template_kwargs", kwargs), {}))),
+                expected)
+          << asked;
+    }
+    const Json responses{{"input", "q"}, {"reasoning", {{"effort", asked}}}};
+    EXPECT_EQ(effort_in(prompt_of(*model, read_responses(responses, {}))), expected) << asked;
+  }
+  const std::pair<const char*, const char*> kAnthropic[] = {{"low", "low"},    {"medium", ""},
+                                                            {"high", "xhigh"}, {"xhigh", "xhigh"},
+                                                            {"max", "xhigh"},  {"other", "xhigh"}};
+  for (const auto& [asked, expected] : kAnthropic) {
+    Json body{{"max_tokens", 100}, {"messages", turns}, {"output_config", {{"effort", asked}}}};
+    EXPECT_EQ(effort_in(prompt_of(*model, read_messages(body, {}))), "off") << "thinking was not asked for";
+    body["thinking"] = {{"type", "adaptive"}};
+    EXPECT_EQ(effort_in(prompt_of(*model, read_messages(body, {}))), expected) << asked;
+    body["thinking"] = {{"type", "enabled"}, {"budget_tokens", 1024}};
+    EXPECT_EQ(effort_in(prompt_of(*model, read_messages(body, {}))), expected) << asked;
+  }
+  // Nobody says anything: the template's own. A word that is on no scale is between client and template.
+  EXPECT_EQ(effort_in(prompt_of(*model, read_chat({{"messages", turns}}, {}))), "xhigh");
+  const auto odd =
+      read_chat({{"messages", turns}, {"chat_template_kwargs", {{"reasoning_effort", "huge"}}}}, {});
+  const auto refused = render_prompt(*odd, *model, {});
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.error().message.find("no effort huge"), std::string::npos) << refused.error().message;
+}
+
+// A template without efforts is not told of any; one that takes every word gets the word.
+TEST(Families, EffortsOfOtherTemplatesStayAsTheyAre) {
+  const Json turns = Json::array({{{"role", "user"}, {"content", "q"}}});
+  const Json body{{"messages", turns}, {"reasoning_effort", "high"}};
+  EXPECT_TRUE(model_with(qwen35())->abilities.efforts.empty());
+  EXPECT_EQ(
+      prompt_of(*model_with(qwen35()), read_chat(body, {})),
+      prompt_of(*model_with(qwen35()), read_chat({{"messages", turns}, {"enable_thinking", true}}, {})));
+  const auto free = model_with("{{ reasoning_effort }}:{% for m in messages %}{{ m.content }}{% endfor %}");
+  EXPECT_EQ(prompt_of(*free, read_chat(body, {})), "high:q");
+  // It cannot be told not to think: the least, then.
+  EXPECT_EQ(prompt_of(*free, read_chat({{"messages", turns}, {"reasoning_effort", "minimal"}}, {})),
+            "minimal:q");
+}
+
+TEST(Families, ThoughtsStayWhereTheTemplateKeepsThemUnlessTheOperatorSaysNo) {
+  const auto model = model_with(kEffortTemplate);
+  EXPECT_TRUE(model->abilities.preserve_thinking);
+  const Json turns = Json::array({{{"role", "user"}, {"content", "q"}},
+                                  {{"role", "assistant"}, {"content", "a"}, {"reasoning_content", "PLAN"}},
+                                  {{"role", "user"}, {"content", "more"}}});
+  const auto kept = [&](std::optional<bool> policy, const Json& kwargs = nullptr) {
+    Json body{{"messages", turns}};
+    if (!kwargs.is_null()) body["chat_template_kwargs"] = kwargs;
+    AnswerPolicy operators;
+    operators.preserve_thinking = policy;
+    return prompt_of(*model, read_chat(body, {}), operators).find("PLAN") != std::string::npos;
+  };
+  EXPECT_TRUE(kept(std::nullopt));
+  EXPECT_TRUE(kept(true));
+  EXPECT_FALSE(kept(false));
+  EXPECT_FALSE(kept(true, {{"preserve_thinking", false}})) << "the request goes before";
+  EXPECT_TRUE(kept(false, {{"preserve_thinking", true}}));
 }
 
 std::string pair(bool lines, const std::string& key, const std::string& value) {

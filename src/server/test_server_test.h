@@ -33,6 +33,10 @@ class FakeBackend : public Backend {
     bool wait = false;                  // before the end: until release() or cancel()
     bool wait_first = false;            // before the first token: until release() or cancel()
     int32_t drafted = 0, accepted = 0;  // before the first token
+    // Keeps to the mask and to max_tokens, as the engine does: what the mask forbids is left out, and what it
+    // forces is said; behind that `closed` is said instead of the rest.
+    bool obeys = false;
+    std::vector<int32_t> closed = {};
   };
   using Play = std::function<Script(const Request&)>;
 
@@ -146,7 +150,9 @@ class FakeBackend : public Backend {
       wait_here(lock);
     }
     if (script.drafted > 0) work.sink->drafts(work.id, script.drafted, script.accepted);
-    for (const int32_t id : script.tokens) {
+    Finished limited;
+    const std::vector<int32_t> said = script.obeys ? obedient(work.request, script, limited) : script.tokens;
+    for (const int32_t id : said) {
       TokenEvent event;
       event.id = id;
       event.logprob = -0.5f;
@@ -161,9 +167,44 @@ class FakeBackend : public Backend {
       was_cancelled = cancelled.contains(work.id) || stop_;
       running_ = 0;
     }
-    end.reason = was_cancelled ? FinishReason::cancelled : script.reason;
-    if (!was_cancelled) end.stop_id = script.stop_id;
+    const bool cut = limited.reason == FinishReason::length;
+    end.reason = was_cancelled ? FinishReason::cancelled : cut ? FinishReason::length : script.reason;
+    if (!was_cancelled && !cut) end.stop_id = script.stop_id;
     work.sink->finished(work.id, end);
+  }
+
+  // See Script::obeys.
+  static std::vector<int32_t> obedient(const Request& request, const Script& script, Finished& end) {
+    std::vector<int32_t> out;
+    std::vector<uint64_t> bits(256);  // the demo model has fewer tokens
+    std::vector<int32_t> left(script.tokens.rbegin(), script.tokens.rend());
+    bool forced = false;
+    while (true) {
+      if (static_cast<int32_t>(out.size()) == request.max_tokens) {
+        end.reason = FinishReason::length;
+        return out;
+      }
+      std::fill(bits.begin(), bits.end(), request.mask == nullptr ? ~uint64_t{0} : 0);
+      if (request.mask != nullptr) request.mask->allowed(bits);
+      const auto allowed = std::count_if(bits.begin(), bits.end(), [](uint64_t word) { return word != 0; });
+      int32_t only = -1;
+      if (allowed == 1) {
+        const auto word = std::find_if(bits.begin(), bits.end(), [](uint64_t w) { return w != 0; });
+        if ((*word & (*word - 1)) == 0)
+          only = static_cast<int32_t>(64 * (word - bits.begin())) + __builtin_ctzll(*word);
+      }
+      int32_t id = only;
+      if (only >= 0) {
+        if (!std::exchange(forced, true)) left.assign(script.closed.rbegin(), script.closed.rend());
+      } else {
+        if (left.empty()) return out;
+        id = left.back();
+        left.pop_back();
+        if ((bits[static_cast<size_t>(id) / 64] >> (id % 64) & 1) == 0) continue;
+      }
+      if (request.mask != nullptr) request.mask->advance(id);
+      out.push_back(id);
+    }
   }
 
   Play play_;

@@ -12,6 +12,7 @@ AnswerStream::AnswerStream(PreparedAnswer prepared, std::shared_ptr<const Tokeni
     : prepared_(std::move(prepared)), tokenizer_(std::move(tokenizer)), writer_(std::move(writer)) {
   const Generation& generation = *prepared_.generation;
   usage_.prompt_tokens = prepared_.prompt_tokens;
+  if (prepared_.loops.content) loop_detector_.emplace(*prepared_.loops.content);
   for (size_t i = 0; i < prepared_.requests.size(); ++i) {
     Choice choice;
     // In conversations control tokens are never text.
@@ -65,8 +66,54 @@ void AnswerStream::token(int index, const TokenEvent& event, std::string& out) {
   if (content && prepared_.generation->top_logprobs >= 0) choice.logprobs.push_back(logprob_of(event));
   text(index, choice.detokenizer->push(event.id), out);
   if (thought && !choice.parser->in_reasoning()) {
-    const int64_t budget = prepared_.think_budget;
-    choice.thinking_closed_by = budget >= 0 && choice.reasoning_tokens > budget ? "budget" : "model";
+    const ThoughtEnd by = prepared_.thought_ends[static_cast<size_t>(index)]->load(std::memory_order_relaxed);
+    choice.thinking_closed_by = by == ThoughtEnd::budget ? "budget"
+                                : by == ThoughtEnd::loop ? "loop"
+                                                         : "model";
+  }
+  if (!choice.ended && goes_round(static_cast<size_t>(index), event.id, content)) end_loop(index, out);
+}
+
+// Calls are no content, and what stands between two of them is a text of its own.
+bool AnswerStream::goes_round(size_t index, int32_t token, bool content) {
+  if (!loop_detector_) return false;
+  Choice& choice = choices_[index];
+  const bool counts = content && (choice.parser == nullptr || choice.parser->in_content());
+  if (!counts) choice.content.clear();
+  const bool looped = prepared_.thought_ends[index]->load(std::memory_order_relaxed) == ThoughtEnd::loop;
+  if (!counts || (prepared_.loops.content_after_loop && !looped)) return false;
+  choice.content.push_back(token);
+  return choice.generated_tokens >= prepared_.generation->min_tokens &&
+         loop_detector_->find(choice.content).has_value();
+}
+
+void AnswerStream::end_loop(int index, std::string& out) {
+  Choice& choice = choices_[static_cast<size_t>(index)];
+  flush(index, /*cut=*/true, out);
+  if (choice.ended) return;
+  choice.end.looped = true;
+  const bool calls = choice.parser != nullptr && choice.parser->calls() > 0;
+  end(index,
+      choice.stops->matched()         ? AnswerEnd::stop_string
+      : calls                         ? AnswerEnd::tool_calls
+      : prepared_.loop_ends_as_length ? AnswerEnd::length
+                                      : AnswerEnd::repetition,
+      out);
+}
+
+void AnswerStream::flush(int index, bool cut, std::string& out) {
+  Choice& choice = choices_[static_cast<size_t>(index)];
+  text(index, choice.detokenizer->flush(), out);
+  if (choice.ended) return;
+  AnswerEvents events;
+  if (choice.parser != nullptr) choice.parser->finish(cut, events);
+  show(index, std::move(events), out);
+  if (choice.ended) return;
+  AnswerEvents tail{{Kind::content, 0, choice.stops->flush()}};
+  if (const auto stop = choice.stops->matched()) choice.end.stop_string = prepared_.generation->stops[*stop];
+  if (tail[0].text.empty()) tail.clear();
+  if (!tail.empty() || !choice.logprobs.empty()) {
+    writer_->events(index, tail, std::exchange(choice.logprobs, {}), out);
   }
 }
 
@@ -161,35 +208,21 @@ void AnswerStream::finished(int index, const Finished& event, std::string& out) 
     return;
   }
   if (!choice.ended) {
-    echo(static_cast<size_t>(index), true, out);
-    text(index, choice.detokenizer->flush(), out);
-  }
-  if (!choice.ended) {
     const bool cut = event.reason == FinishReason::length;
+    echo(static_cast<size_t>(index), true, out);
     const bool in_thought = choice.parser != nullptr && choice.parser->in_reasoning();
     if (cut && in_thought) choice.thinking_closed_by = "limit";
-    AnswerEvents events;
-    if (choice.parser != nullptr) choice.parser->finish(cut, events);
-    show(index, std::move(events), out);
-    if (!choice.ended) {
-      AnswerEvents tail{{Kind::content, 0, choice.stops->flush()}};
-      if (const auto stop = choice.stops->matched())
-        choice.end.stop_string = prepared_.generation->stops[*stop];
-      if (tail[0].text.empty()) tail.clear();
-      if (!tail.empty() || !choice.logprobs.empty()) {
-        writer_->events(index, tail, std::exchange(choice.logprobs, {}), out);
-      }
-      const bool calls = choice.parser != nullptr && choice.parser->calls() > 0;
-      const bool stop_token = event.stop_id && !tokenizer_->is_end(*event.stop_id);
-      if (stop_token) choice.end.stop_token = *event.stop_id;
-      end(index,
-          choice.stops->matched() ? AnswerEnd::stop_string
-          : cut                   ? AnswerEnd::length
-          : calls                 ? AnswerEnd::tool_calls
-          : stop_token            ? AnswerEnd::stop_token
-                                  : AnswerEnd::stop,
-          out);
-    }
+    flush(index, cut, out);
+    const bool calls = choice.parser != nullptr && choice.parser->calls() > 0;
+    const bool stop_token = event.stop_id && !tokenizer_->is_end(*event.stop_id);
+    if (!choice.ended && stop_token) choice.end.stop_token = *event.stop_id;
+    end(index,
+        choice.stops->matched() ? AnswerEnd::stop_string
+        : cut                   ? AnswerEnd::length
+        : calls                 ? AnswerEnd::tool_calls
+        : stop_token            ? AnswerEnd::stop_token
+                                : AnswerEnd::stop,
+        out);
     // The token that ended the answer was generated too.
     if (event.stop_id) ++choice.generated_tokens;
     if (event.stop_id && in_thought) ++choice.reasoning_tokens;
@@ -258,6 +291,15 @@ AnswerRepairs AnswerStream::repairs() const {
     sum.broken_json += one.broken_json;
   }
   return sum;
+}
+
+AnswerLoops AnswerStream::loops() const {
+  AnswerLoops out;
+  for (const Choice& choice : choices_) {
+    if (choice.thinking_closed_by == std::string_view("loop")) ++out.thoughts;
+    if (choice.end.looped) ++out.contents;
+  }
+  return out;
 }
 
 int32_t AnswerStream::calls() const {

@@ -1,7 +1,7 @@
 // answer_stream.h -- one answer while it is made: tokens in, bytes of its API out.
 //
 // Token bytes -> whole characters -> reasoning and calls -> stop strings (content only) -> the writer of the
-// API. No sockets, no clock, no locks: whoever owns it calls it from one thread at a time.
+// API. Content that goes round in a loop is ended here; thoughts are by their mask. No sockets, no clock, no locks: whoever owns it calls it from one thread at a time.
 #pragma once
 
 #include <memory>
@@ -50,6 +50,7 @@ class AnswerStream {
   AnswerEnd end() const { return choices_[0].end.reason; }
   AnswerRepairs repairs() const;
   int32_t calls() const;
+  AnswerLoops loops() const;
   const Timings& timings() const { return timings_; }
 
  private:
@@ -62,14 +63,19 @@ class AnswerStream {
     int64_t reasoning_tokens = 0;
     int64_t content_tokens = 0;
     bool content_begun = false;
-    bool ended = false;   // nothing more is shown
-    bool closed = false;  // the engine is done with it
+    std::vector<int32_t> content;  // tokens since content began, or since the last call; if loops count
+    bool ended = false;            // nothing more is shown
+    bool closed = false;           // the engine is done with it
     ChoiceEnd end;
     const char* thinking_closed_by = "none";
   };
 
   void text(int index, std::string_view text, std::string& out);
   void show(int index, AnswerEvents events, std::string& out);
+  bool goes_round(size_t index, int32_t token, bool content);
+  void end_loop(int index, std::string& out);
+  // All text that was held back, as far as nothing ends the choice; `cut`: what is open stays open.
+  void flush(int index, bool cut, std::string& out);
   void end(int index, AnswerEnd reason, std::string& out);
   TokenLogprob logprob_of(const TokenEvent& event) const;
   void echo(size_t index, bool scored, std::string& out);
@@ -79,6 +85,7 @@ class AnswerStream {
   std::shared_ptr<const Tokenizer> tokenizer_;
   std::unique_ptr<AnswerWriter> writer_;
   std::vector<Choice> choices_;
+  std::optional<LoopDetector> loop_detector_;  // of content
   AnswerUsage usage_;
   int64_t cached_at_start_ = 0;
   Timings timings_;

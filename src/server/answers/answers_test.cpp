@@ -149,7 +149,13 @@ TEST(Answers, OffsetsCountFromTheEchoedPrompt) {
 }
 
 TEST(Answers, WhoClosedTheThoughtIsSaid) {
-  const auto server = saying("one two three\n</think>\n\nHi");
+  const auto server = std::make_unique<TestServer>([](const Request&) {
+    static const auto model = demo_served_model(nullptr);
+    FakeBackend::Script script = says(*model, "one two three\n</think>\n\nHi");
+    script.obeys = true;
+    script.closed = says(*model, "Hi").tokens;
+    return script;
+  });
   Client client(server->port());
   const auto closed_by = [&](const std::string& more) {
     const auto answer =

@@ -254,6 +254,7 @@ void RunningAnswer::report(const char* reason) {
   out.n = stream_->generation().n;
   out.calls = stream_->calls();
   out.repairs = stream_->repairs();
+  out.loops = stream_->loops();
   hooks_.report(out);
 }
 

@@ -32,7 +32,8 @@ struct TokenLogprob {
   std::vector<std::pair<std::string, float>> top;  // bytes, best first
 };
 
-enum class AnswerEnd { stop, stop_string, stop_token, length, tool_calls };
+// repetition: the text went round in a loop.
+enum class AnswerEnd { stop, stop_string, stop_token, repetition, length, tool_calls };
 // In the words of OpenAI, which logs and metrics use too.
 inline const char* finish_reason(AnswerEnd end) {
   switch (end) {
@@ -49,6 +50,7 @@ struct ChoiceEnd {
   AnswerEnd reason = AnswerEnd::stop;
   std::string stop_string = {};  // reason stop_string
   int32_t stop_token = -1;       // reason stop_token
+  bool looped = false;           // the text went round in a loop, whatever the reason is called
   int64_t reasoning_tokens = 0;
 };
 

@@ -78,10 +78,11 @@ std::unique_ptr<AnswerWriter> make_writer(const Generation& generation, AnswerCo
 
 namespace {
 
-// vLLM's member of a choice: the stop string, or the stop token's id.
+// vLLM's member of a choice: the stop string, the stop token's id, or its word for a loop.
 void add_stop_reason(Json& choice, const ChoiceEnd& end) {
   if (end.reason == AnswerEnd::stop_string) choice["stop_reason"] = end.stop_string;
   if (end.reason == AnswerEnd::stop_token) choice["stop_reason"] = end.stop_token;
+  if (end.looped) choice["stop_reason"] = "repetition_detected";
 }
 
 // What chat and completions have in common: a head, choices, usage, [DONE].

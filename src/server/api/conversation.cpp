@@ -343,7 +343,7 @@ TemplateAbilities probe_template(const ChatTemplate& chat) {
   abilities.thinks_by_default = abilities.dialect.opens_thought(asked);
   abilities.thinking_switch = prober.render(one, nullptr, on) != prober.render(one, nullptr, off);
   abilities.effort = chat.program().mentions("reasoning_effort");
-  for (const char* effort : {"low", "medium", "high", "xhigh", "max"}) {
+  for (const char* effort : {"none", "minimal", "low", "medium", "high", "xhigh", "max"}) {
     ChatOptions options;
     options.variables["reasoning_effort"] = effort;
     if (abilities.effort && !prober.render(one, nullptr, options).empty())

@@ -2,17 +2,20 @@
 // requests give out, and all that the rest of the server knows of them.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "server/api/api_error.h"
 #include "server/api/conversation.h"
+#include "text/answer/loop_detector.h"
 
 namespace braid::server {
 
@@ -53,12 +56,32 @@ struct SamplingOverrides {
   std::vector<std::pair<std::string, float>> logit_bias_texts;  // by text: each of its tokens
 };
 
+// How hard to think, the least first: the words of OpenAI, Anthropic and the templates.
+inline constexpr std::array<std::string_view, 7> kEfforts = {"none", "minimal", "low", "medium",
+                                                             "high", "xhigh",   "max"};
+
 struct ReasoningOptions {
   std::optional<bool> think;
   std::optional<int64_t> budget_tokens;  // -1: none, although an effort may say otherwise
-  std::optional<std::string> effort;     // low medium high xhigh max
+  std::optional<std::string> effort;     // one of kEfforts
   bool hidden = false;                   // generated and counted, not sent
   bool omitted = false;                  // Anthropic: an empty block, the text inside the signature
+};
+
+// Where loops are looked for: not at all, in thoughts (and in what follows a thought that looped), in answers
+// too.
+enum class LoopGuard : uint8_t { off, think, all };
+
+struct LoopOptions {
+  std::optional<LoopGuard> guard;
+  bool break_thoughts = true;    // false: thoughts are left alone, whatever else is asked for
+  std::optional<LoopRule> rule;  // of thought and answer, instead of the server's own
+};
+
+// What comes of them and of what the operator decided.
+struct LoopRules {
+  std::optional<LoopRule> thought, content;  // none: loops are not looked for
+  bool content_after_loop = false;           // in content only behind a thought that looped
 };
 
 struct ToolChoice {
@@ -120,6 +143,7 @@ struct Generation {
   int32_t n = 1;
   int32_t top_logprobs = -1;  // -1: none
   ReasoningOptions reasoning;
+  LoopOptions loops;
   OutputFormat format;
 
   bool cache_prompt = true;

@@ -191,6 +191,8 @@ void Metrics::answered(const AnswerReport& report) {
   repairs_["stray_close"] += static_cast<uint64_t>(report.repairs.stray_close);
   repairs_["doubled_tag"] += static_cast<uint64_t>(report.repairs.doubled_tag);
   repairs_["broken_json"] += static_cast<uint64_t>(report.repairs.broken_json);
+  looped_thoughts_ += static_cast<uint64_t>(report.loops.thoughts);
+  looped_contents_ += static_cast<uint64_t>(report.loops.contents);
   recent_s_.push_back(report.whole_s);
   if (recent_s_.size() > 32) recent_s_.erase(recent_s_.begin());
   if (report.reason == "abort" || report.reason == "error") return;
@@ -330,6 +332,10 @@ std::string Metrics::render(const BackendStats& stats, const std::string& model,
   for (const auto& [kind, count] : repairs_) {
     page.sample("braid_parser_repairs_total", number(count), fmt::format("kind=\"{}\"", kind));
   }
+  page.family("braid_loops_total", "counter",
+              "Thoughts and visible texts that were ended as they went round.");
+  page.sample("braid_loops_total", number(looped_thoughts_), "section=\"thought\"");
+  page.sample("braid_loops_total", number(looped_contents_), "section=\"content\"");
   page.family("braid_build_info", "gauge", "Version of this program.");
   page.sample("braid_build_info", 1, fmt::format("version=\"{}\"", escaped(version)));
 

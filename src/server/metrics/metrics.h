@@ -43,6 +43,7 @@ struct AnswerReport {
   int32_t n = 1;
   int32_t calls = 0;
   AnswerRepairs repairs;
+  AnswerLoops loops;
 };
 
 // Labels come from closed sets, whatever clients send: what is once counted is shown for ever.
@@ -76,6 +77,7 @@ class Metrics {
   std::map<std::string, uint64_t> http_;  // rendered labels
   std::map<std::string, uint64_t> repairs_;
   uint64_t prompt_tokens_ = 0, cached_tokens_ = 0, generated_tokens_ = 0, reasoning_tokens_ = 0, calls_ = 0;
+  uint64_t looped_thoughts_ = 0, looped_contents_ = 0;
   double prompt_s_ = 0, generation_s_ = 0;
   double last_prompt_rate_ = 0, last_generation_rate_ = 0;
   std::vector<double> recent_s_;

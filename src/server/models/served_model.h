@@ -10,6 +10,7 @@
 #include "gguf/gguf.h"
 #include "server/api/backend.h"
 #include "server/api/conversation.h"
+#include "server/api/generation.h"
 #include "text/chat.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -51,7 +52,10 @@ struct AnswerPolicy {
   // What calls are held to where the client asks for nothing: the offered names, or their schemas too.
   enum class ToolForm { free, names, full } tool_form = ToolForm::free;
   int64_t default_max_tokens = -1;      // when the request names none; -1: the rest of the context
-  int32_t reply_reserve_tokens = 4096;  // kept for the visible answer when the client limits the whole
+  int32_t reply_reserve_tokens = 4096;  // kept for the visible answer, of a limited one at most a quarter
+  int64_t most_think_tokens = -1;       // of any thought, whatever is asked for; -1: no bound
+  LoopGuard loop_guard = LoopGuard::think;
+  bool loop_ends_as_length = false;  // an answer that loops: as one that reached its limit
   std::map<std::string, int64_t> effort_tokens = {
       {"low", 4032}, {"medium", 16128}, {"high", 32256}, {"xhigh", 56832}, {"max", 81408}};
 };

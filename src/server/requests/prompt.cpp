@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <set>
 #include <utility>
@@ -35,19 +36,34 @@ std::optional<bool> wanted_thinking(const Generation& generation, const AnswerPo
   return policy.thinking == Thinking::on;
 }
 
+// The effort that the template takes and that is nearest to what was asked for, of two the higher one. Where
+// there is to be no thought, a template that cannot leave it out is asked for the least.
 void set_effort(ChatOptions& options, const Generation& generation, const TemplateAbilities& abilities) {
-  if (!generation.reasoning.effort || abilities.efforts.empty()) return;
-  const auto& known = abilities.efforts;
-  const bool exact = std::find(known.begin(), known.end(), *generation.reasoning.effort) != known.end();
-  options.variables["reasoning_effort"] = exact ? *generation.reasoning.effort : known.back();
+  const std::vector<std::string>& known = abilities.efforts;
+  if (!generation.reasoning.effort || known.empty()) return;
+  if (options.enable_thinking == false && abilities.thinking_switch) {
+    options.variables.erase("reasoning_effort");
+    return;
+  }
+  const auto rank = [](const std::string& effort) {
+    return std::find(kEfforts.begin(), kEfforts.end(), effort) - kEfforts.begin();
+  };
+  const auto wanted = rank(*generation.reasoning.effort);
+  const auto nearer = [&](const std::string& a, const std::string& b) {
+    const auto of_a = std::abs(rank(a) - wanted), of_b = std::abs(rank(b) - wanted);
+    return of_a != of_b ? of_a < of_b : rank(a) > rank(b);
+  };
+  options.variables["reasoning_effort"] = *std::min_element(known.begin(), known.end(), nearer);
 }
 
-bool keeps_thinking(const Generation& generation, const ServedModel& model, const AnswerPolicy& policy) {
-  if (!model.abilities.preserve_thinking) return false;
-  if (policy.preserve_thinking) return *policy.preserve_thinking;
-  return generation.keep_thinking ||
-         std::any_of(generation.messages.begin(), generation.messages.end(),
-                     [](const Message& message) { return message.reasoning.has_value(); });
+// Whether thoughts of earlier turns stay in the prompt; none: as the template does by itself.
+std::optional<bool> keeps_thinking(const Generation& generation, const ServedModel& model,
+                                   const AnswerPolicy& policy) {
+  if (!model.abilities.preserve_thinking) return std::nullopt;
+  if (policy.preserve_thinking) return policy.preserve_thinking;
+  const bool sent = std::any_of(generation.messages.begin(), generation.messages.end(),
+                                [](const Message& message) { return message.reasoning.has_value(); });
+  return generation.keep_thinking || sent ? std::optional(true) : std::nullopt;
 }
 
 // The last message is continued: what the template makes of the text before it, and that text as it is.
@@ -279,8 +295,9 @@ ApiResult<RenderedPrompt> render_prompt(const Generation& generation, const Serv
   options.variables = generation.template_variables;
   if (options.enable_thinking) options.variables.erase("enable_thinking");
   set_effort(options, generation, model.abilities);
-  if (keeps_thinking(generation, model, policy) && !options.variables.contains("preserve_thinking")) {
-    options.variables["preserve_thinking"] = true;
+  const std::optional<bool> keep = keeps_thinking(generation, model, policy);
+  if (keep && !options.variables.contains("preserve_thinking")) {
+    options.variables["preserve_thinking"] = *keep;
   }
   Messages messages = normalise(generation.messages, model.abilities, policy.late_system);
   options.instruction_bytes = instruction_bytes(messages);
@@ -376,6 +393,8 @@ ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> gener
     }
   }
 
+  out.loops = loop_rules(*generation, policy);
+  out.loop_ends_as_length = policy.loop_ends_as_length;
   auto masks = MaskFactory::create(*generation, model, policy, out.format.starts_in_reasoning, thinking);
   if (!masks.ok()) return masks.error();
   out.format.held = masks->held_tools();
@@ -385,8 +404,8 @@ ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> gener
     for (int32_t i = 0; i < generation->n; ++i) {
       Request request = prompt;
       request.sampling.seed += static_cast<uint64_t>(out.requests.size()) * 0x9E3779B97F4A7C15u;
-      request.mask = masks->make(request.max_tokens);
-      out.think_budget = masks->think_budget(request.max_tokens);
+      out.thought_ends.push_back(std::make_shared<ThoughtEndCell>(ThoughtEnd::none));
+      request.mask = masks->make(request.max_tokens, out.thought_ends.back());
       out.echoed.push_back(generation->echo ? echo_of(generation->prompts[p], *model.tokenizer, request)
                                             : EchoedPrompt{});
       out.requests.push_back(std::move(request));

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "server/api/generation.h"
+#include "server/api/thought_end.h"
 #include "server/models/served_model.h"
 #include "text/answer/answer_parser.h"
 #include "text/origin.h"
@@ -30,7 +31,10 @@ struct PreparedAnswer {
   int64_t prompt_tokens = 0;         // of all prompts, each once
   bool parsed = true;                // conversations: reasoning and calls are looked for
   AnswerFormat format;               // if parsed
-  int64_t think_budget = -1;         // tokens after which a thought is closed; -1: none
+  // Per choice: told by its mask.
+  std::vector<std::shared_ptr<ThoughtEndCell>> thought_ends;
+  LoopRules loops;
+  bool loop_ends_as_length = false;  // of visible text
   uint64_t seed = 0;
   double temperature = 1, top_p = 1;  // in force
 };

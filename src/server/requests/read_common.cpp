@@ -152,12 +152,7 @@ void read_effort(const Fields& fields, const char* name, bool strict, ReasoningO
   const std::string* word = fields.string(name);
   if (word == nullptr) return;
   std::string effort = *word == "x-high" ? "xhigh" : *word;
-  if (effort == "none" || effort == "minimal") {
-    out.think = false;
-    return;
-  }
-  constexpr std::string_view kEfforts[] = {"low", "medium", "high", "xhigh", "max"};
-  if (std::find(std::begin(kEfforts), std::end(kEfforts), effort) == std::end(kEfforts)) {
+  if (std::find(kEfforts.begin(), kEfforts.end(), effort) == kEfforts.end()) {
     if (strict) {
       fields.fail(invalid_value(
           fields.path(name), fields.path(name) + " must be none, minimal, low, medium, high, xhigh or max"));
@@ -165,7 +160,8 @@ void read_effort(const Fields& fields, const char* name, bool strict, ReasoningO
     }
     effort = "high";
   }
-  if (!out.think) out.think = true;
+  const bool none = effort == "none" || effort == "minimal";
+  if (none || !out.think) out.think = !none;
   out.effort = effort;
 }
 
@@ -180,6 +176,13 @@ void apply_budget(std::optional<int64_t> budget, ReasoningOptions& out) {
 void read_reasoning(const Fields& fields, Generation& out) {
   ReasoningOptions& options = out.reasoning;
   const bool openai = family_of(out.endpoint) == Family::openai;
+  const Fields kwargs(out.template_variables, fields.path("chat_template_kwargs"), fields.error());
+  // A word of the scale is what the field of that name says; any other is between client and template.
+  const Json* word = kwargs.find("reasoning_effort");
+  if (word != nullptr && word->is_string() &&
+      std::find(kEfforts.begin(), kEfforts.end(), word->get_ref<const std::string&>()) != kEfforts.end()) {
+    read_effort(kwargs, "reasoning_effort", true, options);
+  }
   if (const Json* reasoning = fields.object("reasoning")) {
     const Fields inner(*reasoning, fields.path("reasoning"), fields.error());
     if (const auto enabled = inner.boolean("enabled")) options.think = enabled;
@@ -192,9 +195,9 @@ void read_reasoning(const Fields& fields, Generation& out) {
     const Fields inner(*config, fields.path("output_config"), fields.error());
     ReasoningOptions effort;
     read_effort(inner, "effort", openai, effort);
-    options.effort = effort.effort ? effort.effort : options.effort;
+    if (effort.effort) options.effort = effort.effort;
+    if (effort.think == false) options.think = false;
   }
-  const Fields kwargs(out.template_variables, fields.path("chat_template_kwargs"), fields.error());
   apply_budget(kwargs.integer("thinking_budget", -1, kMaxCount), options);
   for (const char* name : {"reasoning_budget", "reasoning_budget_tokens", "thinking_token_budget",
                            "thinking_budget", "thinking_budget_tokens"}) {
@@ -316,6 +319,7 @@ void read_common(const Fields& fields, const ApiLimits& limits, Generation& out)
   read_form_extensions(fields, limits, out);
   read_reasoning(fields, out);
   if (out.endpoint != Endpoint::messages) read_thinking(fields, out);
+  read_loops(fields, out.loops);
   if (const auto parallel = fields.boolean("parallel_tool_calls")) out.parallel_calls = *parallel;
   out.cache_prompt = fields.boolean("cache_prompt", true);
   out.cache_salt = fields.string("cache_salt", "");

@@ -31,6 +31,9 @@ void read_stops(const Fields& fields, const char* name, const ApiLimits& limits,
 // {type, budget_tokens, display}: Anthropic's form, which others send too.
 void read_thinking(const Fields& fields, Generation& out);
 
+// What becomes of loops: loop_guard, thinking_loop_break, and vLLM's repetition_detection.
+void read_loops(const Fields& fields, LoopOptions& out);
+
 // Adds tools and keeps their names apart.
 class ToolList {
  public:

@@ -53,7 +53,6 @@ TEST(ReadRequest, WhatIsKnownButNotOfferedIsRefusedByName) {
       {"prompt_logprobs", R"("prompt_logprobs":1)"},
       {"return_token_ids", R"("return_token_ids":true)"},
       {"truncate_prompt_tokens", R"("truncate_prompt_tokens":5)"},
-      {"repetition_detection", R"("repetition_detection":{"min_count":4})"},
       {"typical_p", R"("typical_p":0.5)"},
       {"dry_multiplier", R"("dry_multiplier":0.8)"},
       {"xtc_probability", R"("xtc_probability":0.5)"},
@@ -158,6 +157,49 @@ TEST(ReadRequest, BudgetsOfThoughtHaveManyNames) {
   EXPECT_EQ(
       refused(Endpoint::messages, R"("thinking":{"type":"enabled","budget_tokens":9,"display":"loud"})"),
       "thinking.display");
+}
+
+TEST(ReadRequest, LoopsAreLookedForAsTheRequestSays) {
+  for (const Endpoint endpoint : kAll) {
+    EXPECT_EQ(read(endpoint, R"("loop_guard":"off")")->loops.guard, LoopGuard::off);
+    EXPECT_EQ(read(endpoint, R"("loop_guard":"think")")->loops.guard, LoopGuard::think);
+    EXPECT_EQ(read(endpoint, R"("loop_guard":"all")")->loops.guard, LoopGuard::all);
+    EXPECT_FALSE(read(endpoint, R"("loop_guard":null)")->loops.guard);
+    EXPECT_TRUE(read(endpoint, R"("seed":1)")->loops.break_thoughts);
+    EXPECT_FALSE(read(endpoint, R"("thinking_loop_break":false)")->loops.break_thoughts);
+    const auto rule = [&](const std::string& object) {
+      return read(endpoint, R"("repetition_detection":)" + object)->loops.rule;
+    };
+    const auto given = rule(R"({"max_pattern_size":20,"min_pattern_size":3,"min_count":4})");
+    ASSERT_TRUE(given);
+    EXPECT_EQ(given->max_period, 20);
+    EXPECT_EQ(given->min_period, 3);
+    EXPECT_EQ(given->copies, 4);
+    EXPECT_EQ(given->window(), 80);
+    EXPECT_EQ(rule(R"({"max_pattern_size":1,"min_count":2})")->min_period, 1);
+    EXPECT_TRUE(rule(R"({"max_pattern_size":1024,"min_count":16})"));
+    for (const char* nothing : {"{}", "null", R"({"max_pattern_size":0,"min_count":4})"})
+      EXPECT_FALSE(rule(nothing));
+    const std::pair<const char*, const char*> kWrong[] = {
+        {"loop_guard", R"("loop_guard":"content")"},
+        {"loop_guard", R"("loop_guard":true)"},
+        {"thinking_loop_break", R"("thinking_loop_break":"no")"},
+        {"repetition_detection", R"("repetition_detection":7)"},
+        {"repetition_detection.max_pattern_size",
+         R"("repetition_detection":{"max_pattern_size":1025,"min_count":2})"},
+        {"repetition_detection.max_pattern_size",
+         R"("repetition_detection":{"max_pattern_size":-1,"min_count":2})"},
+        {"repetition_detection.min_pattern_size",
+         R"("repetition_detection":{"max_pattern_size":4,"min_pattern_size":5,"min_count":2})"},
+        {"repetition_detection.min_count", R"("repetition_detection":{"max_pattern_size":4})"},
+        {"repetition_detection.min_count", R"("repetition_detection":{"max_pattern_size":4,"min_count":1})"},
+        {"repetition_detection.min_count",
+         R"("repetition_detection":{"max_pattern_size":1024,"min_count":17})"},
+        {"repetition_detection.min_count",
+         R"("repetition_detection":{"max_pattern_size":1,"min_count":1e9})"},
+    };
+    for (const auto& [param, members] : kWrong) EXPECT_EQ(refused(endpoint, members), param) << members;
+  }
 }
 
 TEST(ReadRequest, NoTokensMeansThePromptAlone) {

@@ -137,6 +137,9 @@ constexpr Rule kRead[] = {
     reads("thinking", kAll),
     reads("enable_thinking", kAll),
     reads("include_reasoning", kAll),
+    reads("loop_guard", kAll),
+    reads("thinking_loop_break", kAll),
+    reads("repetition_detection", kAll),
     // The server's work.
     reads("cache_prompt", kAll),
     reads("cache_salt", kAll),
@@ -206,7 +209,6 @@ constexpr Rule kRefused[] = {
     refuses("bad_words", kAll, if_set, "not offered; logit_bias takes texts with the value false"),
     refuses("logits_processors", kAll, if_set, "a server runs no code of its clients"),
     refuses("custom_logit_processor", kAll, if_set, "a server runs no code of its clients"),
-    refuses("repetition_detection", kAll, if_set, "not offered"),
     refuses("stop_regex", kAll, if_set, "not offered; stop takes texts"),
     refuses("min_new_tokens", kAll, if_above_zero, "this field is called min_tokens here"),
     refuses("t_max_predict_ms", kAll, if_above_zero, "answers are limited by max_tokens only"),

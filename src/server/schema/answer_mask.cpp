@@ -12,9 +12,12 @@ namespace {
 
 class AnswerMask : public TokenMask {
  public:
-  explicit AnswerMask(std::shared_ptr<const MaskRules> rules) : rules_(std::move(rules)) {
+  AnswerMask(std::shared_ptr<const MaskRules> rules, std::shared_ptr<ThoughtEndCell> end)
+      : rules_(std::move(rules)), end_(std::move(end)) {
+    if (rules_->thought_loops) loops_.emplace(*rules_->thought_loops);
     State start;
     start.reasoning = rules_->starts_in_reasoning;
+    spend(start);
     if (rules_->grammar != nullptr) form_.emplace(rules_->grammar);
     path_.push_back(start);
   }
@@ -57,27 +60,37 @@ class AnswerMask : public TokenMask {
       ++now.used;
       now.forced = forced >= 0 ? forced + 1 : -1;
       now.partial_bytes = partial_after(now.partial_bytes, piece);
+      look_for_loop(now, token);
+      spend(now);
       const bool closed = forced >= 0 ? now.forced == static_cast<int32_t>(rules_->closing.size())
                                       : token == rules_->think_close;
       if (closed) {
+        // Closed by itself although it was about to be closed: the model ended it.
+        now.end = forced >= 0 ? now.due : ThoughtEnd::model;
         now.reasoning = false;
         now.forced = -1;
       }
     } else if (now.fresh && token == rules_->think_open) {
       now.reasoning = true;
+      now.spelled = -1;
+      now.section = now.text;
     } else {
       now.fresh = now.fresh && piece.find_first_not_of(" \t\r\n") == std::string_view::npos;
+      if (!form_) spell(now, piece);
       // A token that the form does not admit was not allowed; after it nothing is.
       if (form_ && !now.broken) {
         now.broken = !form_->advance(piece);
         now.form = static_cast<uint32_t>(form_->depth());
       }
     }
+    if (now.end != path_.back().end) tell(now.end);
     path_.push_back(now);
   }
 
   void rewind(int32_t tokens) override {
+    const ThoughtEnd end = path_.back().end;
     path_.resize(path_.size() - static_cast<size_t>(tokens));
+    if (path_.back().end != end) tell(path_.back().end);
     if (form_) form_->rewind_to(path_.back().form);
   }
 
@@ -88,10 +101,57 @@ class AnswerMask : public TokenMask {
     uint8_t partial_bytes = 0;  // of a character at the end of reasoning that is not whole yet
     int32_t forced = -1;        // tokens of the closing text that were written; -1: not begun
     int32_t generated = 0;
-    int64_t used = 0;   // tokens of reasoning
-    uint32_t form = 0;  // depth of the form
+    int64_t used = 0;       // tokens of reasoning
+    int64_t due_since = 0;  // tokens of reasoning after which it was to be closed, if `due`
+    uint32_t form = 0;      // depth of the form
+    uint32_t text = 0;      // tokens of text_
+    uint32_t section = 0;   // of them before the thought, or before the end of the last call in it
+    bool in_call = false;   // in the thought
+    int8_t spelled = 0;     // bytes of think_tag that the content begins with; -1: it begins otherwise
     bool broken = false;
+    ThoughtEnd due = ThoughtEnd::none;  // why reasoning is to be closed now
+    ThoughtEnd end = ThoughtEnd::none;  // of the last thought
   };
+
+  void tell(ThoughtEnd end) {
+    if (end_ != nullptr) end_->store(end, std::memory_order_relaxed);
+  }
+
+  // The thought goes round: it is to be closed. A call in it is no text of it.
+  void look_for_loop(State& now, int32_t token) {
+    if (!loops_ || now.due != ThoughtEnd::none) return;
+    text_.resize(now.text++);  // what stood behind this place was taken back
+    text_.push_back(token);
+    if (token == rules_->call_open || token == rules_->call_close) {
+      now.in_call = token == rules_->call_open;
+      now.section = now.text;
+    }
+    if (!now.in_call && loops_->find(std::span(text_).subspan(now.section))) {
+      now.due = ThoughtEnd::loop;
+      now.due_since = now.used;
+    }
+  }
+  // Models write the tag in letters too, above all where its token may not come. Then the token that closes
+  // must be there for them.
+  void spell(State& now, std::string_view piece) const {
+    for (size_t i = 0; i < piece.size() && now.spelled >= 0 && !rules_->think_tag.empty(); ++i) {
+      if (now.spelled == 0 && (piece[i] == ' ' || piece[i] == '\t' || piece[i] == '\r' || piece[i] == '\n'))
+        continue;
+      now.spelled = piece[i] == rules_->think_tag[static_cast<size_t>(now.spelled)]
+                        ? static_cast<int8_t>(now.spelled + 1)
+                        : int8_t{-1};
+      if (now.spelled != static_cast<int8_t>(rules_->think_tag.size())) continue;
+      now.spelled = -1;
+      now.reasoning = true;
+      now.section = now.text;
+      return;
+    }
+  }
+  void spend(State& now) const {
+    if (now.due != ThoughtEnd::none || rules_->think_budget < 0 || now.used < rules_->think_budget) return;
+    now.due = ThoughtEnd::budget;
+    now.due_since = now.used;
+  }
 
   static uint8_t partial_after(uint8_t before, std::string_view piece) {
     if (before > 0 && piece.size() < 4) {
@@ -113,8 +173,8 @@ class AnswerMask : public TokenMask {
   // Which token of the closing text must come now; -1: none.
   int32_t forced_at(const State& now) const {
     if (now.forced >= 0) return now.forced;
-    if (rules_->think_budget < 0 || rules_->closing.empty() || now.used < rules_->think_budget) return -1;
-    const bool wait = now.partial_bytes > 0 && now.used < rules_->think_budget + 3;
+    if (now.due == ThoughtEnd::none || rules_->closing.empty()) return -1;
+    const bool wait = now.partial_bytes > 0 && now.used < now.due_since + rules_->character_tokens;
     return wait ? -1 : 0;
   }
 
@@ -129,8 +189,9 @@ class AnswerMask : public TokenMask {
     for (const int32_t id : forbidden(now)) clear(bits, id);
   }
 
+  // Behind a thought that looped there is no other one.
   const std::vector<int32_t>& forbidden(const State& now) const {
-    return now.fresh ? rules_->forbidden : rules_->forbidden_later;
+    return now.fresh && now.end != ThoughtEnd::loop ? rules_->forbidden : rules_->forbidden_later;
   }
 
   void set_all(std::span<uint64_t> bits) const {
@@ -154,14 +215,35 @@ class AnswerMask : public TokenMask {
   std::shared_ptr<const MaskRules> rules_;
   std::vector<State> path_;  // after every token, so that going back is cheap
   std::optional<GrammarMatcher> form_;
+  std::optional<LoopDetector> loops_;
+  std::vector<int32_t> text_;  // of thoughts, calls in them included
+  std::shared_ptr<ThoughtEndCell> end_;
 };
 
 int32_t id_of(const Tokenizer& tokenizer, std::string_view text) { return tokenizer.find(text).value_or(-1); }
 
 }  // namespace
 
-std::unique_ptr<TokenMask> make_mask(std::shared_ptr<const MaskRules> rules) {
-  return std::make_unique<AnswerMask>(std::move(rules));
+std::unique_ptr<TokenMask> make_mask(std::shared_ptr<const MaskRules> rules,
+                                     std::shared_ptr<ThoughtEndCell> end) {
+  return std::make_unique<AnswerMask>(std::move(rules), std::move(end));
+}
+
+LoopRules loop_rules(const Generation& generation, const AnswerPolicy& policy) {
+  const LoopOptions& options = generation.loops;
+  const LoopGuard guard = options.guard.value_or(policy.loop_guard);
+  LoopRules out;
+  if (options.rule) {
+    out.thought = out.content = options.rule;
+  } else if (guard != LoopGuard::off) {
+    out.thought = kThoughtLoops;
+    out.content = kAnswerLoops;
+    out.content_after_loop = guard == LoopGuard::think;
+  }
+  if (!options.break_thoughts) out.thought.reset();
+  // Data of a form may repeat as it likes, and an answer that is not to end is not ended.
+  if (generation.format.kind != OutputFormat::Kind::text || generation.ignore_eos) out.content.reset();
+  return out;
 }
 
 ApiResult<MaskFactory> MaskFactory::create(const Generation& generation, const ServedModel& model,
@@ -189,7 +271,11 @@ ApiResult<MaskFactory> MaskFactory::create(const Generation& generation, const S
   const bool conversation = generation.endpoint != Endpoint::completions;
   if (conversation && rules.think_close >= 0) rules.forbidden.push_back(rules.think_close);
   rules.forbidden_later = rules.forbidden;
-  if (conversation && think_open >= 0) rules.forbidden_later.push_back(think_open);
+  if (conversation && think_open >= 0) {
+    rules.forbidden_later.push_back(think_open);
+    if (!thinking) rules.forbidden.push_back(think_open);
+  }
+  if (conversation && rules.think_close >= 0) rules.think_tag = dialect.think.open;
 
   out.thinking_ = thinking && rules.think_close >= 0;
   const ReasoningOptions& options = generation.reasoning;
@@ -201,7 +287,13 @@ ApiResult<MaskFactory> MaskFactory::create(const Generation& generation, const S
     } else if (tier != policy.effort_tokens.end()) {
       rules.think_budget = tier->second;
     }
-    out.limited_ = generation.max_tokens.value_or(-1) > 0;
+    const int64_t most = policy.most_think_tokens;
+    if (most >= 0) rules.think_budget = rules.think_budget < 0 ? most : std::min(rules.think_budget, most);
+    rules.thought_loops = loop_rules(generation, policy).thought;
+    if (policy.calls_in_reasoning && !generation.tools.empty()) {
+      rules.call_open = id_of(tokenizer, dialect.call.open);
+      rules.call_close = id_of(tokenizer, dialect.call.close);
+    }
     out.reserve_tokens_ = policy.reply_reserve_tokens;
     auto closing = tokenizer.encode(dialect.end_of_thought, {.add_special = false, .parse_special = true});
     if (closing.ok()) rules.closing = std::move(*closing);
@@ -216,21 +308,23 @@ std::set<std::string, std::less<>> MaskFactory::held_tools() const {
   return rules_.grammar == nullptr ? std::set<std::string, std::less<>>() : rules_.grammar->held_tools();
 }
 
-int64_t MaskFactory::think_budget(int32_t max_tokens) const {
-  const int64_t asked = rules_.think_budget;
-  const int64_t reserve = thinking_ && limited_ ? std::min<int64_t>(reserve_tokens_, max_tokens / 4) : 0;
-  if (reserve <= 0) return asked;
-  const int64_t room =
-      std::max<int64_t>(0, max_tokens - reserve - static_cast<int64_t>(rules_.closing.size()));
-  return asked < 0 ? room : std::min(asked, room);
+// Of an answer that a client, the operator or the context limits: it is to have a visible part.
+int64_t MaskFactory::reserve_of(int32_t max_tokens) const {
+  return thinking_ ? std::min<int64_t>(reserve_tokens_, max_tokens / 4) : 0;
 }
 
-std::shared_ptr<TokenMask> MaskFactory::make(int32_t max_tokens) const {
+std::shared_ptr<TokenMask> MaskFactory::make(int32_t max_tokens, std::shared_ptr<ThoughtEndCell> end) const {
   auto rules = std::make_shared<MaskRules>(rules_);
-  rules->think_budget = think_budget(max_tokens);
+  if (const int64_t reserve = reserve_of(max_tokens); reserve > 0) {
+    const auto closing = static_cast<int64_t>(rules->closing.size());
+    const int64_t room = std::max<int64_t>(0, max_tokens - reserve - closing);
+    if (rules->think_budget < 0 || rules->think_budget > room) rules->think_budget = room;
+    // The end of a character does not use up the visible part.
+    rules->character_tokens = static_cast<int32_t>(std::min<int64_t>(rules->character_tokens, reserve - 1));
+  }
   const bool holds = rules->suppress_end || rules->min_tokens > 0 || rules->think_budget >= 0 ||
-                     !rules->forbidden_later.empty() || rules->grammar != nullptr;
-  return holds ? std::shared_ptr<TokenMask>(make_mask(std::move(rules))) : nullptr;
+                     rules->thought_loops || !rules->forbidden_later.empty() || rules->grammar != nullptr;
+  return holds ? std::shared_ptr<TokenMask>(make_mask(std::move(rules), std::move(end))) : nullptr;
 }
 
 }  // namespace braid::server

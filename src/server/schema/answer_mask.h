@@ -2,7 +2,8 @@
 // form to keep. Everything that only needs to be decided once is decided here, off the engine's thread.
 //
 // An answer is followed token by token:
-//   reasoning free, counted; when the budget is used up the closing text is forced, token by token
+//   reasoning free, counted; when the budget is used up, or the thought goes round in a loop, the closing text
+//             is forced, token by token
 //   content   after </think>: the form, if there is one, holds from its first token on
 // so a form never disturbs reasoning, and the budget never cuts a character in two.
 #pragma once
@@ -11,10 +12,12 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/request/request.h"
 #include "server/api/generation.h"
+#include "server/api/thought_end.h"
 #include "server/models/served_model.h"
 
 namespace braid::server {
@@ -30,14 +33,23 @@ struct MaskRules {
   int32_t min_tokens = 0;         // end_ids and stop_ids come only after so many tokens
   bool starts_in_reasoning = false;
   int32_t think_open = -1, think_close = -1;  // ids; -1: the vocabulary has none
-  int64_t think_budget = -1;                  // tokens; -1: none
-  std::vector<int32_t> closing;               // forced when the budget is used up; ends reasoning
-  std::vector<int32_t> forbidden;             // in content
-  std::vector<int32_t> forbidden_later;       // in content that has begun: those, and what opens reasoning
+  std::string_view think_tag;             // opens reasoning when content begins with it; empty: nothing does
+  int64_t think_budget = -1;              // tokens; -1: none
+  int32_t character_tokens = 3;           // it may be exceeded by, to end a character
+  std::optional<LoopRule> thought_loops;  // closed as if the budget was used up; none: not looked for
+  int32_t call_open = -1, call_close = -1;  // ids; what is between is no part of a thought's text
+  std::vector<int32_t> closing;             // forced when the budget is used up; ends reasoning
+  std::vector<int32_t> forbidden;           // in content that has not begun
+  std::vector<int32_t> forbidden_later;     // in content that has begun: those, and what opens reasoning
   std::shared_ptr<const GrammarProgram> grammar;  // of content; null: free
 };
 
-std::unique_ptr<TokenMask> make_mask(std::shared_ptr<const MaskRules> rules);
+// `end` may be null.
+std::unique_ptr<TokenMask> make_mask(std::shared_ptr<const MaskRules> rules,
+                                     std::shared_ptr<ThoughtEndCell> end = nullptr);
+
+// What an answer's thought and its visible text are held to.
+LoopRules loop_rules(const Generation& generation, const AnswerPolicy& policy);
 
 // Makes the masks of one answer's choices. None at all when nothing is to be held, so free answers cost
 // nothing.
@@ -47,17 +59,17 @@ class MaskFactory {
   static ApiResult<MaskFactory> create(const Generation& generation, const ServedModel& model,
                                        const AnswerPolicy& policy, bool starts_in_reasoning, bool thinking);
 
-  // Null: free. `max_tokens`: of this choice; some are kept for the visible answer.
-  std::shared_ptr<TokenMask> make(int32_t max_tokens) const;
-  // How many tokens of reasoning there may be then; -1: any number.
-  int64_t think_budget(int32_t max_tokens) const;
+  // Null: free. `max_tokens`: of this choice, which always has a limit; some are kept for the visible answer.
+  // `end` is told who closes the thought; it may be null.
+  std::shared_ptr<TokenMask> make(int32_t max_tokens, std::shared_ptr<ThoughtEndCell> end = nullptr) const;
   // Tools whose arguments follow their schema wherever a call of them begins.
   std::set<std::string, std::less<>> held_tools() const;
 
  private:
+  int64_t reserve_of(int32_t max_tokens) const;
+
   MaskRules rules_;
   bool thinking_ = false;
-  bool limited_ = false;  // the client limits the whole answer
   int32_t reserve_tokens_ = 0;
 };
 

@@ -592,6 +592,78 @@ TEST(AnswerMask, ABudgetClosesTheThoughtTokenByToken) {
   EXPECT_GT(mask.allowed().size(), 1000u);
 }
 
+// Found at the same token whatever was taken back on the way, and no thought follows one that looped.
+TEST(AnswerMask, ALoopClosesTheThought) {
+  const auto model = demo_served_model(nullptr);
+  const int32_t open = *model->tokenizer->find("<think>");
+  const auto closing =
+      model->tokenizer->encode("\n</think>\n\n", {.add_special = false, .parse_special = true}).value();
+  MaskRules rules;
+  rules.starts_in_reasoning = true;
+  rules.closing = closing;
+  rules.think_open = open;
+  rules.forbidden_later = {open};
+  rules.tokenizer = model->tokenizer;
+  rules.think_close = *model->tokenizer->find("</think>");
+  rules.thought_loops = LoopRule{
+      .max_period = 8, .copies = 4, .covered_tokens = 16, .plain_covered_tokens = 16, .every_tokens = 4};
+  const auto end = std::make_shared<ThoughtEndCell>(ThoughtEnd::none);
+  const auto mask = make_mask(std::make_shared<MaskRules>(rules), end);
+  const auto forced = [&] { return !mask->all_but().has_value(); };
+  int32_t other = 300;
+  for (int i = 0; i < 10; ++i) mask->advance(other++);
+  for (int i = 0; i < 18; ++i) {  // the loop's tokens 10 to 27: 16 of them are covered at length 28
+    // A draft that is taken back each time: another token, or the first of the closing text.
+    mask->advance(other++);
+    mask->advance(77);
+    mask->rewind(2);
+    EXPECT_FALSE(forced()) << i;
+    mask->advance(400 + i % 4);
+  }
+  EXPECT_TRUE(forced());
+  EXPECT_EQ(end->load(), ThoughtEnd::none) << "not closed yet";
+  mask->rewind(1);
+  EXPECT_FALSE(forced());
+  mask->advance(400 + 17 % 4);
+  for (const int32_t id : closing) {
+    EXPECT_TRUE(forced());
+    mask->advance(id);
+  }
+  EXPECT_EQ(end->load(), ThoughtEnd::loop);
+  EXPECT_EQ(mask->all_but().value().size(), 1u) << "<think>, although nothing was said yet";
+  mask->rewind(1);
+  EXPECT_EQ(end->load(), ThoughtEnd::none);
+}
+
+// A call in a thought is data, and so is not looked at; what comes behind it is a text of its own.
+TEST(AnswerMask, ACallInAThoughtIsNoLoop) {
+  const auto model = demo_served_model(nullptr);
+  MaskRules rules;
+  rules.starts_in_reasoning = true;
+  rules.closing = {65};
+  rules.tokenizer = model->tokenizer;
+  rules.think_close = *model->tokenizer->find("</think>");
+  rules.call_open = *model->tokenizer->find("<tool_call>");
+  rules.call_close = *model->tokenizer->find("</tool_call>");
+  rules.thought_loops = LoopRule{
+      .max_period = 8, .copies = 2, .covered_tokens = 16, .plain_covered_tokens = 16, .every_tokens = 1};
+  const auto mask = make_mask(std::make_shared<MaskRules>(rules));
+  const auto say = [&](int count) {
+    for (int i = 0; i < count; ++i) {
+      if (!mask->all_but()) return i;
+      mask->advance(500);
+    }
+    return count;
+  };
+  EXPECT_EQ(say(15), 15);
+  mask->advance(rules.call_open);
+  EXPECT_EQ(say(1000), 1000);
+  mask->advance(rules.call_close);
+  EXPECT_EQ(say(1000), 16);
+  mask->rewind(16 + 1 + 1000 + 1);  // to the place before the call
+  EXPECT_EQ(say(20), 1) << "the sixteenth before the call";
+}
+
 TEST(AnswerMask, AFormHoldsBehindTheThoughtOnly) {
   MaskRules rules;
   rules.starts_in_reasoning = true;
@@ -635,6 +707,27 @@ TEST(AnswerMask, ThoughtsAreNotClosedTwiceNorOpenedInTheMiddle) {
   EXPECT_EQ(closed(), std::set<int32_t>{});
   generation.endpoint = Endpoint::completions;
   EXPECT_EQ(MaskFactory::create(generation, *model, {}, false, false)->make(-1), nullptr);
+}
+
+TEST(AnswerMask, WithoutThinkingNoThoughtIsOpenedAndOneInLettersCanBeClosed) {
+  const auto model = demo_served_model(nullptr);
+  const int32_t open = *model->tokenizer->find("<think>"), close = *model->tokenizer->find("</think>");
+  Generation generation;
+  generation.endpoint = Endpoint::chat;
+  for (const bool thinking : {false, true}) {
+    const auto closed = [&](const std::string& said) {
+      const auto mask = MaskFactory::create(generation, *model, {}, false, thinking)->make(-1);
+      for (const char c : said) mask->advance(*model->tokenizer->find(std::string(1, c)));
+      const auto few = mask->all_but();
+      return few ? std::set<int32_t>(few->begin(), few->end()) : std::set<int32_t>{-1};
+    };
+    EXPECT_EQ(closed(""), (thinking ? std::set<int32_t>{close} : std::set<int32_t>{open, close}));
+    EXPECT_EQ(closed("<think"), (std::set<int32_t>{open, close}));
+    EXPECT_EQ(closed("<think>"), std::set<int32_t>{}) << "a thought is open";
+    EXPECT_EQ(closed("<think>hm"), std::set<int32_t>{});
+    EXPECT_EQ(closed("x<think>"), (std::set<int32_t>{open, close})) << "text";
+    EXPECT_EQ(closed("<thinx>"), (std::set<int32_t>{open, close}));
+  }
 }
 
 TEST(AnswerMask, EndTokensWait) {
