@@ -21,6 +21,8 @@ using CodePoint = utf8proc_int32_t;
 // No character below U+0300 is changed, ordered or composed with the one before it, and none from kEnd on.
 constexpr uint8_t kLeadOfFirst = 0xCC;  // the first byte of U+0300
 constexpr CodePoint kEnd = 0x30000;
+// Nor one from U+4000 to U+9FFF.
+constexpr uint8_t kLeadOfU4000 = 0xE4, kLeadOfU9000 = 0xE9;
 
 int combining_class(CodePoint c) { return utf8proc_get_property(c)->combining_class; }
 
@@ -143,8 +145,15 @@ Result<std::string_view> nfc(std::string_view text, std::string& buffer) {
   int class_before = 0;
   for (size_t at = 0; at < text.size();) {
     const auto lead = static_cast<uint8_t>(text[at]);
-    const Step step = lead < 0x80 ? Step{lead, 1} : step_at(text, at);
-    if (lead < kLeadOfFirst || !classes().inner.has(step.code_point)) {
+    // Latin letters and Chinese characters: nothing to look up.
+    if (lead < kLeadOfFirst || (lead >= kLeadOfU4000 && lead <= kLeadOfU9000)) {
+      run = at;
+      class_before = 0;
+      at += lead < 0x80 ? 1 : lead < kLeadOfU4000 ? 2 : 3;
+      continue;
+    }
+    const Step step = step_at(text, at);
+    if (!classes().inner.has(step.code_point)) {
       run = at;
       class_before = 0;
       at += step.length_bytes;
