@@ -2,11 +2,15 @@
 
 #include <spdlog/sinks/stdout_color_sinks.h>
 
+#include <unistd.h>
+
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
 
+#include "base/guard.h"
 #include "base/log_line.h"
 
 namespace braid {
@@ -41,6 +45,16 @@ void init_log() {
 void log_as_server() {
   spdlog::set_pattern("%Y-%m-%dT%H:%M:%S.%e%z %^%l%$: %v");
   if (!wanted_level()) spdlog::set_level(spdlog::level::info);
+}
+
+void log_failure(const char* what, const char* why) noexcept {
+  try {
+    spdlog::error("{} failed: {}", what, why);
+  } catch (...) {  // no memory for the line: its parts as they are
+    for (const char* part : {"error: ", what, " failed: ", why, "\n"}) {
+      if (::write(STDERR_FILENO, part, std::strlen(part)) < 0) return;
+    }
+  }
 }
 
 void log_info(const std::string& line) { spdlog::info("{}", line); }

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "base/guard.h"
 #include "base/log.h"
 
 namespace braid {
@@ -177,15 +178,18 @@ void EngineService::die(const std::string& why) {
   Finished end;
   end.reason = FinishReason::error;
   end.error = "the engine has stopped: " + why;
-  for (const auto& [id, sink] : held) sink->finished(id, end);
+  for (const auto& [id, sink] : held) guarded("the end of a request", [&] { sink->finished(id, end); });
 }
 
 void EngineService::run() {
+  std::string why = "an exception of unknown type";
   try {
-    loop();
+    return loop();
   } catch (const std::exception& exception) {
-    die(exception.what());
+    guarded("the engine", [&] { why = exception.what(); });
+  } catch (...) {
   }
+  guarded("the end of the engine", [&] { die(why); });
 }
 
 void EngineService::loop() {

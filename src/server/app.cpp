@@ -21,7 +21,7 @@ class ServerApp : public App {
   ~ServerApp() override { stop(); }
 
   HttpHandlers handlers() override;
-  void watch_http(std::function<HttpLoad()> load) override { context_.http_load = std::move(load); }
+  void watch_http(std::function<HttpLoad()> load) override { context_.watch_http(std::move(load)); }
   void set_api_keys(std::vector<ApiKey> keys) override { context_.access.set_keys(std::move(keys)); }
   Status check_limits(const std::vector<ApiKey>& keys) const override;
   void announce_end() override { context_.ending = true; }
@@ -144,6 +144,7 @@ HttpAnswer ServerApp::http_error(const HttpRequest& request, int status, const s
                                  const std::string& message) {
   ApiError error{.status = status, .code = code, .message = message};
   if (status == 408) error.type = "timeout_error";
+  if (status == 500) error.type = "server_error";
   if (status == 503) {
     error.type = "unavailable_error";
     error.retry_after_s = 1;

@@ -320,6 +320,8 @@ class Client {
     return read_answer();
   }
 
+  int descriptor() const { return socket_; }
+
   std::string received;
 
  private:

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "base/guard.h"
+
 namespace braid::server {
 
 class RunningAnswer::ChoiceSink : public Sink {
@@ -10,17 +12,19 @@ class RunningAnswer::ChoiceSink : public Sink {
   ChoiceSink(std::shared_ptr<RunningAnswer> answer, int choice)
       : answer_(std::move(answer)), choice_(choice) {}
   void started(RequestId, int32_t cached_tokens) override {
-    answer_->put({.choice = choice_, .end = {}, .cached = cached_tokens, .token = {}});
+    answer_->put([&] { return Item{.choice = choice_, .end = {}, .cached = cached_tokens, .token = {}}; });
   }
   void drafts(RequestId, int32_t drafted, int32_t accepted) override {
-    answer_->put(
-        {.choice = choice_, .end = {}, .cached = {}, .drafted = drafted, .accepted = accepted, .token = {}});
+    answer_->put([&] {
+      return Item{
+          .choice = choice_, .end = {}, .cached = {}, .drafted = drafted, .accepted = accepted, .token = {}};
+    });
   }
   void token(RequestId, const TokenEvent& event) override {
-    answer_->put({.choice = choice_, .end = {}, .cached = {}, .token = event});
+    answer_->put([&] { return Item{.choice = choice_, .end = {}, .cached = {}, .token = event}; });
   }
   void finished(RequestId, const Finished& event) override {
-    answer_->put({.choice = choice_, .end = event, .cached = {}, .token = {}});
+    answer_->put([&] { return Item{.choice = choice_, .end = event, .cached = {}, .token = {}}; });
   }
 
  private:
@@ -42,6 +46,7 @@ void RunningAnswer::start() {
 void RunningAnswer::begin() {
   std::vector<Request> requests = std::move(stream_->requests());
   cancelled_.assign(requests.size(), 0);
+  ids_.reserve(requests.size());  // an id that is known can be cancelled
   exchange_->on_gone([weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->gone();
   });
@@ -111,23 +116,45 @@ void RunningAnswer::open() {
   flush(std::move(out));
 }
 
-void RunningAnswer::put(Item item) {
-  {
+// What is in the list is taken from it by a later event, or by beat(), if there is no memory to call drain().
+template <typename MakeItem>
+void RunningAnswer::put(MakeItem make) noexcept {
+  bool must_post = false;
+  const auto add = [&] {
+    Item item = make();
     const std::lock_guard lock(mutex_);
     items_.push_back(std::move(item));
-    if (scheduled_) return;
-    scheduled_ = true;
+  };
+  const bool added = guarded("an event of the engine", add) == Guarded::fine;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!added) lost_item_ = true;
+    must_post = !std::exchange(scheduled_, true);
   }
-  exchange_->post([self = shared_from_this()] { self->drain(); });
+  if (!must_post) return;
+  const auto post = [&] { exchange_->post([self = shared_from_this()] { self->drain(); }); };
+  if (guarded("an event of the engine", post) == Guarded::fine) return;
+  const std::lock_guard lock(mutex_);
+  scheduled_ = false;
 }
 
 void RunningAnswer::drain() {
   std::vector<Item> items;
+  bool lost_item = false;
   {
     const std::lock_guard lock(mutex_);
     items.swap(items_);
     scheduled_ = false;
+    lost_item = lost_item_;
   }
+  if (over_) {
+    for (const Item& item : items) {
+      if (item.cached) hooks_.begun();
+      if (item.end) hooks_.ended();
+    }
+    return cancel_all();  // the first time there may have been no memory for it
+  }
+  if (lost_item) return fail_now(internal_error("the server has no memory left for this answer"));
   std::string out;
   for (const Item& item : items) {
     if (item.cached) {
@@ -147,11 +174,7 @@ void RunningAnswer::drain() {
       if (!first_token_) first_token_ = Clock::now();
       ++generated_;
       stream_->token(item.choice, item.token, out);
-      const auto i = static_cast<size_t>(item.choice);
-      if (stream_->wants_end(item.choice) && !cancelled_[i]) {
-        cancelled_[i] = 1;
-        model_->backend->cancel(ids_[i]);
-      }
+      if (stream_->wants_end(item.choice)) cancel(static_cast<size_t>(item.choice));
     }
   }
   if (over_) return;
@@ -196,10 +219,14 @@ const char* RunningAnswer::end_reason() const {
   return stream_->error() ? "error" : finish_reason(stream_->end());
 }
 
+void RunningAnswer::cancel(size_t choice) {
+  if (cancelled_[choice]) return;
+  model_->backend->cancel(ids_[choice]);
+  cancelled_[choice] = 1;
+}
+
 void RunningAnswer::cancel_all() {
-  for (size_t i = 0; i < ids_.size(); ++i) {
-    if (!std::exchange(cancelled_[i], 1)) model_->backend->cancel(ids_[i]);
-  }
+  for (size_t i = 0; i < ids_.size(); ++i) cancel(i);
 }
 
 void RunningAnswer::gone() {
@@ -210,22 +237,27 @@ void RunningAnswer::gone() {
 }
 
 void RunningAnswer::fail(const ApiError& error) {
-  exchange_->post([self = shared_from_this(), error] {
-    if (self->over_) return;
-    if (self->stream_->generation().stream && self->head_sent_) self->open();
-    std::string out;
-    self->stream_->fail(error, out);
-    self->flush(std::move(out));
-    self->cancel_all();
-    self->finish();
-  });
+  exchange_->post([self = shared_from_this(), error] { self->fail_now(error); });
 }
 
+void RunningAnswer::fail_now(const ApiError& error) {
+  if (over_) return;
+  if (stream_->generation().stream && head_sent_) open();
+  std::string out;
+  stream_->fail(error, out);
+  flush(std::move(out));
+  cancel_all();
+  finish();
+}
+
+// A stream that is silent gets a heartbeat, unless its client has not even read what came before.
 void RunningAnswer::beat() {
-  if (over_ || !stream_->generation().stream) return;
+  if (over_) return;
+  drain();
+  if (over_) return;
   const auto silent =
       std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - last_write_).count();
-  if (head_sent_ && silent >= hooks_.heartbeat_ms) {
+  if (head_sent_ && silent >= hooks_.heartbeat_ms && exchange_->unsent_bytes() == 0) {
     std::string out;
     stream_->heartbeat(out);
     flush(std::move(out));

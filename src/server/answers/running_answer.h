@@ -2,7 +2,8 @@
 //
 // The engine's thread only puts events into a list; all work on them happens on the strand of the client's
 // connection. When the client leaves, the engine is told at once; when the engine is done, the client gets a
-// last event, whatever happened.
+// last event, whatever happened. Without memory for an event of the engine the answer fails; the engine's
+// thread never sees an exception.
 #pragma once
 
 #include <atomic>
@@ -61,7 +62,8 @@ class RunningAnswer : public std::enable_shared_from_this<RunningAnswer> {
   };
 
   // On the engine's thread.
-  void put(Item item);
+  template <typename MakeItem>
+  void put(MakeItem make) noexcept;
 
   // On the strand.
   void begin();
@@ -70,6 +72,8 @@ class RunningAnswer : public std::enable_shared_from_this<RunningAnswer> {
   void drain();
   void flush(std::string out);
   void finish();
+  void fail_now(const ApiError& error);
+  void cancel(size_t choice);
   void cancel_all();
   void gone();
   void beat();
@@ -97,6 +101,7 @@ class RunningAnswer : public std::enable_shared_from_this<RunningAnswer> {
   std::mutex mutex_;
   std::vector<Item> items_;  // guarded by mutex_
   bool scheduled_ = false;   // guarded by mutex_
+  bool lost_item_ = false;   // guarded by mutex_; there was no memory for one
 };
 
 }  // namespace braid::server

@@ -22,7 +22,7 @@ struct AppOptions : AccessOptions {
   int64_t model_wait_ms = 120'000;  // that a request waits for a model that is not loaded
   int max_queue = 256;
   int slots = 1;
-  int workers = 2;
+  int workers = 4;  // threads, three at least
   int64_t heartbeat_ms = 10'000;
   int64_t request_limit_ms = 0;
   int64_t late_head_ms = 0;  // RunningAnswer::Hooks

@@ -194,12 +194,11 @@ void slots(ServerContext& context, const SharedExchange& exchange) {
 }
 
 void metrics(ServerContext& context, const SharedExchange& exchange) {
-  exchange->answer(
-      {200,
-       "text/plain; version=0.0.4; charset=utf-8",
-       context.metrics.render(context.stats(), context.host->resident_entry().names.front(),
-                              context.options.version, context.http_load ? context.http_load() : HttpLoad{}),
-       {}});
+  exchange->answer({200,
+                    "text/plain; version=0.0.4; charset=utf-8",
+                    context.metrics.render(context.stats(), context.host->resident_entry().names.front(),
+                                           context.options.version, context.http_load()),
+                    {}});
 }
 
 }  // namespace braid::server::endpoint

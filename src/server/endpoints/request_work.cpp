@@ -11,6 +11,7 @@
 
 #include "server/access/tenant.h"
 #include "server/api/fields.h"
+#include "server/api/json_memory.h"
 
 namespace braid::server {
 
@@ -19,13 +20,21 @@ namespace {
 // Clients that were told that their model is not loaded yet come back after so many seconds.
 constexpr int kModelRetryS = 5;
 
+// While a document is read it is there beside what is made of it: messages may take twice its memory. While a
+// conversation is rendered there are a copy of it for the template, and the text.
+constexpr size_t kReadingFactor = 3;
+constexpr size_t kRenderingFactor = 3;
+
 std::optional<ApiError> start_answer(ServerContext& context, const std::shared_ptr<Exchange>& exchange,
-                                     const Lease& lease,
-                                     const std::shared_ptr<const Generation>& generation) {
+                                     const Lease& lease, const std::shared_ptr<Generation>& generation) {
   const auto& model = lease.model;
   auto prepared = prepare_answer(generation, *model, context.options.policy,
                                  context.options.seed.value_or(context.random_number()));
   if (!prepared.ok()) return prepared.error();
+  drop_prompt(*generation);
+  if (auto fault = memory_fault(*exchange, generation_bytes(*generation) + prepared_bytes(*prepared))) {
+    return fault;
+  }
 
   // What one key's requests leave in the prefix cache tells nothing to another key.
   const bool apart = context.access.needs_key() && !context.options.share_cache;
@@ -70,11 +79,13 @@ std::optional<ApiError> start_answer(ServerContext& context, const std::shared_p
 
 void on_worker(ServerContext& context, const std::shared_ptr<Exchange>& exchange, Workers::Work work) {
   if (!context.stats().alive) return context.refuse(exchange, internal_error("the engine has stopped"));
-  context.workers.run(exchange, std::move(work));
+  const std::string& body = exchange->request().body;
+  const bool large = body.size() > Workers::kLargeBytes || json_bytes_bound(body) > Workers::kLargeBytes;
+  context.work(exchange, large ? Workers::Cost::large : Workers::Cost::small, std::move(work));
 }
 
 std::optional<ApiError> with_model(ServerContext& context, const std::shared_ptr<Exchange>& exchange,
-                                   const std::string& name, ModelWork work) {
+                                   const std::string& name, Workers::Cost cost, ModelWork work) {
   // What waiting and leaving know of each other. The ticket is 0 until it is known.
   struct Wait {
     std::mutex mutex;
@@ -83,27 +94,30 @@ std::optional<ApiError> with_model(ServerContext& context, const std::shared_ptr
   };
   const auto wait = std::make_shared<Wait>();
   if (auto fault = context.load_fault(exchange->request(), name)) return fault;
-  if (!context.host->is_resident(name)) {
-    // Before the host knows of it: later the answer itself looks after its client.
-    exchange->on_gone([&context, wait] {
-      const std::lock_guard lock(wait->mutex);
-      wait->gone = true;
-      if (wait->ticket != 0) context.host->give_back(wait->ticket);
-    });
-  }
+  // Before the host knows of it: later the answer itself looks after its client.
+  exchange->on_gone([&context, wait] {
+    const std::lock_guard lock(wait->mutex);
+    wait->gone = true;
+    if (wait->ticket != 0) context.host->give_back(wait->ticket);
+  });
+  if (exchange->is_gone()) return std::nullopt;  // nobody asks for that model any more
   std::optional<ApiResult<Lease>> at_once;
   const auto caller = std::this_thread::get_id();
   const ModelHost::Ticket ticket =
-      context.host->acquire(name, [&context, exchange, work, caller, &at_once](ApiResult<Lease> lease) {
+      context.host->acquire(name, [&context, exchange, cost, work, caller, &at_once](ApiResult<Lease> lease) {
         if (std::this_thread::get_id() == caller) {
           at_once.emplace(std::move(lease));
           return;
         }
-        context.workers.run(exchange, [work, lease = std::move(lease)] {
+        context.work(exchange, cost, [work, lease = std::move(lease)] {
           return lease.ok() ? work(*lease) : std::optional(lease.error());
         });
       });
-  if (at_once) return at_once->ok() ? work(**at_once) : std::optional(at_once->error());
+  if (at_once) {
+    if (!at_once->ok()) return at_once->error();
+    context.work(exchange, cost, [work, lease = std::move(**at_once)] { return work(lease); });
+    return std::nullopt;
+  }
   // The model may have gone between the two looks at it.
   if (auto fault = context.load_fault(exchange->request(), name)) {
     if (context.host->give_back(ticket)) return fault;
@@ -128,10 +142,34 @@ std::optional<ApiError> with_model(ServerContext& context, const std::shared_ptr
   return std::nullopt;
 }
 
+std::optional<ApiError> memory_fault(Exchange& exchange, size_t bytes) {
+  switch (exchange.hold_memory(bytes)) {
+    case Exchange::Room::held:
+      return std::nullopt;
+    case Exchange::Room::busy:
+      return ApiError{.status = 503,
+                      .type = "unavailable_error",
+                      .code = "busy",
+                      .message = "other requests leave no memory for this one; try again",
+                      .retry_after_s = 1};
+    case Exchange::Room::never:
+      break;
+  }
+  return ApiError{.status = 413,
+                  .code = "request_too_large",
+                  .message = fmt::format("this request needs {} MiB of memory, more than all requests "
+                                         "together may have (--max-request-memory-mb)",
+                                         bytes >> 20)};
+}
+
 ApiResult<Json> take_body(Exchange& exchange) {
-  auto body = parse_body(exchange.request().body);
+  const std::string& body = exchange.request().body;
+  if (const auto fault = memory_fault(exchange, body.capacity() + json_bytes_bound(body))) return *fault;
+  auto json = parse_body(body);
   exchange.drop_body();
-  return body;
+  if (!json.ok()) return json;
+  if (const auto fault = memory_fault(exchange, kReadingFactor * json_bytes(*json))) return *fault;
+  return json;
 }
 
 namespace {
@@ -139,25 +177,38 @@ namespace {
 using GenerationWork =
     std::function<std::optional<ApiError>(const Lease&, const std::shared_ptr<Generation>&)>;
 
+// The body as its API's reader understands it.
+ApiResult<std::shared_ptr<Generation>> take_generation(Exchange& exchange, const RequestReaderOf& reader,
+                                                       const ApiLimits& limits) {
+  const auto body = take_body(exchange);
+  if (!body.ok()) return body.error();
+  auto read = reader(*body, limits);
+  if (!read.ok()) return read.error();
+  return std::make_shared<Generation>(std::move(*read));
+}
+
 // On a worker: the request as its API's reader understands it, with the preset of the model it asks for.
 void with_generation(ServerContext& context, const std::shared_ptr<Exchange>& exchange,
                      const RequestReaderOf& reader, const GenerationWork& work) {
   on_worker(context, exchange, [&context, exchange, reader, work]() -> std::optional<ApiError> {
-    const auto body = take_body(*exchange);
-    if (!body.ok()) return body.error();
-    auto read = reader(*body, context.options.limits);
+    auto read = take_generation(*exchange, reader, context.options.limits);
     if (!read.ok()) return read.error();
-    auto generation = std::make_shared<Generation>(std::move(*read));
+    const std::shared_ptr<Generation> generation = std::move(*read);
     const HttpRequest& request = exchange->request();
     if (auto fault = context.priority_fault(request, generation->priority)) return fault;
     if (const SharedPass pass = context.pass(request)) {
       pass->set_answers(generation->n *
                         std::max<int32_t>(1, static_cast<int32_t>(generation->prompts.size())));
     }
-    return with_model(context, exchange, generation->model, [generation, work](const Lease& lease) {
+    const size_t bytes = generation_bytes(*generation);
+    // Also what rendering will take, so that nobody waits for a model and then finds no room.
+    if (auto fault = memory_fault(*exchange, kRenderingFactor * bytes)) return fault;
+    const auto cost = bytes > Workers::kLargeBytes ? Workers::Cost::large : Workers::Cost::prompt;
+    const auto go_on = [generation, work](const Lease& lease) {
       apply_preset(lease.entry->preset, *generation);
       return work(lease, generation);
-    });
+    };
+    return with_model(context, exchange, generation->model, cost, go_on);
   });
 }
 

@@ -18,16 +18,19 @@ using RequestReaderOf = ApiResult<Generation> (*)(const Json&, const ApiLimits&)
 using ModelWork = std::function<std::optional<ApiError>(const Lease&)>;
 using PromptWork = std::function<std::optional<ApiError>(const Lease&, const RenderedPrompt&)>;
 
-// Runs `work` on a worker.
+// Reads a request's body with `work` on a worker.
 void on_worker(ServerContext& context, const std::shared_ptr<Exchange>& exchange, Workers::Work work);
 
 // The rest is called on a worker, except generate(), count_prompt() and with_prompt(), which begin there.
 
-// The JSON of a request's body, which is gone then.
+// The JSON of a request's body, which is gone then. The exchange holds memory for it, and for what is read
+// out of it.
 ApiResult<Json> take_body(Exchange& exchange);
-// Goes on with the model of that name: now, or on a worker when it is loaded. An error of now is returned.
+// The exchange holds so much memory from now on; else 503, or 413 if no request may hold as much.
+std::optional<ApiError> memory_fault(Exchange& exchange, size_t bytes);
+// Goes on with the model of that name, on a worker: now, or when it is loaded. An error of now is returned.
 std::optional<ApiError> with_model(ServerContext& context, const std::shared_ptr<Exchange>& exchange,
-                                   const std::string& name, ModelWork work);
+                                   const std::string& name, Workers::Cost cost, ModelWork work);
 
 // Reads a conversation, waits for its model and goes on with the rendered prompt.
 void with_prompt(ServerContext& context, const std::shared_ptr<Exchange>& exchange, RequestReaderOf reader,

@@ -2,15 +2,20 @@
 #include "server/endpoints/server_context.h"
 
 #include <fmt/format.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <ctime>
+#include <functional>
 #include <string_view>
 #include <utility>
 
 namespace braid::server {
 
 namespace {
+
+// Given back by requests, before it is worth a look at the whole heap.
+constexpr uint64_t kTrimmedBytes = uint64_t{32} << 20;
 
 // Which API a request speaks: by its path, or because it says so.
 Family family_of(const HttpRequest& request) {
@@ -61,9 +66,38 @@ ServerContext::ServerContext(AppOptions wanted, std::unique_ptr<ModelHost> model
       host(std::move(models)),
       started_s(now_s()),
       random_(std::random_device{}()),
-      workers(options.workers, [this](const std::shared_ptr<Exchange>& exchange, const ApiError& error) {
-        refuse(exchange, error);
-      }) {}
+      workers(
+          options.workers,
+          [this](const std::shared_ptr<Exchange>& exchange, const ApiError& error) {
+            refuse(exchange, error);
+          },
+          [this] { trim_memory(); }) {}
+
+void ServerContext::work(const std::shared_ptr<Exchange>& exchange, Workers::Cost cost, Workers::Work work) {
+  const HttpRequest& request = exchange->request();
+  const std::string_view client = access.needs_key() ? presented_key(request) : request.remote;
+  workers.run(std::hash<std::string_view>()(client), cost, exchange, std::move(work));
+}
+
+void ServerContext::watch_http(std::function<HttpLoad()> load) {
+  const std::lock_guard lock(load_mutex_);
+  load_ = std::move(load);
+}
+
+HttpLoad ServerContext::http_load() const {
+  const std::lock_guard lock(load_mutex_);
+  return load_ ? load_() : HttpLoad{};
+}
+
+// The allocator keeps what large requests have given back, unless it is told.
+void ServerContext::trim_memory() {
+  const uint64_t released = http_load().released_bytes;
+  if (released - trimmed_at_ < kTrimmedBytes) return;
+  trimmed_at_ = released;
+#ifdef __GLIBC__
+  ::malloc_trim(0);
+#endif
+}
 
 HttpAnswer ServerContext::error_answer(const HttpRequest& request, const ApiError& error) const {
   const Family kind = family_of(request);

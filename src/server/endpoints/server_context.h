@@ -56,6 +56,13 @@ class ServerContext {
   void refuse(const std::shared_ptr<Exchange>& exchange, const ApiError& error);
   void answer_json(const std::shared_ptr<Exchange>& exchange, const Json& json) const;
 
+  // Runs `work` on a worker, in turn with other clients: those of other keys, or addresses where no key is
+  // needed.
+  void work(const std::shared_ptr<Exchange>& exchange, Workers::Cost cost, Workers::Work work);
+
+  void watch_http(std::function<HttpLoad()> load);
+  HttpLoad http_load() const;  // nothing before that
+
   // Lets a request in that works, until leave(). An error is a limit of its client, or of the server.
   std::optional<ApiError> admit(const HttpRequest& request);
   void leave(const HttpRequest& request);
@@ -77,12 +84,16 @@ class ServerContext {
   const std::unique_ptr<ModelHost> host;
   Metrics metrics;
   RunningAnswers answers;
-  std::function<HttpLoad()> http_load;  // set before the first request
-  std::atomic<bool> ending{false};      // /health says so
-  std::atomic<bool> draining{false};    // new work is refused
+  std::atomic<bool> ending{false};    // /health says so
+  std::atomic<bool> draining{false};  // new work is refused
   const int64_t started_s;
 
  private:
+  void trim_memory();
+
+  mutable std::mutex load_mutex_;
+  std::function<HttpLoad()> load_;  // guarded by load_mutex_
+  uint64_t trimmed_at_ = 0;         // HttpLoad::released_bytes; of the worker that is idle
   mutable std::mutex passes_mutex_;
   std::map<const HttpRequest*, SharedPass> passes_;  // guarded by passes_mutex_
   std::mutex random_mutex_;

@@ -1,5 +1,6 @@
 // tokens.cpp -- the endpoints for tokens and prompts: /tokenize, /detokenize, /apply-template.
 #include "server/api/fields.h"
+#include "server/api/json_memory.h"
 #include "server/endpoints/handlers.h"
 #include "server/endpoints/request_work.h"
 #include "server/grammar/token_text.h"
@@ -9,6 +10,8 @@
 namespace braid::server::endpoint {
 
 namespace {
+
+constexpr size_t kSmallTokens = 16'384;  // to show
 
 // The ids of a text, or of a conversation.
 ApiResult<std::vector<int32_t>> ids_of(const Json& body, const Lease& lease, const AppOptions& options) {
@@ -47,7 +50,11 @@ void tokenize(ServerContext& context, const SharedExchange& exchange) {
     const TokenizeForm form{fields.boolean("with_pieces", false), fields.boolean("return_token_strs", false)};
     const std::string name = fields.string("model", "");
     if (error) return error;
-    return with_model(context, exchange, name,
+    const bool large = json_bytes(*body) > Workers::kLargeBytes;
+    const auto cost = large                    ? Workers::Cost::large
+                      : fields.has("messages") ? Workers::Cost::prompt
+                                               : Workers::Cost::small;
+    return with_model(context, exchange, name, cost,
                       [&context, exchange, body, form](const Lease& lease) -> std::optional<ApiError> {
                         const auto ids = ids_of(*body, lease, context.options);
                         if (!ids.ok()) return ids.error();
@@ -77,7 +84,8 @@ void detokenize(ServerContext& context, const SharedExchange& exchange) {
       }
       ids.push_back(static_cast<int32_t>(*id));
     }
-    return with_model(context, exchange, name,
+    const auto cost = ids.size() > kSmallTokens ? Workers::Cost::large : Workers::Cost::small;
+    return with_model(context, exchange, name, cost,
                       [exchange, ids](const Lease& lease) -> std::optional<ApiError> {
                         auto text = detokenize_answer(*lease.model->tokenizer, ids);
                         if (!text.ok()) return text.error();

@@ -1,14 +1,29 @@
 // workers.h -- the threads on which requests are worked on, apart from HTTP and from the engine.
 //
-// Large requests go one after the other, so that they leave a worker to everybody else. Thread-safe.
+// A work has a class, by what was counted of it before: bytes, values of its JSON, size of its conversation.
+//   small   linear in a small body: reading it, its tokens
+//   prompt  runs a template and may compile a form: up to a second, whatever its size
+//   large   either, of a large request
+// At least one thread is left to small works and one more to prompts, so however many clients send what is
+// expensive, a cheap request waits for cheap ones only. Within a class clients take turns, each in the order
+// of its requests; classes take turns too.
+//
+// A work that throws fails its request. One whose client has left is not begun. Thread-safe.
 #pragma once
 
+#include <array>
 #include <atomic>
-#include <boost/asio/strand.hpp>
-#include <boost/asio/thread_pool.hpp>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <thread>
+#include <vector>
 
 #include "server/api/api_error.h"
 #include "server/http/http.h"
@@ -17,24 +32,53 @@ namespace braid::server {
 
 class Workers {
  public:
+  enum class Cost { small, prompt, large };
   // An error becomes the answer, unless the work has answered.
   using Work = std::function<std::optional<ApiError>()>;
   using Refuse = std::function<void(const std::shared_ptr<Exchange>&, const ApiError&)>;
 
-  // Two threads at least. `refuse` answers with an error, on any of them.
-  Workers(int threads, Refuse refuse);
+  // A work of so many bytes of memory (of JSON, read or not) is large from here on.
+  static constexpr size_t kLargeBytes = size_t{1} << 20;
 
-  void run(const std::shared_ptr<Exchange>& exchange, Work work);
+  // Three threads at least. `refuse` answers with an error, on any of them. `idle` is called now and then by
+  // one that has nothing to do.
+  Workers(int threads, Refuse refuse, std::function<void()> idle);
+  ~Workers() { join(); }
+
+  // `client`: whose turn it takes.
+  void run(uint64_t client, Cost cost, std::shared_ptr<Exchange> exchange, Work work);
   // Works that wait or run.
   int pending() const { return pending_; }
   // Waits for all of them; nothing runs afterwards.
-  void join() { threads_.join(); }
+  void join();
 
  private:
+  struct Item {
+    std::shared_ptr<Exchange> exchange;
+    Work work;
+  };
+  struct Class {
+    std::map<uint64_t, std::deque<Item>> waiting;  // by client; none is empty
+    uint64_t last_client = 0;                      // who had the last turn
+    size_t running = 0;
+  };
+
+  void loop(bool first);
+  bool may_run(size_t cls) const;            // under the lock
+  std::optional<size_t> next_class() const;  // under the lock
+  Item take(Class& from);                    // under the lock
+  void work_on(const Item& item) noexcept;
+
   const Refuse refuse_;
+  const std::function<void()> idle_;
+  const size_t count_;  // of threads
   std::atomic<int> pending_{0};
-  boost::asio::thread_pool threads_;
-  boost::asio::strand<boost::asio::thread_pool::executor_type> large_;  // one of them
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::array<Class, 3> classes_;  // guarded by mutex_; by Cost
+  size_t last_class_ = 0;         // guarded by mutex_
+  bool closing_ = false;          // guarded by mutex_
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace braid::server

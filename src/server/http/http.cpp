@@ -5,13 +5,14 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/ssl/context.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <mutex>
 #include <thread>
 
-#include "base/log.h"
+#include "base/guard.h"
 #include "server/http/http_connection.h"
 
 namespace braid::server {
@@ -21,6 +22,9 @@ namespace {
 namespace asio = boost::asio;
 using asio::ip::tcp;
 using boost::system::error_code;
+
+// Connections with TLS that are let in only to be told that there are too many.
+constexpr int kToldThatFull = 32;
 
 class Server : public HttpServer {
  public:
@@ -44,18 +48,20 @@ class Server : public HttpServer {
                    fmt::format("cannot listen on {}:{}: {}", options.address, options.port, error.message())};
     }
     port_ = acceptor_.local_endpoint().port();
-    accept();
-    for (int i = 0; i < std::max(1, options.threads); ++i) {
-      threads_.emplace_back([this] {
+    for (const auto& loop : shared_->loops) {
+      works_.push_back(asio::make_work_guard(*loop));
+      threads_.emplace_back([this, &loop = *loop] {
         ::pthread_setname_np(::pthread_self(), "http");  // for those who look at threads' times
-        run();
+        run(loop);
       });
     }
     return {};
   }
 
   uint16_t port() const override { return port_; }
-  HttpLoad load() const override { return {shared_->connections, shared_->memory->used_bytes()}; }
+  HttpLoad load() const override {
+    return {shared_->connections, shared_->memory->used_bytes(), shared_->memory->released_bytes()};
+  }
   int busy() const override { return shared_->busy; }
 
   Status reload_certificate() override {
@@ -89,7 +95,7 @@ class Server : public HttpServer {
   void stop() override {
     if (threads_.empty()) return;
     drain();
-    shared_->context.stop();
+    for (const auto& loop : shared_->loops) loop->stop();
     for (std::thread& thread : threads_) thread.join();
     threads_.clear();
     // Alone now. Everything is shut, whoever works for a client is told, and what was under way ends here.
@@ -101,51 +107,82 @@ class Server : public HttpServer {
     error_code ignored;
     acceptor_.close(ignored);
     retry_.cancel();
-    shared_->context.restart();
+    for (const auto& loop : shared_->loops) loop->restart();
     run_until_idle();
   }
 
  private:
-  // A handler that throws is a bug of one request, not the end of the server.
-  template <typename Run>
-  static void guarded(Run run) {
-    while (true) {
-      try {
-        run();
-        return;
-      } catch (const std::exception& error) {
-        spdlog::error("http: a handler failed: {}", error.what());
+  // The one accept that is under way; its end, called or destroyed, gives the turn up.
+  class Turn {
+   public:
+    explicit Turn(std::atomic<bool>& taken) : taken_(&taken) {}
+    Turn(Turn&& other) noexcept : taken_(std::exchange(other.taken_, nullptr)) {}
+    ~Turn() { end(); }
+    void end() {
+      if (taken_ != nullptr) *std::exchange(taken_, nullptr) = false;
+    }
+
+   private:
+    std::atomic<bool>* taken_;
+  };
+
+  // Connections guard their own work. What else throws (asio without memory, before it calls a handler) ends
+  // neither the thread nor accepting: accept() begins anew if the accept that was under way is lost.
+  void run(asio::io_context& loop) {
+    const auto turn = [&] {
+      if (&loop == shared_->loops[0].get()) accept();
+      loop.run();
+    };
+    while (guarded("http", turn) != Guarded::fine) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  // Not for timers that nobody has cancelled: those of Exchange::after() end with their loop.
+  void run_until_idle() {
+    const auto turn = [&] {
+      for (bool idle = false; !idle;) {
+        idle = true;
+        for (const auto& loop : shared_->loops) idle = loop->poll() == 0 && idle;
       }
+    };
+    while (guarded("http", turn) != Guarded::fine) {
     }
   }
-  void run() {
-    guarded([this] { shared_->context.run(); });
-  }
-  // Not for timers that nobody has cancelled: those of Exchange::after() end with the context.
-  void run_until_idle() {
-    guarded([this] { shared_->context.poll(); });
+
+  // In the first loop, unless an accept is under way. Connections go to the loops in turn. The next accept
+  // begins before anything is done with the socket of this one.
+  void accept() {
+    if (shared_->accepting.exchange(true)) return;
+    Turn turn(shared_->accepting);
+    asio::io_context& loop = *shared_->loops[next_loop_++ % shared_->loops.size()];
+    acceptor_.async_accept(
+        loop, [this, &loop, turn = std::move(turn)](error_code error, tcp::socket socket) mutable {
+          if (error == asio::error::operation_aborted || !acceptor_.is_open()) return;
+          if (error) return accept_later(std::move(turn));
+          turn.end();
+          accept();
+          admit(std::move(socket), loop.get_executor());
+        });
   }
 
-  void accept() {
-    acceptor_.async_accept(shared_->context, [this](error_code error, tcp::socket socket) {
-      if (error == asio::error::operation_aborted || !acceptor_.is_open()) return;
-      if (error) {
-        // Out of file descriptors, most likely: try again when some were closed.
-        retry_.expires_after(std::chrono::milliseconds(100));
-        retry_.async_wait([this](error_code cancelled) {
-          if (!cancelled) accept();
-        });
-        return;
-      }
-      if (shared_->connections >= shared_->options.max_connections) {
-        turn_away(std::move(socket));
-      } else if (const auto tls = certificate()) {
-        add(Transport::secure(std::move(socket), *tls));
-      } else {
-        add(Transport::plain(std::move(socket)));
-      }
-      accept();
+  // Out of file descriptors, most likely: try again when some were closed.
+  void accept_later(Turn turn) {
+    retry_.expires_after(std::chrono::milliseconds(100));
+    retry_.async_wait([this, turn = std::move(turn)](error_code cancelled) mutable {
+      turn.end();
+      if (!cancelled) accept();
     });
+  }
+
+  void admit(tcp::socket socket, const HttpStrand& strand) {
+    const int beyond = shared_->connections - shared_->options.max_connections;
+    if (const auto tls = certificate()) {
+      // What is to be said needs a handshake, so a few more connections are let in for it.
+      if (beyond >= kToldThatFull) return;
+      add(Transport::secure(std::move(socket), strand, *tls), beyond >= 0);
+    } else if (beyond >= 0) {
+      turn_away(std::move(socket));
+    } else {
+      add(Transport::plain(std::move(socket), strand), false);
+    }
   }
 
   std::shared_ptr<asio::ssl::context> certificate() {
@@ -166,8 +203,9 @@ class Server : public HttpServer {
     socket.close(ignored);
   }
 
-  void add(std::unique_ptr<Transport> transport) {
-    const auto connection = std::make_shared<Connection>(std::move(transport), shared_);
+  // `full`: its request is refused, because there are connections enough.
+  void add(std::unique_ptr<Transport> transport, bool full) {
+    const auto connection = std::make_shared<Connection>(std::move(transport), shared_, full);
     {
       const std::lock_guard lock(mutex_);
       std::erase_if(open_, [](const std::weak_ptr<Connection>& weak) { return weak.expired(); });
@@ -190,8 +228,10 @@ class Server : public HttpServer {
   }
 
   const std::shared_ptr<HttpShared> shared_;
-  tcp::acceptor acceptor_{shared_->context};
-  asio::steady_timer retry_{shared_->context};
+  tcp::acceptor acceptor_{*shared_->loops[0]};
+  asio::steady_timer retry_{*shared_->loops[0]};
+  size_t next_loop_ = 0;
+  std::vector<asio::executor_work_guard<HttpStrand>> works_;  // loops go on without any
   uint16_t port_ = 0;
   std::vector<std::thread> threads_;
   std::mutex mutex_;

@@ -5,9 +5,12 @@
 // any thread, at any later time, whole or as a stream.
 //
 // Limits hold before memory is taken: request line, header block, number of fields, chunk extensions and
-// trailers, body, what all requests that are being read hold together, connections, and bytes waiting for a
-// client that does not read. Besides the gap between its bytes a request has a time in which all of it must
-// have come. A framing error is answered and the connection closed.
+// trailers, body, what all requests hold together, connections, and bytes waiting for a client that does not
+// read. Besides the gap between its bytes a request has a time in which all of it must have come. A framing
+// error is answered and the connection closed.
+//
+// A handler, or work given to post() and after(), may throw: the request gets a 500 (without memory a 503),
+// or ends without the end of its answer if that has begun. So does one whose last Exchange goes unanswered.
 //
 // An Exchange may outlive its server: once HttpServer::stop() has returned, what it is told to do is dropped.
 #pragma once
@@ -22,6 +25,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "server/http/http_memory.h"
 
 namespace braid::server {
 
@@ -34,8 +38,8 @@ struct HttpRequest {
   std::string query;  // behind '?'
   Headers headers;
   std::string body;
-  std::shared_ptr<void> body_memory;  // the body's part of HttpOptions::max_request_memory_bytes
-  std::string remote;                 // address
+  std::shared_ptr<RequestMemory::Share> memory;  // its part of HttpOptions::max_request_memory_bytes
+  std::string remote;                            // address
 
   // Empty: no such header. Names are compared without case.
   std::string_view header(std::string_view name) const;
@@ -53,6 +57,8 @@ class Exchange {
  public:
   virtual ~Exchange() = default;
   virtual const HttpRequest& request() const = 0;
+  // The client has left, or was cut: nobody waits for an answer.
+  virtual bool is_gone() const = 0;
 
   // Either one whole answer,
   virtual void answer(HttpAnswer answer) = 0;
@@ -63,8 +69,17 @@ class Exchange {
   // Ends the connection without the end of the answer.
   virtual void abort() = 0;
 
-  // The body has been read; its memory is given back. Nobody may look at it afterwards.
+  // On the exchange's executor: bytes of the stream that the client has not taken yet.
+  virtual size_t unsent_bytes() const = 0;
+
+  // The body has been read. Nobody may look at it afterwards.
   virtual void drop_body() = 0;
+  // How much memory the request holds from now on, in all: at first its body. The last holder of the exchange
+  // gives it back. Not held: all stays as it was; there is no room while others hold theirs, or never. By one
+  // thread at a time.
+  enum class Room { held, busy, never };
+  virtual Room hold_memory(size_t bytes) = 0;
+
   // What `done` is told of this exchange: counts for its line in the log. Before the end of the answer, or
   // within `gone`.
   virtual void note(std::string text) = 0;
@@ -74,7 +89,7 @@ class Exchange {
   virtual void on_gone(std::function<void()> gone) = 0;
   // Work posted here never runs at the same time as other work of this exchange.
   virtual void post(std::function<void()> work) = 0;
-  // Calls `work` after `ms` on the same strand, once.
+  // Calls `work` after `ms` on the same strand, once, unless the exchange has gone by then.
   virtual void after(int64_t ms, std::function<void()> work) = 0;
 };
 
@@ -88,11 +103,14 @@ struct HttpOptions {
   size_t max_target_bytes = size_t{8} << 10;
   int max_fields = 200;
   int max_connections = 4096;
-  // Of all requests that are being read or whose bodies wait to be worked on, beyond 16 KiB of each.
+  // Of all requests from their first byte to the end of their answer, beyond 16 KiB of each.
   size_t max_request_memory_bytes = size_t{256} << 20;
-  size_t max_unsent_bytes = size_t{4} << 20;  // of one client
+  size_t max_unsent_bytes = size_t{4} << 20;  // of one client, beside its largest event
   int64_t idle_ms = 75'000, header_ms = 10'000, body_gap_ms = 60'000, send_stall_ms = 30'000;
   int64_t request_ms = 300'000;  // from a request's first byte to its last
+  // Of a client that still sends after its last answer: time and bytes in all, and time without a byte.
+  int64_t linger_ms = 30'000, linger_gap_ms = 5'000;
+  size_t linger_bytes = size_t{128} << 20;
   int64_t give_way_ms = 10'000;  // when there is no room left, older bodies that are not whole are refused
 };
 
@@ -116,8 +134,9 @@ struct HttpHandlers {
 // What a server holds now.
 struct HttpLoad {
   int connections = 0;
-  // Of requests that are being read or wait to be parsed: what max_request_memory_bytes bounds.
+  // Of requests: what max_request_memory_bytes bounds.
   size_t request_bytes = 0;
+  uint64_t released_bytes = 0;  // that requests have given back, since the start
 };
 
 class HttpServer {

@@ -1,6 +1,8 @@
 // http_connection.cpp -- see http_connection.h.
 #include "server/http/http_connection.h"
 
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <boost/asio/buffer.hpp>
 #include <chrono>
@@ -14,7 +16,7 @@ namespace {
 
 // A request that comes while another is answered waits; so much of it is read, to see the client leave.
 constexpr size_t kReadAheadBytes = size_t{16} << 10;
-// How long a client has to end its side after the last answer.
+// How long a client that has sent all of its request has to end its side after the last answer.
 constexpr std::chrono::milliseconds kGoodbyeTime{500};
 
 std::string address_of(const Transport::Socket& socket) {
@@ -25,13 +27,14 @@ std::string address_of(const Transport::Socket& socket) {
 
 }  // namespace
 
-Connection::Connection(std::unique_ptr<Transport> transport, std::shared_ptr<HttpShared> shared)
+Connection::Connection(std::unique_ptr<Transport> transport, std::shared_ptr<HttpShared> shared, bool full)
     : shared_(std::move(shared)),
       transport_(std::move(transport)),
       read_timer_(strand()),
       write_timer_(strand()),
       reader_(shared_->options, shared_->memory, address_of(transport_->socket())),
-      body_place_(shared_->bodies) {
+      body_place_(shared_->bodies),
+      full_(full) {
   ++shared_->connections;
   Error ignored;
   transport_->socket().set_option(boost::asio::ip::tcp::no_delay(true), ignored);
@@ -39,16 +42,39 @@ Connection::Connection(std::unique_ptr<Transport> transport, std::shared_ptr<Htt
 
 Connection::~Connection() {
   set_phase(Phase::closed);
+  if (lingers_) --shared_->lingering;
   --shared_->connections;
+}
+
+template <typename Work>
+void Connection::guard(Work work) noexcept {
+  if (const Guarded how = guarded("work of a connection", work); how != Guarded::fine) failed(how);
+}
+
+// Tells the client, if nothing was said yet.
+void Connection::failed(Guarded how) noexcept {
+  if (phase_ == Phase::closed) return;
+  tell_gone();
+  const auto tell = [&] {
+    if (how == Guarded::no_memory) {
+      refuse(503, "busy", "the server has no memory left for this request; try again");
+    } else {
+      refuse(500, "internal_error", "the request could not be worked on");
+    }
+  };
+  const bool may_tell = !answered_ && (phase_ == Phase::busy || reader_.begun());
+  if (!may_tell || guarded("the answer to that", tell) != Guarded::fine) lost();
 }
 
 void Connection::start() {
   shared_->post(strand(), [self = shared_from_this()] {
-    const int64_t handshake_ms = self->shared_->options.header_ms;
-    self->set_read_deadline(HttpClock::now() + std::chrono::milliseconds(handshake_ms));
-    self->transport_->handshake([self](const Error& error) {
-      if (error) return self->close();
-      self->next_request();
+    self->guard([&] {
+      const int64_t handshake_ms = self->shared_->options.header_ms;
+      self->set_read_deadline(HttpClock::now() + std::chrono::milliseconds(handshake_ms));
+      self->transport_->handshake([self](const Error& error) {
+        if (error) return self->close();
+        self->guard([&] { self->next_request(); });
+      });
     });
   });
 }
@@ -67,11 +93,14 @@ void Connection::shut() {
 
 void Connection::give_way() {
   shared_->post(strand(), [self = shared_from_this()] {
-    if (self->phase_ == Phase::reading && self->reader_.in_body()) self->refuse_for_room();
+    self->guard([&] {
+      if (self->phase_ == Phase::reading && self->reader_.in_body()) self->refuse_for_room();
+    });
   });
 }
 
 void Connection::set_phase(Phase phase) {
+  if (phase == Phase::closed) is_closed_ = true;
   if (phase_ != Phase::busy && phase == Phase::busy) ++shared_->busy;
   if (phase_ == Phase::busy && phase != Phase::busy) --shared_->busy;
   if (phase != Phase::reading) body_place_.leave();
@@ -84,7 +113,7 @@ void Connection::next_request() {
   if (phase_ == Phase::closed) return;
   set_phase(Phase::reading);
   serial_++;
-  answered_ = reported_ = false;
+  answered_ = reported_ = unread_ = false;
   request_ = nullptr;
   reader_.begin();
   consume();
@@ -93,15 +122,16 @@ void Connection::next_request() {
 void Connection::read() {
   if (reading_ || phase_ == Phase::closed) return;
   reading_ = true;
-  transport_->read_some(
-      boost::asio::buffer(arriving_),
-      [self = shared_from_this()](const Error& error, size_t bytes) { self->read_done(error, bytes); });
+  transport_->read_some(boost::asio::buffer(arriving_),
+                        [self = shared_from_this()](const Error& error, size_t bytes) {
+                          self->guard([&] { self->read_done(error, bytes); });
+                        });
 }
 
 void Connection::read_done(const Error& error, size_t bytes) {
   reading_ = false;
   if (phase_ == Phase::closed) {
-    if (transport_->reads_after_goodbye()) drain_input(error);
+    if (goodbye_said_) discard();
     return;
   }
   reader_.append({arriving_.data(), bytes});
@@ -127,7 +157,7 @@ void Connection::consume() {
       case RequestReader::Outcome::whole:
         return whole_request();
       case RequestReader::Outcome::more:
-        set_read_deadline(reader_.deadline());
+        if (!full_) set_read_deadline(reader_.deadline());  // else that of the handshake stands
         return read();
       case RequestReader::Outcome::refused:
         return refuse(reader_.fault().status, reader_.fault().code, reader_.fault().message);
@@ -142,8 +172,13 @@ void Connection::consume() {
 bool Connection::head_is_wanted() {
   request_ = reader_.request();
   keep_ = reader_.keep_alive();
+  if (full_) {
+    refuse(503, "busy", "too many open connections; try again");
+    return false;
+  }
   if (auto answer = shared_->handlers.check(*request_)) {
-    keep_ = keep_ && reader_.body_ends();
+    unread_ = !reader_.body_ends();
+    keep_ = keep_ && !unread_;
     end_with(std::move(*answer));
     return false;
   }
@@ -167,6 +202,7 @@ void Connection::refuse_for_room() {
 void Connection::refuse(int status, const char* code, const std::string& message) {
   request_ = reader_.request();
   keep_ = false;
+  unread_ = phase_ == Phase::reading;
   end_with(shared_->handlers.error(*request_, status, code, message));
 }
 
@@ -185,7 +221,7 @@ void Connection::set_read_deadline(HttpClock::time_point at) {
   read_timer_.async_wait([self = shared_from_this()](const Error& error) {
     if (error || self->phase_ != Phase::reading || self->read_timer_.expiry() > HttpClock::now()) return;
     if (!self->reader_.begun()) return self->close();
-    self->refuse(408, "request_timeout", "the request did not arrive in time");
+    self->guard([&] { self->refuse(408, "request_timeout", "the request did not arrive in time"); });
   });
 }
 
@@ -209,10 +245,14 @@ void Connection::begin_stream(const Headers& headers) {
   flush();
 }
 
+// How large an event is says nothing of its client, so one of any size may wait: that it is not read at all
+// is found by the time of send_pending().
 void Connection::stream_write(const std::string& bytes) {
+  if (writer_.unsent_bytes() == 0) largest_event_bytes_ = 0;
   if (!writer_.write(bytes)) return;
+  largest_event_bytes_ = std::max(largest_event_bytes_, bytes.size());
   flush();
-  if (writer_.unsent_bytes() > shared_->options.max_unsent_bytes) lost();
+  if (writer_.unsent_bytes() > shared_->options.max_unsent_bytes + largest_event_bytes_) lost();
 }
 
 void Connection::stream_finish() {
@@ -237,7 +277,7 @@ void Connection::send_pending() {
                       self->writer_.sent(sent);
                       self->write_timer_.cancel();
                       if (error) return self->lost();
-                      self->flush();
+                      self->guard([&] { self->flush(); });
                     });
 }
 
@@ -259,66 +299,107 @@ void Connection::report(int status) {
 // ---- Ends ------------------------------------------------------------------------------------------------
 
 // The client is gone, or as good as.
-void Connection::lost() {
+void Connection::lost() noexcept {
   if (phase_ == Phase::closed) return;
   const bool was_busy = phase_ == Phase::busy;
   // Clients may leave as soon as they saw the last event; that is a whole answer all the same.
   const int status = writer_.finishing() ? writer_.status() : 499;
-  auto gone = std::exchange(gone_, nullptr);
-  close();
-  if (gone) gone();
-  if (was_busy) report(status);
+  guarded("closing a connection", [&] { close(); });
+  tell_gone();
+  if (was_busy) guarded("the end of a request", [&] { report(status); });
+}
+
+// Whoever works for the client.
+void Connection::tell_gone() noexcept {
+  if (const auto gone = std::exchange(gone_, nullptr)) guarded("giving a request up", gone);
 }
 
 void Connection::close() {
   set_phase(Phase::closed);
-  read_timer_.cancel();
   write_timer_.cancel();
   reader_.drop();
   writer_.drop_unsent();
+  close_socket();
+}
+
+void Connection::close_socket() {
+  read_timer_.cancel();
+  const std::lock_guard lock(socket_mutex_);
   Error ignored;
   transport_->socket().close(ignored);
 }
 
-// After the last answer: what the client still sends is read for a moment, so that it gets the answer and not
-// a reset.
-void Connection::close_gently() {
-  set_phase(Phase::closed);
-  read_timer_.expires_after(kGoodbyeTime);
-  read_timer_.async_wait([self = shared_from_this()](const Error&) {
-    Error ignored;
-    self->transport_->socket().close(ignored);
-  });
-  transport_->say_goodbye([self = shared_from_this()](const Error&) { self->read_timer_.cancel(); });
-  if (transport_->reads_after_goodbye()) drain_input({});
+void Connection::cut_socket() {
+  const std::lock_guard lock(socket_mutex_);
+  if (transport_->socket().is_open()) ::shutdown(transport_->socket().native_handle(), SHUT_RDWR);
 }
 
-// Until the client ends it too. A read under way goes on here.
-void Connection::drain_input(const Error& error) {
-  if (error) {
-    read_timer_.cancel();
-    return;
-  }
+// After the last answer.
+void Connection::close_gently() {
+  set_phase(Phase::closed);
+  const HttpOptions& options = shared_->options;
+  lingers_ = unread_ && ++shared_->lingering <= std::max(1, options.max_connections / 4);
+  if (unread_ && !lingers_) --shared_->lingering;
+  linger_end_ = HttpClock::now() + (lingers_ ? std::chrono::milliseconds(options.linger_ms) : kGoodbyeTime);
+  silence_end_ = HttpClock::now() + std::chrono::milliseconds(options.linger_gap_ms);
+  wait_for_silence();
+  transport_->say_goodbye([self = shared_from_this()](const Error&) {
+    self->goodbye_said_ = true;
+    self->guard([&] { self->discard(); });
+  });
+}
+
+void Connection::wait_for_silence() {
+  read_timer_.expires_at(std::min(linger_end_, silence_end_));
+  read_timer_.async_wait([self = shared_from_this()](const Error& error) {
+    if (error) return;
+    const bool over = std::min(self->linger_end_, self->silence_end_) <= HttpClock::now();
+    if (over || guarded("lingering", [&] { self->wait_for_silence(); }) != Guarded::fine) {
+      self->close_socket();
+    }
+  });
+}
+
+// Until the client ends its side, or has had enough. A read under way goes on here.
+void Connection::discard() {
   if (reading_) return;
+  const auto discarded = [self = shared_from_this()](const Error& error, size_t bytes) {
+    self->reading_ = false;
+    self->discarded_bytes_ += bytes;
+    if (error || self->discarded_bytes_ > self->shared_->options.linger_bytes) return self->close_socket();
+    self->silence_end_ = HttpClock::now() + std::chrono::milliseconds(self->shared_->options.linger_gap_ms);
+    if (guarded("lingering", [&] { self->discard(); }) != Guarded::fine) self->close_socket();
+  };
+  transport_->discard_some(boost::asio::buffer(arriving_), discarded);
   reading_ = true;
-  transport_->read_some(boost::asio::buffer(arriving_),
-                        [self = shared_from_this()](const Error& failed, size_t) {
-                          self->reading_ = false;
-                          self->drain_input(failed);
-                        });
 }
 
 // ---- What handlers see -----------------------------------------------------------------------------------
 
-// One request of the connection. What it is told after another has begun is dropped.
+// One request of the connection. What it is told after another has begun is dropped. One that goes without
+// an answer, or before the end of it, ends the connection.
 class Connection::ExchangeOf : public Exchange, public std::enable_shared_from_this<ExchangeOf> {
  public:
   ExchangeOf(std::shared_ptr<Connection> connection, std::shared_ptr<HttpRequest> request, uint64_t serial)
       : connection_(std::move(connection)), request_(std::move(request)), serial_(serial) {}
+  ~ExchangeOf() override {
+    if (ended_ || connection_->is_closed_) return;
+    const auto give_up = [&] {
+      shared().post(strand(), [connection = connection_, serial = serial_] {
+        Connection& c = *connection;
+        if (c.serial_ == serial && c.phase_ == Phase::busy && !c.writer_.finishing()) {
+          c.failed(Guarded::no_memory);
+        }
+      });
+    };
+    if (guarded("giving a request up", give_up) != Guarded::fine) connection_->cut_socket();
+  }
 
   const HttpRequest& request() const override { return *request_; }
+  bool is_gone() const override { return connection_->is_closed_; }
   void answer(HttpAnswer answer) override {
     run([answer = std::move(answer)](Connection& c) mutable { c.answer(std::move(answer)); });
+    ended_ = true;
   }
   void begin_stream(Headers headers) override {
     run([headers = std::move(headers)](Connection& c) { c.begin_stream(headers); });
@@ -328,13 +409,22 @@ class Connection::ExchangeOf : public Exchange, public std::enable_shared_from_t
   }
   void finish() override {
     run([](Connection& c) { c.stream_finish(); });
+    ended_ = true;
   }
   void abort() override {
     run([](Connection& c) { c.lost(); });
+    ended_ = true;
   }
-  void drop_body() override {
-    std::string().swap(request_->body);
-    request_->body_memory.reset();
+  size_t unsent_bytes() const override {
+    return connection_->serial_ == serial_ ? connection_->writer_.unsent_bytes() : 0;
+  }
+  void drop_body() override { std::string().swap(request_->body); }
+  Room hold_memory(size_t bytes) override {
+    RequestMemory::Share& share = *request_->memory;
+    if (share.hold(bytes)) return Room::held;
+    if (!shared().memory->can_ever_hold(bytes)) return Room::never;
+    shared().bodies.make_room(shared().options.give_way_ms);
+    return Room::busy;
   }
   void note(std::string text) override {
     shared().run(strand(), [self = shared_from_this(), text = std::move(text)]() mutable {
@@ -349,17 +439,20 @@ class Connection::ExchangeOf : public Exchange, public std::enable_shared_from_t
       if (c.phase_ == Phase::busy) {
         c.gone_ = std::move(gone);
       } else if (c.phase_ == Phase::closed) {
-        gone();
+        guarded("giving a request up", gone);
       }
     });
   }
-  void post(std::function<void()> work) override { shared().post(strand(), std::move(work)); }
+  void post(std::function<void()> work) override {
+    shared().post(strand(), [self = shared_from_this(), work = std::move(work)] { self->guard_work(work); });
+  }
   void after(int64_t ms, std::function<void()> work) override {
     const std::shared_lock lock(shared().gate);
     if (!shared().open) return;
     auto timer = std::make_shared<boost::asio::steady_timer>(strand(), std::chrono::milliseconds(ms));
-    timer->async_wait([timer, work = std::move(work)](const Error& error) {
-      if (!error) work();
+    timer->async_wait([timer, weak = weak_from_this(), work = std::move(work)](const Error& error) {
+      if (error) return;
+      if (const auto self = weak.lock()) self->guard_work(work);
     });
   }
 
@@ -371,13 +464,20 @@ class Connection::ExchangeOf : public Exchange, public std::enable_shared_from_t
   void run(Work work) {
     shared().run(strand(), [self = shared_from_this(), work = std::move(work)]() mutable {
       Connection& c = *self->connection_;
-      if (c.serial_ == self->serial_ && c.phase_ == Phase::busy) work(c);
+      if (c.serial_ == self->serial_ && c.phase_ == Phase::busy) c.guard([&] { work(c); });
     });
+  }
+  // On the strand, whichever request it is now.
+  template <typename Work>
+  void guard_work(const Work& work) noexcept {
+    const Guarded how = guarded("work on a request", work);
+    if (how != Guarded::fine && connection_->serial_ == serial_) connection_->failed(how);
   }
 
   std::shared_ptr<Connection> connection_;
   std::shared_ptr<HttpRequest> request_;
   uint64_t serial_;
+  std::atomic<bool> ended_{false};  // it was told how it ends
 };
 
 void Connection::whole_request() {

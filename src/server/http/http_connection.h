@@ -5,23 +5,32 @@
 //   reading   a request comes, or none yet
 //   busy      the request is whole or refused, and its answer has not left. A read stays in flight, so that a
 //             client that leaves is noticed, but only so much is read ahead
-//   closed    for good; what the client still sends may be read for a moment, and thrown away
+//   closed    for good. A client that was still sending is read for a while, and what comes is thrown away, so
+//             that it reads its answer and not a reset: until it ends its side, sends nothing for
+//             HttpOptions::linger_gap_ms, or has had linger_ms or linger_bytes. A quarter of all connections
+//             may linger; others get half a second.
 //
 // A client that does not read is given up after HttpOptions::send_stall_ms without progress, or when more
-// than max_unsent_bytes of a stream wait for it.
+// than max_unsent_bytes of a stream wait for it beside the largest event among them.
+//
+// All work runs within guard(): what it throws ends the request with an error or, if an answer has begun, the
+// connection. Nobody else notices.
 //
 // Threads: all happens on the strand of the transport, except the public functions, which any thread may
 // call. The connection lives as long as something of it is under way or an Exchange of it is held.
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/system/error_code.hpp>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 
+#include "base/guard.h"
 #include "server/http/answer_writer.h"
 #include "server/http/http.h"
 #include "server/http/http_shared.h"
@@ -32,7 +41,8 @@ namespace braid::server {
 
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  Connection(std::unique_ptr<Transport> transport, std::shared_ptr<HttpShared> shared);
+  // `full`: the first request is refused, because there are connections enough.
+  Connection(std::unique_ptr<Transport> transport, std::shared_ptr<HttpShared> shared, bool full);
   ~Connection();
 
   void start();
@@ -48,6 +58,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   using Error = boost::system::error_code;
   enum class Phase { reading, busy, closed };
 
+  template <typename Work>
+  void guard(Work work) noexcept;
+  void failed(Guarded how) noexcept;
   void set_phase(Phase phase);
   const HttpStrand& strand() const { return transport_->strand(); }
 
@@ -75,12 +88,17 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void report(int status);
 
   // Ends.
-  void lost();
+  void lost() noexcept;
+  void tell_gone() noexcept;
   void close();
   void close_gently();
-  void drain_input(const Error& error);
+  void wait_for_silence();
+  void discard();
+  void close_socket();
+  // From any thread: the client's side ends, and with it the read under way.
+  void cut_socket();
 
-  std::shared_ptr<HttpShared> shared_;  // first: what follows lives in its context
+  std::shared_ptr<HttpShared> shared_;  // first: what follows lives in its loops
   std::unique_ptr<Transport> transport_;
   boost::asio::steady_timer read_timer_, write_timer_;
   RequestReader reader_;
@@ -88,11 +106,22 @@ class Connection : public std::enable_shared_from_this<Connection> {
   BodyQueue::Place body_place_;
 
   Phase phase_ = Phase::reading;
+  std::atomic<bool> is_closed_{false};  // phase_ is closed, for other threads
+  std::mutex socket_mutex_;             // closing the socket, against cut_socket()
+  const bool full_;
   bool keep_ = true;
+  bool unread_ = false;                     // the client still sends what nobody will look at
   bool reading_ = false, writing_ = false;  // under way
   // Read into apart, because a read may be in flight while what came before is taken out of the input.
   std::array<char, 8192> arriving_;
   HttpClock::time_point deadline_;  // of read_timer_
+  size_t largest_event_bytes_ = 0;  // of those that wait for the client
+
+  // After the last answer.
+  bool goodbye_said_ = false;
+  bool lingers_ = false;  // counted in HttpShared::lingering
+  HttpClock::time_point linger_end_, silence_end_;
+  size_t discarded_bytes_ = 0;
 
   // The request that is answered.
   uint64_t serial_ = 0;

@@ -8,7 +8,7 @@ namespace braid::server {
 bool RequestMemory::Share::hold(size_t bytes) {
   const size_t counted = bytes > kFreeBytes ? bytes - kFreeBytes : 0;
   if (counted > counted_bytes_ && !memory_->take(counted - counted_bytes_)) return false;
-  if (counted < counted_bytes_) memory_->used_bytes_ -= counted_bytes_ - counted;
+  if (counted < counted_bytes_) memory_->release(counted_bytes_ - counted);
   counted_bytes_ = counted;
   return true;
 }
@@ -19,6 +19,11 @@ bool RequestMemory::take(size_t bytes) {
     if (bytes > limit_bytes_ || used > limit_bytes_ - bytes) return false;
   } while (!used_bytes_.compare_exchange_weak(used, used + bytes));
   return true;
+}
+
+void RequestMemory::release(size_t bytes) {
+  used_bytes_ -= bytes;
+  released_bytes_ += bytes;
 }
 
 void BodyQueue::Place::enter(std::function<void()> give_way) {

@@ -1,5 +1,6 @@
-// http_memory.h -- what requests hold before they are worked on: one account for all connections, so that
-// many that send much at once are refused and the process does not grow without bound.
+// http_memory.h -- what requests hold: one account for all connections, so that many that send much at once
+// are refused and the process does not grow without bound. A share lasts as long as its request: its bytes,
+// what they were read into, and what is kept of that until the answer has ended.
 //
 // RequestMemory counts bytes. Every holder has kFreeBytes that are not counted: small requests are served
 // also when large ones have taken all. What is counted are capacities, not sizes.
@@ -30,6 +31,10 @@ class RequestMemory {
 
   explicit RequestMemory(size_t limit_bytes) : limit_bytes_(limit_bytes) {}
   size_t used_bytes() const { return used_bytes_; }
+  // Given back since the beginning, all together.
+  uint64_t released_bytes() const { return released_bytes_; }
+  // With nobody else there.
+  bool can_ever_hold(size_t bytes) const { return bytes <= limit_bytes_ + kFreeBytes; }
 
   class Share {
    public:
@@ -48,9 +53,11 @@ class RequestMemory {
 
  private:
   bool take(size_t bytes);
+  void release(size_t bytes);
 
   const size_t limit_bytes_;
   std::atomic<size_t> used_bytes_{0};
+  std::atomic<uint64_t> released_bytes_{0};
 };
 
 class BodyQueue {

@@ -24,6 +24,8 @@ using boost::system::error_code;
 constexpr size_t kFramingBytes = size_t{16} << 10, kFramingPerByte = 8;
 // An input buffer above this is given back after a request.
 constexpr size_t kKeptInputBytes = size_t{16} << 10;
+// Empty lines before a request line that are not looked at.
+constexpr int kMaxEmptyLines = 4;
 
 // A body for Boost.Beast's parser: a string that takes its memory from a share, grows with what has arrived
 // and never to what a header only promises.
@@ -91,6 +93,7 @@ void RequestReader::begin() {
   parser_->eager(false);
   parser_->get().body().share = std::make_shared<RequestMemory::Share>(memory_);
   begun_ = false;
+  empty_lines_ = 0;
   head_bytes_ = scanned_bytes_ = framing_bytes_ = 0;
   if (input_.capacity() > kKeptInputBytes) std::string(input_).swap(input_);
   head_share_.hold(input_.capacity());
@@ -109,7 +112,19 @@ void RequestReader::set_deadline(int64_t ms) {
   if (begun_) deadline_ = std::min(deadline_, begun_at_ + std::chrono::milliseconds(options_.request_ms));
 }
 
+// Old clients end a body with one line more than its length says (RFC 9112, 2.2).
+void RequestReader::skip_empty_lines() {
+  while (empty_lines_ < kMaxEmptyLines && input_.starts_with("\r\n")) {
+    input_.erase(0, 2);
+    ++empty_lines_;
+  }
+}
+
 RequestReader::Outcome RequestReader::advance() {
+  if (state_ == State::head && !begun_) {
+    skip_empty_lines();
+    if (input_ == "\r" && empty_lines_ < kMaxEmptyLines) return body_goes_on();  // half of one
+  }
   if (state_ == State::head && !input_.empty()) {
     if (!begun_) {
       begun_ = true;
@@ -208,7 +223,7 @@ bool RequestReader::body_ends() const { return parser_->is_done(); }
 
 std::shared_ptr<HttpRequest> RequestReader::take() {
   request_->body = std::move(parser_->get().body().bytes);
-  request_->body_memory = std::move(parser_->get().body().share);
+  request_->memory = std::move(parser_->get().body().share);
   parser_.reset();
   state_ = State::over;
   return request_;

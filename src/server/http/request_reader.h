@@ -68,6 +68,7 @@ class RequestReader {
 
   // In so many ms, and once a request has begun not after the time for the whole of it.
   void set_deadline(int64_t ms);
+  void skip_empty_lines();
   void fill_request();
   Outcome refuse(int status, const char* code, std::string message);
   Outcome framing_error(const boost::system::error_code& error);
@@ -90,6 +91,7 @@ class RequestReader {
   unsigned version_ = 11;
   bool keep_alive_ = true;
   bool begun_ = false;
+  int empty_lines_ = 0;  // before this request
   HttpClock::time_point begun_at_ = HttpClock::now(), deadline_ = begun_at_;
   Fault fault_;
 };

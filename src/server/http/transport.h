@@ -25,9 +25,11 @@ class Transport {
   using Ended = std::function<void(Error)>;
   using Moved = std::function<void(Error, size_t bytes)>;
 
-  static std::unique_ptr<Transport> plain(Socket socket);
+  // `strand`: of the loop that the socket was accepted for.
+  static std::unique_ptr<Transport> plain(Socket socket, const HttpStrand& strand);
   // `context` may go once this has returned.
-  static std::unique_ptr<Transport> secure(Socket socket, boost::asio::ssl::context& context);
+  static std::unique_ptr<Transport> secure(Socket socket, const HttpStrand& strand,
+                                           boost::asio::ssl::context& context);
   virtual ~Transport() = default;
 
   const HttpStrand& strand() const { return strand_; }
@@ -39,16 +41,17 @@ class Transport {
   // All of it.
   virtual void write(boost::asio::const_buffer bytes, Moved done) = 0;
 
-  // Tells the client that this was all and that nobody has cut it short. TLS does so in its own words and
-  // calls `done`. Plain TCP ends its direction and never does: its client is read until it ends too.
+  // Tells the client that this was all and that nobody has cut it short. `done` runs when it was told: within
+  // for plain TCP; with TLS when the client has said the same, or something else.
   virtual void say_goodbye(Ended done) = 0;
-  virtual bool reads_after_goodbye() const = 0;
+  // After that: bytes as they come, whatever they are, to be thrown away.
+  void discard_some(boost::asio::mutable_buffer into, Moved done);
 
  protected:
-  explicit Transport(HttpStrand strand) : strand_(std::move(strand)) {}
+  explicit Transport(const HttpStrand& strand) : strand_(strand) {}
 
  private:
-  HttpStrand strand_;
+  const HttpStrand strand_;
 };
 
 }  // namespace braid::server

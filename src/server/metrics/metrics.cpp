@@ -325,7 +325,7 @@ std::string Metrics::render(const BackendStats& stats, const std::string& model,
   page.family("braid_http_requests_total", "counter", "HTTP requests.");
   for (const auto& [labels, count] : http_) page.sample("braid_http_requests_total", number(count), labels);
   page.one("braid_http_open_connections", "gauge", "Open connections.", load.connections);
-  page.one("braid_http_request_bytes", "gauge", "Held by requests that are being read.",
+  page.one("braid_http_request_bytes", "gauge", "Memory that requests hold, until their answers have ended.",
            number(load.request_bytes));
   page.one("braid_tool_calls_total", "counter", "Tool calls of models.", number(calls_));
   page.family("braid_parser_repairs_total", "counter", "How often a model's markup had to be repaired.");

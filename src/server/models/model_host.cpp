@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <type_traits>
 
+#include "base/guard.h"
 #include "base/log.h"
 
 namespace braid::server {
@@ -34,6 +36,20 @@ ApiError load_error(const ModelFile& file, const Error& error) {
   return {.code = "model_load_failed",
           .param = "model",
           .message = fmt::format("the model cannot be loaded: {}", without_folder(error.message, file))};
+}
+
+// What `call` returns, or what it threw as an error.
+template <typename Call>
+std::invoke_result_t<Call> without_throwing(const ModelFile& file, Call call) {
+  try {
+    return call();
+  } catch (const std::exception& exception) {
+    return Error{ErrorKind::exhausted, fmt::format("{}: {}", file.shown, exception.what())};
+  }
+}
+
+void tell(const ModelHost::Ready& ready, ApiResult<Lease> lease) {
+  guarded("an answer to who waits for a model", [&] { ready(std::move(lease)); });
 }
 
 }  // namespace
@@ -73,17 +89,23 @@ void ModelHost::refuse(const ApiError& error) {
     waiters.swap(waiters_);
   }
   shared_->changed.notify_all();
-  for (const Waiter& waiter : waiters) waiter.ready(error);
+  for (const Waiter& waiter : waiters) tell(waiter.ready, error);
 }
 
 // The model itself stays with the host: the last lease may end on the model's own thread, which could not
-// wait for itself.
+// wait for itself. It is counted once nothing can throw any more, since its end takes the lock.
 std::shared_ptr<const ServedModel> ModelHost::lease() const {
+  struct Held {
+    explicit Held(const std::shared_ptr<Shared>& of) : shared(of) {}
+    ~Held() {
+      const std::lock_guard lock(shared->mutex);
+      if (--shared->leases == 0) shared->changed.notify_all();
+    }
+    const std::shared_ptr<Shared> shared;
+  };
+  const auto held = std::make_shared<Held>(shared_);
   ++shared_->leases;
-  return {resident_.get(), [shared = shared_](const ServedModel*) {
-            const std::lock_guard lock(shared->mutex);
-            if (--shared->leases == 0) shared->changed.notify_all();
-          }};
+  return {held, resident_.get()};
 }
 
 ModelHost::Ticket ModelHost::acquire(const std::string& name, Ready ready) {
@@ -186,6 +208,7 @@ bool ModelHost::wanted(size_t file) const {
 
 std::vector<ModelHost::Waiter> ModelHost::take_waiters(size_t file) {
   std::vector<Waiter> out;
+  out.reserve(waiters_.size());
   for (Waiter& waiter : waiters_) {
     if (file_of(waiter.entry) == file) out.push_back(std::move(waiter));
   }
@@ -195,13 +218,15 @@ std::vector<ModelHost::Waiter> ModelHost::take_waiters(size_t file) {
 
 // Leases for all who wait for the resident model.
 void ModelHost::admit(size_t file) {
-  std::vector<std::pair<Ready, Lease>> ready;
+  std::vector<Waiter> waiters;  // they and their leases go without the lock
+  std::vector<Lease> leases;
   {
     const std::lock_guard lock(shared_->mutex);
-    for (Waiter& waiter : take_waiters(file))
-      ready.emplace_back(std::move(waiter.ready), Lease{lease(), &catalog_.entries()[waiter.entry]});
+    waiters = take_waiters(file);
+    leases.reserve(waiters.size());
+    for (const Waiter& waiter : waiters) leases.push_back({lease(), &catalog_.entries()[waiter.entry]});
   }
-  for (auto& [call, lease] : ready) call(std::move(lease));
+  for (size_t i = 0; i < waiters.size(); ++i) tell(waiters[i].ready, std::move(leases[i]));
 }
 
 void ModelHost::refuse_waiters(size_t file, const ApiError& error) {
@@ -210,41 +235,62 @@ void ModelHost::refuse_waiters(size_t file, const ApiError& error) {
     const std::lock_guard lock(shared_->mutex);
     waiters = take_waiters(file);
   }
-  for (const Waiter& waiter : waiters) waiter.ready(error);
+  for (const Waiter& waiter : waiters) tell(waiter.ready, error);
 }
 
+// Whatever throws here fails a change, not the host: nobody waits for it any more, and the next one begins.
 void ModelHost::run() {
-  while (true) {
-    size_t file = 0;
-    {
-      std::unique_lock lock(shared_->mutex);
-      shared_->changed.wait(lock, [&] { return stopped_ || !waiters_.empty(); });
-      if (stopped_) return;
-      file = file_of(waiters_.front().entry);
-      if (resident_ && file == resident_file_) {
-        lock.unlock();
-        admit(file);  // came while another change was called off
-        continue;
-      }
-    }
+  for (bool goes_on = true; goes_on;) {
+    const auto turn = [&] { goes_on = next_turn(); };
+    if (guarded("changing the model", turn) != Guarded::fine) give_up_change();
+  }
+}
+
+bool ModelHost::next_turn() {
+  size_t file = 0;
+  bool resident = false;
+  {
+    std::unique_lock lock(shared_->mutex);
+    shared_->changed.wait(lock, [&] { return stopped_ || !waiters_.empty(); });
+    if (stopped_) return false;
+    file = file_of(waiters_.front().entry);
+    resident = resident_ && file == resident_file_;
+  }
+  if (resident) {
+    admit(file);  // came while another change was called off
+  } else {
     change_to(file);
   }
+  return true;
+}
+
+// There may be no memory: those in front are dropped without a word, which ends their exchanges.
+void ModelHost::give_up_change() noexcept {
+  Waiter first{};  // goes without the lock
+  const std::lock_guard lock(shared_->mutex);
+  coming_.reset();
+  if (waiters_.empty()) return;
+  first = std::move(waiters_.front());
+  waiters_.pop_front();
+}
+
+// Those who wait for that file are told.
+void ModelHost::fail(size_t file, const Error& error) {
+  const ModelFile& model_file = catalog_.files()[file];
+  spdlog::error("{}", error.message);
+  {
+    const std::lock_guard lock(shared_->mutex);
+    coming_.reset();
+    failures_[file] = without_folder(error.message, model_file);
+  }
+  refuse_waiters(file, load_error(model_file, error));
 }
 
 void ModelHost::change_to(size_t file) {
   const ModelFile& model_file = catalog_.files()[file];
-  const auto failed = [&](const Error& error) {
-    const ApiError answer = load_error(model_file, error);
-    spdlog::error("{}", error.message);
-    {
-      const std::lock_guard lock(shared_->mutex);
-      failures_[file] = without_folder(error.message, model_file);
-      coming_.reset();
-    }
-    refuse_waiters(file, answer);
-  };
   if (check_) {
-    if (const Status status = check_(model_file); !status.ok()) return failed(status.error());
+    const Status status = without_throwing(model_file, [&] { return check_(model_file); });
+    if (!status.ok()) return fail(file, status.error());
   }
   std::shared_ptr<ServedModel> old;
   {
@@ -260,8 +306,8 @@ void ModelHost::change_to(size_t file) {
   }
   old.reset();
   spdlog::info("loading {}", model_file.shown);
-  auto loaded = load_(model_file);
-  if (!loaded.ok()) return failed(loaded.error());
+  auto loaded = without_throwing(model_file, [&] { return load_(model_file); });
+  if (!loaded.ok()) return fail(file, loaded.error());
   {
     const std::lock_guard lock(shared_->mutex);
     resident_ = std::move(*loaded);

@@ -3,8 +3,9 @@
 // Whoever works with the model holds a lease. A request for another model waits; when it is its turn, no new
 // leases of the old model are given, those out come back, the old model goes, the new one is loaded on the
 // host's own thread, and everybody who waits for it gets a lease. Those who wait are served in the order in
-// which the first of them for each model came. A model that cannot be loaded answers those who asked for it
-// with one sentence; the server goes on, and so does whoever asks for another model.
+// which the first of them for each model came. A model that cannot be loaded, also because something throws,
+// answers those who asked for it with one sentence; the server goes on, and so does whoever asks for another
+// model. A Ready that throws is dropped.
 //
 // Lock: one mutex guards everything; it is never held while a model loads or goes, or a callback runs. It
 // lives as long as the last lease, which may come back after the host has gone.
@@ -90,7 +91,10 @@ class ModelHost {
   };
 
   void run();
+  bool next_turn();  // false: stopped
   void change_to(size_t file);
+  void fail(size_t file, const Error& error);
+  void give_up_change() noexcept;
   size_t file_of(size_t entry) const { return catalog_.entries()[entry].file; }
   bool wanted(size_t file) const;                    // under the lock
   std::shared_ptr<const ServedModel> lease() const;  // under the lock

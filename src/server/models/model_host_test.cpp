@@ -3,6 +3,10 @@
 #include "server/models/model_host.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
+
+#include <future>
+#include <stdexcept>
 
 #include "server/test_server_test.h"
 
@@ -12,9 +16,10 @@ namespace {
 // A server with the models a (resident), b, c and broken, and a preset of a.
 class HostedServer : public testing::Test, protected ListeningApp {
  protected:
-  void start(const std::function<void(AppOptions&, ModelHost::Options&)>& adjust = nullptr) {
+  void start(const std::function<void(AppOptions&, ModelHost::Options&)>& adjust = nullptr,
+             const HttpOptions& http_options = {}) {
     Catalog catalog;
-    for (const char* name : {"a", "b", "c", "broken", "refused"}) {
+    for (const char* name : {"a", "b", "c", "broken", "refused", "throwing", "exploding"}) {
       catalog.add(name, {std::string("/models/") + name, std::string(name) + ".gguf", "", 10});
     }
     Preset preset;
@@ -34,15 +39,17 @@ class HostedServer : public testing::Test, protected ListeningApp {
           if (file.shown == "broken.gguf") {
             return Error{ErrorKind::corrupt, "/models/broken: is a broken file"};
           }
+          if (file.shown == "throwing.gguf") throw std::bad_alloc();
           return load(file.shown.substr(0, 1));
         },
         [](const ModelFile& file) -> Status {
+          if (file.shown == "exploding.gguf") throw std::runtime_error("no such disk");
           if (file.shown == "refused.gguf") return Error{ErrorKind::corrupt, "/models/refused: no model"};
           return {};
         },
         hosting);
     host = hosted.get();
-    listen(App::create(std::move(options), std::move(hosted)));
+    listen(App::create(std::move(options), std::move(hosted)), http_options);
   }
 
   void TearDown() override {
@@ -167,7 +174,7 @@ TEST_F(HostedServer, ChangesTheModelOnRequest) {
   EXPECT_EQ(tries, 4);
   EXPECT_EQ(client.ask("GET", "/props").json()["model_alias"], "a");
   const Json list = client.ask("GET", "/v1/models").json();
-  ASSERT_EQ(list["data"].size(), 6u);
+  ASSERT_EQ(list["data"].size(), 8u);
   EXPECT_EQ(list["data"][0]["status"]["value"], "loaded");
   EXPECT_EQ(list["data"][1]["status"]["value"], "unloaded");
   EXPECT_EQ(list["data"][1]["meta"]["size"], 10);
@@ -243,6 +250,81 @@ TEST_F(HostedServer, AClientLoadsTheModelsThatItMay) {
   const Status known = app->check_limits({wrong});
   ASSERT_FALSE(known.ok());
   EXPECT_NE(known.error().message.find("absent"), std::string::npos);
+}
+
+// Looking at a file or loading it may throw, on the host's own thread.
+TEST_F(HostedServer, WhatThrowsWhileAModelChangesIsOneSentence) {
+  start();
+  const auto exploding = ask("exploding");
+  EXPECT_EQ(exploding.status, 400);
+  EXPECT_EQ(exploding.json()["error"]["message"], "the model cannot be loaded: exploding.gguf: no such disk");
+  EXPECT_EQ(state_of("a"), "loaded");
+  EXPECT_EQ(tries, 0);
+  EXPECT_EQ(ask("throwing").status, 400);
+  EXPECT_EQ(said(ask("b")), "I am b");
+  EXPECT_EQ(said(ask("")), "I am b");
+}
+
+// A Ready that throws: the next in line gets its lease all the same.
+TEST_F(HostedServer, WhoThrowsWhenItsModelIsThereHarmsNobody) {
+  start();
+  std::promise<std::string> other;
+  host->acquire("b", [](ApiResult<Lease>) { throw std::runtime_error("broken"); });
+  host->acquire("b", [&](ApiResult<Lease> lease) { other.set_value(lease->entry->names.front()); });
+  EXPECT_EQ(other.get_future().get(), "b");
+  EXPECT_EQ(said(ask("c")), "I am c");
+}
+
+// Requests that wait keep what was read of them, which is much more than their bytes: here arrays.
+TEST_F(HostedServer, TheMemoryOfThoseWhoWaitIsCounted) {
+  holding = {"a"};
+  HttpOptions http_options;
+  http_options.max_body_bytes = size_t{1} << 20;
+  http_options.max_request_memory_bytes = size_t{32} << 20;
+  start(nullptr, http_options);
+  const auto first = send("a");
+  ASSERT_TRUE(wait_begun("a", 1));
+  constexpr size_t kArrays = 40'000, kArrayBytes = 60;
+  std::string arrays;
+  for (size_t i = 0; i < kArrays / 100; ++i) {
+    arrays += (i > 0 ? "," : "") + std::string(100, '[') + std::string(100, ']');
+  }
+  const std::string body = R"({"model":"b","messages":[{"role":"user","content":"who?"}],)"
+                           R"("chat_template_kwargs":{"x":[)" +
+                           arrays + "]}}";
+  const std::string request = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: " +
+                              std::to_string(body.size()) + "\r\n\r\n" + body;
+  std::vector<std::unique_ptr<Client>> waiting;
+  // One by one, as each needs more while it is read than while it waits.
+  while (true) {
+    auto client = std::make_unique<Client>(port());
+    client->send(request);
+    pollfd watched{client->descriptor(), POLLIN, 0};
+    int answered = 0;
+    while (host->waiting() == waiting.size() && (answered = ::poll(&watched, 1, 1)) == 0) {
+    }
+    if (answered != 0) {
+      const auto refused = client->read_answer();
+      EXPECT_EQ(refused.status, 503);
+      EXPECT_EQ(refused.json()["error"]["code"], "busy");
+      EXPECT_NE(refused.head.find("Retry-After: "), std::string::npos);
+      break;
+    }
+    waiting.push_back(std::move(client));
+    ASSERT_LT(waiting.size(), 30u) << "all of them found room";
+    // What it waits with, beyond what nobody pays for.
+    EXPECT_GE(http->load().request_bytes, waiting.size() * (kArrays * kArrayBytes - (16 << 10)));
+  }
+  EXPECT_GE(waiting.size(), 3u);
+  release();
+  EXPECT_EQ(said(first->read_answer()), "I am a");
+  for (const auto& client : waiting) EXPECT_EQ(said(client->read_answer()), "I am b");
+  while (http->load().request_bytes > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  // More than there is for all of them together.
+  const auto too_large = Client(port()).ask("POST", "/v1/chat/completions",
+                                            R"({"messages":[],"x":[)" + std::string(900'000, '[') + "]}");
+  EXPECT_EQ(too_large.status, 413);
+  EXPECT_EQ(too_large.json()["error"]["code"], "request_too_large");
 }
 
 TEST_F(HostedServer, OnlySoManyMayWait) {

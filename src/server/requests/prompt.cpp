@@ -9,6 +9,7 @@
 #include <set>
 #include <utility>
 
+#include "server/api/json_memory.h"
 #include "server/schema/answer_mask.h"
 
 namespace braid::server {
@@ -329,6 +330,30 @@ ApiResult<std::vector<int32_t>> prompt_tokens(const RenderedPrompt& prompt, cons
   if (!ids.ok()) return invalid_value("messages", "messages: " + ids.error().message);
   if (ids->empty()) return invalid_value("messages", "messages: the template made an empty prompt of them");
   return std::move(*ids);
+}
+
+void drop_prompt(Generation& generation) {
+  Messages().swap(generation.messages);
+  generation.tools = Json();
+  generation.template_variables = Json();
+  for (PromptInput& prompt : generation.prompts) prompt = PromptInput();  // writers ask how many there were
+  generation.suffix.reset();
+  generation.format = {};
+  generation.sampling = {};
+}
+
+size_t prepared_bytes(const PreparedAnswer& prepared) {
+  size_t bytes = 0;
+  for (const Request& request : prepared.requests) {
+    bytes += sizeof(Request) + request.prompt.capacity() * sizeof(int32_t) +
+             request.checkpoints.capacity() * sizeof(ResumePoint) +
+             request.sampling.logit_bias.capacity() * sizeof(request.sampling.logit_bias[0]);
+    if (!request.score) continue;
+    const auto top = static_cast<size_t>(std::max(0, request.top_logprobs));
+    bytes += request.prompt.size() * (sizeof(TokenEvent) + block_bytes(top * sizeof(TokenEvent().top[0])));
+  }
+  for (const EchoedPrompt& echoed : prepared.echoed) bytes += string_bytes(echoed.text);
+  return bytes;
 }
 
 ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> generation,

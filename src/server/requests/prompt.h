@@ -39,6 +39,13 @@ struct PreparedAnswer {
   double temperature = 1, top_p = 1;  // in force
 };
 
+// What only the prompt and the masks are made of goes.
+void drop_prompt(Generation& generation);
+
+// What an answer holds until it has ended, beside its Generation: prompts and, when they come, their
+// probabilities.
+size_t prepared_bytes(const PreparedAnswer& prepared);
+
 ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> generation,
                                          const ServedModel& model, const AnswerPolicy& policy,
                                          uint64_t random_seed);

@@ -453,5 +453,28 @@ TEST(ReadRequest, PartsOfTheOtherApisAreTakenInAHistory) {
   EXPECT_FALSE(messages(R"([{"type":"tool_use"}])", "assistant").ok());
 }
 
+// Responses repeats its metadata in its events, within OpenAI's limits.
+TEST(ReadRequest, MetadataOfResponsesIsBounded) {
+  const auto with = [](Json metadata) {
+    return read_responses({{"input", "hi"}, {"metadata", std::move(metadata)}}, {});
+  };
+  Json many = Json::object();
+  for (int i = 0; i < 16; ++i) many["name" + std::to_string(i)] = "value";
+  const auto read = with(many);
+  ASSERT_TRUE(read.ok());
+  EXPECT_EQ(read->echo_fields["metadata"], many);
+  EXPECT_TRUE(with({{std::string(64, 'n'), std::string(512, 'v')}}).ok());
+  many["one more"] = "value";
+  for (const Json& wrong : {many, Json{{std::string(65, 'n'), "v"}}, Json{{"n", std::string(513, 'v')}},
+                            Json{{"n", 1}}, Json{{"n", Json::array()}}, Json("text")}) {
+    const auto refused = with(wrong);
+    ASSERT_FALSE(refused.ok()) << wrong.dump().substr(0, 80);
+    EXPECT_EQ(refused.error().status, 400);
+    EXPECT_NE(refused.error().message.find("metadata"), std::string::npos);
+  }
+  const std::string large(600 << 10, 'x');
+  EXPECT_FALSE(read_responses({{"input", "hi"}, {"text", {{"verbosity", large}}}}, {}).ok());
+}
+
 }  // namespace
 }  // namespace braid::server

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <set>
 
+#include "server/api/json_memory.h"
 #include "server/requests/read_request.h"
 
 namespace braid::server {
@@ -281,12 +282,54 @@ void read_text_format(const Fields& fields, const ApiLimits& limits, Generation&
   }
 }
 
-// What the answer repeats.
-Json echoed(const Json& body) {
+// OpenAI's limits: pairs, bytes of a name and of a value.
+constexpr size_t kMaxMetadata = 16, kMaxMetadataName = 64, kMaxMetadataValue = 512;
+
+void check_metadata(const Fields& fields) {
+  const Json* metadata = fields.object("metadata");
+  if (metadata == nullptr) return;
+  if (metadata->size() > kMaxMetadata) {
+    fields.fail(invalid_value("metadata", fmt::format("metadata has {} pairs, at most {} are accepted",
+                                                      metadata->size(), kMaxMetadata)));
+  }
+  for (const auto& [name, value] : metadata->items()) {
+    const std::string path = "metadata." + name.substr(0, kMaxMetadataName);
+    if (name.size() > kMaxMetadataName) {
+      fields.fail(invalid_value(path, fmt::format("metadata: a name has {} bytes, at most {} are accepted",
+                                                  name.size(), kMaxMetadataName)));
+    } else if (!value.is_string()) {
+      fields.fail(invalid_type(path, path + " must be a string"));
+    } else if (const size_t bytes = value.get_ref<const std::string&>().size(); bytes > kMaxMetadataValue) {
+      fields.fail(invalid_value(
+          path, fmt::format("{} has {} bytes, at most {} are accepted", path, bytes, kMaxMetadataValue)));
+    }
+  }
+}
+
+// What the answer repeats, in every event that has all of it: so it is bounded. The instructions are, as a
+// part of the prompt.
+Json echoed(const Fields& fields, const ApiLimits& limits) {
+  const Json& body = fields.json();
   Json echo = Json::object();
   for (const char* name : {"instructions", "max_output_tokens", "metadata", "parallel_tool_calls",
-                           "reasoning", "temperature", "text", "tool_choice", "top_logprobs", "top_p"}) {
+                           "temperature", "text", "tool_choice", "top_logprobs", "top_p"}) {
     if (const auto found = body.find(name); found != body.end() && !found->is_null()) echo[name] = *found;
+  }
+  const size_t most = 2 * limits.max_schema_bytes;
+  for (const char* name : {"text", "tool_choice"}) {
+    const auto found = echo.find(name);
+    if (found == echo.end() || !(found->is_structured() || found->is_string())) continue;
+    if (const size_t bytes = json_bytes(*found); bytes > 8 * most || found->dump().size() > most) {
+      fields.fail(invalid_value(name, fmt::format("{} has more than {} bytes", name, most)));
+    }
+  }
+  if (const auto reasoning = body.find("reasoning"); reasoning != body.end() && reasoning->is_object()) {
+    for (const char* name : {"effort", "summary"}) {
+      const auto found = reasoning->find(name);
+      if (found != reasoning->end() && found->is_string()) {
+        echo["reasoning"][name] = found->get_ref<const std::string&>().substr(0, kMaxMetadataName);
+      }
+    }
   }
   return echo;
 }
@@ -320,8 +363,9 @@ ApiResult<Generation> read_responses(const Json& body, const ApiLimits& limits) 
     out.top_logprobs = static_cast<int32_t>(*top);
   }
   read_input(fields, limits, out);
+  check_metadata(fields);
+  if (!error) out.echo_fields = echoed(fields, limits);
   if (error) return *error;
-  out.echo_fields = echoed(body);
   return out;
 }
 

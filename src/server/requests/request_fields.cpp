@@ -120,6 +120,7 @@ constexpr Rule kRead[] = {
     // Its form.
     reads("response_format", kChat | kCompletions),
     reads("text", kResponses),
+    reads("metadata", kResponses),  // and repeats
     reads("output_format", kMessages),
     reads("output_config", kAll),
     reads("json_schema", kAll),
@@ -150,7 +151,7 @@ constexpr Rule kIgnored[] = {
     // Who asks, and what for.
     ignores("user", kAll),
     ignores("safety_identifier", kAll),
-    ignores("metadata", kAll),
+    ignores("metadata", kChat | kCompletions | kMessages),
     ignores("client_metadata", kAll),
     ignores("request_id", kAll),
     ignores("store", kAll),
