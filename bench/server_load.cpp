@@ -18,6 +18,9 @@
 //   server_load PORT PID schemas SECONDS      a reader, beside which forms arrive that are hard to compile or
 //                                             to keep, one after the other; the longest pause between two of
 //                                             its tokens
+//   server_load PORT PID hostile SECONDS      a reader, beside sets of requests that mean harm: its longest pause,
+//                                             and the server's memory against what /metrics says it holds
+//                                             (server_hostile.cpp)
 //   server_load PORT PID cost N SECONDS       CPU time of the server's threads per streamed token at N
 //                                             streams
 //
@@ -314,122 +317,6 @@ int flood(double mb) {
   return bounded ? 0 : 1;
 }
 
-// ---- Schemas ---------------------------------------------------------------------------------------------
-
-std::string chat_text(const std::string& schema) {
-  const std::string body =
-      R"({"messages":[{"role":"user","content":"q"}],"max_tokens":24,"reasoning_effort":"none",)"
-      R"("response_format":{"type":"json_schema","json_schema":{"name":"s","schema":)" +
-      schema + "}}}";
-  return "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: " +
-         std::to_string(body.size()) + "\r\n\r\n" + body;
-}
-
-// `part` for each number, with commas between.
-template <typename Part>
-std::string listed(int count, const Part& part) {
-  std::string out;
-  for (int i = 0; i < count; ++i) out += (i > 0 ? "," : "") + part(i);
-  return out;
-}
-
-std::vector<std::pair<std::string, std::string>> hostile_schemas() {
-  const auto pattern = [](const std::string& text) {
-    return R"({"type":"string","pattern":")" + text + R"("})";
-  };
-  const auto number = [](int i) { return std::to_string(i); };
-  std::string words = "a";
-  for (int i = 0; i < 6000; ++i) words += "|word" + number(i * 7919);
-  return {
-      {"optional characters", pattern("^(.?){1000}$")},
-      {"6,000 alternatives", pattern("^(" + words + ")$")},
-      {"4,000 brackets", pattern("^" + std::string(4000, '(') + std::string(4000, ')') + "$")},
-      {"repeats of repeats", pattern("^((a{0,200}b?){0,200}c?){0,200}$")},
-      {"exponential", pattern("(a|b)*a(a|b){40}")},
-      {"any text", pattern("x")},
-      {"bounds", R"({"type":"string","minLength":9000,"maxLength":9400})"},
-      {"2,000 optional properties",
-       R"({"type":"object","properties":{)" +
-           listed(2000, [&](int i) { return "\"p" + number(i) + R"(":{"type":"string","maxLength":5})"; }) +
-           "}}"},
-      {"10,000 words",
-       R"({"enum":[)" + listed(10000, [&](int i) { return "\"word" + number(i * 7919) + "\""; }) + "]}"},
-      {"200 objects",
-       R"({"anyOf":[)" +
-           listed(200,
-                  [&](int i) {
-                    return R"({"type":"object","properties":{"p":{"type":"string","pattern":"^[a-z ]+)" +
-                           number(i) + R"($"}},"required":["p"]})";
-                  }) +
-           "]}"},
-      {"allOf that doubles",
-       R"({"$ref":"#/$defs/x0","$defs":{"x30":{"type":"object"},)" +
-           listed(30,
-                  [&](int i) {
-                    const std::string next = R"({"$ref":"#/$defs/x)" + number(i + 1) + "\"}";
-                    return "\"x" + number(i) + R"(":{"allOf":[)" + next + "," + next + "]}";
-                  }) +
-           "}}"},
-      {"any JSON", "{}"},
-  };
-}
-
-// One request and its status; readers go on meanwhile.
-int status_of(const std::string& request, std::vector<float>* gaps, double* took) {
-  const int fd = connect_to_server();
-  const double begin = now_s();
-  std::string answer;
-  char buffer[65536];
-  for (size_t sent = 0; now_s() < begin + 60;) {
-    if (sent < request.size()) {
-      const ssize_t n = ::send(fd, request.data() + sent, request.size() - sent, MSG_NOSIGNAL);
-      if (n > 0) sent += static_cast<size_t>(n);
-    }
-    const ssize_t n = ::recv(fd, buffer, sizeof buffer, 0);
-    if (n > 0) answer.append(buffer, static_cast<size_t>(n));
-    if (n == 0) break;
-    wait_for_events(1, gaps);
-  }
-  ::close(fd);
-  *took = now_s() - begin;
-  if (answer.find(R"("finish_reason":"error")") != std::string::npos) return 500;
-  return answer.size() > 12 ? std::atoi(answer.c_str() + 9) : 0;
-}
-
-// Each form with a number of its own, so that none is known already.
-int schemas(double seconds) {
-  const auto hostile = hostile_schemas();
-  Client reader(0);
-  reader.ask(0, 100'000);
-  std::vector<float> gaps;
-  const double quiet_until = now_s() + 3;
-  while (now_s() < quiet_until) wait_for_events(1, &gaps);
-  std::printf("schemas: alone: longest pause %.1f ms of %zu\n", quantile(gaps, 1), gaps.size());
-  float worst = 0;
-  bool kept = !gaps.empty();
-  const double until = now_s() + seconds;
-  for (int round = 0; round == 0 || now_s() < until; ++round) {
-    for (const auto& [name, schema] : hostile) {
-      if (!reader.busy()) {
-        if (!reader.fault().empty()) give_up(reader.fault());
-        reader.ask(0, 100'000);
-      }
-      gaps.clear();
-      double took = 0;
-      const std::string fresh = R"({"description":")" + std::to_string(round) + "\"," + schema.substr(1);
-      const int status = status_of(chat_text(schema == "{}" ? schema : fresh), &gaps, &took);
-      for (const float gap : gaps) worst = std::max(worst, gap);
-      kept = kept && (status == 200 || status == 400);
-      if (round == 0 || (status != 200 && status != 400))
-        std::printf("schemas: %-26s %d after %6.0f ms; the reader's longest pause %.1f ms of %zu\n",
-                    name.c_str(), status, 1e3 * took, gaps.empty() ? 0 : quantile(gaps, 1), gaps.size());
-      std::fflush(stdout);
-    }
-  }
-  std::printf("schemas: longest pause beside them %.1f ms\n", 1e3 * worst);
-  return kept && worst < 0.05 ? 0 : 1;
-}
-
 int cost(int count, double seconds) {
   run_streams(count, 2, 64, {});
   const auto before = thread_seconds();
@@ -458,7 +345,7 @@ int cost(int count, double seconds) {
 int main(int argc, char** argv) {
   if (argc < 5)
     give_up(
-        "PORT PID streams|churn|crowd|leave|flood|schemas|cost NUMBER...: see the head of "
+        "PORT PID streams|churn|crowd|leave|flood|schemas|hostile|cost NUMBER...: see the head of "
         "bench/server_load.cpp");
   g_port = std::atoi(argv[1]);
   g_pid = std::atoi(argv[2]);
@@ -476,6 +363,7 @@ int main(int argc, char** argv) {
   if (what == "leave") return leave(static_cast<int>(number(4)));
   if (what == "flood") return flood(number(4));
   if (what == "schemas") return schemas(number(4));
+  if (what == "hostile") return hostile(number(4));
   if (what == "cost") return cost(static_cast<int>(number(4)), number(5));
   give_up("unknown load " + what);
 }

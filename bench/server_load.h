@@ -1,4 +1,4 @@
-// server_load.h -- what the loads of server_load.cpp and server_churn.cpp share: connections, a client that
+// server_load.h -- what the loads of server_load.cpp, server_churn.cpp and server_hostile.cpp share: connections, a client that
 // reads a stream, and what a server says and holds. One thread; epoll.
 #pragma once
 
@@ -284,5 +284,8 @@ inline Held held() {
 
 // server_churn.cpp
 int churn(int count, double seconds);
+// server_hostile.cpp
+int schemas(double seconds);
+int hostile(double seconds);
 
 }  // namespace server_load

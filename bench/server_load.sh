@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The loads of bench/server_load.cpp against a server with the built-in model and its default limits; docs/serving.md has what
 # they gave.
-# Usage: bench/server_load.sh PATH_OF_BRAID [PATH_OF_SERVER_LOAD] [streams|churn|crowd|leave|flood|schemas|cost]...
+# Usage: bench/server_load.sh PATH_OF_BRAID [PATH_OF_SERVER_LOAD] [streams|churn|crowd|leave|flood|schemas|hostile|cost]...
 # (all but churn by default)
 # churn runs without guesses, with the head's and with the drafter's, and their texts must be the same. SPEC="none auto" chooses,
 # KV_MEMORY is the server's --kv-memory (default: 24M), CHURN_OPTIONS are more of its options: CHURN_OPTIONS="-ctk c4 -ctv c4".
@@ -10,7 +10,7 @@ braid=$(realpath "$1")
 shift
 tool=$(dirname "$braid")/server_load
 if [ -n "${1:-}" ] && [ -x "$1" ]; then tool=$(realpath "$1") && shift; fi
-[ $# -gt 0 ] || set -- streams crowd leave flood schemas cost
+[ $# -gt 0 ] || set -- streams crowd leave flood schemas hostile cost
 
 ulimit -n "$(ulimit -Hn)"
 log=$(mktemp)
@@ -63,6 +63,7 @@ for load in "$@"; do
     leave) start && "$tool" "$port" "$pid" leave "${LEAVERS:-10000}" || result=1 ;;
     flood) start && "$tool" "$port" "$pid" flood "${FLOOD_MB:-600}" || result=1 ;;
     schemas) start && "$tool" "$port" "$pid" schemas "${SECONDS_OF_LOAD:-10}" || result=1 ;;
+    hostile) start && "$tool" "$port" "$pid" hostile "${SECONDS_OF_LOAD:-10}" || result=1 ;;
     cost) start --parallel 100 -c 1024 && "$tool" "$port" "$pid" cost 100 "${SECONDS_OF_LOAD:-15}" || result=1 ;;
     *) echo "unknown load $load" && exit 2 ;;
   esac

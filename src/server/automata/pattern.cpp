@@ -12,7 +12,7 @@ namespace {
 using Node = Expression::Node;
 using Ranges = std::vector<Expression::Range>;
 
-constexpr int kMaxNesting = 200;
+constexpr int kMaxGroups = 200;
 constexpr int64_t kMaxRepeats = 1'000'000'000;
 
 const Ranges kDigits = {{'0', '9'}};
@@ -60,7 +60,7 @@ class Reader {
   }
 
   Node choice(int depth) {
-    if (depth > kMaxNesting) return fail("groups nested deeper than " + std::to_string(kMaxNesting));
+    if (depth > kMaxGroups) return fail("groups nested deeper than " + std::to_string(kMaxNesting));
     std::vector<Node> options;
     do options.push_back(branch(depth));
     while (why_.empty() && take('|'));
