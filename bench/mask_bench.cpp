@@ -1,23 +1,34 @@
-// mask_bench.cpp -- what a token mask costs on the engine's thread with a vocabulary of a published size.
+// mask_bench.cpp -- what token masks cost with a vocabulary of a published size.
 //
 //   mask_bench [TOKENS]     default 248320
 //
 // The vocabulary is the demo model's, enlarged by random joins of its tokens. Each form is compiled anew and
 // followed by 400 random allowed tokens: the first masks of a form walk the tree of tokens, later ones find
-// what was kept. Prints the time to compile, and mean, 99th percentile and longest of a step (mask and
-// advance).
+// what was kept. Prints, in ms,
+//   whole    a mask and the token before it, done at once: mean, 99th percentile, longest
+//   engine   what of it the engine's thread does when workers take what is long (FormMask), and how many
+//            of the masks they took
+// and at the end, for 16 answers of dear forms at once, what all of them take of the engine's thread between
+// two of its steps.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
+#include <memory>
 #include <random>
+#include <span>
 #include <string>
+#include <thread>
 #include <unordered_set>
 #include <vector>
 
 #include "gguf/gguf.h"
+#include "server/grammar/form_mask.h"
 #include "server/grammar/grammar_cache.h"
-#include "server/grammar/grammar_matcher.h"
+#include "server/requests/read_request.h"
 #include "server/schema/schema_grammar.h"
 #include "text/tokenizer/vocabulary.h"
 
@@ -47,44 +58,151 @@ VocabularyData enlarged(VocabularyData data, size_t tokens) {
   return data;
 }
 
-void follow(const char* name, const Json& schema, const Tokenizer& tokenizer) {
-  const GrammarCache grammars(tokenizer);  // nothing is known from the forms before
-  const Clock::time_point begin = Clock::now();
-  const auto program = schema_to_grammar(schema, true, grammars);
-  const double compile_ms = ms_since(begin);
-  if (!program.ok()) {
-    std::printf("%-22s refused after %.1f ms: %s\n", name, compile_ms, program.error().message.c_str());
-    return;
-  }
+using Program = std::shared_ptr<const GrammarProgram>;
+
+// Times of steps, as a line's part.
+std::string figures(std::vector<double> ms) {
+  double sum = 0;
+  for (const double one : ms) sum += one;
+  std::sort(ms.begin(), ms.end());
+  return fmt::format("{:7.3f} {:7.3f} {:8.3f}", sum / static_cast<double>(ms.size()),
+                     ms[ms.size() * 99 / 100], ms.back());
+}
+
+int32_t any_of(std::span<const uint64_t> bits, std::mt19937& random) {
+  std::vector<int32_t> ids;
+  for (size_t w = 0; w < bits.size(); ++w)
+    for (uint64_t left = bits[w]; left != 0; left &= left - 1)
+      ids.push_back(static_cast<int32_t>(w * 64) + __builtin_ctzll(left));
+  return ids.empty() ? -1 : ids[random() % ids.size()];
+}
+
+std::vector<double> whole(const Program& program, const Tokenizer& tokenizer) {
   std::mt19937 random(2);
   std::vector<uint64_t> bits((static_cast<size_t>(tokenizer.size()) + 63) / 64);
   std::vector<double> step_ms;
-  GrammarMatcher matcher(*program);
+  auto matcher = std::make_unique<GrammarMatcher>(program);
   while (step_ms.size() < 400) {
     const Clock::time_point step = Clock::now();
     std::fill(bits.begin(), bits.end(), 0);
-    matcher.allowed(bits);
+    matcher->allowed(bits);
     double ms = ms_since(step);
-    std::vector<int32_t> ids;
-    for (size_t w = 0; w < bits.size(); ++w)
-      for (uint64_t left = bits[w]; left != 0; left &= left - 1)
-        ids.push_back(static_cast<int32_t>(w * 64) + __builtin_ctzll(left));
-    if (ids.empty()) {
-      matcher = GrammarMatcher(*program);  // the sentence is whole: another
+    if (const int32_t id = any_of(bits, random); id < 0) {
+      matcher = std::make_unique<GrammarMatcher>(program);  // the sentence is whole: another
     } else {
-      const std::string piece(tokenizer.piece(ids[random() % ids.size()]));
       const Clock::time_point advance = Clock::now();
-      matcher.advance(piece);
+      matcher->advance(tokenizer.piece(id));
       ms += ms_since(advance);
     }
     step_ms.push_back(ms);
   }
-  double sum = 0;
-  for (const double ms : step_ms) sum += ms;
-  std::sort(step_ms.begin(), step_ms.end());
-  std::printf("%-22s compiled in %6.1f ms   a step %6.3f ms, 99%% below %6.3f, longest %6.3f\n", name,
-              compile_ms, sum / static_cast<double>(step_ms.size()), step_ms[step_ms.size() * 99 / 100],
-              step_ms.back());
+  return step_ms;
+}
+
+// What the caller's thread does of it.
+std::vector<double> engines_part(const Program& program, const std::shared_ptr<const Tokenizer>& tokenizer,
+                                 const std::shared_ptr<MaskWorkers>& workers) {
+  std::mt19937 random(2);
+  std::vector<double> step_ms;
+  auto mask = std::make_unique<FormMask>(program, tokenizer, workers);
+  while (step_ms.size() < 400) {
+    int64_t allowance = TokenMask::kStepsBetween;
+    Clock::time_point begin = Clock::now();
+    bool ready = mask->ready(allowance);
+    double ms = ms_since(begin);
+    while (!ready) {
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+      ready = mask->ready(allowance);
+    }
+    if (const int32_t id = any_of(mask->bits(), random); id < 0) {
+      mask = std::make_unique<FormMask>(program, tokenizer, workers);
+    } else {
+      begin = Clock::now();
+      mask->advance(id);
+      ms += ms_since(begin);
+    }
+    step_ms.push_back(ms);
+  }
+  return step_ms;
+}
+
+void follow(const char* name, const std::shared_ptr<const Tokenizer>& tokenizer,
+            const std::function<Program(GrammarCache&)>& compile) {
+  // Nothing is known from the forms before.
+  GrammarCache first(*tokenizer), second(*tokenizer);
+  const Clock::time_point begin = Clock::now();
+  const Program program = compile(first);
+  const double compile_ms = ms_since(begin);
+  if (program == nullptr) return;
+  const std::string all = figures(whole(program, *tokenizer));
+  const std::string engine = figures(engines_part(compile(second), tokenizer, second.workers()));
+  std::printf("%-22s compiled in %6.1f   whole %s   engine %s, %llu of 400 by workers\n", name, compile_ms,
+              all.c_str(), engine.c_str(), static_cast<unsigned long long>(second.stats().mask_jobs));
+}
+
+void follow(const char* name, const Json& schema, const std::shared_ptr<const Tokenizer>& tokenizer) {
+  follow(name, tokenizer, [&](GrammarCache& grammars) {
+    const auto program = schema_to_grammar(schema, true, grammars);
+    if (!program.ok()) std::printf("%-22s refused: %s\n", name, program.error().message.c_str());
+    return program.ok() ? *program : nullptr;
+  });
+}
+
+// A call of a tool with so many optional members, which must come.
+void follow_call(const char* name, int members, Dialect::Calls form,
+                 const std::shared_ptr<const Tokenizer>& tokenizer) {
+  Json properties = Json::object();
+  for (int i = 0; i < members; ++i)
+    properties["member" + std::to_string(i)] = Json{{"type", i % 2 == 0 ? "string" : "integer"}};
+  const Json parameters{{"type", "object"}, {"properties", properties}};
+  const Json tool{{"type", "function"}, {"function", {{"name", "f"}, {"parameters", parameters}}}};
+  const auto read = read_chat(Json{{"messages", Json::array({Json{{"role", "user"}, {"content", "q"}}})},
+                                   {"tools", Json::array({tool})},
+                                   {"tool_choice", "required"}},
+                              {});
+  follow(name, tokenizer, [&](GrammarCache& grammars) -> Program {
+    ServedModel model;
+    model.tokenizer = tokenizer;
+    model.abilities.dialect.calls = form;
+    model.grammars = std::shared_ptr<GrammarCache>(&grammars, [](GrammarCache*) {});
+    AnswerPolicy policy;
+    policy.tool_form = AnswerPolicy::ToolForm::full;
+    const auto made = answer_grammar(*read, model, policy);
+    if (!made.ok()) std::printf("%-22s refused: %s\n", name, made.error().message.c_str());
+    return made.ok() ? *made : nullptr;
+  });
+}
+
+// Of `answers` at once, all of forms whose every state is new.
+void crowd(int answers, const std::shared_ptr<const Tokenizer>& tokenizer) {
+  GrammarCache grammars(*tokenizer);
+  std::vector<std::unique_ptr<FormMask>> masks;
+  for (int i = 0; i < answers; ++i) {
+    const Json schema{{"type", "string"}, {"pattern", "^(.?){" + std::to_string(200 + i) + "}$"}};
+    masks.push_back(std::make_unique<FormMask>(schema_to_grammar(schema, true, grammars).value(), tokenizer,
+                                               grammars.workers()));
+    masks.back()->wait();
+  }
+  std::mt19937 random(2);
+  std::vector<double> turn_ms;
+  const Clock::time_point begin = Clock::now();
+  size_t made = 0;
+  while (ms_since(begin) < 3000) {
+    const Clock::time_point turn = Clock::now();
+    int64_t allowance = TokenMask::kStepsBetween;
+    std::vector<FormMask*> ready;
+    for (const auto& mask : masks)
+      if (mask->ready(allowance)) ready.push_back(mask.get());
+    turn_ms.push_back(ms_since(turn));
+    for (FormMask* mask : ready) {
+      const int32_t id = any_of(mask->bits(), random);
+      if (id >= 0) mask->advance(id);
+    }
+    made += ready.size();
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  std::printf("%d answers of dear forms: all of them %s ms between two steps; %zu masks in 3 s\n", answers,
+              figures(turn_ms).c_str(), made);
 }
 
 Json text(const char* pattern) { return {{"type", "string"}, {"pattern", pattern}}; }
@@ -99,20 +217,35 @@ Json record() {
   return item;
 }
 
+// 250 values that begin alike.
+Json alike() {
+  Json options = Json::array();
+  for (int i = 0; i < 250; ++i)
+    options.push_back({{"type", "array"}, {"items", {{"type", "array"}, {"minItems", i}}}, {"minItems", i}});
+  return {{"anyOf", options}};
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const size_t tokens = argc > 1 ? std::strtoul(argv[1], nullptr, 10) : 248320;
   const auto file = GgufFile::open(BRAID_SOURCE_DIR "/models/braid-demo-q8_0.gguf");
   if (!file.ok()) return std::fprintf(stderr, "%s\n", file.error().message.c_str()), 2;
-  const auto tokenizer = Tokenizer::create(enlarged(read_vocabulary(*file).value(), tokens));
-  if (!tokenizer.ok()) return std::fprintf(stderr, "%s\n", tokenizer.error().message.c_str()), 2;
+  auto made = Tokenizer::create(enlarged(read_vocabulary(*file).value(), tokens));
+  if (!made.ok()) return std::fprintf(stderr, "%s\n", made.error().message.c_str()), 2;
+  const auto tokenizer = std::make_shared<const Tokenizer>(std::move(*made));
   std::printf("%d tokens\n", tokenizer->size());
-  follow("record", record(), *tokenizer);
-  follow("any JSON", Json::object(), *tokenizer);
-  follow("any text, bounded", {{"type", "string"}, {"minLength", 9000}, {"maxLength", 9400}}, *tokenizer);
-  follow("pattern: words", text("^[a-z]+( [a-z]+){0,40}$"), *tokenizer);
-  follow("pattern: any, bounded", text("^(.?){200}$"), *tokenizer);
-  follow("pattern: alternatives", text("^((a|b|ab|ba|[^x]y?){1,60}|[A-Z].*)$"), *tokenizer);
+  follow("record", record(), tokenizer);
+  follow("any JSON", Json::object(), tokenizer);
+  follow("any text, bounded", {{"type", "string"}, {"minLength", 9000}, {"maxLength", 9400}}, tokenizer);
+  follow("pattern: words", text("^[a-z]+( [a-z]+){0,40}$"), tokenizer);
+  follow("pattern: any, bounded", text("^(.?){200}$"), tokenizer);
+  follow("pattern: alternatives", text("^((a|b|ab|ba|[^x]y?){1,60}|[A-Z].*)$"), tokenizer);
+  follow_call("call: 400 members", 400, Dialect::Calls::xml, tokenizer);
+  follow_call("call: 1,900 members", 1900, Dialect::Calls::xml, tokenizer);
+  follow_call("JSON: 400 members", 400, Dialect::Calls::json, tokenizer);
+  follow_call("JSON: 1,900 members", 1900, Dialect::Calls::json, tokenizer);
+  follow("alternatives alike", alike(), tokenizer);
+  crowd(16, tokenizer);
   return 0;
 }

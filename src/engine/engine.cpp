@@ -5,10 +5,15 @@
 
 #include <algorithm>
 #include <bitset>
+#include <chrono>
 #include <cmath>
+#include <thread>
 
 namespace braid {
 namespace {
+
+// So long until masks are asked again, and the caller may look for news of its own.
+constexpr std::chrono::microseconds kMaskPatience(200);
 
 double ms_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double, std::milli>(to - from).count();
@@ -129,9 +134,12 @@ bool Engine::turn() {
   for (const auto& s : scheduler_->running()) announce(*s);
   const bool whole = !step.plan.items.empty();
   const int32_t decoding = step.plan.decoding;
+  const bool awaits_masks = step.plan.awaits_masks;
   if (!late_events_ || (!whole && !interleaved_)) events_.deliver();
   if (whole && !run_whole(step, begin)) return false;
   if (decoding > 0 || interleaved_) return run_interleaved(decoding);
+  // Nobody runs but those who wait for other threads.
+  if (!whole && awaits_masks) std::this_thread::sleep_for(kMaskPatience);
   return whole || !scheduler_->idle();
 }
 
@@ -204,6 +212,7 @@ bool Engine::end_step(Step& step) {
   ++stats_.steps;
   stats_.rows += static_cast<uint64_t>(step.plan.rows());
   std::vector<Verdict> verdicts;
+  judge_->begin_step();
   for (const StepItem& item : step.plan.items) verdicts.push_back(judge_->judge(item));
   fork(step.plan, verdicts);
   if (!device_works()) return false;  // whole rows of logits may have been computed and fetched since

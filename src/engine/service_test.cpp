@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <future>
 #include <map>
 #include <random>
@@ -222,6 +223,51 @@ class EvenMask : public TokenMask {
   void rewind(int32_t tokens) override { path.resize(path.size() - static_cast<size_t>(tokens)); }
   std::vector<int32_t> path;
 };
+
+// Is ready when it is told to be.
+class WaitingMask : public EvenMask {
+ public:
+  bool ready(int64_t&) override { return is_ready; }
+  void advance(int32_t token) override {
+    EXPECT_TRUE(is_ready);
+    EvenMask::advance(token);
+    is_ready = is_ready && path.size() != 5;
+  }
+  bool is_ready = false;
+};
+
+TEST_P(ServiceOn, AMaskThatIsNotReadyHoldsItsOwnAnswerOnly) {
+  EngineOptions options;
+  options.max_sequences = 2;
+  Fixture fixture(GetParam(), options);
+  const auto ask = [&](uint64_t n, std::shared_ptr<TokenMask> mask, Waiter& waiter) {
+    Request r = request_of(n);
+    r.max_tokens = 30;
+    r.sampling.temperature = 0;
+    r.mask = std::move(mask);
+    ASSERT_TRUE(fixture.engine->submit(std::move(r), waiter).ok());
+  };
+  Waiter alone, held, free;
+  ask(4, std::make_shared<EvenMask>(), alone);
+  fixture.engine->run_until_idle();
+  const auto mask = std::make_shared<WaitingMask>();
+  ask(4, mask, held);
+  ask(5, nullptr, free);
+  const auto steps_until = [&](const std::function<bool()>& done) {
+    for (int step = 0; step < 300 && !done(); ++step) fixture.engine->step();
+    EXPECT_TRUE(done());
+  };
+  steps_until([&] { return free.tokens.size() >= 10; });
+  EXPECT_EQ(held.tokens.size(), 0u);
+  mask->is_ready = true;
+  steps_until([&] { return held.tokens.size() >= 5; });
+  steps_until([&] { return free.tokens.size() >= 30; });
+  for (int step = 0; step < 3; ++step) EXPECT_TRUE(fixture.engine->step());  // nobody runs, somebody waits
+  EXPECT_EQ(held.tokens.size(), 5u);
+  mask->is_ready = true;
+  fixture.engine->run_until_idle();
+  EXPECT_EQ(held.tokens, alone.tokens);
+}
 
 TEST_P(ServiceOn, MasksBindTheAnswer) {
   Fixture fixture(GetParam());

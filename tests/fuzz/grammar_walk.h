@@ -39,8 +39,8 @@ inline void walk_form(std::shared_ptr<const GrammarProgram> program, std::span<c
   for (int step = 0; step < steps; ++step) {
     std::fill(bits.begin(), bits.end(), 0);
     matcher.allowed(bits);
-    const auto most = static_cast<int64_t>(GrammarMatcher::kMaxSteps * (GrammarMatcher::kMaxWide + 2) +
-                                           256 * GrammarMatcher::kMaxThreads * 4);
+    const size_t nodes = demo_grammars().trie().nodes().size();
+    const auto most = GrammarMatcher::kMostSteps + static_cast<int64_t>(GrammarMatcher::kMaxWide * nodes * 2);
     BRAID_CHECK(matcher.steps() <= most);
     std::vector<int32_t> ids;
     for (size_t w = 0; w < bits.size(); ++w)

@@ -27,14 +27,21 @@ using RequestId = uint64_t;
 // later.
 class TokenMask {
  public:
+  // Steps of work that all masks together may take on the engine's thread between two of its steps: about 5 ms.
+  static constexpr int64_t kStepsBetween = 150'000;
+
   virtual ~TokenMask() = default;
+  // Whether allowed() answers at once. If not, what it takes is worked out by another thread: until then the
+  // answer has no part in the engine's steps, and nobody waits for it. What is done here is taken off
+  // `allowance`; with nothing left, nothing is done here.
+  virtual bool ready(int64_t& allowance) { return true; }
   // Sets bit id % 64 of bits[id / 64] for every allowed id (all bits are clear before). bits [ceil(V / 64)].
-  // At least one must be allowed.
+  // At least one must be allowed. Waits if it is not ready.
   virtual void allowed(std::span<uint64_t> bits) = 0;
   // What allowed() would say where nearly everything may come: all tokens but these few, without a look at
   // each. None: ask allowed(). Valid until the next call of anything here.
   virtual std::optional<std::span<const int32_t>> all_but() { return std::nullopt; }
-  // `token` (an allowed one) follows; takes back the last `tokens` of them.
+  // `token` (an allowed one) follows; takes back the last `tokens` of them, at most 1,024.
   virtual void advance(int32_t token) = 0;
   virtual void rewind(int32_t tokens) = 0;
 };

@@ -61,6 +61,12 @@ void Scheduler::cancel_all() {
   for (const auto& s : waiting_) s->cancelled = true;
 }
 
+bool Scheduler::awaits_mask(StepPlan& plan, const Sequence& s) {
+  if (s.request.mask == nullptr || s.request.mask->ready(mask_steps_)) return false;
+  plan.awaits_masks = true;
+  return true;
+}
+
 bool Scheduler::add_item(StepPlan& plan, Sequence& s, int32_t certain) {
   if (!grow_or_preempt(s, s.computed_tokens + certain, plan)) return false;
   StepItem item;
@@ -75,10 +81,11 @@ StepPlan Scheduler::plan(Clock::time_point now) {
   if (disk_ != nullptr) promote_from_disk();
   admit(now);
   StepPlan plan;
+  mask_steps_ = TokenMask::kStepsBetween;
   // By index and in order: making room pushes out sequences behind the one that needs it.
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& s = *running_[i];
-    if (!goes_by_rows(s)) continue;
+    if (!goes_by_rows(s) || awaits_mask(plan, s)) continue;
     if (add_item(plan, s, 1)) {
       ++plan.decoding;
     } else {
@@ -90,9 +97,11 @@ StepPlan Scheduler::plan(Clock::time_point now) {
   if (plan.decoding > 0 && pacer_.limits()) budget = 0;  // interleaved instead
   for (size_t i = 0; i < running_.size() && budget > 0; ++i) {
     Sequence& s = *running_[i];
-    if (!goes_by_rows(s) && s.in_flight_tokens == 0) budget -= add_chunk(plan, s, budget);
+    if (!goes_by_rows(s) && s.in_flight_tokens == 0 && !awaits_mask(plan, s))
+      budget -= add_chunk(plan, s, budget);
   }
-  if (plan.items.empty() && disk_ != nullptr && !interleaves()) disk_->wait_for_news(kDiskPatience);
+  if (plan.items.empty() && !plan.awaits_masks && disk_ != nullptr && !interleaves())
+    disk_->wait_for_news(kDiskPatience);
   return plan;
 }
 
@@ -127,7 +136,7 @@ StepPlan Scheduler::plan_interleaved(int32_t most) {
   StepPlan plan;
   for (size_t i = 0; i < running_.size() && plan.items.empty(); ++i) {
     Sequence& s = *running_[i];
-    if (!goes_by_rows(s)) s.in_flight_tokens = add_chunk(plan, s, most);
+    if (!goes_by_rows(s) && !awaits_mask(plan, s)) s.in_flight_tokens = add_chunk(plan, s, most);
   }
   return plan;
 }

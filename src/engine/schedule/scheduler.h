@@ -28,6 +28,9 @@
 // A request without cache takes nothing from others and leaves nothing that can be found; when it is
 // preempted, what it keeps of itself are copies.
 //
+// A sequence whose token mask is not ready (request.h) keeps its place and its memory, and has no part in
+// steps until it is.
+//
 // A prompt whose prefix is on disk (disk.h) waits while it is read into the cache, and then finds it there.
 //
 // Attention layers with a window are a KV group of their own (ops/state.h) in models without recurrent state.
@@ -236,6 +239,7 @@ class Scheduler {
   void check_table(const Sequence& s, int32_t group) const;
   std::unique_ptr<Sequence> take_running(const Sequence* sequence);
   void insert_waiting(std::unique_ptr<Sequence> sequence);
+  bool awaits_mask(StepPlan& plan, const Sequence& s);
   bool add_item(StepPlan& plan, Sequence& s, int32_t certain);
   int32_t add_chunk(StepPlan& plan, Sequence& s, int32_t budget);
   bool awaits_disk(Sequence& s, const Hit& hit);
@@ -259,6 +263,7 @@ class Scheduler {
   DiskTier* disk_ = nullptr;
   SchedulerStats stats_;
   uint64_t next_order_ = 1;
+  int64_t mask_steps_ = 0;                          // that masks may still take before this step
   uint64_t loads_ended_ = 0;                        // from the disk
   std::optional<PrefixHash> load_mark_;             // of what has been read by the load that is under way
   std::vector<std::unique_ptr<Sequence>> waiting_;  // by priority, then arrival

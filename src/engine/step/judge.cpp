@@ -112,6 +112,8 @@ void Judge::judge_path(const StepItem& item, Verdict& verdict) {
     const auto child = std::find_if(item.drafts.begin(), item.drafts.end(),
                                     [&](const Draft& d) { return d.parent == node && d.token == id; });
     if (child == item.drafts.end()) return;
+    // Without a mask nothing is drawn behind the draft: as if nobody had drafted it.
+    if (request.mask && !request.mask->ready(mask_steps_)) return;
     node = static_cast<int32_t>(child - item.drafts.begin());
     verdict.accepted.push_back(node);
   }

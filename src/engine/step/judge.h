@@ -23,6 +23,8 @@ class Judge {
   // Prompt and answer of one request can have most_tokens.
   Judge(StepOutputs& outputs, int64_t vocabulary, int32_t most_tokens);
 
+  // Before the verdicts of a step.
+  void begin_step() { mask_steps_ = TokenMask::kStepsBetween; }
   // After the device was waited for. Moves the sequence's sampler and mask on, nothing else of it.
   Verdict judge(const StepItem& item);
 
@@ -42,6 +44,7 @@ class Judge {
   std::vector<uint64_t> mask_bits_;
   std::vector<uint64_t> open_bits_;  // of all tokens but closed_
   std::vector<int32_t> closed_;
+  int64_t mask_steps_ = 0;  // that masks may still take
 };
 
 }  // namespace braid

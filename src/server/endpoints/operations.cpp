@@ -7,6 +7,7 @@
 
 #include "server/endpoints/handlers.h"
 #include "server/endpoints/routes.h"
+#include "server/grammar/grammar_cache.h"
 
 namespace braid::server::endpoint {
 
@@ -194,11 +195,12 @@ void slots(ServerContext& context, const SharedExchange& exchange) {
 }
 
 void metrics(ServerContext& context, const SharedExchange& exchange) {
-  exchange->answer({200,
-                    "text/plain; version=0.0.4; charset=utf-8",
-                    context.metrics.render(context.stats(), context.host->resident_entry().names.front(),
-                                           context.options.version, context.http_load()),
-                    {}});
+  const std::string& name = context.host->resident_entry().names.front();
+  std::string text =
+      context.metrics.render(context.stats(), name, context.options.version, context.http_load());
+  if (const auto model = context.host->look(); model && model->grammars)
+    text += render_grammars(model->grammars->stats(), name);
+  exchange->answer({200, "text/plain; version=0.0.4; charset=utf-8", std::move(text), {}});
 }
 
 }  // namespace braid::server::endpoint

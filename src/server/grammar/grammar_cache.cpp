@@ -4,6 +4,7 @@
 #include <openssl/evp.h>
 
 #include <array>
+#include <chrono>
 
 namespace braid::server {
 
@@ -24,40 +25,48 @@ GrammarCache::Made GrammarCache::find(const std::string& description, const std:
   {
     const std::lock_guard lock(mutex_);
     if (const auto found = index_.find(key); found != index_.end()) {
+      ++stats_.hits;
       entries_.splice(entries_.begin(), entries_, found->second);
       return found->second->made;
     }
   }
+  const auto begin = std::chrono::steady_clock::now();
   Made made = make();
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   int64_t bytes = 1024;
   if (!made.ok()) bytes += static_cast<int64_t>(made.error().message.size());
   if (made.ok() && *made != nullptr) bytes += (*made)->bytes();
   const std::lock_guard lock(mutex_);
+  ++stats_.compiled;
+  stats_.refused += made.ok() ? 0 : 1;
+  stats_.compile_s += took.count();
   if (index_.contains(key)) return made;
   entries_.push_front({key, made, bytes});
   index_[std::move(key)] = entries_.begin();
-  bytes_ += bytes;
-  // Forms that were used long ago leave what they remember of tokens to those that are used now.
-  const auto full = [&] {
-    return bytes_ > kMaxBytes || entries_.size() > kMaxEntries ||
-           remembered_bytes() > ReachMemory::kMaxBytes / 2;
-  };
-  while (full() && entries_.size() > 1) {
-    bytes_ -= entries_.back().bytes;
-    index_.erase(entries_.back().key);
-    entries_.pop_back();
-  }
+  stats_.bytes += bytes;
+  make_room();
   return made;
 }
 
-int64_t GrammarCache::bytes() const {
-  const std::lock_guard lock(mutex_);
-  return bytes_;
+// Forms that were used long ago go, or leave what they remember of tokens to those that are used now.
+void GrammarCache::make_room() {
+  while ((stats_.bytes > kMaxBytes || entries_.size() > kMaxEntries) && entries_.size() > 1) {
+    stats_.bytes -= entries_.back().bytes;
+    index_.erase(entries_.back().key);
+    entries_.pop_back();
+  }
+  for (auto i = entries_.rbegin(); i != entries_.rend() && remembered_bytes() > ReachMemory::kMaxBytes / 2;
+       ++i)
+    if (i->made.ok() && *i->made != nullptr) (*i->made)->forget_reach();
 }
 
-size_t GrammarCache::entries() const {
+GrammarStats GrammarCache::stats() const {
   const std::lock_guard lock(mutex_);
-  return entries_.size();
+  GrammarStats out = stats_;
+  out.entries = entries_.size();
+  out.remembered_bytes = remembered_bytes();
+  out.mask_jobs = workers_->jobs();
+  return out;
 }
 
 }  // namespace braid::server

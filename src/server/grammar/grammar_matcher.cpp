@@ -26,7 +26,11 @@ GrammarMatcher::GrammarMatcher(std::shared_ptr<const GrammarProgram> program) : 
 
 void GrammarMatcher::keep(const Thread& thread, size_t since) {
   const size_t made = threads_.size() - since;
-  if (made >= kMaxThreads) return;
+  steps_ += static_cast<int64_t>(std::min(made, kMaxCompared)) / 16;
+  if (made >= kMaxThreads) {
+    dropped_ = true;
+    return;
+  }
   const auto begin = threads_.end() - static_cast<ptrdiff_t>(std::min(made, kMaxCompared));
   if (std::find(begin, threads_.end(), thread) == threads_.end()) threads_.push_back(thread);
 }
@@ -55,7 +59,11 @@ void GrammarMatcher::enter(int32_t place, int32_t reg, int32_t frame, size_t sin
     --depth_;
     return;
   }
-  for (bool more = true; more && threads_.size() - since < kMaxThreads;) {
+  for (bool more = true; more && !over();) {
+    if (threads_.size() - since >= kMaxThreads) {
+      dropped_ = true;
+      break;
+    }
     const Instruction& at = program_->code(place);
     ++steps_;
     ++place;
@@ -81,8 +89,9 @@ void GrammarMatcher::enter(int32_t place, int32_t reg, int32_t frame, size_t sin
         }
         break;
       case Op::fork:
-        for (int32_t i = 0; i < at.b; ++i)
+        for (int32_t i = 0; i < at.b && threads_.size() - since < kMaxThreads && !over(); ++i)
           enter(program_->forks()[static_cast<size_t>(at.a + i)], reg, frame, since);
+        dropped_ = dropped_ || threads_.size() - since >= kMaxThreads;
         more = false;
         break;
       case Op::jump:
@@ -90,7 +99,10 @@ void GrammarMatcher::enter(int32_t place, int32_t reg, int32_t frame, size_t sin
         break;
       case Op::call:
         // What follows a call at the end of a call is what follows that: lists do not grow the stack.
-        if (program_->code(place).op != Op::back) frame = push({place, reg, frame});
+        if (program_->code(place).op != Op::back) {
+          more = frames_.size() < kMaxHeld;
+          if (more) frame = push({place, reg, frame});
+        }
         place = at.a;
         reg = 0;
         break;
@@ -135,7 +147,7 @@ void GrammarMatcher::step_words(const Thread& t, uint8_t byte, size_t since) {
   int32_t reg = t.reg;
   if (words.once()) {
     const int32_t rank = words.rank(node);
-    if (sets_.has_all(reg, rank, rank + 1, words.size())) return;
+    if (sets_.has_all(reg, rank, rank + 1, words.size()) || sets_.mark().nodes >= kMaxHeld) return;
     reg = sets_.with(reg, rank, words.required(rank), words.size(), since_.sets);
   }
   enter(program_->word_target(index, word), reg, t.frame, since);
@@ -177,7 +189,7 @@ void GrammarMatcher::step_characters(const Thread& t, uint8_t byte, size_t since
 GrammarMatcher::Span GrammarMatcher::step(Span from, uint8_t byte) {
   const size_t since = threads_.size();
   since_ = held();
-  for (size_t i = from.begin; i < from.end; ++i) {
+  for (size_t i = from.begin; i < from.end && !over(); ++i) {
     const Thread t = threads_[i];
     const Instruction& at = program_->code(t.place);
     ++steps_;
@@ -213,34 +225,61 @@ GrammarMatcher::Span GrammarMatcher::step(Span from, uint8_t byte) {
   return {since, threads_.size()};
 }
 
-bool GrammarMatcher::advance(std::string_view bytes) {
-  steps_ = 0;
-  const Mark mark{threads_.size(), held()};
-  Span now{marks_.back().threads, threads_.size()};
+GrammarMatcher::Span GrammarMatcher::run(Span from, std::string_view bytes) {
+  const size_t begin = threads_.size();
+  Span now = from;
   for (const char c : bytes) {
     const Span next = step(now, static_cast<uint8_t>(c));
-    if (next.begin == next.end) {
-      threads_.resize(mark.threads);
-      give_back(mark.held);
-      return false;
-    }
     // Only the last byte's threads stay.
+    threads_.erase(threads_.begin() + static_cast<ptrdiff_t>(begin),
+                   threads_.begin() + static_cast<ptrdiff_t>(next.begin));
+    now = {begin, threads_.size()};
+    if (now.begin == now.end || over()) return now;
+  }
+  for (size_t i = now.begin; bytes.empty() && i < now.end; ++i) threads_.push_back(Thread(threads_[i]));
+  return {begin, threads_.size()};
+}
+
+GrammarMatcher::Outcome GrammarMatcher::advance(std::string_view bytes, int64_t steps) {
+  begin(steps);
+  const Mark mark{threads_.size(), held()};
+  const Span now{marks_.back().threads, threads_.size()};
+  Span next = run(now, bytes);
+  // Threads that were too many may have been those that go on. What allowed() has looked at by itself goes on
+  // by itself.
+  if (next.begin == next.end && dropped_ && !over()) {
+    next = run(copy_together(now), bytes);
+    for (size_t i = now.begin; i < now.end && next.begin == next.end && apart(now) && !over(); ++i)
+      if (is_wide(threads_[i])) next = run({i, i + 1}, bytes);
     threads_.erase(threads_.begin() + static_cast<ptrdiff_t>(mark.threads),
                    threads_.begin() + static_cast<ptrdiff_t>(next.begin));
-    now = {mark.threads, threads_.size()};
   }
-  if (bytes.empty()) {
-    for (size_t i = now.begin; i < now.end; ++i) threads_.push_back(Thread(threads_[i]));
+  if (over() || threads_.size() == mark.threads) {
+    threads_.resize(mark.threads);
+    give_back(mark.held);
+    return over() ? Outcome::over : Outcome::no;
   }
   marks_.push_back(mark);
-  return true;
+  forget_old_marks();
+  return Outcome::yes;
+}
+
+void GrammarMatcher::forget_old_marks() {
+  if (marks_.size() <= 2 * kMaxTakenBack) return;
+  const size_t gone = marks_.size() - kMaxTakenBack - 1, threads = marks_[gone].threads;
+  threads_.erase(threads_.begin(), threads_.begin() + static_cast<ptrdiff_t>(threads));
+  marks_.erase(marks_.begin(), marks_.begin() + static_cast<ptrdiff_t>(gone));
+  for (Mark& mark : marks_) mark.threads -= threads;
+  forgotten_ += gone;
 }
 
 void GrammarMatcher::rewind_to(size_t depth) {
   if (depth >= this->depth()) return;
-  threads_.resize(marks_[depth + 1].threads);
-  give_back(marks_[depth + 1].held);
-  marks_.resize(depth + 1);
+  BRAID_CHECK(depth >= forgotten_);
+  const Mark& mark = marks_[depth - forgotten_ + 1];
+  threads_.resize(mark.threads);
+  give_back(mark.held);
+  marks_.resize(depth - forgotten_ + 1);
 }
 
 bool GrammarMatcher::accepts() const {
@@ -260,7 +299,8 @@ void GrammarMatcher::walk(uint32_t begin, uint32_t end, size_t depth, Span from,
   levels_.push_back({from, held()});
   for (uint32_t i = begin; i < end;) {
     const TokenTrie::Node& node = nodes[i];
-    if (!roots_only && steps_ > kMaxSteps) break;
+    if (over() || (!roots_only && steps_ > walk_steps_)) break;
+    ++steps_;
     levels_.resize(node.depth - depth);
     const Level above = levels_.back();
     threads_.resize(std::max(above.threads.end, from.end));
@@ -280,6 +320,20 @@ void GrammarMatcher::walk(uint32_t begin, uint32_t end, size_t depth, Span from,
   }
   threads_.resize(from.end);
   give_back(levels_.front().held);
+}
+
+bool GrammarMatcher::apart(Span now) const {
+  size_t wide = 0;
+  for (size_t i = now.begin; i < now.end; ++i) wide += is_wide(threads_[i]) ? 1 : 0;
+  return wide <= kMaxWide;
+}
+
+GrammarMatcher::Span GrammarMatcher::copy_together(Span now) {
+  const size_t begin = threads_.size();
+  const bool apart = this->apart(now);
+  for (size_t i = now.begin; i < now.end; ++i)
+    if (!apart || !is_wide(threads_[i])) threads_.push_back(Thread(threads_[i]));
+  return {begin, threads_.size()};
 }
 
 bool GrammarMatcher::is_wide(const Thread& t) const {
@@ -302,8 +356,10 @@ void GrammarMatcher::beyond(const Thread& t, std::span<const uint32_t> exits, st
 }
 
 void GrammarMatcher::wide_automaton(const Thread& t, std::span<uint64_t> bits) {
-  const std::shared_ptr<const Reach> reach = program_->reach(program_->code(t.place).a, t.state);
-  reach->set_tokens(bits);
+  const std::shared_ptr<const Reach> reach =
+      program_->reach(program_->code(t.place).a, t.state, steps_, most_steps_);
+  if (reach == nullptr) return;
+  steps_ += reach->set_tokens(bits);
   beyond(t, reach->exits, bits);
 }
 
@@ -312,7 +368,7 @@ std::vector<uint32_t> GrammarMatcher::word_ends(const WordSet& words, int32_t no
   std::vector<uint32_t> ends;
   const auto nodes = program_->trie().nodes();
   std::vector<int32_t> path{node};
-  for (uint32_t i = 0; i < nodes.size();) {
+  for (uint32_t i = 0; i < nodes.size() && !over();) {
     ++steps_;
     path.resize(nodes[i].depth);
     const int32_t to = words.child(path.back(), nodes[i].byte);
@@ -330,17 +386,18 @@ std::vector<uint32_t> GrammarMatcher::word_ends(const WordSet& words, int32_t no
 void GrammarMatcher::wide_other_name(const Thread& t, std::span<uint64_t> bits) {
   const Instruction& at = program_->code(t.place);
   const OtherName now = OtherName::of(t.state);
-  const std::shared_ptr<const Reach> reach = program_->reach(at.b, now.state);
+  const std::shared_ptr<const Reach> reach = program_->reach(at.b, now.state, steps_, most_steps_);
+  if (reach == nullptr) return;
   if (now.node == WordSet::kNone) {
-    reach->set_tokens(bits);
+    steps_ += reach->set_tokens(bits);
     return beyond(t, reach->exits, bits);
   }
   std::vector<uint64_t> names(bits.size());
-  reach->set_tokens(names);
+  steps_ += 2 * reach->set_tokens(names);
   std::vector<uint32_t> exits = reach->exits;
   const TokenTrie& trie = program_->trie();
   for (const uint32_t end : word_ends(program_->words(at.a), now.node)) {
-    trie.clear_tokens(end, names);
+    steps_ += trie.clear_tokens(end, names);
     std::erase_if(exits, [&](uint32_t exit) { return exit >= end && exit < trie.nodes()[end].end; });
   }
   for (size_t i = 0; i < bits.size(); ++i) bits[i] |= names[i];
@@ -358,7 +415,9 @@ void GrammarMatcher::wide_characters(const Thread& t, std::span<uint64_t> bits) 
     const auto& dense =
         in.up_to[static_cast<size_t>(std::min<int64_t>(room, static_cast<int64_t>(in.up_to.size()))) - 1];
     for (size_t i = 0; i < std::min(bits.size(), dense.size()); ++i) bits[i] |= dense[i];
+    steps_ += static_cast<int64_t>(dense.size()) / 64;
   }
+  steps_ += static_cast<int64_t>(in.tokens.size() + in.closings.size()) / 8;
   for (const auto& token : in.tokens) {
     if (int64_t{token.begun} > room) break;
     bits[static_cast<size_t>(token.id) / 64] |= uint64_t{1} << (token.id % 64);
@@ -375,39 +434,32 @@ void GrammarMatcher::wide_characters(const Thread& t, std::span<uint64_t> bits) 
   beyond(outside, exits, bits);
 }
 
-void GrammarMatcher::allowed(std::span<uint64_t> bits) {
-  steps_ = 0;
+bool GrammarMatcher::allowed(std::span<uint64_t> bits, int64_t steps) {
+  begin(steps);
   const Span now{marks_.back().threads, threads_.size()};
   const Held before = held();
-  size_t wide = 0;
-  for (size_t i = now.begin; i < now.end; ++i) wide += is_wide(threads_[i]) ? 1 : 0;
-  const bool apart = wide <= kMaxWide;
-  for (size_t i = now.begin; i < now.end; ++i)
-    if (!apart || !is_wide(threads_[i])) threads_.push_back(Thread(threads_[i]));
-  const Span rest{now.end, threads_.size()};
   const auto nodes = static_cast<uint32_t>(program_->trie().nodes().size());
-  if (rest.begin < rest.end) {
+  if (const Span rest = copy_together(now); rest.begin < rest.end) {
+    walk_steps_ = steps_ + kMaxSteps;
     walk(0, nodes, 0, rest, false, bits);
-    if (steps_ > kMaxSteps) walk(0, nodes, 0, rest, true, bits);
+    if (steps_ > walk_steps_) walk(0, nodes, 0, rest, true, bits);
   }
-  if (apart && wide > 0) {
-    const int64_t spent = steps_;
-    for (size_t i = now.begin; i < now.end; ++i) {
-      const Thread t = threads_[i];
-      if (!is_wide(t)) continue;
-      steps_ = 0;  // each has its own allowance: few of them there are
-      const Op op = program_->code(t.place).op;
-      if (op == Op::characters)
-        wide_characters(t, bits);
-      else if (op == Op::other_name)
-        wide_other_name(t, bits);
-      else
-        wide_automaton(t, bits);
-    }
-    steps_ += spent;
+  const bool apart = this->apart(now);
+  for (size_t i = now.begin; i < now.end && apart && !over(); ++i) {
+    const Thread t = threads_[i];
+    if (!is_wide(t)) continue;
+    walk_steps_ = steps_ + kMaxSteps;  // each has its own: few of them there are
+    const Op op = program_->code(t.place).op;
+    if (op == Op::characters)
+      wide_characters(t, bits);
+    else if (op == Op::other_name)
+      wide_other_name(t, bits);
+    else
+      wide_automaton(t, bits);
   }
   threads_.resize(now.end);
   give_back(before);
+  return !over();
 }
 
 }  // namespace braid::server

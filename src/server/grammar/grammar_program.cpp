@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace braid::server {
 
@@ -60,15 +61,18 @@ int32_t WordSet::child(int32_t node, uint8_t byte) const {
 
 namespace {
 
-Reach find_reach(const Automaton& automaton, int32_t state, const TokenTrie& trie, int64_t& walked) {
-  Reach out;
+// Null: `steps` comes above `most`.
+std::shared_ptr<const Reach> find_reach(const Automaton& automaton, int32_t state, const TokenTrie& trie,
+                                        int64_t& steps, int64_t most) {
+  auto made = std::make_shared<Reach>();
+  Reach& out = *made;
   const auto nodes = trie.nodes();
   std::vector<uint64_t> bits(trie.words());
   std::vector<int32_t> path{state};
   size_t tokens = 0;
   for (uint32_t i = 0; i < nodes.size();) {
     const TokenTrie::Node& node = nodes[i];
-    ++walked;
+    if (++steps > most) return nullptr;
     path.resize(node.depth);
     const int32_t to = automaton.next(path.back(), node.byte);
     if (to == Automaton::kDead) {
@@ -83,56 +87,61 @@ Reach find_reach(const Automaton& automaton, int32_t state, const TokenTrie& tri
   }
   if (tokens * 4 >= bits.size() * 8) {
     out.bits = std::move(bits);
-    return out;
+    return made;
   }
   for (size_t w = 0; w < bits.size(); ++w) {
     for (uint64_t left = bits[w]; left != 0; left &= left - 1)
       out.ids.push_back(static_cast<int32_t>(w * 64) + __builtin_ctzll(left));
   }
-  return out;
+  return made;
 }
 
 }  // namespace
 
-std::shared_ptr<const Reach> ReachStore::of(const Automaton& automaton, int32_t state,
-                                            const TokenTrie& trie) {
+std::shared_ptr<const Reach> ReachStore::known(const Key& key) const {
   const std::lock_guard lock(mutex_);
-  if (const auto known = known_.find({&automaton, state}); known != known_.end()) return known->second;
-  int64_t walked = 0;
-  auto made = std::make_shared<const Reach>(find_reach(automaton, state, trie, walked));
-  if (!keep(automaton, state, made)) {
+  const auto found = known_.find(key);
+  return found == known_.end() ? nullptr : found->second;
+}
+
+std::shared_ptr<const Reach> ReachStore::of(const Automaton& automaton, int32_t state, const TokenTrie& trie,
+                                            int64_t& steps, int64_t most) {
+  if (auto reach = known({&automaton, state}); reach != nullptr) return reach;
+  auto made = find_reach(automaton, state, trie, steps, most);
+  if (made != nullptr && !keep({&automaton, state}, made)) {
     forget();  // what is needed now is likelier needed again than what was needed first
-    keep(automaton, state, made);
+    keep({&automaton, state}, made);
   }
   return made;
 }
 
 void ReachStore::prepare(const Automaton& automaton, const TokenTrie& trie, int64_t nodes) {
   int64_t walked = 0;
-  const std::lock_guard lock(mutex_);
   for (int32_t state = 0; state < automaton.states() && walked < nodes; ++state) {
-    if (known_.contains({&automaton, state})) continue;
-    if (!keep(automaton, state, std::make_shared<const Reach>(find_reach(automaton, state, trie, walked))))
-      return;
+    if (known({&automaton, state}) != nullptr) continue;
+    if (!keep({&automaton, state}, find_reach(automaton, state, trie, walked, INT64_MAX))) return;
   }
 }
 
-bool ReachStore::keep(const Automaton& automaton, int32_t state, std::shared_ptr<const Reach> reach) {
+bool ReachStore::keep(const Key& key, std::shared_ptr<const Reach> reach) {
   const int64_t bytes = reach->bytes();
+  const std::lock_guard lock(mutex_);
+  if (known_.contains(key)) return true;
   if (bytes_ + bytes > kMaxBytes) return false;
   if (memory_->bytes.fetch_add(bytes) + bytes > ReachMemory::kMaxBytes) {
     memory_->bytes.fetch_sub(bytes);
     return false;
   }
   bytes_ += bytes;
-  known_[{&automaton, state}] = std::move(reach);
+  known_[key] = std::move(reach);
   return true;
 }
 
 void ReachStore::forget() {
-  known_.clear();
-  memory_->bytes.fetch_sub(bytes_);
-  bytes_ = 0;
+  decltype(known_) old;  // freed without the lock
+  const std::lock_guard lock(mutex_);
+  known_.swap(old);
+  memory_->bytes.fetch_sub(std::exchange(bytes_, 0));
 }
 
 // ---- Programs --------------------------------------------------------------------------------------------
@@ -165,7 +174,9 @@ int32_t GrammarProgram::add_automaton(Automaton automaton) {
   return static_cast<int32_t>(automata_.size() - 1);
 }
 
-void GrammarProgram::prepare() {
+void GrammarProgram::finish() {
+  literals_ = {};
+  shared_index_ = {};
   constexpr int64_t kNodes = 3'000'000;
   int64_t left = kNodes;
   for (const Part& part : automata_) {

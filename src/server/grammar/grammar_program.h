@@ -111,9 +111,11 @@ struct Reach {
   std::vector<int32_t> ids;
   std::vector<uint32_t> exits;  // nodes behind which it has accepted and tokens go on
 
-  void set_tokens(std::span<uint64_t> out) const {
+  // Returns what it costs in a matcher's steps.
+  int64_t set_tokens(std::span<uint64_t> out) const {
     for (size_t i = 0; i < std::min(out.size(), bits.size()); ++i) out[i] |= bits[i];
     for (const int32_t id : ids) out[static_cast<size_t>(id) / 64] |= uint64_t{1} << (id % 64);
+    return static_cast<int64_t>(bits.size() / 64 + ids.size() / 8);
   }
   int64_t bytes() const {
     return static_cast<int64_t>(bits.size() * 8 + ids.size() * 4 + exits.size() * 4 + 128);
@@ -127,7 +129,7 @@ struct ReachMemory {
 };
 
 // Remembers them, as far as its own bound and that of all forms allow; what is not remembered is found again.
-// Thread-safe.
+// Thread-safe; no lock is held for longer than a look or a note takes.
 class ReachStore {
  public:
   static constexpr int64_t kMaxBytes = int64_t{16} << 20;
@@ -135,17 +137,22 @@ class ReachStore {
   ~ReachStore() { forget(); }
   ReachStore(const ReachStore&) = delete;
   ReachStore& operator=(const ReachStore&) = delete;
-  std::shared_ptr<const Reach> of(const Automaton& automaton, int32_t state, const TokenTrie& trie);
+  // Null: `steps`, which counts nodes of the tree, comes above `most` before it is found.
+  std::shared_ptr<const Reach> of(const Automaton& automaton, int32_t state, const TokenTrie& trie,
+                                  int64_t& steps, int64_t most);
   // Those of the first states, up to `nodes` nodes of the tree walked.
   void prepare(const Automaton& automaton, const TokenTrie& trie, int64_t nodes);
+  // Gives back what it has.
+  void forget();
 
  private:
-  void forget();
-  bool keep(const Automaton& automaton, int32_t state, std::shared_ptr<const Reach> reach);
+  using Key = std::pair<const Automaton*, int32_t>;
+  std::shared_ptr<const Reach> known(const Key& key) const;
+  bool keep(const Key& key, std::shared_ptr<const Reach> reach);
 
   std::shared_ptr<ReachMemory> memory_;
-  std::mutex mutex_;
-  std::map<std::pair<const Automaton*, int32_t>, std::shared_ptr<const Reach>> known_;
+  mutable std::mutex mutex_;
+  std::map<Key, std::shared_ptr<const Reach>> known_;
   int64_t bytes_ = 0;
 };
 
@@ -238,8 +245,9 @@ class GrammarProgram {
     return found->second;
   }
   void set_start(int32_t place) { start_ = place; }
-  // Looks at what tokens can do where automata begin, so that the first answer need not. Charged to nobody.
-  void prepare();
+  // The last of making it. Looks at what tokens can do where automata begin, so that the first answer need
+  // not. Charged to nobody.
+  void finish();
 
   // ---- Running it ----
   int32_t start() const { return start_; }
@@ -251,10 +259,12 @@ class GrammarProgram {
     return word_targets_[static_cast<size_t>(set)][static_cast<size_t>(word)];
   }
   const Automaton& automaton(int32_t index) const { return *automata_[static_cast<size_t>(index)].automaton; }
-  std::shared_ptr<const Reach> reach(int32_t automaton, int32_t state) const {
+  std::shared_ptr<const Reach> reach(int32_t automaton, int32_t state, int64_t& steps, int64_t most) const {
     const Part& part = automata_[static_cast<size_t>(automaton)];
-    return part.reach->of(*part.automaton, state, *trie_);
+    return part.reach->of(*part.automaton, state, *trie_, steps, most);
   }
+  // What it alone remembers of tokens is given back, and found again when it is needed.
+  void forget_reach() const { reach_->forget(); }
   const Bounds& bounds(int32_t index) const { return bounds_[static_cast<size_t>(index)]; }
   const TokenTrie& trie() const { return *trie_; }
   // Of memory that it keeps, without what is remembered of tokens.

@@ -58,6 +58,11 @@ Json wide_object(int properties) {
   return out;
 }
 
+Json record_schema() {
+  return Json::parse(R"({"type":"object","properties":{"path":{"type":"string"},"line":{"type":"integer"},
+      "kind":{"enum":["a","b","c"]}},"required":["path"]})");
+}
+
 // ---- What a stranger would try ---------------------------------------------------------------------------
 
 struct Hostile {
@@ -118,6 +123,13 @@ std::vector<Hostile> hostile_schemas() {
   };
 }
 
+// Of one mask, with a walk along the tree of tokens for each automaton whose state is new.
+int64_t most_steps() {
+  const TokenTrie& trie = demo_served_model(nullptr)->grammars->trie();
+  return GrammarMatcher::kMostSteps +
+         static_cast<int64_t>(GrammarMatcher::kMaxWide * trie.nodes().size() * 2);
+}
+
 TEST(HostileSchemas, CompileWithinTheBudgetOrSayWhatIsTooLarge) {
   for (const Hostile& hostile : hostile_schemas()) {
     const Compiled form(hostile.schema);
@@ -128,13 +140,13 @@ TEST(HostileSchemas, CompileWithinTheBudgetOrSayWhatIsTooLarge) {
       EXPECT_TRUE(says) << hostile.name << ": " << form.error;
     }
     if (form.program == nullptr) continue;
-    EXPECT_LE(form.program->bytes(), GrammarBudget::kBytes + ReachStore::kMaxBytes);
+    EXPECT_LE(form.program->bytes(), GrammarBudget::kBytes);
     // Each call costs a bounded number of steps, and there is always a way on.
     GrammarMatcher matcher(form.program);
     std::mt19937 random(5);
     for (int step = 0; step < 30; ++step) {
       const auto ids = allowed_by(matcher);
-      EXPECT_LE(matcher.steps(), 2 * GrammarMatcher::kMaxSteps) << hostile.name;
+      EXPECT_LE(matcher.steps(), most_steps()) << hostile.name;
       ASSERT_TRUE(!ids.empty() || matcher.accepts()) << hostile.name;
       if (ids.empty()) break;
       ASSERT_TRUE(matcher.advance(demo_served_model(nullptr)->tokenizer->piece(ids[random() % ids.size()])));
@@ -145,9 +157,7 @@ TEST(HostileSchemas, CompileWithinTheBudgetOrSayWhatIsTooLarge) {
 
 TEST(HostileSchemas, OptionalPropertiesCostWhatTheyAre) {
   GrammarBudget budget;
-  const auto bytes = [](int properties) {
-    return Compiled(wide_object(properties)).program->bytes() - ReachStore::kMaxBytes;
-  };
+  const auto bytes = [](int properties) { return Compiled(wide_object(properties)).program->bytes(); };
   const int64_t one = bytes(1000), two = bytes(2000);
   EXPECT_LT(two, one * 3);
   const Compiled form(wide_object(2000));
@@ -375,19 +385,89 @@ TEST(GrammarCache, WhatFormsRememberIsBoundedTogetherAndGivenBack) {
   const auto memory = std::make_shared<ReachMemory>();
   {
     ReachStore first(memory), second(memory);
-    const auto reach = first.of(text, 0, trie);
+    const auto of = [&](ReachStore& store) {
+      int64_t steps = 0;
+      return store.of(text, 0, trie, steps, INT64_MAX);
+    };
+    int64_t steps = 0;
+    EXPECT_EQ(first.of(text, 0, trie, steps, 100), nullptr);  // more work than it may take
+    EXPECT_EQ(memory->bytes, 0);
+    const auto reach = of(first);
     EXPECT_EQ(memory->bytes, reach->bytes());
-    EXPECT_EQ(first.of(text, 0, trie), reach);  // the same object
+    EXPECT_EQ(first.of(text, 0, trie, steps, 100), reach);  // the same object, and no work
     // With all memory taken, answers are right and nothing is kept.
     memory->bytes += ReachMemory::kMaxBytes - reach->bytes();
-    const auto again = second.of(text, 0, trie);
+    const auto again = of(second);
     EXPECT_EQ(again->bits, reach->bits);
     EXPECT_EQ(again->ids, reach->ids);
-    EXPECT_NE(second.of(text, 0, trie), again);
+    EXPECT_NE(of(second), again);
     EXPECT_EQ(memory->bytes, ReachMemory::kMaxBytes);
     memory->bytes -= ReachMemory::kMaxBytes - reach->bytes();
   }
   EXPECT_EQ(memory->bytes, 0);
+}
+
+// Agents with a list of tools each, in turn: each list is compiled once.
+TEST(GrammarCache, ManyAgentsInTurnFindTheirForms) {
+  const auto model = demo_served_model(nullptr);
+  for (const int agents : {8, 64}) {
+    const GrammarStats before = model->grammars->stats();
+    for (int round = 0; round < 3; ++round) {
+      for (int agent = 0; agent < agents; ++agent) {
+        Json tools = Json::array();
+        for (int i = 0; i < 5; ++i) {
+          Json parameters = record_schema();
+          parameters["properties"]["of" + std::to_string(agents) + "agents" + std::to_string(agent)] =
+              Json{{"type", "array"}, {"items", {{"type", "string"}, {"pattern", "^[a-z]+( [a-z]+){0,9}$"}}}};
+          tools.push_back({{"type", "function"},
+                           {"function", {{"name", "tool" + std::to_string(i)}, {"parameters", parameters}}}});
+        }
+        const auto read =
+            read_chat(Json{{"messages", {{{"role", "user"}, {"content", "q"}}}}, {"tools", tools}}, {});
+        ASSERT_TRUE(read.ok()) << read.error().message;
+        AnswerPolicy policy;
+        policy.tool_form = AnswerPolicy::ToolForm::full;
+        const auto form = answer_grammar(*read, *model, policy);
+        ASSERT_TRUE(form.ok() && *form != nullptr);
+      }
+    }
+    const GrammarStats after = model->grammars->stats();
+    EXPECT_EQ(after.compiled - before.compiled, static_cast<uint64_t>(agents));
+    EXPECT_EQ(after.hits - before.hits, static_cast<uint64_t>(2 * agents));
+    EXPECT_LE(after.bytes, GrammarCache::kMaxBytes);
+    EXPECT_LE(after.remembered_bytes, ReachMemory::kMaxBytes);
+  }
+}
+
+// Beyond half of the memory for them, old forms give back what they remember of tokens, and stay compiled.
+TEST(GrammarCache, OldFormsGiveBackWhatTheyRememberBeforeTheyGo) {
+  const auto model = demo_served_model(nullptr);
+  GrammarCache cache(*model->tokenizer);
+  int made = 0;
+  const auto make = [&]() -> GrammarCache::Made {
+    auto program = std::make_shared<GrammarProgram>(cache.program());
+    // Some reach that is this form's own.
+    program->add_automaton(json_string());
+    program->finish();
+    ++made;
+    return Program(std::move(program));
+  };
+  const auto find = [&](int form) { return cache.find("form " + std::to_string(form), make); };
+  const Program first = *find(0);
+  const int64_t one = cache.stats().remembered_bytes;
+  ASSERT_GT(one, 0);
+  for (int i = 1; i < 4; ++i) (void)find(i);
+  EXPECT_EQ(cache.stats().remembered_bytes, 4 * one);
+  // As if others held nearly half of it.
+  auto& memory = *cache.remembered();
+  const int64_t others = ReachMemory::kMaxBytes / 2 - 3 * one;
+  memory.bytes += others;
+  (void)find(4);
+  EXPECT_EQ(cache.stats().remembered_bytes, others + 3 * one);
+  EXPECT_EQ(cache.stats().entries, 5U);
+  for (int i = 0; i < 5; ++i) (void)find(i);
+  EXPECT_EQ(made, 5);
+  memory.bytes -= others;
 }
 
 TEST(GrammarCache, CompilesOnceAndKeepsRefusals) {
@@ -418,7 +498,7 @@ TEST(GrammarCache, CompilesOnceAndKeepsRefusals) {
   for (int i = 0; i < 12; ++i) {
     (void)cache.find("a", make);
     (void)cache.find("large " + std::to_string(i), large);
-    EXPECT_LE(cache.bytes(), GrammarCache::kMaxBytes);
+    EXPECT_LE(cache.stats().bytes, GrammarCache::kMaxBytes);
   }
   EXPECT_EQ(made, 3);
 }

@@ -52,13 +52,14 @@ class TokenTrie {
     }
   }
 
-  // Those of a node and of all below it.
-  void clear_tokens(uint32_t node, std::span<uint64_t> bits) const {
+  // Those of a node and of all below it. Returns the number of nodes.
+  int64_t clear_tokens(uint32_t node, std::span<uint64_t> bits) const {
     for (uint32_t i = node; i < nodes_[node].end; ++i)
       for (uint32_t k = 0; k < nodes_[i].count; ++k) {
         const auto id = static_cast<uint32_t>(ids_[nodes_[i].first_id + k]);
         if (id / 64 < bits.size()) bits[id / 64] &= ~(uint64_t{1} << (id % 64));
       }
+    return int64_t{nodes_[node].end} - node;
   }
 
  private:

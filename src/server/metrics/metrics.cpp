@@ -396,4 +396,25 @@ void Metrics::vllm_metrics(const BackendStats& stats, MetricsPage& page) const {
     page.histogram(fmt::format("vllm:{}", name), "As the one of braid_.", *histogram);
 }
 
+std::string render_grammars(const GrammarStats& stats, const std::string& model) {
+  MetricsPage page(model);
+  const auto number = [](auto value) { return static_cast<double>(value); };
+  page.family("braid_grammar_requests_total", "counter", "Answers of a given form, by where it came from.");
+  page.sample("braid_grammar_requests_total", number(stats.hits), "source=\"cache\"");
+  page.sample("braid_grammar_requests_total", number(stats.compiled), "source=\"compiled\"");
+  page.one("braid_grammar_refused_total", "counter", "Forms that could not be compiled.",
+           number(stats.refused));
+  page.one("braid_grammar_compile_seconds_total", "counter", "Time spent on compiling forms.",
+           stats.compile_s);
+  page.one("braid_grammar_mask_jobs_total", "counter",
+           "Masks that took too long for the engine's thread; their answers waited for another.",
+           number(stats.mask_jobs));
+  page.one("braid_grammar_cache_entries", "gauge", "Forms and refusals that are kept.",
+           number(stats.entries));
+  page.one("braid_grammar_cache_bytes", "gauge", "Memory of forms that are kept.", number(stats.bytes));
+  page.one("braid_grammar_remembered_bytes", "gauge", "Memory of what forms remember of tokens.",
+           number(stats.remembered_bytes));
+  return page.take();
+}
+
 }  // namespace braid::server

@@ -13,6 +13,7 @@
 
 #include "server/api/answer_usage.h"
 #include "server/api/backend.h"
+#include "server/api/grammar_stats.h"
 #include "server/http/http.h"
 #include "text/answer/answer_parser.h"
 
@@ -84,5 +85,8 @@ class Metrics {
   Histogram first_token_, per_token_, whole_, queue_, prompt_, generation_, inference_, prompt_size_,
       answer_size_, max_tokens_, choices_;
 };
+
+// What goes behind render() for a model that answers in forms.
+std::string render_grammars(const GrammarStats& stats, const std::string& model);
 
 }  // namespace braid::server

@@ -218,6 +218,27 @@ TEST(Metrics, GatewaysFindEveryFamilyThatTheyReadByName) {
   }
 }
 
+TEST(Metrics, FormsAreCounted) {
+  GrammarStats stats;
+  stats.hits = 7;
+  stats.compiled = 3;
+  stats.refused = 1;
+  stats.compile_s = 0.5;
+  stats.mask_jobs = 4;
+  stats.bytes = 1000;
+  stats.remembered_bytes = 2000;
+  stats.entries = 2;
+  const auto seen = samples(render_grammars(stats, "m"));
+  EXPECT_EQ(seen.at("braid_grammar_requests_total{source=\"cache\"}"), 7);
+  EXPECT_EQ(seen.at("braid_grammar_requests_total{source=\"compiled\"}"), 3);
+  EXPECT_EQ(seen.at("braid_grammar_refused_total"), 1);
+  EXPECT_EQ(seen.at("braid_grammar_compile_seconds_total"), 0.5);
+  EXPECT_EQ(seen.at("braid_grammar_mask_jobs_total"), 4);
+  EXPECT_EQ(seen.at("braid_grammar_cache_entries"), 2);
+  EXPECT_EQ(seen.at("braid_grammar_cache_bytes"), 1000);
+  EXPECT_EQ(seen.at("braid_grammar_remembered_bytes"), 2000);
+}
+
 TEST(Metrics, AnswersAreCounted) {
   Metrics metrics;
   AnswerReport report;

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "server/grammar/grammar_matcher.h"
+#include "server/grammar/form_mask.h"
 #include "server/schema/schema_grammar.h"
 #include "text/unicode.h"
 
@@ -18,8 +18,15 @@ class AnswerMask : public TokenMask {
     State start;
     start.reasoning = rules_->starts_in_reasoning;
     spend(start);
-    if (rules_->grammar != nullptr) form_.emplace(rules_->grammar);
+    if (rules_->grammar != nullptr) {
+      form_.emplace(rules_->grammar, rules_->tokenizer, rules_->workers);
+      form_->wait();  // where it begins is no work for the engine's thread
+    }
     path_.push_back(start);
+  }
+
+  bool ready(int64_t& allowance) override {
+    return path_.back().reasoning || !form_ || form_->ready(allowance);
   }
 
   void allowed(std::span<uint64_t> bits) override {
@@ -78,8 +85,8 @@ class AnswerMask : public TokenMask {
       now.fresh = now.fresh && piece.find_first_not_of(" \t\r\n") == std::string_view::npos;
       if (!form_) spell(now, piece);
       // A token that the form does not admit was not allowed; after it nothing is.
-      if (form_ && !now.broken) {
-        now.broken = !form_->advance(piece);
+      if (form_) {
+        form_->advance(token);
         now.form = static_cast<uint32_t>(form_->depth());
       }
     }
@@ -108,7 +115,6 @@ class AnswerMask : public TokenMask {
     uint32_t section = 0;   // of them before the thought, or before the end of the last call in it
     bool in_call = false;   // in the thought
     int8_t spelled = 0;     // bytes of think_tag that the content begins with; -1: it begins otherwise
-    bool broken = false;
     ThoughtEnd due = ThoughtEnd::none;  // why reasoning is to be closed now
     ThoughtEnd end = ThoughtEnd::none;  // of the last thought
   };
@@ -181,8 +187,9 @@ class AnswerMask : public TokenMask {
   void allow_content(const State& now, std::span<uint64_t> bits) {
     if (!form_) {
       set_all(bits);
-    } else if (!now.broken) {
-      form_->allowed(bits);
+    } else if (form_->wait(); !form_->broken()) {
+      const std::span<const uint64_t> form = form_->bits();
+      std::copy_n(form.begin(), std::min(form.size(), bits.size()), bits.begin());
       if (form_->accepts()) set_end(bits);
       if (now.fresh && now.generated == 0 && rules_->think_open >= 0) set(bits, rules_->think_open);
     }
@@ -214,7 +221,7 @@ class AnswerMask : public TokenMask {
 
   std::shared_ptr<const MaskRules> rules_;
   std::vector<State> path_;  // after every token, so that going back is cheap
-  std::optional<GrammarMatcher> form_;
+  std::optional<FormMask> form_;
   std::optional<LoopDetector> loops_;
   std::vector<int32_t> text_;  // of thoughts, calls in them included
   std::shared_ptr<ThoughtEndCell> end_;
@@ -301,6 +308,7 @@ ApiResult<MaskFactory> MaskFactory::create(const Generation& generation, const S
   auto grammar = answer_grammar(generation, model, policy);
   if (!grammar.ok()) return grammar.error();
   rules.grammar = std::move(*grammar);
+  if (rules.grammar != nullptr) rules.workers = model.grammars->workers();
   return out;
 }
 

@@ -23,6 +23,7 @@
 namespace braid::server {
 
 class GrammarProgram;
+class MaskWorkers;
 
 // What is the same for all choices of an answer.
 struct MaskRules {
@@ -42,6 +43,7 @@ struct MaskRules {
   std::vector<int32_t> forbidden;           // in content that has not begun
   std::vector<int32_t> forbidden_later;     // in content that has begun: those, and what opens reasoning
   std::shared_ptr<const GrammarProgram> grammar;  // of content; null: free
+  std::shared_ptr<MaskWorkers> workers;           // for what takes long; null: nobody
 };
 
 // `end` may be null.

@@ -53,8 +53,8 @@ void add_lead(GrammarProgram& program) {
 }
 
 Made finished(GrammarProgram program, const GrammarBudget& budget) {
-  program.set_bytes(budget.bytes() + ReachStore::kMaxBytes);
-  program.prepare();
+  program.set_bytes(budget.bytes());
+  program.finish();
   return std::make_shared<const GrammarProgram>(std::move(program));
 }
 
