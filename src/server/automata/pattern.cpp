@@ -60,7 +60,7 @@ class Reader {
   }
 
   Node choice(int depth) {
-    if (depth > kMaxGroups) return fail("groups nested deeper than " + std::to_string(kMaxNesting));
+    if (depth > kMaxGroups) return fail("groups nested deeper than " + std::to_string(kMaxGroups));
     std::vector<Node> options;
     do options.push_back(branch(depth));
     while (why_.empty() && take('|'));
