@@ -130,7 +130,9 @@ TEST_F(OutputTest, NobodyReadsStderrAndTheProgramGoesOn) {
       const int out = open_file(result, O_WRONLY | O_CREAT | O_TRUNC);
       EXPECT_EQ(exit_code_with(arguments, out, err, nothing), 0) << arguments[0];
       ::close(out);
-      if (arguments[0] != "quantize") EXPECT_NE(bytes_of(result), "") << arguments[0];
+      if (arguments[0] != "quantize") {
+        EXPECT_NE(bytes_of(result), "") << arguments[0];
+      }
     }
     // An error is still an exit code.
     EXPECT_EQ(exit_code_with({"inspect", path("missing")}, nothing, -1), 2);

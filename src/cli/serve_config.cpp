@@ -82,7 +82,7 @@ Status check_effects(const std::set<std::string>& given, bool has_keys) {
     if (!has_keys && given.contains(option))
       return no_effect(option, "without API keys (--api-key, --api-key-file)");
   }
-  const std::pair<const char*, std::initializer_list<const char*>> kNeeds[] = {
+  const std::pair<const char*, std::vector<const char*>> kNeeds[] = {
       {"--tls-cert", {"--tls-key"}},
       {"--tls-key", {"--tls-cert"}},
       {"--cache-dir-size", {"--cache-dir"}},

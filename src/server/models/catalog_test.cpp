@@ -193,7 +193,7 @@ TEST_F(CatalogTest, WrongPresetsAndAliasesAreNamed) {
   ASSERT_TRUE(catalog.add_folder(at("m")).ok());
   const std::pair<const char*, const char*> kCases[] = {
       {"[]", "not a JSON object"},
-      {"{", "not a JSON object"},
+      {"{", "not valid JSON"},
       {R"({"x": 3})", "must be an object"},
       {R"({"../x": {"model": "a"}})", "cannot be a model's name"},
       {R"({"x": {}})", "model must be"},

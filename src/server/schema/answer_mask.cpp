@@ -71,9 +71,12 @@ class AnswerMask : public TokenMask {
       spend(now);
       const bool closed = forced >= 0 ? now.forced == static_cast<int32_t>(rules_->closing.size())
                                       : token == rules_->think_close;
+      // Known from the first token of the closing text on: who reads the answer sees the thought end before the
+      // text's last token.
+      if (forced >= 0) now.end = now.due;
       if (closed) {
         // Closed by itself although it was about to be closed: the model ended it.
-        now.end = forced >= 0 ? now.due : ThoughtEnd::model;
+        if (forced < 0) now.end = ThoughtEnd::model;
         now.reasoning = false;
         now.forced = -1;
       }

@@ -273,27 +273,27 @@ TEST(RandomForms, AllowWhatTheyTake) {
 // Alternatives that stay alike for long, and more of them than there are threads.
 TEST(RandomForms, AllowWhatTheyTakeWithMoreThreadsThanThereMayBe) {
   std::mt19937 random(22);
-  const auto alternatives = [](const auto& make) {
+  const auto alternatives = [](int count, const auto& make) {
     Json options = Json::array();
-    for (int i = 0; i < 250; ++i) options.push_back(make(i));
+    for (int i = 0; i < count; ++i) options.push_back(make(i));
     return Json{{"anyOf", options}};
   };
-  const Json inner = alternatives([](int i) {
+  const Json inner = alternatives(250, [](int i) {
     return Json{{"type", "array"}, {"items", {{"type", "string"}}}, {"minItems", i}};
   });
-  const Json outer = alternatives([&](int i) {
+  const Json outer = alternatives(8, [&](int i) {
     Json item{{"$ref", "#/$defs/inner"}};
     return Json{{"type", "array"}, {"items", item}, {"minItems", i}};
   });
   Json deep{{"anyOf", outer["anyOf"]}, {"$defs", {{"inner", inner}}}};
-  Json members = alternatives([](int i) {
+  Json members = alternatives(100, [](int i) {
     return Json{{"type", "object"},
                 {"properties", {{"a", {{"type", "string"}, {"minLength", i}}}, {"b", {{"const", i}}}}},
                 {"additionalProperties", {{"type", "string"}}}};
   });
   for (const Json& schema : {inner, deep, members}) {
     const Program program = form_of(schema);
-    ASSERT_NE(program, nullptr);
+    ASSERT_NE(program, nullptr) << schema.dump().substr(0, 100);
     for (int round = 0; round < 3; ++round) ASSERT_NO_FATAL_FAILURE(follow_form(program, random));
   }
 }

@@ -632,6 +632,8 @@ TEST(AnswerMask, ALoopClosesTheThought) {
   EXPECT_EQ(end->load(), ThoughtEnd::loop);
   EXPECT_EQ(mask->all_but().value().size(), 1u) << "<think>, although nothing was said yet";
   mask->rewind(1);
+  EXPECT_EQ(end->load(), ThoughtEnd::loop) << "its closing text is on the way";
+  mask->rewind(static_cast<int32_t>(closing.size()) - 1);
   EXPECT_EQ(end->load(), ThoughtEnd::none);
 }
 
@@ -667,7 +669,7 @@ TEST(AnswerMask, ACallInAThoughtIsNoLoop) {
 TEST(AnswerMask, AFormHoldsBehindTheThoughtOnly) {
   MaskRules rules;
   rules.starts_in_reasoning = true;
-  rules.grammar = Form(R"({"const":7})").program;
+  rules.grammar = Form(R"({"type":"integer","const":7})").program;
   Mask mask(rules);
   for (const int32_t id : mask.ids("free {thought}\n</think>\n\n")) mask.mask->advance(id);
   for (const int32_t id : mask.allowed()) {
