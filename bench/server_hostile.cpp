@@ -317,18 +317,19 @@ int schemas(double seconds) {
 // What /metrics says that requests and forms hold is taken before memory is looked at and after it, and the
 // larger of both counts.
 int hostile(double seconds) {
+  const auto sets = hostile_bodies();  // takes seconds, in which nobody would read
   Reader reader;
   reader.alone(3, "hostile");
   const auto told_mb = [] {
     const std::string page = get("/metrics");
     return (std::max(0.0, metric(page, "braid_http_request_bytes")) +
-            std::max(0.0, metric(page, "braid_grammar_cache_bytes"))) /
+            std::max(0.0, metric(page, "braid_grammar_cache_bytes")) +
+            std::max(0.0, metric(page, "braid_grammar_remembered_bytes"))) /
            1e6;
   };
   const double rest_mb = resident_mb() - told_mb();
   double worst = 0, most_mb = 0, most_over = 0;
   bool kept = true;
-  const auto sets = hostile_bodies();
   const double until = now_s() + seconds;
   for (int round = 0; round == 0 || now_s() < until; ++round) {
     for (const Harm& harm : sets) {

@@ -7,16 +7,17 @@ namespace braid::server {
 
 bool RequestMemory::Share::hold(size_t bytes) {
   const size_t counted = bytes > kFreeBytes ? bytes - kFreeBytes : 0;
-  if (counted > counted_bytes_ && !memory_->take(counted - counted_bytes_)) return false;
+  if (counted > counted_bytes_ && !memory_->take(counted - counted_bytes_, counted)) return false;
   if (counted < counted_bytes_) memory_->release(counted_bytes_ - counted);
   counted_bytes_ = counted;
   return true;
 }
 
-bool RequestMemory::take(size_t bytes) {
+bool RequestMemory::take(size_t bytes, size_t total_bytes) {
+  const size_t room = room_for(total_bytes);
   size_t used = used_bytes_;
   do {
-    if (bytes > limit_bytes_ || used > limit_bytes_ - bytes) return false;
+    if (bytes > room || used > room - bytes) return false;
   } while (!used_bytes_.compare_exchange_weak(used, used + bytes));
   return true;
 }

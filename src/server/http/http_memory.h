@@ -2,8 +2,9 @@
 // are refused and the process does not grow without bound. A share lasts as long as its request: its bytes,
 // what they were read into, and what is kept of that until the answer has ended.
 //
-// RequestMemory counts bytes. Every holder has kFreeBytes that are not counted: small requests are served
-// also when large ones have taken all. What is counted are capacities, not sizes.
+// RequestMemory counts bytes. Every holder has kFreeBytes that are not counted, and large holders together may
+// have three quarters only: other requests are served also when large ones have taken all that they may. What
+// is counted are capacities, not sizes.
 //
 // BodyQueue knows which bodies are being read, and since when. Whoever finds no room has the oldest of them
 // give way, if it had time enough: who sends slowly, or not at all, does not keep others out.
@@ -34,7 +35,7 @@ class RequestMemory {
   // Given back since the beginning, all together.
   uint64_t released_bytes() const { return released_bytes_; }
   // With nobody else there.
-  bool can_ever_hold(size_t bytes) const { return bytes <= limit_bytes_ + kFreeBytes; }
+  bool can_ever_hold(size_t bytes) const { return bytes <= room_for(bytes) + kFreeBytes; }
 
   class Share {
    public:
@@ -52,8 +53,13 @@ class RequestMemory {
   };
 
  private:
-  bool take(size_t bytes);
+  // `bytes` more for a holder that has `total_bytes` then.
+  bool take(size_t bytes, size_t total_bytes);
   void release(size_t bytes);
+  // What all may have together when a holder of so many bytes asks.
+  size_t room_for(size_t total_bytes) const {
+    return total_bytes > limit_bytes_ / 16 ? limit_bytes_ - limit_bytes_ / 4 : limit_bytes_;
+  }
 
   const size_t limit_bytes_;
   std::atomic<size_t> used_bytes_{0};

@@ -200,5 +200,16 @@ TEST(HttpAnswerWriter, AStreamIsChunkedWhereTheClientKnowsChunks) {
   }
 }
 
+TEST(RequestMemory, LargeHoldersLeaveAQuarterToOthers) {
+  const auto memory = std::make_shared<RequestMemory>(size_t{16} << 20);
+  RequestMemory::Share large(memory), larger(memory), small(memory);
+  EXPECT_TRUE(large.hold(size_t{12} << 20));
+  EXPECT_FALSE(larger.hold(size_t{2} << 20));
+  EXPECT_TRUE(small.hold(size_t{1} << 20));
+  EXPECT_TRUE(memory->can_ever_hold(size_t{12} << 20));
+  EXPECT_FALSE(memory->can_ever_hold(size_t{13} << 20))
+      << "alone it has no more than large ones have together";
+}
+
 }  // namespace
 }  // namespace braid::server
