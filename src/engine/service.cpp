@@ -178,7 +178,8 @@ void EngineService::die(const std::string& why) {
   Finished end;
   end.reason = FinishReason::error;
   end.error = "the engine has stopped: " + why;
-  for (const auto& [id, sink] : held) guarded("the end of a request", [&] { sink->finished(id, end); });
+  for (const auto& request : held)
+    guarded("the end of a request", [&] { request.second->finished(request.first, end); });
 }
 
 void EngineService::run() {
