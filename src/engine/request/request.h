@@ -27,7 +27,7 @@ using RequestId = uint64_t;
 // later.
 class TokenMask {
  public:
-  // Steps of work that all masks together may take on the engine's thread between two of its steps: about 5 ms.
+  // Steps of work that all masks together may take on the engine's thread between two of its steps.
   static constexpr int64_t kStepsBetween = 150'000;
 
   virtual ~TokenMask() = default;
