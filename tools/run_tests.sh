@@ -32,8 +32,6 @@ left_out() {
 run_one() {
   local name=$1 filter='*' log start code ok bad
   [ -z "$quick" ] || filter="*-$(left_out "$name")"
-  # Connections over TLS that are open when the server ends are not freed; until they are, leaks are looked for in the other programs.
-  [ "$name" != server_test ] || export ASAN_OPTIONS=detect_leaks=0
   log=$(mktemp)
   start=$(date +%s)
   "./$name" --gtest_brief=1 --gtest_filter="$filter" >"$log" 2>&1

@@ -262,6 +262,9 @@ TEST(Connections, OnlyAQuarterOfThemLinger) {
   }
   EXPECT_TRUE(comes_true([&] { return server->load().connections == 2; }));
   EXPECT_EQ(Client(server->port()).ask("GET", "/").status, 200);
+  // They end with the server.
+  server->stop();
+  EXPECT_EQ(server->load().connections, 0);
 }
 
 // ---- The first bytes -------------------------------------------------------------------------------------
@@ -311,6 +314,8 @@ TEST(Connections, TooManyWithTlsAreToldInTls) {
   silent.back()->read_all();
   EXPECT_EQ(silent.back()->received.find("HTTP"), std::string::npos);
   EXPECT_LE(server->load().connections, 34);
+  server->stop();
+  EXPECT_EQ(server->load().connections, 0);
 }
 
 }  // namespace

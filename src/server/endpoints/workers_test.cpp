@@ -147,6 +147,7 @@ TEST_F(WorkersTest, ClientsTakeTurns) {
   scene_->open();
   EXPECT_TRUE(scene_->wait_done("bcabaa")) << scene_->done();
   end.open();
+  workers_->join();  // before `end` goes
 }
 
 TEST_F(WorkersTest, AWorkThatThrowsFailsItsRequest) {

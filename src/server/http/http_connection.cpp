@@ -88,7 +88,10 @@ void Connection::close_if_idle() {
 }
 
 void Connection::shut() {
-  shared_->post(strand(), [self = shared_from_this()] { self->lost(); });
+  shared_->post(strand(), [self = shared_from_this()] {
+    self->lost();
+    self->close_socket();  // of one that lingers, too
+  });
 }
 
 void Connection::give_way() {

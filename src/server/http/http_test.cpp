@@ -442,7 +442,7 @@ TEST(HttpLog, RequestsWhoseClientsLeaveKeepTheirCountsAndNothingElse) {
         clients.back()->send(kPost + "x-request-id: gone-" + std::to_string(i + k) +
                              "\r\nContent-Length: " + std::to_string(kChat.size()) + "\r\n\r\n" + kChat);
       }
-      ASSERT_TRUE(server->backend->wait_submitted(i + kBatch));
+      ASSERT_TRUE(server->backend->wait_submitted(i + kBatch)) << log->without("status=499", 20);
       clients.clear();
       ASSERT_TRUE(server->backend->wait_cancelled(i + kBatch));
     }
