@@ -45,8 +45,8 @@ TEST(JsonMemory, CountsAreNotBelowWhatTheAllocatorGives) {
     const size_t held = ::mallinfo2().uordblks + ::mallinfo2().hblkhd - before;
     ASSERT_TRUE(json.ok());
     const size_t counted = json_bytes(*json), bound = json_bytes_bound(text);
-    // Pages of large blocks are whole, and a block may be taken that is a little larger than what was asked for.
-    EXPECT_GE(counted + counted / 32 + 4096, held) << value.substr(0, 60);
+    // Pages of large blocks are whole, and the allocator counts what a thread keeps for its next calls as held.
+    EXPECT_GE(counted + counted / 32 + 16384, held) << value.substr(0, 60);
     EXPECT_GE(bound, counted) << value.substr(0, 60);
     EXPECT_LE(bound, 12 * counted + 4096) << value.substr(0, 60) << ": it would refuse what has room";
   }
