@@ -1,6 +1,6 @@
 # Two commands for a fresh machine: `make demo` and `make test`. Both install what is missing (tools/setup.sh), then build in
 # build/ with the preset "release" of CMakePresets.json what they need: the program, or all.
-.PHONY: demo test test-debug build setup setup-test setup-dev fuzz coverage lint format format-check docs docs-check clean help
+.PHONY: demo test test-debug test-tsan build setup setup-test setup-dev fuzz coverage lint format format-check docs docs-check clean help
 
 # Two gigabytes of memory per compile job are enough; all cores otherwise.
 JOBS ?= $(shell nproc)
@@ -17,6 +17,7 @@ help:
 	@echo "make test          build and run all tests"
 	@echo "make build         build only: build/braid"
 	@echo "make test-debug    unit tests under address and undefined-behaviour sanitizers"
+	@echo "make test-tsan     tests of what uses threads under ThreadSanitizer; THREAD_TESTS=\"engine_test\" for others"
 	@echo "make fuzz          fuzz the parsers in the same build, FUZZ_SECONDS (default 20) per target"
 	@echo "make coverage      what the unit tests reach, for each folder of src/"
 	@echo "make lint          clang-tidy over what differs from main, or FILES=\"a.cpp b.cpp\""
@@ -50,6 +51,13 @@ test-debug: setup-dev
 	@cmake --build --preset debug -j $(JOBS) --target $(UNIT_TESTS)
 	@tools/run_tests.sh build-debug --quick $(UNIT_TESTS)
 
+# Without the engine and the products by default, which take most of the time to compile.
+THREAD_TESTS ?= threads_test
+test-tsan: setup-dev
+	@cmake --preset tsan >/dev/null
+	@cmake --build --preset tsan -j $(JOBS) --target $(THREAD_TESTS)
+	@tools/run_tests.sh build-tsan --quick $(THREAD_TESTS)
+
 FUZZ_SECONDS ?= 20
 fuzz: setup-dev
 	@cmake --preset debug >/dev/null
@@ -80,4 +88,4 @@ docs-check:
 	@tools/check_docs.py
 
 clean:
-	rm -rf build build-debug build-coverage build-lint
+	rm -rf build build-debug build-tsan build-coverage build-lint

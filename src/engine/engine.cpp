@@ -133,13 +133,14 @@ bool Engine::turn() {
     interleaved_.reset();  // preempted
   for (const auto& s : scheduler_->running()) announce(*s);
   const bool whole = !step.plan.items.empty();
-  const int32_t decoding = step.plan.decoding;
+  const int32_t answering = step.plan.answering;
   const bool awaits_masks = step.plan.awaits_masks;
   if (!late_events_ || (!whole && !interleaved_)) events_.deliver();
   if (whole && !run_whole(step, begin)) return false;
-  if (decoding > 0 || interleaved_) return run_interleaved(decoding);
+  const bool prompt_before = interleaved_.has_value();
+  if ((answering > 0 || prompt_before) && !run_interleaved(answering)) return false;
   // Nobody runs but those who wait for other threads.
-  if (!whole && awaits_masks) std::this_thread::sleep_for(kMaskPatience);
+  if (!whole && awaits_masks && !prompt_before && !interleaved_) std::this_thread::sleep_for(kMaskPatience);
   return whole || !scheduler_->idle();
 }
 
@@ -176,19 +177,19 @@ bool Engine::run_whole(Step& step, Clock::time_point begin) {
   return true;
 }
 
-// A prompt's chunk goes as far through the layers as the pacer leaves time between two steps of `decoding`
-// sequences, and the next chunk after it; with nobody decoding to its end. True: there may be more to do.
-bool Engine::run_interleaved(int32_t decoding) {
+// A prompt's chunk goes as far through the layers as the pacer leaves time between two steps of `answering`
+// sequences, and the next chunk after it; with nobody answering to its end. False: the device has failed.
+bool Engine::run_interleaved(int32_t answering) {
   Pacer& pacer = scheduler_->pacer();
   StepRunner::Slice slice;
   slice.begin = Clock::now();
-  slice.others_decode = decoding > 0;
-  slice.ms = decoding > 0 ? pacer.slice_ms() : 1e30;
+  slice.others_decode = answering > 0;
+  slice.ms = answering > 0 ? pacer.slice_ms() : 1e30;
   slice.disturbed = &disturbed_;
   slice.while_working = [this] { events_.deliver(); };
   while (true) {
     if (!interleaved_) {
-      if (decoding == 0 || !pacer.limits() || memory_.interleaved_tokens == 0) return true;
+      if (answering == 0 || !pacer.limits() || memory_.interleaved_tokens == 0) return true;
       StepPlan plan = scheduler_->plan_interleaved(pacer.chunk_rows(memory_.interleaved_tokens));
       if (plan.items.empty()) return true;
       interleaved_.emplace().plan = std::move(plan);

@@ -140,7 +140,7 @@ class Engine {
 
   bool turn();
   bool run_whole(Step& step, Clock::time_point begin);
-  bool run_interleaved(int32_t decoding);
+  bool run_interleaved(int32_t answering);
   bool end_step(Step& step);
   void fill_prompts(StepPlan& plan);
   void fill_blocks(const Sequence& sequence);

@@ -85,16 +85,19 @@ StepPlan Scheduler::plan(Clock::time_point now) {
   // By index and in order: making room pushes out sequences behind the one that needs it.
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& s = *running_[i];
-    if (!goes_by_rows(s) || awaits_mask(plan, s)) continue;
+    if (!goes_by_rows(s)) continue;
+    ++plan.answering;
+    if (awaits_mask(plan, s)) continue;
     if (add_item(plan, s, 1)) {
       ++plan.decoding;
     } else {
       preempt(s);  // nobody behind it is left
+      --plan.answering;
       --i;
     }
   }
   int32_t budget = std::max(limits_.ubatch_tokens, limits_.step_tokens - plan.decoding);
-  if (plan.decoding > 0 && pacer_.limits()) budget = 0;  // interleaved instead
+  if (plan.answering > 0 && pacer_.limits()) budget = 0;  // interleaved instead
   for (size_t i = 0; i < running_.size() && budget > 0; ++i) {
     Sequence& s = *running_[i];
     if (!goes_by_rows(s) && s.in_flight_tokens == 0 && !awaits_mask(plan, s))

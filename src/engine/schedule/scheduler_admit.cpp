@@ -371,10 +371,13 @@ std::vector<Sequence*> Scheduler::fork(Sequence& s) {
     Sequence& twin = *waiting_[i];
     const bool same = twin.request.use_cache && !twin.request.score && twin.request.max_tokens != 0 &&
                       twin.prefix.seed == s.prefix.seed && !twin.cancelled && twin.tokens == s.tokens;
+    const auto has_mask = [&] {  // one that says at once which tokens may come
+      return twin.request.mask == nullptr || twin.request.mask->ready(mask_steps_);
+    };
     // One block to spare for everyone who runs, as for any other that enters.
     bool room = true;
     for (int32_t g = 0; g < groups(); ++g) room = room && pools_[g].free() >= blocks_spoken_for(g) + 1;
-    if (!same || !room) {
+    if (!same || !room || !has_mask()) {
       ++i;
       continue;
     }

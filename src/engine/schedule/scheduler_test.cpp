@@ -227,6 +227,28 @@ TEST(Scheduler, EqualPromptsAreForkedAndPartOnTheirOwnBlocks) {
   EXPECT_EQ(world.computed, 75 + 8 * 29);
 }
 
+// Somebody who waits for a mask wants its next token as soon as it is there.
+TEST(Scheduler, PromptsArePacedForThoseWhoseMasksAreNotReady) {
+  struct NeverReady : TokenMask {
+    bool ready(int64_t&) override { return false; }
+    void allowed(std::span<uint64_t>) override {}
+    void advance(int32_t) override {}
+    void rewind(int32_t) override {}
+  };
+  std::mt19937_64 random(8);
+  SchedulerLimits limits = small_limits();
+  limits.gap_limit = 3;
+  World world(limits, 60, 4, 4, 0);
+  const RequestId waits = world.submit(tokens_of(random, 20), 30);
+  while (world.scheduler.find(waits)->generated() == 0) ASSERT_TRUE(world.step());
+  world.scheduler.find(waits)->request.mask = std::make_shared<NeverReady>();
+  world.submit(tokens_of(random, 100), 2);
+  const StepPlan plan = world.scheduler.plan(Clock::now());
+  EXPECT_TRUE(plan.items.empty());
+  EXPECT_EQ(plan.answering, 1);
+  EXPECT_EQ(world.scheduler.plan_interleaved(16).prompt_tokens, 16);
+}
+
 TEST(Scheduler, OtherSaltsShareNothing) {
   std::mt19937_64 random(7);
   World world(small_limits(), 60, 2, 16, 0);

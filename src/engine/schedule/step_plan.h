@@ -55,6 +55,7 @@ struct StepItem {
 struct StepPlan {
   std::vector<StepItem> items;
   int32_t decoding = 0;       // sequences that take one token further
+  int32_t answering = 0;      // these, and those whose masks are not ready
   int32_t prompt_tokens = 0;  // certain rows of the others
   bool awaits_masks = false;  // somebody has no part because its mask is not ready
   int32_t rows() const {

@@ -12,7 +12,20 @@ FormMask::FormMask(std::shared_ptr<const GrammarProgram> program, std::shared_pt
   work_->bits.resize((static_cast<size_t>(work_->tokenizer->size()) + 63) / 64);
 }
 
+FormMask::~FormMask() { work_->given_up.store(true, std::memory_order_relaxed); }
+
+// Without memory the answer has no way on, and ends with an error; others go on.
 bool FormMask::Work::run(int64_t& steps) {
+  try {
+    return follow(steps);
+  } catch (const std::bad_alloc&) {
+    std::fill(bits.begin(), bits.end(), 0);
+    accepts = false;
+    return broken = there = true;
+  }
+}
+
+bool FormMask::Work::follow(int64_t& steps) {
   size_t seen = 0;
   bool within = true;
   while (seen < pending.size() && within && !broken) {
@@ -36,17 +49,10 @@ bool FormMask::Work::run(int64_t& steps) {
   return true;
 }
 
-// Without memory the answer has no way on, and ends with an error; others go on.
 void FormMask::Work::run_to_its_end() {
-  try {
-    int64_t left = GrammarMatcher::kAnySteps;
-    run(left);
-    dear = GrammarMatcher::kAnySteps - left > kStepsAtOnce;
-  } catch (const std::bad_alloc&) {
-    std::fill(bits.begin(), bits.end(), 0);
-    accepts = false;
-    broken = there = true;
-  }
+  int64_t left = GrammarMatcher::kAnySteps;
+  run(left);
+  dear = GrammarMatcher::kAnySteps - left > kStepsAtOnce;
 }
 
 bool FormMask::ready(int64_t& allowance) {
@@ -63,11 +69,16 @@ bool FormMask::ready(int64_t& allowance) {
     if (made) return true;
   }
   work.busy.store(true, std::memory_order_relaxed);
-  workers_->post([work = work_] {
-    work->run_to_its_end();
+  const auto job = [work = work_] {
+    if (!work->given_up.load(std::memory_order_relaxed)) work->run_to_its_end();
     work->busy.store(false, std::memory_order_release);
     work->busy.notify_all();
-  });
+  };
+  try {
+    workers_->post(job);
+  } catch (const std::bad_alloc&) {
+    work.busy.store(false, std::memory_order_relaxed);  // asked again at the next step
+  }
   return false;
 }
 

@@ -27,6 +27,7 @@ class FormMask {
   // `workers` null: everything is done at once, by the caller's thread.
   FormMask(std::shared_ptr<const GrammarProgram> program, std::shared_ptr<const Tokenizer> tokenizer,
            std::shared_ptr<MaskWorkers> workers);
+  ~FormMask();
   FormMask(const FormMask&) = delete;
   FormMask& operator=(const FormMask&) = delete;
 
@@ -55,6 +56,7 @@ class FormMask {
         : matcher(std::move(program)), tokenizer(std::move(pieces)) {}
     // False: it takes more than `steps`, of which what was done is taken off.
     bool run(int64_t& steps);
+    bool follow(int64_t& steps);
     void run_to_its_end();
 
     GrammarMatcher matcher;
@@ -64,8 +66,9 @@ class FormMask {
     bool there = false;  // bits and accepts are those of the place
     bool accepts = false;
     bool broken = false;
-    bool dear = false;              // the last mask was too much for the engine's thread
-    std::atomic<bool> busy{false};  // a worker has it
+    bool dear = false;                  // the last mask was too much for the engine's thread
+    std::atomic<bool> busy{false};      // a worker has it
+    std::atomic<bool> given_up{false};  // nobody will ask
   };
 
   std::shared_ptr<Work> work_;

@@ -147,7 +147,9 @@ void GrammarMatcher::step_words(const Thread& t, uint8_t byte, size_t since) {
   int32_t reg = t.reg;
   if (words.once()) {
     const int32_t rank = words.rank(node);
-    if (sets_.has_all(reg, rank, rank + 1, words.size()) || sets_.mark().nodes >= kMaxHeld) return;
+    if (sets_.has_all(reg, rank, rank + 1, words.size()) ||
+        std::max(sets_.mark().nodes, sets_.mark().sets) >= kMaxHeld)
+      return;
     reg = sets_.with(reg, rank, words.required(rank), words.size(), since_.sets);
   }
   enter(program_->word_target(index, word), reg, t.frame, since);
@@ -249,7 +251,8 @@ GrammarMatcher::Outcome GrammarMatcher::advance(std::string_view bytes, int64_t 
   // by itself.
   if (next.begin == next.end && dropped_ && !over()) {
     next = run(copy_together(now), bytes);
-    for (size_t i = now.begin; i < now.end && next.begin == next.end && apart(now) && !over(); ++i)
+    const bool apart = this->apart(now);
+    for (size_t i = now.begin; i < now.end && next.begin == next.end && apart && !over(); ++i)
       if (is_wide(threads_[i])) next = run({i, i + 1}, bytes);
     threads_.erase(threads_.begin() + static_cast<ptrdiff_t>(mark.threads),
                    threads_.begin() + static_cast<ptrdiff_t>(next.begin));
@@ -322,10 +325,26 @@ void GrammarMatcher::walk(uint32_t begin, uint32_t end, size_t depth, Span from,
   give_back(levels_.front().held);
 }
 
-bool GrammarMatcher::apart(Span now) const {
-  size_t wide = 0;
-  for (size_t i = now.begin; i < now.end; ++i) wide += is_wide(threads_[i]) ? 1 : 0;
-  return wide <= kMaxWide;
+bool GrammarMatcher::goes_alike(const Thread& a, const Thread& b) const {
+  const Instruction &at = program_->code(a.place), &other = program_->code(b.place);
+  if (at.op != other.op || at.a != other.a || a.state != b.state) return false;
+  if (at.op == Op::characters) return a.reg == b.reg;
+  return at.op == Op::automaton || at.b == other.b;  // an automaton's b is no part of what it takes
+}
+
+bool GrammarMatcher::leads(size_t i, Span now) const {
+  for (size_t earlier = now.begin; earlier < i; ++earlier)
+    if (goes_alike(threads_[earlier], threads_[i])) return false;
+  return true;
+}
+
+bool GrammarMatcher::apart(Span now) {
+  size_t ways = 0;
+  for (size_t i = now.begin; i < now.end && ways <= kMaxWide; ++i) {
+    steps_ += static_cast<int64_t>(i - now.begin) / 16;
+    ways += is_wide(threads_[i]) && leads(i, now) ? 1 : 0;
+  }
+  return ways <= kMaxWide;
 }
 
 GrammarMatcher::Span GrammarMatcher::copy_together(Span now) {
@@ -342,25 +361,30 @@ bool GrammarMatcher::is_wide(const Thread& t) const {
          (at.op == Op::automaton && program_->automaton(at.a).wide());
 }
 
-// Tokens that go on behind the regular part that `t` is in, which has ended at each of `exits`.
-void GrammarMatcher::beyond(const Thread& t, std::span<const uint32_t> exits, std::span<uint64_t> bits) {
+// Tokens that go on behind the regular part that they are in, which has ended at each of `exits`.
+void GrammarMatcher::beyond(const Thread& t, Span now, std::span<const uint32_t> exits,
+                            std::span<uint64_t> bits) {
   if (exits.empty()) return;
   const auto nodes = program_->trie().nodes();
   const size_t threads = threads_.size();
   const Held before = since_ = held();
-  enter(t.place + 1, t.reg, t.frame, threads);
+  for (size_t i = now.begin; i < now.end; ++i) {
+    const Thread one = threads_[i];
+    if (!goes_alike(one, t)) continue;
+    enter(one.place + 1, program_->code(one.place).op == Op::characters ? 0 : one.reg, one.frame, threads);
+  }
   const Span after{threads, threads_.size()};
   for (const uint32_t exit : exits) walk(exit + 1, nodes[exit].end, nodes[exit].depth, after, false, bits);
   threads_.resize(threads);
   give_back(before);
 }
 
-void GrammarMatcher::wide_automaton(const Thread& t, std::span<uint64_t> bits) {
+void GrammarMatcher::wide_automaton(const Thread& t, Span now, std::span<uint64_t> bits) {
   const std::shared_ptr<const Reach> reach =
       program_->reach(program_->code(t.place).a, t.state, steps_, most_steps_);
   if (reach == nullptr) return;
   steps_ += reach->set_tokens(bits);
-  beyond(t, reach->exits, bits);
+  beyond(t, now, reach->exits, bits);
 }
 
 // Nodes of the tree of tokens behind which a word ends that has come as far as `node`; in the tree's order.
@@ -383,28 +407,28 @@ std::vector<uint32_t> GrammarMatcher::word_ends(const WordSet& words, int32_t no
   return ends;
 }
 
-void GrammarMatcher::wide_other_name(const Thread& t, std::span<uint64_t> bits) {
+void GrammarMatcher::wide_other_name(const Thread& t, Span now, std::span<uint64_t> bits) {
   const Instruction& at = program_->code(t.place);
-  const OtherName now = OtherName::of(t.state);
-  const std::shared_ptr<const Reach> reach = program_->reach(at.b, now.state, steps_, most_steps_);
+  const OtherName name = OtherName::of(t.state);
+  const std::shared_ptr<const Reach> reach = program_->reach(at.b, name.state, steps_, most_steps_);
   if (reach == nullptr) return;
-  if (now.node == WordSet::kNone) {
+  if (name.node == WordSet::kNone) {
     steps_ += reach->set_tokens(bits);
-    return beyond(t, reach->exits, bits);
+    return beyond(t, now, reach->exits, bits);
   }
   std::vector<uint64_t> names(bits.size());
   steps_ += 2 * reach->set_tokens(names);
   std::vector<uint32_t> exits = reach->exits;
   const TokenTrie& trie = program_->trie();
-  for (const uint32_t end : word_ends(program_->words(at.a), now.node)) {
+  for (const uint32_t end : word_ends(program_->words(at.a), name.node)) {
     steps_ += trie.clear_tokens(end, names);
     std::erase_if(exits, [&](uint32_t exit) { return exit >= end && exit < trie.nodes()[end].end; });
   }
   for (size_t i = 0; i < bits.size(); ++i) bits[i] |= names[i];
-  beyond(t, exits, bits);
+  beyond(t, now, exits, bits);
 }
 
-void GrammarMatcher::wide_characters(const Thread& t, std::span<uint64_t> bits) {
+void GrammarMatcher::wide_characters(const Thread& t, Span now, std::span<uint64_t> bits) {
   const GrammarProgram::Bounds& bounds = program_->bounds(program_->code(t.place).a);
   const TokenTrie& trie = program_->trie();
   const TokenTrie::InString& in = trie.in_string(t.state);
@@ -429,9 +453,7 @@ void GrammarMatcher::wide_characters(const Thread& t, std::span<uint64_t> bits) 
     trie.set_tokens(node, bits);
     if (node.end > closing.node + 1) exits.push_back(closing.node);
   }
-  Thread outside = t;
-  outside.reg = 0;
-  beyond(outside, exits, bits);
+  beyond(t, now, exits, bits);
 }
 
 bool GrammarMatcher::allowed(std::span<uint64_t> bits, int64_t steps) {
@@ -447,15 +469,15 @@ bool GrammarMatcher::allowed(std::span<uint64_t> bits, int64_t steps) {
   const bool apart = this->apart(now);
   for (size_t i = now.begin; i < now.end && apart && !over(); ++i) {
     const Thread t = threads_[i];
-    if (!is_wide(t)) continue;
-    walk_steps_ = steps_ + kMaxSteps;  // each has its own: few of them there are
+    if (!is_wide(t) || !leads(i, now)) continue;
+    walk_steps_ = steps_ + kMaxSteps;  // each way has its own: few of them there are
     const Op op = program_->code(t.place).op;
     if (op == Op::characters)
-      wide_characters(t, bits);
+      wide_characters(t, now, bits);
     else if (op == Op::other_name)
-      wide_other_name(t, bits);
+      wide_other_name(t, now, bits);
     else
-      wide_automaton(t, bits);
+      wide_automaton(t, now, bits);
   }
   threads_.resize(now.end);
   give_back(before);

@@ -6,10 +6,11 @@
 //
 // The work of a call is counted, not timed: a step is a place of the program looked at, a node of the tree of
 // tokens, or as much work of another kind. A call that would take more steps than its caller allows is given
-// up and changes nothing. What ever the form, allowed() takes at most kMostSteps: it follows tokens one by one
-// for kMaxSteps for what is no automaton, and again for each of a few automata. Beyond that, single bytes are
-// looked at first and then as many tokens as fit, in a fixed order: the answer still keeps the form and can
-// still be completed, it has fewer ways to be spelled.
+// up and changes nothing. Whatever the form, allowed() takes at most kMostSteps: it follows tokens one by one
+// for kMaxSteps for what is no automaton, and again for each of a few automata; threads at the same state of
+// one, in whatever calls, are looked at together. Beyond that, single bytes are looked at first and then as
+// many tokens as fit, in a fixed order: the answer still keeps the form and can still be completed, it has
+// fewer ways to be spelled.
 //
 // One object per answer; one thread at a time.
 #pragma once
@@ -34,9 +35,9 @@ class GrammarMatcher {
   static constexpr int64_t kMostSteps = kMaxSteps * (kMaxWide + 2) + 256 * kMaxThreads * 4;
   // Calls of advance() that can be taken back.
   static constexpr size_t kMaxTakenBack = 1024;
-  // Frames, and nodes of sets, that one answer can have. A thread that would need more ends, so that memory is
+  // Frames, sets, and nodes of sets, that one answer can have. A thread that would need more ends, so that memory is
   // bounded too; no honest answer comes near.
-  static constexpr size_t kMaxHeld = 4'000'000;
+  static constexpr size_t kMaxHeld = 1'000'000;
   static constexpr int64_t kAnySteps = INT64_MAX / 2;
 
   explicit GrammarMatcher(std::shared_ptr<const GrammarProgram> program);
@@ -109,13 +110,18 @@ class GrammarMatcher {
   // Sets the tokens of nodes [begin, end) that `from`, standing `depth` bytes deep in the tree, admits.
   void walk(uint32_t begin, uint32_t end, size_t depth, Span from, bool roots_only, std::span<uint64_t> bits);
   bool is_wide(const Thread& t) const;
-  // Those that allowed() looks at one by one; none if there are too many.
-  bool apart(Span now) const;
-  void wide_automaton(const Thread& t, std::span<uint64_t> bits);
-  void wide_characters(const Thread& t, std::span<uint64_t> bits);
-  void wide_other_name(const Thread& t, std::span<uint64_t> bits);
+  // Inside the regular part that both are in, the same happens to both.
+  bool goes_alike(const Thread& a, const Thread& b) const;
+  // The first of those in `now` that go alike with it.
+  bool leads(size_t i, Span now) const;
+  // allowed() looks at wide threads by themselves; not if too many go their own ways.
+  bool apart(Span now);
+  // Of `t` and all in `now` that go alike with it.
+  void wide_automaton(const Thread& t, Span now, std::span<uint64_t> bits);
+  void wide_characters(const Thread& t, Span now, std::span<uint64_t> bits);
+  void wide_other_name(const Thread& t, Span now, std::span<uint64_t> bits);
   std::vector<uint32_t> word_ends(const WordSet& words, int32_t node);
-  void beyond(const Thread& t, std::span<const uint32_t> exits, std::span<uint64_t> bits);
+  void beyond(const Thread& t, Span now, std::span<const uint32_t> exits, std::span<uint64_t> bits);
 
   std::shared_ptr<const GrammarProgram> program_;
   std::vector<Thread> threads_;  // of all marks, one after the other; what a walk needs comes behind

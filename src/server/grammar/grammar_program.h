@@ -169,14 +169,16 @@ class SharedAutomata {
   // Makes it if `name` is new; `make` must give the same every time.
   template <typename Make>
   std::shared_ptr<Entry> find(const std::string& name, const TokenTrie& trie, const Make& make) {
-    const std::lock_guard lock(mutex_);
-    auto& entry = known_[name];
-    if (entry == nullptr) {
-      entry = std::make_shared<Entry>(memory_);
-      entry->automaton = make();
-      entry->reach.prepare(entry->automaton, trie, INT64_MAX);
+    {
+      const std::lock_guard lock(mutex_);
+      if (const auto found = known_.find(name); found != known_.end()) return found->second;
     }
-    return entry;
+    // Takes long, so nobody waits for it; of two that are made at once the first stays.
+    auto entry = std::make_shared<Entry>(memory_);
+    entry->automaton = make();
+    entry->reach.prepare(entry->automaton, trie, INT64_MAX);
+    const std::lock_guard lock(mutex_);
+    return known_.try_emplace(name, std::move(entry)).first->second;
   }
 
  private:

@@ -123,6 +123,54 @@ std::vector<Hostile> hostile_schemas() {
   };
 }
 
+// An object of one alternative knows nothing of the names that another one has read.
+TEST(Grammar, AlternativesThatShareNamesKeepTheirOwnMembers) {
+  const auto closed = [](const Json& properties, const Json& required) {
+    return Json{{"type", "object"},
+                {"properties", properties},
+                {"required", required},
+                {"additionalProperties", false}};
+  };
+  const Json kNone{{"const", "none"}}, kSome{{"const", "some"}}, kInteger{{"type", "integer"}};
+  const Compiled tagged(Json{
+      {"anyOf",
+       {closed({{"kind", kNone}}, {"kind"}), closed({{"kind", kSome}, {"v", kInteger}}, {"kind", "v"})}}});
+  EXPECT_TRUE(tagged.takes(R"({"kind":"none"})"));
+  EXPECT_TRUE(tagged.takes(R"({"kind":"some","v":1})"));
+  EXPECT_TRUE(tagged.takes(R"({"v":1,"kind":"some"})"));
+  EXPECT_FALSE(tagged.takes(R"({"kind":"some"})"));
+  const Compiled optional(
+      Json{{"anyOf",
+            {closed({{"id", {{"type", "string"}}}}, {"id"}), closed({{"id", kInteger}}, Json::array())}}});
+  for (const char* text : {R"({"id":5})", R"({"id":"x"})", "{}"}) EXPECT_TRUE(optional.takes(text)) << text;
+  Json small = wide_object(40), large = wide_object(100);
+  const Compiled sizes(Json{{"anyOf", {small, large}}}, true);
+  std::string all;
+  for (int i = 0; i < 100; ++i) all += (i > 0 ? ",\"property" : "\"property") + std::to_string(i) + "\":null";
+  EXPECT_TRUE(sizes.takes("{" + all + "}"));
+}
+
+// Alternatives that differ late go on in the same texts: what tokens may do there does not depend on how many
+// alternatives there are.
+TEST(Grammar, ManyAlternativesInTheSameTextAllowWhatOneDoes) {
+  const auto described = [](int i) {
+    return Json{{"type", "object"},
+                {"properties", {{"description", {{"type", "string"}}}, {"kind", {{"const", i}}}}},
+                {"required", {"description", "kind"}},
+                {"additionalProperties", false}};
+  };
+  const auto allowed = [&](int alternatives) {
+    Json options = Json::array();
+    for (int i = 0; i < alternatives; ++i) options.push_back(described(i));
+    GrammarMatcher matcher(Compiled(Json{{"anyOf", options}}).program);
+    EXPECT_TRUE(matcher.advance(R"({"description":"A)"));
+    return allowed_by(matcher).size();
+  };
+  const size_t one = allowed(1);
+  EXPECT_GT(one, 1000u);
+  for (const int alternatives : {4, 5, 40, 200}) EXPECT_EQ(allowed(alternatives), one) << alternatives;
+}
+
 // Of one mask, with a walk along the tree of tokens for each automaton whose state is new.
 int64_t most_steps() {
   const TokenTrie& trie = demo_served_model(nullptr)->grammars->trie();

@@ -19,11 +19,11 @@ MaskWorkers::~MaskWorkers() {
 }
 
 void MaskWorkers::post(std::function<void()> job) {
-  ++jobs_;
   {
     const std::lock_guard lock(mutex_);
     queue_.push_back(std::move(job));
   }
+  ++jobs_;
   wake_.notify_one();
 }
 

@@ -25,15 +25,19 @@ void MemberSets::rewind_to(const Mark& mark) {
 }
 
 int32_t MemberSets::with(int32_t set, int32_t rank, bool required, int32_t size, const Mark& since) {
-  const size_t made = std::min(sets_.size() - since.sets, kMaxSetsCompared);
-  for (size_t i = sets_.size() - made; i < sets_.size(); ++i)
-    if (sets_[i].from == set && sets_[i].rank == rank) return static_cast<int32_t>(i);
   Set next = sets_[static_cast<size_t>(set)];
-  next.root = add(next.root, 0, root_span(size), rank, size);
   ++next.count;
   next.required += required ? 1 : 0;
   next.from = set;
   next.rank = rank;
+  next.size = size;
+  const size_t made = std::min(sets_.size() - since.sets, kMaxSetsCompared);
+  for (size_t i = sets_.size() - made; i < sets_.size(); ++i) {
+    const Set& old = sets_[i];
+    if (old.from == set && old.rank == rank && old.size == size && old.required == next.required)
+      return static_cast<int32_t>(i);
+  }
+  next.root = add(next.root, 0, root_span(size), rank, size);
   sets_.push_back(next);
   return static_cast<int32_t>(sets_.size() - 1);
 }

@@ -22,8 +22,8 @@ class MemberSets {
   // Forgets all sets made since.
   void rewind_to(const Mark& mark);
 
-  // `set` of an object of `size` members, and with it the member `rank`, which is not in it. If this was made
-  // already among the last sets since `since`, it is that one.
+  // `set` of an object of `size` members, and with it the member `rank`, which is not in it. If an equal one
+  // was made of `set` already, among the last sets since `since`, it is that one.
   int32_t with(int32_t set, int32_t rank, bool required, int32_t size, const Mark& since);
   // All of [begin, end), which is not empty.
   bool has_all(int32_t set, int32_t begin, int32_t end, int32_t size) const;
@@ -34,7 +34,7 @@ class MemberSets {
   static constexpr int32_t kNone = -1, kAll = -2;  // of what a node covers
   struct Set {
     int32_t root, count, required;
-    int32_t from, rank;  // what it was made of
+    int32_t from, rank, size;  // what it was made of; alternatives of one place differ in their objects
   };
   // Covers a span of ranks: of 64 by bits, of more by two halves.
   union Node {
@@ -44,7 +44,7 @@ class MemberSets {
   int32_t add(int32_t node, int32_t begin, int32_t span, int32_t rank, int32_t size);
   bool all(int32_t node, int32_t begin, int32_t span, int32_t from, int32_t to) const;
 
-  std::vector<Set> sets_{{kNone, 0, 0, -1, -1}};
+  std::vector<Set> sets_{{kNone, 0, 0, -1, -1, 0}};
   std::vector<Node> nodes_;
 };
 

@@ -54,6 +54,22 @@ TEST(MemberSets, SayWhatPlainSetsSay) {
   }
 }
 
+// Alternatives of one place read the same name into sets of different objects.
+TEST(MemberSets, OfDifferentObjectsAreDifferent) {
+  MemberSets sets;
+  const MemberSets::Mark since = sets.mark();
+  const int32_t small = sets.with(MemberSets::kEmpty, 20, true, 40, since);
+  const int32_t large = sets.with(MemberSets::kEmpty, 20, true, 100, since);
+  const int32_t free = sets.with(MemberSets::kEmpty, 20, false, 100, since);
+  EXPECT_NE(small, large);
+  EXPECT_NE(large, free);
+  EXPECT_EQ(sets.with(MemberSets::kEmpty, 20, true, 100, since), large);
+  EXPECT_FALSE(sets.has_all(large, 0, 100, 100));
+  EXPECT_TRUE(sets.has_all(small, 20, 21, 40));
+  EXPECT_EQ(sets.required(large), 1);
+  EXPECT_EQ(sets.required(free), 0);
+}
+
 TEST(MemberSets, CostGrowsWithTheLogarithm) {
   const auto nodes = [](int32_t size) {
     MemberSets sets;

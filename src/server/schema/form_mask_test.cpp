@@ -46,12 +46,9 @@ Program form_of(const Json& schema) {
   return made.ok() ? *made : nullptr;
 }
 
-// Alternatives that stay alike for long: each mask follows all of them along the tree of tokens.
+// An automaton whose every state is new and stands for many: each mask follows it along the tree of tokens.
 Json dear_schema(int variant) {
-  Json options = Json::array();
-  for (int i = 0; i < 100 + variant; ++i)
-    options.push_back({{"type", "array"}, {"items", {{"type", "string"}}}, {"minItems", i}});
-  return {{"anyOf", options}};
+  return {{"type", "string"}, {"pattern", "^(.?){" + std::to_string(200 + variant) + "}$"}};
 }
 
 TEST(FormMask, WhatTakesLongIsLeftToWorkersAndIsTheSame) {
