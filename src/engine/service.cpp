@@ -79,10 +79,11 @@ Result<RequestId> EngineService::submit(Request request, std::shared_ptr<Sink> s
     if (waiting >= options_.max_queued)
       return Error{ErrorKind::exhausted,
                    fmt::format("{} requests are waiting already; try again later", waiting)};
+    // Without memory for all of it nothing is held.
+    if (incoming_.size() == incoming_.capacity()) incoming_.reserve(2 * incoming_.size() + 8);
+    const auto held = held_.emplace(id, std::make_unique<HeldSink>(std::move(sink), *this)).first;
+    incoming_.push_back({id, std::move(request), held->second.get()});
     if (active_++ == 0) status_.last_progress = std::chrono::steady_clock::now();
-    auto held = std::make_unique<HeldSink>(std::move(sink), *this);
-    incoming_.push_back({id, std::move(request), held.get()});
-    held_.emplace(id, std::move(held));
   }
   wake_.notify_one();
   return id;
@@ -127,8 +128,15 @@ void EngineService::take_queue(bool may_wait) {
     status_.waiting += static_cast<int32_t>(incoming.size());  // until the next publish_status()
   }
   for (Incoming& in : incoming) {
-    const Status accepted = engine_->submit_as(in.id, std::move(in.request), *in.sink);
-    if (!accepted.ok()) in.sink->finished(in.id, {FinishReason::error, {}, accepted.error().message, {}, {}});
+    const auto submit = [&] {
+      const Status accepted = engine_->submit_as(in.id, std::move(in.request), *in.sink);
+      if (!accepted.ok())
+        in.sink->finished(in.id, {FinishReason::error, {}, accepted.error().message, {}, {}});
+    };
+    const auto refuse = [&] {
+      in.sink->finished(in.id, {FinishReason::error, {}, "there is no memory left for the request", {}, {}});
+    };
+    if (guarded("a new request", submit) != Guarded::fine) guarded("the end of a request", refuse);
   }
   // After the submits: a request may be cancelled before the engine has heard of it.
   for (const RequestId id : cancelled) engine_->cancel(id);

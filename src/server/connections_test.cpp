@@ -250,6 +250,19 @@ TEST(Connections, LingeringEnds) {
   }
 }
 
+TEST(Connections, EndWhenTheirClientsDo) {
+  HttpOptions options;
+  options.goodbye_ms = 300'000;
+  const auto server = serving(say_fine, options);
+  for (int i = 0; i < 3; ++i) {
+    Client client(server->port());
+    EXPECT_EQ(client.ask("GET", "/", "", "Connection: close\r\n").status, 200);
+    client.read_all();
+    client.close();
+    EXPECT_TRUE(comes_true([&] { return server->load().connections == 0; }));
+  }
+}
+
 TEST(Connections, OnlyAQuarterOfThemLinger) {
   HttpOptions options = refusing();
   options.max_connections = 8;

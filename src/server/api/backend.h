@@ -5,6 +5,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "base/result.h"
 #include "engine/disk/disk.h"
@@ -34,6 +37,8 @@ struct BackendStats {
   DraftStats drafts;
   bool has_disk = false;  // prefixes are kept in files
   DiskStats disk;
+  // What the engine has taken at its start, by use; pages of host memory that nobody has touched are not resident.
+  std::vector<std::pair<std::string, uint64_t>> memory_bytes;
   bool alive = true;      // false: no request will ever finish again
   double stalled_ms = 0;  // since the last step while there was work; 0 when idle
 };

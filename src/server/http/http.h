@@ -111,6 +111,7 @@ struct HttpOptions {
   // Of a client that still sends after its last answer: time and bytes in all, and time without a byte.
   int64_t linger_ms = 30'000, linger_gap_ms = 5'000;
   size_t linger_bytes = size_t{128} << 20;
+  int64_t goodbye_ms = 500;      // that one which has sent all has to end its side after its last answer
   int64_t give_way_ms = 10'000;  // when there is no room left, older bodies that are not whole are refused
 };
 

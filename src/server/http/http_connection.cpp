@@ -16,8 +16,6 @@ namespace {
 
 // A request that comes while another is answered waits; so much of it is read, to see the client leave.
 constexpr size_t kReadAheadBytes = size_t{16} << 10;
-// How long a client that has sent all of its request has to end its side after the last answer.
-constexpr std::chrono::milliseconds kGoodbyeTime{500};
 
 std::string address_of(const Transport::Socket& socket) {
   boost::system::error_code error;
@@ -134,6 +132,7 @@ void Connection::read() {
 void Connection::read_done(const Error& error, size_t bytes) {
   reading_ = false;
   if (phase_ == Phase::closed) {
+    client_ended_ = bool(error);
     if (goodbye_said_) discard();
     return;
   }
@@ -343,7 +342,8 @@ void Connection::close_gently() {
   const HttpOptions& options = shared_->options;
   lingers_ = unread_ && ++shared_->lingering <= std::max(1, options.max_connections / 4);
   if (unread_ && !lingers_) --shared_->lingering;
-  linger_end_ = HttpClock::now() + (lingers_ ? std::chrono::milliseconds(options.linger_ms) : kGoodbyeTime);
+  linger_end_ =
+      HttpClock::now() + std::chrono::milliseconds(lingers_ ? options.linger_ms : options.goodbye_ms);
   silence_end_ = HttpClock::now() + std::chrono::milliseconds(options.linger_gap_ms);
   wait_for_silence();
   transport_->say_goodbye([self = shared_from_this()](const Error&) {
@@ -366,6 +366,7 @@ void Connection::wait_for_silence() {
 // Until the client ends its side, or has had enough. A read under way goes on here.
 void Connection::discard() {
   if (reading_) return;
+  if (client_ended_) return close_socket();  // asio would wait for ever: an end is told once
   const auto discarded = [self = shared_from_this()](const Error& error, size_t bytes) {
     self->reading_ = false;
     self->discarded_bytes_ += bytes;

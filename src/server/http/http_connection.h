@@ -119,7 +119,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   // After the last answer.
   bool goodbye_said_ = false;
-  bool lingers_ = false;  // counted in HttpShared::lingering
+  bool client_ended_ = false;  // its side
+  bool lingers_ = false;       // counted in HttpShared::lingering
   HttpClock::time_point linger_end_, silence_end_;
   size_t discarded_bytes_ = 0;
 

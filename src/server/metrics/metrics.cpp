@@ -267,6 +267,12 @@ std::string Metrics::render(const BackendStats& stats, const std::string& model,
            stats.checkpoints_used);
   page.one("braid_checkpoints_total", "gauge", "Checkpoints there is room for (--state-memory).",
            stats.checkpoints);
+  if (!stats.memory_bytes.empty())
+    page.family(
+        "braid_engine_memory_bytes", "gauge",
+        "What the engine has taken at its start. Host memory becomes resident when it is first used.");
+  for (const auto& [use, bytes] : stats.memory_bytes)
+    page.sample("braid_engine_memory_bytes", number(bytes), fmt::format("use=\"{}\"", use));
   page.one("braid_num_preemptions_total", "counter", "Sequences preempted for others, to go on later.",
            number(stats.preempted));
   page.family("braid_prefix_cache_evictions_total", "counter", "What the prefix cache gave up for room.");

@@ -12,7 +12,14 @@ class EngineBackend : public Backend {
       : service_(std::move(service)),
         slots_(slots),
         context_tokens_(service_->engine().context_tokens()),
-        prefix_blocks_(service_->engine().scheduler().blocks(0).total()) {}
+        prefix_blocks_(service_->engine().scheduler().blocks(0).total()) {
+    for (const MemoryRow& row : service_->engine().memory().rows) {
+      if (row.actual_bytes == 0) continue;
+      std::string use = memory_use_name(row.use);
+      std::replace(use.begin(), use.end(), ' ', '_');
+      memory_bytes_.emplace_back(std::move(use), row.actual_bytes);
+    }
+  }
 
   Result<RequestId> submit(Request request, std::shared_ptr<Sink> sink) override {
     return service_->submit(std::move(request), std::move(sink));
@@ -46,6 +53,7 @@ class EngineBackend : public Backend {
     out.drafted_tokens = status.engine.drafted;
     out.accepted_tokens = status.engine.accepted;
     out.drafts = status.engine.drafts;
+    out.memory_bytes = memory_bytes_;
     out.has_disk = status.has_disk;
     out.disk = status.disk;
     if (service_->active() > 0) {
@@ -61,6 +69,7 @@ class EngineBackend : public Backend {
   int32_t slots_;
   int32_t context_tokens_;
   int64_t prefix_blocks_;
+  std::vector<std::pair<std::string, uint64_t>> memory_bytes_;
 };
 
 }  // namespace

@@ -1,0 +1,316 @@
+// fault_test.cpp -- every allocation above 32 bytes on the way of a request fails once: the request is answered,
+// refused or cut, nothing is lost, and the server goes on.
+//
+// A program of its own, because it replaces operator new. FAULT_STRIDE=1 fails each allocation of each request, the
+// default one in seven.
+#include <gtest/gtest.h>
+#include <unwind.h>
+
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "base/guard.h"
+#include "server/test_server_test.h"
+
+namespace {
+
+// Allocations until one fails; negative: none does.
+std::atomic<int64_t> g_left{-1};
+std::atomic<int64_t> g_failed{0}, g_skipped{0};
+std::atomic<int64_t> g_live{0};  // blocks
+// The test's own work does not fail.
+thread_local bool t_exempt = false;
+
+// Reads the tables of the Itanium ABI (LSDA) that tell what happens to an exception in a function.
+uint64_t uleb128(const uint8_t*& at) {
+  uint64_t out = 0;
+  for (int shift = 0;; shift += 7) {
+    const uint8_t byte = *at++;
+    out |= uint64_t{byte & 0x7fu} << shift;
+    if ((byte & 0x80) == 0) return out;
+  }
+}
+
+enum class Met { nothing, handler, end };  // of an exception on its way up: `end` is that of the program
+
+// The tables of the compilers this is built with: no start of landing pads, call sites as uleb128.
+Met met_in(const uint8_t* table, uintptr_t offset) {
+  if (*table++ != 0xff) return Met::handler;
+  if (*table++ != 0xff) uleb128(table);
+  if (*table++ != 0x01) return Met::handler;
+  const uint64_t bytes = uleb128(table);
+  for (const uint8_t* end = table + bytes; table < end;) {
+    const uint64_t begin = uleb128(table), length = uleb128(table), pad = uleb128(table),
+                   action = uleb128(table);
+    if (offset >= begin && offset < begin + length)
+      return pad != 0 && action != 0 ? Met::handler : Met::nothing;
+  }
+  return Met::end;  // what may not throw has no entry
+}
+
+// An exception from here would end the program, whatever the project does: destructors of the JSON library allocate.
+// A server that has so little memory left is not what this is about.
+bool ends_the_program() {
+  Met met = Met::nothing;
+  const auto look = [](_Unwind_Context* context, void* out) {
+    int before = 0;
+    const uintptr_t at = _Unwind_GetIPInfo(context, &before) - (before == 0 ? 1 : 0);
+    const auto* table = static_cast<const uint8_t*>(_Unwind_GetLanguageSpecificData(context));
+    const uintptr_t function = _Unwind_GetRegionStart(context);
+    if (table == nullptr) return _URC_NO_REASON;
+    Met& met = *static_cast<Met*>(out);
+    met = met_in(table, at - function);
+    return met == Met::nothing ? _URC_NO_REASON : _URC_END_OF_STACK;
+  };
+  t_exempt = true;
+  _Unwind_Backtrace(look, &met);
+  t_exempt = false;
+  return met == Met::end;
+}
+
+// The JSON library does not survive a failure of what holds a text, a list or an object of it (version 3.11.2).
+constexpr size_t kBoxBytes = 32;
+
+bool must_fail(size_t bytes) {
+  if (t_exempt || bytes <= kBoxBytes || g_left.load(std::memory_order_relaxed) < 0) return false;
+  if (g_left.fetch_sub(1) != 0) return false;
+  if (ends_the_program()) {
+    ++g_skipped;
+    g_left = 0;  // the next one
+    return false;
+  }
+  ++g_failed;
+  return true;
+}
+
+void* allocate(size_t bytes, size_t alignment) {
+  if (must_fail(bytes)) return nullptr;
+  ++g_live;
+  return alignment <= alignof(std::max_align_t)
+             ? std::malloc(bytes == 0 ? 1 : bytes)
+             : std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+}
+
+void release(void* memory) {
+  if (memory != nullptr) --g_live;
+  std::free(memory);
+}
+
+}  // namespace
+
+void* operator new(size_t bytes) {
+  if (void* memory = allocate(bytes, 1)) return memory;
+  throw std::bad_alloc();
+}
+void* operator new(size_t bytes, std::align_val_t alignment) {
+  if (void* memory = allocate(bytes, static_cast<size_t>(alignment))) return memory;
+  throw std::bad_alloc();
+}
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return allocate(bytes, 1); }
+void* operator new(size_t bytes, std::align_val_t alignment, const std::nothrow_t&) noexcept {
+  return allocate(bytes, static_cast<size_t>(alignment));
+}
+void operator delete(void* memory) noexcept { release(memory); }
+void operator delete(void* memory, size_t) noexcept { release(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { release(memory); }
+void operator delete(void* memory, size_t, std::align_val_t) noexcept { release(memory); }
+
+namespace braid::server {
+namespace {
+
+struct Exempt {
+  Exempt() : before(std::exchange(t_exempt, true)) {}
+  ~Exempt() { t_exempt = before; }
+  bool before;
+};
+
+// Says a text to whoever asks. What it does itself does not fail; what it calls may.
+class SayingBackend : public Backend {
+ public:
+  explicit SayingBackend(const Tokenizer& tokenizer) {
+    for (const char* text : {"fine", " and", " well"}) {
+      const auto ids = tokenizer.encode(text, {.add_special = false});
+      tokens_.insert(tokens_.end(), ids->begin(), ids->end());
+    }
+    end_id_ = tokenizer.end_ids().front();
+    queue_.reserve(1000);
+    thread_ = std::thread([this] { run(); });
+  }
+  ~SayingBackend() override {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    thread_.join();
+  }
+
+  Result<RequestId> submit(Request request, std::shared_ptr<Sink> sink) override {
+    const std::lock_guard lock(mutex_);
+    const Exempt exempt;
+    queue_.push_back({++ids_, std::move(request), std::move(sink)});
+    wake_.notify_all();
+    return ids_;
+  }
+  void cancel(RequestId) override {}
+  BackendStats stats() const override { return {}; }
+  int32_t context_tokens() const override { return 4096; }
+
+ private:
+  struct Queued {
+    RequestId id;
+    Request request;
+    std::shared_ptr<Sink> sink;
+  };
+
+  void run() {
+    t_exempt = true;
+    while (true) {
+      Queued work;
+      {
+        std::unique_lock lock(mutex_);
+        wake_.wait(lock, [&] { return stop_ || !queue_.empty(); });
+        if (stop_) return;
+        work = std::move(queue_.front());
+        queue_.erase(queue_.begin());
+      }
+      answer(work);
+    }
+  }
+  void answer(const Queued& work) {
+    const auto told = [&](const auto& tell) {
+      t_exempt = false;
+      tell();
+      t_exempt = true;
+    };
+    told([&] { work.sink->started(work.id, 0); });
+    Finished end;
+    end.reason = FinishReason::stop;
+    end.stop_id = end_id_;
+    for (const int32_t id : tokens_) {
+      TokenEvent event;
+      event.id = id;
+      ++end.usage.generated_tokens;
+      told([&] { work.sink->token(work.id, event); });
+    }
+    told([&] { work.sink->finished(work.id, end); });
+  }
+
+  std::vector<int32_t> tokens_;
+  int32_t end_id_ = 0;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<Queued> queue_;
+  RequestId ids_ = 0;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+struct Case {
+  const char* what;
+  std::string path, body;
+};
+
+std::vector<Case> requests() {
+  const std::string kTools =
+      R"("tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object",)"
+      R"("properties":{"a":{"type":"string"},"b":{"type":"integer"}}}}}])";
+  const std::string kCalls =
+      R"([{"role":"system","content":"s"},{"role":"user","content":"q"},{"role":"assistant","tool_calls":)"
+      R"([{"id":"c","type":"function","function":{"name":"f","arguments":"{\"a\":\"x\"}"}}]},)"
+      R"({"role":"tool","tool_call_id":"c","content":"r"}])";
+  return {
+      {"chat", "/v1/chat/completions", R"({"messages":[{"role":"user","content":"hi"}]})"},
+      {"streamed chat with tools", "/v1/chat/completions",
+       R"({"stream":true,"stream_options":{"include_usage":true},)" + kTools + R"(,"messages":)" + kCalls +
+           "}"},
+      {"a form", "/v1/chat/completions",
+       R"({"messages":[{"role":"user","content":"hi"}],"response_format":{"type":"json_schema","json_schema":)"
+       R"({"name":"x","schema":{"type":"object","properties":{"p":{"type":"string","pattern":"^a+$"}}}}}})"},
+      {"messages", "/v1/messages",
+       R"({"max_tokens":9,"stream":true,"messages":[{"role":"user","content":"hi"}],"tools":[{"name":"f",)"
+       R"("input_schema":{"type":"object"}}]})"},
+      {"responses", "/v1/responses", R"({"input":"hi","metadata":{"a":"b"},"stream":true})"},
+      {"completions", "/v1/completions", R"({"prompt":["hi","ho"],"n":2,"logprobs":1})"},
+      {"tokenize", "/tokenize", R"({"content":"some text","with_pieces":true})"},
+      {"a bad body", "/v1/chat/completions", R"({"messages":[{"role":"user","content":)"},
+  };
+}
+
+class Faults : public testing::Test {
+ protected:
+  Faults() {
+    auto model = demo_served_model(nullptr);
+    model->backend = backend_ = std::make_shared<SayingBackend>(*model->tokenizer);
+    server_.listen(App::create(test_options(), model));
+  }
+  // Its status; 0: the connection ended without an answer. The connection is its own.
+  int ask(const Case& request) {
+    Client client(server_.port());
+    const auto answer = client.ask("POST", request.path, request.body, "Connection: close\r\n");
+    client.read_all();
+    return answer.status;
+  }
+  // A client must see its end, so that nothing of a request goes on into the next one.
+  bool is_quiet() {
+    for (int i = 0; i < 20'000; ++i) {
+      if (server_.app->active() == 0 && server_.http->load().connections == 0) return true;
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+    return false;
+  }
+
+  void fail_each(const Case& request, int64_t stride) {
+    constexpr std::array kStatuses{0, 200, 400, 500, 503, 529};
+    std::map<int, int> statuses;
+    const int64_t skipped = g_skipped;
+    int64_t k = 0;
+    for (bool reached = true; reached; k += stride) {
+      ASSERT_LT(k, 100'000);
+      const int64_t failed = g_failed;
+      g_left = k;
+      const int status = ask(request);
+      ASSERT_TRUE(is_quiet()) << "allocation " << k;
+      g_left = -1;
+      reached = g_failed != failed;
+      ++statuses[status];
+      ASSERT_NE(std::find(kStatuses.begin(), kStatuses.end(), status), kStatuses.end())
+          << "allocation " << k << ": " << status;
+      ASSERT_NE(ask(request), 0) << "after allocation " << k;
+      ASSERT_TRUE(is_quiet()) << "after allocation " << k;
+    }
+    std::string told;
+    for (const auto& [status, count] : statuses)
+      told += (told.empty() ? "" : ", ") + std::to_string(count) + " x " + std::to_string(status);
+    std::printf("[report] %s: one in %lld of %lld allocations failed: %s; %lld lie in what may not throw\n",
+                request.what, static_cast<long long>(stride), static_cast<long long>(k), told.c_str(),
+                static_cast<long long>(g_skipped - skipped));
+  }
+
+  const Exempt exempt_;
+  std::shared_ptr<SayingBackend> backend_;
+  ListeningApp server_;
+};
+
+TEST_F(Faults, EachAllocationMayFail) {
+  const char* given = std::getenv("FAULT_STRIDE");
+  const int64_t stride = given == nullptr ? 7 : std::max(1LL, std::atoll(given));
+  for (const Case& request : requests()) {
+    ASSERT_NO_FATAL_FAILURE(fail_each(request, stride)) << request.what;
+    // What is made once is there now.
+    const int64_t live = g_live;
+    ASSERT_NO_FATAL_FAILURE(fail_each(request, stride)) << request.what;
+    EXPECT_LT(g_live - live, 16) << request.what << ": blocks are lost";
+  }
+  Client client(server_.port());
+  EXPECT_EQ(client.ask("GET", "/health").status, 200);
+  const auto answer = client.ask("POST", "/v1/chat/completions", requests()[0].body);
+  EXPECT_NE(answer.body.find("fine and well"), std::string::npos) << answer.body;
+}
+
+}  // namespace
+}  // namespace braid::server
