@@ -6,6 +6,7 @@
 #include <charconv>
 #include <compare>
 #include <map>
+#include <vector>
 
 #include "base/check.h"
 #include "server/automata/expression.h"
@@ -116,7 +117,7 @@ bool NumberRule::holds(const Decimal& value) const {
   if ((whole && !value.whole()) || (broken && value.whole())) return false;
   if (low && (value < *low || (above_low && value == *low))) return false;
   if (high && (*high < value || (below_high && value == *high))) return false;
-  if (std::find(excluded.begin(), excluded.end(), value) != excluded.end()) return false;
+  if (excluded.contains(value)) return false;
   return std::all_of(steps.begin(), steps.end(),
                      [&](const Decimal& step) { return is_multiple(value, step).value_or(true); });
 }

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "server/api/fields.h"
 #include "server/automata/expression.h"
@@ -83,6 +84,10 @@ std::string shown(const std::string& text) {
   size_t end = kShown;
   while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
   return text.substr(0, end) + "...";
+}
+
+int64_t compared_steps(size_t texts, size_t bytes) {
+  return std::bit_width(texts) * (1 + static_cast<int64_t>(bytes) / 64) + static_cast<int64_t>(bytes) / 8;
 }
 
 SchemaNodes::SchemaNodes(GrammarBudget& budget, const Json& root, bool strict)
@@ -355,7 +360,7 @@ void SchemaNodes::read_numbers(SchemaNode& node, const Found& found) {
     const auto step = Decimal::of(*given);
     if (!step || step->negative || *step == Decimal()) return fail("multipleOf is not a number above 0");
     if (is_multiple(*step, *step).has_value())
-      node.number.steps.push_back(*step);
+      node.number.steps.insert(*step);
     else
       unsupported("the multipleOf " + shown(given->dump())), node.partly = true;
   }

@@ -164,6 +164,7 @@ class SchemaNodes {
   bool evaluates(const SchemaNode& node, const std::string& name);
   bool in_circle(const std::vector<std::pair<Literal, Literal>>& edges);
 
+  const std::set<std::string>& canonical_texts(const std::vector<const Json*>& list);
   bool holds_node(const Json& value, const SchemaNode& node, int depth);
   bool holds_scalar(const Json& value, const SchemaNode& node);
   bool holds_array(const Json& value, const SchemaNode& node, int depth);
@@ -184,6 +185,8 @@ class SchemaNodes {
 
 // A value as text, the same for all that are equal in a schema's sense.
 std::string canonical_value(const Json& value);
+// Steps of looking a text of so many bytes up among sorted ones, or adding it to them.
+int64_t compared_steps(size_t texts, size_t bytes);
 // The beginning of a client's text, for a sentence.
 std::string shown(const std::string& text);
 

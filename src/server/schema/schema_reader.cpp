@@ -2,6 +2,7 @@
 #include "server/schema/schema_reader.h"
 
 #include <algorithm>
+#include <bit>
 #include <set>
 
 namespace braid::server {
@@ -207,7 +208,10 @@ Shape SchemaReader::words(const Closure& closure) {
   if (is_one_of(closure.types, types::kNull)) texts.emplace_back("null");
   if (is_one_of(closure.types, types::kBoolean)) texts.insert(texts.end(), {"true", "false"});
   for (const Literal literal : closure.literals)
-    for (const Json* value : nodes_.node(literal).not_values) std::erase(texts, json_literal(*value));
+    for (const Json* value : nodes_.node(literal).not_values) {
+      budget_.spend(1);
+      if (value->is_null() || value->is_boolean()) std::erase(texts, json_literal(*value));
+    }
   return shapes_.words(std::move(texts));
 }
 
@@ -217,15 +221,17 @@ Shape SchemaReader::number(const Closure& closure) {
   rule.broken = !is_one_of(closure.types, types::kInteger);
   for (const Literal literal : closure.literals) {
     const SchemaNode& node = nodes_.node(literal);
-    budget_.spend(4 + static_cast<int64_t>(node.not_values.size()));
+    budget_.spend(4);
     if (node.number.low) rule.at_least(*node.number.low, node.number.above_low);
     if (node.number.high) rule.at_most(*node.number.high, node.number.below_high);
-    for (const Decimal& step : node.number.steps)
-      if (std::find(rule.steps.begin(), rule.steps.end(), step) == rule.steps.end())
-        rule.steps.push_back(step);
-    for (const Json* value : node.not_values)
+    budget_.spend(static_cast<int64_t>(node.number.steps.size() * (4 + std::bit_width(rule.steps.size()))));
+    rule.steps.insert(node.number.steps.begin(), node.number.steps.end());
+    for (const Json* value : node.not_values) {
+      // Two searches among those that are there.
+      if (!budget_.spend(8 + 2 * std::bit_width(rule.excluded.size()))) return 0;
       if (const auto excluded = Decimal::of(*value); excluded && rule.holds(*excluded))
-        rule.excluded.push_back(*excluded);
+        rule.excluded.insert(*excluded);
+    }
   }
   if (rule.contradicts()) return nothing("maximum is below minimum");
   if (!rule.whole && rule.is_free()) return shapes_.any_number(false);
@@ -257,13 +263,18 @@ SchemaReader::Text SchemaReader::text(const Closure& closure, std::string& key, 
   std::set<std::string> values;
   for (const Literal literal : closure.literals) {
     const SchemaNode& node = nodes_.node(literal);
-    budget_.spend(4 + static_cast<int64_t>(node.not_values.size()));
+    budget_.spend(4);
     out.least = std::max(out.least, node.min_length);
     if (node.max_length >= 0) out.most = out.most < 0 ? node.max_length : std::min(out.most, node.max_length);
     patterns.insert(node.patterns.begin(), node.patterns.end());
     excluded.insert(node.not_patterns.begin(), node.not_patterns.end());
-    for (const Json* value : node.not_values)
-      if (value->is_string()) values.insert(value->get<std::string>());
+    for (const Json* value : node.not_values) {
+      if (!budget_.spend(1)) return out;
+      if (!value->is_string()) continue;
+      const auto& denied = value->get_ref<const std::string&>();
+      budget_.spend(compared_steps(values.size(), denied.size()));
+      values.insert(denied);
+    }
   }
   out.none = out.most >= 0 && out.least > out.most;
   if (out.none || (patterns.empty() && excluded.empty() && values.empty())) return out;
@@ -275,7 +286,11 @@ SchemaReader::Text SchemaReader::text(const Closure& closure, std::string& key, 
   std::optional<Automaton> made;
   const auto with = [&](const Automaton* automaton, bool without) {
     if (automaton == nullptr || stopped()) return;
-    if (!made && without) made = *nodes_.pattern("");
+    if (!made && without) {
+      const Automaton* any = nodes_.pattern("");
+      if (any == nullptr) return;  // beyond the budget
+      made = *any;
+    }
     made = made ? combined(*made, *automaton, without, budget_) : *automaton;
   };
   for (const std::string& expression : patterns) with(nodes_.pattern(expression), false);
@@ -400,8 +415,8 @@ std::vector<ValueShapes::Others> SchemaReader::others(const Closure& closure,
   std::vector<Class> classes(1);
   if (!rules.empty())
     classes[0].names = content(rules, 0);
-  else if (!patterns.empty() && nodes_.pattern("") != nullptr)
-    classes[0].names = *nodes_.pattern("");
+  else if (const Automaton* any = patterns.empty() ? nullptr : nodes_.pattern(""); any != nullptr)
+    classes[0].names = *any;
   if (classes[0].names && !listed.empty()) {
     const auto words = words_automaton(listed);
     if (words) classes[0].names = combined(*classes[0].names, *words, true, budget_);

@@ -309,20 +309,33 @@ bool SchemaNodes::holds(const Json& value, Literal literal, int depth) {
   return holds_node(value, node(literal), depth);
 }
 
+// Made once for each list: `list` is one of a node's.
+const std::set<std::string>& SchemaNodes::canonical_texts(const std::vector<const Json*>& list) {
+  const auto [known, added] = canonical_.try_emplace(&list);
+  if (!added) return known->second;
+  for (const Json* one : list) {
+    std::string text = canonical_value(*one);
+    budget_.spend(8 + static_cast<int64_t>(text.size()) / 4 +
+                  compared_steps(known->second.size(), text.size()));
+    if (budget_.used_up()) break;
+    known->second.insert(std::move(text));
+  }
+  return known->second;
+}
+
 bool SchemaNodes::holds_node(const Json& value, const SchemaNode& node, int depth) {
   if ((kind_of(value) & node.types) == 0) return false;
-  const std::string text = node.values.empty() ? std::string() : canonical_value(value);
-  for (const auto& list : node.values) {
-    const auto [known, added] = canonical_.try_emplace(&list);
-    if (added) {
-      budget_.spend(static_cast<int64_t>(list.size()) * 8);
-      for (const Json* one : list) known->second.insert(canonical_value(*one));
-    }
-    budget_.spend(8 + static_cast<int64_t>(text.size()) / 8);
-    if (!known->second.contains(text)) return false;
+  if (!node.values.empty() || !node.not_values.empty()) {
+    const std::string text = canonical_value(value);
+    budget_.spend(static_cast<int64_t>(text.size()) / 4);
+    const auto among = [&](const std::vector<const Json*>& list) {
+      const std::set<std::string>& texts = canonical_texts(list);
+      budget_.spend(8 + compared_steps(texts.size(), text.size()));
+      return texts.contains(text);
+    };
+    if (!std::all_of(node.values.begin(), node.values.end(), among)) return false;
+    if (!node.not_values.empty() && among(node.not_values)) return false;
   }
-  for (const Json* other : node.not_values)
-    if (canonical_value(*other) == canonical_value(value)) return false;
   if (!holds_scalar(value, node)) return false;
   if (value.is_array() && !holds_array(value, node, depth)) return false;
   if (value.is_object() && !holds_object(value, node, depth)) return false;
@@ -357,8 +370,11 @@ bool SchemaNodes::holds_array(const Json& value, const SchemaNode& node, int dep
     if (!holds(value[i], i < node.prefix.size() ? node.prefix[i] : node.items, depth + 1)) return false;
   if (node.unique) {
     std::set<std::string> seen;
-    for (const Json& element : value)
-      if (!seen.insert(canonical_value(element)).second) return false;
+    for (const Json& element : value) {
+      std::string text = canonical_value(element);
+      budget_.spend(static_cast<int64_t>(text.size()) / 4 + compared_steps(seen.size(), text.size()));
+      if (!seen.insert(std::move(text)).second) return false;
+    }
   }
   if (node.min_contains == 0 && node.max_contains < 0) return true;
   const auto found = std::count_if(value.begin(), value.end(), [&](const Json& element) {
@@ -371,17 +387,28 @@ bool SchemaNodes::holds_object(const Json& value, const SchemaNode& node, int de
   const auto size = static_cast<int64_t>(value.size());
   if (size < node.min_properties || (node.max_properties >= 0 && size > node.max_properties)) return false;
   if (value.size() > kMaxListed) return true;
-  for (const std::string& name : node.required)
-    if (!value.contains(name)) return false;
+  if (!node.required.empty()) {
+    std::set<std::string_view> names;
+    for (const auto& [name, member] : value.items()) {
+      budget_.spend(4 + compared_steps(names.size(), name.size()));
+      names.insert(name);
+    }
+    for (const std::string& name : node.required) {
+      if (!budget_.spend(4 + compared_steps(names.size(), name.size()))) return true;
+      if (!names.contains(name)) return false;
+    }
+  }
   for (const auto& [name, member] : value.items()) {
     bool named = false;
+    const std::string text = node.name_patterns.empty() ? std::string() : spelled(name);
+    budget_.spend(4 + static_cast<int64_t>(node.name_patterns.size() * (4 + text.size() / 4)));
     if (const auto found = node.property.find(name); found != node.property.end()) {
       named = true;
       if (!holds(member, found->second, depth + 1)) return false;
     }
     for (const auto& [expression, schema] : node.name_patterns) {
       const Automaton* automaton = pattern(expression);
-      if (automaton == nullptr || !automaton->takes(spelled(name))) continue;
+      if (automaton == nullptr || !automaton->takes(text)) continue;
       named = true;
       if (!holds(member, schema, depth + 1)) return false;
     }
@@ -434,7 +461,10 @@ void SchemaNodes::negate_scalars(const SchemaNode& node, std::vector<Literal>& o
     return at(options.back() / 2);
   };
   if (node.types != types::kAll) add(types::kAll & ~node.types);
-  for (const auto& list : node.values) add(types::kAll).not_values = list;
+  for (const auto& list : node.values) {
+    budget_.spend(static_cast<int64_t>(list.size()));
+    add(types::kAll).not_values = list;
+  }
   if (node.number.low) add(types::kNumber).number.at_most(*node.number.low, !node.number.above_low);
   if (node.number.high) add(types::kNumber).number.at_least(*node.number.high, !node.number.below_high);
   if (node.min_length > 0) add(types::kString).max_length = node.min_length - 1;
