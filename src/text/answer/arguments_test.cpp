@@ -111,6 +111,25 @@ TEST(Arguments, ListedValuesAreWhatTheSchemaLists) {
   EXPECT_EQ(convert(R"({"const":{"a":[1]}})", R"({"a":[1]})"), R"({"a":[1]})");
 }
 
+TEST(Arguments, OfSeveralListsAreInAll) {
+  const char* both = R"({"$ref":"#/$defs/C","enum":["red",1.0],"$defs":{"C":{"enum":["green","red",1]}}})";
+  const Json root = Json::parse(both);
+  const auto types = argument_types(root, root);
+  ASSERT_NE(types.values(), nullptr);
+  ASSERT_EQ(types.values()->size(), 2U);
+  EXPECT_EQ((*types.values())[0].text, "red");
+  EXPECT_EQ((*types.values())[1].text, "1");
+  EXPECT_EQ(convert(R"({"type":"string","enum":["a",1]})", "1"), "\"1\"");
+  EXPECT_EQ(convert(R"({"enum":["a",1],"type":"integer"})", "1"), "1");
+  for (const char* never : {R"({"type":"string","enum":[1]})", R"({"enum":["a"],"const":"b"})", "false",
+                            R"({"anyOf":[false,{"type":"string","const":1}]})"}) {
+    const Json schema = Json::parse(never);
+    EXPECT_TRUE(argument_types(schema, schema).nothing()) << never;
+  }
+  const Json some = Json::parse(R"({"anyOf":[false,{"const":1}]})");
+  EXPECT_FALSE(argument_types(some, some).nothing());
+}
+
 TEST(Arguments, MayBeNullWhereTheSchemaSaysSo) {
   for (const char* schema :
        {R"({"type":"integer","nullable":true})", R"({"type":["integer","null"]})",
