@@ -76,7 +76,8 @@ TEST(SchemaBudget, MayEndAnywhere) {
   constexpr int64_t kFirst = 1500, kLast = 200, kBetween = 150;
   const bool every = std::getenv("BRAID_EVERY_STEP") != nullptr;
   const auto next = [every](int64_t at, int64_t whole) {
-    return every || at < kFirst || at >= whole - kLast ? at + 1 : std::min(at + whole / kBetween, whole - kLast);
+    return every || at < kFirst || at >= whole - kLast ? at + 1
+                                                       : std::min(at + whole / kBetween, whole - kLast);
   };
   for (const char* text : kSchemas) {
     const Json schema = Json::parse(text);

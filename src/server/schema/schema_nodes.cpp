@@ -140,13 +140,6 @@ Literal SchemaNodes::all_of(std::vector<Literal> parts) {
   return id * 2;
 }
 
-Literal SchemaNodes::one_of(std::vector<Literal> options) {
-  if (options.size() == 1) return options[0];
-  const int32_t id = make();
-  at(id).choices = {std::move(options)};
-  return id * 2;
-}
-
 // A value that is no object with this member; an object that has it.
 Literal SchemaNodes::absent(const std::string& name) {
   const int32_t id = make();

@@ -132,7 +132,7 @@ Shape SchemaReader::enumeration(const Closure& closure) {
   const bool fractions = is_one_of(closure.types, types::kBroken);
   for (const Json* value : *shortest) {
     const bool holds = std::all_of(closure.literals.begin(), closure.literals.end(),
-                                   [&](Literal literal) { return nodes_.holds(*value, literal); });
+                                   [&](Literal literal) { return nodes_.may_hold(*value, literal); });
     if (stopped()) return 0;
     if (!holds) continue;
     if (value->is_structured() && shapes.size() < kMaxStructured) {
@@ -333,7 +333,7 @@ std::optional<Automaton> SchemaReader::content(const Set& set, int depth) {
     std::vector<std::string> texts;
     for (const Json* value : *values)
       if (value->is_string() && std::all_of(closure.literals.begin(), closure.literals.end(),
-                                            [&](Literal one) { return nodes_.holds(*value, one); }))
+                                            [&](Literal one) { return nodes_.may_hold(*value, one); }))
         texts.push_back(value->get<std::string>());
     return words_automaton(texts);
   }
