@@ -502,10 +502,6 @@ ToolParameters SchemaTypes::parameters(const Json& schema, int depth) {
   return out;
 }
 
-ArgumentTypes argument_types(const Json& schema, const Json& root) {
-  return SchemaTypes(root).types(schema, 0);
-}
-
 ToolParameters read_tool_parameters(const Json& schema) { return SchemaTypes(schema).parameters(schema, 0); }
 
 // ---- Tools -----------------------------------------------------------------------------------------------

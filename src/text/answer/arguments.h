@@ -100,9 +100,6 @@ struct ToolParameters {
 // followed. Beyond a fixed amount of work the rest of the schema says nothing.
 ToolParameters read_tool_parameters(const nlohmann::ordered_json& schema);
 
-// Of a schema inside `root`.
-ArgumentTypes argument_types(const nlohmann::ordered_json& schema, const nlohmann::ordered_json& root);
-
 // What the parser of answers needs to know about the tools that were offered. Immutable once filled.
 class OfferedTools {
  public:
