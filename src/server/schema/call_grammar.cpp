@@ -191,6 +191,8 @@ bool CallGrammar::strict_parameters(const Json& schema, bool strict, GrammarBudg
   std::vector<std::unique_ptr<Json>> joined_schemas;  // which the reader may refer to
   SchemaReader reader(shapes_, budget, schema, false);
   if (strict) reader.value();  // whatever is wrong with it
+  GrammarBudget text_budget(budget.steps_left() / 3, budget.bytes_left() / 3);
+  SchemaReader texts(shapes_, text_budget, schema, false);
   const ToolParameters known = read_tool_parameters(schema);
   // Of the name's tag, all up to the byte behind the name: there it is known which parameter it is.
   const std::string_view tag_end = std::string_view(name_close_).substr(1);
@@ -221,7 +223,7 @@ bool CallGrammar::strict_parameters(const Json& schema, bool strict, GrammarBudg
   const auto value = [&](const std::vector<const Json*>& schemas, bool all_hold, const ArgumentTypes& types) {
     add_literal(tag_end);
     const Json* one = schemas.size() == 1 ? schemas[0] : nullptr;
-    if (one == nullptr && !types.is_text() && !schemas.empty()) {
+    if (one == nullptr && types.values() == nullptr && !schemas.empty()) {
       Json list = Json::array();
       for (const Json* part : schemas) {
         list.push_back(*part);
@@ -230,7 +232,7 @@ bool CallGrammar::strict_parameters(const Json& schema, bool strict, GrammarBudg
       joined_schemas.push_back(std::make_unique<Json>(Json{{all_hold ? "allOf" : "anyOf", std::move(list)}}));
       one = joined_schemas.back().get();
     }
-    if (!parameter_value(one, types, reader, budget)) return;
+    if (!parameter_value(one, types, reader, texts, budget, text_budget)) return;
     add_literal(line_);
     program_.add(Op::jump, next);
   };
@@ -245,6 +247,8 @@ bool CallGrammar::strict_parameters(const Json& schema, bool strict, GrammarBudg
     program_.set_target(set, static_cast<int32_t>(i), program_.here());
     value(listed[i]->schemas, listed[i]->all_hold, listed[i]->types);
   }
+  budget.spend(std::min(text_budget.steps(), budget.steps_left()),
+               std::min(text_budget.bytes(), budget.bytes_left()));
   if (reason_.empty()) reason_ = reader.error();
   if (reason_.empty() && !shapes_.finish(program_)) reason_ = "a value in it has too many alternatives";
   if (reason_.empty() && budget.used_up()) reason_ = budget.sentence("the schema");
@@ -289,10 +293,42 @@ void CallGrammar::string_value() {
   add_text(parameter_end_, "\n" + function_end_, "\n");
 }
 
+// A text as its schema has it: what ends it is the first tag behind it, as in string_value(). False: it is any
+// text, or beyond the budget of texts.
+bool CallGrammar::held_text(const Json& schema, bool null, SchemaReader& texts, GrammarBudget& budget) {
+  const SchemaReader::PlainText held = texts.plain_text(schema);
+  if (held.any || !held.texts) return false;
+  Nfa nfa(budget);
+  const int32_t start = nfa.add(), behind = nfa.add(), end = nfa.add();
+  const auto literal = [&](std::string_view text, int32_t from) {
+    for (size_t i = 0; i < text.size(); ++i) {
+      const int32_t to = i + 1 == text.size() ? end : nfa.add();
+      nfa.edge(from, static_cast<uint8_t>(text[i]), static_cast<uint8_t>(text[i]), to);
+      from = to;
+    }
+  };
+  nfa.embed(*held.texts, start, behind);
+  literal(parameter_end_, behind);
+  if (null)
+    for (const std::string_view word : {"null", "None"}) literal(joined({word, parameter_end_}), start);
+  if (!pairs() && !held.texts->empty() && held.texts->accepts(0))
+    literal(std::string_view(parameter_end_).substr(1), start);
+  const auto ended = nfa.determinise(start, end);
+  const Automaton until =
+      pairs() ? text_until(parameter_end_) : text_until(parameter_end_, "\n" + function_end_, "\n");
+  const auto made = ended ? combined(until, *ended, false, budget) : std::nullopt;
+  if (!made || budget.used_up()) return false;
+  if (made->empty())
+    reason_ = "no text fits a parameter of it";
+  else
+    program_.add(Op::automaton, program_.add_automaton(*made));
+  return true;
+}
+
 // Texts stand without quotes and end where the tag does; everything else is JSON. `types` of `schema` are
 // those that the parser of answers goes by.
 bool CallGrammar::parameter_value(const Json* schema, const ArgumentTypes& types, SchemaReader& reader,
-                                  GrammarBudget& budget) {
+                                  SchemaReader& texts_of, GrammarBudget& budget, GrammarBudget& text_budget) {
   if (types.values() != nullptr) {
     std::set<std::string> texts;
     const std::string tag = parameter_end_.substr(pairs() ? 0 : 1);
@@ -311,6 +347,12 @@ bool CallGrammar::parameter_value(const Json* schema, const ArgumentTypes& types
     return true;
   }
   if (types.is_text() || schema == nullptr) {
+    using Type = ArgumentType;
+    const auto others = {Type::boolean, Type::integer, Type::number, Type::array, Type::object};
+    const bool text =
+        std::none_of(others.begin(), others.end(), [&](Type type) { return types.admits(type); });
+    if (schema != nullptr && text && held_text(*schema, types.admits(Type::null), texts_of, text_budget))
+      return reason_.empty();
     string_value();
     return true;
   }

@@ -39,8 +39,9 @@ class CallGrammar {
   bool strict_parameters(const Json& schema, bool strict, GrammarBudget& budget);
   // `schema`: null if the parameter has none, and then it is a text.
   // False: nothing can be written, and reason_ says why.
+  // `texts`: reads schemas of texts, with the part of the budget that these have.
   bool parameter_value(const Json* schema, const ArgumentTypes& types, class SchemaReader& reader,
-                       GrammarBudget& budget);
+                       class SchemaReader& texts, GrammarBudget& budget, GrammarBudget& text_budget);
   // Whether the listed parameters can be written in a call; else reason_ says which cannot.
   bool can_be_written(const ToolParameters& known);
   // The opening of a parameter that is none of those of `set`, which are `openings`. False: there can be none.
@@ -53,6 +54,7 @@ class CallGrammar {
     if (!text.empty()) program_.literal(text);
   }
   void string_value();
+  bool held_text(const Json& schema, bool null, class SchemaReader& texts, GrammarBudget& budget);
 
   GrammarProgram& program_;
   ValueShapes& shapes_;

@@ -1,5 +1,5 @@
-// schema_budget_test.cpp -- what compiling a schema is charged for, and that it ends well wherever the budget
-// does.
+// schema_budget_test.cpp -- the limits of compiling: what a schema is charged for, that it ends well wherever
+// the budget does, and what becomes of that which is not understood.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "server/grammar/grammar_matcher.h"
+#include "server/schema/schema_grammar.h"
 #include "server/schema/schema_reader.h"
 #include "server/test_server_test.h"
 
@@ -161,6 +162,80 @@ TEST(SchemaBudget, AnotherSchemaIsNoWorseOff) {
     GrammarMatcher matcher(std::make_shared<const GrammarProgram>(std::move(program)));
     ASSERT_TRUE(matcher.advance(R"({"a":[1,{"b":null}]})") && matcher.accepts()) << steps;
   }
+}
+
+// ---- Where the bounds of what is understood lie ---------------------------------------------------------
+
+class Taken {
+ public:
+  explicit Taken(const std::string& schema, bool strict = false) {
+    const auto made = schema_to_grammar(Json::parse(schema), strict, grammars_of_demo());
+    if (made.ok())
+      program_ = *made;
+    else
+      error = made.error().message;
+  }
+  bool takes(const std::string& text) const {
+    if (program_ == nullptr) return false;
+    GrammarMatcher matcher(program_);
+    return matcher.advance(text) && matcher.accepts();
+  }
+  std::string error;
+
+ private:
+  std::shared_ptr<const GrammarProgram> program_;
+};
+
+void expect_taken(const std::string& schema, const std::vector<std::string>& good,
+                  const std::vector<std::string>& bad) {
+  const Taken form(schema);
+  ASSERT_EQ(form.error, "") << schema;
+  for (const auto& text : good) EXPECT_TRUE(form.takes(text)) << schema << "\n  should take " << text;
+  for (const auto& text : bad) EXPECT_FALSE(form.takes(text)) << schema << "\n  should not take " << text;
+}
+
+TEST(SchemaBounds, MultiplesHaveNoMoreDigitsThanADouble) {
+  const Taken fives(R"({"type":"integer","multipleOf":5})"),
+      hundreds(R"({"type":"integer","multipleOf":100})");
+  EXPECT_TRUE(fives.takes(std::string(307, '1') + "5"));
+  EXPECT_FALSE(fives.takes(std::string(308, '1') + "5"));
+  EXPECT_TRUE(hundreds.takes("-18446744073709551600"));
+  EXPECT_FALSE(hundreds.takes(std::string(398, '1') + "00"));
+  EXPECT_TRUE(Taken(R"({"type":"integer","multipleOf":7,"minimum":8})").takes("14"));
+  EXPECT_FALSE(Taken(R"({"type":"integer","multipleOf":5,"minimum":8})").takes(std::string(400, '5')));
+}
+
+TEST(SchemaBounds, TypesHaveTheNamesThatTheParserOfCallsKnows) {
+  for (const char* name : {"uint", "short", "bigint", "Int64"})
+    EXPECT_TRUE(Taken(Json{{"type", name}}.dump()).takes("7")) << name;
+  for (const char* name : {"dictionary", "record", "Dict[str, int]"})
+    EXPECT_TRUE(Taken(Json{{"type", name}}.dump()).takes("{}")) << name;
+  EXPECT_TRUE(Taken(R"({"type":"list[int]"})").takes("[]"));
+  EXPECT_TRUE(Taken(R"({"type":"any"})").takes("[]"));
+  EXPECT_NE(Taken(R"({"type":"uint"})", true).error, "");
+}
+
+// What is not understood admits too much rather than too little.
+TEST(SchemaBounds, WhatIsNotUnderstoodBindsNobody) {
+  // Whether the denied schema holds is not known.
+  expect_taken(R"({"enum":["a","b"],"not":{"pattern":"(?=x)x"}})", {R"("a")", R"("b")"}, {R"("c")"});
+  expect_taken(R"({"enum":["a",1],"not":{"type":"string","pattern":"(?=x)x"}})", {R"("a")", "1"}, {});
+  expect_taken(R"({"enum":["a",1],"not":{"type":"string"}})", {"1"}, {R"("a")"});
+  expect_taken(R"({"enum":[[1],[]],"not":{"contains":{"multipleOf":0.12345}}})", {"[1]", "[]"}, {});
+  expect_taken(R"({"enum":[{"a":1},{}],"not":{"patternProperties":{"(?=x)x":false}}})", {R"({"a":1})"}, {});
+  expect_taken(R"({"enum":["a","b"],"oneOf":[{"pattern":"(?=x)x"},{"const":"a"}]})", {R"("a")", R"("b")"},
+               {});
+  expect_taken(R"({"enum":[{"a":1},{"b":1}],"not":{"properties":{"a":{}},"unevaluatedProperties":false}})",
+               {R"({"a":1})", R"({"b":1})"}, {});
+  // Any name may be one that the pattern is about, so `additionalProperties` binds none.
+  expect_taken(R"({"type":"object","patternProperties":{"(?=x)x":{}},"additionalProperties":false,
+                  "properties":{"n":{"type":"integer"}}})",
+               {R"({"x1":true,"n":1})", "{}"}, {R"({"n":"x"})"});
+  expect_taken(
+      R"({"type":"object","patternProperties":{"(?=x)x":{}},"allOf":[{"additionalProperties":false}]})",
+      {"{}"}, {R"({"x1":true})"});
+  expect_taken(R"({"type":"object","patternProperties":{"(?=x)x":{}},"unevaluatedProperties":false})",
+               {R"({"x1":true})"}, {});
 }
 
 }  // namespace

@@ -302,28 +302,6 @@ TEST(SchemaGrammar, CombinationsAndReferences) {
   expect_form("true", {"1"}, {""});
 }
 
-// What is not understood admits too much rather than too little.
-TEST(SchemaGrammar, WhatIsNotUnderstoodBindsNobody) {
-  // Whether the denied schema holds is not known.
-  expect_form(R"({"enum":["a","b"],"not":{"pattern":"(?=x)x"}})", {R"("a")", R"("b")"}, {R"("c")"});
-  expect_form(R"({"enum":["a",1],"not":{"type":"string","pattern":"(?=x)x"}})", {R"("a")", "1"}, {});
-  expect_form(R"({"enum":["a",1],"not":{"type":"string"}})", {"1"}, {R"("a")"});
-  expect_form(R"({"enum":[[1],[]],"not":{"contains":{"multipleOf":0.12345}}})", {"[1]", "[]"}, {});
-  expect_form(R"({"enum":[{"a":1},{}],"not":{"patternProperties":{"(?=x)x":false}}})", {R"({"a":1})"}, {});
-  expect_form(R"({"enum":["a","b"],"oneOf":[{"pattern":"(?=x)x"},{"const":"a"}]})", {R"("a")", R"("b")"}, {});
-  expect_form(R"({"enum":[{"a":1},{"b":1}],"not":{"properties":{"a":{}},"unevaluatedProperties":false}})",
-              {R"({"a":1})", R"({"b":1})"}, {});
-  // Any name may be one that the pattern is about, so `additionalProperties` binds none.
-  expect_form(R"({"type":"object","patternProperties":{"(?=x)x":{}},"additionalProperties":false,
-                  "properties":{"n":{"type":"integer"}}})",
-              {R"({"x1":true,"n":1})", "{}"}, {R"({"n":"x"})"});
-  expect_form(
-      R"({"type":"object","patternProperties":{"(?=x)x":{}},"allOf":[{"additionalProperties":false}]})",
-      {"{}"}, {R"({"x1":true})"});
-  expect_form(R"({"type":"object","patternProperties":{"(?=x)x":{}},"unevaluatedProperties":false})",
-              {R"({"x1":true})"}, {});
-}
-
 TEST(SchemaGrammar, WhatCannotBeCompiledSaysWhy) {
   EXPECT_NE(Form(R"({"$ref":"http://example.org/x"})").error, "");
   EXPECT_NE(Form(R"({"$ref":"#/$defs/none"})").error, "");

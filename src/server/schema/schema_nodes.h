@@ -19,6 +19,7 @@
 
 #include "server/api/api_error.h"
 #include "server/automata/byte_automaton.h"
+#include "server/automata/expression.h"
 #include "server/automata/numbers.h"
 #include "text/answer/schema_references.h"
 
@@ -107,8 +108,10 @@ class SchemaNodes {
   // False: `value` is not valid. True also where what a schema says is not known.
   bool may_hold(const Json& value, Literal literal) { return holds(value, literal, 0) != Holds::no; }
 
-  // Of the text between the quotes of a JSON string, in its shortest spelling. Null: not understood.
-  const Automaton* pattern(const std::string& expression);
+  using Spelling = Expression::Spelling;
+  // Of the text between the quotes of a JSON string, in its shortest spelling, or of the text as it is. Null:
+  // not understood.
+  const Automaton* pattern(const std::string& expression, Spelling spelling = Spelling::json_string);
 
   bool stopped();
   const std::string& error() const { return error_; }
@@ -179,7 +182,7 @@ class SchemaNodes {
   std::deque<SchemaNode> nodes_;
   std::map<const Json*, int32_t> known_;
   std::map<int32_t, int32_t> negations_;
-  std::map<std::string, std::optional<Automaton>> patterns_;
+  std::map<std::pair<std::string, Spelling>, std::optional<Automaton>> patterns_;
   std::map<const std::vector<const Json*>*, std::set<std::string>> canonical_;  // of lists of values
   std::string error_;
 };

@@ -253,7 +253,7 @@ std::optional<Automaton> SchemaReader::words_automaton(const std::vector<std::st
   Expression tree(budget_);
   std::vector<Expression::Node> options;
   for (const std::string& text : texts) options.push_back(tree.text(text));
-  return tree.compile(tree.choice(std::move(options)), Expression::Spelling::json_string);
+  return tree.compile(tree.choice(std::move(options)), spelling_);
 }
 
 // `key`: what it was made of, for regulars_; if `once`, what is there already is not made again.
@@ -277,6 +277,10 @@ SchemaReader::Text SchemaReader::text(const Closure& closure, std::string& key, 
     }
   }
   out.none = out.most >= 0 && out.least > out.most;
+  if (spelling_ == Expression::Spelling::plain) {
+    if (out.least > kMaxPlainLength) out.least = 0;
+    if (out.most > kMaxPlainLength) out.most = -1;
+  }
   if (out.none || (patterns.empty() && excluded.empty() && values.empty())) return out;
   key = std::to_string(out.least) + " " + std::to_string(out.most);
   for (const auto* list : {&patterns, &excluded, &values})
@@ -287,20 +291,20 @@ SchemaReader::Text SchemaReader::text(const Closure& closure, std::string& key, 
   const auto with = [&](const Automaton* automaton, bool without) {
     if (automaton == nullptr || stopped()) return;
     if (!made && without) {
-      const Automaton* any = nodes_.pattern("");
+      const Automaton* any = nodes_.pattern("", spelling_);
       if (any == nullptr) return;  // beyond the budget
       made = *any;
     }
     made = made ? combined(*made, *automaton, without, budget_) : *automaton;
   };
-  for (const std::string& expression : patterns) with(nodes_.pattern(expression), false);
-  for (const std::string& expression : excluded) with(nodes_.pattern(expression), true);
+  for (const std::string& expression : patterns) with(nodes_.pattern(expression, spelling_), false);
+  for (const std::string& expression : excluded) with(nodes_.pattern(expression, spelling_), true);
   if (!values.empty()) {
     const auto words = words_automaton({values.begin(), values.end()});
     if (words) with(&*words, true);
   }
   if (made && (out.least > 0 || out.most >= 0))
-    made = with_length(*made, json_character(), out.least, out.most, budget_);
+    made = with_length(*made, character(), out.least, out.most, budget_);
   if (budget_.used_up())
     nodes_.fail(budget_.sentence(patterns.empty() ? "a string"
                                                   : "the pattern " + shown(*patterns.begin()) +
@@ -353,9 +357,39 @@ std::optional<Automaton> SchemaReader::content(const Set& set, int depth) {
   if (stopped()) return std::nullopt;
   if (found.none) return Automaton();
   if (found.content) return found.content;
-  const Automaton* any = nodes_.pattern("");
+  const Automaton* any = nodes_.pattern("", spelling_);
   if (any == nullptr) return std::nullopt;
-  return with_length(*any, json_character(), found.least, found.most, budget_);
+  return with_length(*any, character(), found.least, found.most, budget_);
+}
+
+// Says so where it is plain to see; else content() is an automaton of all that is said.
+bool SchemaReader::admits_any_text(const Set& set, int depth) {
+  const Closure closure = nodes_.close(set);
+  if (stopped() || closure.empty || !is_one_of(closure.types, types::kString) || depth > kMaxDepth)
+    return false;
+  for (const Literal literal : closure.literals) {
+    const SchemaNode& node = nodes_.node(literal);
+    if (!node.values.empty() || !node.not_values.empty() || !node.not_patterns.empty()) return false;
+    if (node.min_length > 0 && node.min_length <= kMaxPlainLength) return false;
+    if (node.max_length >= 0 && node.max_length <= kMaxPlainLength) return false;
+    const auto understood = [&](const std::string& one) { return nodes_.pattern(one, spelling_) != nullptr; };
+    if (std::any_of(node.patterns.begin(), node.patterns.end(), understood)) return false;
+  }
+  std::vector<Set> ways;
+  if (!choose(set, closure, ways)) return true;
+  return std::any_of(ways.begin(), ways.end(),
+                     [&](const Set& way) { return admits_any_text(way, depth + 1); });
+}
+
+SchemaReader::PlainText SchemaReader::plain_text(const Json& part) {
+  const Set set{nodes_.literal(part)};
+  PlainText out;
+  spelling_ = Expression::Spelling::plain;
+  out.any = admits_any_text(set, 0);
+  if (!out.any && !stopped()) out.texts = content(set, 0);
+  spelling_ = Expression::Spelling::json_string;
+  if (stopped()) out.texts.reset();
+  return out;
 }
 
 // ---- Objects and arrays ----------------------------------------------------------------------------------

@@ -232,8 +232,9 @@ TEST(ToolCalls, ParametersAreTypedByTheMaskAndTheParserAlike) {
     const std::string text = call("f", given(name, written));
     EXPECT_TRUE(full.may_be(text)) << parameters << " " << written;
     EXPECT_EQ(full.read_as(text), "[f]{\"" + std::string(name) + "\": " + read + "}") << parameters;
-    if (never != nullptr)
+    if (never != nullptr) {
       EXPECT_FALSE(full.may_be(call("f", given(name, never)))) << parameters << " " << never;
+    }
   }
 }
 
@@ -320,6 +321,44 @@ TEST(ToolCalls, NamesThatAreNotListedAreBoundInBytes) {
   const Prepared longer("", AnswerPolicy::ToolForm::full, tool_of(parameters));
   EXPECT_TRUE(longer.may_be(call("f", given(std::string(65, 'x'), "1"))));
   EXPECT_FALSE(longer.may_be(call("f", given(std::string(66, 'x'), "1"))));
+}
+
+// Texts without quotes are held to what is said of them.
+TEST(ToolCalls, TextsAreHeldToPatternsFormatsAndLengths) {
+  const struct {
+    const char* schema;
+    std::vector<std::string> good, bad;
+  } kCases[] = {
+      {R"({"type":"string","pattern":"^[a-z]+$"})", {"abc"}, {"ABC", "a b", ""}},
+      {R"({"type":"string","format":"date"})", {"2026-11-28"}, {"28.11.", "2026-11-28x"}},
+      {R"({"type":"string","minLength":1,"maxLength":3})", {"a", "\U0001F600xy", "</p"}, {"", "abcd"}},
+      {R"({"type":"string","minLength":1})", {"a", "a\nb </parameter> c", "\"q\" \\"}, {""}},
+      {R"({"type":["string","null"],"maxLength":2})", {"null", "None", "ab", ""}, {"abc"}},
+      {R"({"anyOf":[{"type":"string","pattern":"^x"},{"type":"null"}]})", {"xy", "null"}, {"y"}},
+      {R"({"type":"string","not":{"enum":["a","b"]}})", {"c", "ab"}, {"a", "b"}},
+      {R"({"anyOf":[{"type":"string","pattern":"^x"},{"type":"string"}]})", {"y", ""}, {}},
+      {R"({"type":"string","maxLength":100000})", {"y", ""}, {}},             // too long to be counted
+      {R"({"type":["string","integer"],"maxLength":1})", {"xyz", "12"}, {}},  // other types are not held
+  };
+  for (const Dialect::Calls calls : {Dialect::Calls::xml, Dialect::Calls::key_value}) {
+    for (const auto& [schema, good, bad] : kCases) {
+      const std::string all = R"({"type":"object","properties":{"v":)" + std::string(schema) + "}}";
+      const Prepared full("", AnswerPolicy::ToolForm::full, tool_of(all, true), calls);
+      const auto written = [xml = calls == Dialect::Calls::xml](const std::string& value) {
+        return xml ? call("f", given("v", value))
+                   : "<tool_call>f\n<arg_key>v</arg_key>\n<arg_value>" + value + "</arg_value>\n</tool_call>";
+      };
+      for (const std::string& value : good) {
+        EXPECT_TRUE(full.may_be(written(value))) << schema << value;
+        const bool bare = value == "null" || value == "None" || value == "12";
+        const std::string read = value == "None" ? "null" : bare ? value : Json(value).dump();
+        EXPECT_EQ(full.read_as(written(value)), "[f]{\"v\": " + read + "}") << schema;
+      }
+      for (const std::string& value : bad) EXPECT_FALSE(full.may_be(written(value))) << schema << value;
+    }
+  }
+  EXPECT_NE(refused(tool_of(R"({"properties":{"v":{"type":"string","minLength":2,"maxLength":1}}})", true)),
+            "");
 }
 
 // What ends a value for the mask ends it for the parser.
