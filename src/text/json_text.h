@@ -61,6 +61,21 @@ std::optional<JsonValue> read_json(std::string_view text);
 // arrays), commas at the end. true, false and null are accepted too.
 std::optional<JsonValue> read_python_literal(std::string_view text);
 
+// Whether the next byte of a JSON text stands inside a string.
+class JsonQuotes {
+ public:
+  void push(std::string_view text) {
+    for (const char c : text) {
+      const bool escaped = std::exchange(escaped_, inside_ && !escaped_ && c == '\\');
+      if (c == '"' && !escaped) inside_ = !inside_;
+    }
+  }
+  bool inside() const { return inside_; }
+
+ private:
+  bool inside_ = false, escaped_ = false;
+};
+
 // Finds the end of an object while its text still grows. Knows strings and brackets, and stops early at a
 // '<' outside strings, where a marker may begin.
 class JsonExtent {

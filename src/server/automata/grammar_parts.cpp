@@ -87,6 +87,15 @@ const Automaton& json_character() {
   return kCharacter;
 }
 
+const Automaton& plain_character() {
+  static const Automaton kCharacter = [] {
+    GrammarBudget budget;
+    Expression out(budget);
+    return made(out.compile(out.characters(complement({})), Expression::Spelling::plain));
+  }();
+  return kCharacter;
+}
+
 Automaton json_string() {
   GrammarBudget budget;
   Nfa nfa(budget);

@@ -18,7 +18,8 @@ std::string json_literal(const Json& value);
 // Exactly one character between the quotes of a JSON string: UTF-8, or any escape of it; a pair of surrogates
 // is one. Its state 0 is "between characters".
 const Automaton& json_character();
-Automaton json_string();  // any, quotes included
+const Automaton& plain_character();  // the same as it is, in UTF-8
+Automaton json_string();             // any, quotes included
 // Any, quotes included, in the one spelling that json_literal() gives it.
 Automaton json_member_name();
 Automaton json_gap();   // between elements: nothing, one blank, or a line feed with some indentation

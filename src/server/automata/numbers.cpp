@@ -6,6 +6,7 @@
 #include <charconv>
 #include <compare>
 #include <map>
+#include <vector>
 
 #include "base/check.h"
 #include "server/automata/expression.h"
@@ -17,6 +18,8 @@ namespace {
 using Node = Expression::Node;
 
 constexpr int64_t kMaxDigits = 308;         // before the point: a double holds them all
+constexpr int64_t kMaxRests = 2'000;        // states of a step, for the digits to be counted too
+constexpr int64_t kMinCounted = 20;         // digits; with fewer they are not counted
 constexpr int64_t kMaxFraction = 100;       // behind it
 constexpr int64_t kMaxExponentDigits = 18;  // before the point where an exponent follows
 constexpr int16_t kBoundedDigits = 64;      // before the point, where a bound has no more
@@ -116,7 +119,7 @@ bool NumberRule::holds(const Decimal& value) const {
   if ((whole && !value.whole()) || (broken && value.whole())) return false;
   if (low && (value < *low || (above_low && value == *low))) return false;
   if (high && (*high < value || (below_high && value == *high))) return false;
-  if (std::find(excluded.begin(), excluded.end(), value) != excluded.end()) return false;
+  if (excluded.contains(value)) return false;
   return std::all_of(steps.begin(), steps.end(),
                      [&](const Decimal& step) { return is_multiple(value, step).value_or(true); });
 }
@@ -168,6 +171,13 @@ class RuleReader {
     }
     for (const Step& step : steps_)
       most_fraction_ = std::max(most_fraction_, static_cast<int16_t>(step.places + 1));
+    int64_t rests = 1;
+    for (const Step& step : steps_) rests = std::min(rests * step.n, kMaxRests);
+    if (const int64_t digits = std::min(kMaxDigits, kMaxRests / rests);
+        digits >= kMinCounted || steps_.empty()) {
+      counts_ = true;
+      if (!steps_.empty()) most_digits_ = std::max(most_digits_, static_cast<int16_t>(digits));
+    }
     if (rule.is_free()) most_digits_ = static_cast<int16_t>(kMaxDigits);
     start_.order.assign(marks_.size(), 0);
     start_.rests.assign(steps_.size(), 0);
@@ -236,7 +246,8 @@ class RuleReader {
   static constexpr int8_t kSettled = 2;
 
   std::optional<Reading> before_point(Reading at, char c) const {
-    if (at.count >= std::max(most_digits_, kBoundedDigits) && steps_.empty()) return std::nullopt;
+    const int16_t most = steps_.empty() ? std::max(most_digits_, kBoundedDigits) : most_digits_;
+    if (at.count >= most && counts_) return std::nullopt;
     const auto place = static_cast<size_t>(at.count);
     for (size_t i = 0; i < marks_.size(); ++i) {
       const std::string& digits = marks_[i].digits;
@@ -248,8 +259,8 @@ class RuleReader {
       if ((larger || other_side) && !settle(at, i, 1)) return std::nullopt;
     }
     take_step(at, c);
-    // With steps there is no end to the digits: what is counted is multiplied by them.
-    if (steps_.empty() || at.count <= most_digits_) ++at.count;
+    // With large steps there is no end to the digits: what is counted is multiplied by them.
+    if (counts_ || at.count <= most_digits_) ++at.count;
     return at;
   }
 
@@ -311,6 +322,7 @@ class RuleReader {
   std::vector<Step> steps_;
   std::vector<Decimal> marks_;  // low, high, and those excluded
   int16_t most_digits_ = 0, most_fraction_ = 0;
+  bool counts_ = false;  // how many digits stand before the point
   Reading start_;
 };
 

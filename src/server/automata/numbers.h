@@ -4,8 +4,8 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
-#include <vector>
 
 #include "server/api/api_error.h"
 #include "server/automata/byte_automaton.h"
@@ -36,8 +36,8 @@ struct NumberRule {
   bool broken = false;  // none
   std::optional<Decimal> low, high;
   bool above_low = false, below_high = false;  // the bounds themselves are not in
-  std::vector<Decimal> steps;                  // a multiple of each
-  std::vector<Decimal> excluded;
+  std::set<Decimal> steps;                     // a multiple of each
+  std::set<Decimal> excluded;
 
   void at_least(const Decimal& bound, bool exclusive);
   void at_most(const Decimal& bound, bool exclusive);

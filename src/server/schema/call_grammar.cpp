@@ -10,6 +10,7 @@
 #include "server/grammar/member_sets.h"
 #include "server/schema/call_texts.h"
 #include "server/schema/schema_reader.h"
+#include "text/answer/answer_parser.h"
 
 namespace braid::server {
 
@@ -23,13 +24,25 @@ std::string joined(std::initializer_list<std::string_view> parts) {
   return out;
 }
 
-// What opens a parameter that is not listed, up to the byte behind its name. `most`: characters of the name.
+// What opens a parameter that is not listed, up to the byte behind its name. `most`: bytes of the name.
 Automaton parameter_name(std::string_view open, char behind, int64_t most) {
   GrammarBudget budget;
   Expression out(budget);
-  const auto name = out.characters(complement({{0, 0x20}, {'<', '<'}, {'>', '>'}}));
-  const auto whole = out.sequence({out.text(open), out.repeat(name, 1, most), out.character(behind)});
-  return *out.compile(whole, Expression::Spelling::plain);
+  const auto compiled = [&](Expression::Node node) {
+    return *out.compile(node, Expression::Spelling::plain);
+  };
+  // The parser takes quotes off a name.
+  const auto name = out.characters(complement({{0, 0x20}, {'<', '<'}, {'>', '>'}, {'"', '"'}, {'\'', '\''}}));
+  Nfa byte(budget), whole(budget);
+  const int32_t begin = byte.add(), end = byte.add();
+  byte.edge(begin, 0, 0xFF, end);
+  const auto names =
+      with_length(compiled(out.repeat(name, 1, -1)), *byte.determinise(begin, end), 1, most, budget);
+  const int32_t first = whole.add(), before = whole.add(), after = whole.add(), last = whole.add();
+  whole.embed(compiled(out.text(open)), first, before);
+  whole.embed(*names, before, after);
+  whole.edge(after, static_cast<uint8_t>(behind), static_cast<uint8_t>(behind), last);
+  return *whole.determinise(first, last);
 }
 
 }  // namespace
@@ -178,16 +191,23 @@ bool CallGrammar::strict_parameters(const Json& schema, bool strict, GrammarBudg
   std::vector<std::unique_ptr<Json>> joined_schemas;  // which the reader may refer to
   SchemaReader reader(shapes_, budget, schema, false);
   if (strict) reader.value();  // whatever is wrong with it
+  GrammarBudget text_budget(budget.steps_left() / 3, budget.bytes_left() / 3);
+  SchemaReader texts(shapes_, text_budget, schema, false);
   const ToolParameters known = read_tool_parameters(schema);
   // Of the name's tag, all up to the byte behind the name: there it is known which parameter it is.
   const std::string_view tag_end = std::string_view(name_close_).substr(1);
-  std::vector<std::string> openings;
+  if (!can_be_written(known)) return false;
+  std::vector<std::string> openings, names;  // `names`: also of those that no value fits
+  std::vector<const ToolParameters::Parameter*> listed;
   std::vector<int32_t> required;
   for (const ToolParameters::Parameter& parameter : known.listed) {
+    names.push_back(name_open_ + parameter.name + name_close_[0]);
+    if (parameter.types.nothing()) continue;
     if (parameter.required) required.push_back(static_cast<int32_t>(openings.size()));
-    openings.push_back(name_open_ + parameter.name + name_close_[0]);
+    openings.push_back(names.back());
+    listed.push_back(&parameter);
   }
-  budget.spend(static_cast<int64_t>(openings.size()) * 4, static_cast<int64_t>(openings.size()) * 108);
+  budget.spend(static_cast<int64_t>(names.size()) * 4, static_cast<int64_t>(names.size()) * 108);
   const int32_t set =
       program_.add_words(WordSet(openings, true, required, budget), std::vector<int32_t>(openings.size(), 0));
   const bool more = !known.closed && (!strict || !known.other_schemas.empty());
@@ -203,7 +223,7 @@ bool CallGrammar::strict_parameters(const Json& schema, bool strict, GrammarBudg
   const auto value = [&](const std::vector<const Json*>& schemas, bool all_hold, const ArgumentTypes& types) {
     add_literal(tag_end);
     const Json* one = schemas.size() == 1 ? schemas[0] : nullptr;
-    if (one == nullptr && !types.is_text() && !schemas.empty()) {
+    if (one == nullptr && types.values() == nullptr && !schemas.empty()) {
       Json list = Json::array();
       for (const Json* part : schemas) {
         list.push_back(*part);
@@ -212,42 +232,56 @@ bool CallGrammar::strict_parameters(const Json& schema, bool strict, GrammarBudg
       joined_schemas.push_back(std::make_unique<Json>(Json{{all_hold ? "allOf" : "anyOf", std::move(list)}}));
       one = joined_schemas.back().get();
     }
-    parameter_value(one, types, reader, budget);
+    if (!parameter_value(one, types, reader, texts, budget, text_budget)) return;
     add_literal(line_);
     program_.add(Op::jump, next);
   };
   if (more) {
     program_.way(ways);
-    add_other_name(set, openings);
-    value(known.other_schemas, false, known.others);
+    int32_t others = set;
+    if (names.size() > openings.size())
+      others = program_.add_words(WordSet(names, false, {}, budget), std::vector<int32_t>(names.size(), 0));
+    if (add_other_name(others, names)) value(known.other_schemas, false, known.others);
   }
-  for (size_t i = 0; i < known.listed.size() && !budget.used_up(); ++i) {
-    const ToolParameters::Parameter& parameter = known.listed[i];
+  for (size_t i = 0; i < listed.size() && !budget.used_up() && reason_.empty(); ++i) {
     program_.set_target(set, static_cast<int32_t>(i), program_.here());
-    value(parameter.schemas, parameter.all_hold, parameter.types);
+    value(listed[i]->schemas, listed[i]->all_hold, listed[i]->types);
   }
-  reason_ = reader.error();
+  budget.spend(std::min(text_budget.steps(), budget.steps_left()),
+               std::min(text_budget.bytes(), budget.bytes_left()));
+  if (reason_.empty()) reason_ = reader.error();
   if (reason_.empty() && !shapes_.finish(program_)) reason_ = "a value in it has too many alternatives";
   if (reason_.empty() && budget.used_up()) reason_ = budget.sentence("the schema");
   if (!reason_.empty()) shapes_.forget_calls();
   return reason_.empty();
 }
 
-// A name that is as long as one may be has no way on but its end. If one that is listed is so long, there is
-// no such length.
-void CallGrammar::add_other_name(int32_t set, const std::vector<std::string>& openings) {
-  constexpr int64_t kCharacters = 64;
-  const auto characters = [&](const std::string& opening) {
-    return std::count_if(opening.begin() + static_cast<ptrdiff_t>(name_open_.size()), opening.end() - 1,
-                         [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
-  };
-  const bool taken = std::any_of(openings.begin(), openings.end(), [&](const std::string& opening) {
-    return characters(opening) == kCharacters;
-  });
-  const int64_t most = taken ? -1 : kCharacters;
+bool CallGrammar::can_be_written(const ToolParameters& known) {
+  for (const ToolParameters::Parameter& parameter : known.listed) {
+    if (!can_name_parameter(parameter.name, dialect_))
+      reason_ = "the name of the parameter " + shown(parameter.name) + " cannot be written in a call: " +
+                (pairs() ? "it has blanks at its ends or a tag in it"
+                         : "it has blanks at its ends, a '>' or a line feed in it, or not 1 to " +
+                               std::to_string(answer_limits::kMaxNameBytes) + " bytes");
+    else if (parameter.types.nothing() && parameter.required)
+      reason_ = "no value fits the parameter " + shown(parameter.name);
+    if (!reason_.empty()) return false;
+  }
+  return true;
+}
+
+// A name that is as long as one may be has no way on but its end, so none that is listed is so long.
+bool CallGrammar::add_other_name(int32_t set, const std::vector<std::string>& openings) {
+  constexpr size_t kBytes = 64;
+  std::set<size_t> taken;
+  for (const std::string& opening : openings) taken.insert(opening.size() - name_open_.size() - 1);
+  size_t most = kBytes;
+  while (most <= answer_limits::kMaxNameBytes && taken.contains(most)) ++most;
+  if (most > answer_limits::kMaxNameBytes) return false;
   const char behind = name_close_[0];
   program_.other_name(set, "name " + name_open_ + '\0' + behind + std::to_string(most),
-                      [&] { return parameter_name(name_open_, behind, most); });
+                      [&] { return parameter_name(name_open_, behind, static_cast<int64_t>(most)); });
+  return true;
 }
 
 // Without quotes, up to the closing tag.
@@ -259,25 +293,72 @@ void CallGrammar::string_value() {
   add_text(parameter_end_, "\n" + function_end_, "\n");
 }
 
+// A text as its schema has it: what ends it is the first tag behind it, as in string_value(). False: it is any
+// text, or beyond the budget of texts.
+bool CallGrammar::held_text(const Json& schema, bool null, SchemaReader& texts, GrammarBudget& budget) {
+  const SchemaReader::PlainText held = texts.plain_text(schema);
+  if (held.any || !held.texts) return false;
+  Nfa nfa(budget);
+  const int32_t start = nfa.add(), behind = nfa.add(), end = nfa.add();
+  const auto literal = [&](std::string_view text, int32_t from) {
+    for (size_t i = 0; i < text.size(); ++i) {
+      const int32_t to = i + 1 == text.size() ? end : nfa.add();
+      nfa.edge(from, static_cast<uint8_t>(text[i]), static_cast<uint8_t>(text[i]), to);
+      from = to;
+    }
+  };
+  nfa.embed(*held.texts, start, behind);
+  literal(parameter_end_, behind);
+  if (null)
+    for (const std::string_view word : {"null", "None"}) literal(joined({word, parameter_end_}), start);
+  if (!pairs() && !held.texts->empty() && held.texts->accepts(0))
+    literal(std::string_view(parameter_end_).substr(1), start);
+  const auto ended = nfa.determinise(start, end);
+  const Automaton until =
+      pairs() ? text_until(parameter_end_) : text_until(parameter_end_, "\n" + function_end_, "\n");
+  const auto made = ended ? combined(until, *ended, false, budget) : std::nullopt;
+  if (!made || budget.used_up()) return false;
+  if (made->empty())
+    reason_ = "no text fits a parameter of it";
+  else
+    program_.add(Op::automaton, program_.add_automaton(*made));
+  return true;
+}
+
 // Texts stand without quotes and end where the tag does; everything else is JSON. `types` of `schema` are
 // those that the parser of answers goes by.
-void CallGrammar::parameter_value(const Json* schema, const ArgumentTypes& types, SchemaReader& reader,
-                                  GrammarBudget& budget) {
+bool CallGrammar::parameter_value(const Json* schema, const ArgumentTypes& types, SchemaReader& reader,
+                                  SchemaReader& texts_of, GrammarBudget& budget, GrammarBudget& text_budget) {
   if (types.values() != nullptr) {
     std::set<std::string> texts;
+    const std::string tag = parameter_end_.substr(pairs() ? 0 : 1);
     for (const ArgumentTypes::Value& value : *types.values()) {
-      texts.insert(value.text + parameter_end_);
-      budget.spend(8 + static_cast<int64_t>(texts.size()) / 8, 16);
+      budget.spend(8 + compared_steps(texts.size(), value.text.size()), 16);
+      // The first tag in its place ends the value for whoever reads it.
+      if (value.text.find(parameter_end_) == std::string::npos && !value.text.starts_with(tag))
+        texts.insert(value.text + parameter_end_);
     }
+    if (texts.empty()) reason_ = "the listed values of a parameter cannot be written in a call";
+    if (texts.empty()) return false;
     const int32_t behind = program_.here() + 1;
     const std::vector<std::string> list(texts.begin(), texts.end());
     program_.add(Op::words, program_.add_words(WordSet(list, false, {}, budget),
                                                std::vector<int32_t>(list.size(), behind)));
-    return;
+    return true;
   }
-  if (types.is_text() || schema == nullptr) return string_value();
+  if (types.is_text() || schema == nullptr) {
+    using Type = ArgumentType;
+    const auto others = {Type::boolean, Type::integer, Type::number, Type::array, Type::object};
+    const bool text =
+        std::none_of(others.begin(), others.end(), [&](Type type) { return types.admits(type); });
+    if (schema != nullptr && text && held_text(*schema, types.admits(Type::null), texts_of, text_budget))
+      return reason_.empty();
+    string_value();
+    return true;
+  }
   shapes_.call(program_, reader.value(*schema));
   program_.literal(parameter_end_);
+  return true;
 }
 
 }  // namespace braid::server

@@ -38,10 +38,14 @@ class CallGrammar {
   bool strict_arguments(const Json& schema, GrammarBudget& budget);
   bool strict_parameters(const Json& schema, bool strict, GrammarBudget& budget);
   // `schema`: null if the parameter has none, and then it is a text.
-  void parameter_value(const Json* schema, const ArgumentTypes& types, class SchemaReader& reader,
-                       GrammarBudget& budget);
-  // The opening of a parameter that is none of those of `set`, which are `openings`.
-  void add_other_name(int32_t set, const std::vector<std::string>& openings);
+  // False: nothing can be written, and reason_ says why.
+  // `texts`: reads schemas of texts, with the part of the budget that these have.
+  bool parameter_value(const Json* schema, const ArgumentTypes& types, class SchemaReader& reader,
+                       class SchemaReader& texts, GrammarBudget& budget, GrammarBudget& text_budget);
+  // Whether the listed parameters can be written in a call; else reason_ says which cannot.
+  bool can_be_written(const ToolParameters& known);
+  // The opening of a parameter that is none of those of `set`, which are `openings`. False: there can be none.
+  bool add_other_name(int32_t set, const std::vector<std::string>& openings);
   void add_text(std::string_view mark, std::string_view forbidden = {}, std::string_view begun = {});
   void leave() { exits_.push_back(program_.add(Instruction::Op::jump)); }
   bool json() const { return dialect_.calls == Dialect::Calls::json; }
@@ -50,6 +54,7 @@ class CallGrammar {
     if (!text.empty()) program_.literal(text);
   }
   void string_value();
+  bool held_text(const Json& schema, bool null, class SchemaReader& texts, GrammarBudget& budget);
 
   GrammarProgram& program_;
   ValueShapes& shapes_;

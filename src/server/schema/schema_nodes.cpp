@@ -4,12 +4,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "server/api/fields.h"
 #include "server/automata/expression.h"
 #include "server/automata/formats.h"
 #include "server/automata/grammar_parts.h"
 #include "server/automata/pattern.h"
+#include "text/answer/arguments.h"
 
 namespace braid::server {
 
@@ -85,6 +87,10 @@ std::string shown(const std::string& text) {
   return text.substr(0, end) + "...";
 }
 
+int64_t compared_steps(size_t texts, size_t bytes) {
+  return std::bit_width(texts) * (1 + static_cast<int64_t>(bytes) / 64) + static_cast<int64_t>(bytes) / 8;
+}
+
 SchemaNodes::SchemaNodes(GrammarBudget& budget, const Json& root, bool strict)
     : budget_(budget), references_(root), strict_(strict) {
   nodes_.emplace_back().read = true;  // true
@@ -135,13 +141,6 @@ Literal SchemaNodes::all_of(std::vector<Literal> parts) {
   return id * 2;
 }
 
-Literal SchemaNodes::one_of(std::vector<Literal> options) {
-  if (options.size() == 1) return options[0];
-  const int32_t id = make();
-  at(id).choices = {std::move(options)};
-  return id * 2;
-}
-
 // A value that is no object with this member; an object that has it.
 Literal SchemaNodes::absent(const std::string& name) {
   const int32_t id = make();
@@ -169,15 +168,15 @@ int32_t SchemaNodes::resolve(Literal literal) {
 
 const SchemaNode& SchemaNodes::node(Literal literal) { return at(resolve(literal)); }
 
-const Automaton* SchemaNodes::pattern(const std::string& expression) {
-  const auto [known, added] = patterns_.try_emplace(expression);
+const Automaton* SchemaNodes::pattern(const std::string& expression, Spelling spelling) {
+  const auto [known, added] = patterns_.try_emplace({expression, spelling});
   if (added) {
     Expression tree(budget_);
     std::string why;
     const auto root = read_pattern(tree, expression, why);
     const std::string name = "the pattern " + shown(expression);
     if (root)
-      known->second = tree.compile(*root, Expression::Spelling::json_string);
+      known->second = tree.compile(*root, spelling);
     else if (!budget_.used_up() && strict_)
       fail(name + " is not supported: it has " + why);
     if (budget_.used_up()) fail(budget_.sentence(name));
@@ -269,23 +268,16 @@ uint8_t SchemaNodes::type_named(const Json& name) {
       {"null", types::kNull},     {"boolean", types::kBoolean}, {"integer", types::kInteger},
       {"number", types::kNumber}, {"string", types::kString},   {"array", types::kArray},
       {"object", types::kObject}};
-  // What writers of schemas mean who name types as their language does.
-  static const std::map<std::string_view, uint8_t> kOthers = {
-      {"none", types::kNull},      {"nil", types::kNull},      {"bool", types::kBoolean},
-      {"int", types::kInteger},    {"int32", types::kInteger}, {"int64", types::kInteger},
-      {"long", types::kInteger},   {"float", types::kNumber},  {"double", types::kNumber},
-      {"decimal", types::kNumber}, {"str", types::kString},    {"text", types::kString},
-      {"list", types::kArray},     {"tuple", types::kArray},   {"set", types::kArray},
-      {"dict", types::kObject},    {"map", types::kObject},    {"any", types::kAll}};
   const std::string text = name.is_string() ? name.get<std::string>() : std::string();
   if (const auto found = kNames.find(text); found != kNames.end()) return found->second;
-  std::string lower = text;
-  std::transform(lower.begin(), lower.end(), lower.begin(),
-                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c | 0x20) : c; });
-  for (const auto* names : {&kNames, &kOthers}) {
-    const auto found = names->find(lower);
-    if (!strict_ && found != names->end()) return found->second;
-  }
+  // What writers of schemas mean who name types as their language does.
+  static const std::map<ArgumentType, uint8_t> kKinds = {
+      {ArgumentType::null, types::kNull},       {ArgumentType::boolean, types::kBoolean},
+      {ArgumentType::integer, types::kInteger}, {ArgumentType::number, types::kNumber},
+      {ArgumentType::string, types::kString},   {ArgumentType::array, types::kArray},
+      {ArgumentType::object, types::kObject}};
+  if (!strict_ && text == "any") return types::kAll;
+  if (const auto meant = strict_ ? std::nullopt : argument_type_of(text)) return kKinds.at(*meant);
   fail("a type in it is not known: " + shown(json_literal(name)));
   return types::kAll;
 }
@@ -355,7 +347,7 @@ void SchemaNodes::read_numbers(SchemaNode& node, const Found& found) {
     const auto step = Decimal::of(*given);
     if (!step || step->negative || *step == Decimal()) return fail("multipleOf is not a number above 0");
     if (is_multiple(*step, *step).has_value())
-      node.number.steps.push_back(*step);
+      node.number.steps.insert(*step);
     else
       unsupported("the multipleOf " + shown(given->dump())), node.partly = true;
   }

@@ -19,6 +19,7 @@
 
 #include "server/api/api_error.h"
 #include "server/automata/byte_automaton.h"
+#include "server/automata/expression.h"
 #include "server/automata/numbers.h"
 #include "text/answer/schema_references.h"
 
@@ -104,13 +105,14 @@ class SchemaNodes {
   bool leads_back(const Closure& closure, Literal literal, Literal option);
   // Surely nothing fits. False says nothing.
   bool clearly_empty(const std::vector<Literal>& set, int depth = 0);
-  // Whether `value` is valid.
-  bool holds(const Json& value, Literal literal, int depth = 0);
+  // False: `value` is not valid. True also where what a schema says is not known.
+  bool may_hold(const Json& value, Literal literal) { return holds(value, literal, 0) != Holds::no; }
 
-  // Of the text between the quotes of a JSON string, in its shortest spelling. Null: not understood.
-  const Automaton* pattern(const std::string& expression);
+  using Spelling = Expression::Spelling;
+  // Of the text between the quotes of a JSON string, in its shortest spelling, or of the text as it is. Null:
+  // not understood.
+  const Automaton* pattern(const std::string& expression, Spelling spelling = Spelling::json_string);
 
-  SchemaReferences& references() { return references_; }
   bool stopped();
   const std::string& error() const { return error_; }
   void fail(std::string message) {
@@ -121,6 +123,7 @@ class SchemaNodes {
 
  private:
   using Found = std::map<std::string_view, const Json*>;
+  enum class Holds : uint8_t { no, unknown, yes };  // ascending: what several say together is the least
 
   int32_t make();  // a node of parts
   SchemaNode& at(int32_t id) { return nodes_[static_cast<size_t>(id)]; }
@@ -153,7 +156,6 @@ class SchemaNodes {
   bool negate_objects(const SchemaNode& node, std::vector<Literal>& options);
   bool negate_combinations(const SchemaNode& node, std::vector<Literal>& options);
   Literal all_of(std::vector<Literal> parts);
-  Literal one_of(std::vector<Literal> options);
   Literal absent(const std::string& name);
   Literal present(const std::string& name);
   Literal exclusive_option(const std::vector<Literal>& options, const std::vector<Closure>& alone,
@@ -164,11 +166,14 @@ class SchemaNodes {
   bool evaluates(const SchemaNode& node, const std::string& name);
   bool in_circle(const std::vector<std::pair<Literal, Literal>>& edges);
 
-  bool holds_node(const Json& value, const SchemaNode& node, int depth);
-  bool holds_scalar(const Json& value, const SchemaNode& node);
-  bool holds_array(const Json& value, const SchemaNode& node, int depth);
-  bool holds_object(const Json& value, const SchemaNode& node, int depth);
-  bool holds_combinations(const Json& value, const SchemaNode& node, int depth);
+  Holds holds(const Json& value, Literal literal, int depth);
+  bool has_odd_names(const SchemaNode& node);
+  const std::set<std::string>& canonical_texts(const std::vector<const Json*>& list);
+  Holds holds_node(const Json& value, const SchemaNode& node, int depth);
+  Holds holds_scalar(const Json& value, const SchemaNode& node);
+  Holds holds_array(const Json& value, const SchemaNode& node, int depth);
+  Holds holds_object(const Json& value, const SchemaNode& node, int depth);
+  Holds holds_combinations(const Json& value, const SchemaNode& node, int depth);
 
   GrammarBudget& budget_;
   SchemaReferences references_;
@@ -177,13 +182,13 @@ class SchemaNodes {
   std::deque<SchemaNode> nodes_;
   std::map<const Json*, int32_t> known_;
   std::map<int32_t, int32_t> negations_;
-  std::map<std::string, std::optional<Automaton>> patterns_;
+  std::map<std::pair<std::string, Spelling>, std::optional<Automaton>> patterns_;
   std::map<const std::vector<const Json*>*, std::set<std::string>> canonical_;  // of lists of values
   std::string error_;
 };
 
-// A value as text, the same for all that are equal in a schema's sense.
-std::string canonical_value(const Json& value);
+// Steps of looking a text of so many bytes up among sorted ones, or adding it to them.
+int64_t compared_steps(size_t texts, size_t bytes);
 // The beginning of a client's text, for a sentence.
 std::string shown(const std::string& text);
 

@@ -2,6 +2,7 @@
 #include "server/schema/schema_reader.h"
 
 #include <algorithm>
+#include <bit>
 #include <set>
 
 namespace braid::server {
@@ -131,7 +132,7 @@ Shape SchemaReader::enumeration(const Closure& closure) {
   const bool fractions = is_one_of(closure.types, types::kBroken);
   for (const Json* value : *shortest) {
     const bool holds = std::all_of(closure.literals.begin(), closure.literals.end(),
-                                   [&](Literal literal) { return nodes_.holds(*value, literal); });
+                                   [&](Literal literal) { return nodes_.may_hold(*value, literal); });
     if (stopped()) return 0;
     if (!holds) continue;
     if (value->is_structured() && shapes.size() < kMaxStructured) {
@@ -207,7 +208,10 @@ Shape SchemaReader::words(const Closure& closure) {
   if (is_one_of(closure.types, types::kNull)) texts.emplace_back("null");
   if (is_one_of(closure.types, types::kBoolean)) texts.insert(texts.end(), {"true", "false"});
   for (const Literal literal : closure.literals)
-    for (const Json* value : nodes_.node(literal).not_values) std::erase(texts, json_literal(*value));
+    for (const Json* value : nodes_.node(literal).not_values) {
+      budget_.spend(1);
+      if (value->is_null() || value->is_boolean()) std::erase(texts, json_literal(*value));
+    }
   return shapes_.words(std::move(texts));
 }
 
@@ -217,15 +221,17 @@ Shape SchemaReader::number(const Closure& closure) {
   rule.broken = !is_one_of(closure.types, types::kInteger);
   for (const Literal literal : closure.literals) {
     const SchemaNode& node = nodes_.node(literal);
-    budget_.spend(4 + static_cast<int64_t>(node.not_values.size()));
+    budget_.spend(4);
     if (node.number.low) rule.at_least(*node.number.low, node.number.above_low);
     if (node.number.high) rule.at_most(*node.number.high, node.number.below_high);
-    for (const Decimal& step : node.number.steps)
-      if (std::find(rule.steps.begin(), rule.steps.end(), step) == rule.steps.end())
-        rule.steps.push_back(step);
-    for (const Json* value : node.not_values)
+    budget_.spend(static_cast<int64_t>(node.number.steps.size() * (4 + std::bit_width(rule.steps.size()))));
+    rule.steps.insert(node.number.steps.begin(), node.number.steps.end());
+    for (const Json* value : node.not_values) {
+      // Two searches among those that are there.
+      if (!budget_.spend(8 + 2 * std::bit_width(rule.excluded.size()))) return 0;
       if (const auto excluded = Decimal::of(*value); excluded && rule.holds(*excluded))
-        rule.excluded.push_back(*excluded);
+        rule.excluded.insert(*excluded);
+    }
   }
   if (rule.contradicts()) return nothing("maximum is below minimum");
   if (!rule.whole && rule.is_free()) return shapes_.any_number(false);
@@ -247,7 +253,7 @@ std::optional<Automaton> SchemaReader::words_automaton(const std::vector<std::st
   Expression tree(budget_);
   std::vector<Expression::Node> options;
   for (const std::string& text : texts) options.push_back(tree.text(text));
-  return tree.compile(tree.choice(std::move(options)), Expression::Spelling::json_string);
+  return tree.compile(tree.choice(std::move(options)), spelling_);
 }
 
 // `key`: what it was made of, for regulars_; if `once`, what is there already is not made again.
@@ -257,15 +263,24 @@ SchemaReader::Text SchemaReader::text(const Closure& closure, std::string& key, 
   std::set<std::string> values;
   for (const Literal literal : closure.literals) {
     const SchemaNode& node = nodes_.node(literal);
-    budget_.spend(4 + static_cast<int64_t>(node.not_values.size()));
+    budget_.spend(4);
     out.least = std::max(out.least, node.min_length);
     if (node.max_length >= 0) out.most = out.most < 0 ? node.max_length : std::min(out.most, node.max_length);
     patterns.insert(node.patterns.begin(), node.patterns.end());
     excluded.insert(node.not_patterns.begin(), node.not_patterns.end());
-    for (const Json* value : node.not_values)
-      if (value->is_string()) values.insert(value->get<std::string>());
+    for (const Json* value : node.not_values) {
+      if (!budget_.spend(1)) return out;
+      if (!value->is_string()) continue;
+      const auto& denied = value->get_ref<const std::string&>();
+      budget_.spend(compared_steps(values.size(), denied.size()));
+      values.insert(denied);
+    }
   }
   out.none = out.most >= 0 && out.least > out.most;
+  if (spelling_ == Expression::Spelling::plain) {
+    if (out.least > kMaxPlainLength) out.least = 0;
+    if (out.most > kMaxPlainLength) out.most = -1;
+  }
   if (out.none || (patterns.empty() && excluded.empty() && values.empty())) return out;
   key = std::to_string(out.least) + " " + std::to_string(out.most);
   for (const auto* list : {&patterns, &excluded, &values})
@@ -275,17 +290,21 @@ SchemaReader::Text SchemaReader::text(const Closure& closure, std::string& key, 
   std::optional<Automaton> made;
   const auto with = [&](const Automaton* automaton, bool without) {
     if (automaton == nullptr || stopped()) return;
-    if (!made && without) made = *nodes_.pattern("");
+    if (!made && without) {
+      const Automaton* any = nodes_.pattern("", spelling_);
+      if (any == nullptr) return;  // beyond the budget
+      made = *any;
+    }
     made = made ? combined(*made, *automaton, without, budget_) : *automaton;
   };
-  for (const std::string& expression : patterns) with(nodes_.pattern(expression), false);
-  for (const std::string& expression : excluded) with(nodes_.pattern(expression), true);
+  for (const std::string& expression : patterns) with(nodes_.pattern(expression, spelling_), false);
+  for (const std::string& expression : excluded) with(nodes_.pattern(expression, spelling_), true);
   if (!values.empty()) {
     const auto words = words_automaton({values.begin(), values.end()});
     if (words) with(&*words, true);
   }
   if (made && (out.least > 0 || out.most >= 0))
-    made = with_length(*made, json_character(), out.least, out.most, budget_);
+    made = with_length(*made, character(), out.least, out.most, budget_);
   if (budget_.used_up())
     nodes_.fail(budget_.sentence(patterns.empty() ? "a string"
                                                   : "the pattern " + shown(*patterns.begin()) +
@@ -318,7 +337,7 @@ std::optional<Automaton> SchemaReader::content(const Set& set, int depth) {
     std::vector<std::string> texts;
     for (const Json* value : *values)
       if (value->is_string() && std::all_of(closure.literals.begin(), closure.literals.end(),
-                                            [&](Literal one) { return nodes_.holds(*value, one); }))
+                                            [&](Literal one) { return nodes_.may_hold(*value, one); }))
         texts.push_back(value->get<std::string>());
     return words_automaton(texts);
   }
@@ -338,9 +357,39 @@ std::optional<Automaton> SchemaReader::content(const Set& set, int depth) {
   if (stopped()) return std::nullopt;
   if (found.none) return Automaton();
   if (found.content) return found.content;
-  const Automaton* any = nodes_.pattern("");
+  const Automaton* any = nodes_.pattern("", spelling_);
   if (any == nullptr) return std::nullopt;
-  return with_length(*any, json_character(), found.least, found.most, budget_);
+  return with_length(*any, character(), found.least, found.most, budget_);
+}
+
+// Says so where it is plain to see; else content() is an automaton of all that is said.
+bool SchemaReader::admits_any_text(const Set& set, int depth) {
+  const Closure closure = nodes_.close(set);
+  if (stopped() || closure.empty || !is_one_of(closure.types, types::kString) || depth > kMaxDepth)
+    return false;
+  for (const Literal literal : closure.literals) {
+    const SchemaNode& node = nodes_.node(literal);
+    if (!node.values.empty() || !node.not_values.empty() || !node.not_patterns.empty()) return false;
+    if (node.min_length > 0 && node.min_length <= kMaxPlainLength) return false;
+    if (node.max_length >= 0 && node.max_length <= kMaxPlainLength) return false;
+    const auto understood = [&](const std::string& one) { return nodes_.pattern(one, spelling_) != nullptr; };
+    if (std::any_of(node.patterns.begin(), node.patterns.end(), understood)) return false;
+  }
+  std::vector<Set> ways;
+  if (!choose(set, closure, ways)) return true;
+  return std::any_of(ways.begin(), ways.end(),
+                     [&](const Set& way) { return admits_any_text(way, depth + 1); });
+}
+
+SchemaReader::PlainText SchemaReader::plain_text(const Json& part) {
+  const Set set{nodes_.literal(part)};
+  PlainText out;
+  spelling_ = Expression::Spelling::plain;
+  out.any = admits_any_text(set, 0);
+  if (!out.any && !stopped()) out.texts = content(set, 0);
+  spelling_ = Expression::Spelling::json_string;
+  if (stopped()) out.texts.reset();
+  return out;
 }
 
 // ---- Objects and arrays ----------------------------------------------------------------------------------
@@ -400,8 +449,8 @@ std::vector<ValueShapes::Others> SchemaReader::others(const Closure& closure,
   std::vector<Class> classes(1);
   if (!rules.empty())
     classes[0].names = content(rules, 0);
-  else if (!patterns.empty() && nodes_.pattern("") != nullptr)
-    classes[0].names = *nodes_.pattern("");
+  else if (const Automaton* any = patterns.empty() ? nullptr : nodes_.pattern(""); any != nullptr)
+    classes[0].names = *any;
   if (classes[0].names && !listed.empty()) {
     const auto words = words_automaton(listed);
     if (words) classes[0].names = combined(*classes[0].names, *words, true, budget_);

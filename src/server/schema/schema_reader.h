@@ -31,6 +31,15 @@ class SchemaReader {
   // The whole schema, of its values those that are objects.
   Shape object_value();
 
+  // Texts that a part of the schema admits, as they are: where they stand without quotes. Bounds beyond
+  // kMaxPlainLength are left out.
+  struct PlainText {
+    bool any = false;
+    std::optional<Automaton> texts;  // empty, and not `any`: beyond the budget
+  };
+  static constexpr int64_t kMaxPlainLength = 128;
+  PlainText plain_text(const Json& part);
+
   // Empty: all went well. One sentence otherwise, and the shapes are of no use.
   const std::string& error();
 
@@ -63,7 +72,11 @@ class SchemaReader {
   Shape number(const Closure& closure);
   Shape string(const Closure& closure);
   Text text(const Closure& closure, std::string& key, bool once);
+  bool admits_any_text(const Set& set, int depth);
   std::optional<Automaton> content(const Set& set, int depth);
+  const Automaton& character() const {
+    return spelling_ == Expression::Spelling::plain ? plain_character() : json_character();
+  }
   std::optional<Automaton> words_automaton(const std::vector<std::string>& texts);
   Shape array(const Closure& closure, int depth);
   Shape object(const Closure& closure, int depth);
@@ -79,6 +92,7 @@ class SchemaReader {
   std::vector<Set> open_;                  // to be made when what is nested now is done
   std::map<std::string, Shape> regulars_;  // patterns and ranges that were met before
   std::vector<Shape> made_;                // by value(), not looked at yet
+  Expression::Spelling spelling_ = Expression::Spelling::json_string;  // of texts that are being made
   std::string why_nothing_;
   std::string error_;
 };

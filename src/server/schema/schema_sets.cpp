@@ -34,8 +34,7 @@ int64_t characters(const std::string& text) {
                        [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
 }
 
-}  // namespace
-
+// The same for all that are equal in a schema's sense.
 std::string canonical_value(const Json& value) {
   if (value.is_number()) {
     const auto number = Decimal::of(value);
@@ -53,6 +52,8 @@ std::string canonical_value(const Json& value) {
   for (const auto& [name, member] : members) out += json_literal(Json(name)) + ":" + member + ",";
   return out + "}";
 }
+
+}  // namespace
 
 // ---- Sets ------------------------------------------------------------------------------------------------
 
@@ -143,6 +144,12 @@ bool SchemaNodes::evaluates(const SchemaNode& node, const std::string& name) {
   });
 }
 
+// A pattern of names that is not understood: any name may be one of its.
+bool SchemaNodes::has_odd_names(const SchemaNode& node) {
+  return std::any_of(node.name_patterns.begin(), node.name_patterns.end(),
+                     [&](const auto& one) { return pattern(one.first) == nullptr; });
+}
+
 std::vector<Literal> SchemaNodes::member(const Closure& closure, const std::string& name) {
   std::vector<Literal> out;
   const std::string text = spelled(name);
@@ -164,7 +171,7 @@ std::vector<Literal> SchemaNodes::member(const Closure& closure, const std::stri
                          });
       if (!named) out.push_back(node.additional);
     }
-    if (node.names != kTrue && !holds(Json(name), node.names)) out.push_back(kFalse);
+    if (node.names != kTrue && !may_hold(Json(name), node.names)) out.push_back(kFalse);
     if (node.unevaluated == kTrue) continue;
     bool known = false;
     for (const Literal other : in_place(closure, literal)) {
@@ -179,8 +186,8 @@ std::vector<Literal> SchemaNodes::member(const Closure& closure, const std::stri
 std::vector<Literal> SchemaNodes::other_member(const Closure& closure, const std::set<std::string>& matched) {
   std::vector<Literal> out;
   const auto matches = [&](const SchemaNode& node) {
-    return std::any_of(node.name_patterns.begin(), node.name_patterns.end(),
-                       [&](const auto& one) { return matched.contains(one.first); });
+    return has_odd_names(node) || std::any_of(node.name_patterns.begin(), node.name_patterns.end(),
+                                              [&](const auto& one) { return matched.contains(one.first); });
   };
   for (const Literal literal : closure.literals) {
     const SchemaNode& node = this->node(literal);
@@ -248,7 +255,7 @@ bool SchemaNodes::clearly_empty(const std::vector<Literal>& set, int depth) {
   if (values != nullptr) {
     return std::none_of(values->begin(), values->end(), [&](const Json* value) {
       return std::all_of(closure.literals.begin(), closure.literals.end(),
-                         [&](Literal literal) { return holds(*value, literal); });
+                         [&](Literal literal) { return may_hold(*value, literal); });
     });
   }
   if ((closure.types & ~types::kNumber) == 0 && number.contradicts()) return true;
@@ -301,106 +308,171 @@ const SchemaNode& SchemaNodes::with_choices(Literal literal) {
 
 // ---- Validity --------------------------------------------------------------------------------------------
 
-bool SchemaNodes::holds(const Json& value, Literal literal, int depth) {
+SchemaNodes::Holds SchemaNodes::holds(const Json& value, Literal literal, int depth) {
   budget_.spend(8);
-  if (depth > kMaxHeldDepth || stopped()) return true;
-  if (literal == kTrue || literal == kFalse) return literal == kTrue;
-  if (literal % 2 == 1) return !holds(value, literal ^ 1, depth + 1);
-  return holds_node(value, node(literal), depth);
-}
-
-bool SchemaNodes::holds_node(const Json& value, const SchemaNode& node, int depth) {
-  if ((kind_of(value) & node.types) == 0) return false;
-  const std::string text = node.values.empty() ? std::string() : canonical_value(value);
-  for (const auto& list : node.values) {
-    const auto [known, added] = canonical_.try_emplace(&list);
-    if (added) {
-      budget_.spend(static_cast<int64_t>(list.size()) * 8);
-      for (const Json* one : list) known->second.insert(canonical_value(*one));
-    }
-    budget_.spend(8 + static_cast<int64_t>(text.size()) / 8);
-    if (!known->second.contains(text)) return false;
+  if (depth > kMaxHeldDepth || stopped()) return Holds::unknown;
+  if (literal == kTrue || literal == kFalse) return literal == kTrue ? Holds::yes : Holds::no;
+  if (literal % 2 == 0) return holds_node(value, node(literal), depth);
+  switch (holds(value, literal ^ 1, depth + 1)) {
+    case Holds::no:
+      return Holds::yes;
+    case Holds::yes:
+      return Holds::no;
+    case Holds::unknown:
+      break;
   }
-  for (const Json* other : node.not_values)
-    if (canonical_value(*other) == canonical_value(value)) return false;
-  if (!holds_scalar(value, node)) return false;
-  if (value.is_array() && !holds_array(value, node, depth)) return false;
-  if (value.is_object() && !holds_object(value, node, depth)) return false;
-  return holds_combinations(value, node, depth);
+  return Holds::unknown;
 }
 
-bool SchemaNodes::holds_scalar(const Json& value, const SchemaNode& node) {
+// Made once for each list: `list` is one of a node's.
+const std::set<std::string>& SchemaNodes::canonical_texts(const std::vector<const Json*>& list) {
+  const auto [known, added] = canonical_.try_emplace(&list);
+  if (!added) return known->second;
+  for (const Json* one : list) {
+    std::string text = canonical_value(*one);
+    budget_.spend(8 + static_cast<int64_t>(text.size()) / 4 +
+                  compared_steps(known->second.size(), text.size()));
+    if (budget_.used_up()) break;
+    known->second.insert(std::move(text));
+  }
+  return known->second;
+}
+
+SchemaNodes::Holds SchemaNodes::holds_node(const Json& value, const SchemaNode& node, int depth) {
+  if ((kind_of(value) & node.types) == 0) return Holds::no;
+  if (!node.values.empty() || !node.not_values.empty()) {
+    const std::string text = canonical_value(value);
+    budget_.spend(static_cast<int64_t>(text.size()) / 4);
+    const auto among = [&](const std::vector<const Json*>& list) {
+      const std::set<std::string>& texts = canonical_texts(list);
+      budget_.spend(8 + compared_steps(texts.size(), text.size()));
+      return texts.contains(text);
+    };
+    if (!std::all_of(node.values.begin(), node.values.end(), among)) return Holds::no;
+    if (!node.not_values.empty() && among(node.not_values)) return Holds::no;
+  }
+  Holds out = node.partly ? Holds::unknown : Holds::yes;
+  out = std::min(out, holds_scalar(value, node));
+  if (out != Holds::no && value.is_array()) out = std::min(out, holds_array(value, node, depth));
+  if (out != Holds::no && value.is_object()) out = std::min(out, holds_object(value, node, depth));
+  return out == Holds::no ? out : std::min(out, holds_combinations(value, node, depth));
+}
+
+SchemaNodes::Holds SchemaNodes::holds_scalar(const Json& value, const SchemaNode& node) {
+  const auto known = [](bool holds) { return holds ? Holds::yes : Holds::no; };
   if (value.is_number()) {
     const auto number = Decimal::of(value);
-    return !number || node.number.holds(*number);
+    return number ? known(node.number.holds(*number)) : Holds::unknown;
   }
-  if (!value.is_string()) return true;
+  if (!value.is_string()) return Holds::yes;
   const auto& text = value.get_ref<const std::string&>();
   const int64_t length = characters(text);
-  if (length < node.min_length || (node.max_length >= 0 && length > node.max_length)) return false;
-  if (node.patterns.empty() && node.not_patterns.empty()) return true;
+  if (length < node.min_length || (node.max_length >= 0 && length > node.max_length)) return Holds::no;
+  if (node.patterns.empty() && node.not_patterns.empty()) return Holds::yes;
   const std::string content = spelled(text);
   budget_.spend(static_cast<int64_t>(content.size()));
-  const auto matches = [&](const std::string& expression) {
-    const Automaton* automaton = pattern(expression);
-    return automaton == nullptr || automaton->takes(content);
-  };
-  return std::all_of(node.patterns.begin(), node.patterns.end(), matches) &&
-         std::none_of(node.not_patterns.begin(), node.not_patterns.end(), matches);
+  Holds out = Holds::yes;
+  for (const auto* list : {&node.patterns, &node.not_patterns}) {
+    for (const std::string& expression : *list) {
+      const Automaton* automaton = pattern(expression);
+      out =
+          std::min(out, automaton == nullptr ? Holds::unknown
+                                             : known(automaton->takes(content) == (list == &node.patterns)));
+    }
+  }
+  return out;
 }
 
-bool SchemaNodes::holds_array(const Json& value, const SchemaNode& node, int depth) {
+SchemaNodes::Holds SchemaNodes::holds_array(const Json& value, const SchemaNode& node, int depth) {
   const auto size = static_cast<int64_t>(value.size());
-  if (size < node.min_items || (node.max_items >= 0 && size > node.max_items)) return false;
-  if (value.size() > kMaxListed) return true;
-  for (size_t i = 0; i < value.size(); ++i)
-    if (!holds(value[i], i < node.prefix.size() ? node.prefix[i] : node.items, depth + 1)) return false;
+  if (size < node.min_items || (node.max_items >= 0 && size > node.max_items)) return Holds::no;
+  if (value.size() > kMaxListed) return Holds::unknown;
+  Holds out = node.unevaluated_items == kTrue ? Holds::yes : Holds::unknown;
+  for (size_t i = 0; i < value.size() && out != Holds::no; ++i)
+    out = std::min(out, holds(value[i], i < node.prefix.size() ? node.prefix[i] : node.items, depth + 1));
   if (node.unique) {
     std::set<std::string> seen;
-    for (const Json& element : value)
-      if (!seen.insert(canonical_value(element)).second) return false;
+    for (const Json& element : value) {
+      std::string text = canonical_value(element);
+      budget_.spend(static_cast<int64_t>(text.size()) / 4 + compared_steps(seen.size(), text.size()));
+      if (!seen.insert(std::move(text)).second) return Holds::no;
+    }
   }
-  if (node.min_contains == 0 && node.max_contains < 0) return true;
-  const auto found = std::count_if(value.begin(), value.end(), [&](const Json& element) {
-    return holds(element, node.contains, depth + 1);
-  });
-  return found >= node.min_contains && (node.max_contains < 0 || found <= node.max_contains);
+  if (out == Holds::no || (node.min_contains == 0 && node.max_contains < 0)) return out;
+  int64_t found = 0, perhaps = 0;  // elements that it contains
+  for (const Json& element : value) {
+    const Holds one = holds(element, node.contains, depth + 1);
+    found += one == Holds::yes ? 1 : 0;
+    perhaps += one == Holds::no ? 0 : 1;
+  }
+  const bool bound = node.max_contains >= 0;
+  if (perhaps < node.min_contains || (bound && found > node.max_contains)) return Holds::no;
+  return found < node.min_contains || (bound && perhaps > node.max_contains) ? Holds::unknown : out;
 }
 
-bool SchemaNodes::holds_object(const Json& value, const SchemaNode& node, int depth) {
+SchemaNodes::Holds SchemaNodes::holds_object(const Json& value, const SchemaNode& node, int depth) {
   const auto size = static_cast<int64_t>(value.size());
-  if (size < node.min_properties || (node.max_properties >= 0 && size > node.max_properties)) return false;
-  if (value.size() > kMaxListed) return true;
-  for (const std::string& name : node.required)
-    if (!value.contains(name)) return false;
+  if (size < node.min_properties || (node.max_properties >= 0 && size > node.max_properties))
+    return Holds::no;
+  if (value.size() > kMaxListed) return Holds::unknown;
+  if (!node.required.empty()) {
+    std::set<std::string_view> names;
+    for (const auto& [name, member] : value.items()) {
+      budget_.spend(4 + compared_steps(names.size(), name.size()));
+      names.insert(name);
+    }
+    for (const std::string& name : node.required) {
+      if (!budget_.spend(4 + compared_steps(names.size(), name.size()))) return Holds::unknown;
+      if (!names.contains(name)) return Holds::no;
+    }
+  }
+  Holds out = node.unevaluated == kTrue ? Holds::yes : Holds::unknown;
   for (const auto& [name, member] : value.items()) {
     bool named = false;
+    const std::string text = node.name_patterns.empty() ? std::string() : spelled(name);
+    budget_.spend(4 + static_cast<int64_t>(node.name_patterns.size() * (4 + text.size() / 4)));
     if (const auto found = node.property.find(name); found != node.property.end()) {
       named = true;
-      if (!holds(member, found->second, depth + 1)) return false;
+      out = std::min(out, holds(member, found->second, depth + 1));
     }
     for (const auto& [expression, schema] : node.name_patterns) {
       const Automaton* automaton = pattern(expression);
-      if (automaton == nullptr || !automaton->takes(spelled(name))) continue;
-      named = true;
-      if (!holds(member, schema, depth + 1)) return false;
+      if (automaton == nullptr) out = std::min(out, Holds::unknown);
+      named = named || automaton == nullptr || automaton->takes(text);
+      if (automaton != nullptr && automaton->takes(text))
+        out = std::min(out, holds(member, schema, depth + 1));
     }
-    if (!named && !holds(member, node.additional, depth + 1)) return false;
-    if (!holds(Json(name), node.names, depth + 1)) return false;
+    if (!named) out = std::min(out, holds(member, node.additional, depth + 1));
+    if (node.names != kTrue) out = std::min(out, holds(Json(name), node.names, depth + 1));
+    if (out == Holds::no) return out;
   }
-  return true;
+  return out;
 }
 
-bool SchemaNodes::holds_combinations(const Json& value, const SchemaNode& node, int depth) {
-  const auto holding = [&](const std::vector<Literal>& list) {
-    return std::count_if(list.begin(), list.end(),
-                         [&](Literal literal) { return holds(value, literal, depth + 1); });
+SchemaNodes::Holds SchemaNodes::holds_combinations(const Json& value, const SchemaNode& node, int depth) {
+  Holds out = Holds::yes;
+  for (const Literal literal : node.all) out = std::min(out, holds(value, literal, depth + 1));
+  const auto count = [&](const std::vector<Literal>& options) {  // that hold, and that may
+    std::pair<int64_t, int64_t> found;
+    for (const Literal literal : options) {
+      const Holds one = holds(value, literal, depth + 1);
+      found.first += one == Holds::yes ? 1 : 0;
+      found.second += one == Holds::no ? 0 : 1;
+    }
+    return found;
   };
-  if (holding(node.all) < static_cast<ptrdiff_t>(node.all.size())) return false;
-  for (const auto& options : node.choices)
-    if (holding(options) == 0) return false;
-  return std::all_of(node.exclusive.begin(), node.exclusive.end(),
-                     [&](const auto& options) { return holding(options) == 1; });
+  for (const auto& options : node.choices) {
+    if (out == Holds::no) return out;
+    const auto found = count(options);
+    if (found.first == 0) out = found.second == 0 ? Holds::no : Holds::unknown;
+  }
+  for (const auto& options : node.exclusive) {
+    if (out == Holds::no) return out;
+    const auto found = count(options);
+    if (found.first > 1 || found.second == 0) return Holds::no;
+    if (found.second > 1 || found.first == 0) out = Holds::unknown;
+  }
+  return out;
 }
 
 // ---- Negations -------------------------------------------------------------------------------------------
@@ -434,7 +506,10 @@ void SchemaNodes::negate_scalars(const SchemaNode& node, std::vector<Literal>& o
     return at(options.back() / 2);
   };
   if (node.types != types::kAll) add(types::kAll & ~node.types);
-  for (const auto& list : node.values) add(types::kAll).not_values = list;
+  for (const auto& list : node.values) {
+    budget_.spend(static_cast<int64_t>(list.size()));
+    add(types::kAll).not_values = list;
+  }
   if (node.number.low) add(types::kNumber).number.at_most(*node.number.low, !node.number.above_low);
   if (node.number.high) add(types::kNumber).number.at_least(*node.number.high, !node.number.below_high);
   if (node.min_length > 0) add(types::kString).max_length = node.min_length - 1;

@@ -6,6 +6,7 @@
 #include "server/answers/answer_stream.h"
 #include "server/requests/prompt.h"
 #include "server/requests/read_request.h"
+#include "server/schema/schema_grammar.h"
 #include "server/test_server_test.h"
 
 namespace braid::server {
@@ -165,6 +166,15 @@ std::string tool_of(const std::string& parameters, bool strict = false) {
   return R"([{"type":"function","function":{"name":"f",)" + std::string(strict ? R"("strict":true,)" : "") +
          R"("parameters":)" + parameters + "}}]";
 }
+// Why a request with these tools is refused.
+std::string refused(const std::string& tools) {
+  const auto model = demo_served_model(nullptr);
+  const auto read =
+      read_chat(Json::parse(R"({"messages":[{"role":"user","content":"q"}],"tools":)" + tools + "}"), {});
+  EXPECT_TRUE(read.ok()) << read.error().message;
+  const auto made = answer_grammar(*read, *model, {});
+  return made.ok() ? std::string() : made.error().message;
+}
 std::string given(const std::string& name, const std::string& value) {
   return "<parameter=" + name + ">\n" + value + "\n</parameter>\n";
 }
@@ -206,14 +216,25 @@ TEST(ToolCalls, ParametersAreTypedByTheMaskAndTheParserAlike) {
       {R"({"type":"object","properties":{"v":{"description":"d"}}})", "v", "42", "\"42\""},
       {R"({"type":"object","properties":{"v":{"type":"str"}}})", "v", "42", "\"42\""},
       {R"({"type":"object"})", "v", "42", "\"42\""},
+      // Of two lists the values that are in both, and of each those of its type.
+      {R"({"type":"object","properties":{"c":{"$ref":"#/$defs/C","enum":["red"]}},"$defs":{"C":{"enum":["green","red"]}}})",
+       "c", "red", "\"red\"", "green"},
+      {R"({"type":"object","properties":{"v":{"type":"string","enum":["a",1]}}})", "v", "a", "\"a\"", "1"},
+      {R"({"type":"object","properties":{"v":{"enum":["a",1,2.5,2.0],"type":"integer"}}})", "v", "2.0", "2.0",
+       "2.5"},
+      {R"({"type":"object","properties":{"v":{"enum":["a",null],"allOf":[{"type":"null"}]}}})", "v", "null",
+       "null", "a"},
+      {R"({"type":"object","properties":{"v":{"anyOf":[{"type":"string","enum":[1]},{"const":"b"}]}}})", "v",
+       "b", "\"b\"", "1"},
   };
   for (const auto& [parameters, name, written, read, never] : kCases) {
     const Prepared full("", AnswerPolicy::ToolForm::full, tool_of(parameters));
     const std::string text = call("f", given(name, written));
     EXPECT_TRUE(full.may_be(text)) << parameters << " " << written;
     EXPECT_EQ(full.read_as(text), "[f]{\"" + std::string(name) + "\": " + read + "}") << parameters;
-    if (never != nullptr)
+    if (never != nullptr) {
       EXPECT_FALSE(full.may_be(call("f", given(name, never)))) << parameters << " " << never;
+    }
   }
 }
 
@@ -246,6 +267,100 @@ TEST(ToolCalls, ParametersComeInAnyOrderAndNoneIsLost) {
   EXPECT_FALSE(strict.may_be(call("f", given("b", "1") + given("a", "2") + given("c", "3"))));
 }
 
+// A parameter that no value fits does not come, under its own name least of all.
+TEST(ToolCalls, WhatNoValueFitsIsLeftOutOrRefused) {
+  for (const char* never :
+       {R"({"type":"string","enum":[1]})", R"({"allOf":[{"const":"a"},{"const":"b"}]})", "false"}) {
+    const std::string one = R"({"type":"object","properties":{"v":)" + std::string(never) + "}";
+    for (const bool strict : {false, true}) {
+      const Prepared optional("", AnswerPolicy::ToolForm::full, tool_of(one + "}", strict));
+      EXPECT_TRUE(optional.may_be(call("f", ""))) << never;
+      EXPECT_FALSE(optional.may_be(call("f", given("v", "a")))) << never;
+      EXPECT_EQ(optional.may_be(call("f", given("w", "a"))), !strict) << never;
+    }
+    EXPECT_NE(refused(tool_of(one + R"(,"required":["v"]})", true)), "");
+  }
+}
+
+// The mask writes no name that the parser reads as another or not at all.
+TEST(ToolCalls, NamesThatNoTagCanHoldFreeTheirTool) {
+  for (const std::string& name :
+       {std::string(129, 'n'), std::string("a>b"), std::string(" a"), std::string("a\n")}) {
+    const std::string parameters =
+        Json{{"type", "object"}, {"properties", {{name, {{"type", "integer"}}}}}}.dump();
+    const Prepared full("", AnswerPolicy::ToolForm::full, tool_of(parameters));
+    EXPECT_TRUE(full.may_be("<tool_call>\n<function=f>\nanything", false)) << name;
+    EXPECT_NE(refused(tool_of(parameters, true)).find("cannot be written in a call"), std::string::npos)
+        << name;
+  }
+  for (const std::string& name :
+       {std::string(128, 'n'), std::string("a b"), std::string("\"q\""), std::string("x<y")}) {
+    const std::string parameters =
+        Json{{"type", "object"}, {"properties", {{name, {{"type", "integer"}}}}}}.dump();
+    const Prepared full("", AnswerPolicy::ToolForm::full, tool_of(parameters, true));
+    EXPECT_TRUE(full.may_be(call("f", given(name, "1")))) << name;
+    EXPECT_EQ(full.read_as(call("f", given(name, "1"))), "[f]{" + Json(name).dump() + ": 1}");
+  }
+}
+
+TEST(ToolCalls, NamesThatAreNotListedAreBoundInBytes) {
+  const Prepared full("", AnswerPolicy::ToolForm::full,
+                      tool_of(R"({"type":"object","properties":{"n":{}}})"));
+  std::string wide;
+  for (int i = 0; i < 16; ++i) wide += "\U0001F600";
+  EXPECT_EQ(wide.size(), 64U);
+  EXPECT_TRUE(full.may_be(call("f", given(wide, "1"))));
+  EXPECT_EQ(full.read_as(call("f", given(wide, "1"))), "[f]{" + Json(wide).dump() + ": \"1\"}");
+  EXPECT_FALSE(full.may_be(call("f", given(wide + "x", "1"))));
+  EXPECT_FALSE(full.may_be(call("f", given("\"n\"", "1"))));  // it would be read as n
+  EXPECT_TRUE(full.may_be(call("f", given(std::string(64, 'x'), "1"))));
+  EXPECT_FALSE(full.may_be(call("f", given(std::string(65, 'x'), "1"))));
+  // One more than a listed one that is so long.
+  const std::string parameters =
+      Json{{"type", "object"}, {"properties", {{std::string(64, 'x'), true}}}}.dump();
+  const Prepared longer("", AnswerPolicy::ToolForm::full, tool_of(parameters));
+  EXPECT_TRUE(longer.may_be(call("f", given(std::string(65, 'x'), "1"))));
+  EXPECT_FALSE(longer.may_be(call("f", given(std::string(66, 'x'), "1"))));
+}
+
+// Texts without quotes are held to what is said of them.
+TEST(ToolCalls, TextsAreHeldToPatternsFormatsAndLengths) {
+  const struct {
+    const char* schema;
+    std::vector<std::string> good, bad;
+  } kCases[] = {
+      {R"({"type":"string","pattern":"^[a-z]+$"})", {"abc"}, {"ABC", "a b", ""}},
+      {R"({"type":"string","format":"date"})", {"2026-11-28"}, {"28.11.", "2026-11-28x"}},
+      {R"({"type":"string","minLength":1,"maxLength":3})", {"a", "\U0001F600xy", "</p"}, {"", "abcd"}},
+      {R"({"type":"string","minLength":1})", {"a", "a\nb </parameter> c", "\"q\" \\"}, {""}},
+      {R"({"type":["string","null"],"maxLength":2})", {"null", "None", "ab", ""}, {"abc"}},
+      {R"({"anyOf":[{"type":"string","pattern":"^x"},{"type":"null"}]})", {"xy", "null"}, {"y"}},
+      {R"({"type":"string","not":{"enum":["a","b"]}})", {"c", "ab"}, {"a", "b"}},
+      {R"({"anyOf":[{"type":"string","pattern":"^x"},{"type":"string"}]})", {"y", ""}, {}},
+      {R"({"type":"string","maxLength":100000})", {"y", ""}, {}},             // too long to be counted
+      {R"({"type":["string","integer"],"maxLength":1})", {"xyz", "12"}, {}},  // other types are not held
+  };
+  for (const Dialect::Calls calls : {Dialect::Calls::xml, Dialect::Calls::key_value}) {
+    for (const auto& [schema, good, bad] : kCases) {
+      const std::string all = R"({"type":"object","properties":{"v":)" + std::string(schema) + "}}";
+      const Prepared full("", AnswerPolicy::ToolForm::full, tool_of(all, true), calls);
+      const auto written = [xml = calls == Dialect::Calls::xml](const std::string& value) {
+        return xml ? call("f", given("v", value))
+                   : "<tool_call>f\n<arg_key>v</arg_key>\n<arg_value>" + value + "</arg_value>\n</tool_call>";
+      };
+      for (const std::string& value : good) {
+        EXPECT_TRUE(full.may_be(written(value))) << schema << value;
+        const bool bare = value == "null" || value == "None" || value == "12";
+        const std::string read = value == "None" ? "null" : bare ? value : Json(value).dump();
+        EXPECT_EQ(full.read_as(written(value)), "[f]{\"v\": " + read + "}") << schema;
+      }
+      for (const std::string& value : bad) EXPECT_FALSE(full.may_be(written(value))) << schema << value;
+    }
+  }
+  EXPECT_NE(refused(tool_of(R"({"properties":{"v":{"type":"string","minLength":2,"maxLength":1}}})", true)),
+            "");
+}
+
 // What ends a value for the mask ends it for the parser.
 TEST(ToolCalls, NoTextTalksItselfOutOfItsParameter) {
   const Prepared full("");
@@ -256,6 +371,24 @@ TEST(ToolCalls, NoTextTalksItselfOutOfItsParameter) {
     EXPECT_TRUE(full.may_be(text)) << value;
     EXPECT_EQ(full.read_as(text), "[run]{\"cmd\": " + Json(value).dump() + "}");
   }
+}
+
+TEST(ToolCalls, ATagInsideAStringEndsNoValue) {
+  const std::string tools =
+      tool_of(R"({"type":"object","properties":{"a":{"type":"array"},"o":{"type":"object"},
+      "e":{"enum":["x</arg_value>y","z"]}}})");
+  const Prepared pairs("", AnswerPolicy::ToolForm::full, tools, Dialect::Calls::key_value);
+  const auto pair = [](const std::string& key, const std::string& value) {
+    return "<arg_key>" + key + "</arg_key>\n<arg_value>" + value + "</arg_value>\n";
+  };
+  for (const char* list : {R"(["x</arg_value>y"])", R"(["\"</arg_value>", "\\"])", R"(["</arg_value>"])"}) {
+    const std::string object = R"({"k": )" + std::string(list) + "}";
+    const std::string text = "<tool_call>f\n" + pair("a", list) + pair("o", object) + "</tool_call>";
+    EXPECT_TRUE(pairs.may_be(text)) << text;
+    EXPECT_EQ(pairs.read_as(text), R"([f]{"a": )" + std::string(list) + R"(, "o": )" + object + "}");
+  }
+  EXPECT_FALSE(pairs.may_be("<tool_call>f\n" + pair("e", "x</arg_value>y") + "</tool_call>"));
+  EXPECT_TRUE(pairs.may_be("<tool_call>f\n" + pair("e", "z") + "</tool_call>"));
 }
 
 TEST(ToolCalls, OtherDialectsAreTypedAlike) {

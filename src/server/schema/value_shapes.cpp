@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "server/automata/grammar_parts.h"
 #include "server/automata/numbers.h"
@@ -92,9 +93,13 @@ Shape ValueShapes::choice(std::vector<Shape> options) {
 
 Shape ValueShapes::any() {
   if (any_ >= 0) return any_;
+  if (budget_->used_up()) return 0;  // nothing is kept, and no other shape may be taken for this one
   any_ = forward();
   const Shape object = this->object({}, {{nullptr, any_}}), array = this->array({}, any_, 0, -1);
-  define(any_, choice({words({"true", "false", "null"}), any_string(), any_number(false), object, array}));
+  const Shape all =
+      choice({words({"true", "false", "null"}), any_string(), any_number(false), object, array});
+  if (budget_->used_up()) return std::exchange(any_, -1);
+  define(any_, all);
   return any_;
 }
 

@@ -73,6 +73,7 @@ void AnswerParser::open_parameter(std::string_view name, bool pair) {
   inner_ = 0;
   lead_ = !pair;
   value_begun_ = false;
+  quotes_ = {};
   value_.clear();
   state_ = State::value;
 }
@@ -197,13 +198,18 @@ bool AnswerParser::step_value() {
   }
   size_t keep = final_ ? text.size() : before_partial(text, markers);
   int32_t inner = inner_;
+  JsonQuotes quotes = quotes_;
+  size_t quoted = 0;  // bytes that `quotes` has seen
+  const bool json = held_json();
   for (size_t at = text.find('<'); at < keep; at = text.find('<', at + 1)) {
     const std::string_view here = text.substr(at);
     if (std::none_of(markers.begin(), markers.end(), [&](auto m) { return here.starts_with(m); })) {
       if (here.starts_with("<parameter ")) ++inner;
       continue;
     }
-    const Verdict verdict = judge(at, inner);
+    if (json) quotes.push(text.substr(quoted, at - quoted));
+    quoted = at;
+    const Verdict verdict = quotes.inside() ? Verdict::text : judge(at, inner);
     if (verdict == Verdict::end) {
       end_value(take(at), /*at_end=*/false);
       if (rest().starts_with(all[0])) {
@@ -221,6 +227,7 @@ bool AnswerParser::step_value() {
     if (here.starts_with(tags().parameter.close)) inner = std::max(0, inner - 1);
   }
   inner_ = inner;
+  if (json) quotes_.push(text.substr(0, keep));
   if (repeated_) {
     take(keep);
   } else if (!streams_) {
@@ -242,6 +249,9 @@ bool AnswerParser::step_value() {
   }
   return false;
 }
+
+// The open value is JSON as a mask holds it, where no tag in a string ends it.
+bool AnswerParser::held_json() const { return held_form_ && !types_.is_text() && types_.values() == nullptr; }
 
 // Is the marker at `at` the end of the open value, or a part of it? `inner`: tags before it in the value that
 // open parameters and are not closed there.

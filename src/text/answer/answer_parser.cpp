@@ -18,6 +18,13 @@ bool is_plain_name_byte(char c) {
 
 }  // namespace
 
+bool can_name_parameter(std::string_view name, const Dialect& dialect) {
+  if (trim_blanks(name) != name) return false;
+  if (dialect.calls == Dialect::Calls::key_value)
+    return name.find(dialect.key.close) == std::string_view::npos;
+  return !name.empty() && name.size() <= kMaxNameBytes && name.find_first_of(">\n") == std::string_view::npos;
+}
+
 AnswerParser::AnswerParser(AnswerFormat format)
     : format_(std::move(format)), state_(format_.starts_in_reasoning ? State::reasoning : State::content) {
   if (format_.tools == nullptr) format_.tools = std::make_shared<const OfferedTools>();

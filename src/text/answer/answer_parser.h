@@ -33,7 +33,8 @@
 #include "text/dialect.h"
 #include "text/json_text.h"
 
-// What counts as blank in an answer, and how much may stand between its tags. For the parser's sources only.
+// What counts as blank in an answer, and how much may stand between its tags. For the parser's sources and
+// the grammar of calls.
 namespace braid::answer_limits {
 
 inline constexpr std::string_view kBlanks = " \t\r\n";
@@ -61,6 +62,9 @@ constexpr std::string_view unquoted(std::string_view name) {
 }  // namespace braid::answer_limits
 
 namespace braid {
+
+// Whether a parameter's tag can have this name: the parser reads it as it was written.
+bool can_name_parameter(std::string_view name, const Dialect& dialect);
 
 struct AnswerEvent {
   enum class Kind : uint8_t {
@@ -184,6 +188,7 @@ class AnswerParser {
   void skip_astray();
   void skip_layout();
   Verdict judge(size_t at, int32_t inner) const;
+  bool held_json() const;
   Tri ends_parameter(size_t at, int32_t inner) const;
   void give_back(size_t bytes);
 
@@ -228,6 +233,7 @@ class AnswerParser {
   int32_t inner_ = 0;      // tags inside its value that open parameters and are not closed
   bool streams_ = false;   // its value is given out as it comes
   bool repeated_ = false;  // its name was given already: the value is dropped
+  JsonQuotes quotes_;      // of the part of a held value in JSON that is consumed
   bool lead_ = false;      // the line feed behind the opening tag is not yet seen
   bool value_begun_ = false;
   std::string value_;  // collected, if it does not stream

@@ -20,15 +20,6 @@ constexpr int kMaxSchemaDepth = 64;
 constexpr int64_t kMaxSchemaSteps = 400'000;
 constexpr int64_t kMaxWholeDigits = 64;  // of a number that is written with a point or an exponent
 
-ArgumentType type_of_value(const Json& value) {
-  if (value.is_null()) return ArgumentType::null;
-  if (value.is_boolean()) return ArgumentType::boolean;
-  if (value.is_number_integer()) return ArgumentType::integer;
-  if (value.is_number()) return ArgumentType::number;
-  if (value.is_string()) return ArgumentType::string;
-  return value.is_array() ? ArgumentType::array : ArgumentType::object;
-}
-
 std::string_view trimmed(std::string_view text) {
   constexpr std::string_view kBlanks = " \t\r\n\v\f";
   const size_t first = text.find_first_not_of(kBlanks);
@@ -219,6 +210,7 @@ class SchemaTypes {
   const Json* target(const Json& schema);
   static uint8_t named(const Json& type);
   ArgumentTypes listed(const Json& values);
+  static uint8_t type_of(const Value& value);
   static void narrow(ArgumentTypes& types, const ArgumentTypes& by);
   static void widen(ArgumentTypes& types, const ArgumentTypes& by);
   void own_parameters(const Json& schema, int depth, ToolParameters& out);
@@ -256,16 +248,37 @@ ArgumentTypes SchemaTypes::listed(const Json& values) {
   out.stated_ = true;
   auto list = std::make_shared<std::vector<Value>>();
   for (const Json& value : values) {
-    out.set_ |= ArgumentTypes::only(type_of_value(value));
     std::string json = value.dump(-1, ' ', false, Json::error_handler_t::replace);
     if (!spend(static_cast<int64_t>(json.size()) / 8)) return {};
     std::string text = value.is_string() ? value.get<std::string>() : json;
     list->push_back({std::move(text), std::move(json)});
+    out.set_ |= type_of(list->back());
   }
   out.values_ = std::move(list);
   return out;
 }
 
+// Of a listed value. 1.0 is an integer for a schema.
+uint8_t SchemaTypes::type_of(const Value& value) {
+  using Type = ArgumentType;
+  switch (value.json[0]) {
+    case '"':
+      return ArgumentTypes::only(Type::string);
+    case '[':
+      return ArgumentTypes::only(Type::array);
+    case '{':
+      return ArgumentTypes::only(Type::object);
+    case 't':
+    case 'f':
+      return ArgumentTypes::only(Type::boolean);
+    case 'n':
+      return ArgumentTypes::only(Type::null);
+    default:
+      return ArgumentTypes::only(as_integer(value.json) ? Type::integer : Type::number);
+  }
+}
+
+// Both hold: of two lists the values that are in both, and of each those that the other's types admit.
 void SchemaTypes::narrow(ArgumentTypes& types, const ArgumentTypes& by) {
   if (!by.stated_) return;
   if (!types.stated_) {
@@ -273,11 +286,37 @@ void SchemaTypes::narrow(ArgumentTypes& types, const ArgumentTypes& by) {
     return;
   }
   const uint8_t both = types.set_ & by.set_;
-  if (types.values_ == nullptr) types.values_ = by.values_;
-  types.set_ = both != 0 ? both : by.set_;  // a contradiction: nothing fits, so anything will do
+  types.nothing_ = types.nothing_ || by.nothing_ || both == 0;
+  const auto list = types.values_ != nullptr ? types.values_ : by.values_;
+  const auto other = types.values_ != nullptr ? by.values_ : nullptr;
+  if (list == nullptr || (other == nullptr && list == types.values_ && (types.set_ & ~both) == 0)) {
+    types.set_ = both != 0 ? both : by.set_;  // if nothing fits, anything will do
+    return;
+  }
+  const auto name = [](const Value& value) { return as_integer(value.json).value_or(value.json); };
+  std::set<std::string> others;
+  if (other != nullptr)
+    for (const Value& value : *other) others.insert(name(value));
+  auto kept = std::make_shared<std::vector<Value>>();
+  uint8_t set = 0;
+  for (const Value& value : *list) {
+    const uint8_t type = type_of(value);
+    if ((type & both) == 0 || (other != nullptr && !others.contains(name(value)))) continue;
+    kept->push_back(value);
+    set |= type;
+  }
+  types.nothing_ = types.nothing_ || kept->empty();
+  types.set_ = set != 0 ? set : by.set_;
+  types.values_ = kept->empty() ? nullptr : std::move(kept);
 }
 
+// One of them holds.
 void SchemaTypes::widen(ArgumentTypes& types, const ArgumentTypes& by) {
+  if (by.nothing_) return;
+  if (types.nothing_) {
+    types = by;
+    return;
+  }
   if (!types.stated_ || !by.stated_) {
     types = {};
     return;
@@ -294,6 +333,7 @@ void SchemaTypes::widen(ArgumentTypes& types, const ArgumentTypes& by) {
 
 ArgumentTypes SchemaTypes::types(const Json& schema, int depth) {
   ArgumentTypes out;
+  out.nothing_ = out.stated_ = schema == false;
   if (!schema.is_object() || depth > kMaxSchemaDepth || !spend(8)) return out;
   if (const Json* at = target(schema)) {
     narrow(out, types(*at, depth + 1));
@@ -357,6 +397,7 @@ ArgumentTypes SchemaTypes::types(const Json& schema, int depth) {
 // ---- The parameters of a tool ----------------------------------------------------------------------------
 
 void SchemaTypes::add_other(const Json& schema, int depth, ToolParameters& out) {
+  if (schema == false) return;
   const ArgumentTypes more = types(schema, depth + 1);
   if (out.other_schemas.empty())
     out.others = more;
@@ -403,6 +444,8 @@ void SchemaTypes::join(ToolParameters& out, ToolParameters more, bool all) {
       continue;
     }
     Parameter& before = out.listed[found->second];
+    const size_t listed = before.types.values_ == nullptr ? 0 : before.types.values_->size();
+    if (!all && !spend(static_cast<int64_t>(listed))) return;  // a list of both would be made anew
     if (all)
       narrow(before.types, parameter.types);
     else
@@ -457,10 +500,6 @@ ToolParameters SchemaTypes::parameters(const Json& schema, int depth) {
     for (const Json& part : *parts) perhaps(part);
   }
   return out;
-}
-
-ArgumentTypes argument_types(const Json& schema, const Json& root) {
-  return SchemaTypes(root).types(schema, 0);
 }
 
 ToolParameters read_tool_parameters(const Json& schema) { return SchemaTypes(schema).parameters(schema, 0); }

@@ -48,6 +48,9 @@ class ArgumentTypes {
   bool only_text() const { return set_ == only(ArgumentType::string) && values_ == nullptr; }
   // The values that an enum or a const lists, if there are no others. Null: not listed.
   const std::vector<Value>* values() const { return values_.get(); }
+  // What the schema says contradicts itself, so that no value fits it. What is written all the same becomes
+  // whatever it looks like.
+  bool nothing() const { return nothing_; }
   // A text that begins so may become something else than a text.
   bool may_be_json(char first) const;
 
@@ -66,6 +69,7 @@ class ArgumentTypes {
 
   uint8_t set_ = kAll;
   bool stated_ = false;  // the schema says so
+  bool nothing_ = false;
   std::shared_ptr<const std::vector<Value>> values_;
 };
 
@@ -95,9 +99,6 @@ struct ToolParameters {
 // `schema`: of all parameters, an object's. $ref, allOf, anyOf, oneOf and conditions at its root are
 // followed. Beyond a fixed amount of work the rest of the schema says nothing.
 ToolParameters read_tool_parameters(const nlohmann::ordered_json& schema);
-
-// Of a schema inside `root`.
-ArgumentTypes argument_types(const nlohmann::ordered_json& schema, const nlohmann::ordered_json& root);
 
 // What the parser of answers needs to know about the tools that were offered. Immutable once filled.
 class OfferedTools {

@@ -8,9 +8,16 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// Of a parameter with this schema, whose definitions are the tool's.
+ArgumentTypes types_of(const Json& schema) {
+  Json tool{{"type", "object"}, {"properties", {{"v", schema}}}};
+  for (const char* key : {"$schema", "$id", "$defs", "definitions"})
+    if (schema.is_object() && schema.contains(key)) tool[key] = schema[key];
+  return read_tool_parameters(tool).find("v")->types;
+}
+
 std::string convert(const char* schema, std::string_view raw) {
-  const Json root = Json::parse(schema);
-  return argument_types(root, root).convert(raw);
+  return types_of(Json::parse(schema)).convert(raw);
 }
 
 TEST(Arguments, AreConvertedByTheSchemaAndNeverEvaluated) {
@@ -109,6 +116,25 @@ TEST(Arguments, ListedValuesAreWhatTheSchemaLists) {
   EXPECT_EQ(convert(R"({"enum":["1","true","null"]})", "null"), "\"null\"");
   EXPECT_EQ(convert(R"({"const":"x"})", "\"x\""), "\"x\"");  // quotes that no text needs
   EXPECT_EQ(convert(R"({"const":{"a":[1]}})", R"({"a":[1]})"), R"({"a":[1]})");
+}
+
+TEST(Arguments, OfSeveralListsAreInAll) {
+  const char* both = R"({"$ref":"#/$defs/C","enum":["red",1.0],"$defs":{"C":{"enum":["green","red",1]}}})";
+  const Json root = Json::parse(both);
+  const auto types = types_of(root);
+  ASSERT_NE(types.values(), nullptr);
+  ASSERT_EQ(types.values()->size(), 2U);
+  EXPECT_EQ((*types.values())[0].text, "red");
+  EXPECT_EQ((*types.values())[1].text, "1");
+  EXPECT_EQ(convert(R"({"type":"string","enum":["a",1]})", "1"), "\"1\"");
+  EXPECT_EQ(convert(R"({"enum":["a",1],"type":"integer"})", "1"), "1");
+  for (const char* never : {R"({"type":"string","enum":[1]})", R"({"enum":["a"],"const":"b"})", "false",
+                            R"({"anyOf":[false,{"type":"string","const":1}]})"}) {
+    const Json schema = Json::parse(never);
+    EXPECT_TRUE(types_of(schema).nothing()) << never;
+  }
+  const Json some = Json::parse(R"({"anyOf":[false,{"const":1}]})");
+  EXPECT_FALSE(types_of(some).nothing());
 }
 
 TEST(Arguments, MayBeNullWhereTheSchemaSaysSo) {

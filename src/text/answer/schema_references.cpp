@@ -311,14 +311,4 @@ const Json* SchemaReferences::dynamic_target(const Json& schema, const Json& ref
   return found != dynamic_.end() && found->second.size() > 1 ? nullptr : first;
 }
 
-const Json* SchemaReferences::resolved(const Json& schema) {
-  const Json* at = &schema;
-  for (int hops = 0; at != nullptr && at->is_object(); ++hops) {
-    const auto ref = at->find("$ref");
-    if (ref == at->end()) return at;
-    at = hops < kMaxHops ? target(*at, *ref) : nullptr;
-  }
-  return at;
-}
-
 }  // namespace braid

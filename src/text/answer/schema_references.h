@@ -26,11 +26,9 @@ class SchemaReferences {
   enum class Draft : uint8_t { draft4, draft7, newer };
   static constexpr size_t kMaxUriBytes = 2048;
   static constexpr size_t kMaxNameBytes = size_t{1} << 20;
-  static constexpr int kMaxHops = 64;
 
   explicit SchemaReferences(const Json& root);
 
-  Draft draft() const { return draft_; }
   // Whether members beside a $ref hold; up to draft 7 they do not.
   bool siblings_hold() const { return draft_ == Draft::newer; }
 
@@ -40,8 +38,6 @@ class SchemaReferences {
   // The same for $dynamicRef and $recursiveRef. Null also if several schemas have the name, so that the path
   // of a validator would decide.
   const Json* dynamic_target(const Json& schema, const Json& reference);
-  // `schema`, or where its $ref leads, over several if need be. Null: nowhere, or in a circle.
-  const Json* resolved(const Json& schema);
 
   // What was done so far: places of the document, bytes and comparisons of lookups.
   int64_t steps() const { return steps_; }
