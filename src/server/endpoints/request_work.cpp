@@ -196,10 +196,9 @@ void with_generation(ServerContext& context, const std::shared_ptr<Exchange>& ex
     const std::shared_ptr<Generation> generation = std::move(*read);
     const HttpRequest& request = exchange->request();
     if (auto fault = context.priority_fault(request, generation->priority)) return fault;
-    if (const SharedPass pass = context.pass(request)) {
-      pass->set_answers(generation->n *
-                        std::max<int32_t>(1, static_cast<int32_t>(generation->prompts.size())));
-    }
+    // At most ApiLimits::max_n.
+    const auto prompts = std::max<int32_t>(1, static_cast<int32_t>(generation->prompts.size()));
+    if (auto fault = context.answers_fault(request, generation->n * prompts)) return fault;
     const size_t bytes = generation_bytes(*generation);
     // Also what rendering will take, so that nobody waits for a model and then finds no room.
     if (auto fault = memory_fault(*exchange, kRenderingFactor * bytes)) return fault;

@@ -126,15 +126,24 @@ void ServerContext::answer_json(const std::shared_ptr<Exchange>& exchange, const
 
 std::optional<ApiError> ServerContext::admit(const HttpRequest& request) {
   auto pass = admission.enter(access.identify(request));
-  if (!pass.ok()) {
-    ApiError error = pass.error();
-    error.retry_after_s = metrics.retry_after_s(stats());
-    metrics.limited(error.code);
-    return error;
-  }
+  if (!pass.ok()) return limited(pass.error());
   const std::lock_guard lock(passes_mutex_);
   passes_[&request] = *pass;
   return std::nullopt;
+}
+
+std::optional<ApiError> ServerContext::answers_fault(const HttpRequest& request, int32_t count) {
+  const SharedPass let_in = pass(request);
+  if (let_in == nullptr) return std::nullopt;
+  auto fault = let_in->set_answers(count);
+  if (fault && fault->status == 429) return limited(std::move(*fault));
+  return fault;
+}
+
+ApiError ServerContext::limited(ApiError error) {
+  error.retry_after_s = metrics.retry_after_s(stats());
+  metrics.limited(error.code);
+  return error;
 }
 
 void ServerContext::leave(const HttpRequest& request) {
