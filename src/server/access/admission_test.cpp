@@ -280,6 +280,23 @@ TEST(Admission, PrioritiesOfAKey) {
   EXPECT_EQ(crowd.ask("any", with(100)).status, 200);
 }
 
+TEST(Admission, AKeyThatIsTakenAwayWhileABodyArrivesIsNoKey) {
+  const auto server = slow([](AppOptions& app, HttpOptions&) { app.api_keys = {key("old"), key("new")}; });
+  Client client(server->port());
+  client.send(
+      "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nx-api-key: old\r\n"
+      "Expect: 100-continue\r\nContent-Length: " +
+      std::to_string(std::string_view(kHi).size()) + "\r\n\r\n");
+  const std::string wanted = "HTTP/1.1 100 Continue\r\n\r\n";  // its head was let in
+  ASSERT_TRUE(client.read_until(wanted));
+  client.received.clear();
+  server->app->set_api_keys({key("new")});
+  client.send(kHi);
+  const auto refused = client.read_answer();
+  EXPECT_EQ(refused.status, 401) << refused.body;
+  EXPECT_EQ(refused.json()["error"]["code"], "invalid_api_key");
+}
+
 TEST(Admission, SlotsShowAKeyItsOwnRequests) {
   const auto server = slow([](AppOptions& app, HttpOptions&) {
     app.api_keys = {key("a"), key("b"), key("boss admin")};
