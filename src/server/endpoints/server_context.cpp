@@ -74,9 +74,8 @@ ServerContext::ServerContext(AppOptions wanted, std::unique_ptr<ModelHost> model
           [this] { trim_memory(); }) {}
 
 void ServerContext::work(const std::shared_ptr<Exchange>& exchange, Workers::Cost cost, Workers::Work work) {
-  const HttpRequest& request = exchange->request();
-  const std::string_view client = access.needs_key() ? presented_key(request) : request.remote;
-  workers.run(std::hash<std::string_view>()(client), cost, exchange, std::move(work));
+  const std::string client = access.identify(exchange->request()).id;
+  workers.run(std::hash<std::string>()(client), cost, exchange, std::move(work));
 }
 
 void ServerContext::watch_http(std::function<HttpLoad()> load) {

@@ -56,8 +56,7 @@ class ServerContext {
   void refuse(const std::shared_ptr<Exchange>& exchange, const ApiError& error);
   void answer_json(const std::shared_ptr<Exchange>& exchange, const Json& json) const;
 
-  // Runs `work` on a worker, in turn with other clients: those of other keys, or addresses where no key is
-  // needed.
+  // Runs `work` on a worker, in turn with other clients (ClientIdentity::id).
   void work(const std::shared_ptr<Exchange>& exchange, Workers::Cost cost, Workers::Work work);
 
   void watch_http(std::function<HttpLoad()> load);
