@@ -181,6 +181,8 @@ std::optional<ApiError> ServerContext::load_fault(const HttpRequest& request, co
     return entry ? std::optional(catalog.entries()[*entry].file) : std::nullopt;
   };
   const auto wanted = file(model);
+  // The host refuses a name that there is not, whoever asks for it.
+  if (!wanted && options.strict_model && !model.empty()) return std::nullopt;
   if (!wanted) {  // any will do, and one comes
     return ApiError{.status = 503,
                     .type = "unavailable_error",
