@@ -89,7 +89,7 @@ class Exchange {
   virtual void on_gone(std::function<void()> gone) = 0;
   // Work posted here never runs at the same time as other work of this exchange.
   virtual void post(std::function<void()> work) = 0;
-  // Calls `work` after `ms` on the same strand, once, unless the exchange has gone by then.
+  // Calls `work` after `ms` on the same strand, once. It goes with the exchange, uncalled.
   virtual void after(int64_t ms, std::function<void()> work) = 0;
 };
 
