@@ -36,6 +36,7 @@ class ServerApp : public App {
   std::optional<HttpAnswer> check(const HttpRequest& request);
   void handle(const std::shared_ptr<Exchange>& exchange);
   std::optional<ApiError> key_fault(const Route& route, const HttpRequest& request) const;
+  std::string memory_client(const HttpRequest& request) const;
   Headers headers(const HttpRequest& request) const;
   HttpAnswer http_error(const HttpRequest& request, int status, const std::string& code,
                         const std::string& message);
@@ -90,6 +91,14 @@ std::optional<ApiError> ServerApp::key_fault(const Route& route, const HttpReque
                   .type = "authentication_error",
                   .code = "invalid_api_key",
                   .message = "missing or unknown API key"};
+}
+
+// A client that shares the server with others: also who sends a body where no key is needed, as far as its
+// address says who that is.
+std::string ServerApp::memory_client(const HttpRequest& request) const {
+  const ClientIdentity client = context_.access.identify(request);
+  if (client.id.empty()) return address_id(request.remote);
+  return client.shares_queue ? client.id : "";
 }
 
 // Before the body is read.
@@ -152,6 +161,10 @@ HttpAnswer ServerApp::http_error(const HttpRequest& request, int status, const s
   ApiError error{.status = status, .code = code, .message = message};
   if (status == 408) error.type = "timeout_error";
   if (status == 500) error.type = "server_error";
+  if (status == 429) {
+    error.type = "rate_limit_error";
+    error.retry_after_s = 1;
+  }
   if (status == 503) {
     error.type = "unavailable_error";
     error.retry_after_s = 1;
@@ -175,6 +188,7 @@ HttpHandlers ServerApp::handlers() {
   HttpHandlers out;
   out.check = [this](const HttpRequest& request) { return check(request); };
   out.handle = [this](const std::shared_ptr<Exchange>& exchange) { handle(exchange); };
+  out.memory_client = [this](const HttpRequest& request) { return memory_client(request); };
   out.headers = [this](const HttpRequest& request) { return headers(request); };
   out.error = [this](const HttpRequest& request, int status, const std::string& code,
                      const std::string& message) { return http_error(request, status, code, message); };

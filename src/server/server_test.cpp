@@ -580,6 +580,26 @@ TEST(Server, LogProbabilitiesThatAnAnswerKeepsAreBounded) {
   EXPECT_EQ(answer.json()["error"]["param"], "logprobs");
 }
 
+TEST(Server, AWholeAnswerIsHeldByItsRequest) {
+  const TestServer server(
+      [](const Request&) {
+        static const auto model = demo_served_model(nullptr);
+        std::string text;
+        for (int i = 0; i < 50'000; ++i) text += "word ";
+        return says(*model, text);
+      },
+      [](AppOptions&, HttpOptions& http) {
+        http.max_body_bytes = http.max_header_bytes = 4096;
+        http.max_request_memory_bytes = size_t{200} << 10;
+      });
+  const auto answer = Client(server.port()).ask("POST", "/v1/chat/completions", kChat);
+  EXPECT_EQ(answer.status, 413) << answer.body.substr(0, 200);
+  EXPECT_EQ(answer.json()["error"]["code"], "request_too_large");
+  const std::string text = R"({"with_pieces":true,"content":")" + std::string(3000, '!') + "\"}";
+  EXPECT_EQ(Client(server.port()).ask("POST", "/tokenize", text).status, 200);
+  while (server.http->load().request_bytes > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
 TEST(Server, ThinkingIsSplitCountedAndHidden) {
   const auto server = saying("Let me see.\n</think>\n\nYes.",
                              [](AppOptions& app, HttpOptions&) { app.policy.thinking = Thinking::on; });

@@ -297,6 +297,39 @@ TEST(Admission, AKeyThatIsTakenAwayWhileABodyArrivesIsNoKey) {
   EXPECT_EQ(refused.json()["error"]["code"], "invalid_api_key");
 }
 
+TEST(Admission, NoKeyTakesAllMemoryForBodies) {
+  const auto server = slow([](AppOptions& app, HttpOptions& http) {
+    app.api_keys = {key("greedy"), key("other")};
+    http.max_header_bytes = 4096;
+    http.max_body_bytes = size_t{64} << 10;
+    http.max_request_memory_bytes = size_t{1} << 20;
+  });
+  server->backend->release();
+  const Crowd crowd(*server);
+  std::deque<Client> bodies;
+  Client::Answer refused;
+  while (refused.status == 0 && bodies.size() < 60) {
+    const size_t before = server->http->load().request_bytes;
+    Client& client = bodies.emplace_back(server->port());
+    client.send(
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nx-api-key: greedy\r\n"
+        "Content-Type: application/json\r\nContent-Length: 65536\r\n\r\n" +
+        std::string(60'000, ' '));
+    // All of it is held, or it was answered.
+    pollfd watched{client.descriptor(), POLLIN, 0};
+    int answered = 0;
+    while (server->http->load().request_bytes < before + 40'000 && answered == 0) {
+      answered = ::poll(&watched, 1, 1);
+    }
+    if (answered != 0) refused = client.read_answer();
+  }
+  EXPECT_EQ(refused.status, 429) << refused.body;
+  EXPECT_EQ(refused.json()["error"]["code"], "client_memory");
+  EXPECT_NE(refused.head.find("\r\nRetry-After: 1\r\n"), std::string::npos) << refused.head;
+  EXPECT_GT(bodies.size(), 8u);
+  EXPECT_EQ(crowd.ask("other", kHi + std::string(30'000, ' ')).status, 200);
+}
+
 TEST(Admission, SlotsShowAKeyItsOwnRequests) {
   const auto server = slow([](AppOptions& app, HttpOptions&) {
     app.api_keys = {key("a"), key("b"), key("boss admin")};

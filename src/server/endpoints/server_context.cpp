@@ -10,6 +10,8 @@
 #include <string_view>
 #include <utility>
 
+#include "server/answers/error_answer.h"
+
 namespace braid::server {
 
 namespace {
@@ -99,15 +101,7 @@ void ServerContext::trim_memory() {
 }
 
 HttpAnswer ServerContext::error_answer(const HttpRequest& request, const ApiError& error) const {
-  const Family kind = family_of(request);
-  HttpAnswer answer{error.status_for(kind), "application/json", dump(error.body(kind, request.id)), {}};
-  if (error.retry_after_s > 0) {
-    answer.headers.emplace_back("Retry-After", std::to_string(error.retry_after_s));
-    answer.headers.emplace_back("retry-after-ms", std::to_string(1000 * error.retry_after_s));
-  }
-  if (error.status == 401) answer.headers.emplace_back("WWW-Authenticate", "Bearer");
-  if (error.status == 501) answer.headers.emplace_back("x-should-retry", "false");
-  return answer;
+  return server::error_answer(error, family_of(request), request);
 }
 
 void ServerContext::answer_error(const std::shared_ptr<Exchange>& exchange, const ApiError& error) const {

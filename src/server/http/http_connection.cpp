@@ -188,7 +188,8 @@ bool Connection::head_is_wanted() {
     end_with(std::move(*answer));
     return false;
   }
-  reader_.accept_body();
+  const auto& memory_client = shared_->handlers.memory_client;
+  reader_.accept_body(memory_client ? memory_client(*request_) : std::string());
   if (reader_.body_ends()) return true;
   body_place_.enter([weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->give_way();
@@ -426,11 +427,9 @@ class Connection::ExchangeOf : public Exchange, public std::enable_shared_from_t
   }
   void drop_body() override { std::string().swap(request_->body); }
   Room hold_memory(size_t bytes) override {
-    RequestMemory::Share& share = *request_->memory;
-    if (share.hold(bytes)) return Room::held;
-    if (!shared().memory->can_ever_hold(bytes)) return Room::never;
-    shared().bodies.make_room(shared().options.give_way_ms);
-    return Room::busy;
+    const Room room = request_->memory->hold(bytes);
+    if (room == Room::busy) shared().bodies.make_room(shared().options.give_way_ms);
+    return room;
   }
   void note(std::string text) override {
     shared().run(strand(), [self = shared_from_this(), text = std::move(text)]() mutable {

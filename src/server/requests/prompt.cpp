@@ -379,7 +379,9 @@ size_t prepared_bytes(const PreparedAnswer& prepared) {
              request.sampling.logit_bias.capacity() * sizeof(request.sampling.logit_bias[0]);
     if (!request.score) continue;
     const auto top = static_cast<size_t>(std::max(0, request.top_logprobs));
-    bytes += request.prompt.size() * (sizeof(TokenEvent) + block_bytes(top * sizeof(TokenEvent().top[0])));
+    // The score has the prompt too.
+    bytes += request.prompt.size() *
+             (sizeof(int32_t) + sizeof(TokenEvent) + block_bytes(top * sizeof(TokenEvent().top[0])));
   }
   for (const EchoedPrompt& echoed : prepared.echoed) bytes += string_bytes(echoed.text);
   return bytes;
