@@ -248,7 +248,8 @@ server::ModelHost::Load loader(const ServeFlags& flags) {
 
 Status check_model_file(const server::ModelFile& file) {
   BRAID_ASSIGN(const GgufFile opened, open_model_file(file.path));
-  return make_tokenizer(opened).ok() ? Status() : Status(make_tokenizer(opened).error());
+  const auto tokenizer = make_tokenizer(opened);
+  return tokenizer.ok() ? Status() : Status(tokenizer.error());
 }
 
 // Of each client: what its key does not say.
@@ -410,6 +411,19 @@ int serve(ServeFlags flags) {
   return 0;
 }
 
+// As nanoseconds from now they are well within 64 bits.
+constexpr double kMostSeconds = 1e9;
+
+// CLI::Range takes "nan" for a number in any range.
+CLI::Validator within(double least, double most) {
+  const auto check = [least, most](std::string& text) {
+    double value = 0;
+    const bool fine = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
+    return fine ? std::string() : fmt::format("{} is not a number from {} to {}", text, least, most);
+  };
+  return {check, fmt::format("FLOAT in [{} - {}]", least, most)};
+}
+
 void add_access_options(CLI::App& command, ServeFlags& flags) {
   command.add_option("--host", flags.http.address, "IP address to listen on")
       ->capture_default_str()
@@ -456,7 +470,7 @@ void add_catalog_options(CLI::App& command, ServeFlags& flags) {
   command
       .add_option("--model-wait", flags.model_wait_s,
                   "seconds a request waits for a model that is not loaded, then 503")
-      ->check(CLI::NonNegativeNumber)
+      ->check(within(0, kMostSeconds))
       ->capture_default_str();
 }
 
@@ -468,41 +482,41 @@ void add_limit_options(CLI::App& command, ServeFlags& flags) {
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   command.add_option("--max-body-mb", flags.max_body_mb, "size of a request")
-      ->check(CLI::Range(0.001, 4096.0))
+      ->check(within(0.001, 4096))
       ->capture_default_str();
   command
       .add_option("--max-request-memory-mb", flags.max_request_memory_mb,
-                  "what all requests that are being read may hold together (at least one of --max-body-mb), "
-                  "then 503")
-      ->check(CLI::Range(0.0, 1048576.0))
+                  "what all requests may hold together until their answers end (at least 4/3 of "
+                  "--max-body-mb), then 503")
+      ->check(within(0, 1048576))
       ->capture_default_str();
   command.add_option("--max-connections", flags.http.max_connections, "open connections")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   command.add_option("--request-timeout", flags.request_timeout_s, "seconds an answer may take; 0: no limit")
-      ->check(CLI::NonNegativeNumber);
+      ->check(within(0, kMostSeconds));
   command.add_option("--read-timeout", flags.read_timeout_s, "seconds a whole request may take to arrive")
-      ->check(CLI::PositiveNumber)
+      ->check(within(0.001, kMostSeconds))
       ->capture_default_str();
   command.add_option("--send-timeout", flags.send_timeout_s, "seconds a client may stop reading")
-      ->check(CLI::PositiveNumber)
+      ->check(within(0.001, kMostSeconds))
       ->capture_default_str();
   command
       .add_option("--drain-delay", flags.drain_delay_s,
                   "seconds that the server still takes requests when it is to end, while /health is 503")
-      ->check(CLI::Range(0.0, 86400.0))
+      ->check(within(0, 86400))
       ->capture_default_str()
       ->envname("BRAID_DRAIN_DELAY");
   command
       .add_option("--drain-timeout", flags.drain_timeout_s, "seconds that answers get when the server ends")
-      ->check(CLI::NonNegativeNumber)
+      ->check(within(0, kMostSeconds))
       ->capture_default_str()
       ->envname("BRAID_DRAIN_TIMEOUT");
   command
       .add_option("--late-head", flags.late_head_s,
                   "a stream's head goes out with its first token, and at the latest after so many seconds, "
                   "so that a proxy may ask another replica before; 0: at once")
-      ->check(CLI::Range(0.0, 3600.0))
+      ->check(within(0, 3600))
       ->capture_default_str();
   command
       .add_option("--access-log", flags.access_log,
@@ -512,7 +526,7 @@ void add_limit_options(CLI::App& command, ServeFlags& flags) {
       ->capture_default_str()
       ->envname("BRAID_ACCESS_LOG");
   command.add_option("--watchdog", flags.watchdog_s, "seconds without progress until /health fails")
-      ->check(CLI::PositiveNumber)
+      ->check(within(0.001, kMostSeconds))
       ->capture_default_str();
 }
 

@@ -10,6 +10,8 @@
 #include <tuple>
 #include <vector>
 
+#include "cli/commands.h"
+
 namespace braid::cli {
 namespace {
 
@@ -36,6 +38,21 @@ TEST(ServeConfig, OptionsWithoutEffectAreRefused) {
                             false)
                   .ok());
   EXPECT_TRUE(check_effects({"--public-metrics", "--public-models", "--share-cache"}, true).ok());
+}
+
+TEST(ServeConfig, SecondsAndSizesAreBounded) {
+  for (const char* option :
+       {"--model-wait", "--request-timeout", "--read-timeout", "--send-timeout", "--drain-delay",
+        "--drain-timeout", "--late-head", "--watchdog", "--max-body-mb", "--max-request-memory-mb"}) {
+    for (const char* seconds : {"1e10", "1e300", "inf", "nan", "-1"}) {
+      CLI::App app;
+      int exit_code = 0;
+      add_serve(app, &exit_code);
+      const std::string text = std::string(option) + "=" + seconds;
+      const char* const arguments[] = {"braid", "serve", text.c_str()};
+      EXPECT_THROW(app.parse(3, arguments), CLI::ValidationError) << text;
+    }
+  }
 }
 
 TEST(ServeConfig, OriginsAndHostsThatNothingCouldMatchAreRefused) {

@@ -35,6 +35,8 @@ class ServerApp : public App {
  private:
   std::optional<HttpAnswer> check(const HttpRequest& request);
   void handle(const std::shared_ptr<Exchange>& exchange);
+  std::optional<ApiError> key_fault(const Route& route, const HttpRequest& request) const;
+  std::string memory_client(const HttpRequest& request) const;
   Headers headers(const HttpRequest& request) const;
   HttpAnswer http_error(const HttpRequest& request, int status, const std::string& code,
                         const std::string& message);
@@ -83,6 +85,22 @@ HttpAnswer ServerApp::refuse(const HttpRequest& request, const ApiError& error) 
   return context_.error_answer(request, error);
 }
 
+std::optional<ApiError> ServerApp::key_fault(const Route& route, const HttpRequest& request) const {
+  if (route.is_open(context_.options) || context_.access.has_key(request)) return std::nullopt;
+  return ApiError{.status = 401,
+                  .type = "authentication_error",
+                  .code = "invalid_api_key",
+                  .message = "missing or unknown API key"};
+}
+
+// A client that shares the server with others: also who sends a body where no key is needed, as far as its
+// address says who that is.
+std::string ServerApp::memory_client(const HttpRequest& request) const {
+  const ClientIdentity client = context_.access.identify(request);
+  if (client.id.empty()) return address_id(request.remote);
+  return client.shares_queue ? client.id : "";
+}
+
 // Before the body is read.
 std::optional<HttpAnswer> ServerApp::check(const HttpRequest& request) {
   // A page asks whether it may ask; Access::add_headers() says so.
@@ -108,12 +126,7 @@ std::optional<HttpAnswer> ServerApp::check(const HttpRequest& request) {
     answer.headers.emplace_back("Allow", allowed == "GET" ? "GET, HEAD" : route->method);
     return answer;
   }
-  if (!route->is_open(context_.options) && !context_.access.has_key(request)) {
-    return refuse(request, {.status = 401,
-                            .type = "authentication_error",
-                            .code = "invalid_api_key",
-                            .message = "missing or unknown API key"});
-  }
+  if (const auto fault = key_fault(*route, request)) return refuse(request, *fault);
   if (request.method == "POST") {
     if (const auto fault = content_type_fault(request)) return refuse(request, *fault);
   }
@@ -132,8 +145,11 @@ Headers ServerApp::headers(const HttpRequest& request) const {
 void ServerApp::handle(const std::shared_ptr<Exchange>& exchange) {
   const Route* route = find_route(exchange->request().path);
   BRAID_CHECK(route != nullptr);  // check() found it
+  // The key may have been taken away since.
+  if (const auto fault = key_fault(*route, exchange->request())) return context_.refuse(exchange, *fault);
   if (route->use == Route::Use::works) {
-    if (context_.draining) return context_.refuse(exchange, shutting_down());  // its body took long to come
+    // Its body may have taken long to come.
+    if (context_.draining) return context_.refuse(exchange, shutting_down());
     if (const auto fault = context_.admit(exchange->request())) return context_.refuse(exchange, *fault);
   }
   route->handler(context_, exchange);
@@ -145,6 +161,10 @@ HttpAnswer ServerApp::http_error(const HttpRequest& request, int status, const s
   ApiError error{.status = status, .code = code, .message = message};
   if (status == 408) error.type = "timeout_error";
   if (status == 500) error.type = "server_error";
+  if (status == 429) {
+    error.type = "rate_limit_error";
+    error.retry_after_s = 1;
+  }
   if (status == 503) {
     error.type = "unavailable_error";
     error.retry_after_s = 1;
@@ -168,6 +188,7 @@ HttpHandlers ServerApp::handlers() {
   HttpHandlers out;
   out.check = [this](const HttpRequest& request) { return check(request); };
   out.handle = [this](const std::shared_ptr<Exchange>& exchange) { handle(exchange); };
+  out.memory_client = [this](const HttpRequest& request) { return memory_client(request); };
   out.headers = [this](const HttpRequest& request) { return headers(request); };
   out.error = [this](const HttpRequest& request, int status, const std::string& code,
                      const std::string& message) { return http_error(request, status, code, message); };

@@ -88,6 +88,19 @@ TEST(Connections, WhatAHandlerThrowsIsTheEndOfItsRequestAlone) {
   EXPECT_TRUE(comes_true([&] { return server->busy() == 0 && server->load().connections == 0; }));
 }
 
+TEST(Connections, WhatWaitsForATimeGoesWithItsExchange) {
+  std::weak_ptr<int> of_timer;
+  const auto server = serving([&](const std::shared_ptr<Exchange>& exchange) {
+    const auto held = std::make_shared<int>();
+    of_timer = held;
+    exchange->after(3'600'000, [held] {});
+    exchange->after(1, [exchange] { say_fine(exchange); });
+  });
+  Client client(server->port());
+  EXPECT_EQ(client.ask("GET", "/").status, 200);
+  EXPECT_TRUE(comes_true([&] { return of_timer.expired(); }));
+}
+
 TEST(Connections, WhatThrowsWhenAClientLeavesHarmsNobody) {
   std::promise<void> held;
   std::atomic<int> told = 0;

@@ -552,6 +552,54 @@ TEST(Server, ChoicesSeedsAndLogprobs) {
   EXPECT_EQ(answer.json()["choices"][1]["text"], "ba b");
 }
 
+TEST(Server, LogProbabilitiesThatAnAnswerKeepsAreBounded) {
+  const TestServer server(
+      [](const Request&) {
+        static const auto model = demo_served_model(nullptr);
+        return says(*model, "x");
+      },
+      nullptr, /*context=*/200'000);
+  Client client(server.port());
+  const std::string path = "/v1/chat/completions", twenty = R"("logprobs":true,"top_logprobs":20,)";
+  const auto most_tokens = [&] { return server.backend->last.max_tokens; };
+  auto answer = client.ask("POST", path, chat(twenty + R"("max_tokens":60000)"));
+  EXPECT_EQ(answer.status, 400) << answer.body;
+  EXPECT_EQ(answer.json()["error"]["param"], "top_logprobs");
+  EXPECT_EQ(client.ask("POST", path, chat(twenty + R"("max_tokens":49000)")).status, 200);
+  EXPECT_EQ(most_tokens(), 49'000);
+  EXPECT_EQ(client.ask("POST", path, chat(twenty + R"("max_tokens":60000,"stream":true)")).status, 200);
+  EXPECT_EQ(client.ask("POST", path, chat(R"("logprobs":true,"max_tokens":190000)")).status, 200);
+  // Who names no length gets what there is room for.
+  EXPECT_EQ(client.ask("POST", path, chat(twenty + R"("n":2)")).status, 200);
+  EXPECT_EQ(most_tokens(), (1 << 20) / 42);
+  std::string prompt = "1";
+  for (int i = 0; i < 59'999; ++i) prompt += ",1";
+  answer = client.ask("POST", "/v1/completions",
+                      R"({"echo":true,"logprobs":20,"max_tokens":0,"prompt":[)" + prompt + "]}");
+  EXPECT_EQ(answer.status, 400) << answer.body;
+  EXPECT_EQ(answer.json()["error"]["param"], "logprobs");
+}
+
+TEST(Server, AWholeAnswerIsHeldByItsRequest) {
+  const TestServer server(
+      [](const Request&) {
+        static const auto model = demo_served_model(nullptr);
+        std::string text;
+        for (int i = 0; i < 50'000; ++i) text += "word ";
+        return says(*model, text);
+      },
+      [](AppOptions&, HttpOptions& http) {
+        http.max_body_bytes = http.max_header_bytes = 4096;
+        http.max_request_memory_bytes = size_t{200} << 10;
+      });
+  const auto answer = Client(server.port()).ask("POST", "/v1/chat/completions", kChat);
+  EXPECT_EQ(answer.status, 413) << answer.body.substr(0, 200);
+  EXPECT_EQ(answer.json()["error"]["code"], "request_too_large");
+  const std::string text = R"({"with_pieces":true,"content":")" + std::string(3000, '!') + "\"}";
+  EXPECT_EQ(Client(server.port()).ask("POST", "/tokenize", text).status, 200);
+  while (server.http->load().request_bytes > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
 TEST(Server, ThinkingIsSplitCountedAndHidden) {
   const auto server = saying("Let me see.\n</think>\n\nYes.",
                              [](AppOptions& app, HttpOptions&) { app.policy.thinking = Thinking::on; });

@@ -7,14 +7,13 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <optional>
 #include <utility>
 
 namespace braid {
 
 namespace {
 
-constexpr unsigned kNewFileMode = 0644;
+constexpr mode_t kNewFileMode = 0644;
 
 // The file that `path` names behind all links; it need not exist. Empty, with errno set: links in a circle.
 std::optional<std::string> behind_links(std::filesystem::path path) {
@@ -43,7 +42,7 @@ void sync_folder_of(const std::string& path) {
 Result<OutputFile> OutputFile::create(const std::string& path) {
   OutputFile file(path);
   struct stat info {};
-  unsigned mode = kNewFileMode;
+  std::optional<mode_t> mode;  // of a file that is replaced
   if (::stat(path.c_str(), &info) == 0) {
     if (S_ISDIR(info.st_mode)) return Error{ErrorKind::invalid_argument, path + ": is a directory"};
     if (S_ISBLK(info.st_mode))
@@ -82,16 +81,21 @@ Status OutputFile::open_in_place() {
 }
 
 // The name is new: neither a link that somebody laid there nor another process's file is written to.
-Status OutputFile::open_temporary(unsigned mode) {
+Status OutputFile::open_temporary(std::optional<mode_t> mode) {
   std::string name;
   for (int attempt = 0; attempt < 100 && fd_ < 0; ++attempt) {
     name = final_ + "." + std::to_string(::getpid()) + "-" + std::to_string(attempt) + ".part";
-    fd_ = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, kNewFileMode);
+    fd_ = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode.value_or(kNewFileMode));
     if (fd_ < 0 && errno != EEXIST) break;
   }
   if (fd_ < 0) return failed("cannot create");
   temporary_ = std::move(name);
-  if (mode != kNewFileMode) ::fchmod(fd_, mode);
+  if (!mode) return {};
+  // The umask was for a new file; this one is not to be read by more people than before, or by fewer.
+  struct stat info {};
+  if (::fstat(fd_, &info) != 0) return failed("cannot open");
+  if ((info.st_mode & 0777) != *mode && ::fchmod(fd_, *mode) != 0)
+    return failed("cannot keep the permissions");
   return {};
 }
 

@@ -11,7 +11,10 @@
 // Threads: one at a time.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -37,7 +40,7 @@ class OutputFile {
  private:
   explicit OutputFile(std::string path) : path_(std::move(path)) {}
   Status open_in_place();
-  Status open_temporary(unsigned mode);
+  Status open_temporary(std::optional<mode_t> mode);  // of the file that is replaced
   Error failed(const char* what) const;
 
   std::string path_;       // as the caller named it

@@ -62,6 +62,21 @@ TEST_F(OutputFileTest, AFileIsWholeOrUntouched) {
   EXPECT_EQ(files(), 1);
 }
 
+TEST_F(OutputFileTest, AReplacedFileKeepsItsPermissionsWhateverTheUmask) {
+  for (const unsigned mode : {0644u, 0600u, 0664u, 0640u}) {
+    const std::string file = path(std::to_string(mode));
+    ASSERT_TRUE(write_output_file(file, "first").ok());
+    ASSERT_EQ(::chmod(file.c_str(), mode), 0);
+    const mode_t before = ::umask(077);
+    const Status written = write_output_file(file, "second");
+    ::umask(before);
+    ASSERT_TRUE(written.ok());
+    struct stat info {};
+    ASSERT_EQ(::stat(file.c_str(), &info), 0);
+    EXPECT_EQ(info.st_mode & 0777, mode);
+  }
+}
+
 TEST_F(OutputFileTest, LinksAreFollowedAndStay) {
   fs::create_directory(folder_ / "disk");
   ASSERT_TRUE(write_output_file(path("disk/model"), "old").ok());

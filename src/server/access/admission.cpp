@@ -13,42 +13,57 @@ ApiError too_many(std::string code, std::string message) {
   return {.status = 429, .type = "rate_limit_error", .code = std::move(code), .message = std::move(message)};
 }
 
+const char* who_is(const ClientIdentity& client) { return client.by_key ? "this API key" : "this address"; }
+
 }  // namespace
 
 ApiResult<SharedPass> Admission::enter(ClientIdentity client) {
-  const char* who = client.by_key ? "this API key" : "this address";
-  const ClientLimits& limits = client.limits;
+  // Before anything is counted: there may be no memory for it.
+  auto pass = std::make_shared<Pass>(shared_, std::move(client));
   const std::lock_guard lock(shared_->mutex);
-  const auto known = shared_->clients.find(client.id);
+  const ClientLimits& limits = pass->client_.limits;
+  const auto known = shared_->clients.find(pass->client_.id);
   const Counts now = known == shared_->clients.end() ? Counts{} : known->second;
   if (limits.max_requests && now.requests >= *limits.max_requests) {
     return too_many("client_requests",
-                    fmt::format("{} has {} requests under way, and may have {} (max-requests)", who,
-                                now.requests, *limits.max_requests));
+                    fmt::format("{} has {} requests under way, and may have {} (max-requests)",
+                                who_is(pass->client_), now.requests, *limits.max_requests));
   }
-  const int32_t idle = std::max(0, slots_ - shared_->running);
-  const int32_t free = max_queue_ + idle - shared_->waiting;
-  if (free <= 0) return too_many("queue_full", "too many requests are waiting");
-  if (limits.max_queue && now.waiting >= *limits.max_queue + idle) {
-    return too_many("client_queue", fmt::format("{} has {} requests waiting, and may have {} (max-queue)",
-                                                who, now.waiting, *limits.max_queue));
-  }
-  if (!limits.max_queue && client.shares_queue && now.waiting >= free) {
-    return too_many("client_queue",
-                    fmt::format("{} has {} requests waiting; the other {} places are for others (max-queue)",
-                                who, now.waiting, free));
-  }
-  Counts& counts = shared_->clients[client.id];
+  if (auto fault = shared_->fault(pass->client_, now, 1)) return *fault;
+  Counts& counts = shared_->clients[pass->client_.id];
   ++counts.requests;
   ++counts.waiting;
   ++shared_->waiting;
-  return std::make_shared<Pass>(shared_, std::move(client));
+  pass->waiting_ = 1;
+  pass->let_in_ = true;
+  return pass;
+}
+
+// As if the places were asked for one by one: the last of them is the hardest to get.
+std::optional<ApiError> Admission::Shared::fault(const ClientIdentity& client, const Counts& own,
+                                                 int32_t places) const {
+  const ClientLimits& limits = client.limits;
+  const int32_t idle = std::max(0, slots - running);
+  const int32_t free = max_queue + idle - waiting - (places - 1);
+  const int32_t has = own.waiting + (places - 1);
+  if (free <= 0) return too_many("queue_full", "too many requests are waiting");
+  if (limits.max_queue && has >= *limits.max_queue + idle) {
+    return too_many("client_queue", fmt::format("{} has {} requests waiting, and may have {} (max-queue)",
+                                                who_is(client), has, *limits.max_queue));
+  }
+  if (!limits.max_queue && client.shares_queue && has >= free) {
+    return too_many("client_queue",
+                    fmt::format("{} has {} requests waiting; the other {} places are for others (max-queue)",
+                                who_is(client), has, free));
+  }
+  return std::nullopt;
 }
 
 Admission::Pass::Pass(std::shared_ptr<Shared> shared, ClientIdentity client)
     : shared_(std::move(shared)), client_(std::move(client)) {}
 
 Admission::Pass::~Pass() {
+  if (!let_in_) return;
   const std::lock_guard lock(shared_->mutex);
   shared_->waiting -= waiting_;
   shared_->running -= running_;
@@ -57,12 +72,21 @@ Admission::Pass::~Pass() {
   if (--counts->second.requests == 0) shared_->clients.erase(counts);
 }
 
-void Admission::Pass::set_answers(int32_t count) {
+std::optional<ApiError> Admission::Pass::set_answers(int32_t count) {
+  // With nobody else there: who asks for more than that need not come back.
+  if (Shared(shared_->max_queue, shared_->slots).fault(client_, {}, count)) {
+    return invalid_value(
+        "n", fmt::format("n: {} answers are more than {} may wait for (max-queue)", count, who_is(client_)));
+  }
   const std::lock_guard lock(shared_->mutex);
-  const int32_t more = std::max(0, count - waiting_ - running_);
+  const int32_t more = count - waiting_ - running_;
+  if (more <= 0) return std::nullopt;
+  Counts& own = shared_->clients[client_.id];
+  if (auto fault = shared_->fault(client_, own, more)) return fault;
   waiting_ += more;
   shared_->waiting += more;
-  shared_->clients[client_.id].waiting += more;
+  own.waiting += more;
+  return std::nullopt;
 }
 
 void Admission::Pass::begun() {

@@ -74,16 +74,41 @@ TEST(Admission, ARequestOfManyAnswersTakesTheirPlaces) {
   Admission admission(10, 1);
   std::vector<SharedPass> a, b;
   a.push_back(*admission.enter(one("a")));
-  a[0]->set_answers(8);
+  EXPECT_FALSE(a[0]->set_answers(6).has_value());
   EXPECT_EQ(admission.enter(one("a")).error().code, "client_queue");
   EXPECT_EQ(fill(admission, one("b"), b), "client_queue");
-  EXPECT_EQ(b.size(), 2u);
+  EXPECT_EQ(b.size(), 3u);
   for (int i = 0; i < 20; ++i) a[0]->begun();
   for (int i = 0; i < 20; ++i) a[0]->ended();
   a.clear();
   b.clear();
   EXPECT_EQ(fill(admission, one("c"), b), "client_queue");
   EXPECT_EQ(b.size(), 6u);
+}
+
+TEST(Admission, AnswersFindPlacesAsRequestsDo) {
+  Admission admission(10, 1);
+  std::vector<SharedPass> a, b;
+  const auto code_of = [](const std::optional<ApiError>& error) { return error ? error->code : "none"; };
+  const ClientLimits three{.max_requests = {}, .max_queue = 3, .priority = {}, .models = {}};
+  a.push_back(*admission.enter(one("a", three)));
+  EXPECT_EQ(code_of(a[0]->set_answers(5)), "invalid_value") << "never: one slot, three places";
+  EXPECT_EQ(code_of(a[0]->set_answers(4)), "none");
+  b.push_back(*admission.enter(one("b")));
+  EXPECT_EQ(code_of(b[0]->set_answers(5)), "client_queue") << "seven were free";
+  EXPECT_EQ(code_of(b[0]->set_answers(4)), "none");
+  ClientIdentity greedy = one("g");
+  greedy.shares_queue = false;
+  b.push_back(*admission.enter(greedy));
+  EXPECT_EQ(code_of(b[1]->set_answers(4)), "queue_full") << "two are left";
+  EXPECT_EQ(code_of(b[1]->set_answers(12)), "invalid_value");
+  EXPECT_EQ(code_of(b[1]->set_answers(3)), "none");
+  EXPECT_EQ(admission.enter(greedy).error().code, "queue_full");
+  // What was refused took no place.
+  a.clear();
+  b.clear();
+  EXPECT_EQ(fill(admission, greedy, a), "queue_full");
+  EXPECT_EQ(a.size(), 11u);
 }
 
 // Seeded: whatever comes, begins and goes, no counter is left, and a newcomer is refused only when the queue
@@ -211,6 +236,29 @@ TEST(Admission, WithoutKeysEachAddressHasTheLimits) {
             "this address has 1 requests under way, and may have 1 (max-requests)");
 }
 
+TEST(Admission, AnswersWithoutPlacesAreRefusedOverHttp) {
+  const auto server = slow([](AppOptions& app, HttpOptions&) {
+    app.api_keys = {key("a"), key("b")};
+    app.max_queue = 8;
+    app.slots = 1;
+  });
+  Crowd crowd(*server);
+  const std::string four = R"({"n":4,"messages":[{"role":"user","content":"hi"}]})";
+  crowd.sent = 3;
+  crowd.add("a", four);
+  ASSERT_TRUE(server->backend->wait_started(1));
+  const auto refused = crowd.ask("a", four);
+  EXPECT_EQ(refused.status, 429) << refused.body;
+  EXPECT_EQ(refused.json()["error"]["code"], "client_queue");
+  EXPECT_NE(refused.head.find("\r\nRetry-After: "), std::string::npos) << refused.head;
+  const auto never = crowd.ask("b", R"({"n":8,"messages":[{"role":"user","content":"hi"}]})");
+  EXPECT_EQ(never.status, 400) << never.body;
+  EXPECT_EQ(never.json()["error"]["param"], "n");
+  Client reader(server->port());
+  const std::string metrics = reader.ask("GET", "/metrics", "", "x-api-key: a\r\n").body;
+  EXPECT_NE(metrics.find("limit=\"client_queue\"} 1\n"), std::string::npos);
+}
+
 TEST(Admission, PrioritiesOfAKey) {
   const auto server = slow([](AppOptions& app, HttpOptions&) {
     app.api_keys = {key("low priority=-10..-5"), key("any")};
@@ -230,6 +278,56 @@ TEST(Admission, PrioritiesOfAKey) {
   EXPECT_EQ(crowd.ask("low").status, 200);
   EXPECT_EQ(server->backend->last.priority, -5) << "the nearest to what others have";
   EXPECT_EQ(crowd.ask("any", with(100)).status, 200);
+}
+
+TEST(Admission, AKeyThatIsTakenAwayWhileABodyArrivesIsNoKey) {
+  const auto server = slow([](AppOptions& app, HttpOptions&) { app.api_keys = {key("old"), key("new")}; });
+  Client client(server->port());
+  client.send(
+      "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nx-api-key: old\r\n"
+      "Expect: 100-continue\r\nContent-Length: " +
+      std::to_string(std::string_view(kHi).size()) + "\r\n\r\n");
+  const std::string wanted = "HTTP/1.1 100 Continue\r\n\r\n";  // its head was let in
+  ASSERT_TRUE(client.read_until(wanted));
+  client.received.clear();
+  server->app->set_api_keys({key("new")});
+  client.send(kHi);
+  const auto refused = client.read_answer();
+  EXPECT_EQ(refused.status, 401) << refused.body;
+  EXPECT_EQ(refused.json()["error"]["code"], "invalid_api_key");
+}
+
+TEST(Admission, NoKeyTakesAllMemoryForBodies) {
+  const auto server = slow([](AppOptions& app, HttpOptions& http) {
+    app.api_keys = {key("greedy"), key("other")};
+    http.max_header_bytes = 4096;
+    http.max_body_bytes = size_t{64} << 10;
+    http.max_request_memory_bytes = size_t{1} << 20;
+  });
+  server->backend->release();
+  const Crowd crowd(*server);
+  std::deque<Client> bodies;
+  Client::Answer refused;
+  while (refused.status == 0 && bodies.size() < 60) {
+    const size_t before = server->http->load().request_bytes;
+    Client& client = bodies.emplace_back(server->port());
+    client.send(
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nx-api-key: greedy\r\n"
+        "Content-Type: application/json\r\nContent-Length: 65536\r\n\r\n" +
+        std::string(60'000, ' '));
+    // All of it is held, or it was answered.
+    pollfd watched{client.descriptor(), POLLIN, 0};
+    int answered = 0;
+    while (server->http->load().request_bytes < before + 40'000 && answered == 0) {
+      answered = ::poll(&watched, 1, 1);
+    }
+    if (answered != 0) refused = client.read_answer();
+  }
+  EXPECT_EQ(refused.status, 429) << refused.body;
+  EXPECT_EQ(refused.json()["error"]["code"], "client_memory");
+  EXPECT_NE(refused.head.find("\r\nRetry-After: 1\r\n"), std::string::npos) << refused.head;
+  EXPECT_GT(bodies.size(), 8u);
+  EXPECT_EQ(crowd.ask("other", kHi + std::string(30'000, ' ')).status, 200);
 }
 
 TEST(Admission, SlotsShowAKeyItsOwnRequests) {

@@ -13,6 +13,7 @@ namespace braid::server {
 namespace {
 
 constexpr std::string_view kBlanks = " \t\r";
+constexpr int32_t kMostCount = 1 << 20;  // of requests, as on the command line
 
 // The next word of `line`, which is taken off it; empty at its end.
 std::string_view take_word(std::string_view& line) {
@@ -30,8 +31,9 @@ std::optional<int32_t> whole_number(std::string_view text) {
 
 Result<int32_t> parse_count(std::string_view text) {
   const auto value = whole_number(text);
-  if (!value || *value < 0)
-    return Error{ErrorKind::invalid_argument, fmt::format("\"{}\" is no number from 0 on", text)};
+  if (!value || *value < 0 || *value > kMostCount)
+    return Error{ErrorKind::invalid_argument,
+                 fmt::format("\"{}\" is no number from 0 to {}", text, kMostCount)};
   return *value;
 }
 

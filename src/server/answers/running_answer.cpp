@@ -4,6 +4,8 @@
 #include <algorithm>
 
 #include "base/guard.h"
+#include "server/answers/error_answer.h"
+#include "server/api/json_memory.h"
 
 namespace braid::server {
 
@@ -191,32 +193,34 @@ void RunningAnswer::flush(std::string out) {
   exchange_->write(std::move(out));
 }
 
-// The stream is done: the client gets what is still due.
+// The stream is done: the client gets what is still due. What it is told is reported before the end of the
+// answer, which is when its line is logged.
 void RunningAnswer::finish() {
   if (over_) return;
   over_ = true;
-  report(end_reason());  // before the end of the answer, which is when its line is logged
   const Generation& generation = stream_->generation();
+  const char* reason = finish_reason(stream_->end());
   if (generation.stream && head_sent_) {
-    exchange_->finish();
-  } else if (const auto& error = stream_->error()) {
-    const Family family = family_of(generation.endpoint);
-    HttpAnswer answer{error->status_for(family),
-                      "application/json",
-                      dump(error->body(family, exchange_->request().id)),
-                      {}};
-    if (error->retry_after_s > 0) {
-      answer.headers.emplace_back("Retry-After", std::to_string(error->retry_after_s));
-      answer.headers.emplace_back("retry-after-ms", std::to_string(1000 * error->retry_after_s));
-    }
-    exchange_->answer(std::move(answer));
-  } else {
-    exchange_->answer({200, "application/json", dump(stream_->whole()), {}});
+    report(stream_->error() ? "error" : reason);
+    return exchange_->finish();
   }
+  std::optional<ApiError> error = stream_->error();
+  HttpAnswer answer;
+  if (!error) error = write_whole(answer);
+  if (error) answer = error_answer(*error, family_of(generation.endpoint), exchange_->request());
+  report(error ? "error" : reason);
+  exchange_->answer(std::move(answer));
 }
 
-const char* RunningAnswer::end_reason() const {
-  return stream_->error() ? "error" : finish_reason(stream_->end());
+// The exchange holds its memory: prompts have gone, but what an answer says may be much more than they were.
+std::optional<ApiError> RunningAnswer::write_whole(HttpAnswer& answer) const {
+  {
+    const Json whole = stream_->whole();
+    answer.body = dump(whole);
+    const size_t beside = generation_bytes(stream_->generation()) + json_bytes(whole);
+    if (auto fault = memory_fault(*exchange_, beside + answer.body.capacity())) return fault;
+  }
+  return memory_fault(*exchange_, answer.body.capacity());  // less than before: there is room
 }
 
 void RunningAnswer::cancel(size_t choice) {
@@ -230,10 +234,8 @@ void RunningAnswer::cancel_all() {
 }
 
 void RunningAnswer::gone() {
-  if (over_) return;
-  over_ = true;
-  cancel_all();
-  report("abort");
+  if (!std::exchange(over_, true)) cancel_all();
+  report("abort");  // unless it was before
 }
 
 void RunningAnswer::fail(const ApiError& error) {

@@ -72,13 +72,13 @@ class RunningAnswer : public std::enable_shared_from_this<RunningAnswer> {
   void drain();
   void flush(std::string out);
   void finish();
+  std::optional<ApiError> write_whole(HttpAnswer& answer) const;
   void fail_now(const ApiError& error);
   void cancel(size_t choice);
   void cancel_all();
   void gone();
   void beat();
   void report(const char* reason);
-  const char* end_reason() const;
 
   std::shared_ptr<Exchange> exchange_;
   std::unique_ptr<AnswerStream> stream_;

@@ -97,6 +97,10 @@ size_t generation_bytes(const Generation& generation) {
     bytes += block_bytes(kNodeBytes + sizeof(flat) + sizeof(identity)) + string_bytes(flat) +
              string_bytes(identity.name_space) + string_bytes(identity.name);
   }
+  for (const auto& [wire, flat] : generation.flat_names) {
+    bytes += block_bytes(kNodeBytes + sizeof(wire) + sizeof(flat)) + string_bytes(wire.first) +
+             string_bytes(wire.second) + string_bytes(flat);
+  }
   for (const std::string& name : generation.strict_tools) {
     bytes += block_bytes(kNodeBytes + sizeof(name)) + string_bytes(name);
   }

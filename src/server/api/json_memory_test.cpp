@@ -63,6 +63,9 @@ TEST(JsonMemory, AGenerationCountsItsParts) {
   EXPECT_GE(generation_bytes(generation), before + 3000);
   generation.prompts.emplace_back(std::vector<int32_t>(1000));
   EXPECT_GE(generation_bytes(generation), before + 7000);
+  const size_t unnamed = generation_bytes(generation);
+  generation.flat_names[{std::string(100, 'n'), std::string(200, 'w')}] = std::string(300, 'f');
+  EXPECT_GE(generation_bytes(generation), unnamed + 600 + 3 * sizeof(std::string));
 }
 
 }  // namespace

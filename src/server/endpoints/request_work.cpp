@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "server/access/tenant.h"
+#include "server/answers/error_answer.h"
 #include "server/api/fields.h"
 #include "server/api/json_memory.h"
 
@@ -142,24 +143,9 @@ std::optional<ApiError> with_model(ServerContext& context, const std::shared_ptr
   return std::nullopt;
 }
 
-std::optional<ApiError> memory_fault(Exchange& exchange, size_t bytes) {
-  switch (exchange.hold_memory(bytes)) {
-    case Exchange::Room::held:
-      return std::nullopt;
-    case Exchange::Room::busy:
-      return ApiError{.status = 503,
-                      .type = "unavailable_error",
-                      .code = "busy",
-                      .message = "other requests leave no memory for this one; try again",
-                      .retry_after_s = 1};
-    case Exchange::Room::never:
-      break;
-  }
-  return ApiError{.status = 413,
-                  .code = "request_too_large",
-                  .message = fmt::format("this request needs {} MiB of memory, more than all requests "
-                                         "together may have (--max-request-memory-mb)",
-                                         bytes >> 20)};
+std::optional<ApiError> rendering_fault(Exchange& exchange, const Generation& generation,
+                                        size_t beside_bytes) {
+  return memory_fault(exchange, kRenderingFactor * generation_bytes(generation) + beside_bytes);
 }
 
 ApiResult<Json> take_body(Exchange& exchange) {
@@ -196,14 +182,13 @@ void with_generation(ServerContext& context, const std::shared_ptr<Exchange>& ex
     const std::shared_ptr<Generation> generation = std::move(*read);
     const HttpRequest& request = exchange->request();
     if (auto fault = context.priority_fault(request, generation->priority)) return fault;
-    if (const SharedPass pass = context.pass(request)) {
-      pass->set_answers(generation->n *
-                        std::max<int32_t>(1, static_cast<int32_t>(generation->prompts.size())));
-    }
-    const size_t bytes = generation_bytes(*generation);
+    // At most ApiLimits::max_n.
+    const auto prompts = std::max<int32_t>(1, static_cast<int32_t>(generation->prompts.size()));
+    if (auto fault = context.answers_fault(request, generation->n * prompts)) return fault;
     // Also what rendering will take, so that nobody waits for a model and then finds no room.
-    if (auto fault = memory_fault(*exchange, kRenderingFactor * bytes)) return fault;
-    const auto cost = bytes > Workers::kLargeBytes ? Workers::Cost::large : Workers::Cost::prompt;
+    if (auto fault = rendering_fault(*exchange, *generation, 0)) return fault;
+    const bool large = generation_bytes(*generation) > Workers::kLargeBytes;
+    const auto cost = large ? Workers::Cost::large : Workers::Cost::prompt;
     const auto go_on = [generation, work](const Lease& lease) {
       apply_preset(lease.entry->preset, *generation);
       return work(lease, generation);
@@ -220,14 +205,14 @@ void with_prompt(ServerContext& context, const std::shared_ptr<Exchange>& exchan
                   [&context, work](const Lease& lease,
                                    const std::shared_ptr<Generation>& generation) -> std::optional<ApiError> {
                     const auto prompt = render_prompt(*generation, *lease.model, context.options.policy);
-                    return prompt.ok() ? work(lease, *prompt) : std::optional(prompt.error());
+                    return prompt.ok() ? work(lease, *generation, *prompt) : std::optional(prompt.error());
                   });
 }
 
 void count_prompt(ServerContext& context, const std::shared_ptr<Exchange>& exchange, RequestReaderOf reader,
                   const char* object) {
   with_prompt(context, exchange, reader,
-              [&context, exchange, object](const Lease& lease,
+              [&context, exchange, object](const Lease& lease, const Generation&,
                                            const RenderedPrompt& prompt) -> std::optional<ApiError> {
                 auto ids = prompt_tokens(prompt, *lease.model);
                 if (!ids.ok()) return ids.error();

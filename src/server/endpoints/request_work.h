@@ -16,7 +16,8 @@ namespace braid::server {
 // The JSON of a request to what it asks for.
 using RequestReaderOf = ApiResult<Generation> (*)(const Json&, const ApiLimits&);
 using ModelWork = std::function<std::optional<ApiError>(const Lease&)>;
-using PromptWork = std::function<std::optional<ApiError>(const Lease&, const RenderedPrompt&)>;
+using PromptWork =
+    std::function<std::optional<ApiError>(const Lease&, const Generation&, const RenderedPrompt&)>;
 
 // Reads a request's body with `work` on a worker.
 void on_worker(ServerContext& context, const std::shared_ptr<Exchange>& exchange, Workers::Work work);
@@ -26,8 +27,9 @@ void on_worker(ServerContext& context, const std::shared_ptr<Exchange>& exchange
 // The JSON of a request's body, which is gone then. The exchange holds memory for it, and for what is read
 // out of it.
 ApiResult<Json> take_body(Exchange& exchange);
-// The exchange holds so much memory from now on; else 503, or 413 if no request may hold as much.
-std::optional<ApiError> memory_fault(Exchange& exchange, size_t bytes);
+// The exchange holds what rendering takes from now on, and so much beside it, or an error (memory_fault()).
+std::optional<ApiError> rendering_fault(Exchange& exchange, const Generation& generation,
+                                        size_t beside_bytes);
 // Goes on with the model of that name, on a worker: now, or when it is loaded. An error of now is returned.
 std::optional<ApiError> with_model(ServerContext& context, const std::shared_ptr<Exchange>& exchange,
                                    const std::string& name, Workers::Cost cost, ModelWork work);

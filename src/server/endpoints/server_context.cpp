@@ -10,6 +10,8 @@
 #include <string_view>
 #include <utility>
 
+#include "server/answers/error_answer.h"
+
 namespace braid::server {
 
 namespace {
@@ -74,9 +76,8 @@ ServerContext::ServerContext(AppOptions wanted, std::unique_ptr<ModelHost> model
           [this] { trim_memory(); }) {}
 
 void ServerContext::work(const std::shared_ptr<Exchange>& exchange, Workers::Cost cost, Workers::Work work) {
-  const HttpRequest& request = exchange->request();
-  const std::string_view client = access.needs_key() ? presented_key(request) : request.remote;
-  workers.run(std::hash<std::string_view>()(client), cost, exchange, std::move(work));
+  const std::string client = access.identify(exchange->request()).id;
+  workers.run(std::hash<std::string>()(client), cost, exchange, std::move(work));
 }
 
 void ServerContext::watch_http(std::function<HttpLoad()> load) {
@@ -100,15 +101,7 @@ void ServerContext::trim_memory() {
 }
 
 HttpAnswer ServerContext::error_answer(const HttpRequest& request, const ApiError& error) const {
-  const Family kind = family_of(request);
-  HttpAnswer answer{error.status_for(kind), "application/json", dump(error.body(kind, request.id)), {}};
-  if (error.retry_after_s > 0) {
-    answer.headers.emplace_back("Retry-After", std::to_string(error.retry_after_s));
-    answer.headers.emplace_back("retry-after-ms", std::to_string(1000 * error.retry_after_s));
-  }
-  if (error.status == 401) answer.headers.emplace_back("WWW-Authenticate", "Bearer");
-  if (error.status == 501) answer.headers.emplace_back("x-should-retry", "false");
-  return answer;
+  return server::error_answer(error, family_of(request), request);
 }
 
 void ServerContext::answer_error(const std::shared_ptr<Exchange>& exchange, const ApiError& error) const {
@@ -126,15 +119,24 @@ void ServerContext::answer_json(const std::shared_ptr<Exchange>& exchange, const
 
 std::optional<ApiError> ServerContext::admit(const HttpRequest& request) {
   auto pass = admission.enter(access.identify(request));
-  if (!pass.ok()) {
-    ApiError error = pass.error();
-    error.retry_after_s = metrics.retry_after_s(stats());
-    metrics.limited(error.code);
-    return error;
-  }
+  if (!pass.ok()) return limited(pass.error());
   const std::lock_guard lock(passes_mutex_);
   passes_[&request] = *pass;
   return std::nullopt;
+}
+
+std::optional<ApiError> ServerContext::answers_fault(const HttpRequest& request, int32_t count) {
+  const SharedPass let_in = pass(request);
+  if (let_in == nullptr) return std::nullopt;
+  auto fault = let_in->set_answers(count);
+  if (fault && fault->status == 429) return limited(std::move(*fault));
+  return fault;
+}
+
+ApiError ServerContext::limited(ApiError error) {
+  error.retry_after_s = metrics.retry_after_s(stats());
+  metrics.limited(error.code);
+  return error;
 }
 
 void ServerContext::leave(const HttpRequest& request) {
@@ -173,6 +175,8 @@ std::optional<ApiError> ServerContext::load_fault(const HttpRequest& request, co
     return entry ? std::optional(catalog.entries()[*entry].file) : std::nullopt;
   };
   const auto wanted = file(model);
+  // The host refuses a name that there is not, whoever asks for it.
+  if (!wanted && options.strict_model && !model.empty()) return std::nullopt;
   if (!wanted) {  // any will do, and one comes
     return ApiError{.status = 503,
                     .type = "unavailable_error",

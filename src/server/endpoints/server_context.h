@@ -56,8 +56,7 @@ class ServerContext {
   void refuse(const std::shared_ptr<Exchange>& exchange, const ApiError& error);
   void answer_json(const std::shared_ptr<Exchange>& exchange, const Json& json) const;
 
-  // Runs `work` on a worker, in turn with other clients: those of other keys, or addresses where no key is
-  // needed.
+  // Runs `work` on a worker, in turn with other clients (ClientIdentity::id).
   void work(const std::shared_ptr<Exchange>& exchange, Workers::Cost cost, Workers::Work work);
 
   void watch_http(std::function<HttpLoad()> load);
@@ -66,6 +65,8 @@ class ServerContext {
   // Lets a request in that works, until leave(). An error is a limit of its client, or of the server.
   std::optional<ApiError> admit(const HttpRequest& request);
   void leave(const HttpRequest& request);
+  // It asks for so many answers: for each of them there must be a place, as for a request.
+  std::optional<ApiError> answers_fault(const HttpRequest& request, int32_t count);
   // Of a request that was let in; null when its answer is over.
   SharedPass pass(const HttpRequest& request) const;
   // What its client may not ask for, if anything: a priority (0, which is also that of requests without one,
@@ -90,6 +91,8 @@ class ServerContext {
 
  private:
   void trim_memory();
+  // The error of a limit, which metrics count.
+  ApiError limited(ApiError error);
 
   mutable std::mutex load_mutex_;
   std::function<HttpLoad()> load_;  // guarded by load_mutex_

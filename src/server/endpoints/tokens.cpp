@@ -1,4 +1,5 @@
 // tokens.cpp -- the endpoints for tokens and prompts: /tokenize, /detokenize, /apply-template.
+#include "server/answers/error_answer.h"
 #include "server/api/fields.h"
 #include "server/api/json_memory.h"
 #include "server/endpoints/handlers.h"
@@ -14,12 +15,14 @@ namespace {
 constexpr size_t kSmallTokens = 16'384;  // to show
 
 // The ids of a text, or of a conversation.
-ApiResult<std::vector<int32_t>> ids_of(const Json& body, const Lease& lease, const AppOptions& options) {
+ApiResult<std::vector<int32_t>> ids_of(Exchange& exchange, const Json& body, const Lease& lease,
+                                       const AppOptions& options) {
   std::optional<ApiError> error;
   const Fields fields(body, "", &error);
   if (fields.has("messages")) {
     auto generation = read_chat(body, options.limits);
     if (!generation.ok()) return generation.error();
+    if (const auto fault = rendering_fault(exchange, *generation, json_bytes(body))) return *fault;
     apply_preset(lease.entry->preset, *generation);
     auto prompt = render_prompt(*generation, *lease.model, options.policy);
     if (!prompt.ok()) return prompt.error();
@@ -37,6 +40,15 @@ ApiResult<std::vector<int32_t>> ids_of(const Json& body, const Lease& lease, con
   if (!encoded.ok()) return invalid_value("content", "content: " + encoded.error().message);
   return std::move(*encoded);
 }
+
+// The answer, once the exchange holds its memory and that of what is beside it.
+std::optional<ApiError> answer_text(Exchange& exchange, std::string text, size_t beside_bytes) {
+  if (auto fault = memory_fault(exchange, text.capacity() + beside_bytes)) return fault;
+  exchange.answer({200, "application/json", std::move(text), {}});
+  return std::nullopt;
+}
+
+size_t ids_bytes(const std::vector<int32_t>& ids) { return ids.capacity() * sizeof(ids[0]); }
 
 }  // namespace
 
@@ -56,13 +68,12 @@ void tokenize(ServerContext& context, const SharedExchange& exchange) {
                                                : Workers::Cost::small;
     return with_model(context, exchange, name, cost,
                       [&context, exchange, body, form](const Lease& lease) -> std::optional<ApiError> {
-                        const auto ids = ids_of(*body, lease, context.options);
+                        const auto ids = ids_of(*exchange, *body, lease, context.options);
                         if (!ids.ok()) return ids.error();
                         auto text = tokenize_answer(*lease.model->tokenizer, *ids, form,
                                                     lease.model->backend->context_tokens());
                         if (!text.ok()) return text.error();
-                        exchange->answer({200, "application/json", std::move(*text), {}});
-                        return std::nullopt;
+                        return answer_text(*exchange, std::move(*text), json_bytes(*body) + ids_bytes(*ids));
                       });
   });
 }
@@ -89,18 +100,20 @@ void detokenize(ServerContext& context, const SharedExchange& exchange) {
                       [exchange, ids](const Lease& lease) -> std::optional<ApiError> {
                         auto text = detokenize_answer(*lease.model->tokenizer, ids);
                         if (!text.ok()) return text.error();
-                        exchange->answer({200, "application/json", std::move(*text), {}});
-                        return std::nullopt;
+                        return answer_text(*exchange, std::move(*text), ids_bytes(ids));
                       });
   });
 }
 
 void apply_template(ServerContext& context, const SharedExchange& exchange) {
   with_prompt(context, exchange, read_chat,
-              [exchange](const Lease&, const RenderedPrompt& prompt) -> std::optional<ApiError> {
+              [exchange](const Lease&, const Generation& generation,
+                         const RenderedPrompt& prompt) -> std::optional<ApiError> {
                 std::string text = R"({"prompt":)";
                 append_json_string(text, prompt.text.text);
-                exchange->answer({200, "application/json", text + "}", {}});
+                text += '}';
+                if (auto fault = rendering_fault(*exchange, generation, text.capacity())) return fault;
+                exchange->answer({200, "application/json", std::move(text), {}});
                 return std::nullopt;
               });
 }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/guard.h"
+#include "base/threads.h"
 
 namespace braid::server {
 
@@ -30,6 +31,7 @@ Workers::Workers(int threads, Refuse refuse, std::function<void()> idle)
   for (size_t i = 0; i < count_; ++i) {
     threads_.emplace_back([this, first = i == 0] {
       ::pthread_setname_np(::pthread_self(), "worker");
+      give_way();
       loop(first);
     });
   }
@@ -73,8 +75,12 @@ bool Workers::may_run(size_t cls) const {
 }
 
 std::optional<size_t> Workers::next_class() const {
-  for (size_t i = 1; i <= classes_.size(); ++i) {
-    const size_t cls = (last_class_ + i) % classes_.size();
+  const auto small = static_cast<size_t>(Cost::small), prompt = static_cast<size_t>(Cost::prompt),
+             large = static_cast<size_t>(Cost::large);
+  const size_t costly = last_costly_ == prompt ? large : prompt;
+  const std::array<size_t, 3> order =
+      last_was_small_ ? std::array{costly, last_costly_, small} : std::array{small, costly, last_costly_};
+  for (const size_t cls : order) {
     if (!classes_[cls].waiting.empty() && may_run(cls)) return cls;
   }
   return std::nullopt;
@@ -105,7 +111,8 @@ void Workers::loop(bool first) {
     }
     const auto cls = next_class();
     if (!cls) return;  // closing, and all is done
-    last_class_ = *cls;
+    last_was_small_ = *cls == static_cast<size_t>(Cost::small);
+    if (!last_was_small_) last_costly_ = *cls;
     Class& of = classes_[*cls];
     ++of.running;
     {

@@ -6,7 +6,8 @@
 //   large   either, of a large request
 // At least one thread is left to small works and one more to prompts, so however many clients send what is
 // expensive, a cheap request waits for cheap ones only. Within a class clients take turns, each in the order
-// of its requests; classes take turns too.
+// of its requests. Small works take turns with the rest, and in the rest prompts with large works: neither
+// many small works nor many prompts keep a large one waiting.
 //
 // A work that throws fails its request. One whose client has left is not begun. Thread-safe.
 #pragma once
@@ -76,8 +77,10 @@ class Workers {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::array<Class, 3> classes_;  // guarded by mutex_; by Cost
-  size_t last_class_ = 0;         // guarded by mutex_
-  bool closing_ = false;          // guarded by mutex_
+  // Guarded by mutex_: whether the last work begun was small, and the class of the last that was not.
+  bool last_was_small_ = false;
+  size_t last_costly_ = static_cast<size_t>(Cost::large);
+  bool closing_ = false;  // guarded by mutex_
   std::vector<std::thread> threads_;
 };
 

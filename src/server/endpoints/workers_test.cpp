@@ -150,6 +150,34 @@ TEST_F(WorkersTest, ClientsTakeTurns) {
   workers_->join();  // before `end` goes
 }
 
+TEST_F(WorkersTest, SmallWorksAndPromptsDoNotKeepALargeOneWaiting) {
+  start(3);
+  // One thread for what is not small: another prompt stays to the end.
+  Scene end;
+  workers_->run(1, Cost::prompt, std::make_shared<NoExchange>(), [&] { return end.hold(); });
+  hold(1, Cost::prompt, 1);
+  EXPECT_TRUE(scene_->wait_holding(1) && end.wait_holding(1));
+  // After each prompt a small work is the last that was begun.
+  for (int i = 0; i < 5; ++i) {
+    workers_->run(1, Cost::prompt, std::make_shared<NoExchange>(), [this, i]() -> std::optional<ApiError> {
+      const std::string small = "s" + std::to_string(i);
+      say(1, Cost::small, small);
+      EXPECT_TRUE(scene_->wait_done(small));
+      scene_->did("p");
+      return std::nullopt;
+    });
+  }
+  say(2, Cost::large, "L");
+  say(1, Cost::small, "s");
+  EXPECT_TRUE(scene_->wait_done("s"));
+  scene_->open();
+  EXPECT_TRUE(scene_->wait_done("s4p")) << scene_->done();
+  end.open();
+  workers_->join();  // before `end` goes
+  const std::string done = scene_->done();
+  EXPECT_LT(done.find('L'), done.find("s1")) << done;
+}
+
 TEST_F(WorkersTest, AWorkThatThrowsFailsItsRequest) {
   start(3);
   for (int i = 0; i < 10; ++i) {

@@ -2,7 +2,7 @@
 //
 // A state machine without a socket: an answer is given whole, or begun, written and finished as a stream (in
 // chunks, or for HTTP/1.0 up to the end of the connection); the owner takes pieces to send until nothing is
-// left and complete() says that the answer has left. Nothing here waits: how much lies unsent is
+// left, and if the answer is finishing() then it has left. Nothing here waits: how much lies unsent is
 // unsent_bytes(), and the owner decides what a client that does not read may cost.
 //
 // Threads: one at a time.

@@ -135,7 +135,7 @@ class Server : public HttpServer {
     };
     while (guarded("http", turn) != Guarded::fine) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
-  // Not for timers that nobody has cancelled: those of Exchange::after() end with their loop.
+  // Not for timers that nobody has cancelled: those of Exchange::after() end with their exchange.
   void run_until_idle() {
     const auto turn = [&] {
       for (bool idle = false; !idle;) {

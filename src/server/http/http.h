@@ -74,10 +74,9 @@ class Exchange {
 
   // The body has been read. Nobody may look at it afterwards.
   virtual void drop_body() = 0;
-  // How much memory the request holds from now on, in all: at first its body. The last holder of the exchange
-  // gives it back. Not held: all stays as it was; there is no room while others hold theirs, or never. By one
-  // thread at a time.
-  enum class Room { held, busy, never };
+  // How much memory the request holds from now on, in all: at first its body. It is given back when the answer
+  // has left and nobody holds the exchange. Not held: all stays as it was. By one thread at a time.
+  using Room = RequestMemory::Room;
   virtual Room hold_memory(size_t bytes) = 0;
 
   // What `done` is told of this exchange: counts for its line in the log. Before the end of the answer, or
@@ -89,7 +88,7 @@ class Exchange {
   virtual void on_gone(std::function<void()> gone) = 0;
   // Work posted here never runs at the same time as other work of this exchange.
   virtual void post(std::function<void()> work) = 0;
-  // Calls `work` after `ms` on the same strand, once, unless the exchange has gone by then.
+  // Calls `work` after `ms` on the same strand, once. It goes with the exchange, uncalled.
   virtual void after(int64_t ms, std::function<void()> work) = 0;
 };
 
@@ -103,7 +102,8 @@ struct HttpOptions {
   size_t max_target_bytes = size_t{8} << 10;
   int max_fields = 200;
   int max_connections = 4096;
-  // Of all requests from their first byte to the end of their answer, beyond 16 KiB of each.
+  // Of all requests from their first byte to the end of their answer, beyond 16 KiB of each; at least four
+  // thirds of the largest body and its head.
   size_t max_request_memory_bytes = size_t{256} << 20;
   size_t max_unsent_bytes = size_t{4} << 20;  // of one client, beside its largest event
   int64_t idle_ms = 75'000, header_ms = 10'000, body_gap_ms = 60'000, send_stall_ms = 30'000;
@@ -120,6 +120,8 @@ struct HttpHandlers {
   // a body that nobody read).
   std::function<std::optional<HttpAnswer>(const HttpRequest&)> check;
   std::function<void(std::shared_ptr<Exchange>)> handle;
+  // Whose memory a request takes, of which no client has all; empty, or no function: nobody's.
+  std::function<std::string(const HttpRequest&)> memory_client;
   // The body of an error that this layer found, as JSON.
   std::function<HttpAnswer(const HttpRequest&, int status, const std::string& code,
                            const std::string& message)>

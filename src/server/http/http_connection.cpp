@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <boost/asio/buffer.hpp>
 #include <chrono>
+#include <list>
+#include <mutex>
+#include <shared_mutex>
 #include <utility>
 
 #include "server/http/http_rules.h"
@@ -184,7 +187,8 @@ bool Connection::head_is_wanted() {
     end_with(std::move(*answer));
     return false;
   }
-  reader_.accept_body();
+  const auto& memory_client = shared_->handlers.memory_client;
+  reader_.accept_body(memory_client ? memory_client(*request_) : std::string());
   if (reader_.body_ends()) return true;
   body_place_.enter([weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->give_way();
@@ -424,11 +428,9 @@ class Connection::ExchangeOf : public Exchange, public std::enable_shared_from_t
   }
   void drop_body() override { std::string().swap(request_->body); }
   Room hold_memory(size_t bytes) override {
-    RequestMemory::Share& share = *request_->memory;
-    if (share.hold(bytes)) return Room::held;
-    if (!shared().memory->can_ever_hold(bytes)) return Room::never;
-    shared().bodies.make_room(shared().options.give_way_ms);
-    return Room::busy;
+    const Room room = request_->memory->hold(bytes);
+    if (room == Room::busy) shared().bodies.make_room(shared().options.give_way_ms);
+    return room;
   }
   void note(std::string text) override {
     shared().run(strand(), [self = shared_from_this(), text = std::move(text)]() mutable {
@@ -453,10 +455,14 @@ class Connection::ExchangeOf : public Exchange, public std::enable_shared_from_t
   void after(int64_t ms, std::function<void()> work) override {
     const std::shared_lock lock(shared().gate);
     if (!shared().open) return;
-    auto timer = std::make_shared<boost::asio::steady_timer>(strand(), std::chrono::milliseconds(ms));
+    const std::lock_guard timers_lock(timers_mutex_);
+    const auto timer = timers_.emplace(timers_.end(), strand(), std::chrono::milliseconds(ms));
     timer->async_wait([timer, weak = weak_from_this(), work = std::move(work)](const Error& error) {
       if (error) return;
-      if (const auto self = weak.lock()) self->guard_work(work);
+      if (const auto self = weak.lock()) {
+        self->drop_timer(timer);
+        self->guard_work(work);
+      }
     });
   }
 
@@ -478,9 +484,17 @@ class Connection::ExchangeOf : public Exchange, public std::enable_shared_from_t
     if (how != Guarded::fine && connection_->serial_ == serial_) connection_->failed(how);
   }
 
-  std::shared_ptr<Connection> connection_;
+  using Timers = std::list<boost::asio::steady_timer>;
+  void drop_timer(Timers::iterator timer) {
+    const std::lock_guard lock(timers_mutex_);
+    timers_.erase(timer);
+  }
+
+  std::shared_ptr<Connection> connection_;  // outlives the timers, which live in its loop
   std::shared_ptr<HttpRequest> request_;
   uint64_t serial_;
+  std::mutex timers_mutex_;
+  Timers timers_;                   // guarded by timers_mutex_; of after(), and they end with this
   std::atomic<bool> ended_{false};  // it was told how it ends
 };
 

@@ -3,28 +3,49 @@
 
 #include <utility>
 
+#include "base/check.h"
+
 namespace braid::server {
 
-bool RequestMemory::Share::hold(size_t bytes) {
+void RequestMemory::Share::set_client(std::string client) {
+  BRAID_CHECK(counted_bytes_ == 0);
+  client_ = std::move(client);
+}
+
+RequestMemory::Room RequestMemory::Share::hold(size_t bytes) {
   const size_t counted = bytes > kFreeBytes ? bytes - kFreeBytes : 0;
-  if (counted > counted_bytes_ && !memory_->take(counted - counted_bytes_, counted)) return false;
-  if (counted < counted_bytes_) memory_->release(counted_bytes_ - counted);
+  if (counted > counted_bytes_) {
+    const Room room = memory_->take(client_, counted - counted_bytes_, counted_bytes_);
+    if (room != Room::held) return room;
+  }
+  if (counted < counted_bytes_) memory_->release(client_, counted_bytes_ - counted);
   counted_bytes_ = counted;
-  return true;
+  return Room::held;
 }
 
-bool RequestMemory::take(size_t bytes, size_t total_bytes) {
-  const size_t room = room_for(total_bytes);
-  size_t used = used_bytes_;
-  do {
-    if (bytes > room || used > room - bytes) return false;
-  } while (!used_bytes_.compare_exchange_weak(used, used + bytes));
-  return true;
+RequestMemory::Room RequestMemory::take(const std::string& client, size_t bytes, size_t has_bytes) {
+  const size_t room = room_for(bytes + has_bytes);
+  if (bytes > room || has_bytes > room - bytes) return Room::never;
+  const std::lock_guard lock(mutex_);
+  if (used_bytes_ > room - bytes) return Room::busy;
+  if (!client.empty()) {
+    size_t& held = by_client_[client];  // if it is new, it is taken: there are no others
+    const size_t others = held - has_bytes, free = room - bytes - used_bytes_;
+    if (others > free) return Room::client;
+    held += bytes;
+  }
+  used_bytes_ += bytes;
+  return Room::held;
 }
 
-void RequestMemory::release(size_t bytes) {
+void RequestMemory::release(const std::string& client, size_t bytes) {
+  const std::lock_guard lock(mutex_);
   used_bytes_ -= bytes;
   released_bytes_ += bytes;
+  if (client.empty()) return;
+  const auto held = by_client_.find(client);
+  held->second -= bytes;
+  if (held->second == 0) by_client_.erase(held);
 }
 
 void BodyQueue::Place::enter(std::function<void()> give_way) {

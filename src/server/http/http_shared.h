@@ -27,9 +27,10 @@ struct HttpShared {
   HttpShared(const HttpOptions& wanted, HttpHandlers called)
       : options(wanted),
         handlers(std::move(called)),
-        // The largest body that is allowed must have room.
-        memory(std::make_shared<RequestMemory>(std::max(
-            options.max_request_memory_bytes, options.max_body_bytes + 4 * options.max_header_bytes))) {
+        // The largest body that is allowed must have room, with its head.
+        memory(std::make_shared<RequestMemory>(
+            std::max(options.max_request_memory_bytes,
+                     RequestMemory::limit_for(options.max_body_bytes + 4 * options.max_header_bytes)))) {
     for (int i = 0; i < std::max(1, options.threads); ++i) {
       loops.push_back(std::make_unique<boost::asio::io_context>(1));
     }

@@ -2,6 +2,8 @@
 // bytes, and the queue between an answer and its client.
 #include <gtest/gtest.h>
 
+#include <list>
+
 #include "server/http/answer_writer.h"
 #include "server/http/request_reader.h"
 #include "server/http/send_queue.h"
@@ -58,6 +60,7 @@ struct Reading {
   HttpOptions options;
   std::shared_ptr<RequestMemory> memory = std::make_shared<RequestMemory>(size_t{1} << 20);
   RequestReader reader{options, memory, "client"};
+  std::string client;  // whose memory it is
 
   Reading() { reader.begin(); }
 
@@ -74,7 +77,7 @@ struct Reading {
   Outcome step() {
     Outcome outcome = reader.advance();
     if (outcome != Outcome::head) return outcome;
-    reader.accept_body();
+    reader.accept_body(client);
     return reader.advance();
   }
 };
@@ -132,9 +135,54 @@ TEST(RequestReader, ABodyTakesItsMemoryFromTheAccount) {
   const std::string head = "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4000000\r\n\r\n";
   ASSERT_EQ(reading.feed(head, head.size()), Outcome::more);
   EXPECT_EQ(reading.memory->used_bytes(), 0u);  // promised is not held
-  ASSERT_EQ(reading.feed(std::string(3 << 20, 'x'), 8192), Outcome::no_room);
+  ASSERT_EQ(reading.feed(std::string(3 << 20, 'x'), 8192), Outcome::refused);
+  EXPECT_EQ(reading.reader.fault().status, 413) << "more than all may have together";
   reading.reader.drop();
   EXPECT_EQ(reading.memory->used_bytes(), 0u);
+}
+
+TEST(RequestReader, ABodyWithoutRoomSaysWhoHasIt) {
+  const std::string bytes =
+      "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n" + std::string(100'000, 'x');
+  Reading reading;
+  RequestMemory::Share other(reading.memory);
+  ASSERT_EQ(other.hold(size_t{960} << 10), RequestMemory::Room::never) << "it is large";
+  ASSERT_EQ(other.hold(size_t{760} << 10), RequestMemory::Room::held);
+  EXPECT_EQ(reading.feed(bytes, 8192), Outcome::no_room);
+  Reading again;
+  RequestMemory::Share own(again.memory);
+  own.set_client("c");
+  ASSERT_EQ(own.hold(size_t{600} << 10), RequestMemory::Room::held);
+  again.client = "c";
+  EXPECT_EQ(again.feed(bytes, 8192), Outcome::refused);
+  EXPECT_EQ(again.reader.fault().status, 429);
+  EXPECT_STREQ(again.reader.fault().code, "client_memory");
+}
+
+TEST(RequestReader, TheLargestBodyHasRoom) {
+  for (const bool chunked : {false, true}) {
+    Reading reading;
+    reading.options.max_body_bytes = size_t{2} << 20;
+    reading.memory = std::make_shared<RequestMemory>(
+        RequestMemory::limit_for(reading.options.max_body_bytes + 4 * reading.options.max_header_bytes));
+    RequestReader reader(reading.options, reading.memory, "client");
+    reader.begin();
+    const std::string body(reading.options.max_body_bytes, 'x');
+    const std::string bytes =
+        chunked ? "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n200000\r\n" + body +
+                      "\r\n0\r\n\r\n"
+                : "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 2097152\r\n\r\n" + body;
+    Outcome last = Outcome::more;
+    for (size_t at = 0; at < bytes.size() && (last == Outcome::more || last == Outcome::head); at += 8192) {
+      reader.append(std::string_view(bytes).substr(at, 8192));
+      last = reader.advance();
+      if (last != Outcome::head) continue;
+      reader.accept_body();
+      last = reader.advance();
+    }
+    ASSERT_EQ(last, Outcome::whole) << chunked;
+    EXPECT_LE(reader.take()->body.capacity(), body.size() + 1);
+  }
 }
 
 TEST(RequestReader, TheDeadlineFollowsTheRequest) {
@@ -200,12 +248,49 @@ TEST(HttpAnswerWriter, AStreamIsChunkedWhereTheClientKnowsChunks) {
   }
 }
 
+TEST(RequestMemory, AClientHoldsAtMostAsMuchAsIsFreeBesideOneRequest) {
+  using Room = RequestMemory::Room;
+  constexpr size_t kMiB = size_t{1} << 20;
+  const auto memory = std::make_shared<RequestMemory>(16 * kMiB);
+  {
+    RequestMemory::Share alone(memory);
+    alone.set_client("a");
+    EXPECT_EQ(alone.hold(12 * kMiB), Room::held) << "one request may be as large as any";
+  }
+  std::list<RequestMemory::Share> of_a, of_b, of_nobody;
+  const auto fill = [&](std::list<RequestMemory::Share>& shares, const char* client) {
+    while (shares.size() < 100) {
+      shares.emplace_back(memory).set_client(client);
+      const Room room = shares.back().hold(kMiB);
+      if (room == Room::held) continue;
+      shares.pop_back();
+      return room;
+    }
+    return Room::held;
+  };
+  EXPECT_EQ(fill(of_a, "a"), Room::client);
+  EXPECT_EQ(of_a.size(), 8u);
+  EXPECT_EQ(of_a.back().hold(2 * kMiB), Room::client) << "nor may one of them grow";
+  EXPECT_EQ(fill(of_b, "b"), Room::client);
+  EXPECT_EQ(of_b.size(), 4u);
+  EXPECT_EQ(fill(of_nobody, ""), Room::busy);
+  EXPECT_EQ(of_nobody.size(), 4u);
+  of_a.clear();
+  of_b.clear();
+  of_nobody.clear();
+  EXPECT_EQ(memory->used_bytes(), 0u);
+  EXPECT_EQ(fill(of_b, "b"), Room::client);
+  EXPECT_EQ(of_b.size(), 8u) << "nothing is left of the others";
+}
+
 TEST(RequestMemory, LargeHoldersLeaveAQuarterToOthers) {
   const auto memory = std::make_shared<RequestMemory>(size_t{16} << 20);
   RequestMemory::Share large(memory), larger(memory), small(memory);
-  EXPECT_TRUE(large.hold(size_t{12} << 20));
-  EXPECT_FALSE(larger.hold(size_t{2} << 20));
-  EXPECT_TRUE(small.hold(size_t{1} << 20));
+  using Room = RequestMemory::Room;
+  EXPECT_EQ(large.hold(size_t{12} << 20), Room::held);
+  EXPECT_EQ(larger.hold(size_t{2} << 20), Room::busy);
+  EXPECT_EQ(larger.hold(size_t{13} << 20), Room::never);
+  EXPECT_EQ(small.hold(size_t{1} << 20), Room::held);
   EXPECT_TRUE(memory->can_ever_hold(size_t{12} << 20));
   EXPECT_FALSE(memory->can_ever_hold(size_t{13} << 20))
       << "alone it has no more than large ones have together";

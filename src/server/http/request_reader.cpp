@@ -33,6 +33,8 @@ struct HttpBody {
   struct value_type {
     std::string bytes;
     std::shared_ptr<RequestMemory::Share> share;
+    size_t most_bytes = 0;  // the parser lets no more come
+    RequestMemory::Room room = RequestMemory::Room::held;
   };
 
   class reader {
@@ -50,13 +52,16 @@ struct HttpBody {
       std::string& bytes = body_.bytes;
       const size_t needed = bytes.size() + more;
       if (needed > bytes.capacity()) {
-        size_t wanted = std::max(needed, 2 * bytes.capacity());
-        if (length_ >= needed) wanted = std::min<size_t>(wanted, length_);
-        if (!body_.share->hold(wanted)) {
+        const size_t most = length_ >= needed ? size_t{length_} : std::max(needed, body_.most_bytes);
+        const size_t wanted = std::min(std::max(needed, 2 * bytes.capacity()), most);
+        body_.room = body_.share->hold(wanted);
+        if (body_.room != RequestMemory::Room::held) {
           error = make_error_code(boost::system::errc::not_enough_memory);
           return 0;
         }
-        bytes.reserve(wanted);
+        std::string grown;  // a string that has something would take twice its capacity at least
+        grown.reserve(wanted);
+        bytes.swap(grown.append(bytes));
       }
       for (auto at = boost::asio::buffer_sequence_begin(buffers);
            at != boost::asio::buffer_sequence_end(buffers); ++at) {
@@ -92,6 +97,7 @@ void RequestReader::begin() {
   parser_->body_limit(options_.max_body_bytes);
   parser_->eager(false);
   parser_->get().body().share = std::make_shared<RequestMemory::Share>(memory_);
+  parser_->get().body().most_bytes = options_.max_body_bytes;
   begun_ = false;
   empty_lines_ = 0;
   head_bytes_ = scanned_bytes_ = framing_bytes_ = 0;
@@ -159,7 +165,8 @@ RequestReader::Outcome RequestReader::body_goes_on() {
     }
     set_deadline(options_.body_gap_ms);
   }
-  return head_share_.hold(input_.capacity() + 2 * head_bytes_) ? Outcome::more : Outcome::no_room;
+  const auto room = head_share_.hold(input_.capacity() + 2 * head_bytes_);
+  return room == RequestMemory::Room::held ? Outcome::more : refuse_for_memory(room);
 }
 
 // False: the request is refused. What a block of header fields costs is looked at before it is parsed;
@@ -217,7 +224,10 @@ RequestReader::Outcome RequestReader::head_done() {
   return Outcome::head;
 }
 
-void RequestReader::accept_body() { parser_->eager(true); }
+void RequestReader::accept_body(std::string client) {
+  parser_->get().body().share->set_client(std::move(client));
+  parser_->eager(true);
+}
 
 bool RequestReader::body_ends() const { return parser_->is_done(); }
 
@@ -243,8 +253,19 @@ RequestReader::Outcome RequestReader::refuse(int status, const char* code, std::
   return Outcome::refused;
 }
 
+RequestReader::Outcome RequestReader::refuse_for_memory(RequestMemory::Room room) {
+  switch (room) {
+    case RequestMemory::Room::client:
+      return refuse(429, "client_memory", kClientMemory);
+    case RequestMemory::Room::never:
+      return refuse(413, "request_too_large", "the request is larger than all requests together may be");
+    default:
+      return Outcome::no_room;
+  }
+}
+
 RequestReader::Outcome RequestReader::framing_error(const error_code& error) {
-  if (error == boost::system::errc::not_enough_memory) return Outcome::no_room;
+  if (error == boost::system::errc::not_enough_memory) return refuse_for_memory(parser_->get().body().room);
   if (error == http::error::header_limit) {
     return refuse(431, "invalid_request", "the header block is too large");
   }

@@ -5,7 +5,7 @@
 //   whole   the body too; take() gives the request away, and what is left of the input is the next one's
 // or, at any time,
 //   refused   fault() says why; nothing more can be read on this connection
-//   no_room   the same, because other requests hold all the memory
+//   no_room   the same, because other requests hold all the memory; fault() says nothing
 // and begin() starts with the next request.
 //
 // Limits hold before memory is taken: header block, number of fields, request line, body, what chunks cost
@@ -43,7 +43,8 @@ class RequestReader {
   void begin();
   void append(std::string_view bytes) { input_ += bytes; }
   Outcome advance();
-  void accept_body();
+  // `client`: who the memory of the body is counted for (RequestMemory).
+  void accept_body(std::string client = {});
   std::shared_ptr<HttpRequest> take();
   // Gives back what is held of input and request.
   void drop();
@@ -71,6 +72,7 @@ class RequestReader {
   void skip_empty_lines();
   void fill_request();
   Outcome refuse(int status, const char* code, std::string message);
+  Outcome refuse_for_memory(RequestMemory::Room room);
   Outcome framing_error(const boost::system::error_code& error);
   bool head_is_good();
   Outcome head_done();

@@ -23,11 +23,18 @@ Catalog catalog_of(const ServedModel& model) {
   return catalog;
 }
 
-// Errors name files with their folders, which clients need not know.
+void replace_all(std::string& text, const std::string& what, const std::string& by) {
+  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + by.size())) {
+    text.replace(at, what.size(), by);
+  }
+}
+
+// Errors name files with their folders, which clients need not know: this one, and other pieces of it.
 std::string without_folder(std::string message, const ModelFile& file) {
   if (file.path.empty()) return message;
-  const size_t at = message.find(file.path);
-  if (at != std::string::npos) message.replace(at, file.path.size(), file.shown);
+  replace_all(message, file.path, file.shown);
+  const size_t end = file.path.rfind('/');
+  if (end != std::string::npos && end > 0) replace_all(message, file.path.substr(0, end + 1), "");
   return message;
 }
 
@@ -196,11 +203,6 @@ size_t ModelHost::waiting() const {
   return waiters_.size();
 }
 
-uint64_t ModelHost::loads() const {
-  const std::lock_guard lock(shared_->mutex);
-  return loads_;
-}
-
 bool ModelHost::wanted(size_t file) const {
   return std::any_of(waiters_.begin(), waiters_.end(),
                      [&](const Waiter& waiter) { return file_of(waiter.entry) == file; });
@@ -317,7 +319,6 @@ void ModelHost::change_to(size_t file) {
     }
     failures_.erase(file);
     coming_.reset();
-    ++loads_;
   }
   admit(file);
 }

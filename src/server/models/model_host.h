@@ -69,7 +69,6 @@ class ModelHost {
   State state(size_t entry, std::string* error = nullptr) const;
   bool swapping() const;
   size_t waiting() const;
-  uint64_t loads() const;
 
   const Catalog& catalog() const { return catalog_; }
 
@@ -116,7 +115,6 @@ class ModelHost {
   std::deque<Waiter> waiters_;
   std::map<size_t, std::string> failures_;  // file -> sentence
   Ticket last_ticket_ = 0;
-  uint64_t loads_ = 0;
   std::optional<ApiError> stopped_;
   std::thread thread_;
 };

@@ -381,6 +381,45 @@ TEST_F(HostedServer, AClientThatLeavesWhileItWaitsCallsTheChangeOff) {
   EXPECT_EQ(tries, 0);
 }
 
+TEST_F(HostedServer, AnUnknownNameIsRefusedAlsoWhileAModelIsLoaded) {
+  hold_loads = true;
+  start([](AppOptions& options, ModelHost::Options& hosting) {
+    options.strict_model = hosting.strict = true;
+    options.client_limits.models = {"b"};
+  });
+  const auto waiting = send("b");
+  ASSERT_TRUE(gate.wait_reached());
+  const auto unknown = ask("nobody");
+  EXPECT_EQ(unknown.status, 404) << unknown.body;
+  EXPECT_EQ(unknown.json()["error"]["code"], "model_not_found");
+  EXPECT_EQ(ask("c").status, 403);
+  gate.open();
+  EXPECT_EQ(said(waiting->read_answer()), "I am b");
+}
+
+TEST(ModelHost, ErrorsNameFilesWithoutTheirFolders) {
+  Catalog catalog;
+  catalog.add("a", {"/secret/a.gguf", "a.gguf", "", 10});
+  catalog.add("pieces", {"/secret/place/p-00001-of-00002.gguf", "pieces.gguf", "", 10});
+  auto backend = std::make_shared<FakeBackend>([](const Request&) { return FakeBackend::Script{}; });
+  ModelHost host(std::move(catalog), demo_served_model(backend), 0,
+                 [](const ModelFile& file) -> Result<std::shared_ptr<ServedModel>> {
+                   return Error{
+                       ErrorKind::corrupt,
+                       file.path + ": ends in /secret/place/p-00002-of-00002.gguf, not in " + file.path};
+                 },
+                 nullptr, {});
+  std::promise<std::string> message;
+  host.acquire("pieces", [&](ApiResult<Lease> lease) {
+    message.set_value(lease.ok() ? "loaded" : lease.error().message);
+  });
+  EXPECT_EQ(message.get_future().get(),
+            "the model cannot be loaded: pieces.gguf: ends in p-00002-of-00002.gguf, not in pieces.gguf");
+  std::string shown;
+  EXPECT_EQ(host.state(1, &shown), ModelHost::State::failed);
+  EXPECT_EQ(shown, "pieces.gguf: ends in p-00002-of-00002.gguf, not in pieces.gguf");
+}
+
 TEST_F(HostedServer, NamesOfPathsReachNothing) {
   start(
       [](AppOptions& options, ModelHost::Options& hosting) { options.strict_model = hosting.strict = true; });

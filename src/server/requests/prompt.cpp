@@ -23,6 +23,8 @@ constexpr std::string_view kSentinel =
     "braid-continues-here"
     "\x01";
 constexpr size_t kMaxCheckpoints = 64;
+// Log probabilities that one request may have to keep until they are sent.
+constexpr int64_t kMaxKeptLogprobs = 1 << 20;
 
 ApiError template_error(const Error& error) {
   const bool limit = error.kind == ErrorKind::exhausted;
@@ -260,6 +262,33 @@ ApiResult<Request> request_of(const Generation& generation, const ServedModel& m
   return request;
 }
 
+// An answer that is not a stream keeps its log probabilities up to its end, and so does an echo up to its first
+// token. Where no length was asked for, as many tokens may come as there is room for.
+std::optional<ApiError> bound_logprobs(const Generation& generation, std::vector<Request>& prompts) {
+  if (generation.top_logprobs < 0) return std::nullopt;
+  const bool open_end = generation.max_tokens.value_or(-1) < 0;
+  const int64_t each = (int64_t{1} + generation.top_logprobs) * generation.n;
+  int64_t left = kMaxKeptLogprobs / each;  // tokens of all prompts and of one answer to each
+  for (const Request& request : prompts) {
+    if (generation.echo) left -= static_cast<int64_t>(request.prompt.size());
+  }
+  const int64_t most = left / static_cast<int64_t>(prompts.size());
+  for (Request& request : prompts) {
+    if (generation.stream) break;
+    if (open_end) {
+      request.max_tokens =
+          static_cast<int32_t>(std::min<int64_t>(request.max_tokens, std::max<int64_t>(most, 1)));
+    }
+    left -= request.max_tokens;
+  }
+  if (left >= 0) return std::nullopt;
+  const char* field = generation.endpoint == Endpoint::completions ? "logprobs" : "top_logprobs";
+  return invalid_value(field,
+                       fmt::format("{}: this request could have more than {} log probabilities; ask for "
+                                   "fewer of each token, for fewer tokens or for a stream",
+                                   field, kMaxKeptLogprobs));
+}
+
 // The request's prompt as it is echoed. Its log probabilities, if they are asked for, cost the engine a
 // softmax over the vocabulary for each token, and the prefix cache cannot help.
 EchoedPrompt echo_of(const PromptInput& input, const Tokenizer& tokenizer, Request& request) {
@@ -350,7 +379,9 @@ size_t prepared_bytes(const PreparedAnswer& prepared) {
              request.sampling.logit_bias.capacity() * sizeof(request.sampling.logit_bias[0]);
     if (!request.score) continue;
     const auto top = static_cast<size_t>(std::max(0, request.top_logprobs));
-    bytes += request.prompt.size() * (sizeof(TokenEvent) + block_bytes(top * sizeof(TokenEvent().top[0])));
+    // The score has the prompt too.
+    bytes += request.prompt.size() *
+             (sizeof(int32_t) + sizeof(TokenEvent) + block_bytes(top * sizeof(TokenEvent().top[0])));
   }
   for (const EchoedPrompt& echoed : prepared.echoed) bytes += string_bytes(echoed.text);
   return bytes;
@@ -418,6 +449,7 @@ ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> gener
     }
   }
 
+  if (auto fault = bound_logprobs(*generation, prompts)) return *fault;
   out.loops = loop_rules(*generation, policy);
   out.loop_ends_as_length = policy.loop_ends_as_length;
   auto masks = MaskFactory::create(*generation, model, policy, out.format.starts_in_reasoning, thinking);
