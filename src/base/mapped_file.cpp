@@ -18,7 +18,18 @@ Error system_error(const std::string& path, const char* what) {
   const ErrorKind kind = code == ENOENT || code == ENOTDIR ? ErrorKind::not_found : ErrorKind::io;
   return Error{kind, path + ": " + what + ": " + std::strerror(code)};
 }
+
+FileIdentity of_stat(const struct stat& info) {
+  const auto ns = [](const timespec& time) { return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; };
+  return {info.st_dev, info.st_ino, static_cast<uint64_t>(info.st_size), ns(info.st_mtim), ns(info.st_ctim)};
+}
 }  // namespace
+
+std::optional<FileIdentity> MappedFile::identity_of(const std::string& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) return std::nullopt;
+  return of_stat(info);
+}
 
 Result<MappedFile> MappedFile::open(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -45,13 +56,14 @@ Result<MappedFile> MappedFile::open(const std::string& path) {
     data = static_cast<const std::byte*>(map);
   }
   ::close(fd);
-  return MappedFile(path, data, size_bytes);
+  return MappedFile(path, data, size_bytes, of_stat(info));
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
     : path_(std::move(other.path_)),
       data_(std::exchange(other.data_, nullptr)),
-      size_bytes_(std::exchange(other.size_bytes_, 0)) {}
+      size_bytes_(std::exchange(other.size_bytes_, 0)),
+      identity_(other.identity_) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   if (this != &other) {
@@ -59,6 +71,7 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
     path_ = std::move(other.path_);
     data_ = std::exchange(other.data_, nullptr);
     size_bytes_ = std::exchange(other.size_bytes_, 0);
+    identity_ = other.identity_;
   }
   return *this;
 }

@@ -330,7 +330,8 @@ void Engine::count_accepted(const StepItem& item, const Verdict& verdict) {
 void Engine::draft(StepPlan& plan) {
   DraftBudget* const budget = this->budget();
   const bool admitted = budget == nullptr || budget->admit(plan);
-  if (budget != nullptr) model_->catch_up(budget->catches_up());
+  // A record of a step has it or not, whatever is wanted when it is replayed: where steps are recorded it is kept.
+  if (budget != nullptr) model_->catch_up(budget->catches_up() || !device_->computes_in_host_memory());
   if (!admitted) return;
   const Clock::time_point begin = Clock::now();
   drafter_->propose(plan, memory_.max_rows - plan.rows());

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "engine/disk/model_hash.h"
 #include "engine/draft/dflash_drafter.h"
 #include "engine/draft/joint_drafter.h"
 #include "engine/draft/model_drafter.h"
@@ -75,41 +76,24 @@ Result<std::unique_ptr<Device>> make_device(const EngineOptions& options, int32_
                fmt::format("unknown device {}; there are auto, cuda, cpu and ref", options.device)};
 }
 
-// Everything a cached prefix depends on, apart from its tokens: weights (sampled: all of each small tensor,
-// and both ends of the others), formats, and how the device lays out its states.
+// Everything a cached prefix depends on, apart from its tokens: the model, formats, and how the device computes and
+// lays out its states. Prefixes that this process alone keeps need no name of the model.
 PrefixHash fingerprint_of(const GgufFile& file, Dflash* drafter, const EngineOptions& options,
                           const Device& device, int32_t tile_columns, const DeltaRing& ring) {
-  constexpr size_t kSampleBytes = 4096;
   std::string text;
-  const auto add = [&](std::span<const std::byte> bytes) {
-    const PrefixHash h = hash_bytes(bytes.data(), bytes.size());
-    text.append(reinterpret_cast<const char*>(&h), sizeof h);
-  };
-  const auto add_ends = [&](std::span<const std::byte> bytes) {
-    add(bytes.first(std::min(bytes.size(), kSampleBytes)));
-    add(bytes.last(std::min(bytes.size(), kSampleBytes)));
-  };
-  for (const GgufEntry& e : file.entries()) {
-    text.append(e.key);
-    add(e.value.bytes);
-  }
-  for (const GgufTensor& t : file.tensors()) {
-    text.append(fmt::format("{} {} {} {} {} {}", t.name, static_cast<int>(t.type), t.ne[0], t.ne[1], t.ne[2],
-                            t.ne[3]));
-    add_ends(t.data);
-  }
+  const auto add = [&](const PrefixHash& h) { text.append(reinterpret_cast<const char*>(&h), sizeof h); };
+  const bool on_disk = !options.cache_dir.empty();
+  if (on_disk) add(model_hash(file, options.cache_dir, options.progress));
   if (drafter != nullptr) {  // its context is in cells, too
     const DflashConfig& c = drafter->config();
     text += fmt::format("|dflash {} {} {}", fmt::join(c.taps, " "), c.rope.freq_base, c.eps);
     for (const Weight* w : drafter->weights().matrices()) {
       text += fmt::format(" {} {} {} {}", w->name, static_cast<int>(w->type), w->n, w->k);
-      add_ends(w->file);
+      if (on_disk) add(hash_of_all(w->file, {}));
     }
   }
-  // The first word names the device that was taken, which "auto" does not.
-  const std::string name = device.description();
   text +=
-      fmt::format("|{} {} {} {} {} {} ring {} {} {}", name.substr(0, name.find(' ')), tile_columns,
+      fmt::format("|{} {} {} {} {} {} ring {} {} {}", device.numerics(), tile_columns,
                   kv_format_name(options.k_format), kv_format_name(options.v_format),
                   static_cast<int>(options.activations), kBlockTokens, ring.every, ring.lag, ring.uncertain);
   if (options.k_codec != nullptr)
@@ -293,6 +277,10 @@ Result<std::unique_ptr<Engine>> Engine::create(const GgufFile& file, const Engin
   std::unique_ptr<Engine> engine(new Engine);
   BRAID_TRY(engine->open(file, options));
   BRAID_TRY(engine->memory_.plan.check_fits());
+  if (!options.cache_dir.empty()) {  // refused before a model is read for it
+    if (const auto directory = DiskDirectory::open(options.cache_dir); !directory.ok())
+      return directory.error();
+  }
   engine->fingerprint_ =
       fingerprint_of(file, engine->dflash_.get(), engine->options_, *engine->device_,
                      engine->device_->state_tile_columns(engine->model_->config().largest_delta()),
@@ -301,6 +289,10 @@ Result<std::unique_ptr<Engine>> Engine::create(const GgufFile& file, const Engin
     DiskOptions disk;
     disk.directory = options.cache_dir;
     disk.limit_bytes = options.cache_dir_bytes;
+    disk.is_sound_state = [&cache = engine->memory_.cache](std::span<const std::byte> image,
+                                                           int32_t position) {
+      return cache.is_sound_state(image, position);
+    };
     // Before loading: it may refuse, and its threads shall not inherit the CPU that this one is pinned to.
     BRAID_ASSIGN(engine->disk_, DiskTier::open(disk, engine->memory_.disk_kind(engine->model_->config(),
                                                                                engine->fingerprint_)));

@@ -38,7 +38,7 @@ class EngineService::HeldSink : public Sink {
       end.reason = FinishReason::cancelled;
       end.stop_id.reset();
     }
-    sink_->finished(id, end);
+    guarded("the end of an answer", [&] { sink_->finished(id, end); });
     --service_.active_;
   }
 

@@ -90,6 +90,8 @@ class Device {
 
   // "cpu (avx2, 2 threads)", for people.
   virtual std::string description() const = 0;
+  // What decides the bytes of results, beside the model and its options: devices of the same words compute the same.
+  virtual std::string numerics() const { return description(); }
   virtual int threads() const { return 1; }
 
   // Memory that allocate() can still give, on devices with their own.

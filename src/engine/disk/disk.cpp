@@ -516,6 +516,12 @@ bool DiskTier::read_checkpoint(const DiskFilePtr& file) {
   if (!read_checked(file, file->layout.state_at, staging_.read.first(kind_.state_bytes),
                     std::span(&header.state_checksum, 1)))
     return false;
+  const auto position =
+      static_cast<int32_t>((header.first_block + header.block_count) * kBlockTokens + header.tail_tokens);
+  if (options_.is_sound_state && !options_.is_sound_state(staging_.read.first(kind_.state_bytes), position)) {
+    discard(file->name, DiskRead::damaged);
+    return false;
+  }
   return header.tail_tokens == 0 ||
          read_checked(file, file->layout.tail_at, staging_.read.subspan(kind_.state_bytes, kind_.block_bytes),
                       std::span(&header.tail_checksum, 1));

@@ -25,6 +25,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -42,6 +43,9 @@ namespace braid {
 
 struct DiskOptions {
   std::string directory;
+  // Whether a state's image, which stands behind so many tokens, holds nothing that an op would follow out of its
+  // memory. On the reader's thread; null: every image is fine. A file may hold anything, with right checksums.
+  std::function<bool(std::span<const std::byte> image, int32_t position)> is_sound_state;
   uint64_t limit_bytes = uint64_t{8} << 30;  // of all files together
   int32_t minimum_tokens = 256;              // shorter prefixes are not worth a file
   int32_t flush_ms = 5000;                   // the destructor writes for so long what is queued

@@ -160,6 +160,25 @@ void SequenceCache::load_state(int32_t slot, const std::byte* image) {
   });
 }
 
+bool SequenceCache::is_sound_state(std::span<const std::byte> image, int32_t position) const {
+  for (const DeltaLayer& layer : delta_) {
+    const DeltaShape& shape = layer.shape;
+    const size_t bytes = static_cast<size_t>(layer.slot_elements()) * sizeof(float);
+    if (image.size() < bytes) return false;
+    const size_t at =
+        static_cast<size_t>(shape.state_elements() + DeltaShape::rounded(shape.value_heads)) * sizeof(float);
+    for (int32_t head = 0; head < shape.value_heads; ++head) {
+      int32_t folded = 0;
+      std::memcpy(&folded, image.data() + at + static_cast<size_t>(head) * sizeof folded, sizeof folded);
+      // What is not folded yet has entries.
+      const bool sound = folded >= 0 && folded <= position && position - folded <= layer.ring.entries();
+      if (!sound) return false;
+    }
+    image = image.subspan(bytes);
+  }
+  return true;
+}
+
 void SequenceCache::save_block(int32_t group, int32_t block, std::byte* image) {
   for_each_part(group, block, [&](const std::byte* cells, size_t bytes) {
     device_->to_host(image, cells, bytes);

@@ -82,6 +82,10 @@ class SequenceCache final : public CacheBytes {
   void clear_blocks(int32_t group, std::span<const int32_t> blocks) override;
   void synchronize() override { device_->synchronize(); }
 
+  // Whether the image of a slot may stand behind `position` tokens: the indexes in it lead nowhere else, whatever the
+  // numbers beside them are. Thread-safe.
+  bool is_sound_state(std::span<const std::byte> image, int32_t position) const;
+
   // The whole image of a block, units too.
   void copy_image(int32_t group, int32_t dst_block, int32_t src_block);
   // A slot's states before position `from`, where all certain rows are folded, become those before `to`. Its

@@ -127,7 +127,8 @@ int32_t Scheduler::add_chunk(StepPlan& plan, Sequence& s, int32_t budget) {
 // Tokens of `s` that blocks can be had for while all others keep theirs.
 int32_t Scheduler::room_for(const Sequence& s, int32_t group) const {
   const size_t blocks = s.blocks[group].size() + static_cast<size_t>(pools_[group].free());
-  return static_cast<int32_t>(blocks) * kBlockTokens - s.computed_tokens;
+  const size_t most = INT32_MAX / kBlockTokens;
+  return static_cast<int32_t>(std::min(blocks, most)) * kBlockTokens - s.computed_tokens;
 }
 
 bool Scheduler::interleaves() const {

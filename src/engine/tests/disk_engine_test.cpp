@@ -6,13 +6,16 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <future>
 #include <map>
 #include <random>
 #include <thread>
 
+#include "engine/disk/disk_format.h"
 #include "engine/engine.h"
 #include "engine/service.h"
 #include "engine/tests/engine_devices_test.h"
@@ -47,7 +50,10 @@ struct Answer {
 };
 
 struct Machine : Sink {
-  Machine(const RandomShape& shape, EngineOptions options) : bytes(bytes_of(shape)) {
+  using Edit = std::function<void(std::vector<std::byte>& file)>;
+  Machine(const RandomShape& shape, EngineOptions options, const Edit& edit = nullptr)
+      : bytes(bytes_of(shape)) {
+    if (edit) edit(bytes);
     file = std::make_unique<GgufFile>(parsed(bytes));
     options.threads = 2;
     options.activations = Activations::f32;
@@ -211,6 +217,62 @@ TEST_P(DiskEngineOn, TenantsAndModelsDoNotMeet) {
   Machine other(tiny_moe(), options(folder));
   EXPECT_EQ(other.ask(p, "tenant a", 0).cached, 0);
   EXPECT_GT(other.engine->disk()->stats().foreign, 0u);
+}
+
+// One bit in the middle of the largest tensor.
+TEST_P(DiskEngineOn, AnEditedModelFindsNothing) {
+  const auto edit = [](std::vector<std::byte>& bytes) {
+    const GgufFile file = parsed(bytes);
+    const GgufTensor* largest = &file.tensors()[0];
+    for (const GgufTensor& t : file.tensors())
+      if (t.data.size() > largest->data.size()) largest = &t;
+    ASSERT_GT(largest->data.size(), 16384u);
+    bytes[static_cast<size_t>(largest->data.data() - bytes.data()) + largest->data.size() / 2] ^=
+        std::byte{1};
+  };
+  const Folder folder;
+  { Machine(tiny_dense(), options(folder)).ask(prompt(420)); }
+  Machine other(tiny_dense(), options(folder), edit);
+  EXPECT_EQ(other.ask(prompt(420)).cached, 0);
+  EXPECT_GT(other.engine->disk()->stats().foreign, 0u);
+}
+
+// What a layer's state says of itself is an index into its ring. A file may say anything, with right checksums.
+TEST_P(DiskEngineOn, ForgedStatesCostTimeNotAnswers) {
+  const auto p = joined(prompt(420), prompt(30, 2));
+  for (const int32_t forged : {-1'000'000'000, -1, 0, 1'000'000, INT32_MAX}) {
+    const Folder folder;
+    Answer right;
+    { right = Machine(tiny_dense(), options(folder)).ask(p); }
+    size_t changed = 0;
+    for (const auto& path : folder.files()) {
+      std::ifstream in(path, std::ios::binary);
+      std::vector<char> bytes((std::istreambuf_iterator<char>(in)), {});
+      DiskHeader header;
+      ASSERT_GE(bytes.size(), sizeof header);
+      std::memcpy(&header, bytes.data(), sizeof header);
+      const auto layout = disk_layout(header);
+      if (!header.has_state() || !layout) continue;
+      const auto position =
+          static_cast<int32_t>((header.first_block + header.block_count) * kBlockTokens + header.tail_tokens);
+      for (size_t at = layout->state_at; at + 4 <= layout->state_at + header.state_bytes; at += 4) {
+        int32_t word = 0;
+        std::memcpy(&word, bytes.data() + at, sizeof word);
+        if (word <= 0 || word > position || word + 64 < position)
+          continue;  // where a state stands is near its end
+        std::memcpy(bytes.data() + at, &forged, sizeof forged);
+        ++changed;
+      }
+      header.state_checksum = disk_checksum(bytes.data() + layout->state_at, header.state_bytes);
+      header.header_checksum = header_checksum(header);
+      std::memcpy(bytes.data(), &header, sizeof header);
+      std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    }
+    ASSERT_GT(changed, 0u);
+    Machine after(tiny_dense(), options(folder));
+    EXPECT_EQ(after.ask(p).tokens, right.tokens) << forged;
+    EXPECT_GT(after.engine->disk()->stats().removed, 0u) << forged;
+  }
 }
 
 TEST_P(DiskEngineOn, DamagedFilesCostTimeNotAnswers) {

@@ -57,6 +57,8 @@ std::string CpuDevice::description() const {
                      pool_->size() == 1 ? "" : "s");
 }
 
+std::string CpuDevice::numerics() const { return fmt::format("cpu {}", products_->path()); }
+
 Result<Buffer> CpuDevice::allocate(size_t size_bytes, const char* label) {
   constexpr size_t kPage = 4096;
   const size_t rounded = std::max(kPage, (size_bytes + kPage - 1) / kPage * kPage);

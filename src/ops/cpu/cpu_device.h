@@ -18,6 +18,7 @@ class CpuDevice final : public Device {
   static Result<std::unique_ptr<CpuDevice>> make(const DeviceOptions& options);
 
   std::string description() const override;
+  std::string numerics() const override;
   int threads() const override { return pool_->size(); }
   Result<Buffer> allocate(size_t size_bytes, const char* label) override;
   Status load_weights(std::span<Weight* const> weights, const WeightDone& done) override;

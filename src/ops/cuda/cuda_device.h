@@ -21,6 +21,7 @@ class CudaDevice final : public Device {
 
   const cuda::Card& card() const { return context_; }
   std::string description() const override { return description_; }
+  std::string numerics() const override { return numerics_; }
   uint64_t free_bytes() const override;
   Result<Buffer> allocate(size_t size_bytes, const char* label) override;
   Result<Buffer> allocate_host(size_t size_bytes, const char* label, const BytesDone& done) override;
@@ -63,6 +64,7 @@ class CudaDevice final : public Device {
 
   cuda::Context context_;
   std::string description_;
+  std::string numerics_;
   std::map<uint64_t, cudaGraphExec_t> records_;
   std::vector<std::unique_ptr<cuda::PackedWeight>> weights_;
   CudaOps ops_;
