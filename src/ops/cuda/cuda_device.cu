@@ -194,7 +194,8 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& option
                          std::to_string(properties.totalGlobalMem >> 30) + " GiB" +
                          how_used(gpu, of_gpu, context) + ")";
   // Shares of a product go by the number of processors.
-  device->numerics_ = "cuda " + capability_text(context.capability) + " " + std::to_string(context.processors);
+  device->numerics_ =
+      "cuda " + capability_text(context.capability) + " " + std::to_string(context.processors);
   return std::move(device);
 }
 

@@ -8,7 +8,6 @@
 
 #include "server/automata/grammar_parts.h"
 #include "server/grammar/member_sets.h"
-#include "server/schema/call_texts.h"
 #include "server/schema/schema_reader.h"
 #include "text/answer/answer_parser.h"
 

@@ -1,5 +1,5 @@
-// call_texts.cpp -- see call_texts.h.
-#include "server/schema/call_texts.h"
+// call_texts.cpp -- the free text around calls, as an automaton: text_until_call() of call_grammar.h.
+#include "server/schema/call_grammar.h"
 
 #include <array>
 #include <map>
