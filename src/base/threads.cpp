@@ -13,7 +13,6 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -93,12 +92,6 @@ void allow(pthread_t thread, const std::vector<int>& cpus) {
 }
 
 }  // namespace
-
-void give_way() {
-  constexpr int kNice = 10;
-  const auto thread = static_cast<id_t>(::syscall(SYS_gettid));
-  if (::getpriority(PRIO_PROCESS, thread) < kNice) ::setpriority(PRIO_PROCESS, thread, kNice);
-}
 
 #if defined(__x86_64__)
 FlushDenormals::FlushDenormals() : saved_(_mm_getcsr()) {

@@ -23,10 +23,6 @@ namespace braid {
 // least 1.
 int usable_cores();
 
-// Raises the calling thread's nice value to 10, if it may: on a machine whose cores are all computing, threads
-// that prepare requests must not hold back those that compute answers. Threads it starts later inherit it.
-void give_way();
-
 // While it lives, denormal results and operands of this thread are zero. run() does this by itself; work that
 // an op does on the calling thread alone needs one, or its bytes would differ from the same work done by a
 // worker.

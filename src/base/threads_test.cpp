@@ -4,11 +4,8 @@
 
 #include <gtest/gtest.h>
 #include <sched.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -199,20 +196,6 @@ TEST_F(CoreFiles, NonsenseMeansNoQuota) {
   write("fs/cpu.max", "12 zwei\n");
   EXPECT_EQ(quota_cpus(path("self"), path("fs")), 0);
   EXPECT_EQ(quota_cpus(path("missing"), path("fs")), 0);
-}
-
-TEST(GiveWay, OnlyTheCallingThreadDoes) {
-  const auto nice_value = [] {
-    return ::getpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)));
-  };
-  const int before = nice_value();
-  std::thread([&] {
-    give_way();
-    EXPECT_EQ(nice_value(), std::max(before, 10));
-    give_way();
-    EXPECT_EQ(nice_value(), std::max(before, 10));
-  }).join();
-  EXPECT_EQ(nice_value(), before);
 }
 
 TEST(Cores, ThereIsAtLeastOne) {

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "base/guard.h"
-#include "base/threads.h"
 
 namespace braid::server {
 
@@ -31,7 +30,6 @@ Workers::Workers(int threads, Refuse refuse, std::function<void()> idle)
   for (size_t i = 0; i < count_; ++i) {
     threads_.emplace_back([this, first = i == 0] {
       ::pthread_setname_np(::pthread_self(), "worker");
-      give_way();
       loop(first);
     });
   }
