@@ -305,7 +305,7 @@ TEST(ToolCalls, NamesThatNoTagCanHoldFreeTheirTool) {
 
 TEST(ToolCalls, NamesThatAreNotListedAreBoundInBytes) {
   const Prepared full("", AnswerPolicy::ToolForm::full,
-                      tool_of(R"({"type":"object","properties":{"n":{}},"additionalProperties":true})"));
+                      tool_of(R"({"type":"object","properties":{"n":{}}})"));
   std::string wide;
   for (int i = 0; i < 16; ++i) wide += "\U0001F600";
   EXPECT_EQ(wide.size(), 64U);
@@ -316,10 +316,8 @@ TEST(ToolCalls, NamesThatAreNotListedAreBoundInBytes) {
   EXPECT_TRUE(full.may_be(call("f", given(std::string(64, 'x'), "1"))));
   EXPECT_FALSE(full.may_be(call("f", given(std::string(65, 'x'), "1"))));
   // One more than a listed one that is so long.
-  const std::string parameters = Json{
-      {"type", "object"},
-      {"properties", {{std::string(64, 'x'), true}}},
-      {"additionalProperties", true}}.dump();
+  const std::string parameters =
+      Json{{"type", "object"}, {"properties", {{std::string(64, 'x'), true}}}}.dump();
   const Prepared longer("", AnswerPolicy::ToolForm::full, tool_of(parameters));
   EXPECT_TRUE(longer.may_be(call("f", given(std::string(65, 'x'), "1"))));
   EXPECT_FALSE(longer.may_be(call("f", given(std::string(66, 'x'), "1"))));
