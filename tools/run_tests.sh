@@ -25,7 +25,7 @@ left_out() {
     # The first compare resident memory, of which sanitizers take more. The second wait for answers with a limit of time, and
     # HostileSchemas compiles the like. The others are many rounds of what one round of another test does.
     server_test | threads_test)
-      echo 'HttpMemory.Of*:AbuseTest.SchemasThatExplode:RandomForms.*More*:GrammarCache.ManyAgents*:Loops.AnAnswerIsEndedOnly*' ;;
+      echo 'HttpMemory.Of*:AbuseTest.SchemasThatExplode:RandomForms.*More*:SchemaBudget.MayEnd*:GrammarCache.ManyAgents*:Loops.AnAnswerIsEndedOnly*' ;;
   esac
 }
 
