@@ -12,8 +12,6 @@ FormMask::FormMask(std::shared_ptr<const GrammarProgram> program, std::shared_pt
   work_->bits.resize((static_cast<size_t>(work_->tokenizer->size()) + 63) / 64);
 }
 
-FormMask::~FormMask() { work_->given_up.store(true, std::memory_order_relaxed); }
-
 // Without memory the answer has no way on, and ends with an error; others go on.
 bool FormMask::Work::run(int64_t& steps) {
   try {
@@ -69,8 +67,10 @@ bool FormMask::ready(int64_t& allowance) {
     if (made) return true;
   }
   work.busy.store(true, std::memory_order_relaxed);
-  const auto job = [work = work_] {
-    if (!work->given_up.load(std::memory_order_relaxed)) work->run_to_its_end();
+  const auto job = [weak = std::weak_ptr(work_)] {
+    const std::shared_ptr<Work> work = weak.lock();
+    if (work == nullptr) return;  // the answer was given up: nobody asks
+    work->run_to_its_end();
     work->busy.store(false, std::memory_order_release);
     work->busy.notify_all();
   };

@@ -27,7 +27,6 @@ class FormMask {
   // `workers` null: everything is done at once, by the caller's thread.
   FormMask(std::shared_ptr<const GrammarProgram> program, std::shared_ptr<const Tokenizer> tokenizer,
            std::shared_ptr<MaskWorkers> workers);
-  ~FormMask();
   FormMask(const FormMask&) = delete;
   FormMask& operator=(const FormMask&) = delete;
 
@@ -50,7 +49,7 @@ class FormMask {
   void rewind_to(size_t depth);
 
  private:
-  // What a worker works on; it outlives an answer that is given up.
+  // What a worker works on while it holds it, also when its answer has gone meanwhile.
   struct Work {
     Work(std::shared_ptr<const GrammarProgram> program, std::shared_ptr<const Tokenizer> pieces)
         : matcher(std::move(program)), tokenizer(std::move(pieces)) {}
@@ -66,9 +65,8 @@ class FormMask {
     bool there = false;  // bits and accepts are those of the place
     bool accepts = false;
     bool broken = false;
-    bool dear = false;                  // the last mask was too much for the engine's thread
-    std::atomic<bool> busy{false};      // a worker has it
-    std::atomic<bool> given_up{false};  // nobody will ask
+    bool dear = false;              // the last mask was too much for the engine's thread
+    std::atomic<bool> busy{false};  // a worker has it, or will
   };
 
   std::shared_ptr<Work> work_;

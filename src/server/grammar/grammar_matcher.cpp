@@ -250,8 +250,8 @@ GrammarMatcher::Outcome GrammarMatcher::advance(std::string_view bytes, int64_t 
   // Threads that were too many may have been those that go on. What allowed() has looked at by itself goes on
   // by itself.
   if (next.begin == next.end && dropped_ && !over()) {
-    next = run(copy_together(now), bytes);
     const bool apart = this->apart(now);
+    next = run(copy_together(now, apart), bytes);
     for (size_t i = now.begin; i < now.end && next.begin == next.end && apart && !over(); ++i)
       if (is_wide(threads_[i])) next = run({i, i + 1}, bytes);
     threads_.erase(threads_.begin() + static_cast<ptrdiff_t>(mark.threads),
@@ -347,9 +347,8 @@ bool GrammarMatcher::apart(Span now) {
   return ways <= kMaxWide;
 }
 
-GrammarMatcher::Span GrammarMatcher::copy_together(Span now) {
+GrammarMatcher::Span GrammarMatcher::copy_together(Span now, bool apart) {
   const size_t begin = threads_.size();
-  const bool apart = this->apart(now);
   for (size_t i = now.begin; i < now.end; ++i)
     if (!apart || !is_wide(threads_[i])) threads_.push_back(Thread(threads_[i]));
   return {begin, threads_.size()};
@@ -461,12 +460,12 @@ bool GrammarMatcher::allowed(std::span<uint64_t> bits, int64_t steps) {
   const Span now{marks_.back().threads, threads_.size()};
   const Held before = held();
   const auto nodes = static_cast<uint32_t>(program_->trie().nodes().size());
-  if (const Span rest = copy_together(now); rest.begin < rest.end) {
+  const bool apart = this->apart(now);
+  if (const Span rest = copy_together(now, apart); rest.begin < rest.end) {
     walk_steps_ = steps_ + kMaxSteps;
     walk(0, nodes, 0, rest, false, bits);
     if (steps_ > walk_steps_) walk(0, nodes, 0, rest, true, bits);
   }
-  const bool apart = this->apart(now);
   for (size_t i = now.begin; i < now.end && apart && !over(); ++i) {
     const Thread t = threads_[i];
     if (!is_wide(t) || !leads(i, now)) continue;

@@ -103,7 +103,7 @@ class GrammarMatcher {
   // Appends what `from` becomes behind `bytes`, and nothing else.
   Span run(Span from, std::string_view bytes);
   // Appends a copy of those threads of `now` that allowed() looks at together.
-  Span copy_together(Span now);
+  Span copy_together(Span now, bool apart);
   void step_words(const Thread& t, uint8_t byte, size_t since);
   void step_other_name(const Thread& t, uint8_t byte, size_t since);
   void step_characters(const Thread& t, uint8_t byte, size_t since);
