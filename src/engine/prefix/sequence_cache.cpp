@@ -162,18 +162,17 @@ void SequenceCache::load_state(int32_t slot, const std::byte* image) {
 
 bool SequenceCache::is_sound_state(std::span<const std::byte> image, int32_t position) const {
   for (const DeltaLayer& layer : delta_) {
-    const DeltaShape& shape = layer.shape;
     const size_t bytes = static_cast<size_t>(layer.slot_elements()) * sizeof(float);
     if (image.size() < bytes) return false;
-    const size_t at =
-        static_cast<size_t>(shape.state_elements() + DeltaShape::rounded(shape.value_heads)) * sizeof(float);
-    for (int32_t head = 0; head < shape.value_heads; ++head) {
-      int32_t folded = 0;
-      std::memcpy(&folded, image.data() + at + static_cast<size_t>(head) * sizeof folded, sizeof folded);
-      // What is not folded yet has entries.
-      const bool sound = folded >= 0 && folded <= position && position - folded <= layer.ring.entries();
-      if (!sound) return false;
-    }
+    DeltaLayer of_image = layer;
+    of_image.slots = 1;
+    of_image.data = reinterpret_cast<float*>(const_cast<std::byte*>(image.data()));
+    // What is not folded yet has entries.
+    const auto sound = [&](int32_t folded) {
+      return folded >= 0 && folded <= position && position - folded <= layer.ring.entries();
+    };
+    const int32_t* folded = of_image.folded(0);
+    if (!std::all_of(folded, folded + layer.shape.value_heads, sound)) return false;
     image = image.subspan(bytes);
   }
   return true;

@@ -82,8 +82,8 @@ class SequenceCache final : public CacheBytes {
   void clear_blocks(int32_t group, std::span<const int32_t> blocks) override;
   void synchronize() override { device_->synchronize(); }
 
-  // Whether the image of a slot may stand behind `position` tokens: the indexes in it lead nowhere else, whatever the
-  // numbers beside them are. Thread-safe.
+  // Whether the image of a slot, aligned as numbers are, may stand behind `position` tokens: the indexes in it
+  // lead nowhere else, whatever the numbers beside them are. Thread-safe.
   bool is_sound_state(std::span<const std::byte> image, int32_t position) const;
 
   // The whole image of a block, units too.

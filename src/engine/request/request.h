@@ -20,11 +20,11 @@ using RequestId = uint64_t;
 // Which tokens may come next, for answers of a given form. Follows one path of tokens. One object per answer.
 //
 // Threads: made and filled on any thread; from submit() until finished() only the engine's thread calls it,
-// between its steps, while all other answers wait, so every call must be quick and must not take a lock that
-// somebody holds for long, or throw; allowed() may block, and is called once ready() has said yes. Nothing is called after finished(); the last reference may be
-// dropped on any thread, the engine's included. What several masks share must therefore not change any more
-// (or guard itself). allowed() may be called several times at one place, also for places that are rewound
-// later.
+// between its steps, while all other answers wait. So every call must be quick, and must not take a lock that
+// somebody holds for long, or throw. allowed() may block; it is called once ready() has said yes. Nothing is
+// called after finished(); the last reference may be dropped on any thread, the engine's included. What
+// several masks share must therefore not change any more (or guard itself). allowed() may be called several
+// times at one place, also for places that are rewound later.
 class TokenMask {
  public:
   // Steps of work that all masks together may take on the engine's thread before one of its steps, and again

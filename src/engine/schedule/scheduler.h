@@ -18,8 +18,8 @@
 // first: one a step, beside those who decode.
 //
 // The first in order of those who run takes part in every plan, or has a chunk under way, or waits for its
-// token mask; and nobody takes anything from it; so it ends, whatever the others lose to each other, and then the next one is first. (Only
-// one of higher priority, or an earlier one that comes back, gets before it.)
+// token mask. Nobody takes anything from it, so it ends, whatever the others lose to each other, and then the
+// next one is first. (Only one of higher priority, or an earlier one that comes back, gets before it.)
 //
 // A prompt that begins like one that is being computed waits for it (and has a checkpoint set where they
 // part): prefixes are computed once. A prompt equal to one that has just been computed is forked from it.

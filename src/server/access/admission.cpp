@@ -29,11 +29,11 @@ ApiResult<SharedPass> Admission::enter(ClientIdentity client) {
                     fmt::format("{} has {} requests under way, and may have {} (max-requests)",
                                 who_is(pass->client_), now.requests, *limits.max_requests));
   }
-  if (auto fault = shared_->fault(pass->client_, now, 1)) return *fault;
+  if (auto fault = shared_->fault(pass->client_, now, shared_->all, 1)) return *fault;
   Counts& counts = shared_->clients[pass->client_.id];
   ++counts.requests;
   ++counts.waiting;
-  ++shared_->waiting;
+  ++shared_->all.waiting;
   pass->waiting_ = 1;
   pass->let_in_ = true;
   return pass;
@@ -41,10 +41,10 @@ ApiResult<SharedPass> Admission::enter(ClientIdentity client) {
 
 // As if the places were asked for one by one: the last of them is the hardest to get.
 std::optional<ApiError> Admission::Shared::fault(const ClientIdentity& client, const Counts& own,
-                                                 int32_t places) const {
+                                                 const Load& all, int32_t places) const {
   const ClientLimits& limits = client.limits;
-  const int32_t idle = std::max(0, slots - running);
-  const int32_t free = max_queue + idle - waiting - (places - 1);
+  const int32_t idle = std::max(0, slots - all.running);
+  const int32_t free = max_queue + idle - all.waiting - (places - 1);
   const int32_t has = own.waiting + (places - 1);
   if (free <= 0) return too_many("queue_full", "too many requests are waiting");
   if (limits.max_queue && has >= *limits.max_queue + idle) {
@@ -65,8 +65,8 @@ Admission::Pass::Pass(std::shared_ptr<Shared> shared, ClientIdentity client)
 Admission::Pass::~Pass() {
   if (!let_in_) return;
   const std::lock_guard lock(shared_->mutex);
-  shared_->waiting -= waiting_;
-  shared_->running -= running_;
+  shared_->all.waiting -= waiting_;
+  shared_->all.running -= running_;
   const auto counts = shared_->clients.find(client_.id);
   counts->second.waiting -= waiting_;
   if (--counts->second.requests == 0) shared_->clients.erase(counts);
@@ -74,7 +74,7 @@ Admission::Pass::~Pass() {
 
 std::optional<ApiError> Admission::Pass::set_answers(int32_t count) {
   // With nobody else there: who asks for more than that need not come back.
-  if (Shared(shared_->max_queue, shared_->slots).fault(client_, {}, count)) {
+  if (shared_->fault(client_, {}, {}, count)) {
     return invalid_value(
         "n", fmt::format("n: {} answers are more than {} may wait for (max-queue)", count, who_is(client_)));
   }
@@ -82,9 +82,9 @@ std::optional<ApiError> Admission::Pass::set_answers(int32_t count) {
   const int32_t more = count - waiting_ - running_;
   if (more <= 0) return std::nullopt;
   Counts& own = shared_->clients[client_.id];
-  if (auto fault = shared_->fault(client_, own, more)) return fault;
+  if (auto fault = shared_->fault(client_, own, shared_->all, more)) return fault;
   waiting_ += more;
-  shared_->waiting += more;
+  shared_->all.waiting += more;
   own.waiting += more;
   return std::nullopt;
 }
@@ -93,17 +93,17 @@ void Admission::Pass::begun() {
   const std::lock_guard lock(shared_->mutex);
   if (waiting_ == 0) return;
   --waiting_;
-  --shared_->waiting;
+  --shared_->all.waiting;
   --shared_->clients[client_.id].waiting;
   ++running_;
-  ++shared_->running;
+  ++shared_->all.running;
 }
 
 void Admission::Pass::ended() {
   const std::lock_guard lock(shared_->mutex);
   if (running_ == 0) return;
   --running_;
-  --shared_->running;
+  --shared_->all.running;
 }
 
 }  // namespace braid::server

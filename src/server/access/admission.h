@@ -36,15 +36,19 @@ class Admission {
   struct Counts {
     int32_t requests = 0, waiting = 0;
   };
+  struct Load {
+    int32_t waiting = 0, running = 0;
+  };
   struct Shared {
     Shared(int32_t queue, int32_t at_a_time) : max_queue(queue), slots(at_a_time) {}
-    // What keeps `client`, which has `own`, from so many more places, if anything. Under the lock.
-    std::optional<ApiError> fault(const ClientIdentity& client, const Counts& own, int32_t places) const;
+    // What keeps `client`, which has `own` of `all`, from so many more places, if anything.
+    std::optional<ApiError> fault(const ClientIdentity& client, const Counts& own, const Load& all,
+                                  int32_t places) const;
 
     const int32_t max_queue, slots;
     std::mutex mutex;
     std::map<std::string, Counts> clients;  // guarded by mutex; those that have requests
-    int32_t waiting = 0, running = 0;       // guarded by mutex; of all
+    Load all;                               // guarded by mutex
   };
 
   const std::shared_ptr<Shared> shared_;

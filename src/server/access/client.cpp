@@ -107,7 +107,7 @@ Result<std::vector<ApiKey>> parse_keys(std::string_view text, const std::string&
 Result<PriorityRange> parse_priority_range(std::string_view text) {
   const size_t dots = text.find("..");
   const auto lowest = whole_number(text.substr(0, dots));
-  const auto highest = dots == std::string_view::npos ? std::nullopt : whole_number(text.substr(dots + 2));
+  const auto highest = whole_number(dots == std::string_view::npos ? "" : text.substr(dots + 2));
   if (!lowest || !highest || *lowest < -100 || *highest > 100 || *lowest > *highest)
     return Error{ErrorKind::invalid_argument,
                  fmt::format("\"{}\" is no range of priorities: LOW..HIGH within -100..100", text)};
