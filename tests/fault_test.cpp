@@ -123,91 +123,40 @@ namespace braid::server {
 namespace {
 
 struct Exempt {
-  Exempt() : before(std::exchange(t_exempt, true)) {}
+  explicit Exempt(bool exempt = true) : before(std::exchange(t_exempt, exempt)) {}
   ~Exempt() { t_exempt = before; }
   bool before;
 };
 
-// Says a text to whoever asks. What it does itself does not fail; what it calls may.
-class SayingBackend : public Backend {
+// What a backend tells may fail, on a thread of which nothing else may.
+class FailingSink : public Sink {
  public:
-  explicit SayingBackend(const Tokenizer& tokenizer) {
-    for (const char* text : {"fine", " and", " well"}) {
-      const auto ids = tokenizer.encode(text, {.add_special = false});
-      tokens_.insert(tokens_.end(), ids->begin(), ids->end());
-    }
-    end_id_ = tokenizer.end_ids().front();
-    queue_.reserve(1000);
-    thread_ = std::thread([this] { run(); });
+  explicit FailingSink(std::shared_ptr<Sink> to) : to_(std::move(to)) {}
+  void started(RequestId id, int32_t cached) override {
+    const Exempt no(false);
+    to_->started(id, cached);
   }
-  ~SayingBackend() override {
-    {
-      const std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    wake_.notify_all();
-    thread_.join();
+  void token(RequestId id, const TokenEvent& event) override {
+    const Exempt no(false);
+    to_->token(id, event);
   }
-
-  Result<RequestId> submit(Request request, std::shared_ptr<Sink> sink) override {
-    const std::lock_guard lock(mutex_);
-    const Exempt exempt;
-    queue_.push_back({++ids_, std::move(request), std::move(sink)});
-    wake_.notify_all();
-    return ids_;
+  void finished(RequestId id, const Finished& event) override {
+    const Exempt no(false);
+    to_->finished(id, event);
   }
-  void cancel(RequestId) override {}
-  BackendStats stats() const override { return {}; }
-  int32_t context_tokens() const override { return 4096; }
 
  private:
-  struct Queued {
-    RequestId id;
-    Request request;
-    std::shared_ptr<Sink> sink;
-  };
+  std::shared_ptr<Sink> to_;
+};
 
-  void run() {
-    t_exempt = true;
-    while (true) {
-      Queued work;
-      {
-        std::unique_lock lock(mutex_);
-        wake_.wait(lock, [&] { return stop_ || !queue_.empty(); });
-        if (stop_) return;
-        work = std::move(queue_.front());
-        queue_.erase(queue_.begin());
-      }
-      answer(work);
-    }
+class SayingBackend : public FakeBackend {
+ public:
+  explicit SayingBackend(Play play) : FakeBackend(std::move(play)) {}
+  Result<RequestId> submit(Request request, std::shared_ptr<Sink> sink) override {
+    const Exempt exempt;
+    return FakeBackend::submit(std::move(request), std::make_shared<FailingSink>(std::move(sink)));
   }
-  void answer(const Queued& work) {
-    const auto told = [&](const auto& tell) {
-      t_exempt = false;
-      tell();
-      t_exempt = true;
-    };
-    told([&] { work.sink->started(work.id, 0); });
-    Finished end;
-    end.reason = FinishReason::stop;
-    end.stop_id = end_id_;
-    for (const int32_t id : tokens_) {
-      TokenEvent event;
-      event.id = id;
-      ++end.usage.generated_tokens;
-      told([&] { work.sink->token(work.id, event); });
-    }
-    told([&] { work.sink->finished(work.id, end); });
-  }
-
-  std::vector<int32_t> tokens_;
-  int32_t end_id_ = 0;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::vector<Queued> queue_;
-  RequestId ids_ = 0;
-  bool stop_ = false;
-  std::thread thread_;
+  void cancel(RequestId) override {}  // what it says is short
 };
 
 struct Case {
@@ -245,7 +194,11 @@ class Faults : public testing::Test {
  protected:
   Faults() {
     auto model = demo_served_model(nullptr);
-    model->backend = backend_ = std::make_shared<SayingBackend>(*model->tokenizer);
+    model->backend =
+        std::make_shared<SayingBackend>([script = says(*model, "fine and well")](const Request&) {
+          t_exempt = true;  // the backend's thread, from its first request on
+          return script;
+        });
     server_.listen(App::create(test_options(), model));
   }
   // Its status; 0: the connection ended without an answer. The connection is its own.
@@ -292,7 +245,6 @@ class Faults : public testing::Test {
   }
 
   const Exempt exempt_;
-  std::shared_ptr<SayingBackend> backend_;
   ListeningApp server_;
 };
 
