@@ -209,7 +209,10 @@ bool CallGrammar::strict_parameters(const Json& schema, bool strict, GrammarBudg
   budget.spend(static_cast<int64_t>(names.size()) * 4, static_cast<int64_t>(names.size()) * 108);
   const int32_t set =
       program_.add_words(WordSet(openings, true, required, budget), std::vector<int32_t>(openings.size(), 0));
-  const bool more = !known.closed && (!strict || !known.other_schemas.empty());
+  // Others come where the schema speaks of them, or of none at all. A schema that is silent about them beside those
+  // that it lists admits them too, but no tool means that, and a weak model invents names until its tokens end.
+  const bool silent = !strict && !known.closed && known.listed.empty();
+  const bool more = silent || !known.other_schemas.empty();
   program_.add(Op::set, MemberSets::kEmpty);  // whatever the call before has left in the register
   const int32_t next = program_.here();
   auto ways = program_.fork(more ? 3 : 2);

@@ -75,8 +75,8 @@ TEST(ToolCalls, AreHeldToNamesAndSchemas) {
   EXPECT_FALSE(free.may_be("<tool_call>\n<function=evil", false));
   EXPECT_FALSE(free.may_be("<tool_call>\n{\"name", false));
   EXPECT_FALSE(free.may_be(call("run", ""), false));  // cmd is required
-  // What the schema does not forbid may come; the client that asks for strictness has said what there is.
-  EXPECT_TRUE(free.may_be(call("run", cmd("ls\n") + "<parameter=other>\nx\n</parameter>\n")));
+  // Beside what a schema lists nothing comes unless it says so.
+  EXPECT_FALSE(free.may_be(call("run", cmd("ls\n") + "<parameter=other>\nx\n</parameter>\n")));
   EXPECT_FALSE(free.may_be("<tool_call>\n<function=run>\n" + cmd("ls\n") + "<parameter=n>\nx", false));
 }
 
@@ -241,7 +241,7 @@ TEST(ToolCalls, ParametersAreTypedByTheMaskAndTheParserAlike) {
 TEST(ToolCalls, ParametersComeInAnyOrderAndNoneIsLost) {
   const char* parameters =
       R"({"type":"object","properties":{"command":{"type":"string"},"timeout":{"type":"integer"},
-      "description":{"type":"string"}},"required":["command","description"]})";
+      "description":{"type":"string"}},"required":["command","description"],"additionalProperties":true})";
   const Prepared full("", AnswerPolicy::ToolForm::full, tool_of(parameters));
   std::vector<std::pair<std::string, std::string>> order{
       {"command", "ls"}, {"timeout", "5000"}, {"description", "List"}, {"more", "x"}};
@@ -273,7 +273,8 @@ TEST(ToolCalls, WhatNoValueFitsIsLeftOutOrRefused) {
        {R"({"type":"string","enum":[1]})", R"({"allOf":[{"const":"a"},{"const":"b"}]})", "false"}) {
     const std::string one = R"({"type":"object","properties":{"v":)" + std::string(never) + "}";
     for (const bool strict : {false, true}) {
-      const Prepared optional("", AnswerPolicy::ToolForm::full, tool_of(one + "}", strict));
+      const Prepared optional("", AnswerPolicy::ToolForm::full,
+                              tool_of(one + (strict ? "}" : R"(,"additionalProperties":true})"), strict));
       EXPECT_TRUE(optional.may_be(call("f", ""))) << never;
       EXPECT_FALSE(optional.may_be(call("f", given("v", "a")))) << never;
       EXPECT_EQ(optional.may_be(call("f", given("w", "a"))), !strict) << never;
@@ -305,7 +306,7 @@ TEST(ToolCalls, NamesThatNoTagCanHoldFreeTheirTool) {
 
 TEST(ToolCalls, NamesThatAreNotListedAreBoundInBytes) {
   const Prepared full("", AnswerPolicy::ToolForm::full,
-                      tool_of(R"({"type":"object","properties":{"n":{}}})"));
+                      tool_of(R"({"type":"object","properties":{"n":{}},"additionalProperties":true})"));
   std::string wide;
   for (int i = 0; i < 16; ++i) wide += "\U0001F600";
   EXPECT_EQ(wide.size(), 64U);
@@ -316,8 +317,10 @@ TEST(ToolCalls, NamesThatAreNotListedAreBoundInBytes) {
   EXPECT_TRUE(full.may_be(call("f", given(std::string(64, 'x'), "1"))));
   EXPECT_FALSE(full.may_be(call("f", given(std::string(65, 'x'), "1"))));
   // One more than a listed one that is so long.
-  const std::string parameters =
-      Json{{"type", "object"}, {"properties", {{std::string(64, 'x'), true}}}}.dump();
+  const std::string parameters = Json{
+      {"type", "object"},
+      {"properties", {{std::string(64, 'x'), true}}},
+      {"additionalProperties", true}}.dump();
   const Prepared longer("", AnswerPolicy::ToolForm::full, tool_of(parameters));
   EXPECT_TRUE(longer.may_be(call("f", given(std::string(65, 'x'), "1"))));
   EXPECT_FALSE(longer.may_be(call("f", given(std::string(66, 'x'), "1"))));
