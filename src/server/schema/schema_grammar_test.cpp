@@ -57,6 +57,30 @@ TEST(SchemaGrammar, Objects) {
   expect_form(R"({"type":"object"})", {"{}", R"({"any":{"deep":[1,"x",null]}})"}, {"[]", "1"});
 }
 
+TEST(SchemaGrammar, StrictObjectsWithoutChoiceKeepTheSchemasOrder) {
+  const std::string schema = R"({"type":"object","properties":{"why":{"type":"string"},"all":{"type":"object",
+      "properties":{"b":{},"a":{}},"required":["a","b"],"additionalProperties":false}},
+      "required":["all","why"],"additionalProperties":false})";
+  const std::string told = R"({"why": "x", "all": {"b":1,"a":2}})", turned = R"({"all":{"a":2,"b":1},"why":"x"})";
+  const Form strict(schema, true), loose(schema);
+  ASSERT_EQ(strict.error, "");
+  EXPECT_TRUE(strict.takes(told));
+  EXPECT_TRUE(strict.takes("{\n  \"why\": \"\",\n  \"all\": {\n\"b\": null, \"a\": []\n}\n}"));
+  EXPECT_FALSE(strict.takes(turned));
+  EXPECT_FALSE(strict.takes(R"({"why":"x"})"));
+  EXPECT_TRUE(loose.takes(told));
+  EXPECT_TRUE(loose.takes(turned));
+  // Where a member may be left out, any order holds; a member that nothing fits leaves no value.
+  const Form optional(R"({"properties":{"a":{},"b":{}},"required":["a"],"type":"object","additionalProperties":false})",
+                      true);
+  EXPECT_TRUE(optional.takes(R"({"b":1,"a":1})"));
+  const Form nothing(R"({"anyOf":[{"type":"object","properties":{"a":{"type":"string","enum":[1]}},"required":["a"],
+      "additionalProperties":false},{"type":"null"}]})",
+                     true);
+  EXPECT_TRUE(nothing.takes("null"));
+  EXPECT_FALSE(nothing.takes("{}"));
+}
+
 std::string joined_by(const std::vector<std::string>& parts, const std::string& between) {
   std::string out;
   for (const std::string& part : parts) out += (out.empty() ? "" : between) + part;

@@ -120,6 +120,7 @@ class SchemaNodes {
   }
   // The keyword says something that is not held: an error with strict.
   void unsupported(const std::string& what);
+  bool strict() const { return strict_; }
 
  private:
   using Found = std::map<std::string_view, const Json*>;

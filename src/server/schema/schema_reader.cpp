@@ -428,7 +428,10 @@ Shape SchemaReader::object(const Closure& closure, int depth) {
   if (least > possible) return nothing("minProperties is more than there can be members");
   if (least > static_cast<int64_t>(required.size())) nodes_.unsupported("the keyword minProperties");
   if (most >= 0 && most < possible) nodes_.unsupported("the keyword maxProperties");
-  return shapes_.object(std::move(properties), std::move(more));
+  // OpenAI promises the schema's order to those who are strict, and they put what leads to an answer in front of it.
+  const bool in_order =
+      nodes_.strict() && more.empty() && !names.empty() && required.size() == names.size();
+  return shapes_.object(std::move(properties), std::move(more), in_order);
 }
 
 // Members that are not listed: the patterns of names divide them into classes.

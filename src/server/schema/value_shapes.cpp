@@ -44,6 +44,7 @@ Shape ValueShapes::add(Part part, bool unique) {
   append(key, static_cast<int64_t>(part.shapes.size()));
   for (const Shape shape : part.shapes) append(key, shape);
   for (const bool required : part.required) key += required ? '1' : '0';
+  key += part.in_order ? 'o' : 'a';
   if (unique) append(key, static_cast<int64_t>(parts_.size()));
   // Beyond the budget nothing is kept, and nobody uses what is returned.
   if (!budget_->spend(16 + static_cast<int64_t>(key.size()) / 8) && !parts_.empty()) return 0;
@@ -66,8 +67,8 @@ Shape ValueShapes::bounded_string(int64_t least, int64_t most) {
   return add({.kind = Kind::characters, .least = least, .most = most});
 }
 
-Shape ValueShapes::object(std::vector<Property> properties, std::vector<Others> more) {
-  Part part{.kind = Kind::object, .more = std::move(more)};
+Shape ValueShapes::object(std::vector<Property> properties, std::vector<Others> more, bool in_order) {
+  Part part{.kind = Kind::object, .more = std::move(more), .in_order = in_order};
   for (Property& property : properties) {
     part.texts.push_back(std::move(property.name));
     part.shapes.push_back(property.value);
@@ -270,7 +271,7 @@ bool ValueShapes::emit(GrammarProgram& program, Shape shape) {
       program.add(Op::back);
       break;
     case Kind::object:
-      emit_object(program, part);
+      part.in_order ? emit_in_order(program, part) : emit_object(program, part);
       break;
     case Kind::array:
       emit_array(program, part);
@@ -382,6 +383,22 @@ void ValueShapes::emit_object(GrammarProgram& program, const Part& part) {
     program.set_target(set, static_cast<int32_t>(i), program.here());
     program.at(value(values[i])).a = rest;
   }
+}
+
+void ValueShapes::emit_in_order(GrammarProgram& program, const Part& part) {
+  for (const std::string& name : part.texts)
+    budget_->spend(6, 160 + static_cast<int64_t>(name.size()) * 8);
+  if (budget_->used_up()) return;
+  for (size_t i = 0; i < part.texts.size(); ++i) {
+    program.literal(i == 0 ? "{" : ",");
+    add_gap(program);
+    program.literal(json_literal(Json(part.texts[i])) + ":");
+    add_gap(program);
+    call(program, part.shapes[i]);
+  }
+  add_gap(program);
+  program.literal("}");
+  program.add(Op::back);
 }
 
 // Elements of the prefix one after the other; then the register counts.

@@ -38,7 +38,8 @@ class ValueShapes {
   Shape any_number(bool not_negative) { return shared(not_negative ? Shared::not_negative : Shared::number); }
   Shape bounded_string(int64_t least, int64_t most);  // characters; most < 0: none
   // A listed name comes with its value alone, also if nothing fits that. No name is of two of `more`.
-  Shape object(std::vector<Property> properties, std::vector<Others> more);
+  // `in_order`: the members come in the order of `properties`; all are required, and there are no more.
+  Shape object(std::vector<Property> properties, std::vector<Others> more, bool in_order = false);
   Shape any_object() { return object({}, {{nullptr, any()}}); }
   // `contained`: one element at least behind the prefix is of this shape; then `least` is more than the
   // prefix has. < 0: none need be.
@@ -74,6 +75,7 @@ class ValueShapes {
     std::vector<Shape> shapes = {};       // options, prefix, properties
     std::vector<bool> required = {};      // properties
     std::vector<Others> more = {};        // of objects
+    bool in_order = false;                // of objects
     std::shared_ptr<const Automaton> automaton = nullptr;
   };
 
@@ -86,6 +88,7 @@ class ValueShapes {
   bool emit(GrammarProgram& program, Shape shape);
   void emit_words(GrammarProgram& program, const Part& part);
   void emit_object(GrammarProgram& program, const Part& part);
+  void emit_in_order(GrammarProgram& program, const Part& part);
   void emit_contained(GrammarProgram& program, const Part& part, int64_t most, int64_t counted);
   void emit_array(GrammarProgram& program, const Part& part);
   void emit_fork(GrammarProgram& program, const std::vector<Shape>& shapes);
