@@ -1,8 +1,9 @@
 // agents.test.mjs -- Codex, Claude Code and OpenCode, unmodified, each with a task in which a tool really runs.
 //
-// The server has its default options. The built-in model is tiny, so the agents get short instructions. What is asserted
-// is the protocol: a call of an offered tool came out, the agent ran it (by the agent's own account), its result went
-// back, and the agent ended by itself.
+// The server has its default options. The built-in model is tiny, so the agents get short instructions; Codex's name a
+// permission, as the model would choose any, and Codex refuses most. What is asserted is the protocol: a call of an
+// offered tool came out, the agent ran it (by the agent's own account), its result went back, and the agent ended by
+// itself.
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
 import { mkdirSync, mkdtempSync, writeFileSync } from "node:fs";
@@ -79,7 +80,7 @@ name = "braid"
 base_url = "${server.url}/v1"
 wire_api = "responses"
 `);
-  const out = await run("codex", ["exec", "--json", "--skip-git-repo-check", "Call exec_command with cmd cat note.txt."], there, { CODEX_HOME: codex });
+  const out = await run("codex", ["exec", "--json", "--skip-git-repo-check", "Call exec_command with sandbox_permissions use_default and cmd cat note.txt."], there, { CODEX_HOME: codex });
   assert.equal(out.code, 0, out.text);
   assert.doesNotMatch(out.text, /Reconnecting|stream disconnected|unsupported call|failed to parse/);
   const ran = events(out.stdout).filter((event) => event.type === "item.completed" && event.item.type === "command_execution");

@@ -168,7 +168,7 @@ export function request_fields() {
   const tools = parse_tools(inputs.tools.value);
   if (tools) out.tools = tools;
   const format = inputs.format.value;
-  if (format === "json_schema") out.response_format = { type: format, json_schema: { name: "answer", schema: parse_schema(inputs.schema.value) } };
+  if (format === "json_schema") out.response_format = { type: format, json_schema: { name: "answer", strict: true, schema: parse_schema(inputs.schema.value) } };
   else if (format) out.response_format = { type: format };
   return out;
 }
