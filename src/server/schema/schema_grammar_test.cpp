@@ -61,7 +61,8 @@ TEST(SchemaGrammar, StrictObjectsWithoutChoiceKeepTheSchemasOrder) {
   const std::string schema = R"({"type":"object","properties":{"why":{"type":"string"},"all":{"type":"object",
       "properties":{"b":{},"a":{}},"required":["a","b"],"additionalProperties":false}},
       "required":["all","why"],"additionalProperties":false})";
-  const std::string told = R"({"why": "x", "all": {"b":1,"a":2}})", turned = R"({"all":{"a":2,"b":1},"why":"x"})";
+  const std::string told = R"({"why": "x", "all": {"b":1,"a":2}})",
+                    turned = R"({"all":{"a":2,"b":1},"why":"x"})";
   const Form strict(schema, true), loose(schema);
   ASSERT_EQ(strict.error, "");
   EXPECT_TRUE(strict.takes(told));
@@ -71,12 +72,14 @@ TEST(SchemaGrammar, StrictObjectsWithoutChoiceKeepTheSchemasOrder) {
   EXPECT_TRUE(loose.takes(told));
   EXPECT_TRUE(loose.takes(turned));
   // Where a member may be left out, any order holds; a member that nothing fits leaves no value.
-  const Form optional(R"({"properties":{"a":{},"b":{}},"required":["a"],"type":"object","additionalProperties":false})",
-                      true);
+  const Form optional(
+      R"({"properties":{"a":{},"b":{}},"required":["a"],"type":"object","additionalProperties":false})",
+      true);
   EXPECT_TRUE(optional.takes(R"({"b":1,"a":1})"));
-  const Form nothing(R"({"anyOf":[{"type":"object","properties":{"a":{"type":"string","enum":[1]}},"required":["a"],
+  const Form nothing(
+      R"({"anyOf":[{"type":"object","properties":{"a":{"type":"string","enum":[1]}},"required":["a"],
       "additionalProperties":false},{"type":"null"}]})",
-                     true);
+      true);
   EXPECT_TRUE(nothing.takes("null"));
   EXPECT_FALSE(nothing.takes("{}"));
 }

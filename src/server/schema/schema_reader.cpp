@@ -429,8 +429,7 @@ Shape SchemaReader::object(const Closure& closure, int depth) {
   if (least > static_cast<int64_t>(required.size())) nodes_.unsupported("the keyword minProperties");
   if (most >= 0 && most < possible) nodes_.unsupported("the keyword maxProperties");
   // OpenAI promises the schema's order to those who are strict, and they put what leads to an answer in front of it.
-  const bool in_order =
-      nodes_.strict() && more.empty() && !names.empty() && required.size() == names.size();
+  const bool in_order = nodes_.strict() && more.empty() && !names.empty() && required.size() == names.size();
   return shapes_.object(std::move(properties), std::move(more), in_order);
 }
 

@@ -386,8 +386,7 @@ void ValueShapes::emit_object(GrammarProgram& program, const Part& part) {
 }
 
 void ValueShapes::emit_in_order(GrammarProgram& program, const Part& part) {
-  for (const std::string& name : part.texts)
-    budget_->spend(6, 160 + static_cast<int64_t>(name.size()) * 8);
+  for (const std::string& name : part.texts) budget_->spend(6, 160 + static_cast<int64_t>(name.size()) * 8);
   if (budget_->used_up()) return;
   for (size_t i = 0; i < part.texts.size(); ++i) {
     program.literal(i == 0 ? "{" : ",");
