@@ -58,25 +58,31 @@ Status Engine::validate(const Request& request) const {
 
 Result<RequestId> Engine::submit(Request request, Sink& sink) {
   const RequestId id = next_id_++;
-  BRAID_TRY(submit_as(id, std::move(request), sink));
+  BRAID_ASSIGN(std::unique_ptr<Sequence> sequence, prepare(std::move(request)));
+  BRAID_TRY(submit_as(id, std::move(sequence), sink));
   return id;
 }
 
-Status Engine::submit_as(RequestId id, Request request, Sink& sink) {
-  BRAID_TRY(health_);
+Result<std::unique_ptr<Sequence>> Engine::prepare(Request request) const {
   BRAID_TRY(validate(request));
   // Far more than any context; keeps sums of counts inside 32 bits.
   request.max_tokens = std::min(request.max_tokens, context_tokens());
 
   auto sequence = std::make_unique<Sequence>();
-  sequence->id = id;
   sequence->tokens = request.prompt;
   sequence->sampler = Sampler(request.sampling, request.prompt);
   std::string seed(reinterpret_cast<const char*>(&fingerprint_), sizeof fingerprint_);
-  sequence->prefix.seed = seed_hash(seed + request.cache_salt);
+  sequence->prefix.seed = seed_hash(seed + request.cache_salt, secret_);
+  sequence->extend_hashes();
   sequence->request = std::move(request);
-  sequence->sink = &sink;
   sequence->times.submitted = Clock::now();
+  return sequence;
+}
+
+Status Engine::submit_as(RequestId id, std::unique_ptr<Sequence> sequence, Sink& sink) {
+  BRAID_TRY(health_);
+  sequence->id = id;
+  sequence->sink = &sink;
   scheduler_->enqueue(std::move(sequence));
   return {};
 }

@@ -81,10 +81,11 @@ class Engine {
   // Queues a request; `sink` must live until its finished(). Errors: invalid_argument (empty, longer than the
   // context, token outside the vocabulary, sampling values).
   Result<RequestId> submit(Request request, Sink& sink);
-  // The same under an id that the caller keeps unique.
-  Status submit_as(RequestId id, Request request, Sink& sink);
-  // What submit() would refuse. From any thread.
-  Status validate(const Request& request) const;
+
+  // The same in two parts: what takes time in proportion to the prompt, from any thread; and what the engine's thread
+  // does, under an id that the caller keeps unique.
+  Result<std::unique_ptr<Sequence>> prepare(Request request) const;
+  Status submit_as(RequestId id, std::unique_ptr<Sequence> sequence, Sink& sink);
 
   // It is removed in the next step; its sink hears of no token any more, only of the end. Unknown ids are
   // ignored (the request may just have ended).
@@ -159,11 +160,13 @@ class Engine {
   bool device_works();
   void fail_all(const Error& error);
   void install_hooks();
+  Status validate(const Request& request) const;
 
   EngineOptions options_;
   std::unique_ptr<Device> device_;  // outlives everything that holds its memory
   std::unique_ptr<Model> model_;
   std::unique_ptr<Dflash> dflash_;  // taps the model's steps
+  PrefixSecret secret_{};           // of this process, or of options_.cache_dir
   PrefixHash fingerprint_;          // of everything that cached prefixes depend on
   EngineMemory memory_;
   StepOutputs outputs_;

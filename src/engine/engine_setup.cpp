@@ -79,9 +79,10 @@ Result<std::unique_ptr<Device>> make_device(const EngineOptions& options, int32_
 // Everything a cached prefix depends on, apart from its tokens: the model, formats, and how the device computes and
 // lays out its states. Prefixes that this process alone keeps need no name of the model.
 PrefixHash fingerprint_of(const GgufFile& file, Dflash* drafter, const EngineOptions& options,
-                          const Device& device, int32_t tile_columns, const DeltaRing& ring) {
+                          const Device& device, int32_t tile_columns, const DeltaRing& ring,
+                          const PrefixSecret& secret) {
   std::string text;
-  const auto add = [&](const PrefixHash& h) { text.append(reinterpret_cast<const char*>(&h), sizeof h); };
+  const auto add = [&](const ByteHash& h) { text.append(reinterpret_cast<const char*>(&h), sizeof h); };
   const bool on_disk = !options.cache_dir.empty();
   if (on_disk) add(model_hash(file, options.cache_dir, options.progress));
   if (drafter != nullptr) {  // its context is in cells, too
@@ -105,7 +106,7 @@ PrefixHash fingerprint_of(const GgufFile& file, Dflash* drafter, const EngineOpt
   if (options.attention_window > 0) text += fmt::format(" window {}", options.attention_window);
   // Prefixes computed by other forms would bring other bytes in.
   if (options.deterministic && !device.computes_in_host_memory()) text += " deterministic";
-  return seed_hash(text);
+  return seed_hash(text, secret);
 }
 
 }  // namespace
@@ -264,7 +265,7 @@ void Engine::install_hooks() {
     uint64_t n = 0;
     for (int32_t g = 0; g < kKvGroups; ++g)
       scheduler_->blocks(g).shuffle_free(
-          [&] { return hash_bytes(&n, sizeof n).low ^ ++n * hooks.shuffle_blocks; });
+          [&] { return (n = n * 6364136223846793005u + 1442695040888963407u) >> 32 ^ hooks.shuffle_blocks; });
   }
   if (hooks.poison_unused) {
     for (int32_t g = 0; g < kKvGroups; ++g)
@@ -277,14 +278,16 @@ Result<std::unique_ptr<Engine>> Engine::create(const GgufFile& file, const Engin
   std::unique_ptr<Engine> engine(new Engine);
   BRAID_TRY(engine->open(file, options));
   BRAID_TRY(engine->memory_.plan.check_fits());
-  if (!options.cache_dir.empty()) {  // refused before a model is read for it
-    if (const auto directory = DiskDirectory::open(options.cache_dir); !directory.ok())
-      return directory.error();
+  if (options.cache_dir.empty()) {
+    engine->secret_ = random_secret();
+  } else {  // refused before a model is read for it
+    BRAID_ASSIGN(const DiskDirectory directory, DiskDirectory::open(options.cache_dir));
+    BRAID_ASSIGN(engine->secret_, directory.secret());
   }
   engine->fingerprint_ =
       fingerprint_of(file, engine->dflash_.get(), engine->options_, *engine->device_,
                      engine->device_->state_tile_columns(engine->model_->config().largest_delta()),
-                     engine->memory_.sizes.ring);
+                     engine->memory_.sizes.ring, engine->secret_);
   if (!options.cache_dir.empty()) {
     DiskOptions disk;
     disk.directory = options.cache_dir;

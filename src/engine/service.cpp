@@ -69,7 +69,7 @@ EngineService::~EngineService() {
 }
 
 Result<RequestId> EngineService::submit(Request request, std::shared_ptr<Sink> sink) {
-  BRAID_TRY(engine_->validate(request));
+  BRAID_ASSIGN(std::unique_ptr<Sequence> sequence, engine_->prepare(std::move(request)));
   const RequestId id = next_id_++;
   {
     const std::lock_guard lock(mutex_);
@@ -82,7 +82,7 @@ Result<RequestId> EngineService::submit(Request request, std::shared_ptr<Sink> s
     // Without memory for all of it nothing is held.
     if (incoming_.size() == incoming_.capacity()) incoming_.reserve(2 * incoming_.size() + 8);
     const auto held = held_.emplace(id, std::make_unique<HeldSink>(std::move(sink), *this)).first;
-    incoming_.push_back({id, std::move(request), held->second.get()});
+    incoming_.push_back({id, std::move(sequence), held->second.get()});
     if (active_++ == 0) status_.last_progress = std::chrono::steady_clock::now();
   }
   wake_.notify_one();
@@ -129,7 +129,7 @@ void EngineService::take_queue(bool may_wait) {
   }
   for (Incoming& in : incoming) {
     const auto submit = [&] {
-      const Status accepted = engine_->submit_as(in.id, std::move(in.request), *in.sink);
+      const Status accepted = engine_->submit_as(in.id, std::move(in.sequence), *in.sink);
       if (!accepted.ok())
         in.sink->finished(in.id, {FinishReason::error, {}, accepted.error().message, {}, {}});
     };

@@ -86,7 +86,7 @@ class EngineService {
   class HeldSink;
   struct Incoming {
     RequestId id = 0;
-    Request request;
+    std::unique_ptr<Sequence> sequence;
     HeldSink* sink = nullptr;
   };
   EngineService() = default;

@@ -22,13 +22,6 @@ uint64_t buffer_blocks(const DiskKind& kind) {
   return std::max<uint64_t>(1, kBufferBytes / kind.block_bytes);
 }
 
-PrefixHash checkpoint_key(const PrefixHash& prefix, std::span<const int32_t> tail) {
-  unsigned char bytes[sizeof(PrefixHash) + kBlockTokens * sizeof(int32_t)];
-  std::memcpy(bytes, &prefix, sizeof prefix);
-  if (!tail.empty()) std::memcpy(bytes + sizeof prefix, tail.data(), tail.size_bytes());
-  return hash_bytes(bytes, sizeof prefix + tail.size_bytes());
-}
-
 std::span<const std::byte> bytes_of(const DiskHeader& header) { return std::as_bytes(std::span(&header, 1)); }
 
 }  // namespace
@@ -166,7 +159,7 @@ std::optional<DiskTier::Room> DiskTier::begin_store(const PrefixKey& key, int32_
   const bool has_state = kind_.state_bytes > 0;  // without it a prefix ends with a block
   std::span<const int32_t> tail = key.tokens.subspan(
       static_cast<size_t>(full) * kBlockTokens, static_cast<size_t>(has_state ? position % kBlockTokens : 0));
-  const PrefixHash name = checkpoint_key(key.prefix(full), tail);
+  const PrefixHash name = chain_hash(key.prefix(full), tail);
   auto job = std::make_unique<Job>();
   {
     const std::lock_guard lock(mutex_);
@@ -292,8 +285,8 @@ bool DiskTier::write(const Job& job) {
   const std::vector<std::byte> table = make_disk_table(header, own, checksums);
 
   // Equal names mean equal files.
-  const PrefixHash hash = hash_bytes(&header, sizeof header);
-  const std::string name = fmt::format("{:016x}{:016x}{}", hash.high, hash.low, kDiskSuffix);
+  const PrefixHash hash = seed_hash({reinterpret_cast<const char*>(&header), sizeof header});
+  const std::string name = fmt::format("{:016x}{:016x}{}", hash.words[1], hash.words[0], kDiskSuffix);
   const DiskFilePtr file = make_disk_file(name, header, table);
   BRAID_CHECK(file && header.total_bytes == file->layout.images_at + job.images.size());
   if (!evict_for(header.total_bytes, chain)) return false;

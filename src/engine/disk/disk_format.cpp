@@ -1,6 +1,8 @@
 // disk_format.cpp -- see disk_format.h.
 #include "engine/disk/disk_format.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstddef>
@@ -74,7 +76,7 @@ DiskFilePtr make_disk_file(std::string name, const DiskHeader& header, std::span
                 file->checksums.size() * sizeof(uint64_t));
   PrefixHash hash = header.parent;
   for (uint32_t b = 0; b < header.block_count; ++b) {
-    hash = chain_hash(hash, &file->tokens[size_t{b} * kBlockTokens]);
+    hash = chain_hash(hash, std::span(file->tokens).subspan(size_t{b} * kBlockTokens, kBlockTokens));
     file->hashes.push_back(hash);
   }
   return file;

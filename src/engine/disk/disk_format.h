@@ -2,7 +2,7 @@
 //
 // A file carries consecutive full blocks of one prefix and, unless it is a mere piece of a long one or of a
 // model without state, the checkpoint at their end:
-//   [DiskHeader, 128 bytes]
+//   [DiskHeader, 160 bytes]
 //   [token ids: block_count * kBlockTokens of the blocks, then tail_tokens] [pad to 8] [xxh3 of each block
 //   image] [pad to 4096] [block images] [image of the block that the checkpoint lies in, if tail_tokens > 0]
 //   [state image]
@@ -31,7 +31,7 @@
 namespace braid {
 
 // To be raised whenever the bytes of a file or of an image (sequence_cache.h) change their meaning.
-constexpr uint32_t kDiskVersion = 1;
+constexpr uint32_t kDiskVersion = 2;
 constexpr char kDiskMagic[8] = {'b', 'r', 'a', 'i', 'd', 'p', 'f', 'x'};
 constexpr uint32_t kDiskHasState = 1;  // flags
 
@@ -57,7 +57,7 @@ struct DiskHeader {
   bool has_state() const { return (flags & kDiskHasState) != 0; }
   uint64_t token_count() const { return uint64_t{block_count} * kBlockTokens + tail_tokens; }
 };
-static_assert(sizeof(DiskHeader) == 128);
+static_assert(sizeof(DiskHeader) == 160);
 
 uint64_t disk_checksum(const void* data, size_t size_bytes);
 // Checksum of a header as it stands.

@@ -124,6 +124,47 @@ Result<std::vector<DiskDirectory::Entry>> DiskDirectory::list() const {
   return out;
 }
 
+// A link appears whole or not at all, and never over another's.
+Status DiskDirectory::make_secret() const {
+  const PrefixSecret fresh = random_secret();
+  const std::string partial = partial_name();
+  const File file(::openat(fd_, partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  const bool written = file.ok() && ::write(file.fd(), fresh.data(), fresh.size()) == ssize_t{sizeof fresh} &&
+                       ::fsync(file.fd()) == 0;
+  // Some file systems have no links. There two processes that start at once may differ, which costs one its files.
+  const bool there = written && (::linkat(fd_, partial.c_str(), fd_, kSecretName, 0) == 0 ||
+                                 errno == EEXIST || ::renameat(fd_, partial.c_str(), fd_, kSecretName) == 0);
+  Status out;
+  if (!there) out = system_error(path_ + "/" + kSecretName, "cannot be written");
+  remove(partial);
+  ::fsync(fd_);
+  return out;
+}
+
+Result<PrefixSecret> DiskDirectory::secret() const {
+  const std::string path = path_ + "/" + kSecretName;
+  const auto open_it = [&] {
+    return ::openat(fd_, kSecretName, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+  };
+  int fd = open_it();
+  if (fd < 0 && errno == ENOENT) {
+    BRAID_TRY(make_secret());
+    fd = open_it();
+  }
+  const File file(fd);
+  if (!file.ok()) return system_error(path, "cannot be opened");
+  struct stat info {};
+  PrefixSecret out;
+  if (::fstat(file.fd(), &info) != 0) return system_error(path, "cannot be read");
+  if (!S_ISREG(info.st_mode) || info.st_uid != ::geteuid())
+    return Error{ErrorKind::io,
+                 path + ": it must be a file of yours; remove it, and what is cached is made anew"};
+  ::fchmod(file.fd(), 0600);  // where the file system knows modes
+  if (info.st_size != ssize_t{sizeof out} || ::read(file.fd(), out.data(), out.size()) != ssize_t{sizeof out})
+    return Error{ErrorKind::io, path + ": it is damaged; remove it, and what is cached is made anew"};
+  return out;
+}
+
 int DiskDirectory::remove_leftovers() const {
   int removed = 0;
   const auto entries = list();

@@ -15,11 +15,13 @@
 #include <vector>
 
 #include "base/result.h"
+#include "engine/prefix/prefix_hash.h"
 
 namespace braid {
 
 constexpr const char* kDiskSuffix = ".braidprefix";
 constexpr const char* kPartialSuffix = ".partial";
+constexpr const char* kSecretName = "secret";
 
 // gone: there is no such file; damaged: its bytes are not those that were written; failed: the system could
 // not read it now (too many open files, a device's error, memory), which says nothing about its bytes.
@@ -44,6 +46,10 @@ class DiskDirectory {
   // be read now).
   Result<std::vector<Entry>> list() const;
 
+  // What names of prefixes in here are made with; made by the first process that asks, and only its user may read it
+  // (0600). Another secret makes all files foreign. Errors: io.
+  Result<PrefixSecret> secret() const;
+
   // Temporary files that nobody writes any more. Returns how many went.
   int remove_leftovers() const;
 
@@ -59,6 +65,7 @@ class DiskDirectory {
   const std::string& path() const { return path_; }
 
  private:
+  Status make_secret() const;
   DiskDirectory(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
   std::string path_;
   int fd_ = -1;

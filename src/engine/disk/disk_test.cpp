@@ -12,6 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -58,8 +59,8 @@ struct Prefix {
   }
   void extend() {
     while ((hashes.size() + 1) * kBlockTokens <= tokens.size())
-      hashes.push_back(
-          chain_hash(hashes.empty() ? seed : hashes.back(), &tokens[hashes.size() * kBlockTokens]));
+      hashes.push_back(chain_hash(hashes.empty() ? seed : hashes.back(),
+                                  std::span(tokens).subspan(hashes.size() * kBlockTokens, kBlockTokens)));
   }
   // Goes on with other tokens from `position`.
   Prefix branch(int32_t position, int32_t length, uint32_t salt) const {
@@ -78,8 +79,7 @@ struct Prefix {
 
 // `size` bytes that only these tokens have.
 std::vector<std::byte> image_of(const PrefixHash& seed, std::span<const int32_t> tokens, size_t size) {
-  const PrefixHash of_tokens = hash_bytes(tokens.data(), tokens.size_bytes());
-  std::mt19937_64 random(of_tokens.low ^ seed.high ^ size);
+  std::mt19937_64 random(chain_hash(seed, tokens).words[0] ^ size);
   std::vector<std::byte> out(size);
   for (std::byte& b : out) b = static_cast<std::byte>(random());
   return out;
@@ -444,7 +444,7 @@ TEST(Disk, ForgedNumbersWithARightChecksumAreNotBelieved) {
       [](DiskHeader& h) { h.total_bytes = UINT64_MAX; },
       [](DiskHeader& h) { h.state_bytes = UINT64_MAX; },
       [](DiskHeader& h) { h.block_bytes = UINT64_MAX / 2; },
-      [](DiskHeader& h) { h.parent.low ^= 1; },
+      [](DiskHeader& h) { h.parent.words[0] ^= 1; },
   };
   for (const auto& [path, bytes] : s.contents)
     for (size_t i = 0; i < forgeries.size(); ++i) {

@@ -11,22 +11,28 @@
 #include <span>
 #include <string>
 
-#include "engine/prefix/prefix_hash.h"
 #include "gguf/gguf.h"
 
 namespace braid {
 
 inline constexpr const char* kModelHashes = "models.txt";
 
+// Of bytes that nobody makes in order to have them collide: whoever gives braid a model can give it any answers.
+struct ByteHash {
+  uint64_t low = 0;
+  uint64_t high = 0;
+  bool operator==(const ByteHash&) const = default;
+};
+
 using HashProgress = std::function<void(uint64_t done_bytes, uint64_t total_bytes)>;
 
 // XXH3 of the XXH3 of parts of 16 MiB, on several threads. `progress`, which may be null, is called on this one.
-PrefixHash hash_of_all(std::span<const std::byte> bytes, const HashProgress& progress);
+ByteHash hash_of_all(std::span<const std::byte> bytes, const HashProgress& progress);
 
 // Of all files of a model, or of the bytes it was parsed from. A directory that cannot be written to costs the time
 // of reading the files again.
 // A file that was changed within `rest_ns` is not remembered, as it may change again within one tick of its clock.
-PrefixHash model_hash(const GgufFile& file, const std::string& directory, const HashProgress& progress,
-                      int64_t rest_ns = 2'000'000'000);
+ByteHash model_hash(const GgufFile& file, const std::string& directory, const HashProgress& progress,
+                    int64_t rest_ns = 2'000'000'000);
 
 }  // namespace braid

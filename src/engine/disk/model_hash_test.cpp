@@ -32,7 +32,7 @@ class ModelHash : public testing::Test {
         .write(reinterpret_cast<const char*>(bytes_.data()), static_cast<std::streamsize>(bytes_.size()));
   }
   // Whether the file was read for it is in was_read_.
-  PrefixHash hash(int64_t rest_ns = 0) {
+  ByteHash hash(int64_t rest_ns = 0) {
     const auto file = GgufFile::open(path());
     EXPECT_TRUE(file.ok());
     was_read_ = false;
@@ -46,7 +46,7 @@ class ModelHash : public testing::Test {
 };
 
 TEST_F(ModelHash, IsRememberedUntilTheFileChanges) {
-  const PrefixHash first = hash();
+  const ByteHash first = hash();
   EXPECT_TRUE(was_read_);
   EXPECT_EQ(hash(), first);
   EXPECT_FALSE(was_read_);
@@ -73,7 +73,7 @@ TEST_F(ModelHash, OfAFileThatHasJustChangedIsNotRemembered) {
 }
 
 TEST_F(ModelHash, LinesThatAreNoneArePassedOver) {
-  const PrefixHash first = hash();
+  const ByteHash first = hash();
   for (const char* line : {"", "v1", "v1 1 2 3", "\n\n\xff\xff\n", "v2 0 0 0 0 0 00\n"}) {
     std::ofstream(folder_ + "/" + kModelHashes, std::ios::app) << line;
     EXPECT_EQ(hash(), first) << line;
@@ -89,7 +89,7 @@ TEST_F(ModelHash, LinesThatAreNoneArePassedOver) {
 
 TEST_F(ModelHash, EveryByteCounts) {
   std::vector<std::byte> bytes(40 << 20);
-  const PrefixHash zeros = hash_of_all(bytes, {});
+  const ByteHash zeros = hash_of_all(bytes, {});
   for (const size_t at : {size_t{0}, size_t{16} << 20, (size_t{32} << 20) - 1, bytes.size() - 1}) {
     bytes[at] = std::byte{1};
     EXPECT_FALSE(hash_of_all(bytes, {}) == zeros) << at;

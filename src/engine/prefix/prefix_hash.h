@@ -1,16 +1,17 @@
-// prefix_hash.h -- names of token prefixes: a chain of 128-bit hashes, one per full block.
+// prefix_hash.h -- names of token prefixes: a chain of SHA-256, one hash per full block.
 //
-//   h(-1) = xxh3_128(seed text)         everything that must not be mixed: model, formats, tenant salt
-//   h(i)  = xxh3_128(h(i-1), tokens of block i)
-// so the hash of a block names the whole prefix that ends with it. Whoever finds a block by its hash also
-// compares the token ids (block_pool.h): an accidental or made collision costs a miss, never a wrong answer.
+//   h(-1) = HMAC-SHA256(secret, text)           text: everything that must not be mixed: model, formats, tenant salt
+//   h(i)  = SHA-256(h(i-1), tokens of block i)
+// So the hash of a block names the whole prefix that ends with it, and equal hashes mean equal prefixes: nobody can make
+// two that collide. The secret keeps names from being computed by who does not know it. It is a process's own, or a
+// directory's that several processes share (disk_store.h).
+//
+// Thread-safe. What lacks memory throws std::bad_alloc.
 #pragma once
 
-#include <xxhash.h>
-
+#include <array>
+#include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <functional>
 #include <span>
 #include <string_view>
 
@@ -19,29 +20,23 @@
 namespace braid {
 
 struct PrefixHash {
-  uint64_t low = 0;
-  uint64_t high = 0;
+  std::array<uint64_t, 4> words{};
   bool operator==(const PrefixHash&) const = default;
 };
 
-inline PrefixHash hash_bytes(const void* data, size_t size_bytes) {
-  const XXH128_hash_t h = XXH3_128bits(data, size_bytes);
-  return {h.low64, h.high64};
-}
+using PrefixSecret = std::array<std::byte, 32>;
+
+// From the system's source of random bytes; stops the program without one.
+PrefixSecret random_secret();
 
 // The empty prefix of everything that shares `text`.
-inline PrefixHash seed_hash(std::string_view text) { return hash_bytes(text.data(), text.size()); }
+PrefixHash seed_hash(std::string_view text, const PrefixSecret& secret = {});
 
-// The prefix `parent` followed by one full block.
-inline PrefixHash chain_hash(const PrefixHash& parent, const int32_t* tokens) {
-  unsigned char bytes[sizeof(PrefixHash) + kBlockTokens * sizeof(int32_t)];
-  std::memcpy(bytes, &parent, sizeof parent);
-  std::memcpy(bytes + sizeof parent, tokens, kBlockTokens * sizeof(int32_t));
-  return hash_bytes(bytes, sizeof bytes);
-}
+// The prefix `parent` followed by `tokens`: one full block, or fewer for what lies behind the last full one.
+PrefixHash chain_hash(const PrefixHash& parent, std::span<const int32_t> tokens);
 
 struct PrefixHashKey {
-  size_t operator()(const PrefixHash& h) const { return static_cast<size_t>(h.low ^ h.high); }
+  size_t operator()(const PrefixHash& h) const { return static_cast<size_t>(h.words[0]); }
 };
 
 }  // namespace braid

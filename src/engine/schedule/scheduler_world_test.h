@@ -8,6 +8,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <map>
@@ -27,7 +28,7 @@ constexpr uint64_t kHalfWay = 0xA5A5A5A5A5A5A5A5u;   // a state of which some la
 inline uint64_t extend(uint64_t prefix, int32_t token) {
   if (prefix == kNone || token == kBroken) return kNone;
   const uint64_t both[] = {prefix, static_cast<uint64_t>(token)};
-  return hash_bytes(both, sizeof both).low;
+  return XXH3_64bits(both, sizeof both);
 }
 
 inline int32_t next_token(uint64_t prefix) { return static_cast<int32_t>(prefix >> 20 & 3); }

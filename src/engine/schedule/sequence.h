@@ -91,8 +91,9 @@ struct Sequence {
   // One more hash per block that is full by now.
   void extend_hashes() {
     while ((prefix.hashes.size() + 1) * kBlockTokens <= tokens.size())
-      prefix.hashes.push_back(chain_hash(prefix_hash(static_cast<int32_t>(prefix.hashes.size())),
-                                         tokens.data() + prefix.hashes.size() * kBlockTokens));
+      prefix.hashes.push_back(
+          chain_hash(prefix_hash(static_cast<int32_t>(prefix.hashes.size())),
+                     std::span(tokens).subspan(prefix.hashes.size() * kBlockTokens, kBlockTokens)));
   }
 };
 

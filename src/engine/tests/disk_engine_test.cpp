@@ -35,7 +35,8 @@ struct Folder {
   ~Folder() { fs::remove_all(path); }
   std::vector<fs::path> files() const {
     std::vector<fs::path> out;
-    for (const auto& entry : fs::directory_iterator(path)) out.push_back(entry.path());
+    for (const auto& entry : fs::directory_iterator(path))
+      if (entry.path().extension() == kDiskSuffix) out.push_back(entry.path());
     return out;
   }
   std::string path;

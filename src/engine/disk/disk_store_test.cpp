@@ -1,0 +1,80 @@
+// disk_store_test.cpp -- disk_store.h: the secret of a directory.
+#include "engine/disk/disk_store.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <thread>
+#include <vector>
+
+namespace braid {
+namespace {
+
+namespace fs = std::filesystem;
+
+class DiskSecret : public testing::Test {
+ protected:
+  DiskSecret() {
+    std::string name = (fs::temp_directory_path() / "braid-secret-XXXXXX").string();
+    path_ = ::mkdtemp(name.data());
+    secret_ = path_ / kSecretName;
+  }
+  ~DiskSecret() override { fs::remove_all(path_); }
+  Result<PrefixSecret> ask() const {
+    const auto directory = DiskDirectory::open(path_.string());
+    if (!directory.ok()) return directory.error();
+    return directory->secret();
+  }
+  std::string refused() const {
+    const auto secret = ask();
+    return secret.ok() ? "" : secret.error().message;
+  }
+  fs::path path_, secret_;
+};
+
+TEST_F(DiskSecret, IsMadeOnceForItsUserAlone) {
+  const auto first = ask();
+  ASSERT_TRUE(first.ok());
+  EXPECT_NE(*first, PrefixSecret());
+  struct stat info {};
+  ASSERT_EQ(::stat(secret_.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+  EXPECT_EQ(*ask(), *first);
+  fs::remove(secret_);
+  EXPECT_NE(*ask(), *first);
+  EXPECT_EQ(std::distance(fs::directory_iterator(path_), {}), 1);  // nothing temporary stays
+}
+
+TEST_F(DiskSecret, AllWhoStartAtOnceHaveTheSame) {
+  std::vector<PrefixSecret> got(8);
+  std::vector<std::thread> threads;
+  for (PrefixSecret& one : got) threads.emplace_back([&] { one = ask().value(); });
+  for (std::thread& thread : threads) thread.join();
+  for (const PrefixSecret& one : got) EXPECT_EQ(one, got[0]);
+}
+
+TEST_F(DiskSecret, WhatIsNoneIsOneSentence) {
+  std::ofstream(secret_) << "short";
+  fs::permissions(secret_, fs::perms(0600));
+  EXPECT_EQ(refused(), secret_.string() + ": it is damaged; remove it, and what is cached is made anew");
+  std::ofstream(secret_) << std::string(33, 'x');
+  EXPECT_NE(refused(), "");
+  std::ofstream(secret_) << std::string(32, 'x');
+  EXPECT_EQ(refused(), "");
+  fs::permissions(secret_, fs::perms(0644));
+  EXPECT_EQ(refused(), "");
+  EXPECT_EQ(fs::status(secret_).permissions(), fs::perms(0600));
+  fs::remove(secret_);
+  ASSERT_EQ(::mkfifo(secret_.c_str(), 0600), 0);  // nobody writes into it: it must not be waited for
+  EXPECT_EQ(refused(),
+            secret_.string() + ": it must be a file of yours; remove it, and what is cached is made anew");
+  fs::remove(secret_);
+  fs::create_symlink("/etc/hostname", secret_);
+  EXPECT_NE(refused(), "");
+}
+
+}  // namespace
+}  // namespace braid
