@@ -10,10 +10,11 @@ fuzz() {
   local name work
   name=$(basename "$1" _fuzz)
   work=$(mktemp -d)
+  mkdir "$work/corpus"
   local dictionary="$root/tests/fuzz/dictionaries/$name.dict" options=()
   [ ! -f "$dictionary" ] || options+=("-dict=$dictionary")
   if "$1" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=65536 -print_final_stats=0 \
-    "${options[@]}" -artifact_prefix="$work/" "$work" "$root/tests/fuzz/corpus/$name" >"$work/log" 2>&1; then
+    "${options[@]}" -artifact_prefix="$work/" "$work/corpus" "$root/tests/fuzz/corpus/$name" >"$work/log" 2>&1; then
     echo "fuzz $name: $(grep -E '^Done' "$work/log" | tail -1)"
     rm -rf "$work"
   else

@@ -368,6 +368,7 @@ std::unique_ptr<Sequence> Scheduler::take_running(const Sequence* sequence) {
   BRAID_CHECK(it != running_.end());
   std::unique_ptr<Sequence> out = std::move(*it);
   running_.erase(it);
+  ++entries_and_exits_;
   return out;
 }
 

@@ -43,10 +43,12 @@
 // given back like those behind a window, and checkpoints have copies of them. So a prefix is resumed at
 // checkpoints only, whether the model has state or not.
 //
-// Nobody overtakes except past those who wait for another's prefix or for the disk: the first for whom there
-// is no memory stops the others.
+// One for whom there is no slot or no memory takes the place of those who run with a lower priority, the last in
+// order first, if that is enough. Else others overtake it, as they overtake those who wait for another's prefix or
+// for the disk; after kMostOvertakers of them nobody does any more, until it has entered.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -208,8 +210,11 @@ class Scheduler {
   void load_exact_blocks(Sequence& s, const std::byte* image);
   int32_t first_kept(int32_t group, int32_t computed) const;
   int64_t most_blocks(int32_t group, int64_t tokens) const;
-  int64_t blocks_spoken_for(int32_t group) const;
-  bool fits(const Sequence& s, const Hit& hit) const;
+  int64_t blocks_spoken_for(int32_t group, size_t without) const;
+  int32_t victims_for(const Sequence& s, const Hit& hit) const;
+  using Spare = std::array<int64_t, kKvGroups>;  // free blocks beside those that others have been promised
+  Spare spare_blocks() const;
+  bool still_blocked(const Sequence& s, const Spare& spare) const;
   void enter(std::unique_ptr<Sequence> sequence, const Hit& hit, Clock::time_point now);
   void restore(Sequence& s, const Hit& hit);
   void restore_blocks(Sequence& s, const Hit& hit);
@@ -263,6 +268,7 @@ class Scheduler {
   DiskTier* disk_ = nullptr;
   SchedulerStats stats_;
   uint64_t next_order_ = 1;
+  uint64_t entries_and_exits_ = 0;                  // of running_
   int64_t mask_steps_ = 0;                          // that masks may still take before this step
   uint64_t loads_ended_ = 0;                        // from the disk
   std::optional<PrefixHash> load_mark_;             // of what has been read by the load that is under way

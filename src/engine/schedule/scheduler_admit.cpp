@@ -13,6 +13,8 @@ namespace {
 constexpr int32_t kWorthWaiting = 64;
 // Checkpoints closer to the end of a prompt than this make one at the end itself superfluous.
 constexpr int32_t kNearEnd = 64;
+// So many may enter before one for whom there is no memory; then it is the next.
+constexpr size_t kMostOvertakers = 32;
 // A checkpoint so little before another serves as well: few rows cost a step as much as one block of them.
 constexpr int32_t kSamePlace = kBlockTokens;
 
@@ -242,54 +244,105 @@ int64_t Scheduler::most_blocks(int32_t group, int64_t tokens) const {
                                                     : blocks_for(limits_.window) + 2);
 }
 
-// Blocks that those who run will take before their prompts end, and one to spare for each.
-int64_t Scheduler::blocks_spoken_for(int32_t group) const {
+// Blocks that those who run, but for the last `without`, will take before their prompts end, and one to spare for
+// each.
+int64_t Scheduler::blocks_spoken_for(int32_t group, size_t without) const {
   int64_t sum = 0;
-  for (const auto& s : running_) {
-    const int64_t whole = most_blocks(group, static_cast<int64_t>(s->tokens.size()) + 1);
-    const int64_t held = static_cast<int64_t>(s->blocks[group].size()) - (group == 0 ? 0 : gone(*s));
+  for (size_t i = 0; i + without < running_.size(); ++i) {
+    const Sequence& s = *running_[i];
+    const int64_t whole = most_blocks(group, static_cast<int64_t>(s.tokens.size()) + 1);
+    const int64_t held = static_cast<int64_t>(s.blocks[group].size()) - (group == 0 ? 0 : gone(s));
     sum += std::max<int64_t>(0, whole - held) + 1;
   }
   return sum;
 }
 
-bool Scheduler::fits(const Sequence& s, const Hit& hit) const {
-  if (running_.empty()) return true;  // everything is free or can be: enqueue() has seen to it
+// How many of those who run, the last in order first, have to make room for `s`, which outranks all of them; -1: that
+// is not enough. Blocks that several of them share count as held by others.
+int32_t Scheduler::victims_for(const Sequence& s, const Hit& hit) const {
+  int64_t needed[kKvGroups] = {};
+  BlockTable found[kKvGroups];
   for (int32_t g = 0; g < groups(); ++g) {
-    int32_t shared = 0;  // blocks that cost nothing, as somebody holds them
+    needed[g] = most_blocks(g, static_cast<int64_t>(s.tokens.size()) + 1) - pools_[g].free();
     for (const int32_t b : hit.blocks[g])
-      if (b >= 0 && pools_[g].holders(b) > 0) ++shared;
-    const int64_t needed = most_blocks(g, static_cast<int64_t>(s.tokens.size()) + 1) - shared;
-    if (needed + blocks_spoken_for(g) > pools_[g].free()) return false;
+      if (b >= 0 && pools_[g].holders(b) > 0) found[g].push_back(b);  // costs nothing, as somebody holds it
+    needed[g] -= std::ssize(found[g]);
+    std::sort(found[g].begin(), found[g].end());
   }
-  return true;
+  for (size_t victims = 0; victims < running_.size(); ++victims) {
+    bool fits = victims > 0 || slots_.free() > 0;
+    for (int32_t g = 0; g < groups(); ++g) fits = fits && needed[g] + blocks_spoken_for(g, victims) <= 0;
+    if (fits) return static_cast<int32_t>(victims);
+    const Sequence& next = *running_[running_.size() - 1 - victims];
+    if (next.request.priority >= s.request.priority) return -1;
+    for (int32_t g = 0; g < groups(); ++g)
+      for (const int32_t b : next.blocks[g])
+        if (b != kGone && pools_[g].holders(b) == 1 &&
+            !std::binary_search(found[g].begin(), found[g].end(), b))
+          --needed[g];
+  }
+  return static_cast<int32_t>(running_.size());  // everything is free or can be: enqueue() has seen to it
+}
+
+Scheduler::Spare Scheduler::spare_blocks() const {
+  Spare spare{};
+  for (int32_t g = 0; g < groups(); ++g) spare[g] = pools_[g].free() - blocks_spoken_for(g, 0);
+  return spare;
+}
+
+// What victims_for() has said still holds: the same ones run, and no more is free.
+bool Scheduler::still_blocked(const Sequence& s, const Spare& spare) const {
+  return s.wait.blocked_since == entries_and_exits_ + 1 &&
+         std::equal(spare.begin(), spare.end(), s.wait.spare_blocks.begin(), std::less_equal<>());
 }
 
 void Scheduler::admit(Clock::time_point now) {
   const bool reading = disk_ != nullptr && disk_->load_state() != DiskTier::LoadState::none;
-  for (size_t i = 0; i < waiting_.size() && slots_.free() > 0;) {
+  Spare spare = spare_blocks();
+  std::vector<Sequence*> blocked;
+  for (size_t i = 0; i < waiting_.size();) {
     Sequence& s = *waiting_[i];
+    const bool outranks = !running_.empty() && running_.back()->request.priority < s.request.priority;
+    if (slots_.free() == 0 && !outranks) return;
     if (still_waits(s) || (reading && s.wait.disk_load == loads_ended_ + 1)) {
       ++i;
       continue;
     }
     s.wait.prefix_of = 0;
-    Hit hit = lookup_own(s);
-    ++stats_.lookups;
-    if (Hit found = lookup(s); found.position > hit.position || hit.position == 0) hit = std::move(found);
-    if (held_back(s, hit.position)) {
+    Hit hit;
+    int32_t victims = -1;
+    if (!still_blocked(s, spare)) {
+      hit = lookup_own(s);
+      ++stats_.lookups;
+      if (Hit found = lookup(s); found.position > hit.position || hit.position == 0) hit = std::move(found);
+      if (held_back(s, hit.position)) {
+        ++i;
+        continue;
+      }
+      victims = victims_for(s, hit);
+    }
+    if (victims < 0) {
+      s.wait.blocked_since = entries_and_exits_ + 1;
+      s.wait.spare_blocks = spare;
+      blocked.push_back(&s);
+      if (s.wait.overtaken >= kMostOvertakers || blocked.size() >= kMostOvertakers) return;
       ++i;
       continue;
     }
-    if (!fits(s, hit)) return;  // nobody overtakes
     if (awaits_disk(s, hit)) {
       s.wait.disk_load = loads_ended_ + 1;
       ++i;
       continue;
     }
-    std::unique_ptr<Sequence> entering = std::move(waiting_[i]);
-    waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
-    enter(std::move(entering), hit, now);
+    if (victims > 0) {  // what they leave behind may cost what was found, so it is looked up again
+      preempt(*running_.back());
+    } else {
+      std::unique_ptr<Sequence> entering = std::move(waiting_[i]);
+      waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
+      for (Sequence* other : blocked) ++other->wait.overtaken;
+      enter(std::move(entering), hit, now);
+    }
+    spare = spare_blocks();
   }
 }
 
@@ -306,6 +359,7 @@ void Scheduler::enter(std::unique_ptr<Sequence> sequence, const Hit& hit, Clock:
     stats_.cached_tokens += static_cast<uint64_t>(s.prefix.cached_tokens);
     if (s.computed_tokens > 0) ++stats_.resumed;
   }
+  ++entries_and_exits_;
   insert_in_order(running_, std::move(sequence));
 }
 
@@ -376,7 +430,7 @@ std::vector<Sequence*> Scheduler::fork(Sequence& s) {
     };
     // One block to spare for everyone who runs, as for any other that enters.
     bool room = true;
-    for (int32_t g = 0; g < groups(); ++g) room = room && pools_[g].free() >= blocks_spoken_for(g) + 1;
+    for (int32_t g = 0; g < groups(); ++g) room = room && pools_[g].free() >= blocks_spoken_for(g, 0) + 1;
     if (!same || !room || !has_mask()) {
       ++i;
       continue;
@@ -407,6 +461,7 @@ std::vector<Sequence*> Scheduler::fork(Sequence& s) {
       stats_.cached_tokens += static_cast<uint64_t>(twin.prefix.cached_tokens);
     }
     ++stats_.forked;
+    ++entries_and_exits_;
     out.push_back(&twin);
     insert_in_order(running_, std::move(entering));
   }

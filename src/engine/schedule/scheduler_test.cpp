@@ -301,6 +301,66 @@ TEST(Scheduler, HigherPrioritiesEnterFirstAndEqualOnesInOrder) {
   EXPECT_EQ(order, (std::vector<RequestId>{high, first, low, later}));
 }
 
+int64_t steps_to_end(World& world, RequestId id) {
+  for (int64_t steps = 1; world.step(); ++steps)
+    if (world.finished.contains(id)) return steps;
+  return -1;
+}
+
+// The answer of whoever made room is checked by World: each token follows from its own past.
+TEST(Scheduler, AHigherPriorityDoesNotWaitForTheEndOfALowerOne) {
+  for (const bool for_memory : {false, true}) {
+    std::mt19937_64 random(9);
+    World world(small_limits(), for_memory ? 12 : 40, for_memory ? 4 : 1, 4, 0);
+    const auto prompt = tokens_of(random, 200), urgent = tokens_of(random, 170);
+    const RequestId low = world.submit(prompt, 100);
+    for (int i = 0; i < 20; ++i) ASSERT_TRUE(world.step());
+    ASSERT_EQ(world.scheduler.running().size(), 1u);
+    const RequestId equal = world.submit(urgent, 3), high = world.submit(urgent, 3, {}, 1);
+    const int64_t steps = steps_to_end(world, high);
+    EXPECT_LE(steps, 12);
+    EXPECT_EQ(world.scheduler.stats().preempted, 1u);
+    EXPECT_FALSE(world.finished.contains(low));
+    world.run();
+    EXPECT_EQ(world.finished.at(low), alone(prompt, 100, world.scheduler.most_tokens()));
+    EXPECT_TRUE(world.finished.contains(equal));
+  }
+}
+
+TEST(Scheduler, NobodyMakesRoomInVain) {
+  std::mt19937_64 random(10);
+  World world(small_limits(), 12, 4, 4, 0);
+  world.submit(tokens_of(random, 250), 60, {}, 1);  // what fits beside it is not enough for the last one
+  world.submit(tokens_of(random, 40), 60);
+  for (int i = 0; i < 8; ++i) ASSERT_TRUE(world.step());
+  ASSERT_EQ(world.scheduler.running().size(), 2u);
+  world.submit(tokens_of(random, 200), 3, {}, 1);
+  for (int i = 0; i < 8; ++i) ASSERT_TRUE(world.step());
+  EXPECT_EQ(world.scheduler.stats().preempted, 0u);
+  world.run();
+}
+
+TEST(Scheduler, WhoDoesNotFitIsOvertakenButNotForEver) {
+  std::mt19937_64 random(11);
+  World world(small_limits(), 14, 4, 4, 0);
+  const RequestId first = world.submit(tokens_of(random, 60), 150);
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(world.step());
+  const RequestId large = world.submit(tokens_of(random, 400), 2);
+  std::vector<RequestId> small;
+  for (int i = 0; i < 120; ++i) small.push_back(world.submit(tokens_of(random, 20), 2));
+  const uint64_t before = world.scheduler.stats().lookups;
+  ASSERT_GT(steps_to_end(world, large), 0);
+  EXPECT_TRUE(world.finished.contains(first));
+  const auto ended =
+      std::count_if(small.begin(), small.end(), [&](auto id) { return world.finished.contains(id); });
+  EXPECT_GE(ended, 16);  // memory that `large` cannot use is used meanwhile
+  EXPECT_LE(ended, 32 + 4);
+  EXPECT_LE(world.scheduler.stats().lookups - before,
+            400u);  // a look for each entry and exit, not for each step
+  world.run();
+  EXPECT_EQ(world.finished.size(), small.size() + 2);
+}
+
 TEST(Scheduler, EvictingEverythingChangesSpeedOnly) {
   std::mt19937_64 random(10);
   World world(small_limits(), 60, 2, 4, 0);

@@ -2,6 +2,7 @@
 // who may touch them.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <vector>
@@ -67,6 +68,10 @@ struct Sequence {
     int32_t until_tokens = 0;
     uint64_t disk_load = 0;  // for this load from the disk; 0: for none
     int32_t disk_loads = 0;  // of its prefix that were begun
+    // There was no memory for it after so many entries and exits, less one, with so many blocks to spare.
+    uint64_t blocked_since = 0;
+    std::array<int64_t, kKvGroups> spare_blocks{};
+    size_t overtaken = 0;  // by so many meanwhile
   } wait;
 
   // While it is preempted: the scheduler's.
