@@ -145,14 +145,15 @@ struct ThreadPool::Impl {
   }
 };
 
-ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>()), size_(threads) {
+ThreadPool::ThreadPool(int threads, Waiting waiting) : impl_(std::make_unique<Impl>()), size_(threads) {
   BRAID_CHECK(threads >= 1);
   impl_->others = static_cast<uint32_t>(threads - 1);
   if (threads == 1) return;
   std::vector<int> cores = one_per_core(affinity_cpus(), "/sys/devices/system/cpu");
   // More threads than CPUs: a spinning waiter would keep the one it waits for from running.
-  const bool roomy = threads <= static_cast<int>(affinity_cpus().size());
-  const bool pinned = threads <= static_cast<int>(cores.size());
+  const bool spins = waiting == Waiting::spin;
+  const bool roomy = spins && threads <= static_cast<int>(affinity_cpus().size());
+  const bool pinned = spins && threads <= static_cast<int>(cores.size());
   impl_->spin = roomy;
   // The caller stays where it is, workers take the others.
   const int here = sched_getcpu();

@@ -3,7 +3,8 @@
 // run(f) calls f(worker) on all `size()` workers (the caller is worker 0) and returns when all are done.
 // Inside a region, barrier() makes all workers wait for each other. Workers spin for about half a millisecond
 // between regions, then sleep on a futex: spinning keeps a step's regions within a fraction of a microsecond,
-// sleeping keeps an idle engine from burning cores and survives a shared machine. All are pinned, the
+// sleeping keeps an idle engine from burning cores and survives a shared machine. A pool for work that is rare
+// sleeps at once, and its threads run wherever they are put (Waiting::sleep). Else all are pinned, the
 // caller from its first run() until the pool ends (threads it starts meanwhile inherit its CPU); every pool
 // thread flushes denormals to zero, the caller too while it is inside run().
 //
@@ -39,7 +40,8 @@ class FlushDenormals {
 
 class ThreadPool {
  public:
-  explicit ThreadPool(int threads);
+  enum class Waiting : uint8_t { spin, sleep };
+  explicit ThreadPool(int threads, Waiting waiting = Waiting::spin);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;

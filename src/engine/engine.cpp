@@ -220,7 +220,7 @@ bool Engine::end_step(Step& step) {
   stats_.rows += static_cast<uint64_t>(step.plan.rows());
   std::vector<Verdict> verdicts;
   judge_->begin_step();
-  for (const StepItem& item : step.plan.items) verdicts.push_back(judge_->judge(item));
+  judge_->judge(step.plan.items, verdicts);
   fork(step.plan, verdicts);
   if (!device_works()) return false;  // whole rows of logits may have been computed and fetched since
   commit(step, verdicts);
@@ -364,9 +364,9 @@ void Engine::fork(StepPlan& plan, std::vector<Verdict>& verdicts) {
       forked.sequence = twin;
       forked.certain = 0;  // nothing of it was run: it holds what the other holds
       plan.items.push_back(forked);
-      verdicts.push_back(judge_->judge(forked));
     }
   }
+  judge_->judge(std::span(plan.items).subspan(planned), verdicts);
 }
 
 // Accepted drafts lie at cells in the order they were proposed; their path moves down to its positions.

@@ -187,7 +187,7 @@ Status Engine::load() {
                                            memory_.sizes.slots, memory_.cache, memory_.host_images);
   scheduler_->set_disk(disk_.get());
   install_hooks();
-  judge_ = std::make_unique<Judge>(outputs_, config.vocabulary, most_tokens());
+  judge_ = std::make_unique<Judge>(outputs_, config.vocabulary, most_tokens(), device_->pool());
   records_ = std::make_unique<Records>(*device_);
   runner_ = std::make_unique<StepRunner>(*device_, *model_, memory_.cache, outputs_, *records_);
   StepRunner::Sizes sizes;

@@ -20,6 +20,7 @@
 namespace braid {
 
 class Ops;
+class ThreadPool;
 
 // Device memory with one owner; freed with the object. 64-byte aligned at least, zero-filled.
 class Buffer {
@@ -93,6 +94,8 @@ class Device {
   // What decides the bytes of results, beside the model and its options: devices of the same words compute the same.
   virtual std::string numerics() const { return description(); }
   virtual int threads() const { return 1; }
+  // The threads that its ops run on, for what its caller does between ops; null: it has none.
+  virtual ThreadPool* pool() { return nullptr; }
 
   // Memory that allocate() can still give, on devices with their own.
   virtual uint64_t free_bytes() const { return UINT64_MAX; }

@@ -30,6 +30,15 @@ double TokenNoise::uniform(int32_t id) {
   return (static_cast<double>(bits >> 12) + 0.5) * 0x1p-52;
 }
 
+void Draw::add(int32_t id, double weight) {
+  const double u = noise_.uniform(id);
+  if (weight < most_ * (1 - u)) return;  // spares nearly all of a long list the logarithm
+  const double score = weight / -std::log(u);
+  if (winner_ >= 0 && (score < most_ || (score == most_ && id > winner_))) return;
+  most_ = score;
+  winner_ = id;
+}
+
 double TokenNoise::gumbel(int32_t id) { return -std::log(-std::log(uniform(id))); }
 
 }  // namespace braid

@@ -30,4 +30,23 @@ class TokenNoise {
   std::array<uint32_t, 4> block_{};
 };
 
+// A draw: of those it is told of, the largest weight / e, where e = -log of the token's uniform number: the same
+// as the largest log weight + Gumbel noise. Ties go to the lowest id, so in whatever order, and however often,
+// they come, the winner is the same.
+class Draw {
+ public:
+  Draw(uint64_t seed, int32_t position) : noise_(seed, position) {}
+
+  void add(int32_t id, double weight);
+  int32_t winner() const { return winner_; }
+  // Weight / e of the winner. e is at least 1 - uniform, so whose weight is below most() * (1 - uniform) need
+  // not be added.
+  double most() const { return most_; }
+
+ private:
+  TokenNoise noise_;
+  double most_ = 0;
+  int32_t winner_ = -1;  // none yet
+};
+
 }  // namespace braid

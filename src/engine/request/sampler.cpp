@@ -22,17 +22,11 @@ bool better(const Candidate& a, const Candidate& b) {
   return a.probability != b.probability ? a.probability > b.probability : a.id < b.id;
 }
 
-// Index of the largest number; ties to the lowest; -1 when there is none above minus infinity.
-int32_t largest(std::span<const float> logits) {
-  int32_t best = -1;
-  float value = kNever;
-  for (size_t i = 0; i < logits.size(); ++i)
-    if (logits[i] > value) {
-      value = logits[i];
-      best = static_cast<int32_t>(i);
-    }
-  return best;
-}
+// Up to so many of top-k are listed, and then worked on in double.
+constexpr int32_t kMostListed = 1024;
+// A temperature above 0 is at least this: what is nearly as good as the best has no chance anyway, and 1 by it
+// is a number.
+constexpr float kLeastTemperature = 1e-30f;
 
 Error out_of_range(const char* name, double value, const char* range) {
   return {ErrorKind::invalid_argument, fmt::format("{} {:g} is not {}", name, value, range)};
@@ -79,6 +73,7 @@ void merge_biases(std::vector<std::pair<int32_t, float>>& biases) {
 
 Sampler::Sampler(const SamplingParams& params, std::span<const int32_t> prompt)
     : params_(params), position_(static_cast<int32_t>(prompt.size())) {
+  if (params_.temperature > 0) params_.temperature = std::max(params_.temperature, kLeastTemperature);
   merge_biases(params_.logit_bias);
   const auto& biases = params_.logit_bias;
   raises_logits_ = std::any_of(biases.begin(), biases.end(), [](const auto& b) { return b.second > 0; }) ||
@@ -112,6 +107,11 @@ bool Sampler::changes_logits() const {
 
 namespace {
 
+// What min-p asks of a logit at least, where `top` is the largest.
+double least_logit(const SamplingParams& p, double top) {
+  return top + static_cast<double>(p.temperature) * std::log(static_cast<double>(p.min_p));
+}
+
 float repeated(float logit, float penalty) { return logit > 0 ? logit / penalty : logit * penalty; }
 float generated_before(float logit, int32_t count, const SamplingParams& p) {
   return logit - (p.presence_penalty + p.frequency_penalty * static_cast<float>(count));
@@ -141,192 +141,245 @@ void Sampler::apply_bias_and_penalties(std::span<float> logits) const {
   for (const auto& [id, count] : generated_) at(id) = generated_before(at(id), count, params_);
 }
 
-void Sampler::distribution(std::span<const float> logits, SamplerScratch& scratch) const {
-  weigh_row(logits, scratch);
-  double total = 0;
-  for (const Candidate& x : scratch.candidates) total += x.probability;
-  for (Candidate& x : scratch.candidates) x.probability /= total;
+void SamplerScratch::reserve(int64_t vocabulary) {
+  row.reserve(static_cast<size_t>(vocabulary));
+  best.reserve(kMostListed);
+  candidates.reserve(kMostListed);
+  scan.reserve(vocabulary);
 }
 
-// What may be drawn, with weights whose sum is not 1 yet.
-void Sampler::weigh_row(std::span<const float> logits, SamplerScratch& scratch) const {
-  scratch.candidates.clear();
-  if (changes_logits()) {
-    scratch.logits.assign(logits.begin(), logits.end());
-    apply_bias_and_penalties(scratch.logits);
-    logits = scratch.logits;
+// The row that is drawn from: `logits` where nothing changes them.
+std::span<const float> Sampler::row_of(std::span<const float> logits, std::span<const uint64_t> allowed,
+                                       std::vector<float>& changed) const {
+  const bool changes = changes_logits();
+  if (!changes && allowed.empty()) return logits;
+  changed.assign(logits.begin(), logits.end());
+  const size_t count = logits.size();
+  for (size_t w = 0; w < allowed.size() && w * 64 < count; ++w) {
+    if (allowed[w] == ~uint64_t{0}) continue;
+    for (size_t i = w * 64; i < std::min(count, w * 64 + 64); ++i)
+      if ((allowed[w] >> (i % 64) & 1) == 0) changed[i] = kNever;
   }
-  const int32_t best = largest(logits);
-  if (best < 0) return;
-  const double top = logits[static_cast<size_t>(best)];
+  if (changes) apply_bias_and_penalties(changed);
+  return changed;
+}
+
+bool Sampler::lists_best() const { return params_.top_k > 0 && params_.top_k <= kMostListed; }
+
+// scratch.candidates: what top-k keeps, best first, with logits as `probability`.
+void Sampler::list(std::span<const float> row, SamplerScratch& scratch) const {
+  scratch.scan.list_best(row, params_.top_k, scratch.best);
+  scratch.candidates.clear();
+  for (const Scored& x : scratch.best) scratch.candidates.push_back({x.id, x.logit});
+}
+
+// What truncations keep of a row whose largest logit is `top`.
+Cut Sampler::cut_of(std::span<const float> row, float top, RowScan& scan) const {
+  Cut cut;
+  if (params_.top_k > 0) cut = scan.best(row, params_.top_k);
+  if (params_.top_p < 1) cut = scan.heaviest(row, cut, top, params_.temperature, params_.top_p);
+  if (params_.min_p > 0) {
+    const double least = least_logit(params_, top);
+    auto value = static_cast<float>(least);
+    if (value < least) value = std::nextafter(value, std::numeric_limits<float>::infinity());
+    cut = tighter(cut, {value, std::numeric_limits<int32_t>::max()});
+  }
+  return cut;
+}
+
+void Sampler::distribution(std::span<const float> logits, SamplerScratch& scratch) const {
+  auto& c = scratch.candidates;
+  c.clear();
+  const std::span<const float> row = row_of(logits, {}, scratch.row);
+  const int32_t largest = largest_of_row(row);
+  if (largest < 0) return;
+  const float top = row[static_cast<size_t>(largest)];
   if (params_.temperature == 0 || !std::isfinite(top)) {
-    scratch.candidates.push_back({best, 1.0});
+    c.push_back({largest, 1.0});
     return;
   }
-  collect(logits, scratch.candidates);
-  soften(scratch.candidates, top);
-}
-
-// From logits to the weights that are drawn from; the largest is 1.
-void Sampler::soften(std::vector<Candidate>& c, double top) const {
-  for (Candidate& x : c)
-    x.probability = std::exp((x.probability - top) / static_cast<double>(params_.temperature));
-  truncate(c);
+  if (lists_best()) {
+    list(row, scratch);
+    truncate(c);
+  } else {
+    const Cut cut = cut_of(row, top, scratch.scan);
+    c.push_back({largest, top});
+    for (int32_t id = 0; id < std::ssize(row); ++id)
+      if (const float logit = row[static_cast<size_t>(id)]; id != largest && cut.keeps(logit, id))
+        c.push_back({id, logit});
+    soften(c);
+  }
+  double total = 0;
+  for (const Candidate& x : c) total += x.probability;
+  for (Candidate& x : c) x.probability /= total;
 }
 
 std::optional<int32_t> Sampler::next(const Scores& scores, std::span<const uint64_t> allowed,
                                      SamplerScratch& scratch) const {
   if (!scores.whole()) return next_of_best(scores, allowed, scratch.candidates);
-  if (allowed.empty()) return next_of_row(scores.values, scratch);
-  scratch.masked.resize(scores.values.size());
-  for (size_t id = 0; id < scores.values.size(); ++id)
-    scratch.masked[id] = (allowed[id / 64] >> (id % 64) & 1) != 0 ? scores.values[id] : kNever;
-  return next_of_row(scratch.masked, scratch);
+  const std::span<const float> row = row_of(scores.values, allowed, scratch.row);
+  const int32_t largest = largest_of_row(row);
+  if (largest < 0 || params_.temperature == 0) return largest;
+  const float top = row[static_cast<size_t>(largest)];
+  if (!std::isfinite(top)) return largest;
+  if (lists_best()) {
+    list(row, scratch);
+    truncate(scratch.candidates);
+    return draw(scratch.candidates);
+  }
+  const Cut cut = cut_of(row, top, scratch.scan);
+  return draw_of_row(row, cut, params_.temperature, largest, params_.seed, position_);
 }
 
 std::optional<int32_t> Sampler::next_of_best(const Scores& top, std::span<const uint64_t> allowed,
                                              std::vector<Candidate>& c) const {
-  const auto best = static_cast<int32_t>(top.ids.size());
-  const int32_t wanted = params_.temperature == 0 ? 1 : params_.top_k;
-  if (wanted <= 0 || wanted > best || raises_logits_) return std::nullopt;
+  if (raises_logits_) return std::nullopt;
   if (!(top.values[0] > kNever)) return -1;
   const bool changes = changes_logits();
+  const auto limit = static_cast<size_t>(params_.temperature == 0 ? 1 : std::max(params_.top_k, 0));
   c.clear();
-  for (int32_t i = 0; i < best; ++i) {
+  for (size_t i = 0; i < top.ids.size(); ++i) {
     const auto id = static_cast<size_t>(top.ids[i]);
     if (!allowed.empty() && (allowed[id / 64] >> (id % 64) & 1) == 0) continue;
     const float logit = changes ? penalized(top.values[i], top.ids[i]) : top.values[i];
     if (logit > kNever) c.push_back({top.ids[i], logit});
-    if (!changes && std::ssize(c) == wanted) break;
+    if (!changes && c.size() == limit) break;
   }
   if (changes) std::sort(c.begin(), c.end(), better);
-  if (changes || !allowed.empty()) {
-    const float worst = top.values.back();  // of the others none is above
-    if (worst > kNever && (std::ssize(c) < wanted || !(c[wanted - 1].probability > worst)))
-      return std::nullopt;
-    if (c.empty()) return -1;
+  const float worst = top.values.back();  // of the others none is above
+  size_t sure = c.size();                 // of c, that the others are behind
+  if (worst > kNever && (changes || !allowed.empty()))
+    while (sure > 0 && !(c[sure - 1].probability > worst)) --sure;
+  if (c.empty() && !(worst > kNever)) return -1;
+  if (sure == 0) return std::nullopt;
+  if (params_.temperature == 0 || !std::isfinite(c[0].probability)) return c[0].id;
+  if (limit > 0 && (sure >= limit || !(worst > kNever))) {
+    c.resize(std::min(c.size(), limit));
+    truncate(c);
+  } else if (!cut_best(top, sure, !changes && allowed.empty() && limit == 0, c)) {
+    return std::nullopt;
   }
-  if (std::ssize(c) > wanted) c.resize(static_cast<size_t>(wanted));
-  const Candidate first = c[0];
-  if (params_.temperature == 0 || !std::isfinite(first.probability)) return first.id;
-  soften(c, first.probability);
   return draw(c);
-}
-
-// The top_k candidates (all without top-k), with their logits as `probability` for now.
-void Sampler::collect(std::span<const float> logits, std::vector<Candidate>& c) const {
-  const size_t limit = params_.top_k > 0 ? static_cast<size_t>(params_.top_k) : logits.size();
-  size_t i = 0;
-  for (; i < logits.size() && c.size() < limit; ++i)
-    if (logits[i] > kNever) c.push_back({static_cast<int32_t>(i), logits[i]});
-  if (i == logits.size()) return;
-  // Later ids must beat the worst kept one: a heap with the worst on top. One comparison for nearly all of
-  // them.
-  std::make_heap(c.begin(), c.end(), better);
-  for (; i < logits.size(); ++i) {
-    if (!(logits[i] > c.front().probability)) continue;
-    std::pop_heap(c.begin(), c.end(), better);
-    c.back() = {static_cast<int32_t>(i), logits[i]};
-    std::push_heap(c.begin(), c.end(), better);
-  }
-  std::sort(c.begin(), c.end(), better);
-}
-
-void Sampler::truncate(std::vector<Candidate>& c) const {
-  if (params_.top_p < 1) {
-    // The smallest set of most probable tokens that reaches top_p: sorted only as far as it is needed.
-    double total = 0;
-    for (const Candidate& x : c) total += x.probability;
-    const double wanted = params_.top_p * total;
-    double sum = 0;
-    size_t kept = 0;
-    size_t sorted = 0;
-    while (kept < c.size() && (kept == 0 || sum < wanted)) {
-      if (kept == sorted) {
-        sorted = std::min(c.size(), std::max<size_t>(64, sorted * 8));
-        std::partial_sort(c.begin() + static_cast<std::ptrdiff_t>(kept),
-                          c.begin() + static_cast<std::ptrdiff_t>(sorted), c.end(), better);
-      }
-      sum += c[kept++].probability;
-    }
-    c.resize(kept);
-  }
-  if (params_.min_p > 0) {
-    double top = 0;
-    for (const Candidate& x : c) top = std::max(top, x.probability);
-    std::erase_if(c, [&](const Candidate& x) { return x.probability < params_.min_p * top; });
-  }
-}
-
-int32_t Sampler::next_of_row(std::span<const float> logits, SamplerScratch& scratch) const {
-  if (params_.temperature == 0 && !changes_logits()) return largest(logits);
-  weigh_row(logits, scratch);
-  const auto& c = scratch.candidates;
-  if (c.empty()) return -1;
-  if (params_.temperature == 0) return c[0].id;
-  return draw(c);
-}
-
-// The largest log p + Gumbel noise, as the largest p / e: e = -log u is exponential and at least 1 - u, which
-// spares nearly all of a long list the logarithm. Ties to the lowest id, so the order of `c` does not matter.
-int32_t Sampler::draw(std::span<const Candidate> c) const {
-  TokenNoise noise(params_.seed, position_);
-  int32_t winner = c[0].id;
-  double largest = 0;
-  for (const Candidate& x : c) {
-    const double u = noise.uniform(x.id);
-    if (x.probability < largest * (1 - u)) continue;
-    const double score = x.probability / -std::log(u);
-    if (score < largest || (score == largest && x.id > winner)) continue;
-    largest = score;
-    winner = x.id;
-  }
-  return winner;
 }
 
 namespace {
 
-float log_probability_of_row(std::span<const float> logits, int32_t id) {
-  const int32_t best = largest(logits);
-  if (best < 0) return std::numeric_limits<float>::quiet_NaN();
-  const double top = logits[static_cast<size_t>(best)];
+// How many of `weights` reach `wanted`: more than there are where they do not.
+size_t reaching(std::span<const Candidate> c, double wanted) {
   double sum = 0;
-  for (const float x : logits) sum += std::exp(x - top);
-  return static_cast<float>(logits[static_cast<size_t>(id)] - top - std::log(sum));
-}
-
-std::vector<std::pair<int32_t, float>> top_of_row(std::span<const float> logits, int32_t count) {
-  std::vector<int32_t> ids(logits.size());
-  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i);
-  const auto kept = std::min(ids.size(), static_cast<size_t>(std::max(count, 0)));
-  std::partial_sort(
-      ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(kept), ids.end(),
-      [&](int32_t a, int32_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; });
-  std::vector<std::pair<int32_t, float>> out;
-  if (kept == 0) return out;
-  const double top = logits[static_cast<size_t>(ids[0])];
-  double sum = 0;
-  for (const float x : logits) sum += std::exp(x - top);
-  for (size_t i = 0; i < kept; ++i)
-    out.emplace_back(ids[i], static_cast<float>(logits[static_cast<size_t>(ids[i])] - top - std::log(sum)));
-  return out;
+  for (size_t n = 0; n < c.size(); ++n) {
+    sum += c[n].probability;
+    if (sum >= wanted) return n + 1;
+  }
+  return c.size() + 1;
 }
 
 }  // namespace
 
-float log_probability(const Scores& scores, int32_t id) {
-  if (scores.whole()) return log_probability_of_row(scores.values, id);
+// Truncates c, the best of a row, where what is kept ends among the first `sure`, whatever the tokens weigh
+// that are not among them. False: it is not known where.
+bool Sampler::cut_best(const Scores& best, size_t sure, bool all_as_in_row, std::vector<Candidate>& c) const {
+  // A device's sums are as exact, and those of whole rows.
+  constexpr double kSlack = 2e-5;
+  const double temperature = params_.temperature;
+  const double top = c[0].probability;
+  const double worst = best.values.back();
+  const bool complete = !(worst > kNever);
+  // What the others weigh at temperature 1: those that penalties and masks leave as they are.
+  const double whole = std::exp(best.log_sum - top);
+  double others = whole;
+  for (const float x : best.values) others -= std::exp(x - top);
+  others = complete ? 0 : std::max(others, 0.0);
+
+  const size_t probable = probable_enough(c);
+  soften(c);
+  size_t shortest = c.size() + 1, longest = shortest;
+  if (params_.top_p < 1) {
+    double known = 0, sure_known = 0;
+    for (size_t i = 0; i < c.size(); ++i) {
+      known += c[i].probability;
+      if (i < sure) sure_known += c[i].probability;
+    }
+    const bool as_weighed = temperature == 1 && all_as_in_row && !complete;
+    const double slack = kSlack * (complete ? known : whole);
+    const double least =
+        as_weighed ? known + others - slack : (params_.top_k > 0 ? sure_known : known) - kSlack * known;
+    // None of them is above the worst, so a power of them that is not below 1 weighs most there.
+    double most = known + slack;
+    if (!complete)
+      most = temperature > 1 ? std::numeric_limits<double>::infinity()
+                             : most + others * std::exp((worst - top) * (1 / temperature - 1));
+    const std::span<const Candidate> first = std::span(c).first(sure);
+    shortest = reaching(first, params_.top_p * least);
+    longest =
+        most <= std::numeric_limits<double>::max() ? reaching(first, params_.top_p * most) : c.size() + 1;
+    if (shortest > sure) shortest = longest = c.size() + 1;
+    if (longest > sure) longest = c.size() + 1;
+  }
+  if (probable < sure || complete) {
+    shortest = std::min(shortest, probable);
+    longest = std::min(longest, probable);
+  }
+  if (shortest != longest || shortest > c.size()) return false;
+  c.resize(std::max<size_t>(shortest, 1));
+  return true;
+}
+
+// How many of c, best first, with logits as `probability`, min-p keeps.
+size_t Sampler::probable_enough(std::span<const Candidate> c) const {
+  if (!(params_.min_p > 0)) return c.size();
+  const double least = least_logit(params_, c[0].probability);
+  size_t n = 1;
+  while (n < c.size() && c[n].probability >= least) ++n;
+  return n;
+}
+
+// From logits, the largest first, to the weights that are drawn from; the largest is 1.
+void Sampler::soften(std::vector<Candidate>& c) const {
+  const double top = c[0].probability;
+  for (Candidate& x : c)
+    x.probability = std::exp((x.probability - top) / static_cast<double>(params_.temperature));
+}
+
+// What top-p and min-p keep of c, all that top-k has left, best first; from logits to weights.
+void Sampler::truncate(std::vector<Candidate>& c) const {
+  size_t kept = probable_enough(c);
+  soften(c);
+  if (params_.top_p < 1) {
+    double total = 0;
+    for (const Candidate& x : c) total += x.probability;
+    kept = std::min(kept, reaching(c, params_.top_p * total));
+  }
+  c.resize(std::max<size_t>(kept, 1));
+}
+
+int32_t Sampler::draw(std::span<const Candidate> c) const {
+  Draw draw(params_.seed, position_);
+  for (const Candidate& x : c) draw.add(x.id, x.probability);
+  return draw.winner();
+}
+
+double log_sum(const Scores& scores) {
+  return scores.whole() ? log_sum_of_row(scores.values, largest_of_row(scores.values)) : scores.log_sum;
+}
+
+float log_probability(const Scores& scores, double log_sum, int32_t id) {
+  if (scores.whole()) return static_cast<float>(scores.values[static_cast<size_t>(id)] - log_sum);
   for (size_t i = 0; i < scores.ids.size(); ++i)
-    if (scores.ids[i] == id) return scores.values[i] - scores.log_sum;
+    if (scores.ids[i] == id) return static_cast<float>(scores.values[i] - log_sum);
   return std::numeric_limits<float>::quiet_NaN();
 }
 
-std::vector<std::pair<int32_t, float>> top_log_probabilities(const Scores& scores, int32_t count) {
-  if (scores.whole()) return top_of_row(scores.values, count);
-  std::vector<std::pair<int32_t, float>> out;
+void top_log_probabilities(const Scores& scores, double log_sum, int32_t count, SamplerScratch& scratch,
+                           std::vector<std::pair<int32_t, float>>& out) {
+  out.clear();
+  if (scores.whole()) {
+    scratch.scan.list_best(scores.values, count, scratch.best);
+    for (const Scored& x : scratch.best) out.emplace_back(x.id, static_cast<float>(x.logit - log_sum));
+    return;
+  }
   for (size_t i = 0; i < std::min(scores.ids.size(), static_cast<size_t>(std::max(count, 0))); ++i)
-    out.emplace_back(scores.ids[i], scores.values[i] - scores.log_sum);
-  return out;
+    out.emplace_back(scores.ids[i], static_cast<float>(scores.values[i] - log_sum));
 }
 
 }  // namespace braid

@@ -6,10 +6,11 @@
 // What is drawn is the token with the largest log p + noise among those that the truncations keep (Gumbel
 // noise, noise.h). The noise depends on seed, position and token alone: the same seed and logits give the
 // same token at a position, whatever was tried before, and a mask that takes others away does not change it.
-// Probabilities are computed in double.
+// What a whole row keeps is found in one defined way (row_scan.h), what is left of it by top-k in double.
 //
 // A Sampler belongs to one sequence and knows its history: next() proposes, accept() makes a token part of
-// the history. Scratch memory may be shared between samplers of one thread.
+// the history. Scratch memory may be shared between samplers of one thread. Samplers of several sequences may
+// be asked on several threads at once.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +21,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "engine/request/row_scan.h"
 
 namespace braid {
 
@@ -63,10 +65,15 @@ struct Scores {
   bool whole() const { return ids.empty(); }
 };
 
+// What next() and top_log_probabilities() work in. reserve(): nothing is allocated for rows of that size, unless
+// for more than a thousand of the best.
 struct SamplerScratch {
-  std::vector<float> logits;  // a row with biases and penalties
-  std::vector<float> masked;  // a row without what is not allowed
+  void reserve(int64_t vocabulary);
+
+  std::vector<float> row;  // without what is not allowed, with biases and penalties
+  std::vector<Scored> best;
   std::vector<Candidate> candidates;
+  RowScan scan;
 };
 
 class Sampler {
@@ -77,7 +84,8 @@ class Sampler {
   // The next token among those allowed (bit id % 64 of word id / 64; empty: all). -1 when none has a logit
   // that is a number. None: the best of the row do not decide it, ask again with the whole row. Where they
   // decide, the result is that of the whole row: penalties and masks only take logits down, so nothing that
-  // is not among the best passes the worst of them. The same until accept(), however often it is asked.
+  // is not among the best passes the worst of them, and what the others weigh together is bounded by the
+  // row's log_sum. The same until accept(), however often it is asked.
   std::optional<int32_t> next(const Scores& scores, std::span<const uint64_t> allowed,
                               SamplerScratch& scratch) const;
 
@@ -95,13 +103,17 @@ class Sampler {
   const float* bias_of(int32_t id) const;  // null: none
   float penalized(float logit, int32_t id) const;
   void apply_bias_and_penalties(std::span<float> logits) const;
-  int32_t next_of_row(std::span<const float> logits, SamplerScratch& scratch) const;
+  std::span<const float> row_of(std::span<const float> logits, std::span<const uint64_t> allowed,
+                                std::vector<float>& changed) const;
+  bool lists_best() const;
+  Cut cut_of(std::span<const float> row, float top, RowScan& scan) const;
+  void list(std::span<const float> row, SamplerScratch& scratch) const;
   std::optional<int32_t> next_of_best(const Scores& best, std::span<const uint64_t> allowed,
                                       std::vector<Candidate>& c) const;
-  void collect(std::span<const float> logits, std::vector<Candidate>& c) const;
+  bool cut_best(const Scores& best, size_t sure, bool all_as_in_row, std::vector<Candidate>& c) const;
+  size_t probable_enough(std::span<const Candidate> c) const;
+  void soften(std::vector<Candidate>& c) const;
   void truncate(std::vector<Candidate>& c) const;
-  void soften(std::vector<Candidate>& c, double top) const;
-  void weigh_row(std::span<const float> logits, SamplerScratch& scratch) const;
   int32_t draw(std::span<const Candidate> c) const;
 
   SamplingParams params_;                           // its biases merged
@@ -112,10 +124,17 @@ class Sampler {
   std::unordered_map<int32_t, int32_t> generated_;  // id -> occurrences in the answer
 };
 
+// log of the sum of exp over the row. No number where the row has none.
+double log_sum(const Scores& scores);
 // log softmax of a token's logit; of the best of a row, `id` must be among them.
-float log_probability(const Scores& scores, int32_t id);
-// The `count` most probable ids with their log probabilities, best first (ties: lowest id); of the best of a
-// row, at most as many as they are.
-std::vector<std::pair<int32_t, float>> top_log_probabilities(const Scores& scores, int32_t count);
+// `log_sum`: log_sum(scores).
+float log_probability(const Scores& scores, double log_sum, int32_t id);
+inline float log_probability(const Scores& scores, int32_t id) {
+  return log_probability(scores, log_sum(scores), id);
+}
+// out = the `count` most probable ids with their log probabilities, best first (ties: lowest id); of the best
+// of a row, at most as many as they are.
+void top_log_probabilities(const Scores& scores, double log_sum, int32_t count, SamplerScratch& scratch,
+                           std::vector<std::pair<int32_t, float>>& out);
 
 }  // namespace braid

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/check.h"
 
@@ -10,6 +11,7 @@ namespace braid {
 namespace {
 
 constexpr int32_t kBestLogits = 64;  // of a row, found by the device: enough for nearly every sampler
+constexpr int32_t kRowsOnHost = 8;   // whole rows at once
 constexpr uint64_t kLogitsBytes = uint64_t{16} << 20;  // rows scored at once; a few rows are always possible
 // Rows of long drafts that are computed at once: their products take longer than it takes to read the matrix.
 constexpr int32_t kFewAtOnce = 8;
@@ -58,7 +60,8 @@ Status StepOutputs::allocate_best() {
   BRAID_ASSIGN(best_memory_, device_->allocate(bytes, "best logits"));
   BRAID_ASSIGN(best_on_host_, device_->allocate_host(bytes, "best logits"));
   const auto row_numbers = static_cast<size_t>(std::max(logits_.cols, model_->config().width));
-  BRAID_ASSIGN(row_on_host_, device_->allocate_host(row_numbers * sizeof(float), "logits"));
+  BRAID_ASSIGN(rows_on_host_, device_->allocate_host(kRowsOnHost * row_numbers * sizeof(float), "logits"));
+  fetched_.reserve(kRowsOnHost);
   auto* base = static_cast<float*>(best_memory_.data());
   best_values_ = Tensor{base, DType::f32, rows, best_count_, best_count_};
   best_ids_ = Tensor{base + values, DType::i32, rows, best_count_, best_count_};
@@ -69,7 +72,7 @@ Status StepOutputs::allocate_best() {
 void StepOutputs::begin(const StepPlan& plan, int32_t outputs) {
   outputs_ = outputs;
   logits_count_ = 0;
-  row_fetched_ = -1;
+  release_wanted();
   few_at_once_ = device_->computes_in_host_memory() &&
                  std::any_of(plan.items.begin(), plan.items.end(),
                              [](const StepItem& item) { return std::ssize(item.drafts) >= kFewAtOnce; });
@@ -101,9 +104,13 @@ std::optional<Scores> StepOutputs::best_of(int32_t output) const {
   return top;
 }
 
+bool StepOutputs::holds(int32_t first, int32_t count) const {
+  return first >= logits_first_ && first + count <= logits_first_ + logits_count_;
+}
+
 void StepOutputs::compute(int32_t output, int32_t together) {
   BRAID_CHECK(together <= logits_.rows && output + together <= outputs_);
-  if (output >= logits_first_ && output + together <= logits_first_ + logits_count_) return;
+  if (holds(output, together)) return;
   const int32_t most = few_at_once_ ? std::min(most_rows(), kFewAtOnce) : most_rows();
   logits_first_ = output;
   logits_count_ = std::min(most, outputs_ - output);
@@ -111,32 +118,61 @@ void StepOutputs::compute(int32_t output, int32_t together) {
   device_->synchronize();
 }
 
-void StepOutputs::expect(int32_t first, int32_t count) {
-  if (!few_at_once_) compute(first, count);
+bool StepOutputs::want(int32_t output, int32_t first, int32_t count) {
+  const bool on_host = rows_on_host_.data() == nullptr;
+  if (on_host && wanted_ && !holds(output, 1)) return false;
+  if (!on_host && std::ssize(fetched_) == kRowsOnHost) return false;
+  if (!holds(output, 1) && !few_at_once_) compute(first, count);
+  compute(output, 1);
+  wanted_ = true;
+  if (on_host) return true;
+  const size_t bytes = static_cast<size_t>(logits_.cols) * sizeof(float);
+  auto* to = static_cast<std::byte*>(rows_on_host_.data()) + fetched_.size() * bytes;
+  device_->to_host(
+      to, static_cast<const float*>(logits_.data) + int64_t{output - logits_first_} * logits_.stride, bytes);
+  fetched_.push_back(output);
+  fetching_ = true;
+  return true;
+}
+
+void StepOutputs::wait_wanted() {
+  if (std::exchange(fetching_, false)) device_->synchronize();
+}
+
+std::span<const float> StepOutputs::wanted(int32_t output) const {
+  const auto width = static_cast<size_t>(logits_.cols);
+  if (rows_on_host_.data() == nullptr) {
+    BRAID_CHECK(holds(output, 1));
+    return {static_cast<const float*>(logits_.data) + int64_t{output - logits_first_} * logits_.stride,
+            width};
+  }
+  const auto at = std::find(fetched_.begin(), fetched_.end(), output) - fetched_.begin();
+  BRAID_CHECK(at < std::ssize(fetched_) && !fetching_);
+  return {static_cast<const float*>(rows_on_host_.data()) + static_cast<size_t>(at) * width, width};
+}
+
+void StepOutputs::release_wanted() {
+  wait_wanted();  // nothing writes there any more
+  wanted_ = false;
+  fetched_.clear();
 }
 
 std::span<const float> StepOutputs::row(int32_t output) {
-  compute(output, 1);
-  const auto width = static_cast<size_t>(logits_.cols);
-  float* row = static_cast<float*>(logits_.data) + int64_t{output - logits_first_} * logits_.stride;
-  if (row_on_host_.data() == nullptr) return {row, width};
-  if (row_fetched_ != output) {
-    device_->to_host(row_on_host_.data(), row, width * sizeof(float));
-    device_->synchronize();
-    row_fetched_ = output;
-  }
-  return {static_cast<const float*>(row_on_host_.data()), width};
+  release_wanted();
+  want(output, output, 1);
+  wait_wanted();
+  return wanted(output);
 }
 
 bool StepOutputs::is_sound(int32_t output) {
   if (const auto best = best_of(output)) return std::isfinite(best->values[0]);
   const Tensor row = model_->output_hidden().middle(output, 1);
   const void* values = row.data;
-  if (row_on_host_.data() != nullptr) {
-    device_->to_host(row_on_host_.data(), row.data, static_cast<size_t>(row.cols) * size_bytes(row.type));
+  if (rows_on_host_.data() != nullptr) {
+    release_wanted();
+    device_->to_host(rows_on_host_.data(), row.data, static_cast<size_t>(row.cols) * size_bytes(row.type));
     device_->synchronize();
-    row_fetched_ = -1;
-    values = row_on_host_.data();
+    values = rows_on_host_.data();
   }
   return all_finite(values, row.type, row.cols);
 }

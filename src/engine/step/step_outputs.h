@@ -1,13 +1,14 @@
 // step_outputs.h -- what a step leaves to judge: logits of its output rows, and the best of each.
 //
 // Logits are computed where somebody wants them, at most rows() of them at a time. A device with memory of
-// its own finds the best of every row and sends those; whole rows come to the host one by one, when the best
+// its own finds the best of every row and sends those; whole rows come to the host, a few at once, when the best
 // do not decide. In host memory rows of long drafts are computed a few at a time: nobody reads those behind
 // the first wrong one. Engine thread only; allocate() once, then nothing is allocated.
 #pragma once
 
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "base/result.h"
 #include "engine/request/sampler.h"
@@ -44,10 +45,15 @@ class StepOutputs {
   // The best of an output row, if the device has found them.
   std::optional<Scores> best_of(int32_t output) const;
   int32_t best_count() const { return best_count_; }
-  // Of `count` rows from `first` on some will be asked for: drafts. Where rows are not computed a few at a
-  // time, these are computed together.
-  void expect(int32_t first, int32_t count);
-  // Logits of an output row. Valid until the next call.
+  // Whole rows of logits, several at once. want(): brings an output's, beside those wanted before; some of
+  // `count` rows from `first` on, its sequence's, may be wanted next, and are computed together where rows are
+  // not computed a few at a time. False: there is no room. wanted(): one of them, after wait_wanted().
+  // Valid until release_wanted(), row() or is_sound(); then there is room for one at least.
+  bool want(int32_t output, int32_t first, int32_t count);
+  void wait_wanted();
+  std::span<const float> wanted(int32_t output) const;
+  void release_wanted();
+  // The logits of one output row. Valid until the next call of anything here.
   std::span<const float> row(int32_t output);
   // Whether the logits of this row are numbers: as the device found them, or from the hidden row they are
   // made of.
@@ -55,6 +61,7 @@ class StepOutputs {
 
  private:
   Status allocate_best();
+  bool holds(int32_t first, int32_t count) const;
   void compute(int32_t output, int32_t together);
 
   Device* device_ = nullptr;
@@ -66,14 +73,17 @@ class StepOutputs {
   int32_t logits_count_ = 0;
   bool few_at_once_ = false;  // this step's rows
 
-  // Where the host cannot read the device's memory: the best logits of each row, and one whole row.
+  bool wanted_ = false;  // rows of these
+
+  // Where the host cannot read the device's memory: the best logits of each row, and a few whole rows.
   Buffer best_memory_;
   Tensor best_values_, best_ids_, best_sums_;  // [rows, best], [.., best] i32, [.., 1]
   int32_t best_count_ = 0;
   int32_t best_rows_ = 0;  // that best_on_host_ holds for the current step
   Buffer best_on_host_;
-  Buffer row_on_host_;        // of logits, or of what they are made of
-  int32_t row_fetched_ = -1;  // output row in row_on_host_
+  Buffer rows_on_host_;           // of logits, or of what they are made of
+  std::vector<int32_t> fetched_;  // output rows in rows_on_host_
+  bool fetching_ = false;
 };
 
 }  // namespace braid

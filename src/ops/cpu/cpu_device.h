@@ -20,6 +20,7 @@ class CpuDevice final : public Device {
   std::string description() const override;
   std::string numerics() const override;
   int threads() const override { return pool_->size(); }
+  ThreadPool* pool() override { return pool_.get(); }
   Result<Buffer> allocate(size_t size_bytes, const char* label) override;
   Status load_weights(std::span<Weight* const> weights, const WeightDone& done) override;
   void copy_rows(const Weight& to, const Weight& from, std::span<const int32_t> rows) override;

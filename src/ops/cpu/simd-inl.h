@@ -3,6 +3,7 @@
 // Sums over a row use 16 lanes on every target: lane l adds the elements l, l + 16, ... in order, then lanes
 // fold 8, 4, 2, 1. So a row's sum has the same bytes on AVX2, AVX-512 and NEON.
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -100,6 +101,28 @@ HWY_INLINE Floats exp_inside(Floats x) {
 
 // e^x for x <= 0; 0 below -87.3 (and for -inf).
 HWY_INLINE Floats exp_negative(Floats x) { return hn::IfThenElseZero(hn::Ge(x, set(-87.3f)), exp_inside(x)); }
+
+// sum e^(row[i] - most), most the largest: 16 lanes by shares of 1024, the shares in double. No number where
+// one of the row is none.
+HWY_INLINE double sum_exp(const float* row, int64_t count, float most) {
+  constexpr int64_t kShare = 1024;
+  double whole = 0;
+  for (int64_t begin = 0; begin < count; begin += kShare) {
+    const int64_t end = begin + kShare < count ? begin + kShare : count;
+    Floats sum[kSumVectors];
+    for (int64_t j = 0; j < kSumVectors; j++) sum[j] = hn::Zero(FloatTag());
+    int64_t i = begin;
+    for (; i + kSumLanes <= end; i += kSumLanes) {
+      for (int64_t j = 0; j < kSumVectors; j++) {
+        const Floats x = hn::Sub(load(row + i + j * kLanes), set(most));
+        sum[j] = hn::Add(sum[j], hn::IfThenZeroElse(hn::Lt(x, set(-87.3f)), exp_inside(x)));
+      }
+    }
+    whole += static_cast<double>(fold_sum(sum));
+    for (; i < end; i++) whole += std::exp(static_cast<double>(row[i]) - static_cast<double>(most));
+  }
+  return whole;
+}
 
 // 1 + e^-x, for x of any size: a quotient by it is off by less than 1e-38.
 HWY_INLINE Floats sigmoid_divisor(Floats x) {

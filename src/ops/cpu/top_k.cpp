@@ -2,7 +2,7 @@
 //
 // One pass keeps a short sorted list. Almost every logit fails the comparison with its last entry, so a share
 // of the row is compared at once, and only a share with a larger one is looked at one by one. The second pass
-// adds what e^x is of the distance to the largest, 16 lanes by shares of 1024, the shares in double.
+// adds what e^x is of the distance to the largest.
 
 // The order of these lines matters.
 // clang-format off
@@ -25,7 +25,6 @@ namespace HWY_NAMESPACE {
 namespace {
 
 constexpr int64_t kCompared = 64;  // logits compared at once
-constexpr int64_t kShare = 1024;   // logits whose sum stays in f32
 
 // Is one of kCompared numbers above `least`? What is no number is not.
 HWY_INLINE bool any_above(const float* x, float least) {
@@ -52,24 +51,8 @@ void best_of_row(const float* row, int64_t count, float* best, int32_t* id, int6
   }
 }
 
-// e^x for x <= 0, and no number for what is none.
-HWY_INLINE Floats exp_share(Floats x) { return hn::IfThenZeroElse(hn::Lt(x, set(-87.3f)), exp_inside(x)); }
-
-float log_sum_of_row(const float* row, int64_t count, float most) {
-  double whole = 0;
-  for (int64_t begin = 0; begin < count; begin += kShare) {
-    const int64_t end = std::min(begin + kShare, count);
-    Floats sum[kSumVectors];
-    for (int64_t j = 0; j < kSumVectors; j++) sum[j] = hn::Zero(FloatTag());
-    int64_t i = begin;
-    for (; i + kSumLanes <= end; i += kSumLanes) {
-      for (int64_t j = 0; j < kSumVectors; j++)
-        sum[j] = hn::Add(sum[j], exp_share(hn::Sub(load(row + i + j * kLanes), set(most))));
-    }
-    whole += static_cast<double>(fold_sum(sum));
-    for (; i < end; i++) whole += std::exp(static_cast<double>(row[i]) - static_cast<double>(most));
-  }
-  return static_cast<float>(most + std::log(whole));
+float log_sum_of(const float* row, int64_t count, float most) {
+  return static_cast<float>(most + std::log(sum_exp(row, count, most)));
 }
 
 }  // namespace
@@ -81,7 +64,7 @@ HWY_AFTER_NAMESPACE();
 namespace braid {
 namespace {
 HWY_EXPORT(best_of_row);
-HWY_EXPORT(log_sum_of_row);
+HWY_EXPORT(log_sum_of);
 }  // namespace
 
 void CpuOps::top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits, const int32_t* token_of) {
@@ -89,7 +72,7 @@ void CpuOps::top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits, con
   BRAID_CHECK(k > 0 && k <= kMostTopK && k <= logits.cols && ids.cols == k && ids.type == DType::i32);
   BRAID_CHECK(values.rows >= logits.rows && ids.rows >= logits.rows && log_sum.rows >= logits.rows);
   const auto best_of = &HWY_DYNAMIC_DISPATCH(best_of_row);
-  const auto log_sum_of = &HWY_DYNAMIC_DISPATCH(log_sum_of_row);
+  const auto log_sum_of_row = &HWY_DYNAMIC_DISPATCH(log_sum_of);
   split(logits.rows, 0.3 * static_cast<double>(logits.cols), [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) {
       float* best = values.f32(t);
@@ -97,7 +80,7 @@ void CpuOps::top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits, con
       best_of(logits.f32(t), logits.cols, best, id, k);
       if (token_of != nullptr)
         for (int64_t j = 0; j < k; ++j) id[j] = token_of[id[j]];
-      *log_sum.f32(t) = log_sum_of(logits.f32(t), logits.cols, best[0]);
+      *log_sum.f32(t) = log_sum_of_row(logits.f32(t), logits.cols, best[0]);
     }
   });
 }

@@ -298,12 +298,15 @@ EchoedPrompt echo_of(const PromptInput& input, const Tokenizer& tokenizer, Reque
   if (request.top_logprobs < 0) return out;
   const auto scores = std::make_shared<std::vector<TokenEvent>>();
   scores->push_back({request.prompt[0], std::numeric_limits<float>::quiet_NaN(), {}});
-  request.score = [scores, prompt = request.prompt, top = request.top_logprobs](
-                      int32_t position, std::span<const float> logits) {
+  request.score = [scores, prompt = request.prompt, top = request.top_logprobs, scratch = SamplerScratch()](
+                      int32_t position, std::span<const float> logits) mutable {
     const size_t next = static_cast<size_t>(position) + 1;
     if (next >= prompt.size()) return;
-    scores->push_back(
-        {prompt[next], log_probability(logits, prompt[next]), top_log_probabilities(logits, top)});
+    TokenEvent& event = scores->emplace_back();
+    event.id = prompt[next];
+    const double sum = log_sum(logits);
+    event.logprob = log_probability(logits, sum, event.id);
+    top_log_probabilities(logits, sum, top, scratch, event.top);
   };
   out.scores = scores;
   return out;
