@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "engine/disk/disk_format.h"
+#include "engine/disk/disk_store.h"
 #include "engine/engine.h"
 #include "engine/service.h"
 #include "engine/tests/engine_devices_test.h"
@@ -35,7 +36,8 @@ struct Folder {
   ~Folder() { fs::remove_all(path); }
   std::vector<fs::path> files() const {
     std::vector<fs::path> out;
-    for (const auto& entry : fs::directory_iterator(path)) out.push_back(entry.path());
+    for (const auto& entry : fs::directory_iterator(path))
+      if (entry.path().string().ends_with(kDiskSuffix)) out.push_back(entry.path());
     return out;
   }
   std::string path;
