@@ -17,6 +17,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -164,11 +165,13 @@ int main(int argc, char** argv) {
     ::malloc_trim(0);
     const size_t before = ::mallinfo2().uordblks + ::mallinfo2().hblkhd;
     auto begin = Clock::now();
+    const std::clock_t cpu = std::clock();
     Tier t(directory, UINT64_MAX / 2);
     const double start = ms_since(begin);
+    const double start_cpu = 1000.0 * static_cast<double>(std::clock() - cpu) / CLOCKS_PER_SEC;
     const size_t after = ::mallinfo2().uordblks + ::mallinfo2().hblkhd;
     const size_t staging = t.write.size() + t.read.size();
-    fmt::print("{:<16} {:8.1f} ms, {:.1f} bytes a block\n", what, start,
+    fmt::print("{:<16} {:8.1f} ms ({:.1f} ms of CPU), {:.1f} bytes a block\n", what, start, start_cpu,
                static_cast<double>(after - before - staging) / static_cast<double>(files) / blocks);
     t.use();
     begin = Clock::now();
