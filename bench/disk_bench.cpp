@@ -80,7 +80,8 @@ void make_file(const std::string& directory, int number, const Prefix& p, int32_
 }
 
 struct Tier {
-  Tier(const std::string& directory, uint64_t limit) : write(16 << 20), read(DiskStaging::read_bytes(kind())) {
+  Tier(const std::string& directory, uint64_t limit)
+      : write(16 << 20), read(DiskStaging::read_bytes(kind())) {
     DiskOptions options;
     options.directory = directory;
     options.limit_bytes = limit;
@@ -121,9 +122,10 @@ void stores(Tier& t, const char* what, int count, uint32_t salt) {
     engine_most = std::max(engine_most, ms);
     writer_most = std::max(writer_most, all);
   }
-  fmt::print("{:<16} engine's thread {:8.4f} ms (most {:8.4f}), writer {:9.2f} ms (most {:9.2f}), longest "
-             "load_state {:8.4f} ms\n",
-             what, engine / count, engine_most, writer / count, writer_most, asked_most);
+  fmt::print(
+      "{:<16} engine's thread {:8.4f} ms (most {:8.4f}), writer {:9.2f} ms (most {:9.2f}), longest "
+      "load_state {:8.4f} ms\n",
+      what, engine / count, engine_most, writer / count, writer_most, asked_most);
 }
 
 void finds(Tier& t, const char* what, int files, int32_t blocks, uint32_t salt) {

@@ -277,7 +277,8 @@ bool DiskTier::write_failed(const Error& error) {
   if (error.kind == ErrorKind::cancelled) return false;
   const std::lock_guard lock(mutex_);
   ++stats_.write_errors;
-  if (error.kind == ErrorKind::not_found) return false;  // somebody clears the directory: no fault of the disk
+  if (error.kind == ErrorKind::not_found)
+    return false;  // somebody clears the directory: no fault of the disk
   if (++failures_ == 1) spdlog::warn("prefix cache on disk: {}", error.message);
   if (failures_ == kMostFailures) {
     broken_ = true;
@@ -375,9 +376,9 @@ bool DiskTier::read(const Load& load) {
     const auto out = staging_.read.subspan(image_bytes + static_cast<size_t>(loaded.buffer) * buffer_bytes,
                                            static_cast<size_t>(run.count) * kind_.block_bytes);
     loaded.images = out.data();
-    const bool good = read_checked(
-        opened, opened.layout.images_at + run.index * kind_.block_bytes, out,
-        std::span(opened.table.checksums).subspan(run.index, static_cast<size_t>(run.count)));
+    const bool good =
+        read_checked(opened, opened.layout.images_at + run.index * kind_.block_bytes, out,
+                     std::span(opened.table.checksums).subspan(run.index, static_cast<size_t>(run.count)));
     bytes += out.size();
     const std::lock_guard lock(mutex_);
     if (!good) {
@@ -414,8 +415,8 @@ bool DiskTier::open_for(const Load& load, const DiskFilePtr& file, size_t token_
   }
   const DiskHeader& header = opened.header;
   const size_t skipped = size_t{header.first_block} * kBlockTokens;
-  bool agrees = header.first_block == file->first_block && skipped <= load.tokens.size() && token_count <= load.tokens.size() - skipped &&
-                token_count <= opened.table.tokens.size() &&
+  bool agrees = header.first_block == file->first_block && skipped <= load.tokens.size() &&
+                token_count <= load.tokens.size() - skipped && token_count <= opened.table.tokens.size() &&
                 header.parent == load.key().prefix(static_cast<int32_t>(header.first_block));
   for (size_t& i = opened.tokens_agree; agrees && i < token_count; ++i)
     agrees = opened.table.tokens[i] == load.tokens[skipped + i];

@@ -28,7 +28,7 @@ namespace braid {
 // To be raised whenever the bytes of a file or of an image (sequence_cache.h) change their meaning.
 constexpr uint32_t kDiskVersion = 2;
 constexpr char kDiskMagic[8] = {'b', 'r', 'a', 'i', 'd', 'p', 'f', 'x'};
-constexpr uint32_t kDiskHasState = 1;  // flags
+constexpr uint32_t kDiskHasState = 1;          // flags
 constexpr uint32_t kMostDiskBlocks = 1 << 20;  // of one prefix: 33 million tokens
 
 struct DiskHeader {

@@ -2,6 +2,7 @@
 #include "engine/disk/disk_index.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <random>
 #include <utility>
@@ -83,7 +84,7 @@ DiskIndex::Place DiskIndex::find(uint64_t hash, uint32_t depth) const {
 }
 
 void DiskIndex::grow(Shard& shard) {
-  std::vector<Slot> before(std::max<size_t>(4, shard.slots.size() * 2));
+  std::vector<Slot> before(std::max({size_t{4}, shard.slots.size() * 2, first_slots_}));
   before.swap(shard.slots);
   const size_t mask = shard.slots.size() - 1;
   for (const Slot& slot : before) {
@@ -174,6 +175,9 @@ void DiskIndex::add(const DiskFilePtr& file) {
 }
 
 void DiskIndex::add_all(std::span<const DiskFilePtr> files) {
+  size_t blocks = 0;
+  for (const DiskFilePtr& file : files) blocks += file->hashes.size();
+  first_slots_ = std::bit_ceil(blocks / kBlockShards * 4 / 3 + 1);
   for (const DiskFilePtr& file : files) enter(file);
   orphans_.clear();
   for (uint32_t id = 0; id < files_.size(); ++id)

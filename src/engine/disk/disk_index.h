@@ -132,6 +132,7 @@ class DiskIndex {
   std::deque<DiskFilePtr> files_;  // by id; null: free
   std::vector<uint32_t> free_;
   std::map<std::string_view, uint32_t> names_;
+  size_t first_slots_ = 0;  // of a shard that grows for the first time, by what is expected
   std::vector<Shard> blocks_;
   std::vector<Files> checkpoints_;  // by the prefix of their full blocks
   std::vector<Files> children_;     // by their parent; not those that begin at block 0

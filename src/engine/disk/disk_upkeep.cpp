@@ -102,8 +102,8 @@ Status DiskTier::scan() {
   looked_at_ns_ = directory_.changed_ns();
   BRAID_ASSIGN(std::vector<std::string> names, directory_.names());
   std::sort(names.begin(), names.end());
-  const auto partial = std::stable_partition(names.begin(), names.end(),
-                                             [](const auto& name) { return !DiskDirectory::is_partial(name); });
+  const auto partial = std::stable_partition(
+      names.begin(), names.end(), [](const auto& name) { return !DiskDirectory::is_partial(name); });
   stats_.removed += static_cast<uint64_t>(directory_.remove_leftovers({partial, names.end()}));
   names.erase(partial, names.end());
 
@@ -142,7 +142,8 @@ Status DiskTier::scan() {
   index_.add_all(files);
   index_is_old_ = index_is_old_ || unchanged < indexed.size();
   if (stats_.read_errors > 0)
-    spdlog::warn("prefix cache on disk: {} files cannot be read now; they are left alone", stats_.read_errors);
+    spdlog::warn("prefix cache on disk: {} files cannot be read now; they are left alone",
+                 stats_.read_errors);
   evict_for(0, {});
   return {};
 }
