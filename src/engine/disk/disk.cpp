@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "engine/disk/disk_opened.h"
 
 namespace braid {
 namespace {
@@ -16,7 +17,6 @@ namespace {
 constexpr uint64_t kBufferBytes = uint64_t{8} << 20;
 constexpr uint64_t kBuffers = 4;
 constexpr int kMostFailures = 8;  // in a row, then the disk is not written to any more
-constexpr int64_t kMicrosecond = 1000;
 
 uint64_t buffer_blocks(const DiskKind& kind) {
   return std::max<uint64_t>(1, kBufferBytes / kind.block_bytes);
@@ -104,53 +104,6 @@ void DiskTier::set_staging(const DiskStaging& staging) {
     free_buffers_.push_back(static_cast<int32_t>(i));
 }
 
-// Before the threads start.
-Status DiskTier::scan() {
-  stats_.removed += static_cast<uint64_t>(directory_.remove_leftovers());
-  BRAID_ASSIGN(const auto entries, directory_.list());
-  for (const DiskDirectory::Entry& entry : entries) {
-    if (entry.partial) continue;
-    last_touch_ns_ = std::max(last_touch_ns_, entry.last_use_ns);
-    DiskHeader header;
-    DiskRead got = DiskRead::failed;
-    if (entry.known) got = directory_.read(entry.name, 0, std::as_writable_bytes(std::span(&header, 1)));
-    if (got == DiskRead::failed) count_read_error();
-    if (got == DiskRead::gone || got == DiskRead::failed) continue;
-    const DiskVerdict verdict =
-        got == DiskRead::ok ? judge_header(header, entry.bytes, kind_) : DiskVerdict::corrupt;
-    if (verdict == DiskVerdict::foreign) {
-      ++stats_.foreign;
-      continue;
-    }
-    DiskFilePtr file;
-    if (verdict == DiskVerdict::ours) {
-      std::vector<std::byte> table(disk_layout(header)->images_at - sizeof header);
-      got = directory_.read(entry.name, sizeof header, table);
-      if (got == DiskRead::failed) count_read_error();
-      if (got == DiskRead::gone || got == DiskRead::failed) continue;
-      if (got == DiskRead::ok) file = make_disk_file(entry.name, header, table);
-    }
-    if (file) {
-      index_.add(file);
-    } else if (directory_.remove(entry.name)) {
-      ++stats_.removed;
-    }
-  }
-  if (stats_.read_errors > 0) {
-    orphans_stay_ = true;
-    spdlog::warn("prefix cache on disk: {} files cannot be read now; they are left alone",
-                 stats_.read_errors);
-  }
-  remove_orphans();
-  evict_for(0, {});
-  return {};
-}
-
-void DiskTier::count_read_error() {
-  const std::lock_guard lock(mutex_);
-  ++stats_.read_errors;
-}
-
 // ---- store ----
 
 std::optional<DiskTier::Room> DiskTier::begin_store(const PrefixKey& key, int32_t position) {
@@ -164,13 +117,13 @@ std::optional<DiskTier::Room> DiskTier::begin_store(const PrefixKey& key, int32_
   {
     const std::lock_guard lock(mutex_);
     if (broken_ || closing_) return std::nullopt;
-    if (pending_checkpoints_.contains(name) || index_.has_checkpoint(key.prefix(full), full, tail))
+    if (pending_checkpoints_.contains(name)) return std::nullopt;
+    int32_t first = index_.reach(key, 0, full);
+    while (first < full && pending_blocks_.contains(key.hashes[static_cast<size_t>(first)]))
+      first = index_.reach(key, first + 1, full);
+    // A checkpoint whose blocks are not all there is an orphan's: what it hangs on is stored again.
+    if (first == full && (!has_state || index_.has_checkpoint(key.prefix(full), full, tail)))
       return std::nullopt;
-    int32_t first = 0;
-    while (first < full && (pending_blocks_.contains(key.hashes[static_cast<size_t>(first)]) ||
-                            index_.block(key, first).file))
-      ++first;
-    if (!has_state && first == full) return std::nullopt;
     const uint64_t block = kind_.block_bytes;
     job->has_state = has_state;
     uint64_t need =
@@ -235,7 +188,7 @@ void DiskTier::write_loop() {
   std::unique_lock lock(mutex_);
   while (true) {
     work_.wait(lock, [&] { return closing_ || !queue_.empty(); });
-    if (queue_.empty()) return;
+    if (queue_.empty()) break;
     const std::unique_ptr<Job> job = std::move(queue_.front());
     queue_.pop_front();
     writing_ = true;
@@ -251,9 +204,12 @@ void DiskTier::write_loop() {
     ring_.give_back_oldest();
     events_.notify_all();
   }
+  lock.unlock();
+  write_index();
 }
 
 bool DiskTier::write(const Job& job) {
+  look_around();
   std::vector<std::string> chain;
   {
     const std::lock_guard lock(mutex_);
@@ -261,7 +217,7 @@ bool DiskTier::write(const Job& job) {
     if (job.first_block > 0 && !index_.has_block(job.hashes[static_cast<size_t>(job.first_block) - 1],
                                                  static_cast<uint32_t>(job.first_block) - 1))
       return false;
-    chain = chain_of(job.key(), job.first_block);
+    chain = index_.chain(job.key(), job.first_block);
   }
   DiskHeader header;
   header.flags = job.has_state ? kDiskHasState : 0;
@@ -287,23 +243,17 @@ bool DiskTier::write(const Job& job) {
   // Equal names mean equal files.
   const PrefixHash hash = seed_hash({reinterpret_cast<const char*>(&header), sizeof header});
   const std::string name = fmt::format("{:016x}{:016x}{}", hash.words[1], hash.words[0], kDiskSuffix);
-  const DiskFilePtr file = make_disk_file(name, header, table);
-  BRAID_CHECK(file && header.total_bytes == file->layout.images_at + job.images.size());
   if (!evict_for(header.total_bytes, chain)) return false;
   const std::span<const std::byte> parts[] = {bytes_of(header), table, job.images};
   const Status written = directory_.write(name, parts, [this] { return must_stop(); });
+  if (!written.ok()) return write_failed(written.error());
+  {
+    const std::lock_guard lock(ledger_mutex_);
+    ledger_.put({name, header.total_bytes, 0, false});
+  }
+  const DiskFilePtr file = make_disk_file(name, header, own);
   {
     const std::lock_guard lock(mutex_);
-    if (!written.ok()) {
-      if (written.error().kind == ErrorKind::cancelled) return false;
-      ++stats_.write_errors;
-      if (++failures_ == 1) spdlog::warn("prefix cache on disk: {}", written.error().message);
-      if (failures_ == kMostFailures) {
-        broken_ = true;
-        spdlog::warn("prefix cache on disk: nothing more is stored after {} failures", failures_);
-      }
-      return false;
-    }
     failures_ = 0;
     index_.add(file);
     ++stats_.stored;
@@ -311,109 +261,50 @@ bool DiskTier::write(const Job& job) {
   }
   chain.push_back(name);
   touch(chain);
+  if (seconds() >= next_index_s_) write_index();
   return true;
 }
 
-// Names of the files that carry the first `blocks` blocks, in order. The caller holds the lock.
-std::vector<std::string> DiskTier::chain_of(const PrefixKey& key, int32_t blocks) const {
-  std::vector<std::string> chain;
-  for (int32_t b = 0; b < blocks; ++b) {
-    const DiskIndex::Place place = index_.block(key, b);
-    if (place.file && (chain.empty() || chain.back() != place.file->name)) chain.push_back(place.file->name);
+// Returns false.
+bool DiskTier::write_failed(const Error& error) {
+  if (error.kind == ErrorKind::cancelled) return false;
+  const std::lock_guard lock(mutex_);
+  ++stats_.write_errors;
+  if (error.kind == ErrorKind::not_found)
+    return false;  // somebody clears the directory: no fault of the disk
+  if (++failures_ == 1) spdlog::warn("prefix cache on disk: {}", error.message);
+  if (failures_ == kMostFailures) {
+    broken_ = true;
+    spdlog::warn("prefix cache on disk: nothing more is stored after {} failures", failures_);
   }
-  return chain;
-}
-
-// They were used now; each a little later than those that hang on it, so that those go first.
-void DiskTier::touch(const std::vector<std::string>& chain) {
-  if (chain.empty()) return;
-  int64_t at = std::chrono::duration_cast<std::chrono::nanoseconds>(
-                   std::chrono::system_clock::now().time_since_epoch())
-                   .count();
-  {
-    const std::lock_guard lock(mutex_);
-    at = std::max(at, last_touch_ns_ + kMicrosecond);
-    last_touch_ns_ = at + static_cast<int64_t>(chain.size()) * kMicrosecond;
-  }
-  for (size_t i = chain.size(); i > 0; --i, at += kMicrosecond) directory_.set_last_use(chain[i - 1], at);
-}
-
-// Removes the least recently used files until `bytes` more stay below the limit. False: they cannot.
-bool DiskTier::evict_for(uint64_t bytes, const std::vector<std::string>& keep) {
-  auto listed = directory_.list();
-  if (!listed.ok()) return false;
-  std::vector<DiskDirectory::Entry>& entries = *listed;
-  std::stable_sort(entries.begin(), entries.end(),
-                   [](const auto& a, const auto& b) { return a.last_use_ns < b.last_use_ns; });
-  uint64_t total = 0;
-  for (const auto& entry : entries) total += entry.bytes;
-  bool removed = false;
-  for (const auto& entry : entries) {
-    if (total + bytes <= options_.limit_bytes) break;
-    if (entry.partial || !entry.known || std::find(keep.begin(), keep.end(), entry.name) != keep.end())
-      continue;
-    if (!directory_.remove(entry.name)) continue;
-    total -= entry.bytes;
-    removed = true;
-    const std::lock_guard lock(mutex_);
-    index_.remove(entry.name);
-    ++stats_.evicted;
-  }
-  if (removed) remove_orphans();
-  return total + bytes <= options_.limit_bytes;
-}
-
-// A file that could not be delivered: damaged ones are removed, and with them what hangs on them.
-void DiskTier::discard(const std::string& name, DiskRead why) {
-  if (why == DiskRead::failed) return count_read_error();
-  if (why == DiskRead::damaged) directory_.remove(name);
-  {
-    const std::lock_guard lock(mutex_);
-    index_.remove(name);
-    if (why == DiskRead::damaged) ++stats_.removed;
-  }
-  remove_orphans();
-}
-
-void DiskTier::remove_orphans() {
-  std::vector<DiskFilePtr> files;
-  {
-    const std::lock_guard lock(mutex_);
-    if (orphans_stay_) return;
-    files = index_.files();
-  }
-  for (const std::string& name : orphans_of(std::move(files))) {
-    directory_.remove(name);
-    const std::lock_guard lock(mutex_);
-    index_.remove(name);
-    ++stats_.removed;
-  }
+  return false;
 }
 
 // ---- load ----
 
 DiskTier::Found DiskTier::find(const PrefixKey& key, int32_t most, int32_t blocks_present) const {
   Found found;
-  int32_t to_read = 0;
   const std::lock_guard lock(mutex_);
-  if (closing_ || index_.size() == 0) return found;
-  for (int32_t depth = 0;; ++depth) {
+  if (closing_ || index_.size() == 0 || most < 0) return found;
+  const int32_t full = std::min(static_cast<int32_t>(key.hashes.size()), most / kBlockTokens);
+  const int32_t present = std::min(blocks_present, full);
+  for (int32_t depth = index_.reach(key, present, full); depth >= 0; --depth) {
     const int32_t at = depth * kBlockTokens;
-    if (at > most) break;
-    const auto next = key.tokens.subspan(static_cast<size_t>(at),
-                                         static_cast<size_t>(std::min(most - at, kBlockTokens - 1)));
-    if (kind_.state_bytes == 0 && to_read > 0) {
+    const int32_t to_read = std::max(0, depth - present);
+    if (kind_.state_bytes == 0) {
+      if (to_read == 0) break;
       found.position = at;
       found.bytes = static_cast<uint64_t>(to_read) * kind_.block_bytes;
-    } else if (DiskFilePtr file = index_.checkpoint(key.prefix(depth), depth, next)) {
-      found.position = at + static_cast<int32_t>(file->tail().size());
+      break;
+    }
+    const auto next = key.tokens.subspan(static_cast<size_t>(at),
+                                         static_cast<size_t>(std::min(most - at, kBlockTokens - 1)));
+    if (DiskFilePtr file = index_.checkpoint(key.prefix(depth), depth, next)) {
+      found.position = at + static_cast<int32_t>(file->tail.size());
       found.checkpoint = std::move(file);
       found.bytes = kind_.state_bytes + static_cast<uint64_t>(to_read + 1) * kind_.block_bytes;
+      break;
     }
-    if (depth >= static_cast<int32_t>(key.hashes.size())) break;
-    if (depth < blocks_present) continue;
-    if (!index_.block(key, depth).file) break;
-    ++to_read;
   }
   return found;
 }
@@ -429,17 +320,13 @@ void DiskTier::start(const PrefixKey& key, const Found& found, int32_t blocks_pr
     const std::lock_guard lock(mutex_);
     BRAID_CHECK(load_state_ == LoadState::none && buffer_blocks_ > 0 && found.position > 0);
     load_state_ = LoadState::reading;
-    for (auto b = blocks_present; b < static_cast<int32_t>(full); ++b) {
-      const DiskIndex::Place place = index_.block(load->key(), b);
-      if (!place.file) load_state_ = LoadState::failed;
-      if (!place.file) break;
-      std::vector<Load::Run>& runs = load->runs;
-      if (!runs.empty() && runs.back().file == place.file && runs.back().count < buffer_blocks_ &&
-          runs.back().index + static_cast<uint32_t>(runs.back().count) == place.index) {
-        ++runs.back().count;
-      } else {
-        runs.push_back({place.file, place.index, b, 1});
-      }
+    for (auto b = blocks_present; b < static_cast<int32_t>(full);) {
+      const int32_t end = std::min(static_cast<int32_t>(full), b + buffer_blocks_);
+      const DiskIndex::Run run = index_.run(load->key(), b, end);
+      if (!run.file) load_state_ = LoadState::failed;
+      if (!run.file) break;
+      load->runs.push_back({run.file, run.index, b, run.count});
+      b += run.count;
     }
     load_ = std::move(load);
     read_wanted_ = load_state_ == LoadState::reading;
@@ -466,7 +353,10 @@ void DiskTier::read_loop() {
 bool DiskTier::read(const Load& load) {
   const size_t image_bytes = kind_.state_bytes + kind_.block_bytes;
   uint64_t bytes = load.checkpoint ? image_bytes : 0;
+  Opened opened;
   for (const Load::Run& run : load.runs) {
+    const size_t until = (size_t{run.index} + static_cast<size_t>(run.count)) * kBlockTokens;
+    if (!open_for(load, run.file, until, opened)) return false;
     LoadedBlocks loaded{run.first_block, run.count, nullptr, 0};
     {
       std::unique_lock lock(mutex_);
@@ -480,8 +370,8 @@ bool DiskTier::read(const Load& load) {
                                            static_cast<size_t>(run.count) * kind_.block_bytes);
     loaded.images = out.data();
     const bool good =
-        read_checked(run.file, run.file->layout.images_at + run.index * kind_.block_bytes, out,
-                     std::span(run.file->checksums).subspan(run.index, static_cast<size_t>(run.count)));
+        read_checked(opened, opened.layout.images_at + run.index * kind_.block_bytes, out,
+                     std::span(opened.table.checksums).subspan(run.index, static_cast<size_t>(run.count)));
     bytes += out.size();
     const std::lock_guard lock(mutex_);
     if (!good) {
@@ -491,11 +381,11 @@ bool DiskTier::read(const Load& load) {
     loaded_.push_back(loaded);
     events_.notify_all();
   }
-  if (load.checkpoint && !read_checkpoint(load.checkpoint)) return false;
+  if (load.checkpoint && !read_checkpoint(load, opened)) return false;
   std::vector<std::string> chain;
   {
     const std::lock_guard lock(mutex_);
-    chain = chain_of(load.key(), static_cast<int32_t>(load.hashes.size()));
+    chain = index_.chain(load.key(), static_cast<int32_t>(load.hashes.size()));
     stats_.loaded_bytes += bytes;
   }
   if (load.checkpoint && (chain.empty() || chain.back() != load.checkpoint->name))
@@ -504,35 +394,60 @@ bool DiskTier::read(const Load& load) {
   return true;
 }
 
-bool DiskTier::read_checkpoint(const DiskFilePtr& file) {
-  const DiskHeader& header = file->header;
-  if (!read_checked(file, file->layout.state_at, staging_.read.first(kind_.state_bytes),
-                    std::span(&header.state_checksum, 1)))
-    return false;
-  const auto position =
-      static_cast<int32_t>((header.first_block + header.block_count) * kBlockTokens + header.tail_tokens);
-  if (options_.is_sound_state && !options_.is_sound_state(staging_.read.first(kind_.state_bytes), position)) {
-    discard(file->name, DiskRead::damaged);
-    return false;
+// Has `file` open in `opened`, a file that carries the prefix up to its first `token_count` tokens. False:
+// it does not, or cannot be used; what was wrong about it is put right for the next load.
+bool DiskTier::open_for(const Load& load, const DiskFilePtr& file, size_t token_count, Opened& opened) {
+  if (opened.name != file->name) {
+    Opened fresh;
+    const Seen seen = open_file(file->name, fresh);
+    if (seen != Seen::ours) {
+      discard(file->name, seen);
+      return false;
+    }
+    opened = std::move(fresh);
   }
-  return header.tail_tokens == 0 ||
-         read_checked(file, file->layout.tail_at, staging_.read.subspan(kind_.state_bytes, kind_.block_bytes),
-                      std::span(&header.tail_checksum, 1));
+  const DiskHeader& header = opened.header;
+  const size_t skipped = size_t{header.first_block} * kBlockTokens;
+  bool agrees = header.first_block == file->first_block && skipped <= load.tokens.size() &&
+                token_count <= load.tokens.size() - skipped && token_count <= opened.table.tokens.size() &&
+                header.parent == load.key().prefix(static_cast<int32_t>(header.first_block));
+  for (size_t& i = opened.tokens_agree; agrees && i < token_count; ++i)
+    agrees = opened.table.tokens[i] == load.tokens[skipped + i];
+  if (!agrees) learn_again(opened);
+  return agrees;
 }
 
-// `out`: equal parts, one for each checksum. A file that is gone is forgotten, one that is damaged removed,
-// and one that the system cannot read now may be asked for again.
-bool DiskTier::read_checked(const DiskFilePtr& file, uint64_t at, std::span<std::byte> out,
+bool DiskTier::read_checkpoint(const Load& load, Opened& opened) {
+  const size_t own = load.tokens.size() - size_t{load.checkpoint->first_block} * kBlockTokens;
+  if (!open_for(load, load.checkpoint, own, opened)) return false;
+  const DiskHeader& header = opened.header;
+  if (!header.has_state() || header.token_count() != own) {
+    learn_again(opened);
+    return false;
+  }
+  if (!read_checked(opened, opened.layout.state_at, staging_.read.first(kind_.state_bytes),
+                    std::span(&header.state_checksum, 1)))
+    return false;
+  const auto position = static_cast<int32_t>(load.tokens.size());
+  if (options_.is_sound_state && !options_.is_sound_state(staging_.read.first(kind_.state_bytes), position)) {
+    discard(opened.name, Seen::damaged);
+    return false;
+  }
+  return header.tail_tokens == 0 || read_checked(opened, opened.layout.tail_at,
+                                                 staging_.read.subspan(kind_.state_bytes, kind_.block_bytes),
+                                                 std::span(&header.tail_checksum, 1));
+}
+
+// `out`: equal parts, one for each checksum.
+bool DiskTier::read_checked(const Opened& opened, uint64_t at, std::span<std::byte> out,
                             std::span<const uint64_t> checksums) {
-  DiskHeader header;
-  DiskRead got = directory_.read(file->name, 0, std::as_writable_bytes(std::span(&header, 1)));
-  if (got == DiskRead::ok && std::memcmp(&header, &file->header, sizeof header) != 0) got = DiskRead::damaged;
-  if (got == DiskRead::ok) got = directory_.read(file->name, at, out);
+  const DiskRead got = opened.input.read(at, out);
+  bool good = got == DiskRead::ok;
   const size_t part = out.size() / checksums.size();
-  for (size_t i = 0; got == DiskRead::ok && i < checksums.size(); ++i)
-    if (disk_checksum(out.data() + i * part, part) != checksums[i]) got = DiskRead::damaged;
-  if (got != DiskRead::ok) discard(file->name, got);
-  return got == DiskRead::ok;
+  for (size_t i = 0; good && i < checksums.size(); ++i)
+    good = disk_checksum(out.data() + i * part, part) == checksums[i];
+  if (!good) discard(opened.name, got == DiskRead::failed ? Seen::failed : Seen::damaged);
+  return good;
 }
 
 DiskTier::LoadState DiskTier::load_state() const {

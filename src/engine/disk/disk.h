@@ -11,21 +11,35 @@
 //           Everything is verified before it is handed out. One load at a time.
 //
 // A file appears under its name when all of it is on the disk (temporary name, fsync, rename, fsync of the
-// directory), so a process that dies leaves whole files and temporary ones, and the latter are removed at the
-// next start. A file that breaks a checksum is removed, one of another model or version is left alone, and so
-// is one that the system cannot read now (too many open files, a device's error): it may be whole.
-// Processes may share a directory: nobody writes into a file that has its name, and all keep to the limit.
+// directory), so a process that dies leaves whole files and temporary ones, and the latter are removed later.
+// A file that breaks a checksum is removed, one of another model or version is left alone, and so is one that
+// the system cannot read now (too many open files, a device's error): it may be whole.
+//
 // The least recently used files go first; a file's time of modification is when it was last used, and files
-// that others hang on are a little younger than those.
+// that others hang on are a little younger than those. The order is kept in memory (DiskLedger), so a store
+// costs what it stores and what goes for it, however large the directory is. Where files have to go, they go
+// down to 95 % of the limit.
+//
+// Processes may share a directory: nobody writes into a file that has its name, and all keep to the limit.
+//   The writer lists the names again before a store, if the directory has changed and the last listing is as
+//   long ago as kLookSeconds and as fifty times what it took. Between two listings a process does not count
+//   what others write: by that much the directory may be over the limit.
+//   A file that would go is asked for its time of last use first, and stays if another process has used it.
+//   What hangs on nothing (an orphan) is removed only if two listings, kOrphanSeconds or more apart, both had
+//   it so: one listing may have a file and miss one that was written before it.
+// At the end, and every kIndexSeconds, the writer puts all it knows of the files into one (disk_index_file.h),
+// and a start opens only those that have changed since.
 //
 // Prompts are private: files have mode 0600, the directory 0700 if it is made here, and files of other users
 // are not read.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -37,9 +51,15 @@
 
 #include "base/result.h"
 #include "engine/disk/disk_format.h"
+#include "engine/disk/disk_index.h"
+#include "engine/disk/disk_ledger.h"
 #include "engine/disk/disk_store.h"
 
 namespace braid {
+
+constexpr int64_t kLookSeconds = 30;
+constexpr int64_t kOrphanSeconds = 60;
+constexpr int64_t kIndexSeconds = 600;
 
 struct DiskOptions {
   std::string directory;
@@ -49,6 +69,8 @@ struct DiskOptions {
   uint64_t limit_bytes = uint64_t{8} << 30;  // of all files together
   int32_t minimum_tokens = 256;              // shorter prefixes are not worth a file
   int32_t flush_ms = 5000;                   // the destructor writes for so long what is queued
+  // Seconds since any moment, for what is done now and then; on the writer's thread. Null: a steady clock.
+  std::function<int64_t()> seconds;
 };
 
 struct DiskStats {
@@ -63,7 +85,8 @@ struct DiskStats {
   uint64_t failed_loads = 0;
   uint64_t read_errors = 0;  // files that the system could not read when they were wanted; they stay
   uint64_t removed = 0;      // files: corrupt, partial, or unreachable
-  uint64_t foreign = 0;      // files of another model or version, at start
+  uint64_t foreign = 0;      // files of another model or version that were seen
+  uint64_t opened = 0;       // files that were opened to learn what is in them
 };
 
 // Host memory of the tier, owned by the caller; device copies come and go here.
@@ -78,7 +101,7 @@ struct DiskStaging {
 
 class DiskTier {
  public:
-  // Makes the directory if need be, removes leftovers, reads the headers of all files, starts the threads.
+  // Makes the directory if need be, removes leftovers, learns what is in the files, starts the threads.
   // Errors: io (directory cannot be made, listed or written).
   static Result<std::unique_ptr<DiskTier>> open(const DiskOptions& options, const DiskKind& kind);
   // Writes what is queued, for a bounded time.
@@ -144,22 +167,37 @@ class DiskTier {
   struct Load;
   DiskTier(const DiskOptions& options, const DiskKind& kind, DiskDirectory directory);
 
-  Status scan();
+  struct Opened;
+  enum class Seen : uint8_t { ours, foreign, damaged, gone, failed };
+
   void submit(uint64_t step);
   void write_loop();
   void read_loop();
   bool write(const Job& job);
-  bool evict_for(uint64_t bytes, const std::vector<std::string>& keep);
-  std::vector<std::string> chain_of(const PrefixKey& key, int32_t blocks) const;
-  void touch(const std::vector<std::string>& chain);
+  bool write_failed(const Error& error);
   bool read(const Load& load);
-  bool read_checkpoint(const DiskFilePtr& file);
-  bool read_checked(const DiskFilePtr& file, uint64_t at, std::span<std::byte> out,
+  bool read_checkpoint(const Load& load, Opened& opened);
+  bool open_for(const Load& load, const DiskFilePtr& file, size_t token_count, Opened& opened);
+  bool read_checked(const Opened& opened, uint64_t at, std::span<std::byte> out,
                     std::span<const uint64_t> checksums);
-  void discard(const std::string& name, DiskRead why);
-  void remove_orphans();
-  void count_read_error();
   bool must_stop() const;
+
+  // disk_upkeep.cpp; on the writer's or the reader's thread, or before they start
+  Seen open_file(const std::string& name, Opened& out) const;
+  Status scan();
+  DiskFilePtr learn(const std::string& name, const DiskDirectory::Entry& entry);
+  void learn_again(const Opened& opened);
+  void look_around();
+  bool note_all(std::vector<std::string>& names);
+  void remove_orphans(int64_t now);
+  bool evict_for(uint64_t bytes, const std::vector<std::string>& keep);
+  void evict(const DiskLedger::Entry& victim);
+  std::vector<std::string> forget(const std::string& name);
+  void discard(const std::string& name, Seen why);
+  void touch(const std::vector<std::string>& chain);
+  void write_index();
+  int64_t seconds() const;
+  void count_read_error();
 
   DiskOptions options_;
   DiskKind kind_;
@@ -169,12 +207,25 @@ class DiskTier {
   std::deque<std::unique_ptr<Job>> begun_;  // engine thread: copies are queued
   int32_t buffer_blocks_ = 0;
 
-  mutable std::mutex mutex_;  // of all below; never held during file work
+  // Writer's thread.
+  std::string index_name_;
+  int64_t next_look_s_ = 0;
+  int64_t looked_at_ns_ = -1;  // the directory's time of change when it was last listed
+  int64_t next_index_s_ = 0;
+  std::map<std::string, int64_t> orphans_since_;  // when they were first seen so
+  // Some files could not be read: what seems to hang on nothing may hang on them.
+  std::atomic<bool> orphans_stay_ = false;
+
+  // Writer's and reader's threads; never held during file work, nor together with mutex_.
+  std::mutex ledger_mutex_;
+  DiskLedger ledger_;
+  bool index_is_old_ = false;
+  int64_t last_touch_ns_ = 0;
+
+  mutable std::mutex mutex_;  // of all below; never held during file work, nor for a walk over all files
   std::condition_variable work_;
   std::condition_variable events_;
   DiskIndex index_;
-  // Some files could not be read at the start: what seems to hang on nothing may hang on them.
-  bool orphans_stay_ = false;
   StagingRing ring_;
   std::deque<std::unique_ptr<Job>> queue_;
   bool writing_ = false;
@@ -189,7 +240,6 @@ class DiskTier {
   LoadState load_state_ = LoadState::none;
   bool read_wanted_ = false;
   bool closing_ = false;
-  int64_t last_touch_ns_ = 0;
   std::chrono::steady_clock::time_point deadline_;
   DiskStats stats_;
 

@@ -3,7 +3,6 @@
 
 #include <xxhash.h>
 
-#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstring>
@@ -17,7 +16,6 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "files of the disk tier are little-endian");
 
 constexpr uint64_t kPage = 4096;
-constexpr uint64_t kMostBlocks = 1 << 20;  // of one prefix: 33 million tokens
 
 }  // namespace
 
@@ -28,7 +26,7 @@ uint64_t header_checksum(const DiskHeader& header) {
 }
 
 std::optional<DiskLayout> disk_layout(const DiskHeader& h) {
-  if (uint64_t{h.first_block} + h.block_count > kMostBlocks || h.tail_tokens >= kBlockTokens)
+  if (uint64_t{h.first_block} + h.block_count > kMostDiskBlocks || h.tail_tokens >= kBlockTokens)
     return std::nullopt;
   if (!h.has_state() && (h.tail_tokens > 0 || h.block_count == 0)) return std::nullopt;
   DiskLayout l;
@@ -58,28 +56,20 @@ DiskVerdict judge_header(const DiskHeader& h, uint64_t file_bytes, const DiskKin
   return layout && layout->total_bytes == file_bytes ? DiskVerdict::ours : DiskVerdict::corrupt;
 }
 
-DiskFilePtr make_disk_file(std::string name, const DiskHeader& header, std::span<const std::byte> table) {
+std::optional<DiskTable> read_disk_table(const DiskHeader& header, std::span<const std::byte> bytes) {
   const auto layout = disk_layout(header);
-  if (!layout || table.size() != layout->images_at - sizeof(DiskHeader)) return nullptr;
-  if (disk_checksum(table.data(), table.size()) != header.table_checksum) return nullptr;
-  auto file = std::make_shared<DiskFile>();
-  file->name = std::move(name);
-  file->header = header;
-  file->layout = *layout;
-  file->tokens.resize(header.token_count());
-  file->checksums.resize(header.block_count);
+  if (!layout || bytes.size() != layout->images_at - sizeof(DiskHeader)) return std::nullopt;
+  if (disk_checksum(bytes.data(), bytes.size()) != header.table_checksum) return std::nullopt;
+  DiskTable table;
+  table.tokens.resize(header.token_count());
+  table.checksums.resize(header.block_count);
   // Either may be empty, and memcpy takes no null, whatever the size.
-  if (!file->tokens.empty())
-    std::memcpy(file->tokens.data(), table.data(), file->tokens.size() * sizeof(int32_t));
-  if (!file->checksums.empty())
-    std::memcpy(file->checksums.data(), table.data() + (layout->checksums_at - sizeof(DiskHeader)),
-                file->checksums.size() * sizeof(uint64_t));
-  PrefixHash hash = header.parent;
-  for (uint32_t b = 0; b < header.block_count; ++b) {
-    hash = chain_hash(hash, std::span(file->tokens).subspan(size_t{b} * kBlockTokens, kBlockTokens));
-    file->hashes.push_back(hash);
-  }
-  return file;
+  if (!table.tokens.empty())
+    std::memcpy(table.tokens.data(), bytes.data(), table.tokens.size() * sizeof(int32_t));
+  if (!table.checksums.empty())
+    std::memcpy(table.checksums.data(), bytes.data() + (layout->checksums_at - sizeof(DiskHeader)),
+                table.checksums.size() * sizeof(uint64_t));
+  return table;
 }
 
 std::vector<std::byte> make_disk_table(DiskHeader& header, std::span<const int32_t> tokens,
@@ -98,104 +88,6 @@ std::vector<std::byte> make_disk_table(DiskHeader& header, std::span<const int32
   header.table_checksum = disk_checksum(table.data(), table.size());
   header.header_checksum = header_checksum(header);
   return table;
-}
-
-// ---- the index ----
-
-void DiskIndex::add(const DiskFilePtr& file) {
-  if (!files_.emplace(file->name, file).second) return;
-  for (uint32_t b = 0; b < file->header.block_count; ++b) blocks_.emplace(file->hashes[b], Place{file, b});
-  if (file->header.has_state()) checkpoints_.emplace(file->prefix(), file);
-}
-
-void DiskIndex::remove(const std::string& name) {
-  const auto found = files_.find(name);
-  if (found == files_.end()) return;
-  const DiskFilePtr file = found->second;
-  files_.erase(found);
-  for (const PrefixHash& hash : file->hashes) {
-    const auto [begin, end] = blocks_.equal_range(hash);
-    for (auto it = begin; it != end; ++it)
-      if (it->second.file == file) {
-        blocks_.erase(it);
-        break;
-      }
-  }
-  const auto [begin, end] = checkpoints_.equal_range(file->prefix());
-  for (auto it = begin; it != end; ++it)
-    if (it->second == file) {
-      checkpoints_.erase(it);
-      break;
-    }
-}
-
-DiskFilePtr DiskIndex::file(const std::string& name) const {
-  const auto found = files_.find(name);
-  return found == files_.end() ? nullptr : found->second;
-}
-
-DiskIndex::Place DiskIndex::block(const PrefixKey& key, int32_t depth) const {
-  const auto [begin, end] = blocks_.equal_range(key.hashes[static_cast<size_t>(depth)]);
-  for (auto it = begin; it != end; ++it) {
-    const Place& place = it->second;
-    const int32_t* tokens = &place.file->tokens[size_t{place.index} * kBlockTokens];
-    if (place.file->header.first_block + place.index == static_cast<uint32_t>(depth) &&
-        std::equal(tokens, tokens + kBlockTokens,
-                   key.tokens.begin() + static_cast<std::ptrdiff_t>(depth) * kBlockTokens))
-      return place;
-  }
-  return {};
-}
-
-bool DiskIndex::has_block(const PrefixHash& hash, uint32_t depth) const {
-  const auto [begin, end] = blocks_.equal_range(hash);
-  return std::any_of(begin, end, [&](const auto& item) {
-    return item.second.file->header.first_block + item.second.index == depth;
-  });
-}
-
-DiskFilePtr DiskIndex::checkpoint(const PrefixHash& prefix, int32_t depth,
-                                  std::span<const int32_t> next) const {
-  DiskFilePtr best;
-  const auto [begin, end] = checkpoints_.equal_range(prefix);
-  for (auto it = begin; it != end; ++it) {
-    const std::span<const int32_t> tail = it->second->tail();
-    if (it->second->end_block() != static_cast<uint32_t>(depth) || tail.size() > next.size()) continue;
-    if (!std::equal(tail.begin(), tail.end(), next.begin())) continue;
-    if (!best || tail.size() > best->tail().size()) best = it->second;
-  }
-  return best;
-}
-
-bool DiskIndex::has_checkpoint(const PrefixHash& prefix, int32_t depth, std::span<const int32_t> tail) const {
-  const DiskFilePtr found = checkpoint(prefix, depth, tail);
-  return found && found->tail().size() == tail.size();
-}
-
-std::vector<DiskFilePtr> DiskIndex::files() const {
-  std::vector<DiskFilePtr> out;
-  for (const auto& [name, file] : files_) out.push_back(file);
-  return out;
-}
-
-std::vector<std::string> orphans_of(std::vector<DiskFilePtr> by_depth) {
-  std::stable_sort(by_depth.begin(), by_depth.end(), [](const DiskFilePtr& a, const DiskFilePtr& b) {
-    return a->header.first_block < b->header.first_block;
-  });
-  // A file without blocks reaches nothing further: equal depths need no order.
-  std::unordered_map<PrefixHash, uint32_t, PrefixHashKey> reached;  // prefix to its blocks
-  std::vector<std::string> out;
-  for (const DiskFilePtr& file : by_depth) {
-    const auto parent = reached.find(file->header.parent);
-    if (file->header.first_block > 0 &&
-        (parent == reached.end() || parent->second != file->header.first_block)) {
-      out.push_back(file->name);
-      continue;
-    }
-    for (uint32_t b = 0; b < file->header.block_count; ++b)
-      reached[file->hashes[b]] = file->header.first_block + b + 1;
-  }
-  return out;
 }
 
 }  // namespace braid

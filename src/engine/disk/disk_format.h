@@ -1,4 +1,4 @@
-// disk_format.h -- one file of the disk tier, byte by byte, and the index of all of them.
+// disk_format.h -- one file of the disk tier, byte by byte.
 //
 // A file carries consecutive full blocks of one prefix and, unless it is a mere piece of a long one or of a
 // model without state, the checkpoint at their end:
@@ -13,17 +13,12 @@
 //
 // Every field is hostile. A file is judged by its header alone (checksum, arithmetic, size of the file), its
 // table by a checksum; images are verified when they are read.
-//
-// DiskIndex only remembers; it opens no files and takes no locks.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <map>
-#include <memory>
 #include <optional>
 #include <span>
-#include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "engine/prefix/prefix_hash.h"
@@ -33,7 +28,8 @@ namespace braid {
 // To be raised whenever the bytes of a file or of an image (sequence_cache.h) change their meaning.
 constexpr uint32_t kDiskVersion = 2;
 constexpr char kDiskMagic[8] = {'b', 'r', 'a', 'i', 'd', 'p', 'f', 'x'};
-constexpr uint32_t kDiskHasState = 1;  // flags
+constexpr uint32_t kDiskHasState = 1;          // flags
+constexpr uint32_t kMostDiskBlocks = 1 << 20;  // of one prefix: 33 million tokens
 
 struct DiskHeader {
   char magic[8] = {};
@@ -83,25 +79,12 @@ struct DiskKind {
 enum class DiskVerdict : uint8_t { ours, foreign, corrupt };
 DiskVerdict judge_header(const DiskHeader& header, uint64_t file_bytes, const DiskKind& kind);
 
-// What is remembered of a file; never changes.
-struct DiskFile {
-  std::string name;
-  DiskHeader header;
-  DiskLayout layout;
-  std::vector<int32_t> tokens;
-  std::vector<uint64_t> checksums;  // [block_count]
-  std::vector<PrefixHash> hashes;   // [block_count]
-
-  const PrefixHash& prefix() const { return hashes.empty() ? header.parent : hashes.back(); }
-  std::span<const int32_t> tail() const {
-    return std::span(tokens).subspan(size_t{header.block_count} * kBlockTokens);
-  }
-  uint32_t end_block() const { return header.first_block + header.block_count; }
+struct DiskTable {
+  std::vector<int32_t> tokens;      // [header.token_count()]
+  std::vector<uint64_t> checksums;  // [header.block_count]
 };
-using DiskFilePtr = std::shared_ptr<const DiskFile>;
-
-// Takes the table (the bytes from the header's end to the images) apart. Null if it breaks its checksum.
-DiskFilePtr make_disk_file(std::string name, const DiskHeader& header, std::span<const std::byte> table);
+// Takes the table (the bytes from the header's end to the images) apart. Empty if it breaks its checksum.
+std::optional<DiskTable> read_disk_table(const DiskHeader& header, std::span<const std::byte> bytes);
 // The table's bytes; sets layout-dependent fields and checksums of the header, whose counts are set.
 std::vector<std::byte> make_disk_table(DiskHeader& header, std::span<const int32_t> tokens,
                                        std::span<const uint64_t> checksums);
@@ -116,35 +99,5 @@ struct PrefixKey {
     return blocks_before == 0 ? seed : hashes[static_cast<size_t>(blocks_before) - 1];
   }
 };
-
-class DiskIndex {
- public:
-  void add(const DiskFilePtr& file);
-  void remove(const std::string& name);
-  DiskFilePtr file(const std::string& name) const;
-  size_t size() const { return files_.size(); }
-
-  struct Place {
-    DiskFilePtr file;  // null: nowhere
-    uint32_t index = 0;
-  };
-  // Block `depth` of the prefix, tokens compared.
-  Place block(const PrefixKey& key, int32_t depth) const;
-  bool has_block(const PrefixHash& hash, uint32_t depth) const;
-  // The checkpoint with most tokens that hangs on the first `depth` blocks and whose further tokens begin
-  // `next`.
-  DiskFilePtr checkpoint(const PrefixHash& prefix, int32_t depth, std::span<const int32_t> next) const;
-  bool has_checkpoint(const PrefixHash& prefix, int32_t depth, std::span<const int32_t> tail) const;
-
-  std::vector<DiskFilePtr> files() const;
-
- private:
-  std::map<std::string, DiskFilePtr> files_;
-  std::unordered_multimap<PrefixHash, Place, PrefixHashKey> blocks_;
-  std::unordered_multimap<PrefixHash, DiskFilePtr, PrefixHashKey> checkpoints_;
-};
-
-// Those of all files whose chain to position 0 is broken: nothing can reach them.
-std::vector<std::string> orphans_of(std::vector<DiskFilePtr> files);
 
 }  // namespace braid

@@ -1,5 +1,7 @@
 // disk_store.cpp -- see disk_store.h. A writer holds an advisory lock on its temporary file, which the system
-// releases when the process dies however it dies: that tells leftovers from work in progress.
+// releases when the process dies however it dies: that tells leftovers from work in progress. Whoever removes a
+// leftover holds that lock meanwhile. So a writer that has the lock, and whose file still has a name, keeps it;
+// one whose file went between making and locking it makes another.
 #include "engine/disk/disk_store.h"
 
 #include <dirent.h>
@@ -22,6 +24,7 @@ namespace braid {
 namespace {
 
 constexpr size_t kChunkBytes = size_t{4} << 20;
+constexpr int kMostTries = 100;  // to make a temporary file that nobody takes for a leftover
 
 // A descriptor with one owner.
 class File {
@@ -87,8 +90,8 @@ DiskDirectory::~DiskDirectory() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-Result<std::vector<DiskDirectory::Entry>> DiskDirectory::list() const {
-  std::vector<Entry> out;
+Result<std::vector<std::string>> DiskDirectory::names() const {
+  std::vector<std::string> out;
   // A stream of its own: positions in a directory are shared between duplicates of a descriptor.
   const int fd = ::openat(fd_, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return system_error(path_, "the cache directory cannot be listed");
@@ -102,20 +105,9 @@ Result<std::vector<DiskDirectory::Entry>> DiskDirectory::list() const {
     errno = 0;
     const dirent* item = ::readdir(stream);
     if (item == nullptr) break;
-    Entry entry;
-    entry.name = item->d_name;
-    entry.partial = ends_with(entry.name, kPartialSuffix);
-    if (!entry.partial && !ends_with(entry.name, kDiskSuffix)) continue;
-    struct stat info {};
-    if (::fstatat(fd_, item->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) {
-      entry.known = false;
-      if (errno != ENOENT) out.push_back(std::move(entry));
-      continue;
-    }
-    if (!S_ISREG(info.st_mode) || info.st_uid != ::geteuid()) continue;
-    entry.bytes = static_cast<uint64_t>(info.st_size);
-    entry.last_use_ns = nanoseconds(info.st_mtim);
-    out.push_back(std::move(entry));
+    std::string name = item->d_name;
+    if (ends_with(name, kDiskSuffix) || ends_with(name, kIndexSuffix) || is_partial(name))
+      out.push_back(std::move(name));
   }
   const int stopped = errno;  // 0: at the end
   ::closedir(stream);
@@ -165,25 +157,51 @@ Result<PrefixSecret> DiskDirectory::secret() const {
   return out;
 }
 
-int DiskDirectory::remove_leftovers() const {
+bool DiskDirectory::is_partial(const std::string& name) { return ends_with(name, kPartialSuffix); }
+
+std::optional<DiskDirectory::Entry> DiskDirectory::entry(const std::string& name) const {
+  struct stat info {};
+  if (::fstatat(fd_, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
+    if (errno == ENOENT) return std::nullopt;
+    return Entry{.known = false};
+  }
+  if (!S_ISREG(info.st_mode) || info.st_uid != ::geteuid()) return std::nullopt;
+  return Entry{static_cast<uint64_t>(info.st_size), nanoseconds(info.st_mtim), true};
+}
+
+int64_t DiskDirectory::changed_ns() const {
+  struct stat info {};
+  return ::fstat(fd_, &info) == 0 ? nanoseconds(info.st_mtim) : 0;
+}
+
+int DiskDirectory::remove_leftovers(std::span<const std::string> partial_names) const {
   int removed = 0;
-  const auto entries = list();
-  if (!entries.ok()) return 0;
-  for (const Entry& entry : *entries) {
-    if (!entry.partial || !entry.known) continue;
-    const File file(::openat(fd_, entry.name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+  for (const std::string& name : partial_names) {
+    if (!entry(name)) continue;
+    const File file(::openat(fd_, name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
     if (!file.ok() || ::flock(file.fd(), LOCK_EX | LOCK_NB) != 0) continue;
-    if (remove(entry.name)) ++removed;
+    if (remove(name)) ++removed;
   }
   return removed;
 }
 
 Status DiskDirectory::write(const std::string& name, std::span<const std::span<const std::byte>> parts,
                             const std::function<bool()>& stop) const {
-  const std::string partial = partial_name();
-  const File file(::openat(fd_, partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (!file.ok()) return system_error(path_, "cannot make a file");
-  ::flock(file.fd(), LOCK_EX | LOCK_NB);
+  std::string partial;
+  int fd = -1;
+  for (int tries = 0; fd < 0; ++tries) {
+    partial = partial_name();
+    fd = ::openat(fd_, partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0) return system_error(path_, "cannot make a file");
+    while (::flock(fd, LOCK_EX) != 0 && errno == EINTR) {
+    }
+    struct stat info {};
+    if (::fstat(fd, &info) != 0 || info.st_nlink > 0) break;
+    ::close(std::exchange(fd, -1));
+    if (tries == kMostTries)
+      return Error{ErrorKind::not_found, path_ + ": temporary files are removed as soon as they are made"};
+  }
+  const File file(fd);
   const auto give_up = [&](Error error) {
     remove(partial);
     return error;
@@ -198,18 +216,52 @@ Status DiskDirectory::write(const std::string& name, std::span<const std::span<c
     }
   }
   if (::fsync(file.fd()) != 0) return give_up(system_error(path_, "cannot write"));
-  if (::renameat(fd_, partial.c_str(), fd_, name.c_str()) != 0)
-    return give_up(system_error(path_, "cannot rename"));
+  if (::renameat(fd_, partial.c_str(), fd_, name.c_str()) != 0) {
+    Error error = system_error(path_, "cannot rename");
+    if (errno == ENOENT) error.kind = ErrorKind::not_found;
+    return give_up(std::move(error));
+  }
   ::fsync(fd_);  // without it a crash of the machine may lose the name, not the bytes
   return {};
 }
 
-DiskRead DiskDirectory::read(const std::string& name, uint64_t at, std::span<std::byte> out) const {
-  const File file(::openat(fd_, name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
-  if (!file.ok()) return errno == ENOENT ? DiskRead::gone : DiskRead::failed;
+DiskRead DiskDirectory::open_file(const std::string& name, DiskInput& out) const {
+  DiskInput input;
+  // Not waiting for a writer, should it be a pipe.
+  input.fd_ = ::openat(fd_, name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+  if (input.fd_ < 0) return errno == ENOENT ? DiskRead::gone : DiskRead::failed;
+  struct stat info {};
+  if (::fstat(input.fd_, &info) != 0 || !S_ISREG(info.st_mode) || info.st_uid != ::geteuid())
+    return DiskRead::failed;
+  input.bytes_ = static_cast<uint64_t>(info.st_size);
+  out = std::move(input);
+  return DiskRead::ok;
+}
+
+bool DiskDirectory::remove(const std::string& name) const { return ::unlinkat(fd_, name.c_str(), 0) == 0; }
+
+bool DiskDirectory::set_last_use(const std::string& name, int64_t ns) const {
+  const timespec time{static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
+  const timespec both[2] = {time, time};
+  return ::utimensat(fd_, name.c_str(), both, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT;
+}
+
+DiskInput::DiskInput(DiskInput&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+DiskInput& DiskInput::operator=(DiskInput&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+DiskInput::~DiskInput() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+DiskRead DiskInput::read(uint64_t at, std::span<std::byte> out) const {
   while (!out.empty()) {
-    const ssize_t got =
-        ::pread(file.fd(), out.data(), std::min(out.size(), kChunkBytes), static_cast<off_t>(at));
+    const ssize_t got = ::pread(fd_, out.data(), std::min(out.size(), kChunkBytes), static_cast<off_t>(at));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return DiskRead::failed;
     if (got == 0) return DiskRead::damaged;
@@ -217,14 +269,6 @@ DiskRead DiskDirectory::read(const std::string& name, uint64_t at, std::span<std
     at += static_cast<uint64_t>(got);
   }
   return DiskRead::ok;
-}
-
-bool DiskDirectory::remove(const std::string& name) const { return ::unlinkat(fd_, name.c_str(), 0) == 0; }
-
-void DiskDirectory::set_last_use(const std::string& name, int64_t ns) const {
-  const timespec time{static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
-  const timespec both[2] = {time, time};
-  ::utimensat(fd_, name.c_str(), both, AT_SYMLINK_NOFOLLOW);
 }
 
 // ---- staging ----

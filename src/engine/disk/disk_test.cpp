@@ -362,11 +362,6 @@ struct Spoiled {
     std::memcpy(&header, contents.at(path).data(), sizeof header);
     return header.first_block == 0 && at >= disk_layout(header)->tail_at;
   }
-  bool in_table(const fs::path& path, uint64_t at) const {
-    DiskHeader header;
-    std::memcpy(&header, contents.at(path).data(), sizeof header);
-    return at >= sizeof header && at < disk_layout(header)->images_at;
-  }
   void restore() {
     for (const auto& [path, bytes] : contents) {
       std::ofstream out(path, std::ios::binary | std::ios::trunc);
@@ -400,8 +395,7 @@ TEST(Disk, AFlippedBitAnywhereIsNeverDelivered) {
         flip(path, at);
         if (!while_open) t.emplace(s.folder);
         const int32_t got = load_at_last(*t, s.p);
-        // Of an open file the table has been read; only images are read again.
-        const bool missed = s.needless(path, at) || (while_open && s.in_table(path, at));
+        const bool missed = s.needless(path, at);
         EXPECT_TRUE(got == 0 || got == 330 || (missed && got == 777)) << path << " " << at << " " << got;
         if (got == 777) continue;
         // What was seen to be damaged is gone; another version is left alone.
@@ -423,9 +417,8 @@ TEST(Disk, ATruncatedFileIsNeverDelivered) {
         fs::resize_file(path, at);
         if (!while_open) t.emplace(s.folder);
         const int32_t got = load_at_last(*t, s.p);
-        const bool missed = while_open && s.needless(path, at);
-        EXPECT_EQ(got == 777, missed) << path << " " << at << " " << got;
-        EXPECT_EQ(fs::exists(path), missed) << path << " " << at;
+        EXPECT_TRUE(got == 0 || got == 330) << path << " " << at << " " << got;
+        EXPECT_FALSE(fs::exists(path)) << path << " " << at;
       }
 }
 
@@ -472,7 +465,7 @@ TEST(Disk, FilesThatVanishAreMissedNotMourned) {
   fs::remove(first);  // the second hangs on it
   EXPECT_EQ(t.load(p), -1);
   EXPECT_EQ(t.load(p), 0);
-  EXPECT_EQ(folder.files().size(), 0u);
+  EXPECT_EQ(folder.files().size(), 1u);  // it stays for now (disk_scale_test.cpp)
   EXPECT_EQ(t.tier->stats().failed_loads, 1u);
   EXPECT_TRUE(t.store(p, 777));  // all of it again
   EXPECT_EQ(t.load(p), 777);
@@ -596,7 +589,7 @@ TEST(Disk, TheLimitHoldsAndTheLeastRecentlyUsedGo) {
 
   // A smaller limit at the next start, of another model too.
   t.tier = nullptr;
-  options.limit_bytes = 2 * each;
+  options.limit_bytes = 2 * each + 4096;  // and for the index
   Tier other(folder, options, kind("another model"));
   EXPECT_EQ(folder.files().size(), 2u);
 }

@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "engine/disk/disk_format.h"
+#include "engine/disk/disk_store.h"
 #include "engine/engine.h"
 #include "engine/service.h"
 #include "engine/tests/engine_devices_test.h"
@@ -36,7 +37,7 @@ struct Folder {
   std::vector<fs::path> files() const {
     std::vector<fs::path> out;
     for (const auto& entry : fs::directory_iterator(path))
-      if (entry.path().extension() == kDiskSuffix) out.push_back(entry.path());
+      if (entry.path().string().ends_with(kDiskSuffix)) out.push_back(entry.path());
     return out;
   }
   std::string path;

@@ -1,0 +1,80 @@
+// disk_ledger.h -- all files of the cache directory, those of other models too: how large they are together,
+// and which was used least recently. It takes no locks.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace braid {
+
+class DiskLedger {
+ public:
+  struct Entry {
+    std::string name;
+    uint64_t bytes = 0;
+    int64_t last_use_ns = 0;
+    bool foreign = false;  // known to be of no use to this model
+  };
+  void put(const Entry& entry) {
+    erase(entry.name);
+    const Use use{std::min(entry.bytes, kMostBytes), entry.last_use_ns, entry.foreign};
+    const auto at = files_.emplace(entry.name, use).first;
+    by_use_.insert({use.last_use_ns, at->first});
+    bytes_ += use.bytes;
+  }
+  void erase(const std::string& name) {
+    const auto at = files_.find(name);
+    if (at == files_.end()) return;
+    by_use_.erase({at->second.last_use_ns, at->first});
+    bytes_ -= at->second.bytes;
+    files_.erase(at);
+  }
+  void touch(const std::string& name, int64_t last_use_ns) {
+    const auto at = files_.find(name);
+    if (at == files_.end()) return;
+    by_use_.erase({at->second.last_use_ns, at->first});
+    at->second.last_use_ns = last_use_ns;
+    by_use_.insert({last_use_ns, at->first});
+  }
+  // The one used next after `entry` (which need not be there any more); null: the oldest of all.
+  std::optional<Entry> next(const Entry* entry) const {
+    auto at = by_use_.begin();
+    if (entry != nullptr) at = by_use_.upper_bound({entry->last_use_ns, std::string_view(entry->name)});
+    if (at == by_use_.end()) return std::nullopt;
+    return entry_of(*files_.find(at->second));
+  }
+  // By name.
+  std::vector<Entry> entries() const {
+    std::vector<Entry> out;
+    out.reserve(files_.size());
+    for (const auto& file : files_) out.push_back(entry_of(file));
+    return out;
+  }
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  // A file with holes may claim to be of any size; a million such do not overflow the sum.
+  static constexpr uint64_t kMostBytes = uint64_t{1} << 44;
+  struct Use {
+    uint64_t bytes;
+    int64_t last_use_ns;
+    bool foreign;
+  };
+  using Files = std::map<std::string, Use, std::less<>>;
+  static Entry entry_of(const Files::value_type& file) {
+    return {file.first, file.second.bytes, file.second.last_use_ns, file.second.foreign};
+  }
+  Files files_;
+  std::set<std::pair<int64_t, std::string_view>> by_use_;  // views of the names above
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace braid
