@@ -28,6 +28,7 @@ Status BatchArrays::allocate(Device& device, const char* what, const Sizes& most
   blocks_per_sequence_ = blocks_per_sequence;
   groups_ = groups;
   used_.resize(static_cast<size_t>(most_batches));
+  filled_.assign(static_cast<size_t>(groups) * static_cast<size_t>(most.sequences), blocks_per_sequence);
   const size_t size = bytes(most, most_batches, blocks_per_sequence, groups);
   BRAID_ASSIGN(host_, device.allocate_host(size, what));
   if (!device.computes_in_host_memory()) {
@@ -49,6 +50,10 @@ void BatchArrays::begin(const Sizes& room, int32_t batches) {
     offset_[a] = batch_elements_;
     batch_elements_ += padded_to_line(count_of(room, a));
   }
+  const bool same_places = tables_at_ == tables() && table_elements_ == group_elements();
+  if (!same_places) std::fill(filled_.begin(), filled_.end(), blocks_per_sequence_);  // anything
+  tables_at_ = tables();
+  table_elements_ = group_elements();
 }
 
 int32_t BatchArrays::add_sequence(int32_t batch, int32_t state_slot, int32_t certain_rows,
@@ -88,11 +93,18 @@ void BatchArrays::add_output(int32_t batch) {
 void BatchArrays::set_blocks(int32_t index, const Sequence& s) {
   BRAID_CHECK(index < room_.sequences);
   with_blocks_ = std::max(with_blocks_, index + 1);
-  for (int32_t g = 0; g < groups_; ++g) {
-    BRAID_CHECK(static_cast<int32_t>(s.blocks[g].size()) <= blocks_per_sequence_);
-    int32_t* end = std::copy(s.blocks[g].begin(), s.blocks[g].end(), table_of(g, index));
-    std::fill(end, table_of(g, index + 1), 0);
-  }
+  for (int32_t g = 0; g < groups_; ++g) fill_table(g, index, s.blocks[g]);
+}
+
+// A table is as long as the longest context: what is 0 already is not written again.
+void BatchArrays::fill_table(int32_t group, int32_t index, std::span<const int32_t> blocks) {
+  BRAID_CHECK(static_cast<int32_t>(blocks.size()) <= blocks_per_sequence_);
+  int32_t& filled =
+      filled_[static_cast<size_t>(group) * static_cast<size_t>(most_.sequences) + static_cast<size_t>(index)];
+  int32_t* table = table_of(group, index);
+  int32_t* end = std::copy(blocks.begin(), blocks.end(), table);
+  if (end < table + filled) std::fill(end, table + filled, 0);
+  filled = static_cast<int32_t>(blocks.size());
 }
 
 void BatchArrays::pad(int32_t batch) {
@@ -104,7 +116,8 @@ void BatchArrays::pad(int32_t batch) {
   for (int32_t i = used.outputs; i < room_.outputs; ++i) host(batch, output_row)[i] = -1;
   for (int32_t i = used.sequences; i < room_.sequences; ++i)
     for (const Array a : {first_row, rows, certain, context, slot}) host(batch, a)[i] = 0;
-  for (int32_t g = 0; g < groups_; ++g) std::fill(table_of(g, with_blocks_), table_of(g, room_.sequences), 0);
+  for (int32_t g = 0; g < groups_; ++g)
+    for (int32_t i = with_blocks_; i < room_.sequences; ++i) fill_table(g, i, {});
 }
 
 Batch BatchArrays::finish(int32_t batch, bool padded) {

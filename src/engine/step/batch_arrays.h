@@ -5,6 +5,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "base/result.h"
 #include "engine/schedule/sequence.h"
@@ -94,6 +96,7 @@ class BatchArrays {
            int64_t{index} * blocks_per_sequence_;
   }
   void send(int64_t first, int64_t count);
+  void fill_table(int32_t group, int32_t index, std::span<const int32_t> blocks);
   void pad(int32_t batch);
 
   Device* device_ = nullptr;
@@ -111,6 +114,9 @@ class BatchArrays {
   int64_t batch_elements_ = 0;
   int64_t offset_[kArrays] = {};
   std::vector<Sizes> used_;  // [most_batches]
+  // [groups][most_.sequences]: entries of a table behind these are 0, for as long as tables stay where they are.
+  std::vector<int32_t> filled_;
+  int64_t tables_at_ = -1, table_elements_ = -1;
 };
 
 }  // namespace braid

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <map>
+#include <random>
 #include <vector>
 
 #include "engine/step/records.h"
@@ -109,12 +110,28 @@ TEST(Records, OneBoundHoldsForAllWork) {
   }
   EXPECT_EQ(most, 192u);
   // What was forgotten is as new.
-  EXPECT_FALSE(device.has_record(0));
   const int before = device.recorded;
   for (int i = 0; i < 2; ++i) EXPECT_TRUE(records.queue(Records::Work::step, 0, [] {}).ok());
   EXPECT_EQ(device.recorded, before);
   EXPECT_TRUE(records.queue(Records::Work::step, 0, [] {}).ok());
   EXPECT_EQ(device.recorded, before + 1);
+}
+
+TEST(Records, OfTwoOnOneDeviceAreApartAndEndWithTheirOwner) {
+  Recording device;
+  Records first(device);
+  int queued[2] = {};
+  {
+    Records second(device);
+    for (int i = 0; i < 5; ++i) {
+      EXPECT_TRUE(first.queue(Records::Work::step, 7, [&] { ++queued[0]; }).ok());
+      EXPECT_TRUE(second.queue(Records::Work::step, 7, [&] { ++queued[1]; }).ok());
+    }
+    EXPECT_EQ(device.kept.size(), 2u);
+  }
+  EXPECT_EQ(queued[0], 3);
+  EXPECT_EQ(queued[1], 3) << "it has recorded its own";
+  EXPECT_EQ(device.kept.size(), 1u);
 }
 
 TEST(Records, RareShapesDoNotPushOutFrequentOnes) {
@@ -185,6 +202,39 @@ TEST(BatchArrays, PaddingBelongsToNobody) {
         EXPECT_EQ(b.output_row[i], i < outputs ? 2 * i : -1);
       }
     }
+  }
+}
+
+// What a step before has left in the same memory, or in places that mean something else now.
+TEST(BatchArrays, TablesAreThoseOfFreshMemory) {
+  std::mt19937 random(3);
+  Recording device;
+  BatchArrays kept;
+  ASSERT_TRUE(kept.allocate(device, "test", {64, 6, 64}, 2, 9, 2).ok());
+  for (int round = 0; round < 2000; ++round) {
+    BatchArrays fresh;
+    ASSERT_TRUE(fresh.allocate(device, "test", {64, 6, 64}, 2, 9, 2).ok());
+    const auto of = [&](uint32_t n) { return static_cast<int32_t>(random() % n); };
+    const BatchArrays::Sizes room{of(3) == 0 ? 64 : 16, of(4) == 0 ? 6 : 5, 16};
+    const int32_t batches = 1 + (of(5) == 0 ? 1 : 0), sequences = of(6);
+    const bool padded = of(3) != 0;
+    std::vector<Sequence> all(static_cast<size_t>(std::min(sequences, room.sequences)));
+    for (Sequence& s : all)
+      for (BlockTable& table : s.blocks)
+        for (int32_t i = of(10); i > 0; --i) table.push_back(1 + of(99));
+    for (BatchArrays* arrays : {&fresh, &kept}) {
+      arrays->begin(room, batches);
+      for (size_t i = 0; i < all.size(); ++i) {
+        arrays->add_sequence(0, 0, 1, 1);
+        arrays->set_blocks(static_cast<int32_t>(i), all[i]);
+      }
+    }
+    const Batch wanted = fresh.finish(0, padded), got = kept.finish(0, padded);
+    fresh.upload();
+    kept.upload();
+    for (int32_t g = 0; g < 2; ++g)
+      for (int32_t i = 0; i < wanted.sequences; ++i)
+        ASSERT_EQ(seen(got.of_group(g).blocks_of(i), 9), seen(wanted.of_group(g).blocks_of(i), 9)) << round;
   }
 }
 

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -26,7 +27,13 @@ class Records {
   // A shape is below this.
   static constexpr int kShapeBits = 61;
 
+  // `device` outlives it. Several may use one device: what one records is its own.
   explicit Records(Device& device) : device_(device) {}
+  Records(const Records&) = delete;
+  Records& operator=(const Records&) = delete;
+  ~Records() {
+    for (const auto& [key, record] : kept_) device_.forget_record(record.id);
+  }
 
   // Queues what `enqueue` queues on the device, or replays it. Works of equal shape queue the same ops on the
   // same memory. No recorded work is under way. Errors: those of Device::end_record().
@@ -36,50 +43,71 @@ class Records {
     const Clock::time_point begin = Clock::now();
     if (is_due(key) && device_.begin_record()) {
       enqueue();
-      BRAID_TRY(device_.end_record(key));
-      if (!device_.has_record(key)) {
-        most_ = wanted_.size();
+      const uint64_t id = ++last_id();
+      BRAID_TRY(device_.end_record(id));
+      if (device_.has_record(id)) {
+        kept_[key].id = id;
+      } else {
+        most_ = kept_.size();
         seen_.erase(key);
       }
       making_ms_ += std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
     }
-    if (device_.has_record(key)) {
-      wanted_[key] = ++turn_;
-      device_.replay(key);
+    if (has_record(key)) {
+      Record& record = kept_.at(key);
+      record.turn = ++turn_;
+      device_.replay(record.id);
     } else {
       enqueue();
     }
     return {};
   }
 
-  size_t count() const { return wanted_.size(); }
+  size_t count() const { return kept_.size(); }
   // What recording took since the last call: once for a shape, and no part of what such work takes.
   double take_making_ms() { return std::exchange(making_ms_, 0.0); }
 
  private:
   using Clock = std::chrono::steady_clock;
+  struct Record {
+    uint64_t id = 0;    // the device's key
+    uint64_t turn = 0;  // when it was wanted last
+  };
+
+  // Of the process: no two records of a device have the same.
+  static std::atomic<uint64_t>& last_id() {
+    static std::atomic<uint64_t> id{0};
+    return id;
+  }
+
+  // Not while the device is profiled.
+  bool has_record(uint64_t key) const {
+    const auto it = kept_.find(key);
+    return it != kept_.end() && device_.has_record(it->second.id);
+  }
 
   bool is_due(uint64_t key) {
-    if (most_ == 0 || device_.has_record(key)) return false;
+    if (most_ == 0 || kept_.contains(key)) return false;
     if (int& queued = seen_[key]; queued < kQueuedBefore) {
       ++queued;
       return false;
     }
-    if (wanted_.size() >= most_) {
-      const auto oldest = std::min_element(wanted_.begin(), wanted_.end(),
-                                           [](const auto& a, const auto& b) { return a.second < b.second; });
-      device_.forget_record(oldest->first);
+    if (kept_.size() >= most_) {
+      const auto oldest = std::min_element(kept_.begin(), kept_.end(), [](const auto& a, const auto& b) {
+        return a.second.turn < b.second.turn;
+      });
+      device_.forget_record(oldest->second.id);
       seen_.erase(oldest->first);
-      wanted_.erase(oldest);
+      kept_.erase(oldest);
     }
     return true;
   }
 
   Device& device_;
   static constexpr int kQueuedBefore = 2;
-  size_t most_ = 192;                    // a record takes memory of the host and the driver
-  std::map<uint64_t, int> seen_;         // how often what has no record was queued, up to kQueuedBefore
-  std::map<uint64_t, uint64_t> wanted_;  // recorded ones: the turn in which they were last
+  size_t most_ = 192;             // a record takes memory of the host and the driver
+  std::map<uint64_t, int> seen_;  // how often what has no record was queued, up to kQueuedBefore
+  std::map<uint64_t, Record> kept_;
   uint64_t turn_ = 0;
   double making_ms_ = 0;
 };
