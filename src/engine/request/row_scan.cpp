@@ -296,9 +296,8 @@ int32_t draw_of_row(std::span<const float> row, const Cut& cut, float temperatur
   Draw draw(seed, position);
   draw.add(largest, 1);
   const RowScale scale{top, -1 / temperature, 1, 0};
-  for (const RowSpan& span : spans_of(cut, std::ssize(row)))
-    HWY_DYNAMIC_DISPATCH(draw_span)
-    (row.data(), span, scale, seed, static_cast<uint32_t>(position), temperature, draw);
+  for (const RowSpan& span : spans_of(cut, std::ssize(row))) HWY_DYNAMIC_DISPATCH(draw_span)
+  (row.data(), span, scale, seed, static_cast<uint32_t>(position), temperature, draw);
   return draw.winner();
 }
 
