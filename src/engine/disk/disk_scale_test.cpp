@@ -9,6 +9,7 @@
 #include <random>
 #include <thread>
 
+#include "base/files/temp_folder_test.h"
 #include "engine/disk/disk.h"
 #include "engine/disk/disk_index_file.h"
 
@@ -36,23 +37,8 @@ struct Text {
   std::vector<PrefixHash> hashes;
 };
 
-struct Folder {
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "braid-scale-XXXXXX").string();
-    path = ::mkdtemp(name.data());
-  }
-  ~Folder() { fs::remove_all(path); }
-  std::vector<fs::path> files(const std::string& suffix = kDiskSuffix) const {
-    std::vector<fs::path> out;
-    for (const auto& entry : fs::directory_iterator(path))
-      if (entry.path().string().ends_with(suffix)) out.push_back(entry.path());
-    return out;
-  }
-  std::string path;
-};
-
 struct Tier {
-  Tier(const Folder& folder, uint64_t limit, int64_t* clock)
+  Tier(const TempFolder& folder, uint64_t limit, int64_t* clock)
       : write(60000), read(DiskStaging::read_bytes(kind())) {
     DiskOptions options;
     options.directory = folder.path;
@@ -91,7 +77,7 @@ struct Tier {
 constexpr uint64_t kPlenty = 1 << 30;
 
 TEST(DiskScale, AStartOpensOnlyWhatTheIndexDoesNotHave) {
-  const Folder folder;
+  const TempFolder folder;
   int64_t now = 0;
   const Text p(960, 1), q(330, 2);
   {
@@ -105,7 +91,7 @@ TEST(DiskScale, AStartOpensOnlyWhatTheIndexDoesNotHave) {
     EXPECT_EQ(t.known(p), 650);
     EXPECT_TRUE(t.load(p) && t.load(q));
   }
-  fs::last_write_time(folder.files()[0], fs::file_time_type::clock::now());
+  fs::last_write_time(folder.files(kDiskSuffix)[0], fs::file_time_type::clock::now());
   {
     Tier t(folder, kPlenty, &now);
     EXPECT_EQ(t.tier->stats().opened, 1u);
@@ -119,7 +105,7 @@ TEST(DiskScale, AStartOpensOnlyWhatTheIndexDoesNotHave) {
 
 // Whatever is cut or flipped: the slow way, and all is found.
 TEST(DiskScale, ADamagedIndexIsNoIndex) {
-  const Folder folder;
+  const TempFolder folder;
   int64_t now = 0;
   const Text p(960, 1);
   { EXPECT_TRUE(Tier(folder, kPlenty, &now).store(p, 650)); }
@@ -142,7 +128,7 @@ TEST(DiskScale, ADamagedIndexIsNoIndex) {
 
 // A right checksum over wrong words: a load fails, the file is believed instead, and the next one succeeds.
 TEST(DiskScale, AForgedIndexCostsALoad) {
-  const Folder folder;
+  const TempFolder folder;
   int64_t now = 0;
   const Text p(330, 1), q(330, 2);
   { EXPECT_TRUE(Tier(folder, kPlenty, &now).store(p, 330)); }
@@ -170,7 +156,7 @@ TEST(DiskScale, AForgedIndexCostsALoad) {
 }
 
 TEST(DiskScale, TheOrderOfUseOutlivesTheProcess) {
-  const Folder folder;
+  const TempFolder folder;
   int64_t now = 0;
   const Text a(320, 1), b(320, 2), c(320, 3), d(320, 4);
   const uint64_t limit = 3 * kEach + 2000;
@@ -186,28 +172,28 @@ TEST(DiskScale, TheOrderOfUseOutlivesTheProcess) {
 }
 
 TEST(DiskScale, AnOrphanStaysUntilItHasBeenSeenTwice) {
-  const Folder folder;
+  const TempFolder folder;
   int64_t now = 0;
   const Text p(960, 1);
   Tier t(folder, kPlenty, &now);
   ASSERT_TRUE(t.store(p, 320));
-  const fs::path first = folder.files()[0];
+  const fs::path first = folder.files(kDiskSuffix)[0];
   ASSERT_TRUE(t.store(p, 640) && t.store(p, 960));
   fs::remove(first);
   now += kLookSeconds;
   ASSERT_TRUE(t.store(Text(320, 2), 320));
-  EXPECT_EQ(folder.files().size(), 3u);
+  EXPECT_EQ(folder.files(kDiskSuffix).size(), 3u);
   now += kOrphanSeconds - 1;
   ASSERT_TRUE(t.store(Text(320, 3), 320));
-  EXPECT_EQ(folder.files().size(), 4u);
+  EXPECT_EQ(folder.files(kDiskSuffix).size(), 4u);
   now += 100 * kOrphanSeconds;
   ASSERT_TRUE(t.store(Text(320, 4), 320));
-  EXPECT_EQ(folder.files().size(), 3u);  // both went: the second hung on the first
+  EXPECT_EQ(folder.files(kDiskSuffix).size(), 3u);  // both went: the second hung on the first
   EXPECT_EQ(t.tier->stats().removed, 2u);
 }
 
 TEST(DiskScale, TwoTiersKeepToTheLimitAndToWhatTheOtherUses) {
-  const Folder folder;
+  const TempFolder folder;
   int64_t now = 0;
   const uint64_t limit = 6 * kEach;
   Tier a(folder, limit, &now), b(folder, limit, &now);
@@ -216,7 +202,7 @@ TEST(DiskScale, TwoTiersKeepToTheLimitAndToWhatTheOtherUses) {
   now += 1000;
   for (uint32_t i = 10; i < 40; ++i, now += 1000) {
     ASSERT_TRUE((i % 2 == 0 ? a : b).store(Text(320, i), 320)) << i;
-    EXPECT_LE(folder.files().size(), 6u);
+    EXPECT_LE(folder.files(kDiskSuffix).size(), 6u);
     ASSERT_TRUE(a.load(kept)) << i;  // b asks the file before it goes
   }
   EXPECT_EQ(b.known(kept), 320);
@@ -224,7 +210,7 @@ TEST(DiskScale, TwoTiersKeepToTheLimitAndToWhatTheOtherUses) {
 }
 
 TEST(DiskScale, NobodyTakesATemporaryFileFromItsWriter) {
-  const Folder folder;
+  const TempFolder folder;
   auto writer = DiskDirectory::open(folder.path), other = DiskDirectory::open(folder.path);
   ASSERT_TRUE(writer.ok() && other.ok());
   std::atomic<bool> done{false};
@@ -241,7 +227,7 @@ TEST(DiskScale, NobodyTakesATemporaryFileFromItsWriter) {
     EXPECT_TRUE(writer->write(std::to_string(i) + kDiskSuffix, parts, [] { return false; }).ok());
   done = true;
   remover.join();
-  EXPECT_EQ(folder.files().size(), 200u);
+  EXPECT_EQ(folder.files(kDiskSuffix).size(), 200u);
 }
 
 }  // namespace

@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/files/temp_folder_test.h"
+
 namespace braid {
 namespace {
 
@@ -17,12 +19,6 @@ namespace fs = std::filesystem;
 
 class DiskSecret : public testing::Test {
  protected:
-  DiskSecret() {
-    std::string name = (fs::temp_directory_path() / "braid-secret-XXXXXX").string();
-    path_ = ::mkdtemp(name.data());
-    secret_ = path_ / kSecretName;
-  }
-  ~DiskSecret() override { fs::remove_all(path_); }
   Result<PrefixSecret> ask() const {
     const auto directory = DiskDirectory::open(path_.string());
     if (!directory.ok()) return directory.error();
@@ -32,7 +28,8 @@ class DiskSecret : public testing::Test {
     const auto secret = ask();
     return secret.ok() ? "" : secret.error().message;
   }
-  fs::path path_, secret_;
+  TempFolder folder_;
+  const fs::path path_{folder_.path}, secret_{path_ / kSecretName};
 };
 
 TEST_F(DiskSecret, IsMadeOnceForItsUserAlone) {

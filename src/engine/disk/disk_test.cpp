@@ -18,6 +18,8 @@
 #include <map>
 #include <random>
 
+#include "base/files/temp_folder_test.h"
+
 namespace braid {
 namespace {
 
@@ -26,26 +28,15 @@ namespace fs = std::filesystem;
 constexpr size_t kState = 6000;
 constexpr size_t kBlock = 1000;
 
-class Folder {
- public:
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "braid-disk-XXXXXX").string();
-    path = ::mkdtemp(name.data());
-  }
-  ~Folder() { fs::remove_all(path); }
+struct Folder : TempFolder {
   std::vector<fs::path> files(const std::string& suffix = kDiskSuffix) const {
-    std::vector<fs::path> out;
-    for (const auto& entry : fs::directory_iterator(path))
-      if (entry.path().string().ends_with(suffix)) out.push_back(entry.path());
-    std::sort(out.begin(), out.end());
-    return out;
+    return TempFolder::files(suffix);
   }
   uint64_t bytes() const {
     uint64_t sum = 0;
     for (const auto& file : files()) sum += fs::file_size(file);
     return sum;
   }
-  std::string path;
 };
 
 DiskKind kind(const std::string& model = "model") { return {seed_hash(model), kState, kBlock}; }

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/files/temp_folder_test.h"
 #include "base/mapped_file.h"
 #include "model/test_models_test.h"
 
@@ -20,13 +21,10 @@ using namespace testing_models;
 class ModelHash : public testing::Test {
  protected:
   ModelHash() {
-    std::string name = (fs::temp_directory_path() / "braid-hash-XXXXXX").string();
-    folder_ = ::mkdtemp(name.data());
     bytes_ = bytes_of(tiny_dense());
     write();
   }
-  ~ModelHash() override { fs::remove_all(folder_); }
-  std::string path() const { return folder_ + "/model.gguf"; }
+  std::string path() const { return folder_.path + "/model.gguf"; }
   void write() {
     std::ofstream(path(), std::ios::binary)
         .write(reinterpret_cast<const char*>(bytes_.data()), static_cast<std::streamsize>(bytes_.size()));
@@ -37,10 +35,10 @@ class ModelHash : public testing::Test {
     EXPECT_TRUE(file.ok());
     was_read_ = false;
     return model_hash(
-        *file, folder_, [this](uint64_t, uint64_t) { was_read_ = true; }, rest_ns);
+        *file, folder_.path, [this](uint64_t, uint64_t) { was_read_ = true; }, rest_ns);
   }
 
-  std::string folder_;
+  TempFolder folder_;
   std::vector<std::byte> bytes_;
   bool was_read_ = false;
 };
@@ -69,18 +67,18 @@ TEST_F(ModelHash, OfAFileThatHasJustChangedIsNotRemembered) {
   hash(3'600'000'000'000);
   hash(3'600'000'000'000);
   EXPECT_TRUE(was_read_);
-  EXPECT_FALSE(fs::exists(folder_ + "/" + kModelHashes));
+  EXPECT_FALSE(fs::exists(folder_.path + "/" + kModelHashes));
 }
 
 TEST_F(ModelHash, LinesThatAreNoneArePassedOver) {
   const ByteHash first = hash();
   for (const char* line : {"", "v1", "v1 1 2 3", "\n\n\xff\xff\n", "v2 0 0 0 0 0 00\n"}) {
-    std::ofstream(folder_ + "/" + kModelHashes, std::ios::app) << line;
+    std::ofstream(folder_.path + "/" + kModelHashes, std::ios::app) << line;
     EXPECT_EQ(hash(), first) << line;
   }
   // A hash that was cut off is none.
   const FileIdentity id = *MappedFile::identity_of(path());
-  std::ofstream(folder_ + "/" + kModelHashes)
+  std::ofstream(folder_.path + "/" + kModelHashes)
       << "v1 " << id.device << " " << id.inode << " " << id.size_bytes << " " << id.modified_ns << " "
       << id.changed_ns << " 0123456789abcdef\n";
   EXPECT_EQ(hash(), first);

@@ -292,7 +292,7 @@ Scheduler::Spare Scheduler::spare_blocks() const {
 
 // What victims_for() has said still holds: the same ones run, and no more is free.
 bool Scheduler::still_blocked(const Sequence& s, const Spare& spare) const {
-  return s.wait.blocked_since == entries_and_exits_ + 1 &&
+  return s.wait.blocked_at == entries_and_exits_ &&
          std::equal(spare.begin(), spare.end(), s.wait.spare_blocks.begin(), std::less_equal<>());
 }
 
@@ -322,7 +322,7 @@ void Scheduler::admit(Clock::time_point now) {
       victims = victims_for(s, hit);
     }
     if (victims < 0) {
-      s.wait.blocked_since = entries_and_exits_ + 1;
+      s.wait.blocked_at = entries_and_exits_;
       s.wait.spare_blocks = spare;
       blocked.push_back(&s);
       if (s.wait.overtaken >= kMostOvertakers || blocked.size() >= kMostOvertakers) return;

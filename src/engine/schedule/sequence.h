@@ -5,6 +5,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "engine/prefix/block_pool.h"
@@ -68,8 +69,8 @@ struct Sequence {
     int32_t until_tokens = 0;
     uint64_t disk_load = 0;  // for this load from the disk; 0: for none
     int32_t disk_loads = 0;  // of its prefix that were begun
-    // There was no memory for it after so many entries and exits, less one, with so many blocks to spare.
-    uint64_t blocked_since = 0;
+    // After so many entries and exits there was no memory for it, with so many blocks to spare.
+    std::optional<uint64_t> blocked_at;
     std::array<int64_t, kKvGroups> spare_blocks{};
     size_t overtaken = 0;  // by so many meanwhile
   } wait;

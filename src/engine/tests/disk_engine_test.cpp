@@ -15,6 +15,7 @@
 #include <random>
 #include <thread>
 
+#include "base/files/temp_folder_test.h"
 #include "engine/disk/disk_format.h"
 #include "engine/disk/disk_store.h"
 #include "engine/engine.h"
@@ -27,21 +28,6 @@ namespace {
 
 using namespace testing_models;
 namespace fs = std::filesystem;
-
-struct Folder {
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "braid-disk-XXXXXX").string();
-    path = ::mkdtemp(name.data());
-  }
-  ~Folder() { fs::remove_all(path); }
-  std::vector<fs::path> files() const {
-    std::vector<fs::path> out;
-    for (const auto& entry : fs::directory_iterator(path))
-      if (entry.path().string().ends_with(kDiskSuffix)) out.push_back(entry.path());
-    return out;
-  }
-  std::string path;
-};
 
 struct Answer {
   std::vector<int32_t> tokens;
@@ -114,7 +100,7 @@ std::vector<int32_t> joined(std::vector<int32_t> a, const std::vector<int32_t>& 
 
 class DiskEngineOn : public testing_devices::OnDevice {
  protected:
-  EngineOptions options(const Folder& folder) const {
+  EngineOptions options(const TempFolder& folder) const {
     EngineOptions o;
     o.device = GetParam();
     o.deterministic = true;
@@ -129,7 +115,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, DiskEngineOn, ::testing::Values("ref", "cpu", 
 // What was computed with another window is never found.
 TEST_P(DiskEngineOn, AWindowFindsItsOwnPrefixesOnly) {
   for (const RandomShape& shape : {tiny_dense(), tiny_attention()}) {
-    const Folder folder;
+    const TempFolder folder;
     const auto asked = prompt(420);
     std::map<int32_t, Answer> said;
     for (int round = 0; round < 2; ++round) {
@@ -154,7 +140,7 @@ TEST_P(DiskEngineOn, AWindowFindsItsOwnPrefixesOnly) {
 // The second turn after a restart is, bit for bit, what it is without one.
 TEST_P(DiskEngineOn, AConversationGoesOnAfterARestart) {
   for (const RandomShape& shape : {tiny_dense(), tiny_moe(), tiny_attention()}) {
-    const Folder folder, never;
+    const TempFolder folder, never;
     const auto first = prompt(420);
     Machine stays(shape, options(never));
     const Answer one = stays.ask(first);
@@ -180,7 +166,7 @@ TEST_P(DiskEngineOn, AConversationGoesOnAfterARestart) {
 
 TEST_P(DiskEngineOn, ManyWhoWaitForTheSamePrefixAnswerAlike) {
   for (const RandomShape& shape : {tiny_dense(), tiny_attention()}) {
-    const Folder folder;
+    const TempFolder folder;
     const auto shared = prompt(500);
     std::vector<Answer> right;
     {
@@ -205,10 +191,10 @@ TEST_P(DiskEngineOn, ManyWhoWaitForTheSamePrefixAnswerAlike) {
 }
 
 TEST_P(DiskEngineOn, TenantsAndModelsDoNotMeet) {
-  const Folder folder;
+  const TempFolder folder;
   const auto p = prompt(420);
   { Machine(tiny_dense(), options(folder)).ask(p, "tenant a"); }
-  const size_t files = folder.files().size();
+  const size_t files = folder.files(kDiskSuffix).size();
   EXPECT_GT(files, 0u);
   {
     Machine same(tiny_dense(), options(folder));
@@ -232,7 +218,7 @@ TEST_P(DiskEngineOn, AnEditedModelFindsNothing) {
     bytes[static_cast<size_t>(largest->data.data() - bytes.data()) + largest->data.size() / 2] ^=
         std::byte{1};
   };
-  const Folder folder;
+  const TempFolder folder;
   { Machine(tiny_dense(), options(folder)).ask(prompt(420)); }
   Machine other(tiny_dense(), options(folder), edit);
   EXPECT_EQ(other.ask(prompt(420)).cached, 0);
@@ -243,11 +229,11 @@ TEST_P(DiskEngineOn, AnEditedModelFindsNothing) {
 TEST_P(DiskEngineOn, ForgedStatesCostTimeNotAnswers) {
   const auto p = joined(prompt(420), prompt(30, 2));
   for (const int32_t forged : {-1'000'000'000, -1, 0, 1'000'000, INT32_MAX}) {
-    const Folder folder;
+    const TempFolder folder;
     Answer right;
     { right = Machine(tiny_dense(), options(folder)).ask(p); }
     size_t changed = 0;
-    for (const auto& path : folder.files()) {
+    for (const auto& path : folder.files(kDiskSuffix)) {
       std::ifstream in(path, std::ios::binary);
       std::vector<char> bytes((std::istreambuf_iterator<char>(in)), {});
       DiskHeader header;
@@ -278,11 +264,11 @@ TEST_P(DiskEngineOn, ForgedStatesCostTimeNotAnswers) {
 }
 
 TEST_P(DiskEngineOn, DamagedFilesCostTimeNotAnswers) {
-  const Folder folder;
+  const TempFolder folder;
   const auto p = joined(prompt(420), prompt(30, 2));
   Answer right;
   { right = Machine(tiny_dense(), options(folder)).ask(p); }
-  for (const auto& path : folder.files()) {  // the last byte: of the state
+  for (const auto& path : folder.files(kDiskSuffix)) {  // the last byte: of the state
     std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
     file.seekg(-1, std::ios::end);
     const int byte = file.get();
@@ -298,7 +284,7 @@ TEST_P(DiskEngineOn, DamagedFilesCostTimeNotAnswers) {
 
 // A pool that cannot hold what runs and what is read at the same time.
 TEST_P(DiskEngineOn, ReadingUnderPressureHarmsNobody) {
-  const Folder folder;
+  const TempFolder folder;
   std::vector<Answer> right;
   {
     Machine before(tiny_dense(), options(folder));
@@ -335,7 +321,7 @@ TEST_P(DiskEngineOn, KilledAtAnyMomentItAnswersAsIfNothingHadBeen) {
   if (GetParam() == std::string("cuda")) GTEST_SKIP() << "a child process cannot go on with the driver";
   std::vector<std::vector<int32_t>> texts;
   std::vector<Answer> right;
-  const Folder never, folder;
+  const TempFolder never, folder;
   for (int32_t round = 0; round < 3; ++round) {
     Machine m(tiny_dense(), options(never));
     auto text = prompt(300, round);
@@ -385,7 +371,7 @@ bool comes_true(const Condition& condition) {
 // Its blocks are offered on the way, so that a prompt longer than the staging memory is there whole, if the
 // writer keeps up.
 TEST_P(DiskEngineOn, WithoutStateALongPromptIsStoredOnTheWay) {
-  const Folder folder;
+  const TempFolder folder;
   EngineOptions o = options(folder);
   o.checkpoint_interval = 256;
   {
@@ -410,7 +396,7 @@ TEST_P(DiskEngineOn, WithoutStateALongPromptIsStoredOnTheWay) {
 // Nobody asks anything any more, and nobody stops the engine: it may be killed at any time.
 TEST_P(DiskEngineOn, AnIdleEngineHasWrittenWhatItKeptLast) {
   for (const bool cancelled : {false, true}) {
-    const Folder folder;
+    const TempFolder folder;
     Machine m(tiny_dense(), options(folder));
     const RequestId id = m.submit(prompt(420));
     while (!m.engine->idle()) {
@@ -431,7 +417,7 @@ TEST_P(DiskEngineOn, AServiceThatWaitsHasWrittenWhatItKeptLast) {
     void finished(RequestId, const Finished&) override { done.set_value(); }
     std::promise<void> done;
   };
-  const Folder folder;
+  const TempFolder folder;
   Machine m(tiny_dense(), options(folder));
   const auto service = EngineService::start(std::move(m.engine), {});
   auto waiter = std::make_shared<Waiter>();

@@ -12,6 +12,7 @@
 #include <regex>
 #include <string>
 
+#include "base/files/temp_folder_test.h"
 #include "engine/engine.h"
 #include "engine/tests/engine_devices_test.h"
 #include "model/test_models_test.h"
@@ -57,15 +58,6 @@ std::vector<int32_t> broken(int32_t length, int32_t salt = 0) {
   ids[kBadAt] = kBad;
   return ids;
 }
-
-struct Folder {
-  Folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "braid-failed-XXXXXX").string();
-    path = ::mkdtemp(name.data());
-  }
-  ~Folder() { std::filesystem::remove_all(path); }
-  std::string path;
-};
 
 struct Answer {
   std::vector<int32_t> tokens;
@@ -177,7 +169,7 @@ TEST_P(FailedStep, NothingOfItIsFoundInMemory) {
 }
 
 TEST_P(FailedStep, NothingOfItIsFoundOnDisk) {
-  const Folder folder;
+  const TempFolder folder;
   EngineOptions o = options();
   o.cache_dir = folder.path;
   {
