@@ -94,7 +94,7 @@ struct Tier {
     tier = std::move(opened).value();
   }
   void use() { tier->set_staging({write, read}); }
-  std::vector<std::byte> write, read;
+  std::vector<std::byte> write, read, image = std::vector<std::byte>(kState + kBlock);
   std::unique_ptr<DiskTier> tier;
 };
 
@@ -104,8 +104,9 @@ void stores(Tier& t, const char* what, int count, uint32_t salt) {
   for (int i = 0; i < count; ++i) {
     const Prefix p(salt + static_cast<uint32_t>(i), kStoredBlocks);
     const auto begin = Clock::now();
-    const auto room = t.tier->begin_store(p.key(), kStoredBlocks * kBlockTokens);
-    t.tier->all_synchronized();
+    const auto room = t.tier->begin_store(p.key(), kStoredBlocks * kBlockTokens, {t.image.data(), 0});
+    if (room) t.tier->end_store(0);
+    t.tier->submit(0);
     const double ms = ms_since(begin);
     if (!room) fmt::print("not stored\n");
     const auto written = Clock::now();

@@ -119,10 +119,10 @@ void Engine::run_until_idle() {
 
 bool Engine::step() {
   const bool more = turn();
-  // The caller may wait now for as long as nobody asks anything.
-  if (scheduler_->idle() && health_.ok()) scheduler_->all_queued_is_done();
   // While somebody runs, the next turn queues work before it does anything that takes long.
   if (!more || !late_events_ || scheduler_->running().empty()) events_.deliver();
+  // The caller may wait now for as long as nobody asks anything.
+  if (scheduler_->idle() && health_.ok()) scheduler_->all_queued_is_done();
   return more;
 }
 

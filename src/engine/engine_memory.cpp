@@ -103,10 +103,12 @@ Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Devic
   plan.available_bytes = plan.own_memory ? device.free_bytes() : available_memory_bytes();
   if (options.memory_limit_bytes != 0) plan.available_bytes = options.memory_limit_bytes;
   plan.max_sequences = options.max_sequences;
+  if (plan.own_memory && options.prefix_cache && options.state_memory_bytes != 0)
+    sizes.snapshot_bytes = checkpoint_bytes(config);
   const size_t drafter_bytes = dflash != nullptr ? dflash->weights().planned_bytes(device) : 0;
   plan.rows = {{MemoryUse::weights, model.weights().planned_bytes(device) + drafter_bytes},
                {MemoryUse::kv_blocks},
-               {MemoryUse::state_slots, sizes.slot_bytes(config)},
+               {MemoryUse::state_slots, sizes.slot_bytes(config) + sizes.snapshot_bytes},
                {MemoryUse::activations, activation_bytes(options, model, device)},
                {MemoryUse::logits, StepOutputs::bytes(logit_rows, config.vocabulary)},
                {MemoryUse::workspaces, expected_workspaces(device, workspace_needs(options, model))}};
@@ -150,6 +152,14 @@ Status EngineMemory::plan_sealing(const EngineOptions& options, const ModelConfi
 uint64_t EngineMemory::exact_bytes(const ModelConfig& config) const {
   if (!sizes.seals()) return 0;
   return static_cast<uint64_t>(sizes.tail.most_exact_blocks()) * sizes.block_bytes(config, 1);
+}
+
+// Of a checkpoint's image; 0: a sequence is nothing but its blocks.
+uint64_t EngineMemory::checkpoint_bytes(const ModelConfig& config) const {
+  CacheSizes one = sizes;
+  one.slots = 1;
+  const uint64_t resume_bytes = one.slot_bytes(config) + exact_bytes(config);
+  return resume_bytes == 0 ? 0 : resume_bytes + sizes.block_bytes(config, 0);
 }
 
 // In host memory more rows gain nothing. A GPU reads its weights once a step: a dense model is bound by
@@ -288,15 +298,12 @@ Status EngineMemory::plan_blocks(const EngineOptions& options, const ModelConfig
 
 // Host memory beside the device's: checkpoints of recurrent states, blocks of preempted sequences.
 void EngineMemory::plan_host_images(const EngineOptions& options, const ModelConfig& config) {
-  CacheSizes one = sizes;
-  one.slots = 1;
-  const uint64_t resume_bytes = one.slot_bytes(config) + exact_bytes(config);
-  const uint64_t image_bytes = resume_bytes + sizes.block_bytes(config, 0);
+  const uint64_t image_bytes = checkpoint_bytes(config);
   const auto count = [&](int64_t asked, uint64_t each, uint64_t chosen) {
     const uint64_t most = asked < 0 ? spare_host_bytes(plan) / 4 / each : static_cast<uint64_t>(asked) / each;
     return static_cast<int32_t>(std::min<uint64_t>({most, asked < 0 ? chosen : most, 1 << 20}));
   };
-  if (options.prefix_cache && resume_bytes > 0 && options.state_memory_bytes != 0) {
+  if (options.prefix_cache && image_bytes > 0 && options.state_memory_bytes != 0) {
     const int64_t most = options.max_checkpoints > 0 ? options.max_checkpoints : usual_images(options);
     host_images.checkpoint_count =
         count(options.state_memory_bytes, image_bytes, static_cast<uint64_t>(most));
@@ -339,7 +346,7 @@ Status EngineMemory::plan_disk(const EngineOptions& options, const ModelConfig& 
   const uint64_t good = DiskStaging::write_bytes(
       kind, std::min(interval > 0 ? interval + options.ubatch_tokens : 8192, plan.context_tokens));
   disk_write_bytes =
-      std::min(good, std::max(spare_host_bytes(plan) / 8, 2 * (kind.state_bytes + kind.block_bytes)));
+      std::min(good, std::max(spare_host_bytes(plan) / 8, 2 * kind.block_bytes));
   plan.rows.push_back({MemoryUse::disk_staging, disk_write_bytes + DiskStaging::read_bytes(kind), 0, true});
   return {};
 }

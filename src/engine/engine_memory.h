@@ -64,6 +64,7 @@ struct EngineMemory {
   Status plan_with(const EngineOptions& options, Model& model, Device& device);
   Status plan_sealing(const EngineOptions& options, const ModelConfig& config);
   uint64_t exact_bytes(const ModelConfig& config) const;
+  uint64_t checkpoint_bytes(const ModelConfig& config) const;
   Status take_host_images(const EngineOptions& options, const ModelConfig& config, Device& device);
 };
 

@@ -314,7 +314,7 @@ Engine::~Engine() {
   if (!disk_) return;
   // What was kept last is still to be written; a device that failed has nothing worth it.
   device_->synchronize();
-  if (device_->health().ok()) disk_->all_synchronized();
+  if (scheduler_ && device_->health().ok()) scheduler_->all_queued_is_done();
   disk_.reset();
 }
 

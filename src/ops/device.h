@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <span>
@@ -164,6 +165,36 @@ class Device {
                                        const BytesDone& done = nullptr) {
     return allocate(size_bytes, label);
   }
+  struct Copy {
+    void* to = nullptr;
+    const void* from = nullptr;
+    size_t bytes = 0;  // of a row
+    int64_t rows = 1;
+    size_t to_pitch = 0;  // bytes from row to row
+    size_t from_pitch = 0;
+  };
+  // As to_device().
+  virtual void rows_to_device(const Copy& copy) {
+    for (size_t row = 0; row < static_cast<size_t>(copy.rows); ++row)
+      to_device(static_cast<std::byte*>(copy.to) + row * copy.to_pitch,
+                static_cast<const std::byte*>(copy.from) + row * copy.from_pitch, copy.bytes);
+  }
+  // Copies between host and device memory that no step waits for have a queue of their own, beside that of the
+  // ops. They begin when the ops queued so far have ended, and run in order. Ops queued later run at the same
+  // time: until the copies are done nobody may write what they read, nor touch what they write.
+  // Returns the number of these copies: what is done up to it includes all before. 0: they are done already.
+  virtual uint64_t copy_beside(std::span<const Copy> copies) {
+    for (const Copy& c : copies)
+      for (size_t row = 0; row < static_cast<size_t>(c.rows); ++row)
+        std::memcpy(static_cast<std::byte*>(c.to) + row * c.to_pitch,
+                    static_cast<const std::byte*>(c.from) + row * c.from_pitch, c.bytes);
+    return 0;
+  }
+  // All copies up to this number are done.
+  virtual uint64_t copies_done() { return 0; }
+  // Ops queued from now on begin when the copies up to `number` are done.
+  virtual void order_after_copies(uint64_t number) {}
+  virtual void wait_for_copies(uint64_t number) {}
   // What travels between ops (tensor.h). The residual stream, router and gate rows and logits are f32 always.
   virtual DType activation_type() const { return DType::f32; }
   // The host may read and write allocate()d memory directly.

@@ -35,9 +35,10 @@ struct DiskTier::Job {
   int32_t block_count = 0;
   int32_t tail_tokens = 0;
   bool has_state = false;
-  std::span<std::byte> images;  // as in the file
-  uint64_t step = 0;
-  PrefixHash checkpoint;
+  std::span<std::byte> images;  // of the blocks
+  Checkpoint checkpoint;        // if it has a state
+  PrefixHash name;              // of it
+  uint64_t copies = UINT64_MAX;  // that fill both
 
   PrefixKey key() const { return {seed, hashes, tokens}; }
 };
@@ -54,17 +55,18 @@ struct DiskTier::Load {
   std::vector<int32_t> tokens;
   std::vector<Run> runs;
   DiskFilePtr checkpoint;
+  std::span<std::byte> image;  // of it
 
   PrefixKey key() const { return {seed, hashes, tokens}; }
 };
 
 uint64_t DiskStaging::write_bytes(const DiskKind& kind, int64_t gap_tokens) {
   const auto gap_blocks = static_cast<uint64_t>((gap_tokens + kBlockTokens - 1) / kBlockTokens);
-  return 2 * (kind.state_bytes + kind.block_bytes + gap_blocks * kind.block_bytes);
+  return 2 * (gap_blocks + 1) * kind.block_bytes;
 }
 
 uint64_t DiskStaging::read_bytes(const DiskKind& kind) {
-  return kind.state_bytes + kind.block_bytes + kBuffers * buffer_blocks(kind) * kind.block_bytes;
+  return kBuffers * buffer_blocks(kind) * kind.block_bytes;
 }
 
 Result<std::unique_ptr<DiskTier>> DiskTier::open(const DiskOptions& options, const DiskKind& kind) {
@@ -93,11 +95,10 @@ DiskTier::~DiskTier() {
 
 void DiskTier::set_staging(const DiskStaging& staging) {
   const std::lock_guard lock(mutex_);
-  const uint64_t image_bytes = kind_.state_bytes + kind_.block_bytes;
-  BRAID_CHECK(staging.read.size() >= image_bytes + kind_.block_bytes);
+  BRAID_CHECK(staging.read.size() >= kind_.block_bytes);
   staging_ = staging;
   ring_ = StagingRing(staging.write);
-  const uint64_t room = staging.read.size() - image_bytes;
+  const uint64_t room = staging.read.size();
   buffer_blocks_ = static_cast<int32_t>(std::min(buffer_blocks(kind_), room / kind_.block_bytes));
   const uint64_t buffer_bytes = static_cast<uint64_t>(buffer_blocks_) * kind_.block_bytes;
   for (uint64_t i = 0; i < std::min<uint64_t>(room / buffer_bytes, 64); ++i)
@@ -106,7 +107,8 @@ void DiskTier::set_staging(const DiskStaging& staging) {
 
 // ---- store ----
 
-std::optional<DiskTier::Room> DiskTier::begin_store(const PrefixKey& key, int32_t position) {
+std::optional<DiskTier::Room> DiskTier::begin_store(const PrefixKey& key, int32_t position,
+                                                    const Checkpoint& checkpoint) {
   if (position < options_.minimum_tokens) return std::nullopt;
   int32_t full = position / kBlockTokens;
   const bool has_state = kind_.state_bytes > 0;  // without it a prefix ends with a block
@@ -126,8 +128,7 @@ std::optional<DiskTier::Room> DiskTier::begin_store(const PrefixKey& key, int32_
       return std::nullopt;
     const uint64_t block = kind_.block_bytes;
     job->has_state = has_state;
-    uint64_t need =
-        static_cast<uint64_t>(full - first) * block + (tail.empty() ? 0 : block) + kind_.state_bytes;
+    uint64_t need = static_cast<uint64_t>(full - first) * block;
     if (need > ring_.size()) {
       // Too long for one: its first blocks alone, so that the next checkpoint has less to bring.
       job->has_state = false;
@@ -136,9 +137,10 @@ std::optional<DiskTier::Room> DiskTier::begin_store(const PrefixKey& key, int32_
                          std::min<uint64_t>(ring_.size() / 2 / block, static_cast<uint64_t>(full - first)));
       need = static_cast<uint64_t>(full - first) * block;
     }
-    std::byte* memory = nullptr;
-    if (need > 0 && need < options_.limit_bytes) memory = ring_.take(need);
-    if (memory == nullptr) {
+    const uint64_t state = job->has_state ? kind_.state_bytes : 0;
+    const bool fits = need + state > 0 && need + state < options_.limit_bytes;
+    std::byte* const memory = fits && need > 0 ? ring_.take(need) : nullptr;
+    if (!fits || (need > 0 && memory == nullptr)) {
       ++stats_.dropped;
       return std::nullopt;
     }
@@ -153,30 +155,34 @@ std::optional<DiskTier::Room> DiskTier::begin_store(const PrefixKey& key, int32_
   job->hashes.assign(key.hashes.begin(), key.hashes.begin() + full);
   job->tokens.assign(key.tokens.begin(), key.tokens.begin() + static_cast<std::ptrdiff_t>(end));
   job->tail_tokens = static_cast<int32_t>(tail.size());
-  job->step = step_;
-  job->checkpoint = name;
+  job->name = name;
+  if (job->has_state) job->checkpoint = checkpoint;
 
-  Room room;
-  room.first_block = job->first_block;
-  room.block_count = job->block_count;
-  room.blocks = job->images.data();
-  std::byte* next = room.blocks + static_cast<size_t>(room.block_count) * kind_.block_bytes;
-  if (!tail.empty()) room.tail_block = std::exchange(next, next + kind_.block_bytes);
-  if (job->has_state) room.state = next;
+  const Room room{job->first_block, job->block_count, job->images.data(), job->has_state};
   begun_.push_back(std::move(job));
   return room;
 }
 
-void DiskTier::submit(uint64_t step) {
-  if (begun_.empty() || begun_.front()->step > step) return;
+void DiskTier::end_store(uint64_t copies) { begun_.back()->copies = copies; }
+
+void DiskTier::submit(uint64_t copies_done) {
+  if (begun_.empty() || begun_.front()->copies > copies_done) return;
   {
     const std::lock_guard lock(mutex_);
-    while (!begun_.empty() && begun_.front()->step <= step) {
+    while (!begun_.empty() && begun_.front()->copies <= copies_done) {
       queue_.push_back(std::move(begun_.front()));
       begun_.pop_front();
     }
   }
   work_.notify_all();
+}
+
+int32_t DiskTier::take_stored() {
+  const std::lock_guard lock(mutex_);
+  if (stored_.empty()) return -1;
+  const int32_t id = stored_.back();
+  stored_.pop_back();
+  return id;
 }
 
 bool DiskTier::must_stop() const {
@@ -200,8 +206,9 @@ void DiskTier::write_loop() {
     if (!stored) ++stats_.dropped;
     for (int32_t b = job->first_block; b < job->first_block + job->block_count; ++b)
       pending_blocks_.erase(job->hashes[static_cast<size_t>(b)]);
-    if (job->has_state) pending_checkpoints_.erase(job->checkpoint);
-    ring_.give_back_oldest();
+    if (job->has_state) pending_checkpoints_.erase(job->name);
+    if (job->has_state) stored_.push_back(job->checkpoint.id);
+    if (!job->images.empty()) ring_.give_back_oldest();
     events_.notify_all();
   }
   lock.unlock();
@@ -232,11 +239,15 @@ bool DiskTier::write(const Job& job) {
   std::vector<uint64_t> checksums;
   for (int32_t b = 0; b < job.block_count; ++b, image += kind_.block_bytes)
     checksums.push_back(disk_checksum(image, kind_.block_bytes));
-  if (job.tail_tokens > 0) {
-    header.tail_checksum = disk_checksum(image, kind_.block_bytes);
-    image += kind_.block_bytes;
+  std::span<const std::byte> state, tail;
+  if (job.has_state) {
+    state = {job.checkpoint.image, kind_.state_bytes};
+    header.state_checksum = disk_checksum(state.data(), state.size());
   }
-  if (job.has_state) header.state_checksum = disk_checksum(image, kind_.state_bytes);
+  if (job.tail_tokens > 0) {
+    tail = {job.checkpoint.image + kind_.state_bytes, kind_.block_bytes};
+    header.tail_checksum = disk_checksum(tail.data(), tail.size());
+  }
   const auto own = std::span(job.tokens).subspan(static_cast<size_t>(job.first_block) * kBlockTokens);
   const std::vector<std::byte> table = make_disk_table(header, own, checksums);
 
@@ -244,7 +255,7 @@ bool DiskTier::write(const Job& job) {
   const PrefixHash hash = seed_hash({reinterpret_cast<const char*>(&header), sizeof header});
   const std::string name = fmt::format("{:016x}{:016x}{}", hash.words[1], hash.words[0], kDiskSuffix);
   if (!evict_for(header.total_bytes, chain)) return false;
-  const std::span<const std::byte> parts[] = {bytes_of(header), table, job.images};
+  const std::span<const std::byte> parts[] = {bytes_of(header), table, job.images, tail, state};
   const Status written = directory_.write(name, parts, [this] { return must_stop(); });
   if (!written.ok()) return write_failed(written.error());
   {
@@ -309,13 +320,15 @@ DiskTier::Found DiskTier::find(const PrefixKey& key, int32_t most, int32_t block
   return found;
 }
 
-void DiskTier::start(const PrefixKey& key, const Found& found, int32_t blocks_present) {
+void DiskTier::start(const PrefixKey& key, const Found& found, int32_t blocks_present,
+                     std::span<std::byte> image) {
   auto load = std::make_shared<Load>();
   const auto full = static_cast<size_t>(found.position / kBlockTokens);
   load->seed = key.seed;
   load->hashes.assign(key.hashes.begin(), key.hashes.begin() + static_cast<std::ptrdiff_t>(full));
   load->tokens.assign(key.tokens.begin(), key.tokens.begin() + found.position);
   load->checkpoint = found.checkpoint;
+  load->image = image;
   {
     const std::lock_guard lock(mutex_);
     BRAID_CHECK(load_state_ == LoadState::none && buffer_blocks_ > 0 && found.position > 0);
@@ -351,8 +364,7 @@ void DiskTier::read_loop() {
 }
 
 bool DiskTier::read(const Load& load) {
-  const size_t image_bytes = kind_.state_bytes + kind_.block_bytes;
-  uint64_t bytes = load.checkpoint ? image_bytes : 0;
+  uint64_t bytes = load.checkpoint ? kind_.state_bytes + kind_.block_bytes : 0;
   Opened opened;
   for (const Load::Run& run : load.runs) {
     const size_t until = (size_t{run.index} + static_cast<size_t>(run.count)) * kBlockTokens;
@@ -366,7 +378,7 @@ bool DiskTier::read(const Load& load) {
       free_buffers_.pop_back();
     }
     const size_t buffer_bytes = static_cast<size_t>(buffer_blocks_) * kind_.block_bytes;
-    const auto out = staging_.read.subspan(image_bytes + static_cast<size_t>(loaded.buffer) * buffer_bytes,
+    const auto out = staging_.read.subspan(static_cast<size_t>(loaded.buffer) * buffer_bytes,
                                            static_cast<size_t>(run.count) * kind_.block_bytes);
     loaded.images = out.data();
     const bool good =
@@ -425,16 +437,16 @@ bool DiskTier::read_checkpoint(const Load& load, Opened& opened) {
     learn_again(opened);
     return false;
   }
-  if (!read_checked(opened, opened.layout.state_at, staging_.read.first(kind_.state_bytes),
-                    std::span(&header.state_checksum, 1)))
+  const auto state = load.image.first(kind_.state_bytes);
+  if (!read_checked(opened, opened.layout.state_at, state, std::span(&header.state_checksum, 1)))
     return false;
   const auto position = static_cast<int32_t>(load.tokens.size());
-  if (options_.is_sound_state && !options_.is_sound_state(staging_.read.first(kind_.state_bytes), position)) {
+  if (options_.is_sound_state && !options_.is_sound_state(state, position)) {
     discard(opened.name, Seen::damaged);
     return false;
   }
   return header.tail_tokens == 0 || read_checked(opened, opened.layout.tail_at,
-                                                 staging_.read.subspan(kind_.state_bytes, kind_.block_bytes),
+                                                 load.image.subspan(kind_.state_bytes, kind_.block_bytes),
                                                  std::span(&header.tail_checksum, 1));
 }
 
@@ -464,10 +476,10 @@ std::optional<DiskTier::LoadedBlocks> DiskTier::take_loaded() {
   return loaded;
 }
 
-void DiskTier::give_back(const LoadedBlocks& loaded) {
+void DiskTier::give_back(int32_t buffer) {
   {
     const std::lock_guard lock(mutex_);
-    free_buffers_.push_back(loaded.buffer);
+    free_buffers_.push_back(buffer);
   }
   work_.notify_all();
 }

@@ -4,9 +4,8 @@
 // (begin_store), and asks what is known of a prompt (find). Two threads do the work on files, one for each
 // direction; nothing here makes the engine's thread wait for a disk.
 //   store   begin_store() gives room in a bounded stretch of host memory, or nothing: then the checkpoint is
-//           not stored. The copies that fill it may still be queued on the device: the job goes to the writer
-//           only when step_synchronized() or all_synchronized() says that they are done. Only blocks that are
-//           in no file yet are stored.
+//           not stored. The copies that fill it may still be under way: the job goes to the writer only when
+//           submit() says that they are done. Only blocks that are in no file yet are stored.
 //   load    find(), start(); then take_loaded() / give_back() until load_state() is no longer `reading`.
 //           Everything is verified before it is handed out. One load at a time.
 //
@@ -92,9 +91,9 @@ struct DiskStats {
 // Host memory of the tier, owned by the caller; device copies come and go here.
 struct DiskStaging {
   std::span<std::byte> write;
-  std::span<std::byte> read;  // one image of state and block, and at least one block
+  std::span<std::byte> read;  // at least one block
 
-  // What serves well: `write` for two checkpoints with `gap_tokens` of blocks between them.
+  // What serves well: `write` for the blocks of two checkpoints with `gap_tokens` between them.
   static uint64_t write_bytes(const DiskKind& kind, int64_t gap_tokens);
   static uint64_t read_bytes(const DiskKind& kind);
 };
@@ -113,19 +112,26 @@ class DiskTier {
   void set_staging(const DiskStaging& staging);
 
   // ---- store; engine thread, like all below ----
+  // The checkpoint where a prefix ends, in host memory: its state and, if it lies inside a block, that block's
+  // image behind it. The tier reads it until take_stored() has named it. Not for a model without state.
+  struct Checkpoint {
+    const std::byte* image = nullptr;
+    int32_t id = -1;
+  };
   struct Room {
     int32_t first_block = 0;
     int32_t block_count = 0;
     std::byte* blocks = nullptr;
-    std::byte* tail_block = nullptr;  // null: not wanted
-    std::byte* state = nullptr;       // null: not wanted
+    bool reads_checkpoint = false;
   };
-  // Empty: known already, too short, or no room. Otherwise the caller queues the copies at once.
-  std::optional<Room> begin_store(const PrefixKey& key, int32_t position);
-  // The engine begins to lay out a step; its forward pass has been waited for; nothing is queued any more.
-  void step_begins() { ++step_; }
-  void step_synchronized() { submit(step_ - 1); }
-  void all_synchronized() { submit(step_); }
+  // Empty: known already, too short, or no room. Otherwise the caller queues the copies of the blocks at once, and
+  // says in end_store() which number they have, the checkpoint's included.
+  std::optional<Room> begin_store(const PrefixKey& key, int32_t position, const Checkpoint& checkpoint);
+  void end_store(uint64_t copies);
+  // All copies up to this number are done: what consists of them is written.
+  void submit(uint64_t copies_done);
+  // A checkpoint that is read no more; -1: none.
+  int32_t take_stored();
 
   // ---- load ----
   struct Found {
@@ -135,8 +141,9 @@ class DiskTier {
   };
   // The longest prefix of at most `most` tokens, given that its first `blocks_present` blocks are in memory.
   Found find(const PrefixKey& key, int32_t most, int32_t blocks_present) const;
-  // Not while another load is under way.
-  void start(const PrefixKey& key, const Found& found, int32_t blocks_present);
+  // Not while another load is under way. `image`: [state][block] of the checkpoint comes to be there, and is
+  // whole when the load is complete; it is written to until then, or until the load has failed.
+  void start(const PrefixKey& key, const Found& found, int32_t blocks_present, std::span<std::byte> image);
 
   enum class LoadState : uint8_t { none, reading, complete, failed };
   // `complete` only after the last blocks have been taken.
@@ -148,11 +155,9 @@ class DiskTier {
     int32_t buffer = 0;
   };
   std::optional<LoadedBlocks> take_loaded();
-  void give_back(const LoadedBlocks& loaded);
-  // What is being loaded: exactly the tokens below its position; and, when complete, [state][block] of the
-  // checkpoint. Until finish_load().
+  void give_back(int32_t buffer);
+  // What is being loaded: exactly the tokens below its position. Until finish_load().
   PrefixKey load_key() const;
-  const std::byte* load_image() const { return staging_.read.data(); }
   // After complete or failed.
   void finish_load();
   // Sleeps until something has come for take_loaded() or load_state(), or the time is over.
@@ -170,7 +175,6 @@ class DiskTier {
   struct Opened;
   enum class Seen : uint8_t { ours, foreign, damaged, gone, failed };
 
-  void submit(uint64_t step);
   void write_loop();
   void read_loop();
   bool write(const Job& job);
@@ -203,8 +207,8 @@ class DiskTier {
   DiskKind kind_;
   DiskDirectory directory_;
   DiskStaging staging_;
-  uint64_t step_ = 0;                       // engine thread
-  std::deque<std::unique_ptr<Job>> begun_;  // engine thread: copies are queued
+  // Engine thread: copies are under way, those of the last one have this number.
+  std::deque<std::unique_ptr<Job>> begun_;
   int32_t buffer_blocks_ = 0;
 
   // Writer's thread.
@@ -228,6 +232,7 @@ class DiskTier {
   DiskIndex index_;
   StagingRing ring_;
   std::deque<std::unique_ptr<Job>> queue_;
+  std::vector<int32_t> stored_;  // for take_stored()
   bool writing_ = false;
   bool broken_ = false;  // too many writes failed in a row
   int failures_ = 0;

@@ -50,8 +50,9 @@ struct Tier {
     tier->set_staging({write, read});
   }
   bool store(const Text& p, int32_t position) {
-    const bool taken = tier->begin_store(p.key(), position).has_value();
-    tier->all_synchronized();
+    const bool taken = tier->begin_store(p.key(), position, {image.data(), 0}).has_value();
+    if (taken) tier->end_store(0);
+    tier->submit(0);
     tier->drain();
     return taken;
   }
@@ -61,16 +62,16 @@ struct Tier {
   bool load(const Text& p) {
     const auto found = tier->find(p.key(), static_cast<int32_t>(p.tokens.size()), 0);
     if (found.position == 0) return false;
-    tier->start(p.key(), found, 0);
+    tier->start(p.key(), found, 0, image);
     while (tier->load_state() == DiskTier::LoadState::reading) {
-      while (const auto loaded = tier->take_loaded()) tier->give_back(*loaded);
+      while (const auto loaded = tier->take_loaded()) tier->give_back(loaded->buffer);
       tier->wait_for_news(std::chrono::milliseconds(10));
     }
     const bool complete = tier->load_state() == DiskTier::LoadState::complete;
     tier->finish_load();
     return complete;
   }
-  std::vector<std::byte> write, read;
+  std::vector<std::byte> write, read, image = std::vector<std::byte>(kState + kBlock);
   std::unique_ptr<DiskTier> tier;
 };
 

@@ -88,7 +88,7 @@ std::vector<std::byte> state_image(const Prefix& p, int32_t position) {
 struct Tier {
   explicit Tier(const Folder& folder, DiskOptions options = {}, const DiskKind& of = kind(),
                 size_t write_bytes = 200000)
-      : write(write_bytes), read(kState + kBlock + 8 * kBlock) {
+      : write(write_bytes), read(8 * kBlock), image(kState + kBlock) {
     options.directory = folder.path;
     auto opened = DiskTier::open(options, of);
     EXPECT_TRUE(opened.ok()) << (opened.ok() ? "" : opened.error().message);
@@ -97,20 +97,24 @@ struct Tier {
   }
   // Whether it was taken.
   bool offer(const Prefix& p, int32_t position) {
-    const auto room = tier->begin_store(p.key(), position);
+    for (int32_t id = tier->take_stored(); id >= 0; id = tier->take_stored()) checkpoints.erase(id);
+    std::vector<std::byte> checkpoint = state_image(p, position);
+    const std::vector<std::byte> tail = tail_image(p, position);
+    checkpoint.insert(checkpoint.end(), tail.begin(), tail.end());
+    const auto room = tier->begin_store(p.key(), position, {checkpoint.data(), next_id});
     if (!room) return false;
-    const auto put = [](std::byte* to, const std::vector<std::byte>& image) {
-      std::copy(image.begin(), image.end(), to);
-    };
-    for (int32_t i = 0; i < room->block_count; ++i)
-      put(room->blocks + static_cast<size_t>(i) * kBlock, block_image(p, room->first_block + i));
-    if (room->tail_block != nullptr) put(room->tail_block, tail_image(p, position));
-    if (room->state != nullptr) put(room->state, state_image(p, position));
+    for (int32_t i = 0; i < room->block_count; ++i) {
+      const std::vector<std::byte> block = block_image(p, room->first_block + i);
+      std::copy(block.begin(), block.end(), room->blocks + static_cast<size_t>(i) * kBlock);
+    }
+    if (room->reads_checkpoint) checkpoints.emplace(next_id++, std::move(checkpoint));
+    tier->end_store(++copies);
     return true;
   }
+  void submit_all() { tier->submit(copies); }
   bool store(const Prefix& p, int32_t position) {
     const bool taken = offer(p, position);
-    tier->all_synchronized();
+    submit_all();
     tier->drain();
     return taken;
   }
@@ -121,7 +125,7 @@ struct Tier {
   int32_t load(const Prefix& p, int32_t present = 0) {
     const auto found = tier->find(p.key(), static_cast<int32_t>(p.tokens.size()), present);
     if (found.position == 0) return 0;
-    tier->start(p.key(), found, present);
+    tier->start(p.key(), found, present, image);
     int32_t next = present;
     while (true) {
       while (const auto loaded = tier->take_loaded()) {
@@ -131,7 +135,7 @@ struct Tier {
           EXPECT_TRUE(
               std::equal(right.begin(), right.end(), loaded->images + static_cast<size_t>(i) * kBlock));
         }
-        tier->give_back(*loaded);
+        tier->give_back(loaded->buffer);
       }
       const auto state = tier->load_state();
       if (state != DiskTier::LoadState::reading) break;
@@ -143,17 +147,21 @@ struct Tier {
       EXPECT_EQ(static_cast<int32_t>(tier->load_key().tokens.size()), found.position);
       const bool has_state = found.checkpoint != nullptr;
       const auto state = state_image(p, found.position);
-      EXPECT_TRUE(!has_state || std::equal(state.begin(), state.end(), tier->load_image()));
+      EXPECT_TRUE(!has_state || std::equal(state.begin(), state.end(), image.begin()));
       const auto tail = tail_image(p, found.position);
       const bool inside = found.position % kBlockTokens != 0;
       EXPECT_TRUE(has_state || !inside);
-      EXPECT_TRUE(!inside || std::equal(tail.begin(), tail.end(), tier->load_image() + kState));
+      EXPECT_TRUE(!inside || std::equal(tail.begin(), tail.end(), image.begin() + kState));
     }
     tier->finish_load();
     return complete ? found.position : -1;
   }
   std::vector<std::byte> write;
   std::vector<std::byte> read;
+  std::vector<std::byte> image;  // that is loaded
+  std::map<int32_t, std::vector<std::byte>> checkpoints;  // that the tier reads
+  int32_t next_id = 0;
+  uint64_t copies = 0;
   std::unique_ptr<DiskTier> tier;
 };
 
@@ -255,33 +263,34 @@ TEST(Disk, CopiesAreNotReadBeforeTheDeviceHasMadeThem) {
   const Folder folder;
   const Prefix a(300, 1), b(300, 2);
   Tier t(folder);
-  t.tier->step_begins();
   ASSERT_TRUE(t.offer(a, 300));
-  t.tier->step_synchronized();  // of the forward pass before: not of the copies
+  t.tier->submit(0);
   t.tier->drain();
   EXPECT_EQ(folder.files().size(), 0u);
-  t.tier->step_begins();
   ASSERT_TRUE(t.offer(b, 300));
   EXPECT_FALSE(t.offer(a, 300));  // begun
-  t.tier->step_synchronized();
+  EXPECT_EQ(t.tier->take_stored(), -1);
+  t.tier->submit(1);
   t.tier->drain();
   EXPECT_EQ(folder.files().size(), 1u);
   EXPECT_EQ(t.known(a), 300);
   EXPECT_EQ(t.known(b), 0);
-  t.tier->all_synchronized();
+  EXPECT_EQ(t.tier->take_stored(), 0);
+  EXPECT_EQ(t.tier->take_stored(), -1);
+  t.tier->submit(2);
   t.tier->drain();
   EXPECT_EQ(t.known(b), 300);
 }
 
 TEST(Disk, AFullQueueDropsAndNeverWaits) {
   const Folder folder;
-  Tier t(folder, {}, kind(), 2 * (10 * kBlock + kState));
+  Tier t(folder, {}, kind(), 2 * 10 * kBlock);
   const Prefix p[] = {Prefix(320, 1), Prefix(320, 2), Prefix(320, 3)};
   EXPECT_TRUE(t.offer(p[0], 320));
   EXPECT_TRUE(t.offer(p[1], 320));
   EXPECT_FALSE(t.offer(p[2], 320));
   EXPECT_EQ(t.tier->stats().dropped, 1u);
-  t.tier->all_synchronized();
+  t.submit_all();
   t.tier->drain();
   EXPECT_TRUE(t.store(p[2], 320));
   for (const Prefix& each : p) EXPECT_EQ(t.load(each), 320);
@@ -291,10 +300,10 @@ TEST(Disk, WhatIsTooLongForTheStagingGoesInPieces) {
   const Folder folder;
   const Prefix p(3200);
   {
-    Tier t(folder, {}, kind(), 60 * kBlock + kState);
-    ASSERT_TRUE(t.store(p, 3104));  // 97 blocks: the first 33 of them
+    Tier t(folder, {}, kind(), 60 * kBlock);
+    ASSERT_TRUE(t.store(p, 3104));  // 97 blocks: the first 30 of them
     EXPECT_EQ(t.known(p), 0);
-    ASSERT_TRUE(t.store(p, 3150));  // 64 and a tail: 32 more
+    ASSERT_TRUE(t.store(p, 3150));  // 68 and a tail: 30 more
     ASSERT_TRUE(t.store(p, 3190));
     EXPECT_EQ(t.known(p), 3190);
   }
@@ -671,7 +680,7 @@ TEST(Disk, ADirectoryThatCannotBeUsedIsOneSentenceAtStart) {
   while (true) {
     const Prefix p(2000, random() % 8);
     t.offer(p, 256 + static_cast<int32_t>(random() % 1700));
-    t.tier->all_synchronized();
+    t.submit_all();
     if (random() % 4 == 0) t.load(Prefix(2000, random() % 8));
   }
 }
@@ -715,7 +724,7 @@ TEST(Disk, ClosingWritesWhatIsQueuedForABoundedTime) {
     Tier t(folder);
     ASSERT_TRUE(t.offer(a, 320));
     ASSERT_TRUE(t.offer(b, 320));
-    t.tier->all_synchronized();
+    t.submit_all();
   }
   EXPECT_EQ(folder.files().size(), 2u);
   DiskOptions options;
@@ -723,7 +732,7 @@ TEST(Disk, ClosingWritesWhatIsQueuedForABoundedTime) {
   {
     Tier t(folder, options);
     for (uint32_t i = 10; i < 20; ++i) t.offer(Prefix(320, i), 320);
-    t.tier->all_synchronized();
+    t.submit_all();
   }
   EXPECT_EQ(folder.files(kPartialSuffix).size(), 0u);
   EXPECT_LT(folder.files().size(), 12u);

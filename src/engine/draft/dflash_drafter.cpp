@@ -122,6 +122,7 @@ void DflashDrafter::enqueue() {
 // False: the device has failed, and so will the step.
 bool DflashDrafter::run(std::span<const Block> round) {
   fill(round);
+  arrays_.send_tables();
   const auto shape = static_cast<uint64_t>(padded_);
   if (!records_.queue(Records::Work::draft_blocks, shape, [this] { enqueue(); }).ok()) return false;
   if (options_.wait) options_.wait();

@@ -112,6 +112,7 @@ void ModelDrafter::fill() {
 
 // False: the device has failed, and so will the step.
 bool ModelDrafter::run() {
+  arrays_.send_tables();
   const uint64_t shape = static_cast<uint64_t>(mode_) << 56 | static_cast<uint64_t>(depth_) << 32 |
                          static_cast<uint64_t>(padded_);
   if (mode_ != Mode::drawn) return run_recorded(shape, 0, depth_);

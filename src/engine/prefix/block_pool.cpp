@@ -74,6 +74,7 @@ int32_t BlockPool::take() {
     ++evictions_;
   }
   if (told_of_unused_) told_of_unused_(b);
+  if (told_of_taken_) told_of_taken_(b);
   block.holders = 1;
   return b;
 }

@@ -100,6 +100,8 @@ class BlockPool {
 
   // Asked to unmark() a prefix when all free blocks are kept; false: there is none.
   void on_shortage(std::function<bool()> asked) { asked_to_unmark_ = std::move(asked); }
+  // Told of each block that is taken anew, last of all.
+  void on_taken(std::function<void(int32_t)> told) { told_of_taken_ = std::move(told); }
   // Told of each block that becomes free and unfindable, or is taken anew: what fills it with
   // zeros, or in tests with poison.
   void on_unused(std::function<void(int32_t)> told) { told_of_unused_ = std::move(told); }
@@ -139,6 +141,7 @@ class BlockPool {
   int32_t free_ = 0;
   uint64_t evictions_ = 0;
   std::function<bool()> asked_to_unmark_;
+  std::function<void(int32_t)> told_of_taken_;
   std::function<void(int32_t)> told_of_unused_;
 };
 

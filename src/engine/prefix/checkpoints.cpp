@@ -120,6 +120,11 @@ void CheckpointStore::put_unfindable(int32_t id) {
   pin(id);
 }
 
+void CheckpointStore::put_back(int32_t id) {
+  put_unfindable(id);
+  unpin(id);
+}
+
 void CheckpointStore::used_by_request(int32_t id) {
   Entry& e = entries_[id];
   if (e.use != Use::findable) return;  // its owner's own
@@ -184,12 +189,12 @@ void CheckpointStore::release(int32_t id) {
   --used_;
 }
 
-void CheckpointStore::check() const {
+void CheckpointStore::check(int32_t filling) const {
   int32_t findable = 0;
   int32_t free = 0;
   for (int32_t id = 0; id < capacity(); ++id) {
     const Entry& e = entries_[id];
-    BRAID_CHECK(e.use != Use::filling);  // between steps nothing is half done
+    BRAID_CHECK((e.use == Use::filling) == (id == filling));
     BRAID_CHECK(e.use != Use::free || e.pins == 0);
     BRAID_CHECK(e.use != Use::unfindable || e.pins > 0);
     if (e.use == Use::free) ++free;

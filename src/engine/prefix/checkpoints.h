@@ -58,6 +58,8 @@ class CheckpointStore {
            int32_t below);
   // The same for nobody to find: pinned once.
   void put_unfindable(int32_t id);
+  // It is not filled after all.
+  void put_back(int32_t id);
   // A request goes on from it.
   void used_by_request(int32_t id);
   // Another prompt has come by here and would have made it.
@@ -81,7 +83,8 @@ class CheckpointStore {
   // `id` is a longer one of the same prefix as `below`, with none between them.
   void set_below(int32_t id, int32_t below) { entries_[id].below = below; }
 
-  void check() const;
+  // Between steps nothing is half done but what is read from the disk into `filling`; -1: nothing is.
+  void check(int32_t filling = -1) const;
 
  private:
   enum class Use : uint8_t { free, filling, findable, unfindable };

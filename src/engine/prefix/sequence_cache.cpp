@@ -108,6 +108,12 @@ Status SequenceCache::allocate(Device& device, const ModelConfig& config, const 
     slots += sizes.slots * d.slot_elements(sizes.ring);
   }
   if (sizes.hidden_cells > 0) hidden_ = {config.width, sizes.hidden_cells, sizes.slots, slots};
+  if (device.computes_in_host_memory()) return {};
+  if (sizes.snapshot_bytes > 0) {
+    BRAID_ASSIGN(snapshot_, device.allocate(sizes.snapshot_bytes, "a checkpoint's snapshot"));
+  }
+  for (int32_t g = 0; g < kKvGroups; ++g) block_copies_[g].resize(static_cast<size_t>(sizes.blocks[g]));
+  slot_copies_.resize(static_cast<size_t>(sizes.slots));
   return {};
 }
 
@@ -144,20 +150,118 @@ size_t SequenceCache::block_bytes(int32_t group) const {
   return bytes;
 }
 
-void SequenceCache::save_state(int32_t slot, std::byte* image) {
-  for_each_part(slot, [&](float* numbers, int64_t count) {
-    const size_t bytes = static_cast<size_t>(count) * sizeof(float);
-    device_->to_host(image, numbers, bytes);
-    image += bytes;
+// Queues copies_ and forgets them.
+uint64_t SequenceCache::copy() {
+  last_copies_ = device_->copy_beside(copies_);
+  copies_.clear();
+  return last_copies_;
+}
+
+void SequenceCache::copy_on_device(std::byte* to, const void* from, size_t bytes) {
+  device_->ops().state_copy(reinterpret_cast<float*>(to), static_cast<const float*>(from),
+                            static_cast<int64_t>(bytes / sizeof(float)));
+}
+
+// Where the device has its own memory, a copy of everything is made there at once: the slot and the blocks change
+// with the next step.
+void SequenceCache::save_resume(int32_t slot, std::span<const BlockImage> blocks, std::byte* image) {
+  auto* const snapshot = static_cast<std::byte*>(snapshot_.data());
+  size_t end = 0;
+  const auto save = [&](const void* from, size_t bytes) {
+    if (snapshot == nullptr) {
+      copies_.push_back({image + end, from, bytes});
+    } else {
+      copy_on_device(snapshot + end, from, bytes);
+    }
+    end += bytes;
+  };
+  if (snapshot != nullptr) {
+    order_after(snapshot_copies_);
+    order_after(last_load_);  // perhaps its own
+  }
+  size_t begin = 0;
+  const auto send = [&] {
+    if (snapshot != nullptr && end > begin) copies_.push_back({image + begin, snapshot + begin, end - begin});
+  };
+  for_each_part(slot, [&](const float* numbers, int64_t count) {
+    save(numbers, static_cast<size_t>(count) * sizeof(float));
   });
+  for (const BlockImage& b : blocks) {
+    if (b.at_byte != end) {
+      send();
+      begin = end = b.at_byte;
+    }
+    for_each_part(b.group, b.block, save);
+  }
+  send();
+  BRAID_CHECK(snapshot == nullptr || end <= snapshot_.size_bytes());
+  snapshot_copies_ = copy();
 }
 
 void SequenceCache::load_state(int32_t slot, const std::byte* image) {
   for_each_part(slot, [&](float* numbers, int64_t count) {
     const size_t bytes = static_cast<size_t>(count) * sizeof(float);
-    device_->to_device(numbers, image, bytes);
+    copies_.push_back({numbers, image, bytes});
     image += bytes;
   });
+  last_load_ = copy();
+  if (!slot_copies_.empty()) slot_copies_[static_cast<size_t>(slot)] = last_load_;
+}
+
+// Blocks that follow each other in memory as their images do are copied together: add(cells, byte of the images,
+// bytes of a block, blocks).
+template <typename Add>
+void SequenceCache::for_each_run(int32_t group, std::span<const int32_t> blocks, const Add& add) {
+  const size_t image_bytes = block_bytes(group);
+  for (size_t first = 0; first < blocks.size();) {
+    size_t end = first + 1;
+    while (end < blocks.size() && blocks[first] >= 0 && blocks[end] == blocks[end - 1] + 1) ++end;
+    size_t at = first * image_bytes;
+    if (blocks[first] >= 0) {
+      for_each_part(group, blocks[first], [&](std::byte* cells, size_t bytes) {
+        add(cells, at, bytes, static_cast<int64_t>(end - first));
+        at += bytes;
+      });
+    }
+    first = end;
+  }
+  const uint64_t number = copy();
+  for (const int32_t block : blocks)
+    if (block >= 0 && !block_copies_[group].empty()) block_copies_[group][static_cast<size_t>(block)] = number;
+}
+
+void SequenceCache::save_blocks(int32_t group, std::span<const int32_t> blocks, std::byte* images) {
+  const size_t pitch = block_bytes(group);
+  for_each_run(group, blocks, [&](const std::byte* cells, size_t at, size_t bytes, int64_t count) {
+    copies_.push_back({images + at, cells, bytes, count, pitch, bytes});
+  });
+}
+
+void SequenceCache::load_blocks(int32_t group, std::span<const int32_t> blocks, const std::byte* images) {
+  const size_t pitch = block_bytes(group);
+  for_each_run(group, blocks, [&](std::byte* cells, size_t at, size_t bytes, int64_t count) {
+    copies_.push_back({cells, images + at, bytes, count, bytes, pitch});
+  });
+  last_load_ = last_copies_;
+}
+
+void SequenceCache::order_after(uint64_t copies) {
+  if (copies <= ordered_after_) return;
+  ordered_after_ = copies;
+  device_->order_after_copies(copies);
+}
+
+void SequenceCache::claim_block(int32_t group, int32_t block) {
+  if (!block_copies_[group].empty()) order_after(block_copies_[group][static_cast<size_t>(block)]);
+}
+
+void SequenceCache::claim_slot(int32_t slot) {
+  if (!slot_copies_.empty()) order_after(slot_copies_[static_cast<size_t>(slot)]);
+}
+
+void SequenceCache::synchronize() {
+  device_->wait_for_copies(last_copies_);
+  device_->synchronize();
 }
 
 bool SequenceCache::is_sound_state(std::span<const std::byte> image, int32_t position) const {
@@ -176,20 +280,6 @@ bool SequenceCache::is_sound_state(std::span<const std::byte> image, int32_t pos
     image = image.subspan(bytes);
   }
   return true;
-}
-
-void SequenceCache::save_block(int32_t group, int32_t block, std::byte* image) {
-  for_each_part(group, block, [&](const std::byte* cells, size_t bytes) {
-    device_->to_host(image, cells, bytes);
-    image += bytes;
-  });
-}
-
-void SequenceCache::load_block(int32_t group, int32_t block, const std::byte* image) {
-  for_each_part(group, block, [&](std::byte* cells, size_t bytes) {
-    device_->to_device(cells, image, bytes);
-    image += bytes;
-  });
 }
 
 void SequenceCache::copy_state(int32_t dst_slot, int32_t src_slot) {
@@ -237,7 +327,10 @@ void SequenceCache::seal_blocks(std::span<const KvSeal> blocks) {
 
 void SequenceCache::clear_blocks(int32_t group, std::span<const int32_t> blocks) {
   const std::vector<std::byte> zeros(block_bytes(group));
-  for (const int32_t block : blocks) load_block(group, block, zeros.data());
+  for (const int32_t block : blocks)
+    for_each_part(group, block, [&](std::byte* cells, size_t bytes) {
+      device_->to_device(cells, zeros.data(), bytes);
+    });
   device_->synchronize();  // the zeros go
 }
 
@@ -260,14 +353,19 @@ void SequenceCache::clear_hidden(int32_t slot) {
 constexpr std::byte kPoison{0x5b};
 
 void SequenceCache::poison_block(int32_t group, int32_t block) {
+  claim_block(group, block);
   const std::vector<std::byte> image(block_bytes(group), kPoison);
-  load_block(group, block, image.data());
+  for_each_part(group, block,
+                [&](std::byte* cells, size_t bytes) { device_->to_device(cells, image.data(), bytes); });
   device_->synchronize();
 }
 
 void SequenceCache::poison_slot(int32_t slot) {
+  claim_slot(slot);
   const std::vector<std::byte> image(state_bytes(), kPoison);
-  load_state(slot, image.data());
+  for_each_part(slot, [&](float* numbers, int64_t count) {
+    device_->to_device(numbers, image.data(), static_cast<size_t>(count) * sizeof(float));
+  });
   device_->synchronize();
 }
 

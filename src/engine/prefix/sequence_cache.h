@@ -20,6 +20,7 @@ struct CacheSizes {
   int32_t blocks[kKvGroups] = {};  // of kBlockTokens cells, in every attention layer of a group
   int32_t window = 0;              // > 0: layers with windows, none larger, are group 1; 0: all are group 0
   int32_t slots = 0;               // recurrent states
+  uint64_t snapshot_bytes = 0;     // of what a checkpoint copies, on a device with its own memory; 0: there are none
   DeltaRing ring;                  // what each of them remembers beside the state
   int32_t hidden_cells = 0;        // and hidden rows, for a head that drafts; 0: there is none
   KvFormat k_format = KvFormat::f16;
@@ -38,19 +39,41 @@ struct CacheSizes {
   uint64_t slot_bytes(const ModelConfig& config) const;
 };
 
-// What the bookkeeping needs done to the bytes. Copies are queued behind the steps before them and ahead of
-// those after them (device.h); an image that was saved may be read by the host after Device::synchronize().
-// Blocks are those of a KV group (ops/state.h): their images have all its layers.
-// The bookkeeping is tested with one that only remembers what was copied where.
+// What the bookkeeping needs done to the bytes. Blocks are those of a KV group (ops/state.h): their images have
+// all its layers. The bookkeeping is tested with one that only remembers what was copied where.
+//
+// Copies on the device are queued behind the steps before them and ahead of those after them. Copies to and from
+// the host run beside the steps, one after the other (Device::copy_beside): they begin behind what is queued
+// already, and what is queued later does not wait for them. So
+//   whoever is given a block or a slot claims it: steps then wait for the copies that others have of it queued;
+//   whoever has something loaded takes no part in steps until copies_done() has come to the load's number, or
+//   order_after() makes steps wait for it;
+//   an image may be read by the host when copies_done() has come to its number.
 class CacheBytes {
  public:
   virtual ~CacheBytes() = default;
   virtual size_t state_bytes() const = 0;               // of the image of one slot; 0: there are none
   virtual size_t block_bytes(int32_t group) const = 0;  // of the image of one block
-  virtual void save_state(int32_t slot, std::byte* image) = 0;
+
+  // A slot and blocks as they are now, though their sequence goes on writing them: the slot's image at `image`, and
+  // a block's so many bytes behind.
+  struct BlockImage {
+    int32_t group = 0;
+    int32_t block = 0;
+    size_t at_byte = 0;
+  };
+  virtual void save_resume(int32_t slot, std::span<const BlockImage> blocks, std::byte* image) = 0;
   virtual void load_state(int32_t slot, const std::byte* image) = 0;
-  virtual void save_block(int32_t group, int32_t block, std::byte* image) = 0;
-  virtual void load_block(int32_t group, int32_t block, const std::byte* image) = 0;
+  // Blocks that nobody writes before they are claimed; their images follow each other. Below 0: left out.
+  virtual void save_blocks(int32_t group, std::span<const int32_t> blocks, std::byte* images) = 0;
+  virtual void load_blocks(int32_t group, std::span<const int32_t> blocks, const std::byte* images) = 0;
+  // The number of the copies that were queued last, and of the last of those that are done.
+  virtual uint64_t last_copies() const = 0;
+  virtual uint64_t copies_done() = 0;
+  virtual void order_after(uint64_t copies) = 0;
+  virtual void claim_block(int32_t group, int32_t block) = 0;
+  virtual void claim_slot(int32_t slot) = 0;
+
   virtual void copy_state(int32_t dst_slot, int32_t src_slot) = 0;
   virtual void copy_block(int32_t group, int32_t dst_block, int32_t src_block) = 0;
   // Blocks of group 1, whose rows are all certain, to units of group 0.
@@ -58,7 +81,7 @@ class CacheBytes {
   // Zeros in all their cells.
   virtual void clear_blocks(int32_t group, std::span<const int32_t> blocks) = 0;
   // Waits for all that was queued.
-  virtual void synchronize() {}
+  virtual void synchronize() = 0;
 };
 
 class SequenceCache final : public CacheBytes {
@@ -68,19 +91,25 @@ class SequenceCache final : public CacheBytes {
 
   SequenceMemory memory() { return {kv_, delta_, hidden_}; }
   uint64_t kv_bytes() const { return kv_memory_.size_bytes(); }
-  uint64_t slot_bytes() const { return slot_memory_.size_bytes(); }
+  // Of slots and the snapshot.
+  uint64_t slot_bytes() const { return slot_memory_.size_bytes() + snapshot_.size_bytes(); }
 
   size_t state_bytes() const override;
   size_t block_bytes(int32_t group) const override;
-  void save_state(int32_t slot, std::byte* image) override;
+  void save_resume(int32_t slot, std::span<const BlockImage> blocks, std::byte* image) override;
   void load_state(int32_t slot, const std::byte* image) override;
-  void save_block(int32_t group, int32_t block, std::byte* image) override;
-  void load_block(int32_t group, int32_t block, const std::byte* image) override;
+  void save_blocks(int32_t group, std::span<const int32_t> blocks, std::byte* images) override;
+  void load_blocks(int32_t group, std::span<const int32_t> blocks, const std::byte* images) override;
+  uint64_t last_copies() const override { return last_copies_; }
+  uint64_t copies_done() override { return device_->copies_done(); }
+  void order_after(uint64_t copies) override;
+  void claim_block(int32_t group, int32_t block) override;
+  void claim_slot(int32_t slot) override;
   void copy_state(int32_t dst_slot, int32_t src_slot) override;
   void copy_block(int32_t group, int32_t dst_block, int32_t src_block) override;
   void seal_blocks(std::span<const KvSeal> blocks) override;
   void clear_blocks(int32_t group, std::span<const int32_t> blocks) override;
-  void synchronize() override { device_->synchronize(); }
+  void synchronize() override;
 
   // Whether the image of a slot, aligned as numbers are, may stand behind `position` tokens: the indexes in it
   // lead nowhere else, whatever the numbers beside them are. Thread-safe.
@@ -105,6 +134,10 @@ class SequenceCache final : public CacheBytes {
   void for_each_part(int32_t group, int32_t block, const Act& act) const;
   template <typename Act>
   void for_each_part(int32_t slot, const Act& act) const;
+  template <typename Add>
+  void for_each_run(int32_t group, std::span<const int32_t> blocks, const Add& add);
+  uint64_t copy();
+  void copy_on_device(std::byte* to, const void* from, size_t bytes);
 
   Device* device_ = nullptr;
   std::vector<KvLayer> kv_;
@@ -112,6 +145,17 @@ class SequenceCache final : public CacheBytes {
   HiddenRing hidden_;
   Buffer kv_memory_;
   Buffer slot_memory_;
+  // Where a checkpoint waits for its copy to the host, where that is not done at once.
+  Buffer snapshot_;
+  uint64_t snapshot_copies_ = 0;
+
+  std::vector<Device::Copy> copies_;  // to be queued
+  uint64_t last_copies_ = 0;
+  uint64_t last_load_ = 0;
+  uint64_t ordered_after_ = 0;
+  // The last copies of a block or slot.
+  std::vector<uint64_t> block_copies_[kKvGroups];
+  std::vector<uint64_t> slot_copies_;
 };
 
 }  // namespace braid

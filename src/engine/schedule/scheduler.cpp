@@ -29,6 +29,8 @@ Scheduler::Scheduler(const SchedulerLimits& limits, const int32_t (&blocks)[kKvG
   BRAID_CHECK(limits.window >= 0 && !(limits.window > 0 && limits.recurrent));
   BRAID_CHECK(!limits.seals || limits.recurrent);
   resume_bytes_ = checkpoints_.image_bytes() - bytes.block_bytes(0);
+  for (int32_t g = 0; g < kKvGroups; ++g)
+    pools_[g].on_taken([this, g](int32_t block) { bytes_.claim_block(g, block); });
   checkpoints_.on_gone([this](const PrefixHash& prefix) { pools_[0].unmark(prefix); });
   pools_[0].on_shortage([this] {
     // Rather one whose blocks are free at once; none that a longer one needs too, for it would free nothing.
@@ -80,6 +82,33 @@ bool Scheduler::add_item(StepPlan& plan, Sequence& s, int32_t certain) {
 StepPlan Scheduler::plan(Clock::time_point now) {
   if (disk_ != nullptr) promote_from_disk();
   admit(now);
+  StepPlan plan = lay_out();
+  if (plan.items.empty() && !interleaves() && order_after_copies()) plan = lay_out();
+  if (plan.items.empty() && !plan.awaits_masks && disk_ != nullptr && !interleaves()) {
+    if (bytes_.copies_done() < bytes_.last_copies()) {
+      bytes_.synchronize();
+    } else {
+      disk_->wait_for_news(kDiskPatience);
+    }
+  }
+  return plan;
+}
+
+bool Scheduler::is_being_copied(Sequence& s) {
+  if (s.copies > 0 && s.copies <= bytes_.copies_done()) s.copies = 0;
+  return s.copies > 0;
+}
+
+// Steps wait for the copies of those who run. False: there are none.
+bool Scheduler::order_after_copies() {
+  uint64_t last = 0;
+  for (const auto& s : running_) last = std::max(last, std::exchange(s->copies, 0));
+  if (last == 0) return false;
+  bytes_.order_after(last);
+  return true;
+}
+
+StepPlan Scheduler::lay_out() {
   StepPlan plan;
   mask_steps_ = TokenMask::kStepsBetween;
   // By index and in order: making room pushes out sequences behind the one that needs it.
@@ -87,7 +116,7 @@ StepPlan Scheduler::plan(Clock::time_point now) {
     Sequence& s = *running_[i];
     if (!goes_by_rows(s)) continue;
     ++plan.answering;
-    if (awaits_mask(plan, s)) continue;
+    if (is_being_copied(s) || awaits_mask(plan, s)) continue;
     if (add_item(plan, s, 1)) {
       ++plan.decoding;
     } else {
@@ -100,11 +129,9 @@ StepPlan Scheduler::plan(Clock::time_point now) {
   if (plan.answering > 0 && pacer_.limits()) budget = 0;  // interleaved instead
   for (size_t i = 0; i < running_.size() && budget > 0; ++i) {
     Sequence& s = *running_[i];
-    if (!goes_by_rows(s) && s.in_flight_tokens == 0 && !awaits_mask(plan, s))
+    if (!goes_by_rows(s) && s.in_flight_tokens == 0 && !is_being_copied(s) && !awaits_mask(plan, s))
       budget -= add_chunk(plan, s, budget);
   }
-  if (plan.items.empty() && !plan.awaits_masks && disk_ != nullptr && !interleaves())
-    disk_->wait_for_news(kDiskPatience);
   return plan;
 }
 
@@ -140,7 +167,7 @@ StepPlan Scheduler::plan_interleaved(int32_t most) {
   StepPlan plan;
   for (size_t i = 0; i < running_.size() && plan.items.empty(); ++i) {
     Sequence& s = *running_[i];
-    if (!goes_by_rows(s) && !awaits_mask(plan, s)) s.in_flight_tokens = add_chunk(plan, s, most);
+    if (!goes_by_rows(s) && !is_being_copied(s) && !awaits_mask(plan, s)) s.in_flight_tokens = add_chunk(plan, s, most);
   }
   return plan;
 }
@@ -164,7 +191,7 @@ int32_t Scheduler::chunk(const Sequence& s, int32_t budget) const {
 // ---- after the step ----
 
 void Scheduler::committed(Sequence& s) {
-  if (disk_ != nullptr) disk_->step_synchronized();
+  if (disk_ != nullptr) disk_->submit(bytes_.copies_done());
   s.in_flight_tokens = 0;
   shrink(s, s.computed_tokens);
   if (limits_.seals) seal(s);
@@ -178,7 +205,7 @@ void Scheduler::committed(Sequence& s) {
   }
   ResumeKind kind = ResumeKind::interval;
   if (s.computed_tokens > 0 && next_checkpoint(s, s.computed_tokens, &kind) == s.computed_tokens)
-    if (take_checkpoint(s, kind) >= 0) store_on_disk(s);
+    if (const int32_t id = take_checkpoint(s, kind); id >= 0) store_on_disk(s, id);
   if (!limits_.recurrent && shares(s) && limits_.checkpoint_interval > 0 &&
       s.computed_tokens - s.prefix.offered_tokens >= limits_.checkpoint_interval)
     store_on_disk(s);
@@ -253,32 +280,35 @@ size_t Scheduler::checkpoint_bytes(const CacheBytes& bytes, const SchedulerLimit
   return bytes.state_bytes() + static_cast<size_t>(exact) * bytes.block_bytes(1) + bytes.block_bytes(0);
 }
 
-// The image of a checkpoint, but for group 0's open block.
 void Scheduler::save_resume(const Sequence& s, std::byte* image) {
-  bytes_.save_state(s.slot, image);
-  if (!limits_.seals) return;
-  image += bytes_.state_bytes();
+  std::vector<CacheBytes::BlockImage> blocks;
+  size_t at = bytes_.state_bytes();
   const int32_t first = first_kept(1, s.computed_tokens);
-  for (int32_t i = 0; i < blocks_for(s.computed_tokens); ++i) {
+  for (int32_t i = 0; limits_.seals && i < blocks_for(s.computed_tokens); ++i) {
     if (is_gone(1, i, first)) continue;
-    bytes_.save_block(1, s.blocks[1][static_cast<size_t>(i)], image);
-    image += bytes_.block_bytes(1);
+    blocks.push_back({1, s.blocks[1][static_cast<size_t>(i)], at});
+    at += bytes_.block_bytes(1);
   }
+  if (s.computed_tokens % kBlockTokens != 0)
+    blocks.push_back(
+        {0, s.blocks[0][static_cast<size_t>(s.computed_tokens) / kBlockTokens], resume_bytes_});
+  bytes_.save_resume(s.slot, blocks, image);
 }
 
 // Blocks of group 1 from such an image.
 void Scheduler::load_exact_blocks(Sequence& s, const std::byte* image) {
   image += bytes_.state_bytes();
   s.left_behind = first_kept(1, s.computed_tokens);
+  std::vector<int32_t> exact;
   for (int32_t i = 0; i < blocks_for(s.computed_tokens); ++i) {
     if (is_gone(1, i, s.left_behind)) {
       s.blocks[1].push_back(kGone);
       continue;
     }
     BRAID_CHECK(pools_[1].grow(s.blocks[1], int64_t{i + 1} * kBlockTokens));
-    bytes_.load_block(1, s.blocks[1].back(), image);
-    image += bytes_.block_bytes(1);
+    exact.push_back(s.blocks[1].back());
   }
+  bytes_.load_blocks(1, exact, image);
 }
 
 // The longest checkpoint of the prefix that is shorter than `position`; -1: none.
@@ -293,18 +323,13 @@ int32_t Scheduler::checkpoint_below(const PrefixKey& key, int32_t position) cons
   return -1;
 }
 
-// An image to be filled for the prefix of `point`, findable from now on, with its place among its neighbours;
-// -1: there is no memory, or its blocks are not all published.
-int32_t Scheduler::put_checkpoint(const PrefixKey& key, ResumePoint point) {
+// The image is that of the prefix of `point`: findable from now on, with its place among its neighbours. False:
+// its blocks are not all published.
+bool Scheduler::put_checkpoint(int32_t id, const PrefixKey& key, ResumePoint point) {
   const int32_t full = point.position / kBlockTokens;
   const auto tail = key.tokens.subspan(static_cast<size_t>(full) * kBlockTokens,
                                        static_cast<size_t>(point.position % kBlockTokens));
-  if (full > 0 && !pools_[0].mark(key.hashes.first(static_cast<size_t>(full)))) return -1;
-  const int32_t id = checkpoints_.take();
-  if (id < 0) {
-    if (full > 0) pools_[0].unmark(key.prefix(full));
-    return -1;
-  }
+  if (full > 0 && !pools_[0].mark(key.hashes.first(static_cast<size_t>(full)))) return false;
   const int32_t below = checkpoint_below(key, point.position);
   checkpoints_.put(id, key.prefix(full), tail, point, below);
   // Longer ones that begin with it save less now. (What one shorter than a block saves is nothing.)
@@ -318,7 +343,7 @@ int32_t Scheduler::put_checkpoint(const PrefixKey& key, ResumePoint point) {
         levels == 0 ? checkpoints_.tail(other).data() : pools_[0].tokens_before(longer, levels);
     if (std::equal(tail.begin(), tail.end(), next)) checkpoints_.set_below(other, id);
   }
-  return id;
+  return true;
 }
 
 // Publishes all full blocks of a prefix whose beginning others may have published and lost again.
@@ -342,10 +367,13 @@ int32_t Scheduler::take_checkpoint(Sequence& s, ResumeKind kind) {
     return id;
   }
   if (!make_findable(s)) return -1;
-  id = put_checkpoint({s.prefix.seed, s.prefix.hashes, s.tokens}, {s.computed_tokens, kind});
+  id = checkpoints_.take();
   if (id < 0) return -1;
+  if (!put_checkpoint(id, {s.prefix.seed, s.prefix.hashes, s.tokens}, {s.computed_tokens, kind})) {
+    checkpoints_.put_back(id);
+    return -1;
+  }
   save_resume(s, checkpoints_.image(id));
-  if (!tail.empty()) bytes_.save_block(0, s.blocks[0][full], checkpoints_.image(id) + resume_bytes_);
   ++stats_.checkpoints;
   return id;
 }
@@ -355,9 +383,6 @@ void Scheduler::take_own_copy(Sequence& s) {
   const int32_t id = checkpoints_.take();
   if (id < 0) return;
   save_resume(s, checkpoints_.image(id));
-  if (s.computed_tokens % kBlockTokens != 0)
-    bytes_.save_block(0, s.blocks[0][s.computed_tokens / kBlockTokens],
-                      checkpoints_.image(id) + resume_bytes_);
   checkpoints_.put_unfindable(id);
   s.preempted.checkpoint = id;
 }
@@ -377,9 +402,10 @@ std::unique_ptr<Sequence> Scheduler::remove(Sequence* sequence, bool keep) {
   keep = keep && out->in_flight_tokens == 0;
   clear_in_flight(*out);
   // The end of an answer is where the next turn of a conversation goes on.
-  if (keep && shares(*out) && out->computed_tokens >= limits_.checkpoint_spacing &&
-      (!limits_.recurrent || take_checkpoint(*out, ResumeKind::turn) >= 0))
-    store_on_disk(*out);
+  if (keep && shares(*out) && out->computed_tokens >= limits_.checkpoint_spacing) {
+    const int32_t id = limits_.recurrent ? take_checkpoint(*out, ResumeKind::turn) : -1;
+    if (!limits_.recurrent || id >= 0) store_on_disk(*out, id);
+  }
   shrink(*out, 0);
   slots_.give_back(out->slot);
   out->slot = -1;
@@ -455,12 +481,13 @@ void Scheduler::check() const {
     if (checkpoints_.findable(id) && checkpoints_.position(id) >= kBlockTokens)
       marked.push_back(checkpoints_.prefix(id));
   if (load_mark_) marked.push_back(*load_mark_);
+  add_loaded_blocks(tables[0]);
   for (int32_t g = 0; g < groups(); ++g) {
     pools_[g].check(tables[g], g == 0 ? marked : std::vector<PrefixHash>());
     swap_images_[g].check(swapped[g]);
   }
   slots_.check(slots);
-  checkpoints_.check();
+  checkpoints_.check(load_checkpoint_);
 }
 
 void Scheduler::check_table(const Sequence& s, int32_t group) const {

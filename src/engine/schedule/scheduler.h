@@ -33,6 +33,9 @@
 //
 // A prompt whose prefix is on disk (disk.h) waits while it is read into the cache, and then finds it there.
 //
+// Copies to and from the host run beside the steps (CacheBytes). A sequence that goes on from what is being copied
+// keeps its place and has no part in steps until it has come; where nobody else has one, steps wait for it.
+//
 // Attention layers with a window are a KV group of their own (ops/state.h) in models without recurrent state.
 // After each step the blocks behind a sequence's window are given back. They can be found until they are
 // reused, and those that somebody is expected to go on from, where other models take checkpoints, are reused
@@ -208,6 +211,8 @@ class Scheduler {
   }
   void save_resume(const Sequence& s, std::byte* image);
   void load_exact_blocks(Sequence& s, const std::byte* image);
+  bool is_being_copied(Sequence& s);
+  bool order_after_copies();
   int32_t first_kept(int32_t group, int32_t computed) const;
   int64_t most_blocks(int32_t group, int64_t tokens) const;
   int64_t blocks_spoken_for(int32_t group, size_t without) const;
@@ -229,12 +234,13 @@ class Scheduler {
   void leave_behind(Sequence& s);
   void seal(Sequence& s);
   int32_t next_checkpoint(const Sequence& s, int32_t from, ResumeKind* kind = nullptr) const;
-  int32_t put_checkpoint(const PrefixKey& key, ResumePoint point);
+  bool put_checkpoint(int32_t id, const PrefixKey& key, ResumePoint point);
   int32_t checkpoint_below(const PrefixKey& key, int32_t position) const;
   bool make_findable(Sequence& s);
   int32_t take_checkpoint(Sequence& s, ResumeKind kind);
   void take_own_copy(Sequence& s);
   void admit(Clock::time_point now);
+  StepPlan lay_out();
   bool grow_or_preempt(Sequence& s, int32_t tokens, const StepPlan& plan);
   bool make_private_or_preempt(Sequence& s, int32_t group, const StepPlan& plan);
   bool preempt_one(const Sequence& for_whom, const StepPlan& plan);
@@ -251,10 +257,13 @@ class Scheduler {
   std::byte* swap_image(int32_t group, int32_t image) {
     return swap_memory_[group] + static_cast<size_t>(image) * bytes_.block_bytes(group);
   }
-  void store_on_disk(Sequence& s);
+  void store_on_disk(Sequence& s, int32_t checkpoint = -1);
   void mark_load(std::span<const PrefixHash> chain);
   void promote_from_disk();
+  void take_loaded_blocks();
+  void publish_loaded_blocks();
   void promote_checkpoint();
+  void add_loaded_blocks(std::vector<const BlockTable*>& tables) const;
 
   SchedulerLimits limits_;
   CacheBytes& bytes_;
@@ -271,7 +280,19 @@ class Scheduler {
   uint64_t entries_and_exits_ = 0;                  // of running_
   int64_t mask_steps_ = 0;                          // that masks may still take before this step
   uint64_t loads_ended_ = 0;                        // from the disk
-  std::optional<PrefixHash> load_mark_;             // of what has been read by the load that is under way
+  // The load from the disk that is under way:
+  std::optional<PrefixHash> load_mark_;  // of what has been read
+  int32_t load_checkpoint_ = -1;         // its image is filled
+  // Blocks that were read and are being copied to the device; then others find them.
+  struct LoadedBlocks {
+    int32_t first_block = 0;
+    int32_t buffer = 0;           // of the tier, with their images
+    BlockTable table;             // holds them
+    std::vector<int32_t> blocks;  // of all images, below 0: computed meanwhile, or no room
+    uint64_t copies = 0;
+  };
+  std::deque<LoadedBlocks> loaded_blocks_;
+  int32_t stored_checkpoints_ = 0;                  // that the disk reads, pinned for it
   std::vector<std::unique_ptr<Sequence>> waiting_;  // by priority, then arrival
   std::vector<std::unique_ptr<Sequence>> running_;  // by priority, then arrival
 };

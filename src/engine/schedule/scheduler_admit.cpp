@@ -40,6 +40,17 @@ bool before(const Sequence& a, const Sequence& b) {
                                                   : a.order < b.order;
 }
 
+// Host images that follow each other: act(index of the first, how many).
+template <typename Act>
+void for_each_run(const std::vector<int32_t>& images, const Act& act) {
+  for (size_t first = 0; first < images.size();) {
+    size_t end = first + 1;
+    while (end < images.size() && images[end] == images[end - 1] + 1) ++end;
+    act(first, end - first);
+    first = end;
+  }
+}
+
 void insert_in_order(std::vector<std::unique_ptr<Sequence>>& list, std::unique_ptr<Sequence> s) {
   const auto at =
       std::find_if(list.begin(), list.end(), [&](const auto& other) { return before(*s, *other); });
@@ -349,6 +360,7 @@ void Scheduler::admit(Clock::time_point now) {
 void Scheduler::enter(std::unique_ptr<Sequence> sequence, const Hit& hit, Clock::time_point now) {
   Sequence& s = *sequence;
   s.slot = slots_.take();
+  bytes_.claim_slot(s.slot);
   const bool first = s.times.started == Clock::time_point();
   restore(s, hit);
   forget_copies(s);
@@ -359,7 +371,7 @@ void Scheduler::enter(std::unique_ptr<Sequence> sequence, const Hit& hit, Clock:
     stats_.cached_tokens += static_cast<uint64_t>(s.prefix.cached_tokens);
     if (s.computed_tokens > 0) ++stats_.resumed;
   }
-  ++entries_and_exits_;
+  s.entry = ++entries_and_exits_;
   insert_in_order(running_, std::move(sequence));
 }
 
@@ -380,8 +392,9 @@ void Scheduler::restore(Sequence& s, const Hit& hit) {
   if (limits_.seals) load_exact_blocks(s, image);
   if (hit.position % kBlockTokens != 0) {
     BRAID_CHECK(pools_[0].grow(s.blocks[0], hit.position));
-    bytes_.load_block(0, s.blocks[0].back(), image + resume_bytes_);
+    bytes_.load_blocks(0, {&s.blocks[0].back(), 1}, image + resume_bytes_);
   }
+  s.copies = bytes_.last_copies();
   checkpoints_.unpin(hit.checkpoint);
 }
 
@@ -394,16 +407,23 @@ void Scheduler::restore_blocks(Sequence& s, const Hit& hit) {
       if (b >= 0) pools_[g].share(b, found);
     const auto first_image = static_cast<size_t>(first_kept(g, hit.position));
     size_t next = 0;
+    BlockTable copied;
+    std::vector<int32_t> images;
     for (size_t i = 0; i < wanted.size(); ++i) {
       if (wanted[i] == kSwapped) {
         BRAID_CHECK(pools_[g].grow(fresh, 1));
-        bytes_.load_block(g, fresh[0], swap_image(g, s.preempted.blocks[g][i - first_image]));
+        copied.push_back(fresh[0]);
+        images.push_back(s.preempted.blocks[g][i - first_image]);
         s.blocks[g].push_back(fresh[0]);
         fresh.clear();
       } else {
         s.blocks[g].push_back(wanted[i] == kGone ? kGone : found[next++]);
       }
     }
+    for_each_run(images, [&](size_t first, size_t count) {
+      bytes_.load_blocks(g, std::span(copied).subspan(first, count), swap_image(g, images[first]));
+    });
+    if (!images.empty()) s.copies = bytes_.last_copies();
   }
   if (limits_.window > 0) s.left_behind = first_kept(1, hit.position);
 }
@@ -439,6 +459,7 @@ std::vector<Sequence*> Scheduler::fork(Sequence& s) {
     waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
     forget_copies(twin);
     twin.slot = slots_.take();
+    bytes_.claim_slot(twin.slot);
     bytes_.copy_state(twin.slot, s.slot);
     for (int32_t g = 0; g < groups(); ++g) {
       for (const int32_t block : s.blocks[g]) {
@@ -461,7 +482,7 @@ std::vector<Sequence*> Scheduler::fork(Sequence& s) {
       stats_.cached_tokens += static_cast<uint64_t>(twin.prefix.cached_tokens);
     }
     ++stats_.forked;
-    ++entries_and_exits_;
+    twin.entry = ++entries_and_exits_;
     out.push_back(&twin);
     insert_in_order(running_, std::move(entering));
   }
@@ -526,6 +547,7 @@ void Scheduler::preempt(Sequence& victim) {
   shrink(*out, 0);
   slots_.give_back(out->slot);
   out->slot = -1;
+  out->copies = 0;
   out->computed_tokens = 0;
   out->prefix.published_blocks = 0;
   insert_waiting(std::move(out));
@@ -569,12 +591,15 @@ bool Scheduler::swap_out(Sequence& victim) {
     constexpr double kCopyBytesPerMs = 4e6;  // out and in, what the slowest supported link does
     if (pacer_.token_ms() * end * kBlockTokens < 2.0 * bytes / kCopyBytesPerMs) return false;
   }
-  for (int32_t g = 0; g < findable_groups(); ++g)
-    for (int32_t i = first_kept(g, tokens); i < end; ++i) {
-      const int32_t image = swap_images_[g].take();
-      bytes_.save_block(g, victim.blocks[g][i], swap_image(g, image));
-      victim.preempted.blocks[g].push_back(image);
-    }
+  for (int32_t g = 0; g < findable_groups(); ++g) {
+    std::vector<int32_t>& images = victim.preempted.blocks[g];
+    for (int32_t i = first_kept(g, tokens); i < end; ++i) images.push_back(swap_images_[g].take());
+    std::sort(images.begin(), images.end());
+    const auto blocks = std::span(victim.blocks[g]).subspan(static_cast<size_t>(first_kept(g, tokens)));
+    for_each_run(images, [&](size_t first, size_t count) {
+      bytes_.save_blocks(g, blocks.subspan(first, count), swap_image(g, images[first]));
+    });
+  }
   return true;
 }
 

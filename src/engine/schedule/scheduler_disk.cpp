@@ -3,7 +3,6 @@
 // nobody: they lie in the cache as if a sequence had just left them, and lookup() finds them. A model without
 // state has no checkpoints: its blocks are stored by themselves, and a prefix ends where they end.
 #include <algorithm>
-#include <cstring>
 
 #include "base/check.h"
 #include "engine/disk/disk.h"
@@ -23,17 +22,27 @@ void Scheduler::set_disk(DiskTier* disk) {
   disk_ = disk;
 }
 
-void Scheduler::store_on_disk(Sequence& s) {
+// `checkpoint`: where it stands; -1 for a model without them.
+void Scheduler::store_on_disk(Sequence& s, int32_t checkpoint) {
   if (disk_ == nullptr) return;
+  // The disk shall not keep so many that none is left for those who run.
+  if (checkpoint >= 0 && stored_checkpoints_ >= std::max(1, checkpoints_.capacity() / 2)) return;
   s.prefix.offered_tokens = s.computed_tokens;
-  const auto room = disk_->begin_store({s.prefix.seed, s.prefix.hashes, s.tokens}, s.computed_tokens);
+  DiskTier::Checkpoint at{nullptr, checkpoint};
+  if (checkpoint >= 0) at.image = checkpoints_.image(checkpoint);
+  const auto room = disk_->begin_store({s.prefix.seed, s.prefix.hashes, s.tokens}, s.computed_tokens, at);
   if (!room) return;
-  for (int32_t i = 0; i < room->block_count; ++i)
-    bytes_.save_block(0, s.blocks[0][room->first_block + i],
-                      room->blocks + static_cast<size_t>(i) * bytes_.block_bytes(0));
-  if (room->tail_block != nullptr)
-    bytes_.save_block(0, s.blocks[0][s.computed_tokens / kBlockTokens], room->tail_block);
-  if (room->state != nullptr) save_resume(s, room->state);
+  if (room->reads_checkpoint) {
+    checkpoints_.pin(checkpoint);
+    ++stored_checkpoints_;
+  }
+  const std::span<const int32_t> blocks(s.blocks[0]);
+  if (room->block_count > 0)
+    bytes_.save_blocks(
+        0,
+        blocks.subspan(static_cast<size_t>(room->first_block), static_cast<size_t>(room->block_count)),
+        room->blocks);
+  disk_->end_store(bytes_.last_copies());
 }
 
 // Whether `s` should wait until its prefix, or another's before, has been read, rather than enter at
@@ -54,8 +63,16 @@ bool Scheduler::awaits_disk(Sequence& s, const Hit& hit) {
   const double read_ms = static_cast<double>(found.bytes) / kReadBytesPerMs;
   if (pacer_.token_ms() > 0 && pacer_.token_ms() * gain < read_ms) return false;
   if (disk_->load_state() == DiskTier::LoadState::none) {
+    std::span<std::byte> image;
+    if (limits_.recurrent) {
+      // One of them may be of the image that is read into.
+      if (bytes_.copies_done() < bytes_.last_copies()) return true;
+      load_checkpoint_ = checkpoints_.take();
+      if (load_checkpoint_ < 0) return false;  // all are pinned
+      image = {checkpoints_.image(load_checkpoint_), checkpoints_.image_bytes()};
+    }
     ++s.wait.disk_loads;
-    disk_->start(key, found, present);
+    disk_->start(key, found, present, image);
     mark_load(key.hashes.first(static_cast<size_t>(present)));
   }
   return true;
@@ -64,7 +81,7 @@ bool Scheduler::awaits_disk(Sequence& s, const Hit& hit) {
 void Scheduler::all_queued_is_done() {
   if (disk_ == nullptr) return;
   bytes_.synchronize();
-  disk_->all_synchronized();
+  disk_->submit(bytes_.last_copies());
 }
 
 // What has come so far shall not make room for what comes next. An empty chain: nothing is read any more.
@@ -77,30 +94,64 @@ void Scheduler::mark_load(std::span<const PrefixHash> chain) {
 
 void Scheduler::promote_from_disk() {
   if (running_.empty()) all_queued_is_done();  // whoever left last may have stored something
-  disk_->step_begins();
-  while (const auto loaded = disk_->take_loaded()) {
-    const PrefixKey key = disk_->load_key();
-    for (int32_t i = 0; i < loaded->count; ++i) {
-      const auto depth = static_cast<size_t>(loaded->first_block + i);
-      const int32_t* tokens = &key.tokens[depth * kBlockTokens];
-      if (pools_[0].find(key.hashes[depth], tokens) >= 0) continue;  // computed meanwhile
-      BlockTable fresh;
-      if (!pools_[0].grow(fresh, kBlockTokens)) break;
-      bytes_.load_block(0, fresh[0], loaded->images + static_cast<size_t>(i) * bytes_.block_bytes(0));
-      pools_[0].publish(fresh[0], key.hashes[depth], tokens);
-      pools_[0].release(fresh);
-      mark_load(key.hashes.first(depth + 1));
-    }
-    bytes_.synchronize();
-    disk_->give_back(*loaded);
+  disk_->submit(bytes_.copies_done());
+  for (int32_t id = disk_->take_stored(); id >= 0; id = disk_->take_stored()) {
+    checkpoints_.unpin(id);
+    --stored_checkpoints_;
   }
+  publish_loaded_blocks();
+  take_loaded_blocks();
+  publish_loaded_blocks();
+  if (!loaded_blocks_.empty()) return;
   const DiskTier::LoadState state = disk_->load_state();
+  if (state != DiskTier::LoadState::complete && state != DiskTier::LoadState::failed) return;
   if (state == DiskTier::LoadState::complete) promote_checkpoint();
-  if (state == DiskTier::LoadState::complete || state == DiskTier::LoadState::failed) {
-    disk_->finish_load();
-    mark_load({});
-    ++loads_ended_;
+  if (load_checkpoint_ >= 0) checkpoints_.put_back(load_checkpoint_);
+  load_checkpoint_ = -1;
+  disk_->finish_load();
+  mark_load({});
+  ++loads_ended_;
+}
+
+// Begins to copy what has been read to the device.
+void Scheduler::take_loaded_blocks() {
+  while (const auto images = disk_->take_loaded()) {
+    const PrefixKey key = disk_->load_key();
+    LoadedBlocks& loaded = loaded_blocks_.emplace_back();
+    loaded.first_block = images->first_block;
+    loaded.buffer = images->buffer;
+    bool room = true;
+    for (int32_t i = 0; i < images->count; ++i) {
+      const auto depth = static_cast<size_t>(images->first_block + i);
+      const bool known = pools_[0].find(key.hashes[depth], &key.tokens[depth * kBlockTokens]) >= 0;
+      room = room && (known || pools_[0].grow(loaded.table, std::ssize(loaded.table) * kBlockTokens + 1));
+      loaded.blocks.push_back(known || !room ? -1 : loaded.table.back());
+    }
+    bytes_.load_blocks(0, loaded.blocks, images->images);
+    loaded.copies = bytes_.last_copies();
   }
+}
+
+void Scheduler::publish_loaded_blocks() {
+  while (!loaded_blocks_.empty() && loaded_blocks_.front().copies <= bytes_.copies_done()) {
+    LoadedBlocks& loaded = loaded_blocks_.front();
+    const PrefixKey key = disk_->load_key();
+    size_t end = 0;
+    for (size_t i = 0; i < loaded.blocks.size(); ++i) {
+      const size_t depth = static_cast<size_t>(loaded.first_block) + i;
+      if (loaded.blocks[i] < 0) continue;
+      pools_[0].publish(loaded.blocks[i], key.hashes[depth], &key.tokens[depth * kBlockTokens]);
+      end = depth + 1;
+    }
+    if (end > 0) mark_load(key.hashes.first(end));
+    pools_[0].release(loaded.table);
+    disk_->give_back(loaded.buffer);
+    loaded_blocks_.pop_front();
+  }
+}
+
+void Scheduler::add_loaded_blocks(std::vector<const BlockTable*>& tables) const {
+  for (const LoadedBlocks& loaded : loaded_blocks_) tables.push_back(&loaded.table);
 }
 
 // The end of a load whose blocks are all here: its checkpoint, if the model has state.
@@ -118,11 +169,8 @@ void Scheduler::promote_checkpoint() {
   if (!limits_.recurrent) {
     if (chain.size() == full) ++stats_.from_disk;
   } else if (chain.size() == full && checkpoints_.find_exact(prefix, tail) < 0) {
-    const int32_t id = put_checkpoint(key, {static_cast<int32_t>(key.tokens.size()), ResumeKind::turn});
-    if (id >= 0) {
-      bytes_.synchronize();  // the image may have been taken from one whose copy is still on its way
-      std::memcpy(checkpoints_.image(id), disk_->load_image(),
-                  resume_bytes_ + (tail.empty() ? 0 : bytes_.block_bytes(0)));
+    if (put_checkpoint(load_checkpoint_, key, {static_cast<int32_t>(key.tokens.size()), ResumeKind::turn})) {
+      load_checkpoint_ = -1;
       ++stats_.from_disk;
     }
   }

@@ -46,6 +46,7 @@ void random_program(const Program& program) {
   if (paced) limits.gap_limit = 3;
   World world(limits, 17, 5, recurrent ? 6 : 0, preemption == Preemption::recompute ? 0 : 10, window_blocks);
   world.most_prompt_tokens = limits.ubatch_tokens;
+  world.bytes.late = seed % 3 != 0;
   std::vector<std::vector<int32_t>> beginnings;
   for (int i = 0; i < 4; ++i)
     beginnings.push_back(tokens_of(random, 20 + static_cast<int32_t>(random() % 200)));

@@ -11,7 +11,9 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <deque>
 #include <map>
+#include <memory>
 #include <optional>
 #include <random>
 
@@ -74,18 +76,51 @@ class FakeBytes : public CacheBytes {
   size_t state_bytes() const override { return sizeof(FakeSlot); }
   // Larger ones in group 1 than they need, so that images of one group do not pass for those of the other.
   size_t block_bytes(int32_t group) const override { return (kBlockTokens + group) * sizeof(uint64_t); }
-  void save_state(int32_t slot, std::byte* image) override {
-    queue([=, this] { std::memcpy(image, &states[slot], state_bytes()); });
+  void save_resume(int32_t slot, std::span<const BlockImage> blocks, std::byte* image) override {
+    order_after(slot_copies[slot]);  // loads of these may be under way
+    for (const BlockImage& b : blocks) order_after(block_copies[{b.group, b.block}]);
+    const auto parts = std::make_shared<std::vector<std::pair<size_t, std::vector<std::byte>>>>();
+    queue([=, this, blocks = std::vector(blocks.begin(), blocks.end())] {
+      const auto take = [&](size_t at, const void* from, size_t size) {
+        const auto* const begin = static_cast<const std::byte*>(from);
+        parts->emplace_back(at, std::vector<std::byte>(begin, begin + size));
+      };
+      take(0, &states[slot], state_bytes());
+      for (const BlockImage& b : blocks) take(b.at_byte, block_of(b.group, b.block), block_bytes(0));
+    });
+    copy_beside([=] {
+      for (const auto& [at, part] : *parts) std::memcpy(image + at, part.data(), part.size());
+    });
   }
   void load_state(int32_t slot, const std::byte* image) override {
-    queue([=, this] { std::memcpy(&states[slot], image, state_bytes()); });
+    slot_copies[slot] = copy_beside([=, this] { std::memcpy(&states[slot], image, state_bytes()); });
   }
-  void save_block(int32_t group, int32_t block, std::byte* image) override {
-    queue([=, this] { std::memcpy(image, block_of(group, block), block_bytes(0)); });
+  void save_blocks(int32_t group, std::span<const int32_t> blocks, std::byte* images) override {
+    for (const int32_t block : blocks) {
+      if (block >= 0)
+        block_copies[{group, block}] =
+            copy_beside([=, this] { std::memcpy(images, block_of(group, block), block_bytes(0)); });
+      images += block_bytes(group);
+    }
   }
-  void load_block(int32_t group, int32_t block, const std::byte* image) override {
-    queue([=, this] { std::memcpy(block_of(group, block), image, block_bytes(0)); });
+  void load_blocks(int32_t group, std::span<const int32_t> blocks, const std::byte* images) override {
+    for (const int32_t block : blocks) {
+      if (block >= 0)
+        block_copies[{group, block}] =
+            copy_beside([=, this] { std::memcpy(block_of(group, block), images, block_bytes(0)); });
+      images += block_bytes(group);
+    }
   }
+  uint64_t last_copies() const override { return last; }
+  uint64_t copies_done() override {
+    if (late && chance() % 4 == 0) run_copies(done + chance() % 8);
+    return done;
+  }
+  void order_after(uint64_t copies) override {
+    queue([=, this] { run_copies(copies); });
+  }
+  void claim_block(int32_t group, int32_t block) override { order_after(block_copies[{group, block}]); }
+  void claim_slot(int32_t slot) override { order_after(slot_copies[slot]); }
   void copy_state(int32_t dst, int32_t src) override {
     queue([=, this] { states[dst] = states[src]; });
   }
@@ -100,26 +135,57 @@ class FakeBytes : public CacheBytes {
     for (const int32_t block : blocks)
       queue([=, this] { std::fill_n(block_of(group, block), kBlockTokens, 0); });
   }
-  // Nobody holds it any more, and nobody finds it.
+  // Nobody holds it any more, and nobody finds it. Behind the copies of it that are under way.
   void poison_block(int32_t group, int32_t block) {
-    queue([=, this] {
+    block_copies[{group, block}] = copy_beside([=, this] {
       uint64_t* const at = block_of(group, block);
       EXPECT_EQ(std::count(at, at + kBlockTokens, kNone), 0) << "block " << block;
       std::fill_n(at, kBlockTokens, kPoison);
     });
   }
   void poison_state(int32_t slot) {
-    queue([=, this] { states[slot] = FakeSlot(); });
+    slot_copies[slot] = copy_beside([=, this] { states[slot] = FakeSlot(); });
   }
   void synchronize() override {
-    for (const auto& copy : queued) copy();
-    queued.clear();
+    run_copies(last);
+    run_queue(queued_to);
   }
-  // Like a device with its own queue: nothing is copied before somebody waits for it, or before the next
-  // step.
-  void queue(std::function<void()> copy) {
-    queued.push_back(std::move(copy));
-    if (!late) synchronize();
+  // Before a step: what was queued ahead of it, and the copies beside that this waits for.
+  void before_step() {
+    run_queue(queued_to);
+    if (late && chance() % 2 == 0) run_copies(done + chance() % 8);
+  }
+
+  // Like a device with its own queues: nothing is done before somebody waits for it, or before the next step;
+  // copies beside the steps are done at any time.
+  void queue(std::function<void()> work) {
+    queued.push_back(std::move(work));
+    ++queued_to;
+    if (!late) run_queue(queued_to);
+  }
+  uint64_t copy_beside(std::function<void()> copy) {
+    copies.emplace_back(queued_to, std::move(copy));
+    ++last;
+    if (!late) run_copies(last);
+    return last;
+  }
+  void run_queue(uint64_t to) {
+    while (queued_from < to) {
+      const auto work = std::move(queued.front());
+      queued.pop_front();
+      ++queued_from;
+      work();
+    }
+  }
+  void run_copies(uint64_t to) {
+    while (done < std::min(to, last)) {
+      run_queue(copies.front().first);
+      if (done >= to) return;  // what was queued has waited for it
+      const auto copy = std::move(copies.front().second);
+      copies.pop_front();
+      ++done;
+      copy();
+    }
   }
 
   uint64_t* block_of(int32_t group, int32_t block) {
@@ -129,7 +195,13 @@ class FakeBytes : public CacheBytes {
   Cells cells[kKvGroups];
   std::vector<FakeSlot> states;
   bool late = false;
-  std::vector<std::function<void()>> queued;
+  std::deque<std::function<void()>> queued;
+  uint64_t queued_from = 0, queued_to = 0;
+  std::deque<std::pair<uint64_t, std::function<void()>>> copies;  // each behind what was queued before it
+  uint64_t last = 0, done = 0;
+  std::map<std::pair<int32_t, int32_t>, uint64_t> block_copies;
+  std::map<int32_t, uint64_t> slot_copies;
+  std::mt19937_64 chance{7};
 };
 
 struct World {
@@ -297,7 +369,9 @@ struct World {
     const bool planned = std::any_of(plan.items.begin(), plan.items.end(),
                                      [&](const StepItem& item) { return item.sequence == &first; });
     const bool waits_for_a_slice = paced && plan.decoding > 0 && !scheduler.goes_by_rows(first);
-    EXPECT_TRUE(planned || first.in_flight_tokens > 0 || waits_for_a_slice) << "request " << first.id;
+    const bool is_copied = first.copies > 0 && (!plan.items.empty() || scheduler.interleaves());
+    EXPECT_TRUE(planned || first.in_flight_tokens > 0 || waits_for_a_slice || is_copied)
+        << "request " << first.id;
   }
 
   bool step() {
@@ -309,7 +383,7 @@ struct World {
     expect_progress(plan);
     propose(plan);
     if (plan.items.empty() && !pieces) return !scheduler.idle();
-    bytes.synchronize();
+    bytes.before_step();
     if (!plan.items.empty() && !run_plan(plan)) return false;
     return run_pieces(decoding);
   }
@@ -321,7 +395,7 @@ struct World {
       if (!pieces) {
         StepPlan plan = scheduler.plan_interleaved(2 + static_cast<int32_t>(pace() % 46));
         if (plan.items.empty()) return true;
-        bytes.synchronize();
+        bytes.before_step();
         const Sequence& s = *plan.items[0].sequence;
         expect_memory_of(s);
         state_before = bytes.states[s.slot];
@@ -369,7 +443,7 @@ struct World {
         forked.certain = 0;
         plan.items.push_back(forked);
         verdicts.emplace_back();
-        bytes.synchronize();
+        bytes.before_step();
         run_item(forked, verdicts.back());
       }
     }

@@ -50,6 +50,8 @@ struct Sequence {
   int32_t left_behind = 0;    // blocks of group 1
   int32_t sealed_blocks = 0;  // of group 0, whose units are there; the engine's where a step has sealed them
   int32_t slot = -1;
+  uint64_t entry = 0;   // among all that have entered: its tables are this one's only until it is preempted
+  uint64_t copies = 0;  // that bring what it goes on from (CacheBytes); 0: it is there
 
   // What it shares with others through the prefix cache: the scheduler's.
   struct Prefix {

@@ -16,7 +16,7 @@ int64_t BatchArrays::batch_elements(const Sizes& sizes) {
 size_t BatchArrays::bytes(const Sizes& most, int32_t most_batches, int32_t blocks_per_sequence,
                           int32_t groups) {
   const int64_t elements =
-      most_batches * batch_elements(most) + int64_t{groups} * most.sequences * blocks_per_sequence;
+      tables_elements(most, blocks_per_sequence, groups) + most_batches * batch_elements(most);
   return static_cast<size_t>(elements) * sizeof(int32_t);
 }
 
@@ -28,7 +28,8 @@ Status BatchArrays::allocate(Device& device, const char* what, const Sizes& most
   blocks_per_sequence_ = blocks_per_sequence;
   groups_ = groups;
   used_.resize(static_cast<size_t>(most_batches));
-  filled_.assign(static_cast<size_t>(groups) * static_cast<size_t>(most.sequences), blocks_per_sequence);
+  tables_elements_ = tables_elements(most, blocks_per_sequence, groups);
+  tables_.assign(static_cast<size_t>(groups) * static_cast<size_t>(most.sequences), {});
   const size_t size = bytes(most, most_batches, blocks_per_sequence, groups);
   BRAID_ASSIGN(host_, device.allocate_host(size, what));
   if (!device.computes_in_host_memory()) {
@@ -50,10 +51,6 @@ void BatchArrays::begin(const Sizes& room, int32_t batches) {
     offset_[a] = batch_elements_;
     batch_elements_ += padded_to_line(count_of(room, a));
   }
-  const bool same_places = tables_at_ == tables() && table_elements_ == group_elements();
-  if (!same_places) std::fill(filled_.begin(), filled_.end(), blocks_per_sequence_);  // anything
-  tables_at_ = tables();
-  table_elements_ = group_elements();
 }
 
 int32_t BatchArrays::add_sequence(int32_t batch, int32_t state_slot, int32_t certain_rows,
@@ -90,21 +87,48 @@ void BatchArrays::add_output(int32_t batch) {
   host(batch, output_row)[used.outputs++] = used.rows - 1;
 }
 
+// Of a sequence that stood here in the step before, blocks that are full have not changed.
 void BatchArrays::set_blocks(int32_t index, const Sequence& s) {
   BRAID_CHECK(index < room_.sequences);
   with_blocks_ = std::max(with_blocks_, index + 1);
-  for (int32_t g = 0; g < groups_; ++g) fill_table(g, index, s.blocks[g]);
+  for (int32_t g = 0; g < groups_; ++g) {
+    Table& t = table(g, index);
+    const std::span<const int32_t> blocks(s.blocks[g]);
+    const auto count = static_cast<int32_t>(blocks.size());
+    BRAID_CHECK(count <= blocks_per_sequence_);
+    const bool same = s.id != 0 && t.sequence == s.id && t.entry == s.entry;
+    if (same) write(g, index, blocks, t.left_behind, std::min(s.left_behind, count));
+    write(g, index, blocks, same ? std::min(t.settled, count) : 0, std::max(count, t.filled));
+    t.sequence = s.id;
+    t.entry = s.entry;
+    t.settled = s.computed_tokens / kBlockTokens;
+    t.left_behind = s.left_behind;
+    t.filled = count;
+  }
 }
 
-// A table is as long as the longest context: what is 0 already is not written again.
-void BatchArrays::fill_table(int32_t group, int32_t index, std::span<const int32_t> blocks) {
-  BRAID_CHECK(static_cast<int32_t>(blocks.size()) <= blocks_per_sequence_);
-  int32_t& filled =
-      filled_[static_cast<size_t>(group) * static_cast<size_t>(most_.sequences) + static_cast<size_t>(index)];
-  int32_t* table = table_of(group, index);
-  int32_t* end = std::copy(blocks.begin(), blocks.end(), table);
-  if (end < table + filled) std::fill(end, table + filled, 0);
-  filled = static_cast<int32_t>(blocks.size());
+// Entries [from, to) become those of `blocks`, and 0 behind them.
+void BatchArrays::write(int32_t group, int32_t index, std::span<const int32_t> blocks, int32_t from,
+                        int32_t to) {
+  int32_t* const entries = static_cast<int32_t*>(host_.data()) + table_offset(group, index);
+  const auto wanted = [&](int32_t i) {
+    return i < static_cast<int32_t>(blocks.size()) ? blocks[static_cast<size_t>(i)] : 0;
+  };
+  while (from < to && entries[from] == wanted(from)) ++from;
+  while (from < to && entries[to - 1] == wanted(to - 1)) --to;
+  if (from >= to) return;
+  for (int32_t i = from; i < to; ++i) entries[i] = wanted(i);
+  Table& t = table(group, index);
+  const bool first = t.changed_from == t.changed_to;
+  t.changed_from = first ? from : std::min(t.changed_from, from);
+  t.changed_to = first ? to : std::max(t.changed_to, to);
+}
+
+void BatchArrays::clear_table(int32_t group, int32_t index) {
+  Table& t = table(group, index);
+  write(group, index, {}, 0, t.filled);
+  t.sequence = 0;
+  t.filled = 0;
 }
 
 void BatchArrays::pad(int32_t batch) {
@@ -117,7 +141,7 @@ void BatchArrays::pad(int32_t batch) {
   for (int32_t i = used.sequences; i < room_.sequences; ++i)
     for (const Array a : {first_row, rows, certain, context, slot}) host(batch, a)[i] = 0;
   for (int32_t g = 0; g < groups_; ++g)
-    for (int32_t i = with_blocks_; i < room_.sequences; ++i) fill_table(g, i, {});
+    for (int32_t i = with_blocks_; i < room_.sequences; ++i) clear_table(g, i);
 }
 
 Batch BatchArrays::finish(int32_t batch, bool padded) {
@@ -137,7 +161,7 @@ Batch BatchArrays::finish(int32_t batch, bool padded) {
   b.certain = on_device(batch, certain);
   b.context = on_device(batch, context);
   b.slot = on_device(batch, slot);
-  b.block_table = b.cold_table = base_ + tables();
+  b.block_table = b.cold_table = base_;
   b.blocks_per_sequence = blocks_per_sequence_;
   b.group_stride = group_elements();
   b.output_row = on_device(batch, output_row);
@@ -151,7 +175,45 @@ void BatchArrays::send(int64_t first, int64_t count) {
                      static_cast<size_t>(count) * sizeof(int32_t));
 }
 
-void BatchArrays::upload() { send(0, tables() + groups_ * group_elements()); }
+void BatchArrays::upload() { send(tables_elements_, batches_ * batch_elements_); }
+
+void BatchArrays::send_tables() {
+  for (int32_t g = 0; is_sent() && g < groups_; ++g) send_tables_of(g);
+}
+
+// Tables that follow each other are sent together with what lies between, as long as that is less work than one
+// more copy.
+void BatchArrays::send_tables_of(int32_t group) {
+  constexpr int64_t kEntriesPerCopy = 8 << 10;  // that are sent in the time that queueing a copy takes
+  struct Run {
+    int32_t first = 0, last = -1, from = 0, to = 0;
+    int64_t entries() const { return int64_t{last - first + 1} * (to - from); }
+  };
+  const auto send = [&](const Run& run) {
+    if (run.last < run.first) return;
+    const size_t pitch = static_cast<size_t>(blocks_per_sequence_) * sizeof(int32_t);
+    const int64_t at = table_offset(group, run.first) + run.from;
+    device_->rows_to_device({static_cast<int32_t*>(memory_.data()) + at,
+                             static_cast<const int32_t*>(host_.data()) + at,
+                             static_cast<size_t>(run.to - run.from) * sizeof(int32_t),
+                             run.last - run.first + 1, pitch, pitch});
+  };
+  Run run;
+  for (int32_t i = 0; i < room_.sequences; ++i) {
+    Table& t = table(group, i);
+    if (t.changed_from == t.changed_to) continue;
+    const Run alone{i, i, t.changed_from, t.changed_to};
+    const Run more{run.first, i, std::min(run.from, t.changed_from), std::max(run.to, t.changed_to)};
+    if (run.last >= 0 && more.entries() - run.entries() - alone.entries() <= kEntriesPerCopy) {
+      run = more;
+    } else {
+      send(run);
+      run = alone;
+    }
+    t.changed_from = t.changed_to = 0;
+  }
+  send(run);
+}
 
 void BatchArrays::upload(int32_t batch, Array a, int32_t first, int32_t count) {
   send(offset(batch, a) + first, count);

@@ -2,6 +2,10 @@
 //
 // Several batches may be filled at once, which then run over the same sequences one after the other: they
 // share the block tables. Sized once for the largest; begin() lays out no more than what follows needs.
+//
+// A block table is as long as the longest context, and a step changes few entries of it: tables stand where they
+// are from step to step, what differs from the step before is written, and send_tables() sends that. So it comes
+// ahead of what is recorded, while upload(), always the same bytes for the same room, is part of it.
 #pragma once
 
 #include <cstdint>
@@ -71,7 +75,9 @@ class BatchArrays {
   // room.
   Batch finish(int32_t batch, bool padded);
 
-  // All of it (always the same bytes for the same room).
+  // What has changed in the block tables.
+  void send_tables();
+  // All but the block tables.
   void upload();
   // The tokens of one batch.
   void upload_tokens(int32_t batch);
@@ -88,15 +94,34 @@ class BatchArrays {
     return a < output_row ? sizes.rows : a == output_row ? sizes.outputs : sizes.sequences;
   }
   static int64_t batch_elements(const Sizes& sizes);
-  int64_t offset(int32_t batch, Array a) const { return batch * batch_elements_ + offset_[a]; }
-  int64_t tables() const { return batches_ * batch_elements_; }
-  int64_t group_elements() const { return int64_t{room_.sequences} * blocks_per_sequence_; }
-  int32_t* table_of(int32_t group, int32_t index) {
-    return static_cast<int32_t*>(host_.data()) + tables() + group * group_elements() +
-           int64_t{index} * blocks_per_sequence_;
+  // Behind the tables.
+  int64_t offset(int32_t batch, Array a) const {
+    return tables_elements_ + batch * batch_elements_ + offset_[a];
+  }
+  int64_t group_elements() const { return int64_t{most_.sequences} * blocks_per_sequence_; }
+  static int64_t tables_elements(const Sizes& most, int32_t blocks_per_sequence, int32_t groups) {
+    return padded_to_line(int64_t{groups} * most.sequences * blocks_per_sequence);
+  }
+  int64_t table_offset(int32_t group, int32_t index) const {
+    return group * group_elements() + int64_t{index} * blocks_per_sequence_;
+  }
+  // What a table holds, and what of it has changed since it was sent.
+  struct Table {
+    RequestId sequence = 0;  // 0: nobody's that may come again
+    uint64_t entry = 0;      // of that sequence
+    int32_t settled = 0;     // blocks of it that do not change, but for those that are let go of
+    int32_t left_behind = 0;
+    int32_t filled = 0;  // entries behind these are 0
+    int32_t changed_from = 0, changed_to = 0;
+  };
+  Table& table(int32_t group, int32_t index) {
+    return tables_[static_cast<size_t>(group) * static_cast<size_t>(most_.sequences) +
+                   static_cast<size_t>(index)];
   }
   void send(int64_t first, int64_t count);
-  void fill_table(int32_t group, int32_t index, std::span<const int32_t> blocks);
+  void send_tables_of(int32_t group);
+  void write(int32_t group, int32_t index, std::span<const int32_t> blocks, int32_t from, int32_t to);
+  void clear_table(int32_t group, int32_t index);
   void pad(int32_t batch);
 
   Device* device_ = nullptr;
@@ -114,9 +139,8 @@ class BatchArrays {
   int64_t batch_elements_ = 0;
   int64_t offset_[kArrays] = {};
   std::vector<Sizes> used_;  // [most_batches]
-  // [groups][most_.sequences]: entries of a table behind these are 0, for as long as tables stay where they are.
-  std::vector<int32_t> filled_;
-  int64_t tables_at_ = -1, table_elements_ = -1;
+  int64_t tables_elements_ = 0;
+  std::vector<Table> tables_;  // [groups][most_.sequences]
 };
 
 }  // namespace braid

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <random>
@@ -27,6 +28,12 @@ class Recording : public Device {
   void to_device(void* dst, const void* src, size_t size_bytes) override {
     std::memcpy(dst, src, size_bytes);
     ++copies;
+    bytes += size_bytes;
+  }
+  void rows_to_device(const Copy& copy) override {
+    const int before = copies;
+    Device::rows_to_device(copy);
+    copies = before + 1;
   }
   void to_host(void* dst, const void* src, size_t size_bytes) override { std::memcpy(dst, src, size_bytes); }
   bool computes_in_host_memory() const override { return false; }
@@ -45,6 +52,7 @@ class Recording : public Device {
   bool records_at_all = true;
   size_t room = 1000;  // for so many
   int copies = 0, recorded = 0, replayed = 0;
+  size_t bytes = 0;
   std::map<uint64_t, int> kept;
 };
 
@@ -177,6 +185,7 @@ TEST(BatchArrays, PaddingBelongsToNobody) {
       }
     }
     arrays.set_blocks(0, s);
+    arrays.send_tables();
     const int copies = device.copies;
     Batch batches[] = {arrays.finish(0, true), arrays.finish(1, true)};
     arrays.upload();
@@ -205,37 +214,120 @@ TEST(BatchArrays, PaddingBelongsToNobody) {
   }
 }
 
-// What a step before has left in the same memory, or in places that mean something else now.
+// Tables that grow, lose what was drafted, copy the block they go on in, let go of what a window has left behind,
+// and belong to another sequence or to the same one when it has come back.
+class Tables {
+ public:
+  Sequence& any() { return all_[of(all_.size())]; }
+  size_t of(size_t n) { return random_() % n; }
+  void change(Sequence& s) {
+    if (s.id == 0 || of(20) == 0) return begin(s);
+    const auto full = static_cast<size_t>(s.computed_tokens / kBlockTokens);
+    for (BlockTable& table : s.blocks) {
+      table.resize(std::min(table.size(), full + of(3)));
+      while (table.size() < std::min(kMost, full + 1 + of(3))) table.push_back(block());
+      if (full < table.size() && of(4) == 0) table[full] = block();
+    }
+    const size_t covered = std::min(s.blocks[0].size(), s.blocks[1].size());
+    s.computed_tokens = static_cast<int32_t>(
+        std::min(covered * kBlockTokens, static_cast<size_t>(s.computed_tokens) + of(40)));
+    for (; of(2) == 0 && s.left_behind + 1 < s.computed_tokens / kBlockTokens; ++s.left_behind)
+      s.blocks[1][static_cast<size_t>(s.left_behind)] = kGone;
+  }
+  static constexpr size_t kMost = 9;
+
+ private:
+  int32_t block() { return 1 + static_cast<int32_t>(of(99)); }
+  void begin(Sequence& s) {
+    if (s.id == 0 || of(2) == 0) s.id = ++last_;
+    s.entry = ++last_;
+    s.left_behind = 0;
+    s.computed_tokens = static_cast<int32_t>(of(5 * kBlockTokens));
+    for (BlockTable& table : s.blocks) {
+      table.clear();
+      while (std::ssize(table) < blocks_for(s.computed_tokens)) table.push_back(block());
+    }
+  }
+  std::mt19937 random_{3};
+  std::vector<Sequence> all_ = std::vector<Sequence>(8);
+  uint64_t last_ = 0;
+};
+
 TEST(BatchArrays, TablesAreThoseOfFreshMemory) {
-  std::mt19937 random(3);
+  Tables tables;
   Recording device;
   BatchArrays kept;
-  ASSERT_TRUE(kept.allocate(device, "test", {64, 6, 64}, 2, 9, 2).ok());
-  for (int round = 0; round < 2000; ++round) {
+  ASSERT_TRUE(kept.allocate(device, "test", {64, 6, 64}, 2, Tables::kMost, 2).ok());
+  std::vector<Sequence*> step;
+  for (int round = 0; round < 5000; ++round) {
     BatchArrays fresh;
-    ASSERT_TRUE(fresh.allocate(device, "test", {64, 6, 64}, 2, 9, 2).ok());
-    const auto of = [&](uint32_t n) { return static_cast<int32_t>(random() % n); };
-    const BatchArrays::Sizes room{of(3) == 0 ? 64 : 16, of(4) == 0 ? 6 : 5, 16};
-    const int32_t batches = 1 + (of(5) == 0 ? 1 : 0), sequences = of(6);
-    const bool padded = of(3) != 0;
-    std::vector<Sequence> all(static_cast<size_t>(std::min(sequences, room.sequences)));
-    for (Sequence& s : all)
-      for (BlockTable& table : s.blocks)
-        for (int32_t i = of(10); i > 0; --i) table.push_back(1 + of(99));
+    ASSERT_TRUE(fresh.allocate(device, "test", {64, 6, 64}, 2, Tables::kMost, 2).ok());
+    const BatchArrays::Sizes room{tables.of(3) == 0 ? 64 : 16, tables.of(4) == 0 ? 6 : 5, 16};
+    const int32_t batches = 1 + (tables.of(5) == 0 ? 1 : 0);
+    if (tables.of(3) == 0 && !step.empty())
+      step.erase(step.begin() + static_cast<std::ptrdiff_t>(tables.of(step.size())));
+    if (Sequence& s = tables.any(); std::ssize(step) < 6 && std::find(step.begin(), step.end(), &s) == step.end())
+      step.push_back(&s);
+    if (std::ssize(step) > room.sequences) step.pop_back();
+    const bool padded = tables.of(3) != 0;
+    for (Sequence* s : step) tables.change(*s);
     for (BatchArrays* arrays : {&fresh, &kept}) {
       arrays->begin(room, batches);
-      for (size_t i = 0; i < all.size(); ++i) {
+      for (size_t i = 0; i < step.size(); ++i) {
         arrays->add_sequence(0, 0, 1, 1);
-        arrays->set_blocks(static_cast<int32_t>(i), all[i]);
+        arrays->set_blocks(static_cast<int32_t>(i), *step[i]);
       }
     }
     const Batch wanted = fresh.finish(0, padded), got = kept.finish(0, padded);
-    fresh.upload();
-    kept.upload();
+    if (tables.of(10) == 0) continue;  // a step that does not come to be sent
+    for (BatchArrays* arrays : {&fresh, &kept}) arrays->send_tables();
     for (int32_t g = 0; g < 2; ++g)
       for (int32_t i = 0; i < wanted.sequences; ++i)
-        ASSERT_EQ(seen(got.of_group(g).blocks_of(i), 9), seen(wanted.of_group(g).blocks_of(i), 9)) << round;
+        ASSERT_EQ(seen(got.of_group(g).blocks_of(i), Tables::kMost),
+                  seen(wanted.of_group(g).blocks_of(i), Tables::kMost))
+            << round;
   }
+}
+
+// What is sent for 512 sequences whose contexts are as long as the model's.
+TEST(BatchArrays, AStepSendsWhatHasChanged) {
+  constexpr int32_t kSequences = 512, kBlocks = 8192;
+  Recording device;
+  BatchArrays arrays;
+  ASSERT_TRUE(arrays.allocate(device, "test", {kSequences, kSequences, kSequences}, 1, kBlocks, 1).ok());
+  std::vector<Sequence> all(kSequences);
+  for (int32_t i = 0; i < kSequences; ++i) {
+    Sequence& s = all[static_cast<size_t>(i)];
+    s.id = s.entry = static_cast<uint64_t>(i) + 1;
+    s.computed_tokens = i == 7 ? (kBlocks - 40) * kBlockTokens : 1280 + i;
+    s.blocks[0].assign(static_cast<size_t>(blocks_for(s.computed_tokens + 1)), 1 + i);
+  }
+  const auto step = [&] {
+    device.bytes = 0;
+    device.copies = 0;
+    arrays.begin({kSequences, kSequences, kSequences});
+    for (int32_t i = 0; i < std::ssize(all); ++i) {
+      Sequence& s = all[static_cast<size_t>(i)];
+      arrays.add_sequence(0, i, 1, ++s.computed_tokens);
+      s.blocks[0].resize(static_cast<size_t>(blocks_for(s.computed_tokens + 1)), 1 + i);
+      arrays.set_blocks(i, s);
+    }
+    arrays.finish(0, true);
+    arrays.send_tables();
+  };
+  step();
+  EXPECT_LE(device.bytes, size_t{2} << 20);
+  size_t most = 0;
+  for (int i = 0; i < 40; ++i) {
+    step();
+    most = std::max(most, device.bytes);
+    EXPECT_LE(device.copies, kSequences / kBlockTokens + 1);
+  }
+  EXPECT_LE(most, size_t{64} << 10) << "16 MiB are all tables";
+  // One leaves, and those behind it stand elsewhere.
+  all.erase(all.begin());
+  step();
+  EXPECT_LE(device.bytes, size_t{2} << 20);
 }
 
 TEST(BatchArrays, WithoutPaddingABatchIsWhatWasFilled) {
@@ -252,6 +344,7 @@ TEST(BatchArrays, WithoutPaddingABatchIsWhatWasFilled) {
   arrays.add_output(0);
   arrays.set_blocks(0, s);
   const Batch b = arrays.finish(0, false);
+  arrays.send_tables();
   arrays.upload();
   EXPECT_EQ(b.tokens, 2);
   EXPECT_EQ(b.sequences, 1);

@@ -60,6 +60,7 @@ Status StepRunner::queue(Step& step) {
   Batch& batch = step.batch;
   batch = whole_.fill(step.plan, padding);
   if (!decodes) outputs_.begin(step.plan, batch.outputs);
+  whole_.send_tables();
   if (!padding) {
     enqueue(batch);
     return {};
@@ -127,6 +128,7 @@ class StepRunner::SlicePacing final : public StepPacing {
 void StepRunner::begin_interleaved(Step& step) {
   step.batch = interleaved_.fill(step.plan);
   step.at = {};
+  interleaved_.send_tables();
   interleaved_.upload();
 }
 

@@ -32,7 +32,8 @@ class StepBatch {
   // The batch of one sequence's certain rows as if it were the `count` rows from `first` on; the arrays of
   // the sequence then stand behind those of the whole. Valid until the next part().
   Batch part(const Batch& batch, int32_t first, int32_t count);
-  // Sends the arrays to the device (a part of the step that can be recorded: always the same bytes).
+  // To the device: what has changed in the block tables; and the arrays, a part of the step that can be recorded.
+  void send_tables() { arrays_.send_tables(); }
   void upload() { arrays_.upload(); }
 
  private:

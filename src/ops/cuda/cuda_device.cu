@@ -173,6 +173,8 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& option
 
   std::unique_ptr<CudaDevice> device(new CudaDevice);
   cuda::Context& context = device->context_;
+  context.gpu = options.gpu;
+  context.make_current();
   cuda::Card gpu;
   gpu.capability = properties.major * 10 + properties.minor;
   gpu.processors = properties.multiProcessorCount;
@@ -183,6 +185,13 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& option
   context.deterministic = options.deterministic;
   if (error = cudaStreamCreateWithFlags(&context.stream, cudaStreamNonBlocking); error != cudaSuccess)
     return gpu_error(error, "making a stream");
+  // Where both want the GPU at once, the ops have it.
+  int lowest = 0, highest = 0;
+  error = cudaDeviceGetStreamPriorityRange(&lowest, &highest);
+  if (error == cudaSuccess)
+    error = cudaStreamCreateWithPriority(&device->copy_stream_, cudaStreamNonBlocking, lowest);
+  if (error == cudaSuccess) error = cudaEventCreateWithFlags(&device->ops_end_, cudaEventDisableTiming);
+  if (error != cudaSuccess) return gpu_error(error, "making a stream of copies");
   const auto code = code_on(context.stream);
   if (!code.ok()) {
     return Error{code.error().kind, std::string(properties.name) + " has compute capability " + of_gpu +
@@ -201,13 +210,20 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& option
 
 CudaDevice::~CudaDevice() {
   if (context_.stream == nullptr) return;
+  context_.make_current();
   cudaStreamSynchronize(context_.stream);
+  if (copy_stream_ != nullptr) cudaStreamSynchronize(copy_stream_);
+  for (const Copies& copies : copies_) cudaEventDestroy(copies.end);
+  for (const cudaEvent_t event : idle_events_) cudaEventDestroy(event);
+  if (ops_end_ != nullptr) cudaEventDestroy(ops_end_);
+  if (copy_stream_ != nullptr) cudaStreamDestroy(copy_stream_);
   for (const auto& [key, exec] : records_) cudaGraphExecDestroy(exec);
   weights_.clear();
   cudaStreamDestroy(context_.stream);
 }
 
 Result<Buffer> CudaDevice::allocate(size_t size_bytes, const char* label) {
+  context_.make_current();
   void* data = nullptr;
   const size_t rounded = std::max<size_t>(size_bytes, 256);
   cudaError_t error = cudaMalloc(&data, rounded);
@@ -228,6 +244,7 @@ Result<Buffer> CudaDevice::allocate(size_t size_bytes, const char* label) {
 }
 
 Result<Buffer> CudaDevice::allocate_host(size_t size_bytes, const char* label, const BytesDone& done) {
+  context_.make_current();
   if (size_bytes >= kManyHostBytes) {
     auto pages = pinned_pages(size_bytes, label, done);
     if (!pages.ok())
@@ -258,6 +275,64 @@ void CudaDevice::to_host(void* dst, const void* src, size_t size_bytes) {
                 "copy from the GPU");
 }
 
+void CudaDevice::rows_to_device(const Copy& c) {
+  context_.note(cudaMemcpy2DAsync(c.to, c.to_pitch, c.from, c.from_pitch, c.bytes,
+                                  static_cast<size_t>(c.rows), cudaMemcpyHostToDevice, context_.stream),
+                "copy to the GPU");
+}
+
+// ---- copies beside the ops ----
+
+uint64_t CudaDevice::copy_beside(std::span<const Copy> copies) {
+  if (copies.empty()) return last_copies_;
+  context_.make_current();
+  const char* const what = "a copy beside the steps";
+  context_.note(cudaEventRecord(ops_end_, context_.stream), what);
+  context_.note(cudaStreamWaitEvent(copy_stream_, ops_end_), what);
+  for (const Copy& c : copies) {
+    const cudaError_t error =
+        c.rows == 1 ? cudaMemcpyAsync(c.to, c.from, c.bytes, cudaMemcpyDefault, copy_stream_)
+                    : cudaMemcpy2DAsync(c.to, c.to_pitch, c.from, c.from_pitch, c.bytes,
+                                        static_cast<size_t>(c.rows), cudaMemcpyDefault, copy_stream_);
+    context_.note(error, what);
+  }
+  if (idle_events_.empty()) {
+    cudaEvent_t event = nullptr;
+    context_.note(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), what);
+    idle_events_.push_back(event);
+  }
+  copies_.push_back({++last_copies_, idle_events_.back()});
+  idle_events_.pop_back();
+  context_.note(cudaEventRecord(copies_.back().end, copy_stream_), what);
+  return last_copies_;
+}
+
+uint64_t CudaDevice::copies_done() {
+  while (!copies_.empty()) {
+    const cudaError_t state = cudaEventQuery(copies_.front().end);
+    if (state == cudaErrorNotReady) break;
+    context_.note(state, "a copy beside the steps");
+    idle_events_.push_back(copies_.front().end);
+    copies_.pop_front();
+  }
+  return copies_.empty() ? last_copies_ : copies_.front().number - 1;
+}
+
+// Null: they are done. Numbers follow each other.
+cudaEvent_t CudaDevice::end_of_copies(uint64_t number) {
+  return number <= copies_done() ? nullptr : copies_[number - copies_.front().number].end;
+}
+
+void CudaDevice::order_after_copies(uint64_t number) {
+  if (const cudaEvent_t end = end_of_copies(number))
+    context_.note(cudaStreamWaitEvent(context_.stream, end), "waiting for copies");
+}
+
+void CudaDevice::wait_for_copies(uint64_t number) {
+  if (const cudaEvent_t end = end_of_copies(number))
+    context_.note(cudaEventSynchronize(end), "waiting for copies");
+}
+
 DType CudaDevice::activation_type() const { return cuda::kActType; }
 
 #if defined(BRAID_COUNT_CLAMPS)
@@ -276,6 +351,7 @@ Status CudaDevice::health() const {
 }
 
 void CudaDevice::fail_on_purpose(bool lasting) {
+  context_.make_current();
   context_.op = "a fault on purpose";
   // More shared memory than the card has, or is said to have (BRAID_GPU), is refused at the launch.
   const size_t too_much = context_.shared_bytes_per_block + 1;
@@ -283,10 +359,12 @@ void CudaDevice::fail_on_purpose(bool lasting) {
 }
 
 Status CudaDevice::load_weights(std::span<Weight* const> weights, const WeightDone& done) {
+  context_.make_current();
   return cuda::load_weights(*this, context_, weights, done, weights_);
 }
 
 void CudaDevice::copy_rows(const Weight& to, const Weight& from, std::span<const int32_t> rows) {
+  context_.make_current();
   context_.op = "copy rows";
   cuda::copy_rows(context_, to, from, rows);
 }
@@ -297,6 +375,7 @@ size_t CudaDevice::weight_bytes(const Weight& weight) const { return cuda::plann
 // ---- recorded steps ----
 
 bool CudaDevice::begin_record() {
+  context_.make_current();
   return context_.healthy() && !profiler_.active() &&
          context_.note(cudaStreamBeginCapture(context_.stream, cudaStreamCaptureModeThreadLocal),
                        "recording a step");
@@ -323,6 +402,7 @@ Status CudaDevice::end_record(uint64_t key) {
 
 void CudaDevice::replay(uint64_t key) {
   BRAID_CHECK(has_record(key));
+  context_.make_current();
   context_.note(cudaGraphLaunch(records_[key], context_.stream), "replaying a step");
 }
 
@@ -334,13 +414,18 @@ void CudaDevice::forget_record(uint64_t key) {
 }
 
 bool CudaDevice::start_profile() { return profiler_.start(); }
-std::vector<OpTime> CudaDevice::stop_profile() { return profiler_.stop(); }
+std::vector<OpTime> CudaDevice::stop_profile() {
+  context_.make_current();
+  return profiler_.stop();
+}
 Result<DevicePeaks> CudaDevice::measure_peaks() {
+  context_.make_current();
   BRAID_ASSIGN(const DevicePeaks peaks, cuda::measure_peaks(*this, context_));
   return peaks;
 }
 
 uint64_t CudaDevice::free_bytes() const {
+  context_.make_current();
   size_t free = 0, total = 0;
   return cudaMemGetInfo(&free, &total) == cudaSuccess ? free : 0;
 }

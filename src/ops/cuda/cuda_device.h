@@ -1,6 +1,7 @@
-// cuda_device.h -- one NVIDIA GPU: memory, copies, one compute stream, recorded steps. Weights: weights.h.
+// cuda_device.h -- one NVIDIA GPU: memory, a stream of ops and one of copies, recorded steps. Weights: weights.h.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
@@ -39,6 +40,11 @@ class CudaDevice final : public Device {
   }
   void to_device(void* dst, const void* src, size_t size_bytes) override;
   void to_host(void* dst, const void* src, size_t size_bytes) override;
+  void rows_to_device(const Copy& copy) override;
+  uint64_t copy_beside(std::span<const Copy> copies) override;
+  uint64_t copies_done() override;
+  void order_after_copies(uint64_t number) override;
+  void wait_for_copies(uint64_t number) override;
   DType activation_type() const override;
   bool computes_in_host_memory() const override { return false; }
   void synchronize() override;
@@ -61,11 +67,21 @@ class CudaDevice final : public Device {
 
  private:
   CudaDevice() : ops_(context_), profiler_(context_, ops_) {}
+  cudaEvent_t end_of_copies(uint64_t number);
 
   cuda::Context context_;
   std::string description_;
   std::string numerics_;
   std::map<uint64_t, cudaGraphExec_t> records_;
+  cudaStream_t copy_stream_ = nullptr;
+  cudaEvent_t ops_end_ = nullptr;  // where the ops stood when copies were queued last
+  struct Copies {
+    uint64_t number;
+    cudaEvent_t end;
+  };
+  std::deque<Copies> copies_;             // not known to be done
+  std::vector<cudaEvent_t> idle_events_;  // of those that are
+  uint64_t last_copies_ = 0;
   std::vector<std::unique_ptr<cuda::PackedWeight>> weights_;
   CudaOps ops_;
   cuda::Profiler profiler_;

@@ -34,6 +34,7 @@ class Profiler final : public Ops {
   void norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
                    float eps) override;
   void announce_product(std::span<const LinearPart> parts, Tensor x) override {
+    context_.make_current();
     ops_.announce_product(parts, x);
   }
   void add_norm(Tensor y, Tensor residual, Tensor x, const float* weight, float eps) override;
@@ -89,8 +90,9 @@ class Profiler final : public Ops {
   static Cost cost_of(std::span<const LinearPart> parts, Tensor x);
   Cost cost_of_attention(Tensor o, const AttentionParams& params, const KvLayer& kv) const;
   Cost cost_of_rule(const Tensor& o, const DeltaInputs& in, const DeltaLayer& layer) const;
-  // Every op comes by here first: errors name it. Whether it is timed.
+  // Every op comes by here first: it runs on this GPU, and errors name it. Whether it is timed.
   bool times(const char* op) {
+    context_.make_current();
     context_.op = op;
     return active_;
   }

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "base/result.h"
@@ -17,11 +18,19 @@ namespace braid::cuda {
 
 // A Card: kernels ask the context what they may use, context.shared_bytes_per_block or context.has_clusters.
 struct Context : Card {
+  int gpu = 0;  // as the driver counts
   cudaStream_t stream = nullptr;
   bool deterministic = false;   // device.h: forms are chosen without looking at the number of rows
   uint64_t launches = 0;        // kernels queued so far
   std::string name;             // "NVIDIA GeForce RTX 3090, 8.6"
   const char* op = "a kernel";  // that is being queued (profile.h)
+
+  // The driver's calls of this thread are for this GPU from now on. What works on a stream or allocates comes
+  // by here first: one thread may serve several GPUs. Where it fails, so does the next call.
+  void make_current() const {
+    static thread_local int current = -1;
+    if (current != gpu && cudaSetDevice(gpu) == cudaSuccess) current = gpu;
+  }
 
   // Remembers the first error. True: all is well.
   bool note(cudaError_t error, const char* what) {
@@ -41,6 +50,16 @@ struct Context : Card {
   std::vector<KernelLaunch>* rehearsal = nullptr;
 
   std::string first_error;
+
+  // Of kernels, each GPU knows for itself (launch.h): which were prepared, and how many clusters it runs.
+  struct Clusters {
+    const void* kernel;
+    unsigned cluster;
+    size_t shared;
+    int64_t count;
+  };
+  std::unordered_set<const void*> prepared;
+  std::vector<Clusters> clusters;
 
  private:
   bool keep(const char* did, const char* what, cudaError_t error) {

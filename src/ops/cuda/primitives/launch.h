@@ -20,9 +20,7 @@
 // registers lies in the L1 cache, and the division that the others want leaves it a tenth of itself.
 #pragma once
 
-#include <unordered_set>
 #include <utility>
-#include <vector>
 
 #include "ops/cuda/primitives/context.h"
 
@@ -46,13 +44,12 @@ enum class L1 : uint8_t {
   large,  // as the driver chooses for the kernel alone: always for this kernel
 };
 
-// Before the first launch of a kernel.
+// Before the first launch of a kernel on this GPU.
 template <typename... Parameters>
 void prepare_kernel(Context& context, L1 l1, void (*kernel)(Parameters...)) {
-  static thread_local std::unordered_set<const void*> prepared;
   const auto* name = reinterpret_cast<const void*>(kernel);
   // Also for less than 48 KB: what a block may have unasked includes its static shared memory.
-  if (prepared.insert(name).second) {
+  if (context.prepared.insert(name).second) {
     cudaFuncAttributes attributes;
     context.note(cudaFuncGetAttributes(&attributes, name), context.op);
     const auto most = static_cast<int>(context.shared_bytes_per_block - attributes.sharedSizeBytes);
@@ -108,15 +105,8 @@ template <typename... Parameters>
 int64_t most_clusters(Context& context, unsigned cluster, void (*kernel)(Parameters...), unsigned threads,
                       size_t shared) {
   if (context.rehearsal != nullptr) return context.processors / static_cast<int64_t>(cluster);
-  struct Known {
-    const void* kernel;
-    unsigned cluster;
-    size_t shared;
-    int64_t count;
-  };
-  static thread_local std::vector<Known> known;
   const auto* name = reinterpret_cast<const void*>(kernel);
-  for (const Known& k : known)
+  for (const Context::Clusters& k : context.clusters)
     if (k.kernel == name && k.cluster == cluster && k.shared == shared) return k.count;
   prepare_kernel(context, L1::small, kernel);
   cudaLaunchConfig_t config = {};
@@ -135,7 +125,7 @@ int64_t most_clusters(Context& context, unsigned cluster, void (*kernel)(Paramet
     cudaGetLastError();
     count = 0;  // a size that this GPU has not
   }
-  known.push_back({name, cluster, shared, count});
+  context.clusters.push_back({name, cluster, shared, count});
   return count;
 }
 
