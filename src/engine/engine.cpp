@@ -218,13 +218,13 @@ bool Engine::run_interleaved(int32_t answering) {
 bool Engine::end_step(Step& step) {
   ++stats_.steps;
   stats_.rows += static_cast<uint64_t>(step.plan.rows());
-  std::vector<Verdict> verdicts;
+  verdicts_.clear();
   judge_->begin_step();
-  judge_->judge(step.plan.items, verdicts);
-  fork(step.plan, verdicts);
+  judge_->judge(step.plan.items, verdicts_);
+  fork(step.plan, verdicts_);
   if (!device_works()) return false;  // whole rows of logits may have been computed and fetched since
-  commit(step, verdicts);
-  settle(step.plan, verdicts);
+  commit(step, verdicts_);
+  settle(step.plan, verdicts_);
   return true;
 }
 
@@ -310,7 +310,7 @@ void Engine::propose(StepPlan& plan) {
 void Engine::count_drafts(const StepItem& item) {
   ++stats_.drafts.rounds;
   stats_.drafted += item.drafts.size();
-  std::vector<size_t> depths;
+  boost::container::small_vector<size_t, 16> depths;
   std::array<std::bitset<DraftCounts::kDepths>, kDraftSources> seen;
   for (const Draft& draft : item.drafts) {
     depths.push_back(draft.parent < 0 ? 0 : depths[static_cast<size_t>(draft.parent)] + 1);

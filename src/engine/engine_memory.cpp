@@ -84,7 +84,10 @@ Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Devic
   max_rows = most_rows(options);
   if (options.max_sequences > 1 && options.gap_limit > 0)
     interleaved_tokens = std::min(options.ubatch_tokens, kInterleavedTokens);
-  logit_rows = StepOutputs::rows_for(options.max_sequences * per_sequence, max_rows, config.vocabulary);
+  decoding_rows = options.max_sequences * per_sequence;
+  logit_rows = StepOutputs::rows_for(options.max_sequences, decoding_rows, max_rows, config.vocabulary);
+  if (dflash != nullptr)  // whose blocks are guessed together
+    logit_rows = std::max(logit_rows, std::min(decoding_rows, dflash_sizes(options).block_rows));
 
   sizes.slots = options.max_sequences;
   sizes.ring = device.delta_ring(options.max_drafts);

@@ -42,6 +42,7 @@ struct EngineMemory {
   CacheSizes sizes;
   int32_t max_rows = 0;            // of a step
   int32_t interleaved_tokens = 0;  // of an interleaved step, at most; 0: there are none
+  int32_t decoding_rows = 0;       // of a step of all sequences, with drafts
   int32_t logit_rows = 0;          // whose logits are there at once
   bool all_contexts_fit = false;   // the KV blocks are for max_sequences whole contexts
 

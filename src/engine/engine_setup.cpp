@@ -180,7 +180,7 @@ void Engine::choose_drafts() {
 Status Engine::load() {
   const ModelConfig& config = model_->config();
   BRAID_TRY(memory_.take(options_, *model_, *device_));
-  BRAID_TRY(outputs_.allocate(*device_, *model_, memory_.logit_rows));
+  BRAID_TRY(outputs_.allocate(*device_, *model_, memory_.logit_rows, memory_.decoding_rows));
   memory_.plan.set_actual(MemoryUse::logits, StepOutputs::bytes(memory_.logit_rows, config.vocabulary));
   if (disk_) BRAID_TRY(memory_.take_disk_staging(*disk_, memory_.disk_kind(config, fingerprint_), *device_));
   scheduler_ = std::make_unique<Scheduler>(memory_.scheduler_limits(options_, config), memory_.sizes.blocks,

@@ -11,7 +11,7 @@ namespace braid {
 JointDrafter::JointDrafter(std::vector<std::unique_ptr<Drafter>> drafters)
     : drafters_(std::move(drafters)), proposed_(drafters_.size()) {}
 
-double JointDrafter::promised(const std::vector<Draft>& drafts, DraftSource source) {
+double JointDrafter::promised(const Drafts& drafts, DraftSource source) {
   double sum = 0;
   reached_.clear();
   for (Draft draft : drafts) {
@@ -56,7 +56,7 @@ void JointDrafter::observe(const StepPlan& plan, std::span<const Verdict> verdic
   }
 }
 
-void JointDrafter::merge(const std::vector<Draft>& drafts, DraftSource source) {
+void JointDrafter::merge(const Drafts& drafts, DraftSource source) {
   node_of_.clear();
   for (Draft draft : drafts) {
     if (draft.parent >= 0) draft.parent = node_of_[static_cast<size_t>(draft.parent)];

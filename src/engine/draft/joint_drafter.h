@@ -33,8 +33,8 @@ class JointDrafter : public Drafter {
 
  private:
   // Of an item's drafts, how many are to be expected to be accepted.
-  double promised(const std::vector<Draft>& drafts, DraftSource source);
-  void merge(const std::vector<Draft>& drafts, DraftSource source);
+  double promised(const Drafts& drafts, DraftSource source);
+  void merge(const Drafts& drafts, DraftSource source);
   // Parents are still before children.
   void keep_best(size_t most);
 
@@ -43,8 +43,8 @@ class JointDrafter : public Drafter {
   double accepted_of_models_ = 1;  // drafts a round, a moving mean; the first guess is low: who asks learns
   std::vector<double> promised_;   // [item]
   std::vector<std::pair<double, int32_t>> reached_;  // of drafts: the probability of their path, its length
-  std::vector<std::vector<std::vector<Draft>>> proposed_;  // [drafter][item]
-  std::vector<Draft> tree_;
+  std::vector<std::vector<Drafts>> proposed_;  // [drafter][item]
+  Drafts tree_;
   std::vector<int32_t> node_of_;  // in the tree, of a drafter's drafts
   std::vector<float> paths_;      // log of the probability of a node's whole path
   std::vector<int32_t> order_;

@@ -11,7 +11,7 @@ namespace {
 
 class Says : public Drafter {
  public:
-  Says(DraftSource source, std::vector<Draft> drafts) : source_(source), drafts_(std::move(drafts)) {}
+  Says(DraftSource source, Drafts drafts) : source_(source), drafts_(std::move(drafts)) {}
   DraftSource source() const override { return source_; }
   void propose(StepPlan& plan, int32_t) override {
     for (StepItem& item : plan.items) {
@@ -25,10 +25,10 @@ class Says : public Drafter {
 
  private:
   DraftSource source_;
-  std::vector<Draft> drafts_;
+  Drafts drafts_;
 };
 
-std::vector<Draft> jointly(std::vector<Draft> a, std::vector<Draft> b, int32_t most, int32_t budget = 100) {
+Drafts jointly(Drafts a, Drafts b, int32_t most, int32_t budget = 100) {
   std::vector<std::unique_ptr<Drafter>> drafters;
   drafters.push_back(std::make_unique<Says>(DraftSource::ngram, std::move(a)));
   drafters.push_back(std::make_unique<Says>(DraftSource::mtp, std::move(b)));
@@ -42,7 +42,7 @@ std::vector<Draft> jointly(std::vector<Draft> a, std::vector<Draft> b, int32_t m
 }
 
 TEST(JointDrafter, SharesWhatBothSayAndKeepsTheRestBesideIt) {
-  const std::vector<Draft> tree = jointly({{7, -1, -0.5f}, {8, 0, -0.2f}, {9, 1, -0.2f}},
+  const Drafts tree = jointly({{7, -1, -0.5f}, {8, 0, -0.2f}, {9, 1, -0.2f}},
                                           {{7, -1, -0.1f}, {8, 0, -0.3f}, {5, 1, -0.4f}}, 10);
   ASSERT_EQ(tree.size(), 4u);
   const int32_t tokens[] = {7, 8, 9, 5}, parents[] = {-1, 0, 1, 1};
@@ -57,7 +57,7 @@ TEST(JointDrafter, SharesWhatBothSayAndKeepsTheRestBesideIt) {
 }
 
 TEST(JointDrafter, TheMostProbablePathsStay) {
-  const std::vector<Draft> tree =
+  const Drafts tree =
       jointly({{1, -1, -1.0f}, {2, 0, -0.1f}}, {{3, -1, -0.2f}, {4, 0, -0.3f}, {5, 1, -3.0f}}, 3);
   ASSERT_EQ(tree.size(), 3u);
   const int32_t tokens[] = {1, 3, 4}, parents[] = {-1, -1, 1};
@@ -73,9 +73,9 @@ TEST(JointDrafter, TheMostProbablePathsStay) {
 TEST(JointDrafter, ModelsAreRunWhereFreeDraftsPromiseLess) {
   std::vector<std::unique_ptr<Drafter>> drafters;
   drafters.push_back(
-      std::make_unique<Says>(DraftSource::ngram, std::vector<Draft>{{7, -1, -0.1f}, {8, 0, -0.1f}}));
+      std::make_unique<Says>(DraftSource::ngram, Drafts{{7, -1, -0.1f}, {8, 0, -0.1f}}));
   drafters.push_back(
-      std::make_unique<Says>(DraftSource::mtp, std::vector<Draft>{{1, -1, -0.1f}, {2, 0, -0.1f}}));
+      std::make_unique<Says>(DraftSource::mtp, Drafts{{1, -1, -0.1f}, {2, 0, -0.1f}}));
   JointDrafter joint(std::move(drafters));
   double survives = 0.9;
   joint.set_survives([&](const Draft& draft, int32_t depth) {
@@ -109,7 +109,7 @@ TEST(JointDrafter, ModelsAreRunWhereFreeDraftsPromiseLess) {
 TEST(JointDrafter, RandomTreesHoldWhatTheirDraftersSaid) {
   std::mt19937 random(3);
   const auto any = [&] {
-    std::vector<Draft> tree;
+    Drafts tree;
     std::map<std::pair<int32_t, int32_t>, bool> taken;
     for (int32_t i = 0; i < 8; ++i) {
       const auto parent = static_cast<int32_t>(random() % static_cast<uint32_t>(tree.size() + 1)) - 1;
@@ -119,7 +119,7 @@ TEST(JointDrafter, RandomTreesHoldWhatTheirDraftersSaid) {
     }
     return tree;
   };
-  const auto paths = [](const std::vector<Draft>& tree) {
+  const auto paths = [](const Drafts& tree) {
     std::map<std::vector<int32_t>, int> found;
     std::vector<std::vector<int32_t>> of;
     for (const Draft& node : tree) {
@@ -131,7 +131,7 @@ TEST(JointDrafter, RandomTreesHoldWhatTheirDraftersSaid) {
     return found;
   };
   for (int round = 0; round < 200; ++round) {
-    const std::vector<Draft> a = any(), b = any();
+    const Drafts a = any(), b = any();
     auto wanted = paths(a);
     for (const auto& [path, count] : paths(b)) wanted[path] += count;
     const auto all = paths(jointly(a, b, 100));
@@ -149,8 +149,8 @@ TEST(JointDrafter, RandomTreesHoldWhatTheirDraftersSaid) {
 
 TEST(JointDrafter, EverySequenceGetsItsOwn) {
   std::vector<std::unique_ptr<Drafter>> drafters;
-  drafters.push_back(std::make_unique<Says>(DraftSource::ngram, std::vector<Draft>{{1, -1, -0.5f}}));
-  drafters.push_back(std::make_unique<Says>(DraftSource::mtp, std::vector<Draft>{{2, -1, -0.5f}}));
+  drafters.push_back(std::make_unique<Says>(DraftSource::ngram, Drafts{{1, -1, -0.5f}}));
+  drafters.push_back(std::make_unique<Says>(DraftSource::mtp, Drafts{{2, -1, -0.5f}}));
   JointDrafter joint(std::move(drafters));
   joint.set_survives([](const Draft&, int32_t) { return 0; });  // so all are asked
   StepPlan plan;

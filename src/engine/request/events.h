@@ -20,7 +20,7 @@ struct RequestEvents {
   int32_t prompt_total = 0;
   int32_t drafted = 0;   // tokens of the step that were verified
   int32_t accepted = 0;  // of them
-  std::vector<TokenEvent> tokens;
+  TokenEvents tokens;
   size_t delivered = 0;  // of tokens
   std::optional<Finished> end;
 };

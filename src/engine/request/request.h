@@ -2,6 +2,7 @@
 // elsewhere.
 #pragma once
 
+#include <boost/container/small_vector.hpp>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -82,6 +83,7 @@ struct TokenEvent {
   float logprob = 0;                           // natural log, raw distribution; if asked for
   std::vector<std::pair<int32_t, float>> top;  // best first; if asked for
 };
+using TokenEvents = boost::container::small_vector<TokenEvent, 2>;
 
 enum class FinishReason : uint8_t { stop, length, cancelled, error };
 const char* finish_reason_name(FinishReason reason);

@@ -1,9 +1,11 @@
 // step_plan.h -- what one step does for each of its sequences, and what comes of it.
 //
 // The scheduler makes the plan, a drafter may add uncertain tokens, StepBatch numbers its rows, and Judge
-// gives a verdict on each item.
+// gives a verdict on each item. A step has hundreds of them: lists of a few elements are inside, and cost no
+// allocation.
 #pragma once
 
+#include <boost/container/small_vector.hpp>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -20,6 +22,7 @@ struct Draft {
   float log_q = 0;  // log of the probability that the drafter gives it behind its parent
   DraftSource source = DraftSource::other;
 };
+using Drafts = boost::container::small_vector<Draft, 8>;
 
 // Sequences or rows of a decoding step, rounded up so that few records and measurements serve all: from
 // eight on four to an octave.
@@ -33,7 +36,7 @@ inline int32_t row_bucket(int32_t count) {
 struct StepItem {
   Sequence* sequence = nullptr;
   int32_t certain = 0;
-  std::vector<Draft> drafts;  // parents before children; only when the certain rows end the known tokens
+  Drafts drafts;  // parents before children; only when the certain rows end the known tokens
 
   // Filled by StepBatch.
   int32_t first_row = 0;     // in the batch
@@ -67,9 +70,9 @@ struct StepPlan {
 
 // What survived of an item and what comes next.
 struct Verdict {
-  std::vector<TokenEvent> events;  // to report, in order
-  std::vector<int32_t> next;       // new tokens of the sequence: accepted drafts, then one of its own
-  std::vector<int32_t> accepted;   // indices into drafts, a path from the root
+  TokenEvents events;                                // to report, in order
+  boost::container::small_vector<int32_t, 8> next;   // new tokens: accepted drafts, then one of its own
+  boost::container::small_vector<int32_t, 8> accepted;  // indices into drafts, a path from the root
   bool failed = false;             // its numbers are none: nothing of the step is kept; finished as well
   bool finished = false;
   Finished end;

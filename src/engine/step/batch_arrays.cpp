@@ -187,7 +187,8 @@ void BatchArrays::send_tables_of(int32_t group) {
   constexpr int64_t kEntriesPerCopy = 8 << 10;  // that are sent in the time that queueing a copy takes
   struct Run {
     int32_t first = 0, last = -1, from = 0, to = 0;
-    int64_t entries() const { return int64_t{last - first + 1} * (to - from); }
+    int64_t changed = 0;
+    int64_t between() const { return int64_t{last - first + 1} * (to - from) - changed; }
   };
   const auto send = [&](const Run& run) {
     if (run.last < run.first) return;
@@ -202,9 +203,10 @@ void BatchArrays::send_tables_of(int32_t group) {
   for (int32_t i = 0; i < room_.sequences; ++i) {
     Table& t = table(group, i);
     if (t.changed_from == t.changed_to) continue;
-    const Run alone{i, i, t.changed_from, t.changed_to};
-    const Run more{run.first, i, std::min(run.from, t.changed_from), std::max(run.to, t.changed_to)};
-    if (run.last >= 0 && more.entries() - run.entries() - alone.entries() <= kEntriesPerCopy) {
+    const Run alone{i, i, t.changed_from, t.changed_to, t.changed_to - t.changed_from};
+    const Run more{run.first, i, std::min(run.from, alone.from), std::max(run.to, alone.to),
+                   run.changed + alone.changed};
+    if (run.last >= 0 && more.between() <= kEntriesPerCopy) {
       run = more;
     } else {
       send(run);

@@ -33,7 +33,7 @@ Status StepRunner::allocate(const Sizes& sizes) {
 void StepRunner::enqueue(const Batch& batch) {
   whole_.upload();
   model_.forward(batch, cache_.memory());
-  if (outputs_.finds_best()) outputs_.queue_best(batch);
+  if (outputs_.finds_best()) outputs_.queue_best();
 }
 
 // None: the step is not worth a record.
@@ -47,7 +47,8 @@ std::optional<StepBatch::Padding> StepRunner::padding_of(const StepPlan& plan) c
   padding.rows = padding.sequences;
   padding.most_rows = 1;
   if (most_rows > 1) {
-    padding.rows = std::min({row_bucket(rows), sizes_.rows, outputs_.most_rows()});
+    padding.rows = std::min(row_bucket(rows), sizes_.rows);
+    if (rows <= outputs_.most_rows()) padding.rows = std::min(padding.rows, outputs_.most_rows());
     padding.most_rows = std::min(power_of_two_from(most_rows), sizes_.decoding_rows);
   }
   return padding;
@@ -60,6 +61,7 @@ Status StepRunner::queue(Step& step) {
   Batch& batch = step.batch;
   batch = whole_.fill(step.plan, padding);
   if (!decodes) outputs_.begin(step.plan, batch.outputs);
+  outputs_.lay_out(batch.outputs);
   whole_.send_tables();
   if (!padding) {
     enqueue(batch);
@@ -136,7 +138,8 @@ bool StepRunner::advance(Step& step, const Slice& slice, Pacer& pacer) {
   SlicePacing pacing(*this, step, slice, pacer);
   if (!model_.forward_interleaved(step.at, step.batch, cache_.memory(), pacing)) return false;
   outputs_.begin(step.plan, step.batch.outputs);
-  if (outputs_.finds_best()) outputs_.queue_best(step.batch);
+  outputs_.lay_out(step.batch.outputs);
+  if (outputs_.finds_best()) outputs_.queue_best();
   device_.synchronize();
   return device_.health().ok();
 }

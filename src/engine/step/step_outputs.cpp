@@ -13,6 +13,9 @@ namespace {
 constexpr int32_t kBestLogits = 64;  // of a row, found by the device: enough for nearly every sampler
 constexpr int32_t kRowsOnHost = 8;   // whole rows at once
 constexpr uint64_t kLogitsBytes = uint64_t{16} << 20;  // rows scored at once; a few rows are always possible
+// Rows that decode: more at once gain nothing, since the output matrix is read for as many as this together.
+constexpr uint64_t kMostLogitsBytes = uint64_t{256} << 20;
+constexpr int32_t kAlwaysTogether = 256;
 // Rows of long drafts that are computed at once: their products take longer than it takes to read the matrix.
 constexpr int32_t kFewAtOnce = 8;
 
@@ -32,28 +35,32 @@ bool all_finite(const void* values, DType type, int64_t count) {
 
 }  // namespace
 
-int32_t StepOutputs::rows_for(int32_t decoding_rows, int32_t max_rows, int64_t vocabulary) {
-  const uint64_t affordable = kLogitsBytes / (static_cast<uint64_t>(vocabulary) * sizeof(float));
-  return std::max(decoding_rows,
-                  std::min(max_rows, static_cast<int32_t>(std::min<uint64_t>(affordable, 1 << 20))));
+int32_t StepOutputs::rows_for(int32_t sequences, int32_t decoding_rows, int32_t max_rows,
+                              int64_t vocabulary) {
+  const auto holds = [&](uint64_t bytes) {
+    return static_cast<int32_t>(
+        std::min<uint64_t>(bytes / (static_cast<uint64_t>(vocabulary) * sizeof(float)), 1 << 20));
+  };
+  const int32_t together = std::max(kAlwaysTogether, holds(kMostLogitsBytes));
+  return std::max({sequences, std::min(decoding_rows, together), std::min(max_rows, holds(kLogitsBytes))});
 }
 
 uint64_t StepOutputs::bytes(int32_t rows, int64_t vocabulary) {
   return static_cast<uint64_t>(rows) * static_cast<uint64_t>(vocabulary) * sizeof(float);
 }
 
-Status StepOutputs::allocate(Device& device, Model& model, int32_t rows) {
+Status StepOutputs::allocate(Device& device, Model& model, int32_t rows, int32_t best_rows) {
   device_ = &device;
   model_ = &model;
   const int64_t vocabulary = model.config().vocabulary;
   BRAID_ASSIGN(logits_memory_, device.allocate(bytes(rows, vocabulary), "logits"));
   logits_ = Tensor{logits_memory_.data(), DType::f32, rows, vocabulary, vocabulary};
-  return device.computes_in_host_memory() ? Status() : allocate_best();
+  return device.computes_in_host_memory() ? Status() : allocate_best(std::max(rows, best_rows));
 }
 
 // Where a device with its own memory leaves the best logits of each row, and the host's copies.
-Status StepOutputs::allocate_best() {
-  const int64_t rows = logits_.rows;
+Status StepOutputs::allocate_best(int64_t rows) {
+  most_best_rows_ = static_cast<int32_t>(rows);
   best_count_ = static_cast<int32_t>(std::min<int64_t>(kBestLogits, logits_.cols));
   const int64_t values = rows * best_count_;
   const size_t bytes = static_cast<size_t>(2 * values + rows) * sizeof(float);
@@ -62,10 +69,6 @@ Status StepOutputs::allocate_best() {
   const auto row_numbers = static_cast<size_t>(std::max(logits_.cols, model_->config().width));
   BRAID_ASSIGN(rows_on_host_, device_->allocate_host(kRowsOnHost * row_numbers * sizeof(float), "logits"));
   fetched_.reserve(kRowsOnHost);
-  auto* base = static_cast<float*>(best_memory_.data());
-  best_values_ = Tensor{base, DType::f32, rows, best_count_, best_count_};
-  best_ids_ = Tensor{base + values, DType::i32, rows, best_count_, best_count_};
-  best_sums_ = Tensor{base + 2 * values, DType::f32, rows, 1, 1};
   return {};
 }
 
@@ -79,23 +82,32 @@ void StepOutputs::begin(const StepPlan& plan, int32_t outputs) {
   const bool wanted = std::any_of(plan.items.begin(), plan.items.end(), [](const StepItem& item) {
     return item.wants_next || item.sequence->request.score;
   });
-  best_rows_ = best_count_ > 0 && wanted && outputs <= logits_.rows ? outputs : 0;
-  if (best_rows_ == 0) return;
+  best_rows_ = wanted && outputs <= most_best_rows_ ? outputs : 0;
+  if (best_rows_ == 0 || outputs > most_rows()) return;
   logits_first_ = 0;
   logits_count_ = outputs;
 }
 
-void StepOutputs::queue_best(const Batch& batch) {
-  const int32_t rows = batch.outputs;
-  model_->logits(logits_, 0, rows);
-  device_->ops().top_k(best_values_.top(rows), best_ids_.top(rows), best_sums_.top(rows), logits_.top(rows));
-  device_->to_host(best_on_host_.data(), best_memory_.data(), best_on_host_.size_bytes());
+void StepOutputs::queue_best() {
+  const int64_t values = int64_t{laid_out_} * best_count_;
+  auto* const base = static_cast<float*>(best_memory_.data());
+  const Tensor best{base, DType::f32, laid_out_, best_count_, best_count_};
+  const Tensor ids{base + values, DType::i32, laid_out_, best_count_, best_count_};
+  const Tensor sums{base + 2 * values, DType::f32, laid_out_, 1, 1};
+  for (int32_t first = 0; first < laid_out_; first += most_rows()) {
+    const int32_t count = std::min(most_rows(), laid_out_ - first);
+    model_->logits(logits_, first, count);
+    device_->ops().top_k(best.middle(first, count), ids.middle(first, count), sums.middle(first, count),
+                         logits_.top(count));
+  }
+  device_->to_host(best_on_host_.data(), best_memory_.data(),
+                   static_cast<size_t>(2 * values + laid_out_) * sizeof(float));
 }
 
 std::optional<Scores> StepOutputs::best_of(int32_t output) const {
   if (output >= best_rows_) return std::nullopt;
   const auto* base = static_cast<const float*>(best_on_host_.data());
-  const int64_t values = logits_.rows * best_count_;
+  const int64_t values = int64_t{laid_out_} * best_count_;
   const auto count = static_cast<size_t>(best_count_);
   Scores top;
   top.values = {base + int64_t{output} * best_count_, count};
@@ -122,7 +134,7 @@ bool StepOutputs::want(int32_t output, int32_t first, int32_t count) {
   const bool on_host = rows_on_host_.data() == nullptr;
   if (on_host && wanted_ && !holds(output, 1)) return false;
   if (!on_host && std::ssize(fetched_) == kRowsOnHost) return false;
-  if (!holds(output, 1) && !few_at_once_) compute(first, count);
+  if (!holds(output, 1) && !few_at_once_ && count <= most_rows()) compute(first, count);
   compute(output, 1);
   wanted_ = true;
   if (on_host) return true;

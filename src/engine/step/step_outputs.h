@@ -20,14 +20,15 @@ namespace braid {
 
 class StepOutputs {
  public:
-  // Rows of logits that a step of at most max_rows may need at once: all that decode, and as many more as a
-  // few megabytes hold.
-  static int32_t rows_for(int32_t decoding_rows, int32_t max_rows, int64_t vocabulary);
+  // Rows of logits that are there at once, where a step has at most so many of sequences that decode, and max_rows in
+  // all: those that decode as far as some hundred megabytes hold them, but one of each sequence at least, and as many
+  // more as a few megabytes hold.
+  static int32_t rows_for(int32_t sequences, int32_t decoding_rows, int32_t max_rows, int64_t vocabulary);
 
   // Bytes of `rows` rows of logits.
   static uint64_t bytes(int32_t rows, int64_t vocabulary);
-  // Errors: exhausted.
-  Status allocate(Device& device, Model& model, int32_t rows);
+  // `best_rows`: of the largest step whose best are found. Errors: exhausted.
+  Status allocate(Device& device, Model& model, int32_t rows, int32_t best_rows);
 
   int32_t most_rows() const { return static_cast<int32_t>(logits_.rows); }
   // Their memory, which is free for others between two steps.
@@ -38,8 +39,10 @@ class StepOutputs {
   void begin(const StepPlan& plan, int32_t outputs);
   // The device finds the best logits of this step's rows: queue_best() belongs to its work.
   bool finds_best() const { return best_rows_ > 0; }
-  // Logits of all outputs, their best, and those to the host. `batch` may be padded.
-  void queue_best(const Batch& batch);
+  // The step's batch, padded perhaps, has so many outputs.
+  void lay_out(int32_t outputs) { laid_out_ = outputs; }
+  // Logits of all these, a few hundred rows after the other, their best, and those to the host.
+  void queue_best();
 
   // After the device was waited for:
   // The best of an output row, if the device has found them.
@@ -60,7 +63,7 @@ class StepOutputs {
   bool is_sound(int32_t output);
 
  private:
-  Status allocate_best();
+  Status allocate_best(int64_t rows);
   bool holds(int32_t first, int32_t count) const;
   void compute(int32_t output, int32_t together);
 
@@ -76,9 +79,11 @@ class StepOutputs {
   bool wanted_ = false;  // rows of these
 
   // Where the host cannot read the device's memory: the best logits of each row, and a few whole rows.
+  // [laid_out_, best], [.., best] i32, [.., 1], one behind the other.
   Buffer best_memory_;
-  Tensor best_values_, best_ids_, best_sums_;  // [rows, best], [.., best] i32, [.., 1]
   int32_t best_count_ = 0;
+  int32_t most_best_rows_ = 0;
+  int32_t laid_out_ = 0;
   int32_t best_rows_ = 0;  // that best_on_host_ holds for the current step
   Buffer best_on_host_;
   Buffer rows_on_host_;           // of logits, or of what they are made of

@@ -36,7 +36,7 @@ class TreeDrafter : public Drafter {
       const auto at = [&](size_t i) { return i < truth_.size() ? truth_[i] : 0; };
       const int32_t wrong = (at(next) + 1) % 320;
       //   wrong, true0, (true0 ->) wrong, true1, (true1 ->) true2 or wrong
-      const std::vector<Draft> tree = {{wrong, -1},       {at(next), -1},
+      const Drafts tree = {{wrong, -1},       {at(next), -1},
                                        {wrong, 1},        {at(next + 1), 1},
                                        {at(next + 1), 0}, {round_ % 3 == 0 ? wrong : at(next + 2), 3}};
       ++round_;
@@ -112,7 +112,7 @@ TEST_P(SpeculationOn, ChangesNothingButTheNumberOfSteps) {
 class Guesser : public Drafter {
  public:
   // truth: what follows, as far as it is known.
-  using Guess = std::function<std::vector<Draft>(std::span<const int32_t> truth, std::mt19937& random)>;
+  using Guess = std::function<Drafts(std::span<const int32_t> truth, std::mt19937& random)>;
   Guesser(Guess guess, std::map<RequestId, std::vector<int32_t>> answers)
       : guess_(std::move(guess)), answers_(std::move(answers)) {}
 
@@ -135,21 +135,21 @@ class Guesser : public Drafter {
   std::mt19937 random_{17};
 };
 
-std::vector<Draft> oracle_chain(std::span<const int32_t> truth, std::mt19937&) {
-  std::vector<Draft> drafts;
+Drafts oracle_chain(std::span<const int32_t> truth, std::mt19937&) {
+  Drafts drafts;
   for (int32_t i = 0; i < std::min<int32_t>(5, static_cast<int32_t>(truth.size())); ++i)
     drafts.push_back({truth[static_cast<size_t>(i)], i - 1});
   return drafts;
 }
-std::vector<Draft> random_chain(std::span<const int32_t>, std::mt19937& random) {
-  std::vector<Draft> drafts;
+Drafts random_chain(std::span<const int32_t>, std::mt19937& random) {
+  Drafts drafts;
   for (int32_t i = 0; i < static_cast<int32_t>(random() % 6); ++i)
     drafts.push_back({static_cast<int32_t>(random() % 320), i - 1});
   return drafts;
 }
 // Parents anywhere; half of the nodes say what their place would have to say.
-std::vector<Draft> random_tree(std::span<const int32_t> truth, std::mt19937& random) {
-  std::vector<Draft> drafts;
+Drafts random_tree(std::span<const int32_t> truth, std::mt19937& random) {
+  Drafts drafts;
   std::vector<size_t> depths;
   for (int32_t i = 0; i < 6; ++i) {
     const auto parent = static_cast<int32_t>(random() % static_cast<uint32_t>(i + 1)) - 1;
@@ -338,7 +338,7 @@ TEST(Speculation, AnOracleDecidesWhatIsAccepted) {
     Machine m(bytes_of(tiny_dense()), options);
     Guesser guesser(
         [](std::span<const int32_t>, std::mt19937& random) {
-          std::vector<Draft> chain;
+          Drafts chain;
           for (int32_t i = 0; i < 4; ++i) chain.push_back({static_cast<int32_t>(random() % 320), i - 1});
           return chain;
         },

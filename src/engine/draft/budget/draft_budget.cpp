@@ -338,7 +338,7 @@ void DraftBudget::cut(StepPlan& plan, double drafting_ms) {
   const int32_t kept = look_again(worthwhile(plan, drafting_ms));
   size_t at = 0;
   for (size_t i = 0; i < plan.items.size(); ++i) {
-    std::vector<Draft>& drafts = plan.items[i].drafts;
+    Drafts& drafts = plan.items[i].drafts;
     if (drafts.empty()) continue;
     kept_.assign(drafts.size(), -1);
     for (at = 0; at < static_cast<size_t>(kept); ++at)

@@ -727,7 +727,7 @@ TEST(DraftBudget, CutsTreesBetweenNodesAndNeverParentsFromChildren) {
     item.sequence = &s;
     item.certain = 1;
     item.draft_depth = 8;
-    std::vector<Draft> before;
+    Drafts before;
     if (budget.admit(plan)) {
       for (int32_t n = 0; n < 12; ++n)
         before.push_back({100 * round + n, static_cast<int32_t>(random() % static_cast<uint32_t>(n + 1)) - 1,
@@ -736,7 +736,7 @@ TEST(DraftBudget, CutsTreesBetweenNodesAndNeverParentsFromChildren) {
       budget.cut(plan, 0.1);
     }
     // Every path that is left was there before.
-    const auto path = [](const std::vector<Draft>& drafts, size_t n) {
+    const auto path = [](const Drafts& drafts, size_t n) {
       std::vector<int32_t> tokens;
       for (auto at = static_cast<int32_t>(n); at >= 0; at = drafts[static_cast<size_t>(at)].parent)
         tokens.push_back(drafts[static_cast<size_t>(at)].token);

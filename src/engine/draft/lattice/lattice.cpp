@@ -79,7 +79,7 @@ void TreeBuilder::push(const Lattice& lattice, Entry entry) {
 }
 
 // Scores fall along a path, so popping the best first gives the most probable nodes of all.
-void TreeBuilder::build(const Lattice& lattice, int32_t budget, std::vector<Draft>& tree, float least_spine) {
+void TreeBuilder::build(const Lattice& lattice, int32_t budget, Drafts& tree, float least_spine) {
   const auto width = static_cast<size_t>(lattice.width());
   const auto rows = static_cast<size_t>(lattice.depths()) *
                     (lattice.kind() == LatticeKind::conditional ? width : size_t{1});

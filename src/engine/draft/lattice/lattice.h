@@ -72,7 +72,7 @@ class TreeBuilder {
   // The `budget` most probable paths of the lattice, and with them all they begin with: nodes in descending
   // probability of their paths, parents first. Ties: the node that could be added earlier. Before all others
   // stands the spine: the best candidate of each row, for as long as their log q is least_spine at least.
-  void build(const Lattice& lattice, int32_t budget, std::vector<Draft>& tree, float least_spine = INFINITY);
+  void build(const Lattice& lattice, int32_t budget, Drafts& tree, float least_spine = INFINITY);
 
  private:
   struct Entry {  // a node that could be added

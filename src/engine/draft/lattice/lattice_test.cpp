@@ -48,7 +48,7 @@ void all_paths(const Lattice& lattice, int32_t d, int32_t parent, const Path& be
     if (lattice.has_children(d, c)) all_paths(lattice, d + 1, c, path, out);
   }
 }
-std::vector<Path> paths_of(const std::vector<Draft>& tree) {
+std::vector<Path> paths_of(const Drafts& tree) {
   std::vector<Path> paths;
   for (const Draft& draft : tree) {
     EXPECT_LT(draft.parent, static_cast<int32_t>(paths.size()));
@@ -63,7 +63,7 @@ std::vector<Path> paths_of(const std::vector<Draft>& tree) {
 TEST(TreeBuilder, GivesTheBestPathsOfEveryKindOfLattice) {
   std::mt19937 random(1);
   TreeBuilder builder;
-  std::vector<Draft> tree;
+  Drafts tree;
   for (const LatticeKind kind : {LatticeKind::independent, LatticeKind::conditional, LatticeKind::chain}) {
     for (int round = 0; round < 100; ++round) {
       const auto depths = static_cast<int32_t>(1 + random() % 4);
@@ -96,7 +96,7 @@ TEST(TreeBuilder, WorkedByHand) {
     lattice.log_q(1, 0)[static_cast<size_t>(c)] = second[c];
   }
   TreeBuilder builder;
-  std::vector<Draft> tree;
+  Drafts tree;
   builder.build(lattice, 4, tree);
   ASSERT_EQ(tree.size(), 4u);
   const int32_t tokens[] = {10, 20, 21, 11};
@@ -110,7 +110,7 @@ TEST(TreeBuilder, WorkedByHand) {
 TEST(TreeBuilder, ABudgetOfOnePathIsTheChainAndImpossibleTokensNeverCome) {
   std::mt19937 random(2);
   TreeBuilder builder;
-  std::vector<Draft> tree;
+  Drafts tree;
   Lattice lattice = random_lattice(LatticeKind::chain, 5, 1, random);
   builder.build(lattice, 100, tree);
   ASSERT_EQ(tree.size(), 5u);
@@ -131,7 +131,7 @@ TEST(TreeBuilder, ABudgetOfOnePathIsTheChainAndImpossibleTokensNeverCome) {
 TEST(TreeBuilder, TheSpineComesFirst) {
   std::mt19937 random(4);
   TreeBuilder builder;
-  std::vector<Draft> tree;
+  Drafts tree;
   for (const LatticeKind kind : {LatticeKind::independent, LatticeKind::conditional}) {
     for (int round = 0; round < 50; ++round) {
       const Lattice lattice = random_lattice(kind, 6, 4, random);
@@ -159,7 +159,7 @@ TEST(TreeBuilder, TheSpineComesFirst) {
 TEST(Lattice, NoisePicksTheTokensThatWillBeDrawn) {
   std::mt19937 random(3);
   TreeBuilder builder;
-  std::vector<Draft> tree;
+  Drafts tree;
   std::vector<int> changed(2, 0);
   for (uint64_t seed = 0; seed < 200; ++seed) {
     for (const LatticeKind kind : {LatticeKind::independent, LatticeKind::conditional}) {
