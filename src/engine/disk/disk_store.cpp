@@ -83,12 +83,18 @@ Result<DiskDirectory> DiskDirectory::open(const std::string& path) {
   return directory;
 }
 
+DiskDirectory::DiskDirectory(std::string path, int fd)
+    : path_(std::move(path)), fd_(fd), user_(::geteuid()) {}
+
 DiskDirectory::DiskDirectory(DiskDirectory&& other) noexcept
-    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
+    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), user_(other.user_) {}
 
 DiskDirectory::~DiskDirectory() {
   if (fd_ >= 0) ::close(fd_);
 }
+
+// A regular file of the user who runs this.
+bool DiskDirectory::is_ours(uint32_t mode, uint32_t user) const { return S_ISREG(mode) && user == user_; }
 
 Result<std::vector<std::string>> DiskDirectory::names() const {
   std::vector<std::string> out;
@@ -148,7 +154,7 @@ Result<PrefixSecret> DiskDirectory::secret() const {
   struct stat info {};
   PrefixSecret out;
   if (::fstat(file.fd(), &info) != 0) return system_error(path, "cannot be read");
-  if (!S_ISREG(info.st_mode) || info.st_uid != ::geteuid())
+  if (!is_ours(info.st_mode, info.st_uid))
     return Error{ErrorKind::io,
                  path + ": it must be a file of yours; remove it, and what is cached is made anew"};
   ::fchmod(file.fd(), 0600);  // where the file system knows modes
@@ -165,7 +171,7 @@ std::optional<DiskDirectory::Entry> DiskDirectory::entry(const std::string& name
     if (errno == ENOENT) return std::nullopt;
     return Entry{.known = false};
   }
-  if (!S_ISREG(info.st_mode) || info.st_uid != ::geteuid()) return std::nullopt;
+  if (!is_ours(info.st_mode, info.st_uid)) return std::nullopt;
   return Entry{static_cast<uint64_t>(info.st_size), nanoseconds(info.st_mtim), true};
 }
 
@@ -231,8 +237,7 @@ DiskRead DiskDirectory::open_file(const std::string& name, DiskInput& out) const
   input.fd_ = ::openat(fd_, name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
   if (input.fd_ < 0) return errno == ENOENT ? DiskRead::gone : DiskRead::failed;
   struct stat info {};
-  if (::fstat(input.fd_, &info) != 0 || !S_ISREG(info.st_mode) || info.st_uid != ::geteuid())
-    return DiskRead::failed;
+  if (::fstat(input.fd_, &info) != 0 || !is_ours(info.st_mode, info.st_uid)) return DiskRead::failed;
   input.bytes_ = static_cast<uint64_t>(info.st_size);
   out = std::move(input);
   return DiskRead::ok;
