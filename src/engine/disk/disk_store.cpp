@@ -122,13 +122,29 @@ Result<std::vector<std::string>> DiskDirectory::names() const {
   return out;
 }
 
+// A temporary file that nobody takes for a leftover while it is open. Errors: io; not_found.
+Result<int> DiskDirectory::make_partial(std::string& name) const {
+  for (int tries = 0; tries <= kMostTries; ++tries) {
+    name = partial_name();
+    const int fd = ::openat(fd_, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0) return system_error(path_, "cannot make a file");
+    while (::flock(fd, LOCK_EX) != 0 && errno == EINTR) {
+    }
+    struct stat info {};
+    if (::fstat(fd, &info) != 0 || info.st_nlink > 0) return fd;
+    ::close(fd);
+  }
+  return Error{ErrorKind::not_found, path_ + ": temporary files are removed as soon as they are made"};
+}
+
 // A link appears whole or not at all, and never over another's.
 Status DiskDirectory::make_secret() const {
   const PrefixSecret fresh = random_secret();
-  const std::string partial = partial_name();
-  const File file(::openat(fd_, partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  const bool written = file.ok() && ::write(file.fd(), fresh.data(), fresh.size()) == ssize_t{sizeof fresh} &&
-                       ::fsync(file.fd()) == 0;
+  std::string partial;
+  BRAID_ASSIGN(const int fd, make_partial(partial));
+  const File file(fd);
+  const bool written =
+      ::write(file.fd(), fresh.data(), fresh.size()) == ssize_t{sizeof fresh} && ::fsync(file.fd()) == 0;
   // Some file systems have no links. There two processes that start at once may differ, which costs one its files.
   const bool there = written && (::linkat(fd_, partial.c_str(), fd_, kSecretName, 0) == 0 ||
                                  errno == EEXIST || ::renameat(fd_, partial.c_str(), fd_, kSecretName) == 0);
@@ -194,19 +210,7 @@ int DiskDirectory::remove_leftovers(std::span<const std::string> partial_names) 
 Status DiskDirectory::write(const std::string& name, std::span<const std::span<const std::byte>> parts,
                             const std::function<bool()>& stop) const {
   std::string partial;
-  int fd = -1;
-  for (int tries = 0; fd < 0; ++tries) {
-    partial = partial_name();
-    fd = ::openat(fd_, partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (fd < 0) return system_error(path_, "cannot make a file");
-    while (::flock(fd, LOCK_EX) != 0 && errno == EINTR) {
-    }
-    struct stat info {};
-    if (::fstat(fd, &info) != 0 || info.st_nlink > 0) break;
-    ::close(std::exchange(fd, -1));
-    if (tries == kMostTries)
-      return Error{ErrorKind::not_found, path_ + ": temporary files are removed as soon as they are made"};
-  }
+  BRAID_ASSIGN(const int fd, make_partial(partial));
   const File file(fd);
   const auto give_up = [&](Error error) {
     remove(partial);

@@ -90,6 +90,7 @@ class DiskDirectory {
 
  private:
   Status make_secret() const;
+  Result<int> make_partial(std::string& name) const;
   DiskDirectory(std::string path, int fd);
   bool is_ours(uint32_t mode, uint32_t user) const;
   std::string path_;
