@@ -26,12 +26,11 @@ class Served {
   explicit Served(std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(), {"serve", "--port", "0"});
     int pipe[2];
-    if (::pipe(pipe) != 0) std::abort();
+    // Others may be started meanwhile: whoever held this pipe's end would keep the log open.
+    if (::pipe2(pipe, O_CLOEXEC) != 0) std::abort();
     child_ = ::fork();
     if (child_ == 0) {
       ::dup2(pipe[1], 2);
-      ::close(pipe[0]);
-      ::close(pipe[1]);
       std::vector<char*> argv{const_cast<char*>(BRAID_PROGRAM)};
       for (const auto& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
       argv.push_back(nullptr);
@@ -105,7 +104,7 @@ class Connection {
  public:
   // With `certificate` (a PEM file to trust): TLS, and the name of the server is checked.
   explicit Connection(uint16_t port, const std::string& certificate = "")
-      : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+      : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_port = htons(port);

@@ -15,6 +15,7 @@ namespace {
 // A block that so many files carry is not found in further ones. Processes that store the same at the same
 // time make two or three; whoever copies files makes more, and a table with many equals is slow.
 constexpr int kMostCopies = 8;
+constexpr size_t kAhead = 16;  // blocks that are entered
 
 uint64_t random_bits() {
   std::random_device device;
@@ -95,6 +96,12 @@ void DiskIndex::grow(Shard& shard) {
   }
 }
 
+void DiskIndex::prefetch(uint64_t hash) const {
+  const Mixed at = mix(hash);
+  const std::vector<Slot>& slots = blocks_[at.shard].slots;
+  if (!slots.empty()) __builtin_prefetch(&slots[at.home & (slots.size() - 1)], 1);
+}
+
 void DiskIndex::insert(uint32_t file, uint32_t index) {
   const uint64_t hash = files_[file]->hashes[index];
   const Mixed at = mix(hash);
@@ -146,7 +153,9 @@ bool DiskIndex::hangs(const DiskFile& file) const {
 
 // Enters a file everywhere but among the orphans. kNoFile: its name is there already.
 uint32_t DiskIndex::enter(const DiskFilePtr& file) {
-  if (names_.contains(file->name)) return kNoFile;
+  const size_t known = names_.size();
+  const auto name = names_.try_emplace(names_.end(), file->name, kNoFile);  // a directory is sorted
+  if (names_.size() == known) return kNoFile;
   uint32_t id = static_cast<uint32_t>(files_.size());
   if (free_.empty()) {
     BRAID_CHECK(files_.size() < kNoFile);
@@ -156,8 +165,13 @@ uint32_t DiskIndex::enter(const DiskFilePtr& file) {
     free_.pop_back();
     files_[id] = file;
   }
-  names_.emplace(file->name, id);
-  for (uint32_t b = 0; b < file->hashes.size(); ++b) insert(id, b);
+  name->second = id;
+  // Of a large table each is a miss of the processor's caches, so several are asked for at once.
+  const size_t count = file->hashes.size();
+  for (size_t b = 0; b < count + kAhead; ++b) {
+    if (b < count) prefetch(file->hashes[b]);
+    if (b >= kAhead) insert(id, static_cast<uint32_t>(b - kAhead));
+  }
   if (file->has_state) shard_of(checkpoints_, file->prefix())[file->prefix()].insert(id);
   if (file->first_block > 0) shard_of(children_, file->parent)[file->parent].insert(id);
   return id;
@@ -178,6 +192,10 @@ void DiskIndex::add_all(std::span<const DiskFilePtr> files) {
   size_t blocks = 0;
   for (const DiskFilePtr& file : files) blocks += file->hashes.size();
   first_slots_ = std::bit_ceil(blocks / kBlockShards * 4 / 3 + 1);
+  for (size_t i = 0; i < kFileShards; ++i) {
+    checkpoints_[i].reserve(files.size() / kFileShards);
+    children_[i].reserve(files.size() / kFileShards);
+  }
   for (const DiskFilePtr& file : files) enter(file);
   orphans_.clear();
   for (uint32_t id = 0; id < files_.size(); ++id)

@@ -123,6 +123,7 @@ class DiskIndex {
   void insert(uint32_t file, uint32_t index);
   void erase(uint32_t file, uint32_t index);
   void grow(Shard& shard);
+  void prefetch(uint64_t hash) const;
   Files& shard_of(std::vector<Files>& all, uint64_t hash) { return all[mix(hash).shard % kFileShards]; }
   const std::set<uint32_t>* files_at(const std::vector<Files>& all, uint64_t hash) const;
   uint32_t enter(const DiskFilePtr& file);

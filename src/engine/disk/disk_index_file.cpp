@@ -39,6 +39,12 @@ class Cursor {
     out.resize(count);
     return take(out.data(), count);
   }
+  bool take(std::string& out, size_t count) {
+    if (count > rest_.size()) return false;
+    out.assign(reinterpret_cast<const char*>(rest_.data()), count);
+    rest_ = rest_.subspan(count);
+    return true;
+  }
   bool empty() const { return rest_.empty(); }
 
  private:
@@ -62,9 +68,8 @@ std::optional<IndexedFile> read_record(Cursor& cursor, const DiskKind& kind) {
   IndexRecord r;
   if (!cursor.take(&r, 1) || r.name_bytes == 0 || r.name_bytes > kMostNameBytes || r.last_use_ns < 0)
     return std::nullopt;
-  std::vector<char> name;
-  if (!cursor.take(name, r.name_bytes)) return std::nullopt;
-  IndexedFile out{{name.begin(), name.end()}, r.bytes, r.last_use_ns, nullptr};
+  IndexedFile out{{}, r.bytes, r.last_use_ns, nullptr};
+  if (!cursor.take(out.name, r.name_bytes)) return std::nullopt;
   if (r.flags == kRecordForeign) return out;
   if ((r.flags & ~kRecordHasState) != 0 || !fits(r, kind)) return std::nullopt;
   auto file = std::make_shared<DiskFile>();

@@ -24,10 +24,16 @@ class DiskLedger {
     bool foreign = false;  // known to be of no use to this model
   };
   void put(const Entry& entry) {
-    erase(entry.name);
     const Use use{std::min(entry.bytes, kMostBytes), entry.last_use_ns, entry.foreign};
-    const auto at = files_.emplace(entry.name, use).first;
-    by_use_.insert({use.last_use_ns, at->first});
+    auto at = files_.lower_bound(entry.name);
+    if (at != files_.end() && at->first == entry.name) {
+      by_use_.erase({at->second.last_use_ns, at->first});
+      bytes_ -= at->second.bytes;
+      at->second = use;
+    } else {
+      at = files_.emplace_hint(at, entry.name, use);
+    }
+    by_use_.insert(by_use_.end(), {use.last_use_ns, at->first});  // mostly the latest
     bytes_ += use.bytes;
   }
   void erase(const std::string& name) {

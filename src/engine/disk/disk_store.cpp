@@ -83,12 +83,18 @@ Result<DiskDirectory> DiskDirectory::open(const std::string& path) {
   return directory;
 }
 
+DiskDirectory::DiskDirectory(std::string path, int fd)
+    : path_(std::move(path)), fd_(fd), user_(::geteuid()) {}
+
 DiskDirectory::DiskDirectory(DiskDirectory&& other) noexcept
-    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
+    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), user_(other.user_) {}
 
 DiskDirectory::~DiskDirectory() {
   if (fd_ >= 0) ::close(fd_);
 }
+
+// A regular file of the user who runs this.
+bool DiskDirectory::is_ours(uint32_t mode, uint32_t user) const { return S_ISREG(mode) && user == user_; }
 
 Result<std::vector<std::string>> DiskDirectory::names() const {
   std::vector<std::string> out;
@@ -116,13 +122,29 @@ Result<std::vector<std::string>> DiskDirectory::names() const {
   return out;
 }
 
+// A temporary file that nobody takes for a leftover while it is open. Errors: io; not_found.
+Result<int> DiskDirectory::make_partial(std::string& name) const {
+  for (int tries = 0; tries <= kMostTries; ++tries) {
+    name = partial_name();
+    const int fd = ::openat(fd_, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0) return system_error(path_, "cannot make a file");
+    while (::flock(fd, LOCK_EX) != 0 && errno == EINTR) {
+    }
+    struct stat info {};
+    if (::fstat(fd, &info) != 0 || info.st_nlink > 0) return fd;
+    ::close(fd);
+  }
+  return Error{ErrorKind::not_found, path_ + ": temporary files are removed as soon as they are made"};
+}
+
 // A link appears whole or not at all, and never over another's.
 Status DiskDirectory::make_secret() const {
   const PrefixSecret fresh = random_secret();
-  const std::string partial = partial_name();
-  const File file(::openat(fd_, partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  const bool written = file.ok() && ::write(file.fd(), fresh.data(), fresh.size()) == ssize_t{sizeof fresh} &&
-                       ::fsync(file.fd()) == 0;
+  std::string partial;
+  BRAID_ASSIGN(const int fd, make_partial(partial));
+  const File file(fd);
+  const bool written =
+      ::write(file.fd(), fresh.data(), fresh.size()) == ssize_t{sizeof fresh} && ::fsync(file.fd()) == 0;
   // Some file systems have no links. There two processes that start at once may differ, which costs one its files.
   const bool there = written && (::linkat(fd_, partial.c_str(), fd_, kSecretName, 0) == 0 ||
                                  errno == EEXIST || ::renameat(fd_, partial.c_str(), fd_, kSecretName) == 0);
@@ -148,7 +170,7 @@ Result<PrefixSecret> DiskDirectory::secret() const {
   struct stat info {};
   PrefixSecret out;
   if (::fstat(file.fd(), &info) != 0) return system_error(path, "cannot be read");
-  if (!S_ISREG(info.st_mode) || info.st_uid != ::geteuid())
+  if (!is_ours(info.st_mode, info.st_uid))
     return Error{ErrorKind::io,
                  path + ": it must be a file of yours; remove it, and what is cached is made anew"};
   ::fchmod(file.fd(), 0600);  // where the file system knows modes
@@ -165,7 +187,7 @@ std::optional<DiskDirectory::Entry> DiskDirectory::entry(const std::string& name
     if (errno == ENOENT) return std::nullopt;
     return Entry{.known = false};
   }
-  if (!S_ISREG(info.st_mode) || info.st_uid != ::geteuid()) return std::nullopt;
+  if (!is_ours(info.st_mode, info.st_uid)) return std::nullopt;
   return Entry{static_cast<uint64_t>(info.st_size), nanoseconds(info.st_mtim), true};
 }
 
@@ -188,19 +210,7 @@ int DiskDirectory::remove_leftovers(std::span<const std::string> partial_names) 
 Status DiskDirectory::write(const std::string& name, std::span<const std::span<const std::byte>> parts,
                             const std::function<bool()>& stop) const {
   std::string partial;
-  int fd = -1;
-  for (int tries = 0; fd < 0; ++tries) {
-    partial = partial_name();
-    fd = ::openat(fd_, partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (fd < 0) return system_error(path_, "cannot make a file");
-    while (::flock(fd, LOCK_EX) != 0 && errno == EINTR) {
-    }
-    struct stat info {};
-    if (::fstat(fd, &info) != 0 || info.st_nlink > 0) break;
-    ::close(std::exchange(fd, -1));
-    if (tries == kMostTries)
-      return Error{ErrorKind::not_found, path_ + ": temporary files are removed as soon as they are made"};
-  }
+  BRAID_ASSIGN(const int fd, make_partial(partial));
   const File file(fd);
   const auto give_up = [&](Error error) {
     remove(partial);
@@ -231,8 +241,7 @@ DiskRead DiskDirectory::open_file(const std::string& name, DiskInput& out) const
   input.fd_ = ::openat(fd_, name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
   if (input.fd_ < 0) return errno == ENOENT ? DiskRead::gone : DiskRead::failed;
   struct stat info {};
-  if (::fstat(input.fd_, &info) != 0 || !S_ISREG(info.st_mode) || info.st_uid != ::geteuid())
-    return DiskRead::failed;
+  if (::fstat(input.fd_, &info) != 0 || !is_ours(info.st_mode, info.st_uid)) return DiskRead::failed;
   input.bytes_ = static_cast<uint64_t>(info.st_size);
   out = std::move(input);
   return DiskRead::ok;

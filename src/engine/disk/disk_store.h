@@ -90,9 +90,12 @@ class DiskDirectory {
 
  private:
   Status make_secret() const;
-  DiskDirectory(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
+  Result<int> make_partial(std::string& name) const;
+  DiskDirectory(std::string path, int fd);
+  bool is_ours(uint32_t mode, uint32_t user) const;
   std::string path_;
   int fd_ = -1;
+  uint32_t user_ = 0;
 };
 
 // Contiguous pieces of one stretch of memory, given back in the order they were taken.

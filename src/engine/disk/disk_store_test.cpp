@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -51,6 +52,25 @@ TEST_F(DiskSecret, AllWhoStartAtOnceHaveTheSame) {
   for (PrefixSecret& one : got) threads.emplace_back([&] { one = ask().value(); });
   for (std::thread& thread : threads) thread.join();
   for (const PrefixSecret& one : got) EXPECT_EQ(one, got[0]);
+}
+
+TEST_F(DiskSecret, NobodyTakesANewOneFromItsMaker) {
+  const auto other = DiskDirectory::open(path_.string());
+  ASSERT_TRUE(other.ok());
+  std::atomic<bool> done{false};
+  std::thread remover([&] {
+    while (!done) {
+      const auto names = other->names();
+      for (const std::string& name : *names)
+        if (DiskDirectory::is_partial(name)) other->remove_leftovers({&name, 1});
+    }
+  });
+  for (int i = 0; i < 200; ++i) {
+    fs::remove(secret_);
+    EXPECT_EQ(refused(), "");
+  }
+  done = true;
+  remover.join();
 }
 
 TEST_F(DiskSecret, WhatIsNoneIsOneSentence) {

@@ -110,7 +110,8 @@ Status DiskTier::scan() {
   std::vector<IndexedFile> indexed;
   DiskInput input;
   if (directory_.open_file(index_name_, input) == DiskRead::ok && input.bytes() <= kMostIndexBytes) {
-    std::vector<std::byte> bytes(input.bytes());
+    const auto memory = std::make_unique_for_overwrite<std::byte[]>(input.bytes());
+    const std::span bytes(memory.get(), input.bytes());
     if (input.read(0, bytes) == DiskRead::ok) indexed = read_index(bytes, kind_).value_or(indexed);
   }
   std::vector<DiskFilePtr> files;
