@@ -96,7 +96,7 @@ struct Tier {
   void use() {
     write.resize(16 << 20);
     read.resize(DiskStaging::read_bytes(kind()));
-    tier->set_staging({write, read});
+    tier->set_staging({write, read}, nullptr);
   }
   std::vector<std::byte> write, read, image = std::vector<std::byte>(kState + kBlock);
   std::unique_ptr<DiskTier> tier;

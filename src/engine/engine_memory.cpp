@@ -51,6 +51,13 @@ std::vector<MemoryPlan::KvFormatBytes> kv_formats_of(const ModelConfig& config, 
   return formats;
 }
 
+// Without what drafts.
+ModelConfig trunk_of(ModelConfig config) {
+  config.mtp.clear();
+  config.drafter.clear();
+  return config;
+}
+
 }  // namespace
 
 // What the cache takes by itself, the widest first. Fewer bits are for people to ask for: of those that are
@@ -330,16 +337,19 @@ void EngineMemory::plan_host_images(const EngineOptions& options, const ModelCon
   plan.set_predicted(MemoryUse::swap, taken);
 }
 
-DiskKind EngineMemory::disk_kind(const ModelConfig& config, const PrefixHash& fingerprint) const {
+DiskKind EngineMemory::disk_kind(const ModelConfig& config, const PrefixHash& fingerprint,
+                                 uint64_t guess_kind) const {
   CacheSizes one = sizes;
   one.slots = 1;
-  return {fingerprint, one.slot_bytes(config) + exact_bytes(config), sizes.block_bytes(config, 0)};
+  const uint64_t block = sizes.block_bytes(config, 0);
+  return {fingerprint, one.slot_bytes(config) + exact_bytes(config), block,
+          static_cast<uint32_t>(block - sizes.block_bytes(trunk_of(config), 0)), guess_kind};
 }
 
 // Host memory through which prefixes go to the disk and come back.
 Status EngineMemory::plan_disk(const EngineOptions& options, const ModelConfig& config) {
   if (options.cache_dir.empty()) return {};
-  const DiskKind kind = disk_kind(config, {});
+  const DiskKind kind = disk_kind(config, {}, 0);
   if (kind.block_bytes == 0)
     return Error{ErrorKind::unsupported, "a cache directory needs a model with attention layers"};
   if (!options.prefix_cache || (kind.state_bytes > 0 && host_images.checkpoint_count == 0))
@@ -377,9 +387,7 @@ SchedulerLimits EngineMemory::scheduler_limits(const EngineOptions& options,
   // In tokens whose keys and values take the room of one state, or of what the windows see: copies shall not
   // outgrow what they belong to. Without what is kept for guesses: checkpoints stand at the same places
   // whoever drafts, and so do hits.
-  ModelConfig trunk = config;
-  trunk.mtp.clear();
-  trunk.drafter.clear();
+  const ModelConfig trunk = trunk_of(config);
   CacheSizes plain = sizes;
   plain.slots = 1;
   plain.ring = {sizes.ring.every, 0, 0};
@@ -448,11 +456,11 @@ Status EngineMemory::take_host_images(const EngineOptions& options, const ModelC
 }
 
 Status EngineMemory::take_disk_staging(DiskTier& disk, const DiskKind& kind, Device& device) {
-  BRAID_CHECK(cache.block_bytes(0) == kind.block_bytes);
+  BRAID_CHECK(cache.block_bytes(0) == kind.block_bytes && cache.guess_bytes() == kind.guess_bytes);
   const size_t bytes = disk_write_bytes + DiskStaging::read_bytes(kind);
   BRAID_ASSIGN(disk_memory, device.allocate_host(bytes, "disk staging"));
   const std::span<std::byte> memory(static_cast<std::byte*>(disk_memory.data()), bytes);
-  disk.set_staging({memory.first(disk_write_bytes), memory.subspan(disk_write_bytes)});
+  disk.set_staging({memory.first(disk_write_bytes), memory.subspan(disk_write_bytes)}, cache.state_form());
   plan.set_actual(MemoryUse::disk_staging, bytes);
   return {};
 }

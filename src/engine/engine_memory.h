@@ -36,7 +36,7 @@ struct EngineMemory {
   StepSizes step_sizes() const { return {max_rows, max_rows, interleaved_tokens}; }
   // After make_plan():
   SchedulerLimits scheduler_limits(const EngineOptions& options, const ModelConfig& config) const;
-  DiskKind disk_kind(const ModelConfig& config, const PrefixHash& fingerprint) const;
+  DiskKind disk_kind(const ModelConfig& config, const PrefixHash& fingerprint, uint64_t guess_kind) const;
 
   MemoryPlan plan;
   CacheSizes sizes;

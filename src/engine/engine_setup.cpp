@@ -77,36 +77,40 @@ Result<std::unique_ptr<Device>> make_device(const EngineOptions& options, int32_
 }
 
 // Everything a cached prefix depends on, apart from its tokens: the model, formats, and how the device computes and
-// lays out its states. Prefixes that this process alone keeps need no name of the model.
-PrefixHash fingerprint_of(const GgufFile& file, Dflash* drafter, const EngineOptions& options,
-                          const Device& device, int32_t tile_columns, const DeltaRing& ring,
-                          const PrefixSecret& secret) {
+// lays out its states; not what drafts. Prefixes that this process alone keeps need no name of the model.
+PrefixHash fingerprint_of(const GgufFile& file, const EngineOptions& options, const Device& device,
+                          int32_t tile_columns, int32_t folds_every, const PrefixSecret& secret) {
   std::string text;
-  const auto add = [&](const ByteHash& h) { text.append(reinterpret_cast<const char*>(&h), sizeof h); };
-  const bool on_disk = !options.cache_dir.empty();
-  if (on_disk) add(model_hash(file, options.cache_dir, options.progress));
-  if (drafter != nullptr) {  // its context is in cells, too
-    const DflashConfig& c = drafter->config();
-    text += fmt::format("|dflash {} {} {}", fmt::join(c.taps, " "), c.rope.freq_base, c.eps);
-    for (const Weight* w : drafter->weights().matrices()) {
-      text += fmt::format(" {} {} {} {}", w->name, static_cast<int>(w->type), w->n, w->k);
-      if (on_disk) add(hash_of_all(w->file, {}));
-    }
+  if (!options.cache_dir.empty()) {
+    const ByteHash h = model_hash(file, options.cache_dir, options.progress);
+    text.append(reinterpret_cast<const char*>(&h), sizeof h);
   }
-  text +=
-      fmt::format("|{} {} {} {} {} {} ring {} {} {}", device.numerics(), tile_columns,
-                  kv_format_name(options.k_format), kv_format_name(options.v_format),
-                  static_cast<int>(options.activations), kBlockTokens, ring.every, ring.lag, ring.uncertain);
+  text += fmt::format("|{} {} {} {} {} {} {}", device.numerics(), tile_columns, folds_every,
+                      kv_format_name(options.k_format), kv_format_name(options.v_format),
+                      static_cast<int>(options.activations), kBlockTokens);
   if (options.k_codec != nullptr)
     text += fmt::format("|sealed {} {} {} {}", options.k_codec->name, options.v_codec->name,
                         options.kv_tail.tail_blocks, options.kv_tail.sink_blocks);
-  if (options.spec_type.has(SpecType::mtp))
-    text += " mtp";  // cells and slots hold what the head goes on from
   // What a layer writes depends on what the layers before it have seen.
   if (options.attention_window > 0) text += fmt::format(" window {}", options.attention_window);
   // Prefixes computed by other forms would bring other bytes in.
   if (options.deterministic && !device.computes_in_host_memory()) text += " deterministic";
   return seed_hash(text, secret);
+}
+
+// What drafts and keeps cells beside the model's. The head is in the model's file.
+uint64_t guess_kind_of(Dflash* drafter, const EngineOptions& options, const PrefixSecret& secret) {
+  std::string text = options.spec_type.has(SpecType::mtp) ? "mtp" : "";
+  if (drafter != nullptr) {
+    const DflashConfig& c = drafter->config();
+    text += fmt::format("|dflash {} {} {}", fmt::join(c.taps, " "), c.rope.freq_base, c.eps);
+    for (const Weight* w : drafter->weights().matrices()) {
+      text += fmt::format(" {} {} {} {}", w->name, static_cast<int>(w->type), w->n, w->k);
+      const ByteHash h = hash_of_all(w->file, {});
+      text.append(reinterpret_cast<const char*>(&h), sizeof h);
+    }
+  }
+  return seed_hash(text, secret).words[0];
 }
 
 }  // namespace
@@ -182,7 +186,7 @@ Status Engine::load() {
   BRAID_TRY(memory_.take(options_, *model_, *device_));
   BRAID_TRY(outputs_.allocate(*device_, *model_, memory_.logit_rows, memory_.decoding_rows));
   memory_.plan.set_actual(MemoryUse::logits, StepOutputs::bytes(memory_.logit_rows, config.vocabulary));
-  if (disk_) BRAID_TRY(memory_.take_disk_staging(*disk_, memory_.disk_kind(config, fingerprint_), *device_));
+  if (disk_) BRAID_TRY(memory_.take_disk_staging(*disk_, memory_.disk_kind(config, fingerprint_, 0), *device_));
   scheduler_ = std::make_unique<Scheduler>(memory_.scheduler_limits(options_, config), memory_.sizes.blocks,
                                            memory_.sizes.slots, memory_.cache, memory_.host_images);
   scheduler_->set_disk(disk_.get());
@@ -284,21 +288,19 @@ Result<std::unique_ptr<Engine>> Engine::create(const GgufFile& file, const Engin
     BRAID_ASSIGN(const DiskDirectory directory, DiskDirectory::open(options.cache_dir));
     BRAID_ASSIGN(engine->secret_, directory.secret());
   }
-  engine->fingerprint_ =
-      fingerprint_of(file, engine->dflash_.get(), engine->options_, *engine->device_,
-                     engine->device_->state_tile_columns(engine->model_->config().largest_delta()),
-                     engine->memory_.sizes.ring, engine->secret_);
+  const int32_t columns =
+      engine->device_->state_tile_columns(engine->model_->config().largest_delta());
+  engine->fingerprint_ = fingerprint_of(file, engine->options_, *engine->device_, columns,
+                                        engine->memory_.sizes.ring.every, engine->secret_);
   if (!options.cache_dir.empty()) {
     DiskOptions disk;
     disk.directory = options.cache_dir;
     disk.limit_bytes = options.cache_dir_bytes;
-    disk.is_sound_state = [&cache = engine->memory_.cache](std::span<const std::byte> image,
-                                                           int32_t position) {
-      return cache.is_sound_state(image, position);
-    };
     // Before loading: it may refuse, and its threads shall not inherit the CPU that this one is pinned to.
-    BRAID_ASSIGN(engine->disk_, DiskTier::open(disk, engine->memory_.disk_kind(engine->model_->config(),
-                                                                               engine->fingerprint_)));
+    const uint64_t guess_kind = guess_kind_of(engine->dflash_.get(), engine->options_, engine->secret_);
+    BRAID_ASSIGN(engine->disk_,
+                 DiskTier::open(disk, engine->memory_.disk_kind(engine->model_->config(),
+                                                                engine->fingerprint_, guess_kind)));
   }
   BRAID_TRY(engine->load());
   return engine;

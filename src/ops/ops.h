@@ -224,6 +224,10 @@ class Ops {
   virtual void delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
                           const Batch& batch) = 0;
 
+  // Folds what a slot has left of the positions below `position`, which the next step would fold first. Nothing where
+  // certain rows are folded only now and then (DeltaRing::every).
+  virtual void delta_fold(const DeltaLayer& layer, int32_t slot, int32_t position) {}
+
   // Copies entries and convolution inputs of accepted rows to their final cells, in all layers.
   virtual void delta_move(std::span<const DeltaLayer> layers, std::span<const CellMove> moves,
                           const Batch& batch) = 0;

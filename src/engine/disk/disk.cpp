@@ -93,10 +93,11 @@ DiskTier::~DiskTier() {
   if (reader_.joinable()) reader_.join();
 }
 
-void DiskTier::set_staging(const DiskStaging& staging) {
+void DiskTier::set_staging(const DiskStaging& staging, std::shared_ptr<const StateForm> form) {
   const std::lock_guard lock(mutex_);
   BRAID_CHECK(staging.read.size() >= kind_.block_bytes);
   staging_ = staging;
+  form_ = std::move(form);
   ring_ = StagingRing(staging.write);
   const uint64_t room = staging.read.size();
   buffer_blocks_ = static_cast<int32_t>(std::min(buffer_blocks(kind_), room / kind_.block_bytes));
@@ -215,6 +216,22 @@ void DiskTier::write_loop() {
   write_index();
 }
 
+std::optional<StateForm::Shape> DiskTier::shape_of(const std::byte* image, int32_t position) const {
+  if (form_ == nullptr) return StateForm::Shape{position};
+  return form_->shape_of({image, form_->image_bytes()}, position);
+}
+
+// The form's, and what of the image is behind it. `more`: that the image has no room for.
+std::vector<std::span<std::byte>> DiskTier::state_parts(std::span<std::byte> image,
+                                                        const StateForm::Shape& shape,
+                                                        std::vector<float>& more) const {
+  if (form_ == nullptr) return {image.first(kind_.state_bytes)};
+  std::vector<std::span<std::byte>> parts = form_->parts(image.first(form_->image_bytes()), shape, more);
+  const auto behind = image.first(kind_.state_bytes).subspan(form_->image_bytes());
+  if (!behind.empty()) parts.push_back(behind);
+  return parts;
+}
+
 bool DiskTier::write(const Job& job) {
   look_around();
   std::vector<std::string> chain;
@@ -227,11 +244,11 @@ bool DiskTier::write(const Job& job) {
     chain = index_.chain(job.key(), job.first_block);
   }
   DiskHeader header;
-  header.flags = job.has_state ? kDiskHasState : 0;
   header.fingerprint = kind_.fingerprint;
   header.parent = job.key().prefix(job.first_block);
-  header.state_bytes = kind_.state_bytes;
   header.block_bytes = kind_.block_bytes;
+  header.guess_bytes = kind_.guess_bytes;
+  header.guess_kind = kind_.guess_kind;
   header.first_block = static_cast<uint32_t>(job.first_block);
   header.block_count = static_cast<uint32_t>(job.block_count);
   header.tail_tokens = static_cast<uint32_t>(job.tail_tokens);
@@ -239,14 +256,21 @@ bool DiskTier::write(const Job& job) {
   std::vector<uint64_t> checksums;
   for (int32_t b = 0; b < job.block_count; ++b, image += kind_.block_bytes)
     checksums.push_back(disk_checksum(image, kind_.block_bytes));
-  std::span<const std::byte> state, tail;
-  if (job.has_state) {
-    state = {job.checkpoint.image, kind_.state_bytes};
-    header.state_checksum = disk_checksum(state.data(), state.size());
-  }
+  std::span<std::byte> tail;
   if (job.tail_tokens > 0) {
     tail = {job.checkpoint.image + kind_.state_bytes, kind_.block_bytes};
     header.tail_checksum = disk_checksum(tail.data(), tail.size());
+  }
+  std::vector<std::span<std::byte>> state;
+  if (job.has_state) {
+    const auto shape = shape_of(job.checkpoint.image, static_cast<int32_t>(job.tokens.size()));
+    if (!shape) return false;
+    header.flags = kDiskHasState | (shape->has_row ? kDiskHasRow : 0);
+    header.pending = static_cast<uint32_t>(shape->pending);
+    std::vector<float> none;
+    state = state_parts({job.checkpoint.image, kind_.state_bytes}, *shape, none);
+    header.state_checksum = disk_checksum(state);
+    for (const std::span<std::byte> part : state) header.state_bytes += part.size();
   }
   const auto own = std::span(job.tokens).subspan(static_cast<size_t>(job.first_block) * kBlockTokens);
   const std::vector<std::byte> table = make_disk_table(header, own, checksums);
@@ -255,7 +279,8 @@ bool DiskTier::write(const Job& job) {
   const PrefixHash hash = seed_hash({reinterpret_cast<const char*>(&header), sizeof header});
   const std::string name = fmt::format("{:016x}{:016x}{}", hash.words[1], hash.words[0], kDiskSuffix);
   if (!evict_for(header.total_bytes, chain)) return false;
-  const std::span<const std::byte> parts[] = {bytes_of(header), table, job.images, tail, state};
+  std::vector<std::span<const std::byte>> parts = {bytes_of(header), table, job.images, tail};
+  parts.insert(parts.end(), state.begin(), state.end());
   const Status written = directory_.write(name, parts, [this] { return must_stop(); });
   if (!written.ok()) return write_failed(written.error());
   {
@@ -381,9 +406,7 @@ bool DiskTier::read(const Load& load) {
     const auto out = staging_.read.subspan(static_cast<size_t>(loaded.buffer) * buffer_bytes,
                                            static_cast<size_t>(run.count) * kind_.block_bytes);
     loaded.images = out.data();
-    const bool good =
-        read_checked(opened, opened.layout.images_at + run.index * kind_.block_bytes, out,
-                     std::span(opened.table.checksums).subspan(run.index, static_cast<size_t>(run.count)));
+    const bool good = read_blocks(opened, run.index, out);
     bytes += out.size();
     const std::lock_guard lock(mutex_);
     if (!good) {
@@ -437,17 +460,66 @@ bool DiskTier::read_checkpoint(const Load& load, Opened& opened) {
     learn_again(opened);
     return false;
   }
-  const auto state = load.image.first(kind_.state_bytes);
-  if (!read_checked(opened, opened.layout.state_at, state, std::span(&header.state_checksum, 1)))
-    return false;
   const auto position = static_cast<int32_t>(load.tokens.size());
-  if (options_.is_sound_state && !options_.is_sound_state(state, position)) {
+  if (!read_state(opened, position, load.image.first(kind_.state_bytes))) return false;
+  return header.tail_tokens == 0 || read_block(opened, opened.layout.tail_at, header.tail_checksum,
+                                               load.image.subspan(kind_.state_bytes, kind_.block_bytes));
+}
+
+// False: it cannot be used, and what was wrong about it is put right for the next load. So with all that follows.
+bool DiskTier::read_state(const Opened& opened, int32_t position, std::span<std::byte> image) {
+  const DiskHeader& header = opened.header;
+  const StateForm::Shape shape{position, static_cast<int32_t>(std::min<uint32_t>(header.pending, INT32_MAX)),
+                               (header.flags & kDiskHasRow) != 0};
+  const auto form_bytes = form_ == nullptr ? std::optional<uint64_t>(0) : form_->file_bytes(shape);
+  const uint64_t behind = kind_.state_bytes - (form_ == nullptr ? 0 : form_->image_bytes());
+  if (!form_bytes || *form_bytes + behind != header.state_bytes) {
     discard(opened.name, Seen::damaged);
     return false;
   }
-  return header.tail_tokens == 0 || read_checked(opened, opened.layout.tail_at,
-                                                 load.image.subspan(kind_.state_bytes, kind_.block_bytes),
-                                                 std::span(&header.tail_checksum, 1));
+  std::vector<float> more;
+  const std::vector<std::span<std::byte>> parts = state_parts(image, shape, more);
+  uint64_t at = opened.layout.state_at;
+  for (const std::span<std::byte> part : parts) {
+    if (const DiskRead got = opened.input.read(at, part); got != DiskRead::ok) {
+      discard(opened.name, got == DiskRead::failed ? Seen::failed : Seen::damaged);
+      return false;
+    }
+    at += part.size();
+  }
+  if (disk_checksum(parts) != header.state_checksum) {
+    discard(opened.name, Seen::damaged);
+    return false;
+  }
+  if (form_ != nullptr) form_->complete(image.first(form_->image_bytes()), shape, more);
+  return true;
+}
+
+// Blocks from the file's `index`-th on.
+bool DiskTier::read_blocks(const Opened& opened, uint32_t index, std::span<std::byte> out) {
+  const DiskHeader& header = opened.header;
+  const auto checksums =
+      std::span(opened.table.checksums).subspan(index, out.size() / kind_.block_bytes);
+  const uint64_t at = opened.layout.images_at + index * header.block_bytes;
+  if (header.guess_bytes == kind_.guess_bytes && header.guess_kind == kind_.guess_kind)
+    return read_checked(opened, at, out, checksums);
+  for (size_t i = 0; i < checksums.size(); ++i)
+    if (!read_block(opened, at + i * header.block_bytes, checksums[i],
+                    out.subspan(i * kind_.block_bytes, kind_.block_bytes)))
+      return false;
+  return true;
+}
+
+// Of another's drafter nothing is taken: zeros are in its place.
+bool DiskTier::read_block(const Opened& opened, uint64_t at, uint64_t checksum, std::span<std::byte> out) {
+  const DiskHeader& header = opened.header;
+  if (header.guess_bytes == kind_.guess_bytes && header.guess_kind == kind_.guess_kind)
+    return read_checked(opened, at, out, std::span(&checksum, 1));
+  std::vector<std::byte> image(header.block_bytes);
+  if (!read_checked(opened, at, image, std::span(&checksum, 1))) return false;
+  const auto end = std::copy_n(image.begin(), kind_.trunk_bytes(), out.begin());
+  std::fill(end, out.end(), std::byte{0});
+  return true;
 }
 
 // `out`: equal parts, one for each checksum.

@@ -53,6 +53,7 @@
 #include "engine/disk/disk_index.h"
 #include "engine/disk/disk_ledger.h"
 #include "engine/disk/disk_store.h"
+#include "engine/prefix/state_form.h"
 
 namespace braid {
 
@@ -62,9 +63,6 @@ constexpr int64_t kIndexSeconds = 600;
 
 struct DiskOptions {
   std::string directory;
-  // Whether a state's image, which stands behind so many tokens, holds nothing that an op would follow out of its
-  // memory. On the reader's thread; null: every image is fine. A file may hold anything, with right checksums.
-  std::function<bool(std::span<const std::byte> image, int32_t position)> is_sound_state;
   uint64_t limit_bytes = uint64_t{8} << 30;  // of all files together
   int32_t minimum_tokens = 256;              // shorter prefixes are not worth a file
   int32_t flush_ms = 5000;                   // the destructor writes for so long what is queued
@@ -108,14 +106,14 @@ class DiskTier {
   DiskTier(const DiskTier&) = delete;
   DiskTier& operator=(const DiskTier&) = delete;
 
-  // Before the first store or load.
-  void set_staging(const DiskStaging& staging);
+  // Before the first store or load. Null: a file has a state's image as it is.
+  void set_staging(const DiskStaging& staging, std::shared_ptr<const StateForm> form);
 
   // ---- store; engine thread, like all below ----
   // The checkpoint where a prefix ends, in host memory: its state and, if it lies inside a block, that block's
   // image behind it. The tier reads it until take_stored() has named it. Not for a model without state.
   struct Checkpoint {
-    const std::byte* image = nullptr;
+    std::byte* image = nullptr;  // is read
     int32_t id = -1;
   };
   struct Room {
@@ -177,10 +175,16 @@ class DiskTier {
 
   void write_loop();
   void read_loop();
+  std::optional<StateForm::Shape> shape_of(const std::byte* image, int32_t position) const;
+  std::vector<std::span<std::byte>> state_parts(std::span<std::byte> image, const StateForm::Shape& shape,
+                                                std::vector<float>& more) const;
   bool write(const Job& job);
   bool write_failed(const Error& error);
   bool read(const Load& load);
+  bool read_blocks(const Opened& opened, uint32_t index, std::span<std::byte> out);
+  bool read_block(const Opened& opened, uint64_t at, uint64_t checksum, std::span<std::byte> out);
   bool read_checkpoint(const Load& load, Opened& opened);
+  bool read_state(const Opened& opened, int32_t position, std::span<std::byte> image);
   bool open_for(const Load& load, const DiskFilePtr& file, size_t token_count, Opened& opened);
   bool read_checked(const Opened& opened, uint64_t at, std::span<std::byte> out,
                     std::span<const uint64_t> checksums);
@@ -207,6 +211,7 @@ class DiskTier {
   DiskKind kind_;
   DiskDirectory directory_;
   DiskStaging staging_;
+  std::shared_ptr<const StateForm> form_;
   // Engine thread: copies are under way, those of the last one have this number.
   std::deque<std::unique_ptr<Job>> begun_;
   int32_t buffer_blocks_ = 0;

@@ -6,6 +6,8 @@
 #include <bit>
 #include <cstddef>
 #include <cstring>
+#include <memory>
+#include <new>
 
 #include "base/check.h"
 #include "base/checked.h"
@@ -21,6 +23,14 @@ constexpr uint64_t kPage = 4096;
 
 uint64_t disk_checksum(const void* data, size_t size_bytes) { return XXH3_64bits(data, size_bytes); }
 
+uint64_t disk_checksum(std::span<const std::span<std::byte>> parts) {
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), &XXH3_freeState);
+  if (state == nullptr) throw std::bad_alloc();
+  XXH3_64bits_reset(state.get());
+  for (const std::span<std::byte> part : parts) XXH3_64bits_update(state.get(), part.data(), part.size());
+  return XXH3_64bits_digest(state.get());
+}
+
 uint64_t header_checksum(const DiskHeader& header) {
   return disk_checksum(&header, offsetof(DiskHeader, header_checksum));
 }
@@ -29,6 +39,7 @@ std::optional<DiskLayout> disk_layout(const DiskHeader& h) {
   if (uint64_t{h.first_block} + h.block_count > kMostDiskBlocks || h.tail_tokens >= kBlockTokens)
     return std::nullopt;
   if (!h.has_state() && (h.tail_tokens > 0 || h.block_count == 0)) return std::nullopt;
+  if (h.has_state() != (h.state_bytes > 0)) return std::nullopt;
   DiskLayout l;
   // At most 2^25 tokens: no overflow up to the images.
   l.checksums_at = sizeof(DiskHeader) + (h.token_count() * sizeof(int32_t) + 7) / 8 * 8;
@@ -49,8 +60,9 @@ DiskVerdict judge_header(const DiskHeader& h, uint64_t file_bytes, const DiskKin
   if (std::memcmp(h.magic, kDiskMagic, sizeof kDiskMagic) != 0) return DiskVerdict::corrupt;
   if (h.version != kDiskVersion) return DiskVerdict::foreign;
   if (h.header_checksum != header_checksum(h) || h.total_bytes != file_bytes) return DiskVerdict::corrupt;
-  if (!(h.fingerprint == kind.fingerprint) || h.state_bytes != kind.state_bytes ||
-      h.block_bytes != kind.block_bytes || h.block_tokens != kBlockTokens)
+  if (!(h.fingerprint == kind.fingerprint) || h.guess_bytes > h.block_bytes ||
+      h.block_bytes - h.guess_bytes != kind.trunk_bytes() || h.block_tokens != kBlockTokens ||
+      (h.has_state() && kind.state_bytes == 0))
     return DiskVerdict::foreign;
   const auto layout = disk_layout(h);
   return layout && layout->total_bytes == file_bytes ? DiskVerdict::ours : DiskVerdict::corrupt;

@@ -2,10 +2,10 @@
 //
 // A file carries consecutive full blocks of one prefix and, unless it is a mere piece of a long one or of a
 // model without state, the checkpoint at their end:
-//   [DiskHeader, 160 bytes]
+//   [DiskHeader, 168 bytes]
 //   [token ids: block_count * kBlockTokens of the blocks, then tail_tokens] [pad to 8] [xxh3 of each block
 //   image] [pad to 4096] [block images] [image of the block that the checkpoint lies in, if tail_tokens > 0]
-//   [state image]
+//   [state, as StateForm has it]
 // Little-endian. Blocks below first_block are in other files, found by `parent`, the chained hash
 // (prefix_hash.h) of all tokens before; for first_block 0 that is the seed of the empty prefix, which depends
 // on the model and on the tenant's salt. The position of a state is therefore what its key says, by
@@ -26,9 +26,10 @@
 namespace braid {
 
 // To be raised whenever the bytes of a file or of an image (sequence_cache.h) change their meaning.
-constexpr uint32_t kDiskVersion = 2;
+constexpr uint32_t kDiskVersion = 3;
 constexpr char kDiskMagic[8] = {'b', 'r', 'a', 'i', 'd', 'p', 'f', 'x'};
 constexpr uint32_t kDiskHasState = 1;          // flags
+constexpr uint32_t kDiskHasRow = 2;            // StateForm::Shape
 constexpr uint32_t kMostDiskBlocks = 1 << 20;  // of one prefix: 33 million tokens
 
 struct DiskHeader {
@@ -37,7 +38,7 @@ struct DiskHeader {
   uint32_t flags = 0;
   PrefixHash fingerprint;  // model, formats, device layout
   PrefixHash parent;       // prefix before the first block
-  uint64_t state_bytes = 0;
+  uint64_t state_bytes = 0;  // 0: there is none
   uint64_t block_bytes = 0;
   uint32_t block_tokens = 0;
   uint32_t first_block = 0;
@@ -47,15 +48,19 @@ struct DiskHeader {
   uint64_t table_checksum = 0;  // of the bytes from the header's end to the images
   uint64_t tail_checksum = 0;
   uint64_t state_checksum = 0;
-  uint64_t reserved = 0;
+  uint64_t guess_kind = 0;      // what drafts, whose layers are the last of each block image
+  uint32_t guess_bytes = 0;     // of them
+  uint32_t pending = 0;         // StateForm::Shape
   uint64_t header_checksum = 0;  // of the bytes before it
 
   bool has_state() const { return (flags & kDiskHasState) != 0; }
   uint64_t token_count() const { return uint64_t{block_count} * kBlockTokens + tail_tokens; }
 };
-static_assert(sizeof(DiskHeader) == 160);
+static_assert(sizeof(DiskHeader) == 168);
 
 uint64_t disk_checksum(const void* data, size_t size_bytes);
+// Of all parts, as if they followed each other.
+uint64_t disk_checksum(std::span<const std::span<std::byte>> parts);
 // Checksum of a header as it stands.
 uint64_t header_checksum(const DiskHeader& header);
 
@@ -69,11 +74,16 @@ struct DiskLayout {
 };
 std::optional<DiskLayout> disk_layout(const DiskHeader& header);
 
-// What a running engine accepts.
+// What a running engine accepts, and the sizes of its images in memory. What drafts is not part of a file's
+// fingerprint: a file is read without what another drafter has kept in it.
 struct DiskKind {
   PrefixHash fingerprint;
   uint64_t state_bytes = 0;
   uint64_t block_bytes = 0;
+  uint32_t guess_bytes = 0;  // of a block, at its end
+  uint64_t guess_kind = 0;
+
+  uint64_t trunk_bytes() const { return block_bytes - guess_bytes; }
 };
 
 enum class DiskVerdict : uint8_t { ours, foreign, corrupt };

@@ -51,17 +51,18 @@ class Cursor {
   std::span<const std::byte> rest_;
 };
 
-// Whether a file of this kind can have such counts and be as large as that.
+// Whether a file of this kind can have such counts and be as large as that. How large its state is, and what a
+// drafter has kept in it, only its header says.
 bool fits(const IndexRecord& r, const DiskKind& kind) {
   DiskHeader header;
   header.flags = (r.flags & kRecordHasState) != 0 ? kDiskHasState : 0;
-  header.state_bytes = kind.state_bytes;
-  header.block_bytes = kind.block_bytes;
+  header.state_bytes = header.has_state() ? 1 : 0;
+  header.block_bytes = kind.trunk_bytes();
   header.first_block = r.first_block;
   header.block_count = r.block_count;
   header.tail_tokens = r.tail_tokens;
   const auto layout = disk_layout(header);
-  return layout && layout->total_bytes == r.bytes;
+  return layout && layout->total_bytes <= r.bytes;
 }
 
 std::optional<IndexedFile> read_record(Cursor& cursor, const DiskKind& kind) {
@@ -90,8 +91,8 @@ std::optional<IndexedFile> read_record(Cursor& cursor, const DiskKind& kind) {
 std::string index_name(const DiskKind& kind) {
   std::byte bytes[sizeof kind.fingerprint + 2 * sizeof(uint64_t)];
   std::memcpy(bytes, &kind.fingerprint, sizeof kind.fingerprint);
-  std::memcpy(bytes + sizeof kind.fingerprint, &kind.state_bytes, sizeof(uint64_t));
-  std::memcpy(bytes + sizeof kind.fingerprint + sizeof(uint64_t), &kind.block_bytes, sizeof(uint64_t));
+  const uint64_t sizes[] = {kind.trunk_bytes(), kind.state_bytes > 0 ? uint64_t{1} : uint64_t{0}};
+  std::memcpy(bytes + sizeof kind.fingerprint, sizes, sizeof sizes);
   return fmt::format("{:016x}{}", disk_checksum(bytes, sizeof bytes), kIndexSuffix);
 }
 
@@ -136,8 +137,7 @@ std::vector<std::byte> IndexWriter::finish(const DiskKind& kind) {
   std::memcpy(header.magic, kIndexMagic, sizeof kIndexMagic);
   header.version = kDiskVersion;
   header.fingerprint = kind.fingerprint;
-  header.state_bytes = kind.state_bytes;
-  header.block_bytes = kind.block_bytes;
+  header.trunk_bytes = kind.trunk_bytes();
   header.file_count = count_;
   header.body_bytes = out_.size() - sizeof header;
   header.body_checksum = disk_checksum(out_.data() + sizeof header, header.body_bytes);
@@ -153,7 +153,7 @@ std::optional<std::vector<IndexedFile>> read_index(std::span<const std::byte> by
   const auto body = bytes.subspan(sizeof h);
   if (std::memcmp(h.magic, kIndexMagic, sizeof kIndexMagic) != 0 || h.version != kDiskVersion ||
       h.header_checksum != checksum_of(h) || !(h.fingerprint == kind.fingerprint) ||
-      h.state_bytes != kind.state_bytes || h.block_bytes != kind.block_bytes)
+      h.trunk_bytes != kind.trunk_bytes())
     return std::nullopt;
   if (h.body_bytes != body.size() || h.body_checksum != disk_checksum(body.data(), body.size()) ||
       h.file_count > body.size() / sizeof(IndexRecord))

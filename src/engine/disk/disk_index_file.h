@@ -26,8 +26,7 @@ struct IndexHeader {
   uint32_t version = 0;  // kDiskVersion
   uint32_t reserved = 0;
   PrefixHash fingerprint;
-  uint64_t state_bytes = 0;
-  uint64_t block_bytes = 0;
+  uint64_t trunk_bytes = 0;  // of a block
   uint64_t file_count = 0;
   uint64_t body_bytes = 0;
   uint64_t body_checksum = 0;

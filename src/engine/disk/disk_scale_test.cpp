@@ -47,7 +47,7 @@ struct Tier {
     auto opened = DiskTier::open(options, kind());
     EXPECT_TRUE(opened.ok());
     tier = std::move(opened).value();
-    tier->set_staging({write, read});
+    tier->set_staging({write, read}, nullptr);
   }
   bool store(const Text& p, int32_t position) {
     const bool taken = tier->begin_store(p.key(), position, {image.data(), 0}).has_value();

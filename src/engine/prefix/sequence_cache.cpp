@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/checked.h"
+#include "engine/prefix/slot_form.h"
 
 namespace braid {
 namespace {
@@ -27,12 +28,15 @@ KvCold cold_layer(const AttentionConfig& config, const CacheSizes& sizes) {
   return cold;
 }
 
-// The attention layers of the model itself come first in kv_layers().
-size_t layers_that_seal(const ModelConfig& config, const CacheSizes& sizes) {
-  if (!sizes.seals()) return 0;
+// Of the model itself; they come first in kv_layers().
+size_t attention_layers(const ModelConfig& config) {
   return static_cast<size_t>(
       std::count_if(config.layers.begin(), config.layers.end(),
                     [](const LayerConfig& l) { return l.kind == LayerKind::attention; }));
+}
+
+size_t layers_that_seal(const ModelConfig& config, const CacheSizes& sizes) {
+  return sizes.seals() ? attention_layers(config) : 0;
 }
 
 // Sizes of a hostile file times a large option may not fit 64 bits: then far more than any memory.
@@ -85,6 +89,8 @@ Status SequenceCache::allocate(Device& device, const ModelConfig& config, const 
   const auto cut = [&kv](int64_t bytes) { return std::exchange(kv, kv + bytes); };
   auto* slots = static_cast<float*>(slot_memory_.data());
   const size_t sealing = layers_that_seal(config, sizes);
+  trunk_layers_ = attention_layers(config);
+  width_ = config.width;
   for (const AttentionConfig* a : config.kv_layers()) {
     KvLayer layer;
     layer.shape = kv_shape(*a, sizes);
@@ -164,7 +170,9 @@ void SequenceCache::copy_on_device(std::byte* to, const void* from, size_t bytes
 
 // Where the device has its own memory, a copy of everything is made there at once: the slot and the blocks change
 // with the next step.
-void SequenceCache::save_resume(int32_t slot, std::span<const BlockImage> blocks, std::byte* image) {
+void SequenceCache::save_resume(int32_t slot, int32_t position, std::span<const BlockImage> blocks,
+                                std::byte* image) {
+  for (const DeltaLayer& layer : delta_) device_->ops().delta_fold(layer, slot, position);
   auto* const snapshot = static_cast<std::byte*>(snapshot_.data());
   size_t end = 0;
   const auto save = [&](const void* from, size_t bytes) {
@@ -264,22 +272,20 @@ void SequenceCache::synchronize() {
   device_->synchronize();
 }
 
-bool SequenceCache::is_sound_state(std::span<const std::byte> image, int32_t position) const {
-  for (const DeltaLayer& layer : delta_) {
-    const size_t bytes = static_cast<size_t>(layer.slot_elements()) * sizeof(float);
-    if (image.size() < bytes) return false;
-    DeltaLayer of_image = layer;
-    of_image.slots = 1;
-    of_image.data = reinterpret_cast<float*>(const_cast<std::byte*>(image.data()));
-    // What is not folded yet has entries.
-    const auto sound = [&](int32_t folded) {
-      return folded >= 0 && folded <= position && position - folded <= layer.ring.entries();
-    };
-    const int32_t* folded = of_image.folded(0);
-    if (!std::all_of(folded, folded + layer.shape.value_heads, sound)) return false;
-    image = image.subspan(bytes);
-  }
-  return true;
+std::unique_ptr<StateForm> SequenceCache::state_form() const {
+  std::vector<DeltaLayer> layers = delta_;
+  for (DeltaLayer& layer : layers) layer.slots = 1;
+  HiddenRing hidden = hidden_;
+  hidden.width = width_;
+  return std::make_unique<SlotForm>(std::move(layers), hidden);
+}
+
+size_t SequenceCache::guess_bytes() const {
+  size_t bytes = 0;
+  for (size_t i = trunk_layers_; i < kv_.size(); ++i)
+    if (kv_[i].group == 0)
+      bytes += static_cast<size_t>(kv_[i].shape.k_block_bytes() + kv_[i].shape.v_block_bytes());
+  return bytes;
 }
 
 void SequenceCache::copy_state(int32_t dst_slot, int32_t src_slot) {

@@ -5,6 +5,7 @@
 // copies are worth keeping, of checkpoints.h.
 #pragma once
 
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -15,6 +16,8 @@
 #include "ops/ops.h"
 
 namespace braid {
+
+class StateForm;
 
 struct CacheSizes {
   int32_t blocks[kKvGroups] = {};  // of kBlockTokens cells, in every attention layer of a group
@@ -55,14 +58,15 @@ class CacheBytes {
   virtual size_t state_bytes() const = 0;               // of the image of one slot; 0: there are none
   virtual size_t block_bytes(int32_t group) const = 0;  // of the image of one block
 
-  // A slot and blocks as they are now, though their sequence goes on writing them: the slot's image at `image`, and
-  // a block's so many bytes behind.
+  // A slot and blocks of a sequence of `position` tokens as they are now, though it goes on writing them: the slot's
+  // image at `image`, and a block's so many bytes behind.
   struct BlockImage {
     int32_t group = 0;
     int32_t block = 0;
     size_t at_byte = 0;
   };
-  virtual void save_resume(int32_t slot, std::span<const BlockImage> blocks, std::byte* image) = 0;
+  virtual void save_resume(int32_t slot, int32_t position, std::span<const BlockImage> blocks,
+                           std::byte* image) = 0;
   virtual void load_state(int32_t slot, const std::byte* image) = 0;
   // Blocks that nobody writes before they are claimed; their images follow each other. Below 0: left out.
   virtual void save_blocks(int32_t group, std::span<const int32_t> blocks, std::byte* images) = 0;
@@ -96,7 +100,8 @@ class SequenceCache final : public CacheBytes {
 
   size_t state_bytes() const override;
   size_t block_bytes(int32_t group) const override;
-  void save_resume(int32_t slot, std::span<const BlockImage> blocks, std::byte* image) override;
+  void save_resume(int32_t slot, int32_t position, std::span<const BlockImage> blocks,
+                   std::byte* image) override;
   void load_state(int32_t slot, const std::byte* image) override;
   void save_blocks(int32_t group, std::span<const int32_t> blocks, std::byte* images) override;
   void load_blocks(int32_t group, std::span<const int32_t> blocks, const std::byte* images) override;
@@ -111,9 +116,10 @@ class SequenceCache final : public CacheBytes {
   void clear_blocks(int32_t group, std::span<const int32_t> blocks) override;
   void synchronize() override;
 
-  // Whether the image of a slot, aligned as numbers are, may stand behind `position` tokens: the indexes in it
-  // lead nowhere else, whatever the numbers beside them are. Thread-safe.
-  bool is_sound_state(std::span<const std::byte> image, int32_t position) const;
+  // What is in a file of a slot's image (disk/state_form.h). Thread-safe.
+  std::unique_ptr<StateForm> state_form() const;
+  // Of a block's image, at its end: what drafters keep.
+  size_t guess_bytes() const;
 
   // The whole image of a block, units too.
   void copy_image(int32_t group, int32_t dst_block, int32_t src_block);
@@ -141,7 +147,9 @@ class SequenceCache final : public CacheBytes {
 
   Device* device_ = nullptr;
   std::vector<KvLayer> kv_;
+  size_t trunk_layers_ = 0;  // of kv_: those of the model itself come first
   std::vector<DeltaLayer> delta_;
+  int64_t width_ = 0;  // of a hidden row
   HiddenRing hidden_;
   Buffer kv_memory_;
   Buffer slot_memory_;

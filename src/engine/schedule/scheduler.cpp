@@ -292,7 +292,7 @@ void Scheduler::save_resume(const Sequence& s, std::byte* image) {
   if (s.computed_tokens % kBlockTokens != 0)
     blocks.push_back(
         {0, s.blocks[0][static_cast<size_t>(s.computed_tokens) / kBlockTokens], resume_bytes_});
-  bytes_.save_resume(s.slot, blocks, image);
+  bytes_.save_resume(s.slot, s.computed_tokens, blocks, image);
 }
 
 // Blocks of group 1 from such an image.

@@ -407,7 +407,7 @@ void restart_from_the_disk(uint64_t& from_disk, bool recurrent, bool seals = fal
     auto opened = DiskTier::open(options, kind);
     ASSERT_TRUE(opened.ok());
     DiskTier& disk = **opened;
-    disk.set_staging({staging, reading});
+    disk.set_staging({staging, reading}, nullptr);
     world.scheduler.set_disk(&disk);
     std::map<RequestId, std::pair<std::vector<int32_t>, int32_t>> asked;
     for (int operation = 0; operation < 600; ++operation) {

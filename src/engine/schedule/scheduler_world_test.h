@@ -76,7 +76,7 @@ class FakeBytes : public CacheBytes {
   size_t state_bytes() const override { return sizeof(FakeSlot); }
   // Larger ones in group 1 than they need, so that images of one group do not pass for those of the other.
   size_t block_bytes(int32_t group) const override { return (kBlockTokens + group) * sizeof(uint64_t); }
-  void save_resume(int32_t slot, std::span<const BlockImage> blocks, std::byte* image) override {
+  void save_resume(int32_t slot, int32_t, std::span<const BlockImage> blocks, std::byte* image) override {
     order_after(slot_copies[slot]);  // loads of these may be under way
     for (const BlockImage& b : blocks) order_after(block_copies[{b.group, b.block}]);
     const auto parts = std::make_shared<std::vector<std::pair<size_t, std::vector<std::byte>>>>();

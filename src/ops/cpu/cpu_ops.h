@@ -55,6 +55,7 @@ class CpuOps final : public Ops {
   // delta_uncertain.cpp
   void delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
                   const Batch& batch) override;
+  void delta_fold(const DeltaLayer& layer, int32_t slot, int32_t position) override;
   void delta_move(std::span<const DeltaLayer> layers, std::span<const CellMove> moves,
                   const Batch& batch) override;
 

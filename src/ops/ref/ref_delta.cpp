@@ -259,6 +259,10 @@ void RefOps::delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w, 
   }
 }
 
+void RefOps::delta_fold(const DeltaLayer& layer, int32_t slot, int32_t position) {
+  if (layer.ring.every == 0) fold(layer, slot, position);
+}
+
 void RefOps::delta_move(std::span<const DeltaLayer> layers, std::span<const CellMove> moves,
                         const Batch& batch) {
   for (const DeltaLayer& layer : layers) {

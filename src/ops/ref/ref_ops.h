@@ -43,6 +43,7 @@ class RefOps final : public Ops {
   // ref_delta.cpp
   void delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
                   const Batch& batch) override;
+  void delta_fold(const DeltaLayer& layer, int32_t slot, int32_t position) override;
   void delta_move(std::span<const DeltaLayer> layers, std::span<const CellMove> moves,
                   const Batch& batch) override;
   void state_copy(float* dst, const float* src, int64_t elements) override;

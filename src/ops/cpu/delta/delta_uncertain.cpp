@@ -148,6 +148,15 @@ void CpuOps::fold_entries(const DeltaLayer& layer, int32_t slot, int32_t head, i
   }
 }
 
+void CpuOps::delta_fold(const DeltaLayer& layer, int32_t slot, int32_t position) {
+  if (layer.folded(slot)[0] >= position) return;
+  counter_.reset();
+  pool_.run([&](int worker) {
+    for (int64_t head; (head = counter_.claim()) < layer.shape.value_heads;)
+      fold_entries(layer, slot, static_cast<int32_t>(head), position, work_.worker[worker]);
+  });
+}
+
 void CpuOps::delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
                         const Batch& batch) {
   cpu::delta_check_shapes(o, in, layer, batch);

@@ -1,0 +1,36 @@
+// slot_form.h -- the file's form of a slot (state_form.h): delta layers one after the other, each
+//   states [state_elements], decay [value_heads]
+//   convolution inputs of the last tokens, at most conv_width - 1, oldest first [.., channels]
+//   keys, deltas and gates of the pending entries, oldest first [.., key_width], [.., value_width], [.., value_heads]
+// and then the hidden row of the last token [width], if there is one; all f32 (ops/state.h).
+#pragma once
+
+#include "engine/prefix/state_form.h"
+#include "ops/state.h"
+
+namespace braid {
+
+class SlotForm final : public StateForm {
+ public:
+  // Layers and ring of an image: with one slot, their memory is not looked at.
+  SlotForm(std::vector<DeltaLayer> layers, const HiddenRing& hidden);
+
+  size_t image_bytes() const override { return image_bytes_; }
+  std::optional<Shape> shape_of(std::span<const std::byte> image, int32_t position) const override;
+  std::optional<uint64_t> file_bytes(const Shape& shape) const override;
+  std::vector<std::span<std::byte>> parts(std::span<std::byte> image, const Shape& shape,
+                                          std::vector<float>& more) const override;
+  void complete(std::span<std::byte> image, const Shape& shape, std::span<const float> more) const override;
+
+ private:
+  template <typename Act>
+  void for_each_layer(std::span<const std::byte> image, const Act& act) const;
+  int32_t folded_more(const DeltaLayer& layer, const Shape& shape) const;
+  std::span<std::byte> hidden_row(std::span<std::byte> image, int32_t position) const;
+
+  std::vector<DeltaLayer> layers_;
+  HiddenRing hidden_;
+  size_t image_bytes_ = 0;
+};
+
+}  // namespace braid
