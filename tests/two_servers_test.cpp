@@ -15,6 +15,7 @@
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <random>
 #include <set>
 
@@ -170,7 +171,9 @@ class TwoServers : public testing::Test {
         if (stop_) return;
         wrong_ += choice == wanted.choice ? 0 : 1;
         EXPECT_EQ(choice, wanted.choice) << "conversation " << number << ", turn " << turn;
-        if (++answered_ % kill_every_ == 0) kill_one(random);
+        const int answered = ++answered_;
+        last_answers_[static_cast<size_t>(number)] = answered;
+        if (answered % kill_every_ == 0) kill_one(random);
       }
     }
   }
@@ -243,10 +246,19 @@ class TwoServers : public testing::Test {
     }
   }
 
+  std::vector<size_t> latest_first() const {
+    std::vector<size_t> out(conversations_.size());
+    std::iota(out.begin(), out.end(), size_t{0});
+    std::sort(out.begin(), out.end(),
+              [&](size_t a, size_t b) { return last_answers_[a] > last_answers_[b]; });
+    return out;
+  }
+
   fs::path folder_;
   const int requests_ = from_environment("TWO_SERVERS_REQUESTS", 300);
   const int kill_every_ = from_environment("TWO_SERVERS_KILL_EVERY", 30);
   std::vector<Conversation> conversations_;
+  std::vector<std::atomic<int>> last_answers_;  // of each
   Slot slots_[2];
   std::mutex kill_mutex_;
   std::atomic<bool> stop_ = false;
@@ -265,6 +277,7 @@ TEST_F(TwoServers, KilledAtAnyTimeTheyGiveTheAnswersOfOneWithoutACache) {
       ASSERT_EQ(conversations_.back().size(), size_t{kTurns}) << alone.log();
     }
   }
+  last_answers_ = std::vector<std::atomic<int>>(conversations_.size());
   const auto begin = std::chrono::steady_clock::now();
   for (Slot& slot : slots_) slot.server = start();
   std::vector<std::thread> clients;
@@ -290,9 +303,10 @@ TEST_F(TwoServers, KilledAtAnyTimeTheyGiveTheAnswersOfOneWithoutACache) {
   }
   EXPECT_LE(bytes, kLimitMiB << 20);
   EXPECT_EQ(metric(metrics(last->port), "braid_disk_cache_removed_total", "reason=\"unusable\""), 0);
-  // A new server finds what both have left.
+  // A new server finds what both have left, above all of what was used last.
   int found = 0;
-  for (const Conversation& conversation : conversations_) {
+  for (const size_t number : latest_first()) {
+    const Conversation& conversation = conversations_[number];
     const Json answer = ask(last->port, conversation.back().body);
     ASSERT_FALSE(answer.is_null()) << last->log();
     EXPECT_EQ(answer["choices"][0].dump(), conversation.back().choice);

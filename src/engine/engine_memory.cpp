@@ -8,6 +8,7 @@
 
 #include "engine/draft/dflash_drafter.h"
 #include "engine/draft/model_drafter.h"
+#include "engine/draft/ngram_drafter.h"
 #include "engine/step/step_outputs.h"
 
 namespace braid {
@@ -125,12 +126,17 @@ Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Devic
 
   const bool runs_drafters = options.spec_type.has(SpecType::dflash) || options.spec_type.has(SpecType::mtp);
   if (runs_drafters) plan.rows.push_back({MemoryUse::drafts});
+  plan.rows.push_back({MemoryUse::block_books, 0, 0, true});
+  if (options.spec_type.has(SpecType::ngram)) plan.rows.push_back({MemoryUse::ngram_tables, 0, 0, true});
+  if (plan.own_memory) plan.rows.push_back({MemoryUse::fetched_logits, 0, 0, true});
+  plan_books(options, config);
   if (options.state_memory_bytes != 0 && options.prefix_cache)
     plan.rows.push_back({MemoryUse::checkpoints, 0, 0, true});
   if (options.swap_memory_bytes != 0) plan.rows.push_back({MemoryUse::swap, 0, 0, true});
   BRAID_TRY(plan_blocks(options, config));
   plan.set_predicted(MemoryUse::workspaces, expected_workspaces(device, workspace_needs(options, model)));
   if (runs_drafters) plan.set_predicted(MemoryUse::drafts, draft_bytes(options));
+  plan_books(options, config);
   plan_host_images(options, config);
   return plan_disk(options, config);
 }
@@ -304,6 +310,19 @@ Status EngineMemory::plan_blocks(const EngineOptions& options, const ModelConfig
   plan.v_type = sizes.seals() ? sizes.v_codec->name : kv_format_name(sizes.v_format);
   plan.kv_window_bytes = static_cast<uint64_t>(sizes.blocks[1]) * sizes.block_bytes(config, 1);
   return {};
+}
+
+// What the engine keeps on the host about sequences and blocks. Before the context is known, for the longest it
+// may be, and without blocks.
+void EngineMemory::plan_books(const EngineOptions& options, const ModelConfig& config) {
+  const int32_t longest = options.context_tokens > 0 ? options.context_tokens : config.context_length;
+  const int32_t context = plan.context_tokens > 0 ? plan.context_tokens : longest;
+  plan.set_predicted(MemoryUse::block_books,
+                     BlockPool::bytes(sizes.blocks[0]) + BlockPool::bytes(sizes.blocks[1]));
+  plan.set_predicted(MemoryUse::ngram_tables, NgramDrafter::bytes(options.max_sequences, context));
+  plan.set_predicted(MemoryUse::fetched_logits,
+                     StepOutputs::host_bytes(std::max(logit_rows, decoding_rows), config.vocabulary,
+                                             config.width));
 }
 
 // Host memory beside the device's: checkpoints of recurrent states, blocks of preempted sequences.

@@ -60,6 +60,7 @@ struct EngineMemory {
   Device::WorkspaceNeeds workspace_needs(const EngineOptions& options, const Model& model) const;
   void set_blocks(const EngineOptions& options, int64_t blocks);
   Status plan_blocks(const EngineOptions& options, const ModelConfig& config);
+  void plan_books(const EngineOptions& options, const ModelConfig& config);
   void plan_host_images(const EngineOptions& options, const ModelConfig& config);
   Status plan_disk(const EngineOptions& options, const ModelConfig& config);
   Status plan_with(const EngineOptions& options, Model& model, Device& device);

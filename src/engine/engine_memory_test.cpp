@@ -1,8 +1,10 @@
-// engine_memory_test.cpp -- what sizes the engine chooses by itself.
+// engine_memory_test.cpp -- what sizes the engine chooses by itself, and what it plans for them.
 #include "engine/engine_memory.h"
 
 #include <gtest/gtest.h>
 
+#include "engine/draft/ngram_drafter.h"
+#include "engine/step/step_outputs.h"
 #include "engine/tests/demo_test.h"
 
 namespace braid {
@@ -11,18 +13,27 @@ namespace {
 using testing_demo::kDemoDrafter;
 using testing_demo::kDemoModel;
 
-// Limits of the demo model's scheduler, as Engine::open() gets to them.
-SchedulerLimits limits_of(EngineOptions options) {
+// What is planned for the demo model, as Engine::open() gets to it.
+struct Planned {
+  EngineMemory memory;
+  SchedulerLimits limits;
+  uint64_t bytes(MemoryUse use) const {
+    uint64_t sum = 0;
+    for (const MemoryRow& row : memory.plan.rows) sum += row.use == use ? row.predicted_bytes : 0;
+    return sum;
+  }
+};
+Planned planned_for(EngineOptions options) {
   auto file = GgufFile::open(kDemoModel);
   EXPECT_TRUE(file.ok());
   options.context_tokens = 4096;
-  options.max_sequences = 4;
   options.draft_depth = options.max_drafts;
   ModelOptions model_options;
   model_options.with_mtp = options.spec_type.has(SpecType::mtp);
   auto model = Model::open(*file, model_options);
   EXPECT_TRUE(model.ok());
-  EngineMemory memory;
+  Planned out;
+  EngineMemory& memory = out.memory;
   std::unique_ptr<Dflash> drafter;
   if (options.spec_type.has(SpecType::dflash)) {
     auto opened = Dflash::open(kDemoDrafter, (*model)->config());
@@ -38,7 +49,13 @@ SchedulerLimits limits_of(EngineOptions options) {
   EXPECT_TRUE(device.ok());
   const Status planned = memory.make_plan(options, **model, **device);
   EXPECT_TRUE(planned.ok()) << (planned.ok() ? "" : planned.error().message);
-  return memory.scheduler_limits(options, (*model)->config());
+  out.limits = memory.scheduler_limits(options, (*model)->config());
+  return out;
+}
+
+SchedulerLimits limits_of(EngineOptions options) {
+  options.max_sequences = 4;
+  return planned_for(options).limits;
 }
 
 // Slots and blocks hold more for a head or a drafter, but checkpoints stand where they would without, and so
@@ -60,6 +77,27 @@ TEST(EngineMemory, DraftersDoNotMoveCheckpoints) {
     EXPECT_EQ(drafting.checkpoint_spacing, plain.checkpoint_spacing) << static_cast<int>(type);
     EXPECT_EQ(drafting.checkpoint_interval, plain.checkpoint_interval) << static_cast<int>(type);
   }
+}
+
+// Books of blocks, and the drafter's tables where it has any.
+TEST(EngineMemory, WhatTheHostKeepsIsPlanned) {
+  EngineOptions options;
+  options.spec_type = SpecType::none;
+  options.max_sequences = 512;
+  const Planned plain = planned_for(options);
+  EXPECT_GT(plain.memory.sizes.blocks[0], 1000);
+  EXPECT_EQ(plain.bytes(MemoryUse::block_books),
+            BlockPool::bytes(plain.memory.sizes.blocks[0]) + BlockPool::bytes(plain.memory.sizes.blocks[1]));
+  EXPECT_EQ(plain.bytes(MemoryUse::ngram_tables), 0u);
+  EXPECT_EQ(plain.bytes(MemoryUse::fetched_logits), 0u) << "the host reads the device's";
+  options.spec_type = SpecType::ngram;
+  options.max_drafts = 7;
+  EXPECT_EQ(planned_for(options).bytes(MemoryUse::ngram_tables), NgramDrafter::bytes(512, 4096));
+  EXPECT_GT(NgramDrafter::bytes(512, 4096), uint64_t{512} * 2 * 4096 * sizeof(int32_t));
+  EXPECT_LT(NgramDrafter::bytes(512, 1 << 20), uint64_t{129} << 20) << "bounded whatever the context";
+  // Eight rows of logits, or of what they are made of; of every row the best 64, their ids and a sum.
+  EXPECT_EQ(StepOutputs::host_bytes(4, 1000, 512), (8u * 1000 + 4 * 129) * sizeof(float));
+  EXPECT_EQ(StepOutputs::host_bytes(4, 10, 512), (8u * 512 + 4 * 21) * sizeof(float));
 }
 
 }  // namespace

@@ -186,9 +186,15 @@ Status Engine::load() {
   BRAID_TRY(memory_.take(options_, *model_, *device_));
   BRAID_TRY(outputs_.allocate(*device_, *model_, memory_.logit_rows, memory_.decoding_rows));
   memory_.plan.set_actual(MemoryUse::logits, StepOutputs::bytes(memory_.logit_rows, config.vocabulary));
+  memory_.plan.set_actual(MemoryUse::fetched_logits,
+                          StepOutputs::host_bytes(std::max(memory_.logit_rows, memory_.decoding_rows),
+                                                  config.vocabulary, config.width));
   if (disk_) BRAID_TRY(memory_.take_disk_staging(*disk_, memory_.disk_kind(config, fingerprint_, 0), *device_));
   scheduler_ = std::make_unique<Scheduler>(memory_.scheduler_limits(options_, config), memory_.sizes.blocks,
                                            memory_.sizes.slots, memory_.cache, memory_.host_images);
+  uint64_t book_bytes = 0;
+  for (int32_t g = 0; g < kKvGroups; ++g) book_bytes += BlockPool::bytes(scheduler_->blocks(g).total());
+  memory_.plan.set_actual(MemoryUse::block_books, book_bytes);
   scheduler_->set_disk(disk_.get());
   install_hooks();
   judge_ = std::make_unique<Judge>(outputs_, config.vocabulary, most_tokens(), device_->pool());
@@ -222,8 +228,11 @@ Status Engine::make_drafter(int32_t block_table) {
     return {};
   };
   const SpecTypes& types = options_.spec_type;
-  if (types.has(SpecType::ngram))
+  if (types.has(SpecType::ngram)) {
     drafters.push_back(std::make_unique<NgramDrafter>(options_.max_sequences, context_tokens()));
+    memory_.plan.set_actual(MemoryUse::ngram_tables,
+                            NgramDrafter::bytes(options_.max_sequences, context_tokens()));
+  }
   if (types.has(SpecType::dflash)) {
     BRAID_TRY(
         add(std::make_unique<DflashDrafter>(*device_, *dflash_, memory_.cache, *scheduler_, *records_)));

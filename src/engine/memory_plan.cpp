@@ -65,6 +65,12 @@ const char* memory_use_name(MemoryUse use) {
       return "workspaces";
     case MemoryUse::drafts:
       return "drafts";
+    case MemoryUse::block_books:
+      return "block books";
+    case MemoryUse::ngram_tables:
+      return "n-gram tables";
+    case MemoryUse::fetched_logits:
+      return "fetched logits";
     case MemoryUse::checkpoints:
       return "checkpoints";
     case MemoryUse::swap:

@@ -18,7 +18,10 @@ enum class MemoryUse : uint8_t {
   activations,
   logits,
   workspaces,
-  drafts,  // batches and guesses of drafters
+  drafts,          // batches and guesses of drafters
+  block_books,     // who holds which KV block, and what can be found
+  ngram_tables,    // of the drafter that looks up what was said before
+  fetched_logits,  // beside a device that has its own memory: what the host reads of them
   checkpoints,
   swap,
   disk_staging

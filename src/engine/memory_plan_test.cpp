@@ -91,6 +91,21 @@ TEST(MemoryPlan, ADeviceKeepsWhatItsDriverTakes) {
   EXPECT_EQ(spare(7000), 3500);
 }
 
+// What the host keeps beside a device is shown and does not count there; in host memory it does.
+TEST(MemoryPlan, BooksCountWhereTheyLie) {
+  MemoryPlan plan;
+  plan.rows = {{MemoryUse::weights, 1000},
+               {MemoryUse::block_books, 200, 0, true},
+               {MemoryUse::ngram_tables, 30, 0, true},
+               {MemoryUse::fetched_logits, 4, 0, true}};
+  EXPECT_EQ(plan.predicted_bytes(), 1234u);
+  EXPECT_NE(plan.table().find("block books "), std::string::npos) << plan.table();
+  plan.own_memory = true;
+  EXPECT_EQ(plan.predicted_bytes(), 1000u);
+  for (const char* label : {"block books (host) ", "n-gram tables (host) ", "fetched logits (host) "})
+    EXPECT_NE(plan.table().find(label), std::string::npos) << plan.table();
+}
+
 // What is said to fit does, whether the windows want less than the context or as much.
 TEST(MemoryPlan, WindowsDoNotShrinkWithTheContext) {
   MemoryPlan plan;

@@ -23,6 +23,10 @@ NgramIndex::NgramIndex(int32_t context_tokens) : bits_(bits_for(context_tokens))
   for (auto& table : next_) table.assign(size_t{1} << bits_, 0);
 }
 
+uint64_t NgramIndex::bytes(int32_t context_tokens) {
+  return std::size(kOrders) * (uint64_t{sizeof(int32_t)} << bits_for(context_tokens));
+}
+
 void NgramIndex::clear() {
   indexed_ = 0;
   for (auto& table : next_) std::fill(table.begin(), table.end(), 0);
@@ -72,6 +76,10 @@ NgramDrafter::NgramDrafter(int32_t sequences, int32_t context_tokens) {
   places_.reserve(static_cast<size_t>(sequences));
   for (int32_t i = 0; i < sequences; ++i) places_.push_back({0, false, 0, NgramIndex(context_tokens)});
   place_of_.reserve(static_cast<size_t>(sequences));
+}
+
+uint64_t NgramDrafter::bytes(int32_t sequences, int32_t context_tokens) {
+  return static_cast<uint64_t>(sequences) * (sizeof(Place) + NgramIndex::bytes(context_tokens));
 }
 
 // That of the sequence, or else one that is free or was not used for longest.

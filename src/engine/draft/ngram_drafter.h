@@ -19,6 +19,7 @@ namespace braid {
 class NgramIndex {
  public:
   explicit NgramIndex(int32_t context_tokens);
+  static uint64_t bytes(int32_t context_tokens);
 
   // Adds what is new in `tokens`, which begin with those of the call before.
   void extend(std::span<const int32_t> tokens);
@@ -52,6 +53,8 @@ class NgramDrafter : public Drafter {
  public:
   // For so many sequences at a time.
   NgramDrafter(int32_t sequences, int32_t context_tokens);
+  // Host memory of it.
+  static uint64_t bytes(int32_t sequences, int32_t context_tokens);
 
   DraftSource source() const override { return DraftSource::ngram; }
   void propose(StepPlan& plan, int32_t budget) override;

@@ -7,10 +7,22 @@
 #include <memory>
 #include <random>
 
+#include "base/heap_test.h"
+
 namespace braid {
 namespace {
 
 std::vector<int32_t> ids(const char* text) { return {text, text + std::string(text).size()}; }
+
+TEST(NgramDrafter, ItsBytesAreForeseen) {
+  for (const int32_t context : {100, 3000, 1 << 20}) {
+    const uint64_t before = heap_bytes();
+    if (before == 0) GTEST_SKIP() << "a heap that is not counted";
+    const NgramDrafter drafter(40, context);
+    const auto taken = static_cast<double>(heap_bytes() - before);
+    EXPECT_NEAR(taken, static_cast<double>(NgramDrafter::bytes(40, context)), 0.03 * taken) << context;
+  }
+}
 
 TEST(NgramIndex, FindsTheLastPlaceOfTheLongestNgram) {
   NgramIndex index(1000);

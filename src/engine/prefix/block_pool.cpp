@@ -22,6 +22,13 @@ BlockPool::BlockPool(int32_t blocks)
   relink_in(late(), {});
 }
 
+uint64_t BlockPool::bytes(int32_t blocks) {
+  // A node of the map: a link, the pair, its hash; the allocator adds a word. And a bucket.
+  constexpr uint64_t kMapBytes = sizeof(decltype(by_hash_)::value_type) + 3 * sizeof(void*) + sizeof(void*);
+  const auto count = static_cast<uint64_t>(blocks);
+  return (count + 2) * sizeof(Block) + count * (kBlockTokens * sizeof(int32_t) + kMapBytes);
+}
+
 std::vector<int32_t> BlockPool::ring(int32_t sentinel) const {
   std::vector<int32_t> order;
   for (int32_t b = blocks_[sentinel].next; b != sentinel; b = blocks_[b].next) order.push_back(b);

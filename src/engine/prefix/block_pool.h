@@ -45,6 +45,8 @@ constexpr int64_t blocks_for(int64_t tokens) { return (tokens + kBlockTokens - 1
 class BlockPool {
  public:
   explicit BlockPool(int32_t blocks);
+  // Host memory of the books of so many blocks when all of them are published.
+  static uint64_t bytes(int32_t blocks);
 
   int32_t total() const { return static_cast<int32_t>(blocks_.size()) - 2; }
   int32_t free() const { return free_; }

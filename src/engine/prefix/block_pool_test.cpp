@@ -8,10 +8,29 @@
 #include <random>
 #include <set>
 
+#include "base/heap_test.h"
 #include "engine/prefix/state_slots.h"
 
 namespace braid {
 namespace {
+
+TEST(BlockPool, TheBytesOfItsBooksAreForeseen) {
+  constexpr int32_t kBlocks = 20000;
+  const uint64_t before = heap_bytes();
+  if (before == 0) GTEST_SKIP() << "a heap that is not counted";
+  BlockPool pool(kBlocks);
+  BlockTable table;
+  table.reserve(kBlocks);
+  ASSERT_TRUE(pool.grow(table, int64_t{kBlocks} * kBlockTokens));
+  const std::vector<int32_t> tokens(kBlockTokens);
+  PrefixHash hash;
+  for (const int32_t block : table) {
+    hash = chain_hash(hash, tokens);
+    pool.publish(block, hash, tokens.data());
+  }
+  const auto taken = static_cast<double>(heap_bytes() - before) - kBlocks * sizeof(int32_t);
+  EXPECT_NEAR(taken, static_cast<double>(BlockPool::bytes(kBlocks)), 0.03 * taken);
+}
 
 TEST(BlockPool, RandomProgramsBalance) {
   std::mt19937 random(11);

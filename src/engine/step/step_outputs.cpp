@@ -189,4 +189,9 @@ bool StepOutputs::is_sound(int32_t output) {
   return all_finite(values, row.type, row.cols);
 }
 
+uint64_t StepOutputs::host_bytes(int32_t rows, int64_t vocabulary, int64_t width) {
+  const int64_t best = rows * (2 * std::min<int64_t>(kBestLogits, vocabulary) + 1);
+  return static_cast<uint64_t>(best + kRowsOnHost * std::max(vocabulary, width)) * sizeof(float);
+}
+
 }  // namespace braid

@@ -89,6 +89,10 @@ class StepOutputs {
   Buffer rows_on_host_;           // of logits, or of what they are made of
   std::vector<int32_t> fetched_;  // output rows in rows_on_host_
   bool fetching_ = false;
+
+ public:
+  // Of best_on_host_ and rows_on_host_: host memory, beside a device that has its own.
+  static uint64_t host_bytes(int32_t rows, int64_t vocabulary, int64_t width);
 };
 
 }  // namespace braid
