@@ -14,6 +14,8 @@
 #include <string>
 
 #include "base/guard.h"
+#include "engine/engine.h"
+#include "gguf/gguf.h"
 #include "server/test_server_test.h"
 
 namespace {
@@ -24,6 +26,7 @@ std::atomic<int64_t> g_failed{0}, g_skipped{0};
 std::atomic<int64_t> g_live{0};  // blocks
 // The test's own work does not fail.
 thread_local bool t_exempt = false;
+thread_local int64_t t_allocations = 0;
 
 // Reads the tables of the Itanium ABI (LSDA) that tell what happens to an exception in a function.
 uint64_t uleb128(const uint8_t*& at) {
@@ -90,6 +93,7 @@ bool must_fail(size_t bytes) {
 void* allocate(size_t bytes, size_t alignment) {
   if (must_fail(bytes)) return nullptr;
   ++g_live;
+  ++t_allocations;
   return alignment <= alignof(std::max_align_t)
              ? std::malloc(bytes == 0 ? 1 : bytes)
              : std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
@@ -263,6 +267,47 @@ TEST_F(Faults, EachAllocationMayFail) {
   EXPECT_EQ(client.ask("GET", "/health").status, 200);
   const auto answer = client.ask("POST", "/v1/chat/completions", requests()[0].body);
   EXPECT_NE(answer.body.find("fine and well"), std::string::npos) << answer.body;
+}
+
+class Counting : public Sink {
+ public:
+  void token(RequestId, const TokenEvent&) override { ++tokens; }
+  void finished(RequestId, const Finished&) override {}
+  int64_t tokens = 0;
+};
+
+// Steps of 512 sequences that decode cost no allocation for each of them. A list grows now and then, as its
+// sequence does.
+TEST(Allocations, AStepHasNoneForEachSequence) {
+  const auto file = GgufFile::open(BRAID_SOURCE_DIR "/models/braid-demo-q8_0.gguf");
+  ASSERT_TRUE(file.ok());
+  const auto allocations = [&](int32_t sequences) {
+    EngineOptions options;
+    options.device = "cpu";
+    options.max_sequences = sequences;
+    options.context_tokens = 256;
+    options.spec_type = SpecType::none;
+    auto engine = Engine::create(*file, options);
+    EXPECT_TRUE(engine.ok());
+    Counting sink;
+    for (int32_t i = 0; i < sequences; ++i) {
+      Request request;
+      for (int32_t t = 0; t < 20; ++t) request.prompt.push_back((i * 37 + t * t * 7 + 5) % 300);
+      request.max_tokens = 200;
+      EXPECT_TRUE((*engine)->submit(std::move(request), sink).ok());
+    }
+    while (sink.tokens < 14 * sequences) (*engine)->step();
+    int64_t least = INT64_MAX;
+    for (int i = 0; i < 12; ++i) {
+      const int64_t before = t_allocations, told = sink.tokens;
+      (*engine)->step();
+      EXPECT_EQ(sink.tokens - told, sequences);
+      least = std::min(least, t_allocations - before);
+    }
+    std::printf("[report] %d sequences: %lld allocations a step\n", sequences, static_cast<long long>(least));
+    return least;
+  };
+  EXPECT_LT(allocations(512), allocations(8) + 64);
 }
 
 }  // namespace

@@ -256,7 +256,9 @@ TEST_P(DiskEngineOn, WhatDraftsIsNoPartOfAFile) {
     Answer right;
     {
       const TempFolder fresh;
-      right = engine(fresh, writer).ask(next, "", 40);
+      Machine going_on = engine(fresh, writer);
+      going_on.ask(p, "", 40);
+      right = going_on.ask(next, "", 40);
     }
     for (const Way& reader : ways) {
       const TempFolder copy;
@@ -266,7 +268,8 @@ TEST_P(DiskEngineOn, WhatDraftsIsNoPartOfAFile) {
       EXPECT_EQ(after.engine->disk()->stats().foreign, 0u);
       const Answer again = after.ask(next, "", 40);
       EXPECT_EQ(again.tokens, right.tokens) << writer.name << ", then " << reader.name;
-      if (std::string(GetParam()) != "cuda" || writer.name == reader.name) {
+      // A row that is drafted rounds otherwise on the reference and, by where it folds, on a GPU.
+      if (std::string(GetParam()) == "cpu" || writer.name == reader.name) {
         EXPECT_TRUE(again == right) << writer.name << ", then " << reader.name;
       }
       EXPECT_GT(again.cached, static_cast<int32_t>(p.size()) + 30) << writer.name << ", then " << reader.name;
