@@ -182,7 +182,7 @@ class Engine {
   Drafter* drafter_ = nullptr;
   std::unique_ptr<DraftBudget> budget_;        // of own_drafter_; null: it drafts always
   std::optional<Clock::time_point> proposed_;  // when the whole step under way was ready to be queued
-  std::vector<Verdict> verdicts_;  // of the step that ends
+  std::vector<Verdict> verdicts_;              // of the step that ends
   EventQueue events_;
   bool late_events_ = false;  // clients hear of a step while the device works on the next
   EngineStats stats_;

@@ -320,9 +320,8 @@ void EngineMemory::plan_books(const EngineOptions& options, const ModelConfig& c
   plan.set_predicted(MemoryUse::block_books,
                      BlockPool::bytes(sizes.blocks[0]) + BlockPool::bytes(sizes.blocks[1]));
   plan.set_predicted(MemoryUse::ngram_tables, NgramDrafter::bytes(options.max_sequences, context));
-  plan.set_predicted(MemoryUse::fetched_logits,
-                     StepOutputs::host_bytes(std::max(logit_rows, decoding_rows), config.vocabulary,
-                                             config.width));
+  plan.set_predicted(MemoryUse::fetched_logits, StepOutputs::host_bytes(std::max(logit_rows, decoding_rows),
+                                                                        config.vocabulary, config.width));
 }
 
 // Host memory beside the device's: checkpoints of recurrent states, blocks of preempted sequences.
@@ -377,8 +376,7 @@ Status EngineMemory::plan_disk(const EngineOptions& options, const ModelConfig& 
   const int32_t interval = scheduler_limits(options, config).checkpoint_interval;
   const uint64_t good = DiskStaging::write_bytes(
       kind, std::min(interval > 0 ? interval + options.ubatch_tokens : 8192, plan.context_tokens));
-  disk_write_bytes =
-      std::min(good, std::max(spare_host_bytes(plan) / 8, 2 * kind.block_bytes));
+  disk_write_bytes = std::min(good, std::max(spare_host_bytes(plan) / 8, 2 * kind.block_bytes));
   plan.rows.push_back({MemoryUse::disk_staging, disk_write_bytes + DiskStaging::read_bytes(kind), 0, true});
   return {};
 }

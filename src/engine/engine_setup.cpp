@@ -189,7 +189,8 @@ Status Engine::load() {
   memory_.plan.set_actual(MemoryUse::fetched_logits,
                           StepOutputs::host_bytes(std::max(memory_.logit_rows, memory_.decoding_rows),
                                                   config.vocabulary, config.width));
-  if (disk_) BRAID_TRY(memory_.take_disk_staging(*disk_, memory_.disk_kind(config, fingerprint_, 0), *device_));
+  if (disk_)
+    BRAID_TRY(memory_.take_disk_staging(*disk_, memory_.disk_kind(config, fingerprint_, 0), *device_));
   scheduler_ = std::make_unique<Scheduler>(memory_.scheduler_limits(options_, config), memory_.sizes.blocks,
                                            memory_.sizes.slots, memory_.cache, memory_.host_images);
   uint64_t book_bytes = 0;
@@ -297,8 +298,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const GgufFile& file, const Engin
     BRAID_ASSIGN(const DiskDirectory directory, DiskDirectory::open(options.cache_dir));
     BRAID_ASSIGN(engine->secret_, directory.secret());
   }
-  const int32_t columns =
-      engine->device_->state_tile_columns(engine->model_->config().largest_delta());
+  const int32_t columns = engine->device_->state_tile_columns(engine->model_->config().largest_delta());
   engine->fingerprint_ = fingerprint_of(file, engine->options_, *engine->device_, columns,
                                         engine->memory_.sizes.ring.every, engine->secret_);
   if (!options.cache_dir.empty()) {

@@ -35,9 +35,9 @@ struct DiskTier::Job {
   int32_t block_count = 0;
   int32_t tail_tokens = 0;
   bool has_state = false;
-  std::span<std::byte> images;  // of the blocks
-  Checkpoint checkpoint;        // if it has a state
-  PrefixHash name;              // of it
+  std::span<std::byte> images;   // of the blocks
+  Checkpoint checkpoint;         // if it has a state
+  PrefixHash name;               // of it
   uint64_t copies = UINT64_MAX;  // that fill both
 
   PrefixKey key() const { return {seed, hashes, tokens}; }
@@ -498,8 +498,7 @@ bool DiskTier::read_state(const Opened& opened, int32_t position, std::span<std:
 // Blocks from the file's `index`-th on.
 bool DiskTier::read_blocks(const Opened& opened, uint32_t index, std::span<std::byte> out) {
   const DiskHeader& header = opened.header;
-  const auto checksums =
-      std::span(opened.table.checksums).subspan(index, out.size() / kind_.block_bytes);
+  const auto checksums = std::span(opened.table.checksums).subspan(index, out.size() / kind_.block_bytes);
   const uint64_t at = opened.layout.images_at + index * header.block_bytes;
   if (header.guess_bytes == kind_.guess_bytes && header.guess_kind == kind_.guess_kind)
     return read_checked(opened, at, out, checksums);

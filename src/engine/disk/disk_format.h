@@ -36,8 +36,8 @@ struct DiskHeader {
   char magic[8] = {};
   uint32_t version = 0;
   uint32_t flags = 0;
-  PrefixHash fingerprint;  // model, formats, device layout
-  PrefixHash parent;       // prefix before the first block
+  PrefixHash fingerprint;    // model, formats, device layout
+  PrefixHash parent;         // prefix before the first block
   uint64_t state_bytes = 0;  // 0: there is none
   uint64_t block_bytes = 0;
   uint32_t block_tokens = 0;
@@ -48,9 +48,9 @@ struct DiskHeader {
   uint64_t table_checksum = 0;  // of the bytes from the header's end to the images
   uint64_t tail_checksum = 0;
   uint64_t state_checksum = 0;
-  uint64_t guess_kind = 0;      // what drafts, whose layers are the last of each block image
-  uint32_t guess_bytes = 0;     // of them
-  uint32_t pending = 0;         // StateForm::Shape
+  uint64_t guess_kind = 0;       // what drafts, whose layers are the last of each block image
+  uint32_t guess_bytes = 0;      // of them
+  uint32_t pending = 0;          // StateForm::Shape
   uint64_t header_checksum = 0;  // of the bytes before it
 
   bool has_state() const { return (flags & kDiskHasState) != 0; }

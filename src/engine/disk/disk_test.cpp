@@ -158,7 +158,7 @@ struct Tier {
   }
   std::vector<std::byte> write;
   std::vector<std::byte> read;
-  std::vector<std::byte> image;  // that is loaded
+  std::vector<std::byte> image;                           // that is loaded
   std::map<int32_t, std::vector<std::byte>> checkpoints;  // that the tier reads
   int32_t next_id = 0;
   uint64_t copies = 0;

@@ -43,7 +43,7 @@ class JointDrafter : public Drafter {
   double accepted_of_models_ = 1;  // drafts a round, a moving mean; the first guess is low: who asks learns
   std::vector<double> promised_;   // [item]
   std::vector<std::pair<double, int32_t>> reached_;  // of drafts: the probability of their path, its length
-  std::vector<std::vector<Drafts>> proposed_;  // [drafter][item]
+  std::vector<std::vector<Drafts>> proposed_;        // [drafter][item]
   Drafts tree_;
   std::vector<int32_t> node_of_;  // in the tree, of a drafter's drafts
   std::vector<float> paths_;      // log of the probability of a node's whole path

@@ -43,7 +43,7 @@ Drafts jointly(Drafts a, Drafts b, int32_t most, int32_t budget = 100) {
 
 TEST(JointDrafter, SharesWhatBothSayAndKeepsTheRestBesideIt) {
   const Drafts tree = jointly({{7, -1, -0.5f}, {8, 0, -0.2f}, {9, 1, -0.2f}},
-                                          {{7, -1, -0.1f}, {8, 0, -0.3f}, {5, 1, -0.4f}}, 10);
+                              {{7, -1, -0.1f}, {8, 0, -0.3f}, {5, 1, -0.4f}}, 10);
   ASSERT_EQ(tree.size(), 4u);
   const int32_t tokens[] = {7, 8, 9, 5}, parents[] = {-1, 0, 1, 1};
   const float log_q[] = {-0.1f, -0.2f, -0.2f, -0.4f};
@@ -72,10 +72,8 @@ TEST(JointDrafter, TheMostProbablePathsStay) {
 // The model is run where n-grams promise less than it brings, and what it brings is learned.
 TEST(JointDrafter, ModelsAreRunWhereFreeDraftsPromiseLess) {
   std::vector<std::unique_ptr<Drafter>> drafters;
-  drafters.push_back(
-      std::make_unique<Says>(DraftSource::ngram, Drafts{{7, -1, -0.1f}, {8, 0, -0.1f}}));
-  drafters.push_back(
-      std::make_unique<Says>(DraftSource::mtp, Drafts{{1, -1, -0.1f}, {2, 0, -0.1f}}));
+  drafters.push_back(std::make_unique<Says>(DraftSource::ngram, Drafts{{7, -1, -0.1f}, {8, 0, -0.1f}}));
+  drafters.push_back(std::make_unique<Says>(DraftSource::mtp, Drafts{{1, -1, -0.1f}, {2, 0, -0.1f}}));
   JointDrafter joint(std::move(drafters));
   double survives = 0.9;
   joint.set_survives([&](const Draft& draft, int32_t depth) {

@@ -235,7 +235,8 @@ void SequenceCache::for_each_run(int32_t group, std::span<const int32_t> blocks,
   }
   const uint64_t number = copy();
   for (const int32_t block : blocks)
-    if (block >= 0 && !block_copies_[group].empty()) block_copies_[group][static_cast<size_t>(block)] = number;
+    if (block >= 0 && !block_copies_[group].empty())
+      block_copies_[group][static_cast<size_t>(block)] = number;
 }
 
 void SequenceCache::save_blocks(int32_t group, std::span<const int32_t> blocks, std::byte* images) {
@@ -334,9 +335,8 @@ void SequenceCache::seal_blocks(std::span<const KvSeal> blocks) {
 void SequenceCache::clear_blocks(int32_t group, std::span<const int32_t> blocks) {
   const std::vector<std::byte> zeros(block_bytes(group));
   for (const int32_t block : blocks)
-    for_each_part(group, block, [&](std::byte* cells, size_t bytes) {
-      device_->to_device(cells, zeros.data(), bytes);
-    });
+    for_each_part(group, block,
+                  [&](std::byte* cells, size_t bytes) { device_->to_device(cells, zeros.data(), bytes); });
   device_->synchronize();  // the zeros go
 }
 

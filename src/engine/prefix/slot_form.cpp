@@ -18,8 +18,8 @@ std::span<std::byte> bytes_of(float* numbers, int64_t count) {
 }
 
 // Rows of cells [first, end) of a ring of `rows` rows.
-void add_rows(std::vector<std::span<std::byte>>& parts, float* ring, int64_t rows, int64_t width, int64_t first,
-              int64_t end) {
+void add_rows(std::vector<std::span<std::byte>>& parts, float* ring, int64_t rows, int64_t width,
+              int64_t first, int64_t end) {
   while (first < end) {
     const int64_t at = first % rows, count = std::min(end - first, rows - at);
     parts.push_back(bytes_of(ring + at * width, count * width));
@@ -49,7 +49,8 @@ void fold_entry(const DeltaLayer& layer, int32_t head, const float* key, const f
 
 SlotForm::SlotForm(std::vector<DeltaLayer> layers, const HiddenRing& hidden)
     : layers_(std::move(layers)), hidden_(hidden) {
-  for (const DeltaLayer& layer : layers_) image_bytes_ += static_cast<size_t>(layer.slot_elements()) * sizeof(float);
+  for (const DeltaLayer& layer : layers_)
+    image_bytes_ += static_cast<size_t>(layer.slot_elements()) * sizeof(float);
   if (hidden_) image_bytes_ += static_cast<size_t>(hidden_.slot_elements()) * sizeof(float);
 }
 
@@ -121,10 +122,12 @@ std::vector<std::span<std::byte>> SlotForm::parts(std::span<std::byte> image, co
     const DeltaShape& s = layer.shape;
     out.push_back(bytes_of(layer.slot(0), s.state_elements()));
     out.push_back(bytes_of(layer.decay(0), s.value_heads));
-    add_rows(out, layer.conv(0), s.conv_rows(layer.ring), s.channels(), end - conv_rows_of(s, shape.position), end);
+    add_rows(out, layer.conv(0), s.conv_rows(layer.ring), s.channels(), end - conv_rows_of(s, shape.position),
+             end);
     const int64_t left_out = folded_more(layer, shape);
     const auto entries = [&](float* ring, int64_t width) {
-      if (left_out > 0) out.push_back(bytes_of(std::exchange(next, next + left_out * width), left_out * width));
+      if (left_out > 0)
+        out.push_back(bytes_of(std::exchange(next, next + left_out * width), left_out * width));
       if (shape.pending > left_out)
         add_rows(out, ring, layer.ring.entries(), width, end - shape.pending + left_out, end);
     };
@@ -132,7 +135,8 @@ std::vector<std::span<std::byte>> SlotForm::parts(std::span<std::byte> image, co
     entries(layer.deltas(0), s.value_width());
     entries(layer.gates(0), s.value_heads);
   });
-  if (shape.has_row) out.push_back(hidden_ ? hidden_row(image, shape.position) : bytes_of(next, hidden_.width));
+  if (shape.has_row)
+    out.push_back(hidden_ ? hidden_row(image, shape.position) : bytes_of(next, hidden_.width));
   return out;
 }
 
@@ -148,7 +152,8 @@ void SlotForm::complete(std::span<std::byte> image, const Shape& shape, std::spa
     for (int32_t head = 0; head < s.value_heads; ++head) {
       for (int64_t i = 0; i < count; ++i)
         fold_entry(layer, head, keys + i * s.key_width() + int64_t{s.key_head(head)} * s.key_dim,
-                   deltas + i * s.value_width() + int64_t{head} * s.value_dim, gates[i * s.value_heads + head]);
+                   deltas + i * s.value_width() + int64_t{head} * s.value_dim,
+                   gates[i * s.value_heads + head]);
       layer.folded(0)[head] = shape.position - shape.pending + count;
     }
   });

@@ -24,7 +24,8 @@ struct Image {
     if (hidden_cells > 0) hidden.data = reinterpret_cast<float*>(1);  // there is one
     floats += static_cast<size_t>(hidden_cells * kWidth);
     numbers.assign(floats, 777);
-    for (size_t i = 0; i < 2; ++i) layers[i].data = numbers.data() + static_cast<int64_t>(i) * layers[0].slot_elements();
+    for (size_t i = 0; i < 2; ++i)
+      layers[i].data = numbers.data() + static_cast<int64_t>(i) * layers[0].slot_elements();
     if (hidden_cells > 0) hidden.data = numbers.data() + 2 * layers[0].slot_elements();
   }
   SlotForm form() const { return SlotForm(layers, hidden); }
@@ -53,7 +54,9 @@ void fill(Image& image, int32_t position, int32_t pending) {
         layer.conv_row(0, cell)[c] = static_cast<float>(cell * 1000 + c);
     for (int64_t cell = position - pending; cell < position; ++cell) {
       std::mt19937 of_cell(static_cast<uint32_t>(cell));
-      const auto number = [&] { return static_cast<float>(static_cast<int>(of_cell() % 2000) - 1000) / 1000; };
+      const auto number = [&] {
+        return static_cast<float>(static_cast<int>(of_cell() % 2000) - 1000) / 1000;
+      };
       for (int64_t i = 0; i < layer.shape.key_width(); ++i) layer.key(0, cell, 0)[i] = number();
       for (int64_t i = 0; i < layer.shape.value_width(); ++i) layer.delta(0, cell, 0)[i] = number();
       for (int32_t h = 0; h < layer.shape.value_heads; ++h) layer.gate(0, cell)[h] = -std::abs(number());
@@ -68,7 +71,8 @@ double state_at(const DeltaLayer& layer, int32_t head, int32_t key, int32_t valu
   double s = layer.at(0, head, key, value);
   for (int32_t cell = layer.folded(0)[head]; cell < position; ++cell)
     s = std::exp(double{layer.gate(0, cell)[head]}) * s +
-        double{layer.key(0, cell, layer.shape.key_head(head))[key]} * double{layer.delta(0, cell, head)[value]};
+        double{layer.key(0, cell, layer.shape.key_head(head))[key]} *
+            double{layer.delta(0, cell, head)[value]};
   return s;
 }
 
@@ -78,7 +82,8 @@ std::vector<std::byte> file_of(Image& image, int32_t position) {
   EXPECT_TRUE(shape);
   std::vector<float> more;
   std::vector<std::byte> out;
-  for (const auto part : form.parts(image.bytes(), *shape, more)) out.insert(out.end(), part.begin(), part.end());
+  for (const auto part : form.parts(image.bytes(), *shape, more))
+    out.insert(out.end(), part.begin(), part.end());
   EXPECT_TRUE(more.empty());
   EXPECT_EQ(form.file_bytes(*shape), out.size());
   return out;
@@ -118,13 +123,15 @@ TEST(SlotForm, ASlotIsReadIntoAnyRing) {
               for (int32_t h = 0; h < 4; ++h)
                 for (int32_t k = 0; k < 16; k += 5)
                   for (int32_t v = 0; v < 8; v += 3)
-                    ASSERT_NEAR(state_at(b.layers[l], h, k, v, position), state_at(a.layers[l], h, k, v, position),
+                    ASSERT_NEAR(state_at(b.layers[l], h, k, v, position),
+                                state_at(a.layers[l], h, k, v, position),
                                 pending <= to.every + 2 * to.lag ? 1e-12 : 1e-5);
               for (int32_t cell = std::max(0, position - 3); cell < position; ++cell)
                 ASSERT_EQ(b.layers[l].conv_row(0, cell)[7], a.layers[l].conv_row(0, cell)[7]);
             }
             if (to_head) {
-              ASSERT_EQ(b.hidden.row(0, position - 1)[3], from_head ? a.hidden.row(0, position - 1)[3] : 0.0f);
+              ASSERT_EQ(b.hidden.row(0, position - 1)[3],
+                        from_head ? a.hidden.row(0, position - 1)[3] : 0.0f);
             }
           }
 }

@@ -17,9 +17,9 @@ namespace braid {
 class StateForm {
  public:
   struct Shape {
-    int32_t position = 0;   // tokens that the states stand behind
-    int32_t pending = 0;    // of the last so many the entries are not folded into them
-    bool has_row = false;   // with the last token's hidden row
+    int32_t position = 0;  // tokens that the states stand behind
+    int32_t pending = 0;   // of the last so many the entries are not folded into them
+    bool has_row = false;  // with the last token's hidden row
   };
   virtual ~StateForm() = default;
 
@@ -34,7 +34,8 @@ class StateForm {
   virtual std::vector<std::span<std::byte>> parts(std::span<std::byte> image, const Shape& shape,
                                                   std::vector<float>& more) const = 0;
   // When these have been read: completes the image.
-  virtual void complete(std::span<std::byte> image, const Shape& shape, std::span<const float> more) const = 0;
+  virtual void complete(std::span<std::byte> image, const Shape& shape,
+                        std::span<const float> more) const = 0;
 };
 
 }  // namespace braid

@@ -167,7 +167,8 @@ StepPlan Scheduler::plan_interleaved(int32_t most) {
   StepPlan plan;
   for (size_t i = 0; i < running_.size() && plan.items.empty(); ++i) {
     Sequence& s = *running_[i];
-    if (!goes_by_rows(s) && !is_being_copied(s) && !awaits_mask(plan, s)) s.in_flight_tokens = add_chunk(plan, s, most);
+    if (!goes_by_rows(s) && !is_being_copied(s) && !awaits_mask(plan, s))
+      s.in_flight_tokens = add_chunk(plan, s, most);
   }
   return plan;
 }
@@ -290,8 +291,7 @@ void Scheduler::save_resume(const Sequence& s, std::byte* image) {
     at += bytes_.block_bytes(1);
   }
   if (s.computed_tokens % kBlockTokens != 0)
-    blocks.push_back(
-        {0, s.blocks[0][static_cast<size_t>(s.computed_tokens) / kBlockTokens], resume_bytes_});
+    blocks.push_back({0, s.blocks[0][static_cast<size_t>(s.computed_tokens) / kBlockTokens], resume_bytes_});
   bytes_.save_resume(s.slot, s.computed_tokens, blocks, image);
 }
 

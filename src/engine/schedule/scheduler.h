@@ -277,9 +277,9 @@ class Scheduler {
   DiskTier* disk_ = nullptr;
   SchedulerStats stats_;
   uint64_t next_order_ = 1;
-  uint64_t entries_and_exits_ = 0;                  // of running_
-  int64_t mask_steps_ = 0;                          // that masks may still take before this step
-  uint64_t loads_ended_ = 0;                        // from the disk
+  uint64_t entries_and_exits_ = 0;  // of running_
+  int64_t mask_steps_ = 0;          // that masks may still take before this step
+  uint64_t loads_ended_ = 0;        // from the disk
   // The load from the disk that is under way:
   std::optional<PrefixHash> load_mark_;  // of what has been read
   int32_t load_checkpoint_ = -1;         // its image is filled

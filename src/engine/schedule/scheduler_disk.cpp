@@ -39,8 +39,7 @@ void Scheduler::store_on_disk(Sequence& s, int32_t checkpoint) {
   const std::span<const int32_t> blocks(s.blocks[0]);
   if (room->block_count > 0)
     bytes_.save_blocks(
-        0,
-        blocks.subspan(static_cast<size_t>(room->first_block), static_cast<size_t>(room->block_count)),
+        0, blocks.subspan(static_cast<size_t>(room->first_block), static_cast<size_t>(room->block_count)),
         room->blocks);
   disk_->end_store(bytes_.last_copies());
 }

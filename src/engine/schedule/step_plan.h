@@ -70,10 +70,10 @@ struct StepPlan {
 
 // What survived of an item and what comes next.
 struct Verdict {
-  TokenEvents events;                                // to report, in order
-  boost::container::small_vector<int32_t, 8> next;   // new tokens: accepted drafts, then one of its own
+  TokenEvents events;                                   // to report, in order
+  boost::container::small_vector<int32_t, 8> next;      // new tokens: accepted drafts, then one of its own
   boost::container::small_vector<int32_t, 8> accepted;  // indices into drafts, a path from the root
-  bool failed = false;             // its numbers are none: nothing of the step is kept; finished as well
+  bool failed = false;  // its numbers are none: nothing of the step is kept; finished as well
   bool finished = false;
   Finished end;
 };

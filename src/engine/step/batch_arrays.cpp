@@ -194,10 +194,9 @@ void BatchArrays::send_tables_of(int32_t group) {
     if (run.last < run.first) return;
     const size_t pitch = static_cast<size_t>(blocks_per_sequence_) * sizeof(int32_t);
     const int64_t at = table_offset(group, run.first) + run.from;
-    device_->rows_to_device({static_cast<int32_t*>(memory_.data()) + at,
-                             static_cast<const int32_t*>(host_.data()) + at,
-                             static_cast<size_t>(run.to - run.from) * sizeof(int32_t),
-                             run.last - run.first + 1, pitch, pitch});
+    device_->rows_to_device(
+        {static_cast<int32_t*>(memory_.data()) + at, static_cast<const int32_t*>(host_.data()) + at,
+         static_cast<size_t>(run.to - run.from) * sizeof(int32_t), run.last - run.first + 1, pitch, pitch});
   };
   Run run;
   for (int32_t i = 0; i < room_.sequences; ++i) {

@@ -266,7 +266,8 @@ TEST(BatchArrays, TablesAreThoseOfFreshMemory) {
     const int32_t batches = 1 + (tables.of(5) == 0 ? 1 : 0);
     if (tables.of(3) == 0 && !step.empty())
       step.erase(step.begin() + static_cast<std::ptrdiff_t>(tables.of(step.size())));
-    if (Sequence& s = tables.any(); std::ssize(step) < 6 && std::find(step.begin(), step.end(), &s) == step.end())
+    if (Sequence& s = tables.any();
+        std::ssize(step) < 6 && std::find(step.begin(), step.end(), &s) == step.end())
       step.push_back(&s);
     if (std::ssize(step) > room.sequences) step.pop_back();
     const bool padded = tables.of(3) != 0;

@@ -36,9 +36,8 @@ class TreeDrafter : public Drafter {
       const auto at = [&](size_t i) { return i < truth_.size() ? truth_[i] : 0; };
       const int32_t wrong = (at(next) + 1) % 320;
       //   wrong, true0, (true0 ->) wrong, true1, (true1 ->) true2 or wrong
-      const Drafts tree = {{wrong, -1},       {at(next), -1},
-                                       {wrong, 1},        {at(next + 1), 1},
-                                       {at(next + 1), 0}, {round_ % 3 == 0 ? wrong : at(next + 2), 3}};
+      const Drafts tree = {{wrong, -1},       {at(next), -1},    {wrong, 1},
+                           {at(next + 1), 1}, {at(next + 1), 0}, {round_ % 3 == 0 ? wrong : at(next + 2), 3}};
       ++round_;
       const auto count = std::min<size_t>(tree.size(), static_cast<size_t>(std::max(budget, 0)));
       item.drafts.assign(tree.begin(), tree.begin() + static_cast<std::ptrdiff_t>(count));
