@@ -61,8 +61,7 @@ DiskVerdict judge_header(const DiskHeader& h, uint64_t file_bytes, const DiskKin
   if (h.version != kDiskVersion) return DiskVerdict::foreign;
   if (h.header_checksum != header_checksum(h) || h.total_bytes != file_bytes) return DiskVerdict::corrupt;
   if (!(h.fingerprint == kind.fingerprint) || h.guess_bytes > h.block_bytes ||
-      h.block_bytes - h.guess_bytes != kind.trunk_bytes() || h.block_tokens != kBlockTokens ||
-      (h.has_state() && kind.state_bytes == 0))
+      h.block_bytes - h.guess_bytes != kind.trunk_bytes() || h.block_tokens != kBlockTokens)
     return DiskVerdict::foreign;
   const auto layout = disk_layout(h);
   return layout && layout->total_bytes == file_bytes ? DiskVerdict::ours : DiskVerdict::corrupt;

@@ -89,10 +89,10 @@ std::optional<IndexedFile> read_record(Cursor& cursor, const DiskKind& kind) {
 }  // namespace
 
 std::string index_name(const DiskKind& kind) {
-  std::byte bytes[sizeof kind.fingerprint + 2 * sizeof(uint64_t)];
+  std::byte bytes[sizeof kind.fingerprint + sizeof(uint64_t)];
   std::memcpy(bytes, &kind.fingerprint, sizeof kind.fingerprint);
-  const uint64_t sizes[] = {kind.trunk_bytes(), kind.state_bytes > 0 ? uint64_t{1} : uint64_t{0}};
-  std::memcpy(bytes + sizeof kind.fingerprint, sizes, sizeof sizes);
+  const uint64_t trunk_bytes = kind.trunk_bytes();
+  std::memcpy(bytes + sizeof kind.fingerprint, &trunk_bytes, sizeof trunk_bytes);
   return fmt::format("{:016x}{}", disk_checksum(bytes, sizeof bytes), kIndexSuffix);
 }
 

@@ -192,7 +192,6 @@ int32_t Scheduler::chunk(const Sequence& s, int32_t budget) const {
 // ---- after the step ----
 
 void Scheduler::committed(Sequence& s) {
-  if (disk_ != nullptr) disk_->submit(bytes_.copies_done());
   s.in_flight_tokens = 0;
   shrink(s, s.computed_tokens);
   if (limits_.seals) seal(s);

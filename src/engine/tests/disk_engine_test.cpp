@@ -421,7 +421,11 @@ TEST_P(DiskEngineOn, WithoutStateALongPromptIsStoredOnTheWay) {
     Machine m(tiny_attention(), o);
     m.submit(prompt(900), "", 0);
     uint64_t offers = 0;
-    for (int32_t offered = 0; m.engine->step();) {
+    const auto step = [&] {
+      m.engine->device().wait_for_copies(UINT64_MAX);
+      return m.engine->step();
+    };
+    for (int32_t offered = 0; step();) {
       // The step has handed the writer what was offered after the one before.
       EXPECT_TRUE(comes_true([&] { return m.engine->disk()->stats().stored >= offers; }));
       const auto running = m.engine->scheduler().running();

@@ -260,11 +260,13 @@ TEST_P(MtpOn, AfterARestartItDraftsFromTheDisk) {
     m.run();
     EXPECT_GT(m.sink.answers[id].end.usage.cached_tokens, 250);
     expect_same(m, id, expected[0], std::string(shape.architecture));
-    // Cells and slots of an engine that does not draft are another kind.
+    // One that does not draft finds what it needs of them.
     EngineOptions plain = options;
     plain.spec_type = SpecType::none;
     Machine other(bytes_of(shape, "F32", true), plain);
-    EXPECT_EQ(other.ask(asked[0]).end.usage.cached_tokens, 0);
+    const Answer answer = other.ask(asked[0]);
+    EXPECT_EQ(answer.tokens, expected[0].tokens);
+    EXPECT_GT(answer.end.usage.cached_tokens, 250);
   }
   fs::remove_all(folder);
 }

@@ -320,6 +320,7 @@ uint64_t CudaDevice::copies_done() {
 
 // Null: they are done. Numbers follow each other.
 cudaEvent_t CudaDevice::end_of_copies(uint64_t number) {
+  number = std::min(number, last_copies_);
   return number <= copies_done() ? nullptr : copies_[number - copies_.front().number].end;
 }
 
