@@ -97,8 +97,8 @@ int main(int argc, char** argv) {
   std::sort(us.begin(), us.end());
   fmt::print("{} sequences of {} tokens, context {}: all tables {} bytes\n", sequences, tokens, context,
              int64_t{sequences} * blocks_for(context) * 4);
-  fmt::print("a step   {:7.1f} us, most {:7.1f}; at most {} bytes in {} copies\n", us[us.size() / 2], us.back(),
-             most, copies);
+  fmt::print("a step   {:7.1f} us, most {:7.1f}; at most {} bytes in {} copies\n", us[us.size() / 2],
+             us.back(), most, copies);
   steps.all.erase(steps.all.begin());
   const double left = steps.step();
   fmt::print("one left {:7.1f} us; {} bytes in {} copies\n", left, steps.device.bytes, steps.device.copies);

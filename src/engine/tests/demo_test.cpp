@@ -258,7 +258,8 @@ TEST(DemoDrafts, TreesAreTheSameBehindAPrefixAndARestart) {
   const fs::path folder = fs::temp_directory_path() / fmt::format("braid-drafts-{}", ::getpid());
   for (const Way& way : {kDflashTree, kHeadTree}) {
     EngineOptions options = options_of(way);
-    options.cache_dir = folder.string();
+    options.cache_dir =
+        (folder / way.name).string();  // another drafter would find what this one keeps no cells of
     options.checkpoint_interval = 64;
     options.checkpoint_spacing = 0;
     const auto two = prompts_of(Skill::retrieval, 2);

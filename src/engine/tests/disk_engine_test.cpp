@@ -269,7 +269,7 @@ TEST_P(DiskEngineOn, WhatDraftsIsNoPartOfAFile) {
       const Answer again = after.ask(next, "", 40);
       EXPECT_EQ(again.tokens, right.tokens) << writer.name << ", then " << reader.name;
       // A row that is drafted rounds otherwise on the reference and, by where it folds, on a GPU.
-      if (std::string(GetParam()) == "cpu" || writer.name == reader.name) {
+      if (std::string(GetParam()) == "cpu" || writer.most + reader.most == 0) {
         EXPECT_TRUE(again == right) << writer.name << ", then " << reader.name;
       }
       EXPECT_GT(again.cached, static_cast<int32_t>(p.size()) + 30) << writer.name << ", then " << reader.name;
