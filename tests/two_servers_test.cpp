@@ -117,7 +117,8 @@ bool is_whole(const fs::path& path) {
   DiskHeader header;
   if (bytes.size() < sizeof header) return false;
   std::memcpy(&header, bytes.data(), sizeof header);
-  const DiskKind kind{header.fingerprint, header.state_bytes, header.block_bytes};
+  const DiskKind kind{header.fingerprint, header.state_bytes, header.block_bytes, header.guess_bytes,
+                      header.guess_kind};
   if (judge_header(header, bytes.size(), kind) != DiskVerdict::ours) return false;
   const DiskLayout layout = *disk_layout(header);
   const auto all = std::as_bytes(std::span(bytes));
