@@ -23,10 +23,9 @@ struct CacheSizes {
   int32_t blocks[kKvGroups] = {};  // of kBlockTokens cells, in every attention layer of a group
   int32_t window = 0;              // > 0: layers with windows, none larger, are group 1; 0: all are group 0
   int32_t slots = 0;               // recurrent states
-  uint64_t snapshot_bytes =
-      0;           // of what a checkpoint copies, on a device with its own memory; 0: there are none
-  DeltaRing ring;  // what each of them remembers beside the state
-  int32_t hidden_cells = 0;  // and hidden rows, for a head that drafts; 0: there is none
+  DeltaRing ring;                  // what each of them remembers beside the state
+  int32_t hidden_cells = 0;        // and hidden rows, for a head that drafts; 0: there is none
+  uint64_t snapshot_bytes = 0;     // of a checkpoint, beside a device with its own memory; 0: there are none
   KvFormat k_format = KvFormat::f16;
   KvFormat v_format = KvFormat::f16;
   // Of sealed blocks (ops/state.h), in all attention layers of the model itself; null: there are none. Then
