@@ -1,5 +1,6 @@
 # find_cuda.cmake -- whether the CUDA backend is built, and for which GPUs. BRAID_CUDA says it, or AUTO (the default):
-# where nvcc is found, for the architectures of BRAID_CUDA_ARCHS, else for those of the GPUs in this machine. Without either
+# where nvcc is found (CUDACXX, the PATH, CUDA_HOME, CUDA_PATH, and where toolkits install themselves), for the architectures of
+# BRAID_CUDA_ARCHS, else for those of the GPUs in this machine. Without either
 # it is left out with one line, because all supported architectures take most of an hour; ON without either builds them all.
 # Results: braid_cuda (ON, OFF), BRAID_CUDA_ARCHS (a list).
 #
@@ -25,6 +26,25 @@ function(find_gpus out)
   set(${out} "${present}" PARENT_SCOPE)
 endfunction()
 
+# Toolkits are often not on the PATH. The newest one of several.
+function(find_nvcc)
+  if(CMAKE_CUDA_COMPILER OR DEFINED ENV{CUDACXX})
+    return()
+  endif()
+  file(GLOB toolkits /usr/local/cuda-*)
+  list(SORT toolkits COMPARE NATURAL ORDER DESCENDING)
+  list(TRANSFORM toolkits APPEND /bin)
+  find_program(BRAID_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin $ENV{CUDA_PATH}/bin
+    PATHS /usr/local/cuda/bin ${toolkits} /opt/cuda/bin)
+  mark_as_advanced(BRAID_NVCC)
+  if(BRAID_NVCC)
+    set(CMAKE_CUDA_COMPILER ${BRAID_NVCC} CACHE FILEPATH "CUDA compiler")
+  endif()
+endfunction()
+
+if(NOT BRAID_CUDA STREQUAL "OFF")
+  find_nvcc()
+endif()
 if(BRAID_CUDA STREQUAL "AUTO")
   include(CheckLanguage)
   check_language(CUDA)
@@ -38,8 +58,13 @@ if(BRAID_CUDA STREQUAL "AUTO")
     else()
       message(NOTICE "CPU only: nvcc is here, but no GPU. For CUDA: make build CMAKE_FLAGS=-DBRAID_CUDA_ARCHS=90a (or 80, 86, 89, 120a, 90-virtual)")
     endif()
-  elseif(BRAID_CUDA_ARCHS)
-    message(NOTICE "CPU only: BRAID_CUDA_ARCHS is given, but nvcc is not found (CUDACXX=/path/of/nvcc names it)")
+  else()
+    find_gpus(gpus)
+    if(gpus OR BRAID_CUDA_ARCHS)
+      message(NOTICE "CPU only, although a GPU is wanted: nvcc is not found. Install the CUDA toolkit, or name it: CUDACXX=/path/of/nvcc")
+    else()
+      message(NOTICE "CPU only: no nvcc. For a GPU install the CUDA toolkit (CUDACXX=/path/of/nvcc names it)")
+    endif()
   endif()
 else()
   set(braid_cuda ${BRAID_CUDA})
