@@ -142,7 +142,8 @@ bool Engine::turn() {
   const int32_t answering = step.plan.answering;
   const bool awaits_masks = step.plan.awaits_masks;
   if (!late_events_ || (!whole && !interleaved_)) events_.deliver();
-  if (whole && !run_whole(step, begin)) return false;
+  // A copy may have failed for which everybody waits.
+  if (whole ? !run_whole(step, begin) : !device_works()) return false;
   const bool prompt_before = interleaved_.has_value();
   if ((answering > 0 || prompt_before) && !run_interleaved(answering)) return false;
   // Nobody runs but those who wait for other threads.

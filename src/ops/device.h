@@ -190,7 +190,7 @@ class Device {
                     static_cast<const std::byte*>(c.from) + row * c.from_pitch, c.bytes);
     return 0;
   }
-  // All copies up to this number are done.
+  // All copies up to this number are done; those that failed never are.
   virtual uint64_t copies_done() { return 0; }
   // Ops queued from now on begin when the copies up to `number` are done.
   virtual void order_after_copies(uint64_t number) {}

@@ -500,8 +500,7 @@ bool DiskTier::read_blocks(const Opened& opened, uint32_t index, std::span<std::
   const DiskHeader& header = opened.header;
   const auto checksums = std::span(opened.table.checksums).subspan(index, out.size() / kind_.block_bytes);
   const uint64_t at = opened.layout.images_at + index * header.block_bytes;
-  if (header.guess_bytes == kind_.guess_bytes && header.guess_kind == kind_.guess_kind)
-    return read_checked(opened, at, out, checksums);
+  if (header.has_guesses_of(kind_)) return read_checked(opened, at, out, checksums);
   for (size_t i = 0; i < checksums.size(); ++i)
     if (!read_block(opened, at + i * header.block_bytes, checksums[i],
                     out.subspan(i * kind_.block_bytes, kind_.block_bytes)))
@@ -512,8 +511,7 @@ bool DiskTier::read_blocks(const Opened& opened, uint32_t index, std::span<std::
 // Of another's drafter nothing is taken: zeros are in its place.
 bool DiskTier::read_block(const Opened& opened, uint64_t at, uint64_t checksum, std::span<std::byte> out) {
   const DiskHeader& header = opened.header;
-  if (header.guess_bytes == kind_.guess_bytes && header.guess_kind == kind_.guess_kind)
-    return read_checked(opened, at, out, std::span(&checksum, 1));
+  if (header.has_guesses_of(kind_)) return read_checked(opened, at, out, std::span(&checksum, 1));
   std::vector<std::byte> image(header.block_bytes);
   if (!read_checked(opened, at, image, std::span(&checksum, 1))) return false;
   const auto end = std::copy_n(image.begin(), kind_.trunk_bytes(), out.begin());

@@ -32,6 +32,18 @@ constexpr uint32_t kDiskHasState = 1;          // flags
 constexpr uint32_t kDiskHasRow = 2;            // StateForm::Shape
 constexpr uint32_t kMostDiskBlocks = 1 << 20;  // of one prefix: 33 million tokens
 
+// What a running engine accepts, and the sizes of its images in memory. What drafts is not part of a file's
+// fingerprint: a file is read without what another drafter has kept in it.
+struct DiskKind {
+  PrefixHash fingerprint;
+  uint64_t state_bytes = 0;
+  uint64_t block_bytes = 0;
+  uint32_t guess_bytes = 0;  // of a block, at its end
+  uint64_t guess_kind = 0;
+
+  uint64_t trunk_bytes() const { return block_bytes - guess_bytes; }
+};
+
 struct DiskHeader {
   char magic[8] = {};
   uint32_t version = 0;
@@ -54,6 +66,10 @@ struct DiskHeader {
   uint64_t header_checksum = 0;  // of the bytes before it
 
   bool has_state() const { return (flags & kDiskHasState) != 0; }
+  // Its blocks are as this process has them, with what drafts.
+  bool has_guesses_of(const DiskKind& kind) const {
+    return guess_bytes == kind.guess_bytes && guess_kind == kind.guess_kind;
+  }
   uint64_t token_count() const { return uint64_t{block_count} * kBlockTokens + tail_tokens; }
 };
 static_assert(sizeof(DiskHeader) == 168);
@@ -73,18 +89,6 @@ struct DiskLayout {
   uint64_t total_bytes = 0;
 };
 std::optional<DiskLayout> disk_layout(const DiskHeader& header);
-
-// What a running engine accepts, and the sizes of its images in memory. What drafts is not part of a file's
-// fingerprint: a file is read without what another drafter has kept in it.
-struct DiskKind {
-  PrefixHash fingerprint;
-  uint64_t state_bytes = 0;
-  uint64_t block_bytes = 0;
-  uint32_t guess_bytes = 0;  // of a block, at its end
-  uint64_t guess_kind = 0;
-
-  uint64_t trunk_bytes() const { return block_bytes - guess_bytes; }
-};
 
 enum class DiskVerdict : uint8_t { ours, foreign, corrupt };
 DiskVerdict judge_header(const DiskHeader& header, uint64_t file_bytes, const DiskKind& kind);

@@ -210,26 +210,5 @@ TEST(DiskScale, TwoTiersKeepToTheLimitAndToWhatTheOtherUses) {
   EXPECT_EQ(a.tier->stats().failed_loads + b.tier->stats().failed_loads, 0u);
 }
 
-TEST(DiskScale, NobodyTakesATemporaryFileFromItsWriter) {
-  const TempFolder folder;
-  auto writer = DiskDirectory::open(folder.path), other = DiskDirectory::open(folder.path);
-  ASSERT_TRUE(writer.ok() && other.ok());
-  std::atomic<bool> done{false};
-  std::thread remover([&] {
-    while (!done) {
-      const auto names = other->names();
-      for (const std::string& name : *names)
-        if (DiskDirectory::is_partial(name)) other->remove_leftovers({&name, 1});
-    }
-  });
-  const std::byte bytes[100] = {};
-  const std::span<const std::byte> parts[] = {bytes};
-  for (int i = 0; i < 200; ++i)
-    EXPECT_TRUE(writer->write(std::to_string(i) + kDiskSuffix, parts, [] { return false; }).ok());
-  done = true;
-  remover.join();
-  EXPECT_EQ(folder.files(kDiskSuffix).size(), 200u);
-}
-
 }  // namespace
 }  // namespace braid

@@ -1,4 +1,4 @@
-// disk_store_test.cpp -- disk_store.h: the secret of a directory.
+// disk_store_test.cpp -- disk_store.h: temporary files, and the secret of a directory.
 #include "engine/disk/disk_store.h"
 
 #include <gtest/gtest.h>
@@ -17,6 +17,43 @@ namespace braid {
 namespace {
 
 namespace fs = std::filesystem;
+
+// Another process that clears the directory all the time.
+class Remover {
+ public:
+  explicit Remover(const std::string& path) : directory_(DiskDirectory::open(path).value()) {}
+  ~Remover() {
+    done_ = true;
+    thread_.join();
+  }
+
+ private:
+  void run() {
+    while (!done_) {
+      const auto names = directory_.names();
+      EXPECT_TRUE(names.ok());
+      for (const std::string& name : names.ok() ? *names : std::vector<std::string>())
+        if (DiskDirectory::is_partial(name)) directory_.remove_leftovers({&name, 1});
+    }
+  }
+  DiskDirectory directory_;
+  std::atomic<bool> done_{false};
+  std::thread thread_{[this] { run(); }};
+};
+
+TEST(DiskStore, NobodyTakesATemporaryFileFromItsWriter) {
+  const TempFolder folder;
+  const auto writer = DiskDirectory::open(folder.path);
+  ASSERT_TRUE(writer.ok());
+  {
+    const Remover remover(folder.path);
+    const std::byte bytes[100] = {};
+    const std::span<const std::byte> parts[] = {bytes};
+    for (int i = 0; i < 200; ++i)
+      EXPECT_TRUE(writer->write(std::to_string(i) + kDiskSuffix, parts, [] { return false; }).ok());
+  }
+  EXPECT_EQ(folder.files(kDiskSuffix).size(), 200u);
+}
 
 class DiskSecret : public testing::Test {
  protected:
@@ -55,22 +92,11 @@ TEST_F(DiskSecret, AllWhoStartAtOnceHaveTheSame) {
 }
 
 TEST_F(DiskSecret, NobodyTakesANewOneFromItsMaker) {
-  const auto other = DiskDirectory::open(path_.string());
-  ASSERT_TRUE(other.ok());
-  std::atomic<bool> done{false};
-  std::thread remover([&] {
-    while (!done) {
-      const auto names = other->names();
-      for (const std::string& name : *names)
-        if (DiskDirectory::is_partial(name)) other->remove_leftovers({&name, 1});
-    }
-  });
+  const Remover remover(path_.string());
   for (int i = 0; i < 200; ++i) {
     fs::remove(secret_);
     EXPECT_EQ(refused(), "");
   }
-  done = true;
-  remover.join();
 }
 
 TEST_F(DiskSecret, WhatIsNoneIsOneSentence) {

@@ -80,7 +80,7 @@ bool Scheduler::awaits_disk(Sequence& s, const Hit& hit) {
 void Scheduler::all_queued_is_done() {
   if (disk_ == nullptr) return;
   bytes_.synchronize();
-  disk_->submit(bytes_.last_copies());
+  disk_->submit(bytes_.copies_done());
 }
 
 // What has come so far shall not make room for what comes next. An empty chain: nothing is read any more.

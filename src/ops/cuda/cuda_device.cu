@@ -307,11 +307,11 @@ uint64_t CudaDevice::copy_beside(std::span<const Copy> copies) {
   return last_copies_;
 }
 
+// Copies that failed are never done: nobody may believe what they should have brought.
 uint64_t CudaDevice::copies_done() {
   while (!copies_.empty()) {
     const cudaError_t state = cudaEventQuery(copies_.front().end);
-    if (state == cudaErrorNotReady) break;
-    context_.note(state, "a copy beside the steps");
+    if (state == cudaErrorNotReady || !context_.note(state, "a copy beside the steps")) break;
     idle_events_.push_back(copies_.front().end);
     copies_.pop_front();
   }
