@@ -4,7 +4,7 @@
 set -euo pipefail
 
 packages=(g++ cmake ninja-build pkg-config libhwy-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev libcli11-dev
-  libspdlog-dev libfmt-dev libxxhash-dev libboost-dev libssl-dev)
+  libspdlog-dev libfmt-dev libxxhash-dev libboost-dev libssl-dev libedit-dev)
 for option in "$@"; do
   case $option in
     --test) packages+=(libgtest-dev json-schema-test-suite) ;;

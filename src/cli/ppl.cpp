@@ -12,7 +12,7 @@
 #include <string>
 
 #include "cli/commands.h"
-#include "cli/model_options.h"
+#include "cli/load_model.h"
 #include "cli/terminal/interrupt.h"
 #include "cli/terminal/terminal.h"
 #include "engine/request/sampler.h"
@@ -93,8 +93,8 @@ void add_ppl(CLI::App& app, int* exit_code) {
   auto flags = std::make_shared<PplFlags>();
   auto* command = app.add_subcommand("ppl", "Perplexity of a text");
   flags->model.spec_type = "none";  // nothing is generated
-  add_model_options(*command, flags->model);
-  command->add_option("-f,--file", flags->file, "text to score, - for stdin")->required();
+  add_model_options(*command, flags->model, kModelPart | kCachePart);
+  command->add_option("-f,--file", flags->file, "text to score, - for stdin")->required()->type_name("FILE");
   command->callback([flags, exit_code] { *exit_code = run_ppl(*flags); });
 }
 

@@ -110,7 +110,7 @@ Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Devic
   if (sizes.slot_bytes(config) == 0 && options.cache_dir.empty() && !sizes.seals())
     sizes.window = config.largest_window();
   BRAID_TRY(device.accepts(workspace_needs(options, model)));
-  plan.own_memory = !device.computes_in_host_memory();
+  plan.own_memory = !device.computes_in_host_memory() || options.plan_own_memory;
   plan.available_bytes = plan.own_memory ? device.free_bytes() : available_memory_bytes();
   if (options.memory_limit_bytes != 0) plan.available_bytes = options.memory_limit_bytes;
   plan.max_sequences = options.max_sequences;
@@ -183,7 +183,7 @@ uint64_t EngineMemory::checkpoint_bytes(const ModelConfig& config) const {
 // thousand (docs/benchmarks.md). What a step's rows take stays below a thirty-second of the device's memory.
 int32_t EngineMemory::choose_ubatch(const EngineOptions& options, const Model& model, const Device& device) {
   constexpr int32_t kSmall = 512;
-  if (device.computes_in_host_memory()) return kSmall;
+  if (device.computes_in_host_memory() && !options.plan_own_memory) return kSmall;
   const auto& layers = model.config().layers;
   const bool mixture =
       std::any_of(layers.begin(), layers.end(), [](const LayerConfig& l) { return l.feed_forward.is_moe(); });

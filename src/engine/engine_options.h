@@ -75,6 +75,8 @@ struct EngineOptions {
   Activations activations = Activations::i8;
   bool deterministic = false;       // a request's bytes depend on nothing but itself (DeviceOptions)
   uint64_t memory_limit_bytes = 0;  // 0: what the machine has available
+  // For plan_memory() on a machine without the GPU: `memory_limit_bytes` are a GPU's own, beside the host's.
+  bool plan_own_memory = false;
   uint64_t kv_memory_bytes = 0;     // KV blocks; 0: all contexts at once, less if memory is short
   int64_t state_memory_bytes = -1;  // checkpoints in host memory; -1: chosen, 0: none
   // Of what is chosen: as many checkpoints as a quarter of spare host memory holds, and not more than so

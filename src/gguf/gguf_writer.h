@@ -70,6 +70,8 @@ class GgufWriter {
   // Errors: those of OutputFile, and of the producers.
   Status write_file(const std::string& path) const;
   std::vector<std::byte> to_bytes() const;
+  // All of the file before the bytes of its tensors.
+  std::vector<std::byte> header() const;
 
  private:
   struct Key {
@@ -91,7 +93,6 @@ class GgufWriter {
   template <typename T>
   void set_array(std::string_view key, GgufValueType elem_type, std::span<const T> values);
   uint64_t alignment() const;
-  std::vector<std::byte> header() const;
 
   std::vector<Key> keys_;
   std::vector<Tensor> tensors_;

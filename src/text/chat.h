@@ -8,6 +8,7 @@
 #pragma once
 
 #include <ctime>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -15,7 +16,9 @@
 #include <vector>
 
 #include "base/result.h"
+#include "gguf/gguf.h"
 #include "text/jinja/jinja.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace braid {
 
@@ -38,6 +41,9 @@ class ChatTemplate {
   // The template for files that bring none: <|im_start|> turns, think blocks, XML tool calls.
   static ChatTemplate built_in(std::string bos, std::string eos);
 
+  // The same, but conversations with tools are rendered by `with_tools`.
+  ChatTemplate with_tools_by(ChatTemplate with_tools) &&;
+
   // `messages`: an array of objects with role, content, and where they apply reasoning_content, tool_calls
   // ([{id, type, function: {name, arguments: object}}]), tool_call_id, name.
   // `tools`: an array of {type: function, function: {name, description, parameters}}; null or empty for none.
@@ -57,7 +63,15 @@ class ChatTemplate {
   jinja::Template program_;
   std::string text_;
   nlohmann::ordered_json bos_, eos_;
+  std::shared_ptr<const ChatTemplate> with_tools_;
 };
+
+// The template of a model file: tokenizer.chat_template, and tokenizer.chat_template.tool_use for conversations
+// with tools; without them the built-in one, if the vocabulary has its marks.
+// `choice` takes its place: the name of another template in the file ("rag" for tokenizer.chat_template.rag),
+// else a file with a Jinja template. Errors: what does not parse, is not there, or cannot be read.
+Result<ChatTemplate> read_chat_template(const GgufFile& file, const Tokenizer& tokenizer,
+                                        const std::string& choice = {});
 
 // {"role": role, "content": content}
 nlohmann::ordered_json chat_message(std::string_view role, std::string_view content);

@@ -2,10 +2,15 @@
 #include "text/chat.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <map>
+
+#include "gguf/gguf_writer.h"
+#include "text/tokenizer/vocabulary.h"
 
 namespace braid {
 namespace {
@@ -96,6 +101,66 @@ TEST(Chat, BuiltInTemplateRendersAToolLoop) {
             std::string::npos);
   EXPECT_NE(with_tools.find("</tool_call>\n\nBe brief.<|im_end|>\n"), std::string::npos);
   EXPECT_EQ(with_tools.substr(with_tools.size() - 22), "<|im_start|>assistant\n");
+}
+
+// A model file with these templates, and a vocabulary of three tokens.
+Result<ChatTemplate> template_of(const std::map<std::string, std::string>& templates,
+                                 const std::string& turn_mark, const std::string& choice = "") {
+  GgufWriter writer;
+  writer.set_string("general.architecture", "toy");
+  for (const auto& [name, text] : templates)
+    writer.set_string("tokenizer.chat_template" + (name.empty() ? "" : "." + name), text);
+  const std::vector<std::byte> bytes = writer.to_bytes();
+  const auto file = GgufFile::parse(bytes, "toy.gguf");
+  EXPECT_TRUE(file.ok()) << file.error().message;
+  VocabularyData data;
+  data.model = "gpt2";
+  data.pre = "qwen2";
+  data.tokens = {"a", "b", turn_mark};
+  const auto tokenizer = Tokenizer::create(std::move(data));
+  EXPECT_TRUE(tokenizer.ok()) << tokenizer.error().message;
+  return read_chat_template(*file, *tokenizer, choice);
+}
+
+std::string rendered(const Result<ChatTemplate>& chat, const Json& tools = {}) {
+  if (!chat.ok()) return chat.error().message;
+  const auto text = chat->render(Json::array(), tools);
+  return text.ok() ? text->text : text.error().message;
+}
+
+TEST(ChatTemplateOfAFile, IsItsOwnOrTheBuiltInOneWhereTheVocabularyHasItsMarks) {
+  EXPECT_EQ(template_of({{"", "own"}}, "<assistant>")->text(), "own");
+  EXPECT_EQ(template_of({}, "<|im_start|>")->text(), ChatTemplate::built_in("", "").text());
+  const auto none = template_of({}, "<assistant>");
+  ASSERT_FALSE(none.ok());
+  EXPECT_NE(none.error().message.find("no chat template"), std::string::npos) << none.error().message;
+  EXPECT_FALSE(template_of({{"", "{% include 'chat_template.jinja' %}"}}, "<assistant>").ok());
+}
+
+TEST(ChatTemplateOfAFile, HasAnotherOneForConversationsWithTools) {
+  const Json tools = Json::array({{{"type", "function"}}});
+  const auto chat = template_of({{"", "plain"}, {"tool_use", "tools"}}, "<assistant>");
+  EXPECT_EQ(rendered(chat), "plain");
+  EXPECT_EQ(rendered(chat, tools), "tools");
+  EXPECT_EQ(rendered(template_of({{"", "plain"}, {"rag", "other"}}, "<assistant>"), tools), "plain");
+}
+
+TEST(ChatTemplateOfAFile, IsReplacedByANamedOneOrByAFile) {
+  const std::map<std::string, std::string> templates = {{"", "plain"}, {"rag", "other"}};
+  EXPECT_EQ(rendered(template_of(templates, "<assistant>", "rag")), "other");
+  const std::string path = testing::TempDir() + "braid-template-" + std::to_string(::getpid()) + ".jinja";
+  std::ofstream(path) << "\xEF\xBB\xBFmine {{ bos_token }}";
+  EXPECT_EQ(rendered(template_of(templates, "<assistant>", path)), "mine ");
+  std::ofstream(path) << "{% if %}";
+  EXPECT_FALSE(template_of(templates, "<assistant>", path).ok());
+  std::ofstream(path) << "\xff";
+  EXPECT_NE(rendered(template_of(templates, "<assistant>", path)).find("not UTF-8"), std::string::npos);
+  std::filesystem::resize_file(path, (1 << 20) + 1);
+  EXPECT_NE(rendered(template_of(templates, "<assistant>", path)).find("1 MiB"), std::string::npos);
+  std::filesystem::remove(path);
+  const std::string missing = rendered(template_of(templates, "<assistant>", path));
+  EXPECT_NE(missing.find("neither a readable file"), std::string::npos) << missing;
+  EXPECT_FALSE(template_of(templates, "<assistant>", "/").ok());
 }
 
 }  // namespace

@@ -33,7 +33,7 @@
 #include "cli/bench/bench_serving.h"
 #include "cli/bench/bench_speculation.h"
 #include "cli/commands.h"
-#include "cli/model_options.h"
+#include "cli/load_model.h"
 #include "cli/terminal/interrupt.h"
 #include "cli/terminal/terminal.h"
 #include "model/random/random_model.h"
@@ -455,8 +455,10 @@ int run_bench(BenchFlags flags) {
 void add_bench(CLI::App& app, int* exit_code) {
   auto flags = std::make_shared<BenchFlags>();
   auto* command = app.add_subcommand("bench", "Measure prompt and generation speed");
-  flags->model.spec_type = "none";  // the model's own speed, where nobody asks for more
-  add_model_options(*command, flags->model);
+  flags->model.spec_type = "none";  // the model's own speed
+  add_model_options(*command, flags->model,
+                    kModelPart | kCachePart | kMemoryPart | kParallelPart | kSchedulePart | kDrafterPart |
+                        kSpeculationPart);
   command->add_option("-p,--n-prompt", flags->prompts, "prompt lengths, comma-separated; 0: none")
       ->delimiter(',')
       ->check(CLI::NonNegativeNumber)

@@ -1,7 +1,7 @@
 // bench_profile.h -- `braid bench --profile`: where a step's time goes, op by op.
 #pragma once
 
-#include "cli/model_options.h"
+#include "cli/load_model.h"
 
 namespace braid::cli {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/model_options.h"
+#include "cli/load_model.h"
 
 namespace braid::cli {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/model_options.h"
+#include "cli/load_model.h"
 
 namespace CLI {
 class App;

@@ -25,7 +25,7 @@ Result<RenderedText> render(const Json& line, const GgufFile& file, const Tokeni
   const auto messages = line.find("messages");
   if (messages == line.end() || !messages->is_array())
     return Error{ErrorKind::invalid_argument, "there is neither \"text\" nor an array \"messages\""};
-  BRAID_ASSIGN(const ChatTemplate chat, make_chat_template(file, tokenizer));
+  BRAID_ASSIGN(const ChatTemplate chat, read_chat_template(file, tokenizer));
   ChatOptions options;
   options.enable_thinking = false;
   return chat.render(*messages, line.value("tools", Json()), options);

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/threads.h"
-#include "cli/model_options.h"
+#include "cli/load_model.h"
 #include "cli/terminal/interrupt.h"
 #include "cli/terminal/terminal.h"
 #include "engine/quality/kv_quality.h"

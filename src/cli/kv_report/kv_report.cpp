@@ -18,7 +18,7 @@
 #include "cli/kv_report/report.h"
 #include "cli/kv_report/report_plot.h"
 #include "cli/kv_report/runs.h"
-#include "cli/model_options.h"
+#include "cli/load_model.h"
 #include "cli/terminal/interrupt.h"
 #include "cli/terminal/terminal.h"
 #include "engine/quality/kv_rows.h"

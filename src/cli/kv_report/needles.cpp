@@ -45,7 +45,7 @@ Result<std::vector<ReportPrompt>> make_needles(const std::vector<int32_t>& lengt
                                                const std::vector<int32_t>& hay, const GgufFile& file,
                                                const Tokenizer& tokenizer) {
   std::vector<ReportPrompt> prompts;
-  BRAID_ASSIGN(const ChatTemplate chat, make_chat_template(file, tokenizer));
+  BRAID_ASSIGN(const ChatTemplate chat, read_chat_template(file, tokenizer));
   ChatOptions options;
   options.enable_thinking = false;
   std::mt19937_64 random(1);

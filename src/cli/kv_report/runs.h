@@ -9,7 +9,7 @@
 #include "base/result.h"
 #include "cli/kv_report/needles.h"
 #include "cli/kv_report/report.h"
-#include "cli/model_options.h"
+#include "cli/load_model.h"
 
 namespace braid::cli {
 

@@ -83,7 +83,7 @@ void models(ServerContext& context, const SharedExchange& exchange) {
                                            .type = "not_found_error",
                                            .code = "model_not_found",
                                            .param = "model",
-                                           .message = "model: " + wanted.substr(0, 256)});
+                                           .message = catalog.unknown_model(wanted)});
   }
   const bool anthropic = !request.header("anthropic-version").empty();
   const auto one = [&](const std::string& name, size_t entry) -> Json {

@@ -402,4 +402,16 @@ std::string Catalog::nearest(std::string_view name) const {
   return "";
 }
 
+// Begins as Anthropic's message does.
+std::string Catalog::unknown_model(std::string_view name) const {
+  constexpr size_t kShown = 5;
+  std::string names;
+  size_t count = 0;
+  for (const auto& [known, entry] : by_name_)
+    if (count++ < kShown) names += fmt::format("{}\"{}\"", names.empty() ? "" : ", ", known);
+  return fmt::format("model: {}: there is no model of this name; there {} {}{}", name.substr(0, 256),
+                     count == 1 ? "is" : "are", names,
+                     count > kShown ? fmt::format(" and {} more (/v1/models)", count - kShown) : "");
+}
+
 }  // namespace braid::server

@@ -74,6 +74,8 @@ class Catalog {
   std::optional<size_t> find(std::string_view name) const;
   // Names close to one that is not there, for messages.
   std::string nearest(std::string_view name) const;
+  // What a client is told that asks for it.
+  std::string unknown_model(std::string_view name) const;
 
  private:
   size_t file_index(ModelFile file);

@@ -127,7 +127,7 @@ ModelHost::Ticket ModelHost::acquire(const std::string& name, Ready ready) {
                        .type = "not_found_error",
                        .code = "model_not_found",
                        .param = "model",
-                       .message = "model: " + name.substr(0, 256)};
+                       .message = catalog_.unknown_model(name)};
     } else if (resident_ && !coming_ && file_of(entry) == resident_file_) {
       leased = Lease{lease(), &catalog_.entries()[entry]};
     } else if (stopped_) {

@@ -295,7 +295,10 @@ std::vector<KnownField> known_fields() {
   std::vector<KnownField> out;
   const auto add = [&](const Rule& rule) {
     for (const Endpoint endpoint : kEndpoints) {
-      if ((rule.endpoints & bit(endpoint)) != 0) out.push_back({rule.name, endpoint, rule.state});
+      if ((rule.endpoints & bit(endpoint)) != 0) {
+        const char* reason = rule.reason == nullptr ? "" : rule.reason;
+        out.push_back({rule.name, endpoint, rule.state, reason});
+      }
     }
   };
   for (const Rule& rule : kRead) add(rule);

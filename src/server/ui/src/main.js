@@ -8,7 +8,7 @@ import { EventReader, take } from "./stream.js";
 import { Conversation, messages } from "./tree.js";
 import { Turn } from "./turn.js";
 
-const starters = ["What is the weather in Paris?", "Write a short story about a lighthouse.", "Explain recursion with an example."];
+const starters = ["Who are you?", "What can you do?", "Complete this Python function:\n\ndef is_even(n):\n    \"\"\"Return whether n is even.\"\"\""];
 const shortcuts = [
   ["Enter", "send"], ["Shift+Enter", "new line"], ["Esc", "stop the answer, close a panel"], ["↑", "in an empty field: edit the last message"],
   ["Alt+N", "new conversation"], ["Alt+R", "regenerate the last answer"], ["Alt+E", "edit the last message"],

@@ -1,6 +1,6 @@
 // sizes.cpp -- see sizes.h. Digits are read by hand: the library's parsers accept signs, spaces, "nan" and
 // what the locale says.
-#include "cli/terminal/sizes.h"
+#include "cli/options/sizes.h"
 
 #include <fmt/format.h>
 

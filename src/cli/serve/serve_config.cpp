@@ -1,5 +1,5 @@
 // serve_config.cpp -- see serve_config.h.
-#include "cli/serve_config.h"
+#include "cli/serve/serve_config.h"
 
 #include <fmt/format.h>
 
@@ -10,22 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "cli/model_options.h"
+#include "cli/load_model.h"
 #include "server/access/access.h"
 
 namespace braid::cli {
-
-namespace {
-
-// The command and its groups of options.
-std::vector<const CLI::App*> option_groups(const CLI::App& command) {
-  std::vector<const CLI::App*> out{&command};
-  const auto groups = command.get_subcommands([](const CLI::App* app) { return app->get_name().empty(); });
-  out.insert(out.end(), groups.begin(), groups.end());
-  return out;
-}
-
-}  // namespace
 
 Status read_config(CLI::App& command, const std::string& path) {
   if (path.empty()) return {};
@@ -34,10 +22,8 @@ Status read_config(CLI::App& command, const std::string& path) {
     return Error{ErrorKind::invalid_argument, path + ": " + what};
   };
   std::set<const CLI::Option*> typed, seen;
-  for (const CLI::App* group : option_groups(command)) {
-    const auto& order = group->parse_order();  // values of the environment are not in it
-    typed.insert(order.begin(), order.end());
-  }
+  const auto& order = command.parse_order();  // values of the environment are not in it
+  typed.insert(order.begin(), order.end());
   try {
     std::istringstream lines(text);
     for (const CLI::ConfigItem& item : CLI::ConfigTOML().from_config(lines)) {
@@ -62,12 +48,10 @@ Status read_config(CLI::App& command, const std::string& path) {
 
 std::set<std::string> given_options(const CLI::App& command) {
   std::set<std::string> out;
-  for (const CLI::App* group : option_groups(command)) {
-    for (const CLI::Option* option : group->get_options()) {
-      if (option->count() == 0 || option->get_lnames().empty()) continue;
-      const bool is_off = option->get_expected_max() == 0 && !option->as<bool>();
-      if (!is_off) out.insert("--" + option->get_lnames().front());
-    }
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->count() == 0 || option->get_lnames().empty()) continue;
+    const bool is_off = option->get_expected_max() == 0 && !option->as<bool>();
+    if (!is_off) out.insert("--" + option->get_lnames().front());
   }
   return out;
 }

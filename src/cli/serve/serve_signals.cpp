@@ -1,5 +1,5 @@
 // serve_signals.cpp -- see serve_signals.h.
-#include "cli/serve_signals.h"
+#include "cli/serve/serve_signals.h"
 
 #include <fcntl.h>
 #include <pthread.h>

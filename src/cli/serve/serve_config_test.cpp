@@ -1,5 +1,5 @@
 // serve_config_test.cpp -- options that would have no effect are errors.
-#include "cli/serve_config.h"
+#include "cli/serve/serve_config.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -77,9 +77,8 @@ TEST(ServeConfig, AFileGoesBeforeTheEnvironmentAndBehindTheCommandLine) {
   int context = 0, other = 0;
   bool page = true;
   std::vector<std::string> names;
-  CLI::App* group = command->add_option_group("sampling");
-  group->add_option("--temp", temp);
-  group->add_option("--top-k", top_k);
+  command->add_option("--temp", temp);
+  command->add_option("--top-k", top_k);
   command->add_option("--ctx", context)->envname("BRAID_TEST_CTX")->take_last();
   command->add_option("--other", other)->envname("BRAID_TEST_OTHER");
   command->add_flag("--page", page);

@@ -1,5 +1,5 @@
 // sizes_test.cpp -- what is a size and what is not.
-#include "cli/terminal/sizes.h"
+#include "cli/options/sizes.h"
 
 #include <gtest/gtest.h>
 

@@ -13,7 +13,8 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "cli/terminal/completion.h"
+#include "cli/options/completion.h"
+#include "cli/options/listing.h"
 #include "cli/terminal/terminal.h"
 
 namespace braid::cli {
@@ -28,35 +29,12 @@ struct Described {
   std::vector<std::string> words;
 };
 
-// "TEXT:{auto,on,off}" and "{auto,on,off}" -> auto on off
-std::vector<std::string> words_of(const std::string& type) {
-  const size_t begin = type.find('{'), end = type.find('}', begin == type.npos ? 0 : begin);
-  std::vector<std::string> out;
-  if (begin == type.npos || end == type.npos) return out;
-  std::string word;
-  for (size_t i = begin + 1; i <= end; ++i) {
-    if (type[i] == ',' || i == end) {
-      if (!word.empty()) out.push_back(word);
-      word.clear();
-    } else {
-      word += type[i];
-    }
-  }
-  return out;
-}
-
-Described describe(const CLI::Option& option) {
-  Described out;
-  for (const std::string& name : option.get_snames()) out.names.push_back("-" + name);
-  for (const std::string& name : option.get_lnames()) out.names.push_back("--" + name);
-  out.help = option.get_description().substr(0, option.get_description().find('\n'));
-  if (option.get_expected_max() == 0) return out;
-  const std::string type = option.get_type_name();
-  out.words = words_of(type);
-  const auto is = [&](const char* name) { return type.rfind(name, 0) == 0; };
-  out.takes = !out.words.empty()                                  ? Takes::word
-              : is("INT") || is("UINT") || is("FLOAT") || is("[") ? Takes::number
-                                                                  : Takes::file;
+Described describe(const ListedOption& option) {
+  Described out{option.names, option.help.substr(0, option.help.find('\n')), Takes::nothing, option.choices};
+  out.takes = !option.choices.empty() ? Takes::word
+              : option.value.empty()  ? Takes::nothing
+              : option.value == "N"   ? Takes::number
+                                      : Takes::file;
   return out;
 }
 
@@ -67,9 +45,9 @@ struct Command {
 
 std::vector<Command> commands_of(const CLI::App& app) {
   std::vector<Command> out;
-  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
-    Command one{command->get_name(), command->get_description(), {}};
-    for (const CLI::Option* option : command->get_options()) one.options.push_back(describe(*option));
+  for (const ListedCommand& listed : list_commands(app)) {
+    Command one{listed.name, listed.help, {}};
+    for (const ListedOption& option : listed.options) one.options.push_back(describe(option));
     out.push_back(std::move(one));
   }
   return out;
