@@ -16,12 +16,11 @@
 namespace braid {
 namespace {
 
-// Empty: none is asked for, or one that there is not.
 std::optional<spdlog::level::level_enum> wanted_level() {
   const char* text = std::getenv("BRAID_LOG");
   if (text == nullptr) return std::nullopt;
   const auto level = spdlog::level::from_str(text);
-  // What spdlog does not know is "off" to it.
+  // spdlog maps unknown names to "off".
   if (level == spdlog::level::off && std::string(text) != "off") return std::nullopt;
   return level;
 }
@@ -50,7 +49,7 @@ void log_as_server() {
 void log_failure(const char* what, const char* why) noexcept {
   try {
     spdlog::error("{} failed: {}", what, why);
-  } catch (...) {  // no memory for the line: its parts as they are
+  } catch (...) {  // out of memory: write the parts directly
     for (const char* part : {"error: ", what, " failed: ", why, "\n"}) {
       if (::write(STDERR_FILENO, part, std::strlen(part)) < 0) return;
     }

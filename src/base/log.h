@@ -1,16 +1,15 @@
-// log.h -- messages for the person who runs braid, on stderr; stdout belongs to the program's results.
-//
-// Levels: trace, debug, info, warn, error, critical, off; BRAID_LOG=level chooses. Default: warn, of servers info.
+// log.h -- messages on stderr for the user of braid; stdout is for results.
+// BRAID_LOG sets the level (trace to critical, or off). The default is warn, for servers info.
 #pragma once
 
 #include <spdlog/spdlog.h>
 
 namespace braid {
 
-// Sets up the stderr logger. Call once, from main. An unknown level is a warning, and the default holds.
+// Sets up the stderr logger. Call once, from main. An unknown level causes a warning.
 void init_log();
 
-// For a program that runs on its own: lines begin with the time, and the default level is info.
+// For servers: lines begin with the time, and the default level is info.
 void log_as_server();
 
 }  // namespace braid
